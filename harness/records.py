@@ -1,0 +1,191 @@
+"""The rows that a run leaves behind: written once, as they were observed, and analysed later.
+
+Every time stamp is an integer in nanoseconds of the monotonic clock of the host that took it
+(`time.perf_counter_ns`); the run's manifest names the clock and says whether the server's stamps
+may be subtracted from the client's. A missing value is null, never 0 and never -1.
+"""
+
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+SCHEMA_VERSION: Final = 1
+
+
+class Outcome(StrEnum):
+    """How a request ended for its client: exactly one of these."""
+
+    COMPLETED = "completed"
+    ABANDONED = "abandoned"  # the user left on purpose, by plan: not an error
+    TIMED_OUT = "timed_out"
+    REJECTED = "rejected"  # refused at admission (429, 503)
+    FAILED = "failed"
+    CUT_OFF = "cut_off"  # the run ended first
+
+
+class Role(StrEnum):
+    """What a request was for."""
+
+    USER = "user"  # ordinary load
+    FILLER = "filler"  # slot recovery: occupies a slot
+    PROBE = "probe"  # slot recovery: its first token is the measurement
+
+
+class WireClose(StrEnum):
+    """What the client's kernel sent when it left."""
+
+    FIN = "fin"
+    RST = "rst"  # closed with unread bytes
+
+
+class TokenCounting(StrEnum):
+    """What `tokens_read` rests on: tokens are not events."""
+
+    USAGE = "usage"  # the server said so in each event
+    EVENTS = "events"  # one text event was taken for one token
+
+
+class RequestRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One request as its client saw it: a row of `requests.parquet`.
+
+    `abandoned_ns` is t0, taken immediately before the close. `token_times_ns` holds the time of
+    receipt of each text event and `event_tokens` the tokens that it brought. `tokens_read` counts
+    the tokens received up to t0 (or to the end, for a request that was not abandoned).
+    """
+
+    request_id: str  # sent as X-Request-Id
+    arm: str
+    role: Role
+    trial: int | None  # slot recovery: which repetition
+    user: int
+    stream: bool
+    planned_abandon: int | None  # leave after so many tokens; null: stay to the end
+    think_ns: int | None  # planned pause between that token and leaving
+    max_tokens: int
+    intended_start_ns: int
+    sent_ns: int
+    first_token_ns: int | None = None
+    last_token_ns: int | None = None
+    abandoned_ns: int | None = None
+    ended_ns: int
+    wire_close: WireClose | None = None
+    tokens_read: int = 0
+    token_times_ns: list[int] = []
+    event_tokens: list[int] = []
+    token_counting: TokenCounting
+    outcome: Outcome
+    status_code: int | None = None
+    error: str | None = None
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None  # the server's own final count, where it told
+
+
+class ClientSample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A load process watching itself: a row of `client.parquet`.
+
+    `lag_ns` is how late its event loop woke up from a short timer, `cpu_s` its processor time so
+    far (seconds), `streams` the number of requests in flight.
+    """
+
+    t_ns: int
+    pid: int
+    lag_ns: int
+    cpu_s: float
+    streams: int
+
+
+class LifecycleEvent(msgspec.Struct, kw_only=True):
+    """One event in a request's life, told by the reference engine: a row of `lifecycle.parquet`."""
+
+    seq: int
+    t_ns: int
+    event: str
+    request_id: str  # the server's own
+    client_request_id: str | None
+    step: int | None  # the step in progress or last ended
+    num_generated: int
+    num_blocks: int
+    reason: str | None
+
+
+class StepRow(msgspec.Struct, kw_only=True):
+    """One engine step: a row of `steps.parquet` (there the two maps become lists, see store).
+
+    `scheduled` maps a request (the server's id) to the tokens computed for it in the step, and
+    `sampled` to the new tokens that came out of it.
+    """
+
+    step: int
+    started_ns: int
+    ended_ns: int
+    num_running: int
+    num_waiting: int
+    free_blocks: int
+    scheduled: dict[str, int]
+    sampled: dict[str, int]
+
+
+class MetricSample(msgspec.Struct, kw_only=True):
+    """One scraped value: a row of `server_metrics.parquet` (long form).
+
+    `t_ns` is the middle of the scrape, `duration_ns` how long it took, `labels` the label set as
+    JSON with sorted keys.
+    """
+
+    t_ns: int
+    duration_ns: int
+    name: str
+    labels: str
+    value: float
+
+
+class CpuSample(msgspec.Struct, kw_only=True):
+    """CPU and memory of one process (or `machine`, the whole of it): a row of `cpu.parquet`.
+
+    `cores` is processor seconds per second since the last sample.
+    """
+
+    t_ns: int
+    process: str
+    cores: float
+    rss_bytes: int
+
+
+class GpuSample(msgspec.Struct, kw_only=True):
+    """One NVML reading of one GPU: a row of `gpu.parquet`. `utilisation` is 0 to 1."""
+
+    t_ns: int
+    gpu: int
+    utilisation: float
+    memory_bytes: int
+    power_w: float | None
+
+
+class Metric(msgspec.Struct, kw_only=True):
+    """A figure and how sure it is: an entry of `summary.json`.
+
+    `n` counts the samples (censored ones included), `n_censored` those known only to exceed their
+    value. A quantile that lies among the censored is null and `lower_bounds` gives, under the
+    quantile's name, what it is known to exceed. `method` is exact, probe, counter, gauge or client;
+    `bound` is point, lower or upper. `others` holds the same figure by other methods.
+    """
+
+    unit: str
+    n: int
+    n_censored: int = 0
+    mean: float | None = None
+    mean_ci95: tuple[float, float] | None = None
+    p50: float | None = None
+    p50_ci95: tuple[float, float] | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    p99_ci95: tuple[float, float] | None = None
+    max: float | None = None
+    upper95: float | None = None
+    method: str
+    bound: str = "point"
+    lower_bounds: dict[str, float] = {}
+    others: dict[str, Any] = {}
