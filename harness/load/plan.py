@@ -29,10 +29,10 @@ class AbandonLoad(msgspec.Struct, kw_only=True, tag="abandon", tag_field="kind")
 
 
 class SlotRecoveryLoad(msgspec.Struct, kw_only=True, tag="slot_recovery", tag_field="kind"):
-    """One director: fill the slots, queue a probe, abandon one stream, time the probe's first token.
+    """One director: fill the slots, queue a probe, abandon one, time the probe's first token.
 
-    `trials` of each arm, interleaved: `unloaded` (the probe alone), `abandon`, and `control` (nobody
-    leaves). `slots` is the server's number of batch slots.
+    `trials` of each arm, interleaved: `unloaded` (the probe alone), `abandon`, and `control`
+    (nobody leaves). `slots` is the server's number of batch slots.
     """
 
     slots: int
@@ -45,7 +45,11 @@ class SlotRecoveryLoad(msgspec.Struct, kw_only=True, tag="slot_recovery", tag_fi
 
 
 class LoadPlan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The whole order. `continuous_usage` says that each event carries the token count so far."""
+    """The whole order.
+
+    `continuous_usage` says that each event carries the token count so far. `rows_dir` must exist;
+    null keeps no rows. `timeout_s` is the longest wait for the next byte, also when connecting.
+    """
 
     url: str
     path: str
@@ -55,7 +59,7 @@ class LoadPlan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     extra_body: dict[str, int | float | str | bool]
     stream_options: dict[str, bool] | None
     continuous_usage: bool
-    rows_dir: str
+    rows_dir: str | None
     seed: int
     arm: str
     users: int

@@ -1,0 +1,83 @@
+"""What all users of a load process share: the plan, the way to the server, the rows, the count."""
+
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.load.client import StreamClient
+from harness.load.plan import AbandonLoad, LoadPlan
+from harness.load.rows import ShardWriter
+from harness.load.stream import Ticket
+from harness.records import Outcome, RequestRow, Role
+
+
+class LoadSession:
+    """One load, from its start to its end.
+
+    Its state is the number of abandons so far and of requests ever sent. `tell` hears of every row
+    (that is how Locust's own statistics come about), `enough` is called once, when the plan's
+    number of abandons is reached.
+    """
+
+    def __init__(
+        self,
+        plan: LoadPlan,
+        *,
+        api_key: str | None,
+        pid: int,
+        tell: Callable[[RequestRow], None],
+        enough: Callable[[], None],
+    ) -> None:
+        self.plan = plan
+        self.client = StreamClient(plan, api_key=api_key)
+        self._rows = (
+            None if plan.rows_dir is None else ShardWriter(Path(plan.rows_dir), RequestRow, pid)
+        )
+        self._tell = tell
+        self._enough = enough
+        self._stop_after = (
+            plan.load.stop_after_abandons if isinstance(plan.load, AbandonLoad) else None
+        )
+        self._abandons = 0
+        self._sent = 0
+        # Not from the seed: a server that outlives this run must see ids that it never saw.
+        self._tag = secrets.token_hex(4)
+
+    def ticket(
+        self,
+        *,
+        user: int,
+        max_tokens: int,
+        planned_abandon: int | None = None,
+        role: Role = Role.USER,
+        arm: str | None = None,
+        trial: int | None = None,
+    ) -> Ticket:
+        """A ticket for a request that should start now."""
+        self._sent += 1
+        return Ticket(
+            request_id=f"walkaway-{self._tag}-{user}-{self._sent}",
+            arm=self.plan.arm if arm is None else arm,
+            role=role,
+            trial=trial,
+            user=user,
+            planned_abandon=planned_abandon,
+            max_tokens=max_tokens,
+            intended_start_ns=time.perf_counter_ns(),
+        )
+
+    def keep(self, row: RequestRow) -> None:
+        """Put a row on disk and count it."""
+        if self._rows is not None:
+            self._rows.write(row)
+        self._tell(row)
+        if row.outcome is Outcome.ABANDONED:
+            self._abandons += 1
+            if self._abandons == self._stop_after:
+                self._enough()
+
+    def close(self) -> None:
+        """Release the file; doing it twice is fine."""
+        if self._rows is not None:
+            self._rows.close()

@@ -1,0 +1,229 @@
+"""Slot recovery, black box: how long until a freed batch slot works for somebody else?
+
+One director runs trials of three arms, in an order drawn anew for each round:
+
+    unloaded   the probe alone: what its first token costs when nobody is in the way
+    abandon    all slots filled, the probe queued; then one filler leaves, and the probe's wait ends
+    control    the same, but nobody leaves: the probe waits for a filler's natural end
+
+Nothing here is timed by sleeping and hoping. That the slots are full is known from a first token
+on each filler; that the probe had time to be queued, from further tokens on each of them; that the
+server answers again before a trial, from the end of a request of one token. The probe's row carries
+the reference moment: t0 of the filler that left, in the control the moment when it would have.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Final
+
+import gevent
+import msgspec
+from gevent.event import Event
+from gevent.pool import Group
+from locust import task
+from locust.exception import StopUser
+
+from harness.load.abandon import think_ns
+from harness.load.client import LeaveRule, never
+from harness.load.plan import SlotRecoveryLoad
+from harness.load.prompts import prompt
+from harness.load.session import LoadSession
+from harness.load.users import PlannedUser, end_load
+from harness.records import Outcome, RequestRow, Role
+
+_ARMS: Final = ("unloaded", "abandon", "control")
+# Tokens that each filler must read after the probe was sent: the second of them comes from a step
+# that began when the probe had long arrived.
+_TOKENS_TO_QUEUE: Final = 2
+
+logger = logging.getLogger(__name__)
+
+
+class TrialSpoiledError(Exception):
+    """A trial that cannot mean anything; its rows stay, and the next trial begins."""
+
+
+class SlotRecoveryDirector(PlannedUser):
+    """The only user of a slot recovery load: directs fillers and probe."""
+
+    abstract = False
+    fixed_count = 1
+
+    @task
+    def direct(self) -> None:
+        """All trials, once."""
+        session = self.session
+        load = session.plan.load
+        assert isinstance(load, SlotRecoveryLoad)
+        for number in range(load.trials):
+            rng = random.Random(f"{session.plan.seed}/{number}/arms")
+            for arm in rng.sample(_ARMS, len(_ARMS)):
+                try:
+                    Trial(session, load, arm=arm, number=number).run()
+                except TrialSpoiledError as error:
+                    logger.warning("Trial %d, arm %s, is void: %s", number, arm, error)
+        end_load(self.environment)
+        raise StopUser
+
+
+class Filler:
+    """A stream that occupies a slot; `tokens` is what it has read so far.
+
+    All of them run in one thread, so the trial may read `tokens` and set `may_leave` at any time.
+    """
+
+    def __init__(self, progress: Event, leave_rule: LeaveRule) -> None:
+        self.tokens = 0
+        self.may_leave = False
+        self._progress = progress
+        self._leave_rule = leave_rule
+
+    def decide(self, tokens_read: int) -> int | None:
+        """What its reader asks after each receive: note the progress; leave if allowed to."""
+        self.tokens = tokens_read
+        self._progress.set()
+        return self._leave_rule(tokens_read) if self.may_leave else None
+
+
+class Trial:
+    """One trial. Whatever it started has ended when `run` is over: cut off, if need be.
+
+    `_progress` is set whenever a stream read something or ended. `_reference_ns` is set once, by
+    the filler that leaves or would have left.
+    """
+
+    def __init__(self, session: LoadSession, load: SlotRecoveryLoad, *, arm: str, number: int):
+        self._session = session
+        self._load = load
+        self._arm = arm
+        self._number = number
+        self._rng = random.Random(f"{session.plan.seed}/{number}/{arm}")
+        self._think_fraction = self._rng.random()
+        self._streams = Group()
+        self._progress = Event()
+        self._has_lost_filler = False
+        self._reference_ns: int | None = None
+
+    def run(self) -> None:
+        """Wait until the server answers, then do what the arm says."""
+        self._check_quiet()
+        try:
+            if self._arm == "unloaded":
+                self._start_probe().join()
+            else:
+                self._run_loaded()
+        finally:
+            self._streams.kill()
+
+    def _run_loaded(self) -> None:
+        leaver = self._rng.randrange(self._load.slots)
+        fillers = [self._start_filler(i, leaves=i == leaver) for i in range(self._load.slots)]
+        self._wait_until(lambda: all(filler.tokens > 0 for filler in fillers))
+        probe = self._start_probe()
+        marks = [filler.tokens + _TOKENS_TO_QUEUE for filler in fillers]
+        self._wait_until(
+            lambda: all(filler.tokens >= mark for filler, mark in zip(fillers, marks, strict=True))
+        )
+        fillers[leaver].may_leave = True
+        probe.join()
+        if self._arm == "control":
+            self._streams.join()  # a natural end belongs to the comparison
+
+    def _leave(self, tokens_read: int) -> int | None:
+        """The leaver's rule. In the control it only notes when it would have been gone."""
+        if tokens_read < self._load.abandon_after_tokens or self._reference_ns is not None:
+            return None
+        step_ns = self._session.client.step.median_ns()
+        pause_ns = think_ns("step", fraction=self._think_fraction, step_ns=step_ns)
+        if self._arm == "abandon":
+            return pause_ns
+        self._reference_ns = time.perf_counter_ns() + pause_ns
+        return None
+
+    # The streams of a trial...
+
+    def _start_filler(self, index: int, *, leaves: bool) -> Filler:
+        leaves_for_real = leaves and self._arm == "abandon"
+        filler = Filler(self._progress, self._leave if leaves else never)
+        is_control = self._arm == "control"
+        self._start(
+            role=Role.FILLER,
+            user=index,
+            max_tokens=self._load.control_answer_tokens if is_control else self._load.answer_tokens,
+            planned_abandon=self._load.abandon_after_tokens if leaves_for_real else None,
+            leave_rule=filler.decide,
+            keep=self._keep_filler,
+        )
+        return filler
+
+    def _start_probe(self) -> gevent.Greenlet:
+        return self._start(
+            role=Role.PROBE,
+            user=self._load.slots,
+            max_tokens=self._load.probe_tokens,
+            planned_abandon=None,
+            leave_rule=never,
+            keep=self._keep_probe,
+        )
+
+    def _start(
+        self,
+        *,
+        role: Role,
+        user: int,
+        max_tokens: int,
+        planned_abandon: int | None,
+        leave_rule: LeaveRule,
+        keep: Callable[[RequestRow], None],
+    ) -> gevent.Greenlet:
+        ticket = self._session.ticket(
+            role=role,
+            user=user,
+            max_tokens=max_tokens,
+            planned_abandon=planned_abandon,
+            arm=self._arm,
+            trial=self._number,
+        )
+        return self._streams.spawn(
+            self._session.client.ask, ticket, self._prompt(user), leave_rule, keep
+        )
+
+    def _prompt(self, user: int) -> str:
+        return prompt(
+            seed=self._session.plan.seed,
+            user=user,
+            n=self._number * len(_ARMS) + _ARMS.index(self._arm),
+            num_bytes=self._rng.randint(*self._load.prompt_tokens),
+        )
+
+    def _keep_filler(self, row: RequestRow) -> None:
+        if row.outcome is Outcome.ABANDONED:
+            self._reference_ns = row.abandoned_ns
+        else:
+            self._has_lost_filler = True
+        self._progress.set()
+        self._session.keep(row)
+
+    def _keep_probe(self, row: RequestRow) -> None:
+        self._session.keep(msgspec.structs.replace(row, reference_ns=self._reference_ns))
+
+    # Waiting on what the streams say...
+
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition on the fillers; each of them has the client's time-out to move."""
+        while not condition():
+            if self._has_lost_filler:
+                raise TrialSpoiledError(
+                    "a filler ended before the probe was queued (fewer slots than planned, "
+                    "answers too short, or a failure: its row tells)"
+                )
+            self._progress.clear()
+            self._progress.wait()
+
+    def _check_quiet(self) -> None:
+        """Ask for one token and wait for the end: what came before is no longer in the way."""
+        user = self._load.slots + 1
+        ticket = self._session.ticket(user=user, max_tokens=1, arm="quiet")
+        self._session.client.ask(ticket, self._prompt(user), never, lambda _row: None)

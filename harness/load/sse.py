@@ -1,0 +1,96 @@
+"""Server-sent events, decoded from bytes as they come.
+
+    bytes of one receive, their time  ──feed──▶  the events that they completed, with that time
+
+https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
+
+The decoder is fed by hand and never reads or waits, so that the time of receipt stays with the
+event. Chunks may be cut anywhere, also between CR and LF. Only `data` is kept: nothing that this
+project measures depends on event names, ids or retry times.
+"""
+
+from typing import Final, NamedTuple
+
+# Far above any token event, far below what could hurt the process. A peer that sends more without
+# ending the event is not speaking server-sent events.
+MAX_EVENT_BYTES: Final = 1 << 20
+
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+
+class Event(NamedTuple):
+    """One dispatched event: its data lines joined by newlines, and when its last byte came."""
+
+    data: bytes
+    t_ns: int
+
+
+class EventTooLargeError(Exception):
+    """The peer sent an event above the bound; the decoder cannot be used any further."""
+
+
+class SSEDecoder:
+    """Bytes in, events out.
+
+    Its state is the event under construction: `_lines`, the data lines that are complete, and
+    `_pieces`, the line that is not (kept in pieces, so that a long line costs no copying).
+    """
+
+    def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+        self._max_event_bytes = max_event_bytes
+        self._lines: list[bytes] = []
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._after_cr = False
+        self._at_start = True
+
+    def feed(self, chunk: bytes, t_ns: int) -> list[Event]:
+        """Take the bytes of one receive; return the events that they completed, in order."""
+        if self._after_cr and chunk:
+            self._after_cr = False
+            if chunk.startswith(b"\n"):  # the other half of a CRLF that was cut
+                chunk = chunk[1:]
+        if not chunk:
+            return []
+        lines = chunk.splitlines()
+        rest = b"" if chunk.endswith((b"\n", b"\r")) else lines.pop()
+        self._after_cr = chunk.endswith(b"\r")
+        if lines and self._pieces:
+            lines[0] = self._finish_line(lines[0])
+        events: list[Event] = []
+        for line in lines:
+            self._take_line(line, t_ns, events)
+        if rest:
+            self._pieces.append(rest)
+            self._grow(len(rest))
+        return events
+
+    def _finish_line(self, end: bytes) -> bytes:
+        line = b"".join((*self._pieces, end))
+        self._size -= len(line) - len(end)
+        self._pieces.clear()
+        return line
+
+    def _take_line(self, line: bytes, t_ns: int, events: list[Event]) -> None:
+        if self._at_start:
+            self._at_start = False
+            line = line.removeprefix(_BYTE_ORDER_MARK)
+        if not line:
+            if self._lines:
+                events.append(Event(b"\n".join(self._lines), t_ns))
+                self._lines.clear()
+            self._size = 0
+        elif line.startswith(b"data:"):
+            value = line[6:] if line.startswith(b" ", 5) else line[5:]
+            self._lines.append(value)
+            self._grow(len(value) + 1)  # the newline counts: empty lines must not be free
+        elif line == b"data":
+            self._lines.append(b"")
+            self._grow(1)
+
+    def _grow(self, size: int) -> None:
+        self._size += size
+        if self._size > self._max_event_bytes:
+            raise EventTooLargeError(
+                f"the server sent an event of more than {self._max_event_bytes} bytes"
+            )

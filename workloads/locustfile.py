@@ -1,0 +1,40 @@
+"""walkaway's users under Locust: `locust -f workloads/locustfile.py --host http://127.0.0.1:8000`.
+
+With the web page or `--headless`, alone or as master and workers. `walkaway run` starts this same
+file with a complete plan (`--walkaway-plan`).
+"""
+
+import sys
+from typing import Any
+
+from locust import events  # noqa: TID251  # Locust itself loads this file
+from locust.argument_parser import LocustArgumentParser  # noqa: TID251
+from locust.env import Environment  # noqa: TID251
+
+from harness.errors import ConfigError
+from harness.load.options import add_arguments, load_plan
+from harness.load.plan import AbandonLoad
+from harness.load.slot_recovery import SlotRecoveryDirector
+from harness.load.users import AbandoningUser, prepare
+
+__all__ = ["AbandoningUser", "SlotRecoveryDirector"]
+
+
+@events.init_command_line_parser.add_listener  # type: ignore[untyped-decorator]
+def add_options(parser: LocustArgumentParser) -> None:
+    """Let `locust --help` show our options in a group of their own."""
+    add_arguments(parser.add_argument_group("walkaway"))
+
+
+@events.init.add_listener  # type: ignore[untyped-decorator]
+def follow_plan(environment: Environment, **_: Any) -> None:
+    """Make a plan of the options and let Locust follow it; a mistake in them ends here."""
+    options = environment.parsed_options
+    assert options is not None
+    try:
+        plan = load_plan(options)
+        user = AbandoningUser if isinstance(plan.load, AbandonLoad) else SlotRecoveryDirector
+        prepare(environment, options, plan, user)
+    except ConfigError as error:
+        sys.stderr.write(f"walkaway: {error}\n")
+        sys.exit(error.exit_code)
