@@ -1,0 +1,124 @@
+"""All sources of a run, each in its thread, and what they gathered.
+
+Every source appends to a list of its own and nobody else writes there; the lists are read when the
+threads have ended. They survive whatever ends the run.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from harness.collect.cpu import CpuSampler
+from harness.collect.gpu import GpuSampler
+from harness.collect.lifecycle import LogFollower
+from harness.collect.prometheus import Scraper
+from harness.collect.source import Notes, SourceError, poll
+from harness.records import CpuSample, GpuSample, LifecycleEvent, MetricSample, StepRow
+from harness.store import RunRows
+
+FOLLOW_INTERVAL_S = 0.5
+CPU_INTERVAL_S = 0.25
+GPU_INTERVAL_S = 0.1
+
+
+class Collector:
+    """Starts the sources on entry and stops them on exit.
+
+    Without metrics URLs nothing is scraped; `lifecycle_url` is None where the server keeps no such
+    log. `cpu` may be told of further processes at any time.
+    """
+
+    def __init__(
+        self,
+        *,
+        headers: Mapping[str, str],
+        metrics_urls: Sequence[str],
+        scrape_interval_s: float | None,
+        lifecycle_url: str | None,
+        gpu: GpuSampler,
+        clock_ns: Callable[[], int],
+        notes: Notes,
+    ) -> None:
+        self.cpu = CpuSampler()
+        self._gpu = gpu
+        self._clock_ns = clock_ns
+        self._notes = notes
+        self._scrape_interval_s = scrape_interval_s if metrics_urls else None
+        self._client = httpx.Client(headers=headers, timeout=5.0, trust_env=False)
+        self._scraper = Scraper(self._client, metrics_urls, clock_ns=clock_ns)
+        self._lifecycle_url = lifecycle_url
+        self._lifecycle = LogFollower(
+            self._client, f"{lifecycle_url}/walkaway/lifecycle", LifecycleEvent, notes
+        )
+        self._steps = LogFollower(self._client, f"{lifecycle_url}/walkaway/steps", StepRow, notes)
+        self._cpu_rows: list[CpuSample] = []
+        self._gpu_rows: list[GpuSample] = []
+        self._stop = threading.Event()
+        self._threads = ThreadPoolExecutor(thread_name_prefix="collect")
+        self._running: list[Future[None]] = []
+
+    def __enter__(self) -> Self:
+        self._start(self._sample_cpu, CPU_INTERVAL_S)
+        if self._gpu.names:
+            self._start(self._sample_gpu, GPU_INTERVAL_S)
+        if self._lifecycle_url is not None:
+            self._start(self._follow, FOLLOW_INTERVAL_S)
+        if self._scrape_interval_s is not None:
+            self._start(self._scraper.scrape, self._scrape_interval_s)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._threads.shutdown()
+        if self._lifecycle_url is not None:
+            self._follow_to_the_end()
+        self._client.close()
+        for thread in self._running:
+            thread.result()
+
+    def rows(self) -> RunRows:
+        """What was gathered so far. The lists grow while the threads run."""
+        return RunRows(
+            lifecycle=self._lifecycle.rows,
+            steps=self._steps.rows,
+            server_metrics=self._scraper.samples,
+            cpu=self._cpu_rows,
+            gpu=self._gpu_rows,
+        )
+
+    def latest_scrape(self) -> list[MetricSample]:
+        """All samples of the last complete scrape; none before the first."""
+        return self._scraper.latest
+
+    def _start(self, tick: Callable[[], None], interval_s: float) -> None:
+        self._running.append(
+            self._threads.submit(
+                poll, tick, interval_s=interval_s, stop=self._stop, notes=self._notes
+            )
+        )
+
+    def _follow(self) -> None:
+        self._steps.catch_up()
+        self._lifecycle.catch_up()
+
+    def _follow_to_the_end(self) -> None:
+        """Read what came since the last turn, if the server is still there."""
+        try:
+            self._follow()
+        except SourceError as error:
+            self._notes.add(str(error))
+
+    def _sample_cpu(self) -> None:
+        self._cpu_rows += self.cpu.sample(self._clock_ns())
+
+    def _sample_gpu(self) -> None:
+        self._gpu_rows += self._gpu.sample(self._clock_ns())

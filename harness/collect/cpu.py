@@ -1,0 +1,48 @@
+"""CPU and memory of the machine and of the run's processes, through psutil."""
+
+import psutil
+
+from harness.records import CpuSample
+
+MACHINE = "machine"
+
+
+class CpuSampler:
+    """Differences of processor time between calls, per process.
+
+    `watch` may be called from another thread; a process that has ended is left out from then on.
+    """
+
+    def __init__(self) -> None:
+        self._processes: dict[str, psutil.Process] = {}
+        self._last: dict[str, tuple[int, float]] = {}
+
+    def watch(self, name: str, pid: int) -> None:
+        """Begin to sample a process; one that is not there is not watched."""
+        try:
+            self._processes[name] = psutil.Process(pid)
+        except psutil.NoSuchProcess:
+            self._processes.pop(name, None)
+
+    def sample(self, t_ns: int) -> list[CpuSample]:
+        """One row for each process that was also there at the last call, and for the machine."""
+        used = {MACHINE: (_machine_cpu_s(), int(psutil.virtual_memory().used))}
+        for name, process in list(self._processes.items()):
+            try:
+                times = process.cpu_times()
+                used[name] = (times.user + times.system, int(process.memory_info().rss))
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                self._processes.pop(name, None)
+        rows = []
+        for name, (cpu_s, rss_bytes) in used.items():
+            last = self._last.get(name)
+            if last is not None and t_ns > last[0]:
+                cores = max(0.0, cpu_s - last[1]) / ((t_ns - last[0]) / 1e9)
+                rows.append(CpuSample(t_ns=t_ns, process=name, cores=cores, rss_bytes=rss_bytes))
+            self._last[name] = (t_ns, cpu_s)
+        return rows
+
+
+def _machine_cpu_s() -> float:
+    times = psutil.cpu_times()
+    return float(times.user + times.system + getattr(times, "nice", 0.0))

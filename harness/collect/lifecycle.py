@@ -1,0 +1,51 @@
+"""Follow the reference engine's two logs: its lifecycle events and its steps.
+
+Each answer is NDJSON and says in its headers where to go on and how much fell out of the engine's
+ring before it was asked for.
+"""
+
+from typing import Generic, TypeVar
+
+import httpx
+import msgspec
+
+from harness.collect.source import Notes, SourceError
+from harness.records import LifecycleEvent, StepRow
+
+NEXT_AFTER = "x-walkaway-next-after"
+DROPPED = "x-walkaway-dropped"
+
+PAGE = 10_000
+
+Row = TypeVar("Row", LifecycleEvent, StepRow)
+
+
+class LogFollower(Generic[Row]):
+    """Reads one log from where it last stopped. `rows` is appended to by the caller's thread."""
+
+    def __init__(self, client: httpx.Client, url: str, row_type: type[Row], notes: Notes) -> None:
+        self._client = client
+        self._url = url
+        self._decoder: msgspec.json.Decoder[Row] = msgspec.json.Decoder(row_type)
+        self._notes = notes
+        self._after = 0
+        self.rows: list[Row] = []
+
+    def catch_up(self) -> None:
+        """Read everything there is by now. Raises SourceError where the log cannot be read."""
+        while self._read_page() == PAGE:
+            pass
+
+    def _read_page(self) -> int:
+        try:
+            response = self._client.get(self._url, params={"after": self._after, "limit": PAGE})
+            response.raise_for_status()
+            rows = self._decoder.decode_lines(response.content)
+            self._after = int(response.headers[NEXT_AFTER])
+            dropped = int(response.headers.get(DROPPED, 0))
+        except (httpx.HTTPError, msgspec.MsgspecError, KeyError, ValueError) as error:
+            raise SourceError(f"{self._url} could not be read ({type(error).__name__})") from error
+        self.rows += rows
+        if dropped:
+            self._notes.add(f"{self._url}: {dropped} rows fell out of the engine's log unread")
+        return len(rows)

@@ -1,0 +1,108 @@
+"""Scrape a Prometheus text page into samples, and read a target's quantities by role from them."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from harness.collect.source import SourceError
+from harness.config import MetricRole, MetricSource
+from harness.records import MetricSample
+
+
+class Scraper:
+    """GETs each metrics page and keeps every sample.
+
+    `samples` is appended to by the one thread that calls `scrape`; `latest` is replaced whole by it
+    and may be read from others.
+    """
+
+    def __init__(
+        self, client: httpx.Client, urls: Sequence[str], *, clock_ns: Callable[[], int]
+    ) -> None:
+        self._client = client
+        self._urls = urls
+        self._clock_ns = clock_ns
+        self.samples: list[MetricSample] = []
+        self.latest: list[MetricSample] = []
+
+    def scrape(self) -> None:
+        """One GET of every page. Raises SourceError where one cannot be read."""
+        latest: list[MetricSample] = []
+        for url in self._urls:
+            started_ns = self._clock_ns()
+            text = fetch_page(self._client, url)
+            ended_ns = self._clock_ns()
+            latest += parse_page(
+                text,
+                t_ns=(started_ns + ended_ns) // 2,
+                duration_ns=ended_ns - started_ns,
+                extra_labels={"metrics_url": url} if len(self._urls) > 1 else {},
+            )
+        self.latest = latest
+        self.samples += latest
+
+
+def fetch_page(client: httpx.Client, url: str) -> str:
+    """The page's text. Raises SourceError, worded without digits that change from turn to turn."""
+    try:
+        response = client.get(url)
+    except httpx.HTTPError as error:
+        raise SourceError(f"metrics at {url} could not be read ({type(error).__name__})") from error
+    if response.status_code != httpx.codes.OK:
+        raise SourceError(f"metrics at {url} could not be read: status {response.status_code}")
+    return response.text
+
+
+def parse_page(
+    text: str, *, t_ns: int, duration_ns: int, extra_labels: Mapping[str, str]
+) -> list[MetricSample]:
+    """The page's samples, without creation times and histogram buckets."""
+    samples = []
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name.endswith(("_bucket", "_created")):
+                    continue
+                labels = json.dumps({**sample.labels, **extra_labels}, sort_keys=True)
+                samples.append(
+                    MetricSample(
+                        t_ns=t_ns,
+                        duration_ns=duration_ns,
+                        name=sample.name,
+                        labels=labels,
+                        value=float(sample.value),
+                    )
+                )
+    except ValueError as error:
+        raise SourceError("a metrics page is not in the Prometheus text format") from error
+    return samples
+
+
+def matches(sample: MetricSample, source: MetricSource) -> bool:
+    """Is this one of the series that the source names?"""
+    if sample.name != source.name:
+        return False
+    labels = json.loads(sample.labels)
+    return all(labels.get(key) == value for key, value in source.labels.items())
+
+
+def read_roles(
+    samples: Iterable[MetricSample], metrics: Mapping[MetricRole, MetricSource]
+) -> dict[str, float]:
+    """Each role's value in one scrape, summed over its series; an absent role has no entry."""
+    values: dict[str, float] = {}
+    for sample in samples:
+        for role, source in metrics.items():
+            if matches(sample, source):
+                values[role] = values.get(role, 0.0) + sample.value
+    return values
+
+
+def find_unseen(
+    samples: Iterable[MetricSample], metrics: Mapping[MetricRole, MetricSource]
+) -> list[MetricRole]:
+    """Roles whose metric never appeared under its name, whatever its labels."""
+    names = {sample.name for sample in samples}
+    return [role for role, source in metrics.items() if source.name not in names]

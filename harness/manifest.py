@@ -1,0 +1,137 @@
+"""What a run was: everything needed to read its rows, and to run it again, in `manifest.json`."""
+
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import psutil
+
+from harness.errors import InterruptedRunError, WalkawayError
+from harness.records import SCHEMA_VERSION
+
+Status = Literal["complete", "interrupted", "target_failed"]
+
+VERSIONS_OF = (
+    "walkaway",
+    "locust",
+    "gevent",
+    "httpx",
+    "httptools",
+    "msgspec",
+    "prometheus-client",
+    "pandas",
+    "numpy",
+    "pyarrow",
+    "torch",
+)
+
+
+class TargetFacts(msgspec.Struct, kw_only=True):
+    """The server under test. `config` is the reference engine's own account of itself."""
+
+    engine: str
+    url: str
+    metrics_urls: list[str]
+    model: str
+    started_by_us: bool
+    spec: dict[str, Any]
+    config: dict[str, Any] | None = None
+
+
+class Clock(msgspec.Struct, kw_only=True):
+    """May the server's time stamps be subtracted from the client's?"""
+
+    name: str = "CLOCK_MONOTONIC"
+    comparable: bool = False
+    round_trip_ns: int | None = None
+
+
+class Window(msgspec.Struct, kw_only=True):
+    """When the load began and ended and when the server had settled; null where it never came."""
+
+    load_started_ns: int | None = None
+    load_ended_ns: int | None = None
+    settled_ns: int | None = None
+
+
+class Idle(msgspec.Struct, kw_only=True):
+    """Gauges and counters by role, read while nothing ran: before the load and after it settled."""
+
+    before: dict[str, float] = {}
+    after: dict[str, float] = {}
+
+
+class Manifest(msgspec.Struct, kw_only=True):
+    """`manifest.json`. Filled in as the run goes and written at its start and at its end.
+
+    `status` says "interrupted" until the run has ended otherwise, so that the folder of a harness
+    that was killed does not look complete. `scrape_interval_s` is null when nothing was scraped.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    status: Status = "interrupted"
+    created_at: str
+    command: list[str]
+    seed: int
+    versions: dict[str, str]
+    hardware: dict[str, Any]
+    workload: dict[str, Any]
+    target: TargetFacts | None = None
+    clock: Clock = msgspec.field(default_factory=Clock)
+    window: Window = msgspec.field(default_factory=Window)
+    settle_s: float
+    scrape_interval_s: float | None
+    idle: Idle = msgspec.field(default_factory=Idle)
+    notes: list[str] = []
+
+
+def status_after(failure: WalkawayError | None) -> Status:
+    """How a run ended that ended with this failure, or with none."""
+    match failure:
+        case None:
+            return "complete"
+        case InterruptedRunError():
+            return "interrupted"
+        case _:
+            return "target_failed"
+
+
+def utc_now() -> datetime:
+    """Wall time: names the run and appears in its manifest, nothing is measured with it."""
+    return datetime.now(UTC)
+
+
+def find_versions() -> dict[str, str]:
+    """Python's version and those of the packages that the figures rest on, where installed."""
+    found = {"python": platform.python_version()}
+    for package in VERSIONS_OF:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def find_hardware(gpus: list[str]) -> dict[str, Any]:
+    """The machine that the harness runs on."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "platform": platform.platform(),
+        "gpus": gpus,
+    }
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

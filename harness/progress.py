@@ -1,0 +1,149 @@
+"""What a run shows while it goes on: a live panel on a terminal, plain lines elsewhere, or nothing.
+
+All of it goes to standard error: standard output belongs to the result.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from harness.records import Outcome
+
+PLAIN_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The state of the load at one moment."""
+
+    elapsed_s: float
+    limit_s: float
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    stop_after_abandons: int | None = None
+    gauges: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def share_done(self) -> float:
+        """Of the time or of the abandons, whichever will end the load first."""
+        share = self.elapsed_s / self.limit_s
+        if self.stop_after_abandons:
+            share = max(share, self.outcomes.get("abandoned", 0) / self.stop_after_abandons)
+        return min(1.0, share)
+
+
+class Progress(Protocol):
+    """Told by the run what it is doing."""
+
+    def phase(self, text: str) -> None: ...
+
+    def update(self, snapshot: Snapshot) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class QuietProgress:
+    """Shows nothing."""
+
+    def phase(self, text: str) -> None:  # noqa: ARG002
+        return
+
+    def update(self, snapshot: Snapshot) -> None:  # noqa: ARG002
+        return
+
+    def close(self) -> None:
+        return
+
+
+class PlainProgress:
+    """A line for each phase, and one every few seconds of load."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._next_s = PLAIN_EVERY_S
+
+    def phase(self, text: str) -> None:
+        self._console.print(f"walkaway: {text}", markup=False, highlight=False)
+
+    def update(self, snapshot: Snapshot) -> None:
+        if snapshot.elapsed_s >= self._next_s:
+            self._next_s = snapshot.elapsed_s + PLAIN_EVERY_S
+            self.phase(describe(snapshot))
+
+    def close(self) -> None:
+        return
+
+
+class LiveProgress:
+    """Phases as lines that stay, the load as a panel that moves."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+
+    def phase(self, text: str) -> None:
+        self.close()
+        self._console.print(Text.assemble(("● ", "cyan"), text))
+
+    def update(self, snapshot: Snapshot) -> None:
+        if self._live is None:
+            self._live = Live(console=self._console, refresh_per_second=8, transient=True)
+            self._live.start()
+        self._live.update(_panel(snapshot))
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def choose_progress(console: Console, *, is_quiet: bool) -> Progress:
+    """Nothing when quiet; else what the console can show."""
+    if is_quiet:
+        return QuietProgress()
+    return LiveProgress(console) if console.is_terminal else PlainProgress(console)
+
+
+def describe(snapshot: Snapshot) -> str:
+    """One line: time, outcomes, gauges."""
+    parts = [f"{snapshot.elapsed_s:.0f} s of at most {snapshot.limit_s:.0f} s"]
+    parts += [_outcome_text(outcome.value, snapshot) for outcome in _shown_outcomes(snapshot)]
+    parts += [f"{role} {value:.0f}" for role, value in _shown_gauges(snapshot)]
+    return " · ".join(parts)
+
+
+def _panel(snapshot: Snapshot) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    bar = ProgressBar(total=1.0, completed=snapshot.share_done, width=30)
+    grid.add_row("  load", bar, f"{snapshot.elapsed_s:.0f} of at most {snapshot.limit_s:.0f} s")
+    outcomes = [_outcome_text(outcome.value, snapshot) for outcome in _shown_outcomes(snapshot)]
+    gauges = [f"{role} {value:.0f}" for role, value in _shown_gauges(snapshot)]
+    grid.add_row("  users", " · ".join(outcomes), "")
+    if gauges:
+        grid.add_row("  server", " · ".join(gauges), "")
+    return grid
+
+
+def _shown_outcomes(snapshot: Snapshot) -> list[Outcome]:
+    """Abandoned and completed always, the others when there are any."""
+    always = (Outcome.ABANDONED, Outcome.COMPLETED)
+    others = [o for o in Outcome if o not in always and snapshot.outcomes.get(o.value)]
+    return [*always, *others]
+
+
+def _outcome_text(outcome: str, snapshot: Snapshot) -> str:
+    count = snapshot.outcomes.get(outcome, 0)
+    if outcome == "abandoned" and snapshot.stop_after_abandons:
+        return f"abandoned {count} of {snapshot.stop_after_abandons}"
+    return f"{outcome.replace('_', ' ')} {count}"
+
+
+def _shown_gauges(snapshot: Snapshot) -> list[tuple[str, float]]:
+    return [
+        (role, snapshot.gauges[role]) for role in ("running", "waiting") if role in snapshot.gauges
+    ]

@@ -1,0 +1,143 @@
+"""One run, from order to report.
+
+The measurement may end early: a server that dies and a user who interrupts are ordinary ends. What
+was gathered is written in any case, and where there was any load the run is judged and reported
+like any other; `FinishedRun.failure` says how it ended.
+"""
+
+import secrets
+import shutil
+import traceback
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness.analysis.summary import summarise
+from harness.config import as_plain_data
+from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
+from harness.interruption import Interruption
+from harness.load.rows import ShardReader
+from harness.load_process import find_hopeless
+from harness.manifest import Manifest, find_hardware, find_versions, status_after, utc_now
+from harness.measurement import Measurement
+from harness.order import ResolvedOrder, RunOrder, resolve_order
+from harness.process import Child, python_module
+from harness.progress import Progress
+from harness.records import ClientSample, RequestRow
+from harness.settle import settle_seconds
+from harness.store import RunFolder, RunRows, name_run
+
+RESULTS = Path("results")
+REPORT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRun:
+    """Where a run lies and how it ended.
+
+    `summary` is None for a run that ended before its load began, `report` also where it could not
+    be drawn.
+    """
+
+    folder: RunFolder
+    summary: dict[str, Any] | None
+    report: Path | None
+    failure: WalkawayError | None
+
+
+def execute(order: RunOrder, *, progress: Progress, interruption: Interruption) -> FinishedRun:
+    """Do the whole run. Raises ConfigError when nothing was measured, else returns.
+
+    An exception of any other kind is a bug: its traceback is saved in the run's folder.
+    """
+    resolved = resolve_order(order)
+    run_id = name_run(utc_now(), resolved.workload.name, secrets.token_hex(2))
+    folder = RunFolder.create(order.out or RESULTS / run_id)
+    try:
+        manifest = begin_manifest(resolved, run_id=folder.name)
+        folder.write_manifest(manifest)
+        measurement = Measurement(resolved, folder, manifest, progress, interruption)
+        failure = measure(measurement, folder, progress)
+        return conclude(measurement, folder, failure, progress)
+    except ConfigError:
+        shutil.rmtree(folder.path)  # nothing was measured, and it was empty when we took it
+        raise
+    except Exception as error:
+        folder.traceback.write_text(traceback.format_exc())
+        error.add_note(f"the traceback is in {folder.traceback}")
+        raise
+    finally:
+        progress.close()
+
+
+def begin_manifest(resolved: ResolvedOrder, *, run_id: str) -> Manifest:
+    """What is known of a run before it begins."""
+    return Manifest(
+        run_id=run_id,
+        created_at=utc_now().isoformat(timespec="seconds"),
+        command=resolved.order.command,
+        seed=resolved.workload.run.seed,
+        versions=find_versions(),
+        hardware=find_hardware([]),
+        workload=as_plain_data(resolved.workload),
+        settle_s=settle_seconds(resolved.target, resolved.workload.settle, None),
+        scrape_interval_s=resolved.scrape_interval_s,
+    )
+
+
+def measure(
+    measurement: Measurement, folder: RunFolder, progress: Progress
+) -> WalkawayError | None:
+    """Measure, and save whatever came of it. Returns how it failed, if it did."""
+    failure: WalkawayError | None = None
+    try:
+        measurement.take()
+    except (TargetError, InterruptedRunError) as error:
+        failure = error
+    finally:
+        progress.phase("writing what was collected")
+        rows = save(measurement, folder)
+    return failure or find_hopeless(rows.requests)
+
+
+def save(measurement: Measurement, folder: RunFolder) -> RunRows:
+    """Put all rows and the manifest on the disk, whatever happened."""
+    rows = replace(
+        measurement.rows(),
+        requests=ShardReader(folder.shards, RequestRow).read_new(),
+        client=ShardReader(folder.shards, ClientSample).read_new(),
+    )
+    window = measurement.manifest.window
+    if rows.requests:  # without the time that the load process took to come up and go down
+        window.load_started_ns = min(row.sent_ns for row in rows.requests)
+        window.load_ended_ns = max(row.ended_ns for row in rows.requests)
+    measurement.manifest.notes = measurement.notes.texts()
+    folder.write_rows(rows)
+    folder.write_manifest(measurement.manifest)
+    return rows
+
+
+def conclude(
+    measurement: Measurement,
+    folder: RunFolder,
+    failure: WalkawayError | None,
+    progress: Progress,
+) -> FinishedRun:
+    """Judge the run and draw its report, unless it ended before its load began."""
+    manifest = measurement.manifest
+    manifest.status = status_after(failure)
+    folder.write_manifest(manifest)
+    if manifest.window.load_started_ns is None:
+        return FinishedRun(folder=folder, summary=None, report=None, failure=failure)
+    summary = summarise(folder.frames())
+    folder.write_summary(summary)
+    progress.phase("drawing the report")
+    return FinishedRun(folder=folder, summary=summary, report=draw_report(folder), failure=failure)
+
+
+def draw_report(folder: RunFolder) -> Path | None:
+    """Let the dashboards draw; None where they could not (their log says why)."""
+    command = python_module("dashboards", "report", str(folder.path), "-o", str(folder.report))
+    with Child("report", command, folder.log("report")) as child:
+        code = child.wait(REPORT_S)
+    return folder.report if code == 0 else None

@@ -1,0 +1,177 @@
+"""The server under test: found at a URL, or the bundled engine started for this run."""
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from harness.config import EngineSettings, Target
+from harness.errors import ConfigError, InterruptedRunError, TargetError
+from harness.process import Child, python_module
+
+# Importing torch and compiling nothing yet takes seconds; a cold disk takes many.
+ENGINE_READY_S: Final = 120.0
+BAD_CONFIGURATION: Final = 2
+KNOCK_S: Final = 1.0
+
+INSTALL_TORCH: Final = (
+    "install it with: pip install 'walkaway[engine]' (without CUDA packages: add "
+    "--extra-index-url https://download.pytorch.org/whl/cpu), or use --set engine.runner=simulated"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A server that answers. `config` is null unless it speaks the reference engine's contract."""
+
+    url: str
+    model: str
+    config: dict[str, Any] | None
+    engine: Child | None
+
+    def check_alive(self) -> None:
+        """Raise TargetError when it is gone: our own has ended, another one's port is closed."""
+        if self.engine is None:
+            _knock(self.url)
+            return
+        code = self.engine.wait(0)
+        if code is not None:
+            raise TargetError(f"the engine died with code {code}:\n{self.engine.tail()}")
+
+
+def choose_runner(settings: EngineSettings) -> str:
+    """Torch where it is installed, unless told otherwise. Raises ConfigError."""
+    has_torch = find_spec("torch") is not None
+    match settings.runner:
+        case "auto":
+            return "torch" if has_torch else "simulated"
+        case "torch" if not has_torch:
+            raise ConfigError(f"engine.runner is torch, but torch is not here; {INSTALL_TORCH}")
+        case runner:
+            return runner
+
+
+def engine_command(settings: EngineSettings, runner: str, *, model: str | None) -> list[str]:
+    """The command line of the bundled engine; settings left out are its own to choose."""
+    command = python_module("reference_engine", "--host", "127.0.0.1", "--port", "0")
+    command += ["--exit-with-stdin", "--runner", runner, "--device", settings.device]
+    values = settings.model_dump(exclude={"runner", "device", "faults", "allow_faults"})
+    values["model"] = model or settings.model
+    for key, value in values.items():
+        if value is not None:
+            command += [f"--{key.replace('_', '-')}", str(value)]
+    for fault in settings.faults:
+        command += ["--fault", fault]
+    if settings.allow_faults:
+        command.append("--allow-faults")
+    return command
+
+
+@contextmanager
+def started_engine(
+    command: list[str], log: Path, *, interrupted: Callable[[], bool]
+) -> Iterator[tuple[Child, str]]:
+    """The bundled engine for the length of a `with` block: its process and its URL.
+
+    Raises ConfigError where it refuses its settings, TargetError where it does not come up, and
+    InterruptedRunError where the user gave up waiting.
+    """
+    with Child("engine", command, log) as engine:
+        try:
+            ready = engine.wait_until_ready(timeout_s=ENGINE_READY_S, interrupted=interrupted)
+        except TargetError as error:
+            if engine.wait(0) == BAD_CONFIGURATION:
+                raise ConfigError(str(error)) from error
+            raise
+        if ready is None:
+            raise InterruptedRunError("interrupted while the engine was starting")
+        yield engine, str(ready["url"])
+
+
+def attach(
+    url: str, target: Target, *, model: str | None, client: httpx.Client, engine: Child | None
+) -> Server:
+    """See that the server answers and learn what it tells. Raises TargetError, ConfigError."""
+    config = _read_config(client, url, target) if target.lifecycle else None
+    if model is None:
+        model = str(config["model"]) if config is not None else _only_model(client, url)
+    elif config is None:
+        _get(client, f"{url}/v1/models")
+    return Server(url=url, model=model, config=config, engine=engine)
+
+
+def check_url(url: str) -> str:
+    """The base URL without a slash at its end. Raises ConfigError for what is no HTTP URL."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"--target {url}: must be a URL such as http://127.0.0.1:8000")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def request_headers(headers: Mapping[str, str], api_key_env: str | None) -> dict[str, str]:
+    """The headers for the harness's own requests. Raises ConfigError where the key is not set."""
+    if api_key_env is None:
+        return dict(headers)
+    key = os.environ.get(api_key_env)
+    if not key:
+        raise ConfigError(
+            f"--api-key-env {api_key_env}: this environment variable is not set; "
+            f"export it, or leave the flag out"
+        )
+    return {**headers, "Authorization": f"Bearer {key}"}
+
+
+def _knock(url: str) -> None:
+    """Open a connection and close it again: no request, so as not to disturb what is measured."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), timeout=KNOCK_S).close()
+    except TimeoutError:
+        return  # slow is not dead
+    except OSError as error:
+        raise TargetError(f"the server at {url} is gone: {error}") from error
+
+
+def _read_config(client: httpx.Client, url: str, target: Target) -> dict[str, Any]:
+    response = _get(client, f"{url}/walkaway/config")
+    try:
+        config: dict[str, Any] = response.raise_for_status().json()
+    except (httpx.HTTPStatusError, ValueError) as error:
+        raise ConfigError(
+            f"{url} answers, but not as --engine {target.name} does (GET /walkaway/config: status "
+            f"{response.status_code}); name its kind with --engine, see `walkaway targets`"
+        ) from error
+    return config
+
+
+def _only_model(client: httpx.Client, url: str) -> str:
+    response = _get(client, f"{url}/v1/models")
+    try:
+        models = [str(entry["id"]) for entry in response.raise_for_status().json()["data"]]
+    except (httpx.HTTPStatusError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{url} does not tell its models (GET /v1/models: status {response.status_code}); "
+            f"name one with --model"
+        ) from error
+    if len(models) != 1:
+        listed = ", ".join(models) or "none"
+        raise ConfigError(f"{url} has {len(models)} models ({listed}); name one with --model")
+    return models[0]
+
+
+def _get(client: httpx.Client, url: str) -> httpx.Response:
+    try:
+        return client.get(url)
+    except httpx.HTTPError as error:
+        raise TargetError(
+            f"cannot reach {url}: {error}; is the server running, and are host and port of "
+            f"--target right?"
+        ) from error

@@ -1,0 +1,57 @@
+"""How long to wait for a server after the load, and when it may be called idle again."""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from harness.config import SettleSettings, Target
+from harness.records import StepRow
+
+# Roles that describe the server's state now; the other roles are counters and never come back.
+GAUGES = ("running", "waiting", "free_blocks", "kv_usage")
+
+# One scrape may fall between two requests, or between an abort and the next gauge update.
+CALM_SCRAPES = 3
+
+
+def settle_seconds(target: Target, settings: SettleSettings, step_s: float | None) -> float:
+    """The target's settle time, or the workload's: seconds or steps, whichever is longer."""
+    seconds = target.settle_s if settings.seconds is None else settings.seconds
+    steps = target.settle_steps if settings.steps is None else settings.steps
+    if steps is None or step_s is None:
+        return seconds
+    return max(seconds, steps * step_s)
+
+
+def typical_step_s(steps: Sequence[StepRow], latest: int = 500) -> float | None:
+    """Median duration of the latest steps; None before the first."""
+    if not steps:
+        return None
+    return median((row.ended_ns - row.started_ns) / 1e9 for row in steps[-latest:])
+
+
+def may_end_early(target: Target) -> bool:
+    """Only where the gauges can be believed at any time does "back to before" mean idle."""
+    trusted = [target.metrics[role].trust for role in target.metrics if role in GAUGES]
+    return bool(trusted) and all(trust == "exact" for trust in trusted)
+
+
+def is_back(before: Mapping[str, float], now: Mapping[str, float]) -> bool:
+    """Has every gauge that was read before the load the same value again?"""
+    gauges = [role for role in GAUGES if role in before]
+    return bool(gauges) and all(now.get(role) == before[role] for role in gauges)
+
+
+class CalmWatch:
+    """Counts the scrapes in a row that show every gauge as it was before the load."""
+
+    def __init__(self, before: Mapping[str, float]) -> None:
+        self._before = before
+        self._last_ns: int | None = None
+        self._calm = 0
+
+    def is_calm(self, scraped_ns: int, gauges: Mapping[str, float]) -> bool:
+        """Take in a scrape (the same one again changes nothing): were there enough?"""
+        if scraped_ns != self._last_ns:
+            self._last_ns = scraped_ns
+            self._calm = self._calm + 1 if is_back(self._before, gauges) else 0
+        return self._calm >= CALM_SCRAPES

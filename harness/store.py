@@ -1,0 +1,223 @@
+"""A run's folder: the only place that knows which file holds what.
+
+Parquet schemas are derived from the records, so a file without rows still has its columns. The
+load's NDJSON shards are removed only once their rows are on the disk as parquet. Small JSON files
+are replaced atomically: a reader sees the old one or the new one, never a half.
+"""
+
+import json
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, Self, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.analysis.frames import RunFrames
+from harness.errors import ConfigError
+from harness.manifest import Manifest
+from harness.records import (
+    ClientSample,
+    CpuSample,
+    GpuSample,
+    LifecycleEvent,
+    MetricSample,
+    RequestRow,
+    StepRow,
+)
+
+RECORDS: Final[dict[str, type[msgspec.Struct]]] = {
+    "requests": RequestRow,
+    "lifecycle": LifecycleEvent,
+    "steps": StepRow,
+    "server_metrics": MetricSample,
+    "cpu": CpuSample,
+    "gpu": GpuSample,
+    "client": ClientSample,
+}
+
+# Step maps are stored as aligned lists: parquet's own map type reads back as a list of pairs.
+STEP_LISTS: Final = [
+    pa.field("request_ids", pa.list_(pa.string()), nullable=False),
+    pa.field("scheduled_tokens", pa.list_(pa.int32()), nullable=False),
+    pa.field("sampled_tokens", pa.list_(pa.int32()), nullable=False),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRows:
+    """All rows of a run: what the load wrote and what the collector gathered."""
+
+    requests: Sequence[RequestRow] = ()
+    client: Sequence[ClientSample] = ()
+    lifecycle: Sequence[LifecycleEvent] = ()
+    steps: Sequence[StepRow] = ()
+    server_metrics: Sequence[MetricSample] = ()
+    cpu: Sequence[CpuSample] = ()
+    gpu: Sequence[GpuSample] = ()
+
+
+class RunFolder:
+    """The files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path) -> Self:
+        """Make the folder. One that holds anything already is refused: runs do not mix."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            occupied = any(path.iterdir())
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be made: {error}") from error
+        if occupied:
+            raise ConfigError(f"{path}: is not empty; name a new folder with --out")
+        folder = cls(path)
+        folder.shards.mkdir()
+        return folder
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def shards(self) -> Path:
+        return self.path / "shards"
+
+    @property
+    def load_plan(self) -> Path:
+        return self.path / "load_plan.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def traceback(self) -> Path:
+        return self.path / "traceback.txt"
+
+    def log(self, process: str) -> Path:
+        return self.path / f"{process}.log"
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        _replace(self.path / "manifest.json", msgspec.json.encode(manifest))
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        _replace(self.path / "summary.json", json.dumps(summary, allow_nan=False).encode())
+
+    def read_manifest(self) -> dict[str, Any]:
+        return self._read_json("manifest.json")
+
+    def read_summary(self) -> dict[str, Any]:
+        return self._read_json("summary.json")
+
+    def write_rows(self, rows: RunRows) -> None:
+        """Write every parquet file, then remove the shards that `rows` was read from."""
+        for name in RECORDS:
+            self._write_table(name, getattr(rows, name))
+        for shard in self.shards.glob("*.ndjson"):
+            shard.unlink()
+        if self.shards.is_dir() and not any(self.shards.iterdir()):
+            self.shards.rmdir()
+
+    def frames(self) -> RunFrames:
+        """Read the whole run. Raises ConfigError where a file is missing or damaged."""
+        frames = {name: self._read_frame(name) for name in RECORDS}
+        return RunFrames(manifest=self.read_manifest(), **frames)
+
+    def _write_table(self, name: str, rows: Sequence[msgspec.Struct]) -> None:
+        schema = schema_of(RECORDS[name])
+        columns = _columns(RECORDS[name], rows)
+        arrays = [
+            pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)
+        ]
+        path = self.path / f"{name}.parquet"
+        part = path.with_suffix(".part")
+        pq.write_table(pa.Table.from_arrays(arrays, schema=schema), part)
+        part.replace(path)
+
+    def _read_frame(self, name: str) -> pd.DataFrame:
+        path = self.path / f"{name}.parquet"
+        try:
+            table = pq.read_table(path)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise ConfigError(
+                f"{path}: cannot be read: {error}; is {self.path} a finished run's folder?"
+            ) from error
+        nullable = {pa.int64(): pd.Int64Dtype()}
+        columns = {
+            field.name: table[field.name].to_pandas(
+                types_mapper=nullable.get if field.nullable else None
+            )
+            for field in table.schema
+        }
+        return pd.DataFrame(columns)
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            content: dict[str, Any] = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{path}: cannot be read: {error}; is {self.path} a run's folder?"
+            ) from error
+        return content
+
+
+def name_run(now: datetime, workload: str, suffix: str) -> str:
+    """`20261121-053012-demo-4f2a`: sorts by time, says what it was, unique."""
+    return f"{now:%Y%m%d-%H%M%S}-{workload}-{suffix}"
+
+
+def schema_of(record: type[msgspec.Struct]) -> pa.Schema:
+    """The parquet schema of a record: its fields, null only where the record allows None."""
+    hints = get_type_hints(record)
+    fields = [
+        _field(name, hints[name])
+        for name in record.__struct_fields__
+        if not (record is StepRow and name in ("scheduled", "sampled"))
+    ]
+    return pa.schema([*fields, *STEP_LISTS] if record is StepRow else fields)
+
+
+def _field(name: str, hint: Any) -> pa.Field:
+    if get_origin(hint) in (Union, types.UnionType):
+        (inner,) = [part for part in get_args(hint) if part is not type(None)]
+        return pa.field(name, _arrow_type(inner), nullable=True)
+    return pa.field(name, _arrow_type(hint), nullable=False)
+
+
+def _arrow_type(hint: Any) -> pa.DataType:
+    if get_origin(hint) is list:
+        return pa.list_(_arrow_type(get_args(hint)[0]))
+    if issubclass(hint, str):
+        return pa.string()
+    return {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}[hint]
+
+
+def _columns(record: type[msgspec.Struct], rows: Sequence[Any]) -> list[list[Any]]:
+    """The rows' values, one list a field of `schema_of(record)`."""
+    plain = [field.name for field in schema_of(record) if field not in STEP_LISTS]
+    columns = [[_plain(getattr(row, name)) for row in rows] for name in plain]
+    if record is StepRow:
+        columns.append([list(row.scheduled) for row in rows])
+        columns.append([list(row.scheduled.values()) for row in rows])
+        columns.append([[row.sampled.get(r, 0) for r in row.scheduled] for row in rows])
+    return columns
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, StrEnum) else value
+
+
+def _replace(path: Path, content: bytes) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(msgspec.json.format(content, indent=2) + b"\n")
+    part.replace(path)

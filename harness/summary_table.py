@@ -1,0 +1,110 @@
+"""The end of a run on a terminal: the headline figures, how sure they are, and what is missing."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+HEADLINES = (
+    "cancel_latency_s",
+    "cancel_latency_steps",
+    "detect_s",
+    "signal_s",
+    "wait_s",
+    "free_s",
+    "slot_refill_s",
+    "slot_recovery_s",
+    "wasted_tokens",
+    "wasted_in_flight_tokens",
+    "wasted_after_close_tokens",
+    "ghost_rate",
+    "leaked_slots",
+    "leaked_blocks",
+    "slot_utilisation",
+    "throughput_tps",
+    "ttft_s",
+    "itl_s",
+)
+LEVEL_STYLE = {"info": "dim", "warning": "yellow", "invalid": "bold red"}
+
+
+def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
+    """Print everything a terminal should show of a summary."""
+    arms = summary.get("arms") or {"": summary}
+    parts: list[Table | Text] = [_outcomes(summary)]
+    parts += [_figures(name, arm["metrics"]) for name, arm in arms.items()]
+    parts += [_statement(statement) for statement in summary.get("validity", [])]
+    missing = summary.get("not_measurable", {})
+    if missing:
+        parts.append(Text("not measurable here: " + ", ".join(missing), style="dim"))
+    console.print(Group(*parts))
+
+
+def format_value(value: float | None, unit: str) -> str:
+    """A number in the unit in which people read it: seconds as µs, ms or s, shares as percent."""
+    if value is None:
+        return "-"
+    match unit:
+        case "s":
+            return _format_seconds(value)
+        case "ratio" | "share" | "rate" | "1":
+            return f"{100 * value:.2f} %"
+        case _:
+            return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def format_quantile(metric: Mapping[str, Any], name: str) -> str:
+    """The quantile, or what it is known to exceed."""
+    bound = (metric.get("lower_bounds") or {}).get(name)
+    if metric.get(name) is None and bound is not None:
+        return f"> {format_value(bound, metric['unit'])}"
+    return format_value(metric.get(name), metric["unit"])
+
+
+def _format_seconds(value: float) -> str:
+    if abs(value) >= 1:
+        return f"{value:.2f} s"
+    if abs(value) >= 0.001 or value == 0:
+        return f"{value * 1e3:.3g} ms"
+    return f"{value * 1e6:.3g} µs"
+
+
+def _outcomes(summary: Mapping[str, Any]) -> Text:
+    counts = [f"{n} {name.replace('_', ' ')}" for name, n in summary["outcomes"].items() if n]
+    return Text.assemble(
+        (f"{summary['workload']}", "bold"),
+        f" on {summary['engine']} ({summary['model']}): ",
+        ", ".join(counts) or "no requests",
+    )
+
+
+def _figures(arm: str, metrics: Mapping[str, Any]) -> Table:
+    table = Table(title=f"arm: {arm}" if arm else None, title_justify="left")
+    table.add_column("figure")
+    for column in ("mean", "p50", "p99", "max", "n"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("method", style="dim")
+    for name in HEADLINES:
+        if name in metrics:
+            table.add_row(name, *_cells(metrics[name]))
+    return table
+
+
+def _cells(metric: Mapping[str, Any]) -> list[str]:
+    censored = metric.get("n_censored", 0)
+    n = f"{metric['n']}" + (f" ({censored} censored)" if censored else "")
+    prefix = {"lower": "≥ ", "upper": "≤ "}.get(metric.get("bound", "point"), "")
+    quantiles = [format_quantile(metric, name) for name in ("p50", "p99", "max")]
+    return [
+        prefix + format_value(metric.get("mean"), metric["unit"]),
+        *quantiles,
+        n,
+        metric["method"],
+    ]
+
+
+def _statement(statement: Mapping[str, str]) -> Text:
+    level = statement["level"]
+    return Text(f"{level}: {statement['text']}", style=LEVEL_STYLE.get(level, ""))

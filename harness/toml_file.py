@@ -1,0 +1,149 @@
+"""From a TOML file to a checked model, with one message that a person can act on.
+
+Three pure steps behind one file read: parse, apply the command line's `--set a.b=value`, validate.
+pydantic's errors are translated here and nowhere else: each names the key as it stands in the file,
+what was found, and what is allowed.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from harness.errors import ConfigError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Parse a TOML file; what is wrong with it is said with file and line."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+
+
+def parse_setting(setting: str) -> tuple[list[str], Any]:
+    """Split `a.b=value`. The value is TOML; a bare word is a string."""
+    key, equals, text = setting.partition("=")
+    path = [part.strip() for part in key.split(".")]
+    if not equals or not all(path):
+        raise ConfigError(f"--set {setting}: must look like section.key=value")
+    try:
+        return path, tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return path, text.strip()
+
+
+def apply_settings(data: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """A copy of `data` with each setting in its place; missing tables are made."""
+    result = _copy_tables(data)
+    for setting in settings:
+        path, value = parse_setting(setting)
+        table = result
+        for part in path[:-1]:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"--set {setting}: `{part}` is a value, not a section")
+        table[path[-1]] = value
+    return result
+
+
+def validate(
+    model: type[Model], data: dict[str, Any], *, source: str, settings: Sequence[str] = ()
+) -> Model:
+    """Check `data` against `model`. Raises ConfigError with a line for each thing wrong."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        set_paths = {".".join(parse_setting(setting)[0]) for setting in settings}
+        lines = []
+        for detail in error.errors():
+            key = ".".join(str(part) for part in _key_path(model, detail["loc"]))
+            where = f"--set {key}" if key in set_paths else source
+            lines.append(f"{where}: {_explain(model, detail, key)}")
+        raise ConfigError("\n".join(lines)) from error
+
+
+def _copy_tables(table: dict[str, Any]) -> dict[str, Any]:
+    return {k: _copy_tables(v) if isinstance(v, dict) else v for k, v in table.items()}
+
+
+def _explain(model: type[BaseModel], detail: ErrorDetails, key: str) -> str:
+    found = detail["input"]
+    match detail["type"]:
+        case "extra_forbidden":
+            allowed = _allowed_keys(model, detail["loc"])
+            near = difflib.get_close_matches(str(detail["loc"][-1]), allowed, n=1)
+            hint = f"; did you mean `{near[0]}`?" if near else ""
+            return f"unknown key `{key}`; allowed: {', '.join(allowed)}{hint}"
+        case "missing":
+            return f"key `{key}` is missing"
+        case "union_tag_invalid":
+            context = detail["ctx"]
+            discriminator = str(context["discriminator"]).strip("'")
+            return (
+                f"`{key}.{discriminator}` must be one of {context['expected_tags']}, "
+                f"not {context['tag']!r}"
+            )
+        case "union_tag_not_found":
+            return f"key `{key}.{str(detail['ctx']['discriminator']).strip(chr(39))}` is missing"
+        case "value_error":
+            message = detail["msg"].removeprefix("Value error, ")
+            return f"`{key}`: {message}" if key else message
+        case _:
+            message = detail["msg"].replace("Input should", "must", 1).replace("Input", "it", 1)
+            return f"`{key}` {message}, not {found!r}"
+
+
+def _key_path(model: type[BaseModel], location: Sequence[int | str]) -> list[int | str]:
+    """The location as keys of the file: without the marks that pydantic puts in."""
+    return [part for part, _, is_key in _walk(model, location) if is_key and part != "[key]"]
+
+
+def _allowed_keys(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
+    """The keys of the table in which the last part of `location` stands."""
+    innermost = [owner for _, owner, _ in _walk(model, location)][-1]
+    return sorted(innermost.model_fields) if innermost is not None else []
+
+
+def _walk(
+    model: type[BaseModel], location: Sequence[int | str]
+) -> Iterator[tuple[int | str, type[BaseModel] | None, bool]]:
+    """Each part of `location`, the model that it is a key of, and whether it is a key at all."""
+    owner: type[BaseModel] | None = model
+    choices: list[type[BaseModel]] = []
+    for part in location:
+        if len(choices) > 1:  # a union: this part is the tag that chose among its members
+            owner = next((m for m in choices if part in _literals(m)), None)
+            choices = []
+            yield part, owner, False
+            continue
+        yield part, owner, True
+        if owner is not None and part in owner.model_fields:
+            choices = list(_models_in(owner.model_fields[str(part)].annotation))
+            if len(choices) == 1:
+                owner = choices[0]
+            elif not choices:
+                owner = None
+
+
+def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+def _literals(model: type[BaseModel]) -> set[object]:
+    found: set[object] = set()
+    for field in model.model_fields.values():
+        if get_origin(field.annotation) is Literal:
+            found.update(get_args(field.annotation))
+    return found

@@ -1,0 +1,196 @@
+"""Every mistake in a file or a --set is one message that names file, key and what is allowed."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.config import (
+    AbandonSettings,
+    SlotRecoverySettings,
+    Target,
+    Workload,
+    load_target,
+    load_workload,
+    shipped,
+)
+from harness.errors import ConfigError
+from harness.toml_file import apply_settings, parse_setting
+
+GOOD = """\
+question = "q?"
+[run]
+users = 2
+max_seconds = 5
+[load]
+kind = "abandon"
+abandon_after_tokens = [0, 4]
+stay_share = 0.5
+prompt_tokens = [8, 16]
+answer_tokens = 100
+stay_tokens = 10
+"""
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def message(tmp_path: Path, text: str, *settings: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_workload(write(tmp_path, text), settings)
+    return str(caught.value)
+
+
+def test_a_file_is_read_with_defaults_filled_in(tmp_path: Path) -> None:
+    workload = load_workload(write(tmp_path, GOOD))
+    assert workload.name == "mine"
+    assert isinstance(workload.load, AbandonSettings)
+    assert workload.load.abandon_after_tokens == [0, 4]
+    assert workload.load.think == "step"
+    assert workload.load.stop_after_abandons is None
+    assert workload.run.seed == 0
+    assert workload.engine.runner == "auto"
+
+
+@pytest.mark.parametrize("name", ["demo", "cancel_steps", "slot_recovery"])
+def test_every_shipped_workload_loads(name: str) -> None:
+    assert isinstance(load_workload(name), Workload)
+
+
+def test_more_users_than_slots_in_the_demo() -> None:
+    demo = load_workload("demo")
+    assert demo.run.users > (demo.engine.max_num_seqs or 0)
+
+
+@pytest.mark.parametrize("name", ["reference", "vllm", "llamacpp", "openai"])
+def test_every_shipped_target_loads(name: str) -> None:
+    target = load_target(name)
+    assert isinstance(target, Target)
+    assert target.name == name
+    assert target.lifecycle == (name == "reference")
+
+
+def test_llamacpp_is_scraped_less_than_once_a_second() -> None:
+    interval = load_target("llamacpp").scrape_interval_s
+    assert interval is not None
+    assert interval > 1
+
+
+def test_shipped_lists_the_names() -> None:
+    assert {"reference", "vllm", "llamacpp", "openai"} == set(shipped("harness.targets"))
+
+
+def test_an_unknown_name_lists_the_shipped_ones() -> None:
+    with pytest.raises(ConfigError, match=r"unknown workload `dmeo`.*cancel_steps, demo"):
+        load_workload("dmeo")
+    with pytest.raises(
+        ConfigError, match=r"unknown engine `vlm`.*llamacpp, openai, reference, vllm"
+    ):
+        load_target("vlm")
+
+
+def test_an_unknown_key_is_named_with_what_is_allowed_and_a_guess(tmp_path: Path) -> None:
+    text = message(tmp_path, GOOD.replace("stay_share", "stay_shar"))
+    assert "mine.toml: unknown key `load.stay_shar`; allowed: " in text
+    assert "abandon_after_tokens, answer_tokens, kind" in text
+    assert "did you mean `stay_share`?" in text
+    assert "key `load.stay_share` is missing" in text
+
+
+def test_an_unknown_section_is_named(tmp_path: Path) -> None:
+    text = message(tmp_path, GOOD + "[engin]\nseed = 1\n")
+    assert "unknown key `engin`; allowed: engine, load," in text
+    assert "did you mean `engine`?" in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("users = 2", 'users = "two"', "`run.users` must be a valid integer, not 'two'"),
+        ("users = 2", "users = 0", "`run.users` must be greater than or equal to 1, not 0"),
+        ("users = 2", "users = 2.5", "`run.users` must be a valid integer"),
+        ("max_seconds = 5", "max_seconds = -1", "`run.max_seconds` must be greater than 0, not -1"),
+        ("= 0.5", "= 1.5", "`load.stay_share` must be less than or equal to 1, not 1.5"),
+        ("= 0.5", "= nan", "`load.stay_share` must be"),
+        ("[0, 4]", "[]", "`load.abandon_after_tokens` "),
+        ("[0, 4]", "[-1]", "`load.abandon_after_tokens.0` must be greater than or equal to 0"),
+        ("[0, 4]", "[100]", "`answer_tokens` must be larger"),
+        ("[8, 16]", "[16, 8]", "`load.prompt_tokens`: must be [lowest, highest]"),
+        ("[8, 16]", "[0, 8]", "`load.prompt_tokens`: must be [lowest, highest]"),
+        ('"abandon"', '"leave"', "`load.kind` must be one of 'abandon', 'slot_recovery'"),
+        ('kind = "abandon"\n', "", "key `load.kind` is missing"),
+        ("stay_share = 0.5", 'stay_share = 0.5\nthink = "long"', "`load.think`: must be "),
+        ("stay_share = 0.5", "stay_share = 0.5\nthink = true", "`load.think`: must be "),
+        ('question = "q?"\n', "", "key `question` is missing"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_is_allowed(
+    tmp_path: Path, old: str, new: str, expected: str
+) -> None:
+    assert old in GOOD
+    text = message(tmp_path, GOOD.replace(old, new))
+    assert "mine.toml: " in text
+    assert expected in text
+
+
+def test_broken_toml_is_said_with_its_line(tmp_path: Path) -> None:
+    text = message(tmp_path, GOOD.replace("users = 2", "users = "))
+    assert "mine.toml: not valid TOML" in text
+    assert "line 3" in text
+
+
+def test_settings_override_the_file(tmp_path: Path) -> None:
+    settings = ["run.users=7", "load.think=none", "engine.runner=simulated", "settle.seconds=1.5"]
+    workload = load_workload(write(tmp_path, GOOD), settings)
+    assert workload.run.users == 7
+    assert isinstance(workload.load, AbandonSettings)
+    assert workload.load.think == "none"
+    assert workload.engine.runner == "simulated"
+    assert workload.settle.seconds == 1.5
+
+
+def test_a_mistake_in_a_setting_names_the_setting(tmp_path: Path) -> None:
+    assert "--set run.usrs: unknown key `run.usrs`" in message(tmp_path, GOOD, "run.usrs=7")
+    assert "--set run.users: `run.users` must be" in message(tmp_path, GOOD, "run.users=many")
+    assert "must look like section.key=value" in message(tmp_path, GOOD, "run.users")
+    assert "`question` is a value, not a section" in message(tmp_path, GOOD, "question.x=1")
+
+
+@pytest.mark.parametrize(
+    ("setting", "path", "value"),
+    [
+        ("a.b=1", ["a", "b"], 1),
+        ("a.b=0.5", ["a", "b"], 0.5),
+        ("a.b=[1, 2]", ["a", "b"], [1, 2]),
+        ("a.b=true", ["a", "b"], True),
+        ("a.b=word", ["a", "b"], "word"),
+        ('a="1"', ["a"], "1"),
+        ("a=x=y", ["a"], "x=y"),
+    ],
+)
+def test_a_setting_is_toml_or_a_bare_word(setting: str, path: list[str], value: object) -> None:
+    assert parse_setting(setting) == (path, value)
+
+
+def test_settings_leave_the_original_alone() -> None:
+    data = {"a": {"b": 1}}
+    assert apply_settings(data, ["a.b=2", "c.d=3"]) == {"a": {"b": 2}, "c": {"d": 3}}
+    assert data == {"a": {"b": 1}}
+
+
+def test_slot_recovery_may_leave_the_slots_to_the_target() -> None:
+    load = load_workload("slot_recovery").load
+    assert isinstance(load, SlotRecoverySettings)
+    assert load.slots is None
+
+
+def test_a_target_with_an_unknown_role_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "odd.toml"
+    path.write_text(
+        'description = "d"\nsettle_s = 1\n'
+        '[metrics]\nrunnin = { name = "x", refresh = "live", trust = "exact" }\n'
+    )
+    with pytest.raises(ConfigError, match=r"odd\.toml: `metrics\.runnin.*'running'"):
+        load_target(str(path))

@@ -1,0 +1,206 @@
+"""Rows come back from parquet as they were, missing values stay missing, folders do not mix."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pandas as pd
+import pytest
+
+from harness.errors import ConfigError
+from harness.manifest import Clock, Manifest
+from harness.records import (
+    ClientSample,
+    CpuSample,
+    GpuSample,
+    LifecycleEvent,
+    MetricSample,
+    Outcome,
+    RequestRow,
+    Role,
+    StepRow,
+    TokenCounting,
+)
+from harness.store import RECORDS, RunFolder, RunRows, name_run, schema_of
+
+LARGE_NS = 2**53 + 1  # a float would lose its last digit
+
+
+def a_request(**changes: object) -> RequestRow:
+    row = RequestRow(
+        request_id="r1",
+        arm="main",
+        role=Role.USER,
+        trial=None,
+        user=3,
+        stream=True,
+        planned_abandon=4,
+        think_ns=None,
+        max_tokens=10,
+        intended_start_ns=LARGE_NS,
+        sent_ns=LARGE_NS + 1,
+        ended_ns=LARGE_NS + 9,
+        token_times_ns=[LARGE_NS + 2, LARGE_NS + 3],
+        event_tokens=[1, 1],
+        token_counting=TokenCounting.USAGE,
+        outcome=Outcome.ABANDONED,
+    )
+    return msgspec.structs.replace(row, **changes)
+
+
+def a_manifest() -> Manifest:
+    return Manifest(
+        run_id="x",
+        created_at="2026-11-21T00:00:00+00:00",
+        command=["walkaway", "demo"],
+        seed=1,
+        versions={},
+        hardware={},
+        workload={},
+        settle_s=2.0,
+        scrape_interval_s=None,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_manifest(a_manifest())
+    return folder
+
+
+def test_an_empty_run_has_every_column(folder: RunFolder) -> None:
+    folder.write_rows(RunRows())
+    frames = folder.frames()
+    for name, record in RECORDS.items():
+        frame = getattr(frames, name)
+        assert frame.empty
+        assert list(frame.columns) == schema_of(record).names
+    assert "request_ids" in frames.steps.columns
+    assert "scheduled" not in frames.steps.columns
+
+
+def test_requests_come_back_as_they_were(folder: RunFolder) -> None:
+    left = a_request(abandoned_ns=LARGE_NS + 5)
+    stayed = a_request(request_id="r2", planned_abandon=None, outcome=Outcome.COMPLETED)
+    folder.write_rows(RunRows(requests=[left, stayed]))
+    requests = folder.frames().requests
+    assert list(requests["request_id"]) == ["r1", "r2"]
+    assert list(requests["outcome"]) == ["abandoned", "completed"]
+    assert requests["sent_ns"].dtype == np.int64
+    assert requests["abandoned_ns"].dtype == pd.Int64Dtype()
+    assert requests["abandoned_ns"][0] == LARGE_NS + 5
+    assert requests["abandoned_ns"][1] is pd.NA
+    assert list(requests["token_times_ns"][0]) == [LARGE_NS + 2, LARGE_NS + 3]
+
+
+def test_nullable_integers_stay_exact_even_with_nulls(folder: RunFolder) -> None:
+    folder.write_rows(RunRows(requests=[a_request(abandoned_ns=LARGE_NS), a_request()]))
+    assert int(folder.frames().requests["abandoned_ns"][0]) == LARGE_NS
+
+
+def test_the_maps_of_a_step_become_aligned_lists(folder: RunFolder) -> None:
+    step = StepRow(
+        step=1,
+        started_ns=10,
+        ended_ns=20,
+        num_running=2,
+        num_waiting=0,
+        free_blocks=5,
+        scheduled={"a": 32, "b": 1},
+        sampled={"b": 1},
+    )
+    folder.write_rows(RunRows(steps=[step]))
+    row = folder.frames().steps.iloc[0]
+    assert list(row["request_ids"]) == ["a", "b"]
+    assert list(row["scheduled_tokens"]) == [32, 1]
+    assert list(row["sampled_tokens"]) == [0, 1]
+
+
+def test_the_other_frames_come_back(folder: RunFolder) -> None:
+    event = LifecycleEvent(
+        seq=1,
+        t_ns=5,
+        event="arrived",
+        request_id="s1",
+        client_request_id="r1",
+        step=None,
+        num_generated=0,
+        num_blocks=0,
+        reason=None,
+    )
+    folder.write_rows(
+        RunRows(
+            lifecycle=[event],
+            server_metrics=[MetricSample(t_ns=1, duration_ns=2, name="m", labels="{}", value=3.5)],
+            cpu=[CpuSample(t_ns=1, process="machine", cores=0.5, rss_bytes=7)],
+            gpu=[GpuSample(t_ns=1, gpu=0, utilisation=0.25, memory_bytes=9, power_w=None)],
+            client=[ClientSample(t_ns=1, pid=2, lag_ns=3, cpu_s=0.1, streams=4)],
+        )
+    )
+    frames = folder.frames()
+    assert frames.lifecycle["event"][0] == "arrived"
+    assert frames.lifecycle["step"][0] is pd.NA
+    assert frames.server_metrics["value"][0] == 3.5
+    assert frames.cpu["cores"][0] == 0.5
+    assert pd.isna(frames.gpu["power_w"][0])
+    assert frames.client["lag_ns"][0] == 3
+
+
+def test_shards_are_removed_only_with_their_rows_on_disk(folder: RunFolder) -> None:
+    shard = folder.shards / "requests-1.ndjson"
+    shard.write_bytes(b"{}\n")
+    unwritable = folder.path / "requests.part"
+    unwritable.mkdir()
+    with pytest.raises(OSError, match="requests"):
+        folder.write_rows(RunRows())
+    assert shard.exists()
+    unwritable.rmdir()
+    folder.write_rows(RunRows())
+    assert not shard.exists()
+    assert not folder.shards.exists()
+
+
+def test_a_folder_that_holds_anything_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "old.txt").write_text("kept")
+    with pytest.raises(ConfigError, match=r"is not empty; name a new folder with --out"):
+        RunFolder.create(tmp_path)
+    assert (tmp_path / "old.txt").read_text() == "kept"
+
+
+def test_a_folder_that_cannot_be_made_is_a_message(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be made"):
+        RunFolder.create(tmp_path / "file" / "run")
+
+
+def test_a_folder_that_is_no_run_is_a_message(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"requests\.parquet: cannot be read"):
+        RunFolder(tmp_path).frames()
+
+
+def test_the_manifest_is_replaced_whole(folder: RunFolder) -> None:
+    manifest = a_manifest()
+    manifest.status = "complete"
+    manifest.clock = Clock(comparable=True, round_trip_ns=5)
+    folder.write_manifest(manifest)
+    written = json.loads((folder.path / "manifest.json").read_text())
+    assert written["status"] == "complete"
+    assert written["clock"] == {
+        "name": "CLOCK_MONOTONIC",
+        "comparable": True,
+        "round_trip_ns": 5,
+    }
+    assert written["idle"] == {"before": {}, "after": {}}
+    assert not list(folder.path.glob("*.part"))
+
+
+def test_a_new_manifest_does_not_look_complete(folder: RunFolder) -> None:
+    assert folder.read_manifest()["status"] == "interrupted"
+
+
+def test_a_run_is_named_after_time_and_workload() -> None:
+    now = datetime(2026, 11, 21, 5, 30, 12, tzinfo=UTC)
+    assert name_run(now, "demo", "4f2a") == "20261121-053012-demo-4f2a"
