@@ -1,0 +1,1 @@
+"""Scheduling, decided without tensors, clocks, threads or an event loop."""

@@ -1,0 +1,83 @@
+"""The lifecycle log and the step log: bounded, numbered, honest about what fell out.
+
+Frontend and worker stamp events with the same monotonic clock; the journal numbers them in the
+order in which they become known here. A reader asks for what came after the last number it has,
+and is told how many entries it can never have.
+"""
+
+from collections import deque
+from itertools import islice
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from reference_engine.protocol import StepRecord
+
+LIFECYCLE_CAPACITY: Final = 1_000_000
+STEPS_CAPACITY: Final = 200_000
+
+
+class LifecycleEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One event, as `GET /walkaway/lifecycle` shows it."""
+
+    seq: int
+    t_ns: int
+    event: str
+    request_id: str
+    client_request_id: str | None
+    step: int | None
+    num_generated: int
+    num_blocks: int
+    reason: str | None
+
+
+class StepEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One step, as `GET /walkaway/steps` shows it."""
+
+    step: int
+    started_ns: int
+    ended_ns: int
+    num_running: int
+    num_waiting: int
+    free_blocks: int
+    scheduled: dict[str, int]
+    sampled: dict[str, int]
+
+
+def step_entry(record: StepRecord) -> StepEntry:
+    """The same fields under names: frames carry them as arrays."""
+    return StepEntry(**msgspec.structs.asdict(record))
+
+
+EntryT = TypeVar("EntryT")
+
+
+class Page(NamedTuple, Generic[EntryT]):
+    """Entries after the asked number; `next_after` is what to ask with next."""
+
+    entries: list[EntryT]
+    first: int
+    next_after: int
+    dropped: int
+
+
+class Ring(Generic[EntryT]):
+    """The last `capacity` entries, numbered from 1. Entry n is the n-th that was appended."""
+
+    def __init__(self, capacity: int) -> None:
+        self._entries: deque[EntryT] = deque(maxlen=capacity)
+        self._last = 0
+
+    @property
+    def next_number(self) -> int:
+        return self._last + 1
+
+    def append(self, entry: EntryT) -> None:
+        self._entries.append(entry)
+        self._last += 1
+
+    def after(self, number: int, limit: int) -> Page[EntryT]:
+        first = self._last - len(self._entries) + 1
+        start = max(number + 1, first)
+        entries = list(islice(self._entries, start - first, start - first + limit))
+        return Page(entries, first, start + len(entries) - 1, max(0, start - number - 1))

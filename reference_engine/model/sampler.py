@@ -1,0 +1,34 @@
+"""From logits to tokens: greedy where the temperature is 0, else drawn from the softmax.
+
+Drawing inverts the cumulative distribution at a number that depends on the request's seed and the
+token's position only, so an answer does not depend on what else was in the batch.
+"""
+
+import torch
+from torch import Tensor
+
+from reference_engine.model.randomness import uniform
+from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD
+from reference_engine.request import Request
+
+
+def sample(logits: Tensor, requests: list[Request]) -> list[int]:
+    """One token for each row of logits [S, vocabulary]; words and end of sequence only."""
+    ignored = [float("-inf") if request.sampling.ignore_eos else 0.0 for request in requests]
+    eos = logits[:, EOS_TOKEN_ID] + torch.tensor(ignored, device=logits.device)
+    logits[:, :FIRST_WORD] = float("-inf")
+    logits[:, EOS_TOKEN_ID] = eos
+    temperatures = [request.sampling.temperature for request in requests]
+    greedy = logits.argmax(dim=-1)
+    if not any(temperatures):
+        return greedy.tolist()
+    device = logits.device
+    scale = torch.tensor([t or 1.0 for t in temperatures], device=device)
+    cumulative = (logits / scale[:, None]).softmax(dim=-1).cumsum(dim=-1)
+    draws = [uniform(request.sampling.seed, request.num_tokens) for request in requests]
+    # Scaled to the last sum, which rounding may leave a little off 1.
+    targets = torch.tensor(draws, device=device)[:, None] * cumulative[:, -1:]
+    drawn = torch.searchsorted(cumulative, targets, right=True)[:, 0]
+    drawn = drawn.clamp(max=logits.shape[1] - 1)
+    is_greedy = torch.tensor([t == 0 for t in temperatures], device=device)
+    return torch.where(is_greedy, greedy, drawn).tolist()

@@ -1,0 +1,37 @@
+"""A byte-level tokenizer whose output is always readable.
+
+    0 <pad>   1 <s>   2 </s>   |   3..258 the 256 bytes   |   259.. words made of syllables
+
+A prompt becomes its UTF-8 bytes, one token each, so its length is known without the tokenizer. The
+model is allowed to sample words and </s> only: one token is one word of text, never half a
+character.
+"""
+
+from itertools import product
+from typing import Final
+
+EOS_TOKEN_ID: Final = 2
+_FIRST_BYTE: Final = 3
+FIRST_WORD: Final = _FIRST_BYTE + 256
+_SYLLABLES: Final = [a + b for a, b in product("bdfgklmnprstvz", "aeiou")]
+
+
+class Tokenizer:
+    """Text to token ids and back, for a vocabulary of `vocab_size`."""
+
+    def __init__(self, vocab_size: int) -> None:
+        capacity = FIRST_WORD + len(_SYLLABLES) ** 2
+        if not FIRST_WORD < vocab_size <= capacity:
+            raise ValueError(f"a vocabulary has {FIRST_WORD + 1} to {capacity} tokens")
+        self.vocab_size = vocab_size
+        words = [f" {a}{b}" for a, b in product(_SYLLABLES, _SYLLABLES)]
+        # A stride coprime to the number of words, so that neighbouring ids do not look alike.
+        self._words = [words[i * 1301 % len(words)] for i in range(vocab_size - FIRST_WORD)]
+
+    def encode(self, text: str) -> list[int]:
+        """One token a byte; lone surrogates become question marks."""
+        return [_FIRST_BYTE + byte for byte in text.encode("utf-8", errors="replace")]
+
+    def text_of(self, token_id: int) -> str:
+        """The text that a sampled token adds: a word, or nothing for a special token."""
+        return self._words[token_id - FIRST_WORD] if token_id >= FIRST_WORD else ""

@@ -1,0 +1,59 @@
+"""The runner that computes: a torch model, its paged cache, and one forward pass a step."""
+
+import os
+from collections.abc import Mapping
+
+import torch
+
+from reference_engine.config import EngineConfig, EngineConfigError
+from reference_engine.core.step import StepPlan
+from reference_engine.model.attention import PagedCache
+from reference_engine.model.batch import build_batch
+from reference_engine.model.llama import Llama
+from reference_engine.model.runner import RunnerInfo
+from reference_engine.model.sampler import sample
+from reference_engine.model.shapes import MODEL_SHAPES
+from reference_engine.model.weights import fill_with_random
+
+
+class TorchRunner:
+    """Owns the weights and the cache: [num_blocks * block_size] slots a layer, float32."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        # One core is left to the frontend, or it would learn late that a client is gone.
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))
+        shape = MODEL_SHAPES[config.model]
+        self._device = _choose_device(config.device)
+        self._block_size = config.block_size
+        self._model = Llama(shape, config.max_model_len)
+        fill_with_random(self._model, config.seed)
+        self._model.to(self._device).eval()
+        num_slots = config.num_blocks * config.block_size
+        self._caches = [
+            PagedCache(num_slots, shape.num_kv_heads, shape.head_dim, self._device)
+            for _ in range(shape.num_layers)
+        ]
+        on_gpu = self._device.type == "cuda"
+        self.info = RunnerInfo(
+            device=self._device.type,
+            vocab_size=shape.vocab_size,
+            gpu_name=torch.cuda.get_device_name(self._device) if on_gpu else None,
+        )
+
+    def execute(self, plan: StepPlan) -> Mapping[str, int]:
+        with torch.inference_mode():
+            batch = build_batch(plan, self._block_size, self._device)
+            logits = self._model(batch, self._caches)
+            tokens = sample(logits, batch.sampling_requests)
+        return {
+            request.request_id: token
+            for request, token in zip(batch.sampling_requests, tokens, strict=True)
+        }
+
+
+def _choose_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise EngineConfigError("--device cuda: torch sees no CUDA device here; use cpu or auto")
+    return torch.device(name)

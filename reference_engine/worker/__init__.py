@@ -1,0 +1,1 @@
+"""The process that owns the engine's state."""

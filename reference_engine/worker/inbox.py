@@ -1,0 +1,56 @@
+"""Messages on their way from the socket to the step loop.
+
+Hearing and draining share one lock and one clock reading each. So a message heard before a step
+started is always applied before that step: there is no moment in which a message has been stamped
+but would miss its step boundary.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from reference_engine.protocol import ToWorker
+
+
+class Heard(NamedTuple):
+    """A message and the time at which the worker had it."""
+
+    t_ns: int
+    message: ToWorker
+
+
+class Inbox:
+    """A queue from one reading thread to one working thread.
+
+    `_messages` and `_closed` change under `_changed` only.
+    """
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        self._changed = threading.Condition()
+        self._messages: list[Heard] = []
+        self._closed = False
+
+    def put(self, message: ToWorker) -> None:
+        with self._changed:
+            self._messages.append(Heard(self._now_ns(), message))
+            self._changed.notify()
+
+    def close(self) -> None:
+        """The other side is gone: `drain` returns None from now on."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def drain(self, *, wait: bool) -> tuple[int, list[Heard]] | None:
+        """The step boundary: its time, and all messages heard before it.
+
+        With `wait`, blocks until there is a message. None once the inbox is closed.
+        """
+        with self._changed:
+            while wait and not self._messages and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                return None
+            messages, self._messages = self._messages, []
+            return self._now_ns(), messages

@@ -1,0 +1,111 @@
+"""The worker process: a socket, a thread that reads it, and the step loop on the main thread.
+
+Started by the frontend with one end of a socket pair. It ends when that socket ends, so it cannot
+outlive its frontend; it ignores Ctrl-C, which is the frontend's to act on.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from random import Random
+
+import msgspec
+
+from reference_engine.config import EngineConfig
+from reference_engine.core.scheduler import Scheduler
+from reference_engine.faults import Faults
+from reference_engine.model.runner import Runner
+from reference_engine.model.simulated import SimulatedRunner
+from reference_engine.model.tokenizer import EOS_TOKEN_ID
+from reference_engine.protocol import (
+    FrameReader,
+    ProtocolError,
+    Ready,
+    StepReport,
+    ToWorker,
+    encode_frame,
+)
+from reference_engine.worker.engine import Engine
+from reference_engine.worker.inbox import Inbox
+
+_RECEIVE_BYTES = 256 * 1024
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the frontend hands to its worker at birth, as one JSON argument."""
+
+    config: EngineConfig
+    faults: Faults
+
+
+def build_runner(config: EngineConfig) -> Runner:
+    """The runner that the configuration names; torch is imported only for its own."""
+    if config.runner == "simulated":
+        return SimulatedRunner(config.step_cost, sleep=time.sleep)  # noqa: TID251 an edge: real time
+    from reference_engine.model.torch_runner import TorchRunner
+
+    return TorchRunner(config)
+
+
+def read_messages(connection: socket.socket, inbox: Inbox) -> None:
+    """Feed the inbox until the frontend closes the connection or breaks the protocol."""
+    reader = FrameReader()
+    decoder = msgspec.msgpack.Decoder(ToWorker)
+    try:
+        while data := connection.recv(_RECEIVE_BYTES):
+            for payload in reader.feed(data):
+                inbox.put(decoder.decode(payload))
+    except (OSError, ProtocolError, msgspec.DecodeError) as error:
+        print(f"worker: connection to the frontend: {error}", file=sys.stderr)  # noqa: T201
+    finally:
+        inbox.close()
+
+
+def serve(connection: socket.socket, settings: WorkerSettings) -> None:
+    """Build the model, say so, and run steps until the connection ends."""
+    runner = build_runner(settings.config)
+    scheduler = Scheduler(settings.config, EOS_TOKEN_ID)
+    inbox = Inbox(time.perf_counter_ns)
+
+    def send_report(report: StepReport) -> None:
+        connection.sendall(encode_frame(report))
+
+    engine = Engine(
+        scheduler,
+        runner,
+        faults=settings.faults,
+        now_ns=time.perf_counter_ns,
+        random=Random(settings.config.seed),
+        report=send_report,
+    )
+    info = runner.info
+    ready = Ready(
+        pid=os.getpid(),
+        device=info.device,
+        vocab_size=info.vocab_size,
+        gpu_name=info.gpu_name,
+    )
+    connection.sendall(encode_frame(ready))
+    thread = threading.Thread(target=read_messages, args=(connection, inbox), daemon=True)
+    thread.start()
+    engine.run(inbox)
+
+
+def main() -> None:
+    """`python -m reference_engine.worker.service FD SETTINGS_JSON`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The reading thread must not wait long for the interpreter while the model's Python runs:
+    # the default of 5 ms would be a stage of the cancel latency.
+    sys.setswitchinterval(0.0005)
+    settings = msgspec.json.decode(sys.argv[2], type=WorkerSettings)
+    # A broken pipe means that the frontend is gone, and then so are we.
+    with contextlib.suppress(BrokenPipeError), socket.socket(fileno=int(sys.argv[1])) as connection:
+        serve(connection, settings)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The paged, chunked, batched model against the plainest one: no cache, no batch.
+
+torch is an optional extra: without it these tests are skipped.
+"""
+
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
+
+from reference_engine.config import EngineConfig  # noqa: E402
+from reference_engine.core.scheduler import Scheduler  # noqa: E402
+from reference_engine.model.llama import Llama  # noqa: E402
+from reference_engine.model.sampler import sample  # noqa: E402
+from reference_engine.model.shapes import MODEL_SHAPES  # noqa: E402
+from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD  # noqa: E402
+from reference_engine.model.torch_runner import TorchRunner  # noqa: E402
+from reference_engine.model.weights import fill_with_random  # noqa: E402
+from reference_engine.request import FinishReason, Request, Sampling  # noqa: E402
+
+
+def plain_logits(model: Any, token_ids: list[int]) -> Any:
+    """Logits after the last token, by the textbook: no cache, no blocks, no batch."""
+    shape = MODEL_SHAPES["tiny"]
+    positions, num_tokens = torch.arange(len(token_ids)), len(token_ids)
+    x = model.embedding(torch.tensor(token_ids))
+    causal = torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril()
+    for block in model.blocks:
+        attention = block.attention
+        y = block.attention_norm(x)
+        q = attention.q_proj(y).view(num_tokens, shape.num_heads, shape.head_dim)
+        k = attention.k_proj(y).view(num_tokens, shape.num_kv_heads, shape.head_dim)
+        v = attention.v_proj(y).view(num_tokens, shape.num_kv_heads, shape.head_dim)
+        q, k = model.rotary(q, positions), model.rotary(k, positions)
+        group = shape.num_heads // shape.num_kv_heads
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        out = torch.nn.functional.scaled_dot_product_attention(
+            q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), attn_mask=causal
+        )
+        x = x + attention.o_proj(out.transpose(0, 1).reshape(num_tokens, -1))
+        x = x + block.ffn(block.ffn_norm(x))
+    return model.lm_head(model.norm(x[-1:]))
+
+
+def greedy_answer(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
+    tokens = list(prompt)
+    with torch.inference_mode():
+        for _ in range(num_tokens):
+            request = Request("plain", tokens, Sampling(max_tokens=1, temperature=0.0))
+            tokens += sample(plain_logits(model, tokens), [request])
+    return tokens[len(prompt) :]
+
+
+def test_chunked_batched_and_preempted_answers_equal_the_plain_ones() -> None:
+    config = EngineConfig(
+        device="cpu",
+        max_num_seqs=3,
+        num_blocks=16,
+        block_size=4,
+        max_model_len=64,
+        max_num_batched_tokens=16,
+    )
+    runner, scheduler = TorchRunner(config), Scheduler(config, EOS_TOKEN_ID)
+    prompts = {f"r{i}": [3 + (7 * i + j) % 256 for j in range(9 + 11 * i)] for i in range(4)}
+    for request_id, prompt in prompts.items():
+        sampling = Sampling(max_tokens=12, temperature=0.0, ignore_eos=True)
+        scheduler.add(Request(request_id, prompt, sampling))
+    requests = dict(scheduler.requests)
+    while scheduler.has_work:
+        plan = scheduler.schedule()
+        for request in scheduler.update(plan, runner.execute(plan)):
+            if request.finish_reason is not None:
+                scheduler.finish(request.request_id, request.finish_reason)
+    scheduler.check_integrity()
+    assert scheduler.counters.preemptions > 0, "the pool is meant to be too small"
+    model = Llama(MODEL_SHAPES["tiny"], config.max_model_len)
+    fill_with_random(model, config.seed)
+    for request_id, prompt in prompts.items():
+        answer = requests[request_id].token_ids[len(prompt) :]
+        assert answer == greedy_answer(model, prompt, 12), request_id
+
+
+def sampled(logits: Any, **sampling: Any) -> int:
+    request = Request("a", [5], Sampling(max_tokens=1, **sampling))
+    token: int = sample(logits.clone(), [request])[0]
+    return token
+
+
+def test_only_words_and_the_end_are_sampled() -> None:
+    logits = torch.zeros(1, 2048)
+    logits[0, 7] = 50.0  # a byte token, however likely
+    logits[0, EOS_TOKEN_ID] = 20.0
+    assert sampled(logits, temperature=0.0) == EOS_TOKEN_ID
+    assert sampled(logits, temperature=0.0, ignore_eos=True) >= FIRST_WORD
+    assert sampled(logits, temperature=1.0, ignore_eos=True) >= FIRST_WORD
+
+
+def test_sampling_follows_the_distribution_and_the_seed() -> None:
+    logits = torch.full((1, 2048), float("-inf"))
+    logits[0, 300], logits[0, 301] = 0.0, float(torch.log(torch.tensor(3.0)))
+    drawn = [sampled(logits, seed=seed) for seed in range(400)]
+    assert drawn == [sampled(logits, seed=seed) for seed in range(400)]
+    # 400 draws with p = 1/4: 100 expected, standard deviation 8.7; the seeds are fixed
+    assert 70 <= drawn.count(300) <= 130
+    assert drawn.count(301) == 400 - drawn.count(300)
+
+
+def test_the_last_request_of_a_batch_can_be_aborted_and_its_blocks_reused() -> None:
+    config = EngineConfig(device="cpu", num_blocks=16, block_size=4, max_model_len=64)
+    runner, scheduler = TorchRunner(config), Scheduler(config, EOS_TOKEN_ID)
+    sampling = Sampling(max_tokens=6, temperature=0.0, ignore_eos=True)
+    scheduler.add(Request("gone", [9] * 20, sampling))
+    plan = scheduler.schedule()
+    scheduler.update(plan, runner.execute(plan))
+    scheduler.finish("gone", FinishReason.ABORT)
+    heir = Request("heir", [11] * 20, sampling)
+    scheduler.add(heir)
+    while scheduler.has_work:
+        plan = scheduler.schedule()
+        for request in scheduler.update(plan, runner.execute(plan)):
+            if request.finish_reason is not None:
+                scheduler.finish(request.request_id, request.finish_reason)
+    model = Llama(MODEL_SHAPES["tiny"], config.max_model_len)
+    fill_with_random(model, config.seed)
+    assert heir.token_ids[20:] == greedy_answer(model, [11] * 20, 6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_gpu_answers_as_the_cpu_does() -> None:
+    answers = []
+    for device in ("cpu", "cuda"):
+        config = EngineConfig(device=device, num_blocks=64, max_model_len=256)
+        runner, scheduler = TorchRunner(config), Scheduler(config, EOS_TOKEN_ID)
+        request = Request("a", [9] * 40, Sampling(max_tokens=8, temperature=0.0, ignore_eos=True))
+        scheduler.add(request)
+        while scheduler.has_work:
+            plan = scheduler.schedule()
+            for grown in scheduler.update(plan, runner.execute(plan)):
+                if grown.finish_reason is not None:
+                    scheduler.finish(grown.request_id, grown.finish_reason)
+        answers.append(request.token_ids)
+    assert answers[0] == answers[1]

@@ -1,0 +1,203 @@
+"""Scheduling decisions, one rule a test; a step is made up, no model is needed."""
+
+from collections.abc import Callable
+
+import pytest
+
+from reference_engine.core.scheduler import Scheduler
+from reference_engine.core.step import StepPlan
+from reference_engine.request import FinishReason, IllegalTransitionError, Request, Status
+
+SchedulerOf = Callable[..., Scheduler]
+RequestOf = Callable[..., Request]
+Step = Callable[..., StepPlan]
+
+
+def scheduled(plan: StepPlan) -> dict[str, int]:
+    return {request.request_id: num_tokens for request, num_tokens in plan.scheduled}
+
+
+def test_a_prompt_is_computed_whole_and_then_one_token_a_step(
+    scheduler_of: SchedulerOf, request_of: RequestOf, step: Step
+) -> None:
+    scheduler = scheduler_of()
+    scheduler.add(request_of("a", num_prompt=5, max_tokens=3))
+    assert scheduled(step(scheduler)) == {"a": 5}
+    assert scheduled(step(scheduler)) == {"a": 1}
+    assert scheduled(step(scheduler)) == {"a": 1}
+    assert not scheduler.has_work
+    assert scheduler.counters.generated_tokens == 3
+    assert scheduler.counters.prompt_tokens == 5
+    assert scheduler.counters.finished == {"length": 1}
+
+
+def test_a_long_prompt_is_chunked_beside_a_running_request(
+    scheduler_of: SchedulerOf, request_of: RequestOf, step: Step
+) -> None:
+    scheduler = scheduler_of(max_num_batched_tokens=8)
+    scheduler.add(request_of("a", num_prompt=4))
+    step(scheduler)
+    scheduler.add(request_of("b", num_prompt=18))
+    assert scheduled(step(scheduler)) == {"a": 1, "b": 7}
+    assert scheduled(step(scheduler)) == {"a": 1, "b": 7}
+    plan = step(scheduler)
+    assert scheduled(plan) == {"a": 1, "b": 4}
+    assert scheduler.requests["b"].num_generated == 1, "the last chunk samples"
+
+
+def test_slots_are_given_first_come_first_served(
+    scheduler_of: SchedulerOf, request_of: RequestOf, step: Step
+) -> None:
+    scheduler = scheduler_of(max_num_seqs=2)
+    for name in "abc":
+        scheduler.add(request_of(name, num_prompt=2))
+    plan = step(scheduler)
+    assert [request.request_id for request in plan.admitted] == ["a", "b"]
+    assert [request.request_id for request in scheduler.waiting] == ["c"]
+
+
+def test_a_freed_slot_is_filled_in_the_very_next_schedule(
+    scheduler_of: SchedulerOf, request_of: RequestOf, step: Step
+) -> None:
+    scheduler = scheduler_of(max_num_seqs=1)
+    scheduler.add(request_of("a"))
+    scheduler.add(request_of("b"))
+    step(scheduler)
+    scheduler.finish("a", FinishReason.ABORT)
+    assert [request.request_id for request in step(scheduler).admitted] == ["b"]
+
+
+def test_end_of_sequence_stops_unless_it_is_to_be_ignored(
+    scheduler_of: SchedulerOf, request_of: RequestOf, step: Step
+) -> None:
+    scheduler = scheduler_of()
+    scheduler.add(request_of("a"))
+    scheduler.add(request_of("b", ignore_eos=True))
+    step(scheduler, token=2)
+    assert list(scheduler.requests) == ["b"]
+    assert scheduler.counters.finished == {"stop": 1}
+
+
+def test_the_context_is_a_limit_too(
+    scheduler_of: SchedulerOf, request_of: RequestOf, step: Step
+) -> None:
+    scheduler = scheduler_of(max_model_len=8)
+    scheduler.add(request_of("a", num_prompt=6, max_tokens=100))
+    step(scheduler)
+    step(scheduler)
+    assert scheduler.counters.finished == {"length": 1}
+
+
+def test_out_of_blocks_preempts_the_youngest_which_recomputes_later(
+    scheduler_of: SchedulerOf, request_of: RequestOf, step: Step
+) -> None:
+    scheduler = scheduler_of(num_blocks=4, block_size=4, max_model_len=16)
+    old = request_of("old", num_prompt=7, max_tokens=6)
+    young = request_of("young", num_prompt=7, max_tokens=6)
+    scheduler.add(old)
+    scheduler.add(young)
+    step(scheduler)
+    step(scheduler)  # both have 8 computed tokens in two full blocks: nothing is left
+    plan = step(scheduler)
+    assert plan.preempted == [young]
+    assert young.status is Status.PREEMPTED
+    assert young.block_table == []
+    assert (young.num_computed_tokens, young.num_generated) == (0, 2)
+    assert list(scheduler.waiting) == [young]
+    assert scheduler.counters.preemptions == 1
+    assert scheduler.counters.recomputed_tokens == 8
+    while old in scheduler.running:
+        step(scheduler)
+    plan = step(scheduler)
+    assert plan.resumed == [young]
+    assert scheduled(plan) == {"young": 9}, "prompt and answer alike are computed again"
+    while young in scheduler.running:
+        step(scheduler)
+    assert young.num_generated == 6
+
+
+def test_a_request_that_alone_finds_no_block_preempts_itself(
+    scheduler_of: SchedulerOf, request_of: RequestOf, step: Step
+) -> None:
+    scheduler = scheduler_of(num_blocks=4, block_size=4, max_model_len=16)
+    victim = request_of("victim", num_prompt=15, max_tokens=1)
+    scheduler.add(victim)
+    step(scheduler)
+    assert not scheduler.has_work
+    leaky = request_of("leaky", num_prompt=4)
+    scheduler.add(leaky)
+    step(scheduler)
+    scheduler.finish("leaky", FinishReason.ABORT, num_leaked=1)
+    scheduler.check_integrity()
+    late = request_of("late", num_prompt=12, max_tokens=4)
+    scheduler.add(late)
+    step(scheduler)
+    plan = step(scheduler)
+    assert plan.preempted == [late]
+    assert plan.scheduled == []
+
+
+STATES = {
+    "waiting": (Status.WAITING, 0),
+    "mid-chunk": (Status.RUNNING, 1),
+    "running": (Status.RUNNING, 2),
+    "preempted": (Status.PREEMPTED, 11),
+}
+
+
+@pytest.mark.parametrize("state", list(STATES))
+def test_abort_in_every_state_frees_everything_at_once(
+    state: str, scheduler_of: SchedulerOf, request_of: RequestOf, step: Step
+) -> None:
+    scheduler = scheduler_of(
+        max_num_batched_tokens=16, num_blocks=8, block_size=4, max_model_len=32
+    )
+    target = request_of("target", num_prompt=14, max_tokens=18)
+    scheduler.add(request_of("older", num_prompt=4, max_tokens=20))
+    scheduler.add(target)
+    status, num_steps = STATES[state]
+    for _ in range(num_steps):
+        step(scheduler)
+    assert target.status is status
+    assert (target.num_owed_tokens > 1) == (state != "running")
+    held = len(target.block_table)
+    assert scheduler.finish("target", FinishReason.ABORT) == held
+    assert (target.status, target.block_table) == (Status.FINISHED, [])
+    assert "target" not in scheduler.requests
+    scheduler.check_integrity()
+
+
+def test_abort_of_a_finished_an_unknown_and_an_aborted_request_does_nothing(
+    scheduler_of: SchedulerOf, request_of: RequestOf, step: Step
+) -> None:
+    scheduler = scheduler_of()
+    scheduler.add(request_of("done", max_tokens=1))
+    scheduler.add(request_of("left"))
+    step(scheduler)
+    assert scheduler.finish("left", FinishReason.ABORT) == 1
+    for request_id in ("done", "unknown", "left"):
+        assert scheduler.finish(request_id, FinishReason.ABORT) is None
+    assert scheduler.counters.finished == {"length": 1, "abort": 1}
+
+
+def test_ids_match_whole(scheduler_of: SchedulerOf, request_of: RequestOf, step: Step) -> None:
+    scheduler = scheduler_of()
+    scheduler.add(request_of("a"))
+    scheduler.add(request_of("ab"))
+    step(scheduler)
+    scheduler.finish("a", FinishReason.ABORT)
+    assert list(scheduler.requests) == ["ab"]
+
+
+def test_an_id_in_use_is_refused(scheduler_of: SchedulerOf, request_of: RequestOf) -> None:
+    scheduler = scheduler_of()
+    scheduler.add(request_of("a"))
+    with pytest.raises(ValueError, match="in use"):
+        scheduler.add(request_of("a"))
+
+
+def test_an_illegal_transition_raises_and_changes_nothing(request_of: RequestOf) -> None:
+    request = request_of("a")
+    with pytest.raises(IllegalTransitionError, match="waiting -> preempted"):
+        request.move_to(Status.PREEMPTED)
+    assert request.status is Status.WAITING
