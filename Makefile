@@ -1,0 +1,58 @@
+# make demo   set up, then run the whole chain once and say where the report is
+# make test   set up, then run every check: format, lint, import contracts, types, tests
+# make clean  remove the virtual environment and the tools' caches (results stay)
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
+SOURCES := harness reference_engine dashboards workloads tests
+
+.PHONY: demo test clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.installed-demo
+	$(BIN)/walkaway demo
+
+test: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "walkaway needs Python 3.11 or newer; name one with: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+# Plain `torch` from the default index brings gigabytes of CUDA packages. Without a GPU the CPU build
+# is taken: from wherever pip already looks, else from PyTorch's own index. (macOS has one build.)
+$(VENV)/.torch: $(VENV)/.python constraints.txt
+ifeq ($(shell uname -s)-$(HAS_GPU),Linux-0)
+	@echo "installing torch $(TORCH_VERSION), CPU build"
+	@$(PIP) install "torch==$(TORCH_VERSION)+cpu" 2>$(VENV)/torch.log || \
+	  $(PIP) install "torch==$(TORCH_VERSION)" --index-url $(TORCH_CPU_INDEX) || \
+	  { cat $(VENV)/torch.log; exit 1; }
+else
+	@echo "installing torch $(TORCH_VERSION)"
+	@$(PIP) install "torch==$(TORCH_VERSION)"
+endif
+	@touch $@
+
+$(VENV)/.installed-demo: $(VENV)/.torch pyproject.toml constraints.txt
+	@echo "installing walkaway into $(VENV)"
+	@$(PIP) install --editable '.[engine,gpu]' --constraint constraints.txt
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml constraints.txt
+	@echo "installing walkaway and its checkers into $(VENV)"
+	@$(PIP) install --editable '.[engine,gpu,dev]' --constraint constraints.txt
+	@touch $@
