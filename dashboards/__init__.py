@@ -1,0 +1,1 @@
+"""Pictures and pages: reads finished runs, draws them, and makes no load."""

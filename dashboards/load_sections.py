@@ -1,0 +1,145 @@
+"""The sections about everybody else: slots, KV cache, hardware, survivors, the floor."""
+
+from dashboards import figures, timelines
+from dashboards.gauges import kv_usage, requests_in
+from dashboards.section import Picture, Section, median_and_p99, over_time
+from dashboards.source import Run
+from dashboards.timelines import column_series
+
+
+def slots(run: Run) -> Section:
+    section = Section(
+        name="slots",
+        title="Batch slots over time",
+        shows="Requests in a slot and in the queue; each mark on the axis is a user who left.",
+        good="slots stay full while anybody waits, and both lines end at zero.",
+    )
+    running = requests_in(run, "running")
+    if running is None:
+        return section.without("No step log, and no scrape showed how many requests ran.")
+    waiting = requests_in(run, "waiting")
+    abandons = run.frames.requests["abandoned_ns"].dropna()
+    timeline = timelines.batch_slots(running, waiting, run.clock.seconds(abandons), run.clock)
+    return section.drawn(
+        over_time(timeline, "slots", "Running and waiting requests over the run, and abandons."),
+    )
+
+
+def kv(run: Run) -> Section:
+    section = Section(
+        name="kv",
+        title="KV cache over time",
+        shows="How much of the KV cache is held by requests.",
+        good="it falls with every abandon and ends where it began.",
+    )
+    usage = kv_usage(run)
+    if usage is None:
+        return section.without("No step log, and no scrape showed the KV cache.")
+    return section.drawn(
+        over_time(
+            timelines.kv_blocks(usage.series, run.clock, unit=usage.unit, total=usage.total),
+            "kv",
+            "KV cache in use over the run.",
+        ),
+    )
+
+
+def hardware(run: Run) -> Section:
+    section = Section(
+        name="hardware",
+        title="Processor and GPU over time",
+        shows="Who was busy: the server's processes, the load, and the GPU where there is one.",
+        good="the load's processes leave the server room; a busy load measures itself.",
+    )
+    pictures = [*_gpu_pictures(run), *_cpu_pictures(run)]
+    if not pictures:
+        return section.without("Neither processor nor GPU were sampled in this run.")
+    if run.frames.gpu.empty:
+        section = section.without("No GPU was sampled, so only the processor is shown.")
+    return section.drawn(*pictures)
+
+
+def _gpu_pictures(run: Run) -> list[Picture]:
+    if run.frames.gpu.empty:
+        return []
+    cards = list(run.frames.gpu.groupby("gpu"))
+    kinds = (
+        ("utilisation", "GPU busy, share of time", 1.0),
+        ("memory_bytes", "GPU memory, GiB", 2.0**-30),
+        ("power_w", "GPU power, watts", 1.0),
+    )
+    return [
+        over_time(
+            timelines.lines(
+                {
+                    f"GPU {number}": column_series(rows, column, run.clock, scale=scale)
+                    for number, rows in cards
+                },
+                run.clock,
+                y_title=title,
+            ),
+            f"gpu-{column.partition('_')[0]}",
+            f"{title}, over the run.",
+        )
+        for column, title, scale in kinds
+        if run.frames.gpu[column].notna().any()
+    ]
+
+
+def _cpu_pictures(run: Run) -> list[Picture]:
+    if run.frames.cpu.empty:
+        return []
+    series = {
+        str(process): column_series(rows, "cores", run.clock)
+        for process, rows in run.frames.cpu.groupby("process")
+    }
+    timeline = timelines.lines(series, run.clock, y_title="processor cores in use")
+    return [over_time(timeline, "cpu", "Processor cores in use over the run, by process.")]
+
+
+def survivors(run: Run) -> Section:
+    section = Section(
+        name="survivors",
+        title="What the others felt",
+        shows="Times of those whose users stayed: median (dot), p90 (diamond) and p99 (bar).",
+        good="no worse than in a run where nobody leaves; only a comparison of two runs can tell.",
+    )
+    present = {
+        name: run.metrics[name]
+        for name, _ in figures.CLIENT_TIMES
+        if name in run.metrics and run.metrics[name].n
+    }
+    if not present:
+        return section.without("Nobody stayed to the end.")
+    words = " ".join(f"{name[:-2].upper()}: {median_and_p99(one)}" for name, one in present.items())
+    return section.drawn(
+        Picture(
+            name="survivors",
+            figure=figures.client_times(present),
+            alt=f"Median, 90th and 99th percentile of the times of surviving users. {words}",
+        ),
+    )
+
+
+def lag(run: Run) -> Section:
+    section = Section(
+        name="lag",
+        title="The measurement floor",
+        shows="How late the load process woke from a short timer: what the harness itself adds.",
+        good="far below every figure above; a figure smaller than this is not to be believed.",
+    )
+    if run.frames.client.empty:
+        return section.without("The load did not watch itself in this run.")
+    series = {
+        f"load process {number}": column_series(rows, "lag_ns", run.clock, scale=1e-6)
+        for number, (_, rows) in enumerate(run.frames.client.groupby("pid"), start=1)
+    }
+    timeline = timelines.lines(series, run.clock, y_title="late by, milliseconds")
+    return section.drawn(
+        over_time(
+            timeline,
+            "lag",
+            "Lag of the load process over the run. "
+            + median_and_p99(run.metrics.get("client_lag_s")),
+        ),
+    )

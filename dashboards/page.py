@@ -1,0 +1,100 @@
+"""The page: what the templates are given, and how everything from outside is made harmless.
+
+One file, no requests: the browser is told so by a Content-Security-Policy that allows the two
+scripts in the page by their hashes and nothing else. Text from a run (model names, errors, labels)
+reaches the page through Jinja's escaping, or as JSON in which "<" cannot occur.
+"""
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, Final
+
+import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from dashboards.headline import Card
+from dashboards.section import Section
+from dashboards.tables import COLUMNS, MetricTable
+
+TEMPLATES: Final = files("dashboards") / "templates"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Article:
+    """Everything the page says about one run, as text."""
+
+    anchor: str
+    run_id: str
+    question: str
+    sentence: str
+    status: str
+    cards: Sequence[Card]
+    facts: Sequence[tuple[str, str]]
+    cautions: Sequence[tuple[str, str]]
+    remarks: Sequence[tuple[str, str]]
+    not_measurable: Sequence[tuple[str, str]]
+    sections: Sequence[Section]
+    tables: Sequence[MetricTable]
+    command: str
+    machine: Sequence[tuple[str, str]]
+
+
+def render(articles: Sequence[Article]) -> str:
+    """The whole report as one HTML document."""
+    environment = Environment(
+        loader=PackageLoader("dashboards"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    scripts = [_own_line(get_plotlyjs()), _own_line(_template("page.js"))]
+    return environment.get_template("page.html.j2").render(
+        articles=articles,
+        policy=content_security_policy(scripts),
+        style=Markup(_template("page.css")),
+        scripts=[Markup(script) for script in scripts],
+        columns=COLUMNS,
+        figures=Markup(json_for_script(_figures(articles))),
+    )
+
+
+def content_security_policy(scripts: Sequence[str]) -> str:
+    """Nothing may be fetched; only these scripts may run. Styles are inline (plotly sets them)."""
+    hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts)
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def json_for_script(data: object) -> str:
+    """JSON that may stand in a <script>: no "<", so nothing in it can end the element."""
+    return msgspec.json.encode(data).decode().replace("<", "\\u003c")
+
+
+def _figures(articles: Sequence[Article]) -> Mapping[str, Any]:
+    return {
+        f"{article.anchor}-{picture.name}": msgspec.Raw(picture.figure.to_json().encode())
+        for article in articles
+        for section in article.sections
+        for picture in section.pictures
+    }
+
+
+def _sha256(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _own_line(script: str) -> str:
+    """As it stands between the tags: the hash is of every character there."""
+    return f"\n{script.strip()}\n"
+
+
+def _template(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")

@@ -1,0 +1,136 @@
+"""From run folders to one HTML file: read, put into words, draw, write."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from dashboards import cancel_sections, headline, load_sections
+from dashboards.page import Article, render
+from dashboards.section import Section
+from dashboards.source import Run, read_run
+from dashboards.tables import MetricTable, metric_table
+from dashboards.words import quantity
+from harness.errors import ConfigError
+
+CAUTIONS: Final = frozenset({"warning", "invalid"})  # shown before the figures they touch
+COUNTED_BY: Final = {
+    "usage": "the server's own count in each event",
+    "events": "text events, one taken for one token",
+    "events_calibrated": "text events, calibrated on the usage of completed streams",
+    "mixed": "the server's count in some requests, text events in others",
+}
+
+
+def write_report(folders: Sequence[Path], output: Path) -> None:
+    """Write the report of these runs. Raises `ConfigError` for what cannot be read or written."""
+    html = render([describe(read_run(folder), f"run{i}") for i, folder in enumerate(folders)])
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{output}: cannot be written: {error.strerror}") from error
+
+
+def describe(run: Run, anchor: str) -> Article:
+    """Everything that the page says about a run."""
+    summary, manifest = run.summary, run.manifest
+    remarks = [(remark.level, remark.text) for remark in summary.validity]
+    return Article(
+        anchor=anchor,
+        run_id=summary.run_id,
+        question=str(manifest.workload.get("question") or summary.workload),
+        sentence=headline.sentence(summary.outcomes, summary.metrics),
+        status=summary.status,
+        cards=headline.cards(summary.metrics, summary.flags),
+        facts=_facts(run),
+        cautions=[remark for remark in remarks if remark[0] in CAUTIONS],
+        remarks=[remark for remark in remarks if remark[0] not in CAUTIONS],
+        not_measurable=list(summary.not_measurable.items()),
+        sections=_sections(run),
+        tables=_tables(run),
+        command=shlex.join(manifest.command),
+        machine=_machine(run),
+    )
+
+
+def _sections(run: Run) -> list[Section]:
+    """In reading order. Recovery is a question only of runs that sent probes."""
+    probes = [cancel_sections.recovery] if (run.frames.requests["role"] == "probe").any() else []
+    builders = (
+        *probes,
+        cancel_sections.stages,
+        cancel_sections.latency,
+        cancel_sections.waste,
+        load_sections.slots,
+        load_sections.kv,
+        load_sections.hardware,
+        load_sections.survivors,
+        load_sections.lag,
+    )
+    return [build(run) for build in builders]
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    summary, target = run.summary, run.manifest.target
+    interval = run.manifest.scrape_interval_s
+    facts = [
+        ("workload", summary.workload),
+        ("server", _server(run)),
+        ("model", summary.model or "not known"),
+        ("at", target.url if target else "never reached"),
+        ("requests", _outcomes(run)),
+        ("load", f"{quantity(run.clock.length_s, 's')}, seed {run.manifest.seed}"),
+        ("settle time", quantity(run.manifest.settle_s, "s")),
+        ("scraped", "never" if interval is None else f"every {quantity(interval, 's')}"),
+    ]
+    if summary.token_counting:
+        counted = COUNTED_BY.get(summary.token_counting, summary.token_counting)
+        facts.append(("tokens by", counted))
+    return facts
+
+
+def _server(run: Run) -> str:
+    target = run.manifest.target
+    if target is None or not target.config:
+        return run.summary.engine
+    config = target.config
+    shown = (
+        ("runner", "{} runner"),
+        ("device", "on {}"),
+        ("max_num_seqs", "{} slots"),
+        ("num_blocks", "{} KV blocks"),
+        ("block_size", "of {} tokens"),
+    )
+    details = [form.format(config[key]) for key, form in shown if config.get(key) is not None]
+    return ", ".join([run.summary.engine, *details])
+
+
+def _outcomes(run: Run) -> str:
+    outcomes = run.summary.outcomes
+    counts = [f"{n:,} {name.replace('_', ' ')}" for name, n in outcomes.items() if n]
+    return f"{sum(outcomes.values()):,}" + (f": {', '.join(counts)}" if counts else "")
+
+
+def _tables(run: Run) -> list[MetricTable]:
+    summary = run.summary
+    arms = [
+        metric_table(f"arm {name}", arm.metrics, summary.flags)
+        for name, arm in summary.arms.items()
+    ]
+    if summary.metrics or not arms:
+        return [metric_table("the whole run", summary.metrics, summary.flags), *arms]
+    return arms
+
+
+def _machine(run: Run) -> list[tuple[str, str]]:
+    hardware = run.manifest.hardware
+    shown: list[tuple[str, str]] = [("written", run.manifest.created_at)]
+    for key, value in hardware.items():
+        if key == "memory_bytes":
+            shown.append(("memory", quantity(float(value), "bytes")))
+        elif isinstance(value, list):
+            shown.append((key, ", ".join(map(str, value)) or "none"))
+        else:
+            shown.append((key, str(value)))
+    return [*shown, *run.manifest.versions.items()]

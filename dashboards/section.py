@@ -1,0 +1,64 @@
+"""What a section of the report is: pictures, or the reason why there are none.
+
+A section without data is not drawn empty: it says why, in the words of the summary where it has
+some, so that "not measurable here" is never mistaken for zero.
+"""
+
+from dataclasses import dataclass, replace
+
+import plotly.graph_objects as go
+
+from dashboards.source import Run
+from dashboards.timelines import Timeline
+from dashboards.words import figure_of
+from harness.records import Metric
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A figure, its words for those who cannot see it, and what its caption must add."""
+
+    name: str
+    figure: go.Figure
+    alt: str
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One heading: what it shows, what good looks like, and the pictures or the reason."""
+
+    name: str
+    title: str
+    shows: str
+    good: str
+    pictures: tuple[Picture, ...] = ()
+    reason: str | None = None
+
+    def drawn(self, *pictures: Picture) -> "Section":
+        """The section with its pictures."""
+        return replace(self, pictures=pictures)
+
+    def without(self, reason: str) -> "Section":
+        """The section with the reason why it has no picture, or lacks one."""
+        return replace(self, reason=reason)
+
+
+def over_time(timeline: Timeline, name: str, alt: str) -> Picture:
+    """A picture of a timeline, its caption saying how it was down-sampled."""
+    return Picture(name=name, figure=timeline.figure, alt=alt, note=timeline.note)
+
+
+def why_not(run: Run, names: tuple[str, ...], otherwise: str) -> str:
+    """Nobody left; or the summary's reason for the first figure it could not measure."""
+    if not run.summary.outcomes.get("abandoned"):
+        return "Nobody left early in this run."
+    reasons = run.summary.not_measurable
+    return next((reasons[name] for name in names if name in reasons), otherwise)
+
+
+def median_and_p99(metric: Metric | None) -> str:
+    """Two quantiles as a sentence for an alternative text; nothing where there is no metric."""
+    if metric is None or not metric.n:
+        return ""
+    return f"Median {figure_of(metric, 'p50')}, 99th percentile {figure_of(metric, 'p99')}."

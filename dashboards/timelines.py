@@ -1,0 +1,150 @@
+"""What happened over the run: frame in, figure out, one clock for all of them.
+
+The time axis is seconds since the load began, for every picture, so they can be laid side by side.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboards.downsample import Floats, Series, min_max
+from dashboards.theme import (
+    BLUE,
+    CYCLE,
+    GREEN,
+    GREY,
+    HEIGHT_PX,
+    ORANGE,
+    VERMILION,
+    canvas,
+    plain,
+)
+
+MARKS = 400  # abandon marks that a line of usual width can show apart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """When the load began and ended and the watching ended, in monotonic nanoseconds."""
+
+    started_ns: int
+    ended_ns: int
+    settled_ns: int
+
+    def seconds(self, stamps: pd.Series) -> Floats:
+        """Stamps as seconds since the load began."""
+        return (stamps.to_numpy(dtype=np.float64) - self.started_ns) / 1e9
+
+    @property
+    def length_s(self) -> float:
+        """How long the load ran."""
+        return (self.ended_ns - self.started_ns) / 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """A figure over time and what its caption must add about down-sampling."""
+
+    figure: go.Figure
+    note: str | None
+
+
+def over_time(clock: Clock, *, y_title: str, height: int = 260) -> go.Figure:
+    """An empty figure over the whole run, with a line where the load ended."""
+    figure = canvas(x_title="seconds since the load began", y_title=y_title, height=height)
+    length_s, watched_s = clock.length_s, (clock.settled_ns - clock.started_ns) / 1e9
+    figure.update_xaxes(range=[0, max(watched_s, length_s)])
+    if length_s < watched_s:
+        figure.add_vline(
+            x=length_s,
+            line={"color": GREY, "width": 1, "dash": "dot"},
+            annotation={"text": "load ends", "textangle": 90, "font": {"color": GREY, "size": 11}},
+            annotation_position="bottom right",
+        )
+    return figure
+
+
+def batch_slots(
+    running: Series, waiting: Series | None, abandons: Floats, clock: Clock
+) -> Timeline:
+    """Occupied slots and the queue, with a mark on the axis for each abandon."""
+    figure = over_time(clock, y_title="requests", height=HEIGHT_PX)
+    _steps(figure, running, name="running (in a slot)", colour=BLUE)
+    if waiting is not None:
+        _steps(figure, waiting, name="waiting", colour=ORANGE)
+    marks = thin_marks(abandons, clock.length_s)
+    if len(marks):
+        figure.add_scatter(
+            x=marks,
+            y=np.full(len(marks), 0.03),
+            yaxis="y2",
+            mode="markers",
+            marker={"symbol": "line-ns-open", "size": 12, "color": VERMILION, "line_width": 1.5},
+            name="a user left",
+            hovertemplate="a user left at %{x:.2f} s<extra></extra>",
+        )
+        figure.update_layout(
+            yaxis2={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
+        )
+    return Timeline(figure=figure, note=_notes([running, *([waiting] if waiting else [])]))
+
+
+def thin_marks(stamps: Floats, length_s: float) -> Floats:
+    """At most `MARKS` marks: those in the same sliver of the axis share the first one's."""
+    stamps = np.sort(stamps)
+    if len(stamps) <= MARKS or length_s <= 0:
+        return stamps
+    slivers = np.floor(stamps / (length_s / MARKS))
+    _, first = np.unique(slivers, return_index=True)
+    return stamps[first]
+
+
+def kv_blocks(used: Series, clock: Clock, *, unit: str, total: int | None) -> Timeline:
+    """KV cache in use over time. `total`, where known, is named in the axis title."""
+    title = unit if total is None else f"{unit} (of {total:,})"
+    figure = over_time(clock, y_title=title)
+    _steps(figure, used, name=unit, colour=GREEN)
+    figure.update_layout(showlegend=False)
+    return Timeline(figure=figure, note=_notes([used]))
+
+
+def lines(series: Mapping[str, Series], clock: Clock, *, y_title: str) -> Timeline:
+    """One line for each named series."""
+    figure = over_time(clock, y_title=y_title)
+    for (name, one), colour in zip(series.items(), CYCLE * len(series), strict=False):
+        figure.add_scatter(
+            x=one.x,
+            y=one.y,
+            mode="lines",
+            line={"width": 1.6, "color": colour},
+            name=plain(name),
+            hovertemplate="%{y:.3~g} at %{x:.2f} s",
+        )
+    figure.update_layout(showlegend=len(series) > 1)
+    return Timeline(figure=figure, note=_notes(list(series.values())))
+
+
+def column_series(frame: pd.DataFrame, column: str, clock: Clock, *, scale: float = 1.0) -> Series:
+    """One column of a frame of samples, ready to draw."""
+    ordered = frame.sort_values("t_ns")
+    values = ordered[column].to_numpy(dtype=np.float64, na_value=np.nan) * scale
+    return min_max(clock.seconds(ordered["t_ns"]), values)
+
+
+def _steps(figure: go.Figure, series: Series, *, name: str, colour: str) -> None:
+    figure.add_scatter(
+        x=series.x,
+        y=series.y,
+        mode="lines",
+        line={"shape": "hv", "width": 1.8, "color": colour},
+        name=name,
+        hovertemplate="%{y:,} at %{x:.2f} s",
+    )
+
+
+def _notes(series: Sequence[Series]) -> str | None:
+    notes = [one.note for one in series if one.note is not None]
+    return notes[0] if notes else None

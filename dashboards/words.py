@@ -1,0 +1,73 @@
+"""Numbers as people read them: three significant digits and the unit that fits the size."""
+
+import math
+from typing import Final
+
+from harness.records import Metric
+
+DASH: Final = "\N{EN DASH}"
+PERCENT_UNITS: Final = frozenset({"ratio", "share", "rate", "fraction"})
+PER_SECOND: Final = {"rps": "per s", "1/s": "per s", "tps": "tokens/s", "tokens/s": "tokens/s"}
+
+
+def number(value: float) -> str:
+    """Three significant digits; whole numbers from a thousand on keep all theirs."""
+    if value == int(value) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def quantity(value: float | None, unit: str) -> str:
+    """`0.0203, "s"` is "20.3 ms". A value that is not there is a dash, never 0."""
+    if value is None or not math.isfinite(value):
+        return DASH
+    if unit == "s":
+        return _duration(value)
+    if unit in PERCENT_UNITS:
+        return f"{number(100 * value)} %"
+    if unit == "bytes":
+        return _bytes(value)
+    if unit in {"", "1", "count"}:
+        return number(value)
+    name = PER_SECOND.get(unit, unit)
+    return f"{number(value)} {name[:-1] if value == 1 and name.endswith('s') else name}"
+
+
+def _duration(seconds: float) -> str:
+    size = abs(seconds)
+    if size == 0:
+        return "0 s"
+    if size < 1e-3:
+        return f"{number(seconds * 1e6)} µs"
+    if size < 1:
+        return f"{number(seconds * 1e3)} ms"
+    if size < 120:
+        return f"{number(seconds)} s"
+    return f"{number(seconds / 60)} min"
+
+
+def _bytes(value: float) -> str:
+    for name, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(value) >= size:
+            return f"{number(value / size)} {name}"
+    return f"{number(value)} B"
+
+
+def figure_of(metric: Metric, name: str, *, unit: str | None = None) -> str:
+    """One figure of a metric (`p99`, `mean`); one that lies among the censored reads "> 2 s"."""
+    shown_unit = metric.unit if unit is None else unit
+    value, bound = getattr(metric, name), metric.lower_bounds.get(name)
+    if value is None and bound is not None:
+        return f"> {quantity(bound, shown_unit)}"
+    return quantity(value, shown_unit)
+
+
+def interval(metric: Metric, name: str) -> str | None:
+    """The 95 % interval of a figure, or None where there is none."""
+    limits = getattr(metric, f"{name}_ci95", None)
+    if limits is None:
+        return None
+    low, high = (quantity(limit, metric.unit) for limit in limits)
+    return f"{low} to {high}"

@@ -1,0 +1,116 @@
+"""Figures say what the frames say; checked on the data that plotly is given."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dashboards import figures, timelines
+from dashboards.downsample import min_max
+from dashboards.timelines import Clock
+from harness.records import Metric
+
+CLOCK = Clock(started_ns=1_000, ended_ns=10_000_001_000, settled_ns=12_000_001_000)
+
+
+def cancels(seconds: list[float], censored: list[bool]) -> pd.DataFrame:
+    steps = pd.array([pd.NA if c else 1 for c in censored], dtype="Int64")
+    return pd.DataFrame(
+        {
+            "cancel_latency_s": seconds,
+            "censored": censored,
+            "cancel_latency_steps": steps,
+            "phase": "decode",
+        }
+    )
+
+
+def test_without_ghosts_the_curve_is_the_plain_distribution() -> None:
+    (curve,) = figures.cancel_latency(cancels([0.03, 0.01, 0.02, 0.04], [False] * 4)).data
+    assert curve.x == pytest.approx([0, 10, 20, 30, 40])
+    assert curve.y == pytest.approx([0, 0.25, 0.5, 0.75, 1])
+
+
+def test_a_ghost_stays_in_the_count_and_is_drawn_where_watching_ended() -> None:
+    frame = cancels([0.01, 2.0, 0.02, 0.03], [False, True, False, False])
+    curve, ghosts = figures.cancel_latency(frame).data
+    assert max(curve.y) == pytest.approx(0.75)
+    assert list(ghosts.x) == [2000]
+    assert list(ghosts.y) == pytest.approx([0.75])
+    assert ghosts.name.endswith(": 1")
+
+
+def test_a_ghost_watched_for_a_short_time_weighs_as_kaplan_and_meier_say() -> None:
+    frame = cancels([0.01, 0.02, 0.03], [False, True, False])
+    curve, ghosts = figures.cancel_latency(frame).data
+    assert curve.y == pytest.approx([0, 1 / 3, 1 / 3, 1])
+    assert list(ghosts.y) == pytest.approx([1 / 3])
+
+
+def test_steps_are_counted_without_ghosts() -> None:
+    frame = cancels([0.01, 2.0, 0.02], [False, True, False])
+    (bars,) = figures.cancel_steps(frame).data
+    assert (list(bars.x), list(bars.y)) == ([1], [2])
+
+
+def test_stages_are_stacked_in_milliseconds() -> None:
+    stage = Metric(unit="s", n=5, p50=0.002, p99=0.004, method="exact")
+    ghostly = Metric(unit="s", n=5, p50=0.001, p99=None, method="exact")
+    figure = figures.cancel_stages({"detect_s": stage, "wait_s": ghostly})
+    detect, wait = figure.data
+    assert (list(detect.x), list(detect.y)) == ([2, 4], ["median", "99th percentile"])
+    assert (list(wait.x), list(wait.y)) == ([1], ["median"])
+
+
+def test_waste_keeps_its_points_in_order() -> None:
+    points: list[dict[str, Any]] = [
+        {"planned_abandon": 0, "n": 3, "in_flight_mean": 0.5, "after_close_mean": 1.0},
+        {"planned_abandon": 16, "n": 3, "in_flight_mean": None, "after_close_mean": 2.0},
+    ]
+    in_flight, after = figures.waste_by_abandon_point(points).data
+    assert list(after.x) == ["0 tokens", "16 tokens"]
+    assert list(after.y) == [1.0, 2.0]
+    assert list(in_flight.y) == [0.5, None]
+
+
+def test_each_arm_is_a_row_and_a_probe_that_gave_up_is_a_cross() -> None:
+    waited = pd.DataFrame(
+        {
+            "arm": ["unloaded", "abandon", "abandon", "control", "control"],
+            "recovery_s": [0.005, 0.02, 0.03, 0.05, 9.0],
+            "censored": [False, False, False, False, True],
+        }
+    )
+    *boxes, gave_up = figures.slot_recovery(waited).data
+    assert {box.name: list(box.x) for box in boxes} == {
+        "unloaded": [5],
+        "abandon": [20, 30],
+        "control": [50],
+    }
+    assert (list(gave_up.x), list(gave_up.y)) == ([9000], ["control"])
+
+
+def test_phases_with_enough_requests_have_their_own_curve() -> None:
+    frame = cancels([0.01] * 6 + [0.03] * 5 + [0.05], [False] * 12)
+    frame["phase"] = ["waiting"] * 6 + ["decode"] * 5 + ["prefill"]
+    names = [curve.name for curve in figures.cancel_latency(frame).data]
+    assert names == ["all", "left in waiting", "left in decode"]
+
+
+def test_many_abandons_share_marks_but_none_is_lost_to_the_eye() -> None:
+    stamps = np.linspace(0, 10, 5_000)
+    marks = timelines.thin_marks(stamps, length_s=10)
+    assert timelines.MARKS <= len(marks) <= timelines.MARKS + 1
+    assert np.diff(marks).max() <= 2 * 10 / timelines.MARKS
+    assert timelines.thin_marks(stamps[:5], length_s=10).tolist() == stamps[:5].tolist()
+
+
+def test_the_time_axis_spans_the_run_and_the_settling() -> None:
+    series = min_max(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
+    slots = timelines.batch_slots(series, None, np.array([0.5]), CLOCK)
+    lag = timelines.lines({"<b>load</b>": series}, CLOCK, y_title="ms")
+    for timeline in (slots, lag):
+        assert list(timeline.figure.layout.xaxis.range) == [0, 12]
+        assert timeline.figure.layout.shapes[0].x0 == 10
+    assert lag.figure.data[0].name == "&lt;b&gt;load&lt;/b&gt;"

@@ -1,0 +1,86 @@
+"""The sentence and the cards: every kind of run gets words that are true of it."""
+
+from dashboards.headline import cards, sentence
+from harness.records import Metric
+
+
+def seconds(p50: float | None, p99: float | None, **more: object) -> Metric:
+    return Metric(unit="s", n=100, p50=p50, p99=p99, method="exact", **more)  # type: ignore[arg-type]
+
+
+def rate(mean: float, *, n: int) -> Metric:
+    return Metric(unit="ratio", n=n, mean=mean, upper95=0.03, method="exact")
+
+
+def gauge(unit: str, value: float) -> Metric:
+    return Metric(unit=unit, n=1, mean=value, method="gauge")
+
+
+LEFT = {"abandoned": 100, "completed": 5}
+
+
+def test_a_good_server() -> None:
+    metrics = {
+        "cancel_latency_s": seconds(0.0123, 0.045),
+        "wasted_tokens": Metric(unit="tokens", n=100, mean=1.9, method="exact"),
+        "ghost_rate": rate(0.0, n=100),
+        "leaked_slots": gauge("slots", 0.0),
+        "leaked_blocks": gauge("blocks", 0.0),
+    }
+    assert sentence(LEFT, metrics) == (
+        "When a user left, the server let go after 12.3 ms (median; 99 % within 45 ms). "
+        "It generated 1.9 tokens per abandon for nobody. All 100 abandoned requests were stopped. "
+        "Nothing leaked."
+    )
+    assert {card.label: card.is_clean for card in cards(metrics, {})} == {
+        "Cancel latency": None,
+        "Wasted tokens": None,
+        "Ghosts": True,
+        "Leaked": True,
+    }
+
+
+def test_ghosts_and_leaks_are_said() -> None:
+    metrics = {
+        "cancel_latency_s": seconds(0.0123, None, lower_bounds={"p99": 2.0}, n_censored=3),
+        "ghost_rate": rate(0.03, n=100),
+        "leaked_slots": gauge("slots", 1.0),
+        "leaked_blocks": gauge("blocks", 12.0),
+    }
+    text = sentence(LEFT, metrics)
+    assert "some requests were not let go of while they were watched" in text
+    assert "3 of 100 abandoned requests went on as if nobody had left." in text
+    assert "1 slot and 12 blocks never came back." in text
+    assert [card.is_clean for card in cards(metrics, {})] == [None, False, False]
+
+
+def test_a_median_among_the_ghosts_is_no_number() -> None:
+    metrics = {"cancel_latency_s": seconds(None, None, lower_bounds={"p50": 2.0})}
+    assert "More than half" in sentence(LEFT, metrics)
+    assert cards(metrics, {})[0].value == "> 2 s"
+
+
+def test_a_lower_bound_is_called_one() -> None:
+    wasted = Metric(unit="tokens", n=100, mean=3.0, method="counter", bound="lower")
+    assert "at least 3 tokens" in sentence(LEFT, {"wasted_tokens": wasted})
+    assert cards({"wasted_tokens": wasted}, {})[0].value == "\N{GREATER-THAN OR EQUAL TO} 3"
+
+
+def test_black_box_runs_speak_of_recovery_only() -> None:
+    metrics = {"slot_recovery_s": seconds(0.061, 0.08)}
+    assert sentence(LEFT, metrics) == (
+        "When a user left, the next in the queue saw a first token after 61 ms (median)."
+    )
+
+
+def test_a_figure_below_the_floor_carries_its_flag() -> None:
+    metrics = {"ttft_s": seconds(0.0001, 0.001), "slot_refill_s": seconds(0.1, 0.2)}
+    refill, ttft = cards(metrics, {"ttft_s": "the client was late"})
+    assert (refill.flag, ttft.flag) == (None, "the client was late")
+
+
+def test_nothing_measured_is_never_zero() -> None:
+    assert "does not show what happened" in sentence(LEFT, {})
+    assert sentence({"completed": 3}, {}).startswith("Nobody left early")
+    assert sentence({"completed": 0}, {}).startswith("No request was made")
+    assert cards({}, {}) == []

@@ -1,0 +1,243 @@
+"""The whole report, from a run folder to HTML, read back with a parser."""
+
+import base64
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboards.__main__ import main
+
+MakeRun = Callable[..., Path]
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """The elements of a page with their attributes and own text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None], list[str]]] = []
+        self._open: list[int] = []
+        self.feed(html)
+        self.close()
+        assert not self._open, "an element was left open"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs), []))
+        if tag not in VOID:
+            self._open.append(len(self.elements) - 1)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.elements[self._open.pop()][0] == tag, f"</{tag}> closes nothing"
+
+    def handle_data(self, data: str) -> None:
+        for index in self._open:
+            self.elements[index][2].append(data)
+
+    def texts(self, tag: str) -> list[str]:
+        return [" ".join("".join(text).split()) for name, _, text in self.elements if name == tag]
+
+    def scripts(self) -> list[str]:
+        return [
+            "".join(text)
+            for tag, attributes, text in self.elements
+            if tag == "script" and "type" not in attributes
+        ]
+
+    def figures(self) -> dict[str, Any]:
+        (text,) = (
+            text for _, attributes, text in self.elements if attributes.get("id") == "figures"
+        )
+        figures: dict[str, Any] = json.loads("".join(text))
+        return figures
+
+    def policy(self) -> str:
+        (policy,) = (
+            attributes["content"]
+            for _, attributes, _ in self.elements
+            if attributes.get("http-equiv") == "Content-Security-Policy"
+        )
+        assert policy is not None
+        return policy
+
+
+def page_of(*runs: Path) -> Page:
+    output = runs[0] / "report.html"
+    assert main(["report", *map(str, runs), "-o", str(output)]) == 0
+    return Page(output.read_text(encoding="utf-8"))
+
+
+def body_of(page: Page) -> str:
+    return " ".join(page.texts("main"))
+
+
+def test_a_report_has_every_picture_and_every_figure(make_run: MakeRun) -> None:
+    page = page_of(make_run())
+    assert set(page.figures()) == {
+        f"run0-{name}"
+        for name in ("stages", "cancel-latency", "cancel-steps", "waste", "slots", "kv", "cpu")
+    } | {"run0-survivors", "run0-lag"}
+    assert page.texts("h1") == ["What does a synthetic server do?"]
+    body = body_of(page)
+    assert "13.1 ms" in body
+    assert "client_lag_s" in body
+    assert "walkaway run 'a workload.toml'" in body
+    assert "No GPU was sampled" in body
+    plots = {
+        attributes["id"]: attributes["aria-label"]
+        for _, attributes, _ in page.elements
+        if attributes.get("role") == "img"
+    }
+    assert set(plots) == set(page.figures())
+    assert all(plots.values())
+
+
+def test_nothing_is_fetched_and_only_our_scripts_may_run(make_run: MakeRun) -> None:
+    page = page_of(make_run())
+    for tag, attributes, _ in page.elements:
+        assert tag not in {"link", "img", "iframe", "object", "embed", "base"}
+        assert "src" not in attributes
+        assert (attributes.get("href") or "#").startswith("#")
+    style = "".join(page.texts("style"))
+    assert "url(" not in style
+    assert "@import" not in style
+    hashes = [
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+        for script in page.scripts()
+    ]
+    assert len(hashes) == 2
+    assert page.policy() == (
+        f"default-src 'none'; script-src {' '.join(hashes)}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def test_text_from_outside_cannot_become_markup(make_run: MakeRun) -> None:
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+    run = make_run(
+        question=evil,
+        model=evil,
+        validity=[{"level": "warning", "text": evil}],
+        not_measurable={evil: evil},
+    )
+    page = page_of(run)
+    assert len(page.scripts()) == 2
+    assert page.texts("h1") == [evil]
+    assert not [tag for tag, _, _ in page.elements if tag == "img"]
+    html = (run / "report.html").read_text(encoding="utf-8")
+    data = re.search(r'id="figures">(.*?)</script>', html, re.DOTALL)
+    assert data is not None
+    assert "<" not in data[1]
+
+
+def test_ghosts_are_drawn_as_censored_and_told_in_words(make_run: MakeRun) -> None:
+    page = page_of(make_run(ghosts=6))
+    body = body_of(page)
+    assert "6 of 30 abandoned requests went on as if nobody had left" in body
+    assert "p99 > 2 s" in body
+    assert "should be zero" in body
+    curve, ghosts = page.figures()["run0-cancel-latency"]["data"]
+    assert re.search(r": [1-9]", ghosts["name"])
+    assert curve["type"] == ghosts["type"] == "scatter"
+
+
+def test_warnings_come_before_the_figures(make_run: MakeRun) -> None:
+    warning = {"level": "warning", "text": "The load process was starved."}
+    body = body_of(page_of(make_run(validity=[warning])))
+    assert body.index("starved") < body.index("Cancel latency")
+
+
+def test_a_server_that_shows_nothing_gets_reasons_instead_of_pictures(make_run: MakeRun) -> None:
+    reason = "this server tells no stages"
+    page = page_of(make_run(lifecycle=False, not_measurable={"detect_s": reason}))
+    assert set(page.figures()) == {"run0-slots", "run0-cpu", "run0-lag"}
+    body = body_of(page)
+    assert body.count(reason) == 2  # in the list of what was not measurable, and for the picture
+    assert "No step log, and no scrape showed the KV cache." in body
+    titles = page.texts("dt")
+    for title in ("Where the time of a cancel goes", "How long until the server let go"):
+        assert title in titles
+
+
+def test_a_run_without_requests_still_has_a_report(make_run: MakeRun) -> None:
+    page = page_of(make_run(abandons=0))
+    assert page.figures() == {}
+    assert "No request was made" in body_of(page)
+
+
+def test_several_runs_stand_side_by_side(make_run: MakeRun) -> None:
+    page = page_of(make_run(), make_run(name="other", ghosts=6, question="And with ghosts?"))
+    assert page.texts("h1") == ["2 runs, side by side"]
+    assert "And with ghosts?" in page.texts("h2")
+    assert {"run0-waste", "run1-waste"} <= set(page.figures())
+    names = [attributes["id"] for _, attributes, _ in page.elements if attributes.get("id")]
+    assert len(names) == len(set(names))
+
+
+def damage_summary(run: Path) -> None:
+    (run / "summary.json").write_text('{"run_id": ')
+
+
+def misshape_summary(run: Path) -> None:
+    (run / "summary.json").write_text('{"run_id": 7}')
+
+
+def misshape_manifest(run: Path) -> None:
+    (run / "manifest.json").write_text("[]")
+
+
+def lose_steps(run: Path) -> None:
+    (run / "steps.parquet").unlink()
+
+
+def damage_requests(run: Path) -> None:
+    (run / "requests.parquet").write_bytes(b"PAR1 not really")
+
+
+@pytest.mark.parametrize(
+    ("damage", "culprit"),
+    [
+        (damage_summary, "summary.json"),
+        (misshape_summary, "summary.json"),
+        (misshape_manifest, "manifest.json"),
+        (lose_steps, "steps.parquet"),
+        (damage_requests, "requests.parquet"),
+    ],
+)
+def test_a_damaged_run_is_one_message(
+    make_run: MakeRun,
+    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[Path], None],
+    culprit: str,
+) -> None:
+    run = make_run()
+    damage(run)
+    assert main(["report", str(run), "-o", str(run / "report.html")]) == 2
+    captured = capsys.readouterr()
+    assert culprit in captured.err
+    assert captured.out == ""
+    assert not (run / "report.html").exists()
+
+
+def test_an_unwritable_output_is_one_message(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    assert main(["report", str(run), "-o", str(run / "summary.json" / "report.html")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_the_command_line_says_where_the_report_is_or_what_is_wrong(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dashboards", "report", str(tmp_path / "none"), "-o", "x.html"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no such folder" in done.stderr
+    assert "Traceback" not in done.stderr
