@@ -19,7 +19,7 @@ from harness.load.plan import LoadPlan
 from harness.load.sse import EventTooLargeError, SSEDecoder
 from harness.load.stream import StreamMachine, Ticket
 from harness.load.transport import Connection, SocketTransport, opened
-from harness.records import RequestRow, WireClose
+from harness.records import RequestRow
 
 # Asked with the number of tokens read: None to read on, or how long to think before leaving.
 LeaveRule = Callable[[int], int | None]
@@ -134,10 +134,7 @@ class StreamClient:
                 break
         if not stream.can_leave:
             return  # the answer ended while the user was thinking
-        t0_ns = time.perf_counter_ns()
-        has_unread = connection.unread_bytes() > 0
-        connection.close()
-        wire_close = WireClose.RST if has_unread else WireClose.FIN
+        t0_ns, wire_close = connection.hang_up()
         stream.leave(t0_ns, think_ns=think_ns, wire_close=wire_close)
 
 

@@ -16,11 +16,14 @@ import socket
 import ssl
 import struct
 import termios
+import time
 from collections.abc import Iterator
 from typing import Final
 
 import httptools
 import httpx
+
+from harness.records import WireClose
 
 CONNECTION: Final = "walkaway.connection"  # the response extension that holds the `Connection`
 _RECEIVE_BYTES: Final = 65536
@@ -154,8 +157,15 @@ class Connection(httpx.SyncByteStream):
         answer = fcntl.ioctl(self._sock.fileno(), termios.FIONREAD, b"\0\0\0\0")
         return int(struct.unpack("i", answer)[0])
 
+    def hang_up(self) -> tuple[int, WireClose]:
+        """Leave now: t0, stamped immediately before, and what the kernel made of it."""
+        t0_ns = time.perf_counter_ns()
+        wire_close = WireClose.RST if self.unread_bytes() else WireClose.FIN
+        self.close()
+        return t0_ns, wire_close
+
     def close(self) -> None:
-        """Hang up, at once; doing it twice is fine."""
+        """Close the socket; doing it twice is fine."""
         self._sock.close()
 
     def __iter__(self) -> Iterator[bytes]:

@@ -1,0 +1,168 @@
+"""A real server on loopback whose every answer is a small function, and which notes what it did.
+
+Each connection runs its script in a thread of its own. Scripts wait on the socket, never on time
+alone, so that a client's leaving is seen when it happens.
+"""
+
+import json
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+OK_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+
+
+@dataclass
+class Exchange:
+    """One request, the means to answer it, and what became of it."""
+
+    sock: socket.socket
+    request_id: str
+    headers: dict[str, str]
+    body: dict[str, Any]
+    tokens_sent: int = 0
+    closed_ns: int | None = None
+    closed_how: str | None = None  # "fin" or "rst"
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+    def send(self, data: bytes) -> None:
+        """Put bytes on the wire as they are."""
+        self.sock.sendall(data)
+
+    def chunk(self, body: bytes) -> None:
+        """Send one HTTP chunk."""
+        self.send(b"%x\r\n%b\r\n" % (len(body), body))
+
+    def accept(self) -> None:
+        """Send the headers of a stream."""
+        self.send(OK_HEAD)
+
+    def token(self, *, text: str = " word", finish_reason: str | None = None) -> None:
+        """Send one token in one chunk of its own."""
+        self.tokens_sent += 1
+        self.chunk(self.event(text=text, finish_reason=finish_reason))
+
+    def event(self, *, text: str = " word", finish_reason: str | None = None) -> bytes:
+        """The event of the latest token, with continuous usage."""
+        chunk = {
+            "choices": [{"index": 0, "text": text, "finish_reason": finish_reason}],
+            "usage": {"prompt_tokens": 8, "completion_tokens": self.tokens_sent},
+        }
+        return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+
+    def finish(self) -> None:
+        """Send [DONE] and the end of the body."""
+        self.chunk(b"data: [DONE]\n\n")
+        self.send(b"0\r\n\r\n")
+
+    def client_left_within(self, seconds: float | None) -> bool:
+        """Wait so long for the client to hang up, and note when and how it did."""
+        if not select.select([self.sock], [], [], seconds)[0]:
+            return False
+        self.closed_ns = time.perf_counter_ns()
+        try:
+            assert self.sock.recv(1) == b""
+            self.closed_how = "fin"
+        except ConnectionResetError:
+            self.closed_how = "rst"
+        return True
+
+    def stream(self, *, tokens: int, gap_s: float) -> None:
+        """A well-behaved engine: a token each gap, and an eye on the client meanwhile."""
+        for number in range(1, tokens + 1):
+            if self.client_left_within(gap_s):
+                return
+            self.token(finish_reason="length" if number == tokens else None)
+        self.finish()
+
+
+Script = Callable[[Exchange], None]
+
+
+class ScriptedServer:
+    """Listens on a free port; `exchanges` holds all requests, by their id."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.exchanges: dict[str, Exchange] = {}
+        self.arrivals = threading.Semaphore(0)
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def wait_for_arrivals(self, number: int) -> None:
+        """Wait until so many more requests have come."""
+        for _ in range(number):
+            assert self.arrivals.acquire(timeout=30)
+
+    def close(self) -> None:
+        """Stop listening and wait for all scripts to end; their clients must be gone by then."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(timeout=30)
+            assert not thread.is_alive()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            thread = threading.Thread(target=self._serve, args=(sock,))
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        with sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            exchange = _read_request(sock)
+            if exchange is None:
+                return
+            self.exchanges[exchange.request_id] = exchange
+            self.arrivals.release()
+            try:
+                self._script(exchange)
+            except (ConnectionError, BrokenPipeError):
+                exchange.closed_ns = exchange.closed_ns or time.perf_counter_ns()
+            exchange.is_over.set()
+
+
+def _read_request(sock: socket.socket) -> Exchange | None:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        received = sock.recv(65536)
+        if not received:
+            return None
+        data += received
+    head, _, body = data.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines[1:])}
+    while len(body) < int(headers["content-length"]):
+        body += sock.recv(65536)
+    return Exchange(
+        sock=sock, request_id=headers["x-request-id"], headers=headers, body=json.loads(body)
+    )
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Script], ScriptedServer]]:
+    """Start scripted servers; all of them end with the test."""
+    servers: list[ScriptedServer] = []
+
+    def start(script: Script) -> ScriptedServer:
+        servers.append(ScriptedServer(script))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()

@@ -1,0 +1,73 @@
+"""Shards: what one process wrote another can read, while it is being written and after a crash."""
+
+from pathlib import Path
+
+from harness.load.lag import LagMeter
+from harness.load.rows import ShardReader, ShardWriter
+from harness.load.stream import StreamMachine, Ticket
+from harness.records import ClientSample, RequestRow, Role
+
+MS = 1_000_000
+
+
+def row(request_id: str) -> RequestRow:
+    ticket = Ticket(
+        request_id=request_id,
+        arm="main",
+        role=Role.USER,
+        trial=None,
+        user=0,
+        planned_abandon=None,
+        max_tokens=1,
+        intended_start_ns=0,
+    )
+    stream = StreamMachine(ticket, sent_ns=1, continuous_usage=True)
+    stream.cut(2)
+    return stream.row()
+
+
+def test_each_row_is_read_once_and_as_soon_as_it_was_written(tmp_path: Path) -> None:
+    reader = ShardReader(tmp_path, RequestRow)
+    assert reader.read_new() == []
+    with (
+        ShardWriter(tmp_path, RequestRow, 1) as one,
+        ShardWriter(tmp_path, RequestRow, 2) as two,
+        ShardWriter(tmp_path, ClientSample, 1),
+    ):
+        one.write(row("a"))
+        assert reader.read_new() == [row("a")]
+        two.write(row("b"))
+        one.write(row("c"))
+        assert [each.request_id for each in reader.read_new()] == ["c", "b"]
+        assert reader.read_new() == []
+    assert len(ShardReader(tmp_path, RequestRow).read_new()) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "client-1.ndjson",
+        "requests-1.ndjson",
+        "requests-2.ndjson",
+    ]
+
+
+def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path, RequestRow, 1) as writer:
+        writer.write(row("a"))
+    path = tmp_path / "requests-1.ndjson"
+    line = path.read_bytes()
+    path.write_bytes(line + line[:50])
+    reader = ShardReader(tmp_path, RequestRow)
+    assert len(reader.read_new()) == 1
+    assert reader.read_new() == []
+    path.write_bytes(line + line)
+    assert len(reader.read_new()) == 1
+
+
+def test_the_lag_meter_keeps_the_worst_of_each_window() -> None:
+    meter = LagMeter(pid=9, now_ns=0)
+    assert meter.woke(due_ns=10 * MS, now_ns=11 * MS, cpu_s=0.1, streams=1) is None
+    assert meter.woke(due_ns=21 * MS, now_ns=29 * MS, cpu_s=0.1, streams=1) is None
+    assert meter.woke(due_ns=100 * MS, now_ns=101 * MS, cpu_s=0.2, streams=3) == ClientSample(
+        t_ns=101 * MS, pid=9, lag_ns=8 * MS, cpu_s=0.2, streams=3
+    )
+    sample = meter.woke(due_ns=200 * MS, now_ns=202 * MS, cpu_s=0.2, streams=3)
+    assert sample is not None
+    assert sample.lag_ns == 2 * MS

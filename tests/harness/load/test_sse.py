@@ -1,0 +1,87 @@
+"""The decoder against the examples of the specification, cut in any way."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.load.sse import Event, EventTooLargeError, SSEDecoder
+
+
+def decode(*chunks: bytes) -> list[bytes]:
+    decoder = SSEDecoder()
+    return [event.data for chunk in chunks for event in decoder.feed(chunk, 0)]
+
+
+@pytest.mark.parametrize(
+    ("stream", "events"),
+    [
+        # The examples of the specification, in its order.
+        (b"data: YHOO\ndata: +2\ndata: 10\n\n", [b"YHOO\n+2\n10"]),
+        (
+            b": test stream\n\ndata: first event\nid: 1\n\n"
+            b"data:second event\nid\n\ndata:  third event\n\n",
+            [b"first event", b"second event", b" third event"],
+        ),
+        # The last block is discarded: no blank line follows it.
+        (b"data\n\ndata\ndata\n\ndata:", [b"", b"\n"]),
+        (b"data:test\n\ndata: test\n\n", [b"test", b"test"]),
+        # What else can come.
+        (b"data: a\r\n\r\ndata: b\r\rdata: c\n\n", [b"a", b"b", b"c"]),
+        (b"\xef\xbb\xbfdata: a\n\n", [b"a"]),
+        (b"event: ping\nretry: 10\n\n", []),
+        (b"dataset: a\n\n", []),
+        (b": keep-alive\n\n\n\n", []),
+        (b'data: {"a": "x: y"}\n\n', [b'{"a": "x: y"}']),
+        ("data: é\x0b\x0c\x1c\u2028\n\n".encode(), ["é\x0b\x0c\x1c\u2028".encode()]),
+    ],
+)
+def test_streams_of_the_specification(stream: bytes, events: list[bytes]) -> None:
+    assert decode(stream) == events
+    assert decode(*(stream[i : i + 1] for i in range(len(stream)))) == events
+
+
+def test_an_event_carries_the_time_of_the_bytes_that_completed_it() -> None:
+    decoder = SSEDecoder()
+    assert decoder.feed(b"data: a\n\ndata: b\n", 1) == [Event(b"a", 1)]
+    assert decoder.feed(b"", 2) == []
+    assert decoder.feed(b"\ndata: c\r\n\r", 3) == [Event(b"b", 3), Event(b"c", 3)]
+    assert decoder.feed(b"\n", 4) == []  # the rest of a CRLF is not a second blank line
+    assert decoder.feed(b"data: d\n\n", 5) == [Event(b"d", 5)]
+
+
+lines = st.sampled_from(
+    [b"data: a", b"data:b", b"data", b"data: ", b": c", b"id: 1", b"", b"", b"x" * 20]
+)
+streams = st.lists(st.tuples(lines, st.sampled_from([b"\n", b"\r", b"\r\n"]))).map(
+    lambda pairs: b"".join(line + end for line, end in pairs)
+)
+
+
+@given(stream=streams, cuts=st.lists(st.integers(0, 400)))
+def test_chunking_changes_nothing(stream: bytes, cuts: list[int]) -> None:
+    places = [0, *sorted(cut for cut in cuts if cut < len(stream)), len(stream)]
+    chunks = [stream[a:b] for a, b in pairwise(places)]
+    assert decode(*chunks) == decode(stream)
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [b"data: aaaa\n", b"data:\n", b"data\n", b"a", b": a"],
+    ids=["lines", "empty values", "bare names", "one line", "a comment"],
+)
+def test_an_endless_event_is_refused(endless: bytes) -> None:
+    decoder = SSEDecoder(max_event_bytes=1000)
+    for _ in range(1000 // len(endless)):
+        assert decoder.feed(endless, 0) == []
+    with pytest.raises(EventTooLargeError, match="more than 1000 bytes"):
+        decoder.feed(endless * 1000, 0)
+
+
+def test_the_bound_is_of_one_event() -> None:
+    decoder = SSEDecoder(max_event_bytes=20)
+    for _ in range(100):
+        for piece in (b": a comm", b"ent\nda", b"ta: aaaa", b"aaaa\n"):
+            assert decoder.feed(piece, 0) == []
+        assert decoder.feed(b"\n", 0) == [Event(b"aaaaaaaa", 0)]

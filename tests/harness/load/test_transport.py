@@ -1,0 +1,117 @@
+"""The transport hands over what was received, at once, and knows what it has not read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from harness.load.transport import Connection, SocketTransport, opened
+from harness.records import WireClose
+
+if TYPE_CHECKING:
+    from tests.harness.load.conftest import Exchange, Script, ScriptedServer
+
+    Serve = Callable[[Script], ScriptedServer]
+
+
+@contextmanager
+def connected(server: ScriptedServer) -> Iterator[Connection]:
+    client = httpx.Client(transport=SocketTransport(), timeout=30, trust_env=False)
+    request = client.build_request("POST", server.url, json={}, headers={"x-request-id": "r1"})
+    with opened(client, request) as connection:
+        yield connection
+
+
+def all_of(connection: Connection) -> bytes:
+    return b"".join(connection)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nhello",
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello",
+    ],
+    ids=["length", "chunked", "until it closes", "after a 100"],
+)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_framings(serve: Serve, answer: bytes, size: int) -> None:
+    def script(x: Exchange) -> None:
+        for i in range(0, len(answer), size):
+            x.send(answer[i : i + size])
+
+    with connected(serve(script)) as connection:
+        assert connection.status_code == 200
+        assert all_of(connection) == b"hello"
+        assert connection.is_complete
+        assert connection.receive() is None
+        assert connection.receive_within(0) is None
+
+
+def test_nothing_received_is_held_back(serve: Serve) -> None:
+    def script(x: Exchange) -> None:
+        x.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n1\r\nb\r\n2\r\nc")
+        x.client_left_within(30)
+
+    with connected(serve(script)) as connection:
+        assert connection.receive() == b"abc"
+        assert connection.receive_within(0) is None
+        assert not connection.is_complete
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_unread_bytes_make_a_reset(serve: Serve, reads: bool) -> None:
+    has_headers = threading.Event()
+
+    def script(x: Exchange) -> None:
+        x.accept()
+        assert has_headers.wait(30)
+        x.token()
+        assert x.client_left_within(30)
+
+    server = serve(script)
+    with connected(server) as connection:
+        has_headers.set()
+        if reads:
+            assert connection.receive()
+        else:
+            while connection.unread_bytes() == 0:
+                pass
+        _, wire_close = connection.hang_up()
+        exchange = server.exchanges["r1"]
+        assert exchange.is_over.wait(30)
+        assert wire_close is (WireClose.FIN if reads else WireClose.RST)
+        assert wire_close == exchange.closed_how
+
+
+def test_draining_takes_what_has_arrived_and_does_not_wait(serve: Serve) -> None:
+    def script(x: Exchange) -> None:
+        x.accept()
+        x.chunk(b"data")
+        x.client_left_within(30)
+
+    with connected(serve(script)) as connection:
+        received = b""
+        while not received:
+            received = connection.receive_within(0) or b""
+        assert received == b"data"
+        assert connection.receive_within(0) is None
+        assert connection.receive_within(0.01) is None
+
+
+def test_leaving_the_block_closes(serve: Serve) -> None:
+    def script(x: Exchange) -> None:
+        x.accept()
+        assert x.client_left_within(30)
+
+    server = serve(script)
+    with pytest.raises(RuntimeError, match="anything"), connected(server):
+        raise RuntimeError("anything")
+    assert server.exchanges["r1"].is_over.wait(30)

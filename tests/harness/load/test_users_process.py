@@ -1,0 +1,301 @@
+"""The load process as the harness starts it: Locust, a plan, a real server, rows on disk."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.load.plan import AbandonLoad, LoadPlan, SlotRecoveryLoad, write_plan
+from harness.load.rows import ShardReader
+from harness.records import ClientSample, Outcome, RequestRow, Role, TokenCounting
+
+if TYPE_CHECKING:
+    from tests.harness.load.conftest import Exchange, Script, ScriptedServer
+
+    Serve = Callable[[Script], ScriptedServer]
+
+pytestmark = pytest.mark.e2e
+
+MS = 1_000_000
+LOCUSTFILE = Path(__file__).parents[3] / "workloads" / "locustfile.py"
+
+
+class LoadProcess:
+    """A load process; its standard input is a pipe that we hold."""
+
+    def __init__(self, folder: Path, url: str, load: AbandonLoad | SlotRecoveryLoad, users: int):
+        self.folder = folder
+        plan = LoadPlan(
+            url=url,
+            path="/v1/completions",
+            model="m",
+            api_key_env=None,
+            headers={},
+            extra_body={},
+            stream_options=None,
+            continuous_usage=True,
+            rows_dir=str(folder),
+            seed=3,
+            arm="main",
+            users=users,
+            timeout_s=30.0,
+            max_seconds=60.0,
+            load=load,
+        )
+        write_plan(plan, folder / "plan.json")
+        options = ["--headless", "--only-summary", "--json", "--walkaway-exit-with-stdin"]
+        self.process = run_locust(*options, "--walkaway-plan", str(folder / "plan.json"))
+        # Out of reach of `communicate`, which would close it, and so end the load.
+        assert self.process.stdin is not None
+        self.stdin, self.process.stdin = self.process.stdin, None
+
+    def result(self) -> list[RequestRow]:
+        """Wait for the end, which must be orderly; the rows."""
+        try:
+            out, err = self.process.communicate(timeout=90)
+        finally:
+            self.process.kill()
+            self.stdin.close()
+        assert self.process.returncode == 0, err
+        assert "Traceback" not in err
+        self.stats: list[dict[str, Any]] = json.loads(out)
+        return ShardReader(self.folder, RequestRow).read_new()
+
+
+def run_locust(*options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), *options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def abandoning(*, tokens: list[int], stay_share: float, stop_after: int | None) -> AbandonLoad:
+    return AbandonLoad(
+        abandon_after_tokens=tokens,
+        stay_share=stay_share,
+        think="step",
+        prompt_tokens=(30, 40),
+        answer_tokens=5000,
+        stay_tokens=8,
+        stop_after_abandons=stop_after,
+    )
+
+
+def engine(x: Exchange) -> None:
+    x.accept()
+    x.stream(tokens=x.body["max_tokens"], gap_s=0.005)
+
+
+def test_users_leave_as_planned_and_the_server_sees_it_at_once(
+    serve: Serve, tmp_path: Path
+) -> None:
+    server = serve(engine)
+    load = abandoning(tokens=[0, 1, 5], stay_share=0.3, stop_after=40)
+    child = LoadProcess(tmp_path, server.url, load, users=6)
+    rows = child.result()
+
+    counts = Counter(row.outcome for row in rows)
+    assert counts[Outcome.ABANDONED] >= 40
+    assert counts[Outcome.COMPLETED] >= 5
+    assert 1 <= counts[Outcome.CUT_OFF] <= 6  # in flight when the load ended
+    assert set(counts) == {Outcome.ABANDONED, Outcome.COMPLETED, Outcome.CUT_OFF}
+    by_id = {row.request_id: row for row in rows}
+    assert set(server.exchanges) <= set(by_id)
+
+    delays = []
+    for row in rows:
+        if row.request_id not in server.exchanges:
+            assert row.outcome is Outcome.CUT_OFF  # before the server had read it
+            continue
+        exchange = server.exchanges[row.request_id]
+        assert exchange.is_over.wait(30)
+        if row.outcome is Outcome.COMPLETED:
+            assert (row.planned_abandon, row.tokens_read) == (None, 8)
+        if row.outcome is not Outcome.ABANDONED:
+            assert row.abandoned_ns is None
+            continue
+        assert row.planned_abandon is not None
+        assert row.planned_abandon <= row.tokens_read <= exchange.tokens_sent
+        assert exchange.tokens_sent - row.tokens_read <= 1  # one may cross with the close
+        assert row.abandoned_ns is not None
+        assert exchange.closed_ns is not None
+        assert row.wire_close == exchange.closed_how
+        assert row.token_counting is TokenCounting.USAGE
+        delays.append(exchange.closed_ns - row.abandoned_ns)
+    assert min(delays) > 0
+    assert median(delays) < 20 * MS
+
+    # Locust's own pages: named by outcome, and nobody who left as planned is a failure.
+    assert {entry["name"] for entry in child.stats} == {"abandoned", "completed", "cut_off"}
+    assert all(entry["num_failures"] == 0 for entry in child.stats)
+
+    samples = ShardReader(tmp_path, ClientSample).read_new()
+    assert 3 <= max(sample.streams for sample in samples) <= 6
+    assert all(a.cpu_s <= b.cpu_s for a, b in pairwise(samples))
+
+
+@pytest.mark.parametrize("end", ["stdin", "SIGTERM"])
+def test_an_ordered_end_cuts_the_streams_and_keeps_their_rows(
+    serve: Serve, tmp_path: Path, end: str
+) -> None:
+    server = serve(engine)
+    load = abandoning(tokens=[4000], stay_share=0.0, stop_after=None)
+    child = LoadProcess(tmp_path, server.url, load, users=3)
+    server.wait_for_arrivals(3)
+    if end == "stdin":
+        child.stdin.close()
+    else:
+        child.process.send_signal(signal.SIGTERM)
+    rows = child.result()
+    assert [row.outcome for row in rows] == [Outcome.CUT_OFF] * 3
+    assert all(row.error is None and row.abandoned_ns is None for row in rows)
+
+
+def test_trouble_is_told_apart(serve: Serve, tmp_path: Path) -> None:
+    scripts = iter(range(3))
+    turn = threading.Lock()
+
+    def script(x: Exchange) -> None:
+        with turn:
+            which = next(scripts, None)
+        if which == 0:
+            x.send(b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 4\r\n\r\nbusy")
+        elif which == 1:
+            x.accept()
+            x.token()
+            x.chunk(b'data: {"error":{"message":"out of blocks"}}\n\n')
+        elif which == 2:
+            x.accept()
+            x.token()
+        else:
+            engine(x)
+
+    server = serve(script)
+    load = abandoning(tokens=[4000], stay_share=0.0, stop_after=None)
+    child = LoadProcess(tmp_path, server.url, load, users=3)
+    server.wait_for_arrivals(6)  # all three have tried again
+    child.process.send_signal(signal.SIGTERM)
+    rows = child.result()
+    counts = Counter(row.outcome for row in rows)
+    assert counts == {Outcome.REJECTED: 1, Outcome.FAILED: 2, Outcome.CUT_OFF: 3}
+    errors = {row.error for row in rows if row.outcome is Outcome.FAILED}
+    assert "out of blocks" in errors
+    failures = {entry["name"]: entry["num_failures"] for entry in child.stats}
+    assert failures == {"rejected": 1, "failed": 2, "cut_off": 0}
+
+
+class TestSlotRecovery:
+    LOAD = SlotRecoveryLoad(
+        slots=2,
+        trials=2,
+        prompt_tokens=(8, 16),
+        answer_tokens=2000,
+        control_answer_tokens=40,
+        probe_tokens=2,
+        abandon_after_tokens=4,
+    )
+
+    @staticmethod
+    def engine_with_slots(number: int) -> Script:
+        slots = threading.Semaphore(number)
+
+        def script(x: Exchange) -> None:
+            x.accept()
+            while not slots.acquire(timeout=0.002):
+                if x.client_left_within(0):
+                    return
+            try:
+                x.stream(tokens=x.body["max_tokens"], gap_s=0.005)
+            finally:
+                slots.release()
+
+        return script
+
+    def test_the_probe_waits_for_the_one_who_leaves(self, serve: Serve, tmp_path: Path) -> None:
+        server = serve(self.engine_with_slots(2))
+        rows = LoadProcess(tmp_path, server.url, self.LOAD, users=1).result()
+        waits: dict[str, list[int]] = {"abandon": [], "control": []}
+        for trial in range(2):
+            for arm in ("unloaded", "abandon", "control"):
+                mine = [row for row in rows if (row.trial, row.arm) == (trial, arm)]
+                (probe,) = [row for row in mine if row.role is Role.PROBE]
+                fillers = [row for row in mine if row.role is Role.FILLER]
+                assert (probe.outcome, probe.tokens_read) == (Outcome.COMPLETED, 2)
+                assert probe.first_token_ns is not None
+                if arm == "unloaded":
+                    assert (fillers, probe.reference_ns) == ([], None)
+                    continue
+                assert probe.reference_ns is not None
+                assert probe.sent_ns < probe.reference_ns < probe.first_token_ns
+                waits[arm].append(probe.first_token_ns - probe.reference_ns)
+                outcomes = sorted(row.outcome for row in fillers)
+                if arm == "control":
+                    assert outcomes == [Outcome.COMPLETED] * 2
+                    continue
+                assert outcomes == [Outcome.ABANDONED, Outcome.CUT_OFF]
+                (left,) = [row for row in fillers if row.outcome is Outcome.ABANDONED]
+                assert (left.abandoned_ns, left.planned_abandon) == (probe.reference_ns, 4)
+        assert max(waits["abandon"]) < min(waits["control"])
+        # Nobody but the trials and their quiet checks has asked for anything.
+        assert len(server.exchanges) == len(rows) + 6
+
+    def test_fewer_slots_than_planned_void_the_trial(self, serve: Serve, tmp_path: Path) -> None:
+        load = SlotRecoveryLoad(
+            slots=2,
+            trials=1,
+            prompt_tokens=(8, 16),
+            answer_tokens=10,
+            control_answer_tokens=10,
+            probe_tokens=2,
+            abandon_after_tokens=4,
+        )
+        server = serve(self.engine_with_slots(1))
+        rows = LoadProcess(tmp_path, server.url, load, users=1).result()
+        assert not [row for row in rows if row.outcome is Outcome.ABANDONED]
+        assert [row.arm for row in rows if row.role is Role.PROBE] == ["unloaded"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--walkaway-plan", "nowhere.json"], "cannot read the plan"),
+        (["--walkaway-tokens", "1;2"], "--walkaway-tokens: '1;2' is not a list"),
+        (["--walkaway-think", "long"], "--walkaway-think: 'long' is not a pause"),
+        (["--walkaway-api-key-env", "NO_SUCH_KEY_HERE"], "NO_SUCH_KEY_HERE"),
+    ],
+)
+def test_a_mistake_in_the_options_is_one_message(options: list[str], message: str) -> None:
+    process = run_locust("--headless", *options)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_plain_locust_makes_a_plan_of_its_options(serve: Serve, tmp_path: Path) -> None:
+    server = serve(engine)
+    process = run_locust(
+        *("--headless", "--only-summary", "-u", "2", "-r", "2", "-t", "2", "--host", server.url),
+        *("--walkaway-tokens", "2", "--walkaway-stay-share", "0"),
+        *("--walkaway-rows", str(tmp_path / "rows")),
+    )
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    rows = ShardReader(tmp_path / "rows", RequestRow).read_new()
+    assert {row.user for row in rows} == {0, 1}
+    assert {row.outcome for row in rows} - {Outcome.CUT_OFF} == {Outcome.ABANDONED}
+    assert {row.planned_abandon for row in rows} == {2}
