@@ -47,34 +47,30 @@ class RotaryTable(nn.Module):
 class Attention(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads = shape.num_heads, shape.num_kv_heads
-        kv_size = shape.num_kv_heads * shape.head_dim
-        self.q_proj = nn.Linear(shape.hidden_size, shape.hidden_size, bias=False)
-        self.k_proj = nn.Linear(shape.hidden_size, kv_size, bias=False)
-        self.v_proj = nn.Linear(shape.hidden_size, kv_size, bias=False)
+        self.heads = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+        self.head_dim = shape.head_dim
+        self.qkv_proj = nn.Linear(shape.hidden_size, sum(self.heads) * self.head_dim, bias=False)
         self.o_proj = nn.Linear(shape.hidden_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor, rotary: RotaryTable, cache: PagedCache, batch: Batch) -> Tensor:
-        num_tokens = x.shape[0]
-        queries = self.q_proj(x).view(num_tokens, self.num_heads, -1)
-        keys = self.k_proj(x).view(num_tokens, self.num_kv_heads, -1)
-        values = self.v_proj(x).view(num_tokens, self.num_kv_heads, -1)
+        projections = self.qkv_proj(x).view(len(x), -1, self.head_dim)
+        queries, keys, values = projections.split(self.heads, dim=1)
         cache.write(batch.slots, rotary(keys, batch.positions), values)
         attended = paged_attention(rotary(queries, batch.positions), cache, batch)
-        projected: Tensor = self.o_proj(attended.view(num_tokens, -1))
+        projected: Tensor = self.o_proj(attended.flatten(start_dim=1))
         return projected
 
 
 class FeedForward(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden_size, shape.ffn_size, bias=False)
-        self.up_proj = nn.Linear(shape.hidden_size, shape.ffn_size, bias=False)
+        self.gate_up_proj = nn.Linear(shape.hidden_size, 2 * shape.ffn_size, bias=False)
         self.down_proj = nn.Linear(shape.ffn_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gated: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
-        return gated
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        down: Tensor = self.down_proj(functional.silu(gate) * up)
+        return down
 
 
 class Block(nn.Module):

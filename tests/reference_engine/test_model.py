@@ -29,9 +29,9 @@ def plain_logits(model: Any, token_ids: list[int]) -> Any:
     for block in model.blocks:
         attention = block.attention
         y = block.attention_norm(x)
-        q = attention.q_proj(y).view(num_tokens, shape.num_heads, shape.head_dim)
-        k = attention.k_proj(y).view(num_tokens, shape.num_kv_heads, shape.head_dim)
-        v = attention.v_proj(y).view(num_tokens, shape.num_kv_heads, shape.head_dim)
+        projected = attention.qkv_proj(y).view(num_tokens, -1, shape.head_dim)
+        q = projected[:, : shape.num_heads]
+        k, v = projected[:, shape.num_heads :].chunk(2, dim=1)
         q, k = model.rotary(q, positions), model.rotary(k, positions)
         group = shape.num_heads // shape.num_kv_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
