@@ -1,0 +1,52 @@
+"""The wheel, installed into an empty environment far from the repository, without torch."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel in it; the path of its `bin`."""
+    folder = tmp_path_factory.mktemp("package")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
+    run(*build, "--outdir", folder, REPOSITORY, cwd=folder)
+    (wheel,) = folder.glob("walkaway-*.whl")
+    run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
+    binaries = folder / "venv" / "bin"
+    constraints = REPOSITORY / "constraints.txt"
+    run(binaries / "pip", "install", "--quiet", wheel, "--constraint", constraints, cwd=folder)
+    return binaries
+
+
+def test_demo_runs_without_torch_and_without_the_repository(
+    environment: Path, tmp_path: Path
+) -> None:
+    has_torch = "import importlib.util as u; print(u.find_spec('torch') is not None)"
+    assert run(environment / "python", "-c", has_torch, cwd=tmp_path).strip() == "False"
+    settings = ["--set", "run.max_seconds=8", "--out", "here"]
+    printed = run(environment / "walkaway", "demo", *settings, "--json", cwd=tmp_path)
+    summary = json.loads(printed)
+    assert summary["outcomes"]["abandoned"] > 10
+    assert summary["metrics"]["ghost_rate"]["mean"] == 0.0
+    page = (tmp_path / "here" / "report.html").read_text()
+    assert "<html" in page
+    assert "plotly" in page
+
+
+def test_the_shipped_files_are_in_the_wheel(environment: Path, tmp_path: Path) -> None:
+    assert "slot_recovery" in run(environment / "walkaway", "workloads", cwd=tmp_path)
+    assert "llamacpp" in run(environment / "walkaway", "targets", cwd=tmp_path)
