@@ -1,7 +1,7 @@
 """How late this process wakes up: the floor below which its stamps mean nothing.
 
 A load generator that is itself busy reads tokens late and leaves late. The meter is told when a
-short timer was due and when it went off; the worst lateness of each window becomes a sample.
+tick was due and when it was noticed; the worst lateness of each window becomes a sample.
 """
 
 from typing import Final

@@ -18,15 +18,15 @@ _NO_LIMIT_SECONDS: Final = 10 * 365 * 86400.0  # plain Locust has its own --run-
 
 
 def add_arguments(group: argparse._ArgumentGroup) -> None:
-    """Declare our options."""
+    """Declare our options, with plain values: a Locust master sends them to its workers."""
     add = group.add_argument
-    add("--walkaway-plan", type=Path, metavar="FILE", help="a complete plan; wins over the rest")
+    add("--walkaway-plan", metavar="FILE", help="a complete plan; wins over the rest")
     add(
         "--walkaway-exit-with-stdin",
         action="store_true",
         help="end the load when standard input reaches its end",
     )
-    add("--walkaway-rows", type=Path, metavar="DIR", help="keep one row a request in this folder")
+    add("--walkaway-rows", metavar="DIR", help="keep one row a request in this folder")
     add("--walkaway-path", default="/v1/completions", help="or /v1/chat/completions")
     add("--walkaway-model", default="tiny", help="the model's name on the server")
     add("--walkaway-tokens", default="1,16,64", help="leave after so many tokens: one of these")
@@ -45,7 +45,7 @@ def load_plan(options: argparse.Namespace) -> LoadPlan:
     if options.walkaway_plan is None:
         return _described(options)
     try:
-        return read_plan(options.walkaway_plan)
+        return read_plan(Path(options.walkaway_plan))
     except OSError as error:
         raise ConfigError(f"--walkaway-plan: cannot read the plan: {error}") from error
     except msgspec.DecodeError as error:
@@ -53,9 +53,9 @@ def load_plan(options: argparse.Namespace) -> LoadPlan:
 
 
 def _described(options: argparse.Namespace) -> LoadPlan:
-    rows_dir: Path | None = options.walkaway_rows
+    rows_dir: str | None = options.walkaway_rows
     if rows_dir is not None:
-        rows_dir.mkdir(parents=True, exist_ok=True)
+        Path(rows_dir).mkdir(parents=True, exist_ok=True)
     return LoadPlan(
         url=options.host or DEFAULT_URL,
         path=options.walkaway_path,
@@ -65,7 +65,7 @@ def _described(options: argparse.Namespace) -> LoadPlan:
         extra_body={"ignore_eos": True},
         stream_options={"include_usage": True, "continuous_usage_stats": True},
         continuous_usage=True,
-        rows_dir=None if rows_dir is None else str(rows_dir),
+        rows_dir=rows_dir,
         seed=options.walkaway_seed,
         arm="main",
         users=options.num_users or 1,

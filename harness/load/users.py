@@ -13,6 +13,7 @@ import argparse
 import logging
 import os
 import signal
+import struct
 import time
 from itertools import count
 from pathlib import Path
@@ -21,8 +22,10 @@ from typing import Any, ClassVar, Final
 import gevent
 import gevent.socket
 import msgspec
+from gevent import monkey
 from locust import User, task
 from locust.env import Environment
+from locust.runners import MasterRunner
 
 from harness.errors import ConfigError
 from harness.load.abandon import plan_request, think_ns
@@ -37,6 +40,7 @@ from harness.records import ClientSample, Outcome, RequestRow
 # After a refusal or a failure a user tries again, but not in a busy loop: a dead server would
 # otherwise be answered with thousands of attempts a second.
 _RETRY_PAUSE_S: Final = 0.5
+_DUE: Final = struct.Struct("=q")
 _NUMBERS_PER_WORKER: Final = 1_000_000
 _NOT_A_FAILURE: Final = frozenset({Outcome.COMPLETED, Outcome.ABANDONED, Outcome.CUT_OFF})
 
@@ -126,6 +130,8 @@ def prepare(
     if options.walkaway_exit_with_stdin:
         gevent.spawn(_end_with_stdin)
     api_key = _api_key(plan)
+    if isinstance(environment.runner, MasterRunner):
+        return  # it has no users of its own
     if plan.rows_dir is not None:
         gevent.spawn(_watch_lag, Path(plan.rows_dir), user_class)
 
@@ -180,12 +186,13 @@ def _end_with_stdin() -> None:
 
 
 def _watch_lag(rows_dir: Path, user_class: type[PlannedUser]) -> None:
-    due_ns = time.perf_counter_ns()
-    meter = LagMeter(pid=os.getpid(), now_ns=due_ns)
-    with ShardWriter(rows_dir, ClientSample, os.getpid()) as writer:
+    reader, writer = os.pipe()
+    monkey.get_original("_thread", "start_new_thread")(_tick, (writer,))
+    meter = LagMeter(pid=os.getpid(), now_ns=time.perf_counter_ns())
+    with ShardWriter(rows_dir, ClientSample, os.getpid()) as shard:
         while True:
-            due_ns = time.perf_counter_ns() + TIMER_NS
-            gevent.sleep(TIMER_NS / 1e9)
+            gevent.socket.wait_read(reader)
+            (due_ns,) = _DUE.unpack(os.read(reader, _DUE.size))
             session = getattr(user_class, "session", None)
             sample = meter.woke(
                 due_ns=due_ns,
@@ -194,4 +201,15 @@ def _watch_lag(rows_dir: Path, user_class: type[PlannedUser]) -> None:
                 streams=0 if session is None else session.client.open_streams,
             )
             if sample is not None:
-                writer.write(sample)
+                shard.write(sample)
+
+
+def _tick(writer: int) -> None:
+    # A thread of the system, not of gevent: the event loop's own timers are a millisecond coarse,
+    # which is more than a token waits. So a tick arrives as a token does, through a descriptor.
+    sleep = monkey.get_original("time", "sleep")
+    due_ns = time.perf_counter_ns()
+    while True:
+        due_ns += TIMER_NS
+        sleep(max(0, due_ns - time.perf_counter_ns()) / 1e9)
+        os.write(writer, _DUE.pack(due_ns))

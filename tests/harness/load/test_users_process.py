@@ -286,16 +286,25 @@ def test_a_mistake_in_the_options_is_one_message(options: list[str], message: st
     assert "Traceback" not in err
 
 
-def test_plain_locust_makes_a_plan_of_its_options(serve: Serve, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "users"),
+    [((), {0, 1}), (("--processes", "2"), {0, 1_000_000})],
+    ids=["alone", "master and workers"],
+)
+def test_plain_locust_makes_a_plan_of_its_options(
+    serve: Serve, tmp_path: Path, options: tuple[str, ...], users: set[int]
+) -> None:
     server = serve(engine)
     process = run_locust(
         *("--headless", "--only-summary", "-u", "2", "-r", "2", "-t", "2", "--host", server.url),
         *("--walkaway-tokens", "2", "--walkaway-stay-share", "0"),
         *("--walkaway-rows", str(tmp_path / "rows")),
+        *options,
     )
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     rows = ShardReader(tmp_path / "rows", RequestRow).read_new()
-    assert {row.user for row in rows} == {0, 1}
+    assert {row.user for row in rows} == users
     assert {row.outcome for row in rows} - {Outcome.CUT_OFF} == {Outcome.ABANDONED}
     assert {row.planned_abandon for row in rows} == {2}
+    assert "Traceback" not in err
