@@ -102,7 +102,8 @@ class StreamClient:
             return
         decoder = SSEDecoder()
         while stream.outcome is None:
-            think_ns = leave_rule(stream.tokens_read) if stream.can_leave else None
+            is_open = stream.can_leave and not connection.is_complete
+            think_ns = leave_rule(stream.tokens_read) if is_open else None
             if think_ns is not None:
                 self._leave(connection, stream, decoder, think_ns)
             elif (chunk := connection.receive()) is not None:
@@ -126,13 +127,10 @@ class StreamClient:
         while stream.can_leave:
             wait_s = (leaves_at_ns - time.perf_counter_ns()) / 1e9
             chunk = connection.receive_within(wait_s)
-            if chunk is not None:
-                self._read(chunk, stream, decoder)
-            elif connection.is_complete:
-                return
-            elif wait_s <= 0:
+            if chunk is None:
                 break
-        if not stream.can_leave:
+            self._read(chunk, stream, decoder)
+        if connection.is_complete or not stream.can_leave:
             return  # the answer ended while the user was thinking
         t0_ns, wire_close = connection.hang_up()
         stream.leave(t0_ns, think_ns=think_ns, wire_close=wire_close)

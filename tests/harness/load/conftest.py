@@ -4,9 +4,11 @@ Each connection runs its script in a thread of its own. Scripts wait on the sock
 alone, so that a client's leaving is seen when it happens.
 """
 
+import fcntl
 import json
 import select
 import socket
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -62,6 +64,11 @@ class Exchange:
         """Send [DONE] and the end of the body."""
         self.chunk(b"data: [DONE]\n\n")
         self.send(b"0\r\n\r\n")
+
+    def wait_until_received(self) -> None:
+        """Wait until the client's kernel has acknowledged all that was sent."""
+        while fcntl.ioctl(self.sock.fileno(), termios.TIOCOUTQ, bytes(4)) != bytes(4):
+            pass
 
     def client_left_within(self, seconds: float | None) -> bool:
         """Wait so long for the client to hang up, and note when and how it did."""

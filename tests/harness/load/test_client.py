@@ -154,6 +154,30 @@ class TestLeaving:
         assert (row.outcome, row.tokens_read) == (Outcome.ABANDONED, 3)
         assert row.wire_close is WireClose.FIN
 
+    def test_what_came_while_the_client_was_busy_was_read(self, serve: Serve) -> None:
+        is_busy, has_arrived = threading.Event(), threading.Event()
+
+        def script(x: Exchange) -> None:
+            x.accept()
+            x.token()
+            assert is_busy.wait(30)
+            x.token()
+            x.token()
+            x.wait_until_received()
+            has_arrived.set()
+            x.client_left_within(30)
+
+        def rule(tokens_read: int) -> int | None:
+            if tokens_read == 0:
+                return None
+            is_busy.set()
+            assert has_arrived.wait(30)
+            return 0  # leave at once
+
+        row = User(serve(script).url).ask(rule)
+        assert (row.outcome, row.tokens_read) == (Outcome.ABANDONED, 3)
+        assert row.wire_close is WireClose.FIN
+
     def test_reading_goes_on_while_thinking(self, serve: Serve) -> None:
         thinks = threading.Event()
 
@@ -261,6 +285,12 @@ class TestTrouble:
         assert row.error is not None
         assert error in row.error
         assert row.abandoned_ns is None
+
+    def test_a_stream_that_stops_while_the_user_thinks(self, serve: Serve) -> None:
+        row = User(serve(_stop_early).url).ask(after(1, think_ns=3_600_000 * MS))
+        assert (row.outcome, row.tokens_read) == (Outcome.FAILED, 1)
+        assert row.error is not None
+        assert "ended early" in row.error
 
     def test_nobody_there(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
