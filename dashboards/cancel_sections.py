@@ -21,12 +21,17 @@ def stages(run: Run) -> Section:
     if not any(metric.n for metric in present.values()):
         names = tuple(name for name, _, _ in figures.STAGES)
         return section.without(why_not(run, names, "This server tells no stages of a cancel."))
+    unknown = [name[:-2] for name, one in present.items() if one.p99 is None]
     medians = ", ".join(f"{name[:-2]} {figure_of(one, 'p50')}" for name, one in present.items())
     return section.drawn(
         Picture(
             name="stages",
             figure=figures.cancel_stages(present),
             alt=f"Stacked bars of the stages of a cancel. Medians: {medians}.",
+            note=f"Not drawn, because some requests never got so far while they were watched: "
+            f"99th percentile of {', '.join(unknown)}."
+            if unknown
+            else None,
         )
     )
 

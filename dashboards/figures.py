@@ -27,7 +27,11 @@ CLIENT_TIMES: Final = (
     ("e2e_s", "whole answer (E2E)"),
 )
 RECOVERY_ARMS: Final = (("unloaded", GREEN), ("abandon", BLUE), ("control", GREY))
-PHASES: Final = (("waiting", ORANGE), ("prefill", GREEN), ("decode", PURPLE))
+PHASES: Final = (
+    ("waiting", "left while waiting", ORANGE),
+    ("prefill", "left in prefill", GREEN),
+    ("decode", "left in decode", PURPLE),
+)
 FEWEST_OF_A_PHASE: Final = 5  # fewer do not make a distribution
 LOG_FROM: Final = 20  # times the median: beyond it a linear axis would hide the middle
 LADDER: Final = (("p50", "circle", 11), ("p90", "diamond", 10), ("p99", "line-ns-open", 16))
@@ -70,10 +74,10 @@ def cancel_latency(cancels: pd.DataFrame) -> go.Figure:
     times, shares = _add_curve(figure, cancels, name="all", colour=BLUE, width=3)
     phases = cancels["phase"].value_counts()
     if len(phases) > 1:
-        for phase, colour in PHASES:
+        for phase, label, colour in PHASES:
             if phases.get(phase, 0) >= FEWEST_OF_A_PHASE:
                 rows = cancels[cancels["phase"] == phase]
-                _add_curve(figure, rows, name=f"left in {phase}", colour=colour, width=1.5)
+                _add_curve(figure, rows, name=label, colour=colour, width=1.5)
     if censored.any():
         ends = np.sort(seconds[censored])
         figure.add_scatter(
@@ -133,7 +137,8 @@ def cancel_steps(cancels: pd.DataFrame) -> go.Figure:
 def waste_by_abandon_point(points: Sequence[Mapping[str, Any]]) -> go.Figure:
     """Stacked bars: mean tokens generated before and after the user left, unread."""
     figure = canvas(x_title="the user left after", y_title="tokens for nobody, mean")
-    names = [f"{point['planned_abandon']:g} tokens" for point in points]
+    names = [quantity(point["planned_abandon"], "tokens") for point in points]
+    totals = [quantity(p["in_flight_mean"] + p["after_close_mean"], "") for p in points]
     parts = (
         ("in_flight_mean", "on the way when the user left", SKY),
         ("after_close_mean", "generated after the user had left", VERMILION),
@@ -148,6 +153,9 @@ def waste_by_abandon_point(points: Sequence[Mapping[str, Any]]) -> go.Figure:
             hovertemplate="%{y:.3~g} tokens, mean of %{customdata} requests"
             + f"<extra>{label}</extra>",
         )
+    figure.update_traces(
+        selector=-1, text=totals, textposition="outside", textangle=0, cliponaxis=False
+    )
     figure.update_layout(barmode="stack", bargap=0.4, legend_traceorder="normal")
     figure.update_xaxes(type="category")
     return figure

@@ -1,13 +1,18 @@
-"""What the server showed of itself over time: from its step log, else from what was scraped."""
+"""What the server showed of itself over time: from its step log, else from what was scraped.
+
+An idle engine makes no steps, so the step log ends with the last request; what was scraped after it
+shows whether everything came back.
+"""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dashboards.downsample import Series, min_max
+from dashboards.downsample import Floats, Series, min_max
 from dashboards.source import Run
-from dashboards.timelines import column_series
+
+Points = tuple[Floats, Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,33 +26,40 @@ class KvUsage:
 
 def requests_in(run: Run, role: str) -> Series | None:
     """How many requests were `running` or `waiting` over time, or None where nobody told."""
-    if run.frames.steps.empty:
-        return _scraped_series(run, role)
-    return _step_series(run, f"num_{role}")
+    return _joined(_stepped(run, f"num_{role}"), _scraped(run, role))
 
 
 def kv_usage(run: Run) -> KvUsage | None:
     """KV blocks in use over time; a share of the cache where blocks are not shown; else None."""
     config = run.manifest.target.config if run.manifest.target else None
     total = (config or {}).get("num_blocks")
-    if run.frames.steps.empty:
-        free = _scraped_series(run, "free_blocks")
-    else:
-        free = _step_series(run, "free_blocks")
+    free = _joined(_stepped(run, "free_blocks"), _scraped(run, "free_blocks"))
     if free is not None and total is not None:
-        used = Series(x=free.x, y=total - free.y, samples=free.samples, intervals=free.intervals)
-        return KvUsage(series=used, total=total, unit="blocks in use")
-    share = _scraped_series(run, "kv_usage")
-    return None if share is None else KvUsage(series=share, total=None, unit="share in use")
+        return KvUsage(series=replace(free, y=total - free.y), total=total, unit="blocks in use")
+    share = _scraped(run, "kv_usage")
+    return (
+        None if share is None else KvUsage(series=min_max(*share), total=None, unit="share in use")
+    )
 
 
-def _step_series(run: Run, column: str) -> Series:
+def _joined(stepped: Points | None, scraped: Points | None) -> Series | None:
+    """The step log, then what was scraped after the last step."""
+    if stepped is None or scraped is None:
+        only = stepped or scraped
+        return None if only is None else min_max(*only)
+    is_later = scraped[0] > stepped[0][-1]
+    x, y = (np.append(a, b[is_later]) for a, b in zip(stepped, scraped, strict=True))
+    return min_max(x, y)
+
+
+def _stepped(run: Run, column: str) -> Points | None:
     steps = run.frames.steps.sort_values("ended_ns")
-    values = steps[column].to_numpy(dtype=np.float64)
-    return min_max(run.clock.seconds(steps["ended_ns"]), values)
+    if steps.empty:
+        return None
+    return run.clock.seconds(steps["ended_ns"]), steps[column].to_numpy(dtype=np.float64)
 
 
-def _scraped_series(run: Run, role: str) -> Series | None:
+def _scraped(run: Run, role: str) -> Points | None:
     metrics = run.manifest.target.spec.get("metrics", {}) if run.manifest.target else {}
     source = metrics.get(role)
     if source is None:
@@ -55,7 +67,8 @@ def _scraped_series(run: Run, role: str) -> Series | None:
     scraped = run.frames.server_metrics
     rows = scraped[scraped["name"] == source["name"]]
     wanted = source.get("labels", {}).items()
-    rows = rows[[wanted <= json.loads(labels).items() for labels in rows["labels"]]]
-    if rows.empty:
+    is_wanted = [wanted <= json.loads(labels).items() for labels in rows["labels"]]
+    values = rows[np.array(is_wanted, dtype=bool)].groupby("t_ns")["value"].sum()
+    if values.empty:
         return None
-    return column_series(rows.groupby("t_ns", as_index=False)["value"].sum(), "value", run.clock)
+    return run.clock.seconds(values.index.to_series()), values.to_numpy()

@@ -45,8 +45,13 @@ def sentence(outcomes: Mapping[str, int], metrics: Metrics) -> str:
         return "No request was made, so there is nothing to tell."
     if not abandoned:
         return "Nobody left early in this run, so it says nothing about cancellation."
-    parts = [*_latency_words(metrics), *_waste_words(metrics), *_ghost_words(metrics)]
-    parts += _leak_words(metrics)
+    parts = [
+        *_latency_words(metrics),
+        *_recovery_words(metrics),
+        *_waste_words(metrics),
+        *_ghost_words(metrics),
+        *_leak_words(metrics),
+    ]
     if not parts:
         return (
             f"{abandoned:,} users left early, but this server does not show what happened then. "
@@ -56,15 +61,21 @@ def sentence(outcomes: Mapping[str, int], metrics: Metrics) -> str:
 
 
 def _latency_words(metrics: Metrics) -> list[str]:
-    latency, recovery = metrics.get("cancel_latency_s"), metrics.get("slot_recovery_s")
-    if latency is not None and latency.n:
-        return [_let_go_words(latency)]
-    if recovery is not None and recovery.n:
-        return [
-            "When a user left, the next in the queue saw a first token after "
-            f"{figure_of(recovery, 'p50')} (median)."
-        ]
-    return []
+    latency = metrics.get("cancel_latency_s")
+    return [_let_go_words(latency)] if latency is not None and latency.n else []
+
+
+def _recovery_words(metrics: Metrics) -> list[str]:
+    recovery, control = metrics.get("slot_recovery_s"), metrics.get("probe_ttft_control_s")
+    if recovery is None or not recovery.n:
+        return []
+    words = (
+        "The next in the queue saw a first token "
+        f"{figure_of(recovery, 'p50')} after a user had left (median)"
+    )
+    if control is None or not control.n:
+        return [f"{words}."]
+    return [f"{words}, against {figure_of(control, 'p50')} when nobody leaves."]
 
 
 def _let_go_words(latency: Metric) -> str:

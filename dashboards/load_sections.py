@@ -12,7 +12,7 @@ def slots(run: Run) -> Section:
         name="slots",
         title="Batch slots over time",
         shows="Requests in a slot and in the queue; each mark on the axis is a user who left.",
-        good="slots stay full while anybody waits, and both lines end at zero.",
+        good="slots stay full while anybody waits, and nothing is left when the load has ended.",
     )
     running = requests_in(run, "running")
     if running is None:
@@ -110,7 +110,9 @@ def survivors(run: Run) -> Section:
         if name in run.metrics and run.metrics[name].n
     }
     if not present:
-        return section.without("Nobody stayed to the end.")
+        return section.without(
+            run.summary.not_measurable.get("ttft_s", "Nobody stayed to the end.")
+        )
     words = " ".join(f"{name[:-2].upper()}: {median_and_p99(one)}" for name, one in present.items())
     return section.drawn(
         Picture(

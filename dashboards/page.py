@@ -37,7 +37,7 @@ class Article:
     facts: Sequence[tuple[str, str]]
     cautions: Sequence[tuple[str, str]]
     remarks: Sequence[tuple[str, str]]
-    not_measurable: Sequence[tuple[str, str]]
+    not_measurable: Sequence[tuple[str, Sequence[str]]]
     sections: Sequence[Section]
     tables: Sequence[MetricTable]
     command: str

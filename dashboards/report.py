@@ -1,7 +1,7 @@
 """From run folders to one HTML file: read, put into words, draw, write."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -46,7 +46,7 @@ def describe(run: Run, anchor: str) -> Article:
         facts=_facts(run),
         cautions=[remark for remark in remarks if remark[0] in CAUTIONS],
         remarks=[remark for remark in remarks if remark[0] not in CAUTIONS],
-        not_measurable=list(summary.not_measurable.items()),
+        not_measurable=_by_reason(summary.not_measurable),
         sections=_sections(run),
         tables=_tables(run),
         command=shlex.join(manifest.command),
@@ -69,6 +69,14 @@ def _sections(run: Run) -> list[Section]:
         load_sections.lag,
     )
     return [build(run) for build in builders]
+
+
+def _by_reason(not_measurable: Mapping[str, str]) -> list[tuple[str, list[str]]]:
+    """Each reason once, with the figures that it keeps away."""
+    names: dict[str, list[str]] = {}
+    for name, reason in not_measurable.items():
+        names.setdefault(reason, []).append(name)
+    return list(names.items())
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
@@ -98,9 +106,9 @@ def _server(run: Run) -> str:
     shown = (
         ("runner", "{} runner"),
         ("device", "on {}"),
-        ("max_num_seqs", "{} slots"),
-        ("num_blocks", "{} KV blocks"),
-        ("block_size", "of {} tokens"),
+        ("max_num_seqs", "{:,} slots"),
+        ("num_blocks", "{:,} KV blocks"),
+        ("block_size", "{:,} tokens a block"),
     )
     details = [form.format(config[key]) for key, form in shown if config.get(key) is not None]
     return ", ".join([run.summary.engine, *details])

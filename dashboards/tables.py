@@ -18,10 +18,19 @@ COLUMNS: Final = (
     "p95",
     "p99",
     "max",
-    "at most (95 %)",
     "method",
-    "bound",
 )
+
+
+SELF_EVIDENT_UNITS: Final = frozenset({"s", "ratio", "bytes"})  # each cell says ms, %, MiB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What stands in a table's cell, and in small type under it."""
+
+    text: str
+    under: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +38,8 @@ class Row:
     """One metric: its cells in the order of `COLUMNS`, and what else is known of it."""
 
     name: str
-    cells: tuple[str, ...]
+    unit: str | None
+    cells: tuple[Cell, ...]
     flag: str | None
     remarks: tuple[str, ...]
 
@@ -51,30 +61,27 @@ def metric_table(
 
 
 def _row(name: str, metric: Metric, flag: str | None) -> Row:
-    figures = (figure_of(metric, key) for key in ("mean", "p50", "p90", "p95", "p99", "max"))
+    at_most = None if metric.upper95 is None else f"at most {quantity(metric.upper95, metric.unit)}"
+    is_evident = metric.unit in SELF_EVIDENT_UNITS
+    unit = metric.unit if is_evident else ""
+    figures = [
+        Cell(text=figure_of(metric, key, unit=unit), under=interval(metric, key, unit=unit))
+        for key in ("p50", "p90", "p95", "p99", "max")
+    ]
+    mean_limits = interval(metric, "mean", unit=unit) or at_most
     return Row(
         name=name,
+        unit=None if is_evident else metric.unit,
         cells=(
-            f"{metric.n:,}",
-            f"{metric.n_censored:,}",
+            Cell(text=f"{metric.n:,}"),
+            Cell(text=f"{metric.n_censored:,}"),
+            Cell(text=figure_of(metric, "mean", unit=unit), under=mean_limits),
             *figures,
-            quantity(metric.upper95, metric.unit),
-            metric.method,
-            metric.bound,
+            Cell(text=metric.method, under=None if metric.bound == "point" else metric.bound),
         ),
         flag=flag,
-        remarks=tuple(_remarks(metric)),
+        remarks=tuple(f"{name}: {_other(value, metric)}" for name, value in metric.others.items()),
     )
-
-
-def _remarks(metric: Metric) -> list[str]:
-    remarks = [
-        f"95 % interval of the {key}: {limits}"
-        for key in ("mean", "p50", "p99")
-        if (limits := interval(metric, key)) is not None
-    ]
-    remarks += [f"{name}: {_other(value, metric)}" for name, value in metric.others.items()]
-    return remarks
 
 
 def _other(value: object, metric: Metric) -> str:

@@ -64,10 +64,12 @@ def figure_of(metric: Metric, name: str, *, unit: str | None = None) -> str:
     return quantity(value, shown_unit)
 
 
-def interval(metric: Metric, name: str) -> str | None:
-    """The 95 % interval of a figure, or None where there is none."""
+def interval(metric: Metric, name: str, *, unit: str | None = None) -> str | None:
+    """The 95 % interval of a figure, or None where there is none: "1.5 to 2 ms"."""
     limits = getattr(metric, f"{name}_ci95", None)
     if limits is None:
         return None
-    low, high = (quantity(limit, metric.unit) for limit in limits)
-    return f"{low} to {high}"
+    low, high = (quantity(limit, metric.unit if unit is None else unit) for limit in limits)
+    low_number, _, low_unit = low.partition(" ")
+    is_same_unit = bool(low_unit) and low_unit == high.partition(" ")[2]
+    return f"{low_number if is_same_unit else low} to {high}"

@@ -27,5 +27,11 @@
   const drawn = plots.map((plot) => Plotly.newPlot(plot, { ...figures[plot.id], config }));
   Promise.all(drawn).then(repaint);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+
+  // Paper: the page is laid out anew without telling the plots, so they are told a width that fits.
+  const PAPER_WIDTH_PX = 640;
+  const resize = (size) => plots.forEach((plot) => Plotly.relayout(plot, { ...size, ...ink() }));
+  addEventListener("beforeprint", () => resize({ autosize: false, width: PAPER_WIDTH_PX }));
+  addEventListener("afterprint", () => resize({ autosize: true, width: null }));
   matchMedia("print").addEventListener("change", repaint);
 })();

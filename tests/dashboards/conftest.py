@@ -14,6 +14,7 @@ from harness.manifest import Clock, Manifest, TargetFacts, Window
 from harness.records import (
     ClientSample,
     CpuSample,
+    GpuSample,
     LifecycleEvent,
     Metric,
     MetricSample,
@@ -239,8 +240,9 @@ def manifest_of(run: SyntheticRun, *, question: str, lifecycle: bool) -> Manifes
     )
 
 
-def rows_of(run: SyntheticRun, *, lifecycle: bool) -> RunRows:
+def rows_of(run: SyntheticRun, *, lifecycle: bool, gpu: bool) -> RunRows:
     stamps = range(BEGIN, run.ended_ns, 50 * MS)
+    watched = range(BEGIN, run.ended_ns + SETTLE, 50 * MS) if run.steps else stamps
     return RunRows(
         requests=run.requests,
         client=[
@@ -250,8 +252,18 @@ def rows_of(run: SyntheticRun, *, lifecycle: bool) -> RunRows:
         lifecycle=run.lifecycle if lifecycle else [],
         steps=run.steps if lifecycle else [],
         server_metrics=[
-            MetricSample(t_ns=t, duration_ns=MS, name="slots_busy", labels="{}", value=3.0)
-            for t in stamps
+            MetricSample(
+                t_ns=t,
+                duration_ns=MS,
+                name="slots_busy",
+                labels="{}",
+                value=3.0 if t < run.ended_ns else 0.0,
+            )
+            for t in watched
+        ],
+        gpu=[
+            GpuSample(t_ns=t, gpu=0, utilisation=0.4, memory_bytes=2**31, power_w=None)
+            for t in (stamps if gpu else ())
         ],
         cpu=[
             CpuSample(t_ns=t, process=name, cores=cores, rss_bytes=10**8)
@@ -263,7 +275,7 @@ def rows_of(run: SyntheticRun, *, lifecycle: bool) -> RunRows:
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
-    """Make a run folder: `abandons`, `ghosts`, `lifecycle`, `question`, and summary keys."""
+    """Make a run folder: `abandons`, `ghosts`, `lifecycle`, `gpu`, `question`, and summary keys."""
 
     def make(
         *,
@@ -271,13 +283,14 @@ def make_run(tmp_path: Path) -> MakeRun:
         abandons: int = 30,
         ghosts: int = 0,
         lifecycle: bool = True,
+        gpu: bool = False,
         question: str = "What does a synthetic server do?",
         **summary: Any,
     ) -> Path:
         run = SyntheticRun(abandons=abandons, ghosts=ghosts)
         metrics = figures(abandons=abandons, ghosts=ghosts) if abandons and lifecycle else {}
         folder = RunFolder.create(tmp_path / name)
-        folder.write_rows(rows_of(run, lifecycle=lifecycle))
+        folder.write_rows(rows_of(run, lifecycle=lifecycle, gpu=gpu))
         folder.write_manifest(manifest_of(run, question=question, lifecycle=lifecycle))
         folder.write_summary(summary_of(run, metrics, **summary))
         return folder.path

@@ -66,12 +66,13 @@ def test_stages_are_stacked_in_milliseconds() -> None:
 def test_waste_keeps_its_points_in_order() -> None:
     points: list[dict[str, Any]] = [
         {"planned_abandon": 0, "n": 3, "in_flight_mean": 0.5, "after_close_mean": 1.0},
-        {"planned_abandon": 16, "n": 3, "in_flight_mean": None, "after_close_mean": 2.0},
+        {"planned_abandon": 16, "n": 3, "in_flight_mean": 0.0, "after_close_mean": 2.0},
     ]
     in_flight, after = figures.waste_by_abandon_point(points).data
     assert list(after.x) == ["0 tokens", "16 tokens"]
     assert list(after.y) == [1.0, 2.0]
-    assert list(in_flight.y) == [0.5, None]
+    assert list(in_flight.y) == [0.5, 0.0]
+    assert list(after.text) == ["1.5", "2"]
 
 
 def test_each_arm_is_a_row_and_a_probe_that_gave_up_is_a_cross() -> None:
@@ -95,7 +96,7 @@ def test_phases_with_enough_requests_have_their_own_curve() -> None:
     frame = cancels([0.01] * 6 + [0.03] * 5 + [0.05], [False] * 12)
     frame["phase"] = ["waiting"] * 6 + ["decode"] * 5 + ["prefill"]
     names = [curve.name for curve in figures.cancel_latency(frame).data]
-    assert names == ["all", "left in waiting", "left in decode"]
+    assert names == ["all", "left while waiting", "left in decode"]
 
 
 def test_many_abandons_share_marks_but_none_is_lost_to_the_eye() -> None:

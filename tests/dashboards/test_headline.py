@@ -69,8 +69,10 @@ def test_a_lower_bound_is_called_one() -> None:
 def test_black_box_runs_speak_of_recovery_only() -> None:
     metrics = {"slot_recovery_s": seconds(0.061, 0.08)}
     assert sentence(LEFT, metrics) == (
-        "When a user left, the next in the queue saw a first token after 61 ms (median)."
+        "The next in the queue saw a first token 61 ms after a user had left (median)."
     )
+    metrics["probe_ttft_control_s"] = seconds(1.2, 1.3)
+    assert sentence(LEFT, metrics).endswith("(median), against 1.2 s when nobody leaves.")
 
 
 def test_a_figure_below_the_floor_carries_its_flag() -> None:

@@ -69,8 +69,7 @@ def look(page: Path, profile: Path) -> tuple[str, list[str]]:
     return (title[1] if title else ""), console
 
 
-@pytest.mark.parametrize("width", [390, 1440])
-@pytest.mark.parametrize("ghosts", [0, 6])
+@pytest.mark.parametrize(("width", "ghosts"), [(390, 6), (1440, 0)])
 def test_everything_is_drawn_and_fits(
     make_run: MakeRun, tmp_path: Path, width: int, ghosts: int
 ) -> None:

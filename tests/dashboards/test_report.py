@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dashboards.__main__ import main
@@ -100,6 +101,28 @@ def test_a_report_has_every_picture_and_every_figure(make_run: MakeRun) -> None:
     assert all(plots.values())
 
 
+def decoded(column: Any) -> list[float]:
+    """A column as plotly writes it: a list, or a typed array in base64."""
+    if isinstance(column, dict):
+        return [float(x) for x in np.frombuffer(base64.b64decode(column["bdata"]), column["dtype"])]
+    return list(column)
+
+
+def test_the_slots_are_followed_until_everything_has_come_back(make_run: MakeRun) -> None:
+    running = page_of(make_run()).figures()["run0-slots"]["data"][0]
+    x, y = decoded(running["x"]), decoded(running["y"])
+    assert x == sorted(x)
+    assert max(y) == 4  # the step log, while there are steps
+    assert y[-1] == 0  # scraped, after the last
+
+
+def test_a_gpu_is_drawn_by_what_it_told(make_run: MakeRun) -> None:
+    page = page_of(make_run(gpu=True))
+    assert {"run0-gpu-utilisation", "run0-gpu-memory", "run0-cpu"} <= set(page.figures())
+    assert "run0-gpu-power" not in page.figures()
+    assert "No GPU was sampled" not in body_of(page)
+
+
 def test_nothing_is_fetched_and_only_our_scripts_may_run(make_run: MakeRun) -> None:
     page = page_of(make_run())
     for tag, attributes, _ in page.elements:
@@ -157,10 +180,12 @@ def test_warnings_come_before_the_figures(make_run: MakeRun) -> None:
 
 def test_a_server_that_shows_nothing_gets_reasons_instead_of_pictures(make_run: MakeRun) -> None:
     reason = "this server tells no stages"
-    page = page_of(make_run(lifecycle=False, not_measurable={"detect_s": reason}))
+    hidden = {"detect_s": reason, "signal_s": reason}
+    page = page_of(make_run(lifecycle=False, not_measurable=hidden))
     assert set(page.figures()) == {"run0-slots", "run0-cpu", "run0-lag"}
     body = body_of(page)
-    assert body.count(reason) == 2  # in the list of what was not measurable, and for the picture
+    assert body.count(reason) == 2  # once for all figures that it keeps away, and for the picture
+    assert "detect_s, signal_s" in body
     assert "No step log, and no scrape showed the KV cache." in body
     titles = page.texts("dt")
     for title in ("Where the time of a cancel goes", "How long until the server let go"):

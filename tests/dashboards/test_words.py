@@ -48,7 +48,8 @@ def test_a_quantile_among_the_censored_is_a_lower_bound_not_a_number() -> None:
 
 
 def test_an_interval_that_is_not_there_is_not_printed() -> None:
-    metric = Metric(unit="s", n=10, p50_ci95=(0.001, 0.002), method="x")
-    assert interval(metric, "p50") == "1 ms to 2 ms"
+    metric = Metric(unit="s", n=10, p50_ci95=(0.001, 0.002), mean_ci95=(0.0005, 0.002), method="x")
+    assert interval(metric, "p50") == "1 to 2 ms"
+    assert interval(metric, "mean") == "500 µs to 2 ms"
     assert interval(metric, "p99") is None
     assert interval(metric, "p90") is None
