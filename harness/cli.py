@@ -201,9 +201,6 @@ def main() -> None:
     except WalkawayError as error:
         _complain(str(error))
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        _complain("interrupted")
-        sys.exit(InterruptedRunError.exit_code)
     except Exception as error:  # noqa: BLE001  a bug of ours: one line for the user
         notes = "; ".join(getattr(error, "__notes__", []))
         _complain(f"a bug in walkaway, sorry: {type(error).__name__}: {error}; {notes}")

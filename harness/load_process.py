@@ -68,9 +68,7 @@ def find_hopeless(rows: Sequence[RequestRow]) -> TargetError | None:
     if not rows:
         return TargetError("the load made no request; see load.log in the run's folder")
     if all(row.outcome in (Outcome.FAILED, Outcome.REJECTED) for row in rows):
-        first = rows[0]
-        status = "" if first.status_code is None else f"status {first.status_code}, "
-        return TargetError(f"all {len(rows)} requests failed; the first: {status}{first.error}")
+        return TargetError(f"all {len(rows)} requests failed; the first: {rows[0].error}")
     return None
 
 

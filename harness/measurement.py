@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import httpx
+import msgspec
 
 from harness.collect.clock import check_clock
 from harness.collect.collector import Collector
@@ -182,6 +183,8 @@ class Measurement:
             )
         finally:
             self.manifest.window.load_ended_ns = self._clock_ns()
+            hidden = dict.fromkeys(plan.headers, "***")  # a header may hold a secret
+            write_plan(msgspec.structs.replace(plan, headers=hidden), self._folder.load_plan)
         self._refuse_interruption()
 
     def _settle(self, collector: Collector) -> None:

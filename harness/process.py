@@ -25,11 +25,17 @@ LOG_TAIL_LINES = 15
 
 
 class Child:
-    """One process, started on construction; leaving the `with` block ends it."""
+    """One process, started on construction; leaving the `with` block ends it.
 
-    def __init__(self, name: str, argv: Sequence[str], log: Path) -> None:
+    It has `quit_s` to quit when its standard input ends, before it is sent a signal.
+    """
+
+    def __init__(
+        self, name: str, argv: Sequence[str], log: Path, *, quit_s: float = QUIT_S
+    ) -> None:
         self.name = name
         self.log = log
+        self._quit_s = quit_s
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 argv,
@@ -50,14 +56,14 @@ class Child:
         except subprocess.TimeoutExpired:
             return None
 
-    def stop(self) -> int:
+    def stop(self, *, terminate_s: float = TERMINATE_S) -> int:
         """End it, gently first. Stopping one that has ended only tells its exit code."""
         if self._process.stdin is not None:
             self._process.stdin.close()
-        code = self.wait(QUIT_S)
+        code = self.wait(self._quit_s)
         if code is None:
             self._process.terminate()
-            code = self.wait(TERMINATE_S)
+            code = self.wait(terminate_s)
         if code is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             code = self._process.wait()

@@ -68,7 +68,7 @@ class PlainProgress:
         self._next_s = PLAIN_EVERY_S
 
     def phase(self, text: str) -> None:
-        self._console.print(f"walkaway: {text}", markup=False, highlight=False)
+        self._console.print(f"walkaway: {text}", markup=False, highlight=False, soft_wrap=True)
 
     def update(self, snapshot: Snapshot) -> None:
         if snapshot.elapsed_s >= self._next_s:

@@ -62,6 +62,8 @@ def execute(order: RunOrder, *, progress: Progress, interruption: Interruption) 
     except ConfigError:
         shutil.rmtree(folder.path)  # nothing was measured, and it was empty when we took it
         raise
+    except KeyboardInterrupt as error:  # the second Ctrl-C: the user will not wait for the rest
+        raise InterruptedRunError(f"interrupted; what was saved is in {folder.path}") from error
     except Exception as error:
         folder.traceback.write_text(traceback.format_exc())
         error.add_note(f"the traceback is in {folder.traceback}")
@@ -138,6 +140,6 @@ def conclude(
 def draw_report(folder: RunFolder) -> Path | None:
     """Let the dashboards draw; None where they could not (their log says why)."""
     command = python_module("dashboards", "report", str(folder.path), "-o", str(folder.report))
-    with Child("report", command, folder.log("report")) as child:
+    with Child("report", command, folder.log("report"), quit_s=0) as child:
         code = child.wait(REPORT_S)
     return folder.report if code == 0 else None

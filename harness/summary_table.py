@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -81,11 +82,12 @@ def _outcomes(summary: Mapping[str, Any]) -> Text:
 
 
 def _figures(arm: str, metrics: Mapping[str, Any]) -> Table:
-    table = Table(title=f"arm: {arm}" if arm else None, title_justify="left")
-    table.add_column("figure")
-    for column in ("mean", "p50", "p99", "max", "n"):
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False)
+    table.title, table.title_justify = (f"arm: {arm}" if arm else None), "left"
+    table.add_column("figure", no_wrap=True)
+    for column in ("mean", "p50", "p99", "max", "n (cens.)"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("method", style="dim")
+    table.add_column("method", style="dim", no_wrap=True)
     for name in HEADLINES:
         if name in metrics:
             table.add_row(name, *_cells(metrics[name]))
@@ -93,16 +95,17 @@ def _figures(arm: str, metrics: Mapping[str, Any]) -> Table:
 
 
 def _cells(metric: Mapping[str, Any]) -> list[str]:
-    censored = metric.get("n_censored", 0)
-    n = f"{metric['n']}" + (f" ({censored} censored)" if censored else "")
+    unit = metric["unit"]
     prefix = {"lower": "≥ ", "upper": "≤ "}.get(metric.get("bound", "point"), "")
-    quantiles = [format_quantile(metric, name) for name in ("p50", "p99", "max")]
-    return [
-        prefix + format_value(metric.get("mean"), metric["unit"]),
-        *quantiles,
-        n,
-        metric["method"],
-    ]
+    cells = [prefix + format_value(metric.get("mean"), unit)]
+    cells += [format_quantile(metric, name) for name in ("p50", "p99")]
+    if metric.get("upper95") is not None:  # a rate has no largest value, but one not exceeded
+        cells.append(f"≤ {format_value(metric['upper95'], unit)}")
+    else:
+        cells.append(format_quantile(metric, "max"))
+    censored = metric.get("n_censored", 0)
+    cells.append(f"{metric['n']} ({censored})" if censored else f"{metric['n']}")
+    return [*cells, metric["method"]]
 
 
 def _statement(statement: Mapping[str, str]) -> Text:

@@ -66,6 +66,7 @@ class Collector:
         if self._gpu.names:
             self._start(self._sample_gpu, GPU_INTERVAL_S)
         if self._lifecycle_url is not None:
+            self._try(self._skip_history)
             self._start(self._follow, FOLLOW_INTERVAL_S)
         if self._scrape_interval_s is not None:
             self._start(self._scraper.scrape, self._scrape_interval_s)
@@ -80,7 +81,7 @@ class Collector:
         self._stop.set()
         self._threads.shutdown()
         if self._lifecycle_url is not None:
-            self._follow_to_the_end()
+            self._try(self._follow)  # what came since the last turn, if the server still tells
         self._client.close()
         for thread in self._running:
             thread.result()
@@ -110,10 +111,13 @@ class Collector:
         self._steps.catch_up()
         self._lifecycle.catch_up()
 
-    def _follow_to_the_end(self) -> None:
-        """Read what came since the last turn, if the server is still there."""
+    def _skip_history(self) -> None:
+        self._steps.skip_history()
+        self._lifecycle.skip_history()
+
+    def _try(self, act: Callable[[], None]) -> None:
         try:
-            self._follow()
+            act()
         except SourceError as error:
             self._notes.add(str(error))
 

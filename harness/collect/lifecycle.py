@@ -31,21 +31,30 @@ class LogFollower(Generic[Row]):
         self._after = 0
         self.rows: list[Row] = []
 
-    def catch_up(self) -> None:
-        """Read everything there is by now. Raises SourceError where the log cannot be read."""
-        while self._read_page() == PAGE:
+    def skip_history(self) -> None:
+        """Begin after everything that is there by now: a server may have served others before.
+
+        Raises SourceError.
+        """
+        while len(self._read_page()[0]) == PAGE:
             pass
 
-    def _read_page(self) -> int:
+    def catch_up(self) -> None:
+        """Read everything that came since. Raises SourceError where the log cannot be read."""
+        is_more = True
+        while is_more:
+            rows, dropped = self._read_page()
+            self.rows += rows
+            if dropped:
+                self._notes.add(f"{self._url}: {dropped} rows fell out of the engine's log unread")
+            is_more = len(rows) == PAGE
+
+    def _read_page(self) -> tuple[list[Row], int]:
         try:
             response = self._client.get(self._url, params={"after": self._after, "limit": PAGE})
             response.raise_for_status()
             rows = self._decoder.decode_lines(response.content)
             self._after = int(response.headers[NEXT_AFTER])
-            dropped = int(response.headers.get(DROPPED, 0))
+            return rows, int(response.headers.get(DROPPED, 0))
         except (httpx.HTTPError, msgspec.MsgspecError, KeyError, ValueError) as error:
             raise SourceError(f"{self._url} could not be read ({type(error).__name__})") from error
-        self.rows += rows
-        if dropped:
-            self._notes.add(f"{self._url}: {dropped} rows fell out of the engine's log unread")
-        return len(rows)

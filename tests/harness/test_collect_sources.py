@@ -205,8 +205,21 @@ def collector_of(url: str, notes: Notes) -> Collector:
     )
 
 
+def test_history_is_skipped(serve: Serve) -> None:
+    last = [10_002]
+    url = serve(lambda path: log_of(last[0], dropped=3)(path))
+    notes = Notes()
+    with httpx.Client(trust_env=False) as client:
+        follower = LogFollower(client, url, LifecycleEvent, notes)
+        follower.skip_history()
+        last[0] += 2
+        follower.catch_up()
+    assert [row.seq for row in follower.rows] == [10_003, 10_004]
+    assert notes.texts() == []
+
+
 def test_the_collector_keeps_what_came_last(serve: Serve) -> None:
-    """Events that were logged after the last turn are read when the collector stops."""
+    """What was logged before it began is not of this run; what came after its last turn is."""
     scraped = threading.Event()
     last = [1]
 
@@ -223,7 +236,7 @@ def test_the_collector_keeps_what_came_last(serve: Serve) -> None:
         assert scraped.wait(10)
         last[0] = 3
     rows = collector.rows()
-    assert [row.seq for row in rows.lifecycle] == [1, 2, 3]
+    assert [row.seq for row in rows.lifecycle] == [2, 3]
     assert rows.server_metrics
     assert notes.texts() == []
 

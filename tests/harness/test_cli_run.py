@@ -1,0 +1,215 @@
+"""The command line on real processes: exit codes, messages, what is left on the disk, who is left
+alive."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.store import RunFolder
+
+# The simulated engine with short steps and few abandons: a run takes seconds.
+SMALL = (
+    *("--set", "engine.runner=simulated", "--set", "engine.sim_fixed_ms=2"),
+    *("--set", "load.stop_after_abandons=20", "--set", "load.abandon_after_tokens=[0,1,4]"),
+)
+ENDLESS = (
+    *("--set", "engine.runner=simulated", "--set", "engine.sim_fixed_ms=2"),
+    *("--set", "load.stop_after_abandons=1000000"),
+)
+
+
+@contextmanager
+def walkaway(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`walkaway` in a folder of its own; it and its descendants must be gone afterwards."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    with walkaway(folder, *arguments) as process:
+        stdout, stderr = process.communicate(timeout=100)
+        return process.returncode, stdout, stderr
+
+
+def wait_for_rows(process: subprocess.Popen[str], out: Path) -> None:
+    """Until the load has written its first rows, or the process has ended."""
+    while not any(shard.stat().st_size for shard in out.glob("shards/requests-*.ndjson")):
+        try:
+            process.wait(0.05)
+        except subprocess.TimeoutExpired:
+            continue
+        pytest.fail(f"it ended first: {process.communicate()}")
+
+
+def engine_pids(out: Path) -> list[int]:
+    ready = json.loads((out / "engine.log").read_text().splitlines()[0])
+    return [ready["pid"], ready["worker_pid"]]
+
+
+def are_gone(pids: list[int]) -> bool:
+    alive = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    return not psutil.wait_procs(alive, timeout=10)[1]
+
+
+@pytest.mark.e2e
+def test_a_whole_run(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    code, stdout, stderr = run(tmp_path, "run", "cancel_steps", *SMALL, "--out", str(out))
+    assert code == 0, stderr
+    assert "cancel_latency_s" in stdout
+    assert f"report: {out / 'report.html'}" in stdout
+    assert "walkaway: starting the reference engine (simulated runner)" in stderr
+    assert "Traceback" not in stderr
+    assert (out / "report.html").stat().st_size > 1000
+    folder = RunFolder(out)
+    manifest = folder.read_manifest()
+    assert manifest["status"] == "complete"
+    assert manifest["clock"]["comparable"] is True
+    assert manifest["target"]["started_by_us"] is True
+    assert manifest["window"]["settled_ns"] > manifest["window"]["load_ended_ns"]
+    assert manifest["idle"]["before"]["running"] == 0
+    assert manifest["idle"]["after"]["running"] == 0
+    frames = folder.frames()
+    assert (frames.requests["outcome"] == "abandoned").sum() >= 20
+    assert {"arrived", "blocks_freed"} <= set(frames.lifecycle["event"])
+    assert len(frames.steps) > 20
+    assert "vllm:num_requests_running" in set(frames.server_metrics["name"])
+    assert {"machine", "frontend", "worker", "load"} <= set(frames.cpu["process"])
+    assert not frames.client.empty
+    assert not (out / "shards").exists()
+    assert are_gone(engine_pids(out))
+
+
+@pytest.mark.e2e
+def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
+    flags = ("--json", "--quiet", "--no-scrape")
+    code, stdout, stderr = run(tmp_path, "run", "cancel_steps", *SMALL, *flags)
+    assert code == 0, stderr
+    assert stderr == ""
+    summary = json.loads(stdout)
+    (out,) = (tmp_path / "results").iterdir()
+    assert summary == RunFolder(out).read_summary()
+    assert RunFolder(out).read_manifest()["scrape_interval_s"] is None
+    assert RunFolder(out).frames().server_metrics.empty
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_its_results(tmp_path: Path, number: signal.Signals) -> None:
+    out = tmp_path / "run"
+    with walkaway(tmp_path, "run", "cancel_steps", *ENDLESS, "--out", str(out)) as process:
+        wait_for_rows(process, out)
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "error: interrupted\nwhat was collected is in" in stderr
+    assert "Traceback" not in stderr
+    assert RunFolder(out).read_manifest()["status"] == "interrupted"
+    assert not RunFolder(out).frames().requests.empty
+    assert not RunFolder(out).frames().lifecycle.empty
+    assert (out / "report.html").exists()
+    assert "interrupted" in stdout
+    assert are_gone(engine_pids(out))
+
+
+@pytest.mark.e2e
+def test_a_second_interruption_does_without_the_report(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with walkaway(tmp_path, "run", "cancel_steps", *ENDLESS, "--out", str(out)) as process:
+        wait_for_rows(process, out)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert any("drawing the report" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert stderr == f"error: interrupted; what was saved is in {out}\n"
+    assert not RunFolder(out).frames().requests.empty
+    assert not (out / "report.html").exists()
+
+
+@pytest.mark.e2e
+def test_an_engine_that_dies_ends_the_run_with_its_results(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with walkaway(tmp_path, "run", "cancel_steps", *ENDLESS, "--out", str(out)) as process:
+        wait_for_rows(process, out)
+        psutil.Process(engine_pids(out)[0]).kill()
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 5, stderr
+    assert "error: the engine died with code -9" in stderr
+    assert "Traceback" not in stderr
+    assert RunFolder(out).read_manifest()["status"] == "target_failed"
+    assert not RunFolder(out).frames().requests.empty
+    assert are_gone(engine_pids(out))
+
+
+@pytest.mark.e2e
+def test_children_end_when_the_harness_is_killed_outright(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with walkaway(tmp_path, "run", "cancel_steps", *ENDLESS, "--out", str(out)) as process:
+        wait_for_rows(process, out)
+        children = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+        assert len(children) >= 3
+        process.kill()
+    assert are_gone(children)
+    assert RunFolder(out).read_manifest()["status"] == "interrupted"
+
+
+@pytest.mark.e2e
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    url = "http://127.0.0.1:1"
+    code, stdout, stderr = run(tmp_path, "run", "demo", "--target", url, "--out", str(out))
+    assert code == 5
+    assert stdout == ""
+    assert "error: cannot reach http://127.0.0.1:1" in stderr
+    assert "Traceback" not in stderr
+    assert RunFolder(out).read_manifest()["status"] == "target_failed"
+    assert RunFolder(out).frames().requests.empty
+
+
+@pytest.mark.e2e
+def test_a_setting_that_the_engine_refuses(tmp_path: Path) -> None:
+    settings = ("--set", "engine.num_blocks=3", "--set", "engine.runner=simulated")
+    code, _, stderr = run(tmp_path, "run", "demo", *settings)
+    assert code == 2
+    assert "num_blocks x block_size (3 x 16) must hold one request" in stderr
+    assert "Traceback" not in stderr
+    assert list((tmp_path / "results").iterdir()) == []
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "dmeo"], "unknown workload `dmeo`"),
+        (["run", "demo", "--set", "run.usrs=3"], "--set run.usrs: unknown key `run.usrs`"),
+        (["run", "demo", "--header", "nonsense"], "must look like Name=value"),
+        (["run", "demo", "--nonsense"], "No such option"),
+        (["report", "nowhere"], "nowhere: is not a run's folder"),
+    ],
+)
+def test_wrong_usage(tmp_path: Path, arguments: list[str], message: str) -> None:
+    code, stdout, stderr = run(tmp_path, *arguments)
+    assert code == 2
+    assert stdout == ""
+    assert message in stderr
+    assert "Traceback" not in stderr
+    assert list(tmp_path.iterdir()) == []

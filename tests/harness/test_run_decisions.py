@@ -1,0 +1,222 @@
+"""The decisions of a run: how long to settle, what the load is told, how it ended."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness.config import SettleSettings, Target, load_target
+from harness.errors import ConfigError, InterruptedRunError, TargetError
+from harness.interruption import Interruption
+from harness.load.plan import AbandonLoad, SlotRecoveryLoad, read_plan, write_plan
+from harness.load_process import describe_load, find_hopeless
+from harness.manifest import status_after
+from harness.order import ResolvedOrder, RunOrder, make_load_plan, resolve_order
+from harness.records import Outcome, RequestRow, Role, StepRow, TokenCounting
+from harness.server import Server
+from harness.settle import CalmWatch, is_back, may_end_early, settle_seconds, typical_step_s
+
+ENGINE_CONFIG = {"max_num_seqs": 5, "max_model_len": 4096}
+
+
+def server(config: dict[str, Any] | None) -> Server:
+    return Server(url="http://127.0.0.1:1", model="tiny", config=config, engine=None)
+
+
+def order(*settings: str, workload: str = "demo", engine: str = "reference") -> ResolvedOrder:
+    url = None if engine == "reference" else "http://127.0.0.1:1"
+    return resolve_order(
+        RunOrder(workload=workload, settings=list(settings), engine=engine, target_url=url)
+    )
+
+
+def step(duration_ns: int) -> StepRow:
+    return StepRow(
+        step=1,
+        started_ns=100,
+        ended_ns=100 + duration_ns,
+        num_running=0,
+        num_waiting=0,
+        free_blocks=0,
+        scheduled={},
+        sampled={},
+    )
+
+
+@pytest.mark.parametrize(
+    ("step_s", "settings", "seconds"),
+    [
+        (None, SettleSettings(), 2.0),
+        (0.02, SettleSettings(), 2.0),
+        (0.5, SettleSettings(), 10.0),
+        (0.5, SettleSettings(steps=2), 2.0),
+        (0.02, SettleSettings(seconds=0.1), 0.4),
+        (None, SettleSettings(seconds=7.0), 7.0),
+    ],
+)
+def test_settle_time_is_seconds_or_steps_whichever_is_longer(
+    step_s: float | None, settings: SettleSettings, seconds: float
+) -> None:
+    assert settle_seconds(load_target("reference"), settings, step_s) == pytest.approx(seconds)
+
+
+def test_a_target_without_steps_settles_in_seconds() -> None:
+    assert settle_seconds(load_target("vllm"), SettleSettings(), 9.0) == 5.0
+
+
+def test_the_typical_step_is_the_median() -> None:
+    assert typical_step_s([]) is None
+    assert typical_step_s([step(10), step(20), step(5000)]) == pytest.approx(20e-9)
+
+
+@pytest.mark.parametrize(
+    ("engine", "early"),
+    [("reference", True), ("llamacpp", True), ("vllm", False), ("openai", False)],
+)
+def test_waiting_ends_early_only_where_gauges_are_believed(engine: str, early: bool) -> None:
+    assert may_end_early(load_target(engine)) is early
+
+
+def test_back_means_every_gauge_but_no_counter() -> None:
+    before = {"running": 0.0, "free_blocks": 9.0, "generated_tokens": 1.0}
+    assert is_back(before, {"running": 0.0, "free_blocks": 9.0, "generated_tokens": 500.0})
+    assert not is_back(before, {"running": 0.0, "free_blocks": 8.0})
+    assert not is_back(before, {"running": 0.0})
+    assert not is_back({}, {})
+
+
+def test_calm_is_three_different_scrapes_in_a_row() -> None:
+    watch = CalmWatch({"running": 0.0})
+    assert not watch.is_calm(1, {"running": 0.0})
+    assert not watch.is_calm(1, {"running": 0.0})
+    assert not watch.is_calm(2, {"running": 0.0})
+    assert not watch.is_calm(3, {"running": 1.0})
+    assert not watch.is_calm(4, {"running": 0.0})
+    assert not watch.is_calm(5, {"running": 0.0})
+    assert watch.is_calm(6, {"running": 0.0})
+
+
+def test_the_plan_says_what_workload_target_and_server_say(tmp_path: Path) -> None:
+    plan = make_load_plan(order("run.users=3"), server(ENGINE_CONFIG), rows_dir=tmp_path)
+    assert plan.users == 3
+    assert plan.url == "http://127.0.0.1:1"
+    assert plan.extra_body == {"ignore_eos": True}
+    assert plan.continuous_usage
+    assert isinstance(plan.load, AbandonLoad)
+    assert plan.load.abandon_after_tokens == [0, 1, 4, 16, 64]
+    write_plan(plan, tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json") == plan
+
+
+def test_slots_come_from_the_server_where_it_tells(tmp_path: Path) -> None:
+    asked = order(workload="slot_recovery")
+    plan = make_load_plan(asked, server(ENGINE_CONFIG), rows_dir=tmp_path)
+    assert isinstance(plan.load, SlotRecoveryLoad)
+    assert plan.load.slots == 5
+
+
+def test_slots_come_from_the_setting_where_the_server_does_not_tell(tmp_path: Path) -> None:
+    told = order("load.slots=4", workload="slot_recovery", engine="llamacpp")
+    plan = make_load_plan(told, server(None), rows_dir=tmp_path)
+    assert isinstance(plan.load, SlotRecoveryLoad)
+    assert plan.load.slots == 4
+    with pytest.raises(ConfigError, match=r"say so with --set load\.slots=N"):
+        make_load_plan(
+            order(workload="slot_recovery", engine="llamacpp"), server(None), rows_dir=tmp_path
+        )
+
+
+def test_more_tokens_than_the_context_holds_are_refused(tmp_path: Path) -> None:
+    small = {**ENGINE_CONFIG, "max_model_len": 3000}
+    with pytest.raises(ConfigError, match=r"go up to 3128 tokens, but .* context holds 3000"):
+        make_load_plan(order(), server(small), rows_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("engine", "scrapes", "urls", "interval"),
+    [
+        ("reference", True, [], 0.05),
+        ("reference", False, [], None),
+        ("openai", True, [], None),
+        ("openai", True, ["http://127.0.0.1:2/metrics"], 1.0),
+        ("openai", False, ["http://127.0.0.1:2/metrics"], None),
+    ],
+)
+def test_how_often_metrics_are_read(
+    engine: str, scrapes: bool, urls: list[str], interval: float | None
+) -> None:
+    resolved = resolve_order(
+        RunOrder(
+            workload="demo",
+            engine=engine,
+            target_url="http://127.0.0.1:1",
+            has_scraping=scrapes,
+            metrics_urls=urls,
+        )
+    )
+    assert resolved.scrape_interval_s == interval
+
+
+def test_only_the_bundled_engine_is_started_for_the_user() -> None:
+    with pytest.raises(ConfigError, match="--engine vllm needs --target URL"):
+        resolve_order(RunOrder(workload="demo", engine="vllm"))
+
+
+def test_how_a_run_ended() -> None:
+    assert status_after(None) == "complete"
+    assert status_after(InterruptedRunError("x")) == "interrupted"
+    assert status_after(TargetError("x")) == "target_failed"
+
+
+def a_row(outcome: Outcome, error: str | None = None) -> RequestRow:
+    return RequestRow(
+        request_id="r",
+        arm="main",
+        role=Role.USER,
+        trial=None,
+        user=0,
+        stream=True,
+        planned_abandon=None,
+        think_ns=None,
+        max_tokens=1,
+        intended_start_ns=0,
+        sent_ns=0,
+        ended_ns=1,
+        token_counting=TokenCounting.USAGE,
+        outcome=outcome,
+        error=error,
+    )
+
+
+def test_a_load_in_which_nothing_worked_is_a_failure() -> None:
+    failed = a_row(Outcome.FAILED, "HTTP 404: no such model")
+    assert "made no request" in str(find_hopeless([]))
+    assert "all 2 requests failed; the first: HTTP 404" in str(find_hopeless([failed, failed]))
+    assert find_hopeless([failed, a_row(Outcome.ABANDONED)]) is None
+
+
+def test_the_load_is_described(tmp_path: Path) -> None:
+    plan = make_load_plan(order(), server(ENGINE_CONFIG), rows_dir=tmp_path)
+    assert describe_load(plan) == "load: 12 users until 600 have walked away, at most 60 s"
+    endless = msgspec.structs.replace(
+        plan, load=msgspec.structs.replace(plan.load, stop_after_abandons=None)
+    )
+    assert describe_load(endless) == "load: 12 users for 60 s"
+
+
+def test_the_first_signal_asks_and_the_second_insists() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Interruption() as interruption:
+        signal.raise_signal(signal.SIGTERM)
+        assert interruption.requested
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_every_target_explains_its_metrics() -> None:
+    for name in ("reference", "vllm", "llamacpp"):
+        target: Target = load_target(name)
+        assert all(source.refresh for source in target.metrics.values())

@@ -1,0 +1,169 @@
+"""What is shown: progress on any kind of terminal, and the table at the end."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from harness.progress import (
+    LiveProgress,
+    PlainProgress,
+    QuietProgress,
+    Snapshot,
+    choose_progress,
+    describe,
+)
+from harness.summary_table import format_quantile, format_value, print_summary
+
+
+def console(*, is_terminal: bool = False) -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    return Console(file=file, width=80, force_terminal=is_terminal), file
+
+
+def snapshot(elapsed_s: float) -> Snapshot:
+    return Snapshot(
+        elapsed_s=elapsed_s,
+        limit_s=60,
+        outcomes={"abandoned": 30, "completed": 9, "cut_off": 2},
+        stop_after_abandons=100,
+        gauges={"running": 8.0, "waiting": 4.0, "kv_usage": 0.5},
+    )
+
+
+def test_a_snapshot_in_one_line() -> None:
+    assert describe(snapshot(12)) == (
+        "12 s of at most 60 s · abandoned 30 of 100 · completed 9 · cut off 2 · "
+        "running 8 · waiting 4"
+    )
+
+
+def test_the_share_done_is_that_of_what_ends_the_load_first() -> None:
+    assert snapshot(6).share_done == pytest.approx(0.3)
+    assert snapshot(45).share_done == pytest.approx(0.75)
+    assert snapshot(90).share_done == 1.0
+
+
+def test_plain_progress_says_a_line_every_few_seconds() -> None:
+    plain, file = console()
+    progress = PlainProgress(plain)
+    progress.phase("starting")
+    for elapsed_s in (1, 4.9, 5.1, 6, 10.2):
+        progress.update(snapshot(elapsed_s))
+    progress.close()
+    lines = file.getvalue().splitlines()
+    assert lines[0] == "walkaway: starting"
+    assert len(lines) == 3
+    assert lines[1].startswith("walkaway: 5 s of at most 60 s")
+
+
+def test_live_progress_leaves_only_the_phases() -> None:
+    terminal, file = console(is_terminal=True)
+    progress = LiveProgress(terminal)
+    progress.phase("load")
+    progress.update(snapshot(5))
+    progress.update(snapshot(6))
+    progress.phase("settling")
+    progress.close()
+    assert "abandoned 30 of 100" in file.getvalue()
+    assert "settling" in file.getvalue()
+
+
+def test_progress_fits_the_console() -> None:
+    plain, file = console()
+    terminal, _ = console(is_terminal=True)
+    assert isinstance(choose_progress(plain, is_quiet=False), PlainProgress)
+    assert isinstance(choose_progress(terminal, is_quiet=False), LiveProgress)
+    quiet = choose_progress(plain, is_quiet=True)
+    assert isinstance(quiet, QuietProgress)
+    quiet.phase("x")
+    quiet.update(snapshot(99))
+    quiet.close()
+    assert file.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (None, "s", "-"),
+        (0.0, "s", "0 ms"),
+        (0.0000123, "s", "12.3 µs"),
+        (0.00529, "s", "5.29 ms"),
+        (2.5, "s", "2.50 s"),
+        (0.005, "ratio", "0.50 %"),
+        (1.05, "steps", "1.05"),
+        (98765.0, "tokens", "98,765"),
+    ],
+)
+def test_values_are_scaled_to_their_unit(value: float | None, unit: str, text: str) -> None:
+    assert format_value(value, unit) == text
+
+
+def test_a_censored_quantile_shows_what_it_exceeds() -> None:
+    metric = {"unit": "s", "p50": 0.001, "p99": None, "lower_bounds": {"p99": 2.0}}
+    assert format_quantile(metric, "p50") == "1 ms"
+    assert format_quantile(metric, "p99") == "> 2.00 s"
+    assert format_quantile(metric, "max") == "-"
+
+
+SUMMARY = {
+    "workload": "demo",
+    "engine": "reference",
+    "model": "tiny",
+    "outcomes": {"completed": 3, "abandoned": 9, "failed": 0},
+    "metrics": {
+        "cancel_latency_s": {
+            "unit": "s",
+            "n": 9,
+            "n_censored": 1,
+            "mean": None,
+            "p50": 0.006,
+            "p99": None,
+            "max": None,
+            "lower_bounds": {"p99": 2.0, "max": 2.0},
+            "method": "exact",
+            "bound": "point",
+        },
+        "wasted_tokens": {
+            "unit": "tokens",
+            "n": 9,
+            "mean": 1.5,
+            "method": "counter",
+            "bound": "lower",
+        },
+        "ghost_rate": {
+            "unit": "ratio",
+            "n": 9,
+            "mean": 0.0,
+            "upper95": 0.28,
+            "method": "exact",
+            "bound": "point",
+        },
+    },
+    "validity": [{"level": "warning", "text": "too few"}],
+    "not_measurable": {"slot_recovery_s": "no probes"},
+}
+
+
+def test_the_summary_shows_figures_statements_and_what_is_missing() -> None:
+    plain, file = console()
+    print_summary(plain, SUMMARY)
+    text = file.getvalue()
+    assert "demo on reference (tiny): 3 completed, 9 abandoned\n" in text
+    (latency,) = [line for line in text.splitlines() if line.startswith("cancel_latency_s")]
+    cells = " ".join(latency.split())
+    assert "6 ms > 2.00 s > 2.00 s" in cells
+    assert "9 (1) exact" in cells
+    assert "≥ 1.5" in text
+    assert "≤ 28.00 %" in text
+    assert "warning: too few" in text
+    assert "not measurable here: slot_recovery_s" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_several_arms_are_several_tables() -> None:
+    plain, file = console()
+    arms = {name: {"metrics": SUMMARY["metrics"]} for name in ("near", "far")}
+    print_summary(plain, {**SUMMARY, "arms": arms})
+    assert "arm: near" in file.getvalue()
+    assert "arm: far" in file.getvalue()

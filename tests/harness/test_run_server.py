@@ -1,0 +1,118 @@
+"""Finding the server: what is asked of it, and what is said when it is not as expected."""
+
+import json
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from harness.config import EngineSettings, Target, load_target
+from harness.errors import ConfigError, TargetError
+from harness.server import Server, attach, check_url, engine_command, request_headers
+
+Script = Callable[[str], tuple[int, dict[str, str], bytes]]
+Serve = Callable[[Script], str]
+
+NOWHERE = "http://127.0.0.1:1"
+
+
+def find(url: str, target: Target, model: str | None = None) -> Server:
+    with httpx.Client(trust_env=False) as client:
+        return attach(url, target, model=model, client=client, engine=None)
+
+
+def models(*names: str) -> Script:
+    body = json.dumps({"data": [{"id": name} for name in names]}).encode()
+    return lambda path: (200, {}, body) if path == "/v1/models" else (404, {}, b"")
+
+
+def test_the_reference_engine_tells_its_configuration(serve: Serve) -> None:
+    config = {"model": "tiny", "max_num_seqs": 8}
+    url = serve(lambda path: (200, {}, json.dumps(config).encode()))
+    found = find(url, load_target("reference"))
+    assert found.config == config
+    assert found.model == "tiny"
+    assert find(url, load_target("reference"), model="other").model == "other"
+
+
+def test_the_only_model_of_a_server_is_taken(serve: Serve) -> None:
+    assert find(serve(models("small")), load_target("vllm")).model == "small"
+
+
+@pytest.mark.parametrize("names", [(), ("a", "b")])
+def test_several_models_must_be_chosen_from(serve: Serve, names: tuple[str, ...]) -> None:
+    url = serve(models(*names))
+    with pytest.raises(ConfigError, match=r"name one with --model"):
+        find(url, load_target("vllm"))
+    assert find(url, load_target("vllm"), model="b").model == "b"
+
+
+def test_a_server_of_another_kind_is_told_apart_from_one_that_is_not_there(serve: Serve) -> None:
+    url = serve(models("small"))
+    with pytest.raises(ConfigError, match="not as --engine reference does"):
+        find(url, load_target("reference"))
+    for engine in ("reference", "vllm"):
+        with pytest.raises(TargetError, match=r"cannot reach http://127\.0\.0\.1:1/.*--target"):
+            find(NOWHERE, load_target(engine))
+
+
+def test_a_server_without_a_list_of_models_needs_the_flag(serve: Serve) -> None:
+    url = serve(lambda path: (404, {}, b""))
+    with pytest.raises(ConfigError, match="name one with --model"):
+        find(url, load_target("openai"))
+    assert find(url, load_target("openai"), model="m").model == "m"
+
+
+def test_a_closed_port_is_a_dead_server(serve: Serve) -> None:
+    url = serve(models("small"))
+    Server(url=url, model="m", config=None, engine=None).check_alive()
+    with pytest.raises(TargetError, match="is gone"):
+        Server(url=NOWHERE, model="m", config=None, engine=None).check_alive()
+
+
+@pytest.mark.parametrize(
+    ("typed", "url"),
+    [
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("http://127.0.0.1:8000/", "http://127.0.0.1:8000"),
+        ("http://127.0.0.1:8000/v1/", "http://127.0.0.1:8000"),
+        ("https://example.org/llm", "https://example.org/llm"),
+    ],
+)
+def test_a_base_url_may_be_typed_in_several_ways(typed: str, url: str) -> None:
+    assert check_url(typed) == url
+
+
+@pytest.mark.parametrize("typed", ["localhost:8000", "ftp://x", "http://", "8000"])
+def test_what_is_no_url_is_refused(typed: str) -> None:
+    with pytest.raises(ConfigError, match="must be a URL such as"):
+        check_url(typed)
+
+
+def test_the_api_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WALKAWAY_TEST_KEY", "secret")
+    headers = request_headers({"X-A": "1"}, "WALKAWAY_TEST_KEY")
+    assert headers == {"X-A": "1", "Authorization": "Bearer secret"}
+    monkeypatch.delenv("WALKAWAY_TEST_KEY")
+    with pytest.raises(ConfigError, match="WALKAWAY_TEST_KEY: this environment variable"):
+        request_headers({}, "WALKAWAY_TEST_KEY")
+    assert request_headers({"X-A": "1"}, None) == {"X-A": "1"}
+
+
+def test_the_engine_is_told_only_what_was_set() -> None:
+    settings = EngineSettings(
+        sim_fixed_ms=5, max_num_seqs=2, faults=["leak-blocks=1"], allow_faults=True
+    )
+    command = engine_command(settings, "simulated", model=None)
+    text = " ".join(command)
+    assert "-m reference_engine --host 127.0.0.1 --port 0 --exit-with-stdin" in text
+    assert "--runner simulated --device auto" in text
+    assert "--max-num-seqs 2 --sim-fixed-ms 5.0" in text
+    assert "--fault leak-blocks=1 --allow-faults" in text
+    assert "--num-blocks" not in command
+    assert "--model" not in command
+
+
+def test_the_model_flag_wins_over_the_workload() -> None:
+    command = engine_command(EngineSettings(model="tiny"), "torch", model="other")
+    assert command[command.index("--model") + 1] == "other"
