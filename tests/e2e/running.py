@@ -1,0 +1,163 @@
+"""Start the real programs, wait for them, and read what they left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pyarrow.parquet
+
+ROOT = Path(__file__).parents[2]
+POLL_S = 0.02
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+    """Look again and again until it is so; fail loudly when it does not come about."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"after {timeout_s} s still not so: {what}"
+        threading.Event().wait(POLL_S)
+
+
+def is_gone(pid: int) -> bool:
+    """Has this process ended? One that only waits to be reaped by its parent has."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+class Run:
+    """The folder of a run, read without the help of the harness."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return self._json("summary.json")
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return self._json("manifest.json")
+
+    @property
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = self.summary["metrics"]
+        return found
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """All rows of one parquet file."""
+        found: list[dict[str, Any]] = pyarrow.parquet.read_table(
+            self.folder / f"{name}.parquet"
+        ).to_pylist()
+        return found
+
+    def pids(self) -> set[int]:
+        """Every process that the run told of: the engine's two and the load's."""
+        pids = {row["pid"] for row in self.rows("client")}
+        for line in self.engine_log().splitlines():
+            if line.startswith("{"):
+                ready = json.loads(line)
+                pids |= {ready["pid"], ready["worker_pid"]}
+        return pids
+
+    def engine_log(self) -> str:
+        log = self.folder / "engine.log"
+        return log.read_text() if log.exists() else ""
+
+    def _json(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / name).read_text())
+        return found
+
+
+class Harness:
+    """`walkaway run` in a process of its own; its output goes to a file beside the run's folder."""
+
+    def __init__(self, workload: Path, folder: Path, *arguments: str) -> None:
+        self.run = Run(folder)
+        self._log = folder.with_suffix(".output")
+        command = [sys.executable, "-m", "harness", "run", str(workload), "--out", str(folder)]
+        with self._log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*command, "--quiet", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text()
+
+    def wait(self, timeout_s: float = 60.0) -> int:
+        """Its exit code."""
+        return self._process.wait(timeout_s)
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def end(self) -> None:
+        """Make sure that it is over; its children end by themselves then."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+
+def measure(workload: Path, folder: Path, *arguments: str) -> Run:
+    """One whole run that must end well and leave no process behind."""
+    harness = Harness(workload, folder, *arguments)
+    try:
+        code = harness.wait()
+    finally:
+        harness.end()
+    assert code == 0, harness.output[-600:]
+    assert harness.run.pids(), "the run told of no process"
+    assert all(is_gone(pid) for pid in harness.run.pids())
+    return harness.run
+
+
+class TruthServer:
+    """The scripted server, running; `truth` is what it knows by now."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+        self.url = url
+        self.process = process
+
+    def truth(self) -> dict[str, Any]:
+        found: dict[str, Any] = httpx.get(f"{self.url}/truth", trust_env=False).json()
+        return found
+
+
+@contextmanager
+def scripted_server(**script: float) -> Iterator[TruthServer]:
+    """A scripted server for the length of a `with` block."""
+    command = [sys.executable, "-m", "tests.truth.server", json.dumps(script)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            ready = json.loads(process.stdout.readline())
+            yield TruthServer(process, ready["url"])
+        finally:
+            process.stdin.close()
+            try:
+                process.wait(10)
+            finally:
+                process.kill()

@@ -1,0 +1,115 @@
+"""Hold a run against the truth: `complaints` names everything in which they disagree."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tests.truth.expected import Figure, expected_figures
+from tests.truth.known import Truth, seconds
+
+NOT_THE_SERVERS = {"client_lag_s", "start_delay_s"}  # about the harness itself
+PROMPT_SHARE = 0.9  # of all things seen: on a busy machine a few are late
+
+
+def compare(name: str, told: dict[str, Any], figure: Figure) -> list[str]:
+    """What is wrong with a metric of the summary."""
+    wrong = []
+    for key, value in figure.figures().items():
+        shown = told[key]
+        if value is None or shown is None:
+            is_right = shown is value
+        else:
+            is_count = key in ("n", "n_censored")
+            is_right = abs(shown - value) <= (0 if is_count else figure.tolerance)
+        if not is_right:
+            wrong.append(f"{name}.{key}: the summary says {shown}, the server knows {value}")
+    return wrong
+
+
+def compare_rows(known: Truth) -> list[str]:
+    """What is wrong with the clients' rows: nobody reads what was not sent, or before it was."""
+    wrong = []
+    for row, work in known.rows:
+        sent, read = work["sent_times_ns"], row["token_times_ns"]
+        if row["tokens_read"] != len(read) or len(read) > len(sent):
+            wrong.append(f"{row['request_id']}: {row['tokens_read']} read of {len(sent)} sent")
+        if row["outcome"] == "completed" and not len(read) == len(sent) == work["max_tokens"]:
+            wrong.append(f"{row['request_id']}: completed with {len(read)} tokens")
+    step_s = known.script["step_s"]
+    for t0, row, work in known.left:
+        if sum(t < t0 - step_s * 1e9 for t in work["sent_times_ns"]) > row["tokens_read"]:
+            wrong.append(f"{row['request_id']}: tokens that were there at t0 were not read")
+    closes = [seconds(t0, work["closed_ns"]) for t0, _, work in known.left]
+    wrong += compare_lags("close", closes, step_s)
+    wrong += compare_lags("token", known.token_lags_s, step_s)
+    return wrong
+
+
+def compare_lags(what: str, lags_s: list[float], step_s: float) -> list[str]:
+    """Nothing is seen before it happened, and nearly everything within a step of it."""
+    if min(lags_s) < 0:
+        return [f"{what}: seen {-min(lags_s)} s before it happened"]
+    if sum(lag <= step_s for lag in lags_s) < PROMPT_SHARE * len(lags_s):
+        return [f"{what}: seen late, by up to {max(lags_s)} s"]
+    return []
+
+
+def compare_window(known: Truth) -> list[str]:
+    """The load's window begins and ends with the first and the last that the server heard of it."""
+    lag_s = known.script["step_s"] + max(known.token_lags_s)
+    ends = zip(("began", "ended"), known.window_ns, known.load_ns(), strict=True)
+    return [
+        f"window: {what} at {told}, the server knows {seen}"
+        for what, told, seen in ends
+        if abs(seconds(told, seen)) > lag_s
+    ]
+
+
+def compare_breakdown(known: Truth, breakdown: dict[str, Any]) -> list[str]:
+    """The waste by abandon point: the means of the groups."""
+    found: dict[int, list[int]] = {}
+    for t0, row, work in known.left:
+        after = sum(t > t0 for t in work["token_times_ns"])
+        found.setdefault(row["planned_abandon"], []).append(after)
+    told = {
+        group["planned_abandon"]: (group["n"], group["after_close_mean"])
+        for group in breakdown["waste_by_abandon_point"]
+    }
+    if told.keys() != found.keys():
+        return [f"waste by abandon point: {sorted(told)}, the users left at {sorted(found)}"]
+    return [
+        f"waste of those who left at {point}: {told[point]}, the server knows {tokens}"
+        for point, tokens in found.items()
+        if told[point][0] != len(tokens) or abs(told[point][1] * len(tokens) - sum(tokens)) > 1e-6
+    ]
+
+
+def compare_outcomes(known: Truth, outcomes: dict[str, int]) -> list[str]:
+    """The server cannot tell who was cut off from who walked away, but it can count both."""
+    finished = sum(work["closed_ns"] is None for _, work in known.rows)
+    gone = outcomes["abandoned"] + outcomes["cut_off"]
+    everybody = len(known.rows) + len(known.unseen)
+    if outcomes["completed"] == finished and gone == everybody - finished:
+        return []
+    return [f"outcomes {outcomes}: the server finished {finished} of {everybody}"]
+
+
+def complaints(
+    summary: dict[str, Any],
+    manifest: dict[str, Any],
+    rows: Sequence[dict[str, Any]],
+    truth: dict[str, Any],
+) -> list[str]:
+    """Everything in which a run and the server disagree; empty if they agree."""
+    known = Truth(truth, rows, manifest["window"])
+    metrics = summary["metrics"]
+    figures = expected_figures(known, settle_s=manifest["settle_s"])
+    unchecked = metrics.keys() - figures.keys() - NOT_THE_SERVERS
+    wrong = [f"{name}: nobody checks it" for name in unchecked]
+    wrong += [f"{name}: is missing" for name in figures.keys() - metrics.keys()]
+    for name in figures.keys() & metrics.keys():
+        wrong += compare(name, metrics[name], figures[name])
+    wrong += compare_rows(known)
+    wrong += compare_window(known)
+    wrong += compare_breakdown(known, summary["breakdown"])
+    wrong += compare_outcomes(known, summary["outcomes"])
+    return sorted(wrong)

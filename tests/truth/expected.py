@@ -1,0 +1,233 @@
+"""What a run's summary must say, computed from what the server knows.
+
+A second opinion: nothing of the harness is imported.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from tests.truth.known import Truth, seconds
+
+EXACT_S = 1e-6  # the same stamps were subtracted: only rounding may differ
+QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Values with whether each is only known to be exceeded, and how far a figure may be off."""
+
+    values: Sequence[tuple[float, bool]]
+    tolerance: float = EXACT_S
+
+    def quantile(self, share: float) -> float | None:
+        """Kaplan-Meier: where the share of those still there falls to 1 - share, or None."""
+        left, at_risk = 1.0, len(self.values)
+        for value, is_censored in sorted(self.values):
+            if not is_censored:
+                left *= 1 - 1 / at_risk
+                if 1 - left >= share - 1e-9:
+                    return value
+            at_risk -= 1
+        return None
+
+    def figures(self) -> dict[str, float | None]:
+        num_censored = sum(is_censored for _, is_censored in self.values)
+        found: dict[str, float | None] = {"n": len(self.values), "n_censored": num_censored}
+        found |= {name: self.quantile(share) for name, share in QUANTILES.items()}
+        plain = [value for value, _ in self.values]
+        if num_censored == 0 and plain:
+            found |= {"mean": math.fsum(plain) / len(plain), "max": max(plain)}
+        else:
+            found |= {"mean": None, "max": None}
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """A figure that is one number."""
+
+    value: float
+    tolerance: float = EXACT_S
+
+    def figures(self) -> dict[str, float | None]:
+        return {"mean": self.value}
+
+
+Figure = Sample | Number
+
+
+def is_let_go(work: dict[str, Any]) -> bool:
+    return bool(work["finish_reason"] == "abort")
+
+
+def all_known(values: Iterable[float], tolerance: float = EXACT_S) -> Sample:
+    return Sample(values=[(value, False) for value in values], tolerance=tolerance)
+
+
+def expected_figures(known: Truth, *, settle_s: float) -> dict[str, Figure]:
+    """Every figure of the summary that the server can know, by name.
+
+    What clients stamped may be off by one step, and as much as they were late at the worst.
+    """
+    client_s = known.script["step_s"] + max(known.token_lags_s)
+    return {
+        **latency(known, settle_s),
+        **waste(known),
+        **refills(known),
+        **survivors(known, client_s),
+        **leaks(known),
+        **capacity(known),
+    }
+
+
+def latency(known: Truth, settle_s: float) -> dict[str, Figure]:
+    """The way of an abort, stage by stage; a ghost got no further than being seen."""
+    done = [(t0, work) for t0, _, work in known.left if is_let_go(work)]
+    ghosts = [(t0, work) for t0, _, work in known.left if not is_let_go(work)]
+    first_boundary = [known.steps_within(w["closed_ns"], w["removed_ns"]) <= 1 for _, w in done]
+    return {
+        "detect_s": all_known(seconds(t0, work["closed_ns"]) for t0, _, work in known.left),
+        "signal_s": Sample(
+            values=[(0.0, False) for _ in done]
+            + [(settle_s - seconds(t0, work["closed_ns"]), True) for t0, work in ghosts]
+        ),
+        "wait_s": all_known(seconds(w["closed_ns"], w["removed_ns"]) for _, w in done),
+        "free_s": all_known(seconds(w["removed_ns"], w["freed_ns"]) for _, w in done),
+        "cancel_latency_s": Sample(
+            values=[(seconds(t0, w["freed_ns"]), False) for t0, w in done]
+            + [(settle_s, True) for _ in ghosts]
+        ),
+        "cancel_latency_steps": Sample(
+            values=[(known.steps_within(t0, w["freed_ns"]), False) for t0, w in done]
+            + [(known.steps_within(t0, t0 + int(settle_s * 1e9)), True) for t0, _ in ghosts]
+        ),
+        "removed_at_first_boundary": Number(value=sum(first_boundary) / len(first_boundary)),
+        "ghost_rate": Number(value=len(ghosts) / len(known.left)),
+    }
+
+
+def waste(known: Truth) -> dict[str, Figure]:
+    """Tokens, slots, blocks and device time spent on those who had left."""
+    generated = [(t0, row, work["token_times_ns"]) for t0, row, work in known.left]
+    total = [len(tokens) - row["tokens_read"] for _, row, tokens in generated]
+    after = [sum(t > t0 for t in tokens) for t0, _, tokens in generated]
+    batch = known.batch()
+    return {
+        "wasted_tokens": all_known(total),
+        "wasted_after_close_tokens": all_known(after),
+        "wasted_in_flight_tokens": all_known(a - b for a, b in zip(total, after, strict=True)),
+        "slot_seconds_after_abandon": all_known(
+            seconds(max(t0, w["admitted_ns"] or end), end) if end > t0 else 0.0
+            for t0, w, end in (
+                (t, w, w["removed_ns"] or known.settled_ns) for t, _, w in known.left
+            )
+        ),
+        "block_seconds_after_abandon": all_known(
+            block_seconds(known, work, t0) for t0, _, work in known.left
+        ),
+        "gpu_seconds_after_abandon": all_known(
+            gpu_seconds(known, work, t0, batch) for t0, _, work in known.left
+        ),
+    }
+
+
+def block_seconds(known: Truth, work: dict[str, Any], t0: int) -> float:
+    """The area under the number of blocks that it held, from t0 until they were given back."""
+    end = work["freed_ns"] or known.settled_ns
+    levels = [*known.blocks_held(work), (end, 0)]
+    return sum(
+        blocks * seconds(max(since, t0), max(min(until, end), t0, since))
+        for (since, blocks), (until, _) in pairwise(levels)
+        if until > t0
+    )
+
+
+def blocks_at(known: Truth, work: dict[str, Any], t_ns: int) -> int:
+    """How many it held then."""
+    return [blocks for since, blocks in known.blocks_held(work) if since <= t_ns][-1]
+
+
+def gpu_seconds(
+    known: Truth, work: dict[str, Any], t0: int, batch: dict[int, dict[str, int]]
+) -> float:
+    """Each step's time after t0, times its share of the tokens that the step computed."""
+    return sum(
+        seconds(max(t0, known.started_ns(ended)), ended)
+        * batch[ended][work["client_id"]]
+        / sum(batch[ended].values())
+        for ended in work["token_times_ns"]
+        if ended > t0
+    )
+
+
+def refills(known: Truth) -> dict[str, Figure]:
+    """From giving back a slot to its next owner's admission, where that one had been waiting."""
+    ids = {work["client_id"] for _, _, work in known.left}
+    gaps = [
+        seconds(known.works[work["slot_from"]]["freed_ns"], work["admitted_ns"])
+        for work in known.works.values()
+        if work["slot_from"] in ids
+    ]
+    return {"slot_refill_s": all_known(gaps), "refilled_next_schedule": Number(value=1.0)}
+
+
+def survivors(known: Truth, tolerance: float) -> dict[str, Figure]:
+    """What those who stayed saw, told by when the server sent."""
+    sent = [work["sent_times_ns"][: row["tokens_read"]] for row, work in known.stayed]
+    finished = [work for row, work in known.stayed if row["outcome"] == "completed"]
+    window_s = seconds(*known.window_ns)
+    waits = [
+        (seconds(work["arrived_ns"], times[0] if times else work["closed_ns"]), not times)
+        for times, (_, work) in zip(sent, known.stayed, strict=True)
+    ]
+    waits += [(seconds(row["sent_ns"], row["ended_ns"]), True) for row in known.unseen]
+    return {
+        "ttft_s": Sample(values=waits, tolerance=tolerance),
+        "itl_s": all_known(
+            (seconds(a, b) for times in sent for a, b in pairwise(times)), tolerance
+        ),
+        "tpot_s": all_known(
+            (seconds(t[0], t[-1]) / (len(t) - 1) for t in sent if len(t) > 1), tolerance
+        ),
+        "e2e_s": all_known(
+            (seconds(w["arrived_ns"], w["sent_times_ns"][-1]) for w in finished), tolerance
+        ),
+        "goodput_rps": Number(value=len(finished) / window_s),
+    }
+
+
+def leaks(known: Truth) -> dict[str, Figure]:
+    """What was missing when the harness looked for the last time."""
+    now = known.metrics_read_ns[-1]
+    admitted = [work for work in known.all_works if (work["admitted_ns"] or now) < now]
+    there = [work for work in admitted if (work["removed_ns"] or now) >= now]
+    held = sum(blocks_at(known, work, now) for work in there)
+    leaked = sum(work["leaked_blocks"] for work in known.all_works)
+    return {
+        "leaked_slots": Number(value=len(there)),
+        "leaked_blocks": Number(value=held + leaked),
+        "preemptions": Number(value=0),
+        "recomputed_tokens": Number(value=0),
+    }
+
+
+def capacity(known: Truth) -> dict[str, Figure]:
+    """How busy it was while there was load."""
+    began, over = known.window_ns
+    window_s = seconds(began, over)
+    batch = known.batch()
+    inside = [(start, end) for start, end in known.steps if start < over and end > began]
+    busy = sum(len(batch[e]) * seconds(max(s, began), min(e, over)) for s, e in inside)
+    tokens = sum(len(batch[end]) for _, end in inside if end <= over)
+    reads = known.metrics_read_ns[1:-1]  # without the two that look at the idle server
+    return {
+        "slot_utilisation": Number(value=busy / (known.script["slots"] * window_s)),
+        "throughput_tps": Number(value=tokens / window_s),
+        "step_s": all_known(seconds(start, end) for start, end in inside),
+        "scrape_interval_s": Number(
+            value=seconds(reads[0], reads[-1]) / (len(reads) - 1), tolerance=known.script["step_s"]
+        ),
+    }

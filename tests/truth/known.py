@@ -1,0 +1,94 @@
+"""What the scripted server knows of a run, joined with when its users left.
+
+The harness's own stamps are used for one thing only: the moment t0 at which a user left, which no
+server can know.
+"""
+
+import bisect
+import math
+from collections.abc import Sequence
+from typing import Any
+
+
+class Truth:
+    """What the server knows of one run, joined with the rows of the users by request id.
+
+    `works` is all that the harness could read of, `all_works` what there was. `left` are the
+    abandoned requests, `stayed` all others, each with its work on the server; `unseen` the rows of
+    requests that never came to the server. `token_lags_s`: from sending to reading, each token.
+    """
+
+    def __init__(
+        self, truth: dict[str, Any], rows: Sequence[dict[str, Any]], window: dict[str, int]
+    ) -> None:
+        self.script = truth["script"]
+        self.window_ns = (window["load_started_ns"], window["load_ended_ns"])
+        self.settled_ns = window["settled_ns"]
+        reads_ns = truth["reads_ns"]
+        steps_ns, lifecycle_ns = (
+            reads_ns[f"/walkaway/{log}"][-1] for log in ("steps", "lifecycle")
+        )
+        self.all_works: list[dict[str, Any]] = truth["requests"]
+        works = [as_read(work, steps_ns, lifecycle_ns) for work in self.all_works]
+        self.works = {work["client_id"]: work for work in works}
+        self.steps = [(started, ended) for started, ended in truth["steps_ns"]]
+        self.ended_ns: list[int] = [ended for _, ended in self.steps]
+        self.rows = [
+            (r, self.works[r["request_id"]]) for r in rows if r["request_id"] in self.works
+        ]
+        self.unseen = [row for row in rows if row["request_id"] not in self.works]
+        self.left = [(r["abandoned_ns"], r, w) for r, w in self.rows if r["outcome"] == "abandoned"]
+        self.stayed = [(row, work) for row, work in self.rows if row["outcome"] != "abandoned"]
+        self.metrics_read_ns: list[int] = reads_ns["/metrics"]
+        self.token_lags_s = [
+            seconds(sent, read)
+            for row, work in self.rows
+            for sent, read in zip(work["sent_times_ns"], row["token_times_ns"], strict=False)
+        ]
+
+    def load_ns(self) -> tuple[int, int]:
+        """When the first request came and when the last one was heard of or sent to."""
+        works = [work for _, work in self.rows]
+        last = [work["closed_ns"] or work["sent_times_ns"][-1] for work in works]
+        return min(work["arrived_ns"] for work in works), max(last)
+
+    def steps_within(self, since_ns: int, until_ns: int) -> int:
+        """Steps that ended in (since, until]."""
+        ended = self.ended_ns
+        return bisect.bisect_right(ended, until_ns) - bisect.bisect_right(ended, since_ns)
+
+    def started_ns(self, ended_ns: int) -> int:
+        started: int = self.steps[bisect.bisect_left(self.ended_ns, ended_ns)][0]
+        return started
+
+    def batch(self) -> dict[int, dict[str, int]]:
+        """For each step, by its end: the tokens computed for each request."""
+        found: dict[int, dict[str, int]] = {ended: {} for ended in self.ended_ns}
+        for client_id, work in self.works.items():
+            for number, ended in enumerate(work["token_times_ns"]):
+                found[ended][client_id] = 1 if number else work["prompt_tokens"]
+        return found
+
+    def blocks_held(self, work: dict[str, Any]) -> list[tuple[int, int]]:
+        """From when on it held how many blocks. A step needs room for all computed in it."""
+        size = self.script["block_size"]
+        return [
+            (self.started_ns(ended), math.ceil((work["prompt_tokens"] + number) / size))
+            for number, ended in enumerate(work["token_times_ns"])
+        ]
+
+
+def seconds(start_ns: int, end_ns: int) -> float:
+    return (end_ns - start_ns) / 1e9
+
+
+def as_read(work: dict[str, Any], steps_ns: int, lifecycle_ns: int) -> dict[str, Any]:
+    """A request as it stood when the harness last read the logs; the server may have gone on."""
+    ends = {key: work[key] for key in ("removed_ns", "freed_ns")}
+    known = {key: t if t is not None and t <= lifecycle_ns else None for key, t in ends.items()}
+    return {
+        **work,
+        **known,
+        "token_times_ns": [t for t in work["token_times_ns"] if t <= steps_ns],
+        "finish_reason": work["finish_reason"] if known["freed_ns"] is not None else None,
+    }

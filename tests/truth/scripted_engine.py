@@ -1,0 +1,267 @@
+"""An engine that does what a script says, and keeps the truth about it.
+
+It is no model of a good engine: the script says how wrong it is, so that what a harness claims to
+have measured can be held against what really happened. It shares no code with the harness, nor with
+the bundled engine.
+
+    boundary: stop those whose time is up, give back what is due, admit ─▶ step ─▶ a token for all
+
+All methods are called by one task of one event loop; time comes in through `clock_ns`. The state:
+the queue, the batch, the requests that gave up their place in the batch but not yet their slot and
+blocks (`leaving`), and the free slots in the order in which they became free.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+HIDDEN = ("deliver", "boundaries_left")  # of no interest to whoever reads the truth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """How the engine behaves.
+
+    `linger_steps`: whole steps that it goes on for a client that it saw leave. `free_delay_s`: from
+    leaving the batch until slot and blocks are given back (at the boundary after that). Every
+    `ghost_every`-th client that leaves is not noticed (0: all are). `leak_blocks`: of each aborted
+    request that had been admitted, so many blocks are never given back.
+    """
+
+    slots: int = 4
+    step_s: float = 0.02
+    num_blocks: int = 512
+    block_size: int = 16
+    linger_steps: int = 0
+    free_delay_s: float = 0.0
+    ghost_every: int = 0
+    leak_blocks: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Work:
+    """A request, and the truth about it. `deliver` hands a token to its connection.
+
+    `slot_from`: whose slot it was given, if it had been waiting when that one gave it back.
+    """
+
+    number: int
+    client_id: str
+    prompt_tokens: int
+    max_tokens: int
+    deliver: Callable[["Work"], None]
+    arrived_ns: int
+    admitted_ns: int | None = None
+    slot_from: str | None = None
+    token_times_ns: list[int] = field(default_factory=list)
+    sent_times_ns: list[int] = field(default_factory=list)
+    closed_ns: int | None = None
+    boundaries_left: int | None = None
+    is_ghost: bool = False
+    removed_ns: int | None = None
+    freed_ns: int | None = None
+    finish_reason: str | None = None
+    blocks: int = 0
+    leaked_blocks: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"truth-{self.number}"
+
+    def facts(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in HIDDEN}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A free slot: who had it, and when it was given back."""
+
+    had_by: str | None = None
+    freed_ns: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """A step in progress, and afterwards its row in the log."""
+
+    step: int
+    started_ns: int
+    ended_ns: int = 0
+    num_running: int
+    num_waiting: int
+    free_blocks: int
+    scheduled: dict[str, int]
+    sampled: dict[str, int]
+
+
+class ScriptedEngine:
+    """See above. `lifecycle` and `steps` are the logs that the harness may read."""
+
+    def __init__(self, script: Script, clock_ns: Callable[[], int]) -> None:
+        self.script = script
+        self.works: list[Work] = []
+        self.queue: deque[Work] = deque()
+        self.batch: list[Work] = []
+        self.leaving: list[Work] = []
+        self.lifecycle: list[dict[str, Any]] = []
+        self.steps: list[Step] = []
+        self._clock_ns = clock_ns
+        self._free_slots = deque([Slot()] * script.slots)
+        self._num_left = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.queue or self.batch or self.leaving)
+
+    @property
+    def free_blocks(self) -> int:
+        held = sum(work.blocks for work in [*self.batch, *self.leaving])
+        return self.script.num_blocks - held - sum(work.leaked_blocks for work in self.works)
+
+    # What clients do, at any time...
+
+    def submit(
+        self, client_id: str, prompt_tokens: int, max_tokens: int, deliver: Callable[[Work], None]
+    ) -> Work:
+        """Queue a request."""
+        work = Work(
+            number=len(self.works) + 1,
+            client_id=client_id,
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+            deliver=deliver,
+            arrived_ns=self._clock_ns(),
+        )
+        self.works.append(work)
+        self.queue.append(work)
+        self._tell(work, "arrived", work.arrived_ns)
+        return work
+
+    def left(self, work: Work) -> None:
+        """The client's end of the connection is closed."""
+        if work.finish_reason is not None or work.closed_ns is not None:
+            return
+        now_ns = self._clock_ns()
+        work.closed_ns = now_ns
+        self._num_left += 1
+        every = self.script.ghost_every
+        work.is_ghost = every > 0 and self._num_left % every == 0
+        self._tell(work, "disconnected", now_ns, reason="user_disconnect")
+        if not work.is_ghost:
+            work.boundaries_left = self.script.linger_steps
+            self._tell(work, "abort_sent", now_ns, reason="user_disconnect")
+            self._tell(work, "abort_received", now_ns, reason="user_disconnect")
+
+    # What the engine does, one step after the other...
+
+    def boundary(self) -> Step | None:
+        """Everything that is done between two steps. None when there is nothing to compute then."""
+        started_ns = self._clock_ns()
+        for work in [*self.batch, *self.queue]:
+            self._stop_if_due(work)
+        for work in list(self.leaving):
+            self._give_back_if_due(work)
+        while self.queue and self._free_slots:
+            self._admit(self.queue.popleft())
+        if not self.batch:
+            return None
+        scheduled = {w.name: 1 if w.token_times_ns else w.prompt_tokens for w in self.batch}
+        for work in self.batch:
+            computed = work.prompt_tokens + len(work.token_times_ns)
+            work.blocks = math.ceil(computed / self.script.block_size)
+        if self.free_blocks < 0:
+            raise RuntimeError("the script has too few blocks for this load")
+        return Step(
+            step=len(self.steps) + 1,
+            started_ns=started_ns,
+            num_running=len(self.batch),
+            num_waiting=len(self.queue),
+            free_blocks=self.free_blocks,
+            scheduled=scheduled,
+            sampled=dict.fromkeys(scheduled, 1),
+        )
+
+    def end_step(self, step: Step) -> None:
+        """A token for everybody in the batch; those who have all of theirs are finished."""
+        step.ended_ns = self._clock_ns()
+        self.steps.append(step)
+        for work in list(self.batch):
+            work.token_times_ns.append(step.ended_ns)
+            if len(work.token_times_ns) == 1:
+                self._tell(work, "first_token", step.ended_ns)
+            is_last = len(work.token_times_ns) == work.max_tokens
+            if is_last:
+                self._remove(work, "length", "length")
+                self._give_back(work)
+            if work.closed_ns is None:
+                work.sent_times_ns.append(self._clock_ns())
+                work.deliver(work)
+
+    def _stop_if_due(self, work: Work) -> None:
+        if work.boundaries_left is None:
+            return
+        if work.boundaries_left > 0:
+            work.boundaries_left -= 1
+            return
+        self._remove(work, "abort", "user_disconnect")
+        self._give_back_if_due(work)
+
+    def _remove(self, work: Work, finish_reason: str, reason: str) -> None:
+        (self.queue if work.admitted_ns is None else self.batch).remove(work)
+        self.leaving.append(work)
+        work.boundaries_left = None
+        work.finish_reason = finish_reason
+        work.removed_ns = self._clock_ns()
+        self._tell(work, "removed", work.removed_ns, reason=reason)
+
+    def _give_back_if_due(self, work: Work) -> None:
+        if work.removed_ns is None or work.freed_ns is not None:
+            return
+        if self._clock_ns() - work.removed_ns >= self.script.free_delay_s * 1e9:
+            self._give_back(work)
+
+    def _give_back(self, work: Work) -> None:
+        self.leaving.remove(work)
+        freed_ns = self._clock_ns()
+        work.freed_ns = freed_ns
+        if work.finish_reason == "abort":
+            work.leaked_blocks = min(self.script.leak_blocks, work.blocks)
+            work.blocks -= work.leaked_blocks
+        if work.admitted_ns is not None:
+            self._free_slots.append(Slot(had_by=work.client_id, freed_ns=freed_ns))
+        reason = "length" if work.finish_reason == "length" else "user_disconnect"
+        self._tell(work, "blocks_freed", freed_ns, reason=reason)
+        self._tell(work, "finished", freed_ns, reason=work.finish_reason)
+
+    def _admit(self, work: Work) -> None:
+        slot = self._free_slots.popleft()
+        work.slot_from = slot.had_by if work.arrived_ns < slot.freed_ns else None
+        work.admitted_ns = self._clock_ns()
+        self.batch.append(work)
+        self._tell(work, "admitted", work.admitted_ns)
+
+    def _tell(self, work: Work, event: str, t_ns: int, *, reason: str | None = None) -> None:
+        entry = {
+            "seq": len(self.lifecycle) + 1,
+            "t_ns": t_ns,
+            "event": event,
+            "request_id": work.name,
+            "client_request_id": work.client_id,
+            "step": len(self.steps),
+            "num_generated": len(work.token_times_ns),
+            "num_blocks": work.blocks,
+            "reason": reason,
+        }
+        self.lifecycle.append(entry)
+
+    # What it knows...
+
+    def truth(self) -> dict[str, Any]:
+        """What really happened, not as the logs tell it."""
+        return {
+            "script": asdict(self.script),
+            "requests": [work.facts() for work in self.works],
+            "steps_ns": [(step.started_ns, step.ended_ns) for step in self.steps],
+        }
