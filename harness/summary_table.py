@@ -17,6 +17,8 @@ HEADLINES = (
     "free_s",
     "slot_refill_s",
     "slot_recovery_s",
+    "probe_ttft_unloaded_s",
+    "probe_ttft_control_s",
     "wasted_tokens",
     "wasted_in_flight_tokens",
     "wasted_after_close_tokens",
@@ -51,7 +53,7 @@ def format_value(value: float | None, unit: str) -> str:
         case "s":
             return _format_seconds(value)
         case "ratio" | "share" | "rate" | "1":
-            return f"{100 * value:.2f} %"
+            return f"{100 * value:.3g} %"
         case _:
             return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 

@@ -155,7 +155,7 @@ def test_the_summary_shows_figures_statements_and_what_is_missing() -> None:
     assert "6 ms > 2.00 s > 2.00 s" in cells
     assert "9 (1) exact" in cells
     assert "≥ 1.5" in text
-    assert "≤ 28.00 %" in text
+    assert "≤ 28 %" in text
     assert "warning: too few" in text
     assert "not measurable here: slot_recovery_s" in text
     assert max(map(len, text.splitlines())) <= 80
