@@ -1,0 +1,182 @@
+"""What became of each abandoned request, and how long the server took to let go of it.
+
+    t0 ──detect──▶ server saw it ──signal──▶ worker heard it ──wait──▶ removed ──free──▶ freed
+    └──────────────────────────────── cancel latency ─────────────────────────────────────┘
+
+One row for each abandoned request, always: a request that the server never let go of is a *ghost*,
+and its latency is known to exceed what was watched (right-censored). Only a request that the server
+had finished before its user left has nothing to cancel; its row says phase "ended".
+
+Source of all server stamps: the lifecycle log, joined by the client's request id.
+"""
+
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from harness.analysis.facts import Facts, run_facts
+from harness.analysis.frames import RunFrames
+from harness.analysis.step_log import StepTimes
+from harness.analysis.tokens import tokens_read
+from harness.analysis.waste import waste_columns
+from harness.records import Outcome, Role
+
+_STAMPS: Final = {
+    "arrived": "arrived_ns",
+    "admitted": "admitted_ns",
+    "first_token": "first_token_sampled_ns",
+    "disconnected": "detected_ns",
+    "abort_received": "heard_ns",
+    "removed": "removed_ns",
+    "blocks_freed": "freed_ns",
+}
+
+
+def cancellations(frames: RunFrames) -> pd.DataFrame:
+    """One row for each abandoned request of a user or a filler.
+
+    Identity: request_id, server_request_id, role, planned_abandon, max_tokens, finish_reason (the
+    server's). Points in time (Int64, ns, null where unknown): t0_ns and those of the lifecycle log.
+    phase: waiting, prefill or decode at t0; "ended" if the server had finished it before; null if
+    not known. Stages and `cancel_latency_s` in seconds (NaN where unknown), `cancel_latency_steps`
+    in steps whose end was passed. `ghost`: ended otherwise than by abort or not let go of within
+    the settle time (null: not watched long enough to say). `censored`: `cancel_latency_s` and
+    `cancel_latency_steps` are what they are known to exceed. Waste: see `waste.waste_columns`.
+    """
+    facts = run_facts(frames)
+    cancels = _with_stamps(_left(frames.requests), frames.lifecycle)
+    cancels["phase"] = _phase(cancels, frames.lifecycle, facts)
+    cancels = _with_stages(_with_latency(cancels, facts))
+    if facts.has_steps:
+        cancels = _with_steps(cancels, StepTimes.of(frames.steps), facts)
+    else:
+        cancels["cancel_latency_steps"] = np.nan
+        cancels["removed_at_first_boundary"] = pd.array([pd.NA] * len(cancels), dtype="boolean")
+    cancels = pd.concat([cancels, waste_columns(cancels, frames, facts)], axis="columns")
+    return cancels.drop(columns="final_num_generated")
+
+
+def was_cancelled(cancels: pd.DataFrame) -> pd.Series:
+    """The rows that a cancel latency belongs to: seen by the server and not over before t0."""
+    return cancels["cancel_latency_s"].notna()
+
+
+def seconds_between(start_ns: pd.Series, end_ns: pd.Series) -> pd.Series:
+    """end - start in seconds, NaN where either is not known."""
+    gap = (end_ns - start_ns).to_numpy(dtype=float, na_value=np.nan) / 1e9
+    return pd.Series(gap, index=start_ns.index)
+
+
+def _left(requests: pd.DataFrame) -> pd.DataFrame:
+    """The abandoned requests, as their clients saw them."""
+    is_abandoned = (requests["outcome"] == Outcome.ABANDONED) & requests["abandoned_ns"].notna()
+    is_load = requests["role"].isin([Role.USER, Role.FILLER])
+    read = pd.Series(tokens_read(requests), index=requests.index)
+    left = requests[is_abandoned & is_load]
+    columns = ["request_id", "role", "trial", "planned_abandon", "max_tokens"]
+    frame = left[columns].assign(
+        t0_ns=left["abandoned_ns"].astype("Int64"), tokens_read=read[left.index]
+    )
+    return frame.sort_values("t0_ns", kind="stable").reset_index(drop=True)
+
+
+def _with_stamps(left: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
+    """Add the first time of each event, the server's own id and how the server finished it."""
+    ids = left["request_id"]
+    events = lifecycle[lifecycle["client_request_id"].isin(ids)].sort_values("t_ns", kind="stable")
+    first = events.drop_duplicates(["client_request_id", "event"]).set_index("client_request_id")
+    for event, column in _STAMPS.items():
+        times = first.loc[first["event"] == event, "t_ns"].astype("Int64")
+        left[column] = ids.map(times).astype("Int64")
+    finished = first[first["event"] == "finished"]
+    left["finish_reason"] = ids.map(finished["reason"]).astype(object)
+    left["final_num_generated"] = ids.map(finished["num_generated"].astype("Int64")).astype("Int64")
+    server_ids = events.drop_duplicates("client_request_id").set_index("client_request_id")
+    left["server_request_id"] = ids.map(server_ids["request_id"]).astype(object)
+    return left
+
+
+def _phase(cancels: pd.DataFrame, lifecycle: pd.DataFrame, facts: Facts) -> pd.Series:
+    """Where the request was at t0: its last queue event before it, and whether it had a token."""
+    phase = pd.Series(None, index=cancels.index, dtype=object)
+    if not facts.clocks_agree:
+        return phase
+    t0 = cancels["t0_ns"]
+    moves = lifecycle[lifecycle["event"].isin(["admitted", "resumed", "preempted"])]
+    t0_of = cancels.dropna(subset="server_request_id").set_index("server_request_id")["t0_ns"]
+    moves = moves[moves["t_ns"] <= moves["request_id"].map(t0_of).astype("Int64").fillna(0)]
+    last = moves.sort_values("t_ns", kind="stable").drop_duplicates("request_id", keep="last")
+    queue_event = cancels["server_request_id"].map(last.set_index("request_id")["event"])
+    is_running = queue_event.isin(["admitted", "resumed"])
+    has_token = (cancels["first_token_sampled_ns"] <= t0).fillna(value=False).astype(bool)
+    has_ended = (cancels["removed_ns"] <= t0).fillna(value=False).astype(bool)
+    phase[cancels["arrived_ns"].notna()] = "waiting"
+    phase[is_running] = "prefill"
+    phase[is_running & has_token] = "decode"
+    phase[has_ended] = "ended"
+    return phase
+
+
+def _with_latency(cancels: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+    """Add cancel_latency_s, censored and ghost.
+
+    cancel latency = blocks freed - t0. Censored at min(settle time, time watched).
+    """
+    is_known = cancels["arrived_ns"].notna() & (cancels["phase"] != "ended")
+    is_aborted = cancels["finish_reason"] == "abort"
+    if not facts.clocks_agree:
+        cancels["cancel_latency_s"] = np.nan
+        cancels["censored"] = False
+        has_ended = is_known & cancels["finish_reason"].notna()
+        cancels["ghost"] = (~is_aborted).astype("boolean").where(has_ended)
+        return cancels
+    latency = seconds_between(cancels["t0_ns"], cancels["freed_ns"])
+    watched = (facts.observed_until_ns - cancels["t0_ns"]).astype(float) / 1e9
+    is_let_go = is_known & is_aborted & (latency <= facts.settle_s)
+    cancels["censored"] = is_known & ~is_let_go
+    limit = watched.clip(lower=0.0, upper=facts.settle_s)
+    cancels["cancel_latency_s"] = latency.where(is_let_go, limit).where(is_known)
+    can_say = is_let_go | cancels["freed_ns"].notna() | (watched >= facts.settle_s)
+    cancels["ghost"] = cancels["censored"].astype("boolean").where(is_known & can_say)
+    return cancels
+
+
+def _with_stages(cancels: pd.DataFrame) -> pd.DataFrame:
+    """Add the stages: each the time since the one before, NaN where the request got no further.
+
+    Only an abort ends the wait: a request that ran to its natural end was not waiting to be freed.
+    """
+    is_aborted = cancels["finish_reason"] == "abort"
+    has_server_t0 = was_cancelled(cancels)
+    detected, heard, removed = cancels["detected_ns"], cancels["heard_ns"], cancels["removed_ns"]
+    cancels["detect_s"] = seconds_between(cancels["t0_ns"], detected).where(has_server_t0)
+    cancels["signal_s"] = seconds_between(detected, heard)
+    cancels["wait_s"] = seconds_between(heard, removed).where(is_aborted)
+    cancels["free_s"] = seconds_between(removed, cancels["freed_ns"]).where(is_aborted)
+    return cancels
+
+
+def _with_steps(cancels: pd.DataFrame, steps: StepTimes, facts: Facts) -> pd.DataFrame:
+    """Add cancel_latency_steps and removed_at_first_boundary."""
+    known = was_cancelled(cancels)
+    t0 = cancels.loc[known, "t0_ns"].to_numpy(dtype=np.int64)
+    latency_ns = cancels.loc[known, "cancel_latency_s"].to_numpy() * 1e9
+    freed = np.where(
+        cancels.loc[known, "censored"],
+        t0 + np.rint(latency_ns).astype(np.int64),
+        cancels.loc[known, "freed_ns"].to_numpy(dtype=np.int64, na_value=0),
+    )
+    cancels["cancel_latency_steps"] = pd.Series(
+        steps.boundaries_passed(t0, freed), index=cancels.index[known], dtype=float
+    ).reindex(cancels.index)
+
+    heard = cancels["heard_ns"].notna()
+    heard_ns = cancels.loc[heard, "heard_ns"].to_numpy(dtype=np.int64)
+    still_there = max(facts.observed_until_ns, int(heard_ns.max(initial=0)))
+    removed_ns = cancels.loc[heard, "removed_ns"].to_numpy(dtype=np.int64, na_value=still_there)
+    at_once = ~steps.has_whole_step(heard_ns, removed_ns)
+    cancels["removed_at_first_boundary"] = pd.Series(
+        at_once, index=cancels.index[heard], dtype="boolean"
+    ).reindex(cancels.index)
+    return cancels

@@ -1,0 +1,106 @@
+"""How busy the engine was, and how finely the harness could see: the measurement floor."""
+
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from harness.analysis.facts import Facts
+from harness.analysis.figure import Figure, Figures, NotMeasurable, Sample, describe_or, reading
+from harness.analysis.frames import RunFrames
+from harness.analysis.step_log import num_sampled
+from harness.analysis.tokens import tokens_read
+
+_NO_WINDOW: Final = "the load window has no length"
+
+
+def capacity_figures(frames: RunFrames, facts: Facts) -> Figures:
+    """slot_utilisation, throughput_tps, step_s: of the load window."""
+    in_window = _steps_in_window(frames.steps, facts)
+    return {
+        "slot_utilisation": _slot_utilisation(frames, in_window, facts),
+        "throughput_tps": _throughput(frames, in_window, facts),
+        "step_s": _step_time(in_window, facts),
+    }
+
+
+def floor_figures(frames: RunFrames) -> Figures:
+    """client_lag_s: how late a load process woke up; scrape_interval_s: time between scrapes."""
+    lag = frames.client["lag_ns"].to_numpy(dtype=float) / 1e9
+    scraped = np.unique(frames.server_metrics["t_ns"].to_numpy(dtype=np.int64))
+    why = "the run did not scrape" if not len(scraped) else "there were fewer than two scrapes"
+    return {
+        "client_lag_s": _series(lag, "the load did not watch itself", method="client"),
+        "scrape_interval_s": _series(np.diff(scraped) / 1e9, why, method="client"),
+    }
+
+
+def _series(values: np.ndarray, why_empty: str, *, method: str) -> Figure:
+    return describe_or(Sample(values=values, is_series=True), why_empty, unit="s", method=method)
+
+
+def _steps_in_window(steps: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+    """Steps that overlap the load window, with the part of each that lies in it (`inside_s`)."""
+    started = np.maximum(steps["started_ns"].to_numpy(dtype=np.int64), facts.load_started_ns)
+    ended = np.minimum(steps["ended_ns"].to_numpy(dtype=np.int64), facts.load_ended_ns)
+    overlapping: pd.DataFrame = steps.assign(inside_s=(ended - started) / 1e9)[ended > started]
+    return overlapping
+
+
+def _slot_utilisation(frames: RunFrames, in_window: pd.DataFrame, facts: Facts) -> Figure:
+    """Sum over steps of (requests running * seconds in the window) / (slots * window).
+
+    Between two steps nothing runs. Without a step log: mean of the scraped gauge / slots.
+    """
+    if facts.slots is None:
+        return NotMeasurable(f"{facts.engine} does not tell its number of batch slots")
+    if facts.load_s <= 0:
+        return NotMeasurable(_NO_WINDOW)
+    if facts.has_steps:
+        busy = float((in_window["num_running"] * in_window["inside_s"]).sum())
+        share = busy / (facts.slots * facts.load_s)
+        return reading(share, unit="ratio", method="exact", n=len(in_window))
+    scraped = _gauge(frames.server_metrics, "running", facts)
+    if scraped.empty:
+        return NotMeasurable(f"{facts.needs_steps}, and its running requests were not scraped")
+    return reading(
+        float(scraped.mean()) / facts.slots, unit="ratio", method="gauge", n=len(scraped)
+    )
+
+
+def _gauge(metrics: pd.DataFrame, role: str, facts: Facts) -> pd.Series:
+    """The scraped values of a role within the load window, summed over label sets."""
+    is_role = metrics["name"] == facts.metric_names.get(role)
+    inside = metrics["t_ns"].between(facts.load_started_ns, facts.load_ended_ns)
+    return metrics[is_role & inside].groupby("t_ns")["value"].sum()
+
+
+def _throughput(frames: RunFrames, in_window: pd.DataFrame, facts: Facts) -> Figure:
+    """Tokens sampled in steps that ended in the load window / its length.
+
+    Without a step log: tokens that the clients read, a lower bound of those generated.
+    """
+    if facts.load_s <= 0:
+        return NotMeasurable(_NO_WINDOW)
+    if facts.has_steps:
+        ended = in_window[in_window["ended_ns"] <= facts.load_ended_ns]
+        return reading(
+            num_sampled(ended) / facts.load_s, unit="tokens/s", method="exact", n=len(ended)
+        )
+    if frames.requests.empty:
+        return NotMeasurable("no request ended")
+    read = float(tokens_read(frames.requests).sum())
+    return reading(
+        read / facts.load_s,
+        unit="tokens/s",
+        method="client",
+        n=len(frames.requests),
+        bound="lower",
+    )
+
+
+def _step_time(in_window: pd.DataFrame, facts: Facts) -> Figure:
+    """Step ended - step started, of steps that overlap the load window."""
+    duration = (in_window["ended_ns"] - in_window["started_ns"]).to_numpy(dtype=float) / 1e9
+    why = "no step in the load window" if facts.has_steps else facts.needs_steps
+    return _series(duration, why, method="exact")

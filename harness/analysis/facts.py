@@ -1,0 +1,118 @@
+"""What the analysis needs to know about a run beside its rows, read once from the manifest."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from harness.analysis.frames import RunFrames
+
+Trust = Literal["exact", "exact_when_idle", "lower", "stuck"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Nanoseconds are of the monotonic clock; `observed_until_ns` ends what is known of the server.
+
+    `idle_before` and `idle_after` map a metric's role to its value before the load and after the
+    settle time; `trust` maps the role to how far the target's description believes it.
+    """
+
+    status: str
+    engine: str
+    settle_s: float
+    clocks_agree: bool
+    has_lifecycle: bool
+    has_steps: bool
+    load_started_ns: int
+    load_ended_ns: int
+    observed_until_ns: int
+    slots: int | None
+    block_size: int | None
+    idle_before: dict[str, float]
+    idle_after: dict[str, float]
+    trust: dict[str, Trust]
+    metric_names: dict[str, str]
+
+    @property
+    def load_s(self) -> float:
+        return (self.load_ended_ns - self.load_started_ns) / 1e9
+
+    @property
+    def needs_lifecycle(self) -> str:
+        """The reason that is given wherever a figure would need the lifecycle log."""
+        return (
+            f"{self.engine} gave no lifecycle log: nothing tells when it noticed, removed and "
+            "freed a request"
+        )
+
+    @property
+    def needs_clock(self) -> str:
+        return "the server's clock is not the client's: their stamps must not be subtracted"
+
+    @property
+    def needs_steps(self) -> str:
+        return f"{self.engine} gave no step log"
+
+    def idle_change(self, role: str) -> float | None:
+        """Idle after the settle time - idle before the load; None where either is not known."""
+        if role not in self.idle_before or role not in self.idle_after:
+            return None
+        return self.idle_after[role] - self.idle_before[role]
+
+
+def run_facts(frames: RunFrames) -> Facts:
+    """Read the manifest. What it lacks is taken from the rows where they can tell."""
+    manifest = frames.manifest
+    target = manifest.get("target") or {}
+    config, spec = target.get("config") or {}, target.get("spec") or {}
+    idle, sources = manifest.get("idle") or {}, spec.get("metrics") or {}
+    started_ns, ended_ns = _load_window(frames)
+    settle_s = manifest.get("settle_s")
+    return Facts(
+        status=manifest.get("status", "complete"),
+        engine=target.get("engine") or "the server",
+        settle_s=float("inf") if settle_s is None else float(settle_s),
+        clocks_agree=bool((manifest.get("clock") or {}).get("comparable", False)),
+        has_lifecycle=not frames.lifecycle.empty,
+        has_steps=not frames.steps.empty,
+        load_started_ns=started_ns,
+        load_ended_ns=ended_ns,
+        observed_until_ns=_observed_until(frames, ended_ns),
+        slots=config.get("max_num_seqs"),
+        block_size=config.get("block_size"),
+        idle_before=_known(idle.get("before")),
+        idle_after=_known(idle.get("after")),
+        trust={role: source["trust"] for role, source in sources.items()},
+        metric_names={role: source["name"] for role, source in sources.items()},
+    )
+
+
+def _load_window(frames: RunFrames) -> tuple[int, int]:
+    window, requests = frames.manifest.get("window") or {}, frames.requests
+    started, ended = window.get("load_started_ns"), window.get("load_ended_ns")
+    if started is None:
+        started = 0 if requests.empty else requests["sent_ns"].min()
+    if ended is None:
+        ended = started if requests.empty else requests["ended_ns"].max()
+    return int(started), int(ended)
+
+
+def _observed_until(frames: RunFrames, load_ended_ns: int) -> int:
+    """The end of the settle time; of a server that died before it, the last that was heard."""
+    manifest = frames.manifest
+    settled = (manifest.get("window") or {}).get("settled_ns")
+    if settled is not None and manifest.get("status") != "target_failed":
+        return int(settled)
+    last = [_latest(frames.lifecycle, "t_ns"), _latest(frames.steps, "ended_ns")]
+    heard = [t for t in last if t is not None]
+    return max(heard) if heard else load_ended_ns
+
+
+def _latest(frame: pd.DataFrame, column: str) -> int | None:
+    return None if frame.empty else int(np.max(frame[column].to_numpy()))
+
+
+def _known(values: dict[str, Any] | None) -> dict[str, float]:
+    return {role: float(value) for role, value in (values or {}).items() if value is not None}

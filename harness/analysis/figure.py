@@ -1,0 +1,117 @@
+"""From samples to `Metric`: one entry of the summary, or the reason why there is none.
+
+A figure that cannot be known is never 0 and never left out without a word: it is `NotMeasurable`
+with the reason, and the summary lists it.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from harness.analysis.stats import (
+    Bools,
+    Curve,
+    Floats,
+    Ints,
+    clustered_mean_ci95,
+    kaplan_meier,
+    mean_ci95,
+    quantile,
+    quantile_ci95,
+    rate_upper95,
+)
+from harness.records import Metric
+
+QUANTILES: Final = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+
+
+@dataclass(frozen=True, slots=True)
+class NotMeasurable:
+    """Why this run cannot tell a figure."""
+
+    reason: str
+
+
+Figure = Metric | NotMeasurable
+Figures = dict[str, Figure]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Observations of one quantity; where `censored`, the true value is known to be larger.
+
+    `clusters` numbers the groups within which observations depend on each other (the gaps of one
+    request). `is_series` says that all depend on their neighbours (the steps of one engine): then
+    no interval is given.
+    """
+
+    values: Floats
+    censored: Bools | None = None
+    clusters: Ints | None = None
+    is_series: bool = False
+
+    def curve(self) -> Curve:
+        censored = self.censored
+        if censored is None:
+            censored = np.zeros(len(self.values), dtype=bool)
+        return kaplan_meier(self.values, censored)
+
+
+def describe(sample: Sample, *, unit: str, method: str, bound: str = "point") -> Metric:
+    """All the figures of a sample that are known. Needs at least one observation.
+
+    The mean and the largest value of a censored sample are not known: both depend on how long the
+    censored ones would have taken.
+    """
+    curve = sample.curve()
+    if not curve.n:
+        raise ValueError("a sample without observations has no figures")
+    metric = Metric(unit=unit, n=curve.n, n_censored=curve.n_censored, method=method, bound=bound)
+    last = float(curve.times[-1])
+    for name, share in QUANTILES.items():
+        value = quantile(curve, share)
+        setattr(metric, name, value)
+        if value is None:
+            metric.lower_bounds[name] = last
+    if curve.n_censored:
+        metric.lower_bounds["max"] = last
+    else:
+        metric.mean, metric.max = float(sample.values.mean()), last
+        metric.mean_ci95 = _mean_interval(sample)
+    if sample.clusters is None and not sample.is_series:
+        metric.p50_ci95 = quantile_ci95(curve, 0.50)
+        metric.p99_ci95 = quantile_ci95(curve, 0.99)
+    return metric
+
+
+def _mean_interval(sample: Sample) -> tuple[float, float] | None:
+    if sample.is_series:
+        return None
+    if sample.clusters is not None:
+        return clustered_mean_ci95(sample.values, sample.clusters)
+    return mean_ci95(sample.values)
+
+
+def describe_or(
+    sample: Sample, why_empty: str, *, unit: str, method: str, bound: str = "point"
+) -> Figure:
+    """`describe`, or `why_empty` where there is nothing to describe."""
+    if not len(sample.values):
+        return NotMeasurable(why_empty)
+    return describe(sample, unit=unit, method=method, bound=bound)
+
+
+def rate(hits: int, n: int, *, method: str) -> Metric:
+    """A share of n, with its one-sided upper 95 % bound."""
+    return Metric(unit="ratio", n=n, mean=hits / n, upper95=rate_upper95(hits, n), method=method)
+
+
+def reading(value: float, *, unit: str, method: str, n: int = 1, bound: str = "point") -> Metric:
+    """One number for the whole run, made from `n` things that were counted."""
+    return Metric(unit=unit, n=n, mean=float(value), method=method, bound=bound)
+
+
+def same_reason(names: tuple[str, ...], reason: str) -> Figures:
+    """None of these can be measured, for one reason."""
+    return dict.fromkeys(names, NotMeasurable(reason))

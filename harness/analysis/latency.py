@@ -1,0 +1,128 @@
+"""What the users felt, as their clients saw it: times of those who stayed.
+
+A survivor is a user's request that was not abandoned. A request that ended without a first token
+(cut off, timed out) had waited for at least so long: its TTFT is right-censored, not missing.
+"""
+
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from harness.analysis.facts import Facts
+from harness.analysis.figure import (
+    Figure,
+    Figures,
+    NotMeasurable,
+    Sample,
+    describe_or,
+    reading,
+    same_reason,
+)
+from harness.analysis.stats import Floats
+from harness.analysis.tokens import tokens_read
+from harness.records import Metric, Outcome, Role
+
+_LATENCY_FIGURES: Final = (
+    "ttft_s",
+    "itl_s",
+    "tpot_s",
+    "e2e_s",
+    "goodput_rps",
+    "start_delay_s",
+)
+_NO_SURVIVOR: Final = "no user stayed"
+_REFUSED: Final = (Outcome.REJECTED, Outcome.FAILED)
+
+
+def latency_figures(requests: pd.DataFrame, facts: Facts) -> Figures:
+    """TTFT, ITL, TPOT, E2E and goodput of survivors; start delay of all users."""
+    users = requests[requests["role"] == Role.USER]
+    if users.empty:
+        return same_reason(_LATENCY_FIGURES, "no request was an ordinary user's")
+    survivors = users[users["outcome"] != Outcome.ABANDONED]
+    return {
+        "ttft_s": _ttft(users, survivors),
+        "itl_s": _itl(survivors),
+        "tpot_s": _tpot(survivors),
+        "e2e_s": _e2e(survivors),
+        "goodput_rps": _goodput(users, facts),
+        "start_delay_s": _start_delay(users),
+    }
+
+
+def token_gaps(requests: pd.DataFrame) -> tuple[Floats, np.ndarray]:
+    """All gaps between consecutive token events of one request (s), and the request of each."""
+    times = requests["token_times_ns"].to_list()
+    lengths = np.fromiter(map(len, times), dtype=np.int64, count=len(times))
+    if not lengths.sum():
+        return np.empty(0), np.empty(0, dtype=np.int64)
+    request = np.repeat(np.arange(len(times)), lengths)
+    gaps = np.diff(np.concatenate(times).astype(np.int64)) / 1e9
+    is_inside = request[1:] == request[:-1]
+    return gaps[is_inside], request[1:][is_inside]
+
+
+def _ttft(users: pd.DataFrame, survivors: pd.DataFrame) -> Figure:
+    """First token event's arrival - request sent; `others.all_users` with those who left."""
+    figure = _client(_ttft_sample(survivors), _NO_SURVIVOR)
+    everybody = _client(_ttft_sample(users), _NO_SURVIVOR)
+    if isinstance(figure, Metric) and isinstance(everybody, Metric):
+        figure.others["all_users"] = everybody
+    return figure
+
+
+def _ttft_sample(requests: pd.DataFrame) -> Sample:
+    """Censored at the end of a request that was accepted, or waited for, but had no token yet."""
+    first = requests["first_token_ns"]
+    is_waiting = first.isna() & ~requests["outcome"].isin(_REFUSED)
+    rows = requests[first.notna() | is_waiting]
+    until = rows["first_token_ns"].fillna(rows["ended_ns"])
+    return Sample(
+        values=(until - rows["sent_ns"]).to_numpy(dtype=float) / 1e9,
+        censored=rows["first_token_ns"].isna().to_numpy(),
+    )
+
+
+def _itl(survivors: pd.DataFrame) -> Figure:
+    """Gap between consecutive token events of one request, pooled."""
+    gaps, request = token_gaps(survivors)
+    return _client(Sample(values=gaps, clusters=request), "no survivor had two token events")
+
+
+def _tpot(survivors: pd.DataFrame) -> Figure:
+    """(last token - first token) / (tokens - 1), of requests with two tokens or more."""
+    tokens = tokens_read(survivors)
+    span = (survivors["last_token_ns"] - survivors["first_token_ns"]).to_numpy(
+        dtype=float, na_value=np.nan
+    )
+    is_long = (tokens >= 2) & ~np.isnan(span)
+    values = span[is_long] / 1e9 / (tokens[is_long] - 1)
+    return _client(Sample(values=values), "no survivor had two tokens")
+
+
+def _e2e(survivors: pd.DataFrame) -> Figure:
+    """Last token event - request sent, of completed requests."""
+    completed = survivors[survivors["outcome"] == Outcome.COMPLETED]
+    span = (completed["last_token_ns"] - completed["sent_ns"]).dropna()
+    return _client(Sample(values=span.to_numpy(dtype=float) / 1e9), "no request was completed")
+
+
+def _goodput(users: pd.DataFrame, facts: Facts) -> Figure:
+    """Requests completed within the load window / its length; abandoned ones are not in it."""
+    if facts.load_s <= 0:
+        return NotMeasurable("the load window has no length")
+    completed = users["outcome"] == Outcome.COMPLETED
+    in_window = users["ended_ns"].between(facts.load_started_ns, facts.load_ended_ns)
+    n = int((completed & in_window).sum())
+    return reading(n / facts.load_s, unit="rps", method="client", n=n)
+
+
+def _start_delay(users: pd.DataFrame) -> Figure:
+    """Request sent - intended start: how late the harness itself was."""
+    delay = (users["sent_ns"] - users["intended_start_ns"]).to_numpy(dtype=float) / 1e9
+    return _client(Sample(values=delay), "no request was sent")
+
+
+def _client(sample: Sample, why_empty: str) -> Figure:
+    return describe_or(sample, why_empty, unit="s", method="client")

@@ -1,0 +1,210 @@
+"""How soon a freed slot worked for somebody else: seen from inside, and by a probe from outside.
+
+Inside, the question is asked at every schedule. Before the schedule of a step, as many requests
+wait in the worker as the step log says are left waiting after it, plus those it took, minus those
+it preempted. A slot given back is *wanted* if somebody waits for it then; wanted slots are paired
+with the requests that are taken next, first come, first served.
+
+Outside, a probe is queued behind full slots, one stream is abandoned, and the probe's first token
+tells: no metrics are needed.
+"""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from harness.analysis.cancel_figures import NOBODY_LEFT
+from harness.analysis.facts import Facts
+from harness.analysis.figure import (
+    Figure,
+    Figures,
+    NotMeasurable,
+    Sample,
+    describe,
+    describe_or,
+    rate,
+    same_reason,
+)
+from harness.analysis.frames import RunFrames
+from harness.analysis.step_log import StepTimes
+from harness.records import Role
+
+_REFILL_FIGURES: Final = ("slot_refill_s", "refilled_next_schedule")
+_TAKES: Final = ("admitted", "resumed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """What the scheduler had before it at one step: slots given back, requests waiting and taken.
+
+    `freed` holds indices into the list of freed slots.
+    """
+
+    step: int
+    freed: list[int]
+    taken_ns: list[int]
+    num_wanting: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Refill:
+    """A slot given back while somebody waited; `until_ns` is when the next request took it.
+
+    Not taken (`is_taken` false): when nobody wanted it any more, or the observation ended.
+    """
+
+    freed: int
+    freed_before: int
+    until_ns: int
+    is_taken: bool = False
+    is_next_schedule: bool = False
+
+
+def pair_refills(
+    schedules: Sequence[Schedule], started_ns: Sequence[int], observed_until_ns: int
+) -> list[Refill]:
+    """Pair wanted slots with the requests taken next, first come, first served."""
+    refills: list[Refill] = []
+    open_slots: deque[Refill] = deque()
+    for schedule in schedules:
+        for freed in schedule.freed:
+            open_slots.append(
+                Refill(freed=freed, freed_before=schedule.step, until_ns=observed_until_ns)
+            )
+        while len(open_slots) > schedule.num_wanting:
+            unwanted = open_slots.pop()
+            if unwanted.freed_before < schedule.step:
+                unwanted.until_ns = int(started_ns[schedule.step])
+                refills.append(unwanted)
+        for taken_ns in schedule.taken_ns[: len(open_slots)]:
+            refill = open_slots.popleft()
+            refill.until_ns, refill.is_taken = taken_ns, True
+            refill.is_next_schedule = refill.freed_before == schedule.step
+            refills.append(refill)
+    return refills + list(open_slots)
+
+
+def slot_refills(frames: RunFrames, facts: Facts) -> pd.DataFrame:
+    """One row for each wanted slot: request_id (the client's, who had it), refill_s, censored,
+    next_schedule (whether it was taken in the very next schedule).
+    """
+    steps = StepTimes.of(frames.steps)
+    kinds = ("admitted", "resumed", "preempted", "blocks_freed")
+    events = frames.lifecycle[frames.lifecycle["event"].isin(kinds)]
+    events = events.sort_values("t_ns", kind="stable")
+    events = events.assign(schedule=steps.next_schedule(events["t_ns"].to_numpy(dtype=np.int64)))
+    had_slot = events["event"].map(
+        {"admitted": 1, "resumed": 1, "preempted": -1, "blocks_freed": 0}
+    )
+    holds = had_slot.groupby(events["request_id"]).cumsum() == 1
+    is_scheduled = events["schedule"] < steps.n  # else no step followed that could take the slot
+    freed = events[(events["event"] == "blocks_freed") & holds & is_scheduled]
+    freed, events = freed.reset_index(drop=True), events[is_scheduled]
+    schedules = _schedules(frames.steps, events, freed)
+    refills = pair_refills(schedules, steps.started_ns.tolist(), facts.observed_until_ns)
+    position = [refill.freed for refill in refills]
+    until = np.array([refill.until_ns for refill in refills], dtype=np.int64)
+    return pd.DataFrame(
+        {
+            "request_id": freed["client_request_id"].to_numpy()[position],
+            "refill_s": (until - freed["t_ns"].to_numpy(dtype=np.int64)[position]) / 1e9,
+            "censored": [not refill.is_taken for refill in refills],
+            "next_schedule": [refill.is_next_schedule for refill in refills],
+        }
+    )
+
+
+def _schedules(steps: pd.DataFrame, events: pd.DataFrame, freed: pd.DataFrame) -> list[Schedule]:
+    """The schedules at which a slot was given back or a request taken, in order."""
+    num_waiting = steps.sort_values("started_ns", kind="stable")["num_waiting"].to_numpy()
+    is_taken = events["event"].isin(_TAKES)
+    taken, given = defaultdict(list), defaultdict(list)
+    for step, t_ns in zip(events["schedule"][is_taken], events["t_ns"][is_taken], strict=True):
+        taken[step].append(t_ns)
+    for position, step in enumerate(freed["schedule"]):
+        given[step].append(position)
+    preempted = Counter(events["schedule"][events["event"] == "preempted"])
+    return [
+        Schedule(
+            step=step,
+            freed=given[step],
+            taken_ns=taken[step],
+            num_wanting=int(num_waiting[step]) + len(taken[step]) - preempted[step],
+        )
+        for step in sorted(taken.keys() | given.keys())
+    ]
+
+
+def refill_figures(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> Figures:
+    """slot_refill_s: blocks reclaimed -> the next waiting request admitted, of abandoned requests
+    whose slot somebody wanted; refilled_next_schedule: the share of them taken in the very next
+    schedule.
+    """
+    if cancels.empty:
+        return same_reason(_REFILL_FIGURES, NOBODY_LEFT)
+    if not facts.has_lifecycle:
+        return same_reason(_REFILL_FIGURES, facts.needs_lifecycle)
+    if not facts.has_steps:
+        return same_reason(_REFILL_FIGURES, facts.needs_steps)
+    refills = slot_refills(frames, facts)
+    refills = refills[refills["request_id"].isin(cancels["request_id"])]
+    if refills.empty:
+        return same_reason(
+            _REFILL_FIGURES, "nobody waited for a slot when an abandoned one was freed"
+        )
+    sample = Sample(
+        values=refills["refill_s"].to_numpy(dtype=float), censored=refills["censored"].to_numpy()
+    )
+    hits = int(refills["next_schedule"].sum())
+    return {
+        "slot_refill_s": describe(sample, unit="s", method="exact"),
+        "refilled_next_schedule": rate(hits, len(refills), method="exact"),
+    }
+
+
+def probes(requests: pd.DataFrame) -> pd.DataFrame:
+    """The probes of valid trials: arm, recovery_s, censored.
+
+    unloaded: from the probe's sending to its first token; abandon: from t0 of the filler that left;
+    control: from the moment when it would have left. Censored: no first token until the probe
+    ended. A loaded trial without that moment, or whose probe was served before it, is void.
+    """
+    rows = requests[requests["role"] == Role.PROBE]
+    is_unloaded = rows["arm"] == "unloaded"
+    since = rows["reference_ns"].where(~is_unloaded, rows["sent_ns"]).astype("Int64")
+    until = rows["first_token_ns"].fillna(rows["ended_ns"]).astype("Int64")
+    waited = pd.DataFrame(
+        {
+            "arm": rows["arm"],
+            "recovery_s": (until - since).to_numpy(dtype=float, na_value=np.nan) / 1e9,
+            "censored": rows["first_token_ns"].isna(),
+        }
+    )
+    return waited[waited["recovery_s"] >= 0].reset_index(drop=True)
+
+
+def probe_figures(requests: pd.DataFrame) -> Figures:
+    """slot_recovery_s: t0 -> first token of the waiting probe. Beside it, to judge it by, the
+    probe's first token on an idle server (`probe_ttft_unloaded_s`) and when nobody leaves
+    (`probe_ttft_control_s`, from the moment when somebody would have).
+    """
+    if not (requests["role"] == Role.PROBE).any():
+        return {"slot_recovery_s": NotMeasurable("the workload has no probes")}
+    waited = probes(requests)
+    return {
+        "slot_recovery_s": _arm(waited, "abandon"),
+        "probe_ttft_unloaded_s": _arm(waited, "unloaded"),
+        "probe_ttft_control_s": _arm(waited, "control"),
+    }
+
+
+def _arm(waited: pd.DataFrame, arm: str) -> Figure:
+    rows = waited[waited["arm"] == arm]
+    sample = Sample(
+        values=rows["recovery_s"].to_numpy(dtype=float), censored=rows["censored"].to_numpy()
+    )
+    return describe_or(sample, f"no trial of the arm `{arm}` is valid", unit="s", method="probe")

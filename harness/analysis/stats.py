@@ -1,0 +1,118 @@
+"""Statistics of samples of which some are only known to exceed a value (right-censored).
+
+The quantile of a censored sample is read off the Kaplan-Meier curve: each observation takes its
+share of the probability that is left, a censored one leaves its share to those that lasted longer.
+Without censoring the curve is the plain share of observations, so there is one method for both. A
+quantile that the curve does not reach is not known, only that it exceeds what was watched.
+
+Everything here is arithmetic on arrays; times in, times out, unit unchanged.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+_ROUNDING = 1e-9  # of a running product of up to some million factors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """A Kaplan-Meier curve: the share known to be done at each of the sorted `times`.
+
+    `censored` is aligned with `times`; at a tie the censored observations come last.
+    """
+
+    times: Floats
+    censored: Bools
+    done: Floats
+
+    @property
+    def n(self) -> int:
+        return len(self.times)
+
+    @property
+    def n_censored(self) -> int:
+        return int(self.censored.sum())
+
+
+def kaplan_meier(values: Floats, censored: Bools) -> Curve:
+    """Done(t) = 1 - product over observations up to t of (1 - 1 / number still at risk).
+
+    Source: Kaplan and Meier, Journal of the American Statistical Association 53 (1958), 457-481.
+    """
+    order = np.lexsort((censored, values))
+    times, is_censored = values[order], censored[order]
+    at_risk = np.arange(len(times), 0, -1)
+    left = np.cumprod(np.where(is_censored, 1.0, 1.0 - 1.0 / at_risk))
+    return Curve(times=times, censored=is_censored, done=np.asarray(1.0 - left, dtype=np.float64))
+
+
+def quantile(curve: Curve, share: float) -> float | None:
+    """The smallest time at which `share` are done; None where the curve ends below it."""
+    index = int(np.searchsorted(curve.done, share - _ROUNDING))
+    return float(curve.times[index]) if index < curve.n else None
+
+
+def quantile_ci95(curve: Curve, share: float) -> tuple[float, float] | None:
+    """95 % interval of a quantile from order statistics; None where an end is not known.
+
+    The number of n observations below the quantile is binomial(n, share), which bounds the ranks
+    between which the quantile lies: no distribution is assumed. The ranks are read off the curve as
+    shares of n, which is exact without censoring and when all censored observations come last (a
+    ghost is censored at the settle time). Observations censored earlier do not count into n.
+    Source: Conover, Practical Nonparametric Statistics, section 3.2.
+    """
+    middle = quantile(curve, share)
+    if middle is None:
+        return None
+    n = curve.n - int(np.count_nonzero(curve.censored & (curve.times < middle)))
+    low_rank = int(stats.binom.ppf(0.025, n, share))
+    high_rank = int(stats.binom.ppf(0.975, n, share)) + 1
+    if low_rank < 1 or high_rank > n:
+        return None
+    low, high = quantile(curve, low_rank / n), quantile(curve, high_rank / n)
+    return None if low is None or high is None else (low, high)
+
+
+def mean_ci95(values: Floats) -> tuple[float, float] | None:
+    """Mean ± t(0.975, n - 1) s / sqrt(n), for n >= 2 independent observations."""
+    n = len(values)
+    if n < 2:
+        return None
+    mean = float(values.mean())
+    half = float(stats.t.ppf(0.975, n - 1)) * float(values.std(ddof=1)) / math.sqrt(n)
+    return mean - half, mean + half
+
+
+def clustered_mean_ci95(values: Floats, clusters: Ints) -> tuple[float, float] | None:
+    """Interval of a pooled mean whose observations are only independent between clusters.
+
+    The mean is a ratio of sums over clusters, sum / count; its variance is
+    m / (m - 1) * sum over the m clusters of (sum - mean * count)^2, over (sum of counts)^2.
+    Source: Cochran, Sampling Techniques, section 6.3 (ratio estimate).
+    """
+    _, codes = np.unique(clusters, return_inverse=True)
+    counts = np.bincount(codes)
+    m = len(counts)
+    if m < 2:
+        return None
+    mean = float(values.mean())
+    residuals = np.bincount(codes, weights=values) - mean * counts
+    variance = m / (m - 1) * float(np.square(residuals).sum()) / len(values) ** 2
+    half = float(stats.t.ppf(0.975, m - 1)) * math.sqrt(variance)
+    return mean - half, mean + half
+
+
+def rate_upper95(hits: int, n: int) -> float:
+    """One-sided 95 % Clopper-Pearson bound: the rate at which `hits` or fewer of n had 5 %.
+
+    Source: Clopper and Pearson, Biometrika 26 (1934), 404-413.
+    """
+    return 1.0 if hits >= n else float(stats.beta.ppf(0.95, hits + 1, n - hits))

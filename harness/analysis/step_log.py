@@ -1,0 +1,94 @@
+"""The step log as arrays: the clock of the engine, and who was computed in each step.
+
+A step's tokens exist when the step has ended, so a token was sampled after t0 exactly if its step
+ended after t0.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import pandas as pd
+
+from harness.analysis.stats import Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """When each step started and ended, nanoseconds, both ascending."""
+
+    started_ns: Ints
+    ended_ns: Ints
+
+    @classmethod
+    def of(cls, steps: pd.DataFrame) -> Self:
+        return cls(
+            started_ns=np.sort(steps["started_ns"].to_numpy(dtype=np.int64)),
+            ended_ns=np.sort(steps["ended_ns"].to_numpy(dtype=np.int64)),
+        )
+
+    @property
+    def n(self) -> int:
+        return len(self.ended_ns)
+
+    def boundaries_passed(self, since_ns: Ints, until_ns: Ints) -> Ints:
+        """The number of steps that ended in (since, until]."""
+        passed = np.searchsorted(self.ended_ns, until_ns, side="right")
+        return passed - np.searchsorted(self.ended_ns, since_ns, side="right")
+
+    def has_whole_step(self, since_ns: Ints, until_ns: Ints) -> np.ndarray:
+        """Whether a step both started after `since` and ended before `until`."""
+        if not self.n:
+            return np.zeros(len(since_ns), dtype=bool)
+        following = np.searchsorted(self.started_ns, since_ns, side="right")
+        ended = self.ended_ns[np.minimum(following, self.n - 1)]
+        return (following < self.n) & (ended < until_ns)
+
+    def next_schedule(self, t_ns: Ints) -> Ints:
+        """Index of the step whose schedule an event at t belongs to or comes before.
+
+        Events at a boundary are stamped between the start of the coming step and its end, a
+        natural end after the end of its own step: both belong to the first step that ends later.
+        Equals `n` where no step followed.
+        """
+        return np.searchsorted(self.ended_ns, t_ns, side="right")
+
+
+def num_sampled(steps: pd.DataFrame) -> int:
+    """All tokens sampled in these steps."""
+    return int(_flat(steps["sampled_tokens"], np.int64).sum())
+
+
+def computed_tokens(steps: pd.DataFrame, server_ids: pd.Index) -> pd.DataFrame:
+    """One row for each step and each of these requests that it computed tokens for, in step order.
+
+    Columns: `request` (position in `server_ids`), `started_ns`, `ended_ns`, `scheduled`, `sampled`
+    and `share` = scheduled tokens of the request / scheduled tokens of the step.
+    """
+    ordered = steps.sort_values("started_ns", kind="stable")
+    lengths = ordered["request_ids"].map(len).to_numpy(dtype=np.int64)
+    scheduled = _flat(ordered["scheduled_tokens"], np.int64)
+    step = np.repeat(np.arange(len(ordered)), lengths)
+    totals = np.bincount(step, weights=scheduled, minlength=len(ordered))
+    # As plain objects: turning millions of ids into pandas strings costs more than the look-up.
+    ids = pd.Index(_flat(ordered["request_ids"], object), dtype=object)
+    request = server_ids.astype(object).get_indexer(ids)
+    kept = request >= 0
+    step, request, scheduled = step[kept], request[kept], scheduled[kept]
+    return pd.DataFrame(
+        {
+            "request": request,
+            "started_ns": ordered["started_ns"].to_numpy(dtype=np.int64)[step],
+            "ended_ns": ordered["ended_ns"].to_numpy(dtype=np.int64)[step],
+            "scheduled": scheduled,
+            "sampled": _flat(ordered["sampled_tokens"], np.int64)[kept],
+            "share": scheduled / totals[step],
+        }
+    )
+
+
+def _flat(lists: pd.Series, dtype: type) -> np.ndarray:
+    arrays = lists.to_list()
+    if not arrays:
+        return np.empty(0, dtype=dtype)
+    return np.concatenate(arrays).astype(dtype, copy=False)

@@ -1,0 +1,188 @@
+"""How far a run's figures may be believed, in sentences: `info`, `warning` or `invalid`.
+
+Nothing here changes a figure. A run that shows nothing says so (invalid), a condition under which a
+figure means less than its name says is a warning, and what a reader should know is info.
+"""
+
+from collections.abc import Iterator
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from harness.analysis.facts import Facts
+from harness.analysis.figure import Figure
+from harness.analysis.frames import RunFrames
+from harness.analysis.latency import token_gaps
+from harness.analysis.recovery import probes
+from harness.analysis.tokens import token_counting, tokens_per_event
+from harness.records import Metric, Outcome, Role
+
+_FLOOR_OF: Final = {"client": "client_lag_s", "probe": "client_lag_s", "gauge": "scrape_interval_s"}
+_ERRORS: Final = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED)
+
+
+class Remark(msgspec.Struct, frozen=True, kw_only=True):
+    """One sentence about the run."""
+
+    level: Literal["info", "warning", "invalid"]
+    text: str
+
+
+def flags(figures: dict[str, Figure]) -> dict[str, str]:
+    """Time figures whose median lies below the measurement floor, each with the reason.
+
+    The floor of what a client stamped is its own lag (p99), of scraped gauges the scrape interval.
+    """
+    found = {}
+    for name, figure in figures.items():
+        if not isinstance(figure, Metric) or figure.unit != "s" or figure.p50 is None:
+            continue
+        floor_name = _FLOOR_OF.get(figure.method)
+        floor = figures.get(floor_name) if floor_name else None
+        if name in _FLOOR_OF.values() or name == "start_delay_s" or not isinstance(floor, Metric):
+            continue
+        if floor.p99 is not None and figure.p50 < floor.p99:
+            found[name] = (
+                f"its median {figure.p50 * 1e3:.3g} ms is below the measurement floor: "
+                f"{floor_name} p99 is {floor.p99 * 1e3:.3g} ms"
+            )
+    return found
+
+
+def remarks(
+    frames: RunFrames, cancels: pd.DataFrame, facts: Facts, flagged: dict[str, str]
+) -> list[Remark]:
+    """Everything that must be said about the run, the gravest first."""
+    said = [
+        *_about_the_run(facts),
+        *_about_requests(frames.requests),
+        *_about_the_server(facts),
+        *_about_cancels(cancels, facts),
+        *_about_time_left(frames, cancels, facts),
+        *_about_probes(frames.requests),
+        *(_warning(f"{name}: {why}") for name, why in flagged.items()),
+        *_about_the_floor(frames),
+        *_about_counting(frames.requests),
+        *(_info(str(note)) for note in frames.manifest.get("notes") or []),
+    ]
+    order = {"invalid": 0, "warning": 1, "info": 2}
+    return sorted(said, key=lambda remark: order[remark.level])
+
+
+def _warning(text: str) -> Remark:
+    return Remark(level="warning", text=text)
+
+
+def _info(text: str) -> Remark:
+    return Remark(level="info", text=text)
+
+
+def _about_the_run(facts: Facts) -> Iterator[Remark]:
+    if facts.status == "interrupted":
+        yield _warning("the run was interrupted: the figures are of what had happened until then")
+    elif facts.status == "target_failed":
+        yield _warning("the target failed: the figures are of what had been collected until then")
+
+
+def _about_requests(requests: pd.DataFrame) -> Iterator[Remark]:
+    if requests.empty:
+        yield Remark(level="invalid", text="no request ended: there is nothing to tell")
+        return
+    counts = requests["outcome"].value_counts()
+    if Outcome.ABANDONED not in counts:
+        yield _warning("nobody left: the run says nothing about cancellation")
+    wrong = {outcome.value: int(counts[outcome]) for outcome in _ERRORS if outcome in counts}
+    if wrong:
+        what = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in wrong.items())
+        yield _warning(f"{sum(wrong.values())} of {len(requests)} requests went wrong: {what}")
+
+
+def _about_the_server(facts: Facts) -> Iterator[Remark]:
+    busy = facts.idle_before.get("running", 0) + facts.idle_before.get("waiting", 0)
+    if busy:
+        yield _warning(
+            f"{busy:g} requests of somebody else were on the server before the load: differences "
+            "of gauges and counters are not this run's alone"
+        )
+    if facts.has_lifecycle and not facts.clocks_agree:
+        yield _warning(f"{facts.needs_clock}; figures that rest on both are not measurable")
+
+
+def _about_cancels(cancels: pd.DataFrame, facts: Facts) -> Iterator[Remark]:
+    if cancels.empty or not facts.has_lifecycle:
+        return
+    unseen = int(cancels["arrived_ns"].isna().sum())
+    if unseen:
+        yield _warning(
+            f"{unseen} of {len(cancels)} abandoned requests are not in the lifecycle log: they are "
+            "in no figure that rests on it"
+        )
+    ended = int((cancels["phase"] == "ended").sum())
+    if ended:
+        yield _info(
+            f"{ended} abandoned requests were finished by the server before their user left: "
+            "nothing was left to cancel"
+        )
+    unwatched = int((cancels["censored"] & cancels["ghost"].isna()).sum())
+    if unwatched:
+        yield _warning(
+            f"{unwatched} abandoned requests were still there when the observation ended, before "
+            "the settle time was over: not in ghost_rate"
+        )
+
+
+def _about_time_left(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> Iterator[Remark]:
+    """An abandoned request must have had twice the settle time left to run on its own."""
+    step_s = _typical_step_s(frames)
+    if cancels.empty or step_s is None or not np.isfinite(facts.settle_s):
+        return
+    at_t0 = cancels["generated_tokens"] - cancels["wasted_after_close_tokens"]
+    at_t0 = at_t0.astype(float).fillna(cancels["tokens_read"])
+    left_s = (cancels["max_tokens"] - at_t0) * step_s
+    short = int((left_s < 2 * facts.settle_s).sum())
+    if short:
+        yield _warning(
+            f"{short} of {len(cancels)} abandoned requests had less than twice the settle time "
+            f"({facts.settle_s:g} s) left to run: a ghost among them cannot be told from a natural "
+            "end; raise `answer_tokens`"
+        )
+
+
+def _typical_step_s(frames: RunFrames) -> float | None:
+    """Median step; without a step log, the median gap between tokens that the clients saw."""
+    if not frames.steps.empty:
+        return float((frames.steps["ended_ns"] - frames.steps["started_ns"]).median()) / 1e9
+    gaps, _ = token_gaps(frames.requests)
+    return float(np.median(gaps)) if len(gaps) else None
+
+
+def _about_probes(requests: pd.DataFrame) -> Iterator[Remark]:
+    sent = int((requests["role"] == Role.PROBE).sum())
+    void = sent - len(probes(requests)) if sent else 0
+    if void:
+        yield _warning(
+            f"{void} of {sent} probe trials are void: nobody left, or the probe was served before"
+        )
+
+
+def _about_the_floor(frames: RunFrames) -> Iterator[Remark]:
+    if frames.client.empty and not frames.requests.empty:
+        yield _warning("the load did not watch itself: how late its stamps are is not known")
+
+
+def _about_counting(requests: pd.DataFrame) -> Iterator[Remark]:
+    match token_counting(requests):
+        case "events":
+            yield _info("tokens read were counted as events: one event was taken for one token")
+        case "events_calibrated":
+            ratio = tokens_per_event(requests)
+            yield _info(
+                f"tokens read were counted as events, at {ratio:.4g} tokens an event (the usage of "
+                "completed streams)"
+            )
+        case "mixed":
+            yield _info("tokens read were counted from usage in some requests, as events in others")
+        case _:
+            return

@@ -1,0 +1,146 @@
+"""What the server spent on a user who had left: tokens, and time on slots, blocks and the device.
+
+    generated = read by the client at t0 + in flight at t0 + sampled after t0
+                                           └──────── wasted ────────────┘
+
+Slots and blocks are held in steps: a level changes at an event and stays until the next one. The
+integrals below are exact for such a function, between t0 and the moment of giving back.
+"""
+
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from harness.analysis.facts import Facts
+from harness.analysis.frames import RunFrames
+from harness.analysis.stats import Floats, Ints
+from harness.analysis.step_log import computed_tokens
+
+_SINCE_T0: Final = (
+    "wasted_after_close_tokens",
+    "slot_seconds",
+    "block_seconds",
+    "gpu_seconds",
+)
+
+
+def waste_columns(cancels: pd.DataFrame, frames: RunFrames, facts: Facts) -> pd.DataFrame:
+    """The waste of each abandoned request; NaN where the run cannot tell.
+
+    generated_tokens: all sampled for it, read or not; of a request that never finished, those in
+    the step log (then the true number may be larger). wasted_tokens = generated - read at t0;
+    wasted_after_close_tokens = sampled in steps that ended after t0; wasted_in_flight_tokens the
+    difference. slot_seconds: time in the batch after t0. block_seconds: integral of the blocks held
+    after t0. gpu_seconds: sum over steps of (duration after t0) * (its share of the step's
+    scheduled tokens). A request that was not finished counts until the end of the observation.
+    """
+    computed = _computed(cancels, frames, facts)
+    generated = cancels["final_num_generated"]
+    if computed is not None:
+        sampled = _sum(computed["sampled"], computed, len(cancels))
+        known = cancels["arrived_ns"].notna()
+        so_far = pd.Series(sampled, index=cancels.index).round().astype("Int64").where(known)
+        generated = generated.fillna(so_far)
+    columns = pd.DataFrame({"generated_tokens": generated}, index=cancels.index)
+    as_float = generated.to_numpy(dtype=float, na_value=np.nan)
+    columns["wasted_tokens"] = as_float - cancels["tokens_read"]
+    columns = columns.assign(**_since_t0(cancels, frames, facts, computed))
+    in_flight = columns["wasted_tokens"] - columns["wasted_after_close_tokens"]
+    return columns.assign(wasted_in_flight_tokens=in_flight)
+
+
+def _computed(cancels: pd.DataFrame, frames: RunFrames, facts: Facts) -> pd.DataFrame | None:
+    if not facts.has_steps or not facts.has_lifecycle:
+        return None
+    ids = cancels["server_request_id"]
+    # A request that the server never told of gets a key that no step can name.
+    unknown = pd.Series([f"\0{i}" for i in range(len(ids))], index=ids.index, dtype=object)
+    return computed_tokens(frames.steps, pd.Index(ids.where(ids.notna(), unknown)))
+
+
+def _since_t0(
+    cancels: pd.DataFrame, frames: RunFrames, facts: Facts, computed: pd.DataFrame | None
+) -> dict[str, Floats]:
+    """The columns that need the server's stamps to be comparable with t0."""
+    n = len(cancels)
+    unknown = np.full(n, np.nan)
+    columns = dict.fromkeys(_SINCE_T0, unknown)
+    if not facts.clocks_agree or not facts.has_lifecycle:
+        return columns
+    known = cancels["arrived_ns"].notna().to_numpy()
+    t0 = cancels["t0_ns"].to_numpy(dtype=np.int64)
+    moves = _queue_moves(cancels, frames.lifecycle)
+    held = integral(moves, t0, _end_of(cancels["removed_ns"], t0, facts))
+    columns["slot_seconds"] = np.where(known, held, np.nan)
+    if computed is None:
+        return columns
+    started, ended = computed["started_ns"].to_numpy(), computed["ended_ns"].to_numpy()
+    since = t0[computed["request"]]
+    after = _sum(computed["sampled"].where(ended > since, 0), computed, n)
+    columns["wasted_after_close_tokens"] = np.where(known, after, np.nan)
+    busy = np.clip(ended - np.maximum(started, since), 0, None) / 1e9
+    columns["gpu_seconds"] = np.where(known, _sum(computed["share"] * busy, computed, n), np.nan)
+    if facts.block_size is not None:
+        blocks = _block_changes(computed, moves, facts.block_size)
+        held = integral(blocks, t0, _end_of(cancels["freed_ns"], t0, facts))
+        columns["block_seconds"] = np.where(known, held, np.nan)
+    return columns
+
+
+def _sum(values: pd.Series, computed: pd.DataFrame, n: int) -> Floats:
+    return _total(computed["request"].to_numpy(), values.to_numpy(dtype=float), n)
+
+
+def _total(request: Ints, values: Floats, n: int) -> Floats:
+    """The sum of the values of each of n requests."""
+    return np.bincount(request, weights=values, minlength=n).astype(float)
+
+
+def _end_of(stamps: pd.Series, t0: Ints, facts: Facts) -> Ints:
+    last = np.maximum(t0, facts.observed_until_ns)
+    return np.where(stamps.isna(), last, stamps.to_numpy(dtype=np.int64, na_value=0))
+
+
+def _queue_moves(cancels: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
+    """When each request entered the batch (level 1) and was put back into the queue (level 0)."""
+    moves = lifecycle[lifecycle["event"].isin(["admitted", "resumed", "preempted"])]
+    positions = pd.Series(np.arange(len(cancels)), index=cancels["request_id"])
+    moves = moves[moves["client_request_id"].isin(positions.index)]
+    return pd.DataFrame(
+        {
+            "request": moves["client_request_id"].map(positions).to_numpy(dtype=np.int64),
+            "t_ns": moves["t_ns"].to_numpy(dtype=np.int64),
+            "level": (moves["event"] != "preempted").to_numpy(dtype=float),
+        }
+    )
+
+
+def _block_changes(computed: pd.DataFrame, moves: pd.DataFrame, block_size: int) -> pd.DataFrame:
+    """How many blocks each request held from when on.
+
+    A request's blocks cover its computed tokens, and room is made when a step is scheduled: from
+    the start of a step on it holds ceil(tokens scheduled so far / block size) blocks. A preemption
+    takes them all, and counting starts again.
+    """
+    lost = moves[moves["level"] == 0].assign(scheduled=0, is_loss=1)
+    grown = computed.rename(columns={"started_ns": "t_ns"})[["request", "t_ns", "scheduled"]]
+    changes = pd.concat(
+        [grown.assign(is_loss=0), lost[["request", "t_ns", "scheduled", "is_loss"]]]
+    )
+    changes = changes.sort_values(["request", "t_ns"], kind="stable")
+    life = changes.groupby("request")["is_loss"].cumsum()
+    covered = changes.groupby([changes["request"], life])["scheduled"].cumsum()
+    return changes.assign(level=np.ceil(covered / block_size))[["request", "t_ns", "level"]]
+
+
+def integral(changes: pd.DataFrame, since_ns: Ints, until_ns: Ints) -> Floats:
+    """The area in level-seconds under each request's level between its `since` and its `until`."""
+    changes = changes.sort_values(["request", "t_ns"], kind="stable")
+    request, t_ns = changes["request"].to_numpy(), changes["t_ns"].to_numpy()
+    until = until_ns[request]
+    is_last = np.append(request[1:] != request[:-1], True)[: len(request)]
+    next_ns = np.where(is_last, until, np.append(t_ns[1:], 0)[: len(t_ns)])
+    held_ns = np.minimum(next_ns, until) - np.maximum(t_ns, since_ns[request])
+    area = changes["level"].to_numpy() * np.clip(held_ns, 0, None) / 1e9
+    return _total(request, area, len(since_ns))

@@ -1,0 +1,250 @@
+"""What the users felt, how busy the engine was, what the counters say: by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.analysis.capacity import capacity_figures, floor_figures
+from harness.analysis.counters import count_figures, leak_figures, wasted_by_counter
+from harness.analysis.facts import run_facts
+from harness.analysis.figure import Figure, Figures, NotMeasurable
+from harness.analysis.latency import latency_figures
+from harness.analysis.tokens import token_counting, tokens_per_event, tokens_read
+from harness.records import Metric, Role, TokenCounting
+
+if TYPE_CHECKING:
+    from tests.harness.conftest import RunBuilder
+
+    MakeRun = Callable[[], RunBuilder]
+
+
+def ms(value: float) -> Any:
+    return pytest.approx(value / 1e3, abs=1e-9)
+
+
+def metric(figure: Figure) -> Metric:
+    assert isinstance(figure, Metric), figure
+    return figure
+
+
+def reason(figure: Figure) -> str:
+    assert isinstance(figure, NotMeasurable), figure
+    return figure.reason
+
+
+def latency_of(run: RunBuilder) -> Figures:
+    frames = run.frames()
+    return latency_figures(frames.requests, run_facts(frames))
+
+
+def capacity_of(run: RunBuilder) -> Figures:
+    frames = run.frames()
+    return capacity_figures(frames, run_facts(frames))
+
+
+def counters_of(run: RunBuilder) -> Figures:
+    frames = run.frames()
+    facts = run_facts(frames)
+    waste = wasted_by_counter(frames.requests, facts)
+    return leak_figures(facts) | count_figures(frames.lifecycle, facts) | {"waste": waste}
+
+
+def test_times_of_those_who_stayed(make_run: MakeRun) -> None:
+    run = make_run()
+    run.request("a", sent=10, tokens=[30, 40, 60], outcome="completed", end=61)
+    run.request("b", sent=10, tokens=[50, 60], outcome="completed", end=61)
+    run.requests[1].intended_start_ns -= 4_000_000
+    figures = latency_of(run)
+    assert metric(figures["ttft_s"]).mean == ms(30)
+    itl = metric(figures["itl_s"])
+    assert (itl.n, itl.p50_ci95) == (3, None)  # gaps of one request are not independent
+    assert itl.mean == ms(40 / 3)
+    assert metric(figures["tpot_s"]).mean == ms((15 + 10) / 2)
+    assert metric(figures["e2e_s"]).mean == ms(50)
+    assert metric(figures["goodput_rps"]).mean == pytest.approx(2.0)
+    assert metric(figures["start_delay_s"]).max == ms(4)
+
+
+def test_a_wait_that_brought_no_token_is_censored(make_run: MakeRun) -> None:
+    run = make_run()
+    run.request("a", sent=10, tokens=[30], outcome="completed", end=31)
+    run.request("cut", sent=10, tokens=[], outcome="cut_off", end=90)
+    run.request("slow", sent=10, tokens=[], outcome="timed_out", end=110)
+    run.request("busy", sent=10, tokens=[], outcome="rejected", end=11)
+    run.abandon("left", t0=70, tokens=[])
+    figures = latency_of(run)
+    ttft = metric(figures["ttft_s"])
+    assert (ttft.n, ttft.n_censored, ttft.p50, ttft.mean) == (3, 2, None, None)
+    assert ttft.lower_bounds["p50"] == ms(100)
+    everybody = metric(ttft.others["all_users"])
+    assert (everybody.n, everybody.n_censored) == (4, 3)
+
+
+def test_those_who_left_are_not_survivors(make_run: MakeRun) -> None:
+    run = make_run()
+    run.abandon("left", t0=70, tokens=[20, 60])
+    run.request("late", sent=900, tokens=[990, 1010], outcome="completed", end=1011)
+    figures = latency_of(run)
+    assert metric(figures["itl_s"]).p50 == ms(20)
+    assert metric(figures["goodput_rps"]).mean == 0.0  # completed after the load's end
+
+
+def test_an_event_with_two_tokens_counts_twice_in_tpot(make_run: MakeRun) -> None:
+    run = make_run()
+    run.request("a", sent=0, tokens=[10, 40], outcome="completed", end=41, completion_tokens=4)
+    figures = latency_of(run)
+    assert metric(figures["tpot_s"]).p50 == ms(10)
+    assert metric(figures["itl_s"]).p50 == ms(30)
+
+
+def test_fillers_and_probes_are_not_users(make_run: MakeRun) -> None:
+    run = make_run()
+    run.request("f", sent=0, tokens=[10, 40], outcome="completed", end=41, role=Role.FILLER)
+    assert all(isinstance(figure, NotMeasurable) for figure in latency_of(run).values())
+
+
+def test_nobody_stayed(make_run: MakeRun) -> None:
+    run = make_run()
+    run.abandon("left", t0=70, tokens=[20, 60])
+    assert reason(latency_of(run)["ttft_s"]) == "no user stayed"
+
+
+def test_utilisation_and_throughput_of_the_load_window(make_run: MakeRun) -> None:
+    run = make_run()
+    run.step(-50, 50, sampled=("a", "b"), a=1, b=1)  # half of it before the load
+    run.step(100, 300, sampled=("a", "b"), a=1, b=1)
+    run.step(300, 500, sampled=("a",), a=1)
+    run.step(900, 1100, sampled=("a",), a=1)  # ends after the load
+    figures = capacity_of(run)
+    busy = 2 * 50 + 2 * 200 + 1 * 200 + 1 * 100
+    assert metric(figures["slot_utilisation"]).mean == pytest.approx(busy / (2 * 1000))
+    assert metric(figures["throughput_tps"]).mean == pytest.approx(5.0)
+    step = metric(figures["step_s"])
+    assert (step.n, step.p50, step.mean) == (4, ms(200), ms(175))
+
+
+def test_another_engines_utilisation_is_what_its_gauge_showed(make_run: MakeRun) -> None:
+    run = make_run()
+    run.request("a", sent=10, tokens=[30, 40, 60], outcome="completed", end=61)
+    run.metrics(running="exact")
+    for t, value in ((-5, 9), (100, 1), (200, 2), (1100, 9)):
+        run.scrape(t, "its_running", value)
+    figures = capacity_of(run)
+    used = metric(figures["slot_utilisation"])
+    assert (used.mean, used.method, used.n) == (0.75, "gauge", 2)
+    read = metric(figures["throughput_tps"])
+    assert read.mean == pytest.approx(3.0)
+    assert (read.bound, read.method) == ("lower", "client")
+    assert "no step log" in reason(figures["step_s"])
+
+
+def test_slots_that_are_not_told_are_not_guessed(make_run: MakeRun) -> None:
+    run = make_run()
+    run.another_engine()
+    assert "batch slots" in reason(capacity_of(run)["slot_utilisation"])
+
+
+def test_the_measurement_floor(make_run: MakeRun) -> None:
+    run = make_run()
+    for t, value in ((0, 0.1), (100, 0.3)):
+        run.lag(t, value)
+    for t in (0, 50, 110):
+        run.scrape(t, "x", 1)
+        run.scrape(t, "y", 1)
+    figures = floor_figures(run.frames())
+    assert metric(figures["client_lag_s"]).max == ms(0.3)
+    interval = metric(figures["scrape_interval_s"])
+    assert (interval.n, interval.mean) == (2, ms(55))
+    assert reason(floor_figures(make_run().frames())["scrape_interval_s"]) == (
+        "the run did not scrape"
+    )
+
+
+def test_leaks_are_differences_of_idle_gauges(make_run: MakeRun) -> None:
+    run = make_run()
+    run.metrics(running="exact", free_blocks="exact", preemptions="exact")
+    run.idle(
+        {"running": 0, "free_blocks": 100, "preemptions": 4},
+        {"running": 1, "free_blocks": 93, "preemptions": 9},
+    )
+    figures = counters_of(run)
+    assert metric(figures["leaked_slots"]).mean == 1
+    assert metric(figures["leaked_blocks"]).mean == 7
+    assert metric(figures["preemptions"]).mean == 5
+    assert "recomputed tokens" in reason(figures["recomputed_tokens"])
+
+
+def test_an_even_balance_is_a_plain_zero(make_run: MakeRun) -> None:
+    run = make_run()
+    run.idle({"free_blocks": 100}, {"free_blocks": 100})
+    assert str(metric(counters_of(run)["leaked_blocks"]).mean) == "0.0"
+
+
+def test_gauges_that_were_not_read_leak_nothing_known(make_run: MakeRun) -> None:
+    run = make_run()
+    run.metrics(running="exact")
+    assert "its_running was not read" in reason(counters_of(run)["leaked_slots"])
+
+
+def test_the_lifecycle_counts_preemptions_exactly(make_run: MakeRun) -> None:
+    run = make_run()
+    run.metrics(preemptions="exact")
+    run.idle({"preemptions": 0}, {"preemptions": 1})
+    run.events("p", arrived=1, admitted=2, preempted=3, resumed=4)
+    preemptions = metric(counters_of(run)["preemptions"])
+    assert (preemptions.mean, preemptions.method) == (1, "exact")
+    assert preemptions.others["counter"].mean == 1
+
+
+def waste_run(run: RunBuilder, trust: str) -> RunBuilder:
+    run.another_engine()
+    run.metrics(generated_tokens=trust, running="exact")
+    run.idle({"generated_tokens": 10, "running": 0}, {"generated_tokens": 120, "running": 0})
+    run.request("done", sent=0, tokens=[10] * 60, outcome="completed", end=100)
+    run.abandon("left", t0=70, tokens=[20, 60])
+    run.request("cut", sent=0, tokens=[10] * 8, outcome="cut_off", end=100)
+    return run
+
+
+def test_waste_by_counter(make_run: MakeRun) -> None:
+    waste = metric(counters_of(waste_run(make_run(), "exact_when_idle"))["waste"])
+    assert (waste.mean, waste.n, waste.bound, waste.method) == (20, 2, "point", "counter")
+    assert waste.others == {"total_tokens": 40, "generated_tokens": 110}
+
+
+def test_waste_by_a_counter_that_leaves_some_out_is_a_lower_bound(make_run: MakeRun) -> None:
+    assert metric(counters_of(waste_run(make_run(), "lower"))["waste"]).bound == "lower"
+
+
+def test_a_late_counter_is_a_lower_bound_while_something_runs(make_run: MakeRun) -> None:
+    run = waste_run(make_run(), "exact_when_idle")
+    run.manifest.idle.after["running"] = 1
+    assert metric(counters_of(run)["waste"]).bound == "lower"
+
+
+def test_a_stuck_counter_tells_nothing(make_run: MakeRun) -> None:
+    figures = counters_of(waste_run(make_run(), "stuck"))
+    assert "does not move" in reason(figures["waste"])
+
+
+def test_tokens_are_not_events(make_run: MakeRun) -> None:
+    run = make_run()
+    run.request("full", sent=0, tokens=[10] * 4, outcome="completed", end=99, completion_tokens=6)
+    run.abandon("left", t0=70, tokens=[20, 60])
+    for row in run.requests:
+        row.token_counting = TokenCounting.EVENTS
+    requests = run.frames().requests
+    assert tokens_per_event(requests) == 1.5
+    assert tokens_read(requests).tolist() == [6.0, 3.0]
+    assert token_counting(requests) == "events_calibrated"
+
+
+def test_events_without_a_calibration_are_said_to_be_events(make_run: MakeRun) -> None:
+    run = make_run()
+    run.abandon("left", t0=70, tokens=[20, 60], token_counting=TokenCounting.EVENTS)
+    requests = run.frames().requests
+    assert tokens_read(requests).tolist() == [2.0]
+    assert token_counting(requests) == "events"

@@ -1,0 +1,206 @@
+"""Slot refill from inside, slot recovery by probe: small runs, paired by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.analysis.cancellation import cancellations
+from harness.analysis.facts import run_facts
+from harness.analysis.figure import Figures, NotMeasurable
+from harness.analysis.recovery import (
+    Refill,
+    Schedule,
+    pair_refills,
+    probe_figures,
+    refill_figures,
+)
+from harness.records import Metric, Role
+
+if TYPE_CHECKING:
+    from tests.harness.conftest import RunBuilder
+
+    MakeRun = Callable[[], RunBuilder]
+
+
+def ms(value: float) -> Any:
+    return pytest.approx(value / 1e3, abs=1e-9)
+
+
+def refills_of(run: RunBuilder) -> Figures:
+    frames = run.frames()
+    return refill_figures(frames, cancellations(frames), run_facts(frames))
+
+
+def metric(figures: Figures, name: str) -> Metric:
+    figure = figures[name]
+    assert isinstance(figure, Metric), figure
+    return figure
+
+
+def leave(run: RunBuilder, name: str, *, freed: float, t0: float = 33) -> None:
+    run.abandon(name, t0=t0, tokens=[21])
+    run.events(name, arrived=1, admitted=10.1, first_token=20, disconnected=t0 + 1)
+    run.events(name, abort_received=t0 + 2, removed=freed - 0.1, blocks_freed=freed)
+    run.events(name, finished=freed + 0.1)
+
+
+def test_refilled_in_the_very_next_schedule(make_run: MakeRun) -> None:
+    run = make_run()
+    leave(run, "a", freed=40.2)
+    run.events("w", arrived=2, admitted=40.5)
+    run.step(10, 20, waiting=1, sampled=("a",), a=5)
+    run.step(20, 30, waiting=1, sampled=("a",), a=1)
+    run.step(30, 40, waiting=1, sampled=("a",), a=1)
+    run.step(40, 50, sampled=("w",), w=5)
+    figures = refills_of(run)
+    refill = metric(figures, "slot_refill_s")
+    assert (refill.n, refill.n_censored, refill.p50) == (1, 0, ms(0.3))
+    assert metric(figures, "refilled_next_schedule").mean == 1.0
+
+
+def test_refilled_one_schedule_late(make_run: MakeRun) -> None:
+    run = make_run()
+    leave(run, "a", freed=40.2)
+    run.events("w", arrived=2, admitted=50.5)
+    run.step(30, 40, waiting=1, sampled=("a",), a=1)
+    run.step(40, 50, waiting=1, sampled=("b",), b=1)
+    run.step(50, 60, sampled=("w",), w=5)
+    figures = refills_of(run)
+    assert metric(figures, "slot_refill_s").p50 == ms(10.3)
+    assert metric(figures, "refilled_next_schedule").mean == 0.0
+
+
+def test_nobody_waited(make_run: MakeRun) -> None:
+    run = make_run()
+    leave(run, "a", freed=40.2)
+    run.events("late", arrived=55, admitted=60.5)
+    run.steps(3, 3, "a")
+    run.steps(4, 5, "b")
+    run.step(60, 70, late=5)
+    figures = refills_of(run)
+    assert isinstance(figures["slot_refill_s"], NotMeasurable)
+
+
+def test_one_who_was_only_queued_gave_no_slot_back(make_run: MakeRun) -> None:
+    run = make_run()
+    run.abandon("q", t0=33, tokens=[])
+    run.events("q", arrived=1, disconnected=34, abort_received=35, removed=40.1)
+    run.events("q", blocks_freed=40.2, finished=40.3)
+    run.events("w", arrived=2, admitted=40.5)
+    run.step(30, 40, waiting=2, b=1)
+    run.step(40, 50, b=1, w=5)
+    assert isinstance(refills_of(run)["slot_refill_s"], NotMeasurable)
+
+
+def test_a_natural_end_is_refilled_first_if_it_came_first(make_run: MakeRun) -> None:
+    run = make_run()
+    run.events("n", reason="length", admitted=10.2, removed=40.01, blocks_freed=40.02)
+    leave(run, "a", freed=40.2)
+    run.events("v", arrived=2, admitted=40.4)
+    run.events("w", arrived=3, admitted=50.4)
+    run.step(10, 20, waiting=2, sampled=("a", "n"), a=5, n=5)
+    run.step(30, 40, waiting=2, sampled=("a", "n"), a=1, n=1)
+    run.step(40, 50, waiting=1, sampled=("v",), v=5)
+    run.step(50, 60, sampled=("w",), v=1, w=5)
+    assert metric(refills_of(run), "slot_refill_s").p50 == ms(50.4 - 40.2)
+
+
+def test_never_refilled_is_censored_not_missing(make_run: MakeRun) -> None:
+    run = make_run()
+    leave(run, "a", freed=40.2)
+    run.step(30, 40, waiting=1, a=1)
+    run.steps(4, 6, "b")
+    run.step_log[1].num_waiting = run.step_log[2].num_waiting = run.step_log[3].num_waiting = 1
+    refill = metric(refills_of(run), "slot_refill_s")
+    assert (refill.n, refill.n_censored, refill.p50) == (1, 1, None)
+    assert refill.lower_bounds["p50"] == ms(4000 - 40.2)
+
+
+def test_a_preempting_schedule_admits_nobody_and_wants_nothing_for_its_victim(
+    make_run: MakeRun,
+) -> None:
+    run = make_run()
+    leave(run, "a", freed=40.2)
+    run.events("victim", admitted=10.3, preempted=40.3, resumed=50.2)
+    run.step(10, 20, a=1, victim=1, b=1)
+    run.step(30, 40, a=1, victim=1, b=1)
+    run.step(40, 50, waiting=1, b=1)  # the victim waits after this schedule, not before it
+    run.step(50, 60, victim=2, b=1)
+    assert isinstance(refills_of(run)["slot_refill_s"], NotMeasurable)
+
+
+def test_pairing_first_come_first_served() -> None:
+    schedules = [
+        Schedule(step=0, freed=[0, 1, 2], taken_ns=[5], num_wanting=2),  # the third: unwanted
+        Schedule(step=1, freed=[3], taken_ns=[15, 16], num_wanting=2),
+        Schedule(step=2, freed=[], taken_ns=[25], num_wanting=1),  # into a slot long idle
+    ]
+    assert pair_refills(schedules, [0, 10, 20], 99) == [
+        Refill(freed=0, freed_before=0, until_ns=5, is_taken=True, is_next_schedule=True),
+        Refill(freed=1, freed_before=0, until_ns=15, is_taken=True, is_next_schedule=False),
+        Refill(freed=3, freed_before=1, until_ns=16, is_taken=True, is_next_schedule=True),
+    ]
+
+
+def test_who_waited_may_leave_before_being_served() -> None:
+    schedules = [
+        Schedule(step=0, freed=[0], taken_ns=[], num_wanting=1),
+        Schedule(step=1, freed=[1], taken_ns=[], num_wanting=0),
+    ]
+    assert pair_refills(schedules, [0, 10], 99) == [Refill(freed=0, freed_before=0, until_ns=10)]
+
+
+def probe(run: RunBuilder, arm: str, number: int, *, sent: float, first: float | None) -> None:
+    tokens = [] if first is None else [first, first + 10]
+    outcome, end = ("completed", first + 11) if first is not None else ("timed_out", 9000)
+    run.request(
+        f"probe-{arm}-{number}",
+        sent=sent,
+        tokens=tokens,
+        outcome=outcome,
+        end=end,
+        arm=arm,
+        role=Role.PROBE,
+        trial=number,
+    )
+
+
+def at_reference(run: RunBuilder, t: float) -> None:
+    run.requests[-1].reference_ns = run.requests[0].sent_ns + round((t - 100) * 1e6)
+
+
+def test_slot_recovery_by_probe(make_run: MakeRun) -> None:
+    run = make_run()
+    probe(run, "unloaded", 0, sent=100, first=125)
+    probe(run, "abandon", 0, sent=200, first=350)
+    at_reference(run, 310)
+    probe(run, "control", 0, sent=400, first=900)
+    at_reference(run, 500)
+    figures = probe_figures(run.frames().requests)
+    recovery = metric(figures, "slot_recovery_s")
+    assert (recovery.p50, recovery.method) == (ms(40), "probe")
+    assert metric(figures, "probe_ttft_unloaded_s").p50 == ms(25)
+    assert metric(figures, "probe_ttft_control_s").p50 == ms(400)
+
+
+def test_void_trials_and_probes_never_served(make_run: MakeRun) -> None:
+    run = make_run()
+    probe(run, "unloaded", 0, sent=100, first=125)
+    probe(run, "abandon", 0, sent=200, first=300)
+    at_reference(run, 310)  # served before anybody left: a slot was free
+    probe(run, "abandon", 1, sent=200, first=300)  # nobody left
+    probe(run, "abandon", 2, sent=200, first=None)
+    at_reference(run, 310)
+    probe(run, "abandon", 3, sent=200, first=330)
+    at_reference(run, 310)
+    recovery = metric(probe_figures(run.frames().requests), "slot_recovery_s")
+    assert (recovery.n, recovery.n_censored, recovery.p50) == (2, 1, ms(20))
+    assert recovery.lower_bounds["p99"] == ms(9000 - 310)
+
+
+def test_no_probes(make_run: MakeRun) -> None:
+    run = make_run()
+    assert set(probe_figures(run.frames().requests)) == {"slot_recovery_s"}

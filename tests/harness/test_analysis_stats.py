@@ -1,0 +1,167 @@
+"""The statistics against scipy, textbook values, and samples small enough to count by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from harness.analysis.figure import NotMeasurable, Sample, describe, describe_or, rate, reading
+from harness.analysis.stats import (
+    Curve,
+    clustered_mean_ci95,
+    kaplan_meier,
+    mean_ci95,
+    quantile,
+    quantile_ci95,
+    rate_upper95,
+)
+from harness.records import Metric
+
+
+def curve(values: list[float], censored: list[bool] | None = None) -> Curve:
+    return kaplan_meier(np.array(values, dtype=float), np.array(censored or [False] * len(values)))
+
+
+observations = st.lists(
+    st.tuples(st.integers(0, 30).map(float), st.booleans()), min_size=1, max_size=60
+)
+
+
+@given(observations)
+def test_the_curve_is_that_of_scipy(sample: list[tuple[float, bool]]) -> None:
+    values = np.array([value for value, _ in sample])
+    censored = np.array([is_censored for _, is_censored in sample])
+    expected = stats.ecdf(stats.CensoredData.right_censored(values, censored)).cdf
+    ours = kaplan_meier(values, censored)
+    last_of_each = np.searchsorted(ours.times, expected.quantiles, side="right") - 1
+    np.testing.assert_allclose(ours.done[last_of_each], expected.probabilities, atol=1e-12)
+
+
+@given(st.lists(st.integers(0, 50).map(float), min_size=1, max_size=80), st.integers(1, 99))
+def test_quantiles_without_censoring_are_order_statistics(
+    values: list[float], percent: int
+) -> None:
+    expected = np.quantile(values, percent / 100, method="inverted_cdf")
+    assert quantile(curve(values), percent / 100) == expected
+
+
+def test_an_early_censored_observation_leaves_its_share_to_the_later_ones() -> None:
+    # At 1: 1/4 done. At 2 one is censored. At 3: of 3/4, half done: 5/8. At 4: all.
+    km = curve([1, 2, 3, 4], [False, True, False, False])
+    assert km.done.tolist() == [0.25, 0.25, 0.625, 1.0]
+    assert (quantile(km, 0.625), quantile(km, 0.63)) == (3.0, 4.0)
+
+
+def test_at_a_tie_the_censored_one_lasted_longer() -> None:
+    km = curve([2, 2], [True, False])
+    assert km.done.tolist() == [0.5, 0.5]
+    assert quantile(km, 0.5) == 2.0
+    assert quantile(km, 0.51) is None
+
+
+def test_the_median_interval_of_a_hundred_is_the_40th_to_the_61st() -> None:
+    assert quantile_ci95(curve([float(i) for i in range(1, 101)]), 0.5) == (40.0, 61.0)
+
+
+def test_no_interval_where_the_sample_is_too_small_for_one() -> None:
+    values = [float(i) for i in range(1, 101)]
+    assert quantile_ci95(curve(values), 0.99) is None  # would end at the 101st
+    assert quantile_ci95(curve(values[:5]), 0.5) is None
+
+
+def test_censoring_beyond_the_interval_does_not_change_it() -> None:
+    values = [float(i) for i in range(1, 101)]
+    late = curve(values, [i >= 80 for i in range(100)])
+    assert quantile_ci95(late, 0.5) == (40.0, 61.0)
+    within = curve(values, [i >= 55 for i in range(100)])
+    assert quantile_ci95(within, 0.5) is None
+
+
+def test_those_censored_before_the_quantile_make_the_sample_no_larger() -> None:
+    values = [0.5] * 100 + [float(i) for i in range(1, 101)]
+    assert quantile_ci95(curve(values, [i < 100 for i in range(200)]), 0.5) == (40.0, 61.0)
+
+
+def test_the_median_interval_covers_the_truth_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(1)
+    covered = 0
+    for _ in range(400):
+        truth = rng.exponential(size=60)
+        limits = rng.exponential(scale=4.0, size=60)  # a fifth is censored, at any time
+        interval = quantile_ci95(kaplan_meier(np.minimum(truth, limits), truth > limits), 0.5)
+        assert interval is not None
+        covered += interval[0] <= np.log(2) <= interval[1]
+    assert covered >= 372  # 93 %: two standard errors below 95 %
+
+
+def test_mean_interval_is_students() -> None:
+    values = np.array([1.0, 2.0, 3.0, 4.0])
+    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert mean_ci95(values) == pytest.approx(expected)
+    assert mean_ci95(values[:1]) is None
+
+
+def test_clusters_widen_the_interval_of_a_pooled_mean() -> None:
+    values = np.array([1.0, 1.0, 1.0, 3.0, 3.0, 3.0])
+    clusters = np.array([0, 0, 0, 1, 1, 1])
+    # Two independent things were seen, with means 1 and 3: the interval is that of n = 2.
+    assert clustered_mean_ci95(values, clusters) == pytest.approx(mean_ci95(np.array([1.0, 3.0])))
+    assert clustered_mean_ci95(values, np.zeros(6, dtype=np.int64)) is None
+
+
+@pytest.mark.parametrize(("hits", "n"), [(0, 1), (0, 300), (3, 50), (49, 50)])
+def test_rate_bound_is_clopper_pearson(hits: int, n: int) -> None:
+    test = stats.binomtest(hits, n, alternative="less")
+    assert rate_upper95(hits, n) == pytest.approx(test.proportion_ci(0.95, method="exact").high)
+
+
+def test_rate_bound_of_a_certain_thing_is_one() -> None:
+    assert rate_upper95(5, 5) == 1.0
+    assert rate(5, 5, method="exact").mean == 1.0
+
+
+def test_a_censored_sample_has_no_mean_and_no_largest() -> None:
+    values = np.array([*np.arange(1.0, 99.0), 200.0, 200.0])
+    metric = describe(Sample(values=values, censored=values == 200.0), unit="s", method="exact")
+    assert (metric.n, metric.n_censored) == (100, 2)
+    assert (metric.p50, metric.p95, metric.p99) == (50.0, 95.0, None)
+    assert (metric.mean, metric.mean_ci95, metric.max) == (None, None, None)
+    assert metric.lower_bounds == {"p99": 200.0, "max": 200.0}
+
+
+def test_one_per_cent_of_ghosts_leaves_the_99th_percentile_known() -> None:
+    values = np.array([*np.arange(1.0, 100.0), 200.0])
+    metric = describe(Sample(values=values, censored=values == 200.0), unit="s", method="exact")
+    assert metric.p99 == 99.0
+
+
+def test_a_whole_sample() -> None:
+    metric = describe(Sample(values=np.array([4.0, 2.0])), unit="s", method="client")
+    assert (metric.mean, metric.p50, metric.p90, metric.max) == (3.0, 2.0, 4.0, 4.0)
+    assert metric.lower_bounds == {}
+
+
+def test_a_series_has_no_intervals() -> None:
+    sample = Sample(values=np.arange(1000.0), is_series=True)
+    metric = describe(sample, unit="s", method="exact")
+    assert (metric.mean_ci95, metric.p50_ci95, metric.p99_ci95) == (None, None, None)
+
+
+def test_nothing_observed_is_a_reason_and_not_a_zero() -> None:
+    nothing = Sample(values=np.empty(0))
+    assert describe_or(nothing, "why", unit="s", method="client") == NotMeasurable("why")
+    with pytest.raises(ValueError, match="without observations"):
+        describe(nothing, unit="s", method="client")
+
+
+def test_a_reading() -> None:
+    metric = reading(3, unit="slots", method="gauge")
+    assert isinstance(metric, Metric)
+    assert (metric.n, metric.mean, metric.p50) == (1, 3.0, None)
+
+
+def test_a_million_observations_are_no_trouble() -> None:
+    values = np.random.default_rng(2).permutation(1_000_000).astype(float)
+    metric = describe(Sample(values=values), unit="s", method="exact")
+    assert (metric.p50, metric.p99) == (499_999.0, 989_999.0)
