@@ -30,6 +30,7 @@ class Role(StrEnum):
     USER = "user"  # ordinary load
     FILLER = "filler"  # slot recovery: occupies a slot
     PROBE = "probe"  # slot recovery: its first token is the measurement
+    CHECK = "check"  # slot recovery: one token, to see that the server answers again
 
 
 class WireClose(StrEnum):

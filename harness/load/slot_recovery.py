@@ -225,5 +225,7 @@ class Trial:
     def _check_quiet(self) -> None:
         """Ask for one token and wait for the end: what came before is no longer in the way."""
         user = self._load.slots + 1
-        ticket = self._session.ticket(user=user, max_tokens=1, arm="quiet")
-        self._session.client.ask(ticket, self._prompt(user), never, lambda _row: None)
+        ticket = self._session.ticket(
+            role=Role.CHECK, user=user, max_tokens=1, arm=self._arm, trial=self._number
+        )
+        self._session.client.ask(ticket, self._prompt(user), never, self._session.keep)
