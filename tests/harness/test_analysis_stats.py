@@ -148,6 +148,13 @@ def test_a_series_has_no_intervals() -> None:
     assert (metric.mean_ci95, metric.p50_ci95, metric.p99_ci95) == (None, None, None)
 
 
+def test_gaps_of_the_same_request_give_no_interval_of_a_quantile() -> None:
+    gaps, requests = np.arange(1000.0), np.repeat(np.arange(10), 100)
+    metric = describe(Sample(values=gaps, clusters=requests), unit="s", method="client")
+    assert (metric.p50_ci95, metric.p99_ci95) == (None, None)
+    assert metric.mean_ci95 == clustered_mean_ci95(gaps, requests)
+
+
 def test_nothing_observed_is_a_reason_and_not_a_zero() -> None:
     nothing = Sample(values=np.empty(0))
     assert describe_or(nothing, "why", unit="s", method="client") == NotMeasurable("why")
