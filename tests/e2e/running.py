@@ -83,7 +83,7 @@ class Run:
 class Harness:
     """`walkaway run` in a process of its own; its output goes to a file beside the run's folder."""
 
-    def __init__(self, workload: Path, folder: Path, *arguments: str) -> None:
+    def __init__(self, workload: Path | str, folder: Path, *arguments: str) -> None:
         self.run = Run(folder)
         self._log = folder.with_suffix(".output")
         command = [sys.executable, "-m", "harness", "run", str(workload), "--out", str(folder)]
@@ -118,7 +118,7 @@ class Harness:
         self._process.wait()
 
 
-def measure(workload: Path, folder: Path, *arguments: str) -> Run:
+def measure(workload: Path | str, folder: Path, *arguments: str) -> Run:
     """One whole run that must end well and leave no process behind."""
     harness = Harness(workload, folder, *arguments)
     try:

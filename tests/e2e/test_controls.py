@@ -1,0 +1,186 @@
+"""Positive controls: an engine that is wrong on purpose, by an amount that is known.
+
+Each fault must move the figure that it is about, by what was set, and leave the others where the
+clean run has them.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from tests.e2e.running import Run, measure
+
+pytestmark = pytest.mark.e2e
+
+STEP_S = 0.01
+DELAY_S = 0.1
+LOST_SHARE = 0.3
+LEAKED = 2
+ABANDONS = 60
+
+# An answer takes half a second: all forgotten requests, also those still in the queue, end by
+# themselves before the settle time is over. What is missing then has leaked, and is not in use.
+WORKLOAD = f"""
+question = "Does the harness see what is wrong?"
+[run]
+seed = 4
+users = 20
+max_seconds = 12
+timeout_s = 20
+[load]
+kind = "abandon"
+abandon_after_tokens = [0, 1, 4, 8]
+stay_share = 0.1
+think = "step"
+prompt_tokens = [40, 60]
+answer_tokens = 50
+stay_tokens = 10
+stop_after_abandons = {ABANDONS}
+[settle]
+seconds = 2.0
+steps = 0
+[engine]
+runner = "simulated"
+sim_fixed_ms = {STEP_S * 1e3}
+max_num_seqs = 16
+"""
+
+Runs = Callable[[str], Run]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """A run of the engine with a fault (none: ""), made when it is first asked for."""
+    folder = tmp_path_factory.mktemp("controls")
+    workload = folder / "controls.toml"
+    workload.write_text(WORKLOAD)
+
+    @cache
+    def run(fault: str) -> Run:
+        arguments = ("--set", f'engine.faults=["{fault}"]') if fault else ()
+        return measure(workload, folder / (fault.partition("=")[0] or "clean"), *arguments)
+
+    return run
+
+
+@pytest.fixture
+def clean(runs: Runs) -> Run:
+    return runs("")
+
+
+class Log:
+    """The engine's own account of a run's requests, by the client's request id."""
+
+    def __init__(self, run: Run) -> None:
+        self.events: dict[str, dict[str, dict[str, Any]]] = {}
+        for event in run.rows("lifecycle"):
+            self.events.setdefault(event["client_request_id"], {})[event["event"]] = event
+        rows = run.rows("requests")
+        self.left = {row["request_id"] for row in rows if row["outcome"] == "abandoned"}
+
+    def left_with(self, event: str) -> list[dict[str, dict[str, Any]]]:
+        """The events of each abandoned request to which this one happened."""
+        return [events for i in self.left if event in (events := self.events[i])]
+
+
+def assert_not_vacuous(run: Run) -> None:
+    assert run.summary["outcomes"]["abandoned"] >= ABANDONS
+    assert run.metrics["ghost_rate"]["n"] == run.summary["outcomes"]["abandoned"]
+
+
+def assert_nothing_leaked(run: Run) -> None:
+    assert run.metrics["leaked_slots"]["mean"] == 0
+    assert run.metrics["leaked_blocks"]["mean"] == 0
+
+
+def assert_no_ghosts(run: Run) -> None:
+    assert run.metrics["ghost_rate"]["mean"] == 0
+    assert run.metrics["cancel_latency_s"]["n_censored"] == 0
+
+
+def assert_stages_as_in(clean: Run, run: Run, *stages: str) -> None:
+    for stage in stages:
+        assert run.metrics[stage]["p50"] == pytest.approx(clean.metrics[stage]["p50"], abs=STEP_S)
+
+
+def assert_latency_as_in(clean: Run, run: Run) -> None:
+    before, now = clean.metrics, run.metrics
+    assert_stages_as_in(clean, run, "detect_s", "signal_s", "wait_s", "free_s", "cancel_latency_s")
+    steps = "cancel_latency_steps"
+    assert now[steps]["p50"] == pytest.approx(before[steps]["p50"], abs=1)
+
+
+def assert_waste_as_in(clean: Run, run: Run) -> None:
+    wasted = "wasted_after_close_tokens"
+    assert run.metrics[wasted]["mean"] == pytest.approx(clean.metrics[wasted]["mean"], abs=1)
+
+
+def test_without_a_fault_nothing_is_wrong(clean: Run) -> None:
+    assert_not_vacuous(clean)
+    assert_no_ghosts(clean)
+    assert_nothing_leaked(clean)
+    assert clean.metrics["cancel_latency_s"]["p50"] < 3 * STEP_S
+    assert clean.metrics["wasted_after_close_tokens"]["mean"] < 2
+
+
+def test_ignore_disconnect_makes_everybody_a_ghost(runs: Runs, clean: Run) -> None:
+    run = runs("ignore-disconnect")
+    assert_not_vacuous(run)
+    assert run.metrics["ghost_rate"]["mean"] == 1.0
+    latency = run.metrics["cancel_latency_s"]
+    assert latency["n_censored"] == latency["n"]
+    assert latency["lower_bounds"]["p50"] == run.manifest["settle_s"]
+    # Nobody was told, so all ran to their natural end: the waste is what they had not read.
+    assert not Log(run).left_with("abort_received")
+    left = [row for row in run.rows("requests") if row["outcome"] == "abandoned"]
+    unread = sum(row["max_tokens"] - row["tokens_read"] for row in left)
+    assert run.metrics["wasted_tokens"]["mean"] == pytest.approx(unread / len(left))
+    assert_stages_as_in(clean, run, "detect_s")
+    assert_nothing_leaked(run)
+
+
+def test_delay_abort_moves_the_latency_by_the_delay(runs: Runs, clean: Run) -> None:
+    run = runs(f"delay-abort={DELAY_S}")
+    assert_not_vacuous(run)
+    moved = run.metrics["cancel_latency_s"]["p50"] - clean.metrics["cancel_latency_s"]["p50"]
+    assert moved == pytest.approx(DELAY_S, abs=STEP_S)
+    moved = run.metrics["signal_s"]["p50"] - clean.metrics["signal_s"]["p50"]
+    assert moved == pytest.approx(DELAY_S, abs=STEP_S)
+    steps = "cancel_latency_steps"
+    moved = run.metrics[steps]["p50"] - clean.metrics[steps]["p50"]
+    assert moved == pytest.approx(DELAY_S / STEP_S, abs=1.5)
+    assert_stages_as_in(clean, run, "detect_s", "wait_s", "free_s")
+    assert_no_ghosts(run)
+    assert_nothing_leaked(run)
+
+
+def test_lose_abort_is_counted_as_ghosts_one_by_one(runs: Runs, clean: Run) -> None:
+    run = runs(f"lose-abort={LOST_SHARE}")
+    assert_not_vacuous(run)
+    heard = Log(run).left_with("abort_received")
+    lost = sum(events["finished"]["reason"] != "abort" for events in heard)
+    rate = run.metrics["ghost_rate"]
+    assert rate["mean"] * rate["n"] == pytest.approx(lost)
+    fewest, most = stats.binom.interval(0.999, rate["n"], LOST_SHARE)
+    assert fewest <= lost <= most
+    assert run.metrics["cancel_latency_s"]["n_censored"] == lost
+    assert_stages_as_in(clean, run, "detect_s", "signal_s", "free_s")
+    assert_nothing_leaked(run)
+
+
+def test_leak_blocks_is_counted_block_by_block(runs: Runs, clean: Run) -> None:
+    run = runs(f"leak-blocks={LEAKED}")
+    assert_not_vacuous(run)
+    aborted = [e for e in Log(run).events.values() if e["finished"]["reason"] == "abort"]
+    held = [events["removed"]["num_blocks"] for events in aborted]
+    assert set(held) <= {0, *range(LEAKED, 100)}, "each must have held enough, or none"
+    assert sum(blocks >= LEAKED for blocks in held) > ABANDONS / 2
+    missing = LEAKED * sum(blocks >= LEAKED for blocks in held)
+    assert run.metrics["leaked_blocks"]["mean"] == missing
+    assert run.metrics["leaked_slots"]["mean"] == 0
+    assert_no_ghosts(run)
+    assert_latency_as_in(clean, run)
+    assert_waste_as_in(clean, run)
