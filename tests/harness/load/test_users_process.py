@@ -133,7 +133,8 @@ def test_users_leave_as_planned_and_the_server_sees_it_at_once(
         assert exchange.tokens_sent - row.tokens_read <= 1  # one may cross with the close
         assert row.abandoned_ns is not None
         assert exchange.closed_ns is not None
-        assert row.wire_close == exchange.closed_how
+        if exchange.tokens_sent == row.tokens_read:  # else the server may see the reset of a token
+            assert row.wire_close == exchange.closed_how  # that crossed with an orderly end
         assert row.token_counting is TokenCounting.USAGE
         delays.append(exchange.closed_ns - row.abandoned_ns)
     assert min(delays) > 0
