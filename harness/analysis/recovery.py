@@ -2,8 +2,9 @@
 
 Inside, the question is asked at every schedule. Before the schedule of a step, as many requests
 wait in the worker as the step log says are left waiting after it, plus those it took, minus those
-it preempted. A slot given back is *wanted* if somebody waits for it then; wanted slots are paired
-with the requests that are taken next, first come, first served.
+it preempted. A slot given back is *wanted* if somebody waits for it then, and not if there was room
+anyway: slots that nobody used, and nobody left waiting by the schedule before. Wanted slots are
+paired with the requests that are taken next, first come, first served.
 
 Outside, a probe is queued behind full slots, one stream is abandoned, and the probe's first token
 tells: no metrics are needed.
@@ -41,13 +42,15 @@ _TAKES: Final = ("admitted", "resumed")
 class Schedule:
     """What the scheduler had before it at one step: slots given back, requests waiting and taken.
 
-    `freed` holds indices into the list of freed slots.
+    `freed` holds indices into the list of freed slots. `num_free` counts the slots into which
+    requests could go, those just given back included; null where that is not known.
     """
 
     step: int
     freed: list[int]
     taken_ns: list[int]
     num_wanting: int
+    num_free: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,7 +78,8 @@ def pair_refills(
             open_slots.append(
                 Refill(freed=freed, freed_before=schedule.step, until_ns=observed_until_ns)
             )
-        while len(open_slots) > schedule.num_wanting:
+        num_idle = max(0, (schedule.num_free or 0) - len(open_slots))
+        while len(open_slots) > max(0, schedule.num_wanting - num_idle):
             unwanted = open_slots.pop()
             if unwanted.freed_before < schedule.step:
                 unwanted.until_ns = int(started_ns[schedule.step])
@@ -104,7 +108,7 @@ def slot_refills(frames: RunFrames, facts: Facts) -> pd.DataFrame:
     is_scheduled = events["schedule"] < steps.n  # else no step followed that could take the slot
     freed = events[(events["event"] == "blocks_freed") & holds & is_scheduled]
     freed, events = freed.reset_index(drop=True), events[is_scheduled]
-    schedules = _schedules(frames.steps, events, freed)
+    schedules = _schedules(frames.steps, events, freed, facts.slots)
     refills = pair_refills(schedules, steps.started_ns.tolist(), facts.observed_until_ns)
     position = [refill.freed for refill in refills]
     until = np.array([refill.until_ns for refill in refills], dtype=np.int64)
@@ -118,9 +122,13 @@ def slot_refills(frames: RunFrames, facts: Facts) -> pd.DataFrame:
     )
 
 
-def _schedules(steps: pd.DataFrame, events: pd.DataFrame, freed: pd.DataFrame) -> list[Schedule]:
+def _schedules(
+    steps: pd.DataFrame, events: pd.DataFrame, freed: pd.DataFrame, slots: int | None
+) -> list[Schedule]:
     """The schedules at which a slot was given back or a request taken, in order."""
-    num_waiting = steps.sort_values("started_ns", kind="stable")["num_waiting"].to_numpy()
+    in_order = steps.sort_values("started_ns", kind="stable")
+    num_waiting = in_order["num_waiting"].to_numpy()
+    num_running = in_order["num_running"].to_numpy()
     is_taken = events["event"].isin(_TAKES)
     taken, given = defaultdict(list), defaultdict(list)
     for step, t_ns in zip(events["schedule"][is_taken], events["t_ns"][is_taken], strict=True):
@@ -128,15 +136,23 @@ def _schedules(steps: pd.DataFrame, events: pd.DataFrame, freed: pd.DataFrame) -
     for position, step in enumerate(freed["schedule"]):
         given[step].append(position)
     preempted = Counter(events["schedule"][events["event"] == "preempted"])
-    return [
-        Schedule(
-            step=step,
-            freed=given[step],
-            taken_ns=taken[step],
-            num_wanting=int(num_waiting[step]) + len(taken[step]) - preempted[step],
+    schedules = []
+    for step in sorted(taken.keys() | given.keys()):
+        change = len(taken[step]) - preempted[step]
+        num_free = None
+        # Who was left waiting although slots were free found no room for another reason: no blocks.
+        if slots is not None and (step == 0 or num_waiting[step - 1] == 0):
+            num_free = slots - int(num_running[step]) + change
+        schedules.append(
+            Schedule(
+                step=step,
+                freed=given[step],
+                taken_ns=taken[step],
+                num_wanting=int(num_waiting[step]) + change,
+                num_free=num_free,
+            )
         )
-        for step in sorted(taken.keys() | given.keys())
-    ]
+    return schedules
 
 
 def refill_figures(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> Figures:

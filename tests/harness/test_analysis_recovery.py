@@ -84,6 +84,24 @@ def test_nobody_waited(make_run: MakeRun) -> None:
     assert isinstance(figures["slot_refill_s"], NotMeasurable)
 
 
+def test_who_finds_a_slot_that_nobody_used_wanted_no_other(make_run: MakeRun) -> None:
+    run = make_run()
+    leave(run, "a", freed=40.2)
+    run.events("next", arrived=35, admitted=40.5)
+    run.step(30, 40, sampled=("a",), a=1)  # one of two slots is free all the time
+    run.step(40, 50, next=5)
+    assert isinstance(refills_of(run)["slot_refill_s"], NotMeasurable)
+
+
+def test_who_comes_while_all_slots_are_taken_wants_the_next_one(make_run: MakeRun) -> None:
+    run = make_run()
+    leave(run, "a", freed=40.2)
+    run.events("next", arrived=35, admitted=40.5)
+    run.step(30, 40, sampled=("a",), a=1, b=1)
+    run.step(40, 50, next=5, b=1)
+    assert metric(refills_of(run), "slot_refill_s").p50 == ms(0.3)
+
+
 def test_one_who_was_only_queued_gave_no_slot_back(make_run: MakeRun) -> None:
     run = make_run()
     run.abandon("q", t0=33, tokens=[])

@@ -171,6 +171,8 @@ def refills(known: Truth) -> dict[str, Figure]:
         for work in known.works.values()
         if work["slot_from"] in ids
     ]
+    if not gaps:
+        return {}
     return {"slot_refill_s": all_known(gaps), "refilled_next_schedule": Number(value=1.0)}
 
 

@@ -50,6 +50,7 @@ class Truth:
         """When the first request came and when the last one was heard of or sent to."""
         works = [work for _, work in self.rows]
         last = [work["closed_ns"] or work["sent_times_ns"][-1] for work in works]
+        last += [row["ended_ns"] for row in self.unseen]
         return min(work["arrived_ns"] for work in works), max(last)
 
     def steps_within(self, since_ns: int, until_ns: int) -> int:
