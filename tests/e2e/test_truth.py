@@ -58,7 +58,14 @@ class Told:
         return complaints(run.summary, run.manifest, run.rows("requests"), self.truth)
 
 
-def tell(folder: Path, script: Mapping[str, float], *, answer_tokens: int, settle_s: float) -> Told:
+def tell(
+    folder: Path,
+    script: Mapping[str, float],
+    *,
+    answer_tokens: int,
+    settle_s: float,
+    engine: str = "reference",
+) -> Told:
     workload = folder / "truth.toml"
     workload.write_text(
         WORKLOAD.format(
@@ -66,7 +73,7 @@ def tell(folder: Path, script: Mapping[str, float], *, answer_tokens: int, settl
         )
     )
     with scripted_server(step_s=STEP_S, **script) as server:
-        run = measure(workload, folder / "run", "--target", server.url, "--engine", "reference")
+        run = measure(workload, folder / "run", "--target", server.url, "--engine", engine)
         return Told(run=run, truth=server.truth())
 
 
@@ -153,7 +160,7 @@ def test_a_false_account_would_be_noticed(wrong: Told, name: str) -> None:
     for work in truth["requests"]:
         LIES[name](work)
     told = Told(run=wrong.run, truth=truth)
-    assert any(text.startswith(f"{name}.") for text in told.complaints())
+    assert any(text.startswith((f"{name}.", f"{name}:")) for text in told.complaints())
 
 
 def test_a_figure_that_nobody_checks_would_be_noticed(wrong: Told) -> None:
@@ -163,3 +170,20 @@ def test_a_figure_that_nobody_checks_would_be_noticed(wrong: Told) -> None:
     del summary["metrics"]["ghost_rate"]
     found = complaints(summary, run.manifest, run.rows("requests"), wrong.truth)
     assert found == ["ghost_rate: is missing", "something_new_s: nobody checks it"]
+
+
+def test_a_black_box_is_told_by_its_counters(tmp_path: Path) -> None:
+    """The same server as a kind that shows no more than its metrics page."""
+    script = {"slots": 3, "linger_steps": 3}
+    told = tell(tmp_path, script, answer_tokens=2000, settle_s=0.6, engine="vllm")
+    rows, works = told.run.rows("requests"), told.truth["requests"]
+    generated = sum(len(work["token_times_ns"]) for work in works)
+    read = sum(row["tokens_read"] for row in rows)
+    wasted = told.run.metrics["wasted_tokens"]
+    assert (wasted["method"], wasted["bound"]) == ("counter", "lower")
+    assert wasted["n"] == sum(row["outcome"] != "completed" for row in rows) >= ABANDONS
+    assert wasted["mean"] == pytest.approx((generated - read) / wasted["n"])
+    assert generated - read >= 2 * ABANDONS
+    assert told.run.metrics["leaked_slots"]["mean"] == 0
+    hidden = {"cancel_latency_s", "ghost_rate", "slot_refill_s", "step_s", "leaked_blocks"}
+    assert hidden <= told.run.summary["not_measurable"].keys()
