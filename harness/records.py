@@ -87,8 +87,8 @@ class RequestRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ClientSample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A load process watching itself: a row of `client.parquet`.
 
-    `lag_ns` is how late its event loop woke up from a short timer, `cpu_s` its processor time so
-    far (seconds), `streams` the number of requests in flight.
+    `lag_ns` is how late its event loop noticed a tick of a short timer, `cpu_s` its processor time
+    so far (seconds), `streams` the number of requests in flight.
     """
 
     t_ns: int

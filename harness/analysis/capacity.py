@@ -24,9 +24,12 @@ def capacity_figures(frames: RunFrames, facts: Facts) -> Figures:
     }
 
 
-def floor_figures(frames: RunFrames) -> Figures:
-    """client_lag_s: how late a load process woke up; scrape_interval_s: time between scrapes."""
-    lag = frames.client["lag_ns"].to_numpy(dtype=float) / 1e9
+def floor_figures(frames: RunFrames, facts: Facts) -> Figures:
+    """client_lag_s: how late the load processes noticed each tick of a short timer, in the load
+    window; scrape_interval_s: time between scrapes.
+    """
+    in_window = frames.client["t_ns"].between(facts.load_started_ns, facts.load_ended_ns)
+    lag = frames.client.loc[in_window, "lag_ns"].to_numpy(dtype=float) / 1e9
     scraped = np.unique(frames.server_metrics["t_ns"].to_numpy(dtype=np.int64))
     why = "the run did not scrape" if not len(scraped) else "there were fewer than two scrapes"
     return {

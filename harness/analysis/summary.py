@@ -115,7 +115,7 @@ def compute_figures(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> F
         **leak_figures(facts),
         **count_figures(frames.lifecycle, facts),
         **capacity_figures(frames, facts),
-        **floor_figures(frames),
+        **floor_figures(frames, facts),
     }
     by_counter = wasted_by_counter(frames.requests, facts)
     figures["wasted_tokens"] = with_other(figures["wasted_tokens"], "counter", by_counter)

@@ -30,7 +30,6 @@ from locust.runners import MasterRunner
 from harness.errors import ConfigError
 from harness.load.abandon import plan_request, think_ns
 from harness.load.client import LeaveRule, never
-from harness.load.lag import TIMER_NS, LagMeter
 from harness.load.plan import AbandonLoad, LoadPlan
 from harness.load.prompts import prompt
 from harness.load.rows import ShardWriter
@@ -40,6 +39,7 @@ from harness.records import ClientSample, Outcome, RequestRow
 # After a refusal or a failure a user tries again, but not in a busy loop: a dead server would
 # otherwise be answered with thousands of attempts a second.
 _RETRY_PAUSE_S: Final = 0.5
+_TICK_NS: Final = 10_000_000
 _DUE: Final = struct.Struct("=q")
 _NUMBERS_PER_WORKER: Final = 1_000_000
 _NOT_A_FAILURE: Final = frozenset({Outcome.COMPLETED, Outcome.ABANDONED, Outcome.CUT_OFF})
@@ -186,22 +186,23 @@ def _end_with_stdin() -> None:
 
 
 def _watch_lag(rows_dir: Path, user_class: type[PlannedUser]) -> None:
+    """Write down how late each tick was noticed: the floor below which our stamps mean nothing."""
     reader, writer = os.pipe()
     monkey.get_original("_thread", "start_new_thread")(_tick, (writer,))
-    meter = LagMeter(pid=os.getpid(), now_ns=time.perf_counter_ns())
     with ShardWriter(rows_dir, ClientSample, os.getpid()) as shard:
         while True:
             gevent.socket.wait_read(reader)
+            now_ns = time.perf_counter_ns()
             (due_ns,) = _DUE.unpack(os.read(reader, _DUE.size))
             session = getattr(user_class, "session", None)
-            sample = meter.woke(
-                due_ns=due_ns,
-                now_ns=time.perf_counter_ns(),
+            sample = ClientSample(
+                t_ns=now_ns,
+                pid=os.getpid(),
+                lag_ns=now_ns - due_ns,
                 cpu_s=time.process_time(),
                 streams=0 if session is None else session.client.open_streams,
             )
-            if sample is not None:
-                shard.write(sample)
+            shard.write(sample)
 
 
 def _tick(writer: int) -> None:
@@ -210,6 +211,6 @@ def _tick(writer: int) -> None:
     sleep = monkey.get_original("time", "sleep")
     due_ns = time.perf_counter_ns()
     while True:
-        due_ns += TIMER_NS
+        due_ns += _TICK_NS
         sleep(max(0, due_ns - time.perf_counter_ns()) / 1e9)
         os.write(writer, _DUE.pack(due_ns))

@@ -152,13 +152,13 @@ def test_the_measurement_floor(make_run: MakeRun) -> None:
     for t in (0, 50, 110):
         run.scrape(t, "x", 1)
         run.scrape(t, "y", 1)
-    figures = floor_figures(run.frames())
+    figures = floor_figures(run.frames(), run_facts(run.frames()))
     assert metric(figures["client_lag_s"]).max == ms(0.3)
     interval = metric(figures["scrape_interval_s"])
     assert (interval.n, interval.mean) == (2, ms(55))
-    assert reason(floor_figures(make_run().frames())["scrape_interval_s"]) == (
-        "the run did not scrape"
-    )
+    assert reason(
+        floor_figures(make_run().frames(), run_facts(make_run().frames()))["scrape_interval_s"]
+    ) == ("the run did not scrape")
 
 
 def test_leaks_are_differences_of_idle_gauges(make_run: MakeRun) -> None:

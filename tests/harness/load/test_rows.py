@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from harness.load.lag import LagMeter
 from harness.load.rows import ShardReader, ShardWriter
 from harness.load.stream import StreamMachine, Ticket
 from harness.records import ClientSample, RequestRow, Role
@@ -59,15 +58,3 @@ def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
     assert reader.read_new() == []
     path.write_bytes(line + line)
     assert len(reader.read_new()) == 1
-
-
-def test_the_lag_meter_keeps_the_worst_of_each_window() -> None:
-    meter = LagMeter(pid=9, now_ns=0)
-    assert meter.woke(due_ns=10 * MS, now_ns=11 * MS, cpu_s=0.1, streams=1) is None
-    assert meter.woke(due_ns=21 * MS, now_ns=29 * MS, cpu_s=0.1, streams=1) is None
-    assert meter.woke(due_ns=100 * MS, now_ns=101 * MS, cpu_s=0.2, streams=3) == ClientSample(
-        t_ns=101 * MS, pid=9, lag_ns=8 * MS, cpu_s=0.2, streams=3
-    )
-    sample = meter.woke(due_ns=200 * MS, now_ns=202 * MS, cpu_s=0.2, streams=3)
-    assert sample is not None
-    assert sample.lag_ns == 2 * MS
