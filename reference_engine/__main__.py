@@ -5,7 +5,8 @@ import sys
 
 from reference_engine.config import EngineConfig, EngineConfigError, StepCost
 from reference_engine.faults import FaultError, fault_names, parse_faults
-from reference_engine.frontend.process import ServeSettings, run
+from reference_engine.frontend.process import ListenError, ServeSettings, run
+from reference_engine.frontend.worker_link import EngineStoppedError
 from reference_engine.model.shapes import MODEL_SHAPES
 
 
@@ -20,7 +21,7 @@ def build_parser() -> argparse.ArgumentParser:
     defaults, cost = EngineConfig(), StepCost()
     serve = parser.add_argument_group("server")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    serve.add_argument("--port", type=int, default=8000, help="port to listen on; 0: a free one")
+    serve.add_argument("--port", type=_port, default=8000, help="port to listen on; 0: a free one")
     serve.add_argument(
         "--exit-with-stdin", action="store_true", help="stop when standard input ends"
     )
@@ -53,6 +54,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     faults.add_argument("--allow-faults", action="store_true", help="also over HTTP")
     return parser
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, not {text!r}")
+    return int(text)
 
 
 def read_settings(arguments: list[str]) -> ServeSettings:
@@ -92,8 +99,8 @@ def main() -> int:
     except (EngineConfigError, FaultError) as error:
         print(f"walkaway engine: {error}", file=sys.stderr)  # noqa: T201
         return 2
-    except OSError as error:
-        print(f"walkaway engine: cannot listen: {error}; choose another --port", file=sys.stderr)  # noqa: T201
+    except (ListenError, EngineStoppedError) as error:
+        print(f"walkaway engine: {error}", file=sys.stderr)  # noqa: T201
         return 1
     except KeyboardInterrupt:
         return 130

@@ -1,5 +1,7 @@
 """The engine's settings, checked once, at birth."""
 
+from math import isfinite
+
 import msgspec
 
 
@@ -47,5 +49,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"num_blocks x block_size ({self.num_blocks} x {self.block_size}) must hold one "
                 f"request of max_model_len ({self.max_model_len}) tokens"
             )
-        if min(msgspec.structs.astuple(self.step_cost)) < 0:
-            raise EngineConfigError("the simulated runner's costs must not be negative")
+        if not all(
+            isfinite(cost) and cost >= 0 for cost in msgspec.structs.astuple(self.step_cost)
+        ):
+            raise EngineConfigError("the simulated runner's costs must be finite, 0 or more")
+        if self.runner == "simulated" and self.device == "cuda":
+            raise EngineConfigError("the simulated runner computes nothing: it needs no device")

@@ -1,6 +1,10 @@
 """Ways to be wrong on purpose, so that a harness can be proved to see each of them."""
 
+from typing import Final
+
 import msgspec
+
+MAX_DELAY_S: Final = 3600.0
 
 
 class FaultError(ValueError):
@@ -22,8 +26,8 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     leak_blocks: int = 0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.delay_abort < float("inf"):
-            raise FaultError("delay-abort takes seconds, 0 or more")
+        if not 0.0 <= self.delay_abort <= MAX_DELAY_S:
+            raise FaultError(f"delay-abort takes seconds, from 0 to {MAX_DELAY_S:.0f}")
         if not 0.0 <= self.lose_abort <= 1.0:
             raise FaultError("lose-abort takes a probability from 0 to 1")
         if self.leak_blocks < 0:

@@ -1,7 +1,7 @@
 """What frontend and worker say to each other: length-prefixed msgpack frames over one socket.
 
-Frontend to worker: AddRequest, AbortRequest, SetFaults. Worker to frontend: Ready once, then one
-StepReport a step boundary. Each side treats the end of the stream as the death of the other.
+Frontend to worker: AddRequest, AbortRequest, SetFaults. Worker to frontend: Ready or Failed once,
+then one StepReport a step boundary. Each side takes the end of the stream for the other's death.
 """
 
 import struct
@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from reference_engine.config import EngineConfig
 from reference_engine.core.counters import Counters
 from reference_engine.faults import Faults
 from reference_engine.request import Sampling
@@ -19,6 +20,13 @@ _LENGTH: Final = struct.Struct("<I")
 
 class ProtocolError(RuntimeError):
     """A frame that the other side cannot have meant."""
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the frontend hands to its worker at birth, as one JSON argument."""
+
+    config: EngineConfig
+    faults: Faults
 
 
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", array_like=True):
@@ -46,6 +54,12 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready", array_like=T
     device: str
     vocab_size: int
     gpu_name: str | None
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed", array_like=True):
+    """The settings cannot work here, and why; the worker ends."""
+
+    message: str
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -94,7 +108,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="report", array_
     counters: Counters
 
 
-FromWorker = Ready | StepReport
+FromWorker = Ready | Failed | StepReport
 
 _encoder: Final = msgspec.msgpack.Encoder()
 

@@ -16,7 +16,7 @@ which are called by one thread, between model executions.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from reference_engine.config import EngineConfig
 from reference_engine.core.counters import Counters
@@ -80,8 +80,18 @@ class Scheduler:
         self.counters.generated_tokens += len(grown)
         return grown
 
-    def finish(self, request_id: str, reason: FinishReason, num_leaked: int = 0) -> int | None:
-        """End a request in whatever state it is; the blocks given back, None if it is not here."""
+    def finish(
+        self,
+        request_id: str,
+        reason: FinishReason,
+        *,
+        num_leaked: int = 0,
+        on_removed: Callable[[], None] = lambda: None,
+    ) -> int | None:
+        """End a request in whatever state it is; the blocks given back, None if it is not here.
+
+        `on_removed` is called when it has left the batch or the queue and still has its blocks.
+        """
         request = self.requests.pop(request_id, None)
         if request is None:
             return None
@@ -92,6 +102,7 @@ class Scheduler:
         request.move_to(Status.FINISHED)
         request.finish_reason = reason
         self.counters.count_finish(reason)
+        on_removed()
         return self.kv_cache.free(request, num_leaked)
 
     def check_integrity(self) -> None:

@@ -29,13 +29,15 @@ _NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "suffix": (None, ""),
     "logit_bias": (None, {}),
     "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "top_logprobs": (None, 0),
     "response_format": (None, {"type": "text"}),
 }
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
 
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -46,7 +48,7 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     temperature: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    ignore_eos: bool = False
+    ignore_eos: bool | None = False
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -61,6 +63,8 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     suffix: Any = None
     logit_bias: Any = None
     tools: Any = None
+    tool_choice: Any = None
+    top_logprobs: Any = None
     response_format: Any = None
 
 
@@ -133,14 +137,14 @@ _BodyT = TypeVar("_BodyT", bound=Body)
 def _decode(data: bytes, kind: type[_BodyT]) -> _BodyT:
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the first covers wrong types too
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"request body: {error}") from error
 
 
 def _generation(
     body: Body, prompt: list[int], max_tokens: int, config: EngineConfig, *, chat: bool
 ) -> Generation:
-    _check_model(body.model, config)
+    check_model(body.model, config)
     _check_neutral(body)
     _check_lengths(len(prompt), max_tokens, config.max_model_len)
     options = body.stream_options or StreamOptions()
@@ -151,17 +155,18 @@ def _generation(
         sampling=Sampling(
             max_tokens=max_tokens,
             temperature=_checked_temperature(body.temperature),
-            seed=_checked_seed(body.seed, prompt),
-            ignore_eos=body.ignore_eos,
+            seed=_checked_seed(body.seed, config.seed, prompt),
+            ignore_eos=bool(body.ignore_eos),
             stop=_checked_stop(body.stop),
         ),
         stream=bool(body.stream),
-        include_usage=options.include_usage,
-        continuous_usage=options.continuous_usage_stats,
+        include_usage=bool(options.include_usage),
+        continuous_usage=bool(options.continuous_usage_stats),
     )
 
 
-def _check_model(model: str, config: EngineConfig) -> None:
+def check_model(model: str, config: EngineConfig) -> None:
+    """Raises ApiError 404 for a model that this engine does not serve."""
     if model != config.model:
         raise ApiError(
             404,
@@ -174,7 +179,8 @@ def _check_model(model: str, config: EngineConfig) -> None:
 def _check_neutral(body: Body) -> None:
     for name, neutral in _NEUTRAL.items():
         if (value := getattr(body, name)) is not None and value not in neutral:
-            raise ApiError(400, f"{name}: this engine supports only {neutral[0]!r}", param=name)
+            only = msgspec.json.encode(neutral[0]).decode()
+            raise ApiError(400, f"{name}: this engine supports only {only}", param=name)
 
 
 def _check_lengths(num_prompt_tokens: int, max_tokens: int, max_model_len: int) -> None:
@@ -210,10 +216,10 @@ def _checked_temperature(temperature: float | None) -> float:
     return temperature
 
 
-def _checked_seed(seed: int | None, prompt: list[int]) -> int:
-    """Without a seed the prompt is the seed: equal requests get equal answers."""
+def _checked_seed(seed: int | None, engine_seed: int, prompt: list[int]) -> int:
+    """Without a seed, the engine's and the prompt are it: equal requests get equal answers."""
     if seed is None:
-        return hash(tuple(prompt)) & (2**63 - 1)
+        return hash((engine_seed, *prompt)) & (2**63 - 1)
     if not -(2**63) <= seed < 2**63:
         raise ApiError(400, "seed: a 64-bit integer", param="seed")
     return seed

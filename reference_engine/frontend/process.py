@@ -1,7 +1,11 @@
 """The frontend process: start the worker, serve HTTP until told to stop, take the worker along.
 
 One socket pair joins the two. Its end is how each learns of the other's death: the worker leaves
-its step loop, the frontend fails the open requests and exits with status 1.
+its step loop, the frontend ends the open requests with an error and exits with status 1.
+
+Whatever asks us to stop (a signal, the end of stdin, the worker's death) does so through one event
+with one exit status, and is only looked at where it is awaited: nothing is torn out of the middle
+of anything.
 """
 
 import asyncio
@@ -11,9 +15,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from types import FrameType
-from typing import Final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
 
 import msgspec
 import uvicorn
@@ -21,14 +27,19 @@ import uvloop
 
 from reference_engine.config import EngineConfig
 from reference_engine.faults import Faults
+from reference_engine.frontend.http_protocol import NoPipelining
 from reference_engine.frontend.server import Frontend
-from reference_engine.frontend.worker_link import WorkerGoneError, WorkerLink
-from reference_engine.protocol import Ready
-from reference_engine.worker.service import WorkerSettings
+from reference_engine.frontend.worker_link import EngineStoppedError, WorkerLink
+from reference_engine.protocol import Ready, WorkerSettings
 
 _WORKER_EXIT_S: Final = 5.0
-_OPEN_REQUESTS_S: Final = 1.0  # how long requests may go on once we are told to stop
+_OPEN_REQUESTS_S: Final = 1  # how long answers may take to end once we are told to stop
 _KEEP_ALIVE_S: Final = 75  # longer than the clients', so that they, not we, close idle connections
+_WORKER_DIED: Final = 1
+
+
+class ListenError(RuntimeError):
+    """The address cannot be listened on."""
 
 
 class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +51,54 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     faults: Faults
     allow_faults: bool
     exit_with_stdin: bool
+
+
+class Stop:
+    """The wish to stop, once: the first exit status wins."""
+
+    def __init__(self) -> None:
+        self._wished = asyncio.Event()
+        self.exit_status = 0
+
+    def wish(self, exit_status: int) -> None:
+        if not self._wished.is_set():
+            self.exit_status = exit_status
+            self._wished.set()
+
+    async def wait(self) -> None:
+        await self._wished.wait()
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own handling of signals, which are ours."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def run(settings: ServeSettings) -> int:
+    """Serve until told to stop; the exit status. Raises ListenError and EngineConfigError."""
+    listener = listen(settings.host, settings.port)
+    process, connection = start_worker(settings)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(settings, listener, connection))
+    finally:
+        listener.close()
+        connection.close()
+        _end(process)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket, IPv4 or IPv6 as the host wants. Raises ListenError."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=1024)
+    except OSError as error:
+        raise ListenError(
+            f"cannot listen on {host}, port {port}: {error}; choose another --host or --port"
+        ) from error
 
 
 def start_worker(settings: ServeSettings) -> tuple[subprocess.Popen[bytes], socket.socket]:
@@ -57,69 +116,80 @@ def start_worker(settings: ServeSettings) -> tuple[subprocess.Popen[bytes], sock
     return process, ours
 
 
-def run(settings: ServeSettings) -> int:
-    """Serve until a signal, the end of stdin (if asked for) or the worker's death; exit status."""
-    signal.signal(signal.SIGTERM, _exit_on_signal)
-    listener = socket.create_server((settings.host, settings.port), backlog=1024)
-    process, connection = start_worker(settings)
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(settings, listener, connection))
-    except WorkerGoneError as error:
-        print(f"walkaway engine: {error}", file=sys.stderr)  # noqa: T201
-        return 1
-    finally:
-        listener.close()
-        connection.close()
-        _end(process)
-
-
-def _exit_on_signal(number: int, _frame: FrameType | None) -> None:
-    """Leave through every `finally`, with the status that a shell gives to a signalled process."""
-    sys.exit(128 + number)
-
-
 async def _serve(
     settings: ServeSettings, listener: socket.socket, connection: socket.socket
 ) -> int:
-    loop = asyncio.get_running_loop()
-    gone = asyncio.Event()
-    transport, link = await loop.create_connection(
-        lambda: WorkerLink(time.perf_counter_ns, gone.set), sock=connection
+    stop = Stop()
+    _watch_for_the_end(stop, with_stdin=settings.exit_with_stdin)
+    transport, link = await asyncio.get_running_loop().create_connection(
+        lambda: WorkerLink(time.perf_counter_ns, on_gone=lambda: stop.wish(_WORKER_DIED)),
+        sock=connection,
     )
-    worker = await link.ready
+    worker = await _ready_or_stop(link, stop)
+    if worker is None:
+        return stop.exit_status
     frontend = Frontend(link, settings.config, worker, allow_faults=settings.allow_faults)
-    link.faults = settings.faults
-    link.free_blocks = settings.config.num_blocks
-    server = uvicorn.Server(_uvicorn_config(frontend))
-    watches = [asyncio.create_task(_exit_when(gone, server))]
-    if settings.exit_with_stdin:
-        watches.append(asyncio.create_task(_exit_when(await _stdin_end(), server)))
-    _announce(listener, worker)
+    link.faults, link.free_blocks = settings.faults, settings.config.num_blocks
+    server = Server(_uvicorn_config(frontend))
+    ending = asyncio.create_task(_end_serving(stop, link, server))
     # Long-lived objects need not be looked through at each collection, which would be a pause.
     gc.collect()
     gc.freeze()
+    _announce(listener, worker)
     await server.serve(sockets=[listener])
-    for watch in watches:
-        watch.cancel()
+    ending.cancel()
     transport.close()
-    if gone.is_set():
-        raise WorkerGoneError("the worker process has ended; its last words are above")
-    return 0
+    if stop.exit_status == _WORKER_DIED:
+        raise EngineStoppedError("the worker process has ended; its last words are above")
+    return stop.exit_status
+
+
+def _watch_for_the_end(stop: Stop, *, with_stdin: bool) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.wish, 128 + number)
+    if with_stdin:
+
+        def read_to_the_end() -> None:
+            # A thread, because stdin may be a file or a device, which no event loop can watch.
+            while sys.stdin is not None and os.read(sys.stdin.fileno(), 4096):
+                pass
+            loop.call_soon_threadsafe(stop.wish, 0)
+
+        threading.Thread(target=read_to_the_end, daemon=True).start()
+
+
+async def _ready_or_stop(link: WorkerLink, stop: Stop) -> Ready | None:
+    """The worker's word that it is ready; None if we are to stop first."""
+    stopping = asyncio.create_task(stop.wait())
+    ready = asyncio.ensure_future(link.ready)
+    either: set[asyncio.Future[Any]] = {ready, stopping}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not ready.done():
+        ready.cancel()
+        return None
+    return ready.result()
+
+
+async def _end_serving(stop: Stop, link: WorkerLink, server: Server) -> None:
+    await stop.wait()
+    link.shut_down()
+    server.should_exit = True
 
 
 def _uvicorn_config(frontend: Frontend) -> uvicorn.Config:
     return uvicorn.Config(
         frontend.app(),
         loop="none",
-        http="httptools",
+        http=NoPipelining,
         ws="none",
         lifespan="off",
         log_level="warning",
         access_log=False,
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(_OPEN_REQUESTS_S),
+        timeout_graceful_shutdown=_OPEN_REQUESTS_S,
     )
 
 
@@ -128,29 +198,12 @@ def _announce(listener: socket.socket, worker: Ready) -> None:
     host, port = listener.getsockname()[:2]
     line = {
         "event": "ready",
-        "url": f"http://{host}:{port}",
+        "url": f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
         "pid": os.getpid(),
         "worker_pid": worker.pid,
         "device": worker.device,
     }
     print(msgspec.json.encode(line).decode(), flush=True)  # noqa: T201
-
-
-async def _exit_when(event: asyncio.Event, server: uvicorn.Server) -> None:
-    await event.wait()
-    server.should_exit = True
-
-
-async def _stdin_end() -> asyncio.Event:
-    """An event for the end of stdin: whoever holds its other end has gone."""
-    ended = asyncio.Event()
-
-    class StdinWatch(asyncio.Protocol):
-        def connection_lost(self, exc: Exception | None) -> None:
-            ended.set()
-
-    await asyncio.get_running_loop().connect_read_pipe(StdinWatch, sys.stdin)
-    return ended
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

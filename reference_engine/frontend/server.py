@@ -23,15 +23,17 @@ from reference_engine.frontend.journal import LifecycleEntry, Page, StepEntry
 from reference_engine.frontend.openai_api import (
     MAX_BODY_BYTES,
     Generation,
+    check_model,
     read_chat,
     read_completion,
 )
-from reference_engine.frontend.worker_link import WorkerLink
+from reference_engine.frontend.worker_link import EngineStoppedError, WorkerLink
 from reference_engine.model.tokenizer import Tokenizer
 from reference_engine.protocol import Ready
 
 _MAX_REQUEST_ID_CHARS = 256
-_DEFAULT_PAGE = 10_000
+_MAX_PAGE = 10_000  # entries: more would hold up the event loop, and with it detection
+_MAX_DIGITS = 15
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -53,6 +55,7 @@ class Frontend:
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/models", self.models),
+            Route("/v1/models/{model}", self.model),
             Route("/health", self.health),
             Route("/metrics", self.metrics),
             Route("/walkaway/lifecycle", self.lifecycle),
@@ -61,7 +64,12 @@ class Frontend:
             Route("/walkaway/clock", self.clock),
             Route("/walkaway/faults", self.faults, methods=["GET", "PUT"]),
         ]
-        handlers = {ApiError: _answer_api_error, HTTPException: _answer_http_error}
+        handlers = {
+            ApiError: _answer_api_error,
+            HTTPException: _answer_http_error,
+            EngineStoppedError: _answer_stopped,
+            Exception: _answer_bug,
+        }
         return Starlette(routes=routes, exception_handlers=handlers)
 
     async def completions(self, request: Request) -> ASGIApp:
@@ -71,9 +79,11 @@ class Frontend:
         return await self._generate(request, read_chat)
 
     async def models(self, request: Request) -> Response:
-        model = {"id": self._config.model, "object": "model", "created": 0, "owned_by": "walkaway"}
-        model["max_model_len"] = self._config.max_model_len
-        return JSONResponse({"object": "list", "data": [model]})
+        return JSONResponse({"object": "list", "data": [self._model_card()]})
+
+    async def model(self, request: Request) -> Response:
+        check_model(request.path_params["model"], self._config)
+        return JSONResponse(self._model_card())
 
     async def health(self, request: Request) -> Response:
         return Response(status_code=200)
@@ -83,11 +93,11 @@ class Frontend:
 
     async def lifecycle(self, request: Request) -> Response:
         after, limit = _page_query(request)
-        return _ndjson(self._link.lifecycle.after(after, limit))
+        return ndjson(self._link.lifecycle.after(after, limit))
 
     async def steps(self, request: Request) -> Response:
         after, limit = _page_query(request)
-        return _ndjson(self._link.steps.after(after, limit))
+        return ndjson(self._link.steps.after(after, limit))
 
     async def config(self, request: Request) -> Response:
         config = msgspec.to_builtins(self._config)
@@ -112,6 +122,15 @@ class Frontend:
             except (msgspec.DecodeError, FaultError) as error:
                 raise ApiError(400, f"faults: {error}") from error
         return Response(msgspec.json.encode(self._link.faults), media_type="application/json")
+
+    def _model_card(self) -> dict[str, str | int]:
+        return {
+            "id": self._config.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "walkaway",
+            "max_model_len": self._config.max_model_len,
+        }
 
     async def _generate(
         self, request: Request, read: Callable[[bytes, EngineConfig, Tokenizer], Generation]
@@ -140,16 +159,19 @@ async def _read_body(request: Request) -> bytes:
 
 
 def _page_query(request: Request) -> tuple[int, int]:
-    values = []
-    for name, default, least in (("after", 0, 0), ("limit", _DEFAULT_PAGE, 1)):
-        text = request.query_params.get(name, str(default))
-        if not text.isdecimal() or int(text) < least:
-            raise ApiError(400, f"{name}: a number from {least} up, not {text!r}", param=name)
-        values.append(int(text))
-    return values[0], values[1]
+    limit = _number(request, "limit", default=_MAX_PAGE)
+    return _number(request, "after", default=0), min(max(limit, 1), _MAX_PAGE)
 
 
-def _ndjson(page: Page[LifecycleEntry] | Page[StepEntry]) -> Response:
+def _number(request: Request, name: str, *, default: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
+        raise ApiError(400, f"{name}: a number of at most {_MAX_DIGITS} digits", param=name)
+    return int(text)
+
+
+def ndjson(page: Page[LifecycleEntry] | Page[StepEntry]) -> Response:
+    """One entry a line; the headers say where to go on and what can never be had."""
     headers = {
         "x-walkaway-first": str(page.first),
         "x-walkaway-next-after": str(page.next_after),
@@ -161,9 +183,19 @@ def _ndjson(page: Page[LifecycleEntry] | Page[StepEntry]) -> Response:
 
 async def _answer_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error.response()
+    return error.response(request.headers.get("x-request-id"))
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return ApiError(error.status_code, error.detail).response(dict(error.headers or {}))
+    request_id = request.headers.get("x-request-id")
+    return ApiError(error.status_code, error.detail).response(request_id, error.headers)
+
+
+async def _answer_stopped(request: Request, error: Exception) -> Response:
+    return ApiError(503, str(error)).response(request.headers.get("x-request-id"))
+
+
+async def _answer_bug(request: Request, error: Exception) -> Response:
+    """The traceback goes to the log; the client gets the shape that it understands."""
+    return ApiError(500, "internal error").response(request.headers.get("x-request-id"))

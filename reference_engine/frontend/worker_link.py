@@ -10,6 +10,7 @@ from typing import cast
 
 import msgspec
 
+from reference_engine.config import EngineConfigError
 from reference_engine.core.counters import Counters
 from reference_engine.faults import Faults
 from reference_engine.frontend.journal import (
@@ -24,6 +25,7 @@ from reference_engine.protocol import (
     AbortRequest,
     AddRequest,
     Event,
+    Failed,
     FrameReader,
     FromWorker,
     Output,
@@ -35,16 +37,18 @@ from reference_engine.protocol import (
 )
 from reference_engine.request import CancelReason, Sampling
 
+_WORKER_ENDED = "the engine's worker process has ended"
 
-class WorkerGoneError(RuntimeError):
-    """The worker process has ended; nothing can be generated any more."""
+
+class EngineStoppedError(RuntimeError):
+    """Nothing can be generated any more: the worker has ended, or the server is shutting down."""
 
 
 class Answer:
     """One request's outputs on their way to its client: an async iterator that ends with it.
 
     It ends after the output that has a finish reason, at once after `stop` (the client left), and
-    with WorkerGoneError when the worker dies.
+    with EngineStoppedError after `fail`.
     """
 
     def __init__(self, request_id: str, client_request_id: str | None) -> None:
@@ -52,7 +56,7 @@ class Answer:
         self.client_request_id = client_request_id
         self.is_finished = False
         self._outputs: asyncio.Queue[Output | None] = asyncio.Queue()
-        self._failure: WorkerGoneError | None = None
+        self._failure: EngineStoppedError | None = None
 
     def push(self, output: Output) -> None:
         self.is_finished = output.finish_reason is not None
@@ -61,7 +65,7 @@ class Answer:
     def stop(self) -> None:
         self._outputs.put_nowait(None)
 
-    def fail(self, error: WorkerGoneError) -> None:
+    def fail(self, error: EngineStoppedError) -> None:
         self._failure = error
         self.is_finished = True
         self._outputs.put_nowait(None)
@@ -107,10 +111,14 @@ class WorkerLink(asyncio.Protocol):
         self.free_blocks = 0
         self.faults = Faults()
 
+    def __repr__(self) -> str:
+        state = "connected" if self._transport is not None else "ended"
+        return f"<WorkerLink {state} serving {len(self._answers)} knowing {len(self._client_ids)}>"
+
     def submit(
         self, prompt_token_ids: list[int], sampling: Sampling, client_request_id: str | None
     ) -> Answer:
-        """Hand a request to the worker. Raises WorkerGoneError."""
+        """Hand a request to the worker. Raises EngineStoppedError."""
         answer = Answer(f"req-{next(self._numbers)}", client_request_id)
         self._note_here(answer, "arrived")
         self._send(
@@ -146,6 +154,13 @@ class WorkerLink(asyncio.Protocol):
         self.cancellations[reason] = self.cancellations.get(reason, 0) + 1
         self._send(AbortRequest(request_id=answer.request_id, reason=reason))
 
+    def shut_down(self) -> None:
+        """Abort whatever is being generated; those who wait for it are told why."""
+        error = EngineStoppedError("the server is shutting down")
+        for answer in list(self._answers.values()):
+            self.abort(answer, CancelReason.SERVER_SHUTDOWN)
+            answer.fail(error)
+
     def set_faults(self, faults: Faults) -> None:
         """From now on be wrong in these ways."""
         self.faults = faults
@@ -156,7 +171,7 @@ class WorkerLink(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        error = WorkerGoneError("the engine's worker process has ended")
+        error = EngineStoppedError(_WORKER_ENDED)
         if not self.ready.done():
             self.ready.set_exception(error)
         for answer in self._answers.values():
@@ -166,11 +181,14 @@ class WorkerLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for payload in self._reader.feed(data):
-            message = self._decoder.decode(payload)
-            if isinstance(message, Ready):
-                self.ready.set_result(message)
-            else:
-                self._take_in(message)
+            message: FromWorker = self._decoder.decode(payload)
+            match message:
+                case Ready() as ready:
+                    self.ready.set_result(ready)
+                case Failed(message=why):
+                    self.ready.set_exception(EngineConfigError(why))
+                case StepReport() as report:
+                    self._take_in(report)
 
     def _abort_if_live(self, answer: Answer) -> None:
         if not answer.is_finished:
@@ -219,5 +237,5 @@ class WorkerLink(asyncio.Protocol):
 
     def _send(self, message: ToWorker) -> None:
         if self._transport is None:
-            raise WorkerGoneError("the engine's worker process has ended")
+            raise EngineStoppedError(_WORKER_ENDED)
         self._transport.write(encode_frame(message))

@@ -4,12 +4,20 @@ Drawing inverts the cumulative distribution at a number that depends on the requ
 token's position only, so an answer does not depend on what else was in the batch.
 """
 
+from typing import Final
+
 import torch
 from torch import Tensor
 
 from reference_engine.model.randomness import uniform
 from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD
 from reference_engine.request import Request
+
+_GREEDY_BELOW: Final = 1e-5  # logits divided by less would leave the range of float32
+
+
+def _effective(temperature: float) -> float:
+    return temperature if temperature >= _GREEDY_BELOW else 0.0
 
 
 def sample(logits: Tensor, requests: list[Request]) -> list[int]:
@@ -18,7 +26,7 @@ def sample(logits: Tensor, requests: list[Request]) -> list[int]:
     eos = logits[:, EOS_TOKEN_ID] + torch.tensor(ignored, device=logits.device)
     logits[:, :FIRST_WORD] = float("-inf")
     logits[:, EOS_TOKEN_ID] = eos
-    temperatures = [request.sampling.temperature for request in requests]
+    temperatures = [_effective(request.sampling.temperature) for request in requests]
     greedy = logits.argmax(dim=-1)
     if not any(temperatures):
         return greedy.tolist()

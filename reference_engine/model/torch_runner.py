@@ -21,7 +21,7 @@ class TorchRunner:
 
     def __init__(self, config: EngineConfig) -> None:
         # One core is left to the frontend, or it would learn late that a client is gone.
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))
+        torch.set_num_threads(max(1, _usable_cores() - 1))
         shape = MODEL_SHAPES[config.model]
         self._device = _choose_device(config.device)
         self._block_size = config.block_size
@@ -45,10 +45,19 @@ class TorchRunner:
             batch = build_batch(plan, self._block_size, self._device)
             logits = self._model(batch, self._caches)
             tokens = sample(logits, batch.sampling_requests)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()  # a step that samples nothing would seem to end at once
         return {
             request.request_id: token
             for request, token in zip(batch.sampling_requests, tokens, strict=True)
         }
+
+
+def _usable_cores() -> int:
+    """The cores that this process may run on (macOS does not tell: all of them)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _choose_device(name: str) -> torch.device:

@@ -106,9 +106,12 @@ class Engine:
         """The worker's one way out: scheduler, log and client all learn of it here."""
         num_leaked = self._faults.leak_blocks if reason is FinishReason.ABORT else 0
         answer = self._answers.pop(request.request_id)
-        num_held = len(request.block_table)
-        num_freed = self._scheduler.finish(request.request_id, reason, num_leaked)
-        self._note(request, "removed", why, num_blocks=num_held)
+        num_freed = self._scheduler.finish(
+            request.request_id,
+            reason,
+            num_leaked=num_leaked,
+            on_removed=lambda: self._note(request, "removed", why),
+        )
         self._note(request, "blocks_freed", why, num_blocks=num_freed)
         self._note(request, "finished", reason)
         if reason is FinishReason.ABORT:

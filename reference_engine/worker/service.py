@@ -11,22 +11,24 @@ import socket
 import sys
 import threading
 import time
+from importlib.util import find_spec
 from random import Random
 
 import msgspec
 
-from reference_engine.config import EngineConfig
+from reference_engine.config import EngineConfig, EngineConfigError
 from reference_engine.core.scheduler import Scheduler
-from reference_engine.faults import Faults
 from reference_engine.model.runner import Runner
 from reference_engine.model.simulated import SimulatedRunner
 from reference_engine.model.tokenizer import EOS_TOKEN_ID
 from reference_engine.protocol import (
+    Failed,
     FrameReader,
     ProtocolError,
     Ready,
     StepReport,
     ToWorker,
+    WorkerSettings,
     encode_frame,
 )
 from reference_engine.worker.engine import Engine
@@ -35,17 +37,18 @@ from reference_engine.worker.inbox import Inbox
 _RECEIVE_BYTES = 256 * 1024
 
 
-class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the frontend hands to its worker at birth, as one JSON argument."""
-
-    config: EngineConfig
-    faults: Faults
-
-
 def build_runner(config: EngineConfig) -> Runner:
-    """The runner that the configuration names; torch is imported only for its own."""
+    """The runner that the configuration names. Raises EngineConfigError where it cannot run.
+
+    Torch is imported only for its own runner.
+    """
     if config.runner == "simulated":
         return SimulatedRunner(config.step_cost, sleep=time.sleep)  # noqa: TID251 an edge: real time
+    if find_spec("torch") is None:
+        raise EngineConfigError(
+            "the torch runner needs torch, which is not installed: pip install 'walkaway[engine]', "
+            "or take --runner simulated"
+        )
     from reference_engine.model.torch_runner import TorchRunner
 
     return TorchRunner(config)
@@ -59,6 +62,8 @@ def read_messages(connection: socket.socket, inbox: Inbox) -> None:
         while data := connection.recv(_RECEIVE_BYTES):
             for payload in reader.feed(data):
                 inbox.put(decoder.decode(payload))
+    except ConnectionError:
+        return  # the frontend is gone
     except (OSError, ProtocolError, msgspec.DecodeError) as error:
         print(f"worker: connection to the frontend: {error}", file=sys.stderr)  # noqa: T201
     finally:
@@ -67,7 +72,11 @@ def read_messages(connection: socket.socket, inbox: Inbox) -> None:
 
 def serve(connection: socket.socket, settings: WorkerSettings) -> None:
     """Build the model, say so, and run steps until the connection ends."""
-    runner = build_runner(settings.config)
+    try:
+        runner = build_runner(settings.config)
+    except EngineConfigError as error:
+        connection.sendall(encode_frame(Failed(message=str(error))))
+        return
     scheduler = Scheduler(settings.config, EOS_TOKEN_ID)
     inbox = Inbox(time.perf_counter_ns)
 
@@ -102,8 +111,8 @@ def main() -> None:
     # the default of 5 ms would be a stage of the cancel latency.
     sys.setswitchinterval(0.0005)
     settings = msgspec.json.decode(sys.argv[2], type=WorkerSettings)
-    # A broken pipe means that the frontend is gone, and then so are we.
-    with contextlib.suppress(BrokenPipeError), socket.socket(fileno=int(sys.argv[1])) as connection:
+    # A broken connection means that the frontend is gone, and then so are we.
+    with contextlib.suppress(ConnectionError), socket.socket(fileno=int(sys.argv[1])) as connection:
         serve(connection, settings)
 
 

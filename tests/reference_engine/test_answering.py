@@ -152,7 +152,9 @@ async def test_leaving_between_tokens_is_seen_while_nothing_is_written() -> None
     client.leave()
     await finished(client)
     assert worker.events()[1:] == ["disconnected", "abort_sent"]
+    assert "serving 0 knowing 1" in repr(worker.link)
     worker.say(output(" late", 2), output("", 2, "abort"))  # dropped, and harmless
+    assert "serving 0 knowing 0" in repr(worker.link), "nothing is kept of a request that ended"
     assert b"late" not in client.body
 
 
@@ -181,6 +183,16 @@ async def test_a_dying_worker_ends_the_stream_with_an_error() -> None:
     await finished(client)
     assert b'"error"' in client.body
     assert b"[DONE]" not in client.body
+
+
+async def test_shutting_down_tells_those_who_wait() -> None:
+    worker = FakeWorker()
+    client = Client(respond(worker))
+    await worker.arrived.wait()
+    worker.link.shut_down()
+    await finished(client)
+    assert b"shutting down" in client.body
+    assert msgspec.to_builtins(worker.received[1])[1:] == ["req-1", "server_shutdown"]
 
 
 async def test_a_request_after_the_workers_death_is_refused() -> None:

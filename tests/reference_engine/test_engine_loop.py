@@ -67,6 +67,9 @@ def add(request_id: str, *, max_tokens: int = 8, stop: tuple[str, ...] = ()) -> 
     return AddRequest(request_id=request_id, prompt_token_ids=[5] * 6, sampling=sampling)
 
 
+SHORT = Sampling(max_tokens=2)
+
+
 def abort(request_id: str) -> AbortRequest:
     return AbortRequest(request_id=request_id, reason="user_disconnect")
 
@@ -106,6 +109,7 @@ def test_an_abort_is_applied_at_the_boundary_and_the_slot_refilled_in_that_step(
     assert heard.t_ns < report.step.started_ns < removed.t_ns < freed.t_ns < report.step.ended_ns
     assert {event.step for event in report.events} == {2}
     assert (removed.num_generated, removed.num_blocks, freed.num_blocks) == (1, 2, 2)
+    assert finished.num_blocks == 0
     assert (freed.reason, finished.reason) == ("user_disconnect", "abort")
     assert admitted.request_id == "b"
     assert report.step.scheduled == {"b": 6}
@@ -180,3 +184,31 @@ def test_what_is_heard_before_a_boundary_is_in_it() -> None:
     assert [message.t_ns for message in heard] == [1]
     assert boundary_ns == 2
     assert inbox.drain(wait=False) == (3, [])
+
+
+class CountingInbox(Inbox):
+    """Gives its messages at the first boundary, then remembers how it was asked, and ends."""
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        super().__init__(now_ns)
+        self.waits: list[bool] = []
+
+    def drain(self, *, wait: bool) -> tuple[int, list[Heard]] | None:
+        self.waits.append(wait)
+        return super().drain(wait=False) if len(self.waits) < 4 else None
+
+
+def test_the_loop_waits_when_it_is_idle_and_when_it_is_stuck() -> None:
+    bench = Bench(Faults(), max_num_seqs=1)
+    inbox = CountingInbox(bench.now)
+    inbox.put(add("a", max_tokens=2))
+    bench.engine.run(inbox)
+    assert inbox.waits == [True, False, True, True]
+
+    stuck = Bench(Faults(leak_blocks=8), max_num_seqs=1)
+    stuck.step(AddRequest(request_id="b", prompt_token_ids=[5] * 30, sampling=SHORT))
+    stuck.step(abort("b"))
+    inbox = CountingInbox(stuck.now)
+    inbox.put(add("c"))
+    stuck.engine.run(inbox)
+    assert inbox.waits == [True, True, True, True], "no block is left: spinning would not help"

@@ -2,71 +2,22 @@
 
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import httpx
 import openai
-import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.reference_engine.running_engine import (
+    RunningEngine,
+    body,
+    post_raw,
+    read_until,
+    running,
+)
 
 pytestmark = pytest.mark.e2e
-
-
-class RunningEngine:
-    """A started engine. Its standard input is a pipe that we hold: closing it ends the engine."""
-
-    def __init__(self, *flags: str) -> None:
-        command = [sys.executable, "-m", "reference_engine", "--port", "0", "--exit-with-stdin"]
-        self.process = subprocess.Popen(
-            [*command, *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        assert self.process.stdout is not None
-        ready = json.loads(self.process.stdout.readline())
-        self.url: str = ready["url"]
-        self.worker = psutil.Process(ready["worker_pid"])
-
-    def stop(self) -> int:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.stdout.close()
-        return self.process.wait(20)
-
-    def events(self) -> list[dict[str, Any]]:
-        answer = httpx.get(f"{self.url}/walkaway/lifecycle", params={"limit": 100_000})
-        return [json.loads(line) for line in answer.text.splitlines()]
-
-    def wait_for(self, event: str, client_request_id: str) -> dict[str, Any]:
-        """Follow the log until the event is there; the test's own timeout bounds it."""
-        while True:
-            for entry in self.events():
-                if (entry["event"], entry["client_request_id"]) == (event, client_request_id):
-                    return entry
-
-    def order(self, client_request_id: str) -> list[str]:
-        mine = [e for e in self.events() if e["client_request_id"] == client_request_id]
-        return [entry["event"] for entry in sorted(mine, key=lambda entry: entry["t_ns"])]
-
-    def metric(self, name: str) -> float:
-        for line in httpx.get(f"{self.url}/metrics").text.splitlines():
-            if line.startswith(name + " "):
-                return float(line.rsplit(" ", 1)[1])
-        raise AssertionError(f"no metric {name}")
-
-
-@contextmanager
-def running(*flags: str) -> Iterator[RunningEngine]:
-    engine = RunningEngine(*flags)
-    try:
-        yield engine
-    finally:
-        status = engine.stop()
-        engine.worker.wait(10)
-    assert status == 0
 
 
 @pytest.fixture(scope="module")
@@ -74,32 +25,6 @@ def engine() -> Iterator[RunningEngine]:
     flags = ["--runner", "simulated", "--sim-fixed-ms", "5", "--max-num-seqs", "2"]
     with running(*flags, "--allow-faults") as started:
         yield started
-
-
-def body(**fields: Any) -> dict[str, Any]:
-    return {"model": "tiny", "prompt": "hello", "max_tokens": 3000, "ignore_eos": True, **fields}
-
-
-def post_raw(engine: RunningEngine, request_id: str, **fields: Any) -> socket.socket:
-    """Send a request and keep the bare socket, so that leaving is ours to do."""
-    host, port = engine.url.removeprefix("http://").split(":")
-    data = json.dumps(body(**fields)).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\nx-request-id: {request_id}\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-    )
-    connection = socket.create_connection((host, int(port)))
-    connection.sendall(head.encode() + data)
-    return connection
-
-
-def read_until(connection: socket.socket, mark: bytes) -> bytes:
-    seen = b""
-    while mark not in seen:
-        part = connection.recv(65536)
-        assert part, f"the connection ended before {mark!r}: {seen!r}"
-        seen += part
-    return seen
 
 
 def test_the_official_client_works_unchanged(engine: RunningEngine) -> None:
@@ -151,6 +76,9 @@ def test_the_official_client_gets_openai_errors(engine: RunningEngine) -> None:
     with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="unused", max_retries=0) as client:
         with pytest.raises(openai.NotFoundError, match="does not exist"):
             client.completions.create(model="other", prompt="x")
+        assert client.models.retrieve("tiny").id == "tiny"
+        with pytest.raises(openai.NotFoundError):
+            client.models.retrieve("other")
         with pytest.raises(openai.BadRequestError, match="at least 1"):
             client.completions.create(model="tiny", prompt="x", max_tokens=0)
 
@@ -181,6 +109,75 @@ def test_leaving_frees_everything(engine: RunningEngine, stream: bool, phase: st
     assert engine.metric("walkaway_engine_free_blocks") == 4096
 
 
+def test_a_pipelining_client_is_cut_off_and_its_leaving_seen(engine: RunningEngine) -> None:
+    fillers = [post_raw(engine, f"before-pipe-{i}") for i in range(2)]
+    for i, _ in enumerate(fillers):
+        engine.wait_for("first_token", f"before-pipe-{i}")
+    pipe = post_raw(engine, "pipe")
+    engine.wait_for("arrived", "pipe")
+    pipe.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert engine.wait_for("finished", "pipe")["reason"] == "abort"
+    assert "disconnected" in engine.order("pipe")
+    pipe.close()
+    for filler in fillers:
+        filler.close()
+
+
+def test_three_hundred_at_once_and_two_hundred_leave(engine: RunningEngine) -> None:
+    before = engine.metric('vllm:request_success_total{finished_reason="abort"}')
+    with httpx.Client() as client:
+        stayers = [post_raw(engine, f"stays-{i}", max_tokens=1, stream=True) for i in range(100)]
+        leavers = [post_raw(engine, f"leaves-{i}", stream=bool(i % 2)) for i in range(200)]
+        engine.wait_for("arrived", "leaves-199")
+        for leaver in leavers:
+            leaver.close()
+        for stayer in stayers:
+            read_until(stayer, b"[DONE]")
+            stayer.close()
+        while engine.metric('vllm:request_success_total{finished_reason="abort"}') < before + 200:
+            client.get(f"{engine.url}/health")
+    mine = [e for e in engine.events() if (e["client_request_id"] or "").startswith("leaves-")]
+    aborted = [e for e in mine if (e["event"], e["reason"]) == ("finished", "abort")]
+    assert len(aborted) == len({e["client_request_id"] for e in aborted}) == 200
+    assert engine.metric("walkaway_engine_free_blocks") == 4096
+
+
+def test_metrics_are_what_was_done(engine: RunningEngine) -> None:
+    text = httpx.get(f"{engine.url}/metrics").text
+    before = {f.name: f for f in text_string_to_metric_families(text)}
+    httpx.post(f"{engine.url}/v1/completions", json=body(prompt="12345", max_tokens=7))
+    text = httpx.get(f"{engine.url}/metrics").text
+    after = {f.name: f for f in text_string_to_metric_families(text)}
+
+    def change(name: str, **labels: str) -> float:
+        values = [
+            next(s.value for s in families[name].samples if s.labels == labels)
+            for families in (before, after)
+        ]
+        return values[1] - values[0]
+
+    assert change("vllm:generation_tokens") == 7
+    assert change("vllm:prompt_tokens") == 5
+    assert change("walkaway_engine_steps") == 7
+    assert change("vllm:request_success", finished_reason="length") == 1
+    assert change("vllm:request_success", finished_reason="abort") == 0
+    assert after["vllm:kv_cache_usage_perc"].samples[0].value == 0
+    assert after["walkaway_engine_batch_slots"].samples[0].value == 2
+
+
+def test_continuous_usage_counts_up(engine: RunningEngine) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    answer = httpx.post(
+        f"{engine.url}/v1/completions",
+        json=body(max_tokens=3, stream=True, stream_options=options),
+    )
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert lines.pop() == "[DONE]"
+    counts = [json.loads(line)["usage"]["completion_tokens"] for line in lines]
+    assert counts == [1, 2, 3, 3, 3], "three tokens, the finish reason, the final usage"
+    assert answer.headers["x-request-id"].startswith("req-"), "without one of the client's, ours"
+
+
 def test_a_reset_is_a_leaving_too(engine: RunningEngine) -> None:
     leaver = post_raw(engine, "reset", stream=True)
     read_until(leaver, b"data: ")
@@ -198,14 +195,16 @@ def test_a_reset_is_a_leaving_too(engine: RunningEngine) -> None:
         (b'{"model": "nope", "prompt": "x"}', 404, "does not exist"),
         (b"x" * (1024 * 1024 + 1), 413, "at most 1048576 bytes"),
         (json.dumps({"model": "tiny", "prompt": "x" * 5000}).encode(), 400, "context holds 4096"),
+        (b'{"model": "tiny", "prompt": "x", "logit_bias": ' + b"[" * 100_000, 400, "body"),
     ],
-    ids=["json", "max_tokens", "model", "body", "context"],
+    ids=["json", "max_tokens", "model", "body", "context", "depth"],
 )
 def test_bad_bodies_get_openai_errors_and_the_engine_goes_on(
     engine: RunningEngine, raw: bytes, status: int, message: str
 ) -> None:
-    answer = httpx.post(f"{engine.url}/v1/completions", content=raw)
-    assert answer.status_code == status
+    url, headers = f"{engine.url}/v1/completions", {"x-request-id": "bad"}
+    answer = httpx.post(url, content=raw, headers=headers)
+    assert (answer.status_code, answer.headers["x-request-id"]) == (status, "bad")
     assert message in answer.json()["error"]["message"]
     good = httpx.post(f"{engine.url}/v1/completions", json=body(max_tokens=1))
     assert good.status_code == 200
@@ -246,52 +245,9 @@ def test_the_log_says_what_happened_and_pages(engine: RunningEngine) -> None:
     assert first.headers["x-walkaway-next-after"] == "2"
     steps = httpx.get(f"{engine.url}/walkaway/steps", params={"limit": 1})
     assert json.loads(steps.text)["step"] == 1
-    refused = httpx.get(f"{engine.url}/walkaway/steps", params={"after": "-1"})
-    assert refused.status_code == 400
-
-
-def test_when_the_worker_dies_the_frontend_says_so_and_goes() -> None:
-    engine = RunningEngine("--runner", "simulated")
-    stream = post_raw(engine, "orphan", stream=True)
-    read_until(stream, b'"text"')
-    engine.worker.kill()
-    read_until(stream, b"worker process has ended")
-    stream.close()
-    assert engine.process.wait(20) == 1
-    engine.stop()
-
-
-def test_when_the_frontend_is_killed_the_worker_goes() -> None:
-    engine = RunningEngine("--runner", "simulated")
-    engine.process.kill()
-    engine.worker.wait(20)
-    engine.stop()
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--fault", "nonsense"], "unknown fault"),
-        (["--num-blocks", "1"], "must hold one request"),
-        (["--runner", "magic"], "invalid choice"),
-    ],
-)
-def test_settings_that_cannot_work_exit_2(flags: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "reference_engine", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_port_in_use_is_a_message() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        command = [sys.executable, "-m", "reference_engine", "--port", port]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert "cannot listen" in done.stderr
-    assert "Traceback" not in done.stderr
+    for after in ("-1", "x", "9" * 30, "1" * 5000, "٣"):
+        refused = httpx.get(f"{engine.url}/walkaway/steps", params={"after": after})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "after")
 
 
 def test_the_torch_runner_serves() -> None:

@@ -14,8 +14,8 @@ def test_settings_become_faults() -> None:
     [
         ("ignore-everything", "unknown fault 'ignore-everything'; there are: ignore-disconnect"),
         ("delay-abort=soon", "float"),
-        ("delay-abort=-1", "0 or more"),
-        ("delay-abort=inf", "0 or more"),
+        ("delay-abort=-1", "from 0 to 3600"),
+        ("delay-abort=inf", "from 0 to 3600"),
         ("lose-abort=2", "from 0 to 1"),
         ("leak-blocks=-1", "0 or more"),
         ("leak-blocks=1.5", "int"),

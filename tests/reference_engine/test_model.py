@@ -106,6 +106,21 @@ def test_sampling_follows_the_distribution_and_the_seed() -> None:
     assert drawn.count(301) == 400 - drawn.count(300)
 
 
+def test_each_position_is_drawn_anew() -> None:
+    logits = torch.zeros(1, 2048)
+    tokens = []
+    for length in range(1, 9):
+        request = Request("a", [5] * length, Sampling(max_tokens=1, seed=4))
+        tokens += sample(logits.clone(), [request])
+    assert len(set(tokens)) == 8
+
+
+def test_a_temperature_too_small_for_float32_is_greedy() -> None:
+    logits = torch.zeros(1, 2048)
+    logits[0, 393] = 1.0
+    assert sampled(logits, temperature=1e-320) == 393
+
+
 def test_the_last_request_of_a_batch_can_be_aborted_and_its_blocks_reused() -> None:
     config = EngineConfig(device="cpu", num_blocks=16, block_size=4, max_model_len=64)
     runner, scheduler = TorchRunner(config), Scheduler(config, EOS_TOKEN_ID)

@@ -24,6 +24,22 @@ def test_a_byte_is_a_token_and_defaults_are_openais() -> None:
     assert not generation.stream
 
 
+def test_without_a_seed_the_engines_and_the_prompt_decide() -> None:
+    other = EngineConfig(max_model_len=64, num_blocks=64, seed=1)
+    data = json.dumps({"model": "tiny", "prompt": "hello"}).encode()
+    seeds = [
+        read_completion(data, config, TOKENIZER).sampling.seed for config in (CONFIG, CONFIG, other)
+    ]
+    assert seeds[0] == seeds[1] != seeds[2]
+    assert completion(prompt="other").sampling.seed != seeds[0]
+    assert completion(seed=7).sampling.seed == 7
+
+
+def test_nulls_are_as_good_as_nothing() -> None:
+    fields = ("ignore_eos", "stream", "stop", "tools", "tool_choice", "top_logprobs", "n", "suffix")
+    assert completion(**dict.fromkeys(fields)) == completion()
+
+
 def test_a_chat_answer_may_fill_the_context() -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
     generation = read_chat(json.dumps(body).encode(), CONFIG, TOKENIZER)

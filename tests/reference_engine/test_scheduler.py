@@ -94,23 +94,27 @@ def test_out_of_blocks_preempts_the_youngest_which_recomputes_later(
     scheduler = scheduler_of(num_blocks=4, block_size=4, max_model_len=16)
     old = request_of("old", num_prompt=7, max_tokens=6)
     young = request_of("young", num_prompt=7, max_tokens=6)
-    scheduler.add(old)
-    scheduler.add(young)
+    late = request_of("late", num_prompt=2)
+    for request in (old, young):
+        scheduler.add(request)
     step(scheduler)
+    scheduler.add(late)
     step(scheduler)  # both have 8 computed tokens in two full blocks: nothing is left
     plan = step(scheduler)
     assert plan.preempted == [young]
+    assert plan.admitted == []
     assert young.status is Status.PREEMPTED
     assert young.block_table == []
     assert (young.num_computed_tokens, young.num_generated) == (0, 2)
-    assert list(scheduler.waiting) == [young]
+    assert list(scheduler.waiting) == [young, late], "to the front of the queue"
     assert scheduler.counters.preemptions == 1
     assert scheduler.counters.recomputed_tokens == 8
     while old in scheduler.running:
         step(scheduler)
     plan = step(scheduler)
     assert plan.resumed == [young]
-    assert scheduled(plan) == {"young": 9}, "prompt and answer alike are computed again"
+    expected = {"young": 9, "late": 2}
+    assert scheduled(plan) == expected, "prompt and answer alike are computed again"
     while young in scheduler.running:
         step(scheduler)
     assert young.num_generated == 6

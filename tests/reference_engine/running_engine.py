@@ -1,0 +1,91 @@
+"""Start the engine as its users do, talk to it over bare sockets, and read its log."""
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import psutil
+
+
+class RunningEngine:
+    """A started engine. Its standard input is a pipe that we hold: closing it ends the engine."""
+
+    def __init__(self, *flags: str, stderr: int | None = None) -> None:
+        command = [sys.executable, "-m", "reference_engine", "--port", "0", "--exit-with-stdin"]
+        self.process = subprocess.Popen(
+            [*command, *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
+        )
+        assert self.process.stdout is not None
+        ready = json.loads(self.process.stdout.readline())
+        self.url: str = ready["url"]
+        self.worker = psutil.Process(ready["worker_pid"])
+
+    def stop(self) -> int:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.stdout.close()
+        return self.process.wait(20)
+
+    def events(self) -> list[dict[str, Any]]:
+        answer = httpx.get(f"{self.url}/walkaway/lifecycle")
+        return [json.loads(line) for line in answer.text.splitlines()]
+
+    def wait_for(self, event: str, client_request_id: str) -> dict[str, Any]:
+        """Follow the log until the event is there; the test's own timeout bounds it."""
+        while True:
+            for entry in self.events():
+                if (entry["event"], entry["client_request_id"]) == (event, client_request_id):
+                    return entry
+
+    def order(self, client_request_id: str) -> list[str]:
+        mine = [e for e in self.events() if e["client_request_id"] == client_request_id]
+        return [entry["event"] for entry in sorted(mine, key=lambda entry: entry["t_ns"])]
+
+    def metric(self, name: str) -> float:
+        for line in httpx.get(f"{self.url}/metrics").text.splitlines():
+            if line.startswith(name + " "):
+                return float(line.rsplit(" ", 1)[1])
+        raise AssertionError(f"no metric {name}")
+
+
+@contextmanager
+def running(*flags: str) -> Iterator[RunningEngine]:
+    engine = RunningEngine(*flags)
+    try:
+        yield engine
+    finally:
+        status = engine.stop()
+        engine.worker.wait(10)
+    assert status == 0
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": "hello", "max_tokens": 3000, "ignore_eos": True, **fields}
+
+
+def post_raw(engine: RunningEngine, request_id: str, **fields: Any) -> socket.socket:
+    """Send a request and keep the bare socket, so that leaving is ours to do."""
+    host, port = engine.url.removeprefix("http://").split(":")
+    data = json.dumps(body(**fields)).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\nx-request-id: {request_id}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    )
+    connection = socket.create_connection((host, int(port)))
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+def read_until(connection: socket.socket, mark: bytes) -> bytes:
+    seen = b""
+    while mark not in seen:
+        part = connection.recv(65536)
+        assert part, f"the connection ended before {mark!r}: {seen!r}"
+        seen += part
+    return seen
