@@ -1,5 +1,5 @@
 """One streamed request from start to row: moves bytes from the transport through the decoder into
-the stream machine, and asks the user, after each receive, whether to leave now.
+the stream machine, and asks the user whether to leave now: once it is sent, and after each receive.
 
 Leaving is an act, with a time: the think time passes while the stream is still read (a reader's
 screen goes on filling), then whatever has already arrived is read too, and then t0 is stamped and
@@ -17,8 +17,8 @@ from harness.load.abandon import StepEstimate
 from harness.load.dialect import request_body
 from harness.load.plan import LoadPlan
 from harness.load.sse import EventTooLargeError, SSEDecoder
-from harness.load.stream import StreamMachine, Ticket
-from harness.load.transport import Connection, SocketTransport, opened
+from harness.load.stream import State, StreamMachine, Ticket
+from harness.load.transport import Connection, SocketTransport
 from harness.records import RequestRow
 
 # Asked with the number of tokens read: None to read on, or how long to think before leaving.
@@ -38,21 +38,19 @@ class StreamClient:
         self.open_streams = 0
         self.step = StepEstimate()
         self._plan = plan
-        headers = {
-            "accept": "text/event-stream",
-            "accept-encoding": "identity",
-            "connection": "close",
-            "content-type": "application/json",
-        }
-        if api_key is not None:
-            headers["authorization"] = f"Bearer {api_key}"
-        self._http = httpx.Client(
-            transport=SocketTransport(),
-            timeout=plan.timeout_s,
-            headers=headers | plan.headers,
-            trust_env=False,
+        self._transport = SocketTransport(timeout_s=plan.timeout_s)
+        self._url = httpx.URL(plan.url.rstrip("/") + plan.path)
+        self._headers = httpx.Headers(
+            {
+                "accept": "text/event-stream",
+                "accept-encoding": "identity",
+                "connection": "close",
+                "content-type": "application/json",
+            }
         )
-        self._url = plan.url.rstrip("/") + plan.path
+        if api_key is not None:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._headers.update(plan.headers)
 
     def ask(
         self,
@@ -62,12 +60,13 @@ class StreamClient:
         keep: Callable[[RequestRow], None],
     ) -> None:
         """Send one request and see it through. `keep` gets its row, also if this call is killed."""
-        request = self._http.build_request(
+        request = httpx.Request(
             "POST",
             self._url,
             content=request_body(self._plan, prompt, ticket.max_tokens),
-            headers={"x-request-id": ticket.request_id},
+            headers=self._headers,
         )
+        request.headers["x-request-id"] = ticket.request_id
         stream = StreamMachine(
             ticket,
             sent_ns=time.perf_counter_ns(),
@@ -75,7 +74,7 @@ class StreamClient:
         )
         self.open_streams += 1
         try:
-            with opened(self._http, request) as connection:
+            with self._transport.opened(request) as connection:
                 self._see_through(connection, stream, leave_rule)
         except httpx.TimeoutException as error:
             stream.time_out(time.perf_counter_ns(), str(error))
@@ -96,10 +95,6 @@ class StreamClient:
     def _see_through(
         self, connection: Connection, stream: StreamMachine, leave_rule: LeaveRule
     ) -> None:
-        stream.headers(connection.status_code)
-        if connection.status_code != 200:
-            stream.refusal(_read_refusal(connection), time.perf_counter_ns())
-            return
         decoder = SSEDecoder()
         while stream.outcome is None:
             is_open = stream.can_leave and not connection.is_complete
@@ -107,11 +102,19 @@ class StreamClient:
             if think_ns is not None:
                 self._leave(connection, stream, decoder, think_ns)
             elif (chunk := connection.receive()) is not None:
-                self._read(chunk, stream, decoder)
+                self._read(chunk, connection, stream, decoder)
             else:
                 stream.body_ended(time.perf_counter_ns())
 
-    def _read(self, chunk: bytes, stream: StreamMachine, decoder: SSEDecoder) -> None:
+    def _read(
+        self, chunk: bytes, connection: Connection, stream: StreamMachine, decoder: SSEDecoder
+    ) -> None:
+        if stream.state is State.SENT and connection.has_head:
+            stream.headers(connection.status_code)
+            if connection.status_code != 200:
+                body = chunk + _rest_of_refusal(connection)
+                stream.refusal(body, time.perf_counter_ns())
+                return
         for event in decoder.feed(chunk, time.perf_counter_ns()):
             if stream.outcome is not None:
                 return
@@ -129,15 +132,15 @@ class StreamClient:
             chunk = connection.receive_within(wait_s)
             if chunk is None:
                 break
-            self._read(chunk, stream, decoder)
+            self._read(chunk, connection, stream, decoder)
         if connection.is_complete or not stream.can_leave:
             return  # the answer ended while the user was thinking
         t0_ns, wire_close = connection.hang_up()
         stream.leave(t0_ns, think_ns=think_ns, wire_close=wire_close)
 
 
-def _read_refusal(connection: Connection) -> bytes:
-    """The body of an error, as far as it comes: its status has already decided the outcome."""
+def _rest_of_refusal(connection: Connection) -> bytes:
+    """More of an error's body, as far as it comes: its status has already decided the outcome."""
     body = b""
     try:
         while len(body) < _MAX_REFUSAL_BYTES and (chunk := connection.receive()) is not None:

@@ -14,7 +14,9 @@ class AbandonLoad(msgspec.Struct, kw_only=True, tag="abandon", tag_field="kind")
 
     A share `stay_share` reads to the end of `stay_tokens`; the others ask for `answer_tokens` (long
     enough that a server which goes on can be told from one that finished) and leave after a number
-    of tokens drawn from `abandon_after_tokens` (0: before the first one), plus the think time.
+    of tokens drawn from `abandon_after_tokens`, plus the think time. With 0 the think time begins
+    when the request is sent, and they leave wherever the answer stands then: no headers yet, no
+    token yet, or some tokens already (which count as read).
     `think` is "step" (uniform over one observed gap between tokens), "none", or seconds (uniform
     from 0). The load ends after `stop_after_abandons` abandons, or when the plan's time is up.
     """
@@ -32,7 +34,8 @@ class SlotRecoveryLoad(msgspec.Struct, kw_only=True, tag="slot_recovery", tag_fi
     """One director: fill the slots, queue a probe, abandon one, time the probe's first token.
 
     `trials` of each arm, interleaved: `unloaded` (the probe alone), `abandon`, and `control`
-    (nobody leaves). `slots` is the server's number of batch slots.
+    (nobody leaves). `slots` is the server's number of batch slots: before each trial as many short
+    requests must run at once, or the trial is void.
     """
 
     slots: int
@@ -48,7 +51,8 @@ class LoadPlan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The whole order.
 
     `continuous_usage` says that each event carries the token count so far. `rows_dir` must exist;
-    null keeps no rows. `timeout_s` is the longest wait for the next byte, also when connecting.
+    null keeps no rows. `timeout_s` is the longest wait for the next byte, also when connecting, and
+    no limit on a whole request: one that keeps bringing tokens may take any time.
     """
 
     url: str

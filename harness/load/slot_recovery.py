@@ -7,15 +7,18 @@ One director runs trials of three arms, in an order drawn anew for each round:
     control    the same, but nobody leaves: the probe waits for a filler's natural end
 
 Nothing here is timed by sleeping and hoping. That the slots are full is known from a first token
-on each filler; that the probe had time to be queued, from further tokens on each of them; that the
-server answers again before a trial, from the end of a request of one token. The probe's row carries
-the reference moment: t0 of the filler that left, in the control the moment when it would have.
+on each filler; that the probe had time to be queued, from further tokens on each of them; that all
+slots are free again before a trial, from as many short requests that run at once and end by
+themselves (whoever still held a slot, unknown to its client, would keep one of them waiting until
+the others have ended). The probe's row carries the reference moment: t0 of the filler that left, in
+the control the moment when it would have.
 """
 
 import logging
 import random
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import Final
 
 import gevent
@@ -27,6 +30,7 @@ from locust.exception import StopUser
 
 from harness.load.abandon import think_ns
 from harness.load.client import LeaveRule, never
+from harness.load.overlap import ran_at_once
 from harness.load.plan import SlotRecoveryLoad
 from harness.load.prompts import prompt
 from harness.load.session import LoadSession
@@ -37,6 +41,8 @@ _ARMS: Final = ("unloaded", "abandon", "control")
 # Tokens that each filler must read after the probe was sent: the second of them comes from a step
 # that began when the probe had long arrived.
 _TOKENS_TO_QUEUE: Final = 2
+# Tokens of a check request in the first round: enough to overlap where admitting takes few steps.
+_CHECK_TOKENS: Final = 8
 
 logger = logging.getLogger(__name__)
 
@@ -101,15 +107,16 @@ class Trial:
         self._number = number
         self._rng = random.Random(f"{session.plan.seed}/{number}/{arm}")
         self._think_fraction = self._rng.random()
+        self._check_users = count(load.slots + 1)
         self._streams = Group()
         self._progress = Event()
         self._has_lost_filler = False
         self._reference_ns: int | None = None
 
     def run(self) -> None:
-        """Wait until the server answers, then do what the arm says."""
-        self._check_quiet()
+        """Wait until all slots are free, then do what the arm says."""
         try:
+            self._check_quiet()
             if self._arm == "unloaded":
                 self._start_probe().join()
             else:
@@ -191,11 +198,13 @@ class Trial:
         )
 
     def _prompt(self, user: int) -> str:
+        # Its own seed: how many checks there were must not change what the others are asked.
+        rng = random.Random(f"{self._session.plan.seed}/{self._number}/{self._arm}/{user}/length")
         return prompt(
             seed=self._session.plan.seed,
             user=user,
             n=self._number * len(_ARMS) + _ARMS.index(self._arm),
-            num_bytes=self._rng.randint(*self._load.prompt_tokens),
+            num_bytes=rng.randint(*self._load.prompt_tokens),
         )
 
     def _keep_filler(self, row: RequestRow) -> None:
@@ -223,9 +232,39 @@ class Trial:
             self._progress.wait()
 
     def _check_quiet(self) -> None:
-        """Ask for one token and wait for the end: what came before is no longer in the way."""
-        user = self._load.slots + 1
-        ticket = self._session.ticket(
-            role=Role.CHECK, user=user, max_tokens=1, arm=self._arm, trial=self._number
-        )
-        self._session.client.ask(ticket, self._prompt(user), never, self._session.keep)
+        """Ask until as many requests as there are slots run at once; each round for longer answers.
+
+        They are read to their end: leaving them would put into the way what they are to exclude.
+        """
+        timeout_s = self._session.plan.timeout_s
+        patience_ends_ns = time.perf_counter_ns() + int(timeout_s * 1e9)
+        tokens = _CHECK_TOKENS
+        while not ran_at_once(self._check_slots(tokens)):
+            if time.perf_counter_ns() > patience_ends_ns:
+                raise TrialSpoiledError(
+                    f"for {timeout_s:g} s no {self._load.slots} requests ran at once (fewer slots "
+                    "than planned, or requests of before still hold some)"
+                )
+            tokens *= 2
+
+    def _check_slots(self, tokens: int) -> list[RequestRow]:
+        """One request for each slot, all together, and their rows."""
+        rows: list[RequestRow] = []
+
+        def keep(row: RequestRow) -> None:
+            rows.append(row)
+            self._session.keep(row)
+
+        for _ in range(self._load.slots):
+            self._start(
+                role=Role.CHECK,
+                user=next(self._check_users),
+                max_tokens=min(tokens, self._load.answer_tokens),
+                planned_abandon=None,
+                leave_rule=never,
+                keep=keep,
+            )
+        self._streams.join()
+        if any(row.outcome is not Outcome.COMPLETED for row in rows):
+            raise TrialSpoiledError("a request that checks the slots failed: its row tells")
+        return rows

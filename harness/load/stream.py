@@ -4,15 +4,16 @@ Whoever moves the bytes tells the machine what happened and when; the machine co
 the one outcome and builds the row. It never reads a clock.
 
     SENT ──▶ ACCEPTED ──▶ READING ──▶ FINISHED ──▶ completed
-      │ └──▶ BUSY ──▶ rejected   └──▶ abandoned
-      └────▶ REFUSED ──▶ failed
+      │ └──▶ BUSY ──▶ rejected
+      └────▶ REFUSED ──▶ failed           SENT, ACCEPTED, READING ──▶ abandoned
 
 What may follow what is `TRANSITIONS`; anything not in it is a mistake of the caller and raises.
 Three decisions that the table makes:
 - a stream that ends without a finish reason or `[DONE]` has failed, however good it looked;
 - one that has finished is completed, even if the line breaks or the run ends before its last byte:
   the user has the whole answer. It can no longer be abandoned either;
-- nobody abandons before the headers are there: until then, nothing was accepted that could be left.
+- a request can be abandoned from the moment it is sent, its headers or not: some servers hold them
+  back until the first token, and it is their work that would be wasted.
 
 Tokens are not events. With continuous usage the server's own count decides (also for events whose
 text is still empty: half of a character is a token too); else an event that shows text is taken for
@@ -83,6 +84,7 @@ TRANSITIONS: Final[dict[State, dict[Signal, State | Outcome]]] = {
         Signal.ACCEPT: State.ACCEPTED,
         Signal.TURN_AWAY: State.BUSY,
         Signal.REFUSE: State.REFUSED,
+        Signal.LEAVE: Outcome.ABANDONED,
     },
     State.ACCEPTED: _STREAMING,
     State.READING: _STREAMING,
@@ -145,7 +147,7 @@ class StreamMachine:
 
     @property
     def can_leave(self) -> bool:
-        """Whether there is a stream in progress that the user could abandon."""
+        """Whether there is an answer to come, or going on, that the user could abandon."""
         return self.outcome is None and Signal.LEAVE in TRANSITIONS[self.state]
 
     @property

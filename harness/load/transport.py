@@ -1,9 +1,12 @@
-"""The way to the server: an httpx transport that hands over bytes the moment they arrive.
+"""The way to the server: httpx's requests and errors, over sockets that hand on bytes at once.
 
 Stock httpx would do for reading, but not for leaving. Its parser may hold tokens that were received
 and not yet handed on, without saying so, and what a user had read at t0 is the point of this
 project. Here each receive is passed on whole, so whatever has not been handed over is still in the
 kernel, where it can be counted. It also costs a fraction of the processor time for each token.
+
+A connection is handed over as soon as the request is sent. The headers are just the first thing to
+be received: a server may send them only with the first token, and users leave before that too.
 
 One connection carries one request: an abandoned one could not be used again anyway, and nobody's
 first token then depends on who came before. HTTP/1.1, with or without TLS; no proxies, no
@@ -25,39 +28,28 @@ import httpx
 
 from harness.records import WireClose
 
-CONNECTION: Final = "walkaway.connection"  # the response extension that holds the `Connection`
 _RECEIVE_BYTES: Final = 65536
 
 
-class SocketTransport(httpx.BaseTransport):
-    """Opens a connection for each request and returns as soon as the headers are there."""
+class SocketTransport:
+    """Opens a connection for each request. `timeout_s` is the longest wait for any one thing."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
         self._tls: ssl.SSLContext | None = None
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send the request; the body is read through the `Connection` in the extensions."""
-        timeout = request.extensions["timeout"]
-        sock = self._connect(request.url, timeout["connect"])
-        try:
-            _send(sock, request, timeout["write"])
-            connection = Connection(sock, timeout["read"])
-            connection.receive_head()
-        except BaseException:
-            sock.close()
-            raise
-        return httpx.Response(
-            connection.status_code,
-            headers=connection.headers,
-            stream=connection,
-            extensions={CONNECTION: connection},
-        )
+    @contextlib.contextmanager
+    def opened(self, request: httpx.Request) -> Iterator["Connection"]:
+        """Send a request; the connection is closed on the way out, however that is."""
+        with self._connect(request.url) as sock:
+            _send(sock, request, self._timeout_s)
+            yield Connection(sock, self._timeout_s)
 
-    def _connect(self, url: httpx.URL, timeout_s: float | None) -> socket.socket:
+    def _connect(self, url: httpx.URL) -> socket.socket:
         is_tls = url.scheme == "https"
         try:
             address = (url.host, url.port or (443 if is_tls else 80))
-            sock = socket.create_connection(address, timeout_s)
+            sock = socket.create_connection(address, self._timeout_s)
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 return self._wrap(sock, url.host) if is_tls else sock
@@ -65,7 +57,7 @@ class SocketTransport(httpx.BaseTransport):
                 sock.close()
                 raise
         except TimeoutError as error:
-            raise httpx.ConnectTimeout(f"no connection within {timeout_s} s") from error
+            raise httpx.ConnectTimeout(f"no connection within {self._timeout_s} s") from error
         except OSError as error:
             raise httpx.ConnectError(f"no connection: {error}") from error
 
@@ -75,7 +67,7 @@ class SocketTransport(httpx.BaseTransport):
         return self._tls.wrap_socket(sock, server_hostname=host)
 
 
-def _send(sock: socket.socket, request: httpx.Request, timeout_s: float | None) -> None:
+def _send(sock: socket.socket, request: httpx.Request, timeout_s: float) -> None:
     head = [b"%b %b HTTP/1.1" % (request.method.encode(), request.url.raw_path)]
     head += [b"%b: %b" % pair for pair in request.headers.raw]
     sock.settimeout(timeout_s)
@@ -87,69 +79,60 @@ def _send(sock: socket.socket, request: httpx.Request, timeout_s: float | None) 
         raise httpx.WriteError(f"the request could not be sent: {error}") from error
 
 
-class Connection(httpx.SyncByteStream):
-    """One response being received.
+class Connection:
+    """One response being received. `status_code` means something once `has_head` is true.
 
     Its state: `_body`, bytes parsed but not yet handed over (empty between calls), and how far the
     response has come. The parser calls the `on_` methods.
     """
 
-    def __init__(self, sock: socket.socket, timeout_s: float | None) -> None:
+    def __init__(self, sock: socket.socket, timeout_s: float) -> None:
         self.status_code = 0
-        self.headers: list[tuple[bytes, bytes]] = []
+        self.has_head = False
         self.is_complete = False
         self._sock = sock
         self._timeout_s = timeout_s
         self._parser = httptools.HttpResponseParser(self)
         self._body: list[bytes] = []
-        self._has_head = False
-        self._ends_with_connection = False
+        self._ends_with_connection = True
 
     # What the parser tells...
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name, value))
+    def on_header(self, name: bytes, _value: bytes) -> None:
+        if name.lower() in (b"content-length", b"transfer-encoding"):
+            self._ends_with_connection = False
 
     def on_headers_complete(self) -> None:
         self.status_code = self._parser.get_status_code()
-        if self.status_code < 200:  # "100 Continue" and its like precede the answer
-            self.headers.clear()
-            return
-        self._has_head = True
-        names = {name.lower() for name, _ in self.headers}
-        self._ends_with_connection = not names & {b"content-length", b"transfer-encoding"}
+        self.has_head = self.status_code >= 200  # "100 Continue" and its like precede the answer
 
     def on_body(self, body: bytes) -> None:
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        self.is_complete = self._has_head
+        self.is_complete = self.has_head
 
     # What the reader asks...
 
-    def receive_head(self) -> None:
-        """Wait for the headers. Body bytes that came along are kept for the next receive."""
-        while not self._has_head:
-            self._parse(self._receive_raw(self._timeout_s))
-
     def receive(self) -> bytes | None:
-        """The body bytes of one receive (maybe none); waits for it. None: the body is complete."""
-        if not self._body:
-            if self.is_complete:
-                return None
-            self._parse(self._receive_raw(self._timeout_s))
+        """The body bytes of one receive; waits for it. None: the body is complete.
+
+        They may be none, above all while the headers come in.
+        """
+        if self.is_complete:
+            return None
+        self._parse(self._receive_raw(self._timeout_s))
         return self._take_body()
 
     def receive_within(self, wait_s: float) -> bytes | None:
         """Like `receive`, for at most so long; None also when nothing came. 0 never waits."""
-        if not self._body:
-            if self.is_complete:
-                return None
-            try:
-                data = self._receive_raw(max(0.0, wait_s))
-            except httpx.ReadTimeout:
-                return None
-            self._parse(data)
+        if self.is_complete:
+            return None
+        try:
+            data = self._receive_raw(max(0.0, wait_s))
+        except httpx.ReadTimeout:
+            return None
+        self._parse(data)
         return self._take_body()
 
     def unread_bytes(self) -> int:
@@ -158,7 +141,7 @@ class Connection(httpx.SyncByteStream):
         return int(struct.unpack("i", answer)[0])
 
     def hang_up(self) -> tuple[int, WireClose]:
-        """Leave now: t0, stamped immediately before, and what the kernel made of it."""
+        """Leave now, however far the answer came: t0, stamped immediately before, and the way."""
         t0_ns = time.perf_counter_ns()
         wire_close = WireClose.RST if self.unread_bytes() else WireClose.FIN
         self.close()
@@ -168,14 +151,9 @@ class Connection(httpx.SyncByteStream):
         """Close the socket; doing it twice is fine."""
         self._sock.close()
 
-    def __iter__(self) -> Iterator[bytes]:
-        """The rest of the body, for httpx's own way of reading."""
-        while (chunk := self.receive()) is not None:
-            yield chunk
-
     # How the bytes come in...
 
-    def _receive_raw(self, timeout_s: float | None) -> bytes:
+    def _receive_raw(self, timeout_s: float) -> bytes:
         self._sock.settimeout(timeout_s)
         try:
             return self._sock.recv(_RECEIVE_BYTES)
@@ -186,7 +164,7 @@ class Connection(httpx.SyncByteStream):
 
     def _parse(self, data: bytes) -> None:
         if not data:
-            if not self._ends_with_connection:
+            if not (self.has_head and self._ends_with_connection):
                 raise httpx.RemoteProtocolError(
                     "the server closed the connection before the answer was complete"
                 )
@@ -201,13 +179,3 @@ class Connection(httpx.SyncByteStream):
         body = b"".join(self._body)
         self._body.clear()
         return body
-
-
-@contextlib.contextmanager
-def opened(client: httpx.Client, request: httpx.Request) -> Iterator[Connection]:
-    """Send a request; the connection is closed on the way out, however that is."""
-    response = client.send(request, stream=True)
-    try:
-        yield response.extensions[CONNECTION]
-    finally:
-        response.close()

@@ -140,6 +140,42 @@ class TestLeaving:
         assert exchange.closed_ns is not None
         assert 0 < exchange.closed_ns - row.abandoned_ns < 100 * MS
 
+    def test_leaving_at_once_needs_no_headers(self, serve: Serve) -> None:
+        def script(x: Exchange) -> None:
+            assert x.client_left_within(30)  # headers come with the first token, which never does
+
+        server = serve(script)
+        row = User(server.url).ask(after(0, think_ns=20 * MS))
+        assert server.exchanges["r1"].is_over.wait(30)
+        assert (row.outcome, row.status_code, row.tokens_read) == (Outcome.ABANDONED, None, 0)
+        assert (row.wire_close, server.exchanges["r1"].closed_how) == (WireClose.FIN, "fin")
+        assert row.abandoned_ns is not None
+        assert 20 * MS <= row.abandoned_ns - row.sent_ns < 5_000 * MS
+
+    def test_what_came_before_leaving_at_once_was_read(self, serve: Serve) -> None:
+        has_arrived = threading.Event()
+
+        def script(x: Exchange) -> None:
+            x.accept()
+            x.token()
+            x.token()
+            x.wait_until_received()
+            has_arrived.set()
+            x.client_left_within(30)
+
+        def rule(tokens_read: int) -> int | None:
+            assert has_arrived.wait(30)
+            return 0
+
+        row = User(serve(script).url).ask(rule)
+        assert (row.outcome, row.status_code, row.tokens_read) == (Outcome.ABANDONED, 200, 2)
+        assert row.wire_close is WireClose.FIN
+
+    def test_who_wants_to_leave_can_be_refused_first(self, serve: Serve) -> None:
+        row = User(serve(_refuse).url).ask(after(0, think_ns=3_600_000 * MS))
+        assert (row.outcome, row.status_code) == (Outcome.REJECTED, 429)
+        assert (row.error, row.abandoned_ns) == ("HTTP 429: come back later", None)
+
     def test_tokens_that_came_in_one_receive_were_all_read(self, serve: Serve) -> None:
         def script(x: Exchange) -> None:
             frames = b""

@@ -79,11 +79,15 @@ def test_an_abandoned_stream_keeps_its_t0_and_what_was_read() -> None:
     assert (row.error, row.completion_tokens) == (None, None)
 
 
-def test_leaving_before_the_first_token() -> None:
-    stream = machine()
-    stream.leave(12, think_ns=0, wire_close=WireClose.FIN)
-    row = stream.row()
-    assert (row.first_token_ns, row.last_token_ns, row.tokens_read) == (None, None, 0)
+def test_leaving_before_the_first_token_or_the_headers() -> None:
+    sent = StreamMachine(TICKET, sent_ns=10, continuous_usage=True)
+    for stream, status_code in ((machine(), 200), (sent, None)):
+        assert stream.can_leave
+        stream.leave(12, think_ns=0, wire_close=WireClose.FIN)
+        row = stream.row()
+        assert (row.outcome, row.abandoned_ns) == (Outcome.ABANDONED, 12)
+        assert (row.first_token_ns, row.last_token_ns, row.tokens_read) == (None, None, 0)
+        assert row.status_code == status_code
 
 
 class TestCounting:
@@ -209,7 +213,6 @@ class TestEndings:
         ends = {"cut": Outcome.CUT_OFF, "break_off": Outcome.FAILED, "time_out": Outcome.TIMED_OUT}
         for end, outcome in ends.items():
             stream = StreamMachine(TICKET, sent_ns=10, continuous_usage=True)
-            assert not stream.can_leave
             getattr(stream, end)(30, *([] if end == "cut" else ["why"]))
             assert (stream.outcome, stream.row().status_code) == (outcome, None)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from harness.load.transport import Connection, SocketTransport, opened
+from harness.load.transport import Connection, SocketTransport
 from harness.records import WireClose
 
 if TYPE_CHECKING:
@@ -21,14 +21,21 @@ if TYPE_CHECKING:
 
 @contextmanager
 def connected(server: ScriptedServer) -> Iterator[Connection]:
-    client = httpx.Client(transport=SocketTransport(), timeout=30, trust_env=False)
-    request = client.build_request("POST", server.url, json={}, headers={"x-request-id": "r1"})
-    with opened(client, request) as connection:
+    request = httpx.Request("POST", server.url, json={}, headers={"x-request-id": "r1"})
+    with SocketTransport(timeout_s=30).opened(request) as connection:
         yield connection
 
 
 def all_of(connection: Connection) -> bytes:
-    return b"".join(connection)
+    body = b""
+    while (chunk := connection.receive()) is not None:
+        body += chunk
+    return body
+
+
+def receive_head(connection: Connection) -> None:
+    while not connection.has_head:
+        assert connection.receive() == b""
 
 
 @pytest.mark.parametrize(
@@ -48,8 +55,8 @@ def test_framings(serve: Serve, answer: bytes, size: int) -> None:
             x.send(answer[i : i + size])
 
     with connected(serve(script)) as connection:
-        assert connection.status_code == 200
         assert all_of(connection) == b"hello"
+        assert connection.status_code == 200
         assert connection.is_complete
         assert connection.receive() is None
         assert connection.receive_within(0) is None
@@ -78,6 +85,7 @@ def test_unread_bytes_make_a_reset(serve: Serve, reads: bool) -> None:
 
     server = serve(script)
     with connected(server) as connection:
+        receive_head(connection)
         has_headers.set()
         if reads:
             assert connection.receive()
@@ -104,6 +112,32 @@ def test_draining_takes_what_has_arrived_and_does_not_wait(serve: Serve) -> None
         assert received == b"data"
         assert connection.receive_within(0) is None
         assert connection.receive_within(0.01) is None
+
+
+@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 OK\r\ncontent-ty"], ids=["none", "half"])
+def test_one_can_hang_up_before_the_headers(serve: Serve, sent: bytes) -> None:
+    def script(x: Exchange) -> None:
+        x.send(sent)
+        assert x.client_left_within(30)
+
+    server = serve(script)
+    with connected(server) as connection:
+        if sent:
+            assert connection.receive() == b""
+        assert connection.receive_within(0) is None
+        assert connection.receive_within(0.01) is None
+        assert not connection.has_head
+        _, wire_close = connection.hang_up()
+        assert server.exchanges["r1"].is_over.wait(30)
+        assert wire_close is WireClose.FIN
+        assert server.exchanges["r1"].closed_how == "fin"
+
+
+@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"])
+def test_an_end_before_the_headers_is_no_answer(serve: Serve, sent: bytes) -> None:
+    complaint = pytest.raises(httpx.RemoteProtocolError, match="before the answer was complete")
+    with connected(serve(lambda x: x.send(sent))) as connection, complaint:
+        all_of(connection)
 
 
 def test_leaving_the_block_closes(serve: Serve) -> None:

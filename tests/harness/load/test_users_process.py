@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -14,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from harness.load.plan import AbandonLoad, LoadPlan, SlotRecoveryLoad, write_plan
@@ -34,7 +36,14 @@ LOCUSTFILE = Path(__file__).parents[3] / "workloads" / "locustfile.py"
 class LoadProcess:
     """A load process; its standard input is a pipe that we hold."""
 
-    def __init__(self, folder: Path, url: str, load: AbandonLoad | SlotRecoveryLoad, users: int):
+    def __init__(
+        self,
+        folder: Path,
+        url: str,
+        load: AbandonLoad | SlotRecoveryLoad,
+        users: int,
+        timeout_s: float = 30.0,
+    ):
         self.folder = folder
         plan = LoadPlan(
             url=url,
@@ -49,7 +58,7 @@ class LoadProcess:
             seed=3,
             arm="main",
             users=users,
-            timeout_s=30.0,
+            timeout_s=timeout_s,
             max_seconds=60.0,
             load=load,
         )
@@ -63,12 +72,12 @@ class LoadProcess:
     def result(self) -> list[RequestRow]:
         """Wait for the end, which must be orderly; the rows."""
         try:
-            out, err = self.process.communicate(timeout=90)
+            out, self.log = self.process.communicate(timeout=90)
         finally:
             self.process.kill()
             self.stdin.close()
-        assert self.process.returncode == 0, err
-        assert "Traceback" not in err
+        assert self.process.returncode == 0, self.log
+        assert "Traceback" not in self.log
         self.stats: list[dict[str, Any]] = json.loads(out)
         return ShardReader(self.folder, RequestRow).read_new()
 
@@ -211,7 +220,8 @@ class TestSlotRecovery:
     )
 
     @staticmethod
-    def engine_with_slots(number: int) -> Script:
+    def engine_with_slots(number: int, ghosts: list[tuple[int, int]], ghost_s: float = 0) -> Script:
+        """Who leaves goes on for `ghost_s`; `ghosts` gets from when to when."""
         slots = threading.Semaphore(number)
 
         def script(x: Exchange) -> None:
@@ -221,13 +231,16 @@ class TestSlotRecovery:
                     return
             try:
                 x.stream(tokens=x.body["max_tokens"], gap_s=0.005)
+                if x.closed_ns is not None and ghost_s:
+                    threading.Event().wait(ghost_s)
+                    ghosts.append((x.closed_ns, time.perf_counter_ns()))
             finally:
                 slots.release()
 
         return script
 
     def test_the_probe_waits_for_the_one_who_leaves(self, serve: Serve, tmp_path: Path) -> None:
-        server = serve(self.engine_with_slots(2))
+        server = serve(self.engine_with_slots(2, []))
         rows = LoadProcess(tmp_path, server.url, self.LOAD, users=1).result()
         waits: dict[str, list[int]] = {"abandon": [], "control": []}
         for trial in range(2):
@@ -253,22 +266,73 @@ class TestSlotRecovery:
         assert max(waits["abandon"]) < min(waits["control"])
         # Every request has a row, the checks before each trial too: counters are judged by them.
         assert len(server.exchanges) == len(rows)
-        assert sum(row.role is Role.CHECK for row in rows) == 6
+        checks = [row for row in rows if row.role is Role.CHECK]
+        assert len(checks) >= 2 * 3 * 2  # one for each slot before each trial
+        assert {row.outcome for row in checks} == {Outcome.COMPLETED}
 
-    def test_fewer_slots_than_planned_void_the_trial(self, serve: Serve, tmp_path: Path) -> None:
-        load = SlotRecoveryLoad(
-            slots=2,
-            trials=1,
-            prompt_tokens=(8, 16),
-            answer_tokens=10,
-            control_answer_tokens=10,
-            probe_tokens=2,
-            abandon_after_tokens=4,
-        )
-        server = serve(self.engine_with_slots(1))
-        rows = LoadProcess(tmp_path, server.url, load, users=1).result()
-        assert not [row for row in rows if row.outcome is Outcome.ABANDONED]
-        assert [row.arm for row in rows if row.role is Role.PROBE] == ["unloaded"]
+    def test_a_trial_begins_when_all_slots_are_free(self, serve: Serve, tmp_path: Path) -> None:
+        """Not when one is: those who left may go on in the others, unknown to their client."""
+        ghosts: list[tuple[int, int]] = []
+        slots = 3
+        server = serve(self.engine_with_slots(slots, ghosts, ghost_s=0.3))
+        load = msgspec.structs.replace(self.LOAD, slots=slots)
+        child = LoadProcess(tmp_path, server.url, load, users=1)
+        rows = child.result()
+        assert "is void" not in child.log
+        probes = [row for row in rows if row.role is Role.PROBE]
+        assert sorted(row.arm for row in probes) == sorted(["abandon", "control", "unloaded"] * 2)
+        assert len(ghosts) == 2 * slots  # the leaver and those who were cut off, in each trial
+        starts = {
+            (row.trial, row.arm): row.sent_ns
+            for row in rows
+            if row.role is Role.FILLER or (row.role, row.arm) == (Role.PROBE, "unloaded")
+        }
+        assert len(starts) == 6
+        for start_ns in starts.values():
+            assert not [ghost for ghost in ghosts if ghost[0] < start_ns < ghost[1]]
+
+    def test_fewer_slots_than_planned_void_all_trials(self, serve: Serve, tmp_path: Path) -> None:
+        load = msgspec.structs.replace(self.LOAD, trials=1)
+        server = serve(self.engine_with_slots(1, []))
+        child = LoadProcess(tmp_path, server.url, load, users=1, timeout_s=0.5)
+        rows = child.result()
+        assert {row.role for row in rows} == {Role.CHECK}
+        assert child.log.count("is void: for 0.5 s no 2 requests ran at once") == 3
+
+    def test_a_check_that_fails_voids_the_trial(self, serve: Serve, tmp_path: Path) -> None:
+        load = msgspec.structs.replace(self.LOAD, trials=1)
+        child = LoadProcess(tmp_path, serve(lambda x: x.accept()).url, load, users=1)
+        rows = child.result()
+        assert [(row.role, row.outcome) for row in rows] == [(Role.CHECK, Outcome.FAILED)] * 6
+        assert child.log.count("is void: a request that checks the slots failed") == 3
+
+    def test_answers_too_short_void_the_trial(self, serve: Serve, tmp_path: Path) -> None:
+        load = msgspec.structs.replace(self.LOAD, trials=1, control_answer_tokens=2)
+        child = LoadProcess(tmp_path, serve(self.engine_with_slots(2, [])).url, load, users=1)
+        rows = child.result()
+        probes = {row.arm: row.outcome for row in rows if row.role is Role.PROBE}
+        assert probes.pop("control", Outcome.CUT_OFF) is Outcome.CUT_OFF
+        assert probes == dict.fromkeys(["abandon", "unloaded"], Outcome.COMPLETED)
+        assert "arm control, is void: a filler ended" in child.log
+
+
+def test_a_user_who_leaves_at_once_waits_for_no_headers(serve: Serve, tmp_path: Path) -> None:
+    """A server that sends its headers with the first token, to users who do not wait for it."""
+
+    def script(x: Exchange) -> None:
+        x.client_left_within(None)
+
+    server = serve(script)
+    load = abandoning(tokens=[0], stay_share=0.0, stop_after=6)
+    rows = LoadProcess(tmp_path, server.url, load, users=2).result()
+    left = [row for row in rows if row.outcome is Outcome.ABANDONED]
+    assert len(left) >= 6
+    assert {row.outcome for row in rows} <= {Outcome.ABANDONED, Outcome.CUT_OFF}
+    for row in left:
+        assert (row.planned_abandon, row.status_code, row.tokens_read) == (0, None, 0)
+        assert row.think_ns is not None
+        assert row.abandoned_ns is not None
+        assert row.abandoned_ns - row.sent_ns >= row.think_ns
 
 
 @pytest.mark.parametrize(
