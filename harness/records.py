@@ -30,7 +30,7 @@ class Role(StrEnum):
     USER = "user"  # ordinary load
     FILLER = "filler"  # slot recovery: occupies a slot
     PROBE = "probe"  # slot recovery: its first token is the measurement
-    CHECK = "check"  # slot recovery: one token, to see that the server answers again
+    CHECK = "check"  # slot recovery: one request a slot, to see that all slots are free
 
 
 class WireClose(StrEnum):
@@ -62,7 +62,7 @@ class RequestRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     user: int
     stream: bool
     planned_abandon: int | None  # leave after so many tokens; null: stay to the end
-    think_ns: int | None  # planned pause between that token and leaving
+    think_ns: int | None  # planned pause between that token (0: the sending) and leaving
     max_tokens: int
     intended_start_ns: int
     sent_ns: int

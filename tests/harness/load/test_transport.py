@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -10,7 +11,13 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from harness.load.transport import Connection, SocketTransport
+from harness.load.transport import (
+    PATIENCE_NS,
+    Connection,
+    LeftBeforeHeadersError,
+    SocketTransport,
+    opened,
+)
 from harness.records import WireClose
 
 if TYPE_CHECKING:
@@ -20,10 +27,12 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def connected(server: ScriptedServer) -> Iterator[Connection]:
-    request = httpx.Request("POST", server.url, json={}, headers={"x-request-id": "r1"})
-    with SocketTransport(timeout_s=30).opened(request) as connection:
-        yield connection
+def connected(server: ScriptedServer, *, patience_ns: int | None = None) -> Iterator[Connection]:
+    with httpx.Client(transport=SocketTransport(), timeout=30, trust_env=False) as client:
+        request = client.build_request("POST", server.url, json={}, headers={"x-request-id": "r1"})
+        request.extensions[PATIENCE_NS] = patience_ns
+        with opened(client, request) as connection:
+            yield connection
 
 
 def all_of(connection: Connection) -> bytes:
@@ -31,11 +40,6 @@ def all_of(connection: Connection) -> bytes:
     while (chunk := connection.receive()) is not None:
         body += chunk
     return body
-
-
-def receive_head(connection: Connection) -> None:
-    while not connection.has_head:
-        assert connection.receive() == b""
 
 
 @pytest.mark.parametrize(
@@ -85,7 +89,6 @@ def test_unread_bytes_make_a_reset(serve: Serve, reads: bool) -> None:
 
     server = serve(script)
     with connected(server) as connection:
-        receive_head(connection)
         has_headers.set()
         if reads:
             assert connection.receive()
@@ -114,30 +117,48 @@ def test_draining_takes_what_has_arrived_and_does_not_wait(serve: Serve) -> None
         assert connection.receive_within(0.01) is None
 
 
+@pytest.mark.parametrize("patience_ns", [0, 10_000_000])
 @pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 OK\r\ncontent-ty"], ids=["none", "half"])
-def test_one_can_hang_up_before_the_headers(serve: Serve, sent: bytes) -> None:
+def test_patience_may_end_before_the_headers(serve: Serve, sent: bytes, patience_ns: int) -> None:
     def script(x: Exchange) -> None:
         x.send(sent)
         assert x.client_left_within(30)
 
     server = serve(script)
-    with connected(server) as connection:
-        if sent:
-            assert connection.receive() == b""
-        assert connection.receive_within(0) is None
-        assert connection.receive_within(0.01) is None
-        assert not connection.has_head
-        _, wire_close = connection.hang_up()
-        assert server.exchanges["r1"].is_over.wait(30)
-        assert wire_close is WireClose.FIN
-        assert server.exchanges["r1"].closed_how == "fin"
+    before_ns = time.perf_counter_ns()
+    with (
+        pytest.raises(LeftBeforeHeadersError) as caught,
+        connected(server, patience_ns=patience_ns),
+    ):
+        raise AssertionError("there are no headers to connect with")
+    while "r1" not in server.exchanges:  # it may read the request only after the client has left
+        pass
+    exchange = server.exchanges["r1"]
+    assert exchange.is_over.wait(30)
+    assert exchange.closed_ns is not None
+    assert before_ns + patience_ns <= caught.value.t0_ns < exchange.closed_ns
+    if patience_ns or not sent:  # without patience, what was sent may not have been read
+        assert caught.value.wire_close is WireClose.FIN
+        assert exchange.closed_how == "fin"
+
+
+def test_headers_in_time_leave_the_rest_of_the_patience(serve: Serve) -> None:
+    def script(x: Exchange) -> None:
+        x.accept()
+        assert x.client_left_within(30)
+
+    before_ns = time.perf_counter_ns()
+    with connected(serve(script), patience_ns=60_000_000_000) as connection:
+        assert connection.status_code == 200
+        assert connection.leaves_at_ns is not None
+        assert connection.leaves_at_ns > before_ns + 60_000_000_000
 
 
 @pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"])
 def test_an_end_before_the_headers_is_no_answer(serve: Serve, sent: bytes) -> None:
     complaint = pytest.raises(httpx.RemoteProtocolError, match="before the answer was complete")
-    with connected(serve(lambda x: x.send(sent))) as connection, complaint:
-        all_of(connection)
+    with complaint, connected(serve(lambda x: x.send(sent))):
+        raise AssertionError("there are no headers to connect with")
 
 
 def test_leaving_the_block_closes(serve: Serve) -> None:
