@@ -107,6 +107,8 @@ def serve(connection: socket.socket, settings: WorkerSettings) -> None:
 def main() -> None:
     """`python -m reference_engine.worker.service FD SETTINGS_JSON`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Where cores are scarce, noticing that a client has left goes before computing for it.
+    os.nice(10)
     # The reading thread must not wait long for the interpreter while the model's Python runs:
     # the default of 5 ms would be a stage of the cancel latency.
     sys.setswitchinterval(0.0005)
