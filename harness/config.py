@@ -4,12 +4,21 @@ Both are TOML files, shipped by name or given as a path. They are read once, che
 on frozen; the resolved copy is saved with the run.
 """
 
+import re
 from collections.abc import Sequence
 from importlib.resources import files
+from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    model_validator,
+)
 
 from harness.errors import ConfigError
 from harness.toml_file import apply_settings, read_toml, validate
@@ -30,18 +39,36 @@ MetricRole = Literal[
 ]
 Trust = Literal["exact", "exact_when_idle", "lower", "stuck"]
 
-Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(ge=0)]
-Milliseconds = Annotated[float, Field(ge=0)]
+# Far beyond what one machine can use, and small enough that a slip of the finger is said at once
+# instead of filling the memory or waiting for ever.
+MOST_TOKENS: Final = 10_000_000
+MOST_BLOCKS: Final = 1_000_000
+MOST_STREAMS: Final = 10_000
+LONGEST_S: Final = 7 * 86_400
+LARGEST_INT: Final = 2**63 - 1
+
+Count = Annotated[int, Field(ge=1, le=LARGEST_INT)]
+Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+Streams = Annotated[int, Field(ge=1, le=MOST_STREAMS)]
+Blocks = Annotated[int, Field(ge=1, le=MOST_BLOCKS)]
 Scalar = int | float | str | bool
+Seed = Annotated[int, Field(ge=0, le=LARGEST_INT)]
+Seconds = Annotated[float, Field(ge=0, le=LONGEST_S)]
+Duration = Annotated[float, Field(gt=0, le=LONGEST_S)]
+Milliseconds = Annotated[float, Field(ge=0, le=60_000)]
+# Closer than 10 ms, reading the page is the load that one measures.
+ScrapeInterval = Annotated[float, Field(ge=0.01, le=LONGEST_S)]
 
 
 def _parse_token_range(value: object) -> list[int]:
     match value:
-        case [int(low), int(high)] if 1 <= low <= high:
+        case [int(low), int(high)] if 1 <= low <= high <= MOST_TOKENS:
             return [low, high]
         case _:
-            raise ValueError(f"must be [lowest, highest] with 1 <= lowest <= highest, not {value}")
+            raise ValueError(
+                f"must be [lowest, highest] with 1 <= lowest <= highest <= {MOST_TOKENS}, "
+                f"not {value}"
+            )
 
 
 def _parse_think(value: object) -> str | float:
@@ -50,26 +77,56 @@ def _parse_think(value: object) -> str | float:
             return str(value)
         case bool():
             pass
-        case int() | float() if value >= 0:
+        case int() | float() if 0 <= value <= LONGEST_S:
             return float(value)
-    raise ValueError(f'must be "step", "none" or a number of seconds >= 0, not {value!r}')
+    raise ValueError(
+        f'must be "step", "none" or a number of seconds from 0 to {LONGEST_S}, not {value!r}'
+    )
+
+
+def _parse_scalar(value: object) -> Scalar:
+    match value:
+        case str() | bool():
+            return value
+        case int() if abs(value) <= LARGEST_INT:
+            return value
+        case float() if isfinite(value):
+            return value
+    raise ValueError(f"must be a number, text in quotes, true or false, not {value!r}")
+
+
+def _check_path(value: str) -> str:
+    if not re.fullmatch(r"/[!-~]*", value):
+        raise ValueError(f'must begin with "/" and hold no spaces, not {value!r}')
+    return value
+
+
+def _check_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
+        raise ValueError(
+            f"must be made of letters, digits, dots, dashes and underscores, not {value!r}"
+        )
+    return value
 
 
 TokenRange = Annotated[list[int], PlainValidator(_parse_token_range)]
 Think = Annotated[str | float, PlainValidator(_parse_think)]
+ExtraValue = Annotated[Scalar, PlainValidator(_parse_scalar)]
+UrlPath = Annotated[str, AfterValidator(_check_path)]
+Name = Annotated[str, AfterValidator(_check_name)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class RunSettings(_Section):
     """`[run]`: how long and with how many users."""
 
-    seed: Annotated[int, Field(ge=0)] = 0
-    users: Count
-    max_seconds: Annotated[float, Field(gt=0)]
-    timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    seed: Seed = 0
+    users: Streams
+    max_seconds: Duration
+    timeout_s: Duration = 60.0
 
 
 class AbandonSettings(_Section):
@@ -80,8 +137,8 @@ class AbandonSettings(_Section):
     stay_share: Annotated[float, Field(ge=0, le=1)]
     think: Think = "step"
     prompt_tokens: TokenRange
-    answer_tokens: Count
-    stay_tokens: Count
+    answer_tokens: Tokens
+    stay_tokens: Tokens
     stop_after_abandons: Count | None = None
 
     @model_validator(mode="after")
@@ -99,12 +156,12 @@ class SlotRecoverySettings(_Section):
     """`[load]` of kind "slot_recovery". Without `slots` the target is asked how many it has."""
 
     kind: Literal["slot_recovery"]
-    slots: Count | None = None
+    slots: Streams | None = None
     trials: Count
     prompt_tokens: TokenRange
-    answer_tokens: Count
-    control_answer_tokens: Count
-    probe_tokens: Count
+    answer_tokens: Tokens
+    control_answer_tokens: Tokens
+    probe_tokens: Tokens
     abandon_after_tokens: Annotated[int, Field(ge=0)]
 
     @model_validator(mode="after")
@@ -123,12 +180,12 @@ class EngineSettings(_Section):
     runner: Literal["auto", "torch", "simulated"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     model: str | None = None
-    seed: Annotated[int, Field(ge=0)] | None = None
-    max_num_seqs: Count | None = None
-    num_blocks: Count | None = None
-    block_size: Count | None = None
-    max_model_len: Count | None = None
-    max_num_batched_tokens: Count | None = None
+    seed: Seed | None = None
+    max_num_seqs: Streams | None = None
+    num_blocks: Blocks | None = None
+    block_size: Tokens | None = None
+    max_model_len: Tokens | None = None
+    max_num_batched_tokens: Tokens | None = None
     sim_fixed_ms: Milliseconds | None = None
     sim_prefill_token_ms: Milliseconds | None = None
     sim_decode_token_ms: Milliseconds | None = None
@@ -140,18 +197,25 @@ class SettleSettings(_Section):
     """`[settle]`: how long to wait for the server after the load; overrides the target's."""
 
     seconds: Seconds | None = None
-    steps: Annotated[int, Field(ge=0)] | None = None
+    steps: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
+
+
+class CollectSettings(_Section):
+    """`[collect]`: how closely the server is watched; what is absent is left to the target."""
+
+    scrape_interval_s: ScrapeInterval | None = None
 
 
 class Workload(_Section):
     """One question, and the load that answers it."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Name
     question: Annotated[str, Field(min_length=1)]
     run: RunSettings
     load: Annotated[AbandonSettings | SlotRecoverySettings, Field(discriminator="kind")]
     engine: EngineSettings = EngineSettings()
     settle: SettleSettings = SettleSettings()
+    collect: CollectSettings = CollectSettings()
 
 
 class MetricSource(_Section):
@@ -172,22 +236,22 @@ class Target(_Section):
 
     name: str
     description: str
-    path: Annotated[str, Field(pattern="^/")] = "/v1/completions"
-    extra_body: dict[str, Scalar] = {}
+    path: UrlPath = "/v1/completions"
+    extra_body: dict[str, ExtraValue] = {}
     stream_options: dict[str, bool] | None = None
     continuous_usage: bool = False
     lifecycle: bool = False
     slots_from: Literal["config", "workload"] = "workload"
-    scrape_interval_s: Annotated[float, Field(gt=0)] | None = None
+    scrape_interval_s: ScrapeInterval | None = None
     settle_s: Seconds
-    settle_steps: Annotated[int, Field(ge=0)] | None = None
+    settle_steps: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
     metrics: dict[MetricRole, MetricSource] = {}
 
 
 def load_workload(name_or_path: str, settings: Sequence[str] = ()) -> Workload:
     """A workload by shipped name or by path, with `--set` settings applied. Raises ConfigError."""
     path = find_file(name_or_path, package=SHIPPED_WORKLOADS, noun="workload")
-    data = apply_settings({"name": path.stem, **read_toml(path)}, settings)
+    data = apply_settings({"name": name_of(path), **read_toml(path)}, settings)
     return validate(Workload, data, source=str(path), settings=settings)
 
 
@@ -195,6 +259,11 @@ def load_target(name_or_path: str) -> Target:
     """A target description by shipped name or by path. Raises ConfigError."""
     path = find_file(name_or_path, package=SHIPPED_TARGETS, noun="engine")
     return validate(Target, {"name": path.stem, **read_toml(path)}, source=str(path))
+
+
+def name_of(path: Path) -> str:
+    """The name of a workload that does not tell its own: its file's, fit for a folder's name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("._-") or "workload"
 
 
 def shipped(package: str) -> dict[str, Path]:
@@ -211,6 +280,8 @@ def find_file(name_or_path: str, *, package: str, noun: str) -> Path:
     path = Path(name_or_path)
     if path.is_file():
         return path
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder; name the {noun}'s TOML file in it")
     names = ", ".join(known)
     raise ConfigError(
         f"unknown {noun} `{name_or_path}`: neither a file nor one of those shipped: {names}"

@@ -70,6 +70,7 @@ class Manifest(msgspec.Struct, kw_only=True):
 
     `status` says "interrupted" until the run has ended otherwise, so that the folder of a harness
     that was killed does not look complete. `scrape_interval_s` is null when nothing was scraped.
+    `notes` are for information; `warnings` say why figures may be missing or wrong.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -88,6 +89,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     scrape_interval_s: float | None
     idle: Idle = msgspec.field(default_factory=Idle)
     notes: list[str] = []
+    warnings: list[str] = []
 
 
 def status_after(failure: WalkawayError | None) -> Status:

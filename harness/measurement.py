@@ -78,6 +78,7 @@ class Measurement:
             )
             server = self._find_server(stack, client)
             plan = make_load_plan(self._resolved, server, rows_dir=self._folder.shards)
+            self._folder.load_plan.touch(mode=0o600)  # its headers may hold a secret
             write_plan(plan, self._folder.load_plan)
             metrics_urls = self._note_target(server)
             self._note_clock(client, server)
@@ -111,7 +112,7 @@ class Measurement:
         return attach(url, self._target, model=model, client=client, engine=engine)
 
     def _note_target(self, server: Server) -> list[str]:
-        metrics_urls = self._resolved.order.metrics_urls or [f"{server.url}/metrics"]
+        metrics_urls = self._resolved.metrics_urls or [f"{server.url}/metrics"]
         if self.manifest.scrape_interval_s is None:
             metrics_urls = []
             self.notes.add("nothing was scraped: figures that need /metrics are not measurable")
@@ -132,7 +133,7 @@ class Measurement:
         try:
             check = check_clock(client, f"{server.url}/walkaway/clock", clock_ns=self._clock_ns)
         except SourceError as error:
-            self.notes.add(str(error))
+            self.notes.warn(str(error))
             return
         self.manifest.clock = Clock(comparable=check.comparable, round_trip_ns=check.round_trip_ns)
 
@@ -141,7 +142,7 @@ class Measurement:
         try:
             scraper.scrape()
         except SourceError as error:
-            self.notes.add(str(error))
+            self.notes.warn(str(error))
         return read_roles(scraper.latest, self._target.metrics)
 
     def _collect(self, stack: ExitStack, server: Server, metrics_urls: list[str]) -> Collector:

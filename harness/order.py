@@ -5,10 +5,18 @@ from pathlib import Path
 
 import msgspec
 
-from harness.config import SlotRecoverySettings, Target, Workload, load_target, load_workload
+from harness.config import (
+    AbandonSettings,
+    SlotRecoverySettings,
+    Target,
+    Workload,
+    load_target,
+    load_workload,
+)
 from harness.errors import ConfigError
+from harness.http_flags import check_metrics_url, check_target_url, request_headers
 from harness.load.plan import AbandonLoad, LoadPlan, SlotRecoveryLoad
-from harness.server import Server, check_url, request_headers
+from harness.server import Server
 
 ARM = "main"
 
@@ -41,6 +49,7 @@ class ResolvedOrder:
     workload: Workload
     target: Target
     url: str | None
+    metrics_urls: list[str]
     headers: dict[str, str]
 
     @property
@@ -48,9 +57,10 @@ class ResolvedOrder:
         """Seconds between two scrapes; None for a run that scrapes nothing."""
         if not self.order.has_scraping:
             return None
-        if self.target.scrape_interval_s is None and self.order.metrics_urls:
+        chosen = self.workload.collect.scrape_interval_s or self.target.scrape_interval_s
+        if chosen is None and self.metrics_urls:
             return UNKNOWN_SCRAPE_INTERVAL_S
-        return self.target.scrape_interval_s
+        return chosen
 
 
 def resolve_order(order: RunOrder) -> ResolvedOrder:
@@ -66,7 +76,8 @@ def resolve_order(order: RunOrder) -> ResolvedOrder:
         order=order,
         workload=workload,
         target=target,
-        url=None if order.target_url is None else check_url(order.target_url),
+        url=None if order.target_url is None else check_target_url(order.target_url),
+        metrics_urls=[check_metrics_url(url) for url in order.metrics_urls],
         headers=request_headers(order.headers, order.api_key_env),
     )
 
@@ -115,9 +126,23 @@ def _ask_slots(workload: Workload, target: Target, server: Server) -> int:
 def _check_context(workload: Workload, server: Server) -> None:
     """A server that tells its context is not asked for more than that."""
     limit = (server.config or {}).get("max_model_len")
-    longest = workload.load.prompt_tokens[1] + workload.load.answer_tokens
-    if limit is not None and longest > int(limit):
-        raise ConfigError(
-            f"workload {workload.name}: `load.prompt_tokens` + `load.answer_tokens` go up to "
-            f"{longest} tokens, but the server's context holds {limit}; make them smaller"
-        )
+    if limit is None:
+        return
+    for key, tokens in _answer_lengths(workload.load).items():
+        longest = workload.load.prompt_tokens[1] + tokens
+        if longest > int(limit):
+            raise ConfigError(
+                f"workload {workload.name}: `load.prompt_tokens` + `load.{key}` go up to {longest} "
+                f"tokens, but the server's context holds {limit}; make them smaller"
+            )
+
+
+def _answer_lengths(load: AbandonSettings | SlotRecoverySettings) -> dict[str, int]:
+    """Every number of tokens that some request asks for, by its key."""
+    if isinstance(load, AbandonSettings):
+        return {"answer_tokens": load.answer_tokens, "stay_tokens": load.stay_tokens}
+    return {
+        "answer_tokens": load.answer_tokens,
+        "control_answer_tokens": load.control_answer_tokens,
+        "probe_tokens": load.probe_tokens,
+    }

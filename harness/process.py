@@ -74,6 +74,11 @@ class Child:
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(f"  {self.name}: {line}" for line in lines[-LOG_TAIL_LINES:])
 
+    def last_line(self) -> str:
+        """The last line of its log: what it said before it gave up."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return lines[-1] if lines else "(it said nothing)"
+
     def wait_until_ready(
         self, *, timeout_s: float, interrupted: Callable[[], bool]
     ) -> Mapping[str, Any] | None:

@@ -53,15 +53,16 @@ def execute(order: RunOrder, *, progress: Progress, interruption: Interruption) 
     resolved = resolve_order(order)
     run_id = name_run(utc_now(), resolved.workload.name, secrets.token_hex(2))
     folder = RunFolder.create(order.out or RESULTS / run_id)
+    manifest = begin_manifest(resolved, run_id=folder.name)
     try:
-        manifest = begin_manifest(resolved, run_id=folder.name)
         folder.write_manifest(manifest)
         measurement = Measurement(resolved, folder, manifest, progress, interruption)
         failure = measure(measurement, folder, progress)
         return conclude(measurement, folder, failure, progress)
-    except ConfigError:
-        shutil.rmtree(folder.path)  # nothing was measured, and it was empty when we took it
-        raise
+    except ConfigError as error:
+        if discard_if_empty(folder, manifest):
+            raise
+        raise ConfigError(f"{error}\nwhat was collected is in {folder.path}") from error
     except KeyboardInterrupt as error:  # the second Ctrl-C: the user will not wait for the rest
         raise InterruptedRunError(f"interrupted; what was saved is in {folder.path}") from error
     except Exception as error:
@@ -70,6 +71,14 @@ def execute(order: RunOrder, *, progress: Progress, interruption: Interruption) 
         raise
     finally:
         progress.close()
+
+
+def discard_if_empty(folder: RunFolder, manifest: Manifest) -> bool:
+    """Remove the folder of a run in which no load began: it was new or empty when we took it."""
+    if manifest.window.load_started_ns is not None:
+        return False
+    shutil.rmtree(folder.path)
+    return True
 
 
 def begin_manifest(resolved: ResolvedOrder, *, run_id: str) -> Manifest:
@@ -114,6 +123,7 @@ def save(measurement: Measurement, folder: RunFolder) -> RunRows:
         window.load_started_ns = min(row.sent_ns for row in rows.requests)
         window.load_ended_ns = max(row.ended_ns for row in rows.requests)
     measurement.manifest.notes = measurement.notes.texts()
+    measurement.manifest.warnings = measurement.notes.warnings()
     folder.write_rows(rows)
     folder.write_manifest(measurement.manifest)
     return rows
@@ -131,10 +141,24 @@ def conclude(
     folder.write_manifest(manifest)
     if manifest.window.load_started_ns is None:
         return FinishedRun(folder=folder, summary=None, report=None, failure=failure)
-    summary = summarise(folder.frames())
-    folder.write_summary(summary)
+    summary = write_summary(folder)
     progress.phase("drawing the report")
     return FinishedRun(folder=folder, summary=summary, report=draw_report(folder), failure=failure)
+
+
+def write_summary(folder: RunFolder) -> dict[str, Any]:
+    """Compute `summary.json` from the rows that were saved. Raises ConfigError without them."""
+    summary = summarise(folder.frames())
+    folder.write_summary(summary)
+    return summary
+
+
+def complete_summary(folder: RunFolder) -> None:
+    """Judge a run that was cut short before it was. Raises ConfigError where no request was made,
+    or where the rows were not saved."""
+    if folder.frames().requests.empty:
+        raise ConfigError(f"{folder.path}: no request was made in this run: nothing to report")
+    write_summary(folder)
 
 
 def draw_report(folder: RunFolder) -> Path | None:

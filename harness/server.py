@@ -1,8 +1,7 @@
 """The server under test: found at a URL, or the bundled engine started for this run."""
 
-import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -88,7 +87,11 @@ def started_engine(
             ready = engine.wait_until_ready(timeout_s=ENGINE_READY_S, interrupted=interrupted)
         except TargetError as error:
             if engine.wait(0) == BAD_CONFIGURATION:
-                raise ConfigError(str(error)) from error
+                refusal = engine.last_line().removeprefix("walkaway engine: ")
+                raise ConfigError(
+                    f"the engine refuses its settings (section [engine] of the workload): "
+                    f"{refusal.removeprefix('error: ')}"
+                ) from error
             raise
         if ready is None:
             raise InterruptedRunError("interrupted while the engine was starting")
@@ -105,27 +108,6 @@ def attach(
     elif config is None:
         _get(client, f"{url}/v1/models")
     return Server(url=url, model=model, config=config, engine=engine)
-
-
-def check_url(url: str) -> str:
-    """The base URL without a slash at its end. Raises ConfigError for what is no HTTP URL."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"--target {url}: must be a URL such as http://127.0.0.1:8000")
-    return url.rstrip("/").removesuffix("/v1")
-
-
-def request_headers(headers: Mapping[str, str], api_key_env: str | None) -> dict[str, str]:
-    """The headers for the harness's own requests. Raises ConfigError where the key is not set."""
-    if api_key_env is None:
-        return dict(headers)
-    key = os.environ.get(api_key_env)
-    if not key:
-        raise ConfigError(
-            f"--api-key-env {api_key_env}: this environment variable is not set; "
-            f"export it, or leave the flag out"
-        )
-    return {**headers, "Authorization": f"Bearer {key}"}
 
 
 def _knock(url: str) -> None:

@@ -1,6 +1,9 @@
-"""The end of a run on a terminal: the headline figures, how sure they are, and what is missing."""
+"""The end of a run on a terminal: the headline figures, how sure they are, and what is missing.
 
-from collections.abc import Mapping
+A narrow terminal is shown fewer columns, never half a figure.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -30,6 +33,9 @@ HEADLINES = (
     "ttft_s",
     "itl_s",
 )
+COLUMNS = ("mean", "p50", "p99", "max", "n (cens.)", "method")
+SPARED = ("method", "max", "n (cens.)")  # left out one by one where the terminal is too narrow
+FLOORS = {"client_lag_s": "client lag", "scrape_interval_s": "scraped every"}
 LEVEL_STYLE = {"info": "dim", "warning": "yellow", "invalid": "bold red"}
 
 
@@ -37,7 +43,8 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     """Print everything a terminal should show of a summary."""
     arms = summary.get("arms") or {"": summary}
     parts: list[Table | Text] = [_outcomes(summary)]
-    parts += [_figures(name, arm["metrics"]) for name, arm in arms.items()]
+    parts += [_figures(console, name, arm["metrics"]) for name, arm in arms.items()]
+    parts.append(_floor(summary))
     parts += [_statement(statement) for statement in summary.get("validity", [])]
     missing = summary.get("not_measurable", {})
     if missing:
@@ -83,31 +90,53 @@ def _outcomes(summary: Mapping[str, Any]) -> Text:
     )
 
 
-def _figures(arm: str, metrics: Mapping[str, Any]) -> Table:
+def _figures(console: Console, arm: str, metrics: Mapping[str, Any]) -> Table:
+    """The table with as many columns as fit."""
+    tables = [_table(arm, metrics, without=SPARED[:n]) for n in range(len(SPARED) + 1)]
+    unbounded = console.options.update(max_width=1000)
+    needed = [console.measure(table, options=unbounded).maximum for table in tables]
+    fitting = (t for t, width in zip(tables, needed, strict=True) if width <= console.width)
+    return next(fitting, tables[-1])
+
+
+def _table(arm: str, metrics: Mapping[str, Any], *, without: Sequence[str]) -> Table:
+    columns = [column for column in COLUMNS if column not in without]
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False)
     table.title, table.title_justify = (f"arm: {arm}" if arm else None), "left"
     table.add_column("figure", no_wrap=True)
-    for column in ("mean", "p50", "p99", "max", "n (cens.)"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("method", style="dim", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
     for name in HEADLINES:
         if name in metrics:
-            table.add_row(name, *_cells(metrics[name]))
+            cells = _cells(metrics[name])
+            table.add_row(name, *(cells[column] for column in columns))
     return table
 
 
-def _cells(metric: Mapping[str, Any]) -> list[str]:
+def _floor(summary: Mapping[str, Any]) -> Text:
+    """How finely the run could see: no figure below it means anything."""
+    parts = []
+    for name, words in FLOORS.items():
+        if (metric := summary.get("metrics", {}).get(name)) is not None:
+            p50, p99 = (format_quantile(metric, quantile) for quantile in ("p50", "p99"))
+            parts.append(f"{words} {p50} (p99 {p99})")
+        elif name in summary.get("not_measurable", {}):
+            parts.append(summary["not_measurable"][name])
+    return Text("floor: " + (", ".join(parts) or "not known"), style="dim")
+
+
+def _cells(metric: Mapping[str, Any]) -> dict[str, str]:
     unit = metric["unit"]
     prefix = {"lower": "≥ ", "upper": "≤ "}.get(metric.get("bound", "point"), "")
-    cells = [prefix + format_value(metric.get("mean"), unit)]
-    cells += [format_quantile(metric, name) for name in ("p50", "p99")]
+    cells = {name: format_quantile(metric, name) for name in ("p50", "p99", "max")}
     if metric.get("upper95") is not None:  # a rate has no largest value, but one not exceeded
-        cells.append(f"≤ {format_value(metric['upper95'], unit)}")
-    else:
-        cells.append(format_quantile(metric, "max"))
+        cells["max"] = f"≤ {format_value(metric['upper95'], unit)}"
     censored = metric.get("n_censored", 0)
-    cells.append(f"{metric['n']} ({censored})" if censored else f"{metric['n']}")
-    return [*cells, metric["method"]]
+    return cells | {
+        "mean": prefix + format_value(metric.get("mean"), unit),
+        "n (cens.)": f"{metric['n']} ({censored})" if censored else f"{metric['n']}",
+        "method": metric["method"],
+    }
 
 
 def _statement(statement: Mapping[str, str]) -> Text:

@@ -2,14 +2,14 @@
 
 Three pure steps behind one file read: parse, apply the command line's `--set a.b=value`, validate.
 pydantic's errors are translated here and nowhere else: each names the key as it stands in the file,
-what was found, and what is allowed.
+what was found, and what is allowed, in words that need no knowledge of pydantic.
 """
 
 import difflib
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -18,11 +18,31 @@ from harness.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
 
+# What a value must be, by pydantic's name for the mistake; fields are those of the error's context.
+RULES: Final = {
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "string_type": "must be text in quotes",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be a section of keys",
+    "model_type": "must be a section of keys",
+    "model_attributes_type": "must be a section of keys",
+    "literal_error": "must be one of {expected}",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must have at least {min_length} entries",
+    "string_too_short": "must have at least {min_length} characters",
+}
+
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Parse a TOML file; what is wrong with it is said with file and line."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -97,9 +117,11 @@ def _explain(model: type[BaseModel], detail: ErrorDetails, key: str) -> str:
         case "value_error":
             message = detail["msg"].removeprefix("Value error, ")
             return f"`{key}`: {message}" if key else message
+        case kind if kind in RULES:
+            rule = RULES[kind].format_map(detail.get("ctx", {}))
+            return f"`{key}` {rule}, not {found!r}"
         case _:
-            message = detail["msg"].replace("Input should", "must", 1).replace("Input", "it", 1)
-            return f"`{key}` {message}, not {found!r}"
+            return f"`{key}`: {found!r} is refused: {detail['msg']}"
 
 
 def _key_path(model: type[BaseModel], location: Sequence[int | str]) -> list[int | str]:

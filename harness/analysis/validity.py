@@ -4,7 +4,7 @@ Nothing here changes a figure. A run that shows nothing says so (invalid), a con
 figure means less than its name says is a warning, and what a reader should know is info.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
 import msgspec
@@ -15,7 +15,7 @@ from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
 from harness.analysis.frames import RunFrames
 from harness.analysis.latency import token_gaps
-from harness.analysis.recovery import probes
+from harness.analysis.recovery import control_answer_tokens, probes
 from harness.analysis.tokens import token_counting, tokens_per_event
 from harness.records import Metric, Outcome, Role
 
@@ -33,7 +33,8 @@ class Remark(msgspec.Struct, frozen=True, kw_only=True):
 def flags(figures: dict[str, Figure]) -> dict[str, str]:
     """Time figures whose median lies below the measurement floor, each with the reason.
 
-    The floor of what a client stamped is its own lag (p99), of scraped gauges the scrape interval.
+    The floor of what a client stamped is its own lag (p99 of its ticks in the load window), of
+    scraped gauges the scrape interval.
     """
     found = {}
     for name, figure in figures.items():
@@ -52,7 +53,11 @@ def flags(figures: dict[str, Figure]) -> dict[str, str]:
 
 
 def remarks(
-    frames: RunFrames, cancels: pd.DataFrame, facts: Facts, flagged: dict[str, str]
+    frames: RunFrames,
+    cancels: pd.DataFrame,
+    facts: Facts,
+    flagged: Mapping[str, str],
+    in_use: Mapping[str, float],
 ) -> list[Remark]:
     """Everything that must be said about the run, the gravest first."""
     said = [
@@ -60,11 +65,13 @@ def remarks(
         *_about_requests(frames.requests),
         *_about_the_server(facts),
         *_about_cancels(cancels, facts),
+        *_about_leaks(in_use),
         *_about_time_left(frames, cancels, facts),
-        *_about_probes(frames.requests),
+        *_about_probes(frames),
         *(_warning(f"{name}: {why}") for name, why in flagged.items()),
         *_about_the_floor(frames),
         *_about_counting(frames.requests),
+        *(_warning(str(text)) for text in frames.manifest.get("warnings") or []),
         *(_info(str(note)) for note in frames.manifest.get("notes") or []),
     ]
     order = {"invalid": 0, "warning": 1, "info": 2}
@@ -133,6 +140,16 @@ def _about_cancels(cancels: pd.DataFrame, facts: Facts) -> Iterator[Remark]:
         )
 
 
+def _about_leaks(in_use: Mapping[str, float]) -> Iterator[Remark]:
+    """A slot that somebody still uses is missing from the idle gauges, but it is not lost."""
+    if in_use:
+        what = " and ".join(f"{value:g} {name}" for name, value in in_use.items())
+        names = " and ".join(f"leaked_{name}" for name in in_use)
+        yield _warning(
+            f"{names}: of these, {what} are held by requests that are still running (ghosts)"
+        )
+
+
 def _about_time_left(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> Iterator[Remark]:
     """An abandoned request must have had twice the settle time left to run on its own."""
     step_s = _typical_step_s(frames)
@@ -158,9 +175,17 @@ def _typical_step_s(frames: RunFrames) -> float | None:
     return float(np.median(gaps)) if len(gaps) else None
 
 
-def _about_probes(requests: pd.DataFrame) -> Iterator[Remark]:
+def _about_probes(frames: RunFrames) -> Iterator[Remark]:
+    requests = frames.requests
     sent = int((requests["role"] == Role.PROBE).sum())
     void = sent - len(probes(requests)) if sent else 0
+    control = control_answer_tokens(frames.manifest)
+    if sent and control is not None:
+        yield _info(
+            "probe_ttft_control_s: when nobody leaves, the probe waits for a filler's natural end, "
+            f"here after {control} tokens: that wait is the workload's choice "
+            "(`control_answer_tokens`), not the server's"
+        )
     if void:
         yield _warning(
             f"{void} of {sent} probe trials are void: nobody left, or the probe was served before"

@@ -46,7 +46,7 @@ class LogFollower(Generic[Row]):
             rows, dropped = self._read_page()
             self.rows += rows
             if dropped:
-                self._notes.add(f"{self._url}: {dropped} rows fell out of the engine's log unread")
+                self._notes.warn(f"{self._url}: {dropped} rows fell out of the engine's log unread")
             is_more = len(rows) == PAGE
 
     def _read_page(self) -> tuple[list[Row], int]:

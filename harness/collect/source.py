@@ -1,8 +1,8 @@
 """What every source of measurements has in common: a thread that looks at something now and then.
 
-A source may fail without ending the run: it raises `SourceError`, which is noted once, and it is
-asked again at the next turn. Any other exception is a bug: it ends that source's thread and is
-raised when the collector stops.
+A source may fail without ending the run: it raises `SourceError`, which becomes a warning (once),
+and it is asked again at the next turn. Any other exception is a bug: it ends that source's thread
+and is raised when the collector stops.
 """
 
 import threading
@@ -16,21 +16,30 @@ class SourceError(Exception):
 class Notes:
     """Remarks for the reader of the run, each kept once, in the order in which they came.
 
-    Written from several threads, under the lock.
+    A text is for information; a warning says that something was lost. Written from several
+    threads, under the lock.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._texts: list[str] = []
+        self._texts: dict[str, None] = {}
+        self._warnings: dict[str, None] = {}
 
     def add(self, text: str) -> None:
         with self._lock:
-            if text not in self._texts:
-                self._texts.append(text)
+            self._texts[text] = None
+
+    def warn(self, text: str) -> None:
+        with self._lock:
+            self._warnings[text] = None
 
     def texts(self) -> list[str]:
         with self._lock:
             return list(self._texts)
+
+    def warnings(self) -> list[str]:
+        with self._lock:
+            return list(self._warnings)
 
 
 def poll(
@@ -41,5 +50,5 @@ def poll(
         try:
             tick()
         except SourceError as error:
-            notes.add(str(error))
+            notes.warn(str(error))
         stop.wait(interval_s)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.cli import app
+from harness.commands import app
 from harness.errors import ConfigError
 
 COMMANDS = ("demo", "run", "report", "engine", "workloads", "targets")

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.manifest import Manifest
+from harness.run import discard_if_empty
 from harness.store import RunFolder
 
 # The simulated engine with short steps and few abandons: a run takes seconds.
@@ -213,3 +215,66 @@ def test_wrong_usage(tmp_path: Path, arguments: list[str], message: str) -> None
     assert message in stderr
     assert "Traceback" not in stderr
     assert list(tmp_path.iterdir()) == []
+
+
+INTERRUPTED_WHILE_LOADING = """
+import builtins, os, signal, sys
+import harness.cli
+load = builtins.__import__
+def interrupted(name, *rest):
+    if name == "harness.commands":
+        os.kill(os.getpid(), signal.SIGINT)
+    return load(name, *rest)
+builtins.__import__ = interrupted
+sys.argv = ["walkaway", "workloads"]
+harness.cli.main()
+"""
+
+
+def test_an_interruption_while_libraries_are_loaded_is_a_message() -> None:
+    command = [sys.executable, "-c", INTERRUPTED_WHILE_LOADING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "error: interrupted\n"
+
+
+def test_only_a_run_without_a_load_is_discarded(tmp_path: Path) -> None:
+    for started_ns in (None, 7):
+        folder = RunFolder.create(tmp_path / f"run-{started_ns}")
+        manifest = Manifest(
+            run_id="x",
+            created_at="",
+            command=[],
+            seed=0,
+            versions={},
+            hardware={},
+            workload={},
+            settle_s=2.0,
+            scrape_interval_s=None,
+        )
+        manifest.window.load_started_ns = started_ns
+        assert discard_if_empty(folder, manifest) == (started_ns is None)
+        assert folder.path.exists() == (started_ns is not None)
+
+
+@pytest.mark.e2e
+def test_a_report_judges_a_run_that_was_cut_short_before_it_was(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    code, _, stderr = run(tmp_path, "run", "cancel_steps", *SMALL, "--quiet", "--out", str(out))
+    assert code == 0, stderr
+    before = (out / "summary.json").read_bytes()
+    (out / "summary.json").unlink()
+    (out / "report.html").unlink()
+    code, _, stderr = run(tmp_path, "report", str(out))
+    assert code == 0, stderr
+    assert (out / "summary.json").read_bytes() == before
+    assert (out / "report.html").exists()
+
+
+@pytest.mark.e2e
+def test_an_answer_that_no_context_holds_is_refused(tmp_path: Path) -> None:
+    settings = ["--set", "engine.runner=simulated", "--set", "load.stay_tokens=999999"]
+    code, _, stderr = run(tmp_path, "run", "demo", *settings, "--out", "here")
+    assert code == 2
+    assert "`load.stay_tokens` go up to" in stderr
+    assert not (tmp_path / "here").exists()

@@ -60,7 +60,7 @@ def test_a_log_is_followed_over_pages_each_event_once(serve: Serve) -> None:
         follower.catch_up()
         follower.catch_up()
     assert [row.seq for row in follower.rows] == list(range(1, 10_002))
-    assert notes.texts() == []
+    assert (notes.texts(), notes.warnings()) == ([], [])
 
 
 def test_dropped_events_are_noted(serve: Serve) -> None:
@@ -68,7 +68,7 @@ def test_dropped_events_are_noted(serve: Serve) -> None:
     notes = Notes()
     with httpx.Client(trust_env=False) as client:
         LogFollower(client, url, LifecycleEvent, notes).catch_up()
-    assert notes.texts() == [f"{url}: 7 rows fell out of the engine's log unread"]
+    assert notes.warnings() == [f"{url}: 7 rows fell out of the engine's log unread"]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_failing_source_is_noted_once_and_asked_again() -> None:
 
     poll(tick, interval_s=0, stop=stop, notes=notes)
     assert len(turns) == 3
-    assert notes.texts() == ["no answer"]
+    assert (notes.warnings(), notes.texts()) == (["no answer"], [])
 
 
 def collector_of(url: str, notes: Notes) -> Collector:
@@ -215,7 +215,7 @@ def test_history_is_skipped(serve: Serve) -> None:
         last[0] += 2
         follower.catch_up()
     assert [row.seq for row in follower.rows] == [10_003, 10_004]
-    assert notes.texts() == []
+    assert (notes.texts(), notes.warnings()) == ([], [])
 
 
 def test_the_collector_keeps_what_came_last(serve: Serve) -> None:
@@ -238,13 +238,13 @@ def test_the_collector_keeps_what_came_last(serve: Serve) -> None:
     rows = collector.rows()
     assert [row.seq for row in rows.lifecycle] == [2, 3]
     assert rows.server_metrics
-    assert notes.texts() == []
+    assert (notes.texts(), notes.warnings()) == ([], [])
 
 
 def test_a_collector_without_a_server_ends_well_and_says_so() -> None:
     notes = Notes()
     with collector_of("http://127.0.0.1:1", notes):
         pass
-    texts = " ".join(notes.texts())
+    texts = " ".join(notes.warnings())
     assert "metrics at http://127.0.0.1:1/metrics could not be read" in texts
     assert "http://127.0.0.1:1/walkaway/steps could not be read" in texts

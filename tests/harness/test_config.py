@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.config import (
+    SHIPPED_WORKLOADS,
     AbandonSettings,
     SlotRecoverySettings,
     Target,
@@ -101,21 +102,21 @@ def test_an_unknown_key_is_named_with_what_is_allowed_and_a_guess(tmp_path: Path
 
 def test_an_unknown_section_is_named(tmp_path: Path) -> None:
     text = message(tmp_path, GOOD + "[engin]\nseed = 1\n")
-    assert "unknown key `engin`; allowed: engine, load," in text
+    assert "unknown key `engin`; allowed: collect, engine, load," in text
     assert "did you mean `engine`?" in text
 
 
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("users = 2", 'users = "two"', "`run.users` must be a valid integer, not 'two'"),
-        ("users = 2", "users = 0", "`run.users` must be greater than or equal to 1, not 0"),
-        ("users = 2", "users = 2.5", "`run.users` must be a valid integer"),
-        ("max_seconds = 5", "max_seconds = -1", "`run.max_seconds` must be greater than 0, not -1"),
-        ("= 0.5", "= 1.5", "`load.stay_share` must be less than or equal to 1, not 1.5"),
+        ("users = 2", 'users = "two"', "`run.users` must be a whole number, not 'two'"),
+        ("users = 2", "users = 0", "`run.users` must be at least 1, not 0"),
+        ("users = 2", "users = 2.5", "`run.users` must be a whole number"),
+        ("max_seconds = 5", "max_seconds = -1", "`run.max_seconds` must be more than 0.0, not -1"),
+        ("= 0.5", "= 1.5", "`load.stay_share` must be at most 1.0, not 1.5"),
         ("= 0.5", "= nan", "`load.stay_share` must be"),
         ("[0, 4]", "[]", "`load.abandon_after_tokens` "),
-        ("[0, 4]", "[-1]", "`load.abandon_after_tokens.0` must be greater than or equal to 0"),
+        ("[0, 4]", "[-1]", "`load.abandon_after_tokens.0` must be at least 0"),
         ("[0, 4]", "[100]", "`answer_tokens` must be larger"),
         ("[8, 16]", "[16, 8]", "`load.prompt_tokens`: must be [lowest, highest]"),
         ("[8, 16]", "[0, 8]", "`load.prompt_tokens`: must be [lowest, highest]"),
@@ -194,3 +195,30 @@ def test_a_target_with_an_unknown_role_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"odd\.toml: `metrics\.runnin.*'running'"):
         load_target(str(path))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("settle.seconds=inf", "`settle.seconds` must be"),
+        ("run.timeout_s=nan", "`run.timeout_s` must be"),
+        ("engine.num_blocks=1000000000000", "`engine.num_blocks` must be at most 1000000"),
+        ("run.users=99999", "`run.users` must be at most 10000"),
+        ("collect.scrape_interval_s=0.001", "`collect.scrape_interval_s` must be at least 0.01"),
+    ],
+)
+def test_values_beyond_any_machine_are_refused(setting: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_workload("demo", [setting])
+    assert message in str(caught.value)
+
+
+def test_a_file_with_an_odd_name_is_named_fittingly(tmp_path: Path) -> None:
+    odd = tmp_path / "weird name!.toml"
+    odd.write_bytes(b"\xef\xbb\xbf" + shipped(SHIPPED_WORKLOADS)["demo"].read_bytes())
+    assert load_workload(str(odd)).name == "weird-name"
+
+
+def test_a_folder_is_called_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a folder"):
+        load_workload(str(tmp_path))

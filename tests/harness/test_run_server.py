@@ -8,7 +8,8 @@ import pytest
 
 from harness.config import EngineSettings, Target, load_target
 from harness.errors import ConfigError, TargetError
-from harness.server import Server, attach, check_url, engine_command, request_headers
+from harness.http_flags import check_target_url, request_headers
+from harness.server import Server, attach, engine_command
 
 Script = Callable[[str], tuple[int, dict[str, str], bytes]]
 Serve = Callable[[Script], str]
@@ -80,13 +81,13 @@ def test_a_closed_port_is_a_dead_server(serve: Serve) -> None:
     ],
 )
 def test_a_base_url_may_be_typed_in_several_ways(typed: str, url: str) -> None:
-    assert check_url(typed) == url
+    assert check_target_url(typed) == url
 
 
 @pytest.mark.parametrize("typed", ["localhost:8000", "ftp://x", "http://", "8000"])
 def test_what_is_no_url_is_refused(typed: str) -> None:
     with pytest.raises(ConfigError, match="must be a URL such as"):
-        check_url(typed)
+        check_target_url(typed)
 
 
 def test_the_api_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,235 @@
+"""The commands and their flags; what a command does is imported when it is called.
+
+So `walkaway --help` and a mistyped flag are answered at once: pandas and scipy alone take a second.
+"""
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from harness.errors import ConfigError
+from harness.process import python_module
+
+WIDEST = 100  # longer lines are hard to read
+
+app = typer.Typer(
+    name="walkaway",
+    help=(
+        "What does an LLM server do after the user walks away? Opens streams the way users do, "
+        "abandons them on purpose, and measures what it cost.\n\nExample: walkaway demo"
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+class Command(TyperCommand):
+    """A command whose usage line names its arguments plainly: WORKLOAD, not {WORKLOAD}."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        pieces = super().collect_usage_pieces(ctx)
+        return [piece.replace("{", "").replace("}", "") for piece in pieces]
+
+
+Setting = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        help="Override a key of the workload, e.g. run.users=4. Repeatable.",
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="The run's folder; must be new or empty."),
+]
+NoScrape = Annotated[
+    bool, typer.Option("--no-scrape", help="Never read /metrics: watching costs the watched.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print summary.json instead of a table.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
+
+
+@app.command(cls=Command)
+def demo(
+    *,
+    settings: Setting = None,
+    out: Out = None,
+    no_scrape: NoScrape = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run the whole chain here and write a report.
+
+    The place to begin. Starts the bundled engine (on CUDA where there is one, else on the CPU),
+    lets users come and walk away, and says what that cost. Takes one or two minutes.
+
+    Example: walkaway demo --set run.users=16
+    """
+    from harness.order import RunOrder
+    from harness.run_command import run_and_show, typed_command
+
+    order = RunOrder(
+        workload="demo",
+        settings=settings or [],
+        out=out,
+        has_scraping=not no_scrape,
+        command=typed_command([]),
+    )
+    run_and_show(order, as_json=as_json, quiet=quiet)
+
+
+@app.command(cls=Command)
+def run(  # noqa: PLR0913  one argument a flag
+    *,
+    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", hidden=True)],
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The server; without it the bundled engine is started."),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(metavar="NAME", help="What kind of server (walkaway targets) or a path.")
+    ] = "reference",
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model's name on the server.")
+    ] = None,
+    metrics_url: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="Where its metrics are, if not URL/metrics. Repeatable."),
+    ] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="VAR", help="Environment variable with the API key.")
+    ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K=V", help="A header for each request. Repeatable."),
+    ] = None,
+    settings: Setting = None,
+    out: Out = None,
+    no_scrape: NoScrape = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a workload and write a report.
+
+    WORKLOAD is a shipped name (see `walkaway workloads`) or the path of a TOML file. It runs
+    against the bundled engine, or any server that speaks OpenAI's dialect.
+
+    Example: walkaway run demo --target http://127.0.0.1:8000 --engine vllm
+    """
+    from harness.http_flags import parse_headers
+    from harness.order import RunOrder
+    from harness.run_command import run_and_show, typed_command
+
+    order = RunOrder(
+        workload=workload,
+        settings=settings or [],
+        target_url=target,
+        engine=engine,
+        model=model,
+        metrics_urls=metrics_url or [],
+        api_key_env=api_key_env,
+        headers=parse_headers(header or []),
+        out=out,
+        has_scraping=not no_scrape,
+        command=typed_command(header or []),
+    )
+    run_and_show(order, as_json=as_json, quiet=quiet)
+
+
+@app.command(cls=Command)
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", hidden=True)],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Default: report.html in the run."),
+    ] = None,
+) -> None:
+    """Draw the report of one run or several again.
+
+    RUN is the folder of a run. One that was cut short before it was judged is judged first.
+
+    Example: walkaway report results/20261121-053012-demo-4f2a -o report.html
+    """
+    for folder in runs:
+        if not (folder / "manifest.json").is_file():
+            raise ConfigError(f"{folder}: is not a run's folder (it has no manifest.json)")
+    if output is None and len(runs) > 1:
+        raise ConfigError("several runs: say with -o FILE where their report should go")
+    for folder in runs:
+        if not (folder / "summary.json").is_file():
+            from harness.run import complete_summary
+            from harness.store import RunFolder
+
+            complete_summary(RunFolder(folder))
+    file = output or runs[0] / "report.html"
+    _become(python_module("dashboards", "report", *map(str, runs), "-o", str(file)))
+
+
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    }
+)
+def engine(context: typer.Context) -> None:
+    """Serve the bundled engine alone (flags: walkaway engine --help).
+
+    Example: walkaway engine --port 8000 --runner simulated --sim-fixed-ms 20
+    """
+    _become(python_module("reference_engine", *context.args))
+
+
+@app.command(cls=Command)
+def workloads() -> None:
+    """List the shipped workloads and the question that each answers.
+
+    Example: walkaway workloads
+    """
+    from harness.config import SHIPPED_WORKLOADS, load_workload, shipped
+
+    files = shipped(SHIPPED_WORKLOADS)
+    _print_list({name: [load_workload(name).question] for name in files}, files)
+
+
+@app.command(cls=Command)
+def targets() -> None:
+    """List the kinds of server that walkaway knows, for --engine.
+
+    Example: walkaway targets
+    """
+    from harness.config import SHIPPED_TARGETS, load_target, shipped
+
+    files = shipped(SHIPPED_TARGETS)
+    known = {name: load_target(name) for name in files}
+    texts = {
+        name: [target.description, f"metrics: {', '.join(target.metrics) or 'none known'}"]
+        for name, target in known.items()
+    }
+    _print_list(texts, files)
+
+
+def _print_list(texts: Mapping[str, list[str]], files: Mapping[str, Path]) -> None:
+    """Names with what there is to say of each; the file's path in one piece, to be copied."""
+    width = min(shutil.get_terminal_size().columns, WIDEST)
+    for name, lines in texts.items():
+        typer.echo(name)
+        for line in lines:
+            typer.echo(textwrap.fill(line, width, initial_indent="  ", subsequent_indent="  "))
+        typer.echo(f"  {files[name]}")
+
+
+def _become(command: list[str]) -> None:
+    """Replace this process by another program; its exit code is then ours."""
+    sys.stdout.flush()
+    os.execv(command[0], command)
