@@ -6,11 +6,15 @@ may be subtracted from the client's. A missing value is null, never 0 and never 
 """
 
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
 SCHEMA_VERSION: Final = 1
+
+# How far a server's metric can be believed: at any time; only when nothing runs; the true value may
+# be higher; it never moves, whatever the documentation says.
+Trust = Literal["exact", "exact_when_idle", "lower", "stuck"]
 
 
 class Outcome(StrEnum):
@@ -171,7 +175,8 @@ class Metric(msgspec.Struct, kw_only=True):
     `n` counts the samples (censored ones included), `n_censored` those known only to exceed their
     value. A quantile that lies among the censored is null and `lower_bounds` gives, under the
     quantile's name, what it is known to exceed. `method` is exact, probe, counter, gauge or client;
-    `bound` is point, lower or upper. `others` holds the same figure by other methods.
+    `bound` is point, lower or upper. `upper95` bounds a rate that ought to be nothing, `lower95` a
+    share that ought to be all. `others` holds the same figure by other methods.
     """
 
     unit: str
@@ -187,6 +192,7 @@ class Metric(msgspec.Struct, kw_only=True):
     p99_ci95: tuple[float, float] | None = None
     max: float | None = None
     upper95: float | None = None
+    lower95: float | None = None
     method: str
     bound: str = "point"
     lower_bounds: dict[str, float] = {}

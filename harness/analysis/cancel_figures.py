@@ -1,5 +1,6 @@
 """The figures of the cancellations: stages, latency, ghosts, and what was spent on nobody."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import pandas as pd
@@ -15,7 +16,9 @@ from harness.analysis.figure import (
     describe_or,
     rate,
     same_reason,
+    share,
 )
+from harness.records import Metric
 
 NOBODY_LEFT: Final = "no request was abandoned"
 _CANCEL_FIGURES: Final = (
@@ -53,11 +56,12 @@ def cancel_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
         **_stage_figures(cancels, facts),
         "cancel_latency_s": _censored_figure(cancels, "cancel_latency_s", "s", facts),
         "cancel_latency_steps": _censored_figure(cancels, "cancel_latency_steps", "steps", facts),
-        "ghost_rate": _share(
-            cancels["ghost"], "no abandoned request was watched for the whole settle time"
+        "ghost_rate": _counted(
+            cancels["ghost"], rate, "no abandoned request was watched for the whole settle time"
         ),
-        "removed_at_first_boundary": _share(
+        "removed_at_first_boundary": _counted(
             cancels["removed_at_first_boundary"],
+            share,
             "no abort reached the worker" if facts.has_steps else facts.needs_steps,
         ),
     }
@@ -151,7 +155,7 @@ def _stage_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
         sample = Sample(
             values=values.to_numpy(dtype=float), censored=is_stuck[values.index].to_numpy()
         )
-        figures[name] = describe_or(sample, "no abort came so far", **_EXACT_SECONDS)
+        figures[name] = describe_or(sample, "no request got as far as this stage", **_EXACT_SECONDS)
         has_begun = has_begun & cancels[end].notna() & is_over
         spent = spent + cancels[name].fillna(0.0)
     if not facts.clocks_agree:
@@ -159,11 +163,12 @@ def _stage_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
     return figures
 
 
-def _share(claims: pd.Series, why_empty: str) -> Figure:
+def _counted(claims: pd.Series, describe_count: Callable[..., Metric], why_empty: str) -> Figure:
+    """How many of the claims that are known are true."""
     known = claims.dropna()
     if known.empty:
         return NotMeasurable(why_empty)
-    return rate(int(known.sum()), len(known), method="exact")
+    return describe_count(int(known.sum()), len(known), method="exact")
 
 
 def _why_no_waste(name: str, facts: Facts) -> str:

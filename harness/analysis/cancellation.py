@@ -3,9 +3,11 @@
     t0 ──detect──▶ server saw it ──signal──▶ worker heard it ──wait──▶ removed ──free──▶ freed
     └──────────────────────────────── cancel latency ─────────────────────────────────────┘
 
-One row for each abandoned request, always: a request that the server never let go of is a *ghost*,
-and its latency is known to exceed what was watched (right-censored). Only a request that the server
-had finished before its user left has nothing to cancel; its row says phase "ended".
+One row for each abandoned request, always: one that nobody stopped is a *ghost*, and its latency is
+right-censored: it counts as longer than the settle time, or than it was watched. So does a ghost
+that came to its natural end before: that it was over says nothing about how long a cancel takes.
+Only a request that the server had finished before its user left has nothing to cancel; its row says
+phase "ended".
 
 Source of all server stamps: the lifecycle log, joined by the client's request id.
 """
@@ -121,7 +123,9 @@ def _phase(cancels: pd.DataFrame, lifecycle: pd.DataFrame, facts: Facts) -> pd.S
 def _with_latency(cancels: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     """Add cancel_latency_s, censored and ghost.
 
-    cancel latency = blocks freed - t0. Censored at min(settle time, time watched).
+    cancel latency = blocks freed - t0, of a request that was aborted within the settle time. Any
+    other is a ghost and counts as longer than min(settle time, time watched), even if it ended by
+    itself after less.
     """
     is_known = cancels["arrived_ns"].notna() & (cancels["phase"] != "ended")
     is_aborted = cancels["finish_reason"] == "abort"

@@ -5,12 +5,16 @@ time, so that a counter which moves late has moved. How far a figure can be beli
 the target's description of its metrics.
 """
 
+from typing import Final
+
 import pandas as pd
 
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable, reading
 from harness.analysis.tokens import tokens_read
 from harness.records import Metric, Outcome
+
+_NOUNS: Final = {"running": "running requests"}
 
 
 def leak_figures(facts: Facts) -> Figures:
@@ -78,7 +82,7 @@ def _bound(facts: Facts, role: str) -> str:
 
 
 def _why_unknown(facts: Facts, role: str) -> str:
-    noun = role.replace("_", " ")
+    noun = _NOUNS.get(role, role.replace("_", " "))
     if role not in facts.metric_names:
         return f"{facts.engine} does not tell its {noun}"
     return f"{facts.metric_names[role]} was not read before the load and after the settle time"

@@ -1,14 +1,13 @@
 """What the analysis needs to know about a run beside its rows, read once from the manifest."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from harness.analysis.frames import RunFrames
-
-Trust = Literal["exact", "exact_when_idle", "lower", "stuck"]
+from harness.records import Trust
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

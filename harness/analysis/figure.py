@@ -19,6 +19,7 @@ from harness.analysis.stats import (
     mean_ci95,
     quantile,
     quantile_ci95,
+    rate_lower95,
     rate_upper95,
 )
 from harness.records import Metric
@@ -69,8 +70,8 @@ def describe(sample: Sample, *, unit: str, method: str, bound: str = "point") ->
         raise ValueError("a sample without observations has no figures")
     metric = Metric(unit=unit, n=curve.n, n_censored=curve.n_censored, method=method, bound=bound)
     last = float(curve.times[-1])
-    for name, share in QUANTILES.items():
-        value = quantile(curve, share)
+    for name, part in QUANTILES.items():
+        value = quantile(curve, part)
         setattr(metric, name, value)
         if value is None:
             metric.lower_bounds[name] = last
@@ -103,8 +104,13 @@ def describe_or(
 
 
 def rate(hits: int, n: int, *, method: str) -> Metric:
-    """A share of n, with its one-sided upper 95 % bound."""
+    """A share of n that ought to be nothing, with its one-sided upper 95 % bound."""
     return Metric(unit="ratio", n=n, mean=hits / n, upper95=rate_upper95(hits, n), method=method)
+
+
+def share(hits: int, n: int, *, method: str) -> Metric:
+    """A share of n that ought to be all, with its one-sided lower 95 % bound."""
+    return Metric(unit="ratio", n=n, mean=hits / n, lower95=rate_lower95(hits, n), method=method)
 
 
 def reading(value: float, *, unit: str, method: str, n: int = 1, bound: str = "point") -> Metric:

@@ -1,7 +1,9 @@
 """What the users felt, as their clients saw it: times of those who stayed.
 
-A survivor is a user's request that was not abandoned. A request that ended without a first token
-(cut off, timed out) had waited for at least so long: its TTFT is right-censored, not missing.
+A survivor is a user's request that was to be read to its end. Those who were to leave are none,
+even if the run ended or the answer was over before they did: who left is decided by when the server
+answered, so what is left of them is a selection. A request that ended without a first token (cut
+off, timed out) had waited for at least so long: its TTFT is right-censored, not missing.
 """
 
 from typing import Final
@@ -31,16 +33,19 @@ _LATENCY_FIGURES: Final = (
     "goodput_rps",
     "start_delay_s",
 )
-_NO_SURVIVOR: Final = "no user stayed"
+_NO_SURVIVOR: Final = "no request that was to be read to its end was accepted"
+_NO_USERS: Final = "this workload has no ordinary users, only fillers and probes"
 _REFUSED: Final = (Outcome.REJECTED, Outcome.FAILED)
 
 
 def latency_figures(requests: pd.DataFrame, facts: Facts) -> Figures:
-    """TTFT, ITL, TPOT, E2E and goodput of survivors; start delay of all users."""
+    """TTFT, ITL, TPOT and E2E of survivors; goodput and start delay of all users."""
+    if requests.empty:
+        return same_reason(_LATENCY_FIGURES, "no request ended")
     users = requests[requests["role"] == Role.USER]
     if users.empty:
-        return same_reason(_LATENCY_FIGURES, "no request was an ordinary user's")
-    survivors = users[users["outcome"] != Outcome.ABANDONED]
+        return same_reason(_LATENCY_FIGURES, _NO_USERS)
+    survivors = users[users["planned_abandon"].isna()]
     return {
         "ttft_s": _ttft(users, survivors),
         "itl_s": _itl(survivors),
@@ -105,7 +110,7 @@ def _e2e(survivors: pd.DataFrame) -> Figure:
     """Last token event - request sent, of completed requests."""
     completed = survivors[survivors["outcome"] == Outcome.COMPLETED]
     span = (completed["last_token_ns"] - completed["sent_ns"]).dropna()
-    return _client(Sample(values=span.to_numpy(dtype=float) / 1e9), "no request was completed")
+    return _client(Sample(values=span.to_numpy(dtype=float) / 1e9), "no survivor was completed")
 
 
 def _goodput(users: pd.DataFrame, facts: Facts) -> Figure:

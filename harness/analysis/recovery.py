@@ -11,9 +11,9 @@ tells: no metrics are needed.
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -27,8 +27,8 @@ from harness.analysis.figure import (
     Sample,
     describe,
     describe_or,
-    rate,
     same_reason,
+    share,
 )
 from harness.analysis.frames import RunFrames
 from harness.analysis.step_log import StepTimes
@@ -169,17 +169,21 @@ def refill_figures(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> Fi
     refills = slot_refills(frames, facts)
     refills = refills[refills["request_id"].isin(cancels["request_id"])]
     if refills.empty:
-        return same_reason(
-            _REFILL_FIGURES, "nobody waited for a slot when an abandoned one was freed"
-        )
+        return same_reason(_REFILL_FIGURES, _why_no_refill(cancels))
     sample = Sample(
         values=refills["refill_s"].to_numpy(dtype=float), censored=refills["censored"].to_numpy()
     )
     hits = int(refills["next_schedule"].sum())
     return {
         "slot_refill_s": describe(sample, unit="s", method="exact"),
-        "refilled_next_schedule": rate(hits, len(refills), method="exact"),
+        "refilled_next_schedule": share(hits, len(refills), method="exact"),
     }
+
+
+def _why_no_refill(cancels: pd.DataFrame) -> str:
+    if (cancels["admitted_ns"].notna() & cancels["freed_ns"].notna()).any():
+        return "nobody waited for a slot when an abandoned one was freed"
+    return "no abandoned request gave a slot back while the server was watched"
 
 
 def probes(requests: pd.DataFrame) -> pd.DataFrame:
@@ -203,10 +207,18 @@ def probes(requests: pd.DataFrame) -> pd.DataFrame:
     return waited[waited["recovery_s"] >= 0].reset_index(drop=True)
 
 
+def control_answer_tokens(manifest: Mapping[str, Any]) -> int | None:
+    """After how many tokens the fillers of the control arm end; null for any other workload."""
+    load = (manifest.get("workload") or {}).get("load") or {}
+    tokens: int | None = load.get("control_answer_tokens")
+    return tokens
+
+
 def probe_figures(requests: pd.DataFrame) -> Figures:
     """slot_recovery_s: t0 -> first token of the waiting probe. Beside it, to judge it by, the
     probe's first token on an idle server (`probe_ttft_unloaded_s`) and when nobody leaves
-    (`probe_ttft_control_s`, from the moment when somebody would have).
+    (`probe_ttft_control_s`, from the moment when somebody would have). The control waits for a
+    filler's natural end, so its length is the workload's choice.
     """
     if not (requests["role"] == Role.PROBE).any():
         return {"slot_recovery_s": NotMeasurable("the workload has no probes")}

@@ -116,3 +116,8 @@ def rate_upper95(hits: int, n: int) -> float:
     Source: Clopper and Pearson, Biometrika 26 (1934), 404-413.
     """
     return 1.0 if hits >= n else float(stats.beta.ppf(0.95, hits + 1, n - hits))
+
+
+def rate_lower95(hits: int, n: int) -> float:
+    """The bound on the other side: the rate at which `hits` or more of n had 5 %."""
+    return 1.0 - rate_upper95(n - hits, n)

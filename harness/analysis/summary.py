@@ -22,6 +22,7 @@ from harness.analysis.counters import count_figures, leak_figures, wasted_by_cou
 from harness.analysis.facts import Facts, run_facts
 from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.frames import RunFrames
+from harness.analysis.held import leaks_in_use
 from harness.analysis.latency import latency_figures
 from harness.analysis.recovery import probe_figures, refill_figures
 from harness.analysis.tokens import token_counting
@@ -71,12 +72,14 @@ def summarise(frames: RunFrames) -> dict[str, Any]:
 
     Keys: schema_version, run_id, status, workload, engine, model, outcomes, metrics,
     not_measurable (name: reason), flags (figures below the measurement floor), validity,
-    token_counting, breakdown.
+    token_counting, breakdown (of them `leaks_in_use`: what of the leaked slots and blocks requests
+    hold that still run).
     """
     facts = run_facts(frames)
     cancels = cancellations(frames)
     found = compute_figures(frames, cancels, facts)
     flagged = flags(found)
+    in_use = leaks_in_use(frames, facts, found)
     ordered = {name: found[name] for name in ORDER if name in found}
     manifest = frames.manifest
     target = manifest.get("target") or {}
@@ -93,11 +96,12 @@ def summarise(frames: RunFrames) -> dict[str, Any]:
             name: one.reason for name, one in ordered.items() if isinstance(one, NotMeasurable)
         },
         "flags": flagged,
-        "validity": remarks(frames, cancels, facts, flagged),
+        "validity": remarks(frames, cancels, facts, flagged, in_use),
         "token_counting": token_counting(frames.requests),
         "breakdown": {
             "waste_by_abandon_point": waste_by_abandon_point(cancels),
             "cancel_latency_by_phase": latency_by_phase(cancels),
+            "leaks_in_use": in_use,
         },
     }
     plain: dict[str, Any] = msgspec.to_builtins(summary)

@@ -96,6 +96,7 @@ class RunBuilder:
         self.requests.append(msgspec.structs.replace(row, **more))
 
     def abandon(self, name: str, *, t0: float, tokens: list[float], **more: Any) -> None:
+        more = {"planned_abandon": len(tokens), **more}
         self.request(name, sent=0, tokens=tokens, outcome="abandoned", end=t0, **more)
 
     def events(self, name: str, reason: str = "abort", generated: int = 0, **times: float) -> None:

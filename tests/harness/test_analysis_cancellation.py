@@ -177,7 +177,7 @@ def test_an_ignored_disconnect_is_a_censored_latency(make_run: MakeRun) -> None:
     assert latency.lower_bounds["p50"] == ms(50)
     detect = metric(figures, "detect_s")
     assert (detect.n, detect.n_censored, detect.p50) == (1, 1, None)
-    assert isinstance(figures["signal_s"], NotMeasurable)
+    assert figures["signal_s"] == NotMeasurable("no request got as far as this stage")
     assert metric(figures, "ghost_rate").mean == 1.0
 
 
@@ -254,6 +254,20 @@ def test_one_that_had_ended_before_its_user_left(make_run: MakeRun) -> None:
     assert (row["phase"], row["ghost"], row["censored"]) == ("ended", pd.NA, False)
     assert pd.isna(row["cancel_latency_s"])
     assert row["wasted_tokens"] == 1
+
+
+def test_a_share_that_ought_to_be_all_is_bounded_from_below(make_run: MakeRun) -> None:
+    run = make_run()
+    names = [f"a{i}" for i in range(10)]
+    for name in names:
+        leave_in_decode(run, name)
+    four_steps(run, *names)
+    at_once = metric(figures_of(run), "removed_at_first_boundary")
+    assert (at_once.mean, at_once.upper95) == (1.0, None)
+    assert at_once.lower95 == pytest.approx(0.05 ** (1 / 10))  # all ten of ten, had it been this
+    ghosts = metric(figures_of(run), "ghost_rate")
+    assert (ghosts.mean, ghosts.lower95) == (0.0, None)
+    assert ghosts.upper95 == pytest.approx(1 - 0.05 ** (1 / 10))
 
 
 def test_a_step_between_hearing_and_removal_is_seen(make_run: MakeRun) -> None:

@@ -90,6 +90,21 @@ def test_those_who_left_are_not_survivors(make_run: MakeRun) -> None:
     assert metric(figures["goodput_rps"]).mean == 0.0  # completed after the load's end
 
 
+def test_one_who_was_to_leave_is_no_survivor_even_if_the_run_ended_first(
+    make_run: MakeRun,
+) -> None:
+    run = make_run()
+    run.request("stays", sent=10, tokens=[30, 40], outcome="completed", end=41)
+    run.request("cut", sent=0, tokens=[], outcome="cut_off", end=500, planned_abandon=4)
+    run.request("over", sent=0, tokens=[1, 2], outcome="completed", end=3, planned_abandon=4)
+    figures = latency_of(run)
+    assert (metric(figures["ttft_s"]).n, metric(figures["ttft_s"]).p99) == (1, ms(20))
+    assert metric(figures["itl_s"]).p50 == metric(figures["tpot_s"]).p50 == ms(10)
+    assert metric(figures["e2e_s"]).n == 1
+    assert metric(figures["goodput_rps"]).mean == pytest.approx(2.0)  # but both were served
+    assert metric(metric(figures["ttft_s"]).others["all_users"]).n == 3
+
+
 def test_an_event_with_two_tokens_counts_twice_in_tpot(make_run: MakeRun) -> None:
     run = make_run()
     run.request("a", sent=0, tokens=[10, 40], outcome="completed", end=41, completion_tokens=4)
@@ -101,13 +116,16 @@ def test_an_event_with_two_tokens_counts_twice_in_tpot(make_run: MakeRun) -> Non
 def test_fillers_and_probes_are_not_users(make_run: MakeRun) -> None:
     run = make_run()
     run.request("f", sent=0, tokens=[10, 40], outcome="completed", end=41, role=Role.FILLER)
-    assert all(isinstance(figure, NotMeasurable) for figure in latency_of(run).values())
+    assert {reason(figure) for figure in latency_of(run).values()} == {
+        "this workload has no ordinary users, only fillers and probes"
+    }
 
 
 def test_nobody_stayed(make_run: MakeRun) -> None:
     run = make_run()
     run.abandon("left", t0=70, tokens=[20, 60])
-    assert reason(latency_of(run)["ttft_s"]) == "no user stayed"
+    why = "no request that was to be read to its end was accepted"
+    assert reason(latency_of(run)["ttft_s"]) == why
 
 
 def test_utilisation_and_throughput_of_the_load_window(make_run: MakeRun) -> None:
@@ -185,6 +203,11 @@ def test_gauges_that_were_not_read_leak_nothing_known(make_run: MakeRun) -> None
     run = make_run()
     run.metrics(running="exact")
     assert "its_running was not read" in reason(counters_of(run)["leaked_slots"])
+
+
+def test_a_role_that_is_not_told_is_named_in_words(make_run: MakeRun) -> None:
+    why = reason(counters_of(make_run())["leaked_slots"])
+    assert why == "reference does not tell its running requests"
 
 
 def test_the_lifecycle_counts_preemptions_exactly(make_run: MakeRun) -> None:

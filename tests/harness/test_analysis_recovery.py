@@ -81,7 +81,21 @@ def test_nobody_waited(make_run: MakeRun) -> None:
     run.steps(4, 5, "b")
     run.step(60, 70, late=5)
     figures = refills_of(run)
-    assert isinstance(figures["slot_refill_s"], NotMeasurable)
+    assert figures["slot_refill_s"] == NotMeasurable(
+        "nobody waited for a slot when an abandoned one was freed"
+    )
+
+
+def test_nothing_was_freed_although_everybody_waited(make_run: MakeRun) -> None:
+    run = make_run()
+    run.abandon("ghost", t0=33, tokens=[21])
+    run.events("ghost", arrived=1, admitted=10.1, first_token=20, disconnected=34)
+    run.steps(1, 9, "ghost")
+    for step in run.step_log:
+        step.num_waiting = 5
+    assert set(refills_of(run).values()) == {
+        NotMeasurable("no abandoned request gave a slot back while the server was watched")
+    }
 
 
 def test_who_finds_a_slot_that_nobody_used_wanted_no_other(make_run: MakeRun) -> None:
@@ -110,7 +124,9 @@ def test_one_who_was_only_queued_gave_no_slot_back(make_run: MakeRun) -> None:
     run.events("w", arrived=2, admitted=40.5)
     run.step(30, 40, waiting=2, b=1)
     run.step(40, 50, b=1, w=5)
-    assert isinstance(refills_of(run)["slot_refill_s"], NotMeasurable)
+    why = refills_of(run)["slot_refill_s"]
+    assert isinstance(why, NotMeasurable)
+    assert "gave a slot back" in why.reason
 
 
 def test_a_natural_end_is_refilled_first_if_it_came_first(make_run: MakeRun) -> None:

@@ -14,6 +14,7 @@ from harness.analysis.stats import (
     mean_ci95,
     quantile,
     quantile_ci95,
+    rate_lower95,
     rate_upper95,
 )
 from harness.records import Metric
@@ -116,8 +117,15 @@ def test_rate_bound_is_clopper_pearson(hits: int, n: int) -> None:
     assert rate_upper95(hits, n) == pytest.approx(test.proportion_ci(0.95, method="exact").high)
 
 
+@pytest.mark.parametrize(("hits", "n"), [(1, 1), (300, 300), (47, 50), (1, 50)])
+def test_the_lower_bound_too(hits: int, n: int) -> None:
+    test = stats.binomtest(hits, n, alternative="greater")
+    assert rate_lower95(hits, n) == pytest.approx(test.proportion_ci(0.95, method="exact").low)
+
+
 def test_rate_bound_of_a_certain_thing_is_one() -> None:
     assert rate_upper95(5, 5) == 1.0
+    assert rate_lower95(0, 5) == 0.0
     assert rate(5, 5, method="exact").mean == 1.0
 
 

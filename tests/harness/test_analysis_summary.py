@@ -144,6 +144,67 @@ def test_holes_in_the_log_are_said(make_run: MakeRun) -> None:
     assert "1 of 2 abandoned requests are not in the lifecycle log" in texts(summary, "warning")[0]
 
 
+def test_what_may_be_wrong_with_the_collection_is_a_warning(make_run: MakeRun) -> None:
+    run = small_run(make_run())
+    run.manifest.warnings = ["the page of metrics could not be read 3 times"]
+    assert texts(summarise(run.frames()), "warning") == run.manifest.warnings
+
+
+def leave_and_run_on(run: RunBuilder) -> None:
+    """Two ghosts, one of them cut off by the end of the run and then preempted, still run."""
+    run.abandon("g", t0=33, tokens=[21, 31])
+    run.request("cut", sent=0, tokens=[21], outcome="cut_off", end=900)
+    for name in ("g", "cut"):
+        run.events(name, arrived=1, admitted=10.1, first_token=20)
+    run.events("cut", preempted=30.1, resumed=50.1)
+    run.events("somebody else's", arrived=1, admitted=10.1, first_token=20)
+    run.step(10, 20, sampled=("g", "cut"), g=5, cut=5)
+    run.step(20, 30, sampled=("g", "cut"), g=1, cut=1)
+    run.steps(3, 4, "g")
+    run.step(50, 60, sampled=("g", "cut"), g=1, cut=7)
+    run.metrics(running="exact", free_blocks="exact")
+
+
+def test_what_ghosts_hold_is_missing_but_not_lost(make_run: MakeRun) -> None:
+    run = make_run()
+    leave_and_run_on(run)
+    run.idle({"running": 0, "free_blocks": 100}, {"running": 2, "free_blocks": 90})
+    summary = summarise(run.frames())
+    assert summary["metrics"]["leaked_slots"]["mean"] == 2
+    assert summary["metrics"]["leaked_blocks"]["mean"] == 10
+    # Of 4 tokens each: 9 of "g" lie in 3 blocks, 7 of "cut" in 2; the other 5 blocks are lost.
+    assert summary["breakdown"]["leaks_in_use"] == {"slots": 2, "blocks": 5}
+    assert texts(summary, "warning")[0] == (
+        "leaked_slots and leaked_blocks: of these, 2 slots and 5 blocks are held by requests that "
+        "are still running (ghosts)"
+    )
+
+
+def test_no_more_is_in_use_than_is_missing(make_run: MakeRun) -> None:
+    run = make_run()
+    leave_and_run_on(run)
+    run.idle({"running": 0, "free_blocks": 100}, {"running": 1, "free_blocks": 100})
+    assert summarise(run.frames())["breakdown"]["leaks_in_use"] == {"slots": 1}
+
+
+def test_what_is_lost_is_in_nobodys_hands(make_run: MakeRun) -> None:
+    run = small_run(make_run())
+    run.idle({"running": 0, "free_blocks": 9}, {"running": 0, "free_blocks": 2})
+    summary = summarise(run.frames())
+    assert summary["breakdown"]["leaks_in_use"] == {}
+    assert texts(summary, "warning") == []
+
+
+def test_the_length_of_the_control_is_the_workloads_choice(make_run: MakeRun) -> None:
+    run = make_run()
+    run.manifest.workload["load"] = {"kind": "slot_recovery", "control_answer_tokens": 64}
+    run.request(
+        "p", sent=0, tokens=[10], outcome="completed", end=9, role=Role.PROBE, arm="unloaded"
+    )
+    (text,) = texts(summarise(run.frames()), "info")
+    assert "a filler's natural end, here after 64 tokens" in text
+
+
 def test_a_busy_server_and_two_clocks_are_said(make_run: MakeRun) -> None:
     run = small_run(make_run())
     run.idle({"running": 2}, {"running": 2})

@@ -177,15 +177,19 @@ def refills(known: Truth) -> dict[str, Figure]:
 
 
 def survivors(known: Truth, tolerance: float) -> dict[str, Figure]:
-    """What those who stayed saw, told by when the server sent."""
+    """What those who were to stay saw, told by when the server sent; all who were served."""
     sent = [work["sent_times_ns"][: row["tokens_read"]] for row, work in known.stayed]
     finished = [work for row, work in known.stayed if row["outcome"] == "completed"]
-    window_s = seconds(*known.window_ns)
+    served = sum(row["outcome"] == "completed" for row, _ in known.rows)
     waits = [
         (seconds(work["arrived_ns"], times[0] if times else work["closed_ns"]), not times)
         for times, (_, work) in zip(sent, known.stayed, strict=True)
     ]
-    waits += [(seconds(row["sent_ns"], row["ended_ns"]), True) for row in known.unseen]
+    waits += [
+        (seconds(row["sent_ns"], row["ended_ns"]), True)
+        for row in known.unseen
+        if row["planned_abandon"] is None
+    ]
     return {
         "ttft_s": Sample(values=waits, tolerance=tolerance),
         "itl_s": all_known(
@@ -197,7 +201,7 @@ def survivors(known: Truth, tolerance: float) -> dict[str, Figure]:
         "e2e_s": all_known(
             (seconds(w["arrived_ns"], w["sent_times_ns"][-1]) for w in finished), tolerance
         ),
-        "goodput_rps": Number(value=len(finished) / window_s),
+        "goodput_rps": Number(value=served / seconds(*known.window_ns)),
     }
 
 

@@ -14,8 +14,9 @@ class Truth:
     """What the server knows of one run, joined with the rows of the users by request id.
 
     `works` is all that the harness could read of, `all_works` what there was. `left` are the
-    abandoned requests, `stayed` all others, each with its work on the server; `unseen` the rows of
-    requests that never came to the server. `token_lags_s`: from sending to reading, each token.
+    abandoned requests, `stayed` those that were to be read to their end, each with its work on the
+    server; `unseen` the rows of requests that never came to the server. `token_lags_s`: from
+    sending to reading, each token.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Truth:
         ]
         self.unseen = [row for row in rows if row["request_id"] not in self.works]
         self.left = [(r["abandoned_ns"], r, w) for r, w in self.rows if r["outcome"] == "abandoned"]
-        self.stayed = [(row, work) for row, work in self.rows if row["outcome"] != "abandoned"]
+        self.stayed = [(row, work) for row, work in self.rows if row["planned_abandon"] is None]
         self.metrics_read_ns: list[int] = reads_ns["/metrics"]
         self.token_lags_s = [
             seconds(sent, read)
