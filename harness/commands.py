@@ -71,7 +71,7 @@ def demo(
     """Run the whole chain here and write a report.
 
     The place to begin. Starts the bundled engine (on CUDA where there is one, else on the CPU),
-    lets users come and walk away, and says what that cost. Takes one or two minutes.
+    lets users come and walk away, and says what that cost. Takes about a minute.
 
     Example: walkaway demo --set run.users=16
     """
