@@ -1,12 +1,17 @@
-"""The commands that only tell, and what the manifest says was typed."""
+"""The commands that only tell, what they load for it, and what the manifest says was typed."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from harness.commands import app
+from harness.config import SHIPPED_TARGETS, SHIPPED_WORKLOADS, shipped
 from harness.errors import ConfigError
+from harness.run_command import typed_command
+from harness.store import RunFolder, RunRows
 
 COMMANDS = ("demo", "run", "report", "engine", "workloads", "targets")
 
@@ -14,15 +19,17 @@ COMMANDS = ("demo", "run", "report", "engine", "workloads", "targets")
 def test_workloads_are_listed_with_their_questions() -> None:
     result = CliRunner().invoke(app, ["workloads"])
     assert result.exit_code == 0
-    for name in ("demo", "cancel_steps", "slot_recovery"):
-        assert name in result.output
+    for name, path in shipped(SHIPPED_WORKLOADS).items():
+        assert f"{name}\n" in result.output
+        assert f"  {path}\n" in result.output
 
 
 def test_targets_are_listed() -> None:
     result = CliRunner().invoke(app, ["targets"])
     assert result.exit_code == 0
-    for name in ("reference", "vllm", "llamacpp", "openai"):
-        assert name in result.output
+    for name, path in shipped(SHIPPED_TARGETS).items():
+        assert f"{name}\n" in result.output
+        assert f"  {path}\n" in result.output
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c != "engine"])
@@ -30,6 +37,30 @@ def test_every_help_text_gives_an_example(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"])
     assert result.exit_code == 0
     assert f"Example: walkaway {command}" in result.output
+    assert "<" not in result.output
+    assert "{" not in result.output
+    assert max(map(len, result.output.splitlines())) <= 80
+
+
+def test_sentences_of_a_help_text_fill_their_lines() -> None:
+    result = CliRunner().invoke(app, ["demo", "--help"], env={"COLUMNS": "80"})
+    assert "(on CUDA where there is one,\n  else on the CPU), lets users come and walk away" in (
+        result.output
+    )
+
+
+def test_help_loads_nothing_that_takes_long() -> None:
+    script = (
+        "import sys\nfrom harness.cli import main\nsys.argv = ['walkaway', 'run', '--help']\n"
+        "try:\n    main()\nexcept SystemExit:\n    print(*sorted(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "Usage:" in done.stdout
+    loaded = set(done.stderr.split())
+    assert "harness.commands" in loaded
+    assert not loaded & {"pandas", "numpy", "scipy", "pyarrow", "httpx", "harness.run"}
 
 
 def test_help_names_every_command() -> None:
@@ -46,3 +77,22 @@ def test_a_report_of_several_runs_must_be_told_where_to_go(tmp_path: Path) -> No
     result = CliRunner().invoke(app, ["report", str(tmp_path / "a"), str(tmp_path / "b")])
     assert isinstance(result.exception, ConfigError)
     assert "-o FILE" in str(result.exception)
+
+
+def test_a_run_without_a_request_has_nothing_to_report(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    (folder.path / "manifest.json").write_text("{}")
+    result = CliRunner().invoke(app, ["report", str(folder.path)])
+    assert "requests.parquet: cannot be read" in str(result.exception)
+    folder.write_rows(RunRows())
+    result = CliRunner().invoke(app, ["report", str(folder.path)])
+    assert isinstance(result.exception, ConfigError)
+    assert "no request was made in this run" in str(result.exception)
+    assert not (folder.path / "summary.json").exists()
+
+
+def test_no_header_value_gets_into_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = ["X-Key=secret1", "X-Key=secret2"]
+    typed = ["walkaway", "run", "demo", "--header", headers[0], f"--header={headers[1]}"]
+    monkeypatch.setattr(sys, "argv", typed)
+    assert typed_command(headers) == [*typed[:4], "X-Key=***", "--header=X-Key=***"]

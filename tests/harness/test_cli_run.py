@@ -3,6 +3,7 @@ alive."""
 
 import json
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -278,3 +279,27 @@ def test_an_answer_that_no_context_holds_is_refused(tmp_path: Path) -> None:
     assert code == 2
     assert "`load.stay_tokens` go up to" in stderr
     assert not (tmp_path / "here").exists()
+
+
+@pytest.mark.e2e
+def test_an_engine_that_refuses_a_setting_is_quoted_in_one_line(tmp_path: Path) -> None:
+    settings = ("--set", "engine.model=huge", "--set", "engine.runner=simulated")
+    code, _, stderr = run(tmp_path, "run", "demo", "--quiet", *settings)
+    assert code == 2
+    (line,) = stderr.splitlines()
+    assert line.startswith("error: the engine refuses its settings")
+    assert "'huge'" in line
+
+
+@pytest.mark.e2e
+def test_a_metrics_page_that_cannot_be_read_is_a_warning(tmp_path: Path) -> None:
+    url = "http://127.0.0.1:1/metrics"
+    out = tmp_path / "run"
+    arguments = ("--header", "X-Key=secret", "--metrics-url", url, "--json", "--out", str(out))
+    code, stdout, stderr = run(tmp_path, "run", "cancel_steps", *SMALL, *arguments)
+    assert code == 0, stderr
+    warnings = [said["text"] for said in json.loads(stdout)["validity"] if said["level"] != "info"]
+    assert f"metrics at {url} could not be read (ConnectError)" in warnings
+    assert stat.S_IMODE((out / "load_plan.json").stat().st_mode) == 0o600
+    for file in out.iterdir():
+        assert b"secret" not in file.read_bytes(), file

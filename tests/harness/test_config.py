@@ -222,3 +222,34 @@ def test_a_file_with_an_odd_name_is_named_fittingly(tmp_path: Path) -> None:
 def test_a_folder_is_called_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a folder"):
         load_workload(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("extra_body = { a = [1] }", "`extra_body.a`: must be a number, text in quotes, true or"),
+        ("extra_body = { a = nan }", "`extra_body.a`: must be a number, text in quotes, true or"),
+        ("extra_body = 5", "`extra_body` must be a section of keys, not 5"),
+        ("stream_options = { a = 1 }", "`stream_options.a` must be true or false, not 1"),
+        ('path = "v1"', '`path`: must begin with "/"'),
+        ("lifecycle = 1", "`lifecycle` must be true or false, not 1"),
+        ("metrics = { running = 5 }", "`metrics.running` must be a section of keys, not 5"),
+        ('slots_from = "sky"', "`slots_from` must be one of 'config' or 'workload', not 'sky'"),
+    ],
+)
+def test_a_mistake_is_one_line_in_plain_words(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "odd.toml"
+    path.write_text(f'description = "d"\nsettle_s = 1\n{line}\n')
+    with pytest.raises(ConfigError) as caught:
+        load_target(str(path))
+    assert str(caught.value).startswith(f"{path}: {message}")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_section_that_is_a_value_is_said_in_plain_words() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_workload("demo", ["run=5", "load=4"])
+    assert str(caught.value) == (
+        "--set run: `run` must be a section of keys, not 5\n"
+        "--set load: `load` must be a section of keys, not 4"
+    )

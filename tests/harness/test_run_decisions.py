@@ -135,6 +135,22 @@ def test_more_tokens_than_the_context_holds_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("workload", "key"),
+    [
+        ("demo", "stay_tokens"),
+        ("slot_recovery", "control_answer_tokens"),
+        ("slot_recovery", "probe_tokens"),
+    ],
+)
+def test_every_kind_of_request_must_fit_the_context(
+    tmp_path: Path, workload: str, key: str
+) -> None:
+    asked = order(f"load.{key}=4090", workload=workload)
+    with pytest.raises(ConfigError, match=rf"`load\.{key}` go up to 4\d+ tokens"):
+        make_load_plan(asked, server(ENGINE_CONFIG), rows_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
     ("engine", "scrapes", "urls", "interval"),
     [
         ("reference", True, [], 0.05),
@@ -157,6 +173,16 @@ def test_how_often_metrics_are_read(
         )
     )
     assert resolved.scrape_interval_s == interval
+
+
+def test_the_scrape_interval_is_a_setting() -> None:
+    asked = order("collect.scrape_interval_s=0.25", engine="openai")
+    assert asked.scrape_interval_s == 0.25
+    assert order("collect.scrape_interval_s=0.25").scrape_interval_s == 0.25
+    quiet = RunOrder(
+        workload="demo", settings=["collect.scrape_interval_s=0.25"], has_scraping=False
+    )
+    assert resolve_order(quiet).scrape_interval_s is None
 
 
 def test_only_the_bundled_engine_is_started_for_the_user() -> None:

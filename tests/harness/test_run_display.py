@@ -1,6 +1,7 @@
 """What is shown: progress on any kind of terminal, and the table at the end."""
 
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -16,9 +17,9 @@ from harness.progress import (
 from harness.summary_table import format_quantile, format_value, print_summary
 
 
-def console(*, is_terminal: bool = False) -> tuple[Console, io.StringIO]:
+def console(*, is_terminal: bool = False, width: int = 80) -> tuple[Console, io.StringIO]:
     file = io.StringIO()
-    return Console(file=file, width=80, force_terminal=is_terminal), file
+    return Console(file=file, width=width, force_terminal=is_terminal), file
 
 
 def snapshot(elapsed_s: float) -> Snapshot:
@@ -106,7 +107,7 @@ def test_a_censored_quantile_shows_what_it_exceeds() -> None:
     assert format_quantile(metric, "max") == "-"
 
 
-SUMMARY = {
+SUMMARY: dict[str, Any] = {
     "workload": "demo",
     "engine": "reference",
     "model": "tiny",
@@ -159,6 +160,30 @@ def test_the_summary_shows_figures_statements_and_what_is_missing() -> None:
     assert "warning: too few" in text
     assert "not measurable here: slot_recovery_s" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("width", "left_out"), [(80, []), (60, ["method"]), (54, ["method", "max"])]
+)
+def test_a_narrow_terminal_is_shown_fewer_columns_but_whole_figures(
+    width: int, left_out: list[str]
+) -> None:
+    narrow, file = console(width=width)
+    print_summary(narrow, SUMMARY)
+    lines = file.getvalue().splitlines()
+    (header,) = [line for line in lines if line.startswith("figure")]
+    assert [name for name in ("method", "max") if name not in header] == left_out
+    assert "…" not in file.getvalue()
+    assert max(map(len, lines)) <= width
+
+
+def test_the_floor_stands_below_the_table() -> None:
+    plain, file = console()
+    lag = {"unit": "s", "n": 5, "p50": 0.0002, "p99": 0.004, "method": "client"}
+    metrics = SUMMARY["metrics"] | {"client_lag_s": lag}
+    reasons = {"scrape_interval_s": "the run did not scrape"}
+    print_summary(plain, {**SUMMARY, "metrics": metrics, "not_measurable": reasons})
+    assert "floor: client lag 200 µs (p99 4 ms), the run did not scrape\n" in file.getvalue()
 
 
 def test_several_arms_are_several_tables() -> None:

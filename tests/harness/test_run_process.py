@@ -69,6 +69,13 @@ def test_a_child_that_dies_before_it_is_ready_shows_its_log(tmp_path: Path) -> N
         process.wait_until_ready(timeout_s=10, interrupted=lambda: False)
 
 
+def test_what_a_child_said_last(tmp_path: Path) -> None:
+    script = "print('usage: helper'); print('helper: error: no such model')"
+    with child(tmp_path, script) as process:
+        process.stop()
+        assert process.last_line() == "helper: error: no such model"
+
+
 def test_a_child_that_is_never_ready_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     with (
         child(tmp_path, UNTIL_INPUT_ENDS) as process,
