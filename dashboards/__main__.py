@@ -20,7 +20,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         write_report(options.runs, options.output)
     except WalkawayError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     sys.stdout.write(f"{options.output}\n")
     return 0

@@ -1,11 +1,15 @@
 """The sections about those who left: stages, latency, waste, recovery."""
 
+from collections.abc import Mapping
+
 from dashboards import figures
 from dashboards.section import Picture, Section, median_and_p99, why_not
 from dashboards.source import Run
+from dashboards.stages import STAGE_ROWS, STAGES, cancel_stages, stage_parts
 from dashboards.words import figure_of
 from harness.analysis.cancellation import was_cancelled
-from harness.analysis.recovery import probes
+from harness.analysis.recovery import control_answer_tokens, probes
+from harness.records import Metric
 
 
 def stages(run: Run) -> Section:
@@ -17,23 +21,42 @@ def stages(run: Run) -> Section:
         good="detect and signal well below a step, wait at most the step in progress, free next to "
         "nothing.",
     )
-    present = {name: run.metrics[name] for name, _, _ in figures.STAGES if name in run.metrics}
-    if not any(metric.n for metric in present.values()):
-        names = tuple(name for name, _, _ in figures.STAGES)
+    present = {name: run.metrics[name] for name, _, _ in STAGES if name in run.metrics}
+    if not present:
+        names = tuple(name for name, _, _ in STAGES)
         return section.without(why_not(run, names, "This server tells no stages of a cancel."))
-    unknown = [name[:-2] for name, one in present.items() if one.p99 is None]
-    medians = ", ".join(f"{name[:-2]} {figure_of(one, 'p50')}" for name, one in present.items())
+    words = [
+        f"{label[0].upper()}{label[1:]}: "
+        + ", ".join(f"{name[:-2]} {figure_of(one, key)}" for name, one in present.items())
+        for key, label in STAGE_ROWS
+    ]
     return section.drawn(
         Picture(
             name="stages",
-            figure=figures.cancel_stages(present),
-            alt=f"Stacked bars of the stages of a cancel. Medians: {medians}.",
-            note=f"Not drawn, because some requests never got so far while they were watched: "
-            f"99th percentile of {', '.join(unknown)}."
-            if unknown
-            else None,
+            figure=cancel_stages(present),
+            alt=f"Stacked bars of the stages of a cancel. {'. '.join(words)}.",
+            note=_not_drawn(present),
         )
     )
+
+
+def _not_drawn(metrics: Mapping[str, Metric]) -> str | None:
+    """What the bars leave open, and every quantile that they leave out."""
+    rows = {label: stage_parts(metrics, key) for key, label in STAGE_ROWS}
+    said = []
+    if any(part.is_open for parts in rows.values() for part in parts.values()):
+        said.append(
+            "Hatched: known only to last longer, because so many requests were never stopped; the "
+            "row ends there."
+        )
+    names = {
+        label: [name[:-2] for name, _, _ in STAGES if name not in parts]
+        for label, parts in rows.items()
+    }
+    left_out = [f"{label} of {', '.join(those)}" for label, those in names.items() if those]
+    if left_out:
+        said.append(f"Not drawn: {'; '.join(left_out)}.")
+    return " ".join(said) or None
 
 
 def latency(run: Run) -> Section:
@@ -41,8 +64,8 @@ def latency(run: Run) -> Section:
         name="cancel-latency",
         title="How long until the server let go",
         shows="The share of abandoned requests whose slot and blocks were free again, by time "
-        "since the user left. A request never let go of (a ghost) stays in the count, as a cross "
-        "where the watching ended.",
+        "since the user left. A request that was never stopped (a ghost) counts as longer than the "
+        "settle time, even if it ended by itself before: it is a cross.",
         good="a steep line that reaches 100 % within one or two engine steps.",
     )
     if not was_cancelled(run.cancels).any():
@@ -97,12 +120,15 @@ def waste(run: Run) -> Section:
 
 
 def recovery(run: Run) -> Section:
+    tokens = control_answer_tokens(run.frames.manifest)
+    after = "" if tokens is None else f", here after {tokens:,} tokens, as the workload says"
     section = Section(
         name="recovery",
         title="How soon the slot worked for somebody else",
         shows="A probe waits for a slot. Each dot is one trial: from the moment a user left to the "
         "probe's first token (abandon), the probe on an idle server (unloaded), and the same queue "
-        "when nobody leaves (control). The box holds the middle half, its line is the median.",
+        f"when nobody leaves (control): then the probe waits for a filler's natural end{after}. "
+        "The box holds the middle half, its line is the median.",
         good="abandon close to unloaded, and far from control.",
     )
     waited = probes(run.frames.requests)

@@ -1,5 +1,6 @@
 """Distributions and comparisons: frame in, figure out. Nothing here reads a file or a clock."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -14,12 +15,6 @@ from harness.analysis.cancellation import was_cancelled
 from harness.analysis.stats import kaplan_meier
 from harness.records import Metric
 
-STAGES: Final = (
-    ("detect_s", "detect: the server saw it", SKY),
-    ("signal_s", "signal: the worker heard it", VERMILION),
-    ("wait_s", "wait: out of the batch", ORANGE),
-    ("free_s", "free: blocks reclaimed", BLUE),
-)
 CLIENT_TIMES: Final = (
     ("ttft_s", "first token (TTFT)"),
     ("itl_s", "between tokens (ITL)"),
@@ -34,38 +29,17 @@ PHASES: Final = (
 )
 FEWEST_OF_A_PHASE: Final = 5  # fewer do not make a distribution
 LOG_FROM: Final = 20  # times the median: beyond it a linear axis would hide the middle
+MOST_TICKS: Final = 6  # with their units, on a phone
 LADDER: Final = (("p50", "circle", 11), ("p90", "diamond", 10), ("p99", "line-ns-open", 16))
-
-
-def cancel_stages(metrics: Mapping[str, Metric]) -> go.Figure:
-    """Two stacked bars: the median of each stage, and its 99th percentile."""
-    figure = canvas(x_title="milliseconds", y_title="", height=220)
-    rows = (("p50", "median"), ("p99", "99th percentile"))
-    for name, label, colour in STAGES:
-        metric = metrics.get(name)
-        if metric is None:
-            continue
-        drawn = [(row, value) for key, row in rows if (value := getattr(metric, key)) is not None]
-        figure.add_bar(
-            name=label,
-            orientation="h",
-            y=[row for row, _ in drawn],
-            x=[value * 1e3 for _, value in drawn],
-            customdata=[quantity(value, "s") for _, value in drawn],
-            hovertemplate="%{customdata}<extra>" + label + "</extra>",
-            marker_color=colour,
-        )
-    figure.update_layout(barmode="stack", bargap=0.35, legend_traceorder="normal")
-    figure.update_yaxes(categoryarray=[row for _, row in reversed(rows)], categoryorder="array")
-    return figure
 
 
 def cancel_latency(cancels: pd.DataFrame) -> go.Figure:
     """The share of abandoned requests that the server had let go of, by time since they left, for
     all and by what the request was doing.
 
-    The Kaplan-Meier curve: a request that was never let go of counts as "longer than it was
-    watched" and is drawn as a cross where the watching ended. Needs at least one request.
+    The Kaplan-Meier curve: a request that nobody stopped counts as longer than the settle time, or
+    than it was watched, even if it ended by itself before; a cross marks how long. Needs at least
+    one request.
     """
     figure = canvas(x_title="milliseconds since the user left", y_title="let go of")
     cancels = cancels[was_cancelled(cancels)]
@@ -85,14 +59,14 @@ def cancel_latency(cancels: pd.DataFrame) -> go.Figure:
             y=shares[np.searchsorted(times, ends, side="right") - 1],
             mode="markers",
             marker={"symbol": "x", "size": 9, "color": VERMILION},
-            name=f"never let go of while watched: {int(censored.sum())}",
-            hovertemplate="still there after %{x:.3~s} ms<extra></extra>",
+            name=f"never stopped: {int(censored.sum())}",
+            hovertemplate="counts as longer than %{x:.4~g} ms<extra></extra>",
         )
     figure.update_yaxes(tickformat=".0%", range=[0, 1.03])
     if seconds.max() > LOG_FROM * np.median(seconds):
-        figure.update_xaxes(type="log", title_text="milliseconds since the user left (log)")
+        _log_time_axis(figure, seconds[seconds > 0], title="since the user left (log)")
     else:
-        figure.update_xaxes(rangemode="tozero")
+        figure.update_xaxes(range=[0, 1.03e3 * seconds.max()])
     return figure
 
 
@@ -162,14 +136,17 @@ def waste_by_abandon_point(points: Sequence[Mapping[str, Any]]) -> go.Figure:
 
 
 def client_times(metrics: Mapping[str, Metric]) -> go.Figure:
-    """A ladder of quantiles for each time that surviving users felt, on one log axis."""
-    figure = canvas(x_title="milliseconds (log)", y_title="", height=260)
-    present = [(name, label) for name, label in CLIENT_TIMES if _has_quantiles(metrics.get(name))]
+    """A ladder of quantiles for each time that surviving users felt, on one log axis.
+
+    A ladder whose upper rungs are known only to lie higher ends in an arrow where that begins.
+    """
+    figure = canvas(x_title="", y_title="", height=260)
+    present = [(name, label) for name, label in CLIENT_TIMES if _rungs(metrics.get(name))]
     for name, label in present:
-        known = [value for key, _, _ in LADDER if (value := getattr(metrics[name], key))]
+        rungs = _rungs(metrics[name])
         figure.add_scatter(
-            x=[value * 1e3 for value in known],
-            y=[label] * len(known),
+            x=[value * 1e3 for value in rungs],
+            y=[label] * len(rungs),
             mode="lines",
             line={"color": GREY, "width": 2},
             showlegend=False,
@@ -188,13 +165,49 @@ def client_times(metrics: Mapping[str, Metric]) -> go.Figure:
             customdata=[quantity(value, "s") for _, value in drawn],
             hovertemplate="%{customdata}<extra>" + key + "</extra>",
         )
-    figure.update_xaxes(type="log")
+    ends = [(label, bound) for name, label in present if (bound := _open_end(metrics[name]))]
+    if ends:
+        figure.add_scatter(
+            x=[bound * 1e3 for _, bound in ends],
+            y=[label for label, _ in ends],
+            mode="markers",
+            marker={"symbol": "triangle-right", "size": 13, "color": VERMILION},
+            name="longer than",
+            customdata=[quantity(bound, "s") for _, bound in ends],
+            hovertemplate="> %{customdata}<extra></extra>",
+        )
+    every = [value for name, _ in present for value in _rungs(metrics[name])]
+    _log_time_axis(figure, np.array(every), title="time (log)")
     figure.update_yaxes(autorange="reversed", rangemode="normal")
     return figure
 
 
-def _has_quantiles(metric: Metric | None) -> bool:
-    return metric is not None and bool(metric.p50)
+def _rungs(metric: Metric | None) -> list[float]:
+    """The quantiles that are known, then what the others are known to exceed."""
+    if metric is None:
+        return []
+    known = [value for key, _, _ in LADDER if (value := getattr(metric, key))]
+    bound = _open_end(metric)
+    return known if bound is None else [*known, bound]
+
+
+def _open_end(metric: Metric) -> float | None:
+    bounds = [bound for key, _, _ in LADDER if (bound := metric.lower_bounds.get(key))]
+    return min(bounds, default=None)
+
+
+def _log_time_axis(figure: go.Figure, seconds: Floats, *, title: str) -> None:
+    """Whole decades of milliseconds, each tick with its unit."""
+    first = math.floor(math.log10(seconds.min() * 1e3))
+    last = max(math.ceil(math.log10(seconds.max() * 1e3)), first + 1)
+    ticks = [10.0**n for n in range(first, last + 1, 1 + (last - first) // MOST_TICKS)]
+    figure.update_xaxes(
+        type="log",
+        title_text=title,
+        range=[first - 0.1, last + 0.15],
+        tickvals=ticks,
+        ticktext=[quantity(tick / 1e3, "s") for tick in ticks],
+    )
 
 
 def slot_recovery(waited: pd.DataFrame) -> go.Figure:

@@ -1,13 +1,15 @@
 """What the server showed of itself over time: from its step log, else from what was scraped.
 
-An idle engine makes no steps, so the step log ends with the last request; what was scraped after it
-shows whether everything came back.
+A step's numbers are those with which it began, and hold until the next one begins. An idle engine
+makes no steps, so the step log ends with the last request; what was scraped after it shows whether
+everything came back.
 """
 
 import json
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 
 from dashboards.downsample import Floats, Series, min_max
 from dashboards.source import Run
@@ -53,10 +55,12 @@ def _joined(stepped: Points | None, scraped: Points | None) -> Series | None:
 
 
 def _stepped(run: Run, column: str) -> Points | None:
-    steps = run.frames.steps.sort_values("ended_ns")
+    steps = run.frames.steps.sort_values("started_ns")
     if steps.empty:
         return None
-    return run.clock.seconds(steps["ended_ns"]), steps[column].to_numpy(dtype=np.float64)
+    level = steps[column].to_numpy(dtype=np.float64)
+    x = run.clock.seconds(pd.concat([steps["started_ns"], steps["ended_ns"].tail(1)]))
+    return x, np.append(level, level[-1])
 
 
 def _scraped(run: Run, role: str) -> Points | None:

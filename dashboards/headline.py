@@ -12,6 +12,7 @@ from dashboards.words import figure_of, interval, number, quantity
 from harness.records import Metric
 
 Metrics = Mapping[str, Metric]
+NOTHING: Final[Mapping[str, float]] = {}
 
 GOOD: Final = {
     "cancel": "the step in progress is finished, then slot and blocks are free: one or two steps.",
@@ -38,8 +39,13 @@ class Card:
     flag: str | None = None
 
 
-def sentence(outcomes: Mapping[str, int], metrics: Metrics) -> str:
-    """What the run found, in plain words, for somebody who reads nothing else."""
+def sentence(
+    outcomes: Mapping[str, int], metrics: Metrics, in_use: Mapping[str, float] = NOTHING
+) -> str:
+    """What the run found, in plain words, for somebody who reads nothing else.
+
+    `in_use`: what of the leaked slots and blocks requests hold that still run.
+    """
     abandoned = outcomes.get("abandoned", 0)
     if not sum(outcomes.values()):
         return "No request was made, so there is nothing to tell."
@@ -50,7 +56,7 @@ def sentence(outcomes: Mapping[str, int], metrics: Metrics) -> str:
         *_recovery_words(metrics),
         *_waste_words(metrics),
         *_ghost_words(metrics),
-        *_leak_words(metrics),
+        *_leak_words(metrics, in_use),
     ]
     if not parts:
         return (
@@ -75,17 +81,16 @@ def _recovery_words(metrics: Metrics) -> list[str]:
     )
     if control is None or not control.n:
         return [f"{words}."]
-    return [f"{words}, against {figure_of(control, 'p50')} when nobody leaves."]
+    waited = figure_of(control, "p50")
+    return [f"{words}, against {waited} when nobody leaves and a stream must end by itself."]
 
 
 def _let_go_words(latency: Metric) -> str:
     if latency.p50 is None:
-        return (
-            "More than half of the abandoned requests were not let go of while they were watched."
-        )
+        return "More than half of the abandoned requests were not stopped while they were watched."
     median = f"When a user left, the server let go after {figure_of(latency, 'p50')} (median"
     if latency.p99 is None:
-        return f"{median}), but some requests were not let go of while they were watched."
+        return f"{median}), but some requests were not stopped while they were watched."
     return f"{median}; 99 % within {figure_of(latency, 'p99')})."
 
 
@@ -107,13 +112,26 @@ def _ghost_words(metrics: Metrics) -> list[str]:
     return [f"All {ghosts.n:,} abandoned requests were stopped."]
 
 
-def _leak_words(metrics: Metrics) -> list[str]:
-    leaks = {name: level(metrics.get(f"leaked_{name}")) for name in ("slots", "blocks")}
-    known = {name: value for name, value in leaks.items() if value is not None}
+def _leak_words(metrics: Metrics, in_use: Mapping[str, float]) -> list[str]:
+    known = _leaks(metrics)
     if not known:
         return []
-    lost = [quantity(value, name) for name, value in known.items() if value]
-    return [f"{' and '.join(lost)} never came back." if lost else "Nothing leaked."]
+    gone = {name: value - in_use.get(name, 0) for name, value in known.items()}
+    words = []
+    if in_use:
+        words.append(f"{_amounts(in_use)} are still held by requests whose users have gone.")
+    if lost := {name: value for name, value in gone.items() if value > 0}:
+        words.append(f"{_amounts(lost)} never came back.")
+    return words or ["Nothing leaked."]
+
+
+def _leaks(metrics: Metrics) -> dict[str, float]:
+    leaks = {name: level(metrics.get(f"leaked_{name}")) for name in ("slots", "blocks")}
+    return {name: value for name, value in leaks.items() if value is not None}
+
+
+def _amounts(of: Mapping[str, float]) -> str:
+    return " and ".join(quantity(value, name) for name, value in of.items())
 
 
 def ghost_count(ghosts: Metric) -> int:
@@ -128,14 +146,16 @@ def level(metric: Metric | None) -> float | None:
     return next((one for one in (metric.mean, metric.p50, metric.max) if one is not None), None)
 
 
-def cards(metrics: Metrics, flags: Mapping[str, str]) -> list[Card]:
+def cards(
+    metrics: Metrics, flags: Mapping[str, str], in_use: Mapping[str, float] = NOTHING
+) -> list[Card]:
     """The headline figures that this run has, in reading order."""
     found = {
         "cancel_latency_s": _cancel_card(metrics),
         "slot_recovery_s": _recovery_card(metrics),
         "wasted_tokens": _waste_card(metrics),
         "ghost_rate": _ghost_card(metrics),
-        "leaked_slots": _leak_card(metrics),
+        "leaked_slots": _leak_card(metrics, in_use),
         "slot_refill_s": _refill_card(metrics),
         "ttft_s": _timed_card(
             metrics, "ttft_s", "First token, those who stayed", GOOD["survivors"]
@@ -188,7 +208,7 @@ def _recovery_card(metrics: Metrics) -> Card | None:
         f"{label} {figure_of(metrics[name], 'p50')} (median)"
         for name, label in (
             ("probe_ttft_unloaded_s", "unloaded"),
-            ("probe_ttft_control_s", "nobody leaves"),
+            ("probe_ttft_control_s", "nobody leaves, a stream ends by itself:"),
         )
         if name in metrics
     ]
@@ -208,8 +228,11 @@ def _share_words(metrics: Metrics, name: str) -> list[str]:
         "removed_at_first_boundary": "removed at the first step boundary",
         "refilled_next_schedule": "taken in the very next schedule",
     }
-    share = level(metrics.get(name))
-    return [] if share is None else [f"{quantity(share, 'ratio')} {words[name]}"]
+    share = metrics.get(name)
+    if share is None or share.mean is None:
+        return []
+    least = "" if share.lower95 is None else f" (at least {quantity(share.lower95, 'ratio')})"
+    return [f"{quantity(share.mean, 'ratio')}{least} {words[name]}"]
 
 
 def _waste_card(metrics: Metrics) -> Card | None:
@@ -253,15 +276,17 @@ def _ghost_card(metrics: Metrics) -> Card | None:
     )
 
 
-def _leak_card(metrics: Metrics) -> Card | None:
-    leaks = {name: level(metrics.get(f"leaked_{name}")) for name in ("slots", "blocks")}
-    known = {name: value for name, value in leaks.items() if value is not None}
+def _leak_card(metrics: Metrics, in_use: Mapping[str, float]) -> Card | None:
+    known = _leaks(metrics)
     if not known:
         return None
+    details = ["idle gauges after the settle time, less those before the load"]
+    if in_use:
+        details.append(f"of these, {_amounts(in_use)} held by requests that still run (ghosts)")
     return Card(
         label="Leaked",
         value=", ".join(quantity(value, name) for name, value in known.items()),
-        details=("idle gauges after the settle time, less those before the load",),
+        details=tuple(details),
         good=GOOD["leaks"],
         is_clean=not any(known.values()),
     )

@@ -101,7 +101,7 @@ def survivors(run: Run) -> Section:
     section = Section(
         name="survivors",
         title="What the others felt",
-        shows="Times of those whose users stayed: median (dot), p90 (diamond) and p99 (bar).",
+        shows="Times of users who were to stay to the end: median (dot), p90 (diamond), p99 (bar).",
         good="no worse than in a run where nobody leaves; only a comparison of two runs can tell.",
     )
     present = {
@@ -127,14 +127,17 @@ def lag(run: Run) -> Section:
     section = Section(
         name="lag",
         title="The measurement floor",
-        shows="How late the load process woke from a short timer: what the harness itself adds.",
+        shows="How late the load process noticed each tick of a 10 ms timer while there was load: "
+        "what the harness itself adds. Its 99th percentile is the floor.",
         good="far below every figure above; a figure smaller than this is not to be believed.",
     )
-    if run.frames.client.empty:
+    is_load = run.frames.client["t_ns"].between(run.clock.started_ns, run.clock.ended_ns)
+    ticks = run.frames.client[is_load]
+    if ticks.empty:
         return section.without("The load did not watch itself in this run.")
     series = {
         f"load process {number}": column_series(rows, "lag_ns", run.clock, scale=1e-6)
-        for number, (_, rows) in enumerate(run.frames.client.groupby("pid"), start=1)
+        for number, (_, rows) in enumerate(ticks.groupby("pid"), start=1)
     }
     timeline = timelines.lines(series, run.clock, y_title="late by, milliseconds")
     return section.drawn(

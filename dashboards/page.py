@@ -19,7 +19,7 @@ from plotly.offline import get_plotlyjs
 
 from dashboards.headline import Card
 from dashboards.section import Section
-from dashboards.tables import COLUMNS, MetricTable
+from dashboards.tables import COLUMNS, Row
 
 TEMPLATES: Final = files("dashboards") / "templates"
 
@@ -39,7 +39,7 @@ class Article:
     remarks: Sequence[tuple[str, str]]
     not_measurable: Sequence[tuple[str, Sequence[str]]]
     sections: Sequence[Section]
-    tables: Sequence[MetricTable]
+    rows: Sequence[Row]
     command: str
     machine: Sequence[tuple[str, str]]
 

@@ -9,7 +9,7 @@ from dashboards import cancel_sections, headline, load_sections
 from dashboards.page import Article, render
 from dashboards.section import Section
 from dashboards.source import Run, read_run
-from dashboards.tables import MetricTable, metric_table
+from dashboards.tables import metric_rows
 from dashboards.words import quantity
 from harness.errors import ConfigError
 
@@ -35,20 +35,21 @@ def write_report(folders: Sequence[Path], output: Path) -> None:
 def describe(run: Run, anchor: str) -> Article:
     """Everything that the page says about a run."""
     summary, manifest = run.summary, run.manifest
+    in_use = summary.breakdown.get("leaks_in_use", {})
     remarks = [(remark.level, remark.text) for remark in summary.validity]
     return Article(
         anchor=anchor,
         run_id=summary.run_id,
         question=str(manifest.workload.get("question") or summary.workload),
-        sentence=headline.sentence(summary.outcomes, summary.metrics),
+        sentence=headline.sentence(summary.outcomes, summary.metrics, in_use),
         status=summary.status,
-        cards=headline.cards(summary.metrics, summary.flags),
+        cards=headline.cards(summary.metrics, summary.flags, in_use),
         facts=_facts(run),
         cautions=[remark for remark in remarks if remark[0] in CAUTIONS],
         remarks=[remark for remark in remarks if remark[0] not in CAUTIONS],
         not_measurable=_by_reason(summary.not_measurable),
         sections=_sections(run),
-        tables=_tables(run),
+        rows=metric_rows(summary.metrics, summary.flags),
         command=shlex.join(manifest.command),
         machine=_machine(run),
     )
@@ -118,17 +119,6 @@ def _outcomes(run: Run) -> str:
     outcomes = run.summary.outcomes
     counts = [f"{n:,} {name.replace('_', ' ')}" for name, n in outcomes.items() if n]
     return f"{sum(outcomes.values()):,}" + (f": {', '.join(counts)}" if counts else "")
-
-
-def _tables(run: Run) -> list[MetricTable]:
-    summary = run.summary
-    arms = [
-        metric_table(f"arm {name}", arm.metrics, summary.flags)
-        for name, arm in summary.arms.items()
-    ]
-    if summary.metrics or not arms:
-        return [metric_table("the whole run", summary.metrics, summary.flags), *arms]
-    return arms
 
 
 def _machine(run: Run) -> list[tuple[str, str]]:

@@ -11,26 +11,13 @@ import pandas as pd
 from dashboards.timelines import Clock
 from harness.analysis.cancellation import cancellations
 from harness.analysis.frames import RunFrames
+from harness.analysis.validity import Remark
 from harness.errors import ConfigError
 from harness.manifest import Manifest
 from harness.records import Metric
 from harness.store import RunFolder
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
-
-
-class Remark(msgspec.Struct, kw_only=True):
-    """A statement about how far the figures can be trusted: level info, warning or invalid."""
-
-    level: str
-    text: str
-
-
-class ArmSummary(msgspec.Struct, kw_only=True):
-    """One arm of a run that has several."""
-
-    outcomes: dict[str, int]
-    metrics: dict[str, Metric]
 
 
 class Summary(msgspec.Struct, kw_only=True):
@@ -43,7 +30,6 @@ class Summary(msgspec.Struct, kw_only=True):
     model: str | None
     outcomes: dict[str, int]
     metrics: dict[str, Metric] = {}
-    arms: dict[str, ArmSummary] = {}
     not_measurable: dict[str, str] = {}
     flags: dict[str, str] = {}
     validity: list[Remark] = []

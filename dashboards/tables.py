@@ -44,31 +44,19 @@ class Row:
     remarks: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricTable:
-    """The metrics of a run or of one arm of it."""
-
-    caption: str
-    rows: tuple[Row, ...]
-
-
-def metric_table(
-    caption: str, metrics: Mapping[str, Metric], flags: Mapping[str, str]
-) -> MetricTable:
+def metric_rows(metrics: Mapping[str, Metric], flags: Mapping[str, str]) -> tuple[Row, ...]:
     """A row for each metric, in the order given; `flags` says which are not to be believed."""
-    rows = tuple(_row(name, metric, flags.get(name)) for name, metric in metrics.items())
-    return MetricTable(caption=caption, rows=rows)
+    return tuple(_row(name, metric, flags.get(name)) for name, metric in metrics.items())
 
 
 def _row(name: str, metric: Metric, flag: str | None) -> Row:
-    at_most = None if metric.upper95 is None else f"at most {quantity(metric.upper95, metric.unit)}"
     is_evident = metric.unit in SELF_EVIDENT_UNITS
     unit = metric.unit if is_evident else ""
     figures = [
         Cell(text=figure_of(metric, key, unit=unit), under=interval(metric, key, unit=unit))
         for key in ("p50", "p90", "p95", "p99", "max")
     ]
-    mean_limits = interval(metric, "mean", unit=unit) or at_most
+    mean_limits = interval(metric, "mean", unit=unit) or _one_sided(metric)
     return Row(
         name=name,
         unit=None if is_evident else metric.unit,
@@ -82,6 +70,14 @@ def _row(name: str, metric: Metric, flag: str | None) -> Row:
         flag=flag,
         remarks=tuple(f"{name}: {_other(value, metric)}" for name, value in metric.others.items()),
     )
+
+
+def _one_sided(metric: Metric) -> str | None:
+    if metric.upper95 is not None:
+        return f"at most {quantity(metric.upper95, metric.unit)}"
+    if metric.lower95 is not None:
+        return f"at least {quantity(metric.lower95, metric.unit)}"
+    return None
 
 
 def _other(value: object, metric: Metric) -> str:

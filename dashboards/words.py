@@ -6,8 +6,7 @@ from typing import Final
 from harness.records import Metric
 
 DASH: Final = "\N{EN DASH}"
-PERCENT_UNITS: Final = frozenset({"ratio", "share", "rate", "fraction"})
-PER_SECOND: Final = {"rps": "per s", "1/s": "per s", "tps": "tokens/s", "tokens/s": "tokens/s"}
+RATES: Final = {"rps": "per s", "tokens/s": "tokens/s"}
 
 
 def number(value: float) -> str:
@@ -25,14 +24,15 @@ def quantity(value: float | None, unit: str) -> str:
         return DASH
     if unit == "s":
         return _duration(value)
-    if unit in PERCENT_UNITS:
+    if unit == "ratio":
         return f"{number(100 * value)} %"
     if unit == "bytes":
         return _bytes(value)
-    if unit in {"", "1", "count"}:
+    if not unit:
         return number(value)
-    name = PER_SECOND.get(unit, unit)
-    return f"{number(value)} {name[:-1] if value == 1 and name.endswith('s') else name}"
+    if unit in RATES:
+        return f"{number(value)} {RATES[unit]}"
+    return f"{number(value)} {unit.removesuffix('s') if value == 1 else unit}"
 
 
 def _duration(seconds: float) -> str:

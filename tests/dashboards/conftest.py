@@ -247,7 +247,7 @@ def rows_of(run: SyntheticRun, *, lifecycle: bool, gpu: bool) -> RunRows:
         requests=run.requests,
         client=[
             ClientSample(t_ns=t, pid=41, lag_ns=100_000 + t % 7, cpu_s=0.1, streams=4)
-            for t in range(BEGIN, run.ended_ns, 100 * MS)
+            for t in range(BEGIN - 495 * MS, run.ended_ns + 500 * MS, 100 * MS)
         ],
         lifecycle=run.lifecycle if lifecycle else [],
         steps=run.steps if lifecycle else [],

@@ -8,6 +8,7 @@ import pytest
 
 from dashboards import figures, timelines
 from dashboards.downsample import min_max
+from dashboards.stages import cancel_stages
 from dashboards.timelines import Clock
 from harness.records import Metric
 
@@ -54,13 +55,45 @@ def test_steps_are_counted_without_ghosts() -> None:
     assert (list(bars.x), list(bars.y)) == ([1], [2])
 
 
+def stage(p50: float | None, p99: float | None, bound: float | None = None) -> Metric:
+    """A time; a quantile that is not known exceeds the bound."""
+    unknown = [name for name, value in (("p50", p50), ("p99", p99)) if value is None]
+    bounds = {} if bound is None else dict.fromkeys(unknown, bound)
+    return Metric(unit="s", n=5, p50=p50, p99=p99, lower_bounds=bounds, method="exact")
+
+
 def test_stages_are_stacked_in_milliseconds() -> None:
-    stage = Metric(unit="s", n=5, p50=0.002, p99=0.004, method="exact")
-    ghostly = Metric(unit="s", n=5, p50=0.001, p99=None, method="exact")
-    figure = figures.cancel_stages({"detect_s": stage, "wait_s": ghostly})
+    figure = cancel_stages({"detect_s": stage(0.002, 0.004), "wait_s": stage(0.001, 0.003)})
     detect, wait = figure.data
     assert (list(detect.x), list(detect.y)) == ([2, 4], ["median", "99th percentile"])
-    assert (list(wait.x), list(wait.y)) == ([1], ["median"])
+    assert list(wait.x) == [1, 3]
+    assert list(wait.marker.pattern.shape) == ["", ""]
+    assert not figure.layout.annotations
+
+
+def test_a_stage_that_never_ended_is_open_and_ends_its_row() -> None:
+    figure = cancel_stages(
+        {
+            "detect_s": stage(0.002, 0.004),
+            "signal_s": stage(0.001, None, bound=1.99),
+            "wait_s": stage(0.01, 0.02),  # of those that were lucky enough to be heard of
+        }
+    )
+    _, signal, wait = figure.data
+    assert (list(signal.x), list(signal.marker.pattern.shape)) == ([1, 1990], ["", "/"])
+    assert list(wait.y) == ["median"]
+    (label,) = figure.layout.annotations
+    assert (label.y, label.x) == ("99th percentile", pytest.approx(1994))
+    assert label.text.startswith("signal &gt; 1.99 s")
+
+
+def test_a_server_that_never_notices_gets_no_pretty_bar_and_a_legend() -> None:
+    never = stage(None, None, bound=2.0)
+    figure = cancel_stages({"detect_s": never})
+    (bar,) = figure.data
+    assert (list(bar.x), list(bar.marker.pattern.shape)) == ([2000, 2000], ["/", "/"])
+    assert figure.layout.showlegend
+    assert len(figure.layout.annotations) == 2
 
 
 def test_waste_keeps_its_points_in_order() -> None:
@@ -90,6 +123,32 @@ def test_each_arm_is_a_row_and_a_probe_that_gave_up_is_a_cross() -> None:
         "control": [50],
     }
     assert (list(gave_up.x), list(gave_up.y)) == ([9000], ["control"])
+
+
+def test_a_log_axis_has_whole_decades_with_their_units() -> None:
+    times = {
+        "itl_s": stage(0.0203, 0.0228),
+        "e2e_s": stage(0.4, 1.7),
+    }
+    axis = figures.client_times(times).layout.xaxis
+    assert list(axis.ticktext) == ["10 ms", "100 ms", "1 s", "10 s"]
+    assert list(axis.tickvals) == [10, 100, 1000, 10000]
+    assert axis.range[0] < 1 < 4 < axis.range[1]
+    narrow = figures.client_times({"itl_s": stage(0.01, 0.01)}).layout.xaxis
+    assert list(narrow.ticktext) == ["10 ms", "100 ms"]
+    wide = figures.client_times({"itl_s": stage(1e-5, 90)}).layout.xaxis
+    assert len(wide.ticktext) <= figures.MOST_TICKS
+
+
+def test_a_latency_with_late_ghosts_is_on_such_an_axis_too() -> None:
+    axis = figures.cancel_latency(cancels([0.005, 0.01, 2.0], [False, False, True])).layout.xaxis
+    assert list(axis.ticktext) == ["1 ms", "10 ms", "100 ms", "1 s", "10 s"]
+
+
+def test_a_wait_that_brought_no_token_is_an_arrow_and_not_left_out() -> None:
+    *_, arrow = figures.client_times({"ttft_s": stage(None, None, bound=7.7)}).data
+    assert (list(arrow.x), list(arrow.y)) == ([7700], ["first token (TTFT)"])
+    assert arrow.name == "longer than"
 
 
 def test_phases_with_enough_requests_have_their_own_curve() -> None:

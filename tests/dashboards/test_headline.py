@@ -48,10 +48,34 @@ def test_ghosts_and_leaks_are_said() -> None:
         "leaked_blocks": gauge("blocks", 12.0),
     }
     text = sentence(LEFT, metrics)
-    assert "some requests were not let go of while they were watched" in text
+    assert "some requests were not stopped while they were watched" in text
     assert "3 of 100 abandoned requests went on as if nobody had left." in text
     assert "1 slot and 12 blocks never came back." in text
     assert [card.is_clean for card in cards(metrics, {})] == [None, False, False]
+
+
+def test_what_ghosts_hold_is_not_said_to_be_lost() -> None:
+    metrics = {"leaked_slots": gauge("slots", 8.0), "leaked_blocks": gauge("blocks", 181.0)}
+    in_use = {"slots": 8.0, "blocks": 181.0}
+    assert sentence(LEFT, metrics, in_use) == (
+        "8 slots and 181 blocks are still held by requests whose users have gone."
+    )
+    (card,) = cards(metrics, {}, in_use)
+    assert card.value == "8 slots, 181 blocks"
+    assert "of these, 8 slots and 181 blocks held by requests that still run (ghosts)" in (
+        card.details
+    )
+    assert sentence(LEFT, metrics, {"slots": 8.0, "blocks": 100.0}).endswith(
+        "8 slots and 100 blocks are still held by requests whose users have gone. "
+        "81 blocks never came back."
+    )
+
+
+def test_a_share_that_ought_to_be_all_says_how_much_is_sure() -> None:
+    at_once = Metric(unit="ratio", n=500, mean=1.0, lower95=0.994, method="exact")
+    metrics = {"cancel_latency_s": seconds(0.01, 0.02), "removed_at_first_boundary": at_once}
+    (card,) = cards(metrics, {})
+    assert "100 % (at least 99.4 %) removed at the first step boundary" in card.details
 
 
 def test_a_median_among_the_ghosts_is_no_number() -> None:
@@ -72,7 +96,9 @@ def test_black_box_runs_speak_of_recovery_only() -> None:
         "The next in the queue saw a first token 61 ms after a user had left (median)."
     )
     metrics["probe_ttft_control_s"] = seconds(1.2, 1.3)
-    assert sentence(LEFT, metrics).endswith("(median), against 1.2 s when nobody leaves.")
+    assert sentence(LEFT, metrics).endswith(
+        "(median), against 1.2 s when nobody leaves and a stream must end by itself."
+    )
 
 
 def test_a_figure_below_the_floor_carries_its_flag() -> None:

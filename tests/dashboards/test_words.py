@@ -22,6 +22,8 @@ from harness.records import Metric
         (12345.6, "tokens", "12,346 tokens"),
         (0.0, "slots", "0 slots"),
         (3.5, "rps", "3.5 per s"),
+        (1.0, "rps", "1 per s"),
+        (1.0, "tokens/s", "1 tokens/s"),
         (4 * 2**30, "bytes", "4 GiB"),
         (None, "s", "\N{EN DASH}"),
         (float("nan"), "s", "\N{EN DASH}"),

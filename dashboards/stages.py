@@ -1,0 +1,96 @@
+"""Where the time of a cancel goes, as bars that never look better than the server was.
+
+A stage that many requests never came out of has no median, only a time that it exceeds. Such a part
+of a bar is hatched, reaches as far as is known, and is the last of its row: what came after it
+nobody saw, or only the lucky ones.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import plotly.graph_objects as go
+
+from dashboards.theme import BLUE, ORANGE, SKY, VERMILION, canvas
+from dashboards.words import figure_of
+from harness.records import Metric
+
+STAGES: Final = (
+    ("detect_s", "detect: the server saw it", SKY),
+    ("signal_s", "signal: the worker heard it", VERMILION),
+    ("wait_s", "wait: out of the batch", ORANGE),
+    ("free_s", "free: blocks reclaimed", BLUE),
+)
+STAGE_ROWS: Final = (("p50", "median"), ("p99", "99th percentile"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePart:
+    """How long a stage took; an open one is known only to have lasted longer than `seconds`."""
+
+    seconds: float
+    text: str
+    is_open: bool
+
+
+def stage_parts(metrics: Mapping[str, Metric], key: str) -> dict[str, StagePart]:
+    """A quantile of each stage, up to the first that is open: what came after it nobody saw."""
+    parts: dict[str, StagePart] = {}
+    for name, _, _ in STAGES:
+        if (metric := metrics.get(name)) is None:
+            continue
+        exact, bound = getattr(metric, key), metric.lower_bounds.get(key)
+        seconds = bound if exact is None else exact
+        if seconds is None:
+            break
+        is_open = exact is None
+        parts[name] = StagePart(seconds=seconds, text=figure_of(metric, key), is_open=is_open)
+        if is_open:
+            break
+    return parts
+
+
+def cancel_stages(metrics: Mapping[str, Metric]) -> go.Figure:
+    """Two rows of stacked bars: the median of each stage, and its 99th percentile.
+
+    A stage that is known only to have lasted longer is hatched, says so, and ends its row.
+    """
+    figure = canvas(x_title="milliseconds", y_title="", height=220)
+    rows = [(label, stage_parts(metrics, key)) for key, label in STAGE_ROWS]
+    for name, label, colour in STAGES:
+        drawn = [(row, parts[name]) for row, parts in rows if name in parts]
+        if not drawn:
+            continue
+        figure.add_bar(
+            name=label,
+            orientation="h",
+            y=[row for row, _ in drawn],
+            x=[part.seconds * 1e3 for _, part in drawn],
+            customdata=[part.text for _, part in drawn],
+            hovertemplate="%{customdata}<extra>" + label + "</extra>",
+            marker={
+                "color": colour,
+                "pattern": {"shape": ["/" if part.is_open else "" for _, part in drawn]},
+            },
+        )
+    for row, parts in rows:
+        _label_open_end(figure, row, parts)
+    figure.update_layout(barmode="stack", bargap=0.45, legend_traceorder="normal", showlegend=True)
+    figure.update_yaxes(
+        categoryarray=[row for row, _ in reversed(rows)], categoryorder="array", tickmode="linear"
+    )
+    return figure
+
+
+def _label_open_end(figure: go.Figure, row: str, parts: Mapping[str, StagePart]) -> None:
+    for name, part in parts.items():
+        if part.is_open:
+            figure.add_annotation(
+                text=f"{name[:-2]} {part.text.replace('>', '&gt;')} \N{RIGHTWARDS ARROW}",
+                x=sum(one.seconds for one in parts.values()) * 1e3,
+                y=row,
+                xanchor="right",
+                yanchor="bottom",
+                yshift=22,
+                showarrow=False,
+            )

@@ -1,0 +1,92 @@
+"""What a report must not make look better, or clearer, than it was."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dashboards.cancel_sections import recovery
+from dashboards.source import read_run
+from tests.dashboards.reading import body_of, decoded, page_of
+
+MakeRun = Callable[..., Path]
+
+
+def test_the_slots_are_followed_until_everything_has_come_back(make_run: MakeRun) -> None:
+    running = page_of(make_run()).figures()["run0-slots"]["data"][0]
+    x, y = decoded(running["x"]), decoded(running["y"])
+    assert x == sorted(x)
+    assert max(y) == 4  # the step log, while there are steps
+    assert y[-1] == 0  # scraped, after the last
+
+
+def test_a_step_shows_from_its_start(make_run: MakeRun) -> None:
+    data = page_of(make_run()).figures()["run0-slots"]["data"][0]
+    x, y = decoded(data["x"]), decoded(data["y"])
+    assert (x[0], y[0]) == (0.0, 4)  # four came at once, and the first step began with them
+    assert x[1] == pytest.approx(0.020)
+    last_step = max(n for n, t in enumerate(x) if y[n] > 0)
+    assert x[last_step] % 0.020 == pytest.approx(0.019)  # and the last shows until its end
+
+
+def test_the_lag_is_that_of_the_load(make_run: MakeRun) -> None:
+    run = make_run()
+    page = page_of(run)
+    (lag,) = page.figures()["run0-lag"]["data"]
+    manifest = json.loads((run / "manifest.json").read_text())
+    window = manifest["window"]
+    assert max(decoded(lag["x"])) <= (window["load_ended_ns"] - window["load_started_ns"]) / 1e9
+
+
+def test_a_bound_of_one_side_stands_under_its_share(make_run: MakeRun) -> None:
+    run = make_run()
+    summary = json.loads((run / "summary.json").read_text())
+    share = {"unit": "ratio", "n": 500, "mean": 1.0, "lower95": 0.994, "method": "exact"}
+    summary["metrics"]["refilled_next_schedule"] = share
+    (run / "summary.json").write_text(json.dumps(summary))
+    cells = page_of(run).texts("td")
+    assert "100 %at least 99.4 %" in cells
+    assert "0 %at most 3.1 %" in cells  # ghosts
+
+
+def test_what_ghosts_hold_is_told(make_run: MakeRun) -> None:
+    leaked = {"leaks_in_use": {"slots": 8, "blocks": 181}}
+    run = make_run(ghosts=6, breakdown={"waste_by_abandon_point": [], **leaked})
+    assert "8 slots and 181 blocks are still held" in body_of(page_of(run))
+
+
+def test_every_quantile_that_the_stages_leave_out_is_named(make_run: MakeRun) -> None:
+    run = make_run(ghosts=30)
+    summary = json.loads((run / "summary.json").read_text())
+    never = {"unit": "s", "n": 30, "n_censored": 30, "method": "exact"}
+    summary["metrics"]["signal_s"] = {**never, "lower_bounds": {"p50": 2.0, "p99": 2.0}}
+    del summary["metrics"]["wait_s"], summary["metrics"]["free_s"]
+    (run / "summary.json").write_text(json.dumps(summary))
+    page = page_of(run)
+    assert "Not drawn: median of wait, free; 99th percentile of wait, free." in body_of(page)
+    stages = page.figures()["run0-stages"]
+    assert stages["layout"]["showlegend"]
+    (alt,) = (
+        attributes["aria-label"]
+        for _, attributes, _ in page.elements
+        if attributes.get("id") == "run0-stages"
+    )
+    assert alt is not None
+    assert "Median: detect 1 ms, signal > 2 s" in alt
+
+
+def test_the_control_is_said_to_be_the_workloads_choice(make_run: MakeRun) -> None:
+    run = make_run()
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["workload"]["load"] = {"control_answer_tokens": 64}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    text = recovery(read_run(run)).shows
+    assert "a filler's natural end, here after 64 tokens, as the workload says" in text
+
+
+def test_paper_keeps_together_what_belongs_together(make_run: MakeRun) -> None:
+    style = "".join(page_of(make_run()).texts("style"))
+    paper = style.rsplit("@media print", 1)[1]
+    assert ".card, figure, tr, .remarks li { break-inside: avoid; }" in paper
+    assert style.count(".opening .remarks") == 1
