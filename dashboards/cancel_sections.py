@@ -6,10 +6,10 @@ from dashboards import figures
 from dashboards.section import Picture, Section, median_and_p99, why_not
 from dashboards.source import Run
 from dashboards.stages import STAGE_ROWS, STAGES, cancel_stages, stage_parts
-from dashboards.words import figure_of
 from harness.analysis.cancellation import was_cancelled
 from harness.analysis.recovery import control_answer_tokens, probes
 from harness.records import Metric
+from harness.words import figure_of
 
 
 def stages(run: Run) -> Section:

@@ -10,10 +10,10 @@ import plotly.graph_objects as go
 
 from dashboards.downsample import Floats
 from dashboards.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, canvas
-from dashboards.words import quantity
 from harness.analysis.cancellation import was_cancelled
 from harness.analysis.stats import kaplan_meier
 from harness.records import Metric
+from harness.words import quantity
 
 CLIENT_TIMES: Final = (
     ("ttft_s", "first token (TTFT)"),

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dashboards.words import figure_of, interval, number, quantity
 from harness.records import Metric
+from harness.words import figure_of, interval, number, quantity
 
 Metrics = Mapping[str, Metric]
 NOTHING: Final[Mapping[str, float]] = {}

@@ -10,8 +10,8 @@ from dashboards.page import Article, render
 from dashboards.section import Section
 from dashboards.source import Run, read_run
 from dashboards.tables import metric_rows
-from dashboards.words import quantity
 from harness.errors import ConfigError
+from harness.words import quantity
 
 CAUTIONS: Final = frozenset({"warning", "invalid"})  # shown before the figures they touch
 COUNTED_BY: Final = {

@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 
 from dashboards.source import Run
 from dashboards.timelines import Timeline
-from dashboards.words import figure_of
 from harness.records import Metric
+from harness.words import figure_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from dashboards.words import DASH, figure_of, interval, quantity
 from harness.records import Metric
+from harness.words import DASH, SELF_EVIDENT_UNITS, figure_of, interval, quantity
 
 COLUMNS: Final = (
     "n",
@@ -20,9 +20,6 @@ COLUMNS: Final = (
     "max",
     "method",
 )
-
-
-SELF_EVIDENT_UNITS: Final = frozenset({"s", "ratio", "bytes"})  # each cell says ms, %, MiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

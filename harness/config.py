@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from harness.errors import ConfigError
+from harness.records import Trust
 from harness.toml_file import apply_settings, read_toml, validate
 
 SHIPPED_WORKLOADS = "workloads"
@@ -37,7 +38,6 @@ MetricRole = Literal[
     "aborted",
     "recomputed_tokens",
 ]
-Trust = Literal["exact", "exact_when_idle", "lower", "stuck"]
 
 # Far beyond what one machine can use, and small enough that a slip of the finger is said at once
 # instead of filling the memory or waiting for ever.

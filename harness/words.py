@@ -6,6 +6,7 @@ from typing import Final
 from harness.records import Metric
 
 DASH: Final = "\N{EN DASH}"
+SELF_EVIDENT_UNITS: Final = frozenset({"s", "ratio", "bytes"})  # each figure says ms, %, MiB
 RATES: Final = {"rps": "per s", "tokens/s": "tokens/s"}
 
 

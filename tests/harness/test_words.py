@@ -2,8 +2,8 @@
 
 import pytest
 
-from dashboards.words import figure_of, interval, number, quantity
 from harness.records import Metric
+from harness.words import figure_of, interval, number, quantity
 
 
 @pytest.mark.parametrize(
