@@ -74,8 +74,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     reason: str | None = None
 
 
-class StepRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One step. `num_running` and `num_waiting` as it was scheduled, `free_blocks` likewise."""
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One step, as the frames carry it and as the step log shows it.
+
+    `num_running`, `num_waiting` and `free_blocks` as it was scheduled; `scheduled` and `sampled`
+    map request ids to tokens.
+    """
 
     step: int
     started_ns: int

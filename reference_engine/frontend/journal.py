@@ -10,8 +10,6 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from reference_engine.protocol import StepRecord
-
 LIFECYCLE_CAPACITY: Final = 1_000_000
 STEPS_CAPACITY: Final = 200_000
 
@@ -28,24 +26,6 @@ class LifecycleEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_generated: int
     num_blocks: int
     reason: str | None
-
-
-class StepEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One step, as `GET /walkaway/steps` shows it."""
-
-    step: int
-    started_ns: int
-    ended_ns: int
-    num_running: int
-    num_waiting: int
-    free_blocks: int
-    scheduled: dict[str, int]
-    sampled: dict[str, int]
-
-
-def step_entry(record: StepRecord) -> StepEntry:
-    """The same fields under names: frames carry them as arrays."""
-    return StepEntry(**msgspec.structs.asdict(record))
 
 
 EntryT = TypeVar("EntryT")

@@ -19,7 +19,7 @@ from reference_engine.faults import FaultError, Faults
 from reference_engine.frontend.answering import GenerationResponse
 from reference_engine.frontend.errors import ApiError
 from reference_engine.frontend.exposition import exposition, metrics_registry
-from reference_engine.frontend.journal import LifecycleEntry, Page, StepEntry
+from reference_engine.frontend.journal import LifecycleEntry, Page
 from reference_engine.frontend.openai_api import (
     MAX_BODY_BYTES,
     Generation,
@@ -29,7 +29,7 @@ from reference_engine.frontend.openai_api import (
 )
 from reference_engine.frontend.worker_link import EngineStoppedError, WorkerLink
 from reference_engine.model.tokenizer import Tokenizer
-from reference_engine.protocol import Ready
+from reference_engine.protocol import Ready, StepRecord
 
 _MAX_REQUEST_ID_CHARS = 256
 _MAX_PAGE = 10_000  # entries: more would hold up the event loop, and with it detection
@@ -170,7 +170,7 @@ def _number(request: Request, name: str, *, default: int) -> int:
     return int(text)
 
 
-def ndjson(page: Page[LifecycleEntry] | Page[StepEntry]) -> Response:
+def ndjson(page: Page[LifecycleEntry] | Page[StepRecord]) -> Response:
     """One entry a line; the headers say where to go on and what can never be had."""
     headers = {
         "x-walkaway-first": str(page.first),

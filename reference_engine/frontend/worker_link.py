@@ -18,8 +18,6 @@ from reference_engine.frontend.journal import (
     STEPS_CAPACITY,
     LifecycleEntry,
     Ring,
-    StepEntry,
-    step_entry,
 )
 from reference_engine.protocol import (
     AbortRequest,
@@ -31,6 +29,7 @@ from reference_engine.protocol import (
     Output,
     Ready,
     SetFaults,
+    StepRecord,
     StepReport,
     ToWorker,
     encode_frame,
@@ -103,7 +102,7 @@ class WorkerLink(asyncio.Protocol):
         self._client_ids: dict[str, str | None] = {}
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self.lifecycle: Ring[LifecycleEntry] = Ring(LIFECYCLE_CAPACITY)
-        self.steps: Ring[StepEntry] = Ring(STEPS_CAPACITY)
+        self.steps: Ring[StepRecord] = Ring(STEPS_CAPACITY)
         self.counters = Counters()
         self.cancellations: dict[str, int] = {}
         self.num_running = 0
@@ -199,7 +198,7 @@ class WorkerLink(asyncio.Protocol):
         self.num_running, self.num_waiting = report.num_running, report.num_waiting
         self.free_blocks = report.free_blocks
         if report.step is not None:
-            self.steps.append(step_entry(report.step))
+            self.steps.append(report.step)
         for event in report.events:
             self._note(event, self._client_ids.get(event.request_id))
         for output in report.outputs:
