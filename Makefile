@@ -1,5 +1,10 @@
 # make demo   set up, then run the whole chain once and say where the report is
-# make test   set up, then run every check: format, lint, import contracts, types, tests
+# make test   set up, then run every check: `make check` (format, lint, import contracts, types)
+#             beside `make unit`, then the tests that start processes
+# make bench  set up, then compare with what others use; BENCH=NAME takes one benchmark of them
+# make bench-gpu  the model's benchmark on a CUDA device
+# make truth  set up, then measure servers whose truth is known; a table, exit status 1 on a miss
+# make faults-table  measure what each fault of the engine moves, and write docs/faults.md
 # make clean  remove the virtual environment and the tools' caches (results stay)
 
 PYTHON ?= python3
@@ -11,18 +16,36 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
 SOURCES := harness reference_engine dashboards workloads tests
 
-.PHONY: demo test clean
+.PHONY: demo test check unit bench bench-gpu truth faults-table clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/walkaway demo
 
 test: $(VENV)/.installed-dev
+	$(MAKE) --no-print-directory --jobs=2 check unit
+	$(BIN)/pytest -m e2e
+
+check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/lint-imports
 	$(BIN)/mypy
-	$(BIN)/pytest
+
+unit: $(VENV)/.installed-dev
+	$(BIN)/pytest -m "not e2e"
+
+bench: $(VENV)/.installed-bench
+	$(BIN)/python -m tests.bench $(BENCH)
+
+bench-gpu: $(VENV)/.installed-bench
+	$(BIN)/python -m tests.bench model_speed_gpu
+
+truth: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.truth
+
+faults-table: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.truth.faults_table
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -55,4 +78,9 @@ $(VENV)/.installed-demo: $(VENV)/.torch pyproject.toml constraints.txt
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "installing walkaway and its checkers into $(VENV)"
 	@$(PIP) install --editable '.[engine,gpu,dev]' --constraint constraints.txt
+	@touch $@
+
+$(VENV)/.installed-bench: $(VENV)/.torch pyproject.toml constraints.txt
+	@echo "installing walkaway and what it is compared with into $(VENV)"
+	@$(PIP) install --editable '.[engine,gpu,bench]' --constraint constraints.txt
 	@touch $@

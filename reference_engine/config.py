@@ -1,8 +1,16 @@
 """The engine's settings, checked once, at birth."""
 
 from math import isfinite
+from typing import Literal
 
 import msgspec
+
+SchedulingPolicy = Literal["fcfs", "priority"]
+VictimPolicy = Literal["policy", "rebuild-cost"]
+ReclaimPolicy = Literal["immediate", "retain"]
+
+# vLLM's share of the context for the threshold that it derives (vllm/config/scheduler.py).
+_LONG_PREFILL_SHARE = 0.04
 
 
 class EngineConfigError(ValueError):
@@ -22,7 +30,18 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine. Sizes are in tokens and blocks of `block_size` tokens."""
+    """One engine. Sizes are in tokens and blocks of `block_size` tokens.
+
+    `victim`: who is preempted when blocks run out: whom the scheduling policy ranks last, or whom
+    it costs least to rebuild. `watermark`: share of the blocks that an admission must leave free
+    while others run. `reserve_full_isl`: admit a request only if the blocks for all its tokens are
+    there, not just those of its first chunk. `reclaim`: what becomes of a cancelled request's
+    prompt blocks: blank at once, or retained in the prefix cache until somebody needs the room;
+    above a KV usage of `force_reclaim_above` (share of blocks held; 1: never) nothing is retained.
+    `long_prefill_token_threshold`: most tokens of one prompt in one step; 0: none, or 4 % of the
+    context where several prompts may be in progress. `batch_invariant`: a request's output does not
+    depend on its batch, bit by bit; slower.
+    """
 
     model: str = "tiny"
     device: str = "auto"
@@ -33,25 +52,81 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     max_model_len: int = 4096
     max_num_batched_tokens: int = 512
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    victim: VictimPolicy = "policy"
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    max_num_partial_prefills: int = 1
+    watermark: float = 0.0
+    reserve_full_isl: bool = True
+    enable_prefix_caching: bool = True
+    reclaim: ReclaimPolicy = "retain"
+    force_reclaim_above: float = 1.0
+    batch_invariant: bool = False
     step_cost: StepCost = StepCost()
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "num_blocks", "block_size", "max_model_len"):
-            if getattr(self, name) < 1:
-                raise EngineConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise EngineConfigError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
-                f"max_num_seqs ({self.max_num_seqs}), or running requests would starve"
-            )
-        if self.num_blocks * self.block_size < self.max_model_len:
-            raise EngineConfigError(
-                f"num_blocks x block_size ({self.num_blocks} x {self.block_size}) must hold one "
-                f"request of max_model_len ({self.max_model_len}) tokens"
-            )
+            _at_least(name, getattr(self, name), 1)
+        _at_least("max_num_partial_prefills", self.max_num_partial_prefills, 1)
+        _at_least("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
+        self._check_budget()
+        self._check_blocks()
         if not all(
             isfinite(cost) and cost >= 0 for cost in msgspec.structs.astuple(self.step_cost)
         ):
             raise EngineConfigError("the simulated runner's costs must be finite, 0 or more")
         if self.runner == "simulated" and self.device == "cuda":
             raise EngineConfigError("the simulated runner computes nothing: it needs no device")
+
+    @property
+    def watermark_blocks(self) -> int:
+        return int(self.watermark * self.num_blocks)
+
+    @property
+    def max_chunk_tokens(self) -> int:
+        """Most tokens of one request in one step, the budget apart."""
+        if self.long_prefill_token_threshold:
+            return self.long_prefill_token_threshold
+        if self.max_num_partial_prefills > 1:
+            return max(1, int(self.max_model_len * _LONG_PREFILL_SHARE))
+        return self.max_num_batched_tokens
+
+    def _check_budget(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise EngineConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"max_num_seqs ({self.max_num_seqs}), or running requests would starve"
+            )
+        if self.enable_chunked_prefill:
+            return
+        if self.max_num_batched_tokens < self.max_model_len:
+            raise EngineConfigError(
+                f"without chunked prefill max_num_batched_tokens ({self.max_num_batched_tokens}) "
+                f"must be at least max_model_len ({self.max_model_len}), or a long prompt would "
+                "wait for ever"
+            )
+        if self.long_prefill_token_threshold or self.max_num_partial_prefills > 1:
+            raise EngineConfigError(
+                "long_prefill_token_threshold and max_num_partial_prefills need chunked prefill"
+            )
+
+    def _check_blocks(self) -> None:
+        if self.num_blocks * self.block_size < self.max_model_len:
+            raise EngineConfigError(
+                f"num_blocks x block_size ({self.num_blocks} x {self.block_size}) must hold one "
+                f"request of max_model_len ({self.max_model_len}) tokens"
+            )
+        if not 0.0 <= self.watermark < 1.0:
+            raise EngineConfigError(
+                f"watermark is a share of the blocks below 1, not {self.watermark}"
+            )
+        if not 0.0 <= self.force_reclaim_above <= 1.0:
+            raise EngineConfigError(
+                f"force_reclaim_above is a KV usage from 0 to 1, not {self.force_reclaim_above}"
+            )
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise EngineConfigError(f"{name} must be at least {least}, not {value}")

@@ -5,6 +5,7 @@ from typing import Final
 import msgspec
 
 MAX_DELAY_S: Final = 3600.0
+_SECONDS: Final = ("delay_abort", "hold_blocks", "stale_gauge", "stall_survivors_on_abort")
 
 
 class FaultError(ValueError):
@@ -14,24 +15,54 @@ class FaultError(ValueError):
 class Faults(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
     """The faults in force. The defaults are those of a correct engine.
 
-    `ignore-disconnect`: the frontend sees that the client left and does nothing.
-    `delay-abort`: the frontend waits so many seconds before it tells the worker.
-    `lose-abort`: the worker forgets an abort with this probability.
-    `leak-blocks`: so many of an aborted request's blocks are never given back.
+    In the frontend, of a client that has left:
+    `ignore-disconnect`: nothing is done. `ignore-disconnect-unary`: nothing, if its answer is not
+    streamed. `ignore-disconnect-while-waiting`: nothing, if it had no token yet.
+    `delay-abort`: the worker is told so many seconds later.
+
+    In the worker, of an abort:
+    `lose-abort`: it is forgotten with this probability. `die-on-abort`: the worker's process ends.
+    `abort-by-prefix`: requests whose ids begin with the aborted one's go too. `abort-parent-only`:
+    of n answers only the first is ended. `stall-survivors-on-abort`: the next step starts so many
+    seconds later.
+
+    In the worker, of an aborted request:
+    `leak-blocks`: so many blocks are never given back. `leak-slot`: its batch slot neither.
+    `hold-blocks`: its blocks are given back so many seconds later. `drop-prefix-on-cancel`: its
+    prompt's blocks leave the prefix cache, whoever else could have used them.
+    `double-count`, `never-count`: it is counted twice, or not at all.
+
+    `stale-gauge`: the gauges move once in so many seconds.
     """
 
     ignore_disconnect: bool = False
+    ignore_disconnect_unary: bool = False
+    ignore_disconnect_while_waiting: bool = False
     delay_abort: float = 0.0
     lose_abort: float = 0.0
+    die_on_abort: bool = False
+    abort_by_prefix: bool = False
+    abort_parent_only: bool = False
+    stall_survivors_on_abort: float = 0.0
     leak_blocks: int = 0
+    leak_slot: bool = False
+    hold_blocks: float = 0.0
+    drop_prefix_on_cancel: bool = False
+    double_count: bool = False
+    never_count: bool = False
+    stale_gauge: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.delay_abort <= MAX_DELAY_S:
-            raise FaultError(f"delay-abort takes seconds, from 0 to {MAX_DELAY_S:.0f}")
+        for name in _SECONDS:
+            if not 0.0 <= getattr(self, name) <= MAX_DELAY_S:
+                spelled = name.replace("_", "-")
+                raise FaultError(f"{spelled} takes seconds, from 0 to {MAX_DELAY_S:.0f}")
         if not 0.0 <= self.lose_abort <= 1.0:
             raise FaultError("lose-abort takes a probability from 0 to 1")
         if self.leak_blocks < 0:
             raise FaultError("leak-blocks takes a number of blocks, 0 or more")
+        if self.double_count and self.never_count:
+            raise FaultError("double-count and never-count exclude each other")
 
 
 def fault_names() -> tuple[str, ...]:

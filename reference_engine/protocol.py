@@ -1,11 +1,12 @@
-"""What frontend and worker say to each other: length-prefixed msgpack frames over one socket.
+"""What frontend and worker say to each other: length-prefixed msgpack frames over one connection.
 
-Frontend to worker: AddRequest, AbortRequest, SetFaults. Worker to frontend: Ready or Failed once,
-then one StepReport a step boundary. Each side takes the end of the stream for the other's death.
+Frontend to worker: Hello first, then AddRequest, AbortRequest, SetFaults. Worker to frontend: Ready
+or Failed once, then one StepReport a step boundary. Whoever breaks the protocol loses the
+connection, and the requests that came over it.
 """
 
 import struct
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -16,6 +17,7 @@ from reference_engine.request import Sampling
 
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024  # a step's report at full load is under 1 MiB
 _LENGTH: Final = struct.Struct("<I")
+_Message = TypeVar("_Message")
 
 
 class ProtocolError(RuntimeError):
@@ -23,19 +25,32 @@ class ProtocolError(RuntimeError):
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the frontend hands to its worker at birth, as one JSON argument."""
+    """What the frontend hands to its worker at birth: JSON, one line on its standard input."""
 
     config: EngineConfig
     faults: Faults
+    secret: str
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", array_like=True):
+    """The first frame: whoever knows the secret is the worker's frontend."""
+
+    secret: str
 
 
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", array_like=True):
+    """`parent_id` is what the children of a request for n answers have in common."""
+
     request_id: str
     prompt_token_ids: list[int]
     sampling: Sampling
+    priority: int = 0
+    parent_id: str | None = None
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag="abort", array_like=True):
+    """`request_id` is a request's, or a parent's: then all its children are meant."""
+
     request_id: str
     reason: str
 
@@ -44,7 +59,7 @@ class SetFaults(msgspec.Struct, frozen=True, kw_only=True, tag="faults", array_l
     faults: Faults
 
 
-ToWorker = AddRequest | AbortRequest | SetFaults
+ToWorker = Hello | AddRequest | AbortRequest | SetFaults
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready", array_like=True):
@@ -91,17 +106,40 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sampled: dict[str, int]
 
 
+class Ending(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """How a request ended, and what it went through: the account of the one who served it.
+
+    `phase` is what it was doing when it ended. Tokens as in `Request`.
+    """
+
+    finish_reason: str
+    phase: str
+    num_cached_tokens: int
+    num_preemptions: int
+    num_recomputed_tokens: int
+
+
 class Output(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """New text for one request; `num_generated` counts all its tokens so far."""
+    """New text for one request; `num_generated` counts all its tokens so far.
+
+    The last one of a request has an `ending`.
+    """
 
     request_id: str
     text: str
     num_generated: int
-    finish_reason: str | None
+    ending: Ending | None = None
+
+    @property
+    def finish_reason(self) -> str | None:
+        return None if self.ending is None else self.ending.finish_reason
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="report", array_like=True):
-    """All that changed since the last report. `step` is None when a boundary led to no step."""
+    """All that changed since the last report. `step` is None when a boundary led to no step.
+
+    `free_blocks` can be given out; `cached_blocks` of them hold a prefix that can be hit.
+    """
 
     step: StepRecord | None
     outputs: list[Output]
@@ -109,6 +147,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="report", array_
     num_running: int
     num_waiting: int
     free_blocks: int
+    cached_blocks: int
     counters: Counters
 
 
@@ -120,6 +159,15 @@ _encoder: Final = msgspec.msgpack.Encoder()
 def encode_frame(message: ToWorker | FromWorker) -> bytes:
     payload = _encoder.encode(message)
     return _LENGTH.pack(len(payload)) + payload
+
+
+def decode_payload(decoder: msgspec.msgpack.Decoder[_Message], payload: bytes) -> _Message:
+    """The message in a frame. Raises ProtocolError for whatever is none."""
+    try:
+        return decoder.decode(payload)
+    except (ValueError, RecursionError) as error:
+        # Not all that msgspec raises for bad bytes is its own: text that is not UTF-8, and depth.
+        raise ProtocolError(f"a frame that is no message: {error}") from error
 
 
 class FrameReader:

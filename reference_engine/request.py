@@ -40,11 +40,12 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-class CancelReason(StrEnum):
-    """Why a request was aborted."""
+class Phase(StrEnum):
+    """What a request was doing when it was cancelled. A preempted one waits."""
 
-    USER_DISCONNECT = "user_disconnect"
-    SERVER_SHUTDOWN = "server_shutdown"
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
 
 
 class IllegalTransitionError(RuntimeError):
@@ -62,34 +63,65 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request:
-    """One request.
+    """One request. A smaller `priority` is more important.
 
     Its mutable fields are changed by the scheduler only: the token list by `update`, the block
-    table by the KV cache on the scheduler's behalf, the status through `move_to`.
+    table and the computed tokens also by the KV cache on the scheduler's behalf, the status through
+    `move_to`. `num_cached_tokens` were found in the prefix cache at the last admission,
+    `num_lost_tokens` is the most that any preemption took away, `num_recomputed_tokens` what was
+    computed again because of that; the computing of the first `num_noted_tokens`, which is prompt
+    and lost tokens, is accounted for. `num_prefilled_tokens` of its prompt were computed, repeats
+    included. `arrival` numbers the requests as they come,
+    `max_tokens_in_all` is how long it may get, prompt and answer together.
     """
 
     __slots__ = (
+        "arrival",
+        "block_hashes",
         "block_table",
         "finish_reason",
+        "max_tokens_in_all",
+        "num_cached_tokens",
         "num_computed_tokens",
+        "num_lost_tokens",
+        "num_noted_tokens",
         "num_preemptions",
+        "num_prefilled_tokens",
         "num_prompt_tokens",
+        "num_recomputed_tokens",
+        "priority",
         "request_id",
         "sampling",
         "status",
         "token_ids",
     )
 
-    def __init__(self, request_id: str, prompt_token_ids: list[int], sampling: Sampling) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling: Sampling,
+        *,
+        priority: int = 0,
+    ) -> None:
         if not prompt_token_ids:
             raise ValueError(f"request {request_id}: an empty prompt has nothing to compute")
         self.request_id = request_id
         self.sampling = sampling
+        self.priority = priority
+        self.arrival = 0
+        self.max_tokens_in_all = len(prompt_token_ids) + sampling.max_tokens
         self.num_prompt_tokens = len(prompt_token_ids)
         self.token_ids = list(prompt_token_ids)
         self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.num_prefilled_tokens = 0
+        self.num_lost_tokens = 0
+        self.num_noted_tokens = len(prompt_token_ids)
+        self.num_recomputed_tokens = 0
         self.block_table: list[int] = []
+        self.block_hashes: list[bytes] | None = None
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
 
@@ -106,6 +138,14 @@ class Request:
     def num_owed_tokens(self) -> int:
         """Tokens whose keys and values are still to be computed."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def phase(self) -> Phase:
+        """Where its work stands, in people's words; the scheduler does not ask."""
+        if self.status is not Status.RUNNING:
+            return Phase.WAITING
+        is_behind = self.num_generated == 0 or self.num_owed_tokens > 1
+        return Phase.PREFILL if is_behind else Phase.DECODE
 
     def move_to(self, status: Status) -> None:
         """Change the status, or raise IllegalTransitionError and leave it as it was."""

@@ -1,57 +1,136 @@
-"""The pool of KV-cache blocks: which are free, which are held, and that none is both.
+"""The pool of KV-cache blocks: each is blank, held, cached or leaked, and never two of these.
 
-A block is `block_size` token positions of the cache, known by its number. Blocks that a fault has
-lost are kept apart, so that the conservation law still holds: free + held + leaked = total.
+    blank ──take──▶ held ──give back──▶ blank, or cached if the prefix index knows it
+    cached ─share─▶ held;  cached ──take (the least recently used, when none is blank)──▶ held
+
+A block is `block_size` token positions of the cache, known by its number. A held block has as many
+references as block tables it stands in; a cached one has none, keeps its tokens' keys and values,
+and is as good as free. Blocks that a fault has lost are kept apart, so that the conservation law
+still holds: blank + cached + held + leaked = total.
 """
 
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Sequence
+
+from reference_engine.core.prefix import PrefixIndex
 
 
 class BlockPool:
     """Hands out block numbers and takes them back.
 
-    `_free` (a queue: the block that was given back first is reused first), `_held` and `_leaked`
-    are the only state; they change in `take`, `give_back` and `leak`, on the scheduler's thread.
+    `_blank` (a queue: the block that was given back first is reused first), `_cached` (least
+    recently used first), `_references` and `_leaked` are the only state beside the index; they
+    change in the methods below, on the scheduler's thread.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free: deque[int] = deque(range(num_blocks))
-        self._held: set[int] = set()
+        self.index = PrefixIndex()
+        self._blank: deque[int] = deque(range(num_blocks))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._references: dict[int, int] = {}
         self._leaked: set[int] = set()
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        """Blocks that can be given out: blank ones and cached ones."""
+        return len(self._blank) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_held(self) -> int:
+        return len(self._references)
+
+    def cached_of(self, blocks: Iterable[int]) -> list[int]:
+        """Those of `blocks` that nobody holds: sharing them takes them out of the free ones."""
+        return [block for block in blocks if block in self._cached]
+
+    def is_shared(self, block: int) -> bool:
+        return self._references.get(block, 0) > 1
 
     def try_take(self, count: int) -> list[int] | None:
-        """`count` blocks, or None (and nothing changes) when there are not so many."""
-        if count > len(self._free):
+        """`count` blocks without content, or None (and nothing changes) when there are not so many.
+
+        Cached blocks lose their content only when no blank one is left.
+        """
+        blank = self._blank
+        if count <= len(blank):
+            blocks = [blank.popleft() for _ in range(count)]
+        elif count <= self.num_free:
+            blocks = [self._take_one() for _ in range(count)]
+        else:
             return None
-        blocks = [self._free.popleft() for _ in range(count)]
-        self._held.update(blocks)
+        for block in blocks:
+            self._references[block] = 1
         return blocks
 
-    def give_back(self, blocks: Sequence[int]) -> None:
-        """Make held blocks free. Raises KeyError for a block that is not held."""
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more reference to each of these held or cached blocks."""
         for block in blocks:
-            self._held.remove(block)
-            self._free.append(block)
+            self._cached.pop(block, None)
+            self._references[block] = self._references.get(block, 0) + 1
 
-    def leak(self, blocks: Sequence[int]) -> None:
-        """Lose held blocks for good, on purpose."""
+    def give_back(self, blocks: Iterable[int]) -> list[int]:
+        """One reference less to each; the blocks that nobody holds any more.
+
+        Raises KeyError for a block that is not held. The first given back is the first evicted.
+        """
+        freed = []
         for block in blocks:
-            self._held.remove(block)
-            self._leaked.add(block)
+            references = self._references[block] - 1
+            if references:
+                self._references[block] = references
+                continue
+            del self._references[block]
+            freed.append(block)
+            if block in self.index:
+                self._cached[block] = None
+            else:
+                self._blank.append(block)
+        return freed
+
+    def leak(self, blocks: Iterable[int]) -> None:
+        """Lose one reference to each for good, on purpose; others may still hold the block."""
+        for block in blocks:
+            references = self._references.pop(block) - 1
+            if references:
+                self._references[block] = references
+            else:
+                self.index.drop(block)
+                self._leaked.add(block)
+
+    def blank(self, block: int) -> None:
+        """Take a cached block's content, as if somebody had needed the room."""
+        del self._cached[block]
+        self.index.drop(block)
+        self._blank.append(block)
+
+    def check_sums(self, *, is_idle: bool) -> None:
+        """Raise AssertionError unless all blocks are somewhere, and when idle nobody's."""
+        total = self.num_free + self.num_held + len(self._leaked)
+        assert total == self.num_blocks, f"{total} blocks of {self.num_blocks}"
+        assert not (is_idle and self._references), "blocks are held for nobody"
 
     def check_integrity(self, holders: Sequence[Sequence[int]]) -> None:
-        """Raise AssertionError unless `holders` (block tables) hold just what is marked as held."""
-        held = [block for table in holders for block in table]
-        assert len(held) == len(set(held)), "a block is held twice"
-        assert set(held) == self._held, "held blocks differ from the block tables"
-        free = set(self._free)
-        assert len(free) == len(self._free), "a block is free twice"
-        assert not free & (self._held | self._leaked), "a block is free and not free"
-        total = len(free) + len(self._held) + len(self._leaked)
+        """Raise AssertionError unless references equal `holders` (block tables) and all add up."""
+        held = Counter(block for table in holders for block in table)
+        assert held == self._references, "references differ from the block tables"
+        blank = set(self._blank)
+        assert len(blank) == len(self._blank), "a block is blank twice"
+        states = [blank, self._cached.keys(), self._references.keys(), self._leaked]
+        total = sum(map(len, states))
         assert total == self.num_blocks, f"{total} blocks of {self.num_blocks}"
+        assert len(set().union(*states)) == total, "a block is in two states"
+        assert all(block in self.index for block in self._cached), "cached, but not to be found"
+        assert not any(block in self.index for block in blank), "blank, but in the index"
+        self.index.check_integrity()
+
+    def _take_one(self) -> int:
+        if self._blank:
+            return self._blank.popleft()
+        block, _ = self._cached.popitem(last=False)
+        self.index.drop(block)
+        return block

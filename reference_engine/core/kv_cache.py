@@ -1,43 +1,146 @@
-"""Block tables: how many blocks a request needs, and the one place where it loses them.
+"""Block tables: what a request finds in the cache, what it takes, and where it loses it all.
 
-    tokens   | computed          | scheduled now | not yet         |
-    blocks   | b0 | b1 | b2 | b3 | b4 (new)      |
+    tokens   | cached prefix | computed | scheduled now | not yet |
+    blocks   | b0 | b1       | b2 | b3  | b4 (new)      |
 
 A request's table covers its computed tokens and those scheduled in the coming step, rounded up to
-whole blocks. Nothing is reserved ahead.
+whole blocks. Blocks of the cached prefix are shared and only ever read: at least one token of a
+request is always left to compute, and it is written to a block of its own. Nothing is reserved
+ahead.
 """
 
+from typing import NamedTuple
+
+from reference_engine.config import EngineConfig
 from reference_engine.core.block_pool import BlockPool
+from reference_engine.core.prefix import chain_hashes
 from reference_engine.request import Request
+
+
+class Reclaimed(NamedTuple):
+    """What became of the blocks of a cancelled request, shared ones and leaked ones apart.
+
+    `freed` are blank at once, `retained` stay in the prefix cache, `forced` would have been
+    retained but for want of room.
+    """
+
+    freed: int = 0
+    retained: int = 0
+    forced: int = 0
 
 
 class KVCache:
     """Grows and frees the block tables of requests out of one pool."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.pool = BlockPool(num_blocks)
-        self.block_size = block_size
+    def __init__(self, config: EngineConfig) -> None:
+        self.pool = BlockPool(config.num_blocks)
+        self.block_size = config.block_size
+        self._has_prefix_cache = config.enable_prefix_caching
+        self._retains = config.reclaim == "retain" and config.enable_prefix_caching
+        self._force_above = config.force_reclaim_above * config.num_blocks
+
+    def find_prefix(self, request: Request) -> list[int]:
+        """The blocks of the longest cached prefix, but for the request's last token."""
+        if not self._has_prefix_cache:
+            return []
+        if request.block_hashes is None:
+            prompt = request.token_ids[: request.num_prompt_tokens]
+            request.block_hashes = chain_hashes(prompt, self.block_size)
+        most = (request.num_tokens - 1) // self.block_size
+        return self.pool.index.longest(request.block_hashes[:most])
+
+    def blocks_to_admit(self, prefix: list[int], num_tokens: int) -> int:
+        """Free blocks that a table of `num_tokens` tokens costs whose first blocks are `prefix`."""
+        num_new = -(-num_tokens // self.block_size) - len(prefix)
+        return num_new + len(self.pool.cached_of(prefix))
+
+    def num_missing(self, request: Request, num_tokens: int) -> int:
+        """Blocks that the request's table lacks for so many tokens."""
+        return max(0, -(-num_tokens // self.block_size) - len(request.block_table))
+
+    def admit(self, request: Request, prefix: list[int], num_tokens: int) -> int:
+        """Give a request that holds nothing its cached prefix, and room for `num_tokens` more.
+
+        The caller has seen that there are `blocks_to_admit`. Returns how many blocks of the prefix
+        a cancelled request had left behind.
+        """
+        assert not request.block_table
+        request.num_computed_tokens = request.num_cached_tokens = len(prefix) * self.block_size
+        self.pool.share(prefix)
+        request.block_table = list(prefix)
+        has_grown = self.try_grow(request, num_tokens)
+        assert has_grown
+        hits = self.pool.index.retained.intersection(prefix)
+        self.pool.index.retained -= hits
+        return len(hits)
 
     def try_grow(self, request: Request, num_tokens: int) -> bool:
         """Make room for `num_tokens` more computed tokens; False, unchanged, if there is none."""
-        covered = request.num_computed_tokens + num_tokens
-        missing = -(-covered // self.block_size) - len(request.block_table)
-        if missing <= 0:
-            return True
+        missing = self.num_missing(request, request.num_computed_tokens + num_tokens)
         blocks = self.pool.try_take(missing)
         if blocks is None:
             return False
         request.block_table.extend(blocks)
         return True
 
-    def free(self, request: Request, num_leaked: int = 0) -> int:
-        """Give the request's blocks back, all but `num_leaked`; the number given back.
+    def remember_prompt(self, request: Request, before: int) -> None:
+        """Let others find the prompt blocks that were filled since `before` computed tokens."""
+        if request.block_hashes is None:
+            return
+        num_computed = min(request.num_computed_tokens, request.num_prompt_tokens)
+        for at in range(before // self.block_size, num_computed // self.block_size):
+            self.pool.index.add(request.block_table[at], request.block_hashes[at])
 
-        A request that never had blocks, or has none any more, is not an error.
+    def rebuild_cost(self, request: Request) -> int:
+        """Tokens to be computed again if the request lost its blocks and came back at once.
+
+        What the prefix cache holds of its prompt costs nothing then. It may cost more by the time
+        the request does come back: its blocks are wanted, or nobody would ask.
         """
-        num_kept = max(0, len(request.block_table) - num_leaked)
-        returned, leaked = request.block_table[:num_kept], request.block_table[num_kept:]
-        request.block_table = []
-        self.pool.give_back(returned)
-        self.pool.leak(leaked)
-        return len(returned)
+        num_found = len(self.find_prefix(request))
+        return max(0, request.num_computed_tokens - num_found * self.block_size)
+
+    def free(self, request: Request) -> int:
+        """Give all blocks back, the last first, so that a prefix is evicted from its end.
+
+        A request that never had blocks, or has none any more, is not an error. Returns how many
+        nobody holds now: they can be given to others.
+        """
+        table, request.block_table = request.block_table, []
+        return len(self.pool.give_back(reversed(table)))
+
+    def leak(self, request: Request, count: int) -> None:
+        """Lose the last `count` blocks of the table, or all that there are."""
+        num_kept = max(0, len(request.block_table) - count)
+        self.pool.leak(request.block_table[num_kept:])
+        del request.block_table[num_kept:]
+
+    def drop_prefix(self, request: Request) -> None:
+        """Make the request's blocks unknown to the prefix cache, also where others share them."""
+        for block in self._left_behind(request):
+            self.pool.blank(block)
+        for block in request.block_table:
+            self.pool.index.drop(block)
+
+    def reclaim(self, request: Request) -> Reclaimed:
+        """Give the blocks of a cancelled request back as the reclaim policy says."""
+        table, pool = request.block_table, self.pool
+        is_pressed = pool.num_held > self._force_above
+        left_behind = self._left_behind(request)
+        known = [block for block in table if block in pool.index and not pool.is_shared(block)]
+        num_freed = self.free(request) - len(known)
+        known += left_behind
+        if self._retains and not is_pressed:
+            pool.index.retained.update(known)
+            return Reclaimed(freed=num_freed, retained=len(known))
+        for block in known:
+            pool.blank(block)
+        if self._retains:
+            return Reclaimed(freed=num_freed, forced=len(known))
+        return Reclaimed(freed=num_freed + len(known))
+
+    def _left_behind(self, request: Request) -> list[int]:
+        """Cached prompt blocks of a request that lost them by preemption and has not come back."""
+        if request.block_table or not request.num_preemptions:
+            return []
+        return self.pool.cached_of(self.pool.index.longest(request.block_hashes or []))

@@ -3,25 +3,30 @@
 Each step, every request is owed the tokens that it has and the cache has not; the scheduler gives
 each some of what it is owed, out of one budget. Running requests come first, in the order in which
 they were admitted; then waiting requests are admitted while slots, budget and blocks last. A long
-prompt is thus computed in chunks beside everybody else's next token, and a resumed request is
-nothing special. When a running request finds no block, the youngest running request is preempted:
-it loses its blocks, goes to the front of the queue and will recompute.
+prompt is thus computed in chunks beside everybody else's next token; one that finds its beginning
+in the prefix cache is owed less; and a resumed request is nothing special. When a running request
+finds no block, a victim is preempted: it loses its blocks, goes to the front of the queue and will
+recompute.
 
 Every ending goes through `finish`: it is the only place where a request leaves the queues and loses
-its blocks for good, and it does nothing for a request that is not there any more.
+its blocks for good, and it does nothing for a request that is not there any more. It may come at
+any moment, also between `schedule` and `update`: the step's result for a request that is gone is
+dropped, and its token counted.
 
 The scheduler reads no clock and draws no random numbers. Its only mutable state is `waiting`,
-`running`, `requests`, the block pool and the counters; they change in the four public methods,
-which are called by one thread, between model executions.
+`running`, `requests`, `held_back`, the block pool and the counters; they change in the public
+methods, which are called by one thread.
 """
 
-from collections import deque
 from collections.abc import Callable, Mapping
 
 from reference_engine.config import EngineConfig
 from reference_engine.core.counters import Counters
 from reference_engine.core.kv_cache import KVCache
-from reference_engine.core.step import ScheduledRequest, StepPlan
+from reference_engine.core.preemption import victim_policy
+from reference_engine.core.queues import WaitingQueue, make_queue
+from reference_engine.core.release import CORRECT, Release
+from reference_engine.core.step import StepPlan
 from reference_engine.request import FinishReason, Request, Status
 
 
@@ -29,35 +34,48 @@ class Scheduler:
     """Decides what each step computes, and keeps the requests' state true to it."""
 
     def __init__(self, config: EngineConfig, eos_token_id: int) -> None:
-        self._max_num_seqs = config.max_num_seqs
-        self._token_budget = config.max_num_batched_tokens
+        self._config = config
+        self._max_chunk_tokens = config.max_chunk_tokens
         self._max_model_len = config.max_model_len
         self._eos_token_id = eos_token_id
-        self.kv_cache = KVCache(config.num_blocks, config.block_size)
-        self.waiting: deque[Request] = deque()
+        self._num_leaked_slots = 0
+        self._num_arrived = 0
+        self.kv_cache = KVCache(config)
+        self._choose_victim = victim_policy(config, self.kv_cache)
+        self.waiting: WaitingQueue = make_queue(config.scheduling_policy)
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
+        self.held_back: dict[str, Request] = {}
         self.counters = Counters()
 
     @property
     def has_work(self) -> bool:
         return bool(self.requests)
 
+    @property
+    def num_slots_used(self) -> int:
+        """Slots of running requests, and those that a fault has lost."""
+        return len(self.running) + self._num_leaked_slots
+
     def add(self, request: Request) -> None:
         """Queue a new request. Raises ValueError for an id that is in use."""
-        if request.request_id in self.requests:
+        if request.request_id in self.requests or request.request_id in self.held_back:
             raise ValueError(f"request id {request.request_id} is in use")
+        self._num_arrived += 1
+        request.arrival = self._num_arrived
+        wanted = request.num_prompt_tokens + request.sampling.max_tokens
+        request.max_tokens_in_all = min(wanted, self._max_model_len)
         self.requests[request.request_id] = request
-        self.waiting.append(request)
+        self.waiting.push(request)
 
     def schedule(self) -> StepPlan:
         """Decide the next step: grow block tables, preempt and admit as needed."""
-        plan = StepPlan(step=self.counters.steps + 1)
-        budget = self._schedule_running(plan, self._token_budget)
+        plan = StepPlan(self.counters.steps + 1, budget=self._config.max_num_batched_tokens)
+        self._schedule_running(plan)
         if not plan.preempted:
-            budget = self._admit_waiting(plan, budget)
-        assert budget >= 0
-        assert len(self.running) <= self._max_num_seqs
+            self._admit_waiting(plan)
+        assert plan.budget >= 0
+        assert self.num_slots_used <= self._config.max_num_seqs
         return plan
 
     def update(self, plan: StepPlan, sampled: Mapping[str, int]) -> list[Request]:
@@ -66,18 +84,24 @@ class Scheduler:
         Returns the requests that got a token. Those that ended by it (end of sequence, length) have
         their `finish_reason` set and are to be passed to `finish`.
         """
-        self.counters.steps = plan.step
-        grown = []
-        for request, num_tokens in plan.scheduled:
-            request.num_computed_tokens += num_tokens
-            if request.num_owed_tokens:
+        grown, gone, eos_token_id = [], Status.FINISHED, self._eos_token_id
+        for request, num_tokens in plan.scheduled.items():
+            if request.status is gone:
+                continue  # it ended while the step was computed: its token is for nobody
+            before = request.num_computed_tokens
+            request.num_computed_tokens = before + num_tokens
+            if before < request.num_noted_tokens:
+                self._note_progress(request, before)
+            if (token := sampled.get(request.request_id)) is None:
                 continue
-            if request.num_generated == 0:
-                self.counters.prompt_tokens += request.num_prompt_tokens
-            request.token_ids.append(sampled[request.request_id])
-            request.finish_reason = self._natural_end(request)
+            tokens = request.token_ids
+            tokens.append(token)
+            if len(tokens) >= request.max_tokens_in_all or token == eos_token_id:
+                request.finish_reason = self._natural_end(request)
             grown.append(request)
-        self.counters.generated_tokens += len(grown)
+        self.counters.steps = plan.step
+        self.counters.slot_steps += len(plan.scheduled)
+        self.counters.generated_tokens += len(sampled)
         return grown
 
     def finish(
@@ -85,78 +109,184 @@ class Scheduler:
         request_id: str,
         reason: FinishReason,
         *,
-        num_leaked: int = 0,
+        release: Release = CORRECT,
         on_removed: Callable[[], None] = lambda: None,
     ) -> int | None:
-        """End a request in whatever state it is; the blocks given back, None if it is not here.
+        """End a request in whatever state it is.
 
-        `on_removed` is called when it has left the batch or the queue and still has its blocks.
+        Returns how many of its blocks nobody holds any more, None if it is not here. `on_removed`
+        is called when it has left the batch or the queue and still has its blocks.
         """
         request = self.requests.pop(request_id, None)
         if request is None:
             return None
         if request.status is Status.RUNNING:
             self.running.remove(request)
+            self._num_leaked_slots += release.leaks_slot
         else:
             self.waiting.remove(request)
         request.move_to(Status.FINISHED)
         request.finish_reason = reason
-        self.counters.count_finish(reason)
+        self.counters.count_finish(reason, release.times)
         on_removed()
-        return self.kv_cache.free(request, num_leaked)
+        if release.drops_prefix:
+            self.kv_cache.drop_prefix(request)
+        self.kv_cache.leak(request, release.num_leaked)
+        if release.is_held_back:
+            self.held_back[request_id] = request
+            return 0
+        return self._free(request)
+
+    def free_held_back(self, request_id: str) -> int:
+        """Give back what `finish` was told to hold back; the blocks that nobody holds any more."""
+        return self._free(self.held_back.pop(request_id))
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless queues, statuses and blocks agree with each other."""
+        waiting = list(self.waiting)
         assert all(request.status is Status.RUNNING for request in self.running)
-        assert all(r.status in (Status.WAITING, Status.PREEMPTED) for r in self.waiting)
-        assert len(self.running) + len(self.waiting) == len(self.requests)
-        self.kv_cache.pool.check_integrity([r.block_table for r in self.requests.values()])
+        assert all(r.status in (Status.WAITING, Status.PREEMPTED) for r in waiting)
+        assert not any(request.block_table for request in waiting), "a waiting request holds blocks"
+        assert len(self.running) + len(waiting) == len(self.requests)
+        holders = [*self.requests.values(), *self.held_back.values()]
+        self.kv_cache.pool.check_integrity([r.block_table for r in holders])
 
-    def _schedule_running(self, plan: StepPlan, budget: int) -> int:
-        index = 0
-        while index < len(self.running) and budget > 0:
-            request = self.running[index]
-            num_tokens = min(request.num_owed_tokens, budget)
-            while not self.kv_cache.try_grow(request, num_tokens):
-                victim = self.running[-1]
-                self._preempt(victim, plan)
-                if victim is request:
-                    return budget
-            plan.scheduled.append(ScheduledRequest(request, num_tokens))
-            budget -= num_tokens
-            index += 1
-        return budget
+    def check_idle(self) -> None:
+        """Raise AssertionError unless an engine without requests holds nothing. Takes no time."""
+        assert not self.requests
+        assert not self.running
+        assert not self.waiting
+        self.kv_cache.pool.check_sums(is_idle=not self.held_back)
+
+    def _schedule_running(self, plan: StepPlan) -> None:
+        scheduled, budget, block_size = plan.scheduled, plan.budget, self.kv_cache.block_size
+        cut_short: list[Request] = []
+        for request in tuple(self.running):
+            if budget == 0:
+                break
+            num_computed = request.num_computed_tokens
+            num_tokens = len(request.token_ids) - num_computed
+            if num_tokens > 1:
+                owed, num_tokens = num_tokens, min(num_tokens, self._max_chunk_tokens, budget)
+                if num_tokens < owed:
+                    cut_short.append(request)
+            has_room = num_computed + num_tokens <= len(request.block_table) * block_size
+            if not has_room:
+                plan.budget = budget
+                has_room = self._make_room(request, num_tokens, plan)
+                budget = plan.budget
+            if has_room:
+                scheduled[request] = num_tokens
+                budget -= num_tokens
+        plan.budget = budget
+        plan.partial += [request for request in cut_short if request in scheduled]
+
+    def _make_room(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
+        """Grow the request's table, preempting others until it fits; False if it is a victim."""
+        if request in plan.preempted:
+            return False  # of one before it in this step
+        while not self.kv_cache.try_grow(request, num_tokens):
+            victim = self._choose_victim(self.running)
+            self._preempt(victim, plan)
+            if victim is request:
+                return False
+        return True
 
     def _preempt(self, victim: Request, plan: StepPlan) -> None:
+        """Take the victim's blocks, also if it has been scheduled in this step already."""
+        plan.take_out(victim)
         self.running.remove(victim)
         self.kv_cache.free(victim)
         self.counters.preemptions += 1
-        self.counters.recomputed_tokens += victim.num_computed_tokens
+        victim.num_lost_tokens = max(victim.num_lost_tokens, victim.num_computed_tokens)
+        victim.num_noted_tokens = max(victim.num_prompt_tokens, victim.num_lost_tokens)
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         victim.move_to(Status.PREEMPTED)
-        self.waiting.appendleft(victim)
+        self.waiting.push_front(victim)
         plan.preempted.append(victim)
 
-    def _admit_waiting(self, plan: StepPlan, budget: int) -> int:
-        while self.waiting and budget > 0 and len(self.running) < self._max_num_seqs:
-            request = self.waiting[0]
-            num_tokens = min(request.num_owed_tokens, budget)
-            if not self.kv_cache.try_grow(request, num_tokens):
-                break
-            self.waiting.popleft()
+    def _admit_waiting(self, plan: StepPlan) -> None:
+        while self.waiting and plan.budget > 0 and self.num_slots_used < self._config.max_num_seqs:
+            request = self.waiting.head
+            prefix = self.kv_cache.find_prefix(request)
+            num_tokens = self._first_chunk(request, len(prefix), plan)
+            if num_tokens == 0 or not self._fits(request, prefix, num_tokens, plan):
+                return
+            self.waiting.pop()
+            self._count_prefix(request, prefix)
+            self.counters.retained_hits += self.kv_cache.admit(request, prefix, num_tokens)
             (plan.admitted if request.status is Status.WAITING else plan.resumed).append(request)
             request.move_to(Status.RUNNING)
             self.running.append(request)
-            plan.scheduled.append(ScheduledRequest(request, num_tokens))
-            budget -= num_tokens
-        return budget
+            plan.scheduled[request] = num_tokens
+            plan.budget -= num_tokens
+            if num_tokens < request.num_owed_tokens:
+                plan.partial.append(request)
+
+    def _first_chunk(self, request: Request, num_prefix_blocks: int, plan: StepPlan) -> int:
+        """How much of a waiting request can be computed in this step; 0: it has to wait."""
+        owed = request.num_tokens - num_prefix_blocks * self.kv_cache.block_size
+        num_tokens = min(owed, self._max_chunk_tokens, plan.budget)
+        if num_tokens == owed:
+            return owed
+        if not self._config.enable_chunked_prefill:
+            return 0
+        return num_tokens if len(plan.partial) < self._config.max_num_partial_prefills else 0
+
+    def _fits(self, request: Request, prefix: list[int], num_tokens: int, plan: StepPlan) -> bool:
+        """Whether there are blocks to admit a request. The watermark is for the running ones.
+
+        Where the whole sequence must fit, it must do so beside what the prompts in progress will
+        still take.
+        """
+        cache, needed = self.kv_cache, 0
+        covered = len(prefix) * cache.block_size + num_tokens
+        if self._config.reserve_full_isl:
+            covered = request.num_tokens
+            needed += sum(cache.num_missing(other, other.num_tokens) for other in plan.partial)
+        if self.running:
+            needed += self._config.watermark_blocks
+        return needed + cache.blocks_to_admit(prefix, covered) <= cache.pool.num_free
+
+    def _count_prefix(self, request: Request, prefix: list[int]) -> None:
+        if request.block_hashes is None:
+            return  # nobody has looked
+        counters, num_hit = self.counters, len(prefix) * self.kv_cache.block_size
+        if request.status is Status.WAITING:
+            counters.prefix_queried_tokens += request.num_tokens
+            counters.prefix_hit_tokens += num_hit
+        else:
+            counters.resumed_queried_tokens += request.num_tokens
+            counters.resumed_hit_tokens += num_hit
+
+    def _note_progress(self, request: Request, before: int) -> None:
+        """See to prompt tokens and lost tokens that were computed: all from `before` on."""
+        counters, now = self.counters, request.num_computed_tokens
+        again = max(0, min(now, request.num_lost_tokens) - before)
+        request.num_recomputed_tokens += again
+        counters.recomputed_tokens += again
+        if before >= request.num_prompt_tokens:
+            return
+        request.num_prefilled_tokens += min(now, request.num_prompt_tokens) - before
+        self.kv_cache.remember_prompt(request, before)
+        if now == request.num_prompt_tokens and not request.num_generated:
+            counters.prompt_tokens += now
 
     def _natural_end(self, request: Request) -> FinishReason | None:
-        ended = request.token_ids[-1] == self._eos_token_id and not request.sampling.ignore_eos
-        if ended:
+        is_over = request.token_ids[-1] == self._eos_token_id and not request.sampling.ignore_eos
+        if is_over:
             return FinishReason.STOP
-        full = request.num_tokens >= self._max_model_len
-        if request.num_generated >= request.sampling.max_tokens or full:
-            return FinishReason.LENGTH
-        return None
+        is_full = request.num_tokens >= request.max_tokens_in_all
+        return FinishReason.LENGTH if is_full else None
+
+    def _free(self, request: Request) -> int:
+        """Give the blocks of a request back that has ended."""
+        if request.finish_reason is not FinishReason.ABORT:
+            return self.kv_cache.free(request)
+        self.counters.saved_tokens += request.max_tokens_in_all - request.num_tokens
+        if not request.num_generated:
+            self.counters.unread_prompt_tokens += request.num_prefilled_tokens
+        num_free = self.kv_cache.pool.num_free
+        self.counters.count_reclaimed(self.kv_cache.reclaim(request))
+        return self.kv_cache.pool.num_free - num_free

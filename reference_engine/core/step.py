@@ -1,33 +1,40 @@
 """What a step is to compute, and what was decided on the way to it."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from reference_engine.request import Request
 
 
-class ScheduledRequest(NamedTuple):
-    """`num_tokens` of the request's owed tokens are computed in this step."""
-
-    request: Request
-    num_tokens: int
-
-    @property
-    def samples(self) -> bool:
-        """Whether a new token comes out: nothing is owed once these tokens are computed."""
-        return self.num_tokens == self.request.num_owed_tokens
-
-
 @dataclass(slots=True)
 class StepPlan:
-    """One step, decided but not yet computed: `scheduled` in batch order."""
+    """One step, decided but not yet computed.
+
+    `scheduled`: in batch order, how many of each request's owed tokens are computed; `partial`:
+    those who get less than they are owed. `budget` is what is left of the step's tokens.
+    """
 
     step: int
-    scheduled: list[ScheduledRequest] = field(default_factory=list)
+    budget: int = 0
+    scheduled: dict[Request, int] = field(default_factory=dict)
+    partial: list[Request] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     resumed: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
-        return sum(scheduled.num_tokens for scheduled in self.scheduled)
+        return sum(self.scheduled.values())
+
+    @property
+    def sampling(self) -> list[Request]:
+        """The requests that get a new token, in batch order."""
+        return [request for request, count in self.scheduled.items() if samples(request, count)]
+
+    def take_out(self, request: Request) -> None:
+        """Leave a request out after all; not an error if it was not in."""
+        self.budget += self.scheduled.pop(request, 0)
+
+
+def samples(request: Request, num_tokens: int) -> bool:
+    """Whether a new token comes out when so many of the owed tokens are computed: all of them."""
+    return num_tokens == request.num_owed_tokens

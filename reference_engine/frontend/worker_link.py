@@ -1,230 +1,266 @@
-"""The frontend's end of the socket to the worker: submit, abort, and hear what each step brought.
+"""The requests that the worker has: submit, cancel, and hear what each step brought.
 
-`EngineState` is what `/metrics` shows: the last report, copied here as it comes.
+Cancelling has one way, `cancel`, whoever wants it: the first reason wins, the worker is told once.
+A cancelled request stays known until the worker has said how it ended; only then are its text, its
+tokens and its phase what they will stay.
+
+`/metrics` shows the last report, copied here as it comes.
 """
 
 import asyncio
 from collections.abc import Callable
 from itertools import count
-from typing import cast
 
 import msgspec
 
-from reference_engine.config import EngineConfigError
+from reference_engine.cancellation import Cancellation, CancelReason, DetectionMethod
 from reference_engine.core.counters import Counters
 from reference_engine.faults import Faults
-from reference_engine.frontend.journal import (
-    LIFECYCLE_CAPACITY,
-    STEPS_CAPACITY,
-    LifecycleEntry,
-    Ring,
-)
+from reference_engine.frontend.archive import Archive
+from reference_engine.frontend.bookkeeping import count_cancelled, count_ended, count_tokens
+from reference_engine.frontend.client_request import Choice, ClientRequest
+from reference_engine.frontend.connection import SHUTTING_DOWN, WORKER_LOST, EngineStoppedError
+from reference_engine.frontend.detection import is_overlooked
+from reference_engine.frontend.journal import LifecycleEntry, Log
+from reference_engine.frontend.openai_api import Generation
+from reference_engine.frontend.rate_limit import RateLimiter
+from reference_engine.frontend.settings import FrontendSettings
+from reference_engine.frontend.statistics import Statistics
+from reference_engine.frontend.timers import RequestTimers
 from reference_engine.protocol import (
     AbortRequest,
-    AddRequest,
     Event,
-    Failed,
-    FrameReader,
-    FromWorker,
     Output,
-    Ready,
     SetFaults,
-    StepRecord,
     StepReport,
     ToWorker,
-    encode_frame,
 )
-from reference_engine.request import CancelReason, Sampling
-
-_WORKER_ENDED = "the engine's worker process has ended"
+from reference_engine.request import FinishReason
 
 
-class EngineStoppedError(RuntimeError):
-    """Nothing can be generated any more: the worker has ended, or the server is shutting down."""
+class WorkerLink:
+    """The requests that the worker has. All its state changes on the event loop.
 
-
-class Answer:
-    """One request's outputs on their way to its client: an async iterator that ends with it.
-
-    It ends after the output that has a finish reason, at once after `stop` (the client left), and
-    with EngineStoppedError after `fail`.
+    `live` holds those that have not ended, `archive` those that have, `_choices` each answer by the
+    engine's name for it until its blocks are free, which a fault can put off beyond its end.
+    `is_draining`: what is here goes on, nothing more is taken.
     """
 
-    def __init__(self, request_id: str, client_request_id: str | None) -> None:
-        self.request_id = request_id
-        self.client_request_id = client_request_id
-        self.is_finished = False
-        self._outputs: asyncio.Queue[Output | None] = asyncio.Queue()
-        self._failure: EngineStoppedError | None = None
-
-    def push(self, output: Output) -> None:
-        self.is_finished = output.finish_reason is not None
-        self._outputs.put_nowait(output)
-
-    def stop(self) -> None:
-        self._outputs.put_nowait(None)
-
-    def fail(self, error: EngineStoppedError) -> None:
-        self._failure = error
-        self.is_finished = True
-        self._outputs.put_nowait(None)
-
-    def __aiter__(self) -> "Answer":
-        return self
-
-    async def __anext__(self) -> Output:
-        if self.is_finished and self._outputs.empty():
-            raise StopAsyncIteration
-        output = await self._outputs.get()
-        if self._failure is not None:
-            raise self._failure
-        if output is None:
-            raise StopAsyncIteration
-        return output
-
-
-class WorkerLink(asyncio.Protocol):
-    """The connection. All its state changes on the event loop.
-
-    `_answers` holds the requests whose clients are still served; an output for any other request
-    is dropped (its tokens have been counted by the worker). `_client_ids` remembers the clients'
-    own ids until a request has finished, for the log.
-    """
-
-    def __init__(self, now_ns: Callable[[], int], on_gone: Callable[[], None]) -> None:
-        self._now_ns = now_ns
-        self._on_gone = on_gone
-        self._transport: asyncio.Transport | None = None
-        self._reader = FrameReader()
-        self._decoder = msgspec.msgpack.Decoder(FromWorker)
+    def __init__(
+        self,
+        now_ns: Callable[[], int],
+        send: Callable[[ToWorker], None],
+        *,
+        settings: FrontendSettings,
+        statistics: Statistics,
+        limiter: RateLimiter,
+    ) -> None:
+        self.now_ns = now_ns
+        self._send = send
+        self.settings = settings
+        self.statistics = statistics
+        self.limiter = limiter
         self._numbers = count(1)
-        self._answers: dict[str, Answer] = {}
-        self._client_ids: dict[str, str | None] = {}
-        self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        self.lifecycle: Ring[LifecycleEntry] = Ring(LIFECYCLE_CAPACITY)
-        self.steps: Ring[StepRecord] = Ring(STEPS_CAPACITY)
+        self.live: dict[str, ClientRequest] = {}
+        self.archive = Archive(settings.keep_results, settings.keep_results_s)
+        self._choices: dict[str, tuple[ClientRequest, Choice]] = {}
+        self._timers: dict[str, RequestTimers] = {}
+        self.is_draining = False
+        self.lifecycle = Log()
+        self.steps = Log()
         self.counters = Counters()
-        self.cancellations: dict[str, int] = {}
         self.num_running = 0
         self.num_waiting = 0
         self.free_blocks = 0
+        self.cached_blocks = 0
         self.faults = Faults()
 
     def __repr__(self) -> str:
-        state = "connected" if self._transport is not None else "ended"
-        return f"<WorkerLink {state} serving {len(self._answers)} knowing {len(self._client_ids)}>"
+        return f"<WorkerLink live {len(self.live)} choices {len(self._choices)}>"
 
     def submit(
-        self, prompt_token_ids: list[int], sampling: Sampling, client_request_id: str | None
-    ) -> Answer:
+        self,
+        generation: Generation,
+        *,
+        client_request_id: str | None,
+        owner: str | None,
+        created: int,
+    ) -> ClientRequest:
         """Hand a request to the worker. Raises EngineStoppedError."""
-        answer = Answer(f"req-{next(self._numbers)}", client_request_id)
-        self._note_here(answer, "arrived")
-        self._send(
-            AddRequest(
-                request_id=answer.request_id, prompt_token_ids=prompt_token_ids, sampling=sampling
-            )
+        if self.is_draining:
+            raise EngineStoppedError(SHUTTING_DOWN)
+        request = ClientRequest(
+            f"req-{next(self._numbers)}",
+            generation,
+            client_request_id=client_request_id,
+            owner=owner,
+            created=created,
+            arrived_ns=self.now_ns(),
         )
-        self._answers[answer.request_id] = answer
-        self._client_ids[answer.request_id] = client_request_id
-        return answer
+        for addition in request.additions(generation):
+            self._send(addition)
+        self._note_here(request, "arrived", request.arrived_ns)
+        self.live[request.request_id] = request
+        for choice in request.choices:
+            self._choices[choice.request_id] = request, choice
+        deadline_s = generation.deadline_s or self.settings.default_deadline_s
+        self._timers[request.request_id] = RequestTimers(
+            deadline_s=deadline_s,
+            on_deadline=lambda: self.cancel(request, CancelReason.CLIENT_TIMEOUT),
+            ping_s=generation.keep_alive_s,
+            on_no_ping=lambda: self.disconnected(request, DetectionMethod.PING),
+        )
+        return request
 
-    def disconnected(self, answer: Answer) -> None:
-        """The client left: log it, and abort its request (unless a fault says otherwise)."""
-        if answer.is_finished:
+    def ping(self, request: ClientRequest) -> None:
+        """The client of a live request is still there."""
+        self._timers[request.request_id].ping()
+
+    def disconnected(self, request: ClientRequest, method: DetectionMethod) -> None:
+        """The client left: log it, and cancel its request (unless a fault says otherwise)."""
+        request.outbox.drop()
+        if request.is_ended and method is DetectionMethod.STALL:  # nothing to cancel, but to tell
+            self.statistics.unread_answers += 1
+            self._note_here(request, "disconnected", self.now_ns(), CancelReason.USER_DISCONNECT)
+        if request.is_ended or request.has_left:
             return
-        self._note_here(answer, "disconnected", CancelReason.USER_DISCONNECT)
-        if self.faults.ignore_disconnect:
+        request.leave()
+        self._note_here(request, "disconnected", self.now_ns(), CancelReason.USER_DISCONNECT)
+        if is_overlooked(request, self.faults):
             return
         if self.faults.delay_abort:
-            loop = asyncio.get_running_loop()
-            loop.call_later(self.faults.delay_abort, self._abort_if_live, answer)
+            loop, reason = asyncio.get_running_loop(), CancelReason.USER_DISCONNECT
+            loop.call_later(self.faults.delay_abort, self.cancel, request, reason, method)
         else:
-            self.abort(answer, CancelReason.USER_DISCONNECT)
+            self.cancel(request, CancelReason.USER_DISCONNECT, method)
 
-    def abort(self, answer: Answer, reason: CancelReason) -> None:
-        """Stop serving a request and have the worker end it. Harmless for a finished one."""
-        if self._answers.pop(answer.request_id, None) is None:
-            return
-        answer.stop()
-        if answer.is_finished or self._transport is None:
-            return
-        self._note_here(answer, "abort_sent", reason)
-        self.cancellations[reason] = self.cancellations.get(reason, 0) + 1
-        self._send(AbortRequest(request_id=answer.request_id, reason=reason))
+    def cancel(
+        self,
+        request: ClientRequest,
+        reason: CancelReason,
+        method: DetectionMethod = DetectionMethod.NONE,
+    ) -> bool:
+        """Have the worker end a request; whether this call did it. Harmless for an ended one."""
+        cancellation = Cancellation(reason, method, self.now_ns())
+        if request.is_ended or not request.cancel(cancellation):
+            return False
+        self._note_here(request, "abort_sent", cancellation.t_ns, reason)
+        self.statistics.signalled(reason, method)
+        self._send(AbortRequest(request_id=request.request_id, reason=reason))
+        return True
 
     def shut_down(self) -> None:
-        """Abort whatever is being generated; those who wait for it are told why."""
-        error = EngineStoppedError("the server is shutting down")
-        for answer in list(self._answers.values()):
-            self.abort(answer, CancelReason.SERVER_SHUTDOWN)
-            answer.fail(error)
+        """Take no more requests, and cancel whatever is being generated."""
+        self.is_draining = True
+        for request in list(self.live.values()):
+            self.cancel(request, CancelReason.SERVER_SHUTDOWN)
 
     def set_faults(self, faults: Faults) -> None:
         """From now on be wrong in these ways."""
         self.faults = faults
         self._send(SetFaults(faults=faults))
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+    def lost(self, why: str = WORKER_LOST) -> None:
+        """The worker's connection has ended, or no more is expected: whoever waits is told."""
+        error, now_ns = EngineStoppedError(why), self.now_ns()
+        for request in list(self.live.values()):
+            request.has_failed = True
+            self._note_failed(request, now_ns)
+            request.outbox.close(error)
+            self._forget(request)
+            self.archive.add(request, now_ns)
+        self._choices.clear()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        error = EngineStoppedError(_WORKER_ENDED)
-        if not self.ready.done():
-            self.ready.set_exception(error)
-        for answer in self._answers.values():
-            answer.fail(error)
-        self._answers.clear()
-        self._on_gone()
-
-    def data_received(self, data: bytes) -> None:
-        for payload in self._reader.feed(data):
-            message: FromWorker = self._decoder.decode(payload)
-            match message:
-                case Ready() as ready:
-                    self.ready.set_result(ready)
-                case Failed(message=why):
-                    self.ready.set_exception(EngineConfigError(why))
-                case StepReport() as report:
-                    self._take_in(report)
-
-    def _abort_if_live(self, answer: Answer) -> None:
-        if not answer.is_finished:
-            self.abort(answer, CancelReason.USER_DISCONNECT)
-
-    def _take_in(self, report: StepReport) -> None:
+    def take_in(self, report: StepReport) -> None:
         self.counters = report.counters
         self.num_running, self.num_waiting = report.num_running, report.num_waiting
-        self.free_blocks = report.free_blocks
+        self.free_blocks, self.cached_blocks = report.free_blocks, report.cached_blocks
         if report.step is not None:
             self.steps.append(report.step)
+            self.statistics.stepped(sum(report.step.scheduled.values()))
         for event in report.events:
-            self._note(event, self._client_ids.get(event.request_id))
+            self._take_event(event)
+        now_ns = self.now_ns()
         for output in report.outputs:
-            self._deliver(output)
+            self._take_output(output, now_ns)
 
-    def _deliver(self, output: Output) -> None:
-        if output.finish_reason is not None:
-            self._client_ids.pop(output.request_id, None)
-            answer = self._answers.pop(output.request_id, None)
-        else:
-            answer = self._answers.get(output.request_id)
-        if answer is not None:
-            answer.push(output)
+    def _take_event(self, event: Event) -> None:
+        request, choice = self._choices.get(event.request_id, (None, None))
+        self._note(event, None if request is None else request.client_request_id)
+        if request is not None and choice is not None:
+            choice.note(event)
+            self._let_go(request, choice)
 
-    def _note_here(self, answer: Answer, event: str, reason: CancelReason | None = None) -> None:
+    def _take_output(self, output: Output, now_ns: int) -> None:
+        if output.request_id not in self._choices:
+            return  # the worker has ended what an earlier connection had asked for
+        request, choice = self._choices[output.request_id]
+        num_new = output.num_generated - choice.num_generated
+        choice.take(output)
+        request.outbox.put(choice.index, output)
+        if num_new:
+            count_tokens(self.statistics, request, choice, now_ns)
+            if self.limiter.spend(request.owner, num_new, now_ns):
+                self._cancel_all_of(request.owner)
+        if choice.ending is not None:
+            count_ended(self.statistics, request, choice, now_ns)
+            self._let_go(request, choice)
+            if request.is_ended:
+                self._end(request, now_ns)
+
+    def _let_go(self, request: ClientRequest, choice: Choice) -> None:
+        """Forget an answer once it has ended and its blocks are free, whichever comes last."""
+        if choice.ending is None or "blocks_freed" not in choice.stamps:
+            return
+        del self._choices[choice.request_id]
+        cancellation = request.token.cancellation
+        if cancellation is not None and choice.is_aborted:
+            count_cancelled(self.statistics, cancellation, choice)
+
+    def _end(self, request: ClientRequest, now_ns: int) -> None:
+        request.outbox.close()
+        self._forget(request)
+        self.archive.add(request, now_ns)
+        longest = max(choice.num_generated for choice in request.choices)
+        self.statistics.answered(n=len(request.choices), most_generated_tokens=longest)
+
+    def _forget(self, request: ClientRequest) -> None:
+        del self.live[request.request_id]
+        self._timers.pop(request.request_id).stop()
+
+    def _cancel_all_of(self, owner: str | None) -> None:
+        for request in self.live.values():
+            if request.owner == owner:
+                self.cancel(request, CancelReason.RATE_LIMIT)
+
+    def _note_here(
+        self, request: ClientRequest, event: str, t_ns: int, reason: CancelReason | None = None
+    ) -> None:
         """Log what the frontend itself did or saw, during the worker's latest known step."""
         self._note(
             Event(
-                t_ns=self._now_ns(),
+                t_ns=t_ns,
                 event=event,
-                request_id=answer.request_id,
+                request_id=request.request_id,
                 step=self.counters.steps,
                 reason=reason,
             ),
-            answer.client_request_id,
+            request.client_request_id,
         )
+
+    def _note_failed(self, request: ClientRequest, t_ns: int) -> None:
+        """Log the end of each answer that the worker, as far as is known here, has not ended."""
+        for choice in request.choices:
+            if choice.ending is None:
+                event = Event(
+                    t_ns=t_ns,
+                    event="finished",
+                    request_id=choice.request_id,
+                    step=self.counters.steps,
+                    num_generated=choice.num_generated,
+                    reason=FinishReason.ERROR,
+                )
+                self._note(event, request.client_request_id)
 
     def _note(self, event: Event, client_request_id: str | None) -> None:
         entry = LifecycleEntry(
@@ -233,8 +269,3 @@ class WorkerLink(asyncio.Protocol):
             **msgspec.structs.asdict(event),
         )
         self.lifecycle.append(entry)
-
-    def _send(self, message: ToWorker) -> None:
-        if self._transport is None:
-            raise EngineStoppedError(_WORKER_ENDED)
-        self._transport.write(encode_frame(message))

@@ -1,8 +1,9 @@
-"""Attention over a paged KV cache, in plain torch: the path that says what is right.
+"""Attention over a paged KV cache, in plain torch.
 
-Keys and values of all requests live in one pool a layer, a row of kv_heads * head_dim a slot. A
-token writes its own slot, then attends to the slots of its request's context, wherever their blocks
-lie.
+Keys and values of all requests live in one pool a layer, block after block, a row of heads a slot.
+A token writes its own slot, then attends to the blocks of its request, wherever they lie; several
+requests may have blocks in common. Blocks are read whole, into a buffer that all layers share: on a
+CPU fresh memory for them would cost more than the copying.
 """
 
 import torch
@@ -13,50 +14,59 @@ from reference_engine.model.batch import Batch
 
 
 class PagedCache:
-    """Keys and values of one layer: two pools [slots, kv_heads * head_dim]."""
+    """Keys and values of one layer: [blocks, block_size * 2 * kv_heads * head_dim].
+
+    `buffer` is where reading puts its copy, made larger as needed.
+    """
 
     def __init__(
-        self, num_slots: int, num_kv_heads: int, head_dim: int, device: torch.device
+        self, num_blocks: int, block_size: int, kv_shape: tuple[int, int], buffer: Tensor
     ) -> None:
-        self._row = (num_kv_heads, head_dim)
-        self._keys = torch.zeros(num_slots, num_kv_heads * head_dim, device=device)
-        self._values = torch.zeros_like(self._keys)
+        num_kv_heads, head_dim = kv_shape
+        self._row = (2 * num_kv_heads, head_dim)
+        row_size = 2 * num_kv_heads * head_dim
+        self._blocks = torch.zeros(num_blocks, block_size * row_size, device=buffer.device)
+        self._slots = self._blocks.view(num_blocks * block_size, row_size)
+        self._buffer = buffer
 
-    def write(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store [T, kv_heads, head_dim] at the given slots [T]."""
-        self._keys.index_copy_(0, slots, keys.flatten(start_dim=1))
-        self._values.index_copy_(0, slots, values.flatten(start_dim=1))
+    def write(self, slots: Tensor, keys_values: Tensor) -> None:
+        """Store rows of a token's keys, then its values, at the given slots [T]."""
+        self._slots.index_copy_(0, slots, keys_values)
 
-    def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values at slots [B, L]: [B, L, kv_heads, head_dim] each."""
-        flat, shape = slots.flatten(), (*slots.shape, *self._row)
+    def read(self, blocks: Tensor, num_requests: int) -> tuple[Tensor, Tensor]:
+        """Keys and values in the blocks [R * N]: [R, kv_heads, N * block_size, head_dim] each.
+
+        They are gone with the next reading, of any layer.
+        """
+        copied = self._buffer.resize_(len(blocks), self._blocks.shape[1])
         # index_select is several times as fast on a CPU as indexing by a tensor.
-        keys, values = self._keys.index_select(0, flat), self._values.index_select(0, flat)
-        return keys.view(shape), values.view(shape)
+        torch.index_select(self._blocks, 0, blocks, out=copied)
+        keys, values = copied.view(num_requests, -1, *self._row).transpose(1, 2).chunk(2, dim=1)
+        return keys, values
 
 
 def paged_attention(queries: Tensor, cache: PagedCache, batch: Batch) -> Tensor:
     """Causal attention of queries [T, heads, head_dim] to their contexts; the same shape."""
-    out = torch.empty_like(queries)
-    if len(batch.single_rows):
-        singles = queries[batch.single_rows].unsqueeze(1)
-        attended = attend(singles, *cache.read(batch.single_slots), batch.single_mask[:, None, :])
-        out[batch.single_rows] = attended.squeeze(1)
-    for chunk in batch.chunks:
-        rows = slice(chunk.start, chunk.start + chunk.length)
-        context = len(chunk.context_slots)
-        mask = torch.ones(1, chunk.length, context, dtype=torch.bool, device=queries.device)
-        mask = mask.tril(diagonal=context - chunk.length)
-        out[rows] = attend(queries[None, rows], *cache.read(chunk.context_slots[None]), mask)[0]
-    return out
+    outputs = []
+    for group in batch.groups:
+        grouped = queries[group.rows].view(group.num_requests, -1, *queries.shape[1:])
+        keys, values = cache.read(group.blocks, group.num_requests)
+        outputs.append(attend(grouped, keys, values, group.mask).flatten(0, 1))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     """Grouped-query softmax attention, scaled by head_dim ** -0.5.
 
-    queries [B, Q, heads, D], keys and values [B, K, kv_heads, D], mask [B, Q, K] (true: may see);
-    returns [B, Q, heads, D]. Consecutive query heads share a kv head.
+    queries [R, Q, heads, D], keys and values [R, kv_heads, L, D], mask [R, 1, Q, L] (added: 0
+    or -inf); returns [R, Q, heads, D]. Consecutive query heads share a kv head.
     """
-    q, k, v = (tensor.transpose(1, 2) for tensor in (queries, keys, values))
-    attended = scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None], enable_gqa=True)
-    return attended.transpose(1, 2)
+    if queries.shape[1] == 1:
+        # The heads that share a kv head are taken for queries of one head: it is read only once.
+        shared = queries.view(len(queries), keys.shape[1], -1, queries.shape[3])
+        attended = scaled_dot_product_attention(shared, keys, values, attn_mask=mask)
+        return attended.reshape(queries.shape)
+    by_head = scaled_dot_product_attention(
+        queries.transpose(1, 2), keys, values, attn_mask=mask, enable_gqa=True
+    )
+    return by_head.transpose(1, 2)

@@ -1,10 +1,12 @@
-"""From a step plan to tensors: the one fiddly place, kept in one function.
+"""From a step plan to tensors: the one fiddly place.
 
-The tokens of all scheduled requests are laid end to end, T in total. Each has a position in its
-request and a slot in the cache: `slot = block * block_size + offset`.
+The tokens of all spans are laid end to end, T in total. Each has a position in its request and a
+slot in the cache: `slot = block * block_size + offset`. Spans of a single token come first: they
+attend together; every longer span attends by itself.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,82 +14,103 @@ from torch import Tensor
 from reference_engine.core.step import StepPlan
 from reference_engine.request import Request
 
+_HIDDEN = float("-inf")
+
+
+class Span(NamedTuple):
+    """Tokens `first` to `last - 1` of a request: all before them have been computed."""
+
+    request: Request
+    first: int
+    last: int
+
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Rows `start` to `start + length` of the batch: several tokens of one request.
+class Group:
+    """Rows of the batch that attend together: Q tokens of each of R requests.
 
-    `context_slots` [context]: the slots of all its tokens up to the last of the chunk.
+    `blocks` [R * N] are the requests' blocks, each one's padded on the right with block 0; `mask`
+    [R, 1, Q, N * block_size] is 0 where a token may look and -inf elsewhere, for all heads.
     """
 
-    start: int
-    length: int
-    context_slots: Tensor
+    rows: slice
+    num_requests: int
+    blocks: Tensor
+    mask: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's input. T tokens, of which B are the only token of their request.
+    """Input of one forward pass: three tensors [T], and the rows grouped for attention, in order.
 
-    `single_rows` [B] are their rows; `single_slots` [B, L] the slots of their contexts, padded on
-    the right to whole blocks; `single_mask` [B, L] is true where there is context. `last_rows` [S]
-    are the rows whose output is sampled, for `sampling_requests` in that order.
+    `last_rows` [S] are the rows whose output is sampled, for `sampling_requests` in that order.
     """
 
     token_ids: Tensor
     positions: Tensor
     slots: Tensor
-    single_rows: Tensor
-    single_slots: Tensor
-    single_mask: Tensor
-    chunks: list[Chunk]
+    groups: list[Group]
     last_rows: Tensor
     sampling_requests: list[Request]
 
 
-def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
-    """Lay out the plan's tokens. Block tables must already cover them."""
+def spans_of(plan: StepPlan) -> list[Span]:
+    """What the plan computes of each request, in batch order."""
+    return [
+        Span(request, request.num_computed_tokens, request.num_computed_tokens + num_tokens)
+        for request, num_tokens in plan.scheduled.items()
+    ]
+
+
+def build_batch(spans: list[Span], block_size: int, device: torch.device) -> Batch:
+    """Lay out the spans' tokens. Block tables must already cover them."""
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    singles: list[tuple[int, Request]] = []
-    chunks: list[Chunk] = []
-    sampling: list[tuple[int, Request]] = []
-    for scheduled in plan.scheduled:
-        request, length = scheduled
-        first, start = request.num_computed_tokens, len(token_ids)
-        last = first + length
+    last_rows: list[int] = []
+    sampling_requests: list[Request] = []
+    ordered = sorted(spans, key=lambda span: span.last - span.first > 1)
+    for request, first, last in ordered:
+        table = request.block_table
         token_ids += request.token_ids[first:last]
         positions += range(first, last)
-        table = request.block_table
         slots += [table[p // block_size] * block_size + p % block_size for p in range(first, last)]
-        if length == 1:
-            singles.append((start, request))
-        else:
-            context = _context_slots([table], block_size, device)[0, :last]
-            chunks.append(Chunk(start, length, context))
-        if scheduled.samples:
-            sampling.append((start + length - 1, request))
-    single_slots = _context_slots([r.block_table for _, r in singles], block_size, device)
-    lengths = [[request.num_computed_tokens + 1] for _, request in singles]
-    context_positions = torch.arange(single_slots.shape[1], device=device)
+        if last == request.num_tokens:
+            last_rows.append(len(token_ids) - 1)
+            sampling_requests.append(request)
+    # One tensor for all three: it is copied to the device at once.
+    rows = torch.tensor([token_ids, positions, slots], device=device)
     return Batch(
-        token_ids=torch.tensor(token_ids, device=device),
-        positions=torch.tensor(positions, device=device),
-        slots=torch.tensor(slots, device=device),
-        single_rows=torch.tensor([row for row, _ in singles], device=device),
-        single_slots=single_slots,
-        single_mask=context_positions < torch.tensor(lengths, device=device),
-        chunks=chunks,
-        last_rows=torch.tensor([row for row, _ in sampling], dtype=torch.long, device=device),
-        sampling_requests=[request for _, request in sampling],
+        token_ids=rows[0],
+        positions=rows[1],
+        slots=rows[2],
+        groups=_group(ordered, rows[1], block_size),
+        last_rows=torch.tensor(last_rows, dtype=torch.long, device=device),
+        sampling_requests=sampling_requests,
     )
 
 
-def _context_slots(tables: list[list[int]], block_size: int, device: torch.device) -> Tensor:
-    """All slots of each block table, in order, padded with slot 0: [tables, longest]."""
-    longest = max((len(table) for table in tables), default=0)
-    padded = [table + [0] * (longest - len(table)) for table in tables]
-    blocks = torch.tensor(padded, dtype=torch.long, device=device).view(len(tables), longest)
-    offsets = torch.arange(block_size, device=device)
-    return (blocks[:, :, None] * block_size + offsets).flatten(start_dim=1)
+def _group(ordered: list[Span], positions: Tensor, block_size: int) -> list[Group]:
+    singles = [span for span in ordered if span.last - span.first == 1]
+    parts = [singles] if singles else []
+    parts += [[span] for span in ordered[len(singles) :]]
+    groups, start = [], 0
+    for part in parts:
+        rows = slice(start, start + sum(span.last - span.first for span in part))
+        blocks = _context_blocks(part, block_size, positions.device)
+        context = torch.arange(blocks.shape[1] * block_size, device=positions.device)
+        seen = context <= positions[rows].view(len(part), 1, -1, 1)
+        groups.append(Group(rows, len(part), blocks.flatten(), torch.where(seen, 0.0, _HIDDEN)))
+        start = rows.stop
+    return groups
+
+
+def _context_blocks(spans: list[Span], block_size: int, device: torch.device) -> Tensor:
+    """The blocks that hold each span and what came before it: as few as will do."""
+    needed = [-(-span.last // block_size) for span in spans]
+    longest = max(needed)
+    padded = [
+        span.request.block_table[:count] + [0] * (longest - count)
+        for span, count in zip(spans, needed, strict=True)
+    ]
+    return torch.tensor(padded, device=device)

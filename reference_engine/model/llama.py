@@ -12,20 +12,40 @@ from reference_engine.model.batch import Batch
 from reference_engine.model.shapes import ModelShape
 
 
+class Projection(nn.Module):
+    """x W, of x [T, in]. The weight lies input by input, so that a few rows stream through it."""
+
+    def __init__(self, num_in: int, num_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_in, num_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mm(self.weight)
+
+
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight (Zhang and Sennrich, 2019)."""
+    """x / sqrt(mean(x ** 2) + eps) * weight (Zhang and Sennrich, 2019)."""
+
+    eps: Tensor
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
+        self.register_buffer("eps", torch.tensor(eps), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        # functional.rms_norm takes seven small operations on a CPU; these are five.
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        mean_square = torch.addcmul(self.eps, norm, norm, value=1 / x.shape[-1])
+        return x * mean_square.rsqrt_() * self.weight
 
 
 class RotaryTable(nn.Module):
-    """Cosines and sines of every position: [max_positions, head_dim / 2] each (Su et al., 2021)."""
+    """Rotary positions (Su et al., 2021): cosines and sines [max_positions, 1, head_dim] each.
+
+    The two halves x, y of a head's vector become x cos - y sin and y cos + x sin: the vector times
+    the cosines, plus the vector with its halves swapped times the sines, the first half negative.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -33,39 +53,50 @@ class RotaryTable(nn.Module):
     def __init__(self, head_dim: int, max_positions: int, theta: float) -> None:
         super().__init__()
         frequencies = theta ** (-torch.arange(0, head_dim, 2) / head_dim)
-        angles = torch.outer(torch.arange(max_positions), frequencies)
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
+        angles = torch.outer(torch.arange(max_positions), frequencies).unsqueeze(1)
+        cos, sin = angles.cos(), angles.sin()
+        self.register_buffer("cos", torch.cat((cos, cos), dim=-1), persistent=False)
+        self.register_buffer("sin", torch.cat((-sin, sin), dim=-1), persistent=False)
 
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate the two halves of each head's vector; x is [T, heads, head_dim]."""
-        cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    def forward(self, positions: Tensor) -> "Rotation":
+        """The rotation of a step's tokens, the same in all layers."""
+        return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+
+
+Rotation = tuple[Tensor, Tensor]
+
+
+def rotate_(x: Tensor, rotation: Rotation) -> None:
+    """Rotate heads [T, heads, head_dim] in place."""
+    cos, sin = rotation
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    x.mul_(cos).addcmul_(swapped, sin)
 
 
 class Attention(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
-        self.heads = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
-        self.head_dim = shape.head_dim
-        self.qkv_proj = nn.Linear(shape.hidden_size, sum(self.heads) * self.head_dim, bias=False)
-        self.o_proj = nn.Linear(shape.hidden_size, shape.hidden_size, bias=False)
+        self.num_heads, self.head_dim = shape.num_heads, shape.head_dim
+        self.num_rotated = shape.num_heads + shape.num_kv_heads
+        num_projected = self.num_rotated + shape.num_kv_heads
+        self.qkv_proj = Projection(shape.hidden_size, num_projected * self.head_dim)
+        self.o_proj = Projection(shape.hidden_size, shape.hidden_size)
 
-    def forward(self, x: Tensor, rotary: RotaryTable, cache: PagedCache, batch: Batch) -> Tensor:
-        projections = self.qkv_proj(x).view(len(x), -1, self.head_dim)
-        queries, keys, values = projections.split(self.heads, dim=1)
-        cache.write(batch.slots, rotary(keys, batch.positions), values)
-        attended = paged_attention(rotary(queries, batch.positions), cache, batch)
-        projected: Tensor = self.o_proj(attended.flatten(start_dim=1))
-        return projected
+    def forward(self, x: Tensor, rotation: Rotation, cache: PagedCache, batch: Batch) -> Tensor:
+        projected = self.qkv_proj(x)
+        heads = projected.view(len(x), -1, self.head_dim)
+        rotate_(heads[:, : self.num_rotated], rotation)
+        cache.write(batch.slots, projected[:, self.num_heads * self.head_dim :])
+        attended = paged_attention(heads[:, : self.num_heads], cache, batch)
+        out: Tensor = self.o_proj(attended.flatten(start_dim=1))
+        return out
 
 
 class FeedForward(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Linear(shape.hidden_size, 2 * shape.ffn_size, bias=False)
-        self.down_proj = nn.Linear(shape.ffn_size, shape.hidden_size, bias=False)
+        self.gate_up_proj = Projection(shape.hidden_size, 2 * shape.ffn_size)
+        self.down_proj = Projection(shape.ffn_size, shape.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
@@ -81,8 +112,8 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.ffn = FeedForward(shape)
 
-    def forward(self, x: Tensor, rotary: RotaryTable, cache: PagedCache, batch: Batch) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), rotary, cache, batch)
+    def forward(self, x: Tensor, rotation: Rotation, cache: PagedCache, batch: Batch) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), rotation, cache, batch)
         out: Tensor = x + self.ffn(self.ffn_norm(x))
         return out
 
@@ -95,12 +126,13 @@ class Llama(nn.Module):
         self.embedding = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
         self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
-        self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        self.lm_head = Projection(shape.hidden_size, shape.vocab_size)
         self.rotary = RotaryTable(shape.head_dim, max_positions, shape.rope_theta)
 
     def forward(self, batch: Batch, caches: list[PagedCache]) -> Tensor:
         x = self.embedding(batch.token_ids)
+        rotation = self.rotary(batch.positions)
         for block, cache in zip(self.blocks, caches, strict=True):
-            x = block(x, self.rotary, cache, batch)
-        logits: Tensor = self.lm_head(self.norm(x[batch.last_rows]))
+            x = block(x, rotation, cache, batch)
+        logits: Tensor = self.lm_head(self.norm(x.index_select(0, batch.last_rows)))
         return logits

@@ -7,7 +7,7 @@ latencies can be judged in steps on a machine of any speed.
 from collections.abc import Callable, Mapping
 
 from reference_engine.config import StepCost
-from reference_engine.core.step import ScheduledRequest, StepPlan
+from reference_engine.core.step import StepPlan
 from reference_engine.model.randomness import mix
 from reference_engine.model.runner import RunnerInfo
 from reference_engine.model.tokenizer import FIRST_WORD
@@ -16,10 +16,10 @@ from reference_engine.request import Request
 VOCAB_SIZE = 2048
 
 
-def step_seconds(cost: StepCost, scheduled: list[ScheduledRequest]) -> float:
+def step_seconds(cost: StepCost, scheduled: Mapping[Request, int]) -> float:
     """How long a step takes under the cost model (its formula is StepCost's)."""
-    total = sum(num_tokens for _, num_tokens in scheduled)
-    decoding = sum(1 for request, _ in scheduled if request.num_owed_tokens == 1)
+    total = sum(scheduled.values())
+    decoding = sum(1 for request in scheduled if request.num_owed_tokens == 1)
     return cost.fixed_s + cost.prefill_token_s * (total - decoding) + cost.decode_token_s * decoding
 
 
@@ -33,11 +33,7 @@ class SimulatedRunner:
 
     def execute(self, plan: StepPlan) -> Mapping[str, int]:
         self._sleep(step_seconds(self._cost, plan.scheduled))
-        return {
-            scheduled.request.request_id: _made_up_token(scheduled.request)
-            for scheduled in plan.scheduled
-            if scheduled.samples
-        }
+        return {request.request_id: _made_up_token(request) for request in plan.sampling}
 
 
 def _made_up_token(request: Request) -> int:

@@ -8,7 +8,8 @@ import torch
 from reference_engine.config import EngineConfig, EngineConfigError
 from reference_engine.core.step import StepPlan
 from reference_engine.model.attention import PagedCache
-from reference_engine.model.batch import build_batch
+from reference_engine.model.batch import Span, build_batch, spans_of
+from reference_engine.model.batch_invariance import token_by_token
 from reference_engine.model.llama import Llama
 from reference_engine.model.runner import RunnerInfo
 from reference_engine.model.sampler import sample
@@ -25,12 +26,14 @@ class TorchRunner:
         shape = MODEL_SHAPES[config.model]
         self._device = _choose_device(config.device)
         self._block_size = config.block_size
-        self._model = Llama(shape, config.max_model_len)
-        fill_with_random(self._model, config.seed)
-        self._model.to(self._device).eval()
-        num_slots = config.num_blocks * config.block_size
+        self._batch_invariant = config.batch_invariant
+        self.model = Llama(shape, config.max_model_len)
+        fill_with_random(self.model, config.seed)
+        self.model.to(self._device).eval()
+        kv_shape = (shape.num_kv_heads, shape.head_dim)
+        buffer = torch.empty(0, device=self._device)
         self._caches = [
-            PagedCache(num_slots, shape.num_kv_heads, shape.head_dim, self._device)
+            PagedCache(config.num_blocks, config.block_size, kv_shape, buffer)
             for _ in range(shape.num_layers)
         ]
         on_gpu = self._device.type == "cuda"
@@ -41,16 +44,23 @@ class TorchRunner:
         )
 
     def execute(self, plan: StepPlan) -> Mapping[str, int]:
+        spans = spans_of(plan)
+        sampled: dict[str, int] = {}
         with torch.inference_mode():
-            batch = build_batch(plan, self._block_size, self._device)
-            logits = self._model(batch, self._caches)
-            tokens = sample(logits, batch.sampling_requests)
+            for together in token_by_token(spans) if self._batch_invariant else [spans]:
+                sampled |= self._forward(together)
         if self._device.type == "cuda":
             torch.cuda.synchronize()  # a step that samples nothing would seem to end at once
-        return {
-            request.request_id: token
-            for request, token in zip(batch.sampling_requests, tokens, strict=True)
-        }
+        return sampled
+
+    def _forward(self, spans: list[Span]) -> dict[str, int]:
+        batch = build_batch(spans, self._block_size, self._device)
+        logits = self.model(batch, self._caches)
+        requests = batch.sampling_requests
+        if not requests:
+            return {}
+        tokens = sample(logits, requests)
+        return {request.request_id: token for request, token in zip(requests, tokens, strict=True)}
 
 
 def _usable_cores() -> int:

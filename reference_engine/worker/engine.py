@@ -4,12 +4,15 @@
 
 Commands are applied between steps only, so nothing can vanish under a running step: a request
 whose abort arrives during a step gets that step's token (counted as generated, read by nobody) and
-is removed at the next boundary. Everything that happens is stamped into the report of the step.
+is removed at the next boundary; a prompt that is computed in chunks ends with the chunk.
+Everything that happens is stamped into the report of the step.
 """
 
 from collections.abc import Callable
 from random import Random
+from typing import NamedTuple, NoReturn
 
+from reference_engine.core.families import Families
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
 from reference_engine.faults import Faults
@@ -18,15 +21,32 @@ from reference_engine.model.tokenizer import Tokenizer
 from reference_engine.protocol import (
     AbortRequest,
     AddRequest,
-    Event,
+    Ending,
+    Hello,
     Output,
     SetFaults,
     StepRecord,
     StepReport,
 )
-from reference_engine.request import FinishReason, Request
+from reference_engine.request import FinishReason, Phase, Request
 from reference_engine.worker.answer import AnswerText
-from reference_engine.worker.inbox import Heard, Inbox
+from reference_engine.worker.endings import abort_targets, is_lost, release_for
+from reference_engine.worker.event_log import EventLog
+from reference_engine.worker.gauges import GaugeReader
+from reference_engine.worker.inbox import ConnectionLost, Heard, Inbox
+
+
+class World(NamedTuple):
+    """What the engine needs of the world: time, chance, and for faults a way to stall or to die.
+
+    `hang_up` ends the connection to a frontend that asks for what cannot be done, and says why.
+    """
+
+    now_ns: Callable[[], int]
+    random: Random
+    sleep: Callable[[float], None]
+    die: Callable[[], NoReturn]
+    hang_up: Callable[[str], None]
 
 
 class Engine:
@@ -41,43 +61,50 @@ class Engine:
         runner: Runner,
         *,
         faults: Faults,
-        now_ns: Callable[[], int],
-        random: Random,
+        world: World,
         report: Callable[[StepReport], None],
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._tokenizer = Tokenizer(runner.info.vocab_size)
         self._faults = faults
-        self._now_ns = now_ns
-        self._random = random
+        self._world = world
         self._send_report = report
+        self._log = EventLog(world.now_ns)
+        self._gauges = GaugeReader(scheduler, world.now_ns)
+        self._families = Families()
         self._answers: dict[str, AnswerText] = {}
-        self._events: list[Event] = []
         self._outputs: list[Output] = []
-        self._step = 0
-        self._stuck = False
+        self._held_until_ns: dict[str, int] = {}
+        self._is_stuck = False
 
     def run(self, inbox: Inbox) -> None:
         """Step while there is work, sleep in the inbox while there is none."""
-        while True:
-            idle = self._stuck or not self._scheduler.has_work
-            drained = inbox.drain(wait=idle)
-            if drained is None:
-                return
+        while (drained := inbox.drain(timeout_s=self.patience_s())) is not None:
             self.step(*drained)
+
+    def patience_s(self) -> float | None:
+        """How long the inbox may be waited in: not at all while there is something to compute."""
+        if self._scheduler.has_work and not self._is_stuck:
+            return 0.0
+        if not self._held_until_ns:
+            return None
+        return max(0.0, (min(self._held_until_ns.values()) - self._world.now_ns()) / 1e9)
 
     def step(self, boundary_ns: int, heard: list[Heard]) -> None:
         """One boundary and, if there is anything to compute, the step after it."""
-        self._step = self._scheduler.counters.steps + 1
+        self._log.step = self._scheduler.counters.steps + 1
+        self._free_held_back(boundary_ns)
         for message in heard:
             self._apply(message)
         plan = self._scheduler.schedule()
         self._note_decisions(plan)
         # Requests may wait without a block left for any of them (the blocks were leaked): then
         # there is no step to run, and spinning would not help them.
-        self._stuck = self._scheduler.has_work and not plan.scheduled
+        self._is_stuck = self._scheduler.has_work and not plan.scheduled and not plan.preempted
         self._report(self._execute(plan, boundary_ns) if plan.scheduled else None)
+        if not self._scheduler.has_work:
+            self._scheduler.check_idle()
 
     def _apply(self, heard: Heard) -> None:
         match heard.message:
@@ -87,44 +114,80 @@ class Engine:
                 self._abort(heard.t_ns, abort)
             case SetFaults(faults=faults):
                 self._faults = faults
+            case ConnectionLost(applied=applied):
+                for request in list(self._scheduler.requests.values()):
+                    self._finish(request, FinishReason.ERROR, "connection_lost")
+                applied.set()
+            case Hello():
+                pass  # the connection's, not the engine's
 
     def _add(self, message: AddRequest) -> None:
-        request = Request(message.request_id, message.prompt_token_ids, message.sampling)
-        self._scheduler.add(request)
+        request = Request(
+            message.request_id,
+            message.prompt_token_ids,
+            message.sampling,
+            priority=message.priority,
+        )
+        try:
+            self._scheduler.add(request)
+        except ValueError as error:
+            self._world.hang_up(str(error))
+            return
         self._answers[request.request_id] = AnswerText(message.sampling.stop)
+        if message.parent_id is not None:
+            self._families.add(message.parent_id, message.request_id)
 
     def _abort(self, heard_ns: int, message: AbortRequest) -> None:
-        request = self._scheduler.requests.get(message.request_id)
-        if request is None:
+        requests, faults = self._scheduler.requests, self._faults
+        targets = abort_targets(message.request_id, requests, self._families, faults)
+        live = [requests[request_id] for request_id in targets if request_id in requests]
+        if not live:
             return  # it ended by itself while the abort was on its way
-        self._note(request, "abort_received", message.reason, t_ns=heard_ns)
-        if self._random.random() < self._faults.lose_abort:
+        for request in live:
+            self._log.note(request, "abort_received", message.reason, t_ns=heard_ns)
+        if faults.die_on_abort:
+            self._world.die()
+        if is_lost(faults, self._world.random):
             return
-        self._finish(request, FinishReason.ABORT, message.reason)
+        for request in live:
+            self._finish(request, FinishReason.ABORT, message.reason)
+        if faults.stall_survivors_on_abort:
+            self._world.sleep(faults.stall_survivors_on_abort)
 
     def _finish(self, request: Request, reason: FinishReason, why: str) -> None:
         """The worker's one way out: scheduler, log and client all learn of it here."""
-        num_leaked = self._faults.leak_blocks if reason is FinishReason.ABORT else 0
-        answer = self._answers.pop(request.request_id)
+        request_id, phase, log = request.request_id, request.phase, self._log
+        release = release_for(reason, self._faults)
         num_freed = self._scheduler.finish(
-            request.request_id,
+            request_id,
             reason,
-            num_leaked=num_leaked,
-            on_removed=lambda: self._note(request, "removed", why),
+            release=release,
+            on_removed=lambda: log.note(request, "removed", why),
         )
-        self._note(request, "blocks_freed", why, num_blocks=num_freed)
-        self._note(request, "finished", reason)
-        if reason is FinishReason.ABORT:
-            self._output(request, "", reason)
+        if release.is_held_back:
+            hold_ns = int(self._faults.hold_blocks * 1e9)
+            self._held_until_ns[request_id] = self._world.now_ns() + hold_ns
         else:
-            self._output(request, answer.flush(), reason)
+            log.note(request, "blocks_freed", why, num_blocks=num_freed)
+        log.note(request, "finished", reason)
+        self._families.ended(request_id)
+        self._output(request, self._answers.pop(request_id).flush(), _ending(request, phase))
+
+    def _free_held_back(self, now_ns: int) -> None:
+        """Give back, at last, what a fault has held back for its time."""
+        for request_id, until_ns in list(self._held_until_ns.items()):
+            if until_ns <= now_ns:
+                del self._held_until_ns[request_id]
+                request = self._scheduler.held_back[request_id]
+                num_freed = self._scheduler.free_held_back(request_id)
+                self._log.note(request, "blocks_freed", "held_back", num_blocks=num_freed)
 
     def _execute(self, plan: StepPlan, boundary_ns: int) -> StepRecord:
         pool, scheduler = self._scheduler.kv_cache.pool, self._scheduler
-        num_running, num_waiting = len(scheduler.running), len(scheduler.waiting)
+        num_running, num_waiting = scheduler.num_slots_used, len(scheduler.waiting)
         free_blocks = pool.num_free
         sampled = self._runner.execute(plan)
-        ended_ns = self._now_ns()
+        ended_ns = self._world.now_ns()
         for request in scheduler.update(plan, sampled):
             self._deliver(request, ended_ns)
         return StepRecord(
@@ -134,14 +197,14 @@ class Engine:
             num_running=num_running,
             num_waiting=num_waiting,
             free_blocks=free_blocks,
-            scheduled={request.request_id: n for request, n in plan.scheduled},
+            scheduled={request.request_id: n for request, n in plan.scheduled.items()},
             sampled=dict.fromkeys(sampled, 1),
         )
 
     def _deliver(self, request: Request, ended_ns: int) -> None:
         """Send a request's new token on, and end the request if that was its last."""
         if request.num_generated == 1:
-            self._note(request, "first_token", t_ns=ended_ns)
+            self._log.note(request, "first_token", t_ns=ended_ns)
         answer = self._answers[request.request_id]
         text, stopped = answer.push(self._tokenizer.text_of(request.token_ids[-1]))
         reason = FinishReason.STOP if stopped else request.finish_reason
@@ -149,56 +212,44 @@ class Engine:
         if reason is not None:
             self._finish(request, reason, reason)
 
-    def _output(self, request: Request, text: str, reason: FinishReason | None) -> None:
+    def _output(self, request: Request, text: str, ending: Ending | None) -> None:
         output = Output(
             request_id=request.request_id,
             text=text,
             num_generated=request.num_generated,
-            finish_reason=reason,
+            ending=ending,
         )
         self._outputs.append(output)
 
     def _note_decisions(self, plan: StepPlan) -> None:
-        for request in plan.preempted:
-            self._note(request, "preempted")
-        for request in plan.admitted:
-            self._note(request, "admitted")
-        for request in plan.resumed:
-            self._note(request, "resumed")
-
-    def _note(
-        self,
-        request: Request,
-        event: str,
-        reason: str | None = None,
-        *,
-        t_ns: int | None = None,
-        num_blocks: int | None = None,
-    ) -> None:
-        """Log an event of the step in progress; at a boundary, of the step about to start."""
-        self._events.append(
-            Event(
-                t_ns=self._now_ns() if t_ns is None else t_ns,
-                event=event,
-                request_id=request.request_id,
-                step=self._step,
-                num_generated=request.num_generated,
-                num_blocks=len(request.block_table) if num_blocks is None else num_blocks,
-                reason=reason,
-            )
-        )
+        for event, requests in (
+            ("preempted", plan.preempted),
+            ("admitted", plan.admitted),
+            ("resumed", plan.resumed),
+        ):
+            for request in requests:
+                self._log.note(request, event)
 
     def _report(self, record: StepRecord | None) -> None:
-        events, self._events = self._events, []
         outputs, self._outputs = self._outputs, []
+        gauges = self._gauges.read(self._faults.stale_gauge)
         self._send_report(
             StepReport(
                 step=record,
                 outputs=outputs,
-                events=events,
-                num_running=len(self._scheduler.running),
-                num_waiting=len(self._scheduler.waiting),
-                free_blocks=self._scheduler.kv_cache.pool.num_free,
+                events=self._log.take(),
                 counters=self._scheduler.counters,
+                **gauges._asdict(),
             )
         )
+
+
+def _ending(request: Request, phase: Phase) -> Ending:
+    assert request.finish_reason is not None
+    return Ending(
+        finish_reason=request.finish_reason,
+        phase=phase,
+        num_cached_tokens=request.num_cached_tokens,
+        num_preemptions=request.num_preemptions,
+        num_recomputed_tokens=request.num_recomputed_tokens,
+    )

@@ -12,11 +12,20 @@ from typing import NamedTuple
 from reference_engine.protocol import ToWorker
 
 
+class ConnectionLost(NamedTuple):
+    """The frontend's connection has ended: what it asked for is for nobody.
+
+    `applied` is set once all of that is gone; only then is there another connection.
+    """
+
+    applied: threading.Event
+
+
 class Heard(NamedTuple):
     """A message and the time at which the worker had it."""
 
     t_ns: int
-    message: ToWorker
+    message: ToWorker | ConnectionLost
 
 
 class Inbox:
@@ -31,25 +40,25 @@ class Inbox:
         self._messages: list[Heard] = []
         self._closed = False
 
-    def put(self, message: ToWorker) -> None:
+    def put(self, message: ToWorker | ConnectionLost) -> None:
         with self._changed:
             self._messages.append(Heard(self._now_ns(), message))
             self._changed.notify()
 
     def close(self) -> None:
-        """The other side is gone: `drain` returns None from now on."""
+        """There will be nothing more to do: `drain` returns None from now on."""
         with self._changed:
             self._closed = True
             self._changed.notify()
 
-    def drain(self, *, wait: bool) -> tuple[int, list[Heard]] | None:
+    def drain(self, *, timeout_s: float | None) -> tuple[int, list[Heard]] | None:
         """The step boundary: its time, and all messages heard before it.
 
-        With `wait`, blocks until there is a message. None once the inbox is closed.
+        Waits for a message, at most `timeout_s` (None: as long as it takes). None once the inbox is
+        closed.
         """
         with self._changed:
-            while wait and not self._messages and not self._closed:
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._messages or self._closed, timeout_s)
             if self._closed:
                 return None
             messages, self._messages = self._messages, []

@@ -1,6 +1,8 @@
 """Builders: a scheduler and requests with keyword defaults, and a step without a model."""
 
 from collections.abc import Callable
+from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -20,6 +22,7 @@ def make_scheduler(
     block_size: int = 4,
     max_model_len: int = 64,
     max_num_batched_tokens: int = 16,
+    **settings: Any,
 ) -> Scheduler:
     config = EngineConfig(
         max_num_seqs=max_num_seqs,
@@ -27,21 +30,30 @@ def make_scheduler(
         block_size=block_size,
         max_model_len=max_model_len,
         max_num_batched_tokens=max_num_batched_tokens,
+        **settings,
     )
     return Scheduler(config, EOS)
 
 
 def make_request(
-    request_id: str, *, num_prompt: int = 4, max_tokens: int = 8, ignore_eos: bool = False
+    request_id: str,
+    *,
+    num_prompt: int = 4,
+    max_tokens: int = 8,
+    ignore_eos: bool = False,
+    priority: int = 0,
+    prompt: str | None = None,
 ) -> Request:
+    """Prompts of equal length are alike if `prompt` says the same word; by default none are."""
     sampling = Sampling(max_tokens=max_tokens, ignore_eos=ignore_eos)
-    return Request(request_id, [WORD] * num_prompt, sampling)
+    word = WORD + crc32((prompt or request_id).encode()) % 1000
+    return Request(request_id, [word] * num_prompt, sampling, priority=priority)
 
 
 def run_step(scheduler: Scheduler, token: int = WORD) -> StepPlan:
     """Schedule, pretend to compute, update, end what ended by itself; integrity checked."""
     plan = scheduler.schedule()
-    sampled = {s.request.request_id: token for s in plan.scheduled if s.samples}
+    sampled = {request.request_id: token for request in plan.sampling}
     for request in scheduler.update(plan, sampled):
         if request.finish_reason is not None:
             scheduler.finish(request.request_id, request.finish_reason)

@@ -32,9 +32,16 @@ class RunningEngine:
         self.process.stdout.close()
         return self.process.wait(20)
 
-    def events(self) -> list[dict[str, Any]]:
-        answer = httpx.get(f"{self.url}/walkaway/lifecycle")
-        return [json.loads(line) for line in answer.text.splitlines()]
+    def events(self, after: int = 0) -> list[dict[str, Any]]:
+        """The log, from the entry after this one on."""
+        lines: list[str] = []
+        last = after + 1
+        while after < last:
+            answer = httpx.get(f"{self.url}/walkaway/lifecycle", params={"after": after})
+            lines += answer.text.splitlines()
+            after = int(answer.headers["x-walkaway-next-after"])
+            last = int(answer.headers["x-walkaway-last"])
+        return [json.loads(line) for line in lines]
 
     def wait_for(self, event: str, client_request_id: str) -> dict[str, Any]:
         """Follow the log until the event is there; the test's own timeout bounds it."""
@@ -47,11 +54,16 @@ class RunningEngine:
         mine = [e for e in self.events() if e["client_request_id"] == client_request_id]
         return [entry["event"] for entry in sorted(mine, key=lambda entry: entry["t_ns"])]
 
-    def metric(self, name: str) -> float:
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of all series of this name that have these labels, among others."""
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        values = []
         for line in httpx.get(f"{self.url}/metrics").text.splitlines():
-            if line.startswith(name + " "):
-                return float(line.rsplit(" ", 1)[1])
-        raise AssertionError(f"no metric {name}")
+            series, _, value = line.rpartition(" ")
+            if series.startswith(name + "{") and all(label in series for label in wanted):
+                values.append(float(value))
+        assert values, f"no metric {name} {labels}"
+        return sum(values)
 
 
 @contextmanager

@@ -43,5 +43,5 @@ def test_leaked_blocks_are_neither_free_nor_held() -> None:
 def test_integrity_check_can_fail() -> None:
     pool = BlockPool(3)
     pool.try_take(1)
-    with pytest.raises(AssertionError, match="held blocks differ"):
+    with pytest.raises(AssertionError, match="references differ"):
         pool.check_integrity([])

@@ -1,15 +1,27 @@
 """How the engine ends, and what it refuses to start with: no process left, no traceback."""
 
+import ctypes
+import os
 import signal
 import socket
 import subprocess
 import sys
 
+import httpx
+import psutil
 import pytest
 
-from tests.reference_engine.running_engine import RunningEngine, post_raw, read_until
+from tests.reference_engine.running_engine import (
+    RunningEngine,
+    body,
+    post_raw,
+    read_until,
+    running,
+)
 
 pytestmark = pytest.mark.e2e
+
+_PIDFD_GETFD = 438  # the number of the system call, the same on all of Linux's architectures
 
 
 def test_when_the_worker_dies_the_frontend_says_so_and_goes() -> None:
@@ -17,17 +29,72 @@ def test_when_the_worker_dies_the_frontend_says_so_and_goes() -> None:
     stream = post_raw(engine, "orphan", stream=True)
     read_until(stream, b'"text"')
     engine.worker.kill()
-    read_until(stream, b"worker process has ended")
+    read_until(stream, b"the engine has lost its worker")
     stream.close()
     assert engine.process.wait(20) == 1
     engine.stop()
 
 
+def test_a_fault_that_kills_the_worker_ends_the_frontend_with_a_word() -> None:
+    engine = RunningEngine(
+        "--runner", "simulated", "--fault", "die-on-abort", stderr=subprocess.PIPE
+    )
+    whole = post_raw(engine, "whole")
+    engine.wait_for("first_token", "whole")
+    post_raw(engine, "leaver").close()
+    assert b"503 Service Unavailable" in read_until(whole, b"lost its worker")
+    whole.close()
+    assert engine.process.wait(20) == 1
+    assert engine.process.stderr is not None
+    assert engine.process.stderr.read().decode().splitlines() == [
+        "walkaway engine: the worker process has ended (status 70); its last words, if any, "
+        "are above"
+    ]
+    engine.process.stderr.close()
+    engine.stop()
+
+
 def test_when_the_frontend_is_killed_the_worker_goes() -> None:
     engine = RunningEngine("--runner", "simulated")
+    stream = post_raw(engine, "orphan", stream=True)
+    read_until(stream, b'"text"')
     engine.process.kill()
     engine.worker.wait(20)
+    stream.close()
     engine.stop()
+
+
+def test_a_broken_connection_between_the_two_costs_the_running_requests_only() -> None:
+    with running("--runner", "simulated", "--sim-fixed-ms", "2") as engine:
+        stream = post_raw(engine, "stream", stream=True)
+        read_until(stream, b'"text"')
+        whole = post_raw(engine, "whole")
+        engine.wait_for("admitted", "whole")
+        cut(engine.worker)
+        read_until(stream, b"lost its worker")
+        assert b"503 Service Unavailable" in read_until(whole, b"lost its worker")
+        stream.close()
+        whole.close()
+        while (
+            again := httpx.post(f"{engine.url}/v1/completions", json=body(max_tokens=4))
+        ).is_error:
+            assert again.status_code == 503
+        assert again.json()["usage"]["completion_tokens"] == 4
+        assert engine.metric("walkaway_engine_free_blocks") == 4096
+        aborted = [e for e in engine.events() if e["reason"] == "connection_lost"]
+        assert {e["event"] for e in aborted} == {"removed", "blocks_freed"}
+
+
+def cut(worker: psutil.Process) -> None:
+    """Shut the worker's one open connection down, as a copy of its descriptor lets us."""
+    (connection,) = [c for c in worker.net_connections() if c.status == "ESTABLISHED"]
+    libc, pidfd = ctypes.CDLL(None, use_errno=True), os.pidfd_open(worker.pid)
+    copy = libc.syscall(_PIDFD_GETFD, pidfd, connection.fd, 0)
+    os.close(pidfd)
+    if copy < 0:
+        pytest.skip(f"pidfd_getfd: {os.strerror(ctypes.get_errno())}")
+    with socket.socket(fileno=copy) as theirs:
+        theirs.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.mark.parametrize(
@@ -75,20 +142,6 @@ def test_a_signal_at_the_first_moment_ends_it(number: int, status: int) -> None:
         engine.stop()
 
 
-def test_a_signal_ends_open_streams_with_a_word_and_no_noise() -> None:
-    engine = RunningEngine("--runner", "simulated", stderr=subprocess.PIPE)
-    stream = post_raw(engine, "open", stream=True)
-    read_until(stream, b'"text"')
-    engine.process.send_signal(signal.SIGTERM)
-    read_until(stream, b"the server is shutting down")
-    stream.close()
-    assert engine.process.wait(20) == 143
-    assert engine.process.stderr is not None
-    assert engine.process.stderr.read() == b""
-    engine.process.stderr.close()
-    engine.stop()
-
-
 def test_standard_input_that_has_ended_ends_it_whatever_it_is() -> None:
     command = [sys.executable, "-m", "reference_engine", "--port", "0", "--runner", "simulated"]
     done = subprocess.run(
@@ -116,3 +169,16 @@ def test_a_port_in_use_is_a_message() -> None:
     assert done.returncode == 1
     assert "cannot listen" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("line", ["POST /v1/completions", "PUT /walkaway/faults"])
+def test_a_client_that_leaves_in_mid_body_makes_no_noise(line: str) -> None:
+    engine = RunningEngine("--runner", "simulated", "--allow-faults", stderr=subprocess.PIPE)
+    host, port = engine.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(f"{line} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{{".encode())
+    assert httpx.get(f"{engine.url}/health").status_code == 200
+    assert engine.stop() == 0
+    assert engine.process.stderr is not None
+    assert engine.process.stderr.read() == b""
+    engine.process.stderr.close()

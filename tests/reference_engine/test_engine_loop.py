@@ -1,8 +1,10 @@
 """The step loop with a made-up model and a counted clock: what is logged, and when."""
 
+import threading
 from collections.abc import Callable, Mapping
-from itertools import count
+from itertools import count, cycle
 from random import Random
+from typing import NoReturn
 
 import pytest
 
@@ -14,20 +16,20 @@ from reference_engine.model.runner import RunnerInfo
 from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD, Tokenizer
 from reference_engine.protocol import AbortRequest, AddRequest, SetFaults, StepReport
 from reference_engine.request import Sampling
-from reference_engine.worker.engine import Engine
-from reference_engine.worker.inbox import Heard, Inbox
+from reference_engine.worker.engine import Engine, World
+from reference_engine.worker.inbox import ConnectionLost, Heard, Inbox
 
 
 class MadeUpRunner:
-    """Samples the words one after the other."""
+    """Samples the words one after the other, round and round."""
 
     info = RunnerInfo(device="cpu", vocab_size=2048, gpu_name=None)
 
     def __init__(self) -> None:
-        self._words = count(FIRST_WORD)
+        self._words = cycle(range(FIRST_WORD, self.info.vocab_size))
 
     def execute(self, plan: StepPlan) -> Mapping[str, int]:
-        return {s.request.request_id: next(self._words) for s in plan.scheduled if s.samples}
+        return {request.request_id: next(self._words) for request in plan.sampling}
 
 
 class Bench:
@@ -35,7 +37,9 @@ class Bench:
 
     def __init__(self, faults: Faults, max_num_seqs: int = 2) -> None:
         self.reports: list[StepReport] = []
-        self._ticks = count(1)
+        self.slept: list[float] = []
+        self.hung_up: list[str] = []
+        self._now_ns = 0
         config = EngineConfig(
             max_num_seqs=max_num_seqs, num_blocks=8, block_size=4, max_model_len=32
         )
@@ -44,13 +48,28 @@ class Bench:
             self.scheduler,
             MadeUpRunner(),
             faults=faults,
-            now_ns=self.now,
-            random=Random(1),
+            world=World(
+                self.now,
+                Random(1),
+                sleep=self.slept.append,
+                die=self.die,
+                hang_up=self.hung_up.append,
+            ),
             report=self.reports.append,
         )
 
     def now(self) -> int:
-        return next(self._ticks)
+        self._now_ns += 1
+        return self._now_ns
+
+    def set_faults(self, faults: Faults) -> None:
+        self.step(SetFaults(faults=faults))
+
+    def pass_time(self, ns: int) -> None:
+        self._now_ns += ns
+
+    def die(self) -> NoReturn:
+        raise SystemExit
 
     def step(self, *messages: AddRequest | AbortRequest | SetFaults) -> StepReport:
         heard = [Heard(self.now(), message) for message in messages]
@@ -112,7 +131,9 @@ def test_an_abort_is_applied_at_the_boundary_and_the_slot_refilled_in_that_step(
     assert finished.num_blocks == 0
     assert (freed.reason, finished.reason) == ("user_disconnect", "abort")
     assert admitted.request_id == "b"
-    assert report.step.scheduled == {"b": 6}
+    assert report.step.scheduled == {"b": 2}, (
+        "the prompt block of the cancelled one was still there"
+    )
 
 
 def test_an_abort_of_a_queued_request_frees_nothing_but_is_logged(
@@ -124,6 +145,19 @@ def test_an_abort_of_a_queued_request_frees_nothing_but_is_logged(
     freed = next(event for event in report.events if event.event == "blocks_freed")
     assert (freed.request_id, freed.num_blocks) == ("b", 0)
     assert "admitted" not in bench.events("b")
+
+
+def test_a_second_request_of_the_same_id_costs_the_connection_and_not_the_first(
+    bench_with: Callable[..., Bench],
+) -> None:
+    bench = bench_with(Faults())
+    bench.step(add("a"), add("a"))
+    assert bench.hung_up == ["request id a is in use"]
+    lost = ConnectionLost(threading.Event())
+    bench.engine.step(bench.now(), [Heard(bench.now(), lost)])
+    assert lost.applied.is_set()
+    assert bench.events("a")[-3:] == ["removed", "blocks_freed", "finished"]
+    assert bench.reports[-1].free_blocks == 8
 
 
 def test_an_abort_after_the_end_is_nothing(bench_with: Callable[..., Bench]) -> None:
@@ -178,12 +212,12 @@ def test_what_is_heard_before_a_boundary_is_in_it() -> None:
     ticks = count(1)
     inbox = Inbox(lambda: next(ticks))
     inbox.put(abort("a"))
-    drained = inbox.drain(wait=True)
+    drained = inbox.drain(timeout_s=None)
     assert drained is not None
     boundary_ns, heard = drained
     assert [message.t_ns for message in heard] == [1]
     assert boundary_ns == 2
-    assert inbox.drain(wait=False) == (3, [])
+    assert inbox.drain(timeout_s=0.0) == (3, [])
 
 
 class CountingInbox(Inbox):
@@ -191,11 +225,11 @@ class CountingInbox(Inbox):
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         super().__init__(now_ns)
-        self.waits: list[bool] = []
+        self.waits: list[float | None] = []
 
-    def drain(self, *, wait: bool) -> tuple[int, list[Heard]] | None:
-        self.waits.append(wait)
-        return super().drain(wait=False) if len(self.waits) < 4 else None
+    def drain(self, *, timeout_s: float | None) -> tuple[int, list[Heard]] | None:
+        self.waits.append(timeout_s)
+        return super().drain(timeout_s=0.0) if len(self.waits) < 4 else None
 
 
 def test_the_loop_waits_when_it_is_idle_and_when_it_is_stuck() -> None:
@@ -203,7 +237,7 @@ def test_the_loop_waits_when_it_is_idle_and_when_it_is_stuck() -> None:
     inbox = CountingInbox(bench.now)
     inbox.put(add("a", max_tokens=2))
     bench.engine.run(inbox)
-    assert inbox.waits == [True, False, True, True]
+    assert inbox.waits == [None, 0.0, None, None]
 
     stuck = Bench(Faults(leak_blocks=8), max_num_seqs=1)
     stuck.step(AddRequest(request_id="b", prompt_token_ids=[5] * 30, sampling=SHORT))
@@ -211,4 +245,4 @@ def test_the_loop_waits_when_it_is_idle_and_when_it_is_stuck() -> None:
     inbox = CountingInbox(stuck.now)
     inbox.put(add("c"))
     stuck.engine.run(inbox)
-    assert inbox.waits == [True, True, True, True], "no block is left: spinning would not help"
+    assert inbox.waits == [None, None, None, None], "no block is left: spinning would not help"

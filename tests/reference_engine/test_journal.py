@@ -1,26 +1,101 @@
-from reference_engine.frontend.journal import LifecycleEntry, Page, Ring
+"""The logs: numbered, bounded in bytes, and honest about what is gone."""
+
+import gc
+import tracemalloc
+
+import msgspec
+
+from reference_engine.frontend.journal import PAGE_BYTES, LifecycleEntry, Log, Page
 from reference_engine.frontend.server import ndjson
+from reference_engine.protocol import StepRecord
+
+
+class Number(msgspec.Struct):
+    n: int
+
+
+def filled(last: int, capacity_bytes: int = 10**6) -> Log:
+    log = Log(capacity_bytes)
+    for n in range(1, last + 1):
+        assert log.next_number == n
+        log.append(Number(n))
+    return log
+
+
+def numbers(page: Page) -> list[int]:
+    return [msgspec.json.decode(line, type=Number).n for line in page.lines]
 
 
 def test_pages_go_on_where_the_last_one_ended() -> None:
-    ring: Ring[str] = Ring(10)
-    for entry in "abcde":
-        ring.append(entry)
-    page = ring.after(0, limit=3)
-    assert (page.entries, page.next_after, page.dropped) == (["a", "b", "c"], 3, 0)
-    page = ring.after(page.next_after, limit=3)
-    assert (page.entries, page.next_after) == (["d", "e"], 5)
-    page = ring.after(page.next_after, limit=3)
-    assert (page.entries, page.next_after, page.dropped) == ([], 5, 0)
+    log = filled(5)
+    page = log.after(0, limit=3)
+    assert (numbers(page), page.next_after, page.last, page.dropped) == ([1, 2, 3], 3, 5, 0)
+    page = log.after(page.next_after, limit=3)
+    assert (numbers(page), page.next_after) == ([4, 5], 5)
+    for after in (5, 9):
+        page = log.after(after, limit=3)
+        assert (page.lines, page.next_after, page.dropped) == ([], after, 0)
 
 
-def test_what_fell_out_is_said() -> None:
-    ring: Ring[int] = Ring(3)
-    for entry in range(1, 8):
-        ring.append(entry)
-    page = ring.after(1, limit=10)
-    assert (page.first, page.entries, page.dropped) == (5, [5, 6, 7], 3)
-    assert ring.after(5, limit=10).dropped == 0
+def test_what_fell_out_is_said_whenever_it_fell() -> None:
+    for last in range(1, 60):
+        page = filled(last, capacity_bytes=500).after(0, limit=100)
+        assert numbers(page) == list(range(page.first, last + 1))
+        assert (page.last, page.next_after, page.dropped) == (last, last, page.first - 1)
+        assert len(page.lines) == min(last, 7), "as many as fit"
+    log = filled(59, capacity_bytes=500)
+    assert log.after(51, limit=1).dropped == 1
+    assert log.after(52, limit=1).dropped == 0
+
+
+def step_record(num_running: int) -> StepRecord:
+    names = [f"req-{number}" for number in range(100_000, 100_000 + num_running)]
+    return StepRecord(
+        step=1,
+        started_ns=10**15,
+        ended_ns=10**15,
+        num_running=num_running,
+        num_waiting=0,
+        free_blocks=0,
+        scheduled=dict.fromkeys(names, 1),
+        sampled=dict.fromkeys(names, 1),
+    )
+
+
+def test_a_log_of_large_steps_is_bounded_like_one_of_small_ones() -> None:
+    capacity_bytes = 4_000_000
+    for num_running in (0, 256):
+        gc.collect()
+        tracemalloc.start()
+        try:
+            log, record = Log(capacity_bytes), step_record(num_running)
+            while log.after(0, limit=1).dropped < 1000:
+                log.append(record)
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert 0.8 * capacity_bytes < held < 1.05 * capacity_bytes
+
+
+def test_a_page_is_bounded_in_bytes_and_says_that_there_is_more() -> None:
+    log, record = Log(), step_record(256)
+    for _ in range(1000):
+        log.append(record)
+    after, pages = 0, []
+    while after < log.next_number - 1:
+        page = log.after(after, limit=10_000)
+        assert page.last == 1000
+        pages.append(len(b"".join(page.lines)))
+        after = page.next_after
+    assert max(pages) <= PAGE_BYTES
+    assert len(pages) > 5
+
+
+def test_an_entry_larger_than_a_page_is_a_page() -> None:
+    log, record = Log(), step_record(50_000)
+    log.append(record)
+    log.append(record)
+    assert (len(log.after(0, limit=10).lines), log.after(0, limit=10).next_after) == (1, 1)
 
 
 def test_an_answer_says_where_to_go_on_and_what_is_lost() -> None:
@@ -35,7 +110,8 @@ def test_an_answer_says_where_to_go_on_and_what_is_lost() -> None:
         num_blocks=0,
         reason=None,
     )
-    answer = ndjson(Page([entry], first=5, next_after=5, dropped=3))
-    names = ("x-walkaway-first", "x-walkaway-next-after", "x-walkaway-dropped")
-    assert [answer.headers[name] for name in names] == ["5", "5", "3"]
+    line = msgspec.json.encode(entry) + b"\n"
+    answer = ndjson(Page([line], first=5, last=9, next_after=5, dropped=3))
+    names = ("first", "last", "next-after", "dropped")
+    assert [answer.headers[f"x-walkaway-{name}"] for name in names] == ["5", "9", "5", "3"]
     assert bytes(answer.body).startswith(b'{"seq":5,"t_ns":1,"event":"arrived"')

@@ -20,6 +20,15 @@ from reference_engine.model.weights import fill_with_random  # noqa: E402
 from reference_engine.request import FinishReason, Request, Sampling  # noqa: E402
 
 
+def rotated(x: Any, positions: Any) -> Any:
+    """Rotary positions as complex numbers: half by half, each pair turned by its angle."""
+    theta, head_dim = MODEL_SHAPES["tiny"].rope_theta, x.shape[-1]
+    angles = torch.outer(positions, theta ** (-torch.arange(0, head_dim, 2) / head_dim))
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.complex(first, second) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    return torch.cat((turned.real, turned.imag), dim=-1)
+
+
 def plain_logits(model: Any, token_ids: list[int]) -> Any:
     """Logits after the last token, by the textbook: no cache, no blocks, no batch."""
     shape = MODEL_SHAPES["tiny"]
@@ -32,7 +41,7 @@ def plain_logits(model: Any, token_ids: list[int]) -> Any:
         projected = attention.qkv_proj(y).view(num_tokens, -1, shape.head_dim)
         q = projected[:, : shape.num_heads]
         k, v = projected[:, shape.num_heads :].chunk(2, dim=1)
-        q, k = model.rotary(q, positions), model.rotary(k, positions)
+        q, k = rotated(q, positions), rotated(k, positions)
         group = shape.num_heads // shape.num_kv_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         out = torch.nn.functional.scaled_dot_product_attention(
@@ -139,6 +148,30 @@ def test_the_last_request_of_a_batch_can_be_aborted_and_its_blocks_reused() -> N
     model = Llama(MODEL_SHAPES["tiny"], config.max_model_len)
     fill_with_random(model, config.seed)
     assert heir.token_ids[20:] == greedy_answer(model, [11] * 20, 6)
+
+
+def test_requests_may_share_their_first_blocks() -> None:
+    config = EngineConfig(device="cpu", num_blocks=64, block_size=4, max_model_len=64)
+    runner, scheduler = TorchRunner(config), Scheduler(config, EOS_TOKEN_ID)
+    shared, sampling = [9 + i % 50 for i in range(20)], Sampling(max_tokens=8, temperature=0.0)
+    first = Request("first", [*shared, 70, 71, 72], sampling)
+    second = Request("second", [*shared, 80], sampling)
+    for request in (first, second):  # the second comes when the first has left its keys and values
+        scheduler.add(request)
+        plan = scheduler.schedule()
+        scheduler.update(plan, runner.execute(plan))
+    assert second.num_cached_tokens == len(shared)
+    assert second.block_table[:5] == first.block_table[:5]
+    while min(first.num_generated, second.num_generated) < 8:
+        plan = scheduler.schedule()
+        for request in scheduler.update(plan, runner.execute(plan)):
+            if request.finish_reason is not None:
+                scheduler.finish(request.request_id, request.finish_reason)
+    model = Llama(MODEL_SHAPES["tiny"], config.max_model_len)
+    fill_with_random(model, config.seed)
+    for request in (first, second):
+        prompt = request.token_ids[: request.num_prompt_tokens]
+        assert request.token_ids[len(prompt) :] == greedy_answer(model, prompt, 8)
 
 
 @pytest.mark.gpu

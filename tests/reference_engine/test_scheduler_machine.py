@@ -1,66 +1,179 @@
-"""Random adds, steps and aborts: whatever the order, no block and no request is ever lost."""
+"""Random adds, steps, aborts and preemptions under random settings: nothing is ever lost.
+
+Whatever the order: every block is blank, cached, held or leaked and no two of these, references
+equal holders, every request is in one place, and in the end everybody is served.
+"""
+
+from typing import ClassVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from reference_engine.config import EngineConfig
+from reference_engine.core.release import Release
 from reference_engine.core.scheduler import Scheduler
+from reference_engine.core.step import StepPlan
 from reference_engine.request import FinishReason, Request, Sampling
+
+NUM_BLOCKS = 8
+BUDGET = 16
+EOS, WORD = 2, 300
+
+UNCHUNKED = {
+    "enable_chunked_prefill": False,
+    "long_prefill_token_threshold": 0,
+    "max_num_partial_prefills": 1,
+}
+
+CONFIGS = st.builds(
+    lambda is_chunked, **kwargs: EngineConfig(**(kwargs if is_chunked else kwargs | UNCHUNKED)),
+    is_chunked=st.booleans(),
+    max_num_seqs=st.integers(1, 4),
+    num_blocks=st.just(NUM_BLOCKS),
+    block_size=st.just(2),
+    max_model_len=st.just(16),
+    max_num_batched_tokens=st.just(BUDGET),
+    scheduling_policy=st.sampled_from(["fcfs", "priority"]),
+    victim=st.sampled_from(["policy", "rebuild-cost"]),
+    long_prefill_token_threshold=st.sampled_from([0, 3]),
+    max_num_partial_prefills=st.integers(1, 2),
+    watermark=st.sampled_from([0.0, 0.3]),
+    reserve_full_isl=st.booleans(),
+    enable_prefix_caching=st.booleans(),
+    reclaim=st.sampled_from(["retain", "immediate"]),
+    force_reclaim_above=st.sampled_from([0.5, 1.0]),
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """A small pool and few slots, so that preemption is common."""
+    """A small pool and few slots, so that preemption is common; few words, so that prompts meet."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        config = EngineConfig(
-            max_num_seqs=3,
-            num_blocks=8,
-            block_size=2,
-            max_model_len=16,
-            max_num_batched_tokens=5,
-        )
-        self.scheduler = Scheduler(config, eos_token_id=2)
+    operations: ClassVar[int] = 0
+    preemptions: ClassVar[int] = 0
+    hits: ClassVar[int] = 0
+
+    @initialize(config=CONFIGS)
+    def start(self, config: EngineConfig) -> None:
+        self.scheduler = Scheduler(config, eos_token_id=EOS)
         self.added = 0
         self.finished = 0
+        self.sampled = 0
+        self.everybody: list[Request] = []
+        self.num_leaked = 0
 
-    @rule(num_prompt=st.integers(1, 12), max_tokens=st.integers(1, 12))
-    def add(self, num_prompt: int, max_tokens: int) -> None:
+    @rule(
+        num_prompt=st.integers(1, 12),
+        word=st.sampled_from([WORD, WORD + 1]),
+        max_tokens=st.integers(1, 12),
+        priority=st.integers(-1, 1),
+    )
+    def add(self, num_prompt: int, word: int, max_tokens: int, priority: int) -> None:
         self.added += 1
         sampling = Sampling(max_tokens=max_tokens)
-        self.scheduler.add(Request(f"r{self.added}", [300] * num_prompt, sampling))
+        name = f"r{self.added}"
+        request = Request(name, [word] * num_prompt, sampling, priority=priority)
+        self.everybody.append(request)
+        self.scheduler.add(request)
 
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), held_back=st.booleans(), drops=st.booleans(), leaks=st.integers(0, 12))
+    def abort(self, data: st.DataObject, held_back: bool, drops: bool, leaks: int) -> None:
         request_id = f"r{data.draw(st.integers(0, self.added + 1))}"
         was_live = request_id in self.scheduler.requests
-        freed = self.scheduler.finish(request_id, FinishReason.ABORT)
+        num_leaked = 1 if leaks == 12 and self.num_leaked == 0 else 0  # one is enough, and rare
+        if was_live and self.scheduler.requests[request_id].block_table:
+            self.num_leaked += num_leaked
+        release = Release(is_held_back=held_back, drops_prefix=drops, num_leaked=num_leaked)
+        freed = self.scheduler.finish(request_id, FinishReason.ABORT, release=release)
         assert (freed is not None) == was_live
         self.finished += was_live
 
-    @rule(token=st.sampled_from([2, 300]))
+    @rule(token=st.sampled_from([EOS, WORD]))
     def step(self, token: int) -> None:
+        self.compute(self.decide(), token)
+
+    @rule(data=st.data(), token=st.sampled_from([EOS, WORD]))
+    def step_with_an_abort_in_flight(self, data: st.DataObject, token: int) -> None:
+        plan = self.decide()
+        self.abort(data, held_back=False, drops=False, leaks=0)
+        self.compute(plan, token)
+
+    @precondition(lambda self: self.scheduler.running)
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        victim = data.draw(st.sampled_from(self.scheduler.running))
+        self.scheduler._preempt(victim, StepPlan(step=0))
+
+    @precondition(lambda self: self.scheduler.held_back)
+    @rule()
+    def free_one_held_back(self) -> None:
+        self.scheduler.free_held_back(next(iter(self.scheduler.held_back)))
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        SchedulerMachine.operations += 1
+        self.scheduler.check_integrity()
+        assert len(self.scheduler.requests) == self.added - self.finished
+        assert sum(self.scheduler.counters.finished.values()) == self.finished
+        counters = self.scheduler.counters
+        assert counters.generated_tokens == self.sampled
+        assert counters.recomputed_tokens == sum(r.num_recomputed_tokens for r in self.everybody)
+        assert counters.preemptions == sum(r.num_preemptions for r in self.everybody)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        while self.scheduler.held_back:
+            self.free_one_held_back()
+        self.see_everybody_served()
+        pool = self.scheduler.kv_cache.pool
+        assert pool.num_held == 0
+        assert pool.num_free >= NUM_BLOCKS - self.num_leaked
+        SchedulerMachine.preemptions += self.scheduler.counters.preemptions
+        SchedulerMachine.hits += self.scheduler.counters.prefix_hit_tokens
+
+    def see_everybody_served(self) -> None:
+        """With a block less than there should be, a long request may wait for ever."""
+        if self.num_leaked:
+            for request_id in list(self.scheduler.requests):
+                self.scheduler.finish(request_id, FinishReason.ABORT)
+        steps_needed = 0
+        while self.scheduler.has_work:
+            self.compute(self.decide(), WORD)
+            steps_needed += 1
+            assert steps_needed < 100 * (self.added + 1), "somebody is never served"
+
+    def decide(self) -> StepPlan:
         plan = self.scheduler.schedule()
-        assert plan.num_tokens <= 5
-        assert plan.scheduled or not self.scheduler.has_work or plan.preempted
-        sampled = {s.request.request_id: token for s in plan.scheduled if s.samples}
+        self.scheduler.check_integrity()
+        assert plan.num_tokens + plan.budget == BUDGET
+        blocked = self.scheduler.has_work and not (plan.scheduled or plan.preempted)
+        assert not blocked or self.scheduler.held_back or self.num_leaked
+        return plan
+
+    def compute(self, plan: StepPlan, token: int) -> None:
+        sampled = {request.request_id: token for request in plan.sampling}
+        self.sampled += len(sampled)
         for request in self.scheduler.update(plan, sampled):
             if request.finish_reason is not None:
                 self.scheduler.finish(request.request_id, request.finish_reason)
                 self.finished += 1
 
-    @invariant()
-    def nothing_is_lost(self) -> None:
-        self.scheduler.check_integrity()
-        assert len(self.scheduler.requests) == self.added - self.finished
-        assert sum(self.scheduler.counters.finished.values()) == self.finished
 
-    def teardown(self) -> None:
-        for request_id in list(self.scheduler.requests):
-            self.scheduler.finish(request_id, FinishReason.ABORT)
-        assert self.scheduler.kv_cache.pool.num_free == 8
-
-
-TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+def test_ten_thousand_random_operations() -> None:
+    run_state_machine_as_test(
+        SchedulerMachine,
+        settings=settings(
+            max_examples=250, stateful_step_count=60, deadline=None, derandomize=True
+        ),
+    )
+    assert SchedulerMachine.operations >= 10_000
+    assert SchedulerMachine.preemptions >= 200, "the pool was small enough to matter"
+    assert SchedulerMachine.hits >= 500, "and the prompts were alike enough"

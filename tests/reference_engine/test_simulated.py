@@ -3,7 +3,7 @@
 import pytest
 
 from reference_engine.config import StepCost
-from reference_engine.core.step import ScheduledRequest, StepPlan
+from reference_engine.core.step import StepPlan
 from reference_engine.model.simulated import SimulatedRunner
 from reference_engine.request import Request, Sampling
 
@@ -19,7 +19,7 @@ def test_a_step_costs_its_parts() -> None:
     cost = StepCost(fixed_s=1.0, prefill_token_s=0.1, decode_token_s=0.01)
     runner = SimulatedRunner(cost, sleep=slept.append)
     decoding, prefilling = request(9, 8), request(20, 0)
-    scheduled = [ScheduledRequest(decoding, 1), ScheduledRequest(prefilling, 12)]
+    scheduled = {decoding: 1, prefilling: 12}
     sampled = runner.execute(StepPlan(step=1, scheduled=scheduled))
     assert slept == [pytest.approx(1.0 + 12 * 0.1 + 0.01)]
     assert list(sampled) == ["r9"], "a chunk that does not end its prompt samples nothing"
@@ -29,6 +29,6 @@ def test_tokens_follow_from_seed_and_position() -> None:
     runner = SimulatedRunner(StepCost(), sleep=lambda _: None)
     tokens: list[int] = []
     for num_prompt in (5, 6, 5):
-        plan = StepPlan(step=1, scheduled=[ScheduledRequest(request(num_prompt, 0), num_prompt)])
+        plan = StepPlan(step=1, scheduled={request(num_prompt, 0): num_prompt})
         tokens += runner.execute(plan).values()
     assert tokens[0] == tokens[2] != tokens[1]

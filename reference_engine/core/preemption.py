@@ -1,0 +1,40 @@
+"""Who has to give up its blocks when a running request finds none.
+
+The scheduler asks for a victim among the running requests until the growing one fits, or is itself
+the victim. By the scheduling policy that is whom it ranks last: the youngest, or the least
+important. The rebuild-cost policy asks instead, among the least important, what a preemption would
+throw away, and takes the request that is cheapest to bring back: the fewest computed tokens that
+the prefix cache could not return. The dearest one is never chosen while there is another, so
+somebody always gets to its end.
+"""
+
+from collections.abc import Callable, Sequence
+
+from reference_engine.config import EngineConfig
+from reference_engine.core.kv_cache import KVCache
+from reference_engine.request import Request
+
+ChooseVictim = Callable[[Sequence[Request]], Request]
+
+
+def victim_policy(config: EngineConfig, kv_cache: KVCache) -> ChooseVictim:
+    """The function that picks a victim from the running requests, in order of admission."""
+    by_priority = config.scheduling_policy == "priority"
+    if config.victim == "policy":
+        return _least_important if by_priority else _youngest
+
+    def cheapest(running: Sequence[Request]) -> Request:
+        return max(
+            running,
+            key=lambda r: (r.priority if by_priority else 0, -kv_cache.rebuild_cost(r), r.arrival),
+        )
+
+    return cheapest
+
+
+def _youngest(running: Sequence[Request]) -> Request:
+    return running[-1]
+
+
+def _least_important(running: Sequence[Request]) -> Request:
+    return max(running, key=lambda request: (request.priority, request.arrival))

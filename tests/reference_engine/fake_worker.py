@@ -1,0 +1,194 @@
+"""A frontend without a network: a made-up worker behind the link, an ASGI client in front of it."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from reference_engine.core.counters import Counters
+from reference_engine.frontend.answering import GenerationResponse
+from reference_engine.frontend.connection import EngineStoppedError
+from reference_engine.frontend.journal import LifecycleEntry
+from reference_engine.frontend.openai_api import Generation
+from reference_engine.frontend.rate_limit import RateLimiter
+from reference_engine.frontend.settings import FrontendSettings
+from reference_engine.frontend.statistics import Statistics
+from reference_engine.frontend.worker_link import WorkerLink
+from reference_engine.protocol import AbortRequest, Ending, Event, Output, StepReport, ToWorker
+from reference_engine.request import Sampling
+
+
+class FakeWorker:
+    """The other end of the link: collects what is sent to it, and says what it is told to.
+
+    Its clock is the event loop's, a nanosecond later with each reading.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self.received: list[ToWorker] = []
+        self.arrived = asyncio.Event()
+        self.aborted = asyncio.Event()
+        self.is_dead = False
+        self._readings = 0
+        limits = FrontendSettings(**settings)
+        self.link = WorkerLink(
+            self.now_ns,
+            send=self.send,
+            settings=limits,
+            statistics=Statistics(4096),
+            limiter=RateLimiter(limits.rate_limits),
+        )
+
+    def now_ns(self) -> int:
+        self._readings += 1
+        return int(asyncio.get_running_loop().time() * 1e9) + self._readings
+
+    def die(self) -> None:
+        self.is_dead = True
+        self.link.lost()
+
+    def send(self, message: ToWorker) -> None:
+        if self.is_dead:
+            raise EngineStoppedError("dead")
+        self.received.append(message)
+        (self.aborted if isinstance(message, AbortRequest) else self.arrived).set()
+
+    def say(
+        self, *outputs: Output, events: list[Event] | None = None, holds_blocks: bool = False
+    ) -> None:
+        """A report; who ends has its blocks freed, as the worker tells it before the output."""
+        ended = [o.request_id for o in outputs if o.ending is not None and not holds_blocks]
+        freed = [self.event("blocks_freed", request_id) for request_id in ended]
+        self.link.take_in(
+            StepReport(
+                step=None,
+                outputs=list(outputs),
+                events=(events or []) + freed,
+                num_running=0,
+                num_waiting=0,
+                free_blocks=0,
+                cached_blocks=0,
+                counters=Counters(),
+            )
+        )
+
+    def event(self, name: str, request_id: str = "req-1") -> Event:
+        return Event(t_ns=self.now_ns(), event=name, request_id=request_id, step=1)
+
+    def events(self) -> list[str]:
+        """The names of the frontend's own entries."""
+        return [entry.event for entry in self.entries() if entry.event != "blocks_freed"]
+
+    def entries(self) -> list[LifecycleEntry]:
+        lines = self.link.lifecycle.after(0, 100).lines
+        return [msgspec.json.decode(line, type=LifecycleEntry) for line in lines]
+
+    def aborts(self) -> list[tuple[str, str]]:
+        return [(m.request_id, m.reason) for m in self.received if isinstance(m, AbortRequest)]
+
+    def methods(self) -> dict[str, int]:
+        """Aborts sent, by how the client's leaving was detected."""
+        signals = self.link.statistics.signals
+        return {str(method): number for (_, method), number in signals.items()}
+
+
+class AsgiClient:
+    """An HTTP client as an ASGI server would present it. `app` is called at once."""
+
+    def __init__(self, app: Any, *, extensions: dict[str, Any] | None = None) -> None:
+        self.gone = asyncio.Event()
+        self.sent: list[dict[str, Any]] = []
+        self.got_text = asyncio.Event()
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self.send_error: Exception | None = None
+        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
+        if extensions is not None:
+            scope["extensions"] = extensions
+        self.task = asyncio.create_task(app(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        await self.reads.wait()
+        if self.send_error is not None:
+            raise self.send_error
+        self.sent.append(message)
+        if b"word" in message.get("body", b""):
+            self.got_text.set()
+
+    def leave(self) -> None:
+        self.gone.set()
+
+    @property
+    def status(self) -> int:
+        status: int = self.sent[0]["status"]
+        return status
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+    @property
+    def json(self) -> dict[str, Any]:
+        body: dict[str, Any] = json.loads(self.body)
+        return body
+
+    @property
+    def chunks(self) -> list[dict[str, Any]]:
+        """The events of a stream that is complete."""
+        events = [e for e in self.body.decode().split("\n\n") if e.startswith("data: ")]
+        assert events.pop() == "data: [DONE]"
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+
+    async def finished(self) -> None:
+        await asyncio.wait_for(self.task, timeout=1000)
+
+
+def generation(**changes: Any) -> Generation:
+    plain = Generation(
+        chat=False,
+        model="tiny",
+        prompt_token_ids=[5, 6],
+        sampling=Sampling(max_tokens=8),
+        stream=True,
+        include_usage=True,
+        continuous_usage=False,
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+def respond(
+    worker: FakeWorker, name: str | None = "mine", *, owner: str | None = None, **changes: Any
+) -> GenerationResponse:
+    return GenerationResponse(worker.link, generation(**changes), name, owner=owner, created=0)
+
+
+def output(
+    text: str,
+    num_generated: int,
+    reason: str | None = None,
+    *,
+    of: str = "req-1",
+    phase: str = "decode",
+) -> Output:
+    ending = reason and Ending(
+        finish_reason=reason,
+        phase=phase,
+        num_cached_tokens=1,
+        num_preemptions=0,
+        num_recomputed_tokens=0,
+    )
+    return Output(request_id=of, text=text, num_generated=num_generated, ending=ending or None)
+
+
+async def settled(condition: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never became true")

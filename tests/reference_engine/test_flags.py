@@ -1,0 +1,67 @@
+"""The command line: every setting has a flag, with the setting's own default."""
+
+import msgspec
+import pytest
+
+from reference_engine.config import EngineConfig, EngineConfigError
+from reference_engine.flags import build_parser, read_settings
+from reference_engine.frontend.settings import FrontendSettings, RateLimits
+
+
+def test_without_flags_all_is_as_the_settings_have_it() -> None:
+    settings = read_settings([], {})
+    assert settings.config == EngineConfig()
+    assert settings.frontend == FrontendSettings()
+
+
+@pytest.mark.parametrize("struct", [EngineConfig, FrontendSettings, RateLimits])
+def test_every_setting_has_its_flag(struct: type[msgspec.Struct]) -> None:
+    flags = {action.dest for action in build_parser()._actions}
+    names = {field.name for field in msgspec.structs.fields(struct)}
+    # Keys come from the environment; the other two have several flags each.
+    assert names - flags <= {"api_keys", "rate_limits", "step_cost"}
+
+
+def test_flags_arrive_where_they_belong() -> None:
+    settings = read_settings(
+        [
+            *("--heartbeat-s", "1.5", "--ack-timeout-s", "2", "--shutdown", "drain"),
+            *("--requests-per-minute", "60", "--tokens-per-minute", "1000", "--rate-limit-kill"),
+            *("--api-key-env", "KEYS", "--default-deadline-s", "30", "--num-blocks", "512"),
+            *("--no-enable-prefix-caching", "--sim-fixed-ms", "5"),
+        ],
+        {"KEYS": "sk-a,sk-b"},
+    )
+    frontend = settings.frontend
+    assert (frontend.heartbeat_s, frontend.ack_timeout_s, frontend.shutdown) == (1.5, 2.0, "drain")
+    limits = RateLimits(requests_per_minute=60, tokens_per_minute=1000, kills=True)
+    assert frontend.rate_limits == limits
+    assert (frontend.api_keys, frontend.default_deadline_s) == (("sk-a", "sk-b"), 30.0)
+    assert (settings.config.num_blocks, settings.config.enable_prefix_caching) == (512, False)
+    assert settings.config.step_cost.fixed_s == 0.005
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--heartbeat-s", "-1"], "heartbeat_s"),
+        (["--heartbeat-s", "nan"], "heartbeat_s"),
+        (["--ack-timeout-s", "0"], "ack_timeout_s"),
+        (["--stall-timeout-s", "inf"], "stall_timeout_s"),
+        (["--send-buffer-bytes", "1"], "send_buffer_bytes"),
+        (["--keep-results", "-1"], "keep_results"),
+        (["--default-deadline-s", "0"], "default_deadline_s"),
+        (["--requests-per-minute", "0"], "requests_per_minute"),
+        (["--tokens-per-minute", "-5"], "tokens_per_minute"),
+        (["--api-key-env", "NOT_SET"], "NOT_SET has no key in it"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_by_name(flags: list[str], message: str) -> None:
+    with pytest.raises(EngineConfigError, match=message):
+        read_settings(flags, {})
+
+
+def test_a_key_cannot_be_given_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_settings(["--api-key", "sk-secret"], {})
+    assert "unrecognized arguments: --api-key" in capsys.readouterr().err

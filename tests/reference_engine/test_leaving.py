@@ -1,0 +1,286 @@
+"""Every way to leave, against the real engine: how it is seen, and that it ends in time."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.reference_engine.running_engine import (
+    RunningEngine,
+    body,
+    post_raw,
+    read_until,
+    running,
+)
+
+pytestmark = pytest.mark.e2e
+
+STEP_FLAGS = ["--runner", "simulated", "--sim-fixed-ms", "2", "--max-num-seqs", "2"]
+TIME_FLAGS = ["--heartbeat-s", "0.2", "--ack-timeout-s", "1", "--stall-timeout-s", "0.5"]
+# Of the range for benchmarks between networks; by process, since several may test at once.
+_LAST = os.getpid() % 63 * 4
+NETWORK = f"198.18.{os.getpid() // 63 % 256}"
+OURS, THEIRS = f"{NETWORK}.{_LAST + 1}", f"{NETWORK}.{_LAST + 2}"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[RunningEngine]:
+    with running(*STEP_FLAGS, *TIME_FLAGS, "--send-buffer-bytes", "4096") as started:
+        yield started
+
+
+def ended(engine: RunningEngine, name: str) -> dict[str, Any]:
+    """What the engine says of a request, once its last block is free."""
+    engine.wait_for("finished", name)
+    answer: dict[str, Any] = httpx.get(f"{engine.url}/v1/requests/{name}").json()
+    return answer
+
+
+def seconds_between(engine: RunningEngine, name: str, first: str, last: str) -> float:
+    times = {e["event"]: e["t_ns"] for e in engine.events() if e["client_request_id"] == name}
+    return float(times[last] - times[first]) / 1e9
+
+
+@contextmanager
+def both_slots_taken(engine: RunningEngine, name: str) -> Iterator[None]:
+    fillers = [post_raw(engine, f"{name}-filler-{i}", stream=False) for i in range(2)]
+    for i, _ in enumerate(fillers):
+        engine.wait_for("first_token", f"{name}-filler-{i}")
+    yield
+    for filler in fillers:
+        filler.close()
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "unary"])
+@pytest.mark.parametrize("is_reset", [True, False], ids=["RST", "FIN"])
+def test_a_connection_that_ends(engine: RunningEngine, is_reset: bool, stream: bool) -> None:
+    name = f"ends-{is_reset}-{stream}"
+    client = post_raw(engine, name, stream=stream)
+    engine.wait_for("first_token", name)
+    if is_reset:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+    client.close()
+    kept = ended(engine, name)
+    assert kept["cancellation"]["method"] == "connection"
+    assert kept["cancellation_info"]["reason"] == "user_disconnect"
+    text = kept["choices"][0]["text"]
+    assert len(text.split()) == kept["usage"]["completion_tokens"] > 0
+
+
+def lazy_client(engine: RunningEngine, name: str, **fields: Any) -> socket.socket:
+    """A client whose machine takes little: its request is sent, nothing is read."""
+    host, port = engine.url.removeprefix("http://").split(":")
+    data = json.dumps(body(**fields)).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: {name}\r\n"
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    client.connect((host, int(port)))
+    client.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+    return client
+
+
+def test_a_client_that_stops_reading(engine: RunningEngine) -> None:
+    with lazy_client(engine, "lazy", stream=True):
+        kept = ended(engine, "lazy")
+    assert kept["cancellation"]["method"] == "stall"
+    assert kept["usage"]["completion_tokens"] < 3000
+
+
+def test_a_client_that_stops_reading_is_there_even_if_the_kernel_ends_it() -> None:
+    """The kernel gives up on unread data as on data that was not acknowledged: we tell the two.
+
+    Here we have room for the whole answer, and nothing to complain of ourselves.
+    """
+    flags = ["--heartbeat-s", "0", "--ack-timeout-s", "1", "--stall-timeout-s", "1"]
+    with (
+        running(*STEP_FLAGS, *flags, "--send-buffer-bytes", str(2**20)) as engine,
+        lazy_client(engine, "lazy", stream=True),
+    ):
+        assert ended(engine, "lazy")["cancellation"]["method"] == "stall"
+
+
+def test_a_client_that_does_not_ping(engine: RunningEngine) -> None:
+    with post_raw(engine, "quiet", stream=False, keep_alive_s=0.3) as client:
+        kept = ended(engine, "quiet")
+        assert client.recv(1) == b"", "it is cut off"
+    assert kept["cancellation"]["method"] == "ping"
+    assert 0.29 < seconds_between(engine, "quiet", "arrived", "abort_sent") < 5
+
+
+def test_a_deadline_gives_the_client_what_there_is(engine: RunningEngine) -> None:
+    answer = httpx.post(f"{engine.url}/v1/completions", json=body(deadline_s=0.2)).json()
+    assert answer["cancellation_info"]["reason"] == "client_timeout"
+    assert answer["partial"] is True
+    words = answer["choices"][0]["text"].split()
+    assert len(words) == answer["usage"]["completion_tokens"] > 0
+
+
+def test_n_answers_end_with_their_client(engine: RunningEngine) -> None:
+    client = post_raw(engine, "three", stream=True, n=3)
+    read_until(client, b'"index":1')
+    client.close()
+    kept = ended(engine, "three")
+    request_id = kept["request_id"]
+    mine = [e for e in engine.events() if e["client_request_id"] == "three"]
+    ends = {e["request_id"] for e in mine if (e["event"], e["reason"]) == ("finished", "abort")}
+    while len(ends) < 3:
+        mine = [e for e in engine.events() if e["client_request_id"] == "three"]
+        ends = {e["request_id"] for e in mine if (e["event"], e["reason"]) == ("finished", "abort")}
+    assert ends == {f"{request_id}-{i}" for i in range(3)}
+    assert [e["request_id"] for e in mine if e["event"] == "abort_sent"] == [request_id]
+
+
+def test_of_n_answers_a_fault_ends_only_the_first() -> None:
+    with running(*STEP_FLAGS, "--fault", "abort-parent-only") as engine:
+        client = post_raw(engine, "two", stream=True, n=2, max_tokens=300)
+        read_until(client, b'"index":1')
+        client.close()
+        engine.wait_for("disconnected", "two")
+        while (kept := httpx.get(f"{engine.url}/v1/requests/two").json())["status"] == "running":
+            pass
+    reasons = [choice["finish_reason"] for choice in kept["choices"]]
+    assert reasons == ["abort", "length"]
+
+
+def test_an_abort_that_is_lost_is_not_told_otherwise() -> None:
+    with running(*STEP_FLAGS, "--fault", "lose-abort=1") as engine:
+        client = post_raw(engine, "lost", stream=True, max_tokens=300)
+        read_until(client, b"data: ")
+        first = httpx.post(f"{engine.url}/v1/requests/lost/cancel").json()
+        engine.wait_for("abort_received", "lost")
+        again = httpx.post(f"{engine.url}/v1/requests/lost/cancel").json()
+        read_until(client, b"[DONE]")
+        client.close()
+        kept = httpx.get(f"{engine.url}/v1/requests/lost").json()
+    assert (first["cancelled"], again["cancelled"]) == (True, False)
+    assert again["requests"][0]["cancellation"] == first["requests"][0]["cancellation"]
+    assert kept["status"] == "finished"
+    assert kept["usage"]["completion_tokens"] == 300
+
+
+def test_a_client_that_leaves_before_its_body_was_read(engine: RunningEngine) -> None:
+    host, port = engine.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: half\r\n"
+        client.sendall(head + b'content-length: 100\r\n\r\n{"model"')
+    httpx.post(f"{engine.url}/v1/completions", json=body(max_tokens=1), headers=named("after"))
+    engine.wait_for("finished", "after")
+    assert engine.order("half") == [], "there was nothing to submit"
+
+
+def named(request_id: str) -> dict[str, str]:
+    return {"x-request-id": request_id}
+
+
+def test_cancelling_by_hand_while_streaming(engine: RunningEngine) -> None:
+    client = post_raw(engine, "by-hand", stream=True)
+    read_until(client, b"data: ")
+    answer = httpx.post(f"{engine.url}/v1/requests/by-hand/cancel").json()
+    assert answer["cancelled"]
+    seen = read_until(client, b"[DONE]")
+    client.close()
+    events = [e for e in seen.decode().split("data: ") if '"partial":true' in e]
+    assert '"reason":"api"' in events[0]
+    assert engine.order("by-hand").count("disconnected") == 0
+
+
+@contextmanager
+def cable(name: str) -> Iterator[str]:
+    """A second machine at the end of a cable: a network namespace. Yields its name."""
+    near, far = f"{name}n", f"{name}f"
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        pytest.skip("needs `ip` and root for a network namespace")
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
+    if made.returncode != 0:
+        pytest.skip(f"no network namespace can be made here: {made.stderr.decode().strip()}")
+    try:
+        for command in (
+            f"ip link add {near} type veth peer name {far} netns {name}",
+            f"ip addr add {OURS}/30 dev {near}",
+            f"ip link set {near} up",
+            f"ip -n {name} addr add {THEIRS}/30 dev {far}",
+            f"ip -n {name} link set {far} up",
+        ):
+            made = subprocess.run(command.split(), capture_output=True, check=False)
+            if made.returncode != 0:
+                pytest.skip(f"{command}: {made.stderr.decode().strip()}")
+        yield name
+    finally:
+        # By itself the cable would stay for as long as the far machine has something to send.
+        subprocess.run(["ip", "link", "del", near], capture_output=True, check=False)
+        subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+def pull(name: str) -> None:
+    subprocess.run(["ip", "-n", name, "link", "set", f"{name}f", "down"], check=True)
+
+
+FAR_CLIENT = """
+import socket, sys
+host, port, request = sys.argv[1], int(sys.argv[2]), sys.stdin.buffer.readline()
+connection = socket.create_connection((host, port), 20)
+connection.sendall(request.replace(b"|", b"\\r\\n"))
+print("sent", flush=True)
+connection.settimeout(None)
+while connection.recv(65536):
+    pass
+"""
+
+
+@contextmanager
+def far_client(engine: RunningEngine, netns: str, name: str, **fields: Any) -> Iterator[None]:
+    """A client on the other machine, that reads all it gets."""
+    host, port = engine.url.removeprefix("http://").split(":")
+    data = json.dumps(body(**fields))
+    head = f"POST /v1/completions HTTP/1.1|host: x|x-request-id: {name}|"
+    request = f"{head}content-length: {len(data)}||{data}\n".encode()
+    command = ["ip", "netns", "exec", netns, sys.executable, "-c", FAR_CLIENT, host, port]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(request)
+        process.stdin.flush()
+        assert process.stdout.readline() == b"sent\n"
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def far_engine() -> Iterator[tuple[RunningEngine, str]]:
+    with (
+        cable(f"wa{os.getpid() % 100_000}") as netns,
+        running(*STEP_FLAGS, "--sim-fixed-ms", "20", *TIME_FLAGS, "--host", OURS) as started,
+    ):
+        yield started, netns
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "unary"])
+@pytest.mark.parametrize("is_waiting", [True, False], ids=["waiting", "generating"])
+def test_a_client_that_vanishes_without_a_word(
+    far_engine: tuple[RunningEngine, str], is_waiting: bool, stream: bool
+) -> None:
+    """Its bound: heartbeat_s + ack_timeout_s, and the second in which the kernel counts probes."""
+    engine, netns = far_engine
+    name = f"vanishes-{is_waiting}-{stream}"
+    subprocess.run(["ip", "-n", netns, "link", "set", f"{netns}f", "up"], check=True)
+    with (
+        both_slots_taken(engine, name) if is_waiting else nullcontext(),
+        far_client(engine, netns, name, stream=stream),
+    ):
+        engine.wait_for("arrived" if is_waiting else "first_token", name)
+        pull(netns)
+        pulled_ns = httpx.get(f"{engine.url}/walkaway/clock").json()["now_ns"]
+        kept = ended(engine, name)
+    assert kept["cancellation"]["method"] == "heartbeat"
+    assert kept["cancellation_info"]["phase"] == ("waiting" if is_waiting else "decode")
+    assert (kept["cancellation"]["t_ns"] - pulled_ns) / 1e9 < 0.2 + 1.0 + 3.0

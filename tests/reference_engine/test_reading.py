@@ -1,0 +1,128 @@
+"""What is read from a request beside its JSON, as ASGI brings it."""
+
+import re
+import socket
+from typing import Any
+
+import pytest
+from starlette.datastructures import Headers
+from starlette.requests import Request
+
+from reference_engine.frontend.errors import ApiError
+from reference_engine.frontend.reading import (
+    MAX_BODY_BYTES,
+    MAX_DROPPED_BYTES,
+    REQUEST_ID_PATTERN,
+    read_body,
+    read_request_id,
+)
+from tests.reference_engine.running_engine import post_raw, read_until, running
+
+pytestmark = pytest.mark.anyio
+
+PIECE = 65_536
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Sender:
+    """A client that sends a body of so many bytes, piece by piece, as it is asked for them."""
+
+    def __init__(self, num_bytes: int, **headers: str) -> None:
+        self.num_left = num_bytes
+        raw = [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
+        self.request = Request({"type": "http", "headers": raw}, self._receive)
+
+    async def _receive(self) -> dict[str, Any]:
+        piece = b"x" * min(PIECE, self.num_left)
+        self.num_left -= len(piece)
+        return {"type": "http.request", "body": piece, "more_body": self.num_left > 0}
+
+    async def status(self) -> int:
+        with pytest.raises(ApiError) as caught:
+            await read_body(self.request)
+        return caught.value.status
+
+
+async def test_a_body_may_be_as_large_as_is_said() -> None:
+    sender = Sender(MAX_BODY_BYTES, content_length=str(MAX_BODY_BYTES))
+    assert len(await read_body(sender.request)) == MAX_BODY_BYTES
+
+
+@pytest.mark.parametrize("is_announced", [True, False])
+@pytest.mark.parametrize("num_bytes", [MAX_BODY_BYTES + 1, MAX_BODY_BYTES + MAX_DROPPED_BYTES])
+async def test_what_is_too_large_is_read_to_its_end_before_it_is_refused(
+    num_bytes: int, is_announced: bool
+) -> None:
+    sender = Sender(num_bytes, **({"content_length": str(num_bytes)} if is_announced else {}))
+    assert await sender.status() == 413
+    assert sender.num_left == 0
+
+
+async def test_what_never_ends_is_not_read_for_ever() -> None:
+    endless = Sender(10**12)
+    assert await endless.status() == 413
+    assert 10**12 - endless.num_left <= MAX_BODY_BYTES + MAX_DROPPED_BYTES + PIECE
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content_length": str(MAX_BODY_BYTES + MAX_DROPPED_BYTES + 1)},
+        {"content_length": "9" * 5000},
+        {"content_length": str(MAX_BODY_BYTES + 1), "expect": "100-continue"},
+    ],
+)
+async def test_what_need_not_be_read_is_refused_at_once(headers: dict[str, str]) -> None:
+    sender = Sender(10**9, **headers)
+    assert await sender.status() == 413
+    assert sender.num_left == 10**9
+
+
+async def test_an_empty_body_is_called_empty() -> None:
+    with pytest.raises(ApiError, match="empty") as caught:
+        await read_body(Sender(0).request)
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "name", ["req-1", "req-007", "cmpl-req-3", "chatcmpl-req-3", "req-3-0", "cmpl-req-3-15"]
+)
+def test_a_clients_id_cannot_be_one_of_the_engines(name: str) -> None:
+    with pytest.raises(ApiError, match="the engine itself names requests") as caught:
+        read_request_id(Headers({"x-request-id": name}))
+    assert (caught.value.status, caught.value.param) == (400, "X-Request-Id")
+    assert not re.search(REQUEST_ID_PATTERN, name), "and the document says so"
+
+
+@pytest.mark.parametrize(
+    "name", ["req-", "req-1a", "REQ-1", "xreq-1", "req-1-", "my-req-1", "cmpl-1", "x" * 256]
+)
+def test_other_ids_are_the_clients_own(name: str) -> None:
+    assert read_request_id(Headers({"x-request-id": name})) == name
+    assert re.search(REQUEST_ID_PATTERN, name)
+
+
+@pytest.mark.parametrize("name", ["x" * 257, "a b", "\xe9", "a\x7f"])
+def test_ids_that_cannot_be_used_are_refused(name: str) -> None:
+    with pytest.raises(ApiError, match="at most 256 characters"):
+        read_request_id(Headers({"x-request-id": name}))
+    assert not re.search(REQUEST_ID_PATTERN, name)
+
+
+@pytest.mark.e2e
+def test_who_sends_too_much_gets_the_refusal_and_a_taken_name_is_refused_too() -> None:
+    size = 12_000_000
+    with running("--runner", "simulated", "--sim-fixed-ms", "1") as engine:
+        refused = post_raw(engine, "req-1")
+        assert b" 400 " in read_until(refused, b"could mean somebody else's")
+        refused.close()
+        host, port = engine.url.removeprefix("http://").split(":")
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n"
+        with socket.create_connection((host, int(port)), timeout=30) as sender:
+            sender.sendall(head.encode() + b"connection: close\r\n\r\n")
+            sender.sendall(b"x" * size)
+            assert b" 413 " in read_until(sender, b"at most")
