@@ -1,4 +1,4 @@
-"""The first screen in words: one sentence that answers the question, and a card for each figure.
+"""The first screen in figures: a card for each. The sentence above them is in `sentence`.
 
 Nothing here judges a run (limits and verdicts are the gate's): a card says what was found, how
 sure it is, and what a good server would show.
@@ -8,17 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from dashboards.sentence import NOTHING, Metrics, amounts, ghost_count, known_leaks, level
 from harness.records import Metric
 from harness.words import figure_of, interval, number, quantity
-
-Metrics = Mapping[str, Metric]
-NOTHING: Final[Mapping[str, float]] = {}
 
 GOOD: Final = {
     "cancel": "the step in progress is finished, then slot and blocks are free: one or two steps.",
     "waste": "what was on its way when the user left, plus the one step in flight.",
     "ghosts": "none: every abandoned request is aborted.",
-    "leaks": "0 slots and 0 blocks missing once everything is idle again.",
     "refill": "the very next step, while somebody waits.",
     "recovery": "near the unloaded time, far below the wait when nobody leaves.",
     "survivors": "as fast as without anybody leaving (compare two runs).",
@@ -37,113 +34,6 @@ class Card:
     good: str
     is_clean: bool | None = None
     flag: str | None = None
-
-
-def sentence(
-    outcomes: Mapping[str, int], metrics: Metrics, in_use: Mapping[str, float] = NOTHING
-) -> str:
-    """What the run found, in plain words, for somebody who reads nothing else.
-
-    `in_use`: what of the leaked slots and blocks requests hold that still run.
-    """
-    abandoned = outcomes.get("abandoned", 0)
-    if not sum(outcomes.values()):
-        return "No request was made, so there is nothing to tell."
-    if not abandoned:
-        return "Nobody left early in this run, so it says nothing about cancellation."
-    parts = [
-        *_latency_words(metrics),
-        *_recovery_words(metrics),
-        *_waste_words(metrics),
-        *_ghost_words(metrics),
-        *_leak_words(metrics, in_use),
-    ]
-    if not parts:
-        return (
-            f"{abandoned:,} users left early, but this server does not show what happened then. "
-            "What could not be measured, and why, is listed below."
-        )
-    return " ".join(parts)
-
-
-def _latency_words(metrics: Metrics) -> list[str]:
-    latency = metrics.get("cancel_latency_s")
-    return [_let_go_words(latency)] if latency is not None and latency.n else []
-
-
-def _recovery_words(metrics: Metrics) -> list[str]:
-    recovery, control = metrics.get("slot_recovery_s"), metrics.get("probe_ttft_control_s")
-    if recovery is None or not recovery.n:
-        return []
-    words = (
-        "The next in the queue saw a first token "
-        f"{figure_of(recovery, 'p50')} after a user had left (median)"
-    )
-    if control is None or not control.n:
-        return [f"{words}."]
-    waited = figure_of(control, "p50")
-    return [f"{words}, against {waited} when nobody leaves and a stream must end by itself."]
-
-
-def _let_go_words(latency: Metric) -> str:
-    if latency.p50 is None:
-        return "More than half of the abandoned requests were not stopped while they were watched."
-    median = f"When a user left, the server let go after {figure_of(latency, 'p50')} (median"
-    if latency.p99 is None:
-        return f"{median}), but some requests were not stopped while they were watched."
-    return f"{median}; 99 % within {figure_of(latency, 'p99')})."
-
-
-def _waste_words(metrics: Metrics) -> list[str]:
-    wasted = metrics.get("wasted_tokens")
-    if wasted is None or wasted.mean is None:
-        return []
-    least = "at least " if wasted.bound == "lower" else ""
-    return [f"It generated {least}{quantity(wasted.mean, 'tokens')} per abandon for nobody."]
-
-
-def _ghost_words(metrics: Metrics) -> list[str]:
-    ghosts = metrics.get("ghost_rate")
-    if ghosts is None or ghosts.mean is None or not ghosts.n:
-        return []
-    count = ghost_count(ghosts)
-    if count:
-        return [f"{count:,} of {ghosts.n:,} abandoned requests went on as if nobody had left."]
-    return [f"All {ghosts.n:,} abandoned requests were stopped."]
-
-
-def _leak_words(metrics: Metrics, in_use: Mapping[str, float]) -> list[str]:
-    known = _leaks(metrics)
-    if not known:
-        return []
-    gone = {name: value - in_use.get(name, 0) for name, value in known.items()}
-    words = []
-    if in_use:
-        words.append(f"{_amounts(in_use)} are still held by requests whose users have gone.")
-    if lost := {name: value for name, value in gone.items() if value > 0}:
-        words.append(f"{_amounts(lost)} never came back.")
-    return words or ["Nothing leaked."]
-
-
-def _leaks(metrics: Metrics) -> dict[str, float]:
-    leaks = {name: level(metrics.get(f"leaked_{name}")) for name in ("slots", "blocks")}
-    return {name: value for name, value in leaks.items() if value is not None}
-
-
-def _amounts(of: Mapping[str, float]) -> str:
-    return " and ".join(quantity(value, name) for name, value in of.items())
-
-
-def ghost_count(ghosts: Metric) -> int:
-    """The ghost rate as a number of requests."""
-    return round((ghosts.mean or 0.0) * ghosts.n)
-
-
-def level(metric: Metric | None) -> float | None:
-    """The single value of a metric that is one reading."""
-    if metric is None:
-        return None
-    return next((one for one in (metric.mean, metric.p50, metric.max) if one is not None), None)
 
 
 def cards(
@@ -180,17 +70,34 @@ def _spread(metric: Metric) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def _has_quantiles(metric: Metric) -> bool:
+    return metric.p50 is not None or "p50" in metric.lower_bounds
+
+
+def _mean_value(metric: Metric) -> str:
+    if metric.bound == "upper":
+        return f"≤ {quantity(metric.upper95, metric.unit)}"
+    return ("≥ " if metric.bound == "lower" else "") + figure_of(metric, "mean")
+
+
+def _mean_spread(metric: Metric) -> list[str]:
+    lines = [f"mean of {metric.n:,}, from totals"]
+    if metric.bound != "upper" and (limits := interval(metric, "mean")):
+        lines.append(f"mean's 95 % interval {limits}")
+    return lines
+
+
 def _cancel_card(metrics: Metrics) -> Card | None:
     latency, steps = metrics.get("cancel_latency_s"), metrics.get("cancel_latency_steps")
     if latency is None or not latency.n:
         return None
-    details = list(_spread(latency))
+    details = list(_spread(latency) if _has_quantiles(latency) else _mean_spread(latency))
     if steps is not None and steps.n:
         details.insert(1, f"in engine steps: {_median_and_p99(steps)}")
     details += _share_words(metrics, "removed_at_first_boundary")
     return Card(
         label="Cancel latency",
-        value=figure_of(latency, "p50"),
+        value=figure_of(latency, "p50") if _has_quantiles(latency) else _mean_value(latency),
         details=tuple(details),
         good=GOOD["cancel"],
     )
@@ -235,11 +142,18 @@ def _share_words(metrics: Metrics, name: str) -> list[str]:
     return [f"{quantity(share.mean, 'ratio')}{least} {words[name]}"]
 
 
+def _per_request_left(wasted: Metric) -> str:
+    """A counter does not tell those who left from those whom the run cut off."""
+    cut_off = wasted.others.get("cut_off")
+    what = f"mean per request left, of {wasted.n:,}"
+    return f"{what}, of whom the run cut off {cut_off:,}" if cut_off else what
+
+
 def _waste_card(metrics: Metrics) -> Card | None:
     wasted = metrics.get("wasted_tokens")
     if wasted is None or wasted.mean is None:
         return None
-    details = ["mean per abandon"]
+    details = ["mean per abandon" if wasted.method == "exact" else _per_request_left(wasted)]
     if wasted.p50 is not None:
         details = [f"mean per abandon; {_median_and_p99(wasted)}"]
     if limits := interval(wasted, "mean"):
@@ -277,16 +191,16 @@ def _ghost_card(metrics: Metrics) -> Card | None:
 
 
 def _leak_card(metrics: Metrics, in_use: Mapping[str, float]) -> Card | None:
-    known = _leaks(metrics)
+    known = known_leaks(metrics)
     if not known:
         return None
     details = ["idle gauges after the settle time, less those before the load"]
     if in_use:
-        details.append(f"of these, {_amounts(in_use)} held by requests that still run (ghosts)")
+        details.append(f"of these, {amounts(in_use)} held by requests that still run (ghosts)")
     return Card(
         label="Leaked",
         value=", ".join(quantity(value, name) for name, value in known.items()),
         details=tuple(details),
-        good=GOOD["leaks"],
+        good=f"0 {' and 0 '.join(known)} missing once everything is idle again.",
         is_clean=not any(known.values()),
     )

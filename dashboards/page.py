@@ -19,7 +19,7 @@ from plotly.offline import get_plotlyjs
 
 from dashboards.headline import Card
 from dashboards.section import Section
-from dashboards.tables import COLUMNS, Row
+from dashboards.tables import COLUMNS, PlainTable, Row, SideBySide
 
 TEMPLATES: Final = files("dashboards") / "templates"
 
@@ -38,6 +38,8 @@ class Article:
     cautions: Sequence[tuple[str, str]]
     remarks: Sequence[tuple[str, str]]
     not_measurable: Sequence[tuple[str, Sequence[str]]]
+    side_by_side: SideBySide | None = None
+    accounts: Sequence[PlainTable] = ()
     sections: Sequence[Section]
     rows: Sequence[Row]
     command: str

@@ -5,12 +5,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from dashboards import cancel_sections, headline, load_sections
+from dashboards import arms, cancel_sections, headline, load_sections
 from dashboards.page import Article, render
 from dashboards.section import Section
-from dashboards.source import Run, read_run
-from dashboards.tables import metric_rows
+from dashboards.sentence import sentence
+from dashboards.source import ArmsRun, Run, read_run
+from dashboards.tables import account_tables, metric_rows
+from dashboards.value_tables import value_tables
+from harness.accounts import client_facts, steady_in_words
 from harness.errors import ConfigError
+from harness.manifest import Manifest
 from harness.words import quantity
 
 CAUTIONS: Final = frozenset({"warning", "invalid"})  # shown before the figures they touch
@@ -32,26 +36,55 @@ def write_report(folders: Sequence[Path], output: Path) -> None:
         raise ConfigError(f"{output}: cannot be written: {error.strerror}") from error
 
 
-def describe(run: Run, anchor: str) -> Article:
-    """Everything that the page says about a run."""
+def describe(run: Run | ArmsRun, anchor: str) -> Article:
+    """Everything that the page says about a run, or about several arms together."""
+    return _describe_arms(run, anchor) if isinstance(run, ArmsRun) else _describe_run(run, anchor)
+
+
+def _describe_arms(run: ArmsRun, anchor: str) -> Article:
     summary, manifest = run.summary, run.manifest
-    in_use = summary.breakdown.get("leaks_in_use", {})
     remarks = [(remark.level, remark.text) for remark in summary.validity]
     return Article(
         anchor=anchor,
         run_id=summary.run_id,
         question=str(manifest.workload.get("question") or summary.workload),
-        sentence=headline.sentence(summary.outcomes, summary.metrics, in_use),
+        sentence=arms.sentence(run),
+        status=summary.status,
+        cards=[],
+        facts=arms.facts(run),
+        cautions=[remark for remark in remarks if remark[0] in CAUTIONS],
+        remarks=[remark for remark in remarks if remark[0] not in CAUTIONS],
+        not_measurable=_by_reason(arms.not_measurable(run)),
+        side_by_side=arms.side_by_side(run),
+        accounts=[] if summary.value is None else value_tables(summary.value),
+        sections=arms.sections(run),
+        rows=arms.metric_rows_of(run),
+        command=shlex.join(manifest.command),
+        machine=_machine(manifest),
+    )
+
+
+def _describe_run(run: Run, anchor: str) -> Article:
+    summary, manifest = run.summary, run.manifest
+    in_use = summary.breakdown.get("leaks_in_use", {})
+    lost = summary.breakdown.get("leaks_lost", ("slots", "blocks"))
+    remarks = [(remark.level, remark.text) for remark in summary.validity]
+    return Article(
+        anchor=anchor,
+        run_id=summary.run_id,
+        question=str(manifest.workload.get("question") or summary.workload),
+        sentence=sentence(summary.outcomes, summary.metrics, in_use, lost),
         status=summary.status,
         cards=headline.cards(summary.metrics, summary.flags, in_use),
         facts=_facts(run),
         cautions=[remark for remark in remarks if remark[0] in CAUTIONS],
         remarks=[remark for remark in remarks if remark[0] not in CAUTIONS],
         not_measurable=_by_reason(summary.not_measurable),
+        accounts=account_tables(summary.agreement, summary.audit.counters if summary.audit else []),
         sections=_sections(run),
         rows=metric_rows(summary.metrics, summary.flags),
         command=shlex.join(manifest.command),
-        machine=_machine(run),
+        machine=_machine(manifest),
     )
 
 
@@ -96,6 +129,12 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     if summary.token_counting:
         counted = COUNTED_BY.get(summary.token_counting, summary.token_counting)
         facts.append(("tokens by", counted))
+    facts.append(("steady", steady_in_words(summary.steady)))
+    if summary.wedged is not None:
+        facts.append(("serves in the end", "no: wedged" if summary.wedged else "yes"))
+    known = client_facts(summary.audit.client if summary.audit else {})
+    if known:
+        facts.append(("clients know", ", ".join(f"{name} {value}" for name, value in known)))
     return facts
 
 
@@ -121,9 +160,9 @@ def _outcomes(run: Run) -> str:
     return f"{sum(outcomes.values()):,}" + (f": {', '.join(counts)}" if counts else "")
 
 
-def _machine(run: Run) -> list[tuple[str, str]]:
-    hardware = run.manifest.hardware
-    shown: list[tuple[str, str]] = [("written", run.manifest.created_at)]
+def _machine(manifest: Manifest) -> list[tuple[str, str]]:
+    hardware = manifest.hardware
+    shown: list[tuple[str, str]] = [("written", manifest.created_at)]
     for key, value in hardware.items():
         if key == "memory_bytes":
             shown.append(("memory", quantity(float(value), "bytes")))
@@ -131,4 +170,4 @@ def _machine(run: Run) -> list[tuple[str, str]]:
             shown.append((key, ", ".join(map(str, value)) or "none"))
         else:
             shown.append((key, str(value)))
-    return [*shown, *run.manifest.versions.items()]
+    return [*shown, *manifest.versions.items()]

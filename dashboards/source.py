@@ -9,15 +9,26 @@ import msgspec
 import pandas as pd
 
 from dashboards.timelines import Clock
+from harness.analysis.agreement import Agreement
+from harness.analysis.audit import Entry
 from harness.analysis.cancellation import cancellations
 from harness.analysis.frames import RunFrames
+from harness.analysis.paired import Difference
 from harness.analysis.validity import Remark
+from harness.analysis.value import Value
 from harness.errors import ConfigError
 from harness.manifest import Manifest
 from harness.records import Metric
 from harness.store import RunFolder
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
+
+
+class Audit(msgspec.Struct, kw_only=True):
+    """What the clients know, and each of the server's counters against it."""
+
+    client: dict[str, float] = {}
+    counters: list[Entry] = []
 
 
 class Summary(msgspec.Struct, kw_only=True):
@@ -34,7 +45,56 @@ class Summary(msgspec.Struct, kw_only=True):
     flags: dict[str, str] = {}
     validity: list[Remark] = []
     token_counting: str | None = None
+    agreement: list[Agreement] = []
+    audit: Audit | None = None
+    steady: dict[str, Any] = {}
+    wedged: bool | None = None
     breakdown: dict[str, Any] = {}
+
+
+class Arm(msgspec.Struct, kw_only=True):
+    """One arm of a summary with several. `per_round`: metric, figure, a value for each round."""
+
+    outcomes: dict[str, int]
+    metrics: dict[str, Metric] = {}
+    not_measurable: dict[str, str] = {}
+    flags: dict[str, str] = {}
+    per_round: dict[str, dict[str, list[float | None]]] = {}
+
+
+class ArmsSummary(msgspec.Struct, kw_only=True):
+    """`summary.json` of a workload with arms, as far as a report needs it."""
+
+    run_id: str
+    status: str
+    workload: str
+    engine: str | None
+    model: str | None
+    reference: str
+    rounds: int
+    headlines: list[str]
+    arms: dict[str, Arm]
+    differences: dict[str, dict[str, list[Difference]]]
+    validity: list[Remark] = []
+    value: Value | None = None
+
+    @property
+    def metrics(self) -> dict[str, dict[str, Metric]]:
+        """The figures of each arm."""
+        return {name: arm.metrics for name, arm in self.arms.items()}
+
+    def difference(self, metric: str, figure: str, arm: str) -> Difference | None:
+        """How an arm differs from the reference, where that was compared."""
+        found = self.differences.get(metric, {}).get(figure, [])
+        return next((one for one in found if one.arm == arm), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmsRun:
+    """Several runs of several arms, by what they say together."""
+
+    manifest: Manifest
+    summary: ArmsSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +113,16 @@ class Run:
         return self.summary.metrics
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> Run | ArmsRun:
     """Read a run folder. Raises `ConfigError` where it is not one, or is damaged."""
     if not path.is_dir():
         raise ConfigError(f"{path}: no such folder; name one that `walkaway run` has written")
     folder = RunFolder(path)
+    if folder.has_arms:
+        return ArmsRun(
+            manifest=_checked(folder.read_manifest(), Manifest, path / "manifest.json"),
+            summary=_checked(folder.read_summary(), ArmsSummary, path / "summary.json"),
+        )
     frames = folder.frames()
     manifest = _checked(frames.manifest, Manifest, path / "manifest.json")
     return Run(

@@ -1,11 +1,14 @@
 """The full table: every figure of a run with how it was obtained, formatted for reading."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
+from harness.accounts import AGREEMENT_COLUMNS, AUDIT_COLUMNS, agreement_cells, audit_cells
+from harness.analysis.agreement import Agreement
+from harness.analysis.audit import Entry
 from harness.records import Metric
 from harness.words import DASH, SELF_EVIDENT_UNITS, figure_of, interval, quantity
 
@@ -41,9 +44,52 @@ class Row:
     remarks: tuple[str, ...]
 
 
-def metric_rows(metrics: Mapping[str, Metric], flags: Mapping[str, str]) -> tuple[Row, ...]:
-    """A row for each metric, in the order given; `flags` says which are not to be believed."""
-    return tuple(_row(name, metric, flags.get(name)) for name, metric in metrics.items())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideBySide:
+    """Arms beside each other: a name for each, and a row of cells for each figure."""
+
+    arms: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainTable:
+    """A table of text with what it shows; the first cell of a row names it."""
+
+    title: str
+    shows: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def account_tables(agreement: Sequence[Agreement], counters: Sequence[Entry]) -> list[PlainTable]:
+    """Methods against each other, and counters against the clients' account; what there is."""
+    tables = [
+        PlainTable(
+            title="Two methods for one quantity",
+            shows="The exact log against what can be seen without it. Times may be off by the age "
+            'of the metrics page and the grain of few scrapes; "!" marks a difference that neither '
+            "explains.",
+            columns=AGREEMENT_COLUMNS,
+            rows=tuple(agreement_cells(one) for one in agreement),
+        ),
+        PlainTable(
+            title="The server's counters, audited",
+            shows="What each counter had to move by, from what the clients know, and what it did.",
+            columns=AUDIT_COLUMNS,
+            rows=tuple(audit_cells(entry) for entry in counters),
+        ),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def metric_rows(
+    metrics: Mapping[str, Metric], flags: Mapping[str, str], *, of: str | None = None
+) -> tuple[Row, ...]:
+    """A row for each metric, in the order given; `flags` says which are not to be believed, `of`
+    which arm they are of, where there are several."""
+    before = "" if of is None else f"{of}: "
+    return tuple(_row(before + name, one, flags.get(name)) for name, one in metrics.items())
 
 
 def _row(name: str, metric: Metric, flag: str | None) -> Row:
@@ -65,7 +111,12 @@ def _row(name: str, metric: Metric, flag: str | None) -> Row:
             Cell(text=metric.method, under=None if metric.bound == "point" else metric.bound),
         ),
         flag=flag,
-        remarks=tuple(f"{name}: {_other(value, metric)}" for name, value in metric.others.items()),
+        remarks=(() if metric.of is None else (f"of {metric.of}",))
+        + tuple(
+            f"no interval of {key.removesuffix('_ci95')}: not enough data, {fewest:,} would be"
+            for key, fewest in metric.needs.items()
+        )
+        + tuple(f"{name}: {_other(value, metric)}" for name, value in metric.others.items()),
     )
 
 

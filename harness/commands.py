@@ -53,7 +53,11 @@ Out = Annotated[
     typer.Option("--out", metavar="DIR", help="The run's folder; must be new or empty."),
 ]
 NoScrape = Annotated[
-    bool, typer.Option("--no-scrape", help="Never read /metrics: watching costs the watched.")
+    bool,
+    typer.Option(
+        "--no-scrape",
+        help="Read /metrics before and after the load only: watching costs the watched.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print summary.json instead of a table.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
@@ -113,6 +117,14 @@ def run(  # noqa: PLR0913  one argument a flag
         list[str] | None,
         typer.Option(metavar="K=V", help="A header for each request. Repeatable."),
     ] = None,
+    request_cancellation_rate: Annotated[
+        float | None,
+        typer.Option(metavar="PERCENT", help="So many of the requests are left (as in AIPerf)."),
+    ] = None,
+    request_cancellation_delay: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="So long after a request was fully sent. Default 0."),
+    ] = None,
     settings: Setting = None,
     out: Out = None,
     no_scrape: NoScrape = False,
@@ -126,13 +138,19 @@ def run(  # noqa: PLR0913  one argument a flag
 
     Example: walkaway run demo --target http://127.0.0.1:8000 --engine vllm
     """
+    from harness.cancellation_flags import cancellation_settings
     from harness.http_flags import parse_headers
     from harness.order import RunOrder
     from harness.run_command import run_and_show, typed_command
 
     order = RunOrder(
         workload=workload,
-        settings=settings or [],
+        settings=[
+            *(settings or []),
+            *cancellation_settings(
+                workload, rate=request_cancellation_rate, delay_s=request_cancellation_delay
+            ),
+        ],
         target_url=target,
         engine=engine,
         model=model,
@@ -167,7 +185,7 @@ def report(
         raise ConfigError("several runs: say with -o FILE where their report should go")
     for folder in runs:
         if not (folder / "summary.json").is_file():
-            from harness.run import complete_summary
+            from harness.rounds import complete_summary
             from harness.store import RunFolder
 
             complete_summary(RunFolder(folder))

@@ -7,23 +7,35 @@ on frozen; the resolved copy is saved with the run.
 import re
 from collections.abc import Sequence
 from importlib.resources import files
-from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    model_validator,
-)
+from pydantic import BaseModel, Field, model_validator
 
 from harness.errors import ConfigError
+from harness.load_settings import LoadSettings
 from harness.records import Trust
 from harness.toml_file import apply_settings, read_toml, validate
+from harness.value_settings import ValueSettings
+from harness.values import (
+    MOST_TOKENS,
+    Blocks,
+    Count,
+    Duration,
+    ExtraValue,
+    Milliseconds,
+    Name,
+    ScrapeInterval,
+    Seconds,
+    Section,
+    Seed,
+    Share,
+    Streams,
+    Tokens,
+    UrlPath,
+)
 
+MOST_LOOPS = 1000
 SHIPPED_WORKLOADS = "workloads"
 SHIPPED_TARGETS = "harness.targets"
 
@@ -37,144 +49,36 @@ MetricRole = Literal[
     "preemptions",
     "aborted",
     "recomputed_tokens",
+    "ended",
+    "decode_calls",
 ]
 
-# Far beyond what one machine can use, and small enough that a slip of the finger is said at once
-# instead of filling the memory or waiting for ever.
-MOST_TOKENS: Final = 10_000_000
-MOST_BLOCKS: Final = 1_000_000
-MOST_STREAMS: Final = 10_000
-LONGEST_S: Final = 7 * 86_400
-LARGEST_INT: Final = 2**63 - 1
 
-Count = Annotated[int, Field(ge=1, le=LARGEST_INT)]
-Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
-Streams = Annotated[int, Field(ge=1, le=MOST_STREAMS)]
-Blocks = Annotated[int, Field(ge=1, le=MOST_BLOCKS)]
-Scalar = int | float | str | bool
-Seed = Annotated[int, Field(ge=0, le=LARGEST_INT)]
-Seconds = Annotated[float, Field(ge=0, le=LONGEST_S)]
-Duration = Annotated[float, Field(gt=0, le=LONGEST_S)]
-Milliseconds = Annotated[float, Field(ge=0, le=60_000)]
-# Closer than 10 ms, reading the page is the load that one measures.
-ScrapeInterval = Annotated[float, Field(ge=0.01, le=LONGEST_S)]
+class RunSettings(Section):
+    """`[run]`: how long and with how many users. With arms: how often each of them is run.
 
+    `reference_arm` is what the other arms are compared with; absent: the first. `loops`: the load
+    is run so often on the same server, which settles after each; from the idle readings between
+    them follows whether something leaks a little every time.
 
-def _parse_token_range(value: object) -> list[int]:
-    match value:
-        case [int(low), int(high)] if 1 <= low <= high <= MOST_TOKENS:
-            return [low, high]
-        case _:
-            raise ValueError(
-                f"must be [lowest, highest] with 1 <= lowest <= highest <= {MOST_TOKENS}, "
-                f"not {value}"
-            )
-
-
-def _parse_think(value: object) -> str | float:
-    match value:
-        case "step" | "none":
-            return str(value)
-        case bool():
-            pass
-        case int() | float() if 0 <= value <= LONGEST_S:
-            return float(value)
-    raise ValueError(
-        f'must be "step", "none" or a number of seconds from 0 to {LONGEST_S}, not {value!r}'
-    )
-
-
-def _parse_scalar(value: object) -> Scalar:
-    match value:
-        case str() | bool():
-            return value
-        case int() if abs(value) <= LARGEST_INT:
-            return value
-        case float() if isfinite(value):
-            return value
-    raise ValueError(f"must be a number, text in quotes, true or false, not {value!r}")
-
-
-def _check_path(value: str) -> str:
-    if not re.fullmatch(r"/[!-~]*", value):
-        raise ValueError(f'must begin with "/" and hold no spaces, not {value!r}')
-    return value
-
-
-def _check_name(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
-        raise ValueError(
-            f"must be made of letters, digits, dots, dashes and underscores, not {value!r}"
-        )
-    return value
-
-
-TokenRange = Annotated[list[int], PlainValidator(_parse_token_range)]
-Think = Annotated[str | float, PlainValidator(_parse_think)]
-ExtraValue = Annotated[Scalar, PlainValidator(_parse_scalar)]
-UrlPath = Annotated[str, AfterValidator(_check_path)]
-Name = Annotated[str, AfterValidator(_check_name)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class RunSettings(_Section):
-    """`[run]`: how long and with how many users."""
+    `timeout_s` is the longest wait for the next byte, and for a connection where
+    `connect_timeout_s` is absent. The others count from the sending: to the first token, and to the
+    end of the answer.
+    """
 
     seed: Seed = 0
+    rounds: Count = 1
+    loops: Annotated[int, Field(ge=1, le=MOST_LOOPS)] = 1
+    reference_arm: str | None = None
     users: Streams
     max_seconds: Duration
     timeout_s: Duration = 60.0
+    connect_timeout_s: Duration | None = None
+    first_token_timeout_s: Duration | None = None
+    total_timeout_s: Duration | None = None
 
 
-class AbandonSettings(_Section):
-    """`[load]` of kind "abandon": closed-loop users who leave (see `harness.load.plan`)."""
-
-    kind: Literal["abandon"]
-    abandon_after_tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-    stay_share: Annotated[float, Field(ge=0, le=1)]
-    think: Think = "step"
-    prompt_tokens: TokenRange
-    answer_tokens: Tokens
-    stay_tokens: Tokens
-    stop_after_abandons: Count | None = None
-
-    @model_validator(mode="after")
-    def _must_leave_before_the_end(self) -> Self:
-        if max(self.abandon_after_tokens) >= self.answer_tokens:
-            raise ValueError(
-                f"`abandon_after_tokens` goes up to {max(self.abandon_after_tokens)} but "
-                f"`answer_tokens` is {self.answer_tokens}: nobody can leave an answer that is over;"
-                f" `answer_tokens` must be larger"
-            )
-        return self
-
-
-class SlotRecoverySettings(_Section):
-    """`[load]` of kind "slot_recovery". Without `slots` the target is asked how many it has."""
-
-    kind: Literal["slot_recovery"]
-    slots: Streams | None = None
-    trials: Count
-    prompt_tokens: TokenRange
-    answer_tokens: Tokens
-    control_answer_tokens: Tokens
-    probe_tokens: Tokens
-    abandon_after_tokens: Annotated[int, Field(ge=0)]
-
-    @model_validator(mode="after")
-    def _must_leave_before_the_end(self) -> Self:
-        if self.abandon_after_tokens >= self.answer_tokens:
-            raise ValueError(
-                f"`abandon_after_tokens` is {self.abandon_after_tokens} but `answer_tokens` is "
-                f"{self.answer_tokens}: `answer_tokens` must be larger"
-            )
-        return self
-
-
-class EngineSettings(_Section):
+class EngineSettings(Section):
     """`[engine]`: settings of the bundled engine; what is absent is left to its own defaults."""
 
     runner: Literal["auto", "torch", "simulated"] = "auto"
@@ -186,66 +90,162 @@ class EngineSettings(_Section):
     block_size: Tokens | None = None
     max_model_len: Tokens | None = None
     max_num_batched_tokens: Tokens | None = None
+    scheduling_policy: Literal["fcfs", "priority"] | None = None
+    victim: Literal["policy", "rebuild-cost"] | None = None
+    enable_chunked_prefill: bool | None = None
+    long_prefill_token_threshold: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
+    max_num_partial_prefills: Streams | None = None
+    watermark: Annotated[float, Field(ge=0, lt=1)] | None = None
+    reserve_full_isl: bool | None = None
+    enable_prefix_caching: bool | None = None
+    reclaim: Literal["immediate", "retain"] | None = None
+    force_reclaim_above: Share | None = None
+    batch_invariant: bool | None = None
     sim_fixed_ms: Milliseconds | None = None
     sim_prefill_token_ms: Milliseconds | None = None
     sim_decode_token_ms: Milliseconds | None = None
-    faults: list[str] = []
+    faults: list[str] = Field(default_factory=list)
     allow_faults: bool = False
 
 
-class SettleSettings(_Section):
+class SettleSettings(Section):
     """`[settle]`: how long to wait for the server after the load; overrides the target's."""
 
     seconds: Seconds | None = None
     steps: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
 
 
-class CollectSettings(_Section):
-    """`[collect]`: how closely the server is watched; what is absent is left to the target."""
+class CollectSettings(Section):
+    """`[collect]`: how closely the server is watched; what is absent is left to the target.
+
+    `scrape`: whether its metrics page is read at all. `exact`: whether the bundled engine's own
+    logs are read; without them it is measured like any other server.
+    """
 
     scrape_interval_s: ScrapeInterval | None = None
+    scrape: bool = True
+    exact: bool = True
 
 
-class Workload(_Section):
-    """One question, and the load that answers it."""
+class ArmSettings(Section):
+    """`[[arms]]`: a variant of the workload, by what it changes in these sections.
+
+    The values are checked when the arm is resolved (`harness.arms`), in their place.
+    """
+
+    name: Name
+    engine: dict[str, Any] = Field(default_factory=dict)
+    load: dict[str, Any] = Field(default_factory=dict)
+    collect: dict[str, Any] = Field(default_factory=dict)
+
+
+class Workload(Section):
+    """One question, and the load that answers it.
+
+    `headlines`: the metrics in which the answer lies; shown first where arms are compared.
+    """
 
     name: Name
     question: Annotated[str, Field(min_length=1)]
     run: RunSettings
-    load: Annotated[AbandonSettings | SlotRecoverySettings, Field(discriminator="kind")]
+    load: LoadSettings
     engine: EngineSettings = EngineSettings()
     settle: SettleSettings = SettleSettings()
     collect: CollectSettings = CollectSettings()
+    headlines: list[str] = Field(default_factory=list)
+    arms: list[ArmSettings] = Field(default_factory=list)
+    value: ValueSettings | None = None
+
+    @model_validator(mode="after")
+    def _must_name_its_arms_apart(self) -> Self:
+        names = [arm.name for arm in self.arms]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two of the `arms` are named {sorted(twice)[0]!r}")
+        if not names and self.run.rounds > 1:
+            raise ValueError(f"`run.rounds` is {self.run.rounds}, but there are no `[[arms]]`")
+        reference = self.run.reference_arm
+        if reference is not None and reference not in names:
+            raise ValueError(
+                f"`run.reference_arm` is {reference!r}, but the arms are: {', '.join(names)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _must_value_two_of_its_arms(self) -> Self:
+        if self.value is None:
+            return self
+        names = {arm.name for arm in self.arms}
+        if not {self.value.honoured, self.value.ignored} <= names:
+            raise ValueError(
+                f"`value` compares the arms {self.value.honoured!r} and {self.value.ignored!r}, "
+                f"but the arms are: {', '.join(sorted(names)) or 'none'}"
+            )
+        return self
 
 
-class MetricSource(_Section):
+class LateSteps(Section):
+    """How many steps late a page shows that a request came (counted from the step's beginning at
+    which it is taken in), that it ended by itself (from its client's last token), and that the
+    server let go of it (from when it did)."""
+
+    coming: Annotated[float, Field(ge=0, le=MOST_TOKENS)]
+    ended: Annotated[float, Field(ge=0, le=MOST_TOKENS)]
+    left: Annotated[float, Field(ge=0, le=MOST_TOKENS)]
+
+
+class MetricSource(Section):
     """Where a quantity is read on a target, when it moves, and how far it can be believed.
 
     Trust: `exact` at any time; `exact_when_idle` only when nothing runs; `lower` the true value may
-    be higher; `stuck` never moves, whatever the documentation says.
+    be higher; `stuck` never moves, whatever the documentation says. `lag_steps` and `lag_s` say how
+    old the value on the page can be, in engine steps and in seconds; they add up. `late_steps`,
+    where the server's step loop is known: how old it is on average, which can be put right.
     """
 
     name: Annotated[str, Field(min_length=1)]
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = Field(default_factory=dict)
     refresh: str
+    lag_steps: Annotated[float, Field(ge=0, le=MOST_TOKENS)] = 0.0
+    lag_s: Seconds = 0.0
+    late_steps: LateSteps | None = None
     trust: Trust
 
 
-class Target(_Section):
-    """How to speak to one kind of server and what it tells about itself."""
+class LabelSource(Section):
+    """A number that a metric carries as a label."""
+
+    name: Annotated[str, Field(min_length=1)]
+    label: Annotated[str, Field(min_length=1)]
+
+
+class Target(Section):
+    """How to speak to one kind of server and what it tells about itself.
+
+    `usage_per_choice`: the usage in an event is of the answer that it belongs to, not of all `n`.
+    `cancel_path`: where a POST cancels the request whose X-Request-Id stands for {id}.
+    `slots_from`: where the number of batch slots stands: on /walkaway/config, on /props, or only in
+    the workload (else it is found by trying); `blocks_from`: where that of KV cache blocks does.
+    `min_scrape_interval_s`: read more often than this, the server behaves differently.
+    `bytes_are_tokens`: a prompt has as many tokens as bytes; else that is found out before a load.
+    """
 
     name: str
     description: str
     path: UrlPath = "/v1/completions"
-    extra_body: dict[str, ExtraValue] = {}
+    extra_body: dict[str, ExtraValue] = Field(default_factory=dict)
     stream_options: dict[str, bool] | None = None
     continuous_usage: bool = False
+    usage_per_choice: bool = False
+    cancel_path: UrlPath | None = None
+    bytes_are_tokens: bool = False
     lifecycle: bool = False
-    slots_from: Literal["config", "workload"] = "workload"
+    slots_from: Literal["config", "props", "workload"] = "workload"
+    blocks_from: LabelSource | None = None
     scrape_interval_s: ScrapeInterval | None = None
+    min_scrape_interval_s: ScrapeInterval | None = None
     settle_s: Seconds
     settle_steps: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
-    metrics: dict[MetricRole, MetricSource] = {}
+    metrics: dict[MetricRole, MetricSource] = Field(default_factory=dict)
 
 
 def load_workload(name_or_path: str, settings: Sequence[str] = ()) -> Workload:

@@ -7,7 +7,13 @@ from importlib.resources import files
 from itertools import count
 
 from harness.errors import TargetError
-from harness.load.plan import AbandonLoad, LoadPlan, SlotRecoveryLoad
+from harness.load.plan import (
+    AbandonLoad,
+    CancelStormLoad,
+    ChunkFrontierLoad,
+    LoadPlan,
+    SlotRecoveryLoad,
+)
 from harness.load.rows import ShardReader
 from harness.process import Child, python_module
 from harness.progress import Snapshot
@@ -57,7 +63,7 @@ def run_load(
             if turn % CHECK_EVERY == 0:
                 check_server()
             elapsed_s = time.monotonic() - started_s
-            if elapsed_s > plan.max_seconds + plan.timeout_s + GRACE_S:
+            if elapsed_s > plan.max_seconds + plan.timeouts.next_byte_s + GRACE_S:
                 raise TargetError(f"the load process did not end in time:\n{load.tail()}")
             counts.update(row.outcome.value for row in shards.read_new())
             show(_snapshot(plan, elapsed_s, counts))
@@ -82,6 +88,10 @@ def describe_load(plan: LoadPlan) -> str:
             return f"load: {plan.users} users until {enough} have walked away, at most {most}"
         case SlotRecoveryLoad(slots=slots, trials=trials):
             return f"load: {slots} slots, {trials} trials of each arm"
+        case ChunkFrontierLoad(bystanders=others, pairs=pairs):
+            return f"load: {others} bystanders, {pairs} long prompts read and as many abandoned"
+        case CancelStormLoad(streams=streams, storms=storms):
+            return f"load: {storms} storms, in each of which {streams} streams are left at once"
 
 
 def _snapshot(plan: LoadPlan, elapsed_s: float, counts: Counter[str]) -> Snapshot:

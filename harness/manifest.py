@@ -11,6 +11,7 @@ import msgspec
 import psutil
 
 from harness.errors import InterruptedRunError, WalkawayError
+from harness.prompt_scale import BYTES_ARE_TOKENS, PromptScale
 from harness.records import SCHEMA_VERSION
 
 Status = Literal["complete", "interrupted", "target_failed"]
@@ -31,7 +32,9 @@ VERSIONS_OF = (
 
 
 class TargetFacts(msgspec.Struct, kw_only=True):
-    """The server under test. `config` is the reference engine's own account of itself."""
+    """The server under test. `config` is the reference engine's own account of itself;
+    `slots_found` its number of batch slots, where it tells otherwise or the harness had to find
+    out; `blocks_found` its number of KV cache blocks, where it tells."""
 
     engine: str
     url: str
@@ -40,6 +43,8 @@ class TargetFacts(msgspec.Struct, kw_only=True):
     started_by_us: bool
     spec: dict[str, Any]
     config: dict[str, Any] | None = None
+    slots_found: int | None = None
+    blocks_found: int | None = None
 
 
 class Clock(msgspec.Struct, kw_only=True):
@@ -58,11 +63,34 @@ class Window(msgspec.Struct, kw_only=True):
     settled_ns: int | None = None
 
 
+class IdleReading(msgspec.Struct, kw_only=True):
+    """One idle reading of a loop: when, and the values by role."""
+
+    t_ns: int
+    values: dict[str, float]
+
+
 class Idle(msgspec.Struct, kw_only=True):
-    """Gauges and counters by role, read while nothing ran: before the load and after it settled."""
+    """Gauges and counters by role, read while nothing ran: before the load, after it settled, and a
+    little later still; with several loops also after each of them but the last."""
 
     before: dict[str, float] = {}
     after: dict[str, float] = {}
+    later: dict[str, float] = {}
+    loops: list[IdleReading] = []
+
+
+class Probing(msgspec.Struct, kw_only=True):
+    """Does the server still serve, after all? A few short requests, one after the other.
+
+    `healthy`: whether it says so itself (GET /health); null where it has no such page. `errors`:
+    what became of those that were not answered, `ttft_s` the waits of those that were.
+    """
+
+    sent: int
+    healthy: bool | None
+    ttft_s: list[float] = []
+    errors: list[str] = []
 
 
 class Manifest(msgspec.Struct, kw_only=True):
@@ -87,7 +115,9 @@ class Manifest(msgspec.Struct, kw_only=True):
     window: Window = msgspec.field(default_factory=Window)
     settle_s: float
     scrape_interval_s: float | None
+    prompt_scale: PromptScale = BYTES_ARE_TOKENS
     idle: Idle = msgspec.field(default_factory=Idle)
+    probing: Probing | None = None
     notes: list[str] = []
     warnings: list[str] = []
 

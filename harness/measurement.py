@@ -11,24 +11,38 @@ from dataclasses import replace
 import httpx
 import msgspec
 
+from harness.calibration import CalibrationError, calibrate
 from harness.collect.clock import check_clock
 from harness.collect.collector import Collector
 from harness.collect.gpu import NoGpu, open_gpu_sampler
-from harness.collect.prometheus import Scraper, find_unseen, read_roles
+from harness.collect.prometheus import find_unseen, read_roles, read_samples
 from harness.collect.source import Notes, SourceError
 from harness.config import as_plain_data
 from harness.errors import InterruptedRunError
 from harness.interruption import Interruption
 from harness.load.plan import LoadPlan, write_plan
+from harness.load_order import load_notes, prompt_salt
 from harness.load_process import describe_load, run_load
-from harness.manifest import Clock, Manifest, TargetFacts, find_hardware
+from harness.load_settings import SlotRecoverySettings
+from harness.manifest import Clock, IdleReading, Manifest, TargetFacts, find_hardware
 from harness.order import ResolvedOrder, make_load_plan
 from harness.progress import Progress, Snapshot
 from harness.server import Server, attach, choose_runner, engine_command, started_engine
+from harness.server_facts import (
+    FITS_NOTHING,
+    metrics_pages,
+    scrape_note,
+    scrape_warning,
+    told_blocks,
+    told_slots,
+    unseen_metrics,
+)
+from harness.serving import Asker, count_slots, probe_service
 from harness.settle import CalmWatch, may_end_early, settle_seconds, typical_step_s
 from harness.store import RunFolder, RunRows
 
 SETTLE_POLL_S = 0.02
+LATER_S = 1.0  # after the last idle reading: a ghost has counted tokens by then
 
 
 class Measurement:
@@ -57,6 +71,7 @@ class Measurement:
         self._interruption = interruption
         self._clock_ns = clock_ns
         self._collector: Collector | None = None
+        self._is_exact = resolved.target.lifecycle and resolved.workload.collect.exact
 
     def rows(self) -> RunRows:
         """What the collector gathered, and a note for each metric that the server never showed."""
@@ -77,18 +92,111 @@ class Measurement:
                 httpx.Client(headers=self._resolved.headers, timeout=10.0, trust_env=False)
             )
             server = self._find_server(stack, client)
-            plan = make_load_plan(self._resolved, server, rows_dir=self._folder.shards)
-            self._folder.load_plan.touch(mode=0o600)  # its headers may hold a secret
-            write_plan(plan, self._folder.load_plan)
             metrics_urls = self._note_target(server)
+            server = self._with_slots(client, server)
+            first = self._plan_load(client, server)
+            self._folder.load_plan.touch(mode=0o600)  # its headers may hold a secret
+            write_plan(first, self._folder.load_plan)
             self._note_clock(client, server)
             self.manifest.idle.before = self._read_idle(client, metrics_urls)
+            self._look_at_metrics(client, metrics_urls)
             self._folder.write_manifest(self.manifest)
             with self._collect(stack, server, metrics_urls) as collector:
-                self._load(plan, server, collector)
-                self._settle(collector)
-                server.check_alive()
-                self.manifest.idle.after = self._read_idle(client, metrics_urls)
+                for number in range(loops := self._resolved.workload.run.loops):
+                    plan = msgspec.structs.replace(first, seed=first.seed + number)
+                    self._load(plan, server, collector)
+                    self._settle(collector)
+                    server.check_alive()
+                    self.manifest.idle.after = self._read_idle(client, metrics_urls)
+                    if loops > 1:
+                        self._keep_loop()
+                if self._is_to_be_read_later():
+                    self._interruption.pause(LATER_S)
+                    self.manifest.idle.later = self._read_idle(client, metrics_urls)
+            self._probe(client, server)
+
+    def _plan_load(self, client: httpx.Client, server: Server) -> LoadPlan:
+        """The plan, with prompts as long on this server's tokenizer as they should be."""
+        plan = make_load_plan(self._resolved, server, rows_dir=self._folder.shards)
+        run_id, created_at = self.manifest.run_id, self.manifest.created_at
+        salt = prompt_salt(server, run_id=run_id, created_at=created_at)
+        plan = msgspec.structs.replace(plan, prompt_salt=salt)
+        for text in load_notes(self._resolved.workload, self._target, server):
+            self.notes.add(text)
+        if self._target.bytes_are_tokens:
+            return plan
+        self._progress.phase("asking the server how many tokens it makes of a prompt")
+        try:
+            scale = calibrate(client, plan)
+        except CalibrationError as error:
+            self.notes.warn(
+                f"the length of prompts is not known in the server's tokens: {error}; a byte was "
+                "taken for a token"
+            )
+            return plan
+        self.manifest.prompt_scale = scale
+        return msgspec.structs.replace(plan, prompt_scale=scale)
+
+    def _asker(self, client: httpx.Client, server: Server) -> Asker:
+        body = {"model": server.model, **self._target.extra_body}
+        path, clock_ns = self._target.path, self._clock_ns
+        return Asker(client=client, url=server.url, path=path, body=body, clock_ns=clock_ns)
+
+    def _with_slots(self, client: httpx.Client, server: Server) -> Server:
+        """The server with its number of batch slots: as it tells it, or found by trying where it is
+        needed and nobody says it."""
+        load = self._resolved.workload.load
+        is_needed = isinstance(load, SlotRecoverySettings) and load.slots is None
+        is_told = self._target.slots_from == "config" and server.config is not None
+        told = told_slots(client, server, self._target)
+        if told is not None:
+            return self._keep_slots(server, told, "as its page /props tells")
+        if is_told or not is_needed:
+            return server
+        self._progress.phase("trying how many requests the server runs at once")
+        timeout_s = self._resolved.workload.run.timeout_s
+        found = count_slots(self._asker(client, server), longest_s=timeout_s)
+        if found is None:
+            return server
+        how = "the smallest number of parallel requests at which one more waits"
+        return self._keep_slots(server, found, f"found by trying: {how}")
+
+    def _keep_slots(self, server: Server, slots: int, how: str) -> Server:
+        self.notes.add(f"batch slots: {slots}, {how}")
+        if self.manifest.target is not None:
+            self.manifest.target.slots_found = slots
+        return replace(server, slots_found=slots)
+
+    def _look_at_metrics(self, client: httpx.Client, metrics_urls: list[str]) -> None:
+        """Before the load: what the mapping does not find there is best known at once, by name."""
+        if not metrics_urls:
+            return
+        try:
+            samples = read_samples(client, metrics_urls, clock_ns=self._clock_ns)
+        except SourceError:
+            return  # said by whoever reads the idle values
+        if self.manifest.target is not None:
+            self.manifest.target.blocks_found = told_blocks(samples, self._target)
+        text = unseen_metrics(samples, metrics_urls, self._target)
+        if text is None:
+            return
+        if text.startswith(FITS_NOTHING):
+            self.notes.warn(text)
+        self._progress.phase(text)
+
+    def _keep_loop(self) -> None:
+        reading = IdleReading(t_ns=self._clock_ns(), values=self.manifest.idle.after)
+        self.manifest.idle.loops.append(reading)
+
+    def _is_to_be_read_later(self) -> bool:
+        """Where no exact log tells whether what is left goes on."""
+        return bool(self.manifest.idle.after) and not self._is_exact
+
+    def _probe(self, client: httpx.Client, server: Server) -> None:
+        """Is it wedged? After everything was read: these requests are in no figure."""
+        self._progress.phase("asking whether the server still serves")
+        timeout_s = self._resolved.workload.run.timeout_s
+        self.manifest.probing = probe_service(self._asker(client, server), longest_s=timeout_s)
 
     def _find_server(self, stack: ExitStack, client: httpx.Client) -> Server:
         model = self._resolved.order.model
@@ -112,10 +220,12 @@ class Measurement:
         return attach(url, self._target, model=model, client=client, engine=engine)
 
     def _note_target(self, server: Server) -> list[str]:
-        metrics_urls = self._resolved.metrics_urls or [f"{server.url}/metrics"]
-        if self.manifest.scrape_interval_s is None:
-            metrics_urls = []
-            self.notes.add("nothing was scraped: figures that need /metrics are not measurable")
+        metrics_urls = metrics_pages(self._resolved.metrics_urls, server, self._target)
+        interval_s = self.manifest.scrape_interval_s
+        if (note := scrape_note(interval_s, metrics_urls)) is not None:
+            self.notes.add(note)
+        if (warning := scrape_warning(interval_s, self._target)) is not None:
+            self.notes.warn(warning)
         self.manifest.target = TargetFacts(
             engine=self._target.name,
             url=server.url,
@@ -128,7 +238,7 @@ class Measurement:
         return metrics_urls
 
     def _note_clock(self, client: httpx.Client, server: Server) -> None:
-        if not self._target.lifecycle:
+        if not self._is_exact:
             return
         try:
             check = check_clock(client, f"{server.url}/walkaway/clock", clock_ns=self._clock_ns)
@@ -138,12 +248,15 @@ class Measurement:
         self.manifest.clock = Clock(comparable=check.comparable, round_trip_ns=check.round_trip_ns)
 
     def _read_idle(self, client: httpx.Client, metrics_urls: list[str]) -> dict[str, float]:
-        scraper = Scraper(client, metrics_urls, clock_ns=self._clock_ns)
+        """The page while nothing runs: also where it is not scraped while the load does."""
+        if not metrics_urls:
+            return {}
         try:
-            scraper.scrape()
+            samples = read_samples(client, metrics_urls, clock_ns=self._clock_ns)
         except SourceError as error:
             self.notes.warn(str(error))
-        return read_roles(scraper.latest, self._target.metrics)
+            return {}
+        return read_roles(samples, self._target.metrics)
 
     def _collect(self, stack: ExitStack, server: Server, metrics_urls: list[str]) -> Collector:
         gpu = open_gpu_sampler()
@@ -155,7 +268,7 @@ class Measurement:
             headers=self._resolved.headers,
             metrics_urls=metrics_urls,
             scrape_interval_s=self.manifest.scrape_interval_s,
-            lifecycle_url=server.url if self._target.lifecycle else None,
+            lifecycle_url=server.url if self._is_exact else None,
             gpu=gpu,
             clock_ns=self._clock_ns,
             notes=self.notes,
@@ -172,7 +285,9 @@ class Measurement:
             self._progress.update(replace(snapshot, gauges=gauges))
 
         self._progress.phase(describe_load(plan))
-        self.manifest.window.load_started_ns = self._clock_ns()
+        if self.manifest.window.load_started_ns is None:
+            self.manifest.window.load_started_ns = self._clock_ns()
+        write_plan(plan, self._folder.load_plan)
         try:
             run_load(
                 plan,

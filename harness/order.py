@@ -1,24 +1,25 @@
 """What the user ordered, and the plan for the load that follows from it and from the server."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import msgspec
-
+from harness.arms import ArmRun, arm_runs
 from harness.config import (
-    AbandonSettings,
-    SlotRecoverySettings,
+    SHIPPED_WORKLOADS,
     Target,
     Workload,
+    find_file,
     load_target,
     load_workload,
 )
 from harness.errors import ConfigError
 from harness.http_flags import check_metrics_url, check_target_url, request_headers
-from harness.load.plan import AbandonLoad, LoadPlan, SlotRecoveryLoad
+from harness.load.plan import LoadPlan, Timeouts
+from harness.load_order import check_files, make_load
 from harness.server import Server
 
-ARM = "main"
+ONLY_ARM = "main"
 
 # Where nothing is known about a server's metrics page: seldom enough to disturb nobody.
 UNKNOWN_SCRAPE_INTERVAL_S = 1.0
@@ -43,7 +44,12 @@ class RunOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedOrder:
-    """An order with its files read and its flags checked. `headers` includes the API key's."""
+    """An order with its files read and its flags checked. `headers` includes the API key's.
+
+    `arm_runs` are the runs that a workload with arms consists of, in order; each of them is an
+    order of its own (`for_arm`), of which `arm` tells the name. `folder` is where the workload's
+    file lies: files that it names are looked for there.
+    """
 
     order: RunOrder
     workload: Workload
@@ -51,11 +57,19 @@ class ResolvedOrder:
     url: str | None
     metrics_urls: list[str]
     headers: dict[str, str]
+    folder: Path
+    arm: str = ONLY_ARM
+    arm_runs: Sequence[ArmRun] = ()
+
+    def for_arm(self, run: ArmRun, *, out: Path) -> "ResolvedOrder":
+        """The order of one of the runs, whose folder will be `out`."""
+        order = replace(self.order, out=out)
+        return replace(self, order=order, workload=run.workload, arm=run.arm, arm_runs=())
 
     @property
     def scrape_interval_s(self) -> float | None:
         """Seconds between two scrapes; None for a run that scrapes nothing."""
-        if not self.order.has_scraping:
+        if not self.order.has_scraping or not self.workload.collect.scrape:
             return None
         chosen = self.workload.collect.scrape_interval_s or self.target.scrape_interval_s
         if chosen is None and self.metrics_urls:
@@ -72,6 +86,10 @@ def resolve_order(order: RunOrder) -> ResolvedOrder:
     target = load_target(order.engine)
     if order.target_url is None and not target.lifecycle:
         raise ConfigError(f"--engine {order.engine} needs --target URL: it is not started for you")
+    folder = find_file(order.workload, package=SHIPPED_WORKLOADS, noun="workload").parent
+    runs = arm_runs(workload, source=order.workload, settings=order.settings)
+    for variant in (workload, *(run.workload for run in runs)):
+        check_files(variant, folder)
     return ResolvedOrder(
         order=order,
         workload=workload,
@@ -79,12 +97,14 @@ def resolve_order(order: RunOrder) -> ResolvedOrder:
         url=None if order.target_url is None else check_target_url(order.target_url),
         metrics_urls=[check_metrics_url(url) for url in order.metrics_urls],
         headers=request_headers(order.headers, order.api_key_env),
+        folder=folder,
+        arm_runs=runs,
     )
 
 
 def make_load_plan(resolved: ResolvedOrder, server: Server, *, rows_dir: Path) -> LoadPlan:
     """Resolve everything that the load process must know. Raises ConfigError."""
-    workload, target = resolved.workload, resolved.target
+    workload, target, run = resolved.workload, resolved.target, resolved.workload.run
     _check_context(workload, server)
     return LoadPlan(
         url=server.url,
@@ -95,31 +115,20 @@ def make_load_plan(resolved: ResolvedOrder, server: Server, *, rows_dir: Path) -
         extra_body=target.extra_body,
         stream_options=target.stream_options,
         continuous_usage=target.continuous_usage,
+        usage_per_choice=target.usage_per_choice,
+        cancel_path=target.cancel_path,
         rows_dir=str(rows_dir.resolve()),
         seed=workload.run.seed,
-        arm=ARM,
+        arm=resolved.arm,
         users=workload.run.users,
-        timeout_s=workload.run.timeout_s,
+        timeouts=Timeouts(
+            connect_s=run.connect_timeout_s or run.timeout_s,
+            next_byte_s=run.timeout_s,
+            first_token_s=run.first_token_timeout_s,
+            total_s=run.total_timeout_s,
+        ),
         max_seconds=workload.run.max_seconds,
-        load=_make_load(workload, target, server),
-    )
-
-
-def _make_load(
-    workload: Workload, target: Target, server: Server
-) -> AbandonLoad | SlotRecoveryLoad:
-    values = workload.load.model_dump()
-    if isinstance(workload.load, SlotRecoverySettings) and workload.load.slots is None:
-        values["slots"] = _ask_slots(workload, target, server)
-    return msgspec.convert(values, type=AbandonLoad | SlotRecoveryLoad)
-
-
-def _ask_slots(workload: Workload, target: Target, server: Server) -> int:
-    if target.slots_from == "config" and server.config is not None:
-        return int(server.config["max_num_seqs"])
-    raise ConfigError(
-        f"workload {workload.name}: a server of kind {target.name} does not tell how many batch "
-        f"slots it has; say so with --set load.slots=N"
+        load=make_load(workload, target, server, resolved.folder),
     )
 
 
@@ -128,21 +137,9 @@ def _check_context(workload: Workload, server: Server) -> None:
     limit = (server.config or {}).get("max_model_len")
     if limit is None:
         return
-    for key, tokens in _answer_lengths(workload.load).items():
-        longest = workload.load.prompt_tokens[1] + tokens
+    for keys, longest in workload.load.longest_requests.items():
         if longest > int(limit):
             raise ConfigError(
-                f"workload {workload.name}: `load.prompt_tokens` + `load.{key}` go up to {longest} "
-                f"tokens, but the server's context holds {limit}; make them smaller"
+                f"workload {workload.name}: {keys} go up to {longest} tokens, but the server's "
+                f"context holds {limit}; make them smaller"
             )
-
-
-def _answer_lengths(load: AbandonSettings | SlotRecoverySettings) -> dict[str, int]:
-    """Every number of tokens that some request asks for, by its key."""
-    if isinstance(load, AbandonSettings):
-        return {"answer_tokens": load.answer_tokens, "stay_tokens": load.stay_tokens}
-    return {
-        "answer_tokens": load.answer_tokens,
-        "control_answer_tokens": load.control_answer_tokens,
-        "probe_tokens": load.probe_tokens,
-    }

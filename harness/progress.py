@@ -60,6 +60,23 @@ class QuietProgress:
         return
 
 
+class ArmProgress:
+    """One run among others: says which it is before what it does."""
+
+    def __init__(self, progress: Progress, which: str) -> None:
+        self._progress = progress
+        self._which = which
+
+    def phase(self, text: str) -> None:
+        self._progress.phase(f"{self._which}: {text}")
+
+    def update(self, snapshot: Snapshot) -> None:
+        self._progress.update(snapshot)
+
+    def close(self) -> None:
+        self._progress.close()
+
+
 class PlainProgress:
     """A line for each phase, and one every few seconds of load."""
 

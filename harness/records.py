@@ -34,14 +34,39 @@ class Role(StrEnum):
     USER = "user"  # ordinary load
     FILLER = "filler"  # slot recovery: occupies a slot
     PROBE = "probe"  # slot recovery: its first token is the measurement
+    BYSTANDER = "bystander"  # chunk frontier: decodes all along
+    LONG_PROMPT = "long_prompt"  # chunk frontier: its prefill is in the bystanders' way
+    CANARY = "canary"  # asks the same all along; its answer must not change
     CHECK = "check"  # slot recovery: one request a slot, to see that all slots are free
+
+
+class Way(StrEnum):
+    """How a user leaves."""
+
+    FIN = "fin"  # closes, after reading all that has come
+    RST = "rst"  # closes with a reset
+    HALF_CLOSE = "half_close"  # closes the sending side only, and reads on
+    STOP_READING = "stop_reading"  # keeps the connection, reads nothing more
+    VANISH = "vanish"  # is gone without a word: nothing is sent or acknowledged any more
+    KILLED = "killed"  # the process that owns the connection gets a SIGKILL
+    CANCEL = "cancel"  # asks the server's cancel endpoint, and reads the stream to its end
+
+
+class Delivery(StrEnum):
+    """How an answer comes."""
+
+    STREAM = "stream"
+    UNARY = "unary"  # in one piece, when it is complete
 
 
 class WireClose(StrEnum):
     """What the client's kernel sent when it left."""
 
     FIN = "fin"
-    RST = "rst"  # closed with unread bytes
+    RST = "rst"  # closed with unread bytes, or reset on purpose
+    KERNEL = "kernel"  # what it sends for a dead process: FIN, or RST with unread bytes
+    NOTHING = "nothing"  # the connection stayed open, and what came was acknowledged
+    SILENCE = "silence"  # not even an acknowledgement: a socket filter drops all that comes
 
 
 class TokenCounting(StrEnum):
@@ -57,6 +82,12 @@ class RequestRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     `abandoned_ns` is t0, taken immediately before the close. `token_times_ns` holds the time of
     receipt of each text event and `event_tokens` the tokens that it brought. `tokens_read` counts
     the tokens received up to t0 (or to the end, for a request that was not abandoned).
+
+    `plan` is the plan in words ("tokens:16", "share:0.40", "time:2", "first_token+2", "queued",
+    "prefill:0.40", "last_token", "never") and `way` how the user was to leave, "" for those who
+    stay. `repeats` is the request that this one asks once more, and `answer` the text of a canary's
+    answer. Who left and could still read has `tokens_after_leaving`, the tokens that came after t0,
+    and `server_ended_ns`, when the server ended the answer or the connection.
     """
 
     request_id: str  # sent as X-Request-Id
@@ -65,7 +96,7 @@ class RequestRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     trial: int | None  # slot recovery: which repetition
     user: int
     stream: bool
-    planned_abandon: int | None  # leave after so many tokens; null: stay to the end
+    planned_abandon: int | None  # think of leaving after so many tokens; null: stay to the end
     think_ns: int | None  # planned pause between that token (0: the sending) and leaving
     max_tokens: int
     intended_start_ns: int
@@ -86,6 +117,14 @@ class RequestRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     finish_reason: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None  # the server's own final count, where it told
+    plan: str = ""
+    way: str = ""
+    delivery: Delivery = Delivery.STREAM
+    n: int = 1  # answers asked for; their tokens are counted together
+    tokens_after_leaving: int | None = None
+    server_ended_ns: int | None = None
+    repeats: str | None = None
+    answer: str | None = None
 
 
 class ClientSample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -150,13 +189,15 @@ class MetricSample(msgspec.Struct, kw_only=True):
 class CpuSample(msgspec.Struct, kw_only=True):
     """CPU and memory of one process (or `machine`, the whole of it): a row of `cpu.parquet`.
 
-    `cores` is processor seconds per second since the last sample.
+    `cores` is processor seconds per second since the last sample, `handles` the number of open file
+    descriptors (of the machine: null).
     """
 
     t_ns: int
     process: str
     cores: float
     rss_bytes: int
+    handles: int | None = None
 
 
 class GpuSample(msgspec.Struct, kw_only=True):
@@ -176,10 +217,13 @@ class Metric(msgspec.Struct, kw_only=True):
     value. A quantile that lies among the censored is null and `lower_bounds` gives, under the
     quantile's name, what it is known to exceed. `method` is exact, probe, counter, gauge or client;
     `bound` is point, lower or upper. `upper95` bounds a rate that ought to be nothing, `lower95` a
-    share that ought to be all. `others` holds the same figure by other methods.
+    share that ought to be all. `needs` says of an interval that is missing, under its name, with
+    how many samples there would be one. `others` holds the same figure by other methods. `of` says
+    whose it is, where the users of a run are of several kinds.
     """
 
     unit: str
+    of: str | None = None
     n: int
     n_censored: int = 0
     mean: float | None = None
@@ -196,4 +240,5 @@ class Metric(msgspec.Struct, kw_only=True):
     method: str
     bound: str = "point"
     lower_bounds: dict[str, float] = {}
+    needs: dict[str, int] = {}
     others: dict[str, Any] = {}

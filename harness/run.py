@@ -1,8 +1,8 @@
-"""One run, from order to report.
+"""One run, from order to summary.
 
 The measurement may end early: a server that dies and a user who interrupts are ordinary ends. What
-was gathered is written in any case, and where there was any load the run is judged and reported
-like any other; `FinishedRun.failure` says how it ended.
+was gathered is written in any case, and where there was any load the run is judged like any other;
+`FinishedRun.failure` says how it ended.
 """
 
 import secrets
@@ -14,13 +14,14 @@ from typing import Any
 
 from harness.analysis.summary import summarise
 from harness.config import as_plain_data
+from harness.early_ends import early_ends_note
 from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
 from harness.interruption import Interruption
 from harness.load.rows import ShardReader
 from harness.load_process import find_hopeless
 from harness.manifest import Manifest, find_hardware, find_versions, status_after, utc_now
 from harness.measurement import Measurement
-from harness.order import ResolvedOrder, RunOrder, resolve_order
+from harness.order import ResolvedOrder
 from harness.process import Child, python_module
 from harness.progress import Progress
 from harness.records import ClientSample, RequestRow
@@ -35,30 +36,28 @@ REPORT_S = 120.0
 class FinishedRun:
     """Where a run lies and how it ended.
 
-    `summary` is None for a run that ended before its load began, `report` also where it could not
-    be drawn.
+    `summary` is None for a run that ended before its load began.
     """
 
     folder: RunFolder
     summary: dict[str, Any] | None
-    report: Path | None
     failure: WalkawayError | None
 
 
-def execute(order: RunOrder, *, progress: Progress, interruption: Interruption) -> FinishedRun:
-    """Do the whole run. Raises ConfigError when nothing was measured, else returns.
+def execute(
+    resolved: ResolvedOrder, *, progress: Progress, interruption: Interruption
+) -> FinishedRun:
+    """Do one run, up to its summary. Raises ConfigError when nothing was measured, else returns.
 
     An exception of any other kind is a bug: its traceback is saved in the run's folder.
     """
-    resolved = resolve_order(order)
-    run_id = name_run(utc_now(), resolved.workload.name, secrets.token_hex(2))
-    folder = RunFolder.create(order.out or RESULTS / run_id)
+    folder = RunFolder.create(choose_folder(resolved))
     manifest = begin_manifest(resolved, run_id=folder.name)
     try:
         folder.write_manifest(manifest)
         measurement = Measurement(resolved, folder, manifest, progress, interruption)
         failure = measure(measurement, folder, progress)
-        return conclude(measurement, folder, failure, progress)
+        return conclude(measurement, folder, failure)
     except ConfigError as error:
         if discard_if_empty(folder, manifest):
             raise
@@ -71,6 +70,12 @@ def execute(order: RunOrder, *, progress: Progress, interruption: Interruption) 
         raise
     finally:
         progress.close()
+
+
+def choose_folder(resolved: ResolvedOrder) -> Path:
+    """The folder that was asked for, or a new one among the results."""
+    run_id = name_run(utc_now(), resolved.workload.name, secrets.token_hex(2))
+    return resolved.order.out or RESULTS / run_id
 
 
 def discard_if_empty(folder: RunFolder, manifest: Manifest) -> bool:
@@ -122,6 +127,8 @@ def save(measurement: Measurement, folder: RunFolder) -> RunRows:
     if rows.requests:  # without the time that the load process took to come up and go down
         window.load_started_ns = min(row.sent_ns for row in rows.requests)
         window.load_ended_ns = max(row.ended_ns for row in rows.requests)
+    if (note := early_ends_note(rows.requests)) is not None:
+        measurement.notes.add(note)
     measurement.manifest.notes = measurement.notes.texts()
     measurement.manifest.warnings = measurement.notes.warnings()
     folder.write_rows(rows)
@@ -133,17 +140,14 @@ def conclude(
     measurement: Measurement,
     folder: RunFolder,
     failure: WalkawayError | None,
-    progress: Progress,
 ) -> FinishedRun:
-    """Judge the run and draw its report, unless it ended before its load began."""
+    """Judge the run, unless it ended before its load began."""
     manifest = measurement.manifest
     manifest.status = status_after(failure)
     folder.write_manifest(manifest)
     if manifest.window.load_started_ns is None:
-        return FinishedRun(folder=folder, summary=None, report=None, failure=failure)
-    summary = write_summary(folder)
-    progress.phase("drawing the report")
-    return FinishedRun(folder=folder, summary=summary, report=draw_report(folder), failure=failure)
+        return FinishedRun(folder=folder, summary=None, failure=failure)
+    return FinishedRun(folder=folder, summary=write_summary(folder), failure=failure)
 
 
 def write_summary(folder: RunFolder) -> dict[str, Any]:
@@ -151,14 +155,6 @@ def write_summary(folder: RunFolder) -> dict[str, Any]:
     summary = summarise(folder.frames())
     folder.write_summary(summary)
     return summary
-
-
-def complete_summary(folder: RunFolder) -> None:
-    """Judge a run that was cut short before it was. Raises ConfigError where no request was made,
-    or where the rows were not saved."""
-    if folder.frames().requests.empty:
-        raise ConfigError(f"{folder.path}: no request was made in this run: nothing to report")
-    write_summary(folder)
 
 
 def draw_report(folder: RunFolder) -> Path | None:

@@ -28,12 +28,14 @@ INSTALL_TORCH: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A server that answers. `config` is null unless it speaks the reference engine's contract."""
+    """A server that answers. `config` is null unless it speaks the reference engine's contract;
+    `slots_found` its number of batch slots, where the harness had to find out."""
 
     url: str
     model: str
     config: dict[str, Any] | None
     engine: Child | None
+    slots_found: int | None = None
 
     def check_alive(self) -> None:
         """Raise TargetError when it is gone: our own has ended, another one's port is closed."""
@@ -64,13 +66,22 @@ def engine_command(settings: EngineSettings, runner: str, *, model: str | None) 
     values = settings.model_dump(exclude={"runner", "device", "faults", "allow_faults"})
     values["model"] = model or settings.model
     for key, value in values.items():
-        if value is not None:
-            command += [f"--{key.replace('_', '-')}", str(value)]
+        command += _flag(key.replace("_", "-"), value)
     for fault in settings.faults:
         command += ["--fault", fault]
     if settings.allow_faults:
         command.append("--allow-faults")
     return command
+
+
+def _flag(name: str, value: object) -> list[str]:
+    match value:
+        case None:
+            return []
+        case bool():
+            return [f"--{name}" if value else f"--no-{name}"]
+        case _:
+            return [f"--{name}", str(value)]
 
 
 @contextmanager

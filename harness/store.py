@@ -71,6 +71,13 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path) -> Self:
+        """Make the folder, ready for a load's rows. Raises ConfigError like `claim`."""
+        folder = cls.claim(path)
+        folder.shards.mkdir()
+        return folder
+
+    @classmethod
+    def claim(cls, path: Path) -> Self:
         """Make the folder. One that holds anything already is refused: runs do not mix."""
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -79,9 +86,7 @@ class RunFolder:
             raise ConfigError(f"{path}: cannot be made: {error}") from error
         if occupied:
             raise ConfigError(f"{path}: is not empty; name a new folder with --out")
-        folder = cls(path)
-        folder.shards.mkdir()
-        return folder
+        return cls(path)
 
     @property
     def name(self) -> str:
@@ -98,6 +103,19 @@ class RunFolder:
     @property
     def report(self) -> Path:
         return self.path / "report.html"
+
+    @property
+    def rounds(self) -> Path:
+        """Where the runs of a workload with arms lie, each in a folder of its own."""
+        return self.path / "rounds"
+
+    @property
+    def has_arms(self) -> bool:
+        return self.rounds.is_dir()
+
+    def runs(self) -> list[Path]:
+        """The folders of the runs of all rounds and arms, round by round."""
+        return sorted(self.rounds.iterdir(), key=lambda path: int(path.name.partition("-")[0]))
 
     @property
     def traceback(self) -> Path:
@@ -126,6 +144,10 @@ class RunFolder:
             shard.unlink()
         if self.shards.is_dir() and not any(self.shards.iterdir()):
             self.shards.rmdir()
+
+    def write_all_requests(self, requests: pd.DataFrame) -> None:
+        """All rows of all arms, for whoever wants them in one file."""
+        requests.to_parquet(self.path / "requests.parquet", index=False)
 
     def frames(self) -> RunFrames:
         """Read the whole run. Raises ConfigError where a file is missing or damaged."""

@@ -12,33 +12,13 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from harness.accounts import AGREEMENT_COLUMNS, agreement_cells, audit_cells
+from harness.analysis.agreement import Agreement
+from harness.analysis.audit import Entry
+from harness.headlines import HEADLINES
 from harness.records import Metric
 from harness.words import SELF_EVIDENT_UNITS, figure_of, quantity
 
-HEADLINES = (
-    "cancel_latency_s",
-    "cancel_latency_steps",
-    "removed_at_first_boundary",
-    "detect_s",
-    "signal_s",
-    "wait_s",
-    "free_s",
-    "slot_refill_s",
-    "refilled_next_schedule",
-    "slot_recovery_s",
-    "probe_ttft_unloaded_s",
-    "probe_ttft_control_s",
-    "wasted_tokens",
-    "wasted_in_flight_tokens",
-    "wasted_after_close_tokens",
-    "ghost_rate",
-    "leaked_slots",
-    "leaked_blocks",
-    "slot_utilisation",
-    "throughput_tps",
-    "ttft_s",
-    "itl_s",
-)
 COLUMNS = ("mean", "p50", "p99", "max", "n (cens.)", "method")
 SPARED = ("method", "max", "n (cens.)")  # left out one by one where the terminal is too narrow
 FLOORS = {"client_lag_s": "client lag", "scrape_interval_s": "scraped every"}
@@ -54,6 +34,7 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
         _figures(console, metrics),
         _floor(metrics, missing),
     ]
+    parts += _accounts(summary)
     parts += [_statement(statement) for statement in summary.get("validity", [])]
     if missing:
         parts.append(Text("not measurable here: " + ", ".join(missing), style="dim"))
@@ -87,8 +68,13 @@ def _table(metrics: Mapping[str, Metric], *, without: Sequence[str]) -> Table:
     for name in HEADLINES:
         if name in metrics:
             cells = _cells(metrics[name])
-            table.add_row(name, *(cells[column] for column in columns))
+            table.add_row(label(name, metrics[name]), *(cells[column] for column in columns))
     return table
+
+
+def label(name: str, metric: Metric) -> str:
+    """The figure's name, and whose it is where that is not plain."""
+    return name if metric.of is None else f"{name} ({metric.of})"
 
 
 def _floor(metrics: Mapping[str, Metric], missing: Mapping[str, str]) -> Text:
@@ -116,6 +102,31 @@ def _cells(metric: Metric) -> dict[str, str]:
         "n (cens.)": f"{metric.n} ({metric.n_censored})" if metric.n_censored else f"{metric.n}",
         "method": metric.method,
     }
+
+
+def _accounts(summary: Mapping[str, Any]) -> list[Table | Text]:
+    """Methods that could be compared, and counters that do not tell what is due."""
+    agreement = msgspec.convert(summary.get("agreement", []), list[Agreement])
+    entries = msgspec.convert((summary.get("audit") or {}).get("counters", []), list[Entry])
+    parts: list[Table | Text] = []
+    if agreement:
+        table = plain_table(AGREEMENT_COLUMNS[:-1])
+        for one in agreement:
+            table.add_row(*agreement_cells(one)[:-1])
+        parts.append(table)
+    for entry in entries:
+        if entry.verdict not in ("exact", "not told"):
+            counter, due, told, verdict = audit_cells(entry)
+            parts.append(Text(f"audit: {counter} moved by {told}, due {due}: {verdict}"))
+    return parts
+
+
+def plain_table(columns: Sequence[str]) -> Table:
+    """An empty table; its first two columns are words, the others figures."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < 2 else "right")
+    return table
 
 
 def _statement(statement: Mapping[str, str]) -> Text:

@@ -33,6 +33,7 @@ RULES: Final = {
     "literal_error": "must be one of {expected}",
     "greater_than": "must be more than {gt}",
     "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
     "too_short": "must have at least {min_length} entries",
     "string_too_short": "must have at least {min_length} characters",
@@ -142,7 +143,7 @@ def _walk(
     owner: type[BaseModel] | None = model
     choices: list[type[BaseModel]] = []
     for part in location:
-        if len(choices) > 1:  # a union: this part is the tag that chose among its members
+        if len(choices) > 1 and not isinstance(part, int):  # a union, and the tag of its member
             owner = next((m for m in choices if part in _literals(m)), None)
             choices = []
             yield part, owner, False

@@ -3,6 +3,7 @@
 import math
 from typing import Final
 
+from harness.analysis.paired import Difference
 from harness.records import Metric
 
 DASH: Final = "\N{EN DASH}"
@@ -63,6 +64,17 @@ def figure_of(metric: Metric, name: str, *, unit: str | None = None) -> str:
     if value is None and bound is not None:
         return f"> {quantity(bound, shown_unit)}"
     return quantity(value, shown_unit)
+
+
+def difference_in_words(one: Difference) -> str:
+    """ "on / off = 0.41 (0.35 to 0.48), 5 rounds"; where there is no ratio, the difference."""
+    what, value, limits = f"{one.arm} / {one.reference}", one.ratio, one.ratio_ci95
+    if value is None:
+        what = f"{one.arm} - {one.reference}"
+        value, limits = one.difference, one.difference_ci95
+    shown = DASH if value is None else number(value)
+    shown_limits = "" if limits is None else f" ({number(limits[0])} to {number(limits[1])})"
+    return f"{what} = {shown}{shown_limits}, {quantity(one.n, 'rounds')}"
 
 
 def interval(metric: Metric, name: str, *, unit: str | None = None) -> str | None:

@@ -12,12 +12,26 @@ from locust.argument_parser import LocustArgumentParser  # noqa: TID251
 from locust.env import Environment  # noqa: TID251
 
 from harness.errors import ConfigError
+from harness.load.cancel_storm import CancelStormDirector
+from harness.load.chunk_frontier import ChunkFrontierDirector
 from harness.load.options import add_arguments, load_plan
-from harness.load.plan import AbandonLoad
+from harness.load.plan import AbandonLoad, CancelStormLoad, ChunkFrontierLoad, SlotRecoveryLoad
 from harness.load.slot_recovery import SlotRecoveryDirector
-from harness.load.users import AbandoningUser, prepare
+from harness.load.users import AbandoningUser, PlannedUser, prepare
 
-__all__ = ["AbandoningUser", "SlotRecoveryDirector"]
+__all__ = [
+    "AbandoningUser",
+    "CancelStormDirector",
+    "ChunkFrontierDirector",
+    "SlotRecoveryDirector",
+]
+
+USERS: dict[type, type[PlannedUser]] = {
+    AbandonLoad: AbandoningUser,
+    SlotRecoveryLoad: SlotRecoveryDirector,
+    ChunkFrontierLoad: ChunkFrontierDirector,
+    CancelStormLoad: CancelStormDirector,
+}
 
 
 @events.init_command_line_parser.add_listener  # type: ignore[untyped-decorator]
@@ -33,8 +47,7 @@ def follow_plan(environment: Environment, **_: Any) -> None:
     assert options is not None
     try:
         plan = load_plan(options)
-        user = AbandoningUser if isinstance(plan.load, AbandonLoad) else SlotRecoveryDirector
-        prepare(environment, options, plan, user)
+        prepare(environment, options, plan, USERS[type(plan.load)])
     except ConfigError as error:
         sys.stderr.write(f"walkaway: {error}\n")
         sys.exit(error.exit_code)

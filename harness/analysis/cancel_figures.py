@@ -18,7 +18,7 @@ from harness.analysis.figure import (
     same_reason,
     share,
 )
-from harness.records import Metric
+from harness.records import Metric, Role
 
 NOBODY_LEFT: Final = "no request was abandoned"
 _CANCEL_FIGURES: Final = (
@@ -44,6 +44,9 @@ _WASTE_FIGURES: Final = {
 def cancel_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
     """Stages, cancel latency (s and steps), ghost rate, removal at the first boundary.
 
+    Where long prompts were abandoned, their cancel latency by itself, of those that were left
+    during the prefill.
+
     Each stage is of the requests that came as far as its beginning; one that got no further is
     censored at what it is known to have waited there. `ghost_rate` = ghosts / abandoned requests
     that were watched for the settle time.
@@ -54,6 +57,7 @@ def cancel_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
         return same_reason(_CANCEL_FIGURES, facts.needs_lifecycle)
     return {
         **_stage_figures(cancels, facts),
+        **_prefill_figures(cancels, facts),
         "cancel_latency_s": _censored_figure(cancels, "cancel_latency_s", "s", facts),
         "cancel_latency_steps": _censored_figure(cancels, "cancel_latency_steps", "steps", facts),
         "ghost_rate": _counted(
@@ -135,6 +139,20 @@ def _censored_figure(cancels: pd.DataFrame, column: str, unit: str, facts: Facts
     known = cancels[was_cancelled(cancels)]
     why = "the lifecycle log tells of no abandoned request that was there to be cancelled"
     return describe_or(_censored_sample(known, column), why, unit=unit, method="exact")
+
+
+def _prefill_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
+    long_prompts = cancels[cancels["role"] == Role.LONG_PROMPT]
+    if long_prompts.empty:
+        return {}
+    in_prefill = long_prompts[long_prompts["phase"] == "prefill"]
+    figures: Figures = {}
+    for unit, name in (("s", "cancel_latency_s"), ("steps", "cancel_latency_steps")):
+        figure = _censored_figure(in_prefill, name, unit, facts)
+        if isinstance(figure, Metric):
+            figure.of = "long prompts left during their prefill"
+        figures[f"cancel_latency_prefill_{unit}"] = figure
+    return figures
 
 
 def _stage_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:

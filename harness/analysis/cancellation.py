@@ -7,7 +7,8 @@ One row for each abandoned request, always: one that nobody stopped is a *ghost*
 right-censored: it counts as longer than the settle time, or than it was watched. So does a ghost
 that came to its natural end before: that it was over says nothing about how long a cancel takes.
 Only a request that the server had finished before its user left has nothing to cancel; its row says
-phase "ended".
+phase "ended". So has one whose last step was running when the server saw its user leave: it ended
+at the boundary at which a cancel would have been applied.
 
 Source of all server stamps: the lifecycle log, joined by the client's request id.
 """
@@ -36,7 +37,7 @@ _STAMPS: Final = {
 
 
 def cancellations(frames: RunFrames) -> pd.DataFrame:
-    """One row for each abandoned request of a user or a filler.
+    """One row for each abandoned request of a user, a filler or a long prompt.
 
     Identity: request_id, server_request_id, role, planned_abandon, max_tokens, finish_reason (the
     server's). Points in time (Int64, ns, null where unknown): t0_ns and those of the lifecycle log.
@@ -49,6 +50,9 @@ def cancellations(frames: RunFrames) -> pd.DataFrame:
     facts = run_facts(frames)
     cancels = _with_stamps(_left(frames.requests), frames.lifecycle)
     cancels["phase"] = _phase(cancels, frames.lifecycle, facts)
+    if facts.has_steps and facts.clocks_agree:
+        is_last_step = _ended_with_its_step(cancels, StepTimes.of(frames.steps))
+        cancels.loc[is_last_step, "phase"] = "ended"
     cancels = _with_stages(_with_latency(cancels, facts))
     if facts.has_steps:
         cancels = _with_steps(cancels, StepTimes.of(frames.steps), facts)
@@ -73,7 +77,7 @@ def seconds_between(start_ns: pd.Series, end_ns: pd.Series) -> pd.Series:
 def _left(requests: pd.DataFrame) -> pd.DataFrame:
     """The abandoned requests, as their clients saw them."""
     is_abandoned = (requests["outcome"] == Outcome.ABANDONED) & requests["abandoned_ns"].notna()
-    is_load = requests["role"].isin([Role.USER, Role.FILLER])
+    is_load = requests["role"].isin([Role.USER, Role.FILLER, Role.LONG_PROMPT])
     read = pd.Series(tokens_read(requests), index=requests.index)
     left = requests[is_abandoned & is_load]
     columns = ["request_id", "role", "trial", "planned_abandon", "max_tokens"]
@@ -118,6 +122,18 @@ def _phase(cancels: pd.DataFrame, lifecycle: pd.DataFrame, facts: Facts) -> pd.S
     phase[is_running & has_token] = "decode"
     phase[has_ended] = "ended"
     return phase
+
+
+def _ended_with_its_step(cancels: pd.DataFrame, steps: StepTimes) -> pd.Series:
+    """Came to its natural end with no whole step between the server's seeing its user leave and the
+    end. Who was not seen leaving before the end is judged by t0."""
+    is_natural = cancels["finish_reason"].notna() & (cancels["finish_reason"] != "abort")
+    ended = cancels["removed_ns"].fillna(0).to_numpy(dtype=np.int64)
+    t0 = cancels["t0_ns"].to_numpy(dtype=np.int64)
+    seen = cancels["detected_ns"].to_numpy(dtype=np.int64, na_value=np.iinfo(np.int64).max)
+    since = np.where(seen <= ended, seen, t0)
+    at_once = ~steps.has_whole_step(since, ended)
+    return is_natural & cancels["removed_ns"].notna() & at_once
 
 
 def _with_latency(cancels: pd.DataFrame, facts: Facts) -> pd.DataFrame:

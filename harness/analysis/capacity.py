@@ -1,5 +1,6 @@
 """How busy the engine was, and how finely the harness could see: the measurement floor."""
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -8,6 +9,7 @@ import pandas as pd
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable, Sample, describe_or, reading
 from harness.analysis.frames import RunFrames
+from harness.analysis.stats import Floats
 from harness.analysis.step_log import num_sampled
 from harness.analysis.tokens import tokens_read
 
@@ -15,31 +17,56 @@ _NO_WINDOW: Final = "the load window has no length"
 
 
 def capacity_figures(frames: RunFrames, facts: Facts) -> Figures:
-    """slot_utilisation, throughput_tps, step_s: of the load window."""
+    """slot_utilisation and throughput_tps of the load window."""
     in_window = _steps_in_window(frames.steps, facts)
     return {
         "slot_utilisation": _slot_utilisation(frames, in_window, facts),
         "throughput_tps": _throughput(frames, in_window, facts),
-        "step_s": _step_time(in_window, facts),
     }
 
 
-def floor_figures(frames: RunFrames, facts: Facts) -> Figures:
-    """client_lag_s: how late the load processes noticed each tick of a short timer, in the load
-    window; scrape_interval_s: time between scrapes.
+def series_of(frames: RunFrames, facts: Facts) -> dict[str, Floats]:
+    """What the run saw again and again, in seconds, by the name of its figure.
+
+    step_s: step ended - step started, of steps that overlap the load window; client_lag_s: how late
+    the load processes noticed each tick of a short timer, in the load window; scrape_interval_s:
+    time between scrapes.
     """
+    steps = _steps_in_window(frames.steps, facts)
     in_window = frames.client["t_ns"].between(facts.load_started_ns, facts.load_ended_ns)
-    lag = frames.client.loc[in_window, "lag_ns"].to_numpy(dtype=float) / 1e9
     scraped = np.unique(frames.server_metrics["t_ns"].to_numpy(dtype=np.int64))
-    why = "the run did not scrape" if not len(scraped) else "there were fewer than two scrapes"
     return {
-        "client_lag_s": _series(lag, "the load did not watch itself", method="client"),
-        "scrape_interval_s": _series(np.diff(scraped) / 1e9, why, method="client"),
+        "step_s": (steps["ended_ns"] - steps["started_ns"]).to_numpy(dtype=float) / 1e9,
+        "client_lag_s": frames.client.loc[in_window, "lag_ns"].to_numpy(dtype=float) / 1e9,
+        "scrape_interval_s": np.diff(scraped) / 1e9,
     }
 
 
-def _series(values: np.ndarray, why_empty: str, *, method: str) -> Figure:
-    return describe_or(Sample(values=values, is_series=True), why_empty, unit="s", method=method)
+def series_figures(series: Mapping[str, Floats], facts: Facts) -> Figures:
+    """step_s, and the measurement floor: client_lag_s and scrape_interval_s."""
+    why_empty = {
+        "step_s": "no step in the load window" if facts.has_steps else facts.needs_steps,
+        "client_lag_s": "the load did not watch itself",
+        "scrape_interval_s": (
+            "there were fewer than two scrapes" if facts.has_scrapes else "the run did not scrape"
+        ),
+    }
+    methods = {"step_s": "exact"}
+    return {
+        name: describe_or(
+            Sample(values=values, is_series=True),
+            why_empty[name],
+            unit="s",
+            method=methods.get(name, "client"),
+        )
+        for name, values in series.items()
+    }
+
+
+def slots_in_use_s(steps: pd.DataFrame, facts: Facts) -> float:
+    """Sum over steps of (requests running * seconds in the load window)."""
+    in_window = _steps_in_window(steps, facts)
+    return float((in_window["num_running"] * in_window["inside_s"]).sum())
 
 
 def _steps_in_window(steps: pd.DataFrame, facts: Facts) -> pd.DataFrame:
@@ -60,8 +87,7 @@ def _slot_utilisation(frames: RunFrames, in_window: pd.DataFrame, facts: Facts) 
     if facts.load_s <= 0:
         return NotMeasurable(_NO_WINDOW)
     if facts.has_steps:
-        busy = float((in_window["num_running"] * in_window["inside_s"]).sum())
-        share = busy / (facts.slots * facts.load_s)
+        share = slots_in_use_s(frames.steps, facts) / (facts.slots * facts.load_s)
         return reading(share, unit="ratio", method="exact", n=len(in_window))
     scraped = _gauge(frames.server_metrics, "running", facts)
     if scraped.empty:
@@ -100,10 +126,3 @@ def _throughput(frames: RunFrames, in_window: pd.DataFrame, facts: Facts) -> Fig
         n=len(frames.requests),
         bound="lower",
     )
-
-
-def _step_time(in_window: pd.DataFrame, facts: Facts) -> Figure:
-    """Step ended - step started, of steps that overlap the load window."""
-    duration = (in_window["ended_ns"] - in_window["started_ns"]).to_numpy(dtype=float) / 1e9
-    why = "no step in the load window" if facts.has_steps else facts.needs_steps
-    return _series(duration, why, method="exact")

@@ -5,12 +5,14 @@ time, so that a counter which moves late has moved. How far a figure can be beli
 the target's description of its metrics.
 """
 
+import math
 from typing import Final
 
 import pandas as pd
 
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable, reading
+from harness.analysis.held_open import LEFT
 from harness.analysis.tokens import tokens_read
 from harness.records import Metric, Outcome
 
@@ -18,11 +20,21 @@ _NOUNS: Final = {"running": "running requests"}
 
 
 def leak_figures(facts: Facts) -> Figures:
-    """leaked_slots = running after - running before; leaked_blocks = free before - free after."""
-    return {
+    """leaked_slots = running after - running before; leaked_blocks = free before - free after;
+    leaked_kv_share = share in use after - before, where a server shows no blocks; then
+    leaked_blocks is that share of all blocks, rounded, where it tells how many there are."""
+    figures = {
         "leaked_slots": _idle_figure(facts, "running", unit="slots", sign=1),
         "leaked_blocks": _idle_figure(facts, "free_blocks", unit="blocks", sign=-1),
     }
+    if isinstance(figures["leaked_blocks"], NotMeasurable):
+        share = figures["leaked_kv_share"] = _idle_figure(facts, "kv_usage", unit="ratio", sign=1)
+        if isinstance(share, Metric) and share.mean is not None and facts.num_blocks is not None:
+            blocks = round(share.mean * facts.num_blocks)
+            figures["leaked_blocks"] = reading(
+                blocks, unit="blocks", method=share.method, bound=share.bound
+            )
+    return figures
 
 
 def count_figures(lifecycle: pd.DataFrame, facts: Facts) -> Figures:
@@ -45,22 +57,53 @@ def wasted_by_counter(requests: pd.DataFrame, facts: Facts) -> Figure:
 
     total = (generated-token counter, idle after - idle before) - tokens that all clients read;
     mean = total / requests left. Left are the abandoned ones, and those that were cut off or timed
-    out: the counter cannot tell these apart. `others` holds the total.
+    out: the counter cannot tell these apart. `others` holds the total, and how many were cut off.
     """
     generated = facts.idle_change("generated_tokens")
     if generated is None:
         return NotMeasurable(_why_unknown(facts, "generated_tokens"))
     if facts.trust.get("generated_tokens") == "stuck":
         return NotMeasurable(_why_stuck(facts, "generated_tokens"))
-    left = requests["outcome"].isin([Outcome.ABANDONED, Outcome.CUT_OFF, Outcome.TIMED_OUT])
+    left = requests["outcome"].isin(LEFT)
     n = int(left.sum())
     if not n:
         return NotMeasurable("no request was left before its end")
+    cut_off = int((requests["outcome"] == Outcome.CUT_OFF).sum())
     total = generated - float(tokens_read(requests).sum())
-    metric = reading(
-        total / n, unit="tokens", method="counter", n=n, bound=_bound(facts, "generated_tokens")
-    )
-    metric.others = {"total_tokens": total, "generated_tokens": generated}
+    # Somebody who left is still being served: there will be more.
+    bound = "lower" if facts.still_computing else _bound(facts, "generated_tokens")
+    metric = reading(total / n, unit="tokens", method="counter", n=n, bound=bound)
+    metric.others = {"total_tokens": total, "generated_tokens": generated, "cut_off": cut_off}
+    return metric
+
+
+def wasted_prompts_by_counter(requests: pd.DataFrame, facts: Facts) -> Figure:
+    """Prompt tokens computed for those who left before their first token, per such request.
+
+    total = (prompt-token counter, idle after - idle before) - prompt tokens of all that had a first
+    token. Of a request whose usage nobody read the mean of the others is taken; the interval is
+    what that may be off (2 standard deviations of the sum). `others` holds the total.
+    """
+    computed = facts.idle_change("prompt_tokens")
+    if computed is None:
+        return NotMeasurable(_why_unknown(facts, "prompt_tokens"))
+    if facts.trust.get("prompt_tokens") == "stuck":
+        return NotMeasurable(_why_stuck(facts, "prompt_tokens"))
+    has_token = requests["first_token_ns"].notna()
+    n = int((requests["outcome"].isin(LEFT) & ~has_token).sum())
+    if not n:
+        return NotMeasurable("nobody left before a first token")
+    prompts = requests.loc[has_token, "prompt_tokens"].astype(float)
+    known = requests["prompt_tokens"].dropna().astype(float)
+    if known.empty:
+        return NotMeasurable("no client was told how long its prompt was")
+    total = computed - float(prompts.fillna(known.mean()).sum())
+    spread = 2 * float(known.std(ddof=0)) * math.sqrt(int(prompts.isna().sum()))
+    bound = "lower" if facts.still_computing else _bound(facts, "prompt_tokens")
+    metric = reading(total / n, unit="tokens", method="counter", n=n, bound=bound)
+    if spread:
+        metric.mean_ci95 = (total - spread) / n, (total + spread) / n
+    metric.others = {"total_tokens": total, "prompt_tokens": computed}
     return metric
 
 
@@ -70,7 +113,7 @@ def _idle_figure(facts: Facts, role: str, *, unit: str, sign: int) -> Figure:
         return NotMeasurable(_why_unknown(facts, role))
     if facts.trust.get(role) == "stuck":
         return NotMeasurable(_why_stuck(facts, role))
-    method = "gauge" if role in ("running", "free_blocks") else "counter"
+    method = "gauge" if role in ("running", "free_blocks", "kv_usage") else "counter"
     # Adding 0.0 makes a negative zero a plain one.
     return reading(sign * change + 0.0, unit=unit, method=method, bound=_bound(facts, role))
 

@@ -11,11 +11,22 @@ from harness.records import Trust
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Late:
+    """How many steps late a page shows three kinds of change: see `config.LateSteps`."""
+
+    coming: float
+    ended: float
+    left: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Nanoseconds are of the monotonic clock; `observed_until_ns` ends what is known of the server.
 
     `idle_before` and `idle_after` map a metric's role to its value before the load and after the
-    settle time; `trust` maps the role to how far the target's description believes it.
+    settle time, `idle_later` a little later still, each of `idle_loops` (with its time) after one
+    of several loops; `trust` maps the role to how far the target's description believes it, `lags`
+    to how old its value can be (steps, seconds), `late` to how old it is on average, where known.
     """
 
     status: str
@@ -24,15 +35,22 @@ class Facts:
     clocks_agree: bool
     has_lifecycle: bool
     has_steps: bool
+    has_scrapes: bool
     load_started_ns: int
     load_ended_ns: int
     observed_until_ns: int
     slots: int | None
     block_size: int | None
+    num_blocks: int | None
     idle_before: dict[str, float]
     idle_after: dict[str, float]
+    idle_later: dict[str, float]
+    idle_loops: list[tuple[int, dict[str, float]]]
     trust: dict[str, Trust]
     metric_names: dict[str, str]
+    metric_labels: dict[str, dict[str, str]]
+    lags: dict[str, tuple[float, float]]
+    late: dict[str, Late]
 
     @property
     def load_s(self) -> float:
@@ -53,6 +71,29 @@ class Facts:
     @property
     def needs_steps(self) -> str:
         return f"{self.engine} gave no step log"
+
+    @property
+    def still_computing(self) -> bool | None:
+        """Did the server compute anything between the last two idle readings? None: not known.
+
+        That a counter rests shows it only where the counter moves with every step.
+        """
+        for role in ("decode_calls", "generated_tokens"):
+            after, later = self.idle_after.get(role), self.idle_later.get(role)
+            if after is None or later is None:
+                continue
+            if later > after:
+                return True
+            if self.trust.get(role) == "exact":
+                return False
+        return None
+
+    @property
+    def generated_later(self) -> float | None:
+        """Tokens that the counter moved by between the last two idle readings."""
+        readings = (self.idle_after, self.idle_later)
+        after, later = (values.get("generated_tokens") for values in readings)
+        return None if after is None or later is None else later - after
 
     def idle_change(self, role: str) -> float | None:
         """Idle after the settle time - idle before the load; None where either is not known."""
@@ -76,15 +117,29 @@ def run_facts(frames: RunFrames) -> Facts:
         clocks_agree=bool((manifest.get("clock") or {}).get("comparable", False)),
         has_lifecycle=not frames.lifecycle.empty,
         has_steps=not frames.steps.empty,
+        has_scrapes=not frames.server_metrics.empty,
         load_started_ns=started_ns,
         load_ended_ns=ended_ns,
         observed_until_ns=_observed_until(frames, ended_ns),
-        slots=config.get("max_num_seqs"),
+        slots=config.get("max_num_seqs") or target.get("slots_found"),
         block_size=config.get("block_size"),
+        num_blocks=config.get("num_blocks") or target.get("blocks_found"),
         idle_before=_known(idle.get("before")),
         idle_after=_known(idle.get("after")),
+        idle_later=_known(idle.get("later")),
+        idle_loops=[(one["t_ns"], _known(one["values"])) for one in idle.get("loops") or []],
         trust={role: source["trust"] for role, source in sources.items()},
         metric_names={role: source["name"] for role, source in sources.items()},
+        metric_labels={role: source.get("labels") or {} for role, source in sources.items()},
+        lags={
+            role: (source.get("lag_steps", 0.0), source.get("lag_s", 0.0))
+            for role, source in sources.items()
+        },
+        late={
+            role: Late(**source["late_steps"])
+            for role, source in sources.items()
+            if source.get("late_steps")
+        },
     )
 
 

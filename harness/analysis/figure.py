@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from harness.analysis.enough import fewest_for_quantile
 from harness.analysis.stats import (
     Bools,
     Curve,
@@ -83,6 +84,11 @@ def describe(sample: Sample, *, unit: str, method: str, bound: str = "point") ->
     if sample.clusters is None and not sample.is_series:
         metric.p50_ci95 = quantile_ci95(curve, 0.50)
         metric.p99_ci95 = quantile_ci95(curve, 0.99)
+        metric.needs = {
+            f"{name}_ci95": fewest
+            for name in ("p50", "p99")
+            if curve.n < (fewest := fewest_for_quantile(QUANTILES[name]))
+        }
     return metric
 
 

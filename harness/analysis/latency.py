@@ -39,12 +39,18 @@ _REFUSED: Final = (Outcome.REJECTED, Outcome.FAILED)
 
 
 def latency_figures(requests: pd.DataFrame, facts: Facts) -> Figures:
-    """TTFT, ITL, TPOT and E2E of survivors; goodput and start delay of all users."""
+    """TTFT, ITL, TPOT and E2E of survivors; goodput and start delay of all users.
+
+    Where long prompts meet bystanders, each figure is of one of the two, and says of which: TTFT of
+    the long prompts that were read, all else of the bystanders.
+    """
     if requests.empty:
         return same_reason(_LATENCY_FIGURES, "no request ended")
+    if (requests["role"] == Role.BYSTANDER).any():
+        return _of_two_kinds(requests, facts)
     users = requests[requests["role"] == Role.USER]
     if users.empty:
-        return same_reason(_LATENCY_FIGURES, _NO_USERS)
+        return {**same_reason(_LATENCY_FIGURES, _NO_USERS), "itl_s": _of_fillers(requests)}
     survivors = users[users["planned_abandon"].isna()]
     return {
         "ttft_s": _ttft(users, survivors),
@@ -54,6 +60,32 @@ def latency_figures(requests: pd.DataFrame, facts: Facts) -> Figures:
         "goodput_rps": _goodput(users, facts),
         "start_delay_s": _start_delay(users),
     }
+
+
+def _of_fillers(requests: pd.DataFrame) -> Figure:
+    """Where streams only fill the slots, their gaps are those of a full server."""
+    figure = _itl(requests[requests["role"] == Role.FILLER])
+    if isinstance(figure, Metric):
+        figure.of = "fillers"
+    return figure
+
+
+def _of_two_kinds(requests: pd.DataFrame, facts: Facts) -> Figures:
+    bystanders = requests[requests["role"] == Role.BYSTANDER]
+    long_prompts = requests[requests["role"] == Role.LONG_PROMPT]
+    ttft = _client(ttft_sample(long_prompts[long_prompts["planned_abandon"].isna()]), _NO_SURVIVOR)
+    if isinstance(ttft, Metric):
+        ttft.of = "long prompts that were read"
+    figures = {
+        "itl_s": _itl(bystanders),
+        "tpot_s": _tpot(bystanders),
+        "e2e_s": _e2e(bystanders),
+        "goodput_rps": _goodput(bystanders, facts),
+    }
+    for figure in figures.values():
+        if isinstance(figure, Metric):
+            figure.of = "bystanders"
+    return {"ttft_s": ttft, **figures, "start_delay_s": _start_delay(requests)}
 
 
 def token_gaps(requests: pd.DataFrame) -> tuple[Floats, np.ndarray]:
@@ -70,14 +102,14 @@ def token_gaps(requests: pd.DataFrame) -> tuple[Floats, np.ndarray]:
 
 def _ttft(users: pd.DataFrame, survivors: pd.DataFrame) -> Figure:
     """First token event's arrival - request sent; `others.all_users` with those who left."""
-    figure = _client(_ttft_sample(survivors), _NO_SURVIVOR)
-    everybody = _client(_ttft_sample(users), _NO_SURVIVOR)
+    figure = _client(ttft_sample(survivors), _NO_SURVIVOR)
+    everybody = _client(ttft_sample(users), _NO_SURVIVOR)
     if isinstance(figure, Metric) and isinstance(everybody, Metric):
         figure.others["all_users"] = everybody
     return figure
 
 
-def _ttft_sample(requests: pd.DataFrame) -> Sample:
+def ttft_sample(requests: pd.DataFrame) -> Sample:
     """Censored at the end of a request that was accepted, or waited for, but had no token yet."""
     first = requests["first_token_ns"]
     is_waiting = first.isna() & ~requests["outcome"].isin(_REFUSED)

@@ -35,6 +35,7 @@ from harness.analysis.step_log import StepTimes
 from harness.records import Role
 
 _REFILL_FIGURES: Final = ("slot_refill_s", "refilled_next_schedule")
+_REFILL_COLUMNS: Final = ("request_id", "refill_s", "censored", "next_schedule")
 _TAKES: Final = ("admitted", "resumed")
 
 
@@ -155,7 +156,15 @@ def _schedules(
     return schedules
 
 
-def refill_figures(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> Figures:
+def refills_after_abandons(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+    """The rows of `slot_refills` that abandoned requests left behind; none without the logs."""
+    if cancels.empty or not facts.has_lifecycle or not facts.has_steps:
+        return pd.DataFrame({name: [] for name in _REFILL_COLUMNS})
+    refills = slot_refills(frames, facts)
+    return refills[refills["request_id"].isin(cancels["request_id"])]
+
+
+def refill_figures(refills: pd.DataFrame, cancels: pd.DataFrame, facts: Facts) -> Figures:
     """slot_refill_s: blocks reclaimed -> the next waiting request admitted, of abandoned requests
     whose slot somebody wanted; refilled_next_schedule: the share of them taken in the very next
     schedule.
@@ -166,12 +175,11 @@ def refill_figures(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> Fi
         return same_reason(_REFILL_FIGURES, facts.needs_lifecycle)
     if not facts.has_steps:
         return same_reason(_REFILL_FIGURES, facts.needs_steps)
-    refills = slot_refills(frames, facts)
-    refills = refills[refills["request_id"].isin(cancels["request_id"])]
     if refills.empty:
         return same_reason(_REFILL_FIGURES, _why_no_refill(cancels))
     sample = Sample(
-        values=refills["refill_s"].to_numpy(dtype=float), censored=refills["censored"].to_numpy()
+        values=refills["refill_s"].to_numpy(dtype=float),
+        censored=refills["censored"].to_numpy(dtype=bool),  # of several runs, some without any
     )
     hits = int(refills["next_schedule"].sum())
     return {

@@ -94,20 +94,27 @@ def mean_ci95(values: Floats) -> tuple[float, float] | None:
 def clustered_mean_ci95(values: Floats, clusters: Ints) -> tuple[float, float] | None:
     """Interval of a pooled mean whose observations are only independent between clusters.
 
-    The mean is a ratio of sums over clusters, sum / count; its variance is
-    m / (m - 1) * sum over the m clusters of (sum - mean * count)^2, over (sum of counts)^2.
-    Source: Cochran, Sampling Techniques, section 6.3 (ratio estimate).
+    The mean is a ratio of sums over clusters, sum / count: see `ratio_ci95`.
     """
     _, codes = np.unique(clusters, return_inverse=True)
-    counts = np.bincount(codes)
-    m = len(counts)
-    if m < 2:
+    sums = np.bincount(codes, weights=values).astype(float)
+    return ratio_ci95(sums, np.bincount(codes))
+
+
+def ratio_ci95(sums: Floats, counts: Ints) -> tuple[float, float] | None:
+    """Interval of sum of sums / sum of counts over m >= 2 groups that are independent.
+
+    Its variance is m / (m - 1) * sum of (sum - ratio * count)^2, over (sum of counts)^2.
+    Source: Cochran, Sampling Techniques, section 6.3 (ratio estimate).
+    """
+    m, total = len(counts), int(counts.sum())
+    if m < 2 or not total:
         return None
-    mean = float(values.mean())
-    residuals = np.bincount(codes, weights=values) - mean * counts
-    variance = m / (m - 1) * float(np.square(residuals).sum()) / len(values) ** 2
+    ratio = float(sums.sum()) / total
+    residuals = sums - ratio * counts
+    variance = m / (m - 1) * float(np.square(residuals).sum()) / total**2
     half = float(stats.t.ppf(0.975, m - 1)) * math.sqrt(variance)
-    return mean - half, mean + half
+    return ratio - half, ratio + half
 
 
 def rate_upper95(hits: int, n: int) -> float:

@@ -87,6 +87,12 @@ def computed_tokens(steps: pd.DataFrame, server_ids: pd.Index) -> pd.DataFrame:
     )
 
 
+def shared_blocks(num_blocks: Ints, first_tokens: Ints, block_size: int) -> Ints:
+    """Blocks of a cached prefix that a request got when it was admitted: those in its block table
+    then, beyond what the tokens of its first step need."""
+    return np.maximum(0, num_blocks - np.ceil(first_tokens / block_size).astype(np.int64))
+
+
 def _flat(lists: pd.Series, dtype: type) -> np.ndarray:
     arrays = lists.to_list()
     if not arrays:

@@ -10,6 +10,17 @@ from typing import Any, Final
 import msgspec
 import pandas as pd
 
+from harness.analysis.agreement import agreement
+from harness.analysis.asking_again import asking_again_figures, cached_again_figures
+from harness.analysis.audit import audit
+from harness.analysis.black_box import (
+    ghosts_by_gauge,
+    latency_methods,
+    leak_slopes,
+    waste_by_counter,
+    with_methods,
+)
+from harness.analysis.canaries import canary_figures
 from harness.analysis.cancel_figures import (
     cancel_figures,
     latency_by_phase,
@@ -17,16 +28,19 @@ from harness.analysis.cancel_figures import (
     waste_figures,
 )
 from harness.analysis.cancellation import cancellations
-from harness.analysis.capacity import capacity_figures, floor_figures
-from harness.analysis.counters import count_figures, leak_figures, wasted_by_counter, with_other
+from harness.analysis.capacity import capacity_figures, series_figures, series_of
+from harness.analysis.counters import count_figures, leak_figures, wasted_prompts_by_counter
 from harness.analysis.facts import Facts, run_facts
-from harness.analysis.figure import Figures, NotMeasurable
+from harness.analysis.figure import Figure, Figures, NotMeasurable
 from harness.analysis.frames import RunFrames
-from harness.analysis.held import leaks_in_use
+from harness.analysis.growth import growth_figures
+from harness.analysis.held import leaks_in_use, leaks_lost
 from harness.analysis.latency import latency_figures
-from harness.analysis.recovery import probe_figures, refill_figures
+from harness.analysis.recovery import probe_figures, refill_figures, refills_after_abandons
+from harness.analysis.steady import steady_window
+from harness.analysis.storms import storm_figures
 from harness.analysis.tokens import token_counting
-from harness.analysis.validity import flags, remarks
+from harness.analysis.validity import flags, in_level_order, is_wedged, more_remarks, remarks
 from harness.records import SCHEMA_VERSION, Metric, Outcome
 
 ORDER: Final = (
@@ -36,6 +50,8 @@ ORDER: Final = (
     "free_s",
     "cancel_latency_s",
     "cancel_latency_steps",
+    "cancel_latency_prefill_s",
+    "cancel_latency_prefill_steps",
     "removed_at_first_boundary",
     "slot_refill_s",
     "refilled_next_schedule",
@@ -45,6 +61,7 @@ ORDER: Final = (
     "wasted_tokens",
     "wasted_in_flight_tokens",
     "wasted_after_close_tokens",
+    "wasted_prompt_tokens",
     "slot_seconds_after_abandon",
     "block_seconds_after_abandon",
     "gpu_seconds_after_abandon",
@@ -53,9 +70,23 @@ ORDER: Final = (
     "tpot_s",
     "e2e_s",
     "goodput_rps",
+    "ttft_again_s",
+    "cached_again",
+    "attempts_per_answer",
+    "canary_mismatch_rate",
+    "canary_ttft_s",
+    "canary_itl_s",
+    "storm_clear_s",
+    "storm_spread_s",
     "ghost_rate",
     "leaked_slots",
     "leaked_blocks",
+    "leaked_kv_share",
+    "leaked_slots_per_abandon",
+    "leaked_blocks_per_abandon",
+    "leaked_kv_share_per_abandon",
+    "memory_per_abandon",
+    "handles_per_abandon",
     "slot_utilisation",
     "throughput_tps",
     "preemptions",
@@ -72,16 +103,22 @@ def summarise(frames: RunFrames) -> dict[str, Any]:
 
     Keys: schema_version, run_id, status, workload, engine, model, outcomes, metrics,
     not_measurable (name: reason), flags (figures below the measurement floor), validity,
-    token_counting, breakdown (of them `leaks_in_use`: what of the leaked slots and blocks requests
-    hold that still run).
+    agreement (two methods for one quantity), audit (the clients' account against the server's
+    counters), steady (how much of the load was warm-up), wedged (healthy by its own account, but it
+    serves nobody; null: nobody asked), token_counting, breakdown (of them `leaks_in_use`: what of
+    the leaked slots and blocks requests hold that still run; `leaks_lost`: which of them are known
+    to be lost where they are missing).
     """
     facts = run_facts(frames)
     cancels = cancellations(frames)
     found = compute_figures(frames, cancels, facts)
     flagged = flags(found)
     in_use = leaks_in_use(frames, facts, found)
-    ordered = {name: found[name] for name in ORDER if name in found}
     manifest = frames.manifest
+    agreed, steady = agreement(frames, found, facts), steady_window(frames, facts)
+    probing = manifest.get("probing") or {}
+    said = remarks(frames, cancels, facts, flagged, in_use)
+    said += more_remarks(frames, facts, found, steady, agreed, probing)
     target = manifest.get("target") or {}
     summary = {
         "schema_version": SCHEMA_VERSION,
@@ -90,22 +127,35 @@ def summarise(frames: RunFrames) -> dict[str, Any]:
         "workload": (manifest.get("workload") or {}).get("name"),
         "engine": target.get("engine"),
         "model": target.get("model"),
-        "outcomes": _outcomes(frames.requests),
-        "metrics": {name: one for name, one in ordered.items() if isinstance(one, Metric)},
-        "not_measurable": {
-            name: one.reason for name, one in ordered.items() if isinstance(one, NotMeasurable)
-        },
+        "outcomes": count_outcomes(frames.requests),
+        **in_order(found),
         "flags": flagged,
-        "validity": remarks(frames, cancels, facts, flagged, in_use),
+        "validity": in_level_order(said),
+        "agreement": agreed,
+        "audit": audit(frames, facts, found["wasted_tokens"]),
+        "steady": steady,
+        "wedged": is_wedged(probing),
         "token_counting": token_counting(frames.requests),
         "breakdown": {
             "waste_by_abandon_point": waste_by_abandon_point(cancels),
             "cancel_latency_by_phase": latency_by_phase(cancels),
             "leaks_in_use": in_use,
+            "leaks_lost": leaks_lost(facts),
         },
     }
     plain: dict[str, Any] = msgspec.to_builtins(summary)
     return plain
+
+
+def in_order(figures: Figures) -> dict[str, Any]:
+    """The figures as a summary shows them: `metrics`, and `not_measurable` with its reasons."""
+    ordered = {name: figures[name] for name in ORDER if name in figures}
+    return {
+        "metrics": {name: one for name, one in ordered.items() if isinstance(one, Metric)},
+        "not_measurable": {
+            name: one.reason for name, one in ordered.items() if isinstance(one, NotMeasurable)
+        },
+    }
 
 
 def compute_figures(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> Figures:
@@ -113,19 +163,34 @@ def compute_figures(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> F
     figures = {
         **cancel_figures(cancels, facts),
         **waste_figures(cancels, facts),
-        **refill_figures(frames, cancels, facts),
+        **refill_figures(refills_after_abandons(frames, cancels, facts), cancels, facts),
         **probe_figures(frames.requests),
         **latency_figures(frames.requests, facts),
+        **asking_again_figures(frames.requests),
+        **cached_again_figures(frames, facts),
+        **canary_figures(frames.requests),
+        **storm_figures(cancels, facts),
         **leak_figures(facts),
+        "wasted_prompt_tokens": wasted_prompts_by_counter(frames.requests, facts),
+        **leak_slopes(frames, facts),
+        **growth_figures(frames, facts),
         **count_figures(frames.lifecycle, facts),
         **capacity_figures(frames, facts),
-        **floor_figures(frames, facts),
+        **series_figures(series_of(frames, facts), facts),
     }
-    by_counter = wasted_by_counter(frames.requests, facts)
-    figures["wasted_tokens"] = with_other(figures["wasted_tokens"], "counter", by_counter)
+    by_latency = latency_methods(frames, facts)
+    latency = next((one for one in by_latency.values() if isinstance(one, Metric)), None)
+    others: dict[str, dict[str, Figure]] = {
+        "cancel_latency_s": by_latency,
+        "ghost_rate": {"gauge": ghosts_by_gauge(frames, facts)},
+        "wasted_tokens": {"counter": waste_by_counter(frames, facts, latency)},
+    }
+    for name, methods in others.items():
+        figures[name] = with_methods(figures[name], methods)
     return figures
 
 
-def _outcomes(requests: pd.DataFrame) -> dict[str, int]:
+def count_outcomes(requests: pd.DataFrame) -> dict[str, int]:
+    """How many requests ended in each way."""
     counts = requests["outcome"].value_counts()
     return {outcome.value: int(counts.get(outcome.value, 0)) for outcome in Outcome}

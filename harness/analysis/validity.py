@@ -4,22 +4,27 @@ Nothing here changes a figure. A run that shows nothing says so (invalid), a con
 figure means less than its name says is a warning, and what a reader should know is info.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Final, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
 import pandas as pd
 
+from harness.analysis.agreement import Agreement, disagreements
+from harness.analysis.answers import strange_answers, why_nobody_left
+from harness.analysis.enough import fewest_for_rate_below
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
 from harness.analysis.frames import RunFrames
-from harness.analysis.latency import token_gaps
 from harness.analysis.recovery import control_answer_tokens, probes
+from harness.analysis.scraped import typical_step_s
+from harness.analysis.steady import Steady
 from harness.analysis.tokens import token_counting, tokens_per_event
 from harness.records import Metric, Outcome, Role
 
 _FLOOR_OF: Final = {"client": "client_lag_s", "probe": "client_lag_s", "gauge": "scrape_interval_s"}
+_MOST_STRETCHED: Final = 1.5  # times the interval that was asked for
 _ERRORS: Final = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED)
 
 
@@ -74,8 +79,111 @@ def remarks(
         *(_warning(str(text)) for text in frames.manifest.get("warnings") or []),
         *(_info(str(note)) for note in frames.manifest.get("notes") or []),
     ]
+    return in_level_order(said)
+
+
+def in_level_order(said: Sequence[Remark]) -> list[Remark]:
+    """The gravest first, otherwise as they came."""
     order = {"invalid": 0, "warning": 1, "info": 2}
     return sorted(said, key=lambda remark: order[remark.level])
+
+
+def more_remarks(
+    frames: RunFrames,
+    facts: Facts,
+    figures: Mapping[str, Figure],
+    steady: Steady,
+    agreement: Sequence[Agreement],
+    probing: Mapping[str, Any],
+) -> list[Remark]:
+    """What the figures say about themselves and each other, and the server about its health."""
+    said = [
+        *_about_health(probing),
+        *_about_leftovers(facts, figures),
+        *_about_scraping(frames, figures),
+        *(_warning(text) for text in disagreements(agreement).values()),
+        *_about_enough(figures),
+    ]
+    if steady.is_steady is False:
+        said.append(
+            _warning(
+                f"the load window is not steady ({steady.rule}): until its middle at least the "
+                "throughput was still changing; make the load longer"
+            )
+        )
+    return said
+
+
+def is_wedged(probing: Mapping[str, Any]) -> bool | None:
+    """Does the server call itself healthy and yet serve nobody? None where nobody asked."""
+    if not probing:
+        return None
+    return bool(probing["errors"]) and probing["healthy"] is not False
+
+
+def _about_health(probing: Mapping[str, Any]) -> Iterator[Remark]:
+    if not probing or not probing["errors"]:
+        return
+    state = {True: "calls itself healthy", False: "calls itself ill", None: "has no /health"}
+    what = "wedged: " if is_wedged(probing) else ""
+    yield _warning(
+        f"{what}after the settle time {len(probing['errors'])} of {probing['sent']} short requests "
+        f"were not answered ({probing['errors'][0]}), and the server "
+        f"{state[probing['healthy']]}"
+    )
+
+
+def _about_leftovers(facts: Facts, figures: Mapping[str, Figure]) -> Iterator[Remark]:
+    """Who still runs after the settle time: ghosts, lost slots, or a gauge that lies."""
+    ghosts = figures.get("ghost_rate")
+    left = facts.idle_change("running")
+    if not isinstance(ghosts, Metric) or ghosts.method != "gauge" or not left or left < 0:
+        return
+    going_on = facts.generated_later
+    if going_on:
+        why = f"ghosts: {going_on:g} tokens more were counted while nobody asked for any"
+    elif facts.still_computing:
+        why = "ghosts: the server still computed while nobody asked for anything"
+    elif facts.still_computing is None:
+        why = "whether they still generate is not known"
+    else:
+        why = "no token was counted any more: lost slots, or a gauge that does not come back"
+    yield _warning(f"{left:g} requests still run after the settle time; {why}")
+
+
+def _about_enough(figures: Mapping[str, Figure]) -> Iterator[Remark]:
+    """Not enough data is an answer, with the number that would be enough."""
+    latency, ghosts = figures.get("cancel_latency_s"), figures.get("ghost_rate")
+    if isinstance(latency, Metric) and "p99_ci95" in latency.needs and latency.p50 is not None:
+        yield _info(
+            f"cancel_latency_s: {latency.n} abandons are not enough data for an interval of p99; "
+            f"{latency.needs['p99_ci95']} would be"
+        )
+    yield from _about_means(latency)
+    if isinstance(ghosts, Metric) and ghosts.mean == 0 and ghosts.upper95 is not None:
+        for rate in (0.01, 0.001):
+            if ghosts.upper95 >= rate:
+                yield _info(
+                    f"ghost_rate: none of {ghosts.n} shows at 95 % that it is below "
+                    f"{ghosts.upper95:.2%}; for below {rate:.1%} it takes "
+                    f"{fewest_for_rate_below(rate)} abandons without a ghost"
+                )
+                return
+
+
+def _about_means(latency: Figure | None) -> Iterator[Remark]:
+    """Of each method that knows no more of the mean than what it does not exceed."""
+    if not isinstance(latency, Metric):
+        return
+    for one in (latency, *latency.others.values()):
+        if not isinstance(one, Metric) or one.mean is not None or one.upper95 is None:
+            continue
+        enough = one.needs.get("mean")
+        what = "more would not do, take slot_recovery" if enough is None else f"{enough} would be"
+        yield _info(
+            f"cancel_latency_s: {one.n} who left are not enough data for a mean by {one.method} "
+            f"({what}): it is at most {one.upper95 * 1e3:.3g} ms (95 %, with what old pages hide)"
+        )
 
 
 def _warning(text: str) -> Remark:
@@ -99,11 +207,12 @@ def _about_requests(requests: pd.DataFrame) -> Iterator[Remark]:
         return
     counts = requests["outcome"].value_counts()
     if Outcome.ABANDONED not in counts:
-        yield _warning("nobody left: the run says nothing about cancellation")
+        yield _warning(why_nobody_left(requests))
     wrong = {outcome.value: int(counts[outcome]) for outcome in _ERRORS if outcome in counts}
     if wrong:
         what = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in wrong.items())
         yield _warning(f"{sum(wrong.values())} of {len(requests)} requests went wrong: {what}")
+    yield from (_warning(text) for text in strange_answers(requests))
 
 
 def _about_the_server(facts: Facts) -> Iterator[Remark]:
@@ -152,7 +261,7 @@ def _about_leaks(in_use: Mapping[str, float]) -> Iterator[Remark]:
 
 def _about_time_left(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> Iterator[Remark]:
     """An abandoned request must have had twice the settle time left to run on its own."""
-    step_s = _typical_step_s(frames)
+    step_s = typical_step_s(frames)
     if cancels.empty or step_s is None or not np.isfinite(facts.settle_s):
         return
     at_t0 = cancels["generated_tokens"] - cancels["wasted_after_close_tokens"]
@@ -163,16 +272,8 @@ def _about_time_left(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> 
         yield _warning(
             f"{short} of {len(cancels)} abandoned requests had less than twice the settle time "
             f"({facts.settle_s:g} s) left to run: a ghost among them cannot be told from a natural "
-            "end; raise `answer_tokens`"
+            "end; raise `answer_tokens`, or lower `settle.seconds`"
         )
-
-
-def _typical_step_s(frames: RunFrames) -> float | None:
-    """Median step; without a step log, the median gap between tokens that the clients saw."""
-    if not frames.steps.empty:
-        return float((frames.steps["ended_ns"] - frames.steps["started_ns"]).median()) / 1e9
-    gaps, _ = token_gaps(frames.requests)
-    return float(np.median(gaps)) if len(gaps) else None
 
 
 def _about_probes(frames: RunFrames) -> Iterator[Remark]:
@@ -192,12 +293,26 @@ def _about_probes(frames: RunFrames) -> Iterator[Remark]:
         )
 
 
+def _about_scraping(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterator[Remark]:
+    """A page that takes long to answer is read more seldom than was asked."""
+    asked_s, found = frames.manifest.get("scrape_interval_s"), figures.get("scrape_interval_s")
+    if asked_s is None or not isinstance(found, Metric) or found.p50 is None:
+        return
+    if found.p50 > _MOST_STRETCHED * asked_s:
+        yield _warning(
+            f"/metrics was to be read every {asked_s:g} s and was read every {found.p50:.3g} s "
+            "(median): the server answers no faster, or this machine is too busy"
+        )
+
+
 def _about_the_floor(frames: RunFrames) -> Iterator[Remark]:
     if frames.client.empty and not frames.requests.empty:
         yield _warning("the load did not watch itself: how late its stamps are is not known")
 
 
 def _about_counting(requests: pd.DataFrame) -> Iterator[Remark]:
+    if not requests["tokens_read"].any():
+        return  # whatever was read came in one piece
     match token_counting(requests):
         case "events":
             yield _info("tokens read were counted as events: one event was taken for one token")

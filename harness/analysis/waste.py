@@ -15,7 +15,7 @@ import pandas as pd
 from harness.analysis.facts import Facts
 from harness.analysis.frames import RunFrames
 from harness.analysis.stats import Floats, Ints
-from harness.analysis.step_log import computed_tokens
+from harness.analysis.step_log import computed_tokens, shared_blocks
 
 _SINCE_T0: Final = (
     "wasted_after_close_tokens",
@@ -112,6 +112,7 @@ def _queue_moves(cancels: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame
             "request": moves["client_request_id"].map(positions).to_numpy(dtype=np.int64),
             "t_ns": moves["t_ns"].to_numpy(dtype=np.int64),
             "level": (moves["event"] != "preempted").to_numpy(dtype=float),
+            "num_blocks": moves["num_blocks"].to_numpy(dtype=np.int64),
         }
     )
 
@@ -120,18 +121,40 @@ def _block_changes(computed: pd.DataFrame, moves: pd.DataFrame, block_size: int)
     """How many blocks each request held from when on.
 
     A request's blocks cover its computed tokens, and room is made when a step is scheduled: from
-    the start of a step on it holds ceil(tokens scheduled so far / block size) blocks. A preemption
-    takes them all, and counting starts again.
+    the start of a step on it holds ceil(tokens scheduled so far / block size) blocks, and those of
+    a cached prefix, for which nothing was scheduled. A preemption takes them all, and counting
+    starts again.
     """
     lost = moves[moves["level"] == 0].assign(scheduled=0, is_loss=1)
     grown = computed.rename(columns={"started_ns": "t_ns"})[["request", "t_ns", "scheduled"]]
     changes = pd.concat(
         [grown.assign(is_loss=0), lost[["request", "t_ns", "scheduled", "is_loss"]]]
     )
-    changes = changes.sort_values(["request", "t_ns"], kind="stable")
+    changes = changes.sort_values(["request", "t_ns"], kind="stable").reset_index(drop=True)
     life = changes.groupby("request")["is_loss"].cumsum()
-    covered = changes.groupby([changes["request"], life])["scheduled"].cumsum()
-    return changes.assign(level=np.ceil(covered / block_size))[["request", "t_ns", "level"]]
+    lives = changes.groupby([changes["request"], life])
+    own = np.ceil(lives["scheduled"].cumsum() / block_size)
+    shared = _shared_in_life(changes.assign(life=life), moves, block_size)
+    has_any = (own > 0).astype(float)
+    return changes.assign(level=own + shared * has_any)[["request", "t_ns", "level"]]
+
+
+def _shared_in_life(changes: pd.DataFrame, moves: pd.DataFrame, block_size: int) -> Floats:
+    """Of each change, the blocks of a cached prefix held in that life of its request: a life begins
+    at an admission, or at the resumption after a preemption."""
+    keys = ["request", "life"]
+    first = changes[changes["scheduled"] > 0].drop_duplicates(keys)[[*keys, "scheduled"]]
+    entered = moves.sort_values(["request", "t_ns"], kind="stable")
+    entered = entered.assign(life=(entered["level"] == 0).groupby(entered["request"]).cumsum())
+    entered = entered[entered["level"] == 1].drop_duplicates(keys)[[*keys, "num_blocks"]]
+    begun = first.merge(entered, on=keys, how="left").fillna({"num_blocks": 0})
+    begun["shared"] = shared_blocks(
+        begun["num_blocks"].to_numpy(dtype=np.int64),
+        begun["scheduled"].to_numpy(dtype=np.int64),
+        block_size,
+    )
+    of_change = changes[keys].merge(begun[[*keys, "shared"]], on=keys, how="left")
+    return of_change["shared"].fillna(0).to_numpy(dtype=float)
 
 
 def integral(changes: pd.DataFrame, since_ns: Ints, until_ns: Ints) -> Floats:

@@ -1,10 +1,11 @@
 """Follow the reference engine's two logs: its lifecycle events and its steps.
 
-Each answer is NDJSON and says in its headers where to go on and how much fell out of the engine's
-ring before it was asked for.
+Each answer is NDJSON and says in its headers where to go on, how far the log went when it was
+written, and how much fell out of the log before it was asked for. An answer may hold fewer rows
+than were asked for, since the engine bounds its bytes.
 """
 
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import httpx
 import msgspec
@@ -13,11 +14,20 @@ from harness.collect.source import Notes, SourceError
 from harness.records import LifecycleEvent, StepRow
 
 NEXT_AFTER = "x-walkaway-next-after"
+LAST = "x-walkaway-last"
 DROPPED = "x-walkaway-dropped"
 
 PAGE = 10_000
 
 Row = TypeVar("Row", LifecycleEvent, StepRow)
+
+
+class _Page(NamedTuple, Generic[Row]):
+    """`is_more`: the log went further when this was written."""
+
+    rows: list[Row]
+    dropped: int
+    is_more: bool
 
 
 class LogFollower(Generic[Row]):
@@ -36,25 +46,28 @@ class LogFollower(Generic[Row]):
 
         Raises SourceError.
         """
-        while len(self._read_page()[0]) == PAGE:
+        while self._read_page().is_more:
             pass
 
     def catch_up(self) -> None:
         """Read everything that came since. Raises SourceError where the log cannot be read."""
         is_more = True
         while is_more:
-            rows, dropped = self._read_page()
-            self.rows += rows
-            if dropped:
-                self._notes.warn(f"{self._url}: {dropped} rows fell out of the engine's log unread")
-            is_more = len(rows) == PAGE
+            page = self._read_page()
+            self.rows += page.rows
+            if page.dropped:
+                self._notes.warn(
+                    f"{self._url}: {page.dropped} rows fell out of the engine's log unread"
+                )
+            is_more = page.is_more
 
-    def _read_page(self) -> tuple[list[Row], int]:
+    def _read_page(self) -> _Page[Row]:
         try:
             response = self._client.get(self._url, params={"after": self._after, "limit": PAGE})
             response.raise_for_status()
             rows = self._decoder.decode_lines(response.content)
             self._after = int(response.headers[NEXT_AFTER])
-            return rows, int(response.headers.get(DROPPED, 0))
+            is_more = self._after < int(response.headers.get(LAST, self._after))
+            return _Page(rows, int(response.headers.get(DROPPED, 0)), is_more)
         except (httpx.HTTPError, msgspec.MsgspecError, KeyError, ValueError) as error:
             raise SourceError(f"{self._url} could not be read ({type(error).__name__})") from error

@@ -1,46 +1,183 @@
 """Who leaves, when, and after what pause: pure, from the plan and a seed.
 
-Each request's plan follows from (seed, user, n) alone, so two runs of one plan ask for the same
-things however their users happened to be scheduled. The pause between the last token wanted and
-the act of leaving keeps users out of step with the server: leaving right after a token would put
-every t0 at the same point of the engine's step.
+Each request's plan follows from (seed, user, n), so two runs of one plan ask for the same things
+however their users happened to be scheduled. Two kinds of plan also need to know what is usual on
+this server (a share of the time to first token, a share of an answer): that is `Expectation`.
+
+The pause between the last token wanted and the act of leaving keeps users out of step with the
+server: leaving right after a token would put every t0 at the same point of the engine's step.
 """
 
+import math
 import random
 import statistics
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
+from harness.load.draws import geometric, lognormal
+from harness.load.expectation import Expectation
+from harness.load.mix import (
+    AfterAnswerShare,
+    AfterGeometricTokens,
+    AfterLognormalTokens,
+    AfterTime,
+    AfterTokens,
+    AfterUniformTokens,
+    AtLastToken,
+    DuringPrefill,
+    LeavePlan,
+    Never,
+    Slice,
+    WhileQueued,
+)
 from harness.load.plan import AbandonLoad
+from harness.load.ticket import Intent
+
+# Asked with the number of tokens read: None to read on, or how long to think before leaving. Asked
+# with 0 before the request is sent; whoever will leave without a token thinks from the sending on.
+LeaveRule = Callable[[int], int | None]
+
+# How long the pause is: as the load says, around the end of the step in progress, or so many ns.
+Pause = Literal["think", "race"] | int
 
 _FIRST_STEP_NS: Final = 20_000_000  # assumed until a gap was seen: a usual decode step
+_LEAVING_SHARES: Final = (0.1, 0.9)  # neither before the prefill has begun nor after it is over
 _WINDOW: Final = 101  # gaps remembered; enough that one stall does not move the median
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestPlan:
-    """What one request asks for. `think_fraction` in [0, 1) places the pause within its range."""
+    """What one request asks for.
 
-    planned_abandon: int | None
-    max_tokens: int
-    prompt_bytes: int
+    After the `planned_abandon` tokens of its `intent` (0: the sending) begins the `pause`.
+    `think_fraction` in [0, 1) places it within its range.
+    """
+
+    intent: Intent
+    pause: Pause
     think_fraction: float
+    max_tokens: int
+    prompt_tokens: int
 
 
-def plan_request(load: AbandonLoad, *, seed: int, user: int, n: int) -> RequestPlan:
+class _Moment(NamedTuple):
+    text: str
+    tokens: int
+    pause: Pause = "think"
+
+
+def plan_request(
+    load: AbandonLoad, *, seed: int, user: int, n: int, seen: Expectation
+) -> RequestPlan:
     """The n-th request of a user."""
     rng = random.Random(f"{seed}/{user}/{n}/request")
-    stays = rng.random() < load.stay_share
-    tokens = rng.choice(load.abandon_after_tokens)
-    prompt_bytes = rng.randint(*load.prompt_tokens)
+    (kind,) = rng.choices(load.mix, [kind.weight for kind in load.mix])
+    prompt_tokens = rng.randint(*load.prompt_tokens)
     fraction = rng.random()
+    # Only those who will have left ask for the long answer: it is not for reading.
+    is_read = isinstance(kind.leave, Never | AtLastToken)
+    max_tokens = load.stay_tokens if is_read else load.answer_tokens
+    moment = _moment(kind, rng, max_tokens, seen)
+    if moment is None:
+        max_tokens = load.stay_tokens
     return RequestPlan(
-        planned_abandon=None if stays else tokens,
-        max_tokens=load.stay_tokens if stays else load.answer_tokens,
-        prompt_bytes=prompt_bytes,
+        intent=_intent(kind, moment),
+        pause="think" if moment is None else moment.pause,
         think_fraction=fraction,
+        max_tokens=max_tokens,
+        prompt_tokens=prompt_tokens,
     )
+
+
+def _intent(kind: Slice, moment: _Moment | None) -> Intent:
+    if moment is None:
+        return Intent(delivery=kind.delivery, n=kind.n)
+    return Intent(
+        plan=moment.text,
+        planned_abandon=moment.tokens,
+        way=kind.way,
+        delivery=kind.delivery,
+        n=kind.n,
+    )
+
+
+def _moment(kind: Slice, rng: random.Random, max_tokens: int, seen: Expectation) -> _Moment | None:
+    """When a request of this kind is left; None: it is not."""
+    match kind.leave:
+        case Never():
+            return None
+        case WhileQueued():
+            return _Moment("queued", 0)
+        case DuringPrefill(share=share):
+            part, ttft_ns = rng.uniform(*share), seen.ttft_ns()
+            if ttft_ns is None:
+                return None
+            return _Moment(f"prefill:{part:.2f}", 0, int(part * ttft_ns))
+        case AfterTime(seconds=seconds, since=since):
+            wait_s = rng.uniform(*seconds)
+            if since == "sent":
+                return _Moment(f"time:{wait_s:.4g}", 0, int(wait_s * 1e9))
+            return _Moment(f"first_token+{wait_s:.4g}", 1, int(wait_s * 1e9))
+        case AtLastToken():
+            return _Moment("last_token", kind.n * (max_tokens - 1), "race")
+        case AfterAnswerShare(share=share):
+            part = rng.uniform(*share)
+            whole = kind.n * seen.answer_tokens(max_tokens)
+            return _Moment(f"share:{part:.2f}", _tokens_of_share(part, whole))
+        case leave:
+            tokens = _draw_tokens(leave, rng, kind.n * max_tokens)
+            return _Moment(f"tokens:{tokens}", tokens)
+
+
+def _tokens_of_share(part: float, whole: int) -> int:
+    """At least one token is read, and at least one is not."""
+    return max(1, min(math.ceil(part * whole), whole - 1))
+
+
+def _draw_tokens(leave: LeavePlan, rng: random.Random, limit: int) -> int:
+    match leave:
+        case AfterTokens(tokens=tokens):
+            return rng.choice(tokens)
+        case AfterUniformTokens(lowest=lowest, highest=highest):
+            return rng.randint(lowest, highest)
+        case AfterGeometricTokens(mean=mean):
+            return geometric(rng, mean=mean, limit=limit)
+        case AfterLognormalTokens(median=median, sigma=sigma):
+            return lognormal(rng, median=median, sigma=sigma, limit=limit)
+        case _:
+            raise TypeError(f"{leave!r} is no count of tokens")
+
+
+def never(_tokens_read: int) -> None:
+    """The rule of those who stay."""
+
+
+def leave_rule(plan: RequestPlan, think: str | float, step: "StepEstimate") -> LeaveRule:
+    """What the reader of this request asks after each receive."""
+    planned = plan.intent.planned_abandon
+    if planned is None:
+        return never
+
+    def leave_when_read(tokens_read: int) -> int | None:
+        if tokens_read < planned:
+            return None
+        if isinstance(plan.pause, int):
+            return plan.pause
+        step_ns = step.median_ns()
+        if plan.pause == "race":
+            return int((0.5 + plan.think_fraction) * step_ns)
+        return think_ns(think, fraction=plan.think_fraction, step_ns=step_ns)
+
+    return leave_when_read
+
+
+def leaving_share(*, seed: int, n: int) -> float:
+    """At which share of the usual time to first token the n-th long prompt is left: uniform from
+    0.1 to 0.9.
+    """
+    return random.Random(f"{seed}/{n}/leave").uniform(*_LEAVING_SHARES)
 
 
 def think_ns(think: str | float, *, fraction: float, step_ns: int) -> int:

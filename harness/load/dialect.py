@@ -9,8 +9,11 @@ from typing import Any, Final
 import msgspec
 
 from harness.load.plan import LoadPlan
+from harness.records import Delivery
 
 DONE: Final = b"[DONE]"
+ABORT: Final = "abort"  # vLLM's finish reason of a request that was cancelled
+EXPIRED: Final = "client_timeout"  # the bundled engine's reason: the request's deadline passed
 _MAX_MESSAGE_CHARS: Final = 300
 
 
@@ -22,52 +25,79 @@ class Usage(msgspec.Struct):
 
 
 class Delta(msgspec.Struct):
-    """What a chat chunk adds. Thinking is generated text like any other."""
+    """What a chat chunk adds, or a whole message. Thinking is generated text like any other."""
 
     content: str | None = None
     reasoning_content: str | None = None
 
 
 class Choice(msgspec.Struct):
-    """The one choice of a chunk: `text` in completions, `delta` in chat."""
+    """More of one answer, or the whole of it: `text` in completions; in chat `delta`, `message`."""
 
+    index: int = 0
     text: str | None = None
     delta: Delta | None = None
+    message: Delta | None = None
     finish_reason: str | None = None
 
     def has_text(self) -> bool:
         """Whether the chunk shows the user anything: a role alone or an empty text does not."""
         if self.text:
             return True
-        delta = self.delta
+        delta = self.delta or self.message
         return delta is not None and bool(delta.content or delta.reasoning_content)
+
+    def shown(self) -> str:
+        """The text that it shows."""
+        delta = self.delta or self.message or Delta()
+        return f"{self.text or ''}{delta.reasoning_content or ''}{delta.content or ''}"
+
+
+class CancellationInfo(msgspec.Struct):
+    """Why a server aborted a request of its own accord; the bundled engine tells."""
+
+    reason: str | None = None
 
 
 class Chunk(msgspec.Struct):
-    """One event of a stream."""
+    """One event of a stream, or an answer that came in one piece."""
 
     choices: list[Choice] = []
     usage: Usage | None = None
     error: Any = None
+    cancellation_info: CancellationInfo | None = None
 
 
 _chunk_decoder: Final = msgspec.json.Decoder(Chunk)
 
 
 def decode_chunk(data: bytes) -> Chunk:
-    """Read the data of one event. Raises `msgspec.DecodeError` for anything but a chunk."""
+    """Read an event's data, or a whole answer. Raises `msgspec.DecodeError` for anything else."""
     return _chunk_decoder.decode(data)
 
 
-def request_body(plan: LoadPlan, prompt: str, max_tokens: int) -> bytes:
-    """The JSON body of one streaming request."""
-    body: dict[str, Any] = {"model": plan.model, "max_tokens": max_tokens, "stream": True}
+def request_body(
+    plan: LoadPlan,
+    prompt: str,
+    *,
+    max_tokens: int,
+    delivery: Delivery,
+    n: int,
+    temperature: float | None = None,
+) -> bytes:
+    """The JSON body of one request. Without a `temperature` the server's own holds."""
+    body: dict[str, Any] = {"model": plan.model, "max_tokens": max_tokens}
     if plan.path.endswith("/chat/completions"):
         body["messages"] = [{"role": "user", "content": prompt}]
     else:
         body["prompt"] = prompt
-    if plan.stream_options is not None:
+    body["stream"] = delivery is Delivery.STREAM
+    if body["stream"] and plan.stream_options is not None:
         body["stream_options"] = plan.stream_options
+    if n > 1:
+        body["n"] = n
+    if temperature is not None:
+        body["temperature"] = temperature
     return msgspec.json.encode(body | plan.extra_body)
 
 

@@ -11,7 +11,9 @@ from typing import Final
 import msgspec
 
 from harness.errors import ConfigError
-from harness.load.plan import AbandonLoad, LoadPlan, read_plan
+from harness.load.mix import AfterTokens, LeavePlan, Never, Slice
+from harness.load.plan import AbandonLoad, LoadPlan, Timeouts, read_plan
+from harness.records import Delivery, Way
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 _NO_LIMIT_SECONDS: Final = 10 * 365 * 86400.0  # plain Locust has its own --run-time
@@ -56,6 +58,7 @@ def _described(options: argparse.Namespace) -> LoadPlan:
     rows_dir: str | None = options.walkaway_rows
     if rows_dir is not None:
         Path(rows_dir).mkdir(parents=True, exist_ok=True)
+    share = _stay_share(options.walkaway_stay_share)
     return LoadPlan(
         url=options.host or DEFAULT_URL,
         path=options.walkaway_path,
@@ -69,18 +72,31 @@ def _described(options: argparse.Namespace) -> LoadPlan:
         seed=options.walkaway_seed,
         arm="main",
         users=options.num_users or 1,
-        timeout_s=options.walkaway_timeout,
+        timeouts=Timeouts(connect_s=options.walkaway_timeout, next_byte_s=options.walkaway_timeout),
         max_seconds=options.run_time or _NO_LIMIT_SECONDS,
         load=AbandonLoad(
-            abandon_after_tokens=_token_counts(options.walkaway_tokens),
-            stay_share=options.walkaway_stay_share,
+            mix=[
+                _slice(1 - share, AfterTokens(tokens=_token_counts(options.walkaway_tokens))),
+                _slice(share, Never()),
+            ],
             think=_think(options.walkaway_think),
             prompt_tokens=(options.walkaway_prompt_tokens, options.walkaway_prompt_tokens),
             answer_tokens=options.walkaway_answer_tokens,
             stay_tokens=options.walkaway_stay_tokens,
+            shared_prefix_tokens=0,
             stop_after_abandons=None,
         ),
     )
+
+
+def _slice(weight: float, leave: LeavePlan) -> Slice:
+    return Slice(weight=weight, leave=leave, way=Way.FIN, delivery=Delivery.STREAM, n=1)
+
+
+def _stay_share(share: float) -> float:
+    if not 0 <= share <= 1:
+        raise ConfigError(f"--walkaway-stay-share: must be from 0 to 1, not {share}")
+    return share
 
 
 def _token_counts(text: str) -> list[int]:

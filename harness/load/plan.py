@@ -8,26 +8,55 @@ from pathlib import Path
 
 import msgspec
 
+from harness.load.mix import Slice
+from harness.prompt_scale import BYTES_ARE_TOKENS, PromptScale
+from harness.records import Outcome
+
 
 class AbandonLoad(msgspec.Struct, kw_only=True, tag="abandon", tag_field="kind"):
     """Closed-loop users who open streams and leave: each sends its next request when one ended.
 
-    A share `stay_share` reads to the end of `stay_tokens`; the others ask for `answer_tokens` (long
-    enough that a server which goes on can be told from one that finished) and leave after a number
-    of tokens drawn from `abandon_after_tokens`, plus the think time. With 0 the think time begins
-    when the request is sent, and they leave wherever the answer stands then: no headers yet, no
-    token yet, or some tokens already (which count as read).
+    Each request is of one kind of the `mix`, drawn by weight. Those who are to leave ask for
+    `answer_tokens` (long enough that a server which goes on can be told from one that finished),
+    those who read to the last token or never leave for `stay_tokens`. Who waits for no token begins
+    to think when the request is sent, and leaves wherever the answer stands then: no headers yet,
+    no token yet, or some tokens already (which count as read).
+    All prompts of a load begin with the same `shared_prefix_tokens` tokens.
+    After an outcome in `ask_again_after` a user asks the very same once more. A user whose patience
+    ended (timed out) pauses `retry_pause_s` before the next request.
+    The first `canaries` of the users are canaries (`harness.load.canary`): they leave nothing, and
+    ask for `canary_tokens`.
     `think` is "step" (uniform over one observed gap between tokens), "none", or seconds (uniform
     from 0). The load ends after `stop_after_abandons` abandons, or when the plan's time is up.
     """
 
-    abandon_after_tokens: list[int]
-    stay_share: float
+    mix: list[Slice]
     think: str | float
     prompt_tokens: tuple[int, int]
     answer_tokens: int
     stay_tokens: int
+    shared_prefix_tokens: int
     stop_after_abandons: int | None
+    ask_again_after: list[Outcome] = []
+    retry_pause_s: float = 0.5
+    canaries: int = 0
+    canary_tokens: int = 32
+
+
+class CancelStormLoad(msgspec.Struct, kw_only=True, tag="cancel_storm", tag_field="kind"):
+    """`storms` waves of `streams` requests for `answer_tokens`, each left as a whole.
+
+    All of a wave leave at the same moment, when each has read `abandon_after_tokens` at least.
+    Beside them `stayers` read answers of `stay_tokens`, one after the other.
+    """
+
+    streams: int
+    stayers: int
+    storms: int
+    abandon_after_tokens: int
+    prompt_tokens: tuple[int, int]
+    answer_tokens: int
+    stay_tokens: int
 
 
 class SlotRecoveryLoad(msgspec.Struct, kw_only=True, tag="slot_recovery", tag_field="kind"):
@@ -47,12 +76,47 @@ class SlotRecoveryLoad(msgspec.Struct, kw_only=True, tag="slot_recovery", tag_fi
     abandon_after_tokens: int
 
 
+class ChunkFrontierLoad(msgspec.Struct, kw_only=True, tag="chunk_frontier", tag_field="kind"):
+    """Bystanders who stream all along, and one director who sends long prompts beside them.
+
+    The `bystanders` ask for `bystander_answer_tokens` again and again and never leave. The director
+    sends its prompts one after the other, in `pairs`: one of which `read_tokens` are read, and one
+    that asks for `answer_tokens` and is left during its prefill, after a share (uniform from 0.1 to
+    0.9) of the median time to first token so far.
+    """
+
+    bystanders: int
+    bystander_prompt_tokens: tuple[int, int]
+    bystander_answer_tokens: int
+    prompt_tokens: tuple[int, int]
+    read_tokens: int
+    answer_tokens: int
+    pairs: int
+
+
+Load = AbandonLoad | SlotRecoveryLoad | ChunkFrontierLoad | CancelStormLoad
+
+
+class Timeouts(msgspec.Struct, kw_only=True, frozen=True):
+    """How long a client waits, in seconds; null: as long as it takes.
+
+    `connect_s` for the connection, `next_byte_s` for whatever comes next, `first_token_s` and
+    `total_s` from the sending to the first token and to the end of the answer.
+    """
+
+    connect_s: float
+    next_byte_s: float
+    first_token_s: float | None = None
+    total_s: float | None = None
+
+
 class LoadPlan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The whole order.
 
-    `continuous_usage` says that each event carries the token count so far. `rows_dir` must exist;
-    null keeps no rows. `timeout_s` is the longest wait for the next byte, also when connecting, and
-    no limit on a whole request: one that keeps bringing tokens may take any time.
+    `continuous_usage` says that each event carries the token count so far: of the whole request, or
+    with `usage_per_choice` of the answer that the event belongs to. `rows_dir` must exist; null
+    keeps no rows. Prompts follow from the seed and the `prompt_salt`, everything else from the seed
+    alone. `cancel_path`: where to POST a cancel, with {id} for the request's X-Request-Id.
     """
 
     url: str
@@ -63,13 +127,17 @@ class LoadPlan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     extra_body: dict[str, int | float | str | bool]
     stream_options: dict[str, bool] | None
     continuous_usage: bool
+    usage_per_choice: bool = False
+    cancel_path: str | None = None
+    prompt_scale: PromptScale = BYTES_ARE_TOKENS
+    prompt_salt: str = ""
     rows_dir: str | None
     seed: int
     arm: str
     users: int
-    timeout_s: float
+    timeouts: Timeouts
     max_seconds: float
-    load: AbandonLoad | SlotRecoveryLoad
+    load: Load
 
 
 def read_plan(path: Path) -> LoadPlan:

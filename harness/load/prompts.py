@@ -1,4 +1,4 @@
-"""Readable prompts of an exact size, different for every request: pure, from a seed.
+"""Readable prompts of an exact size, different for every request: pure, from a seed and a salt.
 
 Sizes are in bytes of ASCII: the reference engine's tokenizer makes one token of each byte. For
 another engine a prompt is shorter in tokens than planned; the row keeps what its usage said.
@@ -16,14 +16,30 @@ _TEXT: Final = (
 _WORDS: Final = tuple(_TEXT.split())
 
 
-def prompt(*, seed: int, user: int, n: int, num_bytes: int) -> str:
+def prompt(
+    *, seed: int, user: int, n: int, num_bytes: int, shared_bytes: int = 0, salt: str = ""
+) -> str:
     """The prompt of the n-th request of a user: exactly `num_bytes` ASCII characters.
 
-    It begins with a number of its own, so that no prefix cache can answer for an earlier request.
+    The first `shared_bytes` of them are the same for all requests of the seed. Then it goes on with
+    a number of its own, so that no prefix cache can answer any further for an earlier request; with
+    another `salt` not even with the same seed, prefix included.
     """
-    rng = random.Random(f"{seed}/{user}/{n}/prompt")
-    parts = [f"{rng.getrandbits(40):010x}, a letter:"]
-    length = len(parts[0])
+    rng = random.Random(f"{salt}{seed}/prefix")
+    shared = _filled(f"{rng.getrandbits(40):010x}, the house rules:", rng, shared_bytes)
+    rng = random.Random(f"{salt}{seed}/{user}/{n}/prompt")
+    return shared + _filled(f"{rng.getrandbits(40):010x}, a letter:", rng, num_bytes - shared_bytes)
+
+
+def prompt_size(limits: tuple[int, int], *, seed: int, user: int, n: int) -> int:
+    """How long the prompt of the n-th request of a user is: uniform between the two limits."""
+    return random.Random(f"{seed}/{user}/{n}/length").randint(*limits)
+
+
+def _filled(beginning: str, rng: random.Random, num_bytes: int) -> str:
+    """Words after the beginning, up to the size."""
+    parts = [beginning]
+    length = len(beginning)
     while length < num_bytes:
         word = rng.choice(_WORDS)
         parts.append(word)

@@ -5,19 +5,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from harness.load.canary import Peace
 from harness.load.client import StreamClient
+from harness.load.expectation import Expectation
 from harness.load.plan import AbandonLoad, LoadPlan
+from harness.load.prompts import prompt
 from harness.load.rows import ShardWriter
-from harness.load.stream import Ticket
+from harness.load.ticket import STAYS, Intent, Ticket
 from harness.records import Outcome, RequestRow, Role
 
 
 class LoadSession:
     """One load, from its start to its end.
 
-    Its state is the number of abandons so far and of requests ever sent. `tell` hears of every row
-    (that is how Locust's own statistics come about), `enough` is called once, when the plan's
-    number of abandons is reached.
+    Its state is the number of abandons so far and of requests ever sent, and what was `seen`.
+    `tell` hears of every row (that is how Locust's own statistics come about), `enough` is called
+    once, when the plan's number of abandons is reached.
     """
 
     def __init__(
@@ -31,6 +34,9 @@ class LoadSession:
     ) -> None:
         self.plan = plan
         self.client = StreamClient(plan, api_key=api_key)
+        self.seen = Expectation()
+        load = plan.load
+        self.peace = Peace(load.canaries if isinstance(load, AbandonLoad) else 0)
         self._rows = (
             None if plan.rows_dir is None else ShardWriter(Path(plan.rows_dir), RequestRow, pid)
         )
@@ -49,10 +55,11 @@ class LoadSession:
         *,
         user: int,
         max_tokens: int,
-        planned_abandon: int | None = None,
+        intent: Intent = STAYS,
         role: Role = Role.USER,
         arm: str | None = None,
         trial: int | None = None,
+        repeats: str | None = None,
     ) -> Ticket:
         """A ticket for a request that should start now."""
         self._sent += 1
@@ -62,9 +69,22 @@ class LoadSession:
             role=role,
             trial=trial,
             user=user,
-            planned_abandon=planned_abandon,
             max_tokens=max_tokens,
             intended_start_ns=time.perf_counter_ns(),
+            intent=intent,
+            repeats=repeats,
+        )
+
+    def prompt(self, *, user: int, n: int, tokens: int, shared_tokens: int = 0) -> str:
+        """The prompt of the n-th request of a user, of so many tokens on this server."""
+        scale = self.plan.prompt_scale
+        return prompt(
+            seed=self.plan.seed,
+            salt=self.plan.prompt_salt,
+            user=user,
+            n=n,
+            num_bytes=scale.num_bytes(tokens),
+            shared_bytes=scale.num_bytes(shared_tokens) if shared_tokens else 0,
         )
 
     def keep(self, row: RequestRow) -> None:
@@ -72,12 +92,14 @@ class LoadSession:
         if self._rows is not None:
             self._rows.write(row)
         self._tell(row)
+        self.seen.observe(row)
         if row.outcome is Outcome.ABANDONED:
             self._abandons += 1
             if self._abandons == self._stop_after:
                 self._enough()
 
     def close(self) -> None:
-        """Release the file; doing it twice is fine."""
+        """Release the file and all connections; doing it twice is fine."""
+        self.client.close()
         if self._rows is not None:
             self._rows.close()

@@ -28,14 +28,13 @@ from gevent.pool import Group
 from locust import task
 from locust.exception import StopUser
 
-from harness.load.abandon import think_ns
-from harness.load.client import LeaveRule, never
+from harness.load.abandon import LeaveRule, never, think_ns
 from harness.load.overlap import ran_at_once
 from harness.load.plan import SlotRecoveryLoad
-from harness.load.prompts import prompt
 from harness.load.session import LoadSession
+from harness.load.ticket import STAYS, Intent
 from harness.load.users import PlannedUser, end_load
-from harness.records import Outcome, RequestRow, Role
+from harness.records import Outcome, RequestRow, Role, Way
 
 _ARMS: Final = ("unloaded", "abandon", "control")
 # Tokens that each filler must read after the probe was sent: the second of them comes from a step
@@ -159,18 +158,21 @@ class Trial:
             role=Role.FILLER,
             user=index,
             max_tokens=self._load.control_answer_tokens if is_control else self._load.answer_tokens,
-            planned_abandon=self._load.abandon_after_tokens if leaves_for_real else None,
+            intent=self._leaving() if leaves_for_real else STAYS,
             leave_rule=filler.decide,
             keep=self._keep_filler,
         )
         return filler
+
+    def _leaving(self) -> Intent:
+        tokens = self._load.abandon_after_tokens
+        return Intent(plan=f"tokens:{tokens}", planned_abandon=tokens, way=Way.FIN)
 
     def _start_probe(self) -> gevent.Greenlet:
         return self._start(
             role=Role.PROBE,
             user=self._load.slots,
             max_tokens=self._load.probe_tokens,
-            planned_abandon=None,
             leave_rule=never,
             keep=self._keep_probe,
         )
@@ -181,7 +183,7 @@ class Trial:
         role: Role,
         user: int,
         max_tokens: int,
-        planned_abandon: int | None,
+        intent: Intent = STAYS,
         leave_rule: LeaveRule,
         keep: Callable[[RequestRow], None],
     ) -> gevent.Greenlet:
@@ -189,9 +191,9 @@ class Trial:
             role=role,
             user=user,
             max_tokens=max_tokens,
-            planned_abandon=planned_abandon,
             arm=self._arm,
             trial=self._number,
+            intent=intent,
         )
         return self._streams.spawn(
             self._session.client.ask, ticket, self._prompt(user), leave_rule, keep
@@ -200,11 +202,10 @@ class Trial:
     def _prompt(self, user: int) -> str:
         # Its own seed: how many checks there were must not change what the others are asked.
         rng = random.Random(f"{self._session.plan.seed}/{self._number}/{self._arm}/{user}/length")
-        return prompt(
-            seed=self._session.plan.seed,
+        return self._session.prompt(
             user=user,
             n=self._number * len(_ARMS) + _ARMS.index(self._arm),
-            num_bytes=rng.randint(*self._load.prompt_tokens),
+            tokens=rng.randint(*self._load.prompt_tokens),
         )
 
     def _keep_filler(self, row: RequestRow) -> None:
@@ -236,7 +237,7 @@ class Trial:
 
         They are read to their end: leaving them would put into the way what they are to exclude.
         """
-        timeout_s = self._session.plan.timeout_s
+        timeout_s = self._session.plan.timeouts.next_byte_s
         patience_ends_ns = time.perf_counter_ns() + int(timeout_s * 1e9)
         tokens = _CHECK_TOKENS
         while not ran_at_once(self._check_slots(tokens)):
@@ -260,7 +261,6 @@ class Trial:
                 role=Role.CHECK,
                 user=next(self._check_users),
                 max_tokens=min(tokens, self._load.answer_tokens),
-                planned_abandon=None,
                 leave_rule=never,
                 keep=keep,
             )

@@ -1,130 +1,61 @@
-"""The life of one streamed request, as its client sees it: a state machine without any I/O.
+"""The life of one request, as its client sees it: a state machine without any I/O.
 
 Whoever moves the bytes tells the machine what happened and when; the machine counts tokens, decides
-the one outcome and builds the row. It never reads a clock.
-
-    SENT ──▶ ACCEPTED ──▶ READING ──▶ FINISHED ──▶ completed
-      │ └──▶ BUSY ──▶ rejected
-      └────▶ REFUSED ──▶ failed           SENT, ACCEPTED, READING ──▶ abandoned
-
-What may follow what is `TRANSITIONS`; anything not in it is a mistake of the caller and raises.
-Three decisions that the table makes:
-- a stream that ends without a finish reason or `[DONE]` has failed, however good it looked;
-- one that has finished is completed, even if the line breaks or the run ends before its last byte:
-  the user has the whole answer. It can no longer be abandoned either;
-- a request can be abandoned from the moment it is sent, its headers or not: some servers hold them
-  back until the first token, and it is their work that would be wasted.
+the one outcome (`harness.load.transitions` says what may follow what) and builds the row. It never
+reads a clock.
 
 Tokens are not events. With continuous usage the server's own count decides (also for events whose
 text is still empty: half of a character is a token too); else an event that shows text is taken for
-one token, and the row says so.
+one token, and the row says so. A request for several answers counts the tokens of all of them, and
+has finished when all have.
+
+Some ways of leaving let the client read on. What comes then is counted apart and changes neither
+the outcome nor `tokens_read`.
 """
 
-from dataclasses import dataclass
-from enum import Enum, auto
+from collections import defaultdict
 from typing import Final
 
 import msgspec
 
-from harness.load.dialect import DONE, Chunk, decode_chunk, error_message, refusal_message
-from harness.records import Outcome, RequestRow, Role, TokenCounting, WireClose
+from harness.load.dialect import (
+    ABORT,
+    DONE,
+    EXPIRED,
+    Choice,
+    Chunk,
+    Usage,
+    decode_chunk,
+    error_message,
+    refusal_message,
+)
+from harness.load.ticket import Ticket
+from harness.load.transitions import TRANSITIONS, Signal, State
+from harness.records import Delivery, Outcome, RequestRow, Role, TokenCounting, WireClose
 
 _BUSY_STATUSES: Final = frozenset({429, 503})
-
-
-class State(Enum):
-    """Where the request stands while it has no outcome."""
-
-    SENT = auto()
-    ACCEPTED = auto()  # the headers are there, no token yet
-    READING = auto()
-    FINISHED = auto()  # a finish reason or [DONE] was read
-    BUSY = auto()  # refused at admission; its body is still to be read
-    REFUSED = auto()
-
-
-class Signal(Enum):
-    """What can happen to a request."""
-
-    ACCEPT = auto()
-    TURN_AWAY = auto()
-    REFUSE = auto()
-    TOKEN = auto()
-    FINISH = auto()
-    ERROR = auto()  # the server sent an error, or nonsense, inside the stream
-    BODY_END = auto()
-    LEAVE = auto()
-    TIMEOUT = auto()
-    BREAK = auto()  # the connection failed
-    CUT = auto()  # the run ended
-
-
-_UNANSWERED: Final[dict[Signal, State | Outcome]] = {
-    Signal.TIMEOUT: Outcome.TIMED_OUT,
-    Signal.BREAK: Outcome.FAILED,
-    Signal.CUT: Outcome.CUT_OFF,
-}
-_STREAMING: Final[dict[Signal, State | Outcome]] = _UNANSWERED | {
-    Signal.TOKEN: State.READING,
-    Signal.FINISH: State.FINISHED,
-    Signal.ERROR: Outcome.FAILED,
-    Signal.BODY_END: Outcome.FAILED,
-    Signal.LEAVE: Outcome.ABANDONED,
-}
-
-
-def _whatever_ends_it(outcome: Outcome) -> dict[Signal, State | Outcome]:
-    ends = (Signal.BODY_END, Signal.TIMEOUT, Signal.BREAK, Signal.CUT)
-    return dict.fromkeys(ends, outcome)
-
-
-TRANSITIONS: Final[dict[State, dict[Signal, State | Outcome]]] = {
-    State.SENT: _UNANSWERED
-    | {
-        Signal.ACCEPT: State.ACCEPTED,
-        Signal.TURN_AWAY: State.BUSY,
-        Signal.REFUSE: State.REFUSED,
-        Signal.LEAVE: Outcome.ABANDONED,
-    },
-    State.ACCEPTED: _STREAMING,
-    State.READING: _STREAMING,
-    State.FINISHED: _whatever_ends_it(Outcome.COMPLETED)
-    | {
-        Signal.TOKEN: State.FINISHED,
-        Signal.FINISH: State.FINISHED,
-        Signal.ERROR: Outcome.FAILED,
-    },
-    State.BUSY: _whatever_ends_it(Outcome.REJECTED),
-    State.REFUSED: _whatever_ends_it(Outcome.FAILED),
-}
 
 
 class IllegalSignalError(Exception):
     """The caller told the machine something that cannot happen in its state."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
-    """What is known of a request before it is sent; the meanings are those of `RequestRow`."""
-
-    request_id: str
-    arm: str
-    role: Role
-    trial: int | None
-    user: int
-    planned_abandon: int | None
-    max_tokens: int
-    intended_start_ns: int
-
-
 class StreamMachine:
     """One request from sending to its outcome.
 
-    All state changes go through `_apply`; the counters change in `event` only. Once `outcome` is
-    set nothing changes any more, and `row()` may be asked for.
+    All state changes go through `_apply`; the counters change in `event` and `answer` only. Once
+    `outcome` is set `row()` may be asked for; only what is told with `late_` changes it any more.
+    `_counted` is the server's latest count: of each answer, or of all of them under 0.
     """
 
-    def __init__(self, ticket: Ticket, *, sent_ns: int, continuous_usage: bool) -> None:
+    def __init__(
+        self,
+        ticket: Ticket,
+        *,
+        sent_ns: int,
+        continuous_usage: bool,
+        usage_per_choice: bool = False,
+    ) -> None:
         self.state = State.SENT
         self.outcome: Outcome | None = None
         self.tokens_read = 0
@@ -141,6 +72,12 @@ class StreamMachine:
         self._wire_close: WireClose | None = None
         self._ended_ns: int | None = None
         self._error: str | None = None
+        self._usage_per_choice = usage_per_choice
+        self._counted: defaultdict[int, int] = defaultdict(int)
+        self._unfinished = ticket.intent.n
+        self._late_tokens: int | None = None
+        self._server_ended_ns: int | None = None
+        self._answer: list[str] | None = [] if ticket.role is Role.CANARY else None
 
     def __repr__(self) -> str:
         return f"<StreamMachine {self.state.name} outcome={self.outcome} tokens={self.tokens_read}>"
@@ -181,6 +118,29 @@ class StreamMachine:
             return
         self._read_chunk(chunk, t_ns)
 
+    def answer(self, body: bytes, t_ns: int) -> None:
+        """The whole body of an answer that comes in one piece."""
+        try:
+            chunk = decode_chunk(body)
+        except msgspec.DecodeError as error:
+            self._end(Signal.ERROR, t_ns, f"the answer makes no sense ({error})")
+            return
+        if chunk.error is not None:
+            self._end(Signal.ERROR, t_ns, error_message(chunk.error))
+            return
+        if chunk.usage is not None:
+            self._note_usage(chunk.usage)
+        if self._completion_tokens is None:
+            self._counting = TokenCounting.EVENTS
+            self.tokens_read = sum(choice.has_text() for choice in chunk.choices)
+        else:
+            self._counting = TokenCounting.USAGE
+            self.tokens_read = self._completion_tokens
+        self._unfinished = len(chunk.choices)  # a server may not know `n`
+        self._note_finish(chunk, t_ns)
+        if self.outcome is None:
+            self._end(Signal.BODY_END, t_ns, "the answer has no finish reason")
+
     def refusal(self, body: bytes, t_ns: int) -> None:
         """The body of an answer other than 200, as far as it was read."""
         assert self._status_code is not None
@@ -208,6 +168,28 @@ class StreamMachine:
         """The connection could not be made, broke, or brought something that is not a stream."""
         self._end(Signal.BREAK, t_ns, why)
 
+    def late_event(self, data: bytes) -> None:
+        """An event that came after the user had left in a way that lets them read on."""
+        self._late_tokens = self._late_tokens or 0
+        if data == DONE:
+            return
+        try:
+            chunk = decode_chunk(data)
+        except msgspec.DecodeError:
+            return
+        for choice in chunk.choices:
+            self._late_tokens += self._count(choice, chunk.usage)
+            self._finish_reason = choice.finish_reason or self._finish_reason
+
+    def late_end(self, t_ns: int) -> None:
+        """The server ended the answer or the connection after the user had left."""
+        self._late_tokens = self._late_tokens or 0
+        self._server_ended_ns = t_ns
+
+    def complain(self, problem: str) -> None:
+        """Something went wrong in leaving; the user has left all the same."""
+        self._error = problem
+
     def cut(self, t_ns: int) -> None:
         """The run ended first."""
         self._end(Signal.CUT, t_ns, None)
@@ -216,7 +198,7 @@ class StreamMachine:
         """The record of this request. Only a request with an outcome has one."""
         if self.outcome is None or self._ended_ns is None:
             raise IllegalSignalError(f"{self!r} has not ended, so there is no row of it yet")
-        ticket, times = self._ticket, self._token_times_ns
+        ticket, intent, times = self._ticket, self._ticket.intent, self._token_times_ns
         is_complete = self.outcome is Outcome.COMPLETED
         return RequestRow(
             request_id=ticket.request_id,
@@ -224,8 +206,8 @@ class StreamMachine:
             role=ticket.role,
             trial=ticket.trial,
             user=ticket.user,
-            stream=True,
-            planned_abandon=ticket.planned_abandon,
+            stream=intent.delivery is Delivery.STREAM,
+            planned_abandon=intent.planned_abandon,
             think_ns=self._think_ns,
             max_tokens=ticket.max_tokens,
             intended_start_ns=ticket.intended_start_ns,
@@ -245,6 +227,14 @@ class StreamMachine:
             finish_reason=self._finish_reason,
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens if is_complete else None,
+            plan=intent.plan,
+            way="" if intent.way is None else intent.way.value,
+            delivery=intent.delivery,
+            n=intent.n,
+            tokens_after_leaving=self._late_tokens,
+            server_ended_ns=self._server_ended_ns,
+            repeats=ticket.repeats,
+            answer=None if self._answer is None else "".join(self._answer),
         )
 
     # How it is decided...
@@ -265,25 +255,51 @@ class StreamMachine:
 
     def _read_chunk(self, chunk: Chunk, t_ns: int) -> None:
         if chunk.usage is not None:
-            self._prompt_tokens = chunk.usage.prompt_tokens
-            self._completion_tokens = chunk.usage.completion_tokens
-        if not chunk.choices:
-            return  # the closing account: no token came with it
-        tokens = self._count(chunk)
+            self._note_usage(chunk.usage)
+        tokens, is_last = 0, False
+        for choice in chunk.choices:  # none in the closing account: no token came with it
+            tokens += self._count(choice, chunk.usage)
+            if self._answer is not None:
+                self._answer.append(choice.shown())
+            is_last = is_last or choice.finish_reason is not None
         if tokens:
             self._apply(Signal.TOKEN)
             self.tokens_read += tokens
             self._token_times_ns.append(t_ns)
             self._event_tokens.append(tokens)
-        if chunk.choices[0].finish_reason is not None:
-            self._finish_reason = chunk.choices[0].finish_reason
-            self._apply(Signal.FINISH)
+        if is_last:
+            self._note_finish(chunk, t_ns)
 
-    def _count(self, chunk: Chunk) -> int:
-        so_far = chunk.usage.completion_tokens if chunk.usage is not None else None
-        if self._counting is TokenCounting.USAGE and so_far is not None:
-            return max(0, so_far - self.tokens_read)
-        if not chunk.choices[0].has_text():
+    def _note_usage(self, usage: Usage) -> None:
+        self._prompt_tokens = usage.prompt_tokens
+        self._completion_tokens = usage.completion_tokens
+
+    def _note_finish(self, chunk: Chunk, t_ns: int) -> None:
+        for choice in chunk.choices:
+            self._finish_reason = choice.finish_reason or self._finish_reason
+            if choice.finish_reason == ABORT:
+                reason = chunk.cancellation_info.reason if chunk.cancellation_info else None
+                why = f"the server aborted the request: {reason or 'no reason given'}"
+                self._end(Signal.EXPIRE if reason == EXPIRED else Signal.ABORT, t_ns, why)
+                return
+            if choice.finish_reason is not None:
+                self._unfinished -= 1
+                if self._unfinished <= 0:
+                    self._apply(Signal.FINISH)
+
+    def _count(self, choice: Choice, usage: Usage | None) -> int:
+        if choice.finish_reason == ABORT and not choice.has_text():
+            return 0  # its usage tells what was generated: also what nobody was sent
+        if usage is not None and self._counting is TokenCounting.USAGE:
+            so_far = usage.completion_tokens
+            if so_far is not None:
+                answer = choice.index if self._usage_per_choice else 0
+                before = self._counted[answer]
+                if so_far <= before:
+                    return 0
+                self._counted[answer] = so_far
+                return so_far - before
+        if not choice.has_text():
             return 0
         self._counting = TokenCounting.EVENTS  # one such event makes the whole row an estimate
         return 1

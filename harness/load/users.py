@@ -28,21 +28,20 @@ from locust.env import Environment
 from locust.runners import MasterRunner
 
 from harness.errors import ConfigError
-from harness.load.abandon import plan_request, think_ns
-from harness.load.client import LeaveRule, never
+from harness.load.abandon import leave_rule, never, plan_request
+from harness.load.canary import canary_prompt
 from harness.load.plan import AbandonLoad, LoadPlan
-from harness.load.prompts import prompt
 from harness.load.rows import ShardWriter
 from harness.load.session import LoadSession
-from harness.records import ClientSample, Outcome, RequestRow
+from harness.records import ClientSample, Outcome, RequestRow, Role
 
 # After a refusal or a failure a user tries again, but not in a busy loop: a dead server would
 # otherwise be answered with thousands of attempts a second.
-_RETRY_PAUSE_S: Final = 0.5
+RETRY_PAUSE_S: Final = 0.5
 _TICK_NS: Final = 10_000_000
 _DUE: Final = struct.Struct("=q")
 _NUMBERS_PER_WORKER: Final = 1_000_000
-_NOT_A_FAILURE: Final = frozenset({Outcome.COMPLETED, Outcome.ABANDONED, Outcome.CUT_OFF})
+NOT_A_FAILURE: Final = frozenset({Outcome.COMPLETED, Outcome.ABANDONED, Outcome.CUT_OFF})
 
 
 class RequestFailedError(Exception):
@@ -68,43 +67,64 @@ class AbandoningUser(PlannedUser):
         worker = getattr(environment.runner, "worker_index", 0)
         self._number = worker * _NUMBERS_PER_WORKER + next(self._numbers)
         self._asked = 0
-        self._last: Outcome | None = None
+        self._last: RequestRow | None = None
+        self._text = ""
 
     @task
     def ask(self) -> None:
-        """One request, from its plan to its row."""
-        session = self.session
-        assert isinstance(session.plan.load, AbandonLoad)
-        n = self._asked
+        """One request, when it is this user's turn, and the pause that it costs."""
+        session, load = self.session, self.session.plan.load
+        assert isinstance(load, AbandonLoad)
+        session.peace.wait_for_turn(self._number)
+        try:
+            if self._number < load.canaries:
+                self._ask_as_canary(load)
+            else:
+                self._ask_as_planned(load)
+        finally:
+            session.peace.end_turn(self._number)
+        assert self._last is not None
+        gevent.sleep(pause_after(self._last.outcome, load.retry_pause_s))
+
+    def _ask_as_planned(self, load: AbandonLoad) -> None:
+        session, n, last = self.session, self._asked, self._last
         self._asked += 1
-        plan = plan_request(session.plan.load, seed=session.plan.seed, user=self._number, n=n)
+        plan = plan_request(load, seed=session.plan.seed, user=self._number, n=n, seen=session.seen)
+        repeats = None
+        if last is not None and last.outcome in load.ask_again_after:
+            repeats = last.request_id
+        else:
+            self._text = session.prompt(
+                user=self._number,
+                n=n,
+                tokens=plan.prompt_tokens,
+                shared_tokens=load.shared_prefix_tokens,
+            )
         ticket = session.ticket(
-            user=self._number, max_tokens=plan.max_tokens, planned_abandon=plan.planned_abandon
+            user=self._number, max_tokens=plan.max_tokens, intent=plan.intent, repeats=repeats
         )
-        rule = self._leave_rule(session, plan.planned_abandon, plan.think_fraction)
-        text = prompt(seed=session.plan.seed, user=self._number, n=n, num_bytes=plan.prompt_bytes)
-        session.client.ask(ticket, text, rule, self._keep)
-        if self._last not in _NOT_A_FAILURE:
-            gevent.sleep(_RETRY_PAUSE_S)
+        rule = leave_rule(plan, load.think, session.client.step)
+        session.client.ask(ticket, self._text, rule, self._keep)
+
+    def _ask_as_canary(self, load: AbandonLoad) -> None:
+        session = self.session
+        text = canary_prompt(
+            self._number, tokens=load.prompt_tokens[1], scale=session.plan.prompt_scale
+        )
+        ticket = session.ticket(user=self._number, max_tokens=load.canary_tokens, role=Role.CANARY)
+        session.client.ask(ticket, text, never, self._keep)
 
     def _keep(self, row: RequestRow) -> None:
-        self._last = row.outcome
+        self._last = row
         self.session.keep(row)
 
-    @staticmethod
-    def _leave_rule(session: LoadSession, planned: int | None, fraction: float) -> LeaveRule:
-        if planned is None:
-            return never
-        load = session.plan.load
-        assert isinstance(load, AbandonLoad)
 
-        def leave_when_read(tokens_read: int) -> int | None:
-            if tokens_read < planned:
-                return None
-            step_ns = session.client.step.median_ns()
-            return think_ns(load.think, fraction=fraction, step_ns=step_ns)
-
-        return leave_when_read
+def pause_after(outcome: Outcome, retry_pause_s: float) -> float:
+    """Seconds until the next request. Whose patience ended pauses as the load says: it has waited
+    already, so that is no busy loop."""
+    if outcome in NOT_A_FAILURE:
+        return 0.0
+    return retry_pause_s if outcome is Outcome.TIMED_OUT else RETRY_PAUSE_S
 
 
 def end_load(environment: Environment) -> None:
@@ -167,11 +187,11 @@ def _api_key(plan: LoadPlan) -> str | None:
 
 def _tell_locust(environment: Environment, row: RequestRow) -> None:
     environment.events.request.fire(  # type: ignore[no-untyped-call]
-        request_type="STREAM",
+        request_type=row.delivery.value.upper(),
         name=row.outcome.value,
         response_time=(row.ended_ns - row.sent_ns) / 1e6,
         response_length=row.tokens_read,
-        exception=None if row.outcome in _NOT_A_FAILURE else RequestFailedError(row.error),
+        exception=None if row.outcome in NOT_A_FAILURE else RequestFailedError(row.error),
         context={},
     )
 

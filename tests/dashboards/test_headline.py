@@ -1,6 +1,7 @@
 """The sentence and the cards: every kind of run gets words that are true of it."""
 
-from dashboards.headline import cards, sentence
+from dashboards.headline import cards
+from dashboards.sentence import sentence
 from harness.records import Metric
 
 
@@ -47,7 +48,7 @@ def test_ghosts_and_leaks_are_said() -> None:
         "leaked_slots": gauge("slots", 1.0),
         "leaked_blocks": gauge("blocks", 12.0),
     }
-    text = sentence(LEFT, metrics)
+    text = sentence(LEFT, metrics, lost=("slots", "blocks"))
     assert "some requests were not stopped while they were watched" in text
     assert "3 of 100 abandoned requests went on as if nobody had left." in text
     assert "1 slot and 12 blocks never came back." in text
@@ -65,10 +66,47 @@ def test_what_ghosts_hold_is_not_said_to_be_lost() -> None:
     assert "of these, 8 slots and 181 blocks held by requests that still run (ghosts)" in (
         card.details
     )
-    assert sentence(LEFT, metrics, {"slots": 8.0, "blocks": 100.0}).endswith(
+    assert sentence(LEFT, metrics, {"slots": 8.0, "blocks": 100.0}, ["blocks"]).endswith(
         "8 slots and 100 blocks are still held by requests whose users have gone. "
         "81 blocks never came back."
     )
+
+
+def test_without_proof_of_a_loss_slots_are_still_held() -> None:
+    metrics = {"leaked_slots": gauge("slots", 4.0)}
+    assert sentence(LEFT, metrics) == "4 slots are still held after the settle time."
+
+
+def test_a_mean_without_quantiles_is_no_ghost() -> None:
+    mean = Metric(unit="s", n=20, mean=0.12, mean_ci95=(0.1, 0.14), method="gauge")
+    metrics = {"cancel_latency_s": mean, "ghost_rate": rate(0.0, n=20)}
+    assert sentence(LEFT, metrics) == (
+        "When a user left, the server let go after 120 ms on average (95 % interval 100 to 140 ms)."
+        " All 20 abandoned requests were stopped."
+    )
+    card = cards(metrics, {})[0]
+    assert card.value == "120 ms"
+    assert card.details == ("mean of 20, from totals", "mean's 95 % interval 100 to 140 ms")
+
+
+def test_a_mean_that_is_only_known_to_be_small_is_said_to_be() -> None:
+    most = Metric(unit="s", n=20, mean=0.0, upper95=0.03, method="gauge", bound="upper")
+    metrics = {"cancel_latency_s": most}
+    assert sentence(LEFT, metrics).endswith("let go after at most 30 ms on average.")
+    assert cards(metrics, {})[0].value == "\N{LESS-THAN OR EQUAL TO} 30 ms"
+
+
+def test_waste_by_a_counter_is_of_all_who_left() -> None:
+    others = {"cut_off": 12}
+    wasted = Metric(unit="tokens", n=62, mean=3.0, method="counter", others=others)
+    assert "3 tokens per request left for nobody" in sentence(LEFT, {"wasted_tokens": wasted})
+    (card,) = cards({"wasted_tokens": wasted}, {})
+    assert card.details[0] == "mean per request left, of 62, of whom the run cut off 12"
+
+
+def test_only_what_is_known_is_asked_to_be_nothing() -> None:
+    (card,) = cards({"leaked_slots": gauge("slots", 0.0)}, {})
+    assert card.good == "0 slots missing once everything is idle again."
 
 
 def test_a_share_that_ought_to_be_all_says_how_much_is_sure() -> None:

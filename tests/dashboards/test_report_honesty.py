@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dashboards.cancel_sections import recovery
-from dashboards.source import read_run
+from dashboards.source import Run, read_run
 from tests.dashboards.reading import body_of, decoded, page_of
 
 MakeRun = Callable[..., Path]
@@ -81,7 +81,9 @@ def test_the_control_is_said_to_be_the_workloads_choice(make_run: MakeRun) -> No
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["workload"]["load"] = {"control_answer_tokens": 64}
     (run / "manifest.json").write_text(json.dumps(manifest))
-    text = recovery(read_run(run)).shows
+    read = read_run(run)
+    assert isinstance(read, Run)
+    text = recovery(read).shows
     assert "a filler's natural end, here after 64 tokens, as the workload says" in text
 
 

@@ -15,10 +15,13 @@ from harness.analysis.cancel_figures import (
     waste_figures,
 )
 from harness.analysis.cancellation import cancellations
+from harness.analysis.counters import leak_figures
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures, NotMeasurable
+from harness.analysis.held import leaks_in_use
 from harness.manifest import Clock
-from harness.records import Metric
+from harness.records import Metric, Role
+from tests.harness.conftest import at
 
 if TYPE_CHECKING:
     from tests.harness.conftest import RunBuilder
@@ -393,3 +396,56 @@ def test_breakdowns(make_run: MakeRun) -> None:
         "decode": (2, ms(7.2)),
         "waiting": (1, ms(8.2)),
     }
+
+
+def test_long_prompts_left_in_their_prefill_have_a_latency_of_their_own(make_run: MakeRun) -> None:
+    run = make_run()
+    four_steps(run, "a", "b")
+    leave_in_decode(run, "a", role=Role.LONG_PROMPT)
+    run.abandon("b", t0=15, tokens=[], planned_abandon=0, role=Role.LONG_PROMPT)
+    run.events("b", arrived=1, admitted=10.1, disconnected=16, abort_received=17)
+    run.events("b", removed=20.1, blocks_freed=20.2, finished=20.3)
+    figures = figures_of(run)
+    assert metric(figures, "cancel_latency_s").n == 2
+    latency = metric(figures, "cancel_latency_prefill_s")
+    assert (latency.n, latency.p50) == (1, ms(5.2))
+    assert latency.of == "long prompts left during their prefill"
+    assert metric(figures, "cancel_latency_prefill_steps").p50 == 1
+
+
+def test_other_users_have_no_such_figure(make_run: MakeRun) -> None:
+    run = make_run()
+    four_steps(run, "a")
+    leave_in_decode(run)
+    assert "cancel_latency_prefill_s" not in figures_of(run)
+
+
+def test_blocks_of_a_cached_prefix_are_held_too(make_run: MakeRun) -> None:
+    """Of 13 prompt tokens 8 were cached (2 blocks of 4): 5 are computed, and 4 blocks are held."""
+    run = make_run()
+    run.metrics(free_blocks="exact", running="exact")
+    run.idle({"free_blocks": 100, "running": 0}, {"free_blocks": 96, "running": 1})
+    run.abandon("a", t0=33, tokens=[21, 31])
+    run.events("a", arrived=1, admitted=10.1, first_token=20)
+    run.lifecycle[1].num_blocks = 4
+    run.step(10, 20, sampled=("a",), a=5)
+    run.steps(2, 3, "a")
+    run.manifest.window.settled_ns = at(43)
+    row = only_row(run)
+    # 5 + 2 tokens of its own need 2 blocks; for 10 ms it held 4.
+    assert row["block_seconds"] == pytest.approx(4 * 0.010)
+    frames = run.frames()
+    facts = run_facts(frames)
+    assert leaks_in_use(frames, facts, leak_figures(facts)) == {"slots": 1, "blocks": 4}
+
+
+def test_a_preempted_request_has_the_prefix_of_its_new_life(make_run: MakeRun) -> None:
+    run = make_run()
+    run.abandon("a", t0=33, tokens=[21])
+    run.events("a", arrived=1, admitted=10.1, first_token=20, preempted=30.1, resumed=40.1)
+    run.lifecycle[1].num_blocks = 2  # all of them for its 5 tokens
+    run.lifecycle[4].num_blocks = 3  # for 6 tokens: 1 of them was computed, 2 blocks are shared
+    run.step(10, 20, sampled=("a",), a=5)
+    run.step(40.2, 50, sampled=("a",), a=1)
+    run.manifest.window.settled_ns = at(60.2)
+    assert only_row(run)["block_seconds"] == pytest.approx(3 * 0.020)

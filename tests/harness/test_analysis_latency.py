@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.analysis.capacity import capacity_figures, floor_figures
+from harness.analysis.capacity import capacity_figures, series_figures, series_of
 from harness.analysis.counters import count_figures, leak_figures, wasted_by_counter
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable
@@ -42,7 +42,8 @@ def latency_of(run: RunBuilder) -> Figures:
 
 def capacity_of(run: RunBuilder) -> Figures:
     frames = run.frames()
-    return capacity_figures(frames, run_facts(frames))
+    facts = run_facts(frames)
+    return capacity_figures(frames, facts) | series_figures(series_of(frames, facts), facts)
 
 
 def counters_of(run: RunBuilder) -> Figures:
@@ -116,7 +117,10 @@ def test_an_event_with_two_tokens_counts_twice_in_tpot(make_run: MakeRun) -> Non
 def test_fillers_and_probes_are_not_users(make_run: MakeRun) -> None:
     run = make_run()
     run.request("f", sent=0, tokens=[10, 40], outcome="completed", end=41, role=Role.FILLER)
-    assert {reason(figure) for figure in latency_of(run).values()} == {
+    figures = latency_of(run)
+    gaps = metric(figures.pop("itl_s"))
+    assert (gaps.p50, gaps.of) == (ms(30), "fillers")
+    assert {reason(figure) for figure in figures.values()} == {
         "this workload has no ordinary users, only fillers and probes"
     }
 
@@ -170,13 +174,11 @@ def test_the_measurement_floor(make_run: MakeRun) -> None:
     for t in (0, 50, 110):
         run.scrape(t, "x", 1)
         run.scrape(t, "y", 1)
-    figures = floor_figures(run.frames(), run_facts(run.frames()))
+    figures = capacity_of(run)
     assert metric(figures["client_lag_s"]).max == ms(0.3)
     interval = metric(figures["scrape_interval_s"])
     assert (interval.n, interval.mean) == (2, ms(55))
-    assert reason(
-        floor_figures(make_run().frames(), run_facts(make_run().frames()))["scrape_interval_s"]
-    ) == ("the run did not scrape")
+    assert reason(capacity_of(make_run())["scrape_interval_s"]) == ("the run did not scrape")
 
 
 def test_leaks_are_differences_of_idle_gauges(make_run: MakeRun) -> None:
@@ -233,7 +235,7 @@ def waste_run(run: RunBuilder, trust: str) -> RunBuilder:
 def test_waste_by_counter(make_run: MakeRun) -> None:
     waste = metric(counters_of(waste_run(make_run(), "exact_when_idle"))["waste"])
     assert (waste.mean, waste.n, waste.bound, waste.method) == (20, 2, "point", "counter")
-    assert waste.others == {"total_tokens": 40, "generated_tokens": 110}
+    assert waste.others == {"total_tokens": 40, "generated_tokens": 110, "cut_off": 1}
 
 
 def test_waste_by_a_counter_that_leaves_some_out_is_a_lower_bound(make_run: MakeRun) -> None:
@@ -269,3 +271,18 @@ def test_events_without_a_calibration_are_said_to_be_events(make_run: MakeRun) -
     requests = run.frames().requests
     assert tokens_read(requests).tolist() == [2.0]
     assert token_counting(requests) == "events"
+
+
+def test_bystanders_and_long_prompts_are_never_mixed(make_run: MakeRun) -> None:
+    run = make_run()
+    run.request("b", sent=0, tokens=[10, 14, 20], outcome="cut_off", end=30, role=Role.BYSTANDER)
+    long = {"role": Role.LONG_PROMPT}
+    run.request("read", sent=0, tokens=[500, 900], outcome="completed", end=901, **long)
+    run.abandon("left", t0=300, tokens=[], planned_abandon=0, **long)
+    figures = latency_of(run)
+    assert metric(figures["ttft_s"]).of == "long prompts that were read"
+    assert (metric(figures["ttft_s"]).n, metric(figures["ttft_s"]).max) == (1, ms(500))
+    assert metric(figures["itl_s"]).of == "bystanders"
+    assert (metric(figures["itl_s"]).n, metric(figures["itl_s"]).max) == (2, ms(6))
+    assert metric(figures["goodput_rps"]).mean == 0.0
+    assert metric(figures["start_delay_s"]).n == 3

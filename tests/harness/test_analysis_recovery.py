@@ -16,6 +16,7 @@ from harness.analysis.recovery import (
     pair_refills,
     probe_figures,
     refill_figures,
+    refills_after_abandons,
 )
 from harness.records import Metric, Role
 
@@ -31,7 +32,8 @@ def ms(value: float) -> Any:
 
 def refills_of(run: RunBuilder) -> Figures:
     frames = run.frames()
-    return refill_figures(frames, cancellations(frames), run_facts(frames))
+    cancels, facts = cancellations(frames), run_facts(frames)
+    return refill_figures(refills_after_abandons(frames, cancels, facts), cancels, facts)
 
 
 def metric(figures: Figures, name: str) -> Metric:

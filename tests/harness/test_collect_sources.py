@@ -36,31 +36,44 @@ def event(seq: int) -> bytes:
     return json.dumps(fields).encode() + b"\n"
 
 
-def log_of(last: int, dropped: int = 0) -> Script:
-    """A log of events 1 to `last`, paged like the engine's."""
+def log_of(last: int, dropped: int = 0, most_rows: int = 10_000) -> Script:
+    """A log of events 1 to `last`, paged like the engine's, with at most `most_rows` a page."""
 
     def script(path: str) -> tuple[int, dict[str, str], bytes]:
         query = parse_qs(urlsplit(path).query)
         after, limit = int(query["after"][0]), int(query["limit"][0])
-        seqs = range(after + 1, min(after + limit, last) + 1)
+        seqs = range(after + 1, min(after + min(limit, most_rows), last) + 1)
         headers = {
             "x-walkaway-next-after": str(seqs[-1] if seqs else after),
             "x-walkaway-dropped": str(dropped if after == 0 else 0),
+            "x-walkaway-last": str(last),
         }
         return 200, headers, b"".join(event(seq) for seq in seqs)
 
     return script
 
 
-def test_a_log_is_followed_over_pages_each_event_once(serve: Serve) -> None:
-    url = serve(log_of(10_001))
+@pytest.mark.parametrize(("last", "most_rows"), [(10_001, 10_000), (100, 7)])
+def test_a_log_is_followed_over_pages_each_event_once(
+    serve: Serve, last: int, most_rows: int
+) -> None:
+    url = serve(log_of(last, most_rows=most_rows))
     notes = Notes()
     with httpx.Client(trust_env=False) as client:
         follower = LogFollower(client, url, LifecycleEvent, notes)
         follower.catch_up()
         follower.catch_up()
-    assert [row.seq for row in follower.rows] == list(range(1, 10_002))
+    assert [row.seq for row in follower.rows] == list(range(1, last + 1))
     assert (notes.texts(), notes.warnings()) == ([], [])
+
+
+def test_history_is_skipped_over_pages_of_any_size(serve: Serve) -> None:
+    url = serve(log_of(100, most_rows=7))
+    with httpx.Client(trust_env=False) as client:
+        follower = LogFollower(client, url, LifecycleEvent, Notes())
+        follower.skip_history()
+        follower.catch_up()
+    assert follower.rows == []
 
 
 def test_dropped_events_are_noted(serve: Serve) -> None:

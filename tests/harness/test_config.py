@@ -6,8 +6,6 @@ import pytest
 
 from harness.config import (
     SHIPPED_WORKLOADS,
-    AbandonSettings,
-    SlotRecoverySettings,
     Target,
     Workload,
     load_target,
@@ -15,6 +13,7 @@ from harness.config import (
     shipped,
 )
 from harness.errors import ConfigError
+from harness.load_settings import AbandonSettings, SlotRecoverySettings
 from harness.toml_file import apply_settings, parse_setting
 
 GOOD = """\
@@ -55,7 +54,7 @@ def test_a_file_is_read_with_defaults_filled_in(tmp_path: Path) -> None:
     assert workload.engine.runner == "auto"
 
 
-@pytest.mark.parametrize("name", ["demo", "cancel_steps", "slot_recovery"])
+@pytest.mark.parametrize("name", sorted(shipped(SHIPPED_WORKLOADS)))
 def test_every_shipped_workload_loads(name: str) -> None:
     assert isinstance(load_workload(name), Workload)
 
@@ -65,7 +64,7 @@ def test_more_users_than_slots_in_the_demo() -> None:
     assert demo.run.users > (demo.engine.max_num_seqs or 0)
 
 
-@pytest.mark.parametrize("name", ["reference", "vllm", "llamacpp", "openai"])
+@pytest.mark.parametrize("name", ["reference", "vllm", "llamacpp", "sglang", "openai"])
 def test_every_shipped_target_loads(name: str) -> None:
     target = load_target(name)
     assert isinstance(target, Target)
@@ -80,14 +79,14 @@ def test_llamacpp_is_scraped_less_than_once_a_second() -> None:
 
 
 def test_shipped_lists_the_names() -> None:
-    assert {"reference", "vllm", "llamacpp", "openai"} == set(shipped("harness.targets"))
+    assert {"reference", "vllm", "llamacpp", "sglang", "openai"} == set(shipped("harness.targets"))
 
 
 def test_an_unknown_name_lists_the_shipped_ones() -> None:
-    with pytest.raises(ConfigError, match=r"unknown workload `dmeo`.*cancel_steps, demo"):
+    with pytest.raises(ConfigError, match=r"unknown workload `dmeo`.*cancel_steps, .*demo"):
         load_workload("dmeo")
     with pytest.raises(
-        ConfigError, match=r"unknown engine `vlm`.*llamacpp, openai, reference, vllm"
+        ConfigError, match=r"unknown engine `vlm`.*llamacpp, openai, reference, sglang, vllm"
     ):
         load_target("vlm")
 
@@ -95,14 +94,14 @@ def test_an_unknown_name_lists_the_shipped_ones() -> None:
 def test_an_unknown_key_is_named_with_what_is_allowed_and_a_guess(tmp_path: Path) -> None:
     text = message(tmp_path, GOOD.replace("stay_share", "stay_shar"))
     assert "mine.toml: unknown key `load.stay_shar`; allowed: " in text
-    assert "abandon_after_tokens, answer_tokens, kind" in text
+    assert "abandon_after_tokens, answer_tokens, ask_again_after" in text
     assert "did you mean `stay_share`?" in text
     assert "key `load.stay_share` is missing" in text
 
 
 def test_an_unknown_section_is_named(tmp_path: Path) -> None:
     text = message(tmp_path, GOOD + "[engin]\nseed = 1\n")
-    assert "unknown key `engin`; allowed: collect, engine, load," in text
+    assert "unknown key `engin`; allowed: arms, collect, engine, headlines," in text
     assert "did you mean `engine`?" in text
 
 
@@ -115,7 +114,7 @@ def test_an_unknown_section_is_named(tmp_path: Path) -> None:
         ("max_seconds = 5", "max_seconds = -1", "`run.max_seconds` must be more than 0.0, not -1"),
         ("= 0.5", "= 1.5", "`load.stay_share` must be at most 1.0, not 1.5"),
         ("= 0.5", "= nan", "`load.stay_share` must be"),
-        ("[0, 4]", "[]", "`load.abandon_after_tokens` "),
+        ("[0, 4]", "[]", "either `abandon_after_tokens` or a `mix`"),
         ("[0, 4]", "[-1]", "`load.abandon_after_tokens.0` must be at least 0"),
         ("[0, 4]", "[100]", "`answer_tokens` must be larger"),
         ("[8, 16]", "[16, 8]", "`load.prompt_tokens`: must be [lowest, highest]"),
@@ -234,7 +233,10 @@ def test_a_folder_is_called_one(tmp_path: Path) -> None:
         ('path = "v1"', '`path`: must begin with "/"'),
         ("lifecycle = 1", "`lifecycle` must be true or false, not 1"),
         ("metrics = { running = 5 }", "`metrics.running` must be a section of keys, not 5"),
-        ('slots_from = "sky"', "`slots_from` must be one of 'config' or 'workload', not 'sky'"),
+        (
+            'slots_from = "sky"',
+            "`slots_from` must be one of 'config', 'props' or 'workload', not 'sky'",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_in_plain_words(tmp_path: Path, line: str, message: str) -> None:

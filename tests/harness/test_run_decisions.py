@@ -10,7 +10,10 @@ import pytest
 from harness.config import SettleSettings, Target, load_target
 from harness.errors import ConfigError, InterruptedRunError, TargetError
 from harness.interruption import Interruption
+from harness.load.mix import AfterTokens, Never
 from harness.load.plan import AbandonLoad, SlotRecoveryLoad, read_plan, write_plan
+from harness.load.session import LoadSession
+from harness.load_order import prompt_salt
 from harness.load_process import describe_load, find_hopeless
 from harness.manifest import status_after
 from harness.order import ResolvedOrder, RunOrder, make_load_plan, resolve_order
@@ -105,9 +108,37 @@ def test_the_plan_says_what_workload_target_and_server_say(tmp_path: Path) -> No
     assert plan.extra_body == {"ignore_eos": True}
     assert plan.continuous_usage
     assert isinstance(plan.load, AbandonLoad)
-    assert plan.load.abandon_after_tokens == [0, 1, 4, 16, 64]
+    leave, stay = plan.load.mix
+    assert isinstance(leave.leave, AfterTokens)
+    assert leave.leave.tokens == [0, 1, 4, 16, 64]
+    assert (leave.weight, stay.weight, stay.leave) == (0.75, 0.25, Never())
+    assert plan.cancel_path == "/v1/requests/{id}/cancel"
     write_plan(plan, tmp_path / "plan.json")
     assert read_plan(tmp_path / "plan.json") == plan
+
+
+def test_no_two_runs_on_one_server_ask_the_same() -> None:
+    there = Server(url="http://there", model="m", config=None, engine=None)
+    salts = {
+        prompt_salt(there, run_id=run_id, created_at=created_at)
+        for run_id in ("1-on", "1-off", "2-on")
+        for created_at in ("2026-01-01T00:00:00", "2026-01-01T00:05:00")
+    }
+    assert len(salts) == 6
+    assert "" not in salts
+
+
+def test_the_salt_of_a_plan_is_in_its_prompts(tmp_path: Path) -> None:
+    plan = make_load_plan(order(), server(ENGINE_CONFIG), rows_dir=tmp_path)
+    texts = {}
+    for salt in ("", "1-on/", "1-off/", "1-on/ "):
+        salted = msgspec.structs.replace(plan, prompt_salt=salt.strip(), rows_dir=None)
+        session = LoadSession(salted, api_key=None, pid=1, tell=lambda _: None, enough=lambda: None)
+        texts[salt] = session.prompt(user=1, n=2, tokens=80)
+        session.close()
+    assert texts["1-on/"] == texts["1-on/ "]
+    assert len(set(texts.values())) == 3
+    assert {len(text) for text in texts.values()} == {80}
 
 
 def test_slots_come_from_the_server_where_it_tells(tmp_path: Path) -> None:

@@ -117,3 +117,15 @@ def test_the_engine_is_told_only_what_was_set() -> None:
 def test_the_model_flag_wins_over_the_workload() -> None:
     command = engine_command(EngineSettings(model="tiny"), "torch", model="other")
     assert command[command.index("--model") + 1] == "other"
+
+
+def test_engine_settings_become_flags_and_booleans_a_pair_of_them() -> None:
+    settings = EngineSettings(
+        victim="rebuild-cost", watermark=0.1, enable_prefix_caching=False, reserve_full_isl=True
+    )
+    command = engine_command(settings, "simulated", model=None)
+    assert command[command.index("--victim") + 1] == "rebuild-cost"
+    assert command[command.index("--watermark") + 1] == "0.1"
+    assert "--no-enable-prefix-caching" in command
+    assert "--reserve-full-isl" in command
+    assert not [flag for flag in command if "batch-invariant" in flag]

@@ -193,7 +193,7 @@ def test_the_manifest_is_replaced_whole(folder: RunFolder) -> None:
         "comparable": True,
         "round_trip_ns": 5,
     }
-    assert written["idle"] == {"before": {}, "after": {}}
+    assert written["idle"] == {"before": {}, "after": {}, "later": {}, "loops": []}
     assert not list(folder.path.glob("*.part"))
 
 

@@ -30,6 +30,7 @@ class Exchange:
     request_id: str
     headers: dict[str, str]
     body: dict[str, Any]
+    target: str = ""
     tokens_sent: int = 0
     closed_ns: int | None = None
     closed_how: str | None = None  # "fin" or "rst"
@@ -157,7 +158,11 @@ def _read_request(sock: socket.socket) -> Exchange | None:
     while len(body) < int(headers["content-length"]):
         body += sock.recv(65536)
     return Exchange(
-        sock=sock, request_id=headers["x-request-id"], headers=headers, body=json.loads(body)
+        sock=sock,
+        request_id=headers.get("x-request-id", lines[0]),
+        headers=headers,
+        body=json.loads(body or b"{}"),
+        target=lines[0].split(" ")[1],
     )
 
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from harness.load.client import LeaveRule, StreamClient, never
-from harness.load.plan import AbandonLoad, LoadPlan
-from harness.load.stream import Ticket
+from harness.load.abandon import LeaveRule, never
+from harness.load.client import StreamClient
+from harness.load.plan import AbandonLoad, LoadPlan, Timeouts
+from harness.load.ticket import STAYS, Intent, Ticket
 from harness.records import Outcome, RequestRow, Role, WireClose
 
 if TYPE_CHECKING:
@@ -36,15 +37,15 @@ PLAN = LoadPlan(
     seed=0,
     arm="main",
     users=1,
-    timeout_s=30.0,
+    timeouts=Timeouts(connect_s=30.0, next_byte_s=30.0),
     max_seconds=60.0,
     load=AbandonLoad(
-        abandon_after_tokens=[1],
-        stay_share=0.0,
+        mix=[],
         think="none",
         prompt_tokens=(8, 8),
         answer_tokens=9,
         stay_tokens=9,
+        shared_prefix_tokens=0,
         stop_after_abandons=None,
     ),
 )
@@ -67,16 +68,16 @@ class User:
         (row,) = self._rows
         return row
 
-    def ask(self, rule: LeaveRule = never) -> RequestRow:
+    def ask(self, rule: LeaveRule = never, intent: Intent = STAYS) -> RequestRow:
         ticket = Ticket(
             request_id="r1",
             arm="main",
             role=Role.USER,
             trial=None,
             user=0,
-            planned_abandon=None,
             max_tokens=9,
             intended_start_ns=time.perf_counter_ns(),
+            intent=intent,
         )
         try:
             self._client.ask(ticket, "Hello", rule, self._rows.append)
@@ -348,7 +349,7 @@ class TestTrouble:
                 x.token()
             assert x.client_left_within(30)
 
-        row = User(serve(script).url, timeout_s=0.05).ask()
+        row = User(serve(script).url, timeouts=Timeouts(connect_s=30.0, next_byte_s=0.05)).ask()
         assert (row.outcome, row.tokens_read) == (Outcome.TIMED_OUT, int(answers))
         assert row.error == "nothing came for 0.05 s"
 

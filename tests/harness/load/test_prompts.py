@@ -22,3 +22,29 @@ def test_no_two_prompts_share_their_first_block() -> None:
         for n in range(50)
     }
     assert len(starts) == 5000
+
+
+def test_a_shared_prefix_is_the_same_for_all_and_no_more_is() -> None:
+    texts = [prompt(seed=3, user=u, n=0, num_bytes=96, shared_bytes=40) for u in range(50)]
+    assert {len(text) for text in texts} == {96}
+    assert len({text[:40] for text in texts}) == 1
+    assert len({text[:56] for text in texts}) == 50
+    other = prompt(seed=4, user=0, n=0, num_bytes=96, shared_bytes=40)
+    assert other[:40] != texts[0][:40]
+
+
+def test_a_salt_makes_other_prompts_of_the_same_length_and_leaves_equal_what_is_to_be() -> None:
+    def text(salt: str, user: int) -> str:
+        return prompt(seed=3, user=user, n=0, num_bytes=160, shared_bytes=80, salt=salt)
+
+    first, again, other = text("1-on/", 0), text("1-on/", 0), text("1-off/", 0)
+    assert first == again
+    assert len(first) == len(other) == 160
+    assert first[:16] != other[:16]
+    assert first[80:96] != other[80:96]
+    assert text("1-on/", 5)[:80] == first[:80]
+
+
+def test_a_prompt_may_be_all_prefix() -> None:
+    texts = {prompt(seed=3, user=u, n=0, num_bytes=40, shared_bytes=40) for u in range(9)}
+    assert [len(text) for text in texts] == [40]

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from harness.load.rows import ShardReader, ShardWriter
-from harness.load.stream import StreamMachine, Ticket
+from harness.load.stream import StreamMachine
+from harness.load.ticket import STAYS, Ticket
 from harness.records import ClientSample, RequestRow, Role
 
 MS = 1_000_000
@@ -16,9 +17,9 @@ def row(request_id: str) -> RequestRow:
         role=Role.USER,
         trial=None,
         user=0,
-        planned_abandon=None,
         max_tokens=1,
         intended_start_ns=0,
+        intent=STAYS,
     )
     stream = StreamMachine(ticket, sent_ns=1, continuous_usage=True)
     stream.cut(2)

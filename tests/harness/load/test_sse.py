@@ -27,6 +27,8 @@ def decode(*chunks: bytes) -> list[bytes]:
         # The last block is discarded: no blank line follows it.
         (b"data\n\ndata\ndata\n\ndata:", [b"", b"\n"]),
         (b"data:test\n\ndata: test\n\n", [b"test", b"test"]),
+        # Heartbeats between events, and in the middle of one.
+        (b": heartbeat\n\ndata: a\n: heartbeat\ndata: b\n\n: heartbeat\n\n", [b"a\nb"]),
         # What else can come.
         (b"data: a\r\n\r\ndata: b\r\rdata: c\n\n", [b"a", b"b", b"c"]),
         (b"\xef\xbb\xbfdata: a\n\n", [b"a"]),

@@ -1,19 +1,15 @@
 """The stream machine: outcomes, counting, rows, and what it refuses."""
 
+import dataclasses
 import json
 from typing import Any
 
 import pytest
 
-from harness.load.stream import (
-    TRANSITIONS,
-    IllegalSignalError,
-    Signal,
-    State,
-    StreamMachine,
-    Ticket,
-)
-from harness.records import Outcome, Role, TokenCounting, WireClose
+from harness.load.stream import IllegalSignalError, StreamMachine
+from harness.load.ticket import Intent, Ticket
+from harness.load.transitions import TRANSITIONS, Signal, State
+from harness.records import Outcome, Role, TokenCounting, Way, WireClose
 
 TICKET = Ticket(
     request_id="r1",
@@ -21,9 +17,9 @@ TICKET = Ticket(
     role=Role.USER,
     trial=None,
     user=3,
-    planned_abandon=2,
     max_tokens=9,
     intended_start_ns=5,
+    intent=Intent(plan="tokens:2", planned_abandon=2, way=Way.RST),
 )
 
 
@@ -245,3 +241,137 @@ class TestTable:
             stream.leave(30, think_ns=0, wire_close=WireClose.FIN)
         assert (stream.row().outcome, stream.row().ended_ns) == (Outcome.CUT_OFF, 20)
         assert stream.row().tokens_read == 0
+
+
+def aborted(reason: str | None) -> bytes:
+    chunk: dict[str, Any] = {"choices": [{"text": "", "finish_reason": "abort"}]}
+    if reason is not None:
+        chunk["cancellation_info"] = {"reason": reason, "message": "m"}
+    return json.dumps(chunk).encode()
+
+
+@pytest.mark.parametrize(
+    ("reason", "outcome"),
+    [
+        ("client_timeout", Outcome.TIMED_OUT),
+        ("server_shutdown", Outcome.FAILED),
+        ("rate_limit", Outcome.FAILED),
+        ("api", Outcome.FAILED),
+        (None, Outcome.FAILED),
+    ],
+)
+def test_an_abort_that_nobody_here_asked_for_is_never_completed(
+    reason: str | None, outcome: Outcome
+) -> None:
+    stream = machine()
+    stream.event(completion(" a", usage=1), 20)
+    stream.event(aborted(reason), 30)
+    row = stream.row()
+    assert row.outcome is outcome
+    assert row.finish_reason == "abort"
+    assert (row.tokens_read, row.ended_ns, row.abandoned_ns) == (1, 30, None)
+    assert row.error == f"the server aborted the request: {reason or 'no reason given'}"
+
+
+def test_an_abort_before_the_first_token_has_failed_too() -> None:
+    stream = machine()
+    stream.event(aborted("api"), 30)
+    assert stream.row().outcome is Outcome.FAILED
+    assert stream.row().first_token_ns is None
+
+
+def test_tokens_that_an_aborting_server_did_not_send_were_not_read() -> None:
+    stream = machine()
+    stream.event(completion(" a", usage=1), 20)
+    stream.event(completion("", usage=3, finish_reason="abort"), 30)
+    assert (stream.row().tokens_read, stream.row().token_times_ns) == (1, [20])
+
+
+def several(*choices: tuple[int, str | None], usage: int | None = None) -> bytes:
+    """A chunk with more of several answers: their indices and finish reasons."""
+    chunk: dict[str, Any] = {
+        "choices": [{"index": i, "text": " a", "finish_reason": reason} for i, reason in choices]
+    }
+    if usage is not None:
+        chunk["usage"] = {"prompt_tokens": 7, "completion_tokens": usage}
+    return json.dumps(chunk).encode()
+
+
+class TestSeveralAnswers:
+    @staticmethod
+    def machine(*, per_choice: bool = False, continuous_usage: bool = True) -> StreamMachine:
+        ticket = dataclasses.replace(TICKET, intent=Intent(n=2))
+        stream = StreamMachine(
+            ticket,
+            sent_ns=10,
+            continuous_usage=continuous_usage,
+            usage_per_choice=per_choice,
+        )
+        stream.headers(200)
+        return stream
+
+    def test_it_has_finished_when_all_have(self) -> None:
+        stream = self.machine()
+        stream.event(several((0, "length"), usage=1), 20)
+        could_leave = [stream.can_leave]
+        stream.event(several((1, "stop"), usage=2), 30)
+        could_leave.append(stream.can_leave)
+        assert could_leave == [True, False]
+        stream.body_ended(40)
+        assert (stream.outcome, stream.tokens_read) == (Outcome.COMPLETED, 2)
+        assert stream.row().n == 2
+
+    def test_a_count_of_the_whole_request(self) -> None:
+        stream = self.machine()
+        for t, (answer, usage) in enumerate([(0, 1), (1, 2), (0, 4), (1, 5)]):
+            stream.event(several((answer, None), usage=usage), t)
+        stream.cut(9)
+        assert (stream.tokens_read, stream.row().event_tokens) == (5, [1, 1, 2, 1])
+
+    def test_a_count_of_each_answer(self) -> None:
+        stream = self.machine(per_choice=True)
+        for t, (answer, usage) in enumerate([(0, 1), (1, 1), (0, 3), (1, 2)]):
+            stream.event(several((answer, None), usage=usage), t)
+        stream.cut(9)
+        assert (stream.tokens_read, stream.row().event_tokens) == (5, [1, 1, 2, 1])
+
+    def test_without_a_count_each_text_is_a_token(self) -> None:
+        stream = self.machine(continuous_usage=False)
+        stream.event(several((0, None), (1, None)), 20)
+        stream.event(several((1, None)), 30)
+        assert stream.tokens_read == 3
+
+    def test_a_server_that_knows_no_n_ends_with_its_done(self) -> None:
+        stream = self.machine()
+        stream.event(several((0, "length"), usage=1), 20)
+        stream.event(b"[DONE]", 21)
+        stream.body_ended(22)
+        assert stream.outcome is Outcome.COMPLETED
+
+
+class TestAfterLeaving:
+    def test_what_came_is_counted_apart(self) -> None:
+        stream = machine()
+        stream.event(completion(" a", usage=1), 20)
+        stream.leave(25, think_ns=0, wire_close=WireClose.FIN)
+        stream.late_event(completion(" b", usage=3))
+        stream.late_event(b"half of a chunk")
+        stream.late_event(completion("", usage=9, finish_reason="abort"))
+        stream.late_event(b"[DONE]")
+        stream.late_end(40)
+        row = stream.row()
+        assert (row.tokens_read, row.tokens_after_leaving) == (1, 2)
+        assert (row.abandoned_ns, row.ended_ns, row.server_ended_ns) == (25, 25, 40)
+        assert (row.finish_reason, row.completion_tokens) == ("abort", None)
+
+    def test_nothing_told_is_nothing_known(self) -> None:
+        stream = machine()
+        stream.leave(25, think_ns=0, wire_close=WireClose.FIN)
+        row = stream.row()
+        assert (row.tokens_after_leaving, row.server_ended_ns) == (None, None)
+
+    def test_nothing_but_the_end_is_no_token(self) -> None:
+        stream = machine()
+        stream.leave(25, think_ns=0, wire_close=WireClose.FIN)
+        stream.late_end(40)
+        assert stream.row().tokens_after_leaving == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -16,11 +17,22 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import psutil
 import pytest
 
-from harness.load.plan import AbandonLoad, LoadPlan, SlotRecoveryLoad, write_plan
+from harness.load.mix import AfterTokens, LeavePlan, Never, Slice
+from harness.load.plan import AbandonLoad, Load, LoadPlan, SlotRecoveryLoad, Timeouts, write_plan
 from harness.load.rows import ShardReader
-from harness.records import ClientSample, Outcome, RequestRow, Role, TokenCounting
+from harness.records import (
+    ClientSample,
+    Delivery,
+    Outcome,
+    RequestRow,
+    Role,
+    TokenCounting,
+    Way,
+    WireClose,
+)
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, Script, ScriptedServer
@@ -40,7 +52,7 @@ class LoadProcess:
         self,
         folder: Path,
         url: str,
-        load: AbandonLoad | SlotRecoveryLoad,
+        load: Load,
         users: int,
         timeout_s: float = 30.0,
     ):
@@ -58,7 +70,7 @@ class LoadProcess:
             seed=3,
             arm="main",
             users=users,
-            timeout_s=timeout_s,
+            timeouts=Timeouts(connect_s=timeout_s, next_byte_s=timeout_s),
             max_seconds=60.0,
             load=load,
         )
@@ -92,14 +104,18 @@ def run_locust(*options: str) -> subprocess.Popen[str]:
     )
 
 
+def slice_of(weight: float, leave: LeavePlan, way: Way = Way.FIN) -> Slice:
+    return Slice(weight=weight, leave=leave, way=way, delivery=Delivery.STREAM, n=1)
+
+
 def abandoning(*, tokens: list[int], stay_share: float, stop_after: int | None) -> AbandonLoad:
     return AbandonLoad(
-        abandon_after_tokens=tokens,
-        stay_share=stay_share,
+        mix=[slice_of(1 - stay_share, AfterTokens(tokens=tokens)), slice_of(stay_share, Never())],
         think="step",
         prompt_tokens=(30, 40),
         answer_tokens=5000,
         stay_tokens=8,
+        shared_prefix_tokens=0,
         stop_after_abandons=stop_after,
     )
 
@@ -156,6 +172,52 @@ def test_users_leave_as_planned_and_the_server_sees_it_at_once(
     samples = ShardReader(tmp_path, ClientSample).read_new()
     assert 3 <= max(sample.streams for sample in samples) <= 6
     assert all(a.cpu_s <= b.cpu_s for a, b in pairwise(samples))
+
+
+@pytest.mark.parametrize("way", [Way.STOP_READING, Way.VANISH])
+def test_what_users_left_open_ends_with_the_load(serve: Serve, tmp_path: Path, way: Way) -> None:
+    def script(x: Exchange) -> None:
+        x.accept()
+        x.token()
+        assert x.client_left_within(60)
+
+    server = serve(script)
+    load = abandoning(tokens=[1], stay_share=0.0, stop_after=5)
+    load.mix = [slice_of(1, AfterTokens(tokens=[1]), way)]
+    rows = LoadProcess(tmp_path, server.url, load, users=2).result()
+    left = [row for row in rows if row.outcome is Outcome.ABANDONED]
+    assert len(left) >= 5
+    wire_close = WireClose.SILENCE if way is Way.VANISH else WireClose.NOTHING
+    for row in left:
+        assert (row.plan, row.way, row.wire_close) == ("tokens:1", way, wire_close)
+        exchange = server.exchanges[row.request_id]
+        assert exchange.is_over.wait(30)
+        assert exchange.closed_how == "rst"
+
+
+def test_killed_processes_leave_nothing_behind(serve: Serve, tmp_path: Path) -> None:
+    server = serve(engine)
+    load = abandoning(tokens=[2], stay_share=0.0, stop_after=10)
+    load.mix = [slice_of(1, AfterTokens(tokens=[2]), Way.KILLED)]
+    child = LoadProcess(tmp_path, server.url, load, users=3)
+    family = psutil.Process(child.process.pid)
+    seen: set[int] = set()
+    while child.process.poll() is None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            seen |= {p.pid for p in family.children() if p.name() == "cat"}
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.process.wait(0.002)  # the server's threads need this process, too
+    rows = child.result()
+    left = [row for row in rows if row.outcome is Outcome.ABANDONED]
+    assert len(left) >= 10
+    for row in left:
+        exchange = server.exchanges[row.request_id]
+        assert exchange.is_over.wait(30)
+        assert row.abandoned_ns is not None
+        assert exchange.closed_ns is not None
+        assert row.abandoned_ns < exchange.closed_ns
+    assert seen
+    assert not [pid for pid in seen if psutil.pid_exists(pid)]
 
 
 @pytest.mark.parametrize("end", ["stdin", "SIGTERM"])

@@ -1,0 +1,209 @@
+"""Two methods for one quantity, side by side: how far they lie apart, and whether they may.
+
+The bundled engine tells exactly what it did, and shows beside it what any engine shows. So it can
+be asked how good the methods are that must do without its logs. Differences are `value - exact`;
+where both come in blocks of time they are taken block by block, so that what differs between blocks
+drops out of the interval.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import pandas as pd
+
+from harness.analysis.balance import (
+    Balance,
+    delay_of_aborts,
+    held_for_nobody,
+    sums_by_block,
+    unread_tokens,
+)
+from harness.analysis.facts import Facts
+from harness.analysis.figure import Figures
+from harness.analysis.frames import RunFrames
+from harness.analysis.held_open import LEFT
+from harness.analysis.recovery import probes
+from harness.analysis.stats import mean_ci95, ratio_ci95
+from harness.analysis.tokens import tokens_read
+from harness.records import Metric
+
+_BY_BLOCKS = {
+    ("cancel_latency_s", "counter"): (delay_of_aborts, "held_s"),
+    ("cancel_latency_s", "gauge"): (held_for_nobody, "held_s"),
+    ("wasted_tokens", "counter"): (unread_tokens, "wasted"),
+}
+_PLAIN_EXACT = "the difference is of two counts: it has no interval"
+
+
+class Agreement(msgspec.Struct, frozen=True, kw_only=True):
+    """One quantity by the exact logs and by another method.
+
+    `bias`: how far the method may lie off by its own rules (least, most): the age of the page, and
+    the grain of few scrapes. `agrees`: whether the
+    exact value is among those that interval and bias leave possible.
+    """
+
+    metric: str
+    unit: str
+    method: str
+    exact: float
+    value: float
+    n: int
+    difference: float = 0.0
+    difference_ci95: tuple[float, float] | None = None
+    bias: tuple[float, float] | None = None
+    agrees: bool = True
+    note: str | None = None
+
+
+def agreement(frames: RunFrames, figures: Figures, facts: Facts) -> list[Agreement]:
+    """Every pair of an exact figure and another method; empty where nothing exact was told."""
+    if not facts.has_lifecycle or not facts.clocks_agree:
+        return []
+    left = left_on_the_server(frames, facts)
+    return [*_by_blocks(frames, left, facts), *_of_probes(frames), *_of_the_rest(figures)]
+
+
+def left_on_the_server(frames: RunFrames, facts: Facts) -> pd.DataFrame:
+    """Of each request that was left: when (`t_ns`), how long the server still held it (`held_s`, at
+    most until the end of the observation) and the tokens that it generated unread (`wasted`, NaN if
+    it never finished). One that the log does not know never came there: nothing of it was held."""
+    requests, log = frames.requests, frames.lifecycle
+    rows = requests[requests["outcome"].isin(LEFT)]
+    if rows.empty:
+        return pd.DataFrame({"t_ns": [], "held_s": [], "wasted": []})
+    ids = rows["request_id"]
+    known = ids.isin(log["client_request_id"])
+    left_ns = rows["abandoned_ns"].fillna(rows["ended_ns"]).astype("int64")
+    ends = log[log["event"].isin(["blocks_freed", "finished"])]
+    freed = ends[ends["event"] == "blocks_freed"].groupby("client_request_id")["t_ns"].max()
+    finished = ends[ends["event"] == "finished"].groupby("client_request_id")
+    end_ns = ids.map(freed).fillna(ids.map(finished["t_ns"].max())).fillna(facts.observed_until_ns)
+    read = pd.Series(tokens_read(requests), index=requests.index)[rows.index]
+    return pd.DataFrame(
+        {
+            "t_ns": left_ns,
+            "held_s": ((end_ns - left_ns).astype(float) / 1e9).clip(lower=0.0).where(known, 0.0),
+            "wasted": (ids.map(finished["num_generated"].sum()).astype(float) - read).where(
+                known, 0.0
+            ),
+        }
+    )
+
+
+def _by_blocks(frames: RunFrames, left: pd.DataFrame, facts: Facts) -> Iterator[Agreement]:
+    for (metric, method), (balance_of, column) in _BY_BLOCKS.items():
+        balance = balance_of(frames, facts)
+        if not isinstance(balance, Balance) or left[column].isna().any() or left.empty:
+            continue
+        exact, counts = sums_by_block(balance, left["t_ns"], left[column])
+        is_time = column == "held_s"
+        yield _judged(
+            Agreement(
+                metric=metric,
+                unit="s" if is_time else "tokens",
+                method=method,
+                exact=float(exact.sum() / counts.sum()),
+                value=balance.mean,
+                n=int(counts.sum()),
+                difference_ci95=ratio_ci95(balance.sums - exact, counts),
+                bias=_slack(balance) if is_time else None,
+                note="of all who left, those cut off at the end included",
+            )
+        )
+
+
+def _slack(balance: Balance) -> tuple[float, float]:
+    return balance.bias[0] - balance.grain, balance.bias[1] + balance.grain
+
+
+def _of_probes(frames: RunFrames) -> Iterator[Agreement]:
+    """The probe's first token: seen by the client, and sampled by the server."""
+    rows = frames.requests[(frames.requests["role"] == "probe")]
+    rows = rows[(rows["arm"] == "abandon") & rows["first_token_ns"].notna()]
+    rows = rows[rows["reference_ns"].notna()]
+    log = frames.lifecycle
+    sampled = log[log["event"] == "first_token"].groupby("client_request_id")["t_ns"].min()
+    told = rows["request_id"].map(sampled)
+    is_known = told.notna()
+    if not is_known.any() or probes(frames.requests).empty:
+        return
+    reference = rows.loc[is_known, "reference_ns"].astype("int64")
+    exact = (told[is_known] - reference).to_numpy(dtype=float) / 1e9
+    seen = (rows.loc[is_known, "first_token_ns"].astype("int64") - reference).to_numpy() / 1e9
+    yield _judged(
+        Agreement(
+            metric="slot_recovery_s",
+            unit="s",
+            method="probe",
+            exact=float(exact.mean()),
+            value=float(seen.mean()),
+            n=len(exact),
+            difference_ci95=mean_ci95(seen - exact),
+            bias=(0.0, float((seen - exact).max())),
+            note="the difference is the token's way from the server's sampler to the client",
+        )
+    )
+
+
+def _of_the_rest(figures: Figures) -> Iterator[Agreement]:
+    """Figures that are one number each way, and those known between two limits."""
+    for name, figure in figures.items():
+        if not isinstance(figure, Metric) or figure.method != "exact":
+            continue
+        for method, other in figure.others.items():
+            if (name, method) in _BY_BLOCKS or not isinstance(other, Metric):
+                continue
+            if (pair := _of_means(name, figure, method, other)) is not None:
+                yield pair
+
+
+def _of_means(name: str, figure: Metric, method: str, other: Metric) -> Agreement | None:
+    exact, value = figure.mean, other.mean
+    if exact is None or value is None:
+        return None
+    bias, note = None, _PLAIN_EXACT
+    at_least = other.others.get("at_least")
+    if isinstance(at_least, Metric) and at_least.mean is not None:
+        bias = (0.0, value - at_least.mean)
+        note = f"of {other.n} requests that stood alone, the upper of two limits"
+    elif other.bound == "lower":
+        bias, note = (-abs(exact), 0.0), "the method gives a lower bound"
+    return _judged(
+        Agreement(
+            metric=name,
+            unit=figure.unit,
+            method=method,
+            exact=exact,
+            value=value,
+            n=other.n,
+            difference_ci95=None,
+            bias=bias,
+            note=note,
+        )
+    )
+
+
+def _judged(one: Agreement) -> Agreement:
+    """The pair with its difference and the verdict."""
+    difference = one.value - one.exact
+    low, high = one.difference_ci95 or (difference, difference)
+    least, most = one.bias or (0.0, 0.0)
+    rounding = 1e-9 + 1e-9 * abs(one.exact)
+    return msgspec.structs.replace(
+        one,
+        difference=difference,
+        agrees=bool(low - most <= rounding and high - least >= -rounding),
+    )
+
+
+def disagreements(found: Sequence[Agreement]) -> Mapping[str, str]:
+    """A sentence for each pair that its own rules do not explain."""
+    return {
+        f"{one.metric}/{one.method}": (
+            f"{one.metric} by {one.method} is {one.value:.4g} {one.unit}, but {one.exact:.4g} by "
+            "the exact log: more apart than interval and refresh rule explain"
+        )
+        for one in found
+        if not one.agrees
+    }

@@ -1,0 +1,98 @@
+"""What the answers themselves say against a run, in sentences: nothing here is a figure.
+
+A target that ignores `max_tokens`, answers nothing, answers with errors or is done before anybody
+could leave makes figures that mean something else than their names say. So it is said.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from harness.analysis.tokens import tokens_read
+from harness.records import Outcome
+
+MOST_ERRORS = 3  # kinds of errors that are told of
+
+
+def strange_answers(requests: pd.DataFrame) -> Iterator[str]:
+    """A warning for each kind of strangeness, with how many there were."""
+    if requests.empty:
+        return
+    yield from _too_long(requests)
+    yield from _empty(requests)
+    yield from _errors(requests)
+    yield from _over_too_soon(requests)
+
+
+def why_nobody_left(requests: pd.DataFrame) -> str:
+    """Said of a run without a single abandon."""
+    planned = requests["planned_abandon"].notna()
+    if "way" in requests:
+        planned |= requests["way"] != ""
+    if not planned.any():
+        return "nobody left: the run says nothing about cancellation"
+    fates = requests.loc[planned, "outcome"].value_counts()
+    what = ", ".join(f"{n} {str(name).replace('_', ' ')}" for name, n in fates.items())
+    return (
+        "nobody left: the run says nothing about cancellation. "
+        f"{int(planned.sum())} were to leave; of these: {what}"
+    )
+
+
+def _too_long(requests: pd.DataFrame) -> Iterator[str]:
+    answers = requests.get("n", 1)
+    asked = (requests["max_tokens"] * answers).to_numpy(dtype=float)
+    got = np.maximum(
+        requests["tokens_read"].to_numpy(dtype=float),
+        requests["completion_tokens"].to_numpy(dtype=float, na_value=0.0),
+    )
+    too_many = int((got > asked).sum())
+    if too_many:
+        yield (
+            f"{too_many} of {len(requests)} answers were longer than their `max_tokens` (up to "
+            f"{np.nanmax(got - asked):.0f} tokens more): the target ignores it, or counts "
+            "otherwise; what a forgotten request costs is not bounded by it"
+        )
+
+
+def _empty(requests: pd.DataFrame) -> Iterator[str]:
+    completed = requests[requests["outcome"] == Outcome.COMPLETED]
+    empty = int((tokens_read(completed) == 0).sum()) if len(completed) else 0
+    if empty:
+        yield (
+            f"{empty} of {len(completed)} completed answers held no token at all: their streams "
+            "ended well, and empty"
+        )
+
+
+def _errors(requests: pd.DataFrame) -> Iterator[str]:
+    failed = requests[requests["outcome"].isin([Outcome.FAILED, Outcome.REJECTED])]
+    texts = failed["error"].dropna().astype(str)
+    if texts.empty:
+        return
+    kinds = texts.str.replace(r"\d+", "#", regex=True)
+    counts = kinds.value_counts()
+    for kind, n in counts.head(MOST_ERRORS).items():
+        example = texts[kinds == kind].iloc[0]
+        yield f"{n} of {len(requests)} requests ended with: {example}"
+    if len(counts) > MOST_ERRORS:
+        yield f"and {len(counts) - MOST_ERRORS} more kinds of errors: see requests.parquet"
+
+
+def _over_too_soon(requests: pd.DataFrame) -> Iterator[str]:
+    planned = requests[requests["planned_abandon"].notna()]
+    over = planned[planned["outcome"] == Outcome.COMPLETED]
+    if over.empty:
+        return
+    asked = over["max_tokens"].to_numpy(dtype=float)
+    early = int((tokens_read(over) < asked).sum())
+    why = (
+        f"; {early} of these answers ended before `max_tokens`: does the target know `ignore_eos`?"
+        if early
+        else ""
+    )
+    yield (
+        f"{len(over)} of {len(planned)} who were to leave found the answer over before they did, "
+        f"and are counted as completed{why}"
+    )

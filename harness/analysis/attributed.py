@@ -1,0 +1,135 @@
+"""Cancel latency of single requests from gauges and counters, where a change can only be theirs.
+
+A client leaves at t0. Until the scrape that shows the change, and since so long before that the
+page had caught up, no other request begins or ends: then the change is this request's. Between the
+last scrape that still showed it and the first that did not it was let go of; and since a page may
+be as old as its refresh rule allows, it may have been gone that much before the last one:
+
+    last showing - lag - t0  <  latency  <=  first not showing - t0
+
+So each is known between two limits. The figure is of the upper ones (`bound` upper), and beside it
+stand the lower ones (`at_least`). Under load this finds hardly anybody; see `balance` for that.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.analysis.facts import Facts
+from harness.analysis.figure import Figure, NotMeasurable, Sample, describe
+from harness.analysis.frames import RunFrames
+from harness.analysis.held_open import Held, held_open
+from harness.analysis.scraped import Readings, readings_of
+from harness.analysis.stats import Floats
+
+_NOBODY_ALONE = (
+    "no request was left at a moment at which no other began or ended until the next scrapes: the "
+    "changes cannot be attributed"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quiet:
+    """A request left at `t0_ns` with nothing else happening in (since, until); `held_after` is what
+    clients hold then."""
+
+    t0_ns: int
+    since_ns: int
+    until_ns: int
+    held_after: int
+
+
+Limits = tuple[float, float]  # seconds; the upper one infinite where the change never showed
+
+
+def quiet_leavings(held: Held, observed_until_ns: int) -> list[Quiet]:
+    """Every leaving, with the nearest other thing that happened before and after."""
+    moments = np.sort(np.concatenate([held.started_ns, held.ended_ns]))
+    found = []
+    for t0 in held.left_ns:
+        here = int(np.searchsorted(moments, t0))
+        if here + 1 < len(moments) and moments[here + 1] == t0:
+            continue
+        after = int(moments[here + 1]) if here + 1 < len(moments) else observed_until_ns
+        before = int(moments[here - 1]) if here else int(t0)
+        found.append(
+            Quiet(
+                t0_ns=int(t0),
+                since_ns=before,
+                until_ns=after,
+                held_after=int(held.at(np.array([t0]))[0]),
+            )
+        )
+    return found
+
+
+def fall_of_gauge(quiet: Quiet, readings: Readings, level: Floats) -> Limits | None:
+    """When the level fell to what clients hold; None where it cannot be attributed."""
+    first, end = np.searchsorted(readings.t_ns, [quiet.t0_ns, quiet.until_ns], side="right")
+    if first == end or first == 0:
+        return None
+    before = first - 1
+    is_caught_up = readings.t_ns[before] - readings.lag_ns >= quiet.since_ns
+    if not is_caught_up or level[before] != quiet.held_after + 1:
+        return None
+    fallen = np.flatnonzero(level[first:end] <= quiet.held_after)
+    gone = int(first + fallen[0]) if len(fallen) else None
+    return _limits(quiet, readings, last_showing=(end if gone is None else gone) - 1, gone=gone)
+
+
+def rest_of_counter(quiet: Quiet, readings: Readings) -> Limits | None:
+    """When a counter that only this request can move moved for the last time; None where others
+    could, or where it was not seen resting for two scrapes."""
+    first, end = np.searchsorted(readings.t_ns, [quiet.t0_ns, quiet.until_ns], side="right")
+    if quiet.held_after or first == 0 or end - first < 2:
+        return None
+    rises = np.flatnonzero(np.diff(readings.level[first - 1 : end]) > 0)
+    last_rise = int(first + rises[-1]) if len(rises) else int(first)
+    if end - 1 - last_rise < 1:
+        return _limits(quiet, readings, last_showing=end - 1, gone=None)
+    return _limits(quiet, readings, last_showing=last_rise - 1, gone=last_rise)
+
+
+def by_gauge(frames: RunFrames, facts: Facts) -> Figure:
+    """From the fall of running + waiting by one."""
+    running, waiting = (readings_of(frames, facts, role) for role in ("running", "waiting"))
+    if running is None or facts.trust.get("running") == "stuck":
+        return NotMeasurable(f"{facts.engine}'s running requests were not scraped during the load")
+    level = running.level - facts.idle_before.get("running", 0.0)
+    if waiting is not None:
+        level = level + waiting.level - facts.idle_before.get("waiting", 0.0)
+    leavings = quiet_leavings(held_open(frames.requests), facts.observed_until_ns)
+    return _described([fall_of_gauge(quiet, running, level) for quiet in leavings], "gauge")
+
+
+def by_rest(frames: RunFrames, facts: Facts) -> Figure:
+    """From the counter of generated tokens going flat, where nobody else is left."""
+    generated = readings_of(frames, facts, "generated_tokens")
+    if generated is None or facts.trust.get("generated_tokens") == "stuck":
+        return NotMeasurable(f"{facts.engine}'s generated tokens were not scraped")
+    leavings = quiet_leavings(held_open(frames.requests), facts.observed_until_ns)
+    return _described([rest_of_counter(quiet, generated) for quiet in leavings], "counter")
+
+
+def _limits(quiet: Quiet, readings: Readings, *, last_showing: int, gone: int | None) -> Limits:
+    shown_ns = int(readings.t_ns[last_showing]) - readings.lag_ns
+    low = max(0, shown_ns - quiet.t0_ns) / 1e9
+    return low, np.inf if gone is None else (int(readings.t_ns[gone]) - quiet.t0_ns) / 1e9
+
+
+def _described(found: list[Limits | None], method: str) -> Figure:
+    known = [limits for limits in found if limits is not None]
+    if not known:
+        return NotMeasurable(_NOBODY_ALONE)
+    low, high = np.array(known, dtype=float).T
+    never = np.isinf(high)
+    figure = describe(
+        Sample(values=np.where(never, low, high), censored=never),
+        unit="s",
+        method=method,
+        bound="upper",
+    )
+    figure.others["at_least"] = describe(
+        Sample(values=low, censored=never), unit="s", method=method, bound="lower"
+    )
+    return figure

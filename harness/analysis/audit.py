@@ -1,0 +1,239 @@
+"""The accounting audit: what the clients know against what each of the server's counters says.
+
+Each counter's change is read while nothing runs, before the load and after the settle time. From
+the rows follows in which range it must lie. The verdict is the first of these that holds:
+
+    cannot be judged  it is right only when nothing runs, and something still runs; or what is due
+              has no upper limit and it told more than the lower one
+    not told  the target's description has no such counter, or it was not read twice
+    stuck     it did not move although it had to
+    double    twice what is due, within the tolerance
+    late      right at the idle end, or nearly; but it lay below what was due while the load ran, by
+              more than the tolerance, or went on moving after the settle time
+    lower     less than what is due
+    gross     more than what is due
+    exact     within the range (a counter that the description calls a lower bound stays `lower`:
+              from outside nobody can tell)
+
+The ranges:
+
+    generated_tokens  from the tokens read to those plus what waste can be: for each request that
+    was
+                      left, as many tokens as its mean cancel latency had steps, and 2 (see
+                      `black_box.waste_by_counter`); exactly known where the exact log tells
+    prompt_tokens     of all requests that had a first token, to that of all that were taken; of
+    those
+                      without a usage the mean of the others is taken
+    aborted           from those who left while they read, to all who left: who goes before the
+    first
+                      token may be gone before the server has seen the request
+    ended             likewise, of all requests that the server took
+    running           0: nothing is left
+
+The tolerance is one token for each request that can be in flight at once (tokens), else 0. Requests
+that the run cut off are among those who left.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final, Literal
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from harness.analysis.agreement import left_on_the_server
+from harness.analysis.facts import Facts
+from harness.analysis.figure import Figure
+from harness.analysis.frames import RunFrames
+from harness.analysis.held_open import LEFT, Held, held_open, read_by
+from harness.analysis.scraped import readings_of
+from harness.analysis.tokens import tokens_per_event, tokens_read
+from harness.records import Metric, Outcome
+
+Verdict = Literal[
+    "exact", "stuck", "double", "gross", "late", "lower", "not told", "cannot be judged"
+]
+ROLES: Final = ("generated_tokens", "prompt_tokens", "aborted", "ended", "running")
+
+
+_NOT_YET: Final[tuple[Verdict, str]] = (
+    "cannot be judged",
+    "it is right only when nothing runs, and something still runs",
+)
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One counter: what it must have moved by (from, to; null: no limit), and what it did."""
+
+    role: str
+    name: str | None
+    due: tuple[float, float | None] | None
+    told: float | None
+    verdict: Verdict
+    note: str | None = None
+
+
+class Due(msgspec.Struct, frozen=True, kw_only=True):
+    """The range that a counter's change must lie in, and how many units may be in flight."""
+
+    low: float
+    high: float
+    tolerance: float = 0.0
+
+
+def audit(frames: RunFrames, facts: Facts, waste: Figure) -> dict[str, Any]:
+    """`client`: what the clients know. `counters`: an entry for each role."""
+    held = held_open(frames.requests)
+    entries = [
+        _entry(frames, facts, role, _due(frames, facts, role, held, waste)) for role in ROLES
+    ]
+    return {"client": client_account(frames.requests), "counters": entries}
+
+
+def client_account(requests: pd.DataFrame) -> dict[str, float]:
+    """Requests by what became of them, those who left by how far they had come, and tokens."""
+    left = requests[requests["outcome"] == Outcome.ABANDONED]
+    has_token = left["first_token_ns"].notna()
+    counts = {outcome.value: int((requests["outcome"] == outcome).sum()) for outcome in Outcome}
+    return {
+        "sent": len(requests),
+        **counts,
+        "abandoned_before_first_token": int((~has_token).sum()),
+        "abandoned_while_reading": int(has_token.sum()),
+        "tokens_read": float(tokens_read(requests).sum()),
+        "prompt_tokens_known": float(requests["prompt_tokens"].fillna(0).sum()),
+    }
+
+
+def _due(frames: RunFrames, facts: Facts, role: str, held: Held, waste: Figure) -> Due | None:
+    requests = frames.requests
+    most_at_once = float(held.at(held.started_ns).max(initial=0.0))
+    match role:
+        case "generated_tokens":
+            return _tokens_due(frames, facts, waste, most_at_once)
+        case "prompt_tokens":
+            return _prompts_due(requests, most_at_once)
+        case "aborted":
+            may_be_none = len(held.unanswered_ns) + _left_at_the_end(requests)
+            return Due(low=max(0, held.n_left - may_be_none), high=held.n_left)
+        case "ended":
+            taken = len(held.started_ns)
+            return Due(low=taken - len(held.unanswered_ns), high=taken)
+        case _:
+            return Due(low=0.0, high=0.0)
+
+
+def _left_at_the_end(requests: pd.DataFrame) -> int:
+    """Who left as the last token came: their server may have been done with them by then."""
+    is_race = requests["outcome"].isin(LEFT) & (requests["plan"] == "last_token")
+    return int(requests.loc[is_race, "n"].sum())
+
+
+def _tokens_due(frames: RunFrames, facts: Facts, waste: Figure, most: float) -> Due:
+    read = float(tokens_read(frames.requests).sum())
+    if facts.has_lifecycle and facts.clocks_agree:
+        left = left_on_the_server(frames, facts)
+        n_left = held_open(frames.requests).n_left
+        if len(left) == n_left and not left["wasted"].isna().any():
+            exact = read + float(left["wasted"].sum())
+            return Due(low=exact, high=exact, tolerance=most)
+    upper = waste.others.get("upper") if isinstance(waste, Metric) else None
+    wasted = upper.mean * upper.n if isinstance(upper, Metric) and upper.mean else float("inf")
+    return Due(low=read, high=read + wasted, tolerance=most)
+
+
+def _prompts_due(requests: pd.DataFrame, most: float) -> Due | None:
+    known = requests["prompt_tokens"].dropna()
+    if known.empty:
+        return None
+    filled = requests["prompt_tokens"].astype(float).fillna(float(known.mean()))
+    has_token = requests["first_token_ns"].notna()
+    was_taken = requests["outcome"] != Outcome.REJECTED
+    guessed = int(requests["prompt_tokens"].isna().sum())
+    spread = float(known.astype(float).std(ddof=0) * np.sqrt(guessed) * 2)
+    return Due(
+        low=float(filled[has_token].sum()) - spread,
+        high=float(filled[was_taken].sum()) + spread,
+        tolerance=most,
+    )
+
+
+def _entry(frames: RunFrames, facts: Facts, role: str, due: Due | None) -> Entry:
+    name, told = facts.metric_names.get(role), facts.idle_change(role)
+    if name is None or told is None:
+        return Entry(
+            role=role,
+            name=name,
+            due=None if due is None else (due.low, _finite(due.high)),
+            told=None,
+            verdict="not told",
+        )
+    if due is None:
+        why = "no client was told how long its prompt was"
+        return Entry(role=role, name=name, due=None, told=told, verdict="not told", note=why)
+    is_open = _is_still_moving(facts, role)
+    verdict, note = _NOT_YET if is_open else _verdict(frames, facts, role, due, told)
+    return Entry(
+        role=role,
+        name=name,
+        due=(due.low, _finite(due.high)),
+        told=told,
+        verdict=verdict,
+        note=note,
+    )
+
+
+def _is_still_moving(facts: Facts, role: str) -> bool:
+    is_right_when_idle = role != "running" and facts.trust.get(role) == "exact_when_idle"
+    return is_right_when_idle and (facts.idle_change("running") or 0) > 0
+
+
+def _verdict(
+    frames: RunFrames, facts: Facts, role: str, due: Due, told: float
+) -> tuple[Verdict, str | None]:
+    low, high, slack = due.low, due.high, due.tolerance
+    if role == "running" and not _has_moved(frames, facts):
+        return "stuck", "it did not move while requests came and went"
+    if told == 0 and low > slack:
+        return "stuck", None
+    if low > 0 and told > high + slack and 2 * (low - slack) <= told <= 2 * (high + slack):
+        return "double", None
+    for sign in _signs_of_lateness(frames, facts, role, due):
+        return "late", sign
+    if told < low - slack:
+        return "lower", None
+    if told > high + slack:
+        return "gross", None
+    if facts.trust.get(role) in ("lower", "stuck"):
+        return "lower", "within the range, but its description calls it a lower bound"
+    if not np.isfinite(high):
+        return "cannot be judged", "how much is due at most is not known"
+    return "exact", None
+
+
+def _signs_of_lateness(frames: RunFrames, facts: Facts, role: str, due: Due) -> Iterator[str]:
+    if role == "running":
+        return
+    later = facts.idle_later.get(role)
+    after = facts.idle_after.get(role, 0.0)
+    if later is not None and later > after and not facts.generated_later:
+        yield f"it moved by {later - after:g} more after the settle time"
+    readings = readings_of(frames, facts, role)
+    if role != "generated_tokens" or readings is None:
+        return
+    scale = tokens_per_event(frames.requests) or 1.0
+    then = readings.t_ns - readings.lag_ns
+    behind = read_by(frames.requests, then) * scale
+    missing = float((behind - (readings.level - facts.idle_before.get(role, 0.0))).max(initial=0))
+    if missing > due.tolerance + 1 and missing > 0.02 * max(due.low, 1.0):
+        yield f"in the run it lay up to {missing:.0f} tokens below what clients had read"
+
+
+def _has_moved(frames: RunFrames, facts: Facts) -> bool:
+    """True also where there is no scrape that could tell."""
+    readings = readings_of(frames, facts, "running")
+    return readings is None or readings.n < 3 or bool(np.ptp(readings.level))
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None

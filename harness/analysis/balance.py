@@ -1,0 +1,301 @@
+"""Cancel latency of a server that tells nothing of single requests: from totals, under any load.
+
+    in the system   ──────┐                 what the server's gauges show
+                          │░░░░░┐           ░ held for nobody
+    held by clients ──────┴─────┴───
+
+By Little's law the area under the number of requests in a system is the sum of the times that they
+spend in it, whoever is who, and exactly so for a span of time at whose ends it is empty. So the
+area between what the server holds and what its clients hold is the time that it went on for those
+who had left, and
+
+    mean cancel latency = area / number of those who left.
+
+The same with counters: the area between the number of clients that have left and the number of
+requests that the server says it aborted is the sum of the delays, if in the end both are equal but
+for a few who left before the server saw their request.
+
+The area is a sum over scrapes of (difference at the scrape) * (time that the scrape stands for).
+The difference is nothing nearly all the time, so scrapes far apart cost precision and no truth, as
+long as they keep no time with the load. What does bias it is a page that is old. Little's law
+holds for each kind of change: a request that comes shows late by some time, which takes that much
+from the area, and one that goes shows late, which adds. With their mean delays
+
+    area = sum of latencies + left * (delay of leaving) + ended * (delay of ending)
+           - all * (delay of coming).
+
+Where the target's file knows these delays in steps (`late_steps`), their part is taken out, and
+`bias` is half a step for each change: how far the mean delay may be off. A request that comes waits
+for the next step's beginning, just as a cancel does: in the area the two nearly cancel out, and a
+latency of half a step would be 0. So that wait is told apart: see `boundaries`. Where nothing is
+known but the longest lag of the refresh rule, `bias` is that lag for each change.
+
+Intervals are of blocks of time, see `stats.ratio_ci95`. Where few scrapes met anything, they are no
+narrower than if the number met is Poisson's: four scrapes that saw nothing do not show that there
+was nothing.
+
+Sources: Garwood, Biometrika 28 (1936), 437-442 (Poisson); Little, Operations Research 9 (1961),
+383-387; for finite spans Little, Operations Research 59 (2011), 536-549; area / number as ratio
+estimate: Cochran, Sampling Techniques, section 6.3.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from harness.analysis.boundaries import mean_wait_s
+from harness.analysis.facts import Facts
+from harness.analysis.figure import Figure, NotMeasurable
+from harness.analysis.frames import RunFrames
+from harness.analysis.held_open import Held, held_open, read_by
+from harness.analysis.scraped import Readings, met_step_s, readings_of
+from harness.analysis.stats import Floats, Ints, ratio_ci95
+from harness.analysis.tokens import tokens_per_event
+from harness.records import Metric
+
+MOST_BLOCKS: Final = 20
+FEWEST_IN_BLOCK: Final = 5  # clients that leave, on average
+MOST_LOST: Final = 0.1  # of those who left, so many may have gone before the server saw them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """A total over the run as sums of blocks of time, beside how many left in each block.
+
+    `edges_ns`: where the blocks begin; the last one ends with the observation. `bias`: how far the
+    mean can be off because of old pages (least, most); `grain`: what so few scrapes can have missed
+    or met by chance.
+    """
+
+    edges_ns: Ints
+    sums: Floats
+    counts: Ints
+    bias: tuple[float, float] = (0.0, 0.0)
+    grain: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        return float(self.sums.sum() / self.counts.sum())
+
+    def block_of(self, t_ns: Ints) -> Ints:
+        """The number of the block that each time lies in."""
+        return np.searchsorted(self.edges_ns, t_ns, side="right") - 1
+
+    def _interval(self) -> tuple[float, float] | None:
+        limits = ratio_ci95(self.sums, self.counts)
+        if limits is None:
+            return None
+        return min(limits[0], self.mean - self.grain), max(limits[1], self.mean + self.grain)
+
+    def metric(self, *, unit: str, method: str, bound: str = "point") -> Metric:
+        """The mean of those who left, with its interval."""
+        return Metric(
+            unit=unit,
+            n=int(self.counts.sum()),
+            mean=self.mean,
+            mean_ci95=self._interval(),
+            method=method,
+            bound=bound,
+            others={"total": float(self.sums.sum())},
+        )
+
+
+def held_for_nobody(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
+    """Request-seconds in the server (running and waiting) beyond those that clients held."""
+    held = held_open(frames.requests)
+    if not held.n_left:
+        return NotMeasurable("no request was left before its end")
+    running, waiting = (readings_of(frames, facts, role) for role in ("running", "waiting"))
+    if (problem := _unusable_gauges(running, waiting, held, facts)) is not None:
+        return NotMeasurable(problem)
+    assert running is not None
+    level = running.level - facts.idle_before.get("running", 0.0)
+    if waiting is not None:
+        level = level + waiting.level - facts.idle_before.get("waiting", 0.0)
+    found = _area(running, level - held.at(running.t_ns), held, facts)
+    return _less(found, *_lateness(frames, facts, held, running))
+
+
+def delay_of_aborts(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
+    """Seconds from each leaving until the counter of aborted requests moved, summed."""
+    held = held_open(frames.requests)
+    if not held.n_left:
+        return NotMeasurable("no request was left before its end")
+    aborted, change = readings_of(frames, facts, "aborted"), facts.idle_change("aborted")
+    if aborted is None or change is None or facts.trust.get("aborted") == "stuck":
+        return NotMeasurable(f"{facts.engine} shows no counter of aborted requests that moves")
+    missing = held.n_left - change
+    seen = aborted.level - facts.idle_before["aborted"]
+    lost = _never_came(held, aborted, seen, int(missing))
+    if missing < 0 or len(lost) != missing or missing > MOST_LOST * held.n_left:
+        return NotMeasurable(
+            f"{facts.metric_names['aborted']} moved by {change:g} for {held.n_left} who left: "
+            "which of them it means is not known"
+        )
+    told = replace(held, left_ns=np.setdiff1d(held.left_ns, lost, assume_unique=True))
+    found = _area(aborted, told.left_by(aborted.t_ns) - seen, told, facts)
+    late = facts.late.get("aborted")
+    if late is None:
+        return replace(found, bias=(0.0, aborted.lag_ns / 1e9))
+    step_s = met_step_s(frames) or 0.0
+    added_s = late.left * step_s * _share_left_behind(told, step_s)
+    return _less(found, added_s, (-step_s / 2, step_s / 2))
+
+
+def unread_tokens(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
+    """Tokens that the server counted beyond those that clients read."""
+    held, generated = held_open(frames.requests), readings_of(frames, facts, "generated_tokens")
+    change = facts.idle_change("generated_tokens")
+    if generated is None or change is None or not held.n_left:
+        return NotMeasurable("the counter of generated tokens was not scraped during the load")
+    if facts.trust.get("generated_tokens") == "exact_when_idle":
+        return NotMeasurable(f"{facts.metric_names['generated_tokens']} is right only when idle")
+    edges = _edges(held, facts)
+    # The balance of a block is read off at the first scrape in it, where it begins.
+    first = np.minimum(np.searchsorted(generated.t_ns, edges[1:]), generated.n - 1)
+    at_edges = generated.level[first] - facts.idle_before["generated_tokens"]
+    scale = tokens_per_event(frames.requests) or 1.0
+    read = read_by(frames.requests, generated.t_ns[first]) * scale
+    total_read = float(read_by(frames.requests, np.array([facts.observed_until_ns]))[0]) * scale
+    cumulated = np.concatenate([[0.0], at_edges - read, [change - total_read]])
+    return Balance(edges_ns=edges, sums=np.diff(cumulated), counts=_left_in(edges, held))
+
+
+def as_figure(found: Balance | NotMeasurable, method: str, facts: Facts) -> Figure:
+    """A cancel latency from a balance; a lower bound where requests are there for ever.
+
+    Where the interval reaches to 0 there is not enough data for a mean: only `upper95` is told,
+    which the mean does not exceed by chance or by old pages, and in `needs` how many would be
+    enough. `others.estimate` is what the totals gave.
+    """
+    if isinstance(found, NotMeasurable):
+        return found
+    gone_on = sum(facts.idle_change(role) or 0.0 for role in ("running", "waiting"))
+    figure = found.metric(unit="s", method=method, bound="lower" if gone_on > 0 else "point")
+    low, high = found.bias
+    figure.others |= {
+        "bias_low": low,
+        "bias_high": high,
+        "grain": found.grain,
+        "estimate": found.mean,
+    }
+    from_s, to_s = figure.mean_ci95 or (found.mean - found.grain, found.mean + found.grain)
+    if gone_on > 0 or from_s > 0:
+        return figure
+    if to_s - low <= 0:
+        return NotMeasurable(
+            f"not enough data: by {method} {figure.n} cancels would have taken {found.mean:.3g} s "
+            "on average, which pages no older than the target's description says do not explain"
+        )
+    figure.mean, figure.mean_ci95, figure.bound = None, None, "upper"
+    figure.upper95 = to_s - low
+    if found.mean > 0:
+        figure.needs["mean"] = math.ceil(figure.n * ((to_s - found.mean) / found.mean) ** 2)
+    return figure
+
+
+def sums_by_block(balance: Balance, t_ns: pd.Series, values: pd.Series) -> tuple[Floats, Ints]:
+    """The sum of other values, and their number, in each block of a balance, by their times."""
+    block = balance.block_of(t_ns.to_numpy(dtype=np.int64)).clip(min=0)
+    n = len(balance.edges_ns)
+    sums = np.bincount(block, weights=values.to_numpy(dtype=float), minlength=n)
+    return sums.astype(float), np.bincount(block, minlength=n)
+
+
+def _lateness(
+    frames: RunFrames, facts: Facts, held: Held, running: Readings
+) -> tuple[float, tuple[float, float]]:
+    """What old pages add to the mean on average, and how far that may be off (s)."""
+    changes = len(held.started_ns) / held.n_left
+    late, step_s = facts.late.get("running"), met_step_s(frames) or 0.0
+    if late is None:
+        lag_s = running.lag_ns / 1e9 * changes
+        return 0.0, (-lag_s, lag_s)
+    left = late.left * _share_left_behind(held, step_s)
+    steps = left + late.ended * (changes - 1) - late.coming * changes
+    added_s = steps * step_s - mean_wait_s(frames.requests, held) * changes
+    return added_s, (-step_s / 2 * changes, step_s / 2 * changes)
+
+
+def _share_left_behind(held: Held, step_s: float) -> float:
+    """Of those who left, the share after whom there was still somebody to compute a step for. An
+    empty server has no step to wait for: its page is right at once."""
+    return float((held.at(held.left_ns + int(step_s * 1e9)) > 0).mean())
+
+
+def _less(found: Balance, added_s: float, bias: tuple[float, float]) -> Balance:
+    """Without what old pages added to each of those who left."""
+    return replace(found, sums=found.sums - added_s * found.counts, bias=bias)
+
+
+def _unusable_gauges(
+    running: Readings | None, waiting: Readings | None, held: Held, facts: Facts
+) -> str | None:
+    if running is None or facts.trust.get("running") == "stuck":
+        return f"{facts.engine}'s running requests were not scraped during the load"
+    inside = running.level[running.t_ns <= facts.load_ended_ns]
+    if len(inside) < 2:
+        return "fewer than two scrapes fell into the load"
+    if not np.ptp(running.level):
+        return f"{facts.metric_names['running']} did not move while requests came and went"
+    most = float(held.at(held.started_ns).max())
+    if waiting is None and not (facts.slots is not None and most <= facts.slots):
+        return f"{facts.engine} does not show how many requests wait: they would count as let go"
+    return None
+
+
+def _never_came(held: Held, aborted: Readings, seen: Floats, missing: int) -> Ints:
+    """Which leavings the counter will never count: they were so early that the server never saw
+    the request.
+
+    After the j-th of them the counter stays at least j behind for ever. So it is the first that
+    left unanswered after the last scrape at which the counter was less than j behind.
+    """
+    behind = held.left_by(aborted.t_ns) - seen
+    lost: list[int] = []
+    for level in range(1, missing + 1):
+        near = np.flatnonzero(behind < level)
+        since = aborted.t_ns[near[-1]] - aborted.lag_ns if len(near) else 0
+        later = held.unanswered_ns[held.unanswered_ns > max(since, *lost, 0)]
+        if not len(later):
+            break
+        lost.append(int(later[0]))
+    return np.array(lost, dtype=np.int64)
+
+
+def _area(readings: Readings, excess: Floats, held: Held, facts: Facts) -> Balance:
+    """Sum of (excess * time that the reading stands for), by blocks."""
+    start, end = facts.load_started_ns, max(facts.observed_until_ns, facts.load_ended_ns)
+    inside = (readings.t_ns >= start) & (readings.t_ns <= end)
+    t_ns, excess = readings.t_ns[inside], excess[inside]
+    middles = (t_ns[1:] + t_ns[:-1]) // 2
+    spans = np.diff(np.concatenate([[start], middles, [end]])) / 1e9
+    edges = _edges(held, facts)
+    block = (np.searchsorted(edges, t_ns, side="right") - 1).clip(min=0)
+    return Balance(
+        edges_ns=edges,
+        sums=np.bincount(block, weights=excess * spans, minlength=len(edges)).astype(float),
+        counts=_left_in(edges, held),
+        grain=_grain(excess, spans) / held.n_left,
+    )
+
+
+def _grain(excess: Floats, spans: Floats) -> float:
+    """Half the width of Garwood's interval for as many as the scrapes met, in seconds."""
+    met = float(np.abs(excess).sum())
+    return (float(stats.chi2.ppf(0.975, 2 * met + 2)) / 2 - met) * float(spans.mean())
+
+
+def _edges(held: Held, facts: Facts) -> Ints:
+    """The beginnings of blocks of equal time over the load."""
+    n = int(np.clip(held.n_left // FEWEST_IN_BLOCK, 1, MOST_BLOCKS))
+    return np.linspace(facts.load_started_ns, facts.load_ended_ns, n + 1).astype(np.int64)[:-1]
+
+
+def _left_in(edges: Ints, held: Held) -> Ints:
+    block = (np.searchsorted(edges, held.left_ns, side="right") - 1).clip(min=0)
+    return np.bincount(block, minlength=len(edges))

@@ -1,0 +1,121 @@
+"""What was scraped, by role: the values of a gauge or a counter over time, and how old they can be.
+
+A value on a metrics page is that of some moment in the past: of the last refresh, by the target's
+rule. So a change that a scrape shows had happened before the scrape, and one that it does not show
+may have happened up to the rule's lag before it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from harness.analysis.facts import Facts
+from harness.analysis.frames import RunFrames
+from harness.analysis.latency import token_gaps
+from harness.analysis.stats import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readings:
+    """Values at ascending times (ns). A change had happened up to `lag_ns` before it shows."""
+
+    t_ns: Ints
+    level: Floats
+    lag_ns: int
+
+    @property
+    def n(self) -> int:
+        return len(self.t_ns)
+
+
+def readings_of(frames: RunFrames, facts: Facts, role: str) -> Readings | None:
+    """All scrapes of a role, summed over its series; None where the target never showed it.
+
+    Pages of several URLs that were read in one turn count as one reading, at their mean time. A
+    counter's series that is not there yet counts as 0.
+    """
+    name = facts.metric_names.get(role)
+    samples = frames.server_metrics
+    if name is None or samples.empty:
+        return None
+    turns = _turns(samples)
+    wanted = facts.metric_labels.get(role, {})
+    is_role = (samples["name"] == name).to_numpy() & _has_labels(samples["labels"], wanted)
+    if not is_role.any():
+        return None
+    by_turn = samples.assign(turn=turns).groupby("turn")
+    t_ns = by_turn["t_ns"].mean()
+    values = samples[is_role].assign(turn=turns[is_role]).groupby("turn")["value"].sum()
+    values = values.reindex(t_ns.index, fill_value=0.0)
+    return Readings(
+        t_ns=t_ns.to_numpy().astype(np.int64),
+        level=values.to_numpy(dtype=float),
+        lag_ns=lag_ns(frames, facts, role),
+    )
+
+
+def lag_ns(frames: RunFrames, facts: Facts, role: str) -> int:
+    """How old a role's value can be by its target's refresh rule, with half the time of a scrape:
+    it is not known when, during it, the page was made. Of a rule in steps nothing is known where no
+    step was seen: see `why_no_lag`."""
+    steps, seconds = facts.lags.get(role, (0.0, 0.0))
+    step_s = met_step_s(frames) or 0.0
+    durations = frames.server_metrics["duration_ns"]
+    half_ns = 0 if durations.empty else int(durations.median()) // 2
+    return half_ns + int((steps * step_s + seconds) * 1e9)
+
+
+def why_no_lag(frames: RunFrames, facts: Facts, role: str) -> str | None:
+    """Why it is not known how old a role's value can be; None where it is."""
+    steps, _ = facts.lags.get(role, (0.0, 0.0))
+    if not steps or met_step_s(frames) is not None:
+        return None
+    return (
+        f"{facts.metric_names[role]} can be {steps:g} steps old, and how long a step takes was not "
+        "seen: no client read two tokens one after the other"
+    )
+
+
+def met_step_s(frames: RunFrames) -> float | None:
+    """The mean length of the step that a scrape meets: sum of squares / sum.
+
+    A long step meets more scrapes, and more arrivals, than a short one, in proportion to its
+    length. Without a step log, of the gaps between tokens that the clients saw. Source: Cox,
+    Renewal Theory, section 5.4 (length-biased sampling).
+    """
+    lengths = _step_lengths(frames)
+    total = float(lengths.sum())
+    return float(np.square(lengths).sum()) / total if total > 0 else None
+
+
+def typical_step_s(frames: RunFrames) -> float | None:
+    """Median step; without a step log, the median gap between tokens that the clients saw."""
+    lengths = _step_lengths(frames)
+    return float(np.median(lengths)) if len(lengths) else None
+
+
+def _step_lengths(frames: RunFrames) -> Floats:
+    if not frames.steps.empty:
+        return (frames.steps["ended_ns"] - frames.steps["started_ns"]).to_numpy(dtype=float) / 1e9
+    return token_gaps(frames.requests)[0]
+
+
+def _turns(samples: pd.DataFrame) -> Ints:
+    """The number of the scrape that each sample belongs to, counted for each URL by itself."""
+    urls = samples["labels"].map(_url_of_labels(samples["labels"]))
+    ranks: pd.Series = samples["t_ns"].groupby(urls).rank(method="dense")
+    return ranks.to_numpy().astype(np.int64)
+
+
+def _url_of_labels(labels: pd.Series) -> dict[str, str]:
+    return {text: json.loads(text).get("metrics_url", "") for text in labels.unique()}
+
+
+def _has_labels(labels: pd.Series, wanted: Mapping[str, str]) -> np.ndarray:
+    if not wanted:
+        return np.ones(len(labels), dtype=bool)
+    matching = {text: wanted.items() <= json.loads(text).items() for text in labels.unique()}
+    return labels.map(matching).to_numpy(dtype=bool)

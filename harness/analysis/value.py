@@ -1,0 +1,230 @@
+"""What cancellation is worth: the same load with it and without it, and what both cost.
+
+Every row of the table is a formula on the sums of a run (`account.Account`). The value of an arm is
+the formula on the sums of all its rounds. The change is that of paired rounds: see
+`harness.analysis.paired`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from harness.analysis.account import Account, sum_of
+from harness.analysis.paired import Difference, compare
+from harness.records import Metric
+
+HOUR_S: Final = 3600.0
+
+
+class ValueTerms(msgspec.Struct, kw_only=True, frozen=True):
+    """The `[value]` of a workload: which arms are compared, and what is taken for granted."""
+
+    honoured: str
+    ignored: str
+    assumed_ms_per_token: float = 20.0
+    price_per_million_tokens: float | None = None
+
+
+class ValueRow(msgspec.Struct, kw_only=True):
+    """One row: what it is of, its formula in words, both arms' values, and how they differ.
+
+    Null is what cannot be known. `change`: honoured against ignored.
+    """
+
+    name: str
+    unit: str
+    formula: str
+    ignored: float | None
+    honoured: float | None
+    change: Difference
+
+
+class Stage(msgspec.Struct, kw_only=True):
+    """A stage of a cancel where it is honoured, and between which limits the source puts it."""
+
+    name: str
+    what: str
+    p50: float | None
+    p99: float | None
+    source_s: tuple[float, float]
+
+
+class Value(msgspec.Struct, kw_only=True):
+    """The `value` of a summary: two tables."""
+
+    honoured: str
+    ignored: str
+    rows: list[ValueRow]
+    stages: list[Stage]
+
+
+Formula = Callable[[Account, ValueTerms], float]
+
+
+def _late_tokens_an_hour(one: Account) -> float:
+    return one.late_tokens / one.load_s * HOUR_S
+
+
+def _price(tokens: float, terms: ValueTerms) -> float:
+    assert terms.price_per_million_tokens is not None
+    return tokens * terms.price_per_million_tokens / 1e6
+
+
+_ROWS: Final[tuple[tuple[str, str, str, Formula], ...]] = (
+    (
+        "requests left by their users",
+        "ratio",
+        "abandoned requests / all requests",
+        lambda one, _: one.left / one.requests,
+    ),
+    (
+        "tokens wasted per cancel",
+        "tokens",
+        "(tokens generated for those who left - tokens they had read) / abandoned requests",
+        lambda one, _: one.wasted_tokens / one.left,
+    ),
+    (
+        "engine seconds wasted an hour",
+        "s",
+        "sum over steps of (seconds of the step after t0 * the request's share of the tokens "
+        "computed in it) / seconds of load * 3600",
+        lambda one, _: one.engine_s_for_nobody / one.load_s * HOUR_S,
+    ),
+    (
+        "... as the source estimates it",
+        "s",
+        "tokens wasted within the load * assumed time a token / seconds of load * 3600",
+        lambda one, terms: _late_tokens_an_hour(one) * terms.assumed_ms_per_token / 1e3,
+    ),
+    (
+        "blocks held for nobody",
+        "blocks",
+        "sum of (blocks held after t0 * seconds) / seconds of load",
+        lambda one, _: one.block_s_for_nobody / one.load_s,
+    ),
+    (
+        "... of all blocks",
+        "ratio",
+        "sum of (blocks held after t0 * seconds) / (all blocks * seconds of load)",
+        lambda one, _: one.block_s_for_nobody / one.block_s,
+    ),
+    (
+        "slot utilisation",
+        "ratio",
+        "sum over steps of (requests running * seconds) / (slots * seconds of load)",
+        lambda one, _: one.used_slot_s / one.slot_s,
+    ),
+    (
+        "... for nobody",
+        "ratio",
+        "sum of seconds in the batch after t0 / (slots * seconds of load)",
+        lambda one, _: one.slot_s_for_nobody / one.slot_s,
+    ),
+    (
+        "... for somebody",
+        "ratio",
+        "slot utilisation - slot utilisation for nobody",
+        lambda one, _: (one.used_slot_s - one.slot_s_for_nobody) / one.slot_s,
+    ),
+    (
+        "tokens generated for nobody",
+        "ratio",
+        "tokens wasted within the load / tokens generated within the load",
+        lambda one, _: one.late_tokens / one.generated_tokens,
+    ),
+    (
+        "effective throughput",
+        "tokens/s",
+        "tokens that clients read / seconds of load",
+        lambda one, _: one.read_tokens / one.load_s,
+    ),
+    (
+        "answers completed",
+        "rps",
+        "completed requests / seconds of load",
+        lambda one, _: one.completed / one.load_s,
+    ),
+)
+_PRICED_ROWS: Final[tuple[tuple[str, str, str, Formula], ...]] = (
+    (
+        "money wasted an hour",
+        "money",
+        "tokens wasted within the load / seconds of load * 3600 * price of a token",
+        lambda one, terms: _price(_late_tokens_an_hour(one), terms),
+    ),
+    (
+        "money wasted per 1,000 cancels",
+        "money",
+        "tokens wasted per cancel * 1000 * price of a token",
+        lambda one, terms: _price(one.wasted_tokens / one.left * 1000, terms),
+    ),
+)
+# What each stage is called in the source's table of the pipeline's timing, and its limits there.
+_STAGES: Final = (
+    ("detect_s", "the client leaves -> the server sees it", (0.0, 0.005)),
+    ("signal_s", "... -> the engine hears it", (0.0, 0.0001)),
+    ("wait_s", "... -> out of the batch, at a step's end", (0.0, 0.0301)),
+    ("free_s", "... -> its blocks are free", (0.0, 0.0001)),
+    ("cancel_latency_s", "all of it", (0.005, 0.035)),
+)
+
+
+def value_of(
+    accounts: Mapping[str, Sequence[Account | None]],
+    terms: ValueTerms,
+    honoured_metrics: Mapping[str, Metric],
+) -> Value:
+    """Both tables, from the accounts of each arm's rounds (null: a round without one) and the
+    figures of the arm that honours cancellation."""
+    rows = _ROWS if terms.price_per_million_tokens is None else (*_ROWS, *_PRICED_ROWS)
+    return Value(
+        honoured=terms.honoured,
+        ignored=terms.ignored,
+        rows=[_row(row, accounts, terms) for row in rows],
+        stages=_stages(honoured_metrics),
+    )
+
+
+def _row(
+    row: tuple[str, str, str, Formula],
+    accounts: Mapping[str, Sequence[Account | None]],
+    terms: ValueTerms,
+) -> ValueRow:
+    name, unit, formula, compute = row
+    honoured, ignored = accounts[terms.honoured], accounts[terms.ignored]
+    return ValueRow(
+        name=name,
+        unit=unit,
+        formula=formula,
+        ignored=_applied(compute, sum_of(ignored), terms),
+        honoured=_applied(compute, sum_of(honoured), terms),
+        change=compare(
+            terms.honoured,
+            terms.ignored,
+            [_applied(compute, one, terms) for one in honoured],
+            [_applied(compute, one, terms) for one in ignored],
+        ),
+    )
+
+
+def _stages(metrics: Mapping[str, Metric]) -> list[Stage]:
+    return [
+        Stage(
+            name=name,
+            what=what,
+            p50=getattr(metrics.get(name), "p50", None),
+            p99=getattr(metrics.get(name), "p99", None),
+            source_s=limits,
+        )
+        for name, what, limits in _STAGES
+    ]
+
+
+def _applied(compute: Formula, one: Account | None, terms: ValueTerms) -> float | None:
+    if one is None:
+        return None
+    try:
+        return compute(one, terms)
+    except ZeroDivisionError:
+        return None

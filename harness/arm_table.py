@@ -1,0 +1,113 @@
+"""The end of a run with arms on a terminal: the arms side by side, then what surely differs.
+
+A difference is shown where its interval leaves out "no difference"; of the others only the number
+is told. One in twenty of true equals shows up all the same: that is what 95 % means.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from harness.analysis.paired import Difference, is_certain
+from harness.analysis.value import Value
+from harness.headlines import headline_figures
+from harness.records import Metric
+from harness.summary_table import LEVEL_STYLE, plain_table
+from harness.value_words import STAGE_COLUMNS, stage_cells, value_cells, value_columns
+from harness.words import DASH, SELF_EVIDENT_UNITS, difference_in_words, figure_of
+
+Pairs = Sequence[tuple[str, str]]
+Arms = Mapping[str, Mapping[str, Metric]]
+Differences = Mapping[str, Mapping[str, Sequence[Difference]]]
+
+
+def print_arms(console: Console, summary: Mapping[str, Any]) -> None:
+    """Print everything a terminal should show of a summary with arms."""
+    arms = {
+        name: msgspec.convert(arm["metrics"], dict[str, Metric])
+        for name, arm in summary["arms"].items()
+    }
+    differences = msgspec.convert(summary["differences"], dict[str, dict[str, list[Difference]]])
+    title = Text.assemble(
+        (f"{summary['workload']}", "bold"),
+        f" on {summary['engine']} ({summary['model']}): ",
+        f"{len(arms)} arms, {summary['rounds']} rounds; the reference is {summary['reference']}",
+    )
+    statements = [
+        Text(f"{said['level']}: {said['text']}", style=LEVEL_STYLE.get(said["level"], ""))
+        for said in summary["validity"]
+    ]
+    pairs = headline_figures(arms, summary["headlines"])
+    certain = _certain(pairs, differences)
+    tables = _side_by_side(console, pairs, arms)
+    value = msgspec.convert(summary.get("value"), Value | None)
+    worth = [] if value is None else _value_tables(value)
+    console.print(Group(title, *tables, *_whose(pairs, arms), *worth, *certain, *statements))
+
+
+def _side_by_side(console: Console, pairs: Pairs, arms: Arms) -> list[Table]:
+    """As many arms beside each other as the terminal is wide enough for, the others below."""
+    names = list(arms)
+    unbounded = console.options.update(max_width=1000)
+    tables: list[Table] = []
+    for num_tables in range(1, len(names) + 1):
+        width = -(-len(names) // num_tables)
+        groups = [names[first : first + width] for first in range(0, len(names), width)]
+        tables = [_table(pairs, {name: arms[name] for name in group}) for group in groups]
+        needed = max(console.measure(table, options=unbounded).maximum for table in tables)
+        if needed <= console.width:
+            break
+    return tables
+
+
+def _table(pairs: Pairs, arms: Arms) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("figure", no_wrap=True)
+    for name in arms:
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, key in pairs:
+        cells = [_cell(metrics.get(name), key) for metrics in arms.values()]
+        table.add_row(f"{name} {key}", *cells)
+    return table
+
+
+def _cell(metric: Metric | None, key: str) -> str:
+    if metric is None:
+        return DASH
+    return figure_of(metric, key, unit=metric.unit if metric.unit in SELF_EVIDENT_UNITS else "")
+
+
+def _value_tables(value: Value) -> list[Table]:
+    """What cancellation is worth, and how long its stages take."""
+    savings, stages = plain_table(value_columns(value)), plain_table(STAGE_COLUMNS)
+    for row in value.rows:
+        savings.add_row(*value_cells(row))
+    for stage in value.stages:
+        stages.add_row(*stage_cells(stage))
+    return [savings, stages]
+
+
+def _whose(pairs: Pairs, arms: Arms) -> Iterator[Text]:
+    """Whose each figure is, where the users of a run are of several kinds."""
+    for name in dict.fromkeys(name for name, _ in pairs):
+        found = {metrics[name].of for metrics in arms.values() if name in metrics}
+        for of in found - {None}:
+            yield Text(f"{name}: of {of}", style="dim")
+
+
+def _certain(pairs: Pairs, differences: Differences) -> Iterator[Text]:
+    """One line for each figure of the table in which an arm surely differs from the reference."""
+    uncertain = 0
+    for name, key in pairs:
+        for one in differences.get(name, {}).get(key, []):
+            if is_certain(one):
+                yield Text(f"{name} {key}: {difference_in_words(one)}")
+            else:
+                uncertain += 1
+    if uncertain:
+        yield Text(f"{uncertain} other differences are not certain at 95 %", style="dim")

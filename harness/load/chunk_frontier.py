@@ -1,0 +1,134 @@
+"""The chunk frontier: what does a long prompt cost those who decode beside it, and the other way?
+
+Bystanders stream all along: short prompts, long answers, one after the other. Beside them a
+director sends long prompts, one at a time and in pairs: one is read for a few tokens, the next is
+left during its prefill. When to leave is known from those that were read: after a share, drawn
+anew each time, of the median time to first token seen so far.
+
+The rows tell the three apart: bystanders and long prompts by their role, and of the long prompts
+those that were to be left by their `planned_abandon` (0: before the first token).
+"""
+
+import statistics
+from itertools import count
+
+import gevent
+from gevent.event import Event
+from gevent.pool import Group
+from locust import task
+from locust.exception import StopUser
+
+from harness.load.abandon import LeaveRule, leaving_share, never
+from harness.load.plan import ChunkFrontierLoad
+from harness.load.prompts import prompt_size
+from harness.load.session import LoadSession
+from harness.load.ticket import STAYS, Intent
+from harness.load.users import NOT_A_FAILURE, RETRY_PAUSE_S, PlannedUser, end_load
+from harness.records import RequestRow, Role, Way
+
+_DIRECTOR = 0  # the bystanders are numbered from 1
+
+
+class ChunkFrontierDirector(PlannedUser):
+    """The only user of a chunk frontier load: starts the bystanders, then sends long prompts."""
+
+    abstract = False
+    fixed_count = 1
+
+    @task
+    def direct(self) -> None:
+        """All pairs, once, while the bystanders stream."""
+        load = self.session.plan.load
+        assert isinstance(load, ChunkFrontierLoad)
+        bystanders = [Bystander(self.session, load, number=n + 1) for n in range(load.bystanders)]
+        streams = Group()
+        try:
+            for bystander in bystanders:
+                streams.spawn(bystander.stream)
+            for bystander in bystanders:
+                bystander.is_reading.wait()
+            LongPrompts(self.session, load).send_all()
+        finally:
+            streams.kill()
+        end_load(self.environment)
+        raise StopUser
+
+
+class Bystander:
+    """Reads one long answer after the other; `is_reading` is set by its first token."""
+
+    def __init__(self, session: LoadSession, load: ChunkFrontierLoad, *, number: int) -> None:
+        self.is_reading = Event()
+        self._session = session
+        self._load = load
+        self._number = number
+
+    def stream(self) -> None:
+        """Ask and read until killed."""
+        seed = self._session.plan.seed
+        for n in count():
+            size = prompt_size(
+                self._load.bystander_prompt_tokens, seed=seed, user=self._number, n=n
+            )
+            ticket = self._session.ticket(
+                role=Role.BYSTANDER,
+                user=self._number,
+                max_tokens=self._load.bystander_answer_tokens,
+            )
+            text = self._session.prompt(user=self._number, n=n, tokens=size)
+            self._session.client.ask(ticket, text, self._note_progress, self._keep)
+
+    def _note_progress(self, tokens_read: int) -> None:
+        if tokens_read:
+            self.is_reading.set()
+
+    def _keep(self, row: RequestRow) -> None:
+        self._session.keep(row)
+        if row.outcome not in NOT_A_FAILURE:
+            gevent.sleep(RETRY_PAUSE_S)
+
+
+class LongPrompts:
+    """The director's requests. Its state is the times to first token that it has seen."""
+
+    def __init__(self, session: LoadSession, load: ChunkFrontierLoad) -> None:
+        self._session = session
+        self._load = load
+        self._numbers = count()
+        self._ttfts_ns: list[int] = []
+
+    def send_all(self) -> None:
+        """Each pair: one to read and one to leave; none to leave before one could be read."""
+        for _ in range(self._load.pairs):
+            self._ask(max_tokens=self._load.read_tokens)
+            if self._ttfts_ns:
+                share = leaving_share(seed=self._session.plan.seed, n=len(self._ttfts_ns))
+                self._ask(max_tokens=self._load.answer_tokens, leaves_at=share)
+
+    def _ask(self, *, max_tokens: int, leaves_at: float | None = None) -> None:
+        seed, n = self._session.plan.seed, next(self._numbers)
+        size = prompt_size(self._load.prompt_tokens, seed=seed, user=_DIRECTOR, n=n)
+        ticket = self._session.ticket(
+            role=Role.LONG_PROMPT,
+            user=_DIRECTOR,
+            max_tokens=max_tokens,
+            intent=STAYS if leaves_at is None else _leaving(leaves_at),
+        )
+        text = self._session.prompt(user=_DIRECTOR, n=n, tokens=size)
+        rule = never if leaves_at is None else self._leave_at(leaves_at)
+        self._session.client.ask(ticket, text, rule, self._keep)
+
+    def _leave_at(self, share: float) -> LeaveRule:
+        pause_ns = int(share * statistics.median(self._ttfts_ns))
+        return lambda _tokens_read: pause_ns
+
+    def _keep(self, row: RequestRow) -> None:
+        self._session.keep(row)
+        if row.planned_abandon is None and row.first_token_ns is not None:
+            self._ttfts_ns.append(row.first_token_ns - row.sent_ns)
+        if row.outcome not in NOT_A_FAILURE:
+            gevent.sleep(RETRY_PAUSE_S)
+
+
+def _leaving(share: float) -> Intent:
+    return Intent(plan=f"prefill:{share:.2f}", planned_abandon=0, way=Way.FIN)

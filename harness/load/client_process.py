@@ -1,0 +1,49 @@
+"""A process that owns a connection, so that it can be killed: the client whose program crashes.
+
+    server ──TCP──▶ this process ──socket pair──▶ us
+
+It is `cat`, with the connection as its standard input: what it reads, its user has. Once it runs,
+nobody else holds the connection, and when it is killed the kernel ends the connection for it.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+from typing import Final
+
+PROGRAM: Final = "cat"
+
+
+class ClientProcess:
+    """The process; `output` is our end of the pair. It owns `sock` from now on.
+
+    Raises OSError where no process can be started; `sock` is closed then.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.output, theirs = socket.socketpair()
+        with sock, theirs, contextlib.ExitStack() as on_failure:
+            on_failure.callback(self.output.close)
+            for end in (sock, theirs):  # ours may be non-blocking, which `cat` does not expect
+                os.set_blocking(end.fileno(), True)
+            self._pid: int | None = os.posix_spawnp(
+                PROGRAM,
+                [PROGRAM],
+                {},
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, sock.fileno(), 0),
+                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), 1),
+                ],
+            )
+            on_failure.pop_all()
+
+    def kill(self) -> None:
+        """End it with SIGKILL; doing it twice is fine."""
+        pid, self._pid = self._pid, None
+        if pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # gevent may have reaped it already
+            os.waitpid(pid, 0)

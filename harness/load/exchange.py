@@ -1,0 +1,155 @@
+"""One request whose connection is open: reads, and leaves when its user wants to.
+
+What is read is passed on at once; when the user wants to leave, the think time passes while reading
+goes on, then what has already arrived is read, and then the user leaves.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import httpx
+
+from harness.load.abandon import LeaveRule
+from harness.load.cancel_endpoint import CancelRequest
+from harness.load.connection import Connection, Limit
+from harness.load.leaving import READS_ON, leave
+from harness.load.readers import Reader
+from harness.load.sse import EventTooLargeError
+from harness.load.stream import StreamMachine
+from harness.records import Way
+
+_MAX_REFUSAL_BYTES: Final = 65536
+
+
+class Exchange:
+    """Reads one answer to its end, or to its user's.
+
+    `after_first_token` replaces the connection's limit then. `cancel` makes a request to the
+    server's cancel endpoint.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: StreamMachine,
+        reader: Reader,
+        *,
+        way: Way,
+        after_first_token: Limit | None,
+        cancel: Callable[[], CancelRequest],
+    ) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._reader = reader
+        self._way = way
+        self._after_first_token = after_first_token
+        self._cancel = cancel
+
+    def see_through(self, leave_rule: LeaveRule, think_ns: int | None) -> None:
+        """Read until there is an outcome. `think_ns`: what the rule said before the sending."""
+        connection, stream = self._connection, self._stream
+        if connection.has_head and not self._is_accepted():
+            return
+        receive, read = (
+            connection.receive,
+            self._reader.read,
+        )  # looked up once: it is for each token
+        has_limit = connection.limit is not None
+        while stream.outcome is None:
+            if think_ns is not None and stream.can_leave and not connection.is_complete:
+                self._think_and_leave(think_ns)
+            elif (chunk := receive()) is not None:
+                read(chunk)
+                if has_limit and stream.tokens_read:
+                    connection.limit = self._after_first_token
+                think_ns = leave_rule(stream.tokens_read)
+            else:
+                self._reader.end()
+
+    def _is_accepted(self) -> bool:
+        connection = self._connection
+        self._stream.headers(connection.status_code)
+        if connection.status_code == 200:
+            return True
+        self._stream.refusal(_read_refusal(connection), time.perf_counter_ns())
+        return False
+
+    def _think_and_leave(self, think_ns: int) -> None:
+        connection, stream = self._connection, self._stream
+        if connection.has_head:  # else patience has ended already
+            leaves_at_ns = connection.leaves_at_ns or time.perf_counter_ns() + think_ns
+            while stream.can_leave:
+                wait_s = (leaves_at_ns - time.perf_counter_ns()) / 1e9
+                chunk = connection.receive_within(wait_s)
+                if chunk is None:
+                    break
+                self._reader.read(chunk)
+            if connection.is_complete or not stream.can_leave:
+                return  # the answer ended while the user was thinking
+        if self._way is Way.CANCEL:
+            self._ask_to_cancel(think_ns)
+        else:
+            self._leave(think_ns)
+
+    def _leave(self, think_ns: int) -> None:
+        t0_ns, wire_close = leave(self._way, self._connection)
+        if self._way is Way.KILLED:
+            self._read_what_the_dead_had()
+            if not self._stream.can_leave:
+                return  # its last words: the answer had already ended
+        self._stream.leave(t0_ns, think_ns=think_ns, wire_close=wire_close)
+        if self._way in READS_ON:
+            self._read_on()
+
+    def _ask_to_cancel(self, think_ns: int) -> None:
+        with self._cancel() as request:
+            t0_ns, wire_close = request.send()
+            self._stream.leave(t0_ns, think_ns=think_ns, wire_close=wire_close)
+            self._read_on()
+            if (problem := request.problem()) is not None:
+                self._stream.complain(problem)
+
+    def _read_what_the_dead_had(self) -> None:
+        """What the killed process had received by t0 and passed on to us."""
+        if not self._connection.has_head:
+            return
+        with _until_it_breaks():
+            while (chunk := self._connection.receive()) is not None:
+                self._reader.read(chunk)
+
+    def _read_on(self) -> None:
+        """Look what still comes. A server that sends nothing and ends nothing is left, too."""
+        connection = self._connection
+        try:
+            with _until_it_breaks():
+                if not connection.has_head:
+                    connection.receive_head(None)
+                while (chunk := connection.receive()) is not None:
+                    self._reader.read_late(chunk)
+            self._reader.end_late()
+        except httpx.TimeoutException:
+            return
+
+
+@contextmanager
+def _until_it_breaks() -> Iterator[None]:
+    """An end of the connection is what was waited for; a time-out is not, and goes on."""
+    try:
+        yield
+    except httpx.TimeoutException:
+        raise
+    except (httpx.TransportError, EventTooLargeError):
+        return
+
+
+def _read_refusal(connection: Connection) -> bytes:
+    """The body of an error, as far as it comes: its status has already decided the outcome."""
+    body = b""
+    try:
+        while len(body) < _MAX_REFUSAL_BYTES and (chunk := connection.receive()) is not None:
+            body += chunk
+    except httpx.TransportError:
+        return body
+    return body

@@ -1,0 +1,165 @@
+"""The load as its process will be told it: short forms written out, files read, and whatever
+cannot happen on this server refused before anything is sent.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.config import Target, Workload
+from harness.errors import ConfigError
+from harness.load.client_process import PROGRAM
+from harness.load.plan import Load
+from harness.load_settings import AbandonSettings, CancelStormSettings, SlotRecoverySettings
+from harness.mix_settings import FileEntry, MixEntry, NeverEntry, slice_values
+from harness.server import Server
+from harness.token_file import read_token_counts
+
+# Over TLS the connection's state lives in this process: no other can own it, and none can be half
+# closed.
+_NOT_OVER_TLS = ("half_close", "killed")
+
+
+def make_load(workload: Workload, target: Target, server: Server, folder: Path) -> Load:
+    """Resolve the load. Files are looked for in `folder`. Raises ConfigError."""
+    values = workload.load.model_dump()
+    if isinstance(workload.load, AbandonSettings):
+        _check_ways(workload.load.leavers, target, server)
+        _check_queue(workload, server)
+        _check_canaries(workload)
+        values["mix"] = _slices(workload.load, folder)
+    elif isinstance(workload.load, CancelStormSettings):
+        _check_storm(workload.load, server)
+    elif isinstance(workload.load, SlotRecoverySettings) and workload.load.slots is None:
+        values["slots"] = _ask_slots(workload, target, server)
+    load: Load = msgspec.convert(values, type=Load)
+    return load
+
+
+def check_files(workload: Workload, folder: Path) -> None:
+    """Read the files that the load names, so that a mistake in them is said before any start.
+
+    Raises ConfigError.
+    """
+    if isinstance(workload.load, AbandonSettings):
+        _slices(workload.load, folder)
+
+
+def load_notes(workload: Workload, target: Target, server: Server) -> list[str]:
+    """What should be known of this load on this server to read its figures."""
+    load = workload.load
+    notes: list[str] = []
+    if not isinstance(load, AbandonSettings):
+        return notes
+    tells_queue = server.config is not None or "waiting" in target.metrics
+    if _is_planned(load, "queued") and not tells_queue:
+        notes.append(
+            "this server tells nothing of its queue: whether those who left as planned while "
+            "queued had waited there is not known"
+        )
+    if not target.extra_body.get("ignore_eos"):
+        notes.append(
+            f"kind {target.name} is not known to honour `ignore_eos`: an answer may end before "
+            "its user leaves"
+        )
+    return notes
+
+
+def prompt_salt(server: Server, *, run_id: str, created_at: str) -> str:
+    """What makes this run's prompts other than those of any other run and arm.
+
+    A server that was there before may have answered the same seed already, and remember: it would
+    answer from its prefix cache. One that is started for the run has nothing to remember.
+    """
+    return "" if server.engine is not None else f"{created_at}/{run_id}/"
+
+
+def _slices(load: AbandonSettings, folder: Path) -> list[dict[str, Any]]:
+    """The mix with those who stay in it: the shares of all entries sum to 1."""
+    counts = {
+        folder / entry.file: _read_counts(entry, folder / entry.file, load.answer_tokens)
+        for entry in load.leavers
+        if isinstance(entry, FileEntry)
+    }
+    slices = []
+    total = sum(entry.weight for entry in load.leavers)
+    for entry in load.leavers:
+        weight = entry.weight / total * (1 - load.stay_share)
+        slices.append(slice_values(entry, counts, folder) | {"weight": weight})
+    if load.stay_share > 0:
+        stay = NeverEntry(plan="never", weight=load.stay_share)
+        slices.append(slice_values(stay, counts, folder))
+    return slices
+
+
+def _read_counts(entry: FileEntry, path: Path, answer_tokens: int) -> list[int]:
+    numbers = read_token_counts(path, entry.column)
+    if max(numbers) >= entry.n * answer_tokens:
+        raise ConfigError(
+            f"{path}: goes up to {max(numbers)} tokens, but an answer has "
+            f"{entry.n * answer_tokens} (`load.answer_tokens`): nobody can leave one that is over"
+        )
+    return numbers
+
+
+def _is_planned(load: AbandonSettings, plan: str) -> bool:
+    return any(entry.model_dump()["plan"] == plan for entry in load.leavers)
+
+
+def _check_ways(leavers: Sequence[MixEntry], target: Target, server: Server) -> None:
+    ways = {entry.way for entry in leavers if not isinstance(entry, NeverEntry)}
+    if "cancel" in ways and target.cancel_path is None:
+        raise ConfigError(
+            f"way `cancel`: servers of kind {target.name} have no cancel endpoint; give the "
+            "target's file a `cancel_path`, or take another way"
+        )
+    if "killed" in ways and shutil.which(PROGRAM) is None:
+        raise ConfigError(f"way `killed` needs the program `{PROGRAM}`, which is not on the PATH")
+    for way in _NOT_OVER_TLS:
+        if way in ways and server.url.startswith("https:"):
+            raise ConfigError(f"way `{way}` is not possible over TLS; use an http:// URL")
+
+
+def _check_queue(workload: Workload, server: Server) -> None:
+    """Nobody waits where everybody has a slot."""
+    assert isinstance(workload.load, AbandonSettings)
+    slots, users = (server.config or {}).get("max_num_seqs"), workload.run.users
+    if slots is not None and _is_planned(workload.load, "queued") and users <= int(slots):
+        raise ConfigError(
+            f"plan `queued` needs more users than batch slots, or nobody waits: `run.users` is "
+            f"{users} and the server has {slots} slots"
+        )
+
+
+def _check_canaries(workload: Workload) -> None:
+    assert isinstance(workload.load, AbandonSettings)
+    canaries, users = workload.load.canaries, workload.run.users
+    if canaries >= users and canaries:
+        raise ConfigError(
+            f"`load.canaries` is {canaries} of `run.users`, {users}: the canaries are among the "
+            "users, and there must be others beside them"
+        )
+
+
+def _check_storm(load: CancelStormSettings, server: Server) -> None:
+    """A wave leaves when each of its streams has read something, so each must have a slot."""
+    slots, streams = (server.config or {}).get("max_num_seqs"), load.streams + load.stayers
+    if slots is not None and streams > int(slots):
+        raise ConfigError(
+            f"`load.streams` + `load.stayers` are {streams}, but the server has {slots} slots: "
+            "the storm would wait for those in the queue for ever"
+        )
+
+
+def _ask_slots(workload: Workload, target: Target, server: Server) -> int:
+    if target.slots_from == "config" and server.config is not None:
+        return int(server.config["max_num_seqs"])
+    if server.slots_found is not None:
+        return server.slots_found
+    raise ConfigError(
+        f"workload {workload.name}: a server of kind {target.name} does not tell how many batch "
+        f"slots it has, and trying it out showed no limit; say so with --set load.slots=N"
+    )

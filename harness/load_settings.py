@@ -1,0 +1,184 @@
+"""`[load]`: what the users do, one class a kind; `harness.load.plan` tells what a kind means."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from harness.mix_settings import AnyMixEntry, MixEntry, TokenCount, TokensEntry
+from harness.values import (
+    MOST_STREAMS,
+    Count,
+    Seconds,
+    Section,
+    Share,
+    Streams,
+    Think,
+    TokenRange,
+    Tokens,
+)
+
+
+class AbandonSettings(Section):
+    """`[load]` of kind "abandon": closed-loop users who leave (see `harness.load.plan`).
+
+    A share `stay_share` is read to the end; how the others leave stands in the `mix`, or short in
+    `abandon_after_tokens`: one of these numbers of tokens.
+    """
+
+    kind: Literal["abandon"]
+    abandon_after_tokens: list[TokenCount] = Field(default_factory=list)
+    mix: list[AnyMixEntry] = Field(default_factory=list)
+    stay_share: Share
+    think: Think = "step"
+    prompt_tokens: TokenRange
+    answer_tokens: Tokens
+    stay_tokens: Tokens
+    shared_prefix_tokens: Annotated[int, Field(ge=0)] = 0
+    stop_after_abandons: Count | None = None
+    ask_again_after: list[Literal["abandoned", "timed_out"]] = Field(default_factory=list)
+    retry_pause_s: Seconds = 0.5
+    canaries: Annotated[int, Field(ge=0, le=MOST_STREAMS)] = 0
+    canary_tokens: Tokens = 32
+
+    @model_validator(mode="after")
+    def _must_say_how_they_leave(self) -> Self:
+        if bool(self.mix) == bool(self.abandon_after_tokens):
+            raise ValueError(
+                "needs either `abandon_after_tokens` or a `mix`, and not both; an empty list, [], "
+                "takes one of them back"
+            )
+        if self.mix and self.stay_share < 1 and sum(entry.weight for entry in self.mix) <= 0:
+            raise ValueError("the weights of the `mix` sum to nothing: nobody can be drawn")
+        for number, entry in enumerate(self.mix, start=1):
+            if why := entry.problem(self.answer_tokens, self.stay_tokens):
+                raise ValueError(f"entry {number} of the `mix` ({entry.plan}): {why}")
+        return self
+
+    @model_validator(mode="after")
+    def _must_leave_before_the_end(self) -> Self:
+        latest = max(self.abandon_after_tokens, default=0)
+        if latest >= self.answer_tokens:
+            raise ValueError(
+                f"`abandon_after_tokens` goes up to {latest} but "
+                f"`answer_tokens` is {self.answer_tokens}: nobody can leave an answer that is over;"
+                f" `answer_tokens` must be larger"
+            )
+        if self.shared_prefix_tokens > self.prompt_tokens[0]:
+            raise ValueError(
+                f"`shared_prefix_tokens` is {self.shared_prefix_tokens} but `prompt_tokens` begin "
+                f"at {self.prompt_tokens[0]}: the prefix is part of the prompt"
+            )
+        return self
+
+    @property
+    def leavers(self) -> Sequence[MixEntry]:
+        """Those of the mix who can be drawn, written out where it was given short."""
+        if self.mix:
+            return [entry for entry in self.mix if entry.weight > 0]
+        return [TokensEntry(plan="tokens", tokens=self.abandon_after_tokens)]
+
+    @property
+    def longest_requests(self) -> dict[str, int]:
+        """Prompt and answer of each kind of request at their longest, by the keys they add up."""
+        longest = self.prompt_tokens[1]
+        return {
+            "`load.prompt_tokens` + `load.answer_tokens`": longest + self.answer_tokens,
+            "`load.prompt_tokens` + `load.stay_tokens`": longest + self.stay_tokens,
+            "`load.prompt_tokens` + `load.canary_tokens`": longest + self.canary_tokens,
+        }
+
+
+class CancelStormSettings(Section):
+    """`[load]` of kind "cancel_storm": waves that leave as a whole, and stayers beside them."""
+
+    kind: Literal["cancel_storm"]
+    streams: Streams
+    stayers: Annotated[int, Field(ge=0, le=MOST_STREAMS)] = 0
+    storms: Count
+    abandon_after_tokens: Tokens
+    prompt_tokens: TokenRange
+    answer_tokens: Tokens
+    stay_tokens: Tokens
+
+    @model_validator(mode="after")
+    def _must_leave_before_the_end(self) -> Self:
+        if self.abandon_after_tokens >= self.answer_tokens:
+            raise ValueError(
+                f"`abandon_after_tokens` is {self.abandon_after_tokens} but `answer_tokens` is "
+                f"{self.answer_tokens}: `answer_tokens` must be larger"
+            )
+        return self
+
+    @property
+    def longest_requests(self) -> dict[str, int]:
+        """Prompt and answer of each kind of request at their longest, by the keys they add up."""
+        longest = self.prompt_tokens[1]
+        return {
+            "`load.prompt_tokens` + `load.answer_tokens`": longest + self.answer_tokens,
+            "`load.prompt_tokens` + `load.stay_tokens`": longest + self.stay_tokens,
+        }
+
+
+class SlotRecoverySettings(Section):
+    """`[load]` of kind "slot_recovery". Without `slots` the target is asked how many it has."""
+
+    kind: Literal["slot_recovery"]
+    slots: Streams | None = None
+    trials: Count
+    prompt_tokens: TokenRange
+    answer_tokens: Tokens
+    control_answer_tokens: Tokens
+    probe_tokens: Tokens
+    abandon_after_tokens: Annotated[int, Field(ge=0)]
+
+    @model_validator(mode="after")
+    def _must_leave_before_the_end(self) -> Self:
+        if self.abandon_after_tokens >= self.answer_tokens:
+            raise ValueError(
+                f"`abandon_after_tokens` is {self.abandon_after_tokens} but `answer_tokens` is "
+                f"{self.answer_tokens}: `answer_tokens` must be larger"
+            )
+        return self
+
+    @property
+    def longest_requests(self) -> dict[str, int]:
+        """Prompt and answer of each kind of request at their longest, by the keys they add up."""
+        longest = self.prompt_tokens[1]
+        return {
+            "`load.prompt_tokens` + `load.answer_tokens`": longest + self.answer_tokens,
+            "`load.prompt_tokens` + `load.control_answer_tokens`": longest
+            + self.control_answer_tokens,
+            "`load.prompt_tokens` + `load.probe_tokens`": longest + self.probe_tokens,
+        }
+
+
+class ChunkFrontierSettings(Section):
+    """`[load]` of kind "chunk_frontier": bystanders who decode, and long prompts beside them."""
+
+    kind: Literal["chunk_frontier"]
+    bystanders: Streams
+    bystander_prompt_tokens: TokenRange
+    bystander_answer_tokens: Tokens
+    prompt_tokens: TokenRange
+    read_tokens: Tokens
+    answer_tokens: Tokens
+    pairs: Count
+
+    @property
+    def longest_requests(self) -> dict[str, int]:
+        """Prompt and answer of each kind of request at their longest, by the keys they add up."""
+        longest = self.prompt_tokens[1]
+        return {
+            "`load.prompt_tokens` + `load.answer_tokens`": longest + self.answer_tokens,
+            "`load.prompt_tokens` + `load.read_tokens`": longest + self.read_tokens,
+            "`load.bystander_prompt_tokens` + `load.bystander_answer_tokens`": (
+                self.bystander_prompt_tokens[1] + self.bystander_answer_tokens
+            ),
+        }
+
+
+LoadSettings = Annotated[
+    AbandonSettings | SlotRecoverySettings | ChunkFrontierSettings | CancelStormSettings,
+    Field(discriminator="kind"),
+]

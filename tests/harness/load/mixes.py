@@ -1,0 +1,28 @@
+"""Loads for tests: any mix, and otherwise the same numbers."""
+
+from harness.load.mix import LeavePlan, Slice
+from harness.load.plan import AbandonLoad
+from harness.records import Delivery, Way
+
+
+def slice_of(
+    leave: LeavePlan,
+    *,
+    weight: float = 1.0,
+    way: Way = Way.FIN,
+    delivery: Delivery = Delivery.STREAM,
+    n: int = 1,
+) -> Slice:
+    return Slice(weight=weight, leave=leave, way=way, delivery=delivery, n=n)
+
+
+def load_of(*mix: Slice) -> AbandonLoad:
+    return AbandonLoad(
+        mix=list(mix),
+        think="step",
+        prompt_tokens=(10, 20),
+        answer_tokens=1000,
+        stay_tokens=50,
+        shared_prefix_tokens=0,
+        stop_after_abandons=None,
+    )

@@ -1,0 +1,148 @@
+"""Several runs as one summary: what is pooled, what is a value a round, what is missing."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.analysis.arm_round import ArmRound, analyse_round
+from harness.analysis.pool import all_requests, pool
+from tests.harness.conftest import RunBuilder
+
+MakeArm = Callable[..., ArmRound]
+
+MANIFEST: dict[str, Any] = {
+    "run_id": "parent",
+    "status": "complete",
+    "workload": {
+        "name": "w",
+        "headlines": ["preemptions"],
+        "run": {"rounds": 3, "reference_arm": None},
+        "arms": [{"name": "off"}, {"name": "on"}],
+    },
+}
+
+
+@pytest.fixture
+def make_arm(tmp_path: Path) -> MakeArm:
+    """One run in which each request's only gap is `gap` ms, `gaps` of them, and so many
+    preemptions."""
+
+    def make(number: int, arm: str, *, gaps: list[float], preemptions: float) -> ArmRound:
+        folder = tmp_path / f"{number}-{arm}"
+        folder.mkdir()
+        run = RunBuilder(folder)
+        for i, gap in enumerate(gaps):
+            name = f"{number}-{arm}-{i}"
+            run.request(name, sent=0, tokens=[10, 10 + gap], outcome="completed", end=500)
+        run.idle({"running": 0, "preemptions": 5}, {"running": 0, "preemptions": 5 + preemptions})
+        run.metrics(running="exact", preemptions="exact")
+        return analyse_round(run.frames(), round_number=number, arm=arm)
+
+    return make
+
+
+def pooled(make_arm: MakeArm) -> dict[str, Any]:
+    rounds = [
+        make_arm(1, "off", gaps=[10, 20], preemptions=8),
+        make_arm(1, "on", gaps=[10], preemptions=4),
+        make_arm(2, "on", gaps=[10, 30, 40], preemptions=5),
+        make_arm(2, "off", gaps=[30, 50], preemptions=10),
+        make_arm(3, "off", gaps=[90], preemptions=12),
+        make_arm(3, "on", gaps=[10], preemptions=6),
+    ]
+    return pool(rounds, MANIFEST)
+
+
+def test_observations_are_pooled_not_their_averages(make_arm: MakeArm) -> None:
+    off = pooled(make_arm)["arms"]["off"]
+    gaps = off["metrics"]["itl_s"]
+    assert (gaps["n"], gaps["method"]) == (5, "client")
+    assert gaps["mean"] == pytest.approx((10 + 20 + 30 + 50 + 90) / 5 / 1e3)
+    assert gaps["p50"] == pytest.approx(0.030)
+    assert off["outcomes"]["completed"] == 5
+
+
+def test_a_counter_is_one_observation_a_round(make_arm: MakeArm) -> None:
+    preemptions = pooled(make_arm)["arms"]["off"]["metrics"]["preemptions"]
+    assert (preemptions["n"], preemptions["mean"], preemptions["max"]) == (3, 10.0, 12.0)
+    assert preemptions["mean_ci95"][0] < 10 < preemptions["mean_ci95"][1]
+    assert (preemptions["unit"], preemptions["method"]) == ("preemptions", "counter")
+
+
+def test_values_a_round_and_how_the_arms_differ(make_arm: MakeArm) -> None:
+    summary = pooled(make_arm)
+    assert summary["reference"] == "off"
+    assert summary["arms"]["on"]["per_round"]["preemptions"] == {"mean": [4.0, 5.0, 6.0]}
+    assert summary["arms"]["off"]["per_round"]["itl_s"]["p99"] == pytest.approx([0.02, 0.05, 0.09])
+    (found,) = summary["differences"]["preemptions"]["mean"]
+    assert (found["arm"], found["reference"], found["n"]) == ("on", "off", 3)
+    assert found["ratio"] == pytest.approx(0.5)
+    assert found["difference"] == pytest.approx(-5)
+    assert set(summary["differences"]["itl_s"]) == {"mean", "p50", "p99"}
+
+
+def test_another_arm_may_be_the_reference(make_arm: MakeArm) -> None:
+    rounds = [make_arm(1, arm, gaps=[9], preemptions=2) for arm in ("off", "on")]
+    workload = MANIFEST["workload"] | {"run": {"rounds": 3, "reference_arm": "on"}}
+    summary = pool(rounds, MANIFEST | {"workload": workload})
+    (found,) = summary["differences"]["preemptions"]["mean"]
+    assert (found["arm"], found["reference"], found["n"]) == ("off", "on", 1)
+
+
+def test_what_is_missing_is_said_and_left_out_of_the_pairs(make_arm: MakeArm) -> None:
+    rounds = [
+        make_arm(1, "off", gaps=[10], preemptions=8),
+        make_arm(1, "on", gaps=[10], preemptions=4),
+        make_arm(3, "off", gaps=[10], preemptions=8),
+    ]
+    summary = pool(rounds, MANIFEST)
+    assert summary["arms"]["on"]["per_round"]["preemptions"]["mean"] == [4.0, None, None]
+    assert summary["differences"]["preemptions"]["mean"][0]["n"] == 1
+    (text, *_) = [said["text"] for said in summary["validity"] if said["level"] == "warning"]
+    assert text == "3 of 6 runs gave no figures: 2-off, 2-on, 3-on"
+
+
+def test_an_arm_without_any_run_has_no_figures(make_arm: MakeArm) -> None:
+    summary = pool([make_arm(1, "on", gaps=[10], preemptions=4)], MANIFEST)
+    assert summary["arms"]["off"]["metrics"] == {}
+    assert summary["differences"] == {}
+
+
+def test_remarks_that_differ_in_numbers_alone_are_said_once(make_arm: MakeArm) -> None:
+    texts = [said["text"] for said in pooled(make_arm)["validity"]]
+    (nobody,) = [text for text in texts if text.startswith("nobody left")]
+    assert nobody.endswith("(in 1-off, and in 5 more runs)")
+
+
+def test_all_requests_tell_their_round_and_arm(make_arm: MakeArm) -> None:
+    rounds = [
+        make_arm(1, "off", gaps=[10, 20], preemptions=8),
+        make_arm(2, "on", gaps=[10], preemptions=4),
+    ]
+    rows = all_requests(rounds)
+    assert rows[["round", "arm"]].to_numpy().tolist() == [[1, "off"], [1, "off"], [2, "on"]]
+    assert set(rows["trial_arm"]) == {"main"}
+
+
+def test_a_round_in_which_nobody_left_is_pooled_with_others(tmp_path: Path) -> None:
+    made = []
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        run = RunBuilder(folder)
+        run.steps(0, 9, "a")
+        run.step(100, 110, b=1)
+        run.request("b", sent=5, tokens=[115], outcome="completed", end=120)
+        run.events("b", arrived=6, admitted=100.5)
+        if number == 2:
+            run.abandon("a", t0=93, tokens=[20, 30])
+            run.events("a", arrived=0, admitted=0, first_token=10, disconnected=94)
+            run.events("a", abort_received=95, removed=100.1, blocks_freed=100.2, finished=100.3)
+        assert run.manifest.target is not None
+        assert run.manifest.target.config is not None
+        run.manifest.target.config["max_num_seqs"] = 1
+        made.append(analyse_round(run.frames(), round_number=number, arm="off"))
+    off = pool(made, MANIFEST)["arms"]["off"]
+    assert off["metrics"]["slot_refill_s"]["n"] == 1

@@ -1,0 +1,306 @@
+"""The figures that single questions need: asking again, canaries, storms, growth. By hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from harness.analysis.asking_again import asking_again_figures, cached_again_figures
+from harness.analysis.audit import audit
+from harness.analysis.canaries import canary_figures, canary_remarks, known_answers
+from harness.analysis.cancellation import cancellations
+from harness.analysis.facts import run_facts
+from harness.analysis.figure import Figures, NotMeasurable
+from harness.analysis.growth import growth_figures
+from harness.analysis.storms import storm_figures
+from harness.manifest import IdleReading
+from harness.records import CpuSample, Metric, Role
+from tests.harness.conftest import at
+
+if TYPE_CHECKING:
+    from harness.analysis.frames import RunFrames
+    from tests.harness.conftest import RunBuilder
+
+    MakeRun = Callable[[], RunBuilder]
+
+
+def metric(figures: Figures, name: str) -> Metric:
+    figure = figures[name]
+    assert isinstance(figure, Metric), figure
+    return figure
+
+
+# Asking again.
+
+
+def ask_twice(run: RunBuilder) -> None:
+    """ "a" has a prompt of 12, left after its token; "b" repeats it, and 8 of the 12 are found."""
+    run.abandon("a", t0=25, tokens=[20], prompt_tokens=12)
+    run.request(
+        "b", sent=40, tokens=[55, 65], outcome="completed", end=70, repeats="a", prompt_tokens=12
+    )
+    run.events("a", arrived=1, admitted=2, first_token=20)
+    run.events("b", arrived=41, admitted=42, first_token=55)
+    run.step(2, 20, sampled=("a",), a=12)
+    run.step(42, 48, b=3)
+    run.step(48, 55, sampled=("b",), b=1)
+    run.step(55, 65, sampled=("b",), b=1)
+
+
+def test_a_repetition_is_told_from_the_first_time(make_run: MakeRun) -> None:
+    run = make_run()
+    ask_twice(run)
+    found = asking_again_figures(run.frames().requests)
+    again = metric(found, "ttft_again_s")
+    assert again.n == 1
+    assert again.p50 == pytest.approx(0.015)
+    assert again.others["asked_first"].p50 == pytest.approx(0.020)
+    assert metric(found, "attempts_per_answer").mean == 2.0
+
+
+def test_what_was_not_computed_again_was_found(make_run: MakeRun) -> None:
+    run = make_run()
+    ask_twice(run)
+    frames = run.frames()
+    found = metric(cached_again_figures(frames, run_facts(frames)), "cached_again")
+    assert found.n == 1
+    assert found.mean == pytest.approx(8 / 12)
+
+
+def test_nobody_repeated_anything(make_run: MakeRun) -> None:
+    run = make_run()
+    run.request("a", sent=0, tokens=[10], outcome="completed", end=20)
+    frames = run.frames()
+    assert asking_again_figures(frames.requests) == {}
+    assert cached_again_figures(frames, run_facts(frames)) == {}
+    old = frames.requests.drop(columns="repeats")  # a run from before there were repetitions
+    assert asking_again_figures(old) == {}
+
+
+def test_repetitions_without_an_answer_or_a_log_say_so(make_run: MakeRun) -> None:
+    run = make_run()
+    run.abandon("a", t0=25, tokens=[20])
+    run.abandon("b", t0=45, tokens=[40], repeats="a")
+    frames = run.frames()
+    found = asking_again_figures(frames.requests)
+    assert found["attempts_per_answer"] == NotMeasurable("no answer was completed")
+    cached = cached_again_figures(frames, run_facts(frames))["cached_again"]
+    assert isinstance(cached, NotMeasurable)
+
+
+# Canaries.
+
+
+def sing(run: RunBuilder, name: str, answer: str, *, sent: float, user: int = 0) -> None:
+    run.request(
+        name,
+        sent=sent,
+        tokens=[sent + 10, sent + 15],
+        outcome="completed",
+        end=sent + 20,
+        role=Role.CANARY,
+        user=user,
+        answer=answer,
+    )
+
+
+def test_an_answer_that_differs_from_the_known_one_is_counted(make_run: MakeRun) -> None:
+    run = make_run()
+    sing(run, "late", "wrong", sent=300)  # the order of rows is not the order of asking
+    sing(run, "alone", "right", sent=0)
+    sing(run, "then", "right", sent=100)
+    sing(run, "other", "its own", sent=50, user=1)
+    sing(run, "other-then", "its own", sent=200, user=1)
+    found = canary_figures(run.frames().requests)
+    mismatch = metric(found, "canary_mismatch_rate")
+    assert mismatch.n == 3
+    assert mismatch.mean == pytest.approx(1 / 3)
+    assert mismatch.upper95 is not None
+    assert metric(found, "canary_ttft_s").p50 == pytest.approx(0.010)
+    assert metric(found, "canary_itl_s").mean == pytest.approx(0.005)
+
+
+def test_an_answer_that_was_cut_off_is_none(make_run: MakeRun) -> None:
+    run = make_run()
+    sing(run, "alone", "right", sent=0)
+    run.request("b", sent=50, tokens=[60], outcome="cut_off", end=70, role=Role.CANARY, answer="ri")
+    found = canary_figures(run.frames().requests)
+    assert found["canary_mismatch_rate"] == NotMeasurable("no canary had a second answer")
+
+
+def test_without_canaries_there_are_no_figures_of_them(make_run: MakeRun) -> None:
+    run = make_run()
+    run.request("a", sent=0, tokens=[10], outcome="completed", end=20)
+    assert canary_figures(run.frames().requests) == {}
+
+
+def test_the_known_answers_of_all_arms_must_be_alike(make_run: MakeRun) -> None:
+    run = make_run()
+    sing(run, "alone", "right", sent=0)
+    sing(run, "then", "wrong", sent=50)
+    known = known_answers(run.frames().requests)
+    assert known == {0: "right"}
+    (alike,) = canary_remarks({"0": known, "50": known})
+    assert alike.level == "info"
+    (torn,) = canary_remarks({"0": known, "50": {0: "left"}})
+    assert torn.level == "invalid"
+    assert torn.text.endswith(": 0")
+    assert canary_remarks({"0": {}, "50": {}}) == []
+
+
+# Storms.
+
+
+def storm(run: RunBuilder, number: int, start: float, *, reason: str = "abort") -> None:
+    """Two leave 2 ms apart; the blocks of the second are free 8 ms after the first left."""
+    for i in range(2):
+        name = f"s{number}{i}"
+        run.abandon(name, t0=start + 2 * i, tokens=[start - 5], trial=number)
+        run.events(name, arrived=start - 40, admitted=start - 30, first_token=start - 5)
+        run.events(name, disconnected=start + 3, abort_received=start + 4)
+        gone = start + 6 + 2 * i
+        run.events(name, reason=reason, removed=gone, blocks_freed=gone, finished=gone)
+
+
+def of_storms(frames: RunFrames) -> Figures:
+    return storm_figures(cancellations(frames), run_facts(frames))
+
+
+def test_a_storm_lasts_from_the_first_who_leaves_to_the_last_block(make_run: MakeRun) -> None:
+    run = make_run()
+    storm(run, 0, 100)
+    storm(run, 1, 300)
+    found = of_storms(run.frames())
+    clear = metric(found, "storm_clear_s")
+    assert (clear.n, clear.n_censored) == (2, 0)
+    assert clear.p50 == pytest.approx(0.008)
+    assert metric(found, "storm_spread_s").p50 == pytest.approx(0.002)
+
+
+def test_a_storm_with_a_ghost_is_censored(make_run: MakeRun) -> None:
+    run = make_run()
+    storm(run, 0, 100)
+    storm(run, 1, 300, reason="length")
+    run.steps(300, 320, "x", length=1)  # whole steps: none of them was in its last one
+    clear = metric(of_storms(run.frames()), "storm_clear_s")
+    assert (clear.n, clear.n_censored) == (2, 1)
+
+
+def test_who_leaves_alone_is_no_storm(make_run: MakeRun) -> None:
+    run = make_run()
+    run.abandon("a", t0=25, tokens=[20])
+    assert of_storms(run.frames()) == {}
+
+
+# Growth.
+
+
+def grow(run: RunBuilder, loops: int, *, bytes_a_loop: int, handles_a_loop: int) -> RunFrames:
+    """After each loop two more have left; the worker is read just before."""
+    for i in range(loops):
+        for j in range(2):
+            run.abandon(f"r{i}{j}", t0=100 * i + 50, tokens=[100 * i + 40.0])
+        run.manifest.idle.loops.append(IdleReading(t_ns=at(100 * i + 90), values={"running": 0}))
+    frames = run.frames()
+    rows = [
+        CpuSample(
+            t_ns=at(100 * i + 80),
+            process=name,
+            cores=0.1,
+            rss_bytes=10_000 + (bytes_a_loop * i if name == "worker" else 7 * i**2),
+            handles=20 + (handles_a_loop * i if name == "worker" else 0),
+        )
+        for i in range(loops)
+        for name in ("worker", "load", "machine")
+    ]
+    names = CpuSample.__struct_fields__
+    cpu = pd.DataFrame({name: [getattr(row, name) for row in rows] for name in names})
+    return _with_cpu(frames, cpu)
+
+
+def _with_cpu(frames: RunFrames, cpu: pd.DataFrame) -> RunFrames:
+    fields = {name: getattr(frames, name) for name in type(frames).__slots__}
+    return type(frames)(**(fields | {"cpu": cpu}))
+
+
+def test_growth_is_told_by_the_request_that_was_left(make_run: MakeRun) -> None:
+    frames = grow(make_run(), 4, bytes_a_loop=600, handles_a_loop=2)
+    found = growth_figures(frames, run_facts(frames))
+    assert metric(found, "memory_per_abandon").mean == pytest.approx(300)
+    assert metric(found, "handles_per_abandon").mean == pytest.approx(1)
+    assert metric(found, "handles_per_abandon").n == 4
+
+
+def test_a_server_that_stays_as_it_is_does_not_grow(make_run: MakeRun) -> None:
+    frames = grow(make_run(), 4, bytes_a_loop=0, handles_a_loop=0)
+    found = growth_figures(frames, run_facts(frames))
+    assert metric(found, "memory_per_abandon").mean == 0
+    assert metric(found, "handles_per_abandon").mean_ci95 == (0, 0)
+
+
+def test_too_few_loops_and_a_server_elsewhere_say_so(make_run: MakeRun) -> None:
+    frames = grow(make_run(), 2, bytes_a_loop=0, handles_a_loop=0)
+    few = growth_figures(frames, run_facts(frames))["memory_per_abandon"]
+    assert isinstance(few, NotMeasurable)
+    assert "2 calm readings" in few.reason
+
+
+def test_a_server_on_another_machine_is_not_seen(make_run: MakeRun) -> None:
+    frames = grow(make_run(), 3, bytes_a_loop=0, handles_a_loop=0)
+    seen = frames.cpu[np.isin(frames.cpu["process"], ["machine", "load"])]
+    frames = _with_cpu(frames, seen)
+    found = growth_figures(frames, run_facts(frames))["handles_per_abandon"]
+    assert isinstance(found, NotMeasurable)
+
+
+# Who leaves as the last token comes.
+
+
+def race(run: RunBuilder, *, seen: float) -> None:
+    """Left at 33; its last step runs from 40 to 50, and it ends with it."""
+    run.abandon("a", t0=33, tokens=[21, 31], max_tokens=5)
+    run.events("a", arrived=1, admitted=2, first_token=20, disconnected=seen)
+    run.events("a", reason="length", removed=50.1, blocks_freed=50.1, finished=50.1, generated=5)
+    run.steps(1, 4, "a")
+    run.steps(5, 9, "other")
+
+
+def test_whose_last_step_ran_when_the_server_saw_it_leave_is_no_ghost(make_run: MakeRun) -> None:
+    run = make_run()
+    race(run, seen=41)
+    (row,) = cancellations(run.frames()).to_dict("records")
+    assert row["phase"] == "ended"
+    assert pd.isna(row["ghost"])
+
+
+def test_who_was_seen_a_whole_step_before_the_end_is_one(make_run: MakeRun) -> None:
+    run = make_run()
+    race(run, seen=39)
+    (row,) = cancellations(run.frames()).to_dict("records")
+    assert row["phase"] == "decode"
+    assert row["ghost"]
+
+
+def test_who_was_seen_too_late_is_judged_by_its_leaving(make_run: MakeRun) -> None:
+    run = make_run()
+    race(run, seen=55)
+    (row,) = cancellations(run.frames()).to_dict("records")
+    assert row["ghost"]
+
+
+@pytest.mark.parametrize(("plan", "due"), [("last_token", (0, 1)), ("tokens:2", (1, 1))])
+def test_an_abort_is_not_due_for_who_left_as_the_last_token_came(
+    make_run: MakeRun, plan: str, due: tuple[int, int]
+) -> None:
+    run = make_run()
+    run.abandon("a", t0=33, tokens=[21, 31], max_tokens=3, plan=plan)
+    run.metrics(aborted="exact")
+    run.idle({"aborted": 0}, {"aborted": 0})
+    frames = run.frames()
+    told = audit(frames, run_facts(frames), NotMeasurable("-"))["counters"]
+    (entry,) = [one for one in told if one.role == "aborted"]
+    assert entry.due == due

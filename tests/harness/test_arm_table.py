@@ -1,0 +1,91 @@
+"""The table of arms: every arm whole, whatever the terminal's width; only what is certain below."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from harness.arm_table import print_arms
+
+UNITS = {"preemptions": "preemptions", "itl_s": "s"}
+
+
+def metric(name: str, value: float) -> dict[str, Any]:
+    figures = {"mean": value, "p50": value, "p99": 2 * value}
+    whose = {"of": "bystanders"} if name == "itl_s" else {}
+    return {"unit": UNITS[name], "n": 3, **whose, "method": "exact", **figures}
+
+
+def difference(arm: str, low: float, high: float) -> dict[str, Any]:
+    return {
+        "arm": arm,
+        "reference": "arm-0",
+        "n": 3,
+        "difference": -1.0,
+        "difference_ci95": [-2.0, 1.0],
+        "ratio": (low + high) / 2,
+        "ratio_ci95": [low, high],
+    }
+
+
+def summary(num_arms: int) -> dict[str, Any]:
+    names = [f"arm-{i}" for i in range(num_arms)]
+    return {
+        "workload": "w",
+        "engine": "reference",
+        "model": "tiny",
+        "reference": "arm-0",
+        "rounds": 3,
+        "headlines": ["preemptions"],
+        "arms": {
+            name: {
+                "metrics": {
+                    "itl_s": metric("itl_s", 0.0123),
+                    "preemptions": metric("preemptions", 1234.0),
+                }
+            }
+            for name in names
+        },
+        "differences": {
+            "preemptions": {
+                "mean": [difference("arm-1", 0.3, 0.5), difference("arm-2", 0.8, 1.4)],
+                "p99": [difference("arm-1", 0.1, 0.2)],
+            }
+        },
+        "validity": [{"level": "warning", "text": "too few"}],
+    }
+
+
+def shown(width: int, num_arms: int) -> list[str]:
+    file = io.StringIO()
+    print_arms(Console(file=file, width=width), summary(num_arms))
+    return file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(("width", "tables"), [(100, 1), (60, 2), (30, 6)])
+def test_every_arm_is_shown_whole(width: int, tables: int) -> None:
+    lines = shown(width, 6)
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= width
+    assert "…" not in text
+    assert [line.split()[0] for line in lines].count("figure") == tables
+    assert all(f"arm-{i}" in text for i in range(6))
+    assert text.count("1,234") == 6
+
+
+def test_the_figures_of_the_question_come_first() -> None:
+    rows = [line.split()[:2] for line in shown(100, 3) if line.startswith(("preem", "itl"))]
+    assert rows[:3] == [["preemptions", "mean"], ["itl_s", "p50"], ["itl_s", "p99"]]
+
+
+def test_only_certain_differences_are_told_and_the_others_counted() -> None:
+    lines = shown(100, 3)
+    assert "preemptions mean: arm-1 / arm-0 = 0.4 (0.3 to 0.5), 3 rounds" in lines
+    assert "1 other differences are not certain at 95 %" in lines
+    assert not [line for line in lines if "arm-2 /" in line or line.startswith("preemptions p99")]
+    assert "warning: too few" in lines
+
+
+def test_whose_a_figure_is_stands_below_the_table() -> None:
+    assert [line for line in shown(100, 3) if "bystanders" in line] == ["itl_s: of bystanders"]
