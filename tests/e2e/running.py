@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -118,17 +119,33 @@ class Harness:
         self._process.wait()
 
 
-def measure(workload: Path | str, folder: Path, *arguments: str) -> Run:
-    """One whole run that must end well and leave no process behind."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A run that is over, however it went."""
+
+    code: int
+    run: Run
+    output: str
+
+
+def run_to_end(workload: Path | str, folder: Path, *arguments: str) -> Ended:
+    """One whole run; one that ends well must leave no process behind."""
     harness = Harness(workload, folder, *arguments)
     try:
         code = harness.wait()
     finally:
         harness.end()
-    assert code == 0, harness.output[-600:]
-    assert harness.run.pids(), "the run told of no process"
-    assert all(is_gone(pid) for pid in harness.run.pids())
-    return harness.run
+    if code == 0:
+        assert harness.run.pids(), "the run told of no process"
+        assert all(is_gone(pid) for pid in harness.run.pids())
+    return Ended(code=code, run=harness.run, output=harness.output)
+
+
+def measure(workload: Path | str, folder: Path, *arguments: str) -> Run:
+    """One whole run that must end well."""
+    ended = run_to_end(workload, folder, *arguments)
+    assert ended.code == 0, ended.output[-600:]
+    return ended.run
 
 
 class TruthServer:
@@ -144,7 +161,7 @@ class TruthServer:
 
 
 @contextmanager
-def scripted_server(**script: float) -> Iterator[TruthServer]:
+def scripted_server(**script: float | str) -> Iterator[TruthServer]:
     """A scripted server for the length of a `with` block."""
     command = [sys.executable, "-m", "tests.truth.server", json.dumps(script)]
     with subprocess.Popen(

@@ -5,65 +5,39 @@ clean run has them.
 """
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
 from scipy import stats
 
-from tests.e2e.running import Run, measure
+from reference_engine.faults import fault_names
+from tests.e2e.running import Run
+from tests.truth.fault_cases import (
+    ABANDONS,
+    CASES,
+    DELAY_S,
+    LEAKED,
+    LOST_SHARE,
+    STEP_S,
+    Case,
+    FaultRuns,
+)
+from tests.truth.faults_table import TABLE, is_within, names
 
 pytestmark = pytest.mark.e2e
-
-STEP_S = 0.01
-DELAY_S = 0.1
-LOST_SHARE = 0.3
-LEAKED = 2
-ABANDONS = 60
-
-# An answer takes half a second: all forgotten requests, also those still in the queue, end by
-# themselves before the settle time is over. What is missing then has leaked, and is not in use.
-WORKLOAD = f"""
-question = "Does the harness see what is wrong?"
-[run]
-seed = 4
-users = 20
-max_seconds = 12
-timeout_s = 20
-[load]
-kind = "abandon"
-abandon_after_tokens = [0, 1, 4, 8]
-stay_share = 0.1
-think = "step"
-prompt_tokens = [40, 60]
-answer_tokens = 50
-stay_tokens = 10
-stop_after_abandons = {ABANDONS}
-[settle]
-seconds = 2.0
-steps = 0
-[engine]
-runner = "simulated"
-sim_fixed_ms = {STEP_S * 1e3}
-max_num_seqs = 16
-"""
 
 Runs = Callable[[str], Run]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def fault_runs(tmp_path_factory: pytest.TempPathFactory) -> FaultRuns:
+    return FaultRuns(tmp_path_factory.mktemp("controls"))
+
+
+@pytest.fixture(scope="module")
+def runs(fault_runs: FaultRuns) -> Runs:
     """A run of the engine with a fault (none: ""), made when it is first asked for."""
-    folder = tmp_path_factory.mktemp("controls")
-    workload = folder / "controls.toml"
-    workload.write_text(WORKLOAD)
-
-    @cache
-    def run(fault: str) -> Run:
-        arguments = ("--set", f'engine.faults=["{fault}"]') if fault else ()
-        return measure(workload, folder / (fault.partition("=")[0] or "clean"), *arguments)
-
-    return run
+    return fault_runs.good
 
 
 @pytest.fixture
@@ -184,3 +158,25 @@ def test_leak_blocks_is_counted_block_by_block(runs: Runs, clean: Run) -> None:
     assert_no_ghosts(run)
     assert_latency_as_in(clean, run)
     assert_waste_as_in(clean, run)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.fault for case in CASES])
+def test_each_fault_moves_its_figure_and_the_clean_engine_does_not(
+    fault_runs: FaultRuns, case: Case
+) -> None:
+    clean, faulty = case.read(fault_runs, ""), case.read(fault_runs, case.argument)
+    assert is_within(clean, case.clean)
+    assert is_within(faulty, case.faulty)
+    assert case.clean[1] < case.faulty[0] or case.faulty[1] < case.clean[0]
+
+
+def test_every_fault_has_a_case() -> None:
+    assert sorted(case.fault for case in CASES) == sorted(fault_names())
+
+
+def test_the_table_in_the_documents_has_a_row_for_each_case() -> None:
+    """Its figures come from `make faults-table`."""
+    lines = [line for line in TABLE.read_text().splitlines() if line.startswith("| ")]
+    assert len(lines) == 1 + len(CASES)
+    for case, line in zip(CASES, lines[1:], strict=True):
+        assert line.startswith(names(case))

@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.running import scripted_server
 from tests.truth.scripted_engine import Script, ScriptedEngine, Work
+from tests.truth.shown import Shown
 
 STEP_NS = 10
 
@@ -27,9 +28,10 @@ class Clock:
 class Played:
     """An engine played through step by step."""
 
-    def __init__(self, **script: float) -> None:
+    def __init__(self, **script: Any) -> None:
         self.clock = Clock()
-        self.engine = ScriptedEngine(Script(step_s=STEP_NS / 1e9, **script), self.clock)  # type: ignore[arg-type]
+        self.engine = ScriptedEngine(Script(step_s=STEP_NS / 1e9, **script), self.clock)
+        self.shown = Shown(self.engine, self.clock)
 
     def ask(self, *, max_tokens: int = 100, prompt_tokens: int = 4) -> Work:
         return self.engine.submit("client", prompt_tokens, max_tokens, lambda _work: None)
@@ -40,6 +42,11 @@ class Played:
             self.clock.now_ns += STEP_NS
             if step is not None:
                 self.engine.end_step(step)
+                self.shown.step_ended()
+
+    def leave(self, *works: Work) -> None:
+        for work in works:
+            self.engine.left(work)
 
     def events(self, work: Work) -> list[str]:
         mine = (e for e in self.engine.lifecycle if e["request_id"] == work.name)
@@ -117,6 +124,72 @@ def test_nobody_who_came_later_counts_as_having_waited() -> None:
     played.steps(1)
     assert late.admitted_ns is not None
     assert late.slot_from is None
+
+
+def test_the_first_slots_given_back_by_an_abort_are_lost() -> None:
+    played = Played(slots=3, leak_slots=2)
+    works = [played.ask() for _ in range(3)]
+    played.steps(1)
+    played.leave(*works)
+    played.steps(1)
+    assert [work.has_leaked_slot for work in works] == [True, True, False]
+    assert played.shown.gauges().running == played.engine.slots_held == 2
+    late = [played.ask(max_tokens=1) for _ in range(2)]
+    played.steps(1)
+    assert [work.admitted_ns is not None for work in late] == [True, False]
+
+
+def test_a_wedged_engine_goes_on_with_those_it_has_and_admits_nobody() -> None:
+    played = Played(slots=3, wedge_after=1)
+    stays, leaves = played.ask(), played.ask()
+    played.steps(1)
+    played.leave(leaves)
+    late = played.ask()
+    played.steps(3)
+    assert len(stays.token_times_ns) == 4
+    assert late.admitted_ns is None
+    assert played.shown.gauges().waiting == 1
+
+
+def test_gauges_move_at_every_so_many_steps_and_when_there_is_nothing_to_do() -> None:
+    played = Played(gauge_every_steps=3)
+    played.ask(max_tokens=4)
+    seen = []
+    for _ in range(4):
+        played.steps(1)
+        seen.append(played.shown.gauges().running)
+    assert seen == [0, 0, 1, 0]
+
+
+def test_gauges_move_when_they_are_old_enough() -> None:
+    played = Played(gauge_every_s=2.5 * STEP_NS / 1e9)
+    played.ask(max_tokens=3)
+    seen = []
+    for _ in range(4):
+        played.steps(1)
+        seen.append(played.shown.gauges().running)
+    assert seen == [0, 0, 0, 0]
+    played = Played(gauge_every_s=2.5 * STEP_NS / 1e9)
+    played.ask()
+    played.steps(3)
+    assert played.shown.gauges().running == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [("exact", [2, 2, 2]), ("stuck", [0, 0, 0]), ("double", [4, 4, 4]), ("late", [0, 0, 2])],
+)
+def test_the_counter_of_aborts_is_as_wrong_as_it_should_be(error: str, shown: list[int]) -> None:
+    played = Played(aborted_counter=error, counter_late_s=2.5 * STEP_NS / 1e9)
+    works = [played.ask(), played.ask()]
+    played.steps(1)
+    played.leave(*works)
+    seen = []
+    for _ in shown:
+        played.steps(1)
+        seen.append(played.shown.aborted())
+    assert seen == shown
+    assert f'finished_reason="abort"}} {shown[-1]}\n' in played.shown.page()
 
 
 @contextmanager

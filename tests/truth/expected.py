@@ -59,6 +59,9 @@ class Number:
 Figure = Sample | Number
 
 
+GONE = ("abandoned", "cut_off", "timed_out")
+
+
 def is_let_go(work: dict[str, Any]) -> bool:
     return bool(work["finish_reason"] == "abort")
 
@@ -115,7 +118,12 @@ def waste(known: Truth) -> dict[str, Figure]:
     total = [len(tokens) - row["tokens_read"] for _, row, tokens in generated]
     after = [sum(t > t0 for t in tokens) for t0, _, tokens in generated]
     batch = known.batch()
+    gone = [row for row, _ in known.rows] + list(known.unseen)
+    unread = [row for row in gone if not row["tokens_read"] and row["outcome"] in GONE]
+    computed = sum(work["prompt_tokens"] for work in known.works.values() if work["token_times_ns"])
+    read = sum(work["prompt_tokens"] for row, work in known.rows if row["tokens_read"])
     return {
+        "wasted_prompt_tokens": Number(value=(computed - read) / len(unread)),
         "wasted_tokens": all_known(total),
         "wasted_after_close_tokens": all_known(after),
         "wasted_in_flight_tokens": all_known(a - b for a, b in zip(total, after, strict=True)),
@@ -209,11 +217,12 @@ def leaks(known: Truth) -> dict[str, Figure]:
     """What was missing when the harness looked for the last time."""
     now = known.metrics_read_ns[-1]
     admitted = [work for work in known.all_works if (work["admitted_ns"] or now) < now]
-    there = [work for work in admitted if (work["removed_ns"] or now) >= now]
+    there = [work for work in admitted if (work["freed_ns"] or now) >= now]
+    lost = sum(work["has_leaked_slot"] for work in known.all_works)
     held = sum(blocks_at(known, work, now) for work in there)
     leaked = sum(work["leaked_blocks"] for work in known.all_works)
     return {
-        "leaked_slots": Number(value=len(there)),
+        "leaked_slots": Number(value=len(there) + lost),
         "leaked_blocks": Number(value=held + leaked),
         "preemptions": Number(value=0),
         "recomputed_tokens": Number(value=0),

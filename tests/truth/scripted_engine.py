@@ -27,7 +27,13 @@ class Script:
     `linger_steps`: whole steps that it goes on for a client that it saw leave. `free_delay_s`: from
     leaving the batch until slot and blocks are given back (at the boundary after that). Every
     `ghost_every`-th client that leaves is not noticed (0: all are). `leak_blocks`: of each aborted
-    request that had been admitted, so many blocks are never given back.
+    request that had been admitted, so many blocks are never given back. `leak_slots`: nor are the
+    slots of the first so many of them. `wedge_after`: when so many clients have left, nobody is
+    admitted any more (0: never so).
+
+    What it shows may be wrong too (see `tests.truth.shown`): `gauge_every_s` and
+    `gauge_every_steps`, how seldom the gauges move; `aborted_counter`, what is wrong with the
+    counter of aborts, and `counter_late_s`, by how much a late one is late.
     """
 
     slots: int = 4
@@ -38,6 +44,12 @@ class Script:
     free_delay_s: float = 0.0
     ghost_every: int = 0
     leak_blocks: int = 0
+    leak_slots: int = 0
+    wedge_after: int = 0
+    gauge_every_s: float = 0.0
+    gauge_every_steps: int = 0
+    aborted_counter: str = "exact"
+    counter_late_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,6 +77,7 @@ class Work:
     finish_reason: str | None = None
     blocks: int = 0
     leaked_blocks: int = 0
+    has_leaked_slot: bool = False
 
     @property
     def name(self) -> str:
@@ -110,6 +123,15 @@ class ScriptedEngine:
         self._clock_ns = clock_ns
         self._free_slots = deque([Slot()] * script.slots)
         self._num_left = 0
+        self._slots_to_leak = script.leak_slots
+
+    @property
+    def is_wedged(self) -> bool:
+        return 0 < self.script.wedge_after <= self._num_left
+
+    @property
+    def slots_held(self) -> int:
+        return self.script.slots - len(self._free_slots)
 
     @property
     def has_work(self) -> bool:
@@ -163,7 +185,7 @@ class ScriptedEngine:
             self._stop_if_due(work)
         for work in list(self.leaving):
             self._give_back_if_due(work)
-        while self.queue and self._free_slots:
+        while self.queue and self._free_slots and not self.is_wedged:
             self._admit(self.queue.popleft())
         if not self.batch:
             return None
@@ -229,11 +251,18 @@ class ScriptedEngine:
         if work.finish_reason == "abort":
             work.leaked_blocks = min(self.script.leak_blocks, work.blocks)
             work.blocks -= work.leaked_blocks
-        if work.admitted_ns is not None:
+        self._leak_slot_if_due(work)
+        if work.admitted_ns is not None and not work.has_leaked_slot:
             self._free_slots.append(Slot(had_by=work.client_id, freed_ns=freed_ns))
         reason = "length" if work.finish_reason == "length" else "user_disconnect"
         self._tell(work, "blocks_freed", freed_ns, reason=reason)
         self._tell(work, "finished", freed_ns, reason=work.finish_reason)
+
+    def _leak_slot_if_due(self, work: Work) -> None:
+        is_aborted = work.finish_reason == "abort" and work.admitted_ns is not None
+        if is_aborted and self._slots_to_leak:
+            self._slots_to_leak -= 1
+            work.has_leaked_slot = True
 
     def _admit(self, work: Work) -> None:
         slot = self._free_slots.popleft()

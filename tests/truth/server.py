@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from tests.truth.scripted_engine import Script, ScriptedEngine, Work
+from tests.truth.shown import Shown
 
 MODEL = "scripted"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -30,6 +31,7 @@ class TruthServer:
 
     def __init__(self, script: Script) -> None:
         self.engine = ScriptedEngine(script, time.perf_counter_ns)
+        self._shown = Shown(self.engine, time.perf_counter_ns)
         self._arrival = asyncio.Event()
         self._reads_ns: dict[str, list[int]] = {}
         self._pages: dict[str, Callable[[], Any]] = {
@@ -51,6 +53,7 @@ class TruthServer:
             await asyncio.sleep(self.engine.script.step_s - (time.perf_counter() - started_s))
             if step is not None:
                 self.engine.end_step(step)
+                self._shown.step_ended()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection: any number of small requests, or one that generates."""
@@ -103,7 +106,7 @@ class TruthServer:
         query = {key: int(values[0]) for key, values in parse_qs(parts.query).items()}
         match parts.path:
             case "/metrics":
-                return response(exposition(self.engine).encode(), TEXT)
+                return response(self._shown.page().encode(), TEXT)
             case "/walkaway/lifecycle":
                 return log_page(self.engine.lifecycle, query)
             case "/walkaway/steps":
@@ -139,25 +142,6 @@ def clock() -> dict[str, Any]:
     }
 
 
-def exposition(engine: ScriptedEngine) -> str:
-    """The metrics page, by the names that the bundled engine has."""
-    works, blocks = engine.works, engine.script.num_blocks
-    lines = [
-        f"vllm:num_requests_running {len(engine.batch)}",
-        f"vllm:num_requests_waiting {len(engine.queue)}",
-        f"vllm:kv_cache_usage_perc {1 - engine.free_blocks / blocks}",
-        f"walkaway_engine_free_blocks {engine.free_blocks}",
-        f"vllm:generation_tokens_total {sum(len(w.token_times_ns) for w in works)}",
-        f"vllm:prompt_tokens_total {sum(w.prompt_tokens for w in works if w.token_times_ns)}",
-        "vllm:num_preemptions_total 0",
-        "walkaway_engine_recomputed_tokens_total 0",
-    ]
-    for reason in ("abort", "length"):
-        n = sum(work.finish_reason == reason for work in works)
-        lines.append(f'vllm:request_success_total{{finished_reason="{reason}"}} {n}')
-    return "\n".join(lines) + "\n"
-
-
 def token_event(work: Work, *, is_last: bool) -> bytes:
     """One token, with the count so far."""
     event = {
@@ -177,8 +161,9 @@ def log_page(rows: list[dict[str, Any]], query: dict[str, int]) -> bytes:
     after = query.get("after", 0)
     page = rows[after : after + query.get("limit", 10_000)]
     body = b"".join(json.dumps(row).encode() + b"\n" for row in page)
-    next_after = f"x-walkaway-next-after: {after + len(page)}\r\nx-walkaway-dropped: 0\r\n"
-    return response(body, NDJSON, more_headers=next_after)
+    numbers = {"next-after": after + len(page), "last": len(rows), "dropped": 0}
+    headers = "".join(f"x-walkaway-{name}: {number}\r\n" for name, number in numbers.items())
+    return response(body, NDJSON, more_headers=headers)
 
 
 def response(

@@ -1,0 +1,97 @@
+"""Benchmarks against what others use: `python -m tests.bench [NAME...] [--quick] [--json FILE]`.
+
+A benchmark is a module in this folder, named in BENCHMARKS, with one function
+
+    measure(*, quick: bool = False) -> Iterable[Ratio]
+
+that compares ours with theirs in one process, in rounds that take turns, so that a noisy machine
+hits both, and yields a `Ratio` (ratio.py) for every line of the table: its ratio is the median of
+the rounds' ratios, so it need not be that of the two medians beside it. With `quick` it takes the
+smallest sizes: the figures mean nothing then, but every line of it runs. Where it cannot run it
+raises `UnavailableError`. Progress goes to stderr; the exit status is 1 if a bound is broken.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+
+from tests.bench.ratio import Bound, Figure, Ratio, UnavailableError
+from tests.bench.surroundings import surroundings
+
+BENCHMARKS = ("scheduling", "model_speed", "model_speed_gpu", "batch_invariance")
+
+
+def run(names: Iterable[str], *, quick: bool) -> Iterator[Ratio]:
+    """All lines of the named benchmarks; one that cannot run says so and is left out."""
+    for name in names:
+        print(f"{name} ...", file=sys.stderr)  # noqa: T201
+        try:
+            yield from import_module(f"tests.bench.{name}").measure(quick=quick)
+        except UnavailableError as error:
+            print(f"{name} left out: {error}", file=sys.stderr)  # noqa: T201
+
+
+def table(ratios: list[Ratio]) -> str:
+    """Aligned columns, plain text."""
+    rows: list[tuple[str, ...]] = [("", "ours", "theirs", "ratio", "quartiles", "bound", "")]
+    rows += [_row(ratio) for ratio in ratios]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for what, *cells in rows:
+        right = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+        lines.append("  ".join((f"{what:<{widths[0]}}", *right)).rstrip())
+    return "\n".join(lines)
+
+
+def _row(ratio: Ratio) -> tuple[str, ...]:
+    low, high = ratio.spread
+    verdict = "" if ratio.bound is None else "holds" if ratio.holds else "BROKEN"
+    return (
+        ratio.what,
+        _figure(ratio.ours),
+        _figure(ratio.theirs),
+        f"{ratio.ratio:.2f}",
+        f"{low:.2f}-{high:.2f}",
+        _bound(ratio.bound),
+        verdict,
+    )
+
+
+def _figure(figure: Figure) -> str:
+    return f"{figure.value:.4g} {figure.unit}"
+
+
+def _bound(bound: Bound | None) -> str:
+    return "" if bound is None else f"{bound.kind} {bound.value:g}"
+
+
+def report(ratios: list[Ratio], json_file: Path | None) -> int:
+    """Print the table, write the file; the exit status."""
+    if ratios:
+        print(table(ratios))  # noqa: T201
+    if json_file:
+        figures = [asdict(ratio) | {"holds": ratio.holds} for ratio in ratios]
+        json_file.write_text(json.dumps(surroundings() | {"ratios": figures}, indent=1) + "\n")
+    return 0 if all(ratio.holds for ratio in ratios) else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
+    parser.add_argument("--quick", action="store_true", help="smallest sizes: does it run at all?")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - set(BENCHMARKS):
+        parser.error(
+            f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}"
+        )
+    ratios = list(run(arguments.names or BENCHMARKS, quick=arguments.quick))
+    return report(ratios, arguments.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""What a decision costs: `schedule()` + `update()` for 256 running decodes.
+
+Against a bare loop over the same requests, which does the least that any engine must: look up each
+request's new token, append it, and count one more token as computed. And in a pool of a million
+blocks against one of ten thousand: the pool's size must not show.
+"""
+
+from collections.abc import Iterable
+from time import perf_counter_ns
+
+from reference_engine.config import EngineConfig
+from reference_engine.core.scheduler import Scheduler
+from reference_engine.request import Request, Sampling
+from tests.bench.ratio import Bound, Ratio, share
+
+EOS, WORD = 2, 300
+NUM_REQUESTS = 256
+PROMPT_TOKENS = 32
+NUM_STEPS = 500  # the smaller pool holds the tokens of so many, without preemption
+SMALL_POOL, LARGE_POOL = 10_000, 1_000_000
+
+
+class Decoding:
+    """A scheduler whose requests all decode, and copies of the requests for the bare loop."""
+
+    def __init__(self, num_blocks: int) -> None:
+        config = EngineConfig(
+            max_num_seqs=NUM_REQUESTS, num_blocks=num_blocks, max_num_batched_tokens=512
+        )
+        self.scheduler = Scheduler(config, EOS)
+        self.bare = [_request(number) for number in range(NUM_REQUESTS)]
+        self.sampled = {request.request_id: WORD for request in self.bare}
+        for number in range(NUM_REQUESTS):
+            self.scheduler.add(_request(number))
+        while self.scheduler.waiting or any(r.num_owed_tokens > 1 for r in self.scheduler.running):
+            plan = self.scheduler.schedule()
+            sampled = {request.request_id: WORD for request in plan.sampling}
+            self.scheduler.update(plan, sampled)
+
+    def step_ns(self) -> float:
+        """Nanoseconds a request that deciding and updating take."""
+        start = perf_counter_ns()
+        plan = self.scheduler.schedule()
+        self.scheduler.update(plan, self.sampled)
+        elapsed = perf_counter_ns() - start
+        assert len(plan.scheduled) == NUM_REQUESTS
+        return elapsed / NUM_REQUESTS
+
+    def bare_ns(self) -> float:
+        """Nanoseconds a request that the bare loop takes."""
+        sampled = self.sampled
+        start = perf_counter_ns()
+        for request in self.bare:
+            request.token_ids.append(sampled[request.request_id])
+            request.num_computed_tokens += 1
+        return (perf_counter_ns() - start) / NUM_REQUESTS
+
+
+def _request(number: int) -> Request:
+    sampling = Sampling(max_tokens=4000, ignore_eos=True)
+    return Request(f"r{number}", [WORD + number] * PROMPT_TOKENS, sampling)
+
+
+def measure(*, quick: bool = False) -> Iterable[Ratio]:
+    small, large = Decoding(SMALL_POOL), Decoding(SMALL_POOL if quick else LARGE_POOL)
+    ours, in_large, bare = [], [], []
+    for _ in range(10 if quick else NUM_STEPS):
+        ours.append(small.step_ns())
+        in_large.append(large.step_ns())
+        bare.append(small.bare_ns())
+    what = f"schedule() + update(), {NUM_REQUESTS} decodes"
+    yield share(f"{what}, against a bare loop", "ns/request", ours, bare, Bound("at most", 8.0))
+    what += f", {LARGE_POOL:,} blocks against {SMALL_POOL:,}"
+    yield share(what, "ns/request", in_large, ours, Bound("at most", 1.1))

@@ -1,0 +1,202 @@
+"""Several arms in rounds, on real processes: what is kept, what is compared, how it ends."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.e2e.running import ROOT, Harness, Run, is_gone, wait_until
+
+pytestmark = pytest.mark.e2e
+
+WORKLOAD = """\
+question = "Which arm is slower?"
+headlines = ["itl_s"]
+[run]
+seed = 20
+users = 6
+max_seconds = 20
+rounds = {rounds}
+[load]
+kind = "abandon"
+abandon_after_tokens = [0, 4]
+stay_share = 0.5
+prompt_tokens = [8, 16]
+answer_tokens = 2000
+stay_tokens = 20
+stop_after_abandons = {abandons}
+[engine]
+runner = "simulated"
+sim_fixed_ms = 3
+max_num_seqs = 4
+[[arms]]
+name = "fast"
+[[arms]]
+name = "other"
+[arms.engine]
+{other}
+"""
+
+
+def write(folder: Path, *, rounds: int, other: str, abandons: int = 12) -> Path:
+    path = folder / "two.toml"
+    path.write_text(WORKLOAD.format(rounds=rounds, other=other, abandons=abandons))
+    return path
+
+
+def runs_of(parent: Run) -> dict[str, Run]:
+    """The runs of the arms that there are by now, by the names of their folders."""
+    folder = parent.folder / "rounds"
+    return {path.name: Run(path) for path in folder.iterdir()} if folder.exists() else {}
+
+
+def report(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "harness", "report", str(folder)]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("arms")
+    workload = write(folder, rounds=3, other="sim_fixed_ms = 12")
+    harness = Harness(workload, folder / "run")
+    try:
+        assert harness.wait(120) == 0, harness.output
+    finally:
+        harness.end()
+    return harness.run
+
+
+def test_every_run_is_a_run_like_any_other(parent: Run) -> None:
+    runs = runs_of(parent)
+    assert set(runs) == {"1-fast", "1-other", "2-other", "2-fast", "3-fast", "3-other"}
+    for name, run in runs.items():
+        number, arm = name.split("-")
+        assert run.manifest["status"] == run.summary["status"] == "complete"
+        assert run.manifest["seed"] == 20 + int(number)
+        assert {row["arm"] for row in run.rows("requests")} == {arm}
+        assert run.metrics["cancel_latency_s"]["n"] >= 12
+        assert run.rows("steps")
+        assert all(is_gone(pid) for pid in run.pids())
+
+
+def test_rounds_follow_each_other_in_turn(parent: Run) -> None:
+    started = {
+        name: run.manifest["window"]["load_started_ns"] for name, run in runs_of(parent).items()
+    }
+    order = sorted(started, key=lambda name: started[name])
+    assert order == ["1-fast", "1-other", "2-other", "2-fast", "3-fast", "3-other"]
+
+
+def test_arms_are_pooled_and_compared(parent: Run) -> None:
+    summary, runs = parent.summary, runs_of(parent)
+    assert summary["status"] == parent.manifest["status"] == "complete"
+    for arm in ("fast", "other"):
+        ours = [run for name, run in runs.items() if name.endswith(arm)]
+        rows = sum(len(run.rows("requests")) for run in ours)
+        assert sum(summary["arms"][arm]["outcomes"].values()) == rows
+        values = [runs[f"{number}-{arm}"].metrics["itl_s"]["p50"] for number in (1, 2, 3)]
+        assert summary["arms"][arm]["per_round"]["itl_s"]["p50"] == values
+    (found,) = summary["differences"]["itl_s"]["p50"]
+    assert (found["arm"], found["reference"], found["n"]) == ("other", "fast", 3)
+    assert found["ratio_ci95"][0] > 1.5, "a step takes 12 ms instead of 3"
+
+
+def test_all_rows_lie_in_one_file_too(parent: Run) -> None:
+    rows = parent.rows("requests")
+    kept = {
+        (int(name.split("-")[0]), row["arm"], row["request_id"])
+        for name, run in runs_of(parent).items()
+        for row in run.rows("requests")
+    }
+    assert {(row["round"], row["arm"], row["request_id"]) for row in rows} == kept
+    assert len(rows) == len(kept)
+
+
+def test_the_report_can_be_drawn_again_and_the_summary_made_again(parent: Run) -> None:
+    before = parent.summary
+    for name in ("summary.json", "report.html"):
+        (parent.folder / name).unlink()
+    done = report(parent.folder)
+    assert done.returncode == 0, done.stderr
+    assert parent.summary == before
+    assert "Which arm is slower?" in (parent.folder / "report.html").read_text()
+
+
+def test_an_arm_that_cannot_run_does_not_cost_the_others(tmp_path: Path) -> None:
+    workload = write(tmp_path, rounds=1, other="num_blocks = 3")
+    harness = Harness(workload, tmp_path / "run")
+    try:
+        assert harness.wait() == 2, harness.output
+    finally:
+        harness.end()
+    assert "round 1 of 1, arm other: the engine refuses its settings" in harness.output
+    assert "Traceback" not in harness.output
+    summary = harness.run.summary
+    assert summary["arms"]["fast"]["metrics"]["cancel_latency_s"]["n"] >= 12
+    assert summary["arms"]["other"]["metrics"] == {}
+    said = [one["text"] for one in summary["validity"] if one["level"] == "warning"]
+    assert "1 of 2 runs gave no figures: 1-other" in said
+    assert (harness.run.folder / "report.html").exists()
+
+
+def test_when_no_arm_can_run_nothing_is_left_behind(tmp_path: Path) -> None:
+    workload = write(tmp_path, rounds=1, other="sim_fixed_ms = 5")
+    harness = Harness(workload, tmp_path / "run", "--set", "engine.num_blocks=3")
+    try:
+        assert harness.wait() == 2, harness.output
+    finally:
+        harness.end()
+    assert not harness.run.folder.exists()
+
+
+def in_second_run(folder: Path) -> Harness:
+    """A harness whose first run is over and whose second is under load, without an end."""
+    endless = write(folder, rounds=2, other="sim_fixed_ms = 5", abandons=12)
+    harness = Harness(endless, folder / "run", "--set", "run.max_seconds=300")
+    shards = folder / "run" / "rounds" / "1-other" / "shards"
+    wait_until(
+        lambda: any(shard.stat().st_size for shard in shards.glob("requests-*.ndjson")),
+        "the second run is under load",
+    )
+    return harness
+
+
+def ended(harness: Harness, number: signal.Signals) -> int:
+    below = psutil.Process(harness.pid).children(recursive=True)
+    try:
+        harness.send(number)
+        code = harness.wait()
+        wait_until(lambda: all(is_gone(child.pid) for child in below), "no process is left")
+    finally:
+        harness.end()
+    return code
+
+
+def test_ctrl_c_ends_the_rest_and_keeps_what_there_is(tmp_path: Path) -> None:
+    harness = in_second_run(tmp_path)
+    assert ended(harness, signal.SIGINT) == 130, harness.output
+    assert "Traceback" not in harness.output
+    assert set(runs_of(harness.run)) == {"1-fast", "1-other"}
+    summary: dict[str, Any] = harness.run.summary
+    assert summary["status"] == "interrupted"
+    assert summary["arms"]["fast"]["metrics"]["cancel_latency_s"]["n"] >= 12
+    assert sum(summary["arms"]["other"]["outcomes"].values()) > 0
+    assert (harness.run.folder / "report.html").exists()
+
+
+def test_what_was_saved_before_a_kill_can_be_judged_later(tmp_path: Path) -> None:
+    harness = in_second_run(tmp_path)
+    ended(harness, signal.SIGKILL)
+    done = report(harness.run.folder)
+    assert done.returncode == 0, done.stderr
+    summary = harness.run.summary
+    assert summary["status"] == "interrupted"
+    assert summary["arms"]["fast"]["metrics"]["cancel_latency_s"]["n"] >= 12
+    assert summary["arms"]["other"]["metrics"] == {}

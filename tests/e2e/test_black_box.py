@@ -1,0 +1,60 @@
+"""What `make truth` does for twenty settings and twenty servers with nothing wrong, for a few."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.truth.black_box import Line, Seen, alarms, hold_to_truth, look, user_lines
+from tests.truth.settings import draw, draw_clean
+
+pytestmark = pytest.mark.e2e
+
+GHOSTS, LEAKS, DELAYS = 6, 7, 8
+CLEAN = (1, 2)
+
+
+def misses(lines: list[Line]) -> list[Line]:
+    return [line for line in lines if not line.is_right]
+
+
+@pytest.mark.parametrize("number", [GHOSTS, LEAKS, DELAYS])
+def test_a_setting_is_told_as_it_is(number: int, tmp_path: Path) -> None:
+    lines = hold_to_truth(draw(number), tmp_path)
+    assert len(lines) >= 9
+    assert misses(lines) == []
+
+
+@pytest.mark.parametrize("number", CLEAN)
+def test_a_server_with_nothing_wrong_raises_no_alarm(number: int, tmp_path: Path) -> None:
+    setting = draw_clean(number)
+    seen = look(setting, setting.script, setting.abandon_workload(), tmp_path / "clean")
+    assert alarms(seen.run.summary) == []
+    assert misses(list(user_lines(seen))) == []
+    assert_would_be_noticed(seen)
+
+
+def assert_would_be_noticed(seen: Seen) -> None:
+    """Had anything been wrong, it would have been an alarm, and a line that misses."""
+    summary = seen.run.summary
+    for name in ("ghost_rate", "leaked_slots", "leaked_blocks"):
+        wrong: dict[str, Any] = copy.deepcopy(summary)
+        wrong["metrics"][name]["mean"] = 1.0
+        assert alarms(wrong) == [f"{name} is 1.0"]
+    assert alarms({**summary, "wedged": True}) == ["wedged is True"]
+    truth = copy.deepcopy(seen.truth)
+    for work in truth["requests"]:
+        work["token_times_ns"] = work["token_times_ns"] * 2
+        work["freed_ns"] += int(1e9)
+        work["removed_ns"] += int(1e9)
+        work["leaked_blocks"] = 1
+    lines = user_lines(replace(seen, truth=truth))
+    found = {line.what for line in misses(list(lines))}
+    assert found >= {
+        "wasted tokens, in all",
+        "leaked blocks",
+        "cancel latency by gauge",
+        "cancel latency by counter",
+    }

@@ -1,0 +1,63 @@
+"""The chunk frontier on the bundled engine: who is who in the rows, and what chunk size does."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.running import Harness, Run
+
+pytestmark = pytest.mark.e2e
+
+PAIRS = 4
+ARMS = '[{name="64", engine={max_num_batched_tokens=64}},{name="1024", engine={}}]'
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder: Path = tmp_path_factory.mktemp("frontier")
+    settings = (f"load.pairs={PAIRS}", "run.rounds=1", f"arms={ARMS}")
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    flags += ["--set", "engine.max_num_batched_tokens=1024"]
+    harness = Harness("chunk_frontier", folder / "run", *flags)
+    try:
+        assert harness.wait(120) == 0, harness.output
+    finally:
+        harness.end()
+    return harness.run
+
+
+def test_rows_tell_the_three_kinds_apart(parent: Run) -> None:
+    for arm in ("64", "1024"):
+        rows = [row for row in parent.rows("requests") if row["arm"] == arm]
+        long = [row for row in rows if row["role"] == "long_prompt"]
+        read = [row for row in long if row["planned_abandon"] is None]
+        left = [row for row in long if row["planned_abandon"] == 0]
+        assert [row["outcome"] for row in read] == ["completed"] * PAIRS
+        assert [row["outcome"] for row in left] == ["abandoned"] * PAIRS
+        assert {row["tokens_read"] for row in read} == {4}
+        assert all(row["prompt_tokens"] > 2700 for row in read)
+        bystanders = [row for row in rows if row["role"] == "bystander"]
+        assert {row["user"] for row in bystanders} == {1, 2, 3, 4}
+        assert len(rows) == len(long) + len(bystanders)
+
+
+def test_those_who_left_did_so_during_their_prefill(parent: Run) -> None:
+    for arm in parent.summary["arms"].values():
+        assert arm["metrics"]["cancel_latency_prefill_s"]["n"] >= PAIRS - 1
+        assert arm["metrics"]["ghost_rate"]["mean"] == 0
+
+
+def test_each_figure_is_of_one_kind_and_says_of_which(parent: Run) -> None:
+    for arm in parent.summary["arms"].values():
+        assert arm["metrics"]["itl_s"]["of"] == "bystanders"
+        assert arm["metrics"]["ttft_s"]["of"] == "long prompts that were read"
+        assert arm["metrics"]["ttft_s"]["n"] == PAIRS
+
+
+def test_larger_chunks_serve_the_long_prompt_and_cost_the_bystanders(parent: Run) -> None:
+    small, large = (
+        parent.summary["arms"]["64"]["metrics"],
+        parent.summary["arms"]["1024"]["metrics"],
+    )
+    assert large["ttft_s"]["p50"] < small["ttft_s"]["p50"]
+    assert large["itl_s"]["p99"] > 3 * small["itl_s"]["p99"]

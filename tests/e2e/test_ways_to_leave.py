@@ -1,0 +1,275 @@
+"""Every way to leave, against the bundled engine: what the ENGINE saw of it.
+
+The client is the load's own. The engine waits less long for a client that is silent (0.5 s) or
+reads nothing (2 s) than it would by default (10 s), and holds less for it.
+"""
+
+import time
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from harness.config import load_target
+from harness.load.abandon import LeaveRule
+from harness.load.client import StreamClient
+from harness.load.plan import AbandonLoad, LoadPlan, Timeouts
+from harness.load.ticket import Intent, Ticket
+from harness.records import Delivery, Outcome, RequestRow, Role, Way, WireClose
+from tests.e2e.running import Run, measure
+from tests.reference_engine.running_engine import RunningEngine, running
+
+pytestmark = pytest.mark.e2e
+
+STEP_MS = 5
+STEP_NS = STEP_MS * 1_000_000
+FLAGS = (
+    *("--runner", "simulated", "--sim-fixed-ms", str(STEP_MS), "--max-num-seqs", "4"),
+    *("--heartbeat-s", "0.2", "--ack-timeout-s", "0.5", "--stall-timeout-s", "2"),
+    *("--send-buffer-bytes", "4096"),
+)
+CANCELLATIONS = "walkaway_engine_cancellations_total"
+NUMBERS = count()
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[RunningEngine]:
+    with running(*FLAGS) as engine:
+        yield engine
+
+
+class Leaver:
+    """The load's client, asking one thing at a time."""
+
+    def __init__(self, engine: RunningEngine) -> None:
+        self._engine = engine
+        target = load_target("reference")
+        plan = LoadPlan(
+            url=engine.url,
+            path=target.path,
+            model="tiny",
+            api_key_env=None,
+            headers={},
+            extra_body=target.extra_body,
+            stream_options=target.stream_options,
+            continuous_usage=target.continuous_usage,
+            cancel_path=target.cancel_path,
+            rows_dir=None,
+            seed=0,
+            arm="main",
+            users=1,
+            timeouts=Timeouts(connect_s=10, next_byte_s=10),
+            max_seconds=60,
+            load=AbandonLoad(
+                mix=[],
+                think="none",
+                prompt_tokens=(8, 8),
+                answer_tokens=3000,
+                stay_tokens=8,
+                shared_prefix_tokens=0,
+                stop_after_abandons=None,
+            ),
+        )
+        self.client = StreamClient(plan, api_key=None)
+
+    def leave(self, rule: LeaveRule, intent: Intent, *, max_tokens: int = 3000) -> RequestRow:
+        """The row of one request that was left as intended."""
+        rows: list[RequestRow] = []
+        ticket = Ticket(
+            request_id=f"leaver-{next(NUMBERS)}",
+            arm="main",
+            role=Role.USER,
+            trial=None,
+            user=0,
+            max_tokens=max_tokens,
+            intended_start_ns=time.perf_counter_ns(),
+            intent=intent,
+        )
+        self.client.ask(ticket, f"hello {ticket.request_id}", rule, rows.append)
+        return rows[0]
+
+
+@pytest.fixture
+def leaver(engine: RunningEngine) -> Iterator[Leaver]:
+    leaver = Leaver(engine)
+    yield leaver
+    leaver.client.close()
+
+
+def after(tokens: int, *, think_ns: int = 0) -> LeaveRule:
+    return lambda read: think_ns if read >= tokens else None
+
+
+def cancelled(engine: RunningEngine, *, method: str) -> float:
+    """How often the engine has cancelled something because of this; 0 before the first time."""
+    try:
+        return engine.metric(CANCELLATIONS, method=method)
+    except AssertionError:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("way", "wire_close", "method"),
+    [
+        (Way.FIN, WireClose.FIN, "connection"),
+        (Way.RST, WireClose.RST, "connection"),
+        (Way.HALF_CLOSE, WireClose.FIN, "connection"),
+        (Way.KILLED, WireClose.KERNEL, "connection"),
+        (Way.CANCEL, WireClose.NOTHING, "none"),
+        (Way.STOP_READING, WireClose.NOTHING, "stall"),
+        (Way.VANISH, WireClose.SILENCE, "heartbeat"),
+    ],
+)
+def test_a_stream(
+    engine: RunningEngine, leaver: Leaver, way: Way, wire_close: WireClose, method: str
+) -> None:
+    before = cancelled(engine, method=method)
+    row = leaver.leave(after(5, think_ns=STEP_NS // 2), Intent(way=way, planned_abandon=5))
+    freed = engine.wait_for("blocks_freed", row.request_id)
+
+    assert (row.outcome, row.wire_close) == (Outcome.ABANDONED, wire_close)
+    assert 5 <= row.tokens_read <= freed["num_generated"]
+    assert row.abandoned_ns is not None
+    assert row.abandoned_ns < freed["t_ns"]
+    order = engine.order(row.request_id)
+    assert ("disconnected" in order) == (way is not Way.CANCEL)
+    assert order.count("abort_sent") == order.count("finished") == 1
+    finished = engine.wait_for("finished", row.request_id)
+    assert finished["reason"] == "abort"
+    assert cancelled(engine, method=method) == before + 1
+    if way in (Way.HALF_CLOSE, Way.CANCEL):
+        assert row.tokens_after_leaving is not None
+        assert row.tokens_after_leaving <= freed["num_generated"] - row.tokens_read
+        assert row.server_ended_ns is not None
+    if way is Way.CANCEL:
+        assert row.finish_reason == "abort"
+
+
+def test_an_answer_in_one_piece(engine: RunningEngine, leaver: Leaver) -> None:
+    before = cancelled(engine, method="connection")
+    unary = Intent(way=Way.FIN, planned_abandon=0, delivery=Delivery.UNARY)
+    row = leaver.leave(after(0, think_ns=20 * STEP_NS), unary)
+    freed = engine.wait_for("blocks_freed", row.request_id)
+    assert (row.outcome, row.tokens_read) == (Outcome.ABANDONED, 0)
+    assert 10 <= freed["num_generated"] < 100
+    assert cancelled(engine, method="connection") == before + 1
+
+
+def test_an_answer_in_one_piece_that_is_cancelled(engine: RunningEngine, leaver: Leaver) -> None:
+    unary = Intent(way=Way.CANCEL, planned_abandon=0, delivery=Delivery.UNARY)
+    row = leaver.leave(after(0, think_ns=20 * STEP_NS), unary)
+    freed = engine.wait_for("blocks_freed", row.request_id)
+    assert (row.outcome, row.finish_reason, row.error) == (Outcome.ABANDONED, "abort", None)
+    assert row.tokens_after_leaving == freed["num_generated"]  # what there was is sent
+
+
+def test_several_answers_end_together(engine: RunningEngine, leaver: Leaver) -> None:
+    row = leaver.leave(after(10), Intent(way=Way.RST, planned_abandon=10, n=3))
+    ended: list[int] = []
+    while len(ended) < 3:
+        ended = [
+            event["num_generated"]
+            for event in engine.events()
+            if (event["client_request_id"], event["event"]) == (row.request_id, "blocks_freed")
+        ]
+    assert row.outcome is Outcome.ABANDONED
+    assert 10 <= row.tokens_read <= sum(ended)
+
+
+def test_several_answers_read_to_the_end(leaver: Leaver) -> None:
+    row = leaver.leave(after(10**6), Intent(n=3), max_tokens=7)
+    assert (row.outcome, row.tokens_read, row.completion_tokens) == (Outcome.COMPLETED, 21, 21)
+
+
+def test_while_it_is_queued(engine: RunningEngine, leaver: Leaver) -> None:
+    """All four slots are held by one that reads; who comes then and goes is never admitted."""
+    in_the_way = Leaver(engine)
+    rows: list[RequestRow] = []
+
+    def look_who_else_comes(tokens_read: int) -> int | None:
+        if tokens_read < 4:
+            return None
+        rows.append(leaver.leave(after(0, think_ns=4 * STEP_NS), Intent(way=Way.FIN)))
+        return 0
+
+    in_the_way.leave(look_who_else_comes, Intent(way=Way.FIN, n=4))
+    (row,) = rows
+    engine.wait_for("finished", row.request_id)
+    assert (row.outcome, row.tokens_read) == (Outcome.ABANDONED, 0)
+    assert "admitted" not in engine.order(row.request_id)
+
+
+WORKLOAD = """
+question = "Does the whole chain know them all?"
+[run]
+seed = 5
+users = 10
+max_seconds = 30
+timeout_s = 5
+[load]
+kind = "abandon"
+stay_share = 0.1
+prompt_tokens = [8, 16]
+answer_tokens = 2000
+stay_tokens = 16
+stop_after_abandons = 150
+mix = [
+    { plan = "tokens", tokens = [1, 16] },
+    { plan = "tokens_uniform", lowest = 1, highest = 20, way = "rst" },
+    { plan = "tokens_geometric", mean = 8, way = "half_close" },
+    { plan = "tokens_lognormal", median = 8, sigma = 0.5, way = "killed" },
+    { plan = "tokens_from_file", file = "seen.csv", column = "tokens" },
+    { plan = "answer_share", share = [0.002, 0.01] },
+    { plan = "time", seconds = [0.02, 0.1], way = "cancel" },
+    { plan = "time", seconds = 0.05, since = "first_token" },
+    { plan = "queued", delivery = "unary" },
+    { plan = "prefill" },
+    { plan = "last_token" },
+    { plan = "never", delivery = "unary", n = 2 },
+]
+[engine]
+runner = "simulated"
+sim_fixed_ms = 5
+max_num_seqs = 8
+"""
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("ways")
+    (folder / "mixed.toml").write_text(WORKLOAD)
+    (folder / "seen.csv").write_text("who,tokens\na,3\nb,5\n")
+    return measure(folder / "mixed.toml", folder / "run")
+
+
+def drawn(mixed: Run, plan: str) -> list[dict[str, object]]:
+    rows = [row for row in mixed.rows("requests") if row["outcome"] != "cut_off"]
+    return [row for row in rows if row["plan"].startswith(plan)]
+
+
+def test_every_plan_of_a_mix_is_drawn_and_nothing_fails(mixed: Run) -> None:
+    for plan in ("tokens:", "share:", "time:", "first_token+", "queued", "last_token", "never"):
+        assert drawn(mixed, plan), plan
+    assert drawn(mixed, "prefill:")
+    outcomes = {row["outcome"] for row in mixed.rows("requests")}
+    assert outcomes <= {"abandoned", "completed", "cut_off"}
+    ways = {row["way"] for row in mixed.rows("requests")}
+    assert ways == {"", "fin", "rst", "half_close", "killed", "cancel"}
+
+
+def test_the_engine_aborted_whom_the_client_left(mixed: Run) -> None:
+    ends = {
+        event["client_request_id"]: event["reason"]
+        for event in mixed.rows("lifecycle")
+        if event["event"] == "finished"
+    }
+    left = [row for row in mixed.rows("requests") if row["outcome"] == "abandoned"]
+    assert len(left) >= 150
+    for row in left:
+        if row["plan"] != "last_token":  # a race, which the engine may win
+            assert ends[row["request_id"]] == "abort", row
+
+
+def test_the_workload_of_the_manifest_is_what_was_asked(mixed: Run) -> None:
+    plans = [entry["plan"] for entry in mixed.manifest["workload"]["load"]["mix"]]
+    assert plans[4:6] == ["tokens_from_file", "answer_share"]

@@ -1,0 +1,68 @@
+"""Three of the shipped workloads on the real engine, scaled down to a second or two a run."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.running import Harness, Run, measure
+
+pytestmark = pytest.mark.e2e
+
+
+def compare(workload: str, folder: Path, *settings: str) -> Run:
+    """A whole run of a workload with arms, which must end well."""
+    harness = Harness(workload, folder, *(word for one in settings for word in ("--set", one)))
+    try:
+        assert harness.wait(120) == 0, harness.output[-600:]
+    finally:
+        harness.end()
+    return harness.run
+
+
+def test_a_storm_passes_over_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    run = measure("cancel_storm", tmp_path / "run", "--set", "load.storms=4")
+    metrics = run.metrics
+    left = [row for row in run.rows("requests") if row["outcome"] == "abandoned"]
+    assert len(left) == 4 * 28
+    assert metrics["storm_clear_s"]["n"] == metrics["storm_spread_s"]["n"] == 4
+    assert metrics["storm_clear_s"]["n_censored"] == 0
+    assert metrics["ghost_rate"]["mean"] == 0
+    assert metrics["leaked_slots"]["mean"] == metrics["leaked_blocks"]["mean"] == 0
+
+
+def test_what_is_asked_again_is_found_again_where_it_was_retained(tmp_path: Path) -> None:
+    run = compare("regenerate", tmp_path / "run", "run.max_seconds=2", "run.rounds=1")
+    summary = run.summary
+    found = {name: arm["metrics"]["cached_again"]["mean"] for name, arm in summary["arms"].items()}
+    assert found["retain"] > 0.9
+    assert found["immediate"] < 0.1
+    assert found["uncached"] == 0
+
+
+def test_the_value_of_cancellation_is_told_in_both_tables(tmp_path: Path) -> None:
+    run = compare(
+        "value_of_cancellation",
+        tmp_path / "run",
+        "run.max_seconds=2",
+        "run.rounds=1",
+        "engine.sim_fixed_ms=5",
+        "settle.seconds=3",
+        "value.price_per_million_tokens=2.0",
+    )
+    value = run.summary["value"]
+    rows = {row["name"]: (row["ignored"], row["honoured"]) for row in value["rows"]}
+    ignored, honoured = rows["tokens wasted per cancel"]
+    assert ignored > 150
+    assert honoured < 5
+    assert rows["blocks held for nobody"][0] > 10 * rows["blocks held for nobody"][1]
+    assert rows["... for nobody"][0] > rows["... for nobody"][1]
+    estimate, measured = (
+        rows["... as the source estimates it"],
+        rows["engine seconds wasted an hour"],
+    )
+    assert estimate[0] > 4 * measured[0]  # a step is shared
+    assert rows["money wasted per 1,000 cancels"][0] == pytest.approx(ignored * 1000 * 2e-6)
+    assert [stage["name"] for stage in value["stages"]][-1] == "cancel_latency_s"
+    page = (run.folder / "report.html").read_text()
+    assert "What cancellation is worth" in page
+    assert "How long a cancel takes, stage by stage" in page
