@@ -89,17 +89,11 @@ class AbandonSettings(Section):
         }
 
 
-class CancelStormSettings(Section):
-    """`[load]` of kind "cancel_storm": waves that leave as a whole, and stayers beside them."""
+class _LeavesAtOnePoint(Section):
+    """What loads have in common whose streams all leave after the same number of tokens."""
 
-    kind: Literal["cancel_storm"]
-    streams: Streams
-    stayers: Annotated[int, Field(ge=0, le=MOST_STREAMS)] = 0
-    storms: Count
-    abandon_after_tokens: Tokens
-    prompt_tokens: TokenRange
+    abandon_after_tokens: Annotated[int, Field(ge=0)]
     answer_tokens: Tokens
-    stay_tokens: Tokens
 
     @model_validator(mode="after")
     def _must_leave_before_the_end(self) -> Self:
@@ -109,6 +103,18 @@ class CancelStormSettings(Section):
                 f"{self.answer_tokens}: `answer_tokens` must be larger"
             )
         return self
+
+
+class CancelStormSettings(_LeavesAtOnePoint):
+    """`[load]` of kind "cancel_storm": waves that leave as a whole, and stayers beside them."""
+
+    kind: Literal["cancel_storm"]
+    streams: Streams
+    stayers: Annotated[int, Field(ge=0, le=MOST_STREAMS)] = 0
+    storms: Count
+    abandon_after_tokens: Tokens
+    prompt_tokens: TokenRange
+    stay_tokens: Tokens
 
     @property
     def longest_requests(self) -> dict[str, int]:
@@ -120,26 +126,15 @@ class CancelStormSettings(Section):
         }
 
 
-class SlotRecoverySettings(Section):
+class SlotRecoverySettings(_LeavesAtOnePoint):
     """`[load]` of kind "slot_recovery". Without `slots` the target is asked how many it has."""
 
     kind: Literal["slot_recovery"]
     slots: Streams | None = None
     trials: Count
     prompt_tokens: TokenRange
-    answer_tokens: Tokens
     control_answer_tokens: Tokens
     probe_tokens: Tokens
-    abandon_after_tokens: Annotated[int, Field(ge=0)]
-
-    @model_validator(mode="after")
-    def _must_leave_before_the_end(self) -> Self:
-        if self.abandon_after_tokens >= self.answer_tokens:
-            raise ValueError(
-                f"`abandon_after_tokens` is {self.abandon_after_tokens} but `answer_tokens` is "
-                f"{self.answer_tokens}: `answer_tokens` must be larger"
-            )
-        return self
 
     @property
     def longest_requests(self) -> dict[str, int]:

@@ -61,6 +61,7 @@ def test_every_shipped_workload_can_be_run_as_it_stands(name: str, tmp_path: Pat
     ("name", "settings", "message"),
     [
         ("cancel_storm", ["load.answer_tokens=8"], "`answer_tokens` must be larger"),
+        ("slot_recovery", ["load.answer_tokens=1"], "`answer_tokens` must be larger"),
         ("regenerate", ['load.ask_again_after=["failed"]'], "must be one of"),
         ("retry_storm", ["load.retry_pause_s=-1"], "must be at least 0"),
         ("value_of_cancellation", ["value.honoured=on"], "but the arms are: honoured, ignored"),
