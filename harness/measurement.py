@@ -3,6 +3,7 @@
 Each step leaves its mark in the manifest, so that it tells at any moment how far the run came.
 """
 
+import random
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ from harness.collect.clock import check_clock
 from harness.collect.collector import Collector
 from harness.collect.gpu import NoGpu, open_gpu_sampler
 from harness.collect.prometheus import find_unseen, read_roles, read_samples
-from harness.collect.source import Notes, SourceError
+from harness.collect.source import Notes, SourceError, jittered
 from harness.config import as_plain_data
 from harness.errors import InterruptedRunError
 from harness.interruption import Interruption
@@ -267,7 +268,7 @@ class Measurement:
         self._collector = Collector(
             headers=self._resolved.headers,
             metrics_urls=metrics_urls,
-            scrape_interval_s=self.manifest.scrape_interval_s,
+            scrape_pause_s=self._scrape_pause(),
             lifecycle_url=server.url if self._is_exact else None,
             gpu=gpu,
             clock_ns=self._clock_ns,
@@ -278,6 +279,14 @@ class Measurement:
             for name in ("frontend", "worker"):
                 self._collector.cpu.watch(name, int(server.config[f"{name}_pid"]))
         return self._collector
+
+    def _scrape_pause(self) -> Callable[[], float] | None:
+        """Scrapes keep no time with the server's steps, and come alike in each run of a seed."""
+        interval_s = self.manifest.scrape_interval_s
+        if interval_s is None:
+            return None
+        rng = random.Random(f"{self.manifest.seed}/scrapes")
+        return jittered(interval_s, rng, shortest_s=self._target.min_scrape_interval_s)
 
     def _load(self, plan: LoadPlan, server: Server, collector: Collector) -> None:
         def show(snapshot: Snapshot) -> None:

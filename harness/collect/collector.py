@@ -37,8 +37,9 @@ def give_way() -> None:
 class Collector:
     """Starts the sources on entry and stops them on exit.
 
-    Without metrics URLs nothing is scraped; `lifecycle_url` is None where the server keeps no such
-    log. `cpu` may be told of further processes at any time.
+    `scrape_pause_s` draws the time from one scrape to the next; without it or without metrics URLs
+    nothing is scraped. `lifecycle_url` is None where the server keeps no such log. `cpu` may be
+    told of further processes at any time.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Collector:
         *,
         headers: Mapping[str, str],
         metrics_urls: Sequence[str],
-        scrape_interval_s: float | None,
+        scrape_pause_s: Callable[[], float] | None,
         lifecycle_url: str | None,
         gpu: GpuSampler,
         clock_ns: Callable[[], int],
@@ -56,7 +57,7 @@ class Collector:
         self._gpu = gpu
         self._clock_ns = clock_ns
         self._notes = notes
-        self._scrape_interval_s = scrape_interval_s if metrics_urls else None
+        self._scrape_pause_s = scrape_pause_s if metrics_urls else None
         self._client = httpx.Client(headers=headers, timeout=5.0, trust_env=False)
         self._scraper = Scraper(self._client, metrics_urls, clock_ns=clock_ns)
         self._lifecycle_url = lifecycle_url
@@ -71,14 +72,14 @@ class Collector:
         self._running: list[Future[None]] = []
 
     def __enter__(self) -> Self:
-        self._start(self._sample_cpu, CPU_INTERVAL_S)
+        self._start(self._sample_cpu, lambda: CPU_INTERVAL_S)
         if self._gpu.names:
-            self._start(self._sample_gpu, GPU_INTERVAL_S)
+            self._start(self._sample_gpu, lambda: GPU_INTERVAL_S)
         if self._lifecycle_url is not None:
             self._try(self._skip_history)
-            self._start(self._follow, FOLLOW_INTERVAL_S)
-        if self._scrape_interval_s is not None:
-            self._start(self._scraper.scrape, self._scrape_interval_s)
+            self._start(self._follow, lambda: FOLLOW_INTERVAL_S)
+        if self._scrape_pause_s is not None:
+            self._start(self._scraper.scrape, self._scrape_pause_s)
         return self
 
     def __exit__(
@@ -109,11 +110,9 @@ class Collector:
         """All samples of the last complete scrape; none before the first."""
         return self._scraper.latest
 
-    def _start(self, tick: Callable[[], None], interval_s: float) -> None:
+    def _start(self, tick: Callable[[], None], pause_s: Callable[[], float]) -> None:
         self._running.append(
-            self._threads.submit(
-                poll, tick, interval_s=interval_s, stop=self._stop, notes=self._notes
-            )
+            self._threads.submit(poll, tick, pause_s=pause_s, stop=self._stop, notes=self._notes)
         )
 
     def _follow(self) -> None:

@@ -1,7 +1,10 @@
 """The other sources: the engine's logs, the clock, CPU, GPU, and the thread that they share."""
 
 import json
+import math
 import os
+import random
+import statistics
 import threading
 from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
@@ -14,7 +17,7 @@ from harness.collect.collector import Collector
 from harness.collect.cpu import CpuSampler
 from harness.collect.gpu import NoGpu, NvmlSampler
 from harness.collect.lifecycle import LogFollower
-from harness.collect.source import Notes, SourceError, poll
+from harness.collect.source import Notes, SourceError, jittered, poll
 from harness.records import LifecycleEvent
 
 Script = Callable[[str], tuple[int, dict[str, str], bytes]]
@@ -201,16 +204,57 @@ def test_a_failing_source_is_noted_once_and_asked_again() -> None:
             stop.set()
         raise SourceError("no answer")
 
-    poll(tick, interval_s=0, stop=stop, notes=notes)
+    poll(tick, pause_s=lambda: 0, stop=stop, notes=notes)
     assert len(turns) == 3
     assert (notes.warnings(), notes.texts()) == (["no answer"], [])
+
+
+def test_pauses_are_uniform_around_the_interval_and_follow_from_the_seed() -> None:
+    def draw(seed: int) -> list[float]:
+        pause_s = jittered(0.4, random.Random(seed))
+        return [pause_s() for _ in range(2000)]
+
+    found = draw(1)
+    assert 0.3 <= min(found) < 0.301
+    assert 0.499 < max(found) <= 0.5
+    assert statistics.fmean(found) == pytest.approx(0.4, rel=0.01)
+    assert statistics.pstdev(found) == pytest.approx(0.2 / math.sqrt(12), rel=0.05)
+    assert found == draw(1)
+    assert found != draw(2)
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "least_s", "most_s"),
+    [(2.0, 1.5, 2.5), (1.2, 1.1, 1.3), (1.1, 1.1, 1.1), (0.4, 0.3, 0.5)],
+)
+def test_a_jittered_pause_is_never_closer_than_the_server_bears_unless_asked_for(
+    interval_s: float, least_s: float, most_s: float
+) -> None:
+    pause_s = jittered(interval_s, random.Random(1), shortest_s=1.1)
+    found = [pause_s() for _ in range(2000)]
+    assert min(found) == pytest.approx(least_s, rel=0.001)
+    assert max(found) == pytest.approx(most_s, rel=0.001)
+
+
+def test_a_source_is_looked_at_after_each_pause() -> None:
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout)
+            if len(waited) == 3:
+                self.set()
+            return False
+
+    waited: list[float | None] = []
+    pauses = iter([0.1, 0.3, 0.2])
+    poll(lambda: None, pause_s=lambda: next(pauses), stop=Stop(), notes=Notes())
+    assert waited == [0.1, 0.3, 0.2]
 
 
 def collector_of(url: str, notes: Notes) -> Collector:
     return Collector(
         headers={},
         metrics_urls=[f"{url}/metrics"],
-        scrape_interval_s=0.01,
+        scrape_pause_s=lambda: 0.01,
         lifecycle_url=url,
         gpu=NoGpu("none here"),
         clock_ns=lambda: 0,
