@@ -70,7 +70,7 @@ def poll(
     stop: threading.Event,
     notes: Notes,
 ) -> None:
-    """Call `tick`, with pauses between, until `stop`; trouble is noted and the source asked again."""
+    """Call `tick` with pauses between, until `stop`; trouble is noted and it is asked again."""
     while not stop.is_set():
         try:
             tick()
