@@ -33,7 +33,11 @@ class NotServedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asker:
-    """Sends one streaming request and tells when its tokens came."""
+    """Sends one streaming request and tells when its tokens came.
+
+    Each on a connection of its own: llama.cpp closes one after a stream without having said so, and
+    a request that is on its way by then fails.
+    """
 
     client: httpx.Client
     url: str
@@ -51,7 +55,11 @@ class Asker:
         until_ns = self.clock_ns() + int(longest_s * 1e9)
         try:
             with self.client.stream(
-                "POST", self.url + self.path, json=body, timeout=longest_s
+                "POST",
+                self.url + self.path,
+                json=body,
+                headers={"connection": "close"},
+                timeout=longest_s,
             ) as response:
                 if response.status_code != httpx.codes.OK:
                     raise NotServedError(f"status {response.status_code}")

@@ -103,6 +103,27 @@ def test_a_server_that_serves_is_well() -> None:
     assert len(probing.ttft_s) == 3
 
 
+def test_a_server_that_closes_after_a_stream_without_saying_so_is_well() -> None:
+    asked: set[object] = set()
+
+    def answer_once(handler: BaseHTTPRequestHandler) -> None:
+        if handler.client_address in asked:
+            handler.close_connection = True
+            return
+        asked.add(handler.client_address)
+        event = f"data: {json.dumps(tokens(1)[0])}\n\n".encode()
+        handler.protocol_version = "HTTP/1.1"  # which keeps the connection, unless it says not to
+        handler.send_response(200)
+        handler.send_header("content-length", str(len(event)))
+        handler.end_headers()
+        handler.wfile.write(event)
+        handler.close_connection = False
+
+    with serving(answer_once) as url, httpx.Client(trust_env=False) as client:
+        probing = probe_service(asker(client, url), longest_s=5)
+    assert probing.errors == []
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
