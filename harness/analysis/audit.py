@@ -18,15 +18,12 @@ the rows follows in which range it must lie. The verdict is the first of these t
 The ranges:
 
     generated_tokens  from the tokens read to those plus what waste can be: for each request that
-    was
-                      left, as many tokens as its mean cancel latency had steps, and 2 (see
+                      was left, as many tokens as its mean cancel latency had steps, and 2 (see
                       `black_box.waste_by_counter`); exactly known where the exact log tells
-    prompt_tokens     of all requests that had a first token, to that of all that were taken; of
-    those
-                      without a usage the mean of the others is taken
+    prompt_tokens     of all requests that had a first token, to that of all that were taken; see
+                      `tokens.prompt_total` for those without a usage
     aborted           from those who left while they read, to all who left: who goes before the
-    first
-                      token may be gone before the server has seen the request
+                      first token may be gone before the server has seen the request
     ended             likewise, of all requests that the server took
     running           0: nothing is left
 
@@ -47,7 +44,7 @@ from harness.analysis.figure import Figure
 from harness.analysis.frames import RunFrames
 from harness.analysis.held_open import LEFT, Held, held_open, read_by
 from harness.analysis.scraped import readings_of
-from harness.analysis.tokens import tokens_per_event, tokens_read
+from harness.analysis.tokens import prompt_total, tokens_per_event, tokens_read
 from harness.records import Metric, Outcome
 
 Verdict = Literal[
@@ -143,19 +140,12 @@ def _tokens_due(frames: RunFrames, facts: Facts, waste: Figure, most: float) -> 
 
 
 def _prompts_due(requests: pd.DataFrame, most: float) -> Due | None:
-    known = requests["prompt_tokens"].dropna()
-    if known.empty:
+    has_token = requests["first_token_ns"].notna().to_numpy(dtype=bool)
+    was_taken = (requests["outcome"] != Outcome.REJECTED).to_numpy(dtype=bool)
+    low, high = prompt_total(requests, has_token), prompt_total(requests, was_taken)
+    if low is None or high is None:
         return None
-    filled = requests["prompt_tokens"].astype(float).fillna(float(known.mean()))
-    has_token = requests["first_token_ns"].notna()
-    was_taken = requests["outcome"] != Outcome.REJECTED
-    guessed = int(requests["prompt_tokens"].isna().sum())
-    spread = float(known.astype(float).std(ddof=0) * np.sqrt(guessed) * 2)
-    return Due(
-        low=float(filled[has_token].sum()) - spread,
-        high=float(filled[was_taken].sum()) + spread,
-        tolerance=most,
-    )
+    return Due(low=low[0] - low[1], high=high[0] + high[1], tolerance=most)
 
 
 def _entry(frames: RunFrames, facts: Facts, role: str, due: Due | None) -> Entry:
@@ -169,7 +159,7 @@ def _entry(frames: RunFrames, facts: Facts, role: str, due: Due | None) -> Entry
             verdict="not told",
         )
     if due is None:
-        why = "no client was told how long its prompt was"
+        why = "too few clients were told how long their prompt was"
         return Entry(role=role, name=name, due=None, told=told, verdict="not told", note=why)
     is_open = _is_still_moving(facts, role)
     verdict, note = _NOT_YET if is_open else _verdict(frames, facts, role, due, told)

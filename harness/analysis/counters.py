@@ -5,7 +5,6 @@ time, so that a counter which moves late has moved. How far a figure can be beli
 the target's description of its metrics.
 """
 
-import math
 from typing import Final
 
 import pandas as pd
@@ -13,7 +12,7 @@ import pandas as pd
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable, reading
 from harness.analysis.held_open import LEFT
-from harness.analysis.tokens import tokens_read
+from harness.analysis.tokens import prompt_total, tokens_read
 from harness.records import Metric, Outcome
 
 _NOUNS: Final = {"running": "running requests"}
@@ -80,9 +79,9 @@ def wasted_by_counter(requests: pd.DataFrame, facts: Facts) -> Figure:
 def wasted_prompts_by_counter(requests: pd.DataFrame, facts: Facts) -> Figure:
     """Prompt tokens computed for those who left before their first token, per such request.
 
-    total = (prompt-token counter, idle after - idle before) - prompt tokens of all that had a first
-    token. Of a request whose usage nobody read the mean of the others is taken; the interval is
-    what that may be off (2 standard deviations of the sum). `others` holds the total.
+    total = (prompt-token counter, idle after - before) - prompt tokens of all that had a first
+    token; see `prompt_total` for those whose usage nobody read, and for the interval. `others`
+    holds the total.
     """
     computed = facts.idle_change("prompt_tokens")
     if computed is None:
@@ -93,12 +92,10 @@ def wasted_prompts_by_counter(requests: pd.DataFrame, facts: Facts) -> Figure:
     n = int((requests["outcome"].isin(LEFT) & ~has_token).sum())
     if not n:
         return NotMeasurable("nobody left before a first token")
-    prompts = requests.loc[has_token, "prompt_tokens"].astype(float)
-    known = requests["prompt_tokens"].dropna().astype(float)
-    if known.empty:
-        return NotMeasurable("no client was told how long its prompt was")
-    total = computed - float(prompts.fillna(known.mean()).sum())
-    spread = 2 * float(known.std(ddof=0)) * math.sqrt(int(prompts.isna().sum()))
+    due = prompt_total(requests, has_token.to_numpy(dtype=bool))
+    if due is None:
+        return NotMeasurable("too few clients were told how long their prompt was")
+    total, spread = computed - due[0], due[1]
     bound = "lower" if facts.still_computing else _bound(facts, "prompt_tokens")
     metric = reading(total / n, unit="tokens", method="counter", n=n, bound=bound)
     if spread:

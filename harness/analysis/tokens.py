@@ -5,10 +5,13 @@ Else events were counted, and the requests that were read to the end tell how ma
 brought: their own final usage / the events that showed text.
 """
 
+import math
+
 import numpy as np
 import pandas as pd
+from scipy import stats
 
-from harness.analysis.stats import Floats
+from harness.analysis.stats import Bools, Floats
 from harness.records import Outcome, TokenCounting
 
 
@@ -38,6 +41,27 @@ def tokens_read(requests: pd.DataFrame) -> Floats:
     final = requests["completion_tokens"].to_numpy(dtype=float, na_value=np.nan)
     completed = (requests["outcome"] == Outcome.COMPLETED).to_numpy(dtype=bool)
     return np.where(completed & ~np.isnan(final), final, scaled)
+
+
+def prompt_total(requests: pd.DataFrame, wanted: Bools) -> tuple[float, float] | None:
+    """Prompt tokens of the `wanted` requests, and by how much that may be off (95 %).
+
+    Many servers tell it only at the end of an answer, so of those who left nobody knows it: their
+    mean is taken to be that of the k requests that were told. The sum of g such prompts lies within
+    t(k - 1) * s * sqrt(g + g^2 / k), where the first term is their own scatter and the second that
+    of the mean. None where too few were told. Source: Hahn and Meeker, Statistical Intervals,
+    section 4.8 (prediction interval of a future mean).
+    """
+    known = requests["prompt_tokens"].dropna().astype(float)
+    prompts = requests.loc[wanted, "prompt_tokens"].astype(float)
+    guessed = int(prompts.isna().sum())
+    if len(known) < (2 if guessed else 1):
+        return None
+    total = float(prompts.fillna(known.mean()).sum())
+    if not guessed:
+        return total, 0.0
+    k, scatter = len(known), float(known.std(ddof=1))
+    return total, float(stats.t.ppf(0.975, k - 1)) * scatter * math.sqrt(guessed + guessed**2 / k)
 
 
 def token_counting(requests: pd.DataFrame) -> str | None:

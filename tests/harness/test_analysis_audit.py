@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from harness.analysis.summary import summarise
+from harness.analysis.tokens import prompt_total
 from harness.records import TokenCounting
 
 if TYPE_CHECKING:
@@ -243,6 +246,23 @@ def test_prompts_that_nobody_was_told_of_are_guessed_and_the_interval_says_so(
     wasted = summarise(run.frames())["metrics"]["wasted_prompt_tokens"]
     low, high = wasted["mean_ci95"]
     assert low < wasted["mean"] < high
+
+
+def test_a_sum_of_guessed_prompts_is_known_less_well_the_fewer_were_told() -> None:
+    def prompts(*told: int | None) -> tuple[float, float] | None:
+        requests = pd.DataFrame({"prompt_tokens": pd.Series(told, dtype="Int64")})
+        return prompt_total(requests, np.ones(len(told), dtype=bool))
+
+    t_of_2, t_of_5 = 4.3027, 2.5706
+    assert prompts(10, 12, 14) == (36, 0)
+    # s * sqrt(g + g^2 / k), with two guessed from three, then from six
+    spread = t_of_2 * 2 * (2 + 4 / 3) ** 0.5
+    assert prompts(10, 12, 14, None, None) == (60, pytest.approx(spread, rel=1e-4))
+    spread = t_of_5 * 1.7889 * (2 + 4 / 6) ** 0.5
+    assert prompts(*[10, 12, 14] * 2, None, None) == (96, pytest.approx(spread, rel=1e-4))
+    assert prompts(10) == (10, 0)
+    assert prompts(10, None) is None
+    assert prompts() is None
 
 
 def test_whoever_reads_no_events_counts_none(make_run: MakeRun) -> None:
