@@ -257,9 +257,9 @@ def test_a_sum_of_guessed_prompts_is_known_less_well_the_fewer_were_told() -> No
     assert prompts(10, 12, 14) == (36, 0)
     # s * sqrt(g + g^2 / k), with two guessed from three, then from six
     spread = t_of_2 * 2 * (2 + 4 / 3) ** 0.5
-    assert prompts(10, 12, 14, None, None) == (60, pytest.approx(spread, rel=1e-4))
+    assert prompts(10, 12, 14, None, None) == pytest.approx((60, spread), rel=1e-4)
     spread = t_of_5 * 1.7889 * (2 + 4 / 6) ** 0.5
-    assert prompts(*[10, 12, 14] * 2, None, None) == (96, pytest.approx(spread, rel=1e-4))
+    assert prompts(*[10, 12, 14] * 2, None, None) == pytest.approx((96, spread), rel=1e-4)
     assert prompts(10) == (10, 0)
     assert prompts(10, None) is None
     assert prompts() is None
