@@ -5,6 +5,7 @@ another engine a prompt is shorter in tokens than planned; the row keeps what it
 """
 
 import random
+from collections.abc import Sequence
 from typing import Final
 
 _TEXT: Final = (
@@ -29,6 +30,25 @@ def prompt(
     shared = _filled(f"{rng.getrandbits(40):010x}, the house rules:", rng, shared_bytes)
     rng = random.Random(f"{salt}{seed}/{user}/{n}/prompt")
     return shared + _filled(f"{rng.getrandbits(40):010x}, a letter:", rng, num_bytes - shared_bytes)
+
+
+def paged_prompt(
+    pages: Sequence[int], *, seed: int, page_bytes: float, num_bytes: int, salt: str = ""
+) -> str:
+    """A prompt of exactly `num_bytes` ASCII characters, made of numbered pages of one size.
+
+    Equal pages have equal text, so two prompts begin alike for as long as their pages are the same.
+    The last page is as long as is still needed.
+    """
+    texts = []
+    begin = 0
+    for place, page in enumerate(pages, start=1):
+        end = num_bytes if place == len(pages) else min(round(place * page_bytes), num_bytes)
+        if begin < end:
+            rng = random.Random(f"{salt}{seed}/page/{page}")
+            texts.append(_filled(f"{rng.getrandbits(40):010x}, a page:", rng, end - begin))
+        begin = end
+    return "".join(texts)
 
 
 def prompt_size(limits: tuple[int, int], *, seed: int, user: int, n: int) -> int:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.load.prompts import prompt
+from harness.load.prompts import paged_prompt, prompt
 
 
 @given(size=st.integers(1, 3000), seed=st.integers(), user=st.integers(0, 9), n=st.integers(0, 9))
@@ -48,3 +48,30 @@ def test_a_salt_makes_other_prompts_of_the_same_length_and_leaves_equal_what_is_
 def test_a_prompt_may_be_all_prefix() -> None:
     texts = {prompt(seed=3, user=u, n=0, num_bytes=40, shared_bytes=40) for u in range(9)}
     assert [len(text) for text in texts] == [40]
+
+
+def paged(*pages: int, size: int, page_bytes: float = 64, seed: int = 3, salt: str = "") -> str:
+    return paged_prompt(pages, seed=seed, page_bytes=page_bytes, num_bytes=size, salt=salt)
+
+
+def test_prompts_share_the_pages_that_they_have_in_common_and_no_more() -> None:
+    first, second = paged(1, 2, 3, size=180), paged(1, 2, 9, size=190)
+    assert (len(first), len(second)) == (180, 190)
+    assert first[:128] == second[:128]
+    assert first[128:144] != second[128:144]
+    assert paged(1, 2, 3, size=180, seed=4)[:16] != first[:16]
+    assert paged(1, 2, 3, size=180, salt="x")[:16] != first[:16]
+
+
+@given(
+    pages=st.lists(st.integers(0, 9), min_size=1, max_size=9),
+    size=st.integers(1, 500),
+    page_bytes=st.floats(0.5, 100),
+)
+def test_a_paged_prompt_is_as_long_as_it_should_be(
+    pages: list[int], size: int, page_bytes: float
+) -> None:
+    text = paged(*pages, size=size, page_bytes=page_bytes)
+    assert len(text.encode()) == size
+    shorter = paged(*pages, size=max(1, size // 2), page_bytes=page_bytes)
+    assert text.startswith(shorter)  # cut at its end
