@@ -182,7 +182,7 @@ def _about_means(latency: Figure | None) -> Iterator[Remark]:
         what = "more would not do, take slot_recovery" if enough is None else f"{enough} would be"
         yield _info(
             f"cancel_latency_s: {one.n} who left are not enough data for a mean by {one.method} "
-            f"({what}): it is at most {one.upper95 * 1e3:.3g} ms (95 %, with what old pages hide)"
+            f"({what}): it is at most {one.upper95:.3g} s (95 %, with what old pages hide)"
         )
 
 
