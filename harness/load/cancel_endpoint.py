@@ -4,7 +4,6 @@ The answer is waited for only when the stream has ended: what the cancelled requ
 must not be late because of it.
 """
 
-import socket
 import time
 from types import TracebackType
 from typing import Self
@@ -19,12 +18,14 @@ from harness.records import WireClose
 
 
 class CancelRequest:
-    """One request to cancel another; `sock` is connected before t0."""
+    """One request to cancel another; the connection is made before t0."""
 
-    def __init__(self, http: httpx.Client, url: str, timeout_s: float) -> None:
-        self._request = http.build_request("POST", url, content=b"")
+    def __init__(
+        self, http: httpx.Client, transport: SocketTransport, url: str, timeout_s: float
+    ) -> None:
+        self._request = http.build_request("POST", url, content=b"", timeout=timeout_s)
         self._timeout_s = timeout_s
-        self._sock: socket.socket = SocketTransport().connect(self._request.url, timeout_s)
+        self._wire = transport.connect(self._request)
 
     def __enter__(self) -> Self:
         return self
@@ -35,17 +36,17 @@ class CancelRequest:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._sock.close()
+        self._wire.sock.close()
 
     def send(self) -> Departure:
         """Ask now. Raises httpx.TransportError."""
         t0_ns = time.perf_counter_ns()
-        send(self._sock, self._request, self._timeout_s)
+        send(self._wire, self._request, self._timeout_s)
         return Departure(t0_ns, WireClose.NOTHING)
 
     def problem(self) -> str | None:
         """What the endpoint answered, unless it agreed. Waits for the answer."""
-        connection = Connection(self._sock, self._timeout_s)
+        connection = Connection(self._wire.sock, self._timeout_s, tls=self._wire.tls)
         try:
             connection.receive_head(None)
         except httpx.TransportError as error:

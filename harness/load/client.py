@@ -43,14 +43,15 @@ class StreamClient:
         self._held: list[Connection] = []
         headers = {
             "accept-encoding": "identity",
-            "connection": "close",
+            "connection": "keep-alive" if plan.keep_alive else "close",
             "content-type": "application/json",
         }
         if api_key is not None:
             headers["authorization"] = f"Bearer {api_key}"
         timeouts = plan.timeouts
+        self._transport = SocketTransport(ca_file=plan.ca_file, keep_alive=plan.keep_alive)
         self._http = httpx.Client(
-            transport=SocketTransport(),
+            transport=self._transport,
             timeout=httpx.Timeout(timeouts.next_byte_s, connect=timeouts.connect_s),
             headers=headers | plan.headers,
             trust_env=False,
@@ -58,10 +59,11 @@ class StreamClient:
         self._url = plan.url.rstrip("/") + plan.path
 
     def close(self) -> None:
-        """Reset the connections that users left open."""
+        """Reset the connections that users left open, and close those that nobody uses."""
         for connection in self._held:
-            connection.let_go()
+            connection.reset()
         self._held.clear()
+        self._transport.close()
 
     def ask(
         self,
@@ -146,7 +148,7 @@ class StreamClient:
     def _cancel_request(self, request_id: str) -> CancelRequest:
         assert self._plan.cancel_path is not None
         url = cancel_url(self._plan.url, self._plan.cancel_path, request_id)
-        return CancelRequest(self._http, url, self._plan.timeouts.connect_s)
+        return CancelRequest(self._http, self._transport, url, self._plan.timeouts.connect_s)
 
 
 def limits(

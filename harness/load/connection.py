@@ -1,23 +1,29 @@
 """One response as its bytes come: parsed, handed over whole, and timed.
 
 Each receive is passed on at once, so whatever has not been handed over is still in the kernel,
-where it can be counted (`unread_bytes`). How a user leaves is not decided here: see
-`harness.load.leaving`.
+where it can be counted (`unread_bytes`); over TLS, too (`harness.load.tls`). How a user leaves is
+not decided here: see `harness.load.leaving`.
+
+No wait is without an end. The next byte must come in time; so must the rest of the headers once
+they have begun, and the next of the content where only framing comes: a byte now and then is no
+answer.
 """
 
+import contextlib
 import fcntl
 import socket
 import ssl
 import struct
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-import httptools
 import httpx
 
+from harness.load.answer import MAX_HEAD_BYTES, Answer, endless
 from harness.load.client_process import ClientProcess
+from harness.load.tls import Tls
 
 _RECEIVE_BYTES: Final = 65536
 _RESET: Final = struct.pack("ii", 1, 0)  # linger for no time: closing throws all away
@@ -52,17 +58,11 @@ class Limit(NamedTuple):
             raise _LimitPassedError(self.complaint)
 
 
-def reset_on_close(sock: socket.socket) -> None:
-    """Let closing send a reset, whatever has been read."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-
-
-class Connection(httpx.SyncByteStream):
+class Connection(Answer, httpx.SyncByteStream):
     """One response being received. `leaves_at_ns` is when a user without more patience leaves.
 
-    Its state: `_body`, bytes parsed but not yet handed over (empty between calls), and how far the
-    response has come. The parser calls the `on_` methods. `limit` may be changed at any time: it
-    holds beside `timeout_s`, the longest wait for the next bytes.
+    `limit` may be changed at any time: it holds beside `timeout_s`, the longest wait for the next
+    bytes. `pass_on` takes the connection over when it could carry another request.
     """
 
     def __init__(
@@ -72,42 +72,20 @@ class Connection(httpx.SyncByteStream):
         *,
         limit: Limit | None = None,
         owner: ClientProcess | None = None,
+        tls: Tls | None = None,
+        pass_on: Callable[[], None] | None = None,
     ) -> None:
-        self.status_code = 0
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.has_head = False
-        self.is_complete = False
+        super().__init__()
         self.limit = limit
         self.sock = sock
         self.owner = owner
         self.leaves_at_ns: int | None = None
-        self._timeout_s = timeout_s
-        self._parser = httptools.HttpResponseParser(self)
-        self._body: list[bytes] = []
+        self.received_bytes = 0  # before the headers were complete
         self.is_kept = False
-        self._ends_with_connection = True
-
-    # What the parser tells...
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        self.status_code = self._parser.get_status_code()
-        if self.status_code < 200:  # "100 Continue" and its like precede the answer
-            self.headers.clear()
-            return
-        self.has_head = True
-        names = {name.lower() for name, _ in self.headers}
-        self._ends_with_connection = not names & {b"content-length", b"transfer-encoding"}
-
-    def on_body(self, body: bytes) -> None:
-        self._body.append(body)
-
-    def on_message_complete(self) -> None:
-        self.is_complete = self.has_head
-
-    # What the reader asks...
+        self._timeout_s = timeout_s
+        self._tls = tls
+        self._pass_on = pass_on
+        self._is_closed = False
 
     def receive_head(self, patience_ns: int | None) -> None:
         """Wait for the headers; body bytes that came along are kept for the next receive.
@@ -117,11 +95,19 @@ class Connection(httpx.SyncByteStream):
         self.leaves_at_ns = None
         if patience_ns is not None:
             self.leaves_at_ns = time.perf_counter_ns() + patience_ns
+        overhead = _Overhead("headers", self._timeout_s)
         while not self.has_head:
             if self.leaves_at_ns is None:
-                self._parse(self._receive_raw(self._longest_wait_s()))
-            elif not self._parse_within((self.leaves_at_ns - time.perf_counter_ns()) / 1e9):
-                raise PatienceEndedError(self)
+                data = self._receive_raw(self._longest_wait_s())
+            else:
+                wait_s = (self.leaves_at_ns - time.perf_counter_ns()) / 1e9
+                if (early := self._receive_raw_within(wait_s)) is None:
+                    raise PatienceEndedError(self)
+                data = early
+            self.received_bytes += len(data)
+            self._take_in(data)
+            if not self.has_head:
+                overhead.add(len(data))
 
     def receive(self) -> bytes | None:
         """The body bytes of one receive (maybe none); waits for it. None: the body is complete."""
@@ -129,35 +115,53 @@ class Connection(httpx.SyncByteStream):
             if self.is_complete:
                 return None
             wait_s = self._timeout_s if self.limit is None else self._longest_wait_s()
-            self._parse(self._receive_raw(wait_s))
-        return self._take_body()
+            self._take_in(self._receive_raw(wait_s))
+            if not self._body and not self.is_complete:
+                self._receive_past_framing()
+        return self.take_body()
 
     def receive_within(self, wait_s: float) -> bytes | None:
         """Like `receive`, for at most so long; None also when nothing came. 0 never waits."""
-        if not self._body and (self.is_complete or not self._parse_within(wait_s)):
-            return None
-        return self._take_body()
+        if not self._body:
+            if self.is_complete:
+                return None
+            data = self._receive_raw_within(wait_s)
+            if data is None:
+                return None
+            self._take_in(data)
+        return self.take_body()
 
     def unread_bytes(self) -> int:
         """What the kernel holds for us: closing now would send a reset, not an orderly end."""
         answer = fcntl.ioctl(self.sock.fileno(), termios.FIONREAD, b"\0\0\0\0")
         return int(struct.unpack("i", answer)[0])
 
+    def say_last(self) -> None:
+        """Tell the server, where TLS is spoken, that nothing will follow."""
+        if self._tls is not None and self.owner is None:
+            self._send_at_once(self._tls.farewell())
+
     def keep_open(self) -> None:
-        """From now on `close` leaves it open; `let_go` is what ends it."""
+        """From now on `close` leaves it open; `reset` is what ends it."""
         self.is_kept = True
 
-    def let_go(self) -> None:
-        """End a connection that was kept open, with a reset: nothing of it lingers on."""
-        reset_on_close(self.sock)
+    def reset(self) -> None:
+        """End it at once, also where it was kept open: the kernel sends a reset, TLS nothing."""
+        self._is_closed = True
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.sock.close()
 
     def close(self) -> None:
-        """Close the socket, unless it is to be kept; doing it twice is fine."""
-        if self.is_kept:
+        """End it, unless it is to be kept, or can be passed on; doing it twice is fine."""
+        if self.is_kept or self._is_closed:
             return
+        self._is_closed = True
         if self.owner is not None:
             self.owner.kill()
+        if self._pass_on is not None and self.is_complete and self.may_go_on:
+            self._pass_on()
+            return
+        self.say_last()
         self.sock.close()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -167,50 +171,86 @@ class Connection(httpx.SyncByteStream):
 
     # How the bytes come in...
 
-    def _parse_within(self, wait_s: float) -> bool:
-        """Take in what comes in this time; False when nothing does. The limit holds here, too."""
-        if self.limit is not None:
-            wait_s = min(wait_s, self.limit.left_s())
-        try:
-            data = self._receive_raw(max(0.0, wait_s))
-        except _LimitPassedError:
-            raise
-        except httpx.ReadTimeout:
-            return False
-        self._parse(data)
-        return True
-
     def _longest_wait_s(self) -> float | None:
         if self.limit is None:
             return self._timeout_s
         left_s = self.limit.left_s()
         return left_s if self._timeout_s is None else min(self._timeout_s, left_s)
 
+    def _receive_past_framing(self) -> None:
+        """What came was the beginning of a chunk, say: there is no more of that than is useful."""
+        overhead = _Overhead("framing", self._timeout_s)
+        while not self._body and not self.is_complete:
+            data = self._receive_raw(self._longest_wait_s())
+            self._take_in(data)
+            overhead.add(len(data))
+
+    def _receive_raw_within(self, wait_s: float) -> bytes | None:
+        """What comes in this time; None when nothing does. The limit holds here, too."""
+        if self.limit is not None:
+            wait_s = min(wait_s, self.limit.left_s())
+        try:
+            return self._receive_raw(max(0.0, wait_s))
+        except _LimitPassedError:
+            raise
+        except httpx.ReadTimeout:
+            return None
+
     def _receive_raw(self, wait_s: float | None) -> bytes:
+        if self.broken is not None:
+            raise self.broken
         self.sock.settimeout(wait_s)
         try:
             return self.sock.recv(_RECEIVE_BYTES)
-        except (TimeoutError, BlockingIOError, ssl.SSLWantReadError) as error:
+        except (TimeoutError, BlockingIOError) as error:
             if self.limit is not None:
                 self.limit.check()
             raise httpx.ReadTimeout(f"nothing came for {wait_s} s") from error
         except OSError as error:
             raise httpx.ReadError(f"the connection broke: {error}") from error
 
-    def _parse(self, data: bytes) -> None:
-        if not data:
-            if not (self.has_head and self._ends_with_connection):
-                raise httpx.RemoteProtocolError(
-                    "the server closed the connection before the answer was complete"
-                )
-            self.is_complete = True
+    def _take_in(self, data: bytes) -> None:
+        if self._tls is None or not data:
+            self.parse(data)
             return
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            raise httpx.RemoteProtocolError(f"this is not HTTP/1.1: {error}") from error
+        if plain := self._decrypt(self._tls, data):
+            self.parse(plain)
+        if self._tls.is_over and not self.is_complete:
+            self.parse(b"")
 
-    def _take_body(self) -> bytes:
-        body = b"".join(self._body)
-        self._body.clear()
-        return body
+    def _decrypt(self, tls: Tls, data: bytes) -> bytes:
+        try:
+            plain = tls.decrypt(data)
+        except ssl.SSLError as error:
+            raise httpx.ReadError(f"TLS broke: {error.reason or error}") from error
+        finally:
+            self._send_at_once(tls.owed())
+        return plain
+
+    def _send_at_once(self, data: bytes) -> None:
+        """Send if it can be done without waiting: what is only polite."""
+        if data:
+            with contextlib.suppress(OSError):
+                self.sock.settimeout(0)
+                self.sock.send(data)
+
+
+class _Overhead:
+    """What comes beside content, in bytes and time. `add` raises when it is too much of either."""
+
+    def __init__(self, what: str, longest_s: float | None) -> None:
+        self._what = what
+        self._longest_s = longest_s
+        self._began_s = time.perf_counter()
+        self._size = 0
+
+    def add(self, size: int) -> None:
+        if not self._size:
+            self._began_s = time.perf_counter()
+        self._size += size
+        if self._size > 2 * MAX_HEAD_BYTES:
+            raise endless(self._what)
+        if self._longest_s is not None and time.perf_counter() - self._began_s > self._longest_s:
+            raise httpx.ReadTimeout(
+                f"{self._longest_s:g} s after they began the {self._what} had not come to an end"
+            )

@@ -7,7 +7,6 @@ goes on, then what has already arrived is read, and then the user leaves.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
 
 import httpx
 
@@ -16,11 +15,10 @@ from harness.load.cancel_endpoint import CancelRequest
 from harness.load.connection import Connection, Limit
 from harness.load.leaving import READS_ON, leave
 from harness.load.readers import Reader
+from harness.load.refusal import read_refusal
 from harness.load.sse import EventTooLargeError
 from harness.load.stream import StreamMachine
 from harness.records import Way
-
-_MAX_REFUSAL_BYTES: Final = 65536
 
 
 class Exchange:
@@ -73,7 +71,7 @@ class Exchange:
         self._stream.headers(connection.status_code)
         if connection.status_code == 200:
             return True
-        self._stream.refusal(_read_refusal(connection), time.perf_counter_ns())
+        self._stream.refusal(read_refusal(connection), time.perf_counter_ns())
         return False
 
     def _think_and_leave(self, think_ns: int) -> None:
@@ -142,14 +140,3 @@ def _until_it_breaks() -> Iterator[None]:
         raise
     except (httpx.TransportError, EventTooLargeError):
         return
-
-
-def _read_refusal(connection: Connection) -> bytes:
-    """The body of an error, as far as it comes: its status has already decided the outcome."""
-    body = b""
-    try:
-        while len(body) < _MAX_REFUSAL_BYTES and (chunk := connection.receive()) is not None:
-            body += chunk
-    except httpx.TransportError:
-        return body
-    return body

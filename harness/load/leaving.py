@@ -10,6 +10,10 @@
     KILLED         the process that owns the connection gets a SIGKILL
     CANCEL         the server's cancel endpoint is asked; the stream is read to its end
 
+Over TLS the orderly ways, FIN and HALF_CLOSE, first send a close_notify, as RFC 8446 (6.1) asks and
+as curl, Go and browsers do; the others leave without a word, as a crash does. After a HALF_CLOSE a
+server may answer on by TLS 1.3; by TLS 1.2 it may not, and many servers never do.
+
 https://www.kernel.org/doc/html/latest/networking/filter.html for the filter on a socket.
 """
 
@@ -22,7 +26,7 @@ from typing import Final, NamedTuple
 
 import httpx
 
-from harness.load.connection import Connection, reset_on_close
+from harness.load.connection import Connection
 from harness.records import Way, WireClose
 
 READS_ON: Final = frozenset({Way.HALF_CLOSE, Way.CANCEL})  # ways that leave the client its eyes
@@ -68,15 +72,15 @@ def hang_up(connection: Connection) -> Departure:
 
 
 def _reset(connection: Connection) -> Departure:
-    reset_on_close(connection.sock)
     t0_ns = time.perf_counter_ns()
-    connection.close()
+    connection.reset()
     _give_way()
     return Departure(t0_ns, WireClose.RST)
 
 
 def _half_close(connection: Connection) -> Departure:
     t0_ns = time.perf_counter_ns()
+    connection.say_last()
     try:
         connection.sock.shutdown(socket.SHUT_WR)
     except OSError as error:

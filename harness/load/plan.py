@@ -8,13 +8,15 @@ from pathlib import Path
 
 import msgspec
 
+from harness.load.arrivals import RateArrivals
 from harness.load.mix import Slice
+from harness.load.traces import TraceReplay
 from harness.prompt_scale import BYTES_ARE_TOKENS, PromptScale
 from harness.records import Outcome
 
 
 class AbandonLoad(msgspec.Struct, kw_only=True, tag="abandon", tag_field="kind"):
-    """Closed-loop users who open streams and leave: each sends its next request when one ended.
+    """Users who open streams and leave: each sends its next request when one ended (closed loop).
 
     Each request is of one kind of the `mix`, drawn by weight. Those who are to leave ask for
     `answer_tokens` (long enough that a server which goes on can be told from one that finished),
@@ -97,6 +99,16 @@ class ChunkFrontierLoad(msgspec.Struct, kw_only=True, tag="chunk_frontier", tag_
 Load = AbandonLoad | SlotRecoveryLoad | ChunkFrontierLoad | CancelStormLoad
 
 
+class OpenLoop(msgspec.Struct, kw_only=True):
+    """Requests that come by a schedule, whatever became of those before them.
+
+    One beyond `max_streams` at once waits until another has ended: its lateness shows.
+    """
+
+    schedule: RateArrivals | TraceReplay
+    max_streams: int
+
+
 class Timeouts(msgspec.Struct, kw_only=True, frozen=True):
     """How long a client waits, in seconds; null: as long as it takes.
 
@@ -116,7 +128,9 @@ class LoadPlan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     `continuous_usage` says that each event carries the token count so far: of the whole request, or
     with `usage_per_choice` of the answer that the event belongs to. `rows_dir` must exist; null
     keeps no rows. Prompts follow from the seed and the `prompt_salt`, everything else from the seed
-    alone. `cancel_path`: where to POST a cancel, with {id} for the request's X-Request-Id.
+    alone. `cancel_path`: where to POST a cancel, with {id} for the request's X-Request-Id. With an
+    `open_loop`, which only an abandon load has, each arrival is a user who asks once. `ca_file`:
+    the CAs to trust over TLS (`harness.reach`). `keep_alive`: who stays passes the connection on.
     """
 
     url: str
@@ -129,6 +143,8 @@ class LoadPlan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     continuous_usage: bool
     usage_per_choice: bool = False
     cancel_path: str | None = None
+    ca_file: str | None = None
+    keep_alive: bool = False
     prompt_scale: PromptScale = BYTES_ARE_TOKENS
     prompt_salt: str = ""
     rows_dir: str | None
@@ -138,6 +154,7 @@ class LoadPlan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     timeouts: Timeouts
     max_seconds: float
     load: Load
+    open_loop: OpenLoop | None = None
 
 
 def read_plan(path: Path) -> LoadPlan:

@@ -9,21 +9,30 @@ httpx answers when the headers are there, and a server may send them only with t
 Users leave before that too: such a request carries its patience with it, and when that has run out
 without headers the transport raises `PatienceEndedError` and leaves the leaving to the client.
 
-One connection carries one request: an abandoned one could not be used again anyway, and nobody's
-first token then depends on who came before. HTTP/1.1, with or without TLS; no proxies, no
-redirects, no compression (ask for `identity`).
+By default one connection carries one request. An abandoned one could not be used again anyway; were
+those of the others, then who asks after an abandon would wait for a handshake and who stayed would
+not, and time to first token would differ between users who leave much and users who do not, for a
+reason that is not the server's. `keep_alive` makes the connections of users who are to stay carry
+one request after the other, as most real clients do: for servers far away, or behind TLS. Those of
+users who are to leave are never passed on, also where the answer was over before they left.
+
+HTTP/1.1, with or without TLS. No proxies; a redirect is reported and not followed; of compressed
+answers none is read (`identity` is asked for).
 """
 
 import contextlib
-import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Final
 
 import httpx
 
 from harness.load.client_process import ClientProcess
 from harness.load.connection import Connection, PatienceEndedError
+from harness.load.dial import Wire, dial, origin_of
+from harness.load.idle import IdleWires
+from harness.reach import tls_context
 from harness.records import Way
 
 # Extensions of a response: its `Connection`...
@@ -33,39 +42,66 @@ PATIENCE_NS: Final = "walkaway.patience_ns"
 WAY: Final = "walkaway.way"
 LIMIT: Final = "walkaway.limit"
 
-# Who stops reading is noticed when all buffers between are full: ours is as small as can be.
-_SMALL_BUFFER_BYTES: Final = 4096
+
+class UnansweredError(httpx.RemoteProtocolError):
+    """The connection ended before a byte of an answer had come."""
 
 
 class SocketTransport(httpx.BaseTransport):
-    """Opens a connection for each request and returns as soon as the headers are there."""
+    """Sends a request and returns as soon as the headers are there.
 
-    def __init__(self) -> None:
-        self._tls: ssl.SSLContext | None = None
+    Its state: `_idle`, the connections that wait for another request.
+    """
+
+    def __init__(self, *, ca_file: str | None = None, keep_alive: bool = False) -> None:
+        self._trust: Callable[[], ssl.SSLContext] = cache(partial(tls_context, ca_file))
+        self._keep_alive = keep_alive
+        self._idle = IdleWires()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send the request; the body is read through the `Connection` in the extensions."""
-        timeout = request.extensions["timeout"]
-        way = request.extensions.get(WAY)
-        sock = self.connect(request.url, timeout["connect"], is_small=way is Way.STOP_READING)
+        """Send the request; the body is read through the `Connection` in the extensions.
+
+        What goes out on a connection that the server was closing just then, and had no answer at
+        all, goes out once more on a new one.
+        """
+        wire = self._idle.take(origin_of(request.url)) if self._may_share(request) else None
+        if wire is not None:
+            with contextlib.suppress(UnansweredError):
+                return self._ask(request, wire)
+        return self._ask(request, self.connect(request))
+
+    def connect(self, request: httpx.Request) -> Wire:
+        """A connection of its own. Raises httpx.ConnectTimeout and httpx.ConnectError."""
+        return dial(
+            origin_of(request.url),
+            request.extensions["timeout"]["connect"],
+            trust=self._trust,
+            is_small=request.extensions.get(WAY) is Way.STOP_READING,
+        )
+
+    def close(self) -> None:
+        """Close the connections that nobody uses."""
+        self._idle.close()
+
+    def _may_share(self, request: httpx.Request) -> bool:
+        return self._keep_alive and request.extensions.get(WAY) is None
+
+    def _ask(self, request: httpx.Request, wire: Wire) -> httpx.Response:
+        connection = None
         try:
-            send(sock, request, timeout["write"])
-            owner = _in_other_hands(sock) if way is Way.KILLED else None
-            connection = Connection(
-                sock if owner is None else owner.output,
-                timeout["read"],
-                limit=request.extensions.get(LIMIT),
-                owner=owner,
-            )
-        except BaseException:
-            sock.close()
-            raise
-        try:
+            send(wire, request, request.extensions["timeout"]["write"])
+            connection = self._connection(request, wire)
             connection.receive_head(request.extensions.get(PATIENCE_NS))
         except PatienceEndedError:
             raise
-        except BaseException:
-            connection.close()
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            wire.sock.close()
+            if isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError) and not (
+                connection and connection.received_bytes
+            ):
+                raise UnansweredError(str(error)) from error
             raise
         return httpx.Response(
             connection.status_code,
@@ -74,67 +110,41 @@ class SocketTransport(httpx.BaseTransport):
             extensions={CONNECTION: connection},
         )
 
-    def connect(
-        self, url: httpx.URL, timeout_s: float | None, *, is_small: bool = False
-    ) -> socket.socket:
-        """A connection of its own. Raises httpx.ConnectTimeout and httpx.ConnectError."""
-        is_tls = url.scheme == "https"
-        try:
-            address = (url.host, url.port or (443 if is_tls else 80))
-            sock = _open(address, timeout_s, is_small=is_small)
-            try:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                return self._wrap(sock, url.host) if is_tls else sock
-            except BaseException:
-                sock.close()
-                raise
-        except TimeoutError as error:
-            raise httpx.ConnectTimeout(f"no connection within {timeout_s} s") from error
-        except OSError as error:
-            raise httpx.ConnectError(f"no connection: {error}") from error
-
-    def _wrap(self, sock: socket.socket, host: str) -> ssl.SSLSocket:
-        if self._tls is None:
-            self._tls = ssl.create_default_context()
-        return self._tls.wrap_socket(sock, server_hostname=host)
+    def _connection(self, request: httpx.Request, wire: Wire) -> Connection:
+        asked = request.extensions
+        pass_on = partial(self._idle.put, origin_of(request.url), wire)
+        owner = _in_other_hands(wire) if asked.get(WAY) is Way.KILLED else None
+        return Connection(
+            wire.sock if owner is None else owner.output,
+            asked["timeout"]["read"],
+            limit=asked.get(LIMIT),
+            owner=owner,
+            tls=wire.tls,
+            pass_on=pass_on if self._may_share(request) else None,
+        )
 
 
-def _in_other_hands(sock: socket.socket) -> ClientProcess:
+def _in_other_hands(wire: Wire) -> ClientProcess:
     try:
-        return ClientProcess(sock)
+        return ClientProcess(wire.sock)
     except OSError as error:
         raise httpx.ConnectError(f"no process to be killed could be started: {error}") from error
 
 
-def _open(address: tuple[str, int], timeout_s: float | None, *, is_small: bool) -> socket.socket:
-    if not is_small:
-        return socket.create_connection(address, timeout_s)
-    # The size must be known before the handshake, and `create_connection` does not let us set it.
-    problem = OSError(f"no address for {address[0]}")
-    for family, kind, protocol, _, place in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER_BYTES)
-            sock.settimeout(timeout_s)
-            sock.connect(place)
-        except OSError as error:
-            sock.close()
-            problem = error
-        else:
-            return sock
-    raise problem
+def send(wire: Wire, request: httpx.Request, timeout_s: float | None) -> None:
+    """Put the whole request on the wire. Raises httpx.WriteTimeout and httpx.WriteError.
 
-
-def send(sock: socket.socket, request: httpx.Request, timeout_s: float | None) -> None:
-    """Put the whole request on the wire. Raises httpx.WriteTimeout and httpx.WriteError."""
+    Not where an answer is there already, or an end: who refuses may have stopped reading.
+    """
     head = [b"%b %b HTTP/1.1" % (request.method.encode(), request.url.raw_path)]
     head += [b"%b: %b" % pair for pair in request.headers.raw]
-    sock.settimeout(timeout_s)
     try:
-        sock.sendall(b"\r\n".join(head) + b"\r\n\r\n" + request.read())
-    except TimeoutError as error:
-        raise httpx.WriteTimeout(f"the request was not taken within {timeout_s} s") from error
+        wire.send(b"\r\n".join(head) + b"\r\n\r\n" + request.read(), timeout_s)
     except OSError as error:
+        if wire.has_input():
+            return
+        if isinstance(error, TimeoutError):
+            raise httpx.WriteTimeout(f"the request was not taken within {timeout_s} s") from error
         raise httpx.WriteError(f"the request could not be sent: {error}") from error
 
 

@@ -8,6 +8,7 @@ import fcntl
 import json
 import select
 import socket
+import ssl
 import termios
 import threading
 import time
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import trustme
 
 OK_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -33,7 +35,8 @@ class Exchange:
     target: str = ""
     tokens_sent: int = 0
     closed_ns: int | None = None
-    closed_how: str | None = None  # "fin" or "rst"
+    closed_how: str | None = None  # "fin" or "rst"; over TLS "cut" where it came without a word
+    goes_on: bool = False  # whether the connection may carry another request
     is_over: threading.Event = field(default_factory=threading.Event)
 
     def send(self, data: bytes) -> None:
@@ -81,6 +84,8 @@ class Exchange:
             self.closed_how = "fin"
         except ConnectionResetError:
             self.closed_how = "rst"
+        except ssl.SSLEOFError:
+            self.closed_how = "cut"
         return True
 
     def stream(self, *, tokens: int, gap_s: float) -> None:
@@ -98,10 +103,14 @@ Script = Callable[[Exchange], None]
 class ScriptedServer:
     """Listens on a free port; `exchanges` holds all requests, by their id."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, *, host: str, tls: ssl.SSLContext | None) -> None:
         self._script = script
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._tls = tls
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family)
+        scheme, shown = "http" if tls is None else "https", f"[{host}]" if ":" in host else host
+        self.port = self._listener.getsockname()[1]
+        self.url = f"{scheme}://{shown}:{self.port}"
         self.exchanges: dict[str, Exchange] = {}
         self.arrivals = threading.Semaphore(0)
         self._threads = [threading.Thread(target=self._accept)]
@@ -130,25 +139,41 @@ class ScriptedServer:
             self._threads.append(thread)
             thread.start()
 
-    def _serve(self, sock: socket.socket) -> None:
-        with sock:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            exchange = _read_request(sock)
-            if exchange is None:
-                return
-            self.exchanges[exchange.request_id] = exchange
-            self.arrivals.release()
+    def _serve(self, plain: socket.socket) -> None:
+        with plain:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:
-                self._script(exchange)
-            except (ConnectionError, BrokenPipeError):
-                exchange.closed_ns = exchange.closed_ns or time.perf_counter_ns()
-            exchange.is_over.set()
+                sock = self._secured(plain)
+            except OSError:
+                return  # the client did not like the certificate, or spoke no TLS
+            with sock:
+                while (exchange := _read_request(sock)) is not None:
+                    self._play(exchange)
+                    if not exchange.goes_on:
+                        return
+
+    def _secured(self, plain: socket.socket) -> socket.socket:
+        if self._tls is None:
+            return plain
+        return self._tls.wrap_socket(plain, server_side=True, suppress_ragged_eofs=False)
+
+    def _play(self, exchange: Exchange) -> None:
+        self.exchanges[exchange.request_id] = exchange
+        self.arrivals.release()
+        try:
+            self._script(exchange)
+        except (ConnectionError, BrokenPipeError, ssl.SSLEOFError):
+            exchange.closed_ns = exchange.closed_ns or time.perf_counter_ns()
+        exchange.is_over.set()
 
 
 def _read_request(sock: socket.socket) -> Exchange | None:
     data = b""
     while b"\r\n\r\n" not in data:
-        received = sock.recv(65536)
+        try:
+            received = sock.recv(65536)
+        except (ConnectionResetError, ssl.SSLEOFError):
+            return None
         if not received:
             return None
         data += received
@@ -166,13 +191,34 @@ def _read_request(sock: socket.socket) -> Exchange | None:
     )
 
 
+@dataclass(frozen=True)
+class Secrets:
+    """A server's side of TLS, and the file that a client needs to trust it."""
+
+    ca_file: str
+    server: ssl.SSLContext
+
+
+@pytest.fixture(scope="session")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Secrets:
+    """A CA of our own, and a certificate for this host."""
+    ca = trustme.CA()
+    path = tmp_path_factory.mktemp("tls") / "ca.pem"
+    ca.cert_pem.write_to_path(str(path))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("localhost", "127.0.0.1", "::1").configure_cert(context)
+    return Secrets(ca_file=str(path), server=context)
+
+
 @pytest.fixture
-def serve() -> Iterator[Callable[[Script], ScriptedServer]]:
-    """Start scripted servers; all of them end with the test."""
+def serve() -> Iterator[Callable[..., ScriptedServer]]:
+    """Start scripted servers, plain or with TLS; all of them end with the test."""
     servers: list[ScriptedServer] = []
 
-    def start(script: Script) -> ScriptedServer:
-        servers.append(ScriptedServer(script))
+    def start(
+        script: Script, *, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+    ) -> ScriptedServer:
+        servers.append(ScriptedServer(script, host=host, tls=tls))
         return servers[-1]
 
     yield start

@@ -1,0 +1,91 @@
+"""Reaching a server: whom to trust over TLS, and in plain words why it was not reached."""
+
+import errno
+import os
+import resource
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Final
+
+import httpx
+
+from harness.errors import ConfigError
+
+_NO_HANDLE: Final = (errno.EMFILE, errno.ENFILE)
+# What OpenSSL says when the other side's first bytes are no TLS.
+_NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"})
+
+
+def tls_context(ca_file: str | None) -> ssl.SSLContext:
+    """Whom to trust: the CAs in this PEM file, else those that httpx trusts.
+
+    Without a file the environment decides as in httpx: SSL_CERT_FILE, SSL_CERT_DIR, else certifi's.
+    Raises ConfigError for a file that is none.
+    """
+    try:
+        if ca_file is None:
+            return httpx.create_ssl_context()
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # an SSLError is one, too
+        why = "has no certificate in it" if isinstance(error, ssl.SSLError) else error.strerror
+        raise ConfigError(
+            f"{_named(ca_file)}: {why}; it must be a PEM file with the certificate of the CA that "
+            "signed the server's"
+        ) from error
+
+
+def why_unreached(error: BaseException, host: str, port: int) -> str:
+    """What kept us from a server, and what to do; `error` or what it was raised from tells."""
+    cause = next((one for one in _chain(error) if isinstance(one, OSError)), None)
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    match cause:
+        case None:
+            return str(error) or type(error).__name__
+        case OSError(errno=number) if number in _NO_HANDLE or _has_no_handle():
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            return f"no file handle is left, of {most}: use fewer users, or raise `ulimit -n`"
+        case socket.gaierror():
+            return f"there is no host {host} ({cause.strerror}): is its name right?"
+        case ssl.SSLError():
+            return _why_no_tls(cause, host, where)
+        case ConnectionRefusedError():
+            return f"nobody listens at {where} (connection refused)"
+        case OSError(errno=errno.EADDRNOTAVAIL):
+            return f"no port of this host is left for another connection to {where}"
+        case _:
+            return f"no connection to {where}: {cause.strerror or cause}"
+
+
+def _why_no_tls(error: ssl.SSLError, host: str, where: str) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"the certificate of {host} is not trusted ({error.verify_message}): "
+            "name the CA that signed it with --ca-file or SSL_CERT_FILE"
+        )
+    if error.reason in _NOT_TLS:
+        return f"{where} does not speak TLS: should the URL begin with http://?"
+    return f"no TLS with {where}: {error.reason or error.strerror or error}"
+
+
+def _named(ca_file: str | None) -> str:
+    if ca_file is not None:
+        return f"--ca-file {ca_file}"
+    return f"SSL_CERT_FILE {os.environ.get('SSL_CERT_FILE', '')}"
+
+
+def _has_no_handle() -> bool:
+    """Name resolution hides it: without a handle to read its files with, no host has a name."""
+    try:
+        socket.socket().close()
+    except OSError as error:
+        return error.errno in _NO_HANDLE
+    return False
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what it came from."""
+    one: BaseException | None = error
+    while one is not None:
+        yield one
+        one = one.__cause__ or one.__context__
