@@ -52,13 +52,14 @@ def resolve_arm(workload: Workload, arm: ArmSettings, *, source: str) -> Workloa
     )
     data["engine"] |= arm.engine
     data["load"] |= arm.load
+    data["arrivals"] |= arm.arrivals
     data["collect"] |= arm.collect
     return validate(Workload, data, source=f"{source}, arm `{arm.name}`")
 
 
 def _refuse_if_unfelt(setting: str, arms: Sequence[ArmSettings]) -> None:
     (section, *keys), _ = parse_setting(setting)
-    if len(keys) != 1 or section not in ("engine", "load", "collect"):
+    if len(keys) != 1 or section not in ("engine", "load", "arrivals", "collect"):
         return
     if arms and all(keys[0] in getattr(arm, section) for arm in arms):
         names = ", ".join(arm.name for arm in arms)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
+from harness.arrival_settings import AnyArrivals, ClosedArrivals, arrivals_problem
 from harness.errors import ConfigError
 from harness.load_settings import LoadSettings
 from harness.records import Trust
@@ -63,7 +64,8 @@ class RunSettings(Section):
 
     `timeout_s` is the longest wait for the next byte, and for a connection where
     `connect_timeout_s` is absent. The others count from the sending: to the first token, and to the
-    end of the answer.
+    end of the answer. `keep_alive`: users who stay ask again on the connection that they have (see
+    `harness.load.transport`).
     """
 
     seed: Seed = 0
@@ -76,6 +78,7 @@ class RunSettings(Section):
     connect_timeout_s: Duration | None = None
     first_token_timeout_s: Duration | None = None
     total_timeout_s: Duration | None = None
+    keep_alive: bool = False
 
 
 class EngineSettings(Section):
@@ -136,6 +139,7 @@ class ArmSettings(Section):
     name: Name
     engine: dict[str, Any] = Field(default_factory=dict)
     load: dict[str, Any] = Field(default_factory=dict)
+    arrivals: dict[str, Any] = Field(default_factory=dict)
     collect: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -149,6 +153,7 @@ class Workload(Section):
     question: Annotated[str, Field(min_length=1)]
     run: RunSettings
     load: LoadSettings
+    arrivals: AnyArrivals = ClosedArrivals()
     engine: EngineSettings = EngineSettings()
     settle: SettleSettings = SettleSettings()
     collect: CollectSettings = CollectSettings()
@@ -168,6 +173,12 @@ class Workload(Section):
             raise ValueError(
                 f"`run.reference_arm` is {reference!r}, but the arms are: {', '.join(names)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _must_arrive(self) -> Self:
+        if why := arrivals_problem(self.arrivals, self.load, max_seconds=self.run.max_seconds):
+            raise ValueError(why)
         return self
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from harness.arrival_settings import ClosedArrivals
 from harness.config import Target, Workload
 from harness.errors import ConfigError
 from harness.load.client_process import PROGRAM
@@ -124,8 +125,10 @@ def _check_ways(leavers: Sequence[MixEntry], target: Target, server: Server) -> 
 
 
 def _check_queue(workload: Workload, server: Server) -> None:
-    """Nobody waits where everybody has a slot."""
+    """Nobody waits where everybody has a slot; how many come in an open loop nobody knows."""
     assert isinstance(workload.load, AbandonSettings)
+    if not isinstance(workload.arrivals, ClosedArrivals):
+        return
     slots, users = (server.config or {}).get("max_num_seqs"), workload.run.users
     if slots is not None and _is_planned(workload.load, "queued") and users <= int(slots):
         raise ConfigError(

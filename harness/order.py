@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.arms import ArmRun, arm_runs
+from harness.arrival_settings import TraceArrivals
 from harness.config import (
     SHIPPED_WORKLOADS,
     Target,
@@ -17,6 +18,7 @@ from harness.errors import ConfigError
 from harness.http_flags import check_metrics_url, check_target_url, request_headers
 from harness.load.plan import LoadPlan, Timeouts
 from harness.load_order import check_files, make_load
+from harness.open_loop_order import check_trace, make_open_loop
 from harness.server import Server
 
 ONLY_ARM = "main"
@@ -37,6 +39,7 @@ class RunOrder:
     metrics_urls: list[str] = field(default_factory=list)
     api_key_env: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    ca_file: str | None = None
     out: Path | None = None
     has_scraping: bool = True
     command: list[str] = field(default_factory=list)
@@ -90,6 +93,7 @@ def resolve_order(order: RunOrder) -> ResolvedOrder:
     runs = arm_runs(workload, source=order.workload, settings=order.settings)
     for variant in (workload, *(run.workload for run in runs)):
         check_files(variant, folder)
+        check_trace(variant, folder)
     return ResolvedOrder(
         order=order,
         workload=workload,
@@ -117,6 +121,8 @@ def make_load_plan(resolved: ResolvedOrder, server: Server, *, rows_dir: Path) -
         continuous_usage=target.continuous_usage,
         usage_per_choice=target.usage_per_choice,
         cancel_path=target.cancel_path,
+        ca_file=resolved.order.ca_file,
+        keep_alive=run.keep_alive,
         rows_dir=str(rows_dir.resolve()),
         seed=workload.run.seed,
         arm=resolved.arm,
@@ -129,11 +135,14 @@ def make_load_plan(resolved: ResolvedOrder, server: Server, *, rows_dir: Path) -
         ),
         max_seconds=workload.run.max_seconds,
         load=make_load(workload, target, server, resolved.folder),
+        open_loop=make_open_loop(workload, server, resolved.folder),
     )
 
 
 def _check_context(workload: Workload, server: Server) -> None:
-    """A server that tells its context is not asked for more than that."""
+    """A server that tells its context is not asked for more than that; traces are fitted to it."""
+    if isinstance(workload.arrivals, TraceArrivals):
+        return
     limit = (server.config or {}).get("max_model_len")
     if limit is None:
         return

@@ -14,6 +14,7 @@ from locust.env import Environment  # noqa: TID251
 from harness.errors import ConfigError
 from harness.load.cancel_storm import CancelStormDirector
 from harness.load.chunk_frontier import ChunkFrontierDirector
+from harness.load.open_loop import OpenLoopDirector, share_out
 from harness.load.options import add_arguments, load_plan
 from harness.load.plan import AbandonLoad, CancelStormLoad, ChunkFrontierLoad, SlotRecoveryLoad
 from harness.load.slot_recovery import SlotRecoveryDirector
@@ -23,6 +24,7 @@ __all__ = [
     "AbandoningUser",
     "CancelStormDirector",
     "ChunkFrontierDirector",
+    "OpenLoopDirector",
     "SlotRecoveryDirector",
 ]
 
@@ -47,7 +49,11 @@ def follow_plan(environment: Environment, **_: Any) -> None:
     assert options is not None
     try:
         plan = load_plan(options)
-        prepare(environment, options, plan, USERS[type(plan.load)])
+        if plan.open_loop is None:
+            prepare(environment, options, plan, USERS[type(plan.load)])
+        else:
+            prepare(environment, options, plan, OpenLoopDirector)
+            share_out(environment)
     except ConfigError as error:
         sys.stderr.write(f"walkaway: {error}\n")
         sys.exit(error.exit_code)

@@ -2,14 +2,14 @@
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.load.canary import Peace
 from harness.load.client import StreamClient
 from harness.load.expectation import Expectation
 from harness.load.plan import AbandonLoad, LoadPlan
-from harness.load.prompts import prompt
+from harness.load.prompts import paged_prompt, prompt
 from harness.load.rows import ShardWriter
 from harness.load.ticket import STAYS, Intent, Ticket
 from harness.records import Outcome, RequestRow, Role
@@ -85,6 +85,17 @@ class LoadSession:
             n=n,
             num_bytes=scale.num_bytes(tokens),
             shared_bytes=scale.num_bytes(shared_tokens) if shared_tokens else 0,
+        )
+
+    def paged_prompt(self, pages: Sequence[int], *, page_tokens: float, tokens: int) -> str:
+        """A prompt of so many tokens on this server, which begins with these pages."""
+        scale = self.plan.prompt_scale
+        return paged_prompt(
+            pages,
+            seed=self.plan.seed,
+            salt=self.plan.prompt_salt,
+            page_bytes=page_tokens * scale.bytes_per_token,
+            num_bytes=scale.num_bytes(tokens),
         )
 
     def keep(self, row: RequestRow) -> None:

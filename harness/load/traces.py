@@ -14,10 +14,13 @@ their answers would have been nobody knows.
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from harness.load.trace_formats import PAGE_TOKENS, Recorded
+
+_ROUNDING: Final = 1e-6  # of a product that should be whole
 
 
 class TraceReplay(msgspec.Struct, kw_only=True, tag="trace", tag_field="kind"):
@@ -122,4 +125,4 @@ def longest_prompt(requests: Iterable[Recorded], replay: TraceReplay) -> int:
 
 
 def _scaled(request: Recorded, replay: TraceReplay) -> int:
-    return math.ceil(request.prompt_tokens * replay.prompt_factor)
+    return math.ceil(request.prompt_tokens * replay.prompt_factor - _ROUNDING)

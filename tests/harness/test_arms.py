@@ -104,7 +104,10 @@ def test_the_order_of_an_arm_is_an_order_of_its_own(tmp_path: Path) -> None:
         ("engine.victim = 'youngest'", "`engine.victim` must be one of 'policy' or 'rebuild-cost'"),
         ("load.stay_tokens = 'a'", "arm `x`: `load.stay_tokens` must be a whole number, not 'a'"),
         ("load.answer_tokens = 2", "nobody can leave an answer that is over"),
-        ("run.users = 3", "unknown key `arms.0.run`; allowed: collect, engine, load, name"),
+        (
+            "run.users = 3",
+            "unknown key `arms.0.run`; allowed: arrivals, collect, engine, load, name",
+        ),
         ("engine = 3", "`arms.0.engine` must be a section of keys, not 3"),
     ],
 )

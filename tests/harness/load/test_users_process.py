@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -14,14 +12,14 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import psutil
 import pytest
 
 from harness.load.mix import AfterTokens, LeavePlan, Never, Slice
-from harness.load.plan import AbandonLoad, Load, LoadPlan, SlotRecoveryLoad, Timeouts, write_plan
+from harness.load.plan import AbandonLoad, SlotRecoveryLoad
 from harness.load.rows import ShardReader
 from harness.records import (
     ClientSample,
@@ -33,6 +31,7 @@ from harness.records import (
     Way,
     WireClose,
 )
+from tests.harness.load.load_process import LoadProcess, run_locust
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, Script, ScriptedServer
@@ -42,66 +41,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 MS = 1_000_000
-LOCUSTFILE = Path(__file__).parents[3] / "workloads" / "locustfile.py"
-
-
-class LoadProcess:
-    """A load process; its standard input is a pipe that we hold."""
-
-    def __init__(
-        self,
-        folder: Path,
-        url: str,
-        load: Load,
-        users: int,
-        timeout_s: float = 30.0,
-    ):
-        self.folder = folder
-        plan = LoadPlan(
-            url=url,
-            path="/v1/completions",
-            model="m",
-            api_key_env=None,
-            headers={},
-            extra_body={},
-            stream_options=None,
-            continuous_usage=True,
-            rows_dir=str(folder),
-            seed=3,
-            arm="main",
-            users=users,
-            timeouts=Timeouts(connect_s=timeout_s, next_byte_s=timeout_s),
-            max_seconds=60.0,
-            load=load,
-        )
-        write_plan(plan, folder / "plan.json")
-        options = ["--headless", "--only-summary", "--json", "--walkaway-exit-with-stdin"]
-        self.process = run_locust(*options, "--walkaway-plan", str(folder / "plan.json"))
-        # Out of reach of `communicate`, which would close it, and so end the load.
-        assert self.process.stdin is not None
-        self.stdin, self.process.stdin = self.process.stdin, None
-
-    def result(self) -> list[RequestRow]:
-        """Wait for the end, which must be orderly; the rows."""
-        try:
-            out, self.log = self.process.communicate(timeout=90)
-        finally:
-            self.process.kill()
-            self.stdin.close()
-        assert self.process.returncode == 0, self.log
-        assert "Traceback" not in self.log
-        self.stats: list[dict[str, Any]] = json.loads(out)
-        return ShardReader(self.folder, RequestRow).read_new()
-
-
-def run_locust(*options: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), *options],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def slice_of(weight: float, leave: LeavePlan, way: Way = Way.FIN) -> Slice:

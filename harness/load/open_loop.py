@@ -1,0 +1,149 @@
+"""The open loop: requests that come by a schedule, whatever became of those before them.
+
+One director in each load process sends its share of the schedule, each request in a greenlet of its
+own. What a request needs is made while its time has not come yet. Where as many streams are open as
+there may be, the director waits: the requests behind it start late, and their rows say so
+(`intended_start_ns` is the schedule's, `sent_ns` when it was sent). What was not sent when the load
+ends has no row; the harness knows how many there should be.
+
+With several processes the master tells all of them when the schedule begins and how many they are,
+just before it starts them; each takes every so-many-th arrival. On another host, whose clock is not
+the master's, it begins when the word arrives.
+"""
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar, Final
+
+import gevent
+import msgspec
+from gevent.pool import Pool
+from locust import task
+from locust.env import Environment
+from locust.exception import StopUser
+from locust.runners import MasterRunner, WorkerRunner
+
+from harness.collect.clock import BOOT_ID
+from harness.load.abandon import leave_rule, plan_request
+from harness.load.arrivals import deal
+from harness.load.overlay import plan_replayed
+from harness.load.plan import AbandonLoad, OpenLoop
+from harness.load.schedule import Arrival, planned_arrivals
+from harness.load.session import LoadSession
+from harness.load.traces import Asked
+from harness.load.users import PlannedUser, end_load
+
+_START: Final = "walkaway_schedule"
+# From the word to the first arrival: every process has heard it by then, and has its users.
+_LEAD_NS: Final = 300_000_000
+
+
+class Share(msgspec.Struct, kw_only=True):
+    """Which part of the schedule a process sends, and when the schedule begins, by which clock."""
+
+    begins_ns: int
+    clock: str
+    worker: int = 0
+    workers: int = 1
+
+
+class OpenLoopDirector(PlannedUser):
+    """The only user of a load process in an open loop: sends what the schedule says."""
+
+    abstract = False
+    share: ClassVar[Share | None] = None  # as the master told it; alone: none
+    _directed: ClassVar[LoadSession | None] = None
+
+    @task
+    def direct(self) -> None:
+        """The share of this process, once; then wait for the streams that are left."""
+        cls, session = type(self), self.session
+        if cls._directed is session:
+            raise StopUser  # of a process that has ended: what it did not send stays unsent
+        cls._directed = session
+        open_loop = session.plan.open_loop
+        assert open_loop is not None
+        share = cls.share or Share(begins_ns=_soon_ns(), clock=_clock())
+        _send_all(session, open_loop, share)
+        end_load(self.environment)
+        raise StopUser
+
+
+def _send_all(session: LoadSession, open_loop: OpenLoop, share: Share) -> None:
+    streams = Pool(-(-open_loop.max_streams // share.workers))
+    schedule = planned_arrivals(open_loop.schedule, seed=session.plan.seed)
+    try:
+        for arrival in deal(schedule, worker=share.worker, workers=share.workers):
+            begins_ns = share.begins_ns + int(arrival.offset_s * 1e9)
+            send = _prepared(session, arrival, begins_ns)
+            gevent.sleep(max(0, begins_ns - time.perf_counter_ns()) / 1e9)
+            streams.spawn(send)
+            gevent.sleep(0)  # it goes first, then the next one is prepared
+        streams.join()
+    finally:
+        streams.kill()
+
+
+def _prepared(session: LoadSession, arrival: Arrival, intended_start_ns: int) -> Callable[[], None]:
+    """Everything about a request that can be known before its time. Returns what sends it."""
+    load, seed, user = session.plan.load, session.plan.seed, arrival.number
+    assert isinstance(load, AbandonLoad)
+    if (asked := arrival.asked) is not None:
+        plan = plan_replayed(load, asked, seed=seed, number=user, seen=session.seen)
+    else:
+        plan = plan_request(load, seed=seed, user=user, n=0, seen=session.seen)
+    ticket = session.ticket(user=user, max_tokens=plan.max_tokens, intent=plan.intent)
+    ticket = replace(ticket, intended_start_ns=intended_start_ns)
+    text = _text(session, load, user, plan.prompt_tokens, asked)
+    rule = leave_rule(plan, load.think, session.client.step)
+    return lambda: session.client.ask(ticket, text, rule, session.keep)
+
+
+def _text(
+    session: LoadSession, load: AbandonLoad, user: int, tokens: int, asked: Asked | None
+) -> str:
+    if asked is not None and asked.pages:
+        return session.paged_prompt(asked.pages, page_tokens=asked.page_tokens, tokens=tokens)
+    shared_tokens = load.shared_prefix_tokens
+    return session.prompt(user=user, n=0, tokens=tokens, shared_tokens=shared_tokens)
+
+
+def share_out(environment: Environment) -> None:
+    """Let each load process have one director, and all of them the same schedule."""
+    options, runner = environment.parsed_options, environment.runner
+    assert options is not None
+    options.num_users = options.spawn_rate = max(1, options.expect_workers)
+    if isinstance(runner, MasterRunner):
+        _tell_workers(environment, runner)
+    elif isinstance(runner, WorkerRunner):
+        _listen_to_master(runner)
+
+
+def _tell_workers(environment: Environment, runner: MasterRunner) -> None:
+    def tell(**_: Any) -> None:
+        share = Share(begins_ns=_soon_ns(), clock=_clock(), workers=runner.worker_count)
+        runner.send_message(_START, msgspec.to_builtins(share))
+
+    environment.events.test_start.add_listener(tell)  # type: ignore[no-untyped-call]
+
+
+def _listen_to_master(runner: WorkerRunner) -> None:
+    def hear(msg: Any, **_: Any) -> None:
+        share = msgspec.convert(msg.data, Share)
+        share.worker = runner.worker_index
+        if share.clock != _clock():
+            share.begins_ns = _soon_ns()
+        OpenLoopDirector.share = share
+
+    runner.register_message(_START, hear)
+
+
+def _soon_ns() -> int:
+    return time.perf_counter_ns() + _LEAD_NS
+
+
+def _clock() -> str:
+    """Names the clock: processes of one start of one machine share it."""
+    return BOOT_ID.read_text().strip() if BOOT_ID.exists() else platform.node()

@@ -1,0 +1,85 @@
+"""The load process as the harness starts it: Locust, with a plan; its rows lie in a folder."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from harness.load.plan import Load, LoadPlan, OpenLoop, Timeouts, write_plan
+from harness.load.rows import ShardReader
+from harness.records import RequestRow
+
+LOCUSTFILE = Path(__file__).parents[3] / "workloads" / "locustfile.py"
+
+
+class LoadProcess:
+    """A load process; its standard input is a pipe that we hold."""
+
+    def __init__(
+        self,
+        folder: Path,
+        url: str,
+        load: Load,
+        users: int,
+        timeout_s: float = 30.0,
+        *,
+        open_loop: OpenLoop | None = None,
+        max_seconds: float = 60.0,
+        options: tuple[str, ...] = (),
+    ) -> None:
+        self.folder = folder
+        plan = LoadPlan(
+            url=url,
+            path="/v1/completions",
+            model="m",
+            api_key_env=None,
+            headers={},
+            extra_body={},
+            stream_options=None,
+            continuous_usage=True,
+            rows_dir=str(folder),
+            seed=3,
+            arm="main",
+            users=users,
+            timeouts=Timeouts(connect_s=timeout_s, next_byte_s=timeout_s),
+            max_seconds=max_seconds,
+            load=load,
+            open_loop=open_loop,
+        )
+        write_plan(plan, folder / "plan.json")
+        self.process = run_locust(
+            *("--headless", "--only-summary", "--json", "--walkaway-exit-with-stdin"),
+            *("--walkaway-plan", str(folder / "plan.json")),
+            *options,
+        )
+        # Out of reach of `communicate`, which would close it, and so end the load.
+        assert self.process.stdin is not None
+        self.stdin, self.process.stdin = self.process.stdin, None
+
+    def result(self) -> list[RequestRow]:
+        """Wait for the end, which must be orderly; the rows."""
+        try:
+            self.out, self.log = self.process.communicate(timeout=90)
+        finally:
+            self.process.kill()
+            self.stdin.close()
+        assert self.process.returncode == 0, self.log
+        assert "Traceback" not in self.log
+        return ShardReader(self.folder, RequestRow).read_new()
+
+    @property
+    def stats(self) -> list[dict[str, Any]]:
+        """Locust's own account of a load that is over."""
+        found: list[dict[str, Any]] = json.loads(self.out)
+        return found
+
+
+def run_locust(*options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), *options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

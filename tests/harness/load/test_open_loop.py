@@ -1,0 +1,154 @@
+"""Requests by schedule, through real load processes: when they come, what is capped, who sends."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from harness.load.arrivals import RateArrivals, Stretch
+from harness.load.mix import AfterTokens, Never
+from harness.load.plan import AbandonLoad, OpenLoop
+from harness.load.traces import TraceReplay
+from harness.records import Outcome, RequestRow
+from tests.harness.load.load_process import LoadProcess
+from tests.harness.load.mixes import load_of, slice_of
+
+if TYPE_CHECKING:
+    from tests.harness.load.conftest import Exchange, Script, ScriptedServer
+
+    Serve = Callable[[Script], ScriptedServer]
+
+pytestmark = pytest.mark.e2e
+
+MS = 1_000_000
+
+
+def evenly(*, rate: float, seconds: float, max_streams: int = 100) -> OpenLoop:
+    stretch = Stretch(seconds=seconds, from_rate=rate, to_rate=rate)
+    schedule = RateArrivals(stretches=[stretch], burstiness=None)
+    return OpenLoop(schedule=schedule, max_streams=max_streams)
+
+
+def staying() -> AbandonLoad:
+    return load_of(slice_of(Never()))
+
+
+def engine(x: Exchange) -> None:
+    x.accept()
+    x.stream(tokens=x.body["max_tokens"], gap_s=0.001)
+
+
+def schedule_of(rows: list[RequestRow]) -> list[tuple[int, int]]:
+    """Who arrived how many milliseconds after the first."""
+    begin_ns = min(row.intended_start_ns for row in rows)
+    return sorted((row.user, (row.intended_start_ns - begin_ns) // MS) for row in rows)
+
+
+def test_nobody_waits_for_the_answers_of_others(serve: Serve, tmp_path: Path) -> None:
+    """The server answers nobody before everybody has come: a closed loop would never end."""
+    everybody = threading.Barrier(20)
+
+    def script(x: Exchange) -> None:
+        everybody.wait(30)
+        engine(x)
+
+    load = load_of(slice_of(Never()), slice_of(AfterTokens(tokens=[3])))
+    server = serve(script)
+    rows = LoadProcess(
+        tmp_path, server.url, load, users=1, open_loop=evenly(rate=40, seconds=0.5)
+    ).result()
+    assert schedule_of(rows) == [(n, 25 * n) for n in range(20)]
+    assert all(row.sent_ns >= row.intended_start_ns for row in rows)
+    left = {row.user for row in rows if row.outcome is Outcome.ABANDONED}
+    assert left == {row.user for row in rows if row.planned_abandon == 3} != set()
+    assert {row.outcome for row in rows} == {Outcome.ABANDONED, Outcome.COMPLETED}
+
+
+def test_beyond_the_cap_arrivals_wait_and_what_was_not_sent_has_no_row(
+    serve: Serve, tmp_path: Path
+) -> None:
+    open_now, most = 0, 0
+    lock = threading.Lock()
+    enough = threading.Event()
+
+    def script(x: Exchange) -> None:
+        nonlocal open_now, most
+        with lock:
+            open_now += 1
+            most = max(most, open_now)
+            if len(server.exchanges) > 6:
+                enough.set()
+        if enough.is_set():
+            x.accept()
+            x.client_left_within(None)  # never answered: the load is ended while it waits
+            return
+        engine(x)
+        with lock:
+            open_now -= 1
+
+    server = serve(script)
+    open_loop = evenly(rate=1000, seconds=0.02, max_streams=2)
+    child = LoadProcess(tmp_path, server.url, staying(), users=1, open_loop=open_loop)
+    assert enough.wait(30)
+    child.stdin.close()
+    rows = child.result()
+    assert most == 2
+    assert [(number, at_ms) for number, at_ms in schedule_of(rows)] == [
+        (n, n) for n in range(len(rows))
+    ]
+    assert len(rows) in (7, 8)  # of 20; the others were not sent
+    assert sum(row.outcome is Outcome.COMPLETED for row in rows) == 6
+    assert sum(row.outcome is Outcome.CUT_OFF for row in rows) == len(rows) - 6
+
+
+def test_several_processes_send_one_schedule(serve: Serve, tmp_path: Path) -> None:
+    child = LoadProcess(
+        tmp_path,
+        serve(engine).url,
+        staying(),
+        users=1,
+        open_loop=evenly(rate=100, seconds=0.3),
+        options=("--processes", "2"),
+    )
+    rows = child.result()
+    assert schedule_of(rows) == [(n, 10 * n) for n in range(30)]
+    assert len(list(tmp_path.glob("requests-*.ndjson"))) == 2
+
+
+def test_a_trace_is_replayed_with_its_lengths_and_its_shared_pages(
+    serve: Serve, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    recorded = [(0, 1000, 3, [1, 2]), (20, 1100, 4, [1, 2, 3]), (60, 600, 1, [1, 9])]
+    keys = ("timestamp", "input_length", "output_length", "hash_ids")
+    trace.write_text("\n".join(json.dumps(dict(zip(keys, one, strict=True))) for one in recorded))
+    replay = TraceReplay(
+        file=str(trace),
+        from_s=0,
+        seconds=None,
+        speed=2,
+        prompt_factor=0.25,
+        prompt_tokens=(1, 270),
+        answer_tokens=100,
+    )
+    server = serve(engine)
+    rows = LoadProcess(
+        tmp_path,
+        server.url,
+        staying(),
+        users=1,
+        open_loop=OpenLoop(schedule=replay, max_streams=10),
+    ).result()
+    assert schedule_of(rows) == [(0, 0), (1, 10), (2, 30)]
+    bodies = {row.user: server.exchanges[row.request_id].body for row in rows}
+    prompts = [bodies[user]["prompt"] for user in range(3)]
+    assert [len(prompt) for prompt in prompts] == [250, 270, 150]
+    assert [bodies[user]["max_tokens"] for user in range(3)] == [3, 4, 1]
+    assert prompts[0] == prompts[1][:250]
+    assert prompts[2][:128] == prompts[0][:128]
+    assert prompts[2][128:140] != prompts[0][128:140]
