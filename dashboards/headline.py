@@ -8,7 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dashboards.sentence import NOTHING, Metrics, amounts, ghost_count, known_leaks, level
+from dashboards.sentence import (
+    NOTHING,
+    Metrics,
+    amounts,
+    ghost_count,
+    has_quantiles,
+    known_leaks,
+    level,
+)
 from harness.records import Metric
 from harness.words import figure_of, interval, number, quantity
 
@@ -70,8 +78,8 @@ def _spread(metric: Metric) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _has_quantiles(metric: Metric) -> bool:
-    return metric.p50 is not None or "p50" in metric.lower_bounds
+def _median_value(metric: Metric) -> str:
+    return ("≤ " if metric.bound == "upper" else "") + figure_of(metric, "p50")
 
 
 def _mean_value(metric: Metric) -> str:
@@ -91,13 +99,13 @@ def _cancel_card(metrics: Metrics) -> Card | None:
     latency, steps = metrics.get("cancel_latency_s"), metrics.get("cancel_latency_steps")
     if latency is None or not latency.n:
         return None
-    details = list(_spread(latency) if _has_quantiles(latency) else _mean_spread(latency))
+    details = list(_spread(latency) if has_quantiles(latency) else _mean_spread(latency))
     if steps is not None and steps.n:
         details.insert(1, f"in engine steps: {_median_and_p99(steps)}")
     details += _share_words(metrics, "removed_at_first_boundary")
     return Card(
         label="Cancel latency",
-        value=figure_of(latency, "p50") if _has_quantiles(latency) else _mean_value(latency),
+        value=_median_value(latency) if has_quantiles(latency) else _mean_value(latency),
         details=tuple(details),
         good=GOOD["cancel"],
     )

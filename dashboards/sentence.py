@@ -60,12 +60,18 @@ def _recovery_words(metrics: Metrics) -> list[str]:
     return [f"{words}, against {waited} when nobody leaves and a stream must end by itself."]
 
 
+def has_quantiles(metric: Metric) -> bool:
+    """Whether it is known of single requests; totals tell at most a mean."""
+    return metric.p50 is not None or "p50" in metric.lower_bounds
+
+
 def _let_go_words(latency: Metric) -> str:
-    if latency.p50 is None and latency.mean is not None:
+    if not has_quantiles(latency):
         return _mean_words(latency)
     if latency.p50 is None:
         return "More than half of the abandoned requests were not stopped while they were watched."
-    median = f"When a user left, the server let go after {figure_of(latency, 'p50')} (median"
+    most = "at most " if latency.bound == "upper" else ""
+    median = f"When a user left, the server let go after {most}{figure_of(latency, 'p50')} (median"
     if latency.p99 is None:
         return f"{median}), but some requests were not stopped while they were watched."
     return f"{median}; 99 % within {figure_of(latency, 'p99')})."

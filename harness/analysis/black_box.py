@@ -39,7 +39,8 @@ Methods = dict[str, Figure]
 def latency_methods(frames: RunFrames, facts: Facts) -> Methods:
     """The mean cancel latency by totals, and that of single requests where they stood alone.
 
-    The first that can be measured is the figure of a run without exact logs.
+    The first that can be measured is the figure of a run without exact logs: one with a mean or a
+    median, as long as it is of most of those who left.
     """
     found = {
         "counter": as_figure(delay_of_aborts(frames, facts), "counter", facts),
@@ -51,12 +52,15 @@ def latency_methods(frames: RunFrames, facts: Facts) -> Methods:
         why = why_no_lag(frames, facts, role)
         if isinstance(found[name], Metric) and why is not None:
             found[name] = NotMeasurable(why)
-    return dict(sorted(found.items(), key=lambda pair: _has_no_middle(pair[1])))
+    n_left = held_open(frames.requests).n_left
+    return dict(sorted(found.items(), key=lambda pair: _is_second_choice(pair[1], n_left)))
 
 
-def _has_no_middle(figure: Figure) -> bool:
-    """Neither mean nor median is known: others go first."""
-    return isinstance(figure, Metric) and figure.mean is None and figure.p50 is None
+def _is_second_choice(figure: Figure, n_left: int) -> bool:
+    """Neither mean nor median is known, or only of the few who left at quiet moments."""
+    if not isinstance(figure, Metric):
+        return False
+    return (figure.mean is None and figure.p50 is None) or 2 * figure.n <= n_left
 
 
 def ghosts_by_gauge(frames: RunFrames, facts: Facts) -> Figure:

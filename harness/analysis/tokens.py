@@ -49,8 +49,8 @@ def prompt_total(requests: pd.DataFrame, wanted: Bools) -> tuple[float, float] |
     Many servers tell it only at the end of an answer, so of those who left nobody knows it: their
     mean is taken to be that of the k requests that were told. The sum of g such prompts lies within
     t(k - 1) * s * sqrt(g + g^2 / k), where the first term is their own scatter and the second that
-    of the mean. None where too few were told. Source: Hahn and Meeker, Statistical Intervals,
-    section 4.8 (prediction interval of a future mean).
+    of the mean. None where too few were told to tell the sum from 0. Source: Hahn and Meeker,
+    Statistical Intervals, section 4.8 (prediction interval of a future mean).
     """
     known = requests["prompt_tokens"].dropna().astype(float)
     prompts = requests.loc[wanted, "prompt_tokens"].astype(float)
@@ -61,7 +61,8 @@ def prompt_total(requests: pd.DataFrame, wanted: Bools) -> tuple[float, float] |
     if not guessed:
         return total, 0.0
     k, scatter = len(known), float(known.std(ddof=1))
-    return total, float(stats.t.ppf(0.975, k - 1)) * scatter * math.sqrt(guessed + guessed**2 / k)
+    spread = float(stats.t.ppf(0.975, k - 1)) * scatter * math.sqrt(guessed + guessed**2 / k)
+    return (total, spread) if spread < total else None
 
 
 def token_counting(requests: pd.DataFrame) -> str | None:

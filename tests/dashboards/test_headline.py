@@ -90,9 +90,16 @@ def test_a_mean_without_quantiles_is_no_ghost() -> None:
 
 
 def test_a_mean_that_is_only_known_to_be_small_is_said_to_be() -> None:
-    most = Metric(unit="s", n=20, mean=0.0, upper95=0.03, method="gauge", bound="upper")
+    most = Metric(unit="s", n=20, upper95=0.03, method="gauge", bound="upper")
     metrics = {"cancel_latency_s": most}
     assert sentence(LEFT, metrics).endswith("let go after at most 30 ms on average.")
+    assert cards(metrics, {})[0].value == "\N{LESS-THAN OR EQUAL TO} 30 ms"
+
+
+def test_an_upper_limit_of_each_latency_is_said_to_be_one() -> None:
+    most = Metric(unit="s", n=20, p50=0.03, p99=0.05, method="gauge", bound="upper")
+    metrics = {"cancel_latency_s": most}
+    assert "let go after at most 30 ms (median; 99 % within 50 ms)" in sentence(LEFT, metrics)
     assert cards(metrics, {})[0].value == "\N{LESS-THAN OR EQUAL TO} 30 ms"
 
 

@@ -262,6 +262,7 @@ def test_a_sum_of_guessed_prompts_is_known_less_well_the_fewer_were_told() -> No
     assert prompts(*[10, 12, 14] * 2, None, None) == pytest.approx((96, spread), rel=1e-4)
     assert prompts(10) == (10, 0)
     assert prompts(10, None) is None
+    assert prompts(8, 12, *[None] * 20) is None
     assert prompts() is None
 
 

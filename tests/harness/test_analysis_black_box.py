@@ -321,6 +321,21 @@ def test_one_that_stands_alone_is_known_between_two_limits(make_run: MakeRun, la
         assert found.others["at_least"].p50 == pytest.approx(0.030 - lag)
 
 
+@pytest.mark.parametrize(("others", "first"), [(0, "gauge_attributed"), (2, "gauge")])
+def test_a_limit_for_all_goes_before_a_median_of_the_few_who_stood_alone(
+    make_run: MakeRun, others: int, first: str
+) -> None:
+    run = make_run()
+    lonely(run)
+    for number in range(others):
+        run.abandon(f"at once {number}", t0=40, tokens=[])
+    frames = run.frames()
+    methods = latency_methods(frames, run_facts(frames))
+    attributed, of_all = metric(methods["gauge_attributed"]), metric(methods["gauge"])
+    assert (attributed.n, of_all.n, of_all.mean) == (1, 1 + others, None)
+    assert next(name for name, one in methods.items() if isinstance(one, Metric)) == first
+
+
 def test_nobody_else_may_begin_or_end_before_the_scrape_that_shows_it(make_run: MakeRun) -> None:
     run = make_run()
     lonely(run)
