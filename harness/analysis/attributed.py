@@ -102,13 +102,26 @@ def by_gauge(frames: RunFrames, facts: Facts) -> Figure:
     return _described([fall_of_gauge(quiet, running, level) for quiet in leavings], "gauge")
 
 
+def role_that_rests(facts: Facts) -> str | None:
+    """A counter that moves with every step, so that its rest means that nothing is computed; None
+    where there is none. One that moves when a request ends rests as long as it goes on.
+    """
+    for role in ("decode_calls", "generated_tokens"):
+        if facts.trust.get(role, "stuck") not in ("stuck", "exact_when_idle"):
+            return role
+    return None
+
+
 def by_rest(frames: RunFrames, facts: Facts) -> Figure:
-    """From the counter of generated tokens going flat, where nobody else is left."""
-    generated = readings_of(frames, facts, "generated_tokens")
-    if generated is None or facts.trust.get("generated_tokens") == "stuck":
-        return NotMeasurable(f"{facts.engine}'s generated tokens were not scraped")
+    """From such a counter going flat, where nobody else is left."""
+    role = role_that_rests(facts)
+    if role is None:
+        return NotMeasurable(f"{facts.engine} has no counter that moves with every step")
+    counted = readings_of(frames, facts, role)
+    if counted is None:
+        return NotMeasurable(f"{facts.metric_names[role]} was not scraped during the load")
     leavings = quiet_leavings(held_open(frames.requests), facts.observed_until_ns)
-    return _described([rest_of_counter(quiet, generated) for quiet in leavings], "counter")
+    return _described([rest_of_counter(quiet, counted) for quiet in leavings], "counter")
 
 
 def _limits(quiet: Quiet, readings: Readings, *, last_showing: int, gone: int | None) -> Limits:

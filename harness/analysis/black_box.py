@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from scipy import stats
 
-from harness.analysis.attributed import by_gauge, by_rest
+from harness.analysis.attributed import by_gauge, by_rest, role_that_rests
 from harness.analysis.balance import as_figure, delay_of_aborts, held_for_nobody, unread_tokens
 from harness.analysis.counters import wasted_by_counter, with_other
 from harness.analysis.facts import Facts
@@ -21,12 +21,6 @@ from harness.analysis.scraped import typical_step_s, why_no_lag
 from harness.records import Metric
 
 FEWEST_LOOPS: Final = 4  # idle readings after so many loops give a slope an interval
-_ROLE_OF: Final = {
-    "counter": "aborted",
-    "gauge": "running",
-    "gauge_attributed": "running",
-    "counter_attributed": "generated_tokens",
-}
 _UNITS: Final = {
     "slots": ("running", 1),
     "blocks": ("free_blocks", -1),
@@ -48,8 +42,14 @@ def latency_methods(frames: RunFrames, facts: Facts) -> Methods:
         "gauge_attributed": by_gauge(frames, facts),
         "counter_attributed": by_rest(frames, facts),
     }
-    for name, role in _ROLE_OF.items():
-        why = why_no_lag(frames, facts, role)
+    role_of = {
+        "counter": "aborted",
+        "gauge": "running",
+        "gauge_attributed": "running",
+        "counter_attributed": role_that_rests(facts),
+    }
+    for name, role in role_of.items():
+        why = None if role is None else why_no_lag(frames, facts, role)
         if isinstance(found[name], Metric) and why is not None:
             found[name] = NotMeasurable(why)
     n_left = held_open(frames.requests).n_left

@@ -321,6 +321,22 @@ def test_one_that_stands_alone_is_known_between_two_limits(make_run: MakeRun, la
         assert found.others["at_least"].p50 == pytest.approx(0.030 - lag)
 
 
+def test_a_counter_that_moves_when_a_request_ends_does_not_tell_by_its_rest(
+    make_run: MakeRun,
+) -> None:
+    run = make_run()
+    lonely(run)
+    run.metrics(running="exact", waiting="exact", generated_tokens="exact_when_idle")
+    frames = run.frames()
+    assert isinstance(by_rest(frames, run_facts(frames)), NotMeasurable)
+    trust: dict[str, Any] = {"generated_tokens": "exact_when_idle", "decode_calls": "exact"}
+    run.metrics(running="exact", waiting="exact", **trust)
+    for t, calls in ((90, 3), (110, 4), (130, 5), (150, 5), (170, 5)):
+        run.scrape(t, "its_decode_calls", calls)
+    frames = run.frames()
+    assert metric(by_rest(frames, run_facts(frames))).p50 == pytest.approx(0.030)
+
+
 @pytest.mark.parametrize(("others", "first"), [(0, "gauge_attributed"), (2, "gauge")])
 def test_a_limit_for_all_goes_before_a_median_of_the_few_who_stood_alone(
     make_run: MakeRun, others: int, first: str
