@@ -13,7 +13,6 @@ import argparse
 import logging
 import os
 import signal
-import struct
 import time
 from itertools import count
 from pathlib import Path
@@ -33,13 +32,14 @@ from harness.load.canary import canary_prompt
 from harness.load.plan import AbandonLoad, LoadPlan
 from harness.load.rows import ShardWriter
 from harness.load.session import LoadSession
+from harness.load.ticks import KernelTicks, ThreadTicks, Ticks, kernel_can_tick
 from harness.records import ClientSample, Outcome, RequestRow, Role
 
 # After a refusal or a failure a user tries again, but not in a busy loop: a dead server would
 # otherwise be answered with thousands of attempts a second.
 RETRY_PAUSE_S: Final = 0.5
 _TICK_NS: Final = 10_000_000
-_DUE: Final = struct.Struct("=q")
+_READ: Final = 1
 _NUMBERS_PER_WORKER: Final = 1_000_000
 NOT_A_FAILURE: Final = frozenset({Outcome.COMPLETED, Outcome.ABANDONED, Outcome.CUT_OFF})
 
@@ -207,30 +207,31 @@ def _end_with_stdin() -> None:
 
 def _watch_lag(rows_dir: Path, user_class: type[PlannedUser]) -> None:
     """Write down how late each tick was noticed: the floor below which our stamps mean nothing."""
-    reader, writer = os.pipe()
-    monkey.get_original("_thread", "start_new_thread")(_tick, (writer,))
+    ticks = _ticks()
+    hub = gevent.get_hub()
+    readable = hub.loop.io(ticks.descriptor, _READ)
     with ShardWriter(rows_dir, ClientSample, os.getpid()) as shard:
         while True:
-            gevent.socket.wait_read(reader)
+            hub.wait(readable)
             now_ns = time.perf_counter_ns()
-            (due_ns,) = _DUE.unpack(os.read(reader, _DUE.size))
+            cpu_s = time.process_time()
             session = getattr(user_class, "session", None)
-            sample = ClientSample(
-                t_ns=now_ns,
-                pid=os.getpid(),
-                lag_ns=now_ns - due_ns,
-                cpu_s=time.process_time(),
-                streams=0 if session is None else session.client.open_streams,
-            )
-            shard.write(sample)
+            for due_ns in ticks.take():
+                sample = ClientSample(
+                    t_ns=now_ns,
+                    pid=os.getpid(),
+                    lag_ns=now_ns - due_ns,
+                    cpu_s=cpu_s,
+                    streams=0 if session is None else session.client.open_streams,
+                )
+                shard.write(sample)
 
 
-def _tick(writer: int) -> None:
-    # A thread of the system, not of gevent: the event loop's own timers are a millisecond coarse,
-    # which is more than a token waits. So a tick arrives as a token does, through a descriptor.
-    sleep = monkey.get_original("time", "sleep")
-    due_ns = time.perf_counter_ns()
-    while True:
-        due_ns += _TICK_NS
-        sleep(max(0, due_ns - time.perf_counter_ns()) / 1e9)
-        os.write(writer, _DUE.pack(due_ns))
+def _ticks() -> Ticks:
+    if kernel_can_tick():
+        return KernelTicks(_TICK_NS)
+    return ThreadTicks(  # of the system, not of gevent
+        _TICK_NS,
+        start_thread=monkey.get_original("_thread", "start_new_thread"),
+        sleep=monkey.get_original("time", "sleep"),
+    )

@@ -1,0 +1,91 @@
+"""Receiving waits as long as it may: on the system's sockets, and on gevent's, where one timer does
+for all waits of a socket. (Nothing is patched here: only gevent's own sockets wait in its hub.)
+"""
+
+import socket as system_socket
+from collections.abc import Iterator
+
+import gevent  # noqa: TID251
+import pytest
+from gevent import socket as gevent_socket  # noqa: TID251
+
+from harness.load.receiving import BlockingReceiver, HubReceiver, Receiver, receiver
+
+SHORT_S = 0.002
+LONG_S = 30.0
+
+
+class Line:
+    """A socket with its receiver, and the peer's end."""
+
+    def __init__(self, near: system_socket.socket, far: system_socket.socket) -> None:
+        self.sock, self.far = near, far
+        self.receiver: Receiver = receiver(near)
+
+
+@pytest.fixture(params=[system_socket, gevent_socket])
+def line(request: pytest.FixtureRequest) -> Iterator[Line]:
+    near, far = request.param.socketpair()
+    with near, far:
+        made = Line(near, far)
+        yield made
+        made.receiver.close()
+
+
+@pytest.fixture
+def hub_line() -> Iterator[Line]:
+    near, far = gevent_socket.socketpair()
+    with near, far:
+        made = Line(near, far)
+        yield made
+        made.receiver.close()
+
+
+def test_each_kind_of_socket_has_its_receiver(hub_line: Line) -> None:
+    assert isinstance(hub_line.receiver, HubReceiver)
+    near, far = system_socket.socketpair()
+    with near, far:
+        assert isinstance(receiver(near), BlockingReceiver)
+
+
+@pytest.mark.parametrize("wait_s", [None, LONG_S, 0])
+def test_what_has_come_is_received(line: Line, wait_s: float | None) -> None:
+    line.far.sendall(b"word")
+    assert line.receiver.receive(wait_s) == b"word"
+
+
+def test_the_end_of_the_connection_is_nothing(line: Line) -> None:
+    line.far.shutdown(system_socket.SHUT_WR)
+    assert line.receiver.receive(LONG_S) == b""
+
+
+def test_a_wait_without_bytes_times_out_and_the_next_one_may_succeed(line: Line) -> None:
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            line.receiver.receive(SHORT_S)
+    line.far.sendall(b"word")
+    assert line.receiver.receive(LONG_S) == b"word"
+
+
+def test_0_never_waits(line: Line) -> None:
+    with pytest.raises(BlockingIOError):
+        line.receiver.receive(0)
+
+
+def test_bytes_that_come_while_waiting_end_the_wait(hub_line: Line) -> None:
+    gevent.spawn(hub_line.far.sendall, b"word")  # its turn comes when we wait
+    assert hub_line.receiver.receive(LONG_S) == b"word"
+
+
+def test_the_timer_of_an_earlier_wait_does_not_end_a_longer_one(hub_line: Line) -> None:
+    hub_line.far.sendall(b"one")
+    assert hub_line.receiver.receive(SHORT_S) == b"one"
+    gevent.spawn_later(4 * SHORT_S, hub_line.far.sendall, b"two")
+    assert hub_line.receiver.receive(LONG_S) == b"two"
+
+
+def test_a_shorter_wait_than_the_timer_is_set_for_ends_in_time(hub_line: Line) -> None:
+    hub_line.far.sendall(b"one")
+    assert hub_line.receiver.receive(LONG_S) == b"one"
+    with pytest.raises(TimeoutError):
+        hub_line.receiver.receive(SHORT_S)
