@@ -127,9 +127,13 @@ def leak_slopes(frames: RunFrames, facts: Facts) -> Figures:
 
 
 def with_methods(figure: Figure, methods: Mapping[str, Figure]) -> Figure:
-    """The figure with every other method that gave one beside it, by name."""
+    """The figure with every other method that gave one beside it, by name; where none did, why each
+    of them could not."""
     for name, other in methods.items():
         figure = other if _is_better(figure, other) else with_other(figure, name, other)
+    if isinstance(figure, NotMeasurable):
+        missing = [one for one in (figure, *methods.values()) if isinstance(one, NotMeasurable)]
+        return NotMeasurable("; ".join(dict.fromkeys(one.reason for one in missing)))
     return figure
 
 

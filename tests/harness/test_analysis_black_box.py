@@ -261,6 +261,18 @@ def test_the_age_of_a_page_in_steps_is_not_known_where_no_step_was_seen(make_run
         )
 
 
+def test_why_no_method_could_tell_is_said_of_each(make_run: MakeRun) -> None:
+    run = make_run()
+    run.another_engine()
+    run.metrics(running="exact", generated_tokens="exact")
+    run.abandon("a", t0=100, tokens=[50, 80])
+    reason = summarise(run.frames())["not_measurable"]["cancel_latency_s"]
+    assert "gave no lifecycle log" in reason
+    assert "running requests were not scraped during the load" in reason
+    assert "its_generated_tokens was not scraped during the load" in reason
+    assert reason.count("running requests were not scraped") == 1
+
+
 def test_a_latency_below_zero_is_never_shown(make_run: MakeRun) -> None:
     """The page is 40 ms old, and nobody said so."""
     run = make_run()
