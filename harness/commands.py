@@ -117,6 +117,10 @@ def run(  # noqa: PLR0913  one argument a flag
         list[str] | None,
         typer.Option(metavar="K=V", help="A header for each request. Repeatable."),
     ] = None,
+    ca_file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="CAs (PEM) to trust over https, in place of the usual."),
+    ] = None,
     request_cancellation_rate: Annotated[
         float | None,
         typer.Option(metavar="PERCENT", help="So many of the requests are left (as in AIPerf)."),
@@ -139,7 +143,7 @@ def run(  # noqa: PLR0913  one argument a flag
     Example: walkaway run demo --target http://127.0.0.1:8000 --engine vllm
     """
     from harness.cancellation_flags import cancellation_settings
-    from harness.http_flags import parse_headers
+    from harness.http_flags import check_ca_file, parse_headers
     from harness.order import RunOrder
     from harness.run_command import run_and_show, typed_command
 
@@ -157,6 +161,7 @@ def run(  # noqa: PLR0913  one argument a flag
         metrics_urls=metrics_url or [],
         api_key_env=api_key_env,
         headers=parse_headers(header or []),
+        ca_file=check_ca_file(ca_file),
         out=out,
         has_scraping=not no_scrape,
         command=typed_command(header or []),

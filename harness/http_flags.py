@@ -7,12 +7,14 @@ that holds a password is refused: it would stand in the manifest and in the repo
 import os
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 import httpx
 
 from harness.errors import ConfigError
+from harness.reach import tls_context
 
 HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 URL_TEXT: Final = re.compile(r"[!-~]+")
@@ -47,6 +49,14 @@ def parse_headers(typed: Iterable[str]) -> dict[str, str]:
         _check_value(f"--header {name}", value)
         headers[name] = value
     return headers
+
+
+def check_ca_file(path: str | None) -> str | None:
+    """Where it lies, for a process in any folder. Raises ConfigError where it is none."""
+    if path is None:
+        return None
+    tls_context(path)
+    return str(Path(path).resolve())
 
 
 def request_headers(headers: Mapping[str, str], api_key_env: str | None) -> dict[str, str]:

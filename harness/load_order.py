@@ -19,16 +19,12 @@ from harness.mix_settings import FileEntry, MixEntry, NeverEntry, slice_values
 from harness.server import Server
 from harness.token_file import read_token_counts
 
-# Over TLS the connection's state lives in this process: no other can own it, and none can be half
-# closed.
-_NOT_OVER_TLS = ("half_close", "killed")
-
 
 def make_load(workload: Workload, target: Target, server: Server, folder: Path) -> Load:
     """Resolve the load. Files are looked for in `folder`. Raises ConfigError."""
     values = workload.load.model_dump()
     if isinstance(workload.load, AbandonSettings):
-        _check_ways(workload.load.leavers, target, server)
+        _check_ways(workload.load.leavers, target)
         _check_queue(workload, server)
         _check_canaries(workload)
         values["mix"] = _slices(workload.load, folder)
@@ -110,7 +106,7 @@ def _is_planned(load: AbandonSettings, plan: str) -> bool:
     return any(entry.model_dump()["plan"] == plan for entry in load.leavers)
 
 
-def _check_ways(leavers: Sequence[MixEntry], target: Target, server: Server) -> None:
+def _check_ways(leavers: Sequence[MixEntry], target: Target) -> None:
     ways = {entry.way for entry in leavers if not isinstance(entry, NeverEntry)}
     if "cancel" in ways and target.cancel_path is None:
         raise ConfigError(
@@ -119,9 +115,6 @@ def _check_ways(leavers: Sequence[MixEntry], target: Target, server: Server) -> 
         )
     if "killed" in ways and shutil.which(PROGRAM) is None:
         raise ConfigError(f"way `killed` needs the program `{PROGRAM}`, which is not on the PATH")
-    for way in _NOT_OVER_TLS:
-        if way in ways and server.url.startswith("https:"):
-            raise ConfigError(f"way `{way}` is not possible over TLS; use an http:// URL")
 
 
 def _check_queue(workload: Workload, server: Server) -> None:

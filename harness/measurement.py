@@ -28,6 +28,7 @@ from harness.load_settings import SlotRecoverySettings
 from harness.manifest import Clock, IdleReading, Manifest, TargetFacts, find_hardware
 from harness.order import ResolvedOrder, make_load_plan
 from harness.progress import Progress, Snapshot
+from harness.reach import http_client
 from harness.server import Server, attach, choose_runner, engine_command, started_engine
 from harness.server_facts import (
     FITS_NOTHING,
@@ -67,6 +68,7 @@ class Measurement:
         self.notes = Notes()
         self._resolved = resolved
         self._target = resolved.target
+        self._ca_file = resolved.order.ca_file
         self._folder = folder
         self._progress = progress
         self._interruption = interruption
@@ -90,7 +92,7 @@ class Measurement:
         hold then what there was up to there."""
         with ExitStack() as stack:
             client = stack.enter_context(
-                httpx.Client(headers=self._resolved.headers, timeout=10.0, trust_env=False)
+                http_client(self._resolved.headers, ca_file=self._ca_file, timeout_s=10.0)
             )
             server = self._find_server(stack, client)
             metrics_urls = self._note_target(server)
@@ -266,7 +268,7 @@ class Measurement:
             self.notes.add(gpu.reason)
         self.manifest.hardware = find_hardware(gpu.names)
         self._collector = Collector(
-            headers=self._resolved.headers,
+            client=http_client(self._resolved.headers, ca_file=self._ca_file, timeout_s=5.0),
             metrics_urls=metrics_urls,
             scrape_pause_s=self._scrape_pause(),
             lifecycle_url=server.url if self._is_exact else None,

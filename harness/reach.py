@@ -5,8 +5,9 @@ import os
 import resource
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -35,6 +36,21 @@ def tls_context(ca_file: str | None) -> ssl.SSLContext:
         ) from error
 
 
+def http_client(
+    headers: Mapping[str, str], *, ca_file: str | None, timeout_s: float
+) -> httpx.Client:
+    """For the harness's own requests: no proxies, no redirects, the same trust as the load's."""
+    return httpx.Client(
+        headers=headers, timeout=timeout_s, verify=tls_context(ca_file), trust_env=False
+    )
+
+
+def split_place(url: str) -> tuple[str, int]:
+    """Host and port of a URL."""
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
 def why_unreached(error: BaseException, host: str, port: int) -> str:
     """What kept us from a server, and what to do; `error` or what it was raised from tells."""
     cause = next((one for one in _chain(error) if isinstance(one, OSError)), None)
@@ -50,7 +66,7 @@ def why_unreached(error: BaseException, host: str, port: int) -> str:
         case ssl.SSLError():
             return _why_no_tls(cause, host, where)
         case ConnectionRefusedError():
-            return f"nobody listens at {where} (connection refused)"
+            return f"nobody listens at {where} (connection refused): is the server running?"
         case OSError(errno=errno.EADDRNOTAVAIL):
             return f"no port of this host is left for another connection to {where}"
         case _:

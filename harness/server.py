@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import httpx
 
 from harness.config import EngineSettings, Target
 from harness.errors import ConfigError, InterruptedRunError, TargetError
 from harness.process import Child, python_module
+from harness.reach import split_place, why_unreached
 
 # Importing torch and compiling nothing yet takes seconds; a cold disk takes many.
 ENGINE_READY_S: Final = 120.0
@@ -123,14 +123,14 @@ def attach(
 
 def _knock(url: str) -> None:
     """Open a connection and close it again: no request, so as not to disturb what is measured."""
-    parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    host, port = split_place(url)
     try:
-        socket.create_connection((parts.hostname or "", port), timeout=KNOCK_S).close()
+        socket.create_connection((host, port), timeout=KNOCK_S).close()
     except TimeoutError:
         return  # slow is not dead
     except OSError as error:
-        raise TargetError(f"the server at {url} is gone: {error}") from error
+        why = why_unreached(error, host, port)
+        raise TargetError(f"the server at {url} is gone: {why}") from error
 
 
 def _read_config(client: httpx.Client, url: str, target: Target) -> dict[str, Any]:
@@ -162,9 +162,17 @@ def _only_model(client: httpx.Client, url: str) -> str:
 
 def _get(client: httpx.Client, url: str) -> httpx.Response:
     try:
-        return client.get(url)
+        response = client.get(url)
+    except httpx.ConnectError as error:
+        why = why_unreached(error, *split_place(url))
+        raise TargetError(f"cannot reach {url}, which --target names: {why}") from error
     except httpx.HTTPError as error:
         raise TargetError(
-            f"cannot reach {url}: {error}; is the server running, and are host and port of "
-            f"--target right?"
+            f"no answer from {url}, which --target names: {str(error) or type(error).__name__}"
         ) from error
+    if response.has_redirect_location:
+        raise ConfigError(
+            f"{url} redirects to {response.headers['location']}: name that address with --target, "
+            "as far as they differ"
+        )
+    return response

@@ -7,7 +7,7 @@ threads have ended. They survive whatever ends the run.
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
@@ -39,13 +39,13 @@ class Collector:
 
     `scrape_pause_s` draws the time from one scrape to the next; without it or without metrics URLs
     nothing is scraped. `lifecycle_url` is None where the server keeps no such log. `cpu` may be
-    told of further processes at any time.
+    told of further processes at any time. The `client` is the collector's from now on.
     """
 
     def __init__(
         self,
         *,
-        headers: Mapping[str, str],
+        client: httpx.Client,
         metrics_urls: Sequence[str],
         scrape_pause_s: Callable[[], float] | None,
         lifecycle_url: str | None,
@@ -58,7 +58,7 @@ class Collector:
         self._clock_ns = clock_ns
         self._notes = notes
         self._scrape_pause_s = scrape_pause_s if metrics_urls else None
-        self._client = httpx.Client(headers=headers, timeout=5.0, trust_env=False)
+        self._client = client
         self._scraper = Scraper(self._client, metrics_urls, clock_ns=clock_ns)
         self._lifecycle_url = lifecycle_url
         self._lifecycle = LogFollower(

@@ -252,7 +252,7 @@ def test_a_source_is_looked_at_after_each_pause() -> None:
 
 def collector_of(url: str, notes: Notes) -> Collector:
     return Collector(
-        headers={},
+        client=httpx.Client(trust_env=False),
         metrics_urls=[f"{url}/metrics"],
         scrape_pause_s=lambda: 0.01,
         lifecycle_url=url,

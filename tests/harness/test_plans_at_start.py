@@ -140,12 +140,6 @@ class TestOnThisServer:
         with pytest.raises(ConfigError, match="kind vllm have no cancel endpoint"):
             make_load(asked, load_target("vllm"), server(), tmp_path)
 
-    @pytest.mark.parametrize("way", ["half_close", "killed"])
-    def test_not_over_tls(self, tmp_path: Path, way: str) -> None:
-        asked = workload(tmp_path, f'{{plan="queued", way="{way}"}}')
-        with pytest.raises(ConfigError, match=f"way `{way}` is not possible over TLS"):
-            make_load(asked, load_target("vllm"), server("https://h"), tmp_path)
-
     @pytest.mark.parametrize("slots", [4, 5])
     def test_more_slots_than_users(self, tmp_path: Path, slots: int) -> None:
         asked = workload(tmp_path, '{plan="queued"}')

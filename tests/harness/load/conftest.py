@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,23 +192,32 @@ def _read_request(sock: socket.socket) -> Exchange | None:
     )
 
 
-@dataclass(frozen=True)
 class Secrets:
-    """A server's side of TLS, and the file that a client needs to trust it."""
+    """A CA of our own with a certificate for this host, and the file by which to trust it."""
 
-    ca_file: str
-    server: ssl.SSLContext
+    def __init__(self, ca_file: Path) -> None:
+        ca = trustme.CA()
+        ca.cert_pem.write_to_path(str(ca_file))
+        self.ca_file = str(ca_file)
+        self._certificate = ca.issue_cert("localhost", "127.0.0.1", "::1")
+        self.server = self.server_of(ssl.TLSVersion.TLSv1_3)
+
+    def trust(self) -> ssl.SSLContext:
+        """The client's side."""
+        return ssl.create_default_context(cafile=self.ca_file)
+
+    def server_of(self, version: ssl.TLSVersion) -> ssl.SSLContext:
+        """The server's side, up to this version of TLS."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.maximum_version = version
+        self._certificate.configure_cert(context)
+        return context
 
 
 @pytest.fixture(scope="session")
 def secrets(tmp_path_factory: pytest.TempPathFactory) -> Secrets:
-    """A CA of our own, and a certificate for this host."""
-    ca = trustme.CA()
-    path = tmp_path_factory.mktemp("tls") / "ca.pem"
-    ca.cert_pem.write_to_path(str(path))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    ca.issue_cert("localhost", "127.0.0.1", "::1").configure_cert(context)
-    return Secrets(ca_file=str(path), server=context)
+    """Made once for all tests."""
+    return Secrets(tmp_path_factory.mktemp("tls") / "ca.pem")
 
 
 @pytest.fixture

@@ -99,8 +99,8 @@ class Wire:
 Seen = tuple[object, ...]
 
 
-def over(*chunks: bytes) -> Connection:
-    return Connection(cast("socket.socket", Wire(iter(chunks))), 30.0)
+def over(*chunks: bytes, timeout_s: float = 30.0) -> Connection:
+    return Connection(cast("socket.socket", Wire(iter(chunks))), timeout_s)
 
 
 def seen_by_its_reader(chunks: list[bytes]) -> Seen:
@@ -122,6 +122,11 @@ def seen_by_its_reader(chunks: list[bytes]) -> Seen:
         connection.is_complete,
         error,
     )
+
+
+def read(connection: Connection) -> bytes:
+    connection.receive_head(None)
+    return all_of(connection)
 
 
 def all_of(connection: Connection) -> bytes:
@@ -233,3 +238,22 @@ class TestWithoutEnd:
         connection.receive_head(None)
         with pytest.raises(httpx.RemoteProtocolError, match="framing without end"):
             all_of(connection)
+
+
+@pytest.mark.parametrize(
+    ("beginning", "drop", "what"),
+    [
+        (b"HTTP/1.1 200 ", b"a", "headers"),
+        (b"HTTP/1.1 200 OK\r\n", b"a: b\r\n", "headers"),
+        (b"HTTP/1.1 103 X\r\n\r\n", b"HTTP/1.1 103 X\r\n\r\n", "headers"),
+        (CHUNKED + b"5;x=", b"y", "framing"),
+        (CHUNKED + b"0\r\n", b"a: b\r\n", "framing"),
+    ],
+)
+def test_what_comes_in_drops_must_come_to_an_end_in_time(
+    beginning: bytes, drop: bytes, what: str
+) -> None:
+    """Each drop is in time; together they are not (here there is no time at all)."""
+    connection = over(beginning, *[drop] * 20, timeout_s=0.0)
+    with pytest.raises(httpx.ReadTimeout, match=f"the {what} had not come to an end"):
+        read(connection)

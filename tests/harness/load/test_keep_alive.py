@@ -1,0 +1,210 @@
+"""Where connections are kept: who may use one again, and what happens when the server closed it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from harness.load.abandon import never
+from harness.load.client import StreamClient
+from harness.load.transport import WAY, SocketTransport, opened
+from harness.records import Outcome, Way
+from tests.harness.load.test_leaving import Client, after
+
+if TYPE_CHECKING:
+    from tests.harness.load.conftest import Exchange, ScriptedServer, Secrets
+
+    Serve = Callable[..., ScriptedServer]
+
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
+
+
+def answer(x: Exchange) -> None:
+    x.send(ANSWER)
+    x.goes_on = True
+
+
+class Asker:
+    """Sends one request after the other; `ports` are those of our ends, in order."""
+
+    def __init__(self, url: str, *, ca_file: str | None = None, keep_alive: bool = True) -> None:
+        self._url = url
+        transport = SocketTransport(ca_file=ca_file, keep_alive=keep_alive)
+        self.client = httpx.Client(transport=transport, timeout=30, trust_env=False)
+        self.ports: list[int] = []
+
+    def ask(self, *, way: Way | None = None) -> bytes:
+        number = len(self.ports)
+        request = self.client.build_request(
+            "POST", self._url, json={}, headers={"x-request-id": f"r{number}"}
+        )
+        request.extensions[WAY] = way
+        with opened(self.client, request) as connection:
+            self.ports.append(connection.sock.getsockname()[1])
+            return b"".join(connection)
+
+
+@contextmanager
+def asking(server: ScriptedServer, **settings: object) -> Iterator[Asker]:
+    asker = Asker(server.url, **settings)  # type: ignore[arg-type]
+    with asker.client:
+        yield asker
+
+
+def test_by_default_each_request_has_a_connection_of_its_own(serve: Serve) -> None:
+    with asking(serve(answer), keep_alive=False) as asker:
+        assert [asker.ask() for _ in range(3)] == [b"hi"] * 3
+        assert len(set(asker.ports)) == 3
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_kept_it_carries_one_after_the_other(serve: Serve, secrets: Secrets, is_tls: bool) -> None:
+    server = serve(answer, tls=secrets.server if is_tls else None)
+    with asking(server, ca_file=secrets.ca_file) as asker:
+        assert [asker.ask() for _ in range(3)] == [b"hi"] * 3
+        assert len(set(asker.ports)) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi",
+        b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nhi",
+        ANSWER + b"more than declared",
+        b"HTTP/1.1 204 No Content\r\n\r\nhi",
+    ],
+)
+def test_what_does_not_go_on(serve: Serve, text: bytes) -> None:
+    def script(x: Exchange) -> None:
+        x.send(text)
+        x.goes_on = True
+
+    with asking(serve(script)) as asker:
+        bodies = [asker.ask() for _ in range(2)]
+        assert bodies[0] == bodies[1]
+        assert len(set(asker.ports)) == 2
+
+
+def test_an_answer_that_was_not_read_to_its_end_is_not_passed_on(serve: Serve) -> None:
+    def script(x: Exchange) -> None:
+        x.send(ANSWER[:-1])
+        assert x.client_left_within(30)
+
+    with asking(serve(script)) as asker:
+        for _ in range(2):
+            request = asker.client.build_request("POST", asker._url, json={})
+            with opened(asker.client, request) as connection:
+                asker.ports.append(connection.sock.getsockname()[1])
+                assert connection.receive() == b"h"
+    assert len(set(asker.ports)) == 2
+
+
+@pytest.mark.parametrize("way", [Way.FIN, Way.RST, Way.HALF_CLOSE, Way.STOP_READING])
+def test_who_is_to_leave_neither_takes_nor_gives(serve: Serve, way: Way) -> None:
+    with asking(serve(answer)) as asker:
+        for each in (None, way, way, None):
+            assert asker.ask(way=each) == b"hi"
+    first, left, left_too, last = asker.ports
+    assert first == last
+    assert len({first, left, left_too}) == 3
+
+
+def test_an_abandoned_one_is_never_used_again(serve: Serve) -> None:
+    def script(x: Exchange) -> None:
+        x.goes_on = True
+        x.accept()
+        x.stream(tokens=3, gap_s=0.001)
+
+    server = serve(script)
+    client = Client(server.url, keep_alive=True)
+    outcomes = [client.ask(rule, Way.HALF_CLOSE).outcome for rule in (after(1), never, after(1))]
+    assert outcomes == [Outcome.ABANDONED, Outcome.COMPLETED, Outcome.ABANDONED]
+    client.client.close()
+    assert isinstance(client.client, StreamClient)
+
+
+class TestClosedByTheServer:
+    def test_while_nobody_used_it(self, serve: Serve) -> None:
+        def script(x: Exchange) -> None:
+            x.send(ANSWER)
+
+        server = serve(script)
+        with asking(server) as asker:
+            for number in range(3):
+                assert asker.ask() == b"hi"
+                assert server.exchanges[f"r{number}"].is_over.wait(30)
+            assert len(set(asker.ports)) == 3
+
+    @pytest.mark.parametrize("with_reset", [False, True])
+    def test_just_as_it_is_used(self, with_reset: bool) -> None:
+        """The request goes out once more; not twice more, and not from a new connection."""
+        with Closer(with_reset=with_reset) as closer, Asker(closer.url).client as client:
+            assert client.post(closer.url).read() == b"hi"
+            assert client.post(closer.url).read() == b"hi"
+            assert closer.requests == [1, 2, 1]
+            closer.is_mute = True
+            with pytest.raises(httpx.RemoteProtocolError):
+                client.post(closer.url)
+            assert closer.requests == [1, 2, 1, 2, 1]
+
+    def test_not_where_an_answer_had_begun(self, serve: Serve) -> None:
+        def script(x: Exchange) -> None:
+            x.send(ANSWER if x.request_id == "r0" else b"HTTP/1.1 2")
+            x.goes_on = x.request_id == "r0"
+
+        server = serve(script)
+        with asking(server) as asker:
+            assert asker.ask() == b"hi"
+            with pytest.raises(httpx.RemoteProtocolError, match="before the answer was complete"):
+                asker.ask()
+        assert len(server.exchanges) == 2
+
+
+class Closer:
+    """Answers the first request of a connection (unless `is_mute`) and none after it: these it
+    reads and hangs up. `requests`: the how-manieth of its connection each was."""
+
+    def __init__(self, *, with_reset: bool) -> None:
+        self.is_mute = False
+        self.requests: list[int] = []
+        self._with_reset = with_reset
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/"
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> Closer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(30)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                sock = self._listener.accept()[0]
+            except OSError:
+                return
+            with sock:
+                self._talk(sock)
+
+    def _talk(self, sock: socket.socket) -> None:
+        for number in (1, 2):
+            if not sock.recv(65536):
+                return
+            self.requests.append(number)
+            if number == 1 and not self.is_mute:
+                sock.sendall(ANSWER)
+            elif self._with_reset:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                return
+            else:
+                return

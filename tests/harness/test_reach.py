@@ -1,0 +1,86 @@
+"""Why a server was not reached is said in words that help."""
+
+import errno
+import os
+import resource
+import socket
+import ssl
+from pathlib import Path
+
+import httpx
+import pytest
+
+from harness.errors import ConfigError
+from harness.http_flags import check_ca_file
+from harness.reach import http_client, split_place, tls_context, why_unreached
+
+
+def verification_error() -> ssl.SSLCertVerificationError:
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_message = "self-signed certificate"
+    return error
+
+
+def tls_error(reason: str) -> ssl.SSLError:
+    error = ssl.SSLError(1, "whatever")
+    error.reason = reason
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "host", "words"),
+    [
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "h", "no host h (Name"),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "::1", "nobody listens at [::1]:9"),
+        (verification_error(), "h", "of h is not trusted (self-signed certificate): name the CA"),
+        (tls_error("WRONG_VERSION_NUMBER"), "h", "h:9 does not speak TLS: should the URL begin"),
+        (tls_error("TLSV1_ALERT_INTERNAL_ERROR"), "h", "no TLS with h:9: TLSV1_ALERT_INTERNAL"),
+        (OSError(errno.EMFILE, "Too many open files"), "h", "no file handle is left, of "),
+        (OSError(errno.EADDRNOTAVAIL, "x"), "h", "no port of this host is left"),
+        (OSError(errno.ENETUNREACH, "Network is unreachable"), "h", "h:9: Network is unreachable"),
+        (UnicodeError("label too long"), "h", "label too long"),
+    ],
+)
+def test_words(error: Exception, host: str, words: str) -> None:
+    assert words in why_unreached(error, host, 9)
+    wrapped = httpx.ConnectError("all connection attempts failed")
+    wrapped.__cause__ = httpx.ConnectError("the same")
+    wrapped.__cause__.__cause__ = error
+    if isinstance(error, OSError):
+        assert words in why_unreached(wrapped, host, 9)
+
+
+def test_a_name_is_not_blamed_where_no_handle_is_left() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probe = os.open("/dev/null", os.O_RDONLY)
+    os.close(probe)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probe, hard))
+    try:
+        why = why_unreached(socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "h", 9)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert why == f"no file handle is left, of {probe}: use fewer users, or raise `ulimit -n`"
+
+
+def test_places() -> None:
+    assert split_place("http://[::1]:8000/v1") == ("::1", 8000)
+    assert split_place("https://example.org") == ("example.org", 443)
+
+
+def test_a_ca_file_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = tmp_path / "empty.pem"
+    empty.write_text("nothing\n")
+    with pytest.raises(ConfigError, match=r"--ca-file .*absent.pem: No such file.*PEM file"):
+        check_ca_file(str(tmp_path / "absent.pem"))
+    with pytest.raises(ConfigError, match=r"--ca-file .*empty.pem: has no certificate in it"):
+        check_ca_file(str(empty))
+    monkeypatch.setenv("SSL_CERT_FILE", str(empty))
+    with pytest.raises(ConfigError, match=r"SSL_CERT_FILE .*empty.pem: has no certificate"):
+        http_client({}, ca_file=None, timeout_s=1.0)
+
+
+def test_without_a_ca_file_the_usual_are_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    assert check_ca_file(None) is None
+    assert tls_context(None).get_ca_certs()
