@@ -9,15 +9,17 @@ drops out of the interval.
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
+import numpy as np
 import pandas as pd
 
 from harness.analysis.balance import (
     Balance,
     delay_of_aborts,
     held_for_nobody,
-    sums_by_block,
+    sum_by_block,
     unread_tokens,
 )
+from harness.analysis.branches import branches_of, ends_of
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figures
 from harness.analysis.frames import RunFrames
@@ -65,28 +67,29 @@ def agreement(frames: RunFrames, figures: Figures, facts: Facts) -> list[Agreeme
 
 
 def left_on_the_server(frames: RunFrames, facts: Facts) -> pd.DataFrame:
-    """Of each request that was left: when (`t_ns`), how long the server still held it (`held_s`, at
-    most until the end of the observation) and the tokens that it generated unread (`wasted`, NaN if
-    it never finished). One that the log does not know never came there: nothing of it was held."""
+    """Of each request that was left: when (`t_ns`), for how many `answers`, how long the server
+    still held these, together (`held_s`, at most until the end of the observation), and the tokens
+    that it generated unread (`wasted`, NaN if it never finished). One that the log does not know
+    never came there: nothing of it was held."""
     requests, log = frames.requests, frames.lifecycle
     rows = requests[requests["outcome"].isin(LEFT)]
     if rows.empty:
-        return pd.DataFrame({"t_ns": [], "held_s": [], "wasted": []})
-    ids = rows["request_id"]
-    known = ids.isin(log["client_request_id"])
+        return pd.DataFrame({"t_ns": [], "answers": [], "held_s": [], "wasted": []})
+    known = rows["request_id"].isin(log["client_request_id"])
     left_ns = rows["abandoned_ns"].fillna(rows["ended_ns"]).astype("int64")
-    ends = log[log["event"].isin(["blocks_freed", "finished"])]
-    freed = ends[ends["event"] == "blocks_freed"].groupby("client_request_id")["t_ns"].max()
-    finished = ends[ends["event"] == "finished"].groupby("client_request_id")
-    end_ns = ids.map(freed).fillna(ids.map(finished["t_ns"].max())).fillna(facts.observed_until_ns)
+    rows = rows.assign(t0_ns=left_ns)
+    branches = branches_of(rows, log)
+    end_ns = branches["freed_ns"].fillna(branches["removed_ns"]).fillna(facts.observed_until_ns)
+    held_s = ((end_ns - branches["t0_ns"]).astype(float) / 1e9).clip(lower=0.0)
+    held_s = held_s.groupby(branches["owner"]).sum().reindex(range(len(rows)), fill_value=0.0)
+    generated = ends_of(rows, branches)["final_num_generated"].astype(float)
     read = pd.Series(tokens_read(requests), index=requests.index)[rows.index]
     return pd.DataFrame(
         {
             "t_ns": left_ns,
-            "held_s": ((end_ns - left_ns).astype(float) / 1e9).clip(lower=0.0).where(known, 0.0),
-            "wasted": (ids.map(finished["num_generated"].sum()).astype(float) - read).where(
-                known, 0.0
-            ),
+            "answers": rows["n"],
+            "held_s": held_s.to_numpy(),
+            "wasted": (generated - read).where(known, 0.0),
         }
     )
 
@@ -96,8 +99,10 @@ def _by_blocks(frames: RunFrames, left: pd.DataFrame, facts: Facts) -> Iterator[
         balance = balance_of(frames, facts)
         if not isinstance(balance, Balance) or left[column].isna().any() or left.empty:
             continue
-        exact, counts = sums_by_block(balance, left["t_ns"], left[column])
         is_time = column == "held_s"
+        each = left["answers"] if is_time else left["answers"].clip(upper=1)
+        exact = sum_by_block(balance, left["t_ns"], left[column])
+        counts = sum_by_block(balance, left["t_ns"], each).astype(np.int64)
         yield _judged(
             Agreement(
                 metric=metric,

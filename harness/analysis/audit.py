@@ -6,7 +6,7 @@ the rows follows in which range it must lie. The verdict is the first of these t
     cannot be judged  it is right only when nothing runs, and something still runs; or what is due
               has no upper limit and it told more than the lower one
     not told  the target's description has no such counter, or it was not read twice
-    stuck     it did not move although it had to
+    stuck     it did not move although it had to, or as its description says that it never does
     double    twice what is due, within the tolerance
     late      right at the idle end, or nearly; but it lay below what was due while the load ran, by
               more than the tolerance, or went on moving after the settle time
@@ -130,8 +130,7 @@ def _tokens_due(frames: RunFrames, facts: Facts, waste: Figure, most: float) -> 
     read = float(tokens_read(frames.requests).sum())
     if facts.has_lifecycle and facts.clocks_agree:
         left = left_on_the_server(frames, facts)
-        n_left = held_open(frames.requests).n_left
-        if len(left) == n_left and not left["wasted"].isna().any():
+        if not left["wasted"].isna().any():
             exact = read + float(left["wasted"].sum())
             return Due(low=exact, high=exact, tolerance=most)
     upper = waste.others.get("upper") if isinstance(waste, Metric) else None
@@ -186,6 +185,8 @@ def _verdict(
         return "stuck", "it did not move while requests came and went"
     if told == 0 and low > slack:
         return "stuck", None
+    if told == 0 and high > 0 and facts.trust.get(role) == "stuck":
+        return "stuck", "as its description says; whether it had to move here is not known"
     if low > 0 and told > high + slack and 2 * (low - slack) <= told <= 2 * (high + slack):
         return "double", None
     for sign in _signs_of_lateness(frames, facts, role, due):
@@ -194,7 +195,7 @@ def _verdict(
         return "lower", None
     if told > high + slack:
         return "gross", None
-    if facts.trust.get(role) in ("lower", "stuck"):
+    if facts.trust.get(role) == "lower":
         return "lower", "within the range, but its description calls it a lower bound"
     if not np.isfinite(high):
         return "cannot be judged", "how much is due at most is not known"

@@ -147,8 +147,10 @@ def delay_of_aborts(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
 
 
 def unread_tokens(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
-    """Tokens that the server counted beyond those that clients read."""
-    held, generated = held_open(frames.requests), readings_of(frames, facts, "generated_tokens")
+    """Tokens that the server counted beyond those that clients read; of requests that were left,
+    for however many answers each."""
+    held = held_open(frames.requests.assign(n=1))
+    generated = readings_of(frames, facts, "generated_tokens")
     change = facts.idle_change("generated_tokens")
     if generated is None or change is None or not held.n_left:
         return NotMeasurable("the counter of generated tokens was not scraped during the load")
@@ -198,12 +200,11 @@ def as_figure(found: Balance | NotMeasurable, method: str, facts: Facts) -> Figu
     return figure
 
 
-def sums_by_block(balance: Balance, t_ns: pd.Series, values: pd.Series) -> tuple[Floats, Ints]:
-    """The sum of other values, and their number, in each block of a balance, by their times."""
+def sum_by_block(balance: Balance, t_ns: pd.Series, values: pd.Series) -> Floats:
+    """The sum of other values in each block of a balance, by their times."""
     block = balance.block_of(t_ns.to_numpy(dtype=np.int64)).clip(min=0)
     n = len(balance.edges_ns)
-    sums = np.bincount(block, weights=values.to_numpy(dtype=float), minlength=n)
-    return sums.astype(float), np.bincount(block, minlength=n)
+    return np.bincount(block, weights=values.to_numpy(dtype=float), minlength=n).astype(float)
 
 
 def _lateness(

@@ -7,10 +7,12 @@ One row for each abandoned request, always: one that nobody stopped is a *ghost*
 right-censored: it counts as longer than the settle time, or than it was watched. So does a ghost
 that came to its natural end before: that it was over says nothing about how long a cancel takes.
 Only a request that the server had finished before its user left has nothing to cancel; its row says
-phase "ended". So has one whose last step was running when the server saw its user leave: it ended
-at the boundary at which a cancel would have been applied.
+phase "ended". So has one whose last step was running when the server saw its user leave, or when
+the abort can have come to the worker: it ended at the boundary at which a cancel would have been
+applied.
 
-Source of all server stamps: the lifecycle log, joined by the client's request id.
+Source of all server stamps: the lifecycle log, joined by the client's request id. A request for
+several answers is there until the last of them is gone: see `branches`.
 """
 
 from typing import Final
@@ -18,6 +20,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
+from harness.analysis.branches import branches_of, ends_of
 from harness.analysis.facts import Facts, run_facts
 from harness.analysis.frames import RunFrames
 from harness.analysis.step_log import StepTimes
@@ -30,16 +33,15 @@ _STAMPS: Final = {
     "admitted": "admitted_ns",
     "first_token": "first_token_sampled_ns",
     "disconnected": "detected_ns",
+    "abort_sent": "signalled_ns",
     "abort_received": "heard_ns",
-    "removed": "removed_ns",
-    "blocks_freed": "freed_ns",
 }
 
 
 def cancellations(frames: RunFrames) -> pd.DataFrame:
     """One row for each abandoned request of a user, a filler or a long prompt.
 
-    Identity: request_id, server_request_id, role, planned_abandon, max_tokens, finish_reason (the
+    Identity: request_id, role, trial, plan, planned_abandon, max_tokens, finish_reason (the
     server's). Points in time (Int64, ns, null where unknown): t0_ns and those of the lifecycle log.
     phase: waiting, prefill or decode at t0; "ended" if the server had finished it before; null if
     not known. Stages and `cancel_latency_s` in seconds (NaN where unknown), `cancel_latency_steps`
@@ -48,10 +50,12 @@ def cancellations(frames: RunFrames) -> pd.DataFrame:
     `cancel_latency_steps` are what they are known to exceed. Waste: see `waste.waste_columns`.
     """
     facts = run_facts(frames)
-    cancels = _with_stamps(_left(frames.requests), frames.lifecycle)
+    left = _left(frames.requests)
+    branches = branches_of(left, frames.lifecycle)
+    cancels = _with_stamps(left, frames.lifecycle).join(ends_of(left, branches))
     cancels["phase"] = _phase(cancels, frames.lifecycle, facts)
     if facts.has_steps and facts.clocks_agree:
-        is_last_step = _ended_with_its_step(cancels, StepTimes.of(frames.steps))
+        is_last_step = _ended_with_its_step(cancels, StepTimes.of(frames.steps), facts)
         cancels.loc[is_last_step, "phase"] = "ended"
     cancels = _with_stages(_with_latency(cancels, facts))
     if facts.has_steps:
@@ -59,8 +63,8 @@ def cancellations(frames: RunFrames) -> pd.DataFrame:
     else:
         cancels["cancel_latency_steps"] = np.nan
         cancels["removed_at_first_boundary"] = pd.array([pd.NA] * len(cancels), dtype="boolean")
-    cancels = pd.concat([cancels, waste_columns(cancels, frames, facts)], axis="columns")
-    return cancels.drop(columns="final_num_generated")
+    cancels = pd.concat([cancels, waste_columns(cancels, branches, frames, facts)], axis="columns")
+    return cancels.drop(columns=["final_num_generated", "signalled_ns", "n"])
 
 
 def was_cancelled(cancels: pd.DataFrame) -> pd.Series:
@@ -80,7 +84,7 @@ def _left(requests: pd.DataFrame) -> pd.DataFrame:
     is_load = requests["role"].isin([Role.USER, Role.FILLER, Role.LONG_PROMPT])
     read = pd.Series(tokens_read(requests), index=requests.index)
     left = requests[is_abandoned & is_load]
-    columns = ["request_id", "role", "trial", "planned_abandon", "max_tokens"]
+    columns = ["request_id", "role", "trial", "plan", "planned_abandon", "max_tokens", "n"]
     frame = left[columns].assign(
         t0_ns=left["abandoned_ns"].astype("Int64"), tokens_read=read[left.index]
     )
@@ -88,33 +92,30 @@ def _left(requests: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_stamps(left: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
-    """Add the first time of each event, the server's own id and how the server finished it."""
+    """Add the first time of each event that belongs to a beginning."""
     ids = left["request_id"]
     events = lifecycle[lifecycle["client_request_id"].isin(ids)].sort_values("t_ns", kind="stable")
     first = events.drop_duplicates(["client_request_id", "event"]).set_index("client_request_id")
-    for event, column in _STAMPS.items():
-        times = first.loc[first["event"] == event, "t_ns"].astype("Int64")
-        left[column] = ids.map(times).astype("Int64")
-    finished = first[first["event"] == "finished"]
-    left["finish_reason"] = ids.map(finished["reason"]).astype(object)
-    left["final_num_generated"] = ids.map(finished["num_generated"].astype("Int64")).astype("Int64")
-    server_ids = events.drop_duplicates("client_request_id").set_index("client_request_id")
-    left["server_request_id"] = ids.map(server_ids["request_id"]).astype(object)
-    return left
+    stamps = {
+        column: ids.map(first.loc[first["event"] == event, "t_ns"].astype("Int64")).astype("Int64")
+        for event, column in _STAMPS.items()
+    }
+    return left.assign(**stamps)
 
 
 def _phase(cancels: pd.DataFrame, lifecycle: pd.DataFrame, facts: Facts) -> pd.Series:
-    """Where the request was at t0: its last queue event before it, and whether it had a token."""
+    """Where the request was at t0: running if the last queue event of any branch before it says so,
+    and whether it had a token."""
     phase = pd.Series(None, index=cancels.index, dtype=object)
     if not facts.clocks_agree:
         return phase
     t0 = cancels["t0_ns"]
     moves = lifecycle[lifecycle["event"].isin(["admitted", "resumed", "preempted"])]
-    t0_of = cancels.dropna(subset="server_request_id").set_index("server_request_id")["t0_ns"]
-    moves = moves[moves["t_ns"] <= moves["request_id"].map(t0_of).astype("Int64").fillna(0)]
+    t0_of = cancels.set_index("request_id")["t0_ns"]
+    moves = moves[moves["t_ns"] <= moves["client_request_id"].map(t0_of).astype("Int64").fillna(0)]
     last = moves.sort_values("t_ns", kind="stable").drop_duplicates("request_id", keep="last")
-    queue_event = cancels["server_request_id"].map(last.set_index("request_id")["event"])
-    is_running = queue_event.isin(["admitted", "resumed"])
+    running = last.loc[last["event"] != "preempted", "client_request_id"]
+    is_running = cancels["request_id"].isin(running)
     has_token = (cancels["first_token_sampled_ns"] <= t0).fillna(value=False).astype(bool)
     has_ended = (cancels["removed_ns"] <= t0).fillna(value=False).astype(bool)
     phase[cancels["arrived_ns"].notna()] = "waiting"
@@ -124,14 +125,23 @@ def _phase(cancels: pd.DataFrame, lifecycle: pd.DataFrame, facts: Facts) -> pd.S
     return phase
 
 
-def _ended_with_its_step(cancels: pd.DataFrame, steps: StepTimes) -> pd.Series:
+def _ended_with_its_step(cancels: pd.DataFrame, steps: StepTimes, facts: Facts) -> pd.Series:
     """Came to its natural end with no whole step between the server's seeing its user leave and the
-    end. Who was not seen leaving before the end is judged by t0."""
+    end. Who was not seen leaving before the end is judged by t0.
+
+    An abort that was sent and not heard before the end was still on its way: no longer than the
+    slowest that was heard, so the step is looked for after that.
+    """
     is_natural = cancels["finish_reason"].notna() & (cancels["finish_reason"] != "abort")
     ended = cancels["removed_ns"].fillna(0).to_numpy(dtype=np.int64)
     t0 = cancels["t0_ns"].to_numpy(dtype=np.int64)
     seen = cancels["detected_ns"].to_numpy(dtype=np.int64, na_value=np.iinfo(np.int64).max)
     since = np.where(seen <= ended, seen, t0)
+    is_on_its_way = cancels["signalled_ns"].notna() & cancels["heard_ns"].isna()
+    slowest_s = seconds_between(cancels["signalled_ns"], cancels["heard_ns"]).max()
+    if is_on_its_way.any() and slowest_s > 0:
+        way_ns = int(min(slowest_s, facts.settle_s) * 1e9)
+        since = np.where(is_on_its_way, since + way_ns, since)
     at_once = ~steps.has_whole_step(since, ended)
     return is_natural & cancels["removed_ns"].notna() & at_once
 
@@ -166,10 +176,13 @@ def _with_stages(cancels: pd.DataFrame) -> pd.DataFrame:
     """Add the stages: each the time since the one before, NaN where the request got no further.
 
     Only an abort ends the wait: a request that ran to its natural end was not waiting to be freed.
+    That its connection ended after it was over is not its being noticed.
     """
     is_aborted = cancels["finish_reason"] == "abort"
     has_server_t0 = was_cancelled(cancels)
-    detected, heard, removed = cancels["detected_ns"], cancels["heard_ns"], cancels["removed_ns"]
+    heard, removed = cancels["heard_ns"], cancels["removed_ns"]
+    was_over = (removed < cancels["detected_ns"]).fillna(value=False) & ~is_aborted
+    detected = cancels["detected_ns"].mask(was_over)
     cancels["detect_s"] = seconds_between(cancels["t0_ns"], detected).where(has_server_t0)
     cancels["signal_s"] = seconds_between(detected, heard)
     cancels["wait_s"] = seconds_between(heard, removed).where(is_aborted)

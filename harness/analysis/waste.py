@@ -25,8 +25,11 @@ _SINCE_T0: Final = (
 )
 
 
-def waste_columns(cancels: pd.DataFrame, frames: RunFrames, facts: Facts) -> pd.DataFrame:
-    """The waste of each abandoned request; NaN where the run cannot tell.
+def waste_columns(
+    cancels: pd.DataFrame, branches: pd.DataFrame, frames: RunFrames, facts: Facts
+) -> pd.DataFrame:
+    """The waste of each abandoned request, of all its branches together; NaN where the run cannot
+    tell.
 
     generated_tokens: all sampled for it, read or not; of a request that never finished, those in
     the step log (then the true number may be larger). wasted_tokens = generated - read at t0;
@@ -34,58 +37,66 @@ def waste_columns(cancels: pd.DataFrame, frames: RunFrames, facts: Facts) -> pd.
     difference. slot_seconds: time in the batch after t0. block_seconds: integral of the blocks held
     after t0. gpu_seconds: sum over steps of (duration after t0) * (its share of the step's
     scheduled tokens). A request that was not finished counts until the end of the observation.
+    Blocks that several branches share count for each of them.
     """
-    computed = _computed(cancels, frames, facts)
+    computed = _computed(branches, frames, facts)
     generated = cancels["final_num_generated"]
     if computed is not None:
-        sampled = _sum(computed["sampled"], computed, len(cancels))
+        sampled = _of_owners(_sum(computed["sampled"], computed, len(branches)), branches, cancels)
         known = cancels["arrived_ns"].notna()
         so_far = pd.Series(sampled, index=cancels.index).round().astype("Int64").where(known)
         generated = generated.fillna(so_far)
     columns = pd.DataFrame({"generated_tokens": generated}, index=cancels.index)
     as_float = generated.to_numpy(dtype=float, na_value=np.nan)
     columns["wasted_tokens"] = as_float - cancels["tokens_read"]
-    columns = columns.assign(**_since_t0(cancels, frames, facts, computed))
+    columns = columns.assign(**_since_t0(cancels, branches, frames, facts, computed))
     in_flight = columns["wasted_tokens"] - columns["wasted_after_close_tokens"]
     return columns.assign(wasted_in_flight_tokens=in_flight)
 
 
-def _computed(cancels: pd.DataFrame, frames: RunFrames, facts: Facts) -> pd.DataFrame | None:
+def _computed(branches: pd.DataFrame, frames: RunFrames, facts: Facts) -> pd.DataFrame | None:
     if not facts.has_steps or not facts.has_lifecycle:
         return None
-    ids = cancels["server_request_id"]
-    # A request that the server never told of gets a key that no step can name.
-    unknown = pd.Series([f"\0{i}" for i in range(len(ids))], index=ids.index, dtype=object)
-    return computed_tokens(frames.steps, pd.Index(ids.where(ids.notna(), unknown)))
+    return computed_tokens(frames.steps, pd.Index(branches["server_request_id"]))
 
 
 def _since_t0(
-    cancels: pd.DataFrame, frames: RunFrames, facts: Facts, computed: pd.DataFrame | None
+    cancels: pd.DataFrame,
+    branches: pd.DataFrame,
+    frames: RunFrames,
+    facts: Facts,
+    computed: pd.DataFrame | None,
 ) -> dict[str, Floats]:
     """The columns that need the server's stamps to be comparable with t0."""
-    n = len(cancels)
-    unknown = np.full(n, np.nan)
-    columns = dict.fromkeys(_SINCE_T0, unknown)
+    columns = dict.fromkeys(_SINCE_T0, np.full(len(cancels), np.nan))
     if not facts.clocks_agree or not facts.has_lifecycle:
         return columns
     known = cancels["arrived_ns"].notna().to_numpy()
-    t0 = cancels["t0_ns"].to_numpy(dtype=np.int64)
-    moves = _queue_moves(cancels, frames.lifecycle)
-    held = integral(moves, t0, _end_of(cancels["removed_ns"], t0, facts))
-    columns["slot_seconds"] = np.where(known, held, np.nan)
+
+    def of_each(values: Floats) -> Floats:
+        return np.where(known, _of_owners(values, branches, cancels), np.nan)
+
+    n, t0 = len(branches), branches["t0_ns"].to_numpy(dtype=np.int64)
+    moves = _queue_moves(branches, frames.lifecycle)
+    removed, freed = (_end_of(branches[name], t0, facts) for name in ("removed_ns", "freed_ns"))
+    columns["slot_seconds"] = of_each(integral(moves, t0, removed))
     if computed is None:
         return columns
     started, ended = computed["started_ns"].to_numpy(), computed["ended_ns"].to_numpy()
     since = t0[computed["request"]]
     after = _sum(computed["sampled"].where(ended > since, 0), computed, n)
-    columns["wasted_after_close_tokens"] = np.where(known, after, np.nan)
+    columns["wasted_after_close_tokens"] = of_each(after)
     busy = np.clip(ended - np.maximum(started, since), 0, None) / 1e9
-    columns["gpu_seconds"] = np.where(known, _sum(computed["share"] * busy, computed, n), np.nan)
+    columns["gpu_seconds"] = of_each(_sum(computed["share"] * busy, computed, n))
     if facts.block_size is not None:
         blocks = _block_changes(computed, moves, facts.block_size)
-        held = integral(blocks, t0, _end_of(cancels["freed_ns"], t0, facts))
-        columns["block_seconds"] = np.where(known, held, np.nan)
+        columns["block_seconds"] = of_each(integral(blocks, t0, freed))
     return columns
+
+
+def _of_owners(values: Floats, branches: pd.DataFrame, cancels: pd.DataFrame) -> Floats:
+    """The sum over the branches of each request."""
+    return _total(branches["owner"].to_numpy(dtype=np.int64), values, len(cancels))
 
 
 def _sum(values: pd.Series, computed: pd.DataFrame, n: int) -> Floats:
@@ -102,14 +113,14 @@ def _end_of(stamps: pd.Series, t0: Ints, facts: Facts) -> Ints:
     return np.where(stamps.isna(), last, stamps.to_numpy(dtype=np.int64, na_value=0))
 
 
-def _queue_moves(cancels: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
-    """When each request entered the batch (level 1) and was put back into the queue (level 0)."""
+def _queue_moves(branches: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
+    """When each branch entered the batch (level 1) and was put back into the queue (level 0)."""
     moves = lifecycle[lifecycle["event"].isin(["admitted", "resumed", "preempted"])]
-    positions = pd.Series(np.arange(len(cancels)), index=cancels["request_id"])
-    moves = moves[moves["client_request_id"].isin(positions.index)]
+    positions = pd.Series(np.arange(len(branches)), index=branches["server_request_id"])
+    moves = moves[moves["request_id"].isin(positions.index)]
     return pd.DataFrame(
         {
-            "request": moves["client_request_id"].map(positions).to_numpy(dtype=np.int64),
+            "request": moves["request_id"].map(positions).to_numpy(dtype=np.int64),
             "t_ns": moves["t_ns"].to_numpy(dtype=np.int64),
             "level": (moves["event"] != "preempted").to_numpy(dtype=float),
             "num_blocks": moves["num_blocks"].to_numpy(dtype=np.int64),
