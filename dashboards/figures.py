@@ -17,9 +17,11 @@ from harness.words import quantity
 
 CLIENT_TIMES: Final = (
     ("ttft_s", "first token (TTFT)"),
+    ("ttft_from_intended_s", "... from the intended start"),
     ("itl_s", "between tokens (ITL)"),
     ("tpot_s", "per token (TPOT)"),
     ("e2e_s", "whole answer (E2E)"),
+    ("e2e_from_intended_s", "... of it from the intended start"),
 )
 RECOVERY_ARMS: Final = (("unloaded", GREEN), ("abandon", BLUE), ("control", GREY))
 PHASES: Final = (

@@ -113,7 +113,10 @@ def survivors(run: Run) -> Section:
         return section.without(
             run.summary.not_measurable.get("ttft_s", "Nobody stayed to the end.")
         )
-    words = " ".join(f"{name[:-2].upper()}: {median_and_p99(one)}" for name, one in present.items())
+    words = " ".join(
+        f"{name[:-2].upper().replace('_', ' ')}: {median_and_p99(one)}"
+        for name, one in present.items()
+    )
     return section.drawn(
         Picture(
             name="survivors",

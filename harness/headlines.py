@@ -1,6 +1,6 @@
 """Which figures are shown first, and of arms that are compared, which of their figures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from harness.records import Metric
 
@@ -43,7 +43,15 @@ HEADLINES = (
     "storm_clear_s",
     "storm_spread_s",
 )
-ARM_HEADLINES = (*HEADLINES, "goodput_rps", "preemptions", "recomputed_tokens")
+# Beside the others where requests come by a schedule.
+OPEN_LOOP_HEADLINES = ("ttft_from_intended_s", "e2e_s", "e2e_from_intended_s", "start_delay_s")
+ARM_HEADLINES = ("goodput_rps", "preemptions", "recomputed_tokens")
+
+
+def headlines(metrics: Collection[str]) -> Sequence[str]:
+    """The metrics that are shown first, of a run that has these."""
+    is_open_loop = OPEN_LOOP_HEADLINES[0] in metrics
+    return (*HEADLINES, *OPEN_LOOP_HEADLINES) if is_open_loop else HEADLINES
 
 
 def headline_figures(
@@ -54,7 +62,8 @@ def headline_figures(
     `first`: the metrics that the workload's question is about; the others follow.
     """
     pairs = []
-    for name in dict.fromkeys([*first, *ARM_HEADLINES]):
+    present = {name for metrics in arms.values() for name in metrics}
+    for name in dict.fromkeys([*first, *headlines(present), *ARM_HEADLINES]):
         found = [metrics[name] for metrics in arms.values() if name in metrics]
         keys = ("p50", "p99") if any(one.unit == "s" for one in found) else ("mean",)
         pairs += [(name, key) for key in keys if any(_has(one, key) for one in found)]

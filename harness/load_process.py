@@ -15,6 +15,7 @@ from harness.load.plan import (
     SlotRecoveryLoad,
 )
 from harness.load.rows import ShardReader
+from harness.open_loop_order import describe_open_loop
 from harness.process import Child, python_module
 from harness.progress import Snapshot
 from harness.records import Outcome, RequestRow
@@ -80,6 +81,8 @@ def find_hopeless(rows: Sequence[RequestRow]) -> TargetError | None:
 
 def describe_load(plan: LoadPlan) -> str:
     """One line about what is going to happen."""
+    if plan.open_loop is not None:
+        return f"load: {describe_open_loop(plan.open_loop)}"
     match plan.load:
         case AbandonLoad(stop_after_abandons=None):
             return f"load: {plan.users} users for {plan.max_seconds:.0f} s"

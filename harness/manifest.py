@@ -80,6 +80,14 @@ class Idle(msgspec.Struct, kw_only=True):
     loops: list[IdleReading] = []
 
 
+class ScheduledArrivals(msgspec.Struct, kw_only=True):
+    """An open loop: how many requests its schedule had (of all loops together), and how many of
+    them could be open at once."""
+
+    planned: int
+    max_streams: int
+
+
 class Probing(msgspec.Struct, kw_only=True):
     """Does the server still serve, after all? A few short requests, one after the other.
 
@@ -97,7 +105,8 @@ class Manifest(msgspec.Struct, kw_only=True):
     """`manifest.json`. Filled in as the run goes and written at its start and at its end.
 
     `status` says "interrupted" until the run has ended otherwise, so that the folder of a harness
-    that was killed does not look complete. `scrape_interval_s` is null when nothing was scraped.
+    that was killed does not look complete. `scrape_interval_s` is null when nothing was scraped,
+    `arrivals` where users were a closed loop.
     `notes` are for information; `warnings` say why figures may be missing or wrong.
     """
 
@@ -116,6 +125,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     settle_s: float
     scrape_interval_s: float | None
     prompt_scale: PromptScale = BYTES_ARE_TOKENS
+    arrivals: ScheduledArrivals | None = None
     idle: Idle = msgspec.field(default_factory=Idle)
     probing: Probing | None = None
     notes: list[str] = []

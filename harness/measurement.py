@@ -25,7 +25,15 @@ from harness.load.plan import LoadPlan, write_plan
 from harness.load_order import load_notes, prompt_salt
 from harness.load_process import describe_load, run_load
 from harness.load_settings import SlotRecoverySettings
-from harness.manifest import Clock, IdleReading, Manifest, TargetFacts, find_hardware
+from harness.manifest import (
+    Clock,
+    IdleReading,
+    Manifest,
+    ScheduledArrivals,
+    TargetFacts,
+    find_hardware,
+)
+from harness.open_loop_order import count_arrivals, open_loop_notes
 from harness.order import ResolvedOrder, make_load_plan
 from harness.progress import Progress, Snapshot
 from harness.reach import http_client
@@ -126,6 +134,9 @@ class Measurement:
         plan = msgspec.structs.replace(plan, prompt_salt=salt)
         for text in load_notes(self._resolved.workload, self._target, server):
             self.notes.add(text)
+        for text in open_loop_notes(plan):
+            self.notes.add(text)
+            self._progress.phase(text)
         if self._target.bytes_are_tokens:
             return plan
         self._progress.phase("asking the server how many tokens it makes of a prompt")
@@ -296,6 +307,7 @@ class Measurement:
             self._progress.update(replace(snapshot, gauges=gauges))
 
         self._progress.phase(describe_load(plan))
+        self._note_arrivals(plan)
         if self.manifest.window.load_started_ns is None:
             self.manifest.window.load_started_ns = self._clock_ns()
         write_plan(plan, self._folder.load_plan)
@@ -313,6 +325,15 @@ class Measurement:
             hidden = dict.fromkeys(plan.headers, "***")  # a header may hold a secret
             write_plan(msgspec.structs.replace(plan, headers=hidden), self._folder.load_plan)
         self._refuse_interruption()
+
+    def _note_arrivals(self, plan: LoadPlan) -> None:
+        """How many requests are going to come: what has no row in the end was not sent."""
+        if plan.open_loop is None:
+            return
+        so_far = self.manifest.arrivals.planned if self.manifest.arrivals is not None else 0
+        self.manifest.arrivals = ScheduledArrivals(
+            planned=so_far + count_arrivals(plan), max_streams=plan.open_loop.max_streams
+        )
 
     def _settle(self, collector: Collector) -> None:
         """Wait the settle time, or until the server's gauges are as before and can be believed."""

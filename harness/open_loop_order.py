@@ -85,10 +85,10 @@ def open_loop_notes(plan: LoadPlan) -> list[str]:
         return [_in_words(tally(recorded, replay), replay)]
 
 
-def count_arrivals(plan: LoadPlan) -> int | None:
-    """How many requests the schedule has; None for a closed loop."""
+def count_arrivals(plan: LoadPlan) -> int:
+    """How many requests the schedule has; none in a closed loop."""
     if plan.open_loop is None:
-        return None
+        return 0
     return sum(1 for _ in planned_arrivals(plan.open_loop.schedule, seed=plan.seed))
 
 

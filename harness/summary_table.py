@@ -15,7 +15,7 @@ from rich.text import Text
 from harness.accounts import AGREEMENT_COLUMNS, agreement_cells, audit_cells
 from harness.analysis.agreement import Agreement
 from harness.analysis.audit import Entry
-from harness.headlines import HEADLINES
+from harness.headlines import headlines
 from harness.records import Metric
 from harness.words import SELF_EVIDENT_UNITS, figure_of, quantity
 
@@ -65,7 +65,7 @@ def _table(metrics: Mapping[str, Metric], *, without: Sequence[str]) -> Table:
     table.add_column("figure", no_wrap=True)
     for column in columns:
         table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
-    for name in HEADLINES:
+    for name in headlines(metrics):
         if name in metrics:
             cells = _cells(metrics[name])
             table.add_row(label(name, metrics[name]), *(cells[column] for column in columns))

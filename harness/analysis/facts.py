@@ -51,6 +51,7 @@ class Facts:
     metric_labels: dict[str, dict[str, str]]
     lags: dict[str, tuple[float, float]]
     late: dict[str, Late]
+    is_open_loop: bool
 
     @property
     def load_s(self) -> float:
@@ -140,6 +141,7 @@ def run_facts(frames: RunFrames) -> Facts:
             for role, source in sources.items()
             if source.get("late_steps")
         },
+        is_open_loop=manifest.get("arrivals") is not None,
     )
 
 

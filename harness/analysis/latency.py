@@ -33,6 +33,9 @@ _LATENCY_FIGURES: Final = (
     "goodput_rps",
     "start_delay_s",
 )
+_OPEN_LOOP_FIGURES: Final = ("ttft_from_intended_s", "e2e_from_intended_s")
+_SENT: Final = "sent_ns"
+_INTENDED: Final = "intended_start_ns"
 _NO_SURVIVOR: Final = "no request that was to be read to its end was accepted"
 _NO_USERS: Final = "this workload has no ordinary users, only fillers and probes"
 _REFUSED: Final = (Outcome.REJECTED, Outcome.FAILED)
@@ -41,25 +44,33 @@ _REFUSED: Final = (Outcome.REJECTED, Outcome.FAILED)
 def latency_figures(requests: pd.DataFrame, facts: Facts) -> Figures:
     """TTFT, ITL, TPOT and E2E of survivors; goodput and start delay of all users.
 
+    In an open loop TTFT and E2E from the intended start, too: what a user felt who came when the
+    schedule says, also where the request was sent late.
+
     Where long prompts meet bystanders, each figure is of one of the two, and says of which: TTFT of
     the long prompts that were read, all else of the bystanders.
     """
     if requests.empty:
-        return same_reason(_LATENCY_FIGURES, "no request ended")
+        more = _OPEN_LOOP_FIGURES if facts.is_open_loop else ()
+        return same_reason((*_LATENCY_FIGURES, *more), "no request ended")
     if (requests["role"] == Role.BYSTANDER).any():
         return _of_two_kinds(requests, facts)
     users = requests[requests["role"] == Role.USER]
     if users.empty:
         return {**same_reason(_LATENCY_FIGURES, _NO_USERS), "itl_s": _of_fillers(requests)}
     survivors = users[users["planned_abandon"].isna()]
-    return {
-        "ttft_s": _ttft(users, survivors),
+    figures = {
+        "ttft_s": _ttft(users, survivors, since=_SENT),
         "itl_s": _itl(survivors),
         "tpot_s": _tpot(survivors),
-        "e2e_s": _e2e(survivors),
+        "e2e_s": _e2e(survivors, since=_SENT),
         "goodput_rps": _goodput(users, facts),
         "start_delay_s": _start_delay(users),
     }
+    if facts.is_open_loop:
+        figures["ttft_from_intended_s"] = _ttft(users, survivors, since=_INTENDED)
+        figures["e2e_from_intended_s"] = _e2e(survivors, since=_INTENDED)
+    return figures
 
 
 def _of_fillers(requests: pd.DataFrame) -> Figure:
@@ -79,7 +90,7 @@ def _of_two_kinds(requests: pd.DataFrame, facts: Facts) -> Figures:
     figures = {
         "itl_s": _itl(bystanders),
         "tpot_s": _tpot(bystanders),
-        "e2e_s": _e2e(bystanders),
+        "e2e_s": _e2e(bystanders, since=_SENT),
         "goodput_rps": _goodput(bystanders, facts),
     }
     for figure in figures.values():
@@ -100,23 +111,24 @@ def token_gaps(requests: pd.DataFrame) -> tuple[Floats, np.ndarray]:
     return gaps[is_inside], request[1:][is_inside]
 
 
-def _ttft(users: pd.DataFrame, survivors: pd.DataFrame) -> Figure:
-    """First token event's arrival - request sent; `others.all_users` with those who left."""
-    figure = _client(ttft_sample(survivors), _NO_SURVIVOR)
-    everybody = _client(ttft_sample(users), _NO_SURVIVOR)
+def _ttft(users: pd.DataFrame, survivors: pd.DataFrame, *, since: str) -> Figure:
+    """First token event's arrival - request sent, or its intended start; `others.all_users` with
+    those who left."""
+    figure = _client(ttft_sample(survivors, since=since), _NO_SURVIVOR)
+    everybody = _client(ttft_sample(users, since=since), _NO_SURVIVOR)
     if isinstance(figure, Metric) and isinstance(everybody, Metric):
         figure.others["all_users"] = everybody
     return figure
 
 
-def ttft_sample(requests: pd.DataFrame) -> Sample:
+def ttft_sample(requests: pd.DataFrame, *, since: str = _SENT) -> Sample:
     """Censored at the end of a request that was accepted, or waited for, but had no token yet."""
     first = requests["first_token_ns"]
     is_waiting = first.isna() & ~requests["outcome"].isin(_REFUSED)
     rows = requests[first.notna() | is_waiting]
     until = rows["first_token_ns"].fillna(rows["ended_ns"])
     return Sample(
-        values=(until - rows["sent_ns"]).to_numpy(dtype=float) / 1e9,
+        values=(until - rows[since]).to_numpy(dtype=float) / 1e9,
         censored=rows["first_token_ns"].isna().to_numpy(),
     )
 
@@ -138,10 +150,10 @@ def _tpot(survivors: pd.DataFrame) -> Figure:
     return _client(Sample(values=values), "no survivor had two tokens")
 
 
-def _e2e(survivors: pd.DataFrame) -> Figure:
-    """Last token event - request sent, of completed requests."""
+def _e2e(survivors: pd.DataFrame, *, since: str) -> Figure:
+    """Last token event - request sent, or its intended start, of completed requests."""
     completed = survivors[survivors["outcome"] == Outcome.COMPLETED]
-    span = (completed["last_token_ns"] - completed["sent_ns"]).dropna()
+    span = (completed["last_token_ns"] - completed[since]).dropna()
     return _client(Sample(values=span.to_numpy(dtype=float) / 1e9), "no survivor was completed")
 
 

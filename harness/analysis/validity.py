@@ -13,6 +13,7 @@ import pandas as pd
 
 from harness.analysis.agreement import Agreement, disagreements
 from harness.analysis.answers import strange_answers, why_nobody_left
+from harness.analysis.arrivals import arrival_warnings
 from harness.analysis.enough import fewest_for_rate_below
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
@@ -103,6 +104,7 @@ def more_remarks(
         *_about_scraping(frames, figures),
         *(_warning(text) for text in disagreements(agreement).values()),
         *_about_enough(figures),
+        *(_warning(text) for text in arrival_warnings(frames, figures)),
     ]
     if steady.is_steady is False:
         said.append(

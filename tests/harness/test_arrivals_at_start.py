@@ -94,7 +94,7 @@ def test_each_kind_is_a_rate_and_a_spacing(
 def test_without_arrivals_users_are_a_closed_loop(tmp_path: Path) -> None:
     closed = plan(tmp_path, 'kind="closed"')
     assert closed.open_loop is None
-    assert count_arrivals(closed) is None
+    assert count_arrivals(closed) == 0
     assert load_workload("demo").arrivals.kind == "closed"
 
 

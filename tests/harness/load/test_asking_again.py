@@ -11,7 +11,8 @@ import pytest
 
 from harness.load.plan import CancelStormLoad
 from harness.records import Outcome, RequestRow, Role
-from tests.harness.load.test_users_process import LoadProcess, abandoning, engine
+from tests.harness.load.load_process import LoadProcess
+from tests.harness.load.test_users_process import abandoning, engine
 
 if TYPE_CHECKING:
     from pathlib import Path

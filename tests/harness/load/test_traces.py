@@ -1,13 +1,16 @@
 """Recorded traffic: the three formats, their mistakes, and how long a replayed request is."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import workloads
 from harness.errors import ConfigError
 from harness.load.schedule import open_trace, planned_arrivals
 from harness.load.trace_formats import Recorded, read_trace
 from harness.load.traces import TraceReplay, longest_prompt, replayed, tally
+from tests.harness.load.made_up_traces import as_azure, as_burst_gpt, as_mooncake, conversations
 
 MOONCAKE = """\
 {"timestamp": 0, "input_length": 1100, "output_length": 50, "hash_ids": [0, 1, 2]}
@@ -147,3 +150,24 @@ def test_a_file_that_is_not_there_or_no_text_is_a_mistake_of_the_user(tmp_path: 
             open_trace(str(tmp_path / name)) as requests,
         ):
             list(requests)
+
+
+@pytest.mark.parametrize("write", [as_mooncake, as_azure, as_burst_gpt])
+def test_what_was_written_in_a_format_is_read_from_it(
+    write: Callable[[list[Recorded]], Iterator[str]],
+) -> None:
+    written = conversations(50, seed=3)
+    found = list(read_trace(write(written), name="trace"))
+    begin_s = found[0].at_s
+    assert [one.at_s - begin_s for one in found] == pytest.approx([one.at_s for one in written])
+    assert [(one.prompt_tokens, one.answer_tokens) for one in found] == [
+        (one.prompt_tokens, one.answer_tokens) for one in written
+    ]
+    assert [one.pages for one in found] == [
+        one.pages if write is as_mooncake else () for one in written
+    ]
+
+
+def test_the_trace_that_ships_is_the_one_that_is_made_up_here() -> None:
+    shipped = Path(workloads.__file__).with_name("made_up_trace.jsonl")
+    assert shipped.read_text() == "".join(as_mooncake(conversations(60, seed=1)))

@@ -1,0 +1,127 @@
+"""Open loops: latency from the intended start, requests that came late, and those never sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.analysis.arrivals import most_open
+from harness.analysis.facts import run_facts
+from harness.analysis.figure import Figures, NotMeasurable
+from harness.analysis.latency import latency_figures
+from harness.analysis.summary import summarise
+from harness.headlines import headlines
+from harness.manifest import ScheduledArrivals
+from harness.records import Metric
+
+if TYPE_CHECKING:
+    from tests.harness.conftest import RunBuilder
+
+    MakeRun = Callable[[], RunBuilder]
+
+MS = 1_000_000
+
+
+def ms(value: float) -> Any:
+    return pytest.approx(value / 1e3, abs=1e-9)
+
+
+def scheduled(run: RunBuilder, *, planned: int, max_streams: int = 100) -> RunBuilder:
+    run.manifest.arrivals = ScheduledArrivals(planned=planned, max_streams=max_streams)
+    return run
+
+
+def late(run: RunBuilder, name: str, *, by: float, **request: Any) -> None:
+    """A request that was sent so many milliseconds after it should have been."""
+    run.request(name, **request)
+    run.requests[-1].intended_start_ns -= round(by * MS)
+
+
+def latencies(run: RunBuilder) -> Figures:
+    frames = run.frames()
+    return latency_figures(frames.requests, run_facts(frames))
+
+
+def warnings(run: RunBuilder) -> list[str]:
+    said = summarise(run.frames())["validity"]
+    return [one["text"] for one in said if one["level"] == "warning"]
+
+
+def test_what_was_sent_late_is_as_slow_as_its_user_felt_it(make_run: MakeRun) -> None:
+    run = scheduled(make_run(), planned=2)
+    late(run, "a", by=40, sent=100, tokens=[120, 130], outcome="completed", end=131)
+    late(run, "b", by=0, sent=100, tokens=[120, 130], outcome="completed", end=131)
+    figures = latencies(run)
+    for name, (low, high) in {
+        "ttft_s": (20, 20),
+        "ttft_from_intended_s": (20, 60),
+        "e2e_s": (30, 30),
+        "e2e_from_intended_s": (30, 70),
+        "start_delay_s": (0, 40),
+    }.items():
+        figure = figures[name]
+        assert isinstance(figure, Metric)
+        assert (figure.mean, figure.max) == (ms((low + high) / 2), ms(high)), name
+
+
+def test_who_had_no_token_had_waited_since_the_intended_start(make_run: MakeRun) -> None:
+    run = scheduled(make_run(), planned=1)
+    late(run, "cut", by=40, sent=100, tokens=[], outcome="cut_off", end=150)
+    figure = latencies(run)["ttft_from_intended_s"]
+    assert isinstance(figure, Metric)
+    assert (figure.n_censored, figure.lower_bounds["p50"]) == (1, ms(90))
+
+
+def test_a_closed_loop_has_no_intended_start_of_its_own(make_run: MakeRun) -> None:
+    run = make_run()
+    late(run, "a", by=40, sent=100, tokens=[120], outcome="completed", end=131)
+    assert "ttft_from_intended_s" not in latencies(run)
+    assert not [text for text in warnings(run) if "schedule" in text]
+    run = scheduled(make_run(), planned=3)
+    assert isinstance(latencies(run)["ttft_from_intended_s"], NotMeasurable)
+
+
+def test_the_figures_of_an_open_loop_are_among_the_first() -> None:
+    assert "start_delay_s" in headlines({"ttft_s", "ttft_from_intended_s"})
+    assert "start_delay_s" not in headlines({"ttft_s", "start_delay_s"})
+
+
+def test_what_was_not_sent_is_counted(make_run: MakeRun) -> None:
+    run = scheduled(make_run(), planned=3)
+    late(run, "a", by=0, sent=100, tokens=[120], outcome="completed", end=131)
+    (text,) = [text for text in warnings(run) if "schedule" in text]
+    assert text.startswith("2 of 3 requests of the schedule were not sent")
+
+
+@pytest.mark.parametrize(
+    ("max_streams", "cause"), [(2, "`arrivals.max_streams`, 2"), (3, "the load generator could")]
+)
+def test_a_late_schedule_names_its_bottleneck(
+    make_run: MakeRun, max_streams: int, cause: str
+) -> None:
+    run = scheduled(make_run(), planned=3, max_streams=max_streams)
+    late(run, "a", by=0, sent=100, tokens=[120], outcome="completed", end=150)
+    late(run, "b", by=0, sent=110, tokens=[130], outcome="completed", end=150)
+    late(run, "c", by=30, sent=150, tokens=[170], outcome="completed", end=180)
+    (text,) = [text for text in warnings(run) if "sent late" in text]
+    assert text.startswith("requests were sent late: start_delay_s has a p99 of 30 ms; ")
+    assert cause in text
+
+
+def test_small_delays_are_no_warning(make_run: MakeRun) -> None:
+    run = scheduled(make_run(), planned=2)
+    late(run, "a", by=9, sent=100, tokens=[120], outcome="completed", end=131)  # a timer's
+    assert not [text for text in warnings(run) if "sent late" in text]
+    run = scheduled(make_run(), planned=2)
+    late(run, "a", by=90, sent=0, tokens=[1000], outcome="completed", end=1001)  # against a second
+    assert not [text for text in warnings(run) if "sent late" in text]
+
+
+def test_how_many_were_open_at_once(make_run: MakeRun) -> None:
+    run = make_run()
+    assert most_open(run.frames().requests) == 0
+    for name, sent, end in (("a", 0, 10), ("b", 10, 20), ("c", 15, 30), ("d", 16, 17)):
+        run.request(name, sent=sent, tokens=[], outcome="cut_off", end=end)
+    assert most_open(run.frames().requests) == 3
