@@ -20,6 +20,7 @@ from harness.analysis.held_open import held_open
 from harness.analysis.scraped import typical_step_s, why_no_lag
 from harness.records import Metric
 
+FEWEST_TOLD: Final = 0.1  # of those who left: fewer that could be told apart stand for nobody
 FEWEST_LOOPS: Final = 4  # idle readings after so many loops give a slope an interval
 _UNITS: Final = {
     "slots": ("running", 1),
@@ -53,7 +54,17 @@ def latency_methods(frames: RunFrames, facts: Facts) -> Methods:
         if isinstance(found[name], Metric) and why is not None:
             found[name] = NotMeasurable(why)
     n_left = held_open(frames.requests).n_left
+    found = {name: _unless_of_few(one, n_left) for name, one in found.items()}
     return dict(sorted(found.items(), key=lambda pair: _is_second_choice(pair[1], n_left)))
+
+
+def _unless_of_few(figure: Figure, n_left: int) -> Figure:
+    if not isinstance(figure, Metric) or figure.n >= FEWEST_TOLD * n_left:
+        return figure
+    return NotMeasurable(
+        f"by {figure.method} only {figure.n} of {n_left} who left could be told from the others: "
+        "too few to stand for them"
+    )
 
 
 def _is_second_choice(figure: Figure, n_left: int) -> bool:

@@ -104,6 +104,19 @@ def test_what_is_called_a_lower_bound_stays_one(make_run: MakeRun) -> None:
     assert verdicts(run)["generated_tokens"] == "lower"
 
 
+def test_what_is_known_never_to_move_is_stuck_also_where_it_need_not_have_moved(
+    make_run: MakeRun,
+) -> None:
+    run = accounts(make_run())
+    run.requests.pop()
+    run.abandon("early", t0=405, tokens=[], prompt_tokens=10)
+    run.manifest.idle.after["aborted"] = 0.0
+    assert verdicts(run)["aborted"] == "exact"
+    assert run.manifest.target is not None
+    run.manifest.target.spec["metrics"]["aborted"]["trust"] = "stuck"
+    assert verdicts(run)["aborted"] == "stuck"
+
+
 def test_a_counter_that_is_right_when_idle_is_not_judged_while_requests_run(
     make_run: MakeRun,
 ) -> None:

@@ -364,6 +364,17 @@ def test_a_limit_for_all_goes_before_a_median_of_the_few_who_stood_alone(
     assert next(name for name, one in methods.items() if isinstance(one, Metric)) == first
 
 
+def test_one_of_many_does_not_stand_for_them(make_run: MakeRun) -> None:
+    run = make_run()
+    lonely(run)
+    for number in range(10):
+        run.abandon(f"at once {number}", t0=40, tokens=[])
+    frames = run.frames()
+    found = latency_methods(frames, run_facts(frames))["gauge_attributed"]
+    assert isinstance(found, NotMeasurable)
+    assert found.reason.startswith("by gauge only 1 of 11 who left could be told")
+
+
 def test_nobody_else_may_begin_or_end_before_the_scrape_that_shows_it(make_run: MakeRun) -> None:
     run = make_run()
     lonely(run)
