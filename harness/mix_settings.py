@@ -187,13 +187,20 @@ class PrefillEntry(MixEntry):
 
 
 class LastTokenEntry(MixEntry):
-    """As the last of `stay_tokens` arrives."""
+    """As the last of `stay_tokens` is made: some before its step, some during it, some too late."""
 
     plan: Literal["last_token"]
 
     @property
     def is_read(self) -> bool:
         return True
+
+    def token_problem(self, asked_for: int) -> str | None:
+        if asked_for <= 2 * self.n:
+            return (
+                "the race for the last token begins two before it: `stay_tokens` must be 3 or more"
+            )
+        return None
 
 
 class NeverEntry(MixEntry):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from harness.analysis.time_left import RACE
 from harness.analysis.tokens import tokens_read
 from harness.records import Outcome
 
@@ -81,7 +82,7 @@ def _errors(requests: pd.DataFrame) -> Iterator[str]:
 
 
 def _over_too_soon(requests: pd.DataFrame) -> Iterator[str]:
-    planned = requests[requests["planned_abandon"].notna()]
+    planned = requests[requests["planned_abandon"].notna() & (requests["plan"] != RACE)]
     over = planned[planned["outcome"] == Outcome.COMPLETED]
     if over.empty:
         return

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
-import numpy as np
 import pandas as pd
 
 from harness.analysis.agreement import Agreement, disagreements
@@ -19,8 +18,8 @@ from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
 from harness.analysis.frames import RunFrames
 from harness.analysis.recovery import control_answer_tokens, probes
-from harness.analysis.scraped import typical_step_s
 from harness.analysis.steady import Steady
+from harness.analysis.time_left import race_account, too_little_left
 from harness.analysis.tokens import token_counting, tokens_per_event
 from harness.records import Metric, Outcome, Role
 
@@ -72,7 +71,8 @@ def remarks(
         *_about_the_server(facts),
         *_about_cancels(cancels, facts),
         *_about_leaks(in_use),
-        *_about_time_left(frames, cancels, facts),
+        *(_warning(text) for text in too_little_left(frames, cancels, facts)),
+        *(_info(text) for text in race_account(frames.requests, cancels, facts)),
         *_about_probes(frames),
         *(_warning(f"{name}: {why}") for name, why in flagged.items()),
         *_about_the_floor(frames),
@@ -240,8 +240,8 @@ def _about_cancels(cancels: pd.DataFrame, facts: Facts) -> Iterator[Remark]:
     ended = int((cancels["phase"] == "ended").sum())
     if ended:
         yield _info(
-            f"{ended} abandoned requests were finished by the server before their user left: "
-            "nothing was left to cancel"
+            f"{ended} abandoned requests were finished by the server before their user left, or "
+            "with the step that ran then: nothing was left to cancel"
         )
     unwatched = int((cancels["censored"] & cancels["ghost"].isna()).sum())
     if unwatched:
@@ -258,23 +258,6 @@ def _about_leaks(in_use: Mapping[str, float]) -> Iterator[Remark]:
         names = " and ".join(f"leaked_{name}" for name in in_use)
         yield _warning(
             f"{names}: of these, {what} are held by requests that are still running (ghosts)"
-        )
-
-
-def _about_time_left(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> Iterator[Remark]:
-    """An abandoned request must have had twice the settle time left to run on its own."""
-    step_s = typical_step_s(frames)
-    if cancels.empty or step_s is None or not np.isfinite(facts.settle_s):
-        return
-    at_t0 = cancels["generated_tokens"] - cancels["wasted_after_close_tokens"]
-    at_t0 = at_t0.astype(float).fillna(cancels["tokens_read"])
-    left_s = (cancels["max_tokens"] - at_t0) * step_s
-    short = int((left_s < 2 * facts.settle_s).sum())
-    if short:
-        yield _warning(
-            f"{short} of {len(cancels)} abandoned requests had less than twice the settle time "
-            f"({facts.settle_s:g} s) left to run: a ghost among them cannot be told from a natural "
-            "end; raise `answer_tokens`, or lower `settle.seconds`"
         )
 
 

@@ -39,10 +39,14 @@ from harness.load.ticket import Intent
 # with 0 before the request is sent; whoever will leave without a token thinks from the sending on.
 LeaveRule = Callable[[int], int | None]
 
-# How long the pause is: as the load says, around the end of the step in progress, or so many ns.
+# How long the pause is: as the load says, around the last step of the answer, or so many ns.
 Pause = Literal["think", "race"] | int
 
 _FIRST_STEP_NS: Final = 20_000_000  # assumed until a gap was seen: a usual decode step
+# With so many tokens to come the race is on: who leaves within a step can be cancelled before the
+# last step begins; within the next, the last token is being made; then nothing is left to leave.
+_RACE_TOKENS: Final = 2
+_RACE_STEPS: Final = (0.5, 2.5)
 _LEAVING_SHARES: Final = (0.1, 0.9)  # neither before the prefill has begun nor after it is over
 _WINDOW: Final = 101  # gaps remembered; enough that one stall does not move the median
 
@@ -121,7 +125,7 @@ def _moment(kind: Slice, rng: random.Random, max_tokens: int, seen: Expectation)
                 return _Moment(f"time:{wait_s:.4g}", 0, int(wait_s * 1e9))
             return _Moment(f"first_token+{wait_s:.4g}", 1, int(wait_s * 1e9))
         case AtLastToken():
-            return _Moment("last_token", kind.n * (max_tokens - 1), "race")
+            return _Moment("last_token", kind.n * (max_tokens - _RACE_TOKENS), "race")
         case AfterAnswerShare(share=share):
             part = rng.uniform(*share)
             whole = kind.n * seen.answer_tokens(max_tokens)
@@ -167,7 +171,8 @@ def leave_rule(plan: RequestPlan, think: str | float, step: "StepEstimate") -> L
             return plan.pause
         step_ns = step.median_ns()
         if plan.pause == "race":
-            return int((0.5 + plan.think_fraction) * step_ns)
+            shortest, longest = _RACE_STEPS
+            return int((shortest + plan.think_fraction * (longest - shortest)) * step_ns)
         return think_ns(think, fraction=plan.think_fraction, step_ns=step_ns)
 
     return leave_when_read

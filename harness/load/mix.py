@@ -67,7 +67,10 @@ class DuringPrefill(msgspec.Struct, kw_only=True, tag="prefill", tag_field="plan
 
 
 class AtLastToken(msgspec.Struct, kw_only=True, tag="last_token", tag_field="plan"):
-    """As the last token arrives: half a step before to half a step after. Some come too late."""
+    """As the answer ends: from half a step before its last step begins to half a step after that
+    step has ended. A quarter can still be cancelled, half leave while the last token is made, and a
+    quarter comes too late.
+    """
 
 
 class Never(msgspec.Struct, kw_only=True, tag="never", tag_field="plan"):

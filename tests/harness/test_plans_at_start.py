@@ -124,9 +124,10 @@ def test_a_plan_that_cannot_be_is_refused(tmp_path: Path, mix: str, message: str
 
 
 @pytest.mark.parametrize("plan", ['{plan="last_token"}', '{plan="last_token", n=3}'])
-def test_one_token_has_no_last_but_one(tmp_path: Path, plan: str) -> None:
-    with pytest.raises(ConfigError, match="an answer of one token is over when it comes"):
-        workload(tmp_path, plan, "load.stay_tokens=1")
+def test_two_tokens_leave_no_time_to_race_for_the_last(tmp_path: Path, plan: str) -> None:
+    with pytest.raises(ConfigError, match="`stay_tokens` must be 3 or more"):
+        workload(tmp_path, plan, "load.stay_tokens=2")
+    workload(tmp_path, plan, "load.stay_tokens=3")
 
 
 def test_the_short_form_and_a_mix_exclude_each_other(tmp_path: Path) -> None:
