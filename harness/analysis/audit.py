@@ -21,7 +21,8 @@ The ranges:
                       was left, as many tokens as its mean cancel latency had steps, and 2 (see
                       `black_box.waste_by_counter`); exactly known where the exact log tells
     prompt_tokens     of all requests that had a first token, to that of all that were taken; see
-                      `tokens.prompt_total` for those without a usage
+                      `tokens.prompt_total` for those without a usage. Servers count the prompt of
+                      a request for n answers once or n times (vLLM)
     aborted           from those who left while they read, to all who left: who goes before the
                       first token may be gone before the server has seen the request
     ended             likewise, of all requests that the server took
@@ -139,9 +140,10 @@ def _tokens_due(frames: RunFrames, facts: Facts, waste: Figure, most: float) -> 
 
 
 def _prompts_due(requests: pd.DataFrame, most: float) -> Due | None:
+    each = requests.loc[requests.index.repeat(requests["n"])]
     has_token = requests["first_token_ns"].notna().to_numpy(dtype=bool)
-    was_taken = (requests["outcome"] != Outcome.REJECTED).to_numpy(dtype=bool)
-    low, high = prompt_total(requests, has_token), prompt_total(requests, was_taken)
+    was_taken = (each["outcome"] != Outcome.REJECTED).to_numpy(dtype=bool)
+    low, high = prompt_total(requests, has_token), prompt_total(each, was_taken)
     if low is None or high is None:
         return None
     return Due(low=low[0] - low[1], high=high[0] + high[1], tolerance=most)

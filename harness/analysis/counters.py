@@ -92,6 +92,8 @@ def wasted_prompts_by_counter(requests: pd.DataFrame, facts: Facts) -> Figure:
     n = int((requests["outcome"].isin(LEFT) & ~has_token).sum())
     if not n:
         return NotMeasurable("nobody left before a first token")
+    if (requests["n"] > 1).any():
+        return NotMeasurable("a prompt may be counted for each of several answers to it")
     due = prompt_total(requests, has_token.to_numpy(dtype=bool))
     if due is None:
         return NotMeasurable("too few clients were told how long their prompt was")

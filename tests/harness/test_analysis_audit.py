@@ -261,6 +261,19 @@ def test_prompts_that_nobody_was_told_of_are_guessed_and_the_interval_says_so(
     assert low < wasted["mean"] < high
 
 
+@pytest.mark.parametrize("counted", [20, 40])
+def test_a_prompt_may_be_counted_for_each_of_several_answers(
+    make_run: MakeRun, counted: float
+) -> None:
+    run = make_run()
+    early_leaver(run, counted=counted)
+    for row in run.requests:
+        row.n = 2
+    assert verdicts(run)["prompt_tokens"] == "exact"
+    reason = summarise(run.frames())["not_measurable"]["wasted_prompt_tokens"]
+    assert "each of several answers" in reason
+
+
 def test_a_sum_of_guessed_prompts_is_known_less_well_the_fewer_were_told() -> None:
     def prompts(*told: int | None) -> tuple[float, float] | None:
         requests = pd.DataFrame({"prompt_tokens": pd.Series(told, dtype="Int64")})
