@@ -1,12 +1,15 @@
-"""Three of the shipped workloads on the real engine, scaled down to a second or two a run."""
+"""Five of the shipped workloads on the real engine, scaled down to a second or two a run."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.running import Harness, Run, measure
+from tests.e2e.running import ROOT, Harness, Run, measure
 
 pytestmark = pytest.mark.e2e
+
+TRACE = ROOT / "workloads" / "made_up_trace.jsonl"
 
 
 def compare(workload: str, folder: Path, *settings: str) -> Run:
@@ -66,3 +69,30 @@ def test_the_value_of_cancellation_is_told_in_both_tables(tmp_path: Path) -> Non
     page = (run.folder / "report.html").read_text()
     assert "What cancellation is worth" in page
     assert "How long a cancel takes, stage by stage" in page
+
+
+def test_a_trace_is_replayed_and_what_it_asked_for_was_sent(tmp_path: Path) -> None:
+    run = measure("trace_replay", tmp_path / "run", "--set", "arrivals.seconds=4", "--no-scrape")
+    rows = sorted(run.rows("requests"), key=lambda row: row["user"])
+    recorded = [json.loads(line) for line in TRACE.read_text().splitlines()]
+    part = [one for one in recorded if one["timestamp"] < 4000]
+    assert run.manifest["arrivals"] == {"planned": len(part), "max_streams": 1000}
+    assert len(rows) == len(part) > 3
+    for row, one in zip(rows, part, strict=True):
+        at_ms = (row["intended_start_ns"] - rows[0]["intended_start_ns"]) / 1e6
+        assert at_ms == pytest.approx(one["timestamp"] / 2, abs=0.001)
+        if row["outcome"] == "completed":
+            told = (row["prompt_tokens"], row["completion_tokens"])
+            assert told == (one["input_length"], one["output_length"])
+    assert run.metrics["ttft_from_intended_s"]["n"] == run.metrics["ttft_s"]["n"]
+
+
+def test_a_schedule_that_is_too_fast_for_its_cap_says_so(tmp_path: Path) -> None:
+    settings = ("arrivals.rate=100", "arrivals.seconds=1", "arrivals.max_streams=2")
+    words = [word for one in (*settings, "run.max_seconds=2") for word in ("--set", one)]
+    run = measure("open_loop", tmp_path / "run", *words)
+    planned, sent = run.manifest["arrivals"]["planned"], len(run.rows("requests"))
+    assert sent < planned
+    said = [one["text"] for one in run.summary["validity"] if one["level"] == "warning"]
+    assert any(f"{planned - sent} of {planned} requests of the schedule" in text for text in said)
+    assert any("`arrivals.max_streams`, 2" in text for text in said)
