@@ -72,7 +72,8 @@ class Request:
     computed again because of that; the computing of the first `num_noted_tokens`, which is prompt
     and lost tokens, is accounted for. `num_prefilled_tokens` of its prompt were computed, repeats
     included. `arrival` numbers the requests as they come,
-    `max_tokens_in_all` is how long it may get, prompt and answer together.
+    `max_tokens_in_all` is how long it may get, prompt and answer together. While fewer than
+    `routine_until` tokens are computed, its steps are routine; a change of status ends that.
     """
 
     __slots__ = (
@@ -91,6 +92,7 @@ class Request:
         "num_recomputed_tokens",
         "priority",
         "request_id",
+        "routine_until",
         "sampling",
         "status",
         "token_ids",
@@ -120,6 +122,7 @@ class Request:
         self.num_lost_tokens = 0
         self.num_noted_tokens = len(prompt_token_ids)
         self.num_recomputed_tokens = 0
+        self.routine_until = 0
         self.block_table: list[int] = []
         self.block_hashes: list[bytes] | None = None
         self.status = Status.WAITING
@@ -147,6 +150,16 @@ class Request:
         is_behind = self.num_generated == 0 or self.num_owed_tokens > 1
         return Phase.PREFILL if is_behind else Phase.DECODE
 
+    def routine_limit(self, block_size: int) -> int:
+        """Up to how many computed tokens its steps are routine; 0 if the next one is not.
+
+        In a routine step it is owed its newest token only, since prompt and lost tokens are
+        computed; its block table has room; and the token that comes of it is not its last.
+        """
+        if self.num_computed_tokens < self.num_noted_tokens:
+            return 0
+        return min(len(self.block_table) * block_size, self.max_tokens_in_all - 2)
+
     def move_to(self, status: Status) -> None:
         """Change the status, or raise IllegalTransitionError and leave it as it was."""
         if status not in LEGAL_TRANSITIONS[self.status]:
@@ -154,6 +167,7 @@ class Request:
                 f"request {self.request_id}: {self.status.value} -> {status.value}"
             )
         self.status = status
+        self.routine_until = 0
 
     def __repr__(self) -> str:
         return (

@@ -56,15 +56,13 @@ class BlockPool:
 
         Cached blocks lose their content only when no blank one is left.
         """
-        blank = self._blank
-        if count <= len(blank):
-            blocks = [blank.popleft() for _ in range(count)]
-        elif count <= self.num_free:
-            blocks = [self._take_one() for _ in range(count)]
-        else:
+        if count > self.num_free:
             return None
-        for block in blocks:
+        blank, blocks = self._blank, []
+        for _ in range(count):
+            block = blank.popleft() if blank else self._evict()
             self._references[block] = 1
+            blocks.append(block)
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -128,9 +126,7 @@ class BlockPool:
         assert not any(block in self.index for block in blank), "blank, but in the index"
         self.index.check_integrity()
 
-    def _take_one(self) -> int:
-        if self._blank:
-            return self._blank.popleft()
+    def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)
         self.index.drop(block)
         return block

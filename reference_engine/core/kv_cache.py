@@ -55,8 +55,8 @@ class KVCache:
         return num_new + len(self.pool.cached_of(prefix))
 
     def num_missing(self, request: Request, num_tokens: int) -> int:
-        """Blocks that the request's table lacks for so many tokens."""
-        return max(0, -(-num_tokens // self.block_size) - len(request.block_table))
+        """Blocks that the request's table lacks for so many tokens; below 0 if it has more."""
+        return -(-num_tokens // self.block_size) - len(request.block_table)
 
     def admit(self, request: Request, prefix: list[int], num_tokens: int) -> int:
         """Give a request that holds nothing its cached prefix, and room for `num_tokens` more.
@@ -77,10 +77,11 @@ class KVCache:
     def try_grow(self, request: Request, num_tokens: int) -> bool:
         """Make room for `num_tokens` more computed tokens; False, unchanged, if there is none."""
         missing = self.num_missing(request, request.num_computed_tokens + num_tokens)
-        blocks = self.pool.try_take(missing)
-        if blocks is None:
-            return False
-        request.block_table.extend(blocks)
+        if missing > 0:
+            blocks = self.pool.try_take(missing)
+            if blocks is None:
+                return False
+            request.block_table += blocks
         return True
 
     def remember_prompt(self, request: Request, before: int) -> None:

@@ -6,7 +6,8 @@ they were admitted; then waiting requests are admitted while slots, budget and b
 prompt is thus computed in chunks beside everybody else's next token; one that finds its beginning
 in the prefix cache is owed less; and a resumed request is nothing special. When a running request
 finds no block, a victim is preempted: it loses its blocks, goes to the front of the queue and will
-recompute.
+recompute. Most steps of most requests are routine: one more token into a block that they have. A
+request is looked at closely only when it has computed all that it can by routine.
 
 Every ending goes through `finish`: it is the only place where a request leaves the queues and loses
 its blocks for good, and it does nothing for a request that is not there any more. It may come at
@@ -86,17 +87,17 @@ class Scheduler:
         """
         grown, gone, eos_token_id = [], Status.FINISHED, self._eos_token_id
         for request, num_tokens in plan.scheduled.items():
-            if request.status is gone:
-                continue  # it ended while the step was computed: its token is for nobody
             before = request.num_computed_tokens
+            is_routine = before < request.routine_until
+            if not is_routine and request.status is gone:
+                continue  # it ended while the step was computed: its token is for nobody
             request.num_computed_tokens = before + num_tokens
-            if before < request.num_noted_tokens:
+            if not is_routine:
                 self._note_progress(request, before)
             if (token := sampled.get(request.request_id)) is None:
                 continue
-            tokens = request.token_ids
-            tokens.append(token)
-            if len(tokens) >= request.max_tokens_in_all or token == eos_token_id:
+            request.token_ids.append(token)
+            if token == eos_token_id or not is_routine:
                 request.finish_reason = self._natural_end(request)
             grown.append(request)
         self.counters.steps = plan.step
@@ -147,6 +148,10 @@ class Scheduler:
         assert all(request.status is Status.RUNNING for request in self.running)
         assert all(r.status in (Status.WAITING, Status.PREEMPTED) for r in waiting)
         assert not any(request.block_table for request in waiting), "a waiting request holds blocks"
+        for request in self.running:
+            if request.num_computed_tokens < request.routine_until:
+                assert request.routine_until == request.routine_limit(self.kv_cache.block_size)
+                assert request.num_owed_tokens == 1
         assert len(self.running) + len(waiting) == len(self.requests)
         holders = [*self.requests.values(), *self.held_back.values()]
         self.kv_cache.pool.check_integrity([r.block_table for r in holders])
@@ -159,27 +164,30 @@ class Scheduler:
         self.kv_cache.pool.check_sums(is_idle=not self.held_back)
 
     def _schedule_running(self, plan: StepPlan) -> None:
-        scheduled, budget, block_size = plan.scheduled, plan.budget, self.kv_cache.block_size
-        cut_short: list[Request] = []
+        scheduled, budget = plan.scheduled, plan.budget
         for request in tuple(self.running):
             if budget == 0:
                 break
-            num_computed = request.num_computed_tokens
-            num_tokens = len(request.token_ids) - num_computed
-            if num_tokens > 1:
-                owed, num_tokens = num_tokens, min(num_tokens, self._max_chunk_tokens, budget)
-                if num_tokens < owed:
-                    cut_short.append(request)
-            has_room = num_computed + num_tokens <= len(request.block_table) * block_size
-            if not has_room:
+            if request.num_computed_tokens < request.routine_until:
+                scheduled[request] = 1
+                budget -= 1
+            else:
                 plan.budget = budget
-                has_room = self._make_room(request, num_tokens, plan)
+                self._schedule_one(request, plan)
                 budget = plan.budget
-            if has_room:
-                scheduled[request] = num_tokens
-                budget -= num_tokens
         plan.budget = budget
-        plan.partial += [request for request in cut_short if request in scheduled]
+
+    def _schedule_one(self, request: Request, plan: StepPlan) -> None:
+        """Give a running request some of what it is owed, if there is room or can be made."""
+        owed = request.num_owed_tokens
+        num_tokens = owed if owed == 1 else min(owed, self._max_chunk_tokens, plan.budget)
+        if not self._make_room(request, num_tokens, plan):
+            return
+        plan.scheduled[request] = num_tokens
+        plan.budget -= num_tokens
+        if num_tokens < owed:
+            plan.partial.append(request)
+        request.routine_until = request.routine_limit(self.kv_cache.block_size)
 
     def _make_room(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
         """Grow the request's table, preempting others until it fits; False if it is a victim."""
@@ -262,6 +270,8 @@ class Scheduler:
 
     def _note_progress(self, request: Request, before: int) -> None:
         """See to prompt tokens and lost tokens that were computed: all from `before` on."""
+        if before >= request.num_noted_tokens:
+            return
         counters, now = self.counters, request.num_computed_tokens
         again = max(0, min(now, request.num_lost_tokens) - before)
         request.num_recomputed_tokens += again

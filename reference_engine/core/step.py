@@ -33,6 +33,8 @@ class StepPlan:
     def take_out(self, request: Request) -> None:
         """Leave a request out after all; not an error if it was not in."""
         self.budget += self.scheduled.pop(request, 0)
+        if request in self.partial:
+            self.partial.remove(request)
 
 
 def samples(request: Request, num_tokens: int) -> bool:

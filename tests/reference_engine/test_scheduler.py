@@ -124,6 +124,13 @@ def test_out_of_blocks_preempts_the_youngest_which_recomputes_later(
     assert young.num_generated == 6
 
 
+def test_who_is_taken_out_of_a_plan_is_in_no_part_of_it(request_of: RequestOf) -> None:
+    out, stays = request_of("out", num_prompt=9), request_of("stays", num_prompt=9)
+    plan = StepPlan(step=1, budget=2, scheduled={out: 5, stays: 3}, partial=[out, stays])
+    plan.take_out(out)
+    assert (plan.budget, plan.scheduled, plan.partial) == (7, {stays: 3}, [stays])
+
+
 def test_a_request_that_alone_finds_no_block_preempts_itself(
     scheduler_of: SchedulerOf, request_of: RequestOf, step: Step
 ) -> None:
