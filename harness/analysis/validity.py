@@ -17,11 +17,12 @@ from harness.analysis.enough import fewest_for_rate_below
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
 from harness.analysis.frames import RunFrames
+from harness.analysis.held_open import LEFT
 from harness.analysis.recovery import control_answer_tokens, probes
 from harness.analysis.steady import Steady
 from harness.analysis.time_left import race_account, too_little_left
 from harness.analysis.tokens import token_counting, tokens_per_event
-from harness.records import Metric, Outcome, Role
+from harness.records import Delivery, Metric, Outcome, Role
 
 _FLOOR_OF: Final = {"client": "client_lag_s", "probe": "client_lag_s", "gauge": "scrape_interval_s"}
 _MOST_STRETCHED: Final = 1.5  # times the interval that was asked for
@@ -296,6 +297,12 @@ def _about_the_floor(frames: RunFrames) -> Iterator[Remark]:
 
 
 def _about_counting(requests: pd.DataFrame) -> Iterator[Remark]:
+    unread = int((requests["outcome"].isin(LEFT) & (requests["delivery"] == Delivery.UNARY)).sum())
+    if unread:
+        yield _info(
+            f"{unread} who left had asked for an answer in one piece and so had read nothing: all "
+            "that was generated for them is in wasted_tokens, also before they left"
+        )
     if not requests["tokens_read"].any():
         return  # whatever was read came in one piece
     match token_counting(requests):

@@ -11,7 +11,7 @@ import pytest
 
 from harness.analysis.summary import summarise
 from harness.analysis.tokens import prompt_total
-from harness.records import TokenCounting
+from harness.records import Delivery, TokenCounting
 
 if TYPE_CHECKING:
     from tests.harness.conftest import RunBuilder
@@ -290,6 +290,14 @@ def test_a_sum_of_guessed_prompts_is_known_less_well_the_fewer_were_told() -> No
     assert prompts(10, None) is None
     assert prompts(8, 12, *[None] * 20) is None
     assert prompts() is None
+
+
+def test_who_left_an_answer_in_one_piece_had_read_nothing(make_run: MakeRun) -> None:
+    run = accounts(make_run())
+    said = "had asked for an answer in one piece"
+    assert not any(said in one["text"] for one in summarise(run.frames())["validity"])
+    run.requests[-1].delivery = Delivery.UNARY
+    assert any(said in one["text"] for one in summarise(run.frames())["validity"])
 
 
 def test_whoever_reads_no_events_counts_none(make_run: MakeRun) -> None:
