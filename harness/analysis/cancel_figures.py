@@ -116,7 +116,7 @@ def latency_by_phase(cancels: pd.DataFrame) -> list[dict[str, Any]]:
     """Cancel latency of those who left while waiting, in prefill, and in decode."""
     known = cancels[was_cancelled(cancels)]
     return [
-        {"phase": phase, "cancel_latency_s": describe(_censored_sample(rows), **_EXACT_SECONDS)}
+        {"phase": phase, "cancel_latency_s": describe(latency_sample(rows), **_EXACT_SECONDS)}
         for phase, rows in known.groupby("phase", sort=True)
     ]
 
@@ -124,10 +124,12 @@ def latency_by_phase(cancels: pd.DataFrame) -> list[dict[str, Any]]:
 _EXACT_SECONDS: Final = {"unit": "s", "method": "exact"}
 
 
-def _censored_sample(cancels: pd.DataFrame, column: str = "cancel_latency_s") -> Sample:
+def latency_sample(cancels: pd.DataFrame, column: str = "cancel_latency_s") -> Sample:
+    """The latencies of those that a cancel latency belongs to, ghosts censored."""
+    known = cancels[was_cancelled(cancels)]
     return Sample(
-        values=cancels[column].to_numpy(dtype=float),
-        censored=cancels["censored"].to_numpy(dtype=bool),
+        values=known[column].to_numpy(dtype=float),
+        censored=known["censored"].to_numpy(dtype=bool),
     )
 
 
@@ -136,9 +138,8 @@ def _censored_figure(cancels: pd.DataFrame, column: str, unit: str, facts: Facts
         return NotMeasurable(facts.needs_clock)
     if column == "cancel_latency_steps" and not facts.has_steps:
         return NotMeasurable(facts.needs_steps)
-    known = cancels[was_cancelled(cancels)]
     why = "the lifecycle log tells of no abandoned request that was there to be cancelled"
-    return describe_or(_censored_sample(known, column), why, unit=unit, method="exact")
+    return describe_or(latency_sample(cancels, column), why, unit=unit, method="exact")
 
 
 def _prefill_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:

@@ -26,7 +26,8 @@ FEWEST_ROUNDS: Final = 3
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """An arm against the reference, in one figure of one metric, over `n` rounds that have both.
 
-    The intervals hold 95 %. What is null is not known; `note` says why then.
+    The intervals hold 95 %. What is null is not known; `note` says why then, and how many rounds
+    are left out.
     """
 
     arm: str
@@ -66,7 +67,7 @@ def compare(
         difference_ci95=_interval(mine - theirs),
         ratio=ratio,
         ratio_ci95=ratio_ci95,
-        note=_note(n, is_positive=is_positive),
+        note=_note(n, len(values) - n, is_positive=is_positive),
     )
 
 
@@ -89,9 +90,13 @@ def _interval(values: Floats) -> tuple[float, float] | None:
     return mean_ci95(values) if len(values) >= FEWEST_ROUNDS else None
 
 
-def _note(n: int, *, is_positive: bool) -> str | None:
+def _note(n: int, num_left_out: int, *, is_positive: bool) -> str | None:
+    """Why something is null, and how many rounds could not be compared."""
+    said = []
     if n < FEWEST_ROUNDS:
-        return f"not enough data for an interval: {n} of at least {FEWEST_ROUNDS} rounds"
-    if not is_positive:
-        return "not enough data for a ratio: a round has a value of zero, or below"
-    return None
+        said.append(f"not enough data for an interval: {n} of at least {FEWEST_ROUNDS} rounds")
+    elif not is_positive:
+        said.append("not enough data for a ratio: a round has a value of zero, or below")
+    if num_left_out:
+        said.append(f"{num_left_out} of {n + num_left_out} rounds have no value of both arms")
+    return "; ".join(said) or None

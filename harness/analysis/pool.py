@@ -15,12 +15,13 @@ import pandas as pd
 
 from harness.analysis.arm_round import ArmRound, pooled_figures
 from harness.analysis.canaries import canary_remarks, known_answers
-from harness.analysis.cancel_figures import latency_by_phase
+from harness.analysis.cancel_figures import latency_by_phase, latency_sample
 from harness.analysis.figure import Figures
+from harness.analysis.latency import ttft_sample
 from harness.analysis.paired import Difference, compare
 from harness.analysis.stats import Floats
 from harness.analysis.summary import ORDER, count_outcomes, in_order
-from harness.analysis.two_samples import Shift, shift_between
+from harness.analysis.two_samples import Shift, ranked, shift_between
 from harness.analysis.validity import Remark, flags
 from harness.analysis.value import Value, ValueTerms, value_of
 from harness.records import SCHEMA_VERSION, Metric, Outcome
@@ -44,14 +45,13 @@ def pool(rounds: Sequence[ArmRound], manifest: Mapping[str, Any]) -> dict[str, A
     num_rounds = workload["run"]["rounds"]
     reference = workload["run"]["reference_arm"] or names[0]
     arms = {name: _arm([one for one in rounds if one.arm == name], num_rounds) for name in names}
-    target = rounds[0].target
     summary = {
         "schema_version": SCHEMA_VERSION,
         "run_id": manifest.get("run_id"),
         "status": manifest.get("status"),
         "workload": workload["name"],
-        "engine": target.get("engine"),
-        "model": target.get("model"),
+        "engine": _all_of("engine", rounds),
+        "model": _all_of("model", rounds),
         "reference": reference,
         "rounds": num_rounds,
         "headlines": workload["headlines"],
@@ -72,6 +72,12 @@ def all_requests(rounds: Sequence[ArmRound]) -> pd.DataFrame:
         frame = one.requests.rename(columns={"arm": "trial_arm"})
         frames.append(frame.assign(round=one.round, arm=one.arm))
     return pd.concat(frames, ignore_index=True)
+
+
+def _all_of(key: str, rounds: Sequence[ArmRound]) -> str | None:
+    """Engine or model: one, or as many as the arms' servers had."""
+    found = dict.fromkeys(str(one.target[key]) for one in rounds if one.target.get(key))
+    return ", ".join(found) or None
 
 
 def _arm(rounds: Sequence[ArmRound], num_rounds: int) -> dict[str, Any]:
@@ -151,16 +157,16 @@ def _value(
 
 
 def _samples(rounds: Sequence[ArmRound]) -> dict[str, Floats]:
-    """By metric, the values of single requests that are known to the end."""
+    """By metric, the values of single requests; infinite where they are censored: a ghost, or a
+    user whose first token never came. E2E is of those that were completed."""
     found: dict[str, list[Floats]] = {"ttft_s": [], "e2e_s": [], "cancel_latency_s": []}
     for one in rounds:
         stayed = one.requests[one.requests["planned_abandon"].isna()]
-        stayed = stayed[stayed["outcome"] == Outcome.COMPLETED]
-        for metric, end in (("ttft_s", "first_token_ns"), ("e2e_s", "last_token_ns")):
-            took = (stayed[end] - stayed["sent_ns"]).dropna().to_numpy(dtype=float) / 1e9
-            found[metric].append(took)
-        known = one.cancels[~one.cancels["censored"].astype(bool)]["cancel_latency_s"].dropna()
-        found["cancel_latency_s"].append(known.to_numpy(dtype=float))
+        found["ttft_s"].append(ranked(ttft_sample(stayed)))
+        completed = stayed[stayed["outcome"] == Outcome.COMPLETED]
+        took = (completed["last_token_ns"] - completed["sent_ns"]).dropna()
+        found["e2e_s"].append(took.to_numpy(dtype=float) / 1e9)
+        found["cancel_latency_s"].append(ranked(latency_sample(one.cancels)))
     return {
         metric: np.concatenate(parts) if parts else np.empty(0) for metric, parts in found.items()
     }

@@ -28,6 +28,7 @@ def test_rounds_are_paired_and_half_pairs_left_out() -> None:
     assert drifting.n == 3
     assert drifting.ratio == pytest.approx(0.5)
     assert drifting.ratio_ci95 == pytest.approx((0.5, 0.5))  # what differs between rounds drops out
+    assert drifting.note == "1 of 4 rounds have no value of both arms"
 
 
 def test_two_rounds_have_no_interval() -> None:

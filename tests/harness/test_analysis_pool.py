@@ -8,7 +8,7 @@ import pytest
 
 from harness.analysis.arm_round import ArmRound, analyse_round
 from harness.analysis.pool import all_requests, pool
-from tests.harness.conftest import RunBuilder
+from tests.harness.conftest import RunBuilder, at
 
 MakeArm = Callable[..., ArmRound]
 
@@ -124,6 +124,32 @@ def test_all_requests_tell_their_round_and_arm(make_arm: MakeArm) -> None:
     rows = all_requests(rounds)
     assert rows[["round", "arm"]].to_numpy().tolist() == [[1, "off"], [1, "off"], [2, "on"]]
     assert set(rows["trial_arm"]) == {"main"}
+
+
+def test_a_ghost_and_a_first_token_that_never_came_have_the_largest_ranks(tmp_path: Path) -> None:
+    rounds = []
+    for arm in ("off", "on"):
+        folder = tmp_path / arm
+        folder.mkdir()
+        run = RunBuilder(folder)
+        run.manifest.window.settled_ns = at(8000)
+        for i in range(6):
+            name, is_ghost = f"{arm}{i}", arm == "on" and i < 4
+            run.abandon(name, t0=100, tokens=[50])
+            run.events(name, arrived=1, admitted=2, first_token=40)
+            if not is_ghost:
+                run.events(name, removed=120, blocks_freed=120, finished=120)
+            tokens = [] if is_ghost else [150.0]
+            outcome = "cut_off" if is_ghost else "completed"
+            run.request(f"{name} stays", sent=140, tokens=tokens, outcome=outcome, end=160)
+        rounds.append(analyse_round(run.frames(), round_number=1, arm=arm))
+    shifts = pool(rounds, MANIFEST)["shifts"]
+    for metric in ("cancel_latency_s", "ttft_s"):
+        found = shifts[metric]["on"]
+        assert (found["n"], found["n_censored"], found["n_reference_censored"]) == (6, 4, 0)
+        assert found["superiority"] == pytest.approx((4 + 2 / 2) / 6)
+        assert found["shift"] is None
+        assert found["note"] == "too many of the values are only known to exceed a time"
 
 
 def test_a_round_in_which_nobody_left_is_pooled_with_others(tmp_path: Path) -> None:

@@ -199,6 +199,9 @@ def test_who_leaves_alone_is_no_storm(make_run: MakeRun) -> None:
 # Growth.
 
 
+SERVER = ("frontend", "worker")
+
+
 def grow(run: RunBuilder, loops: int, *, bytes_a_loop: int, handles_a_loop: int) -> RunFrames:
     """After each loop two more have left; the worker is read just before."""
     for i in range(loops):
@@ -211,11 +214,11 @@ def grow(run: RunBuilder, loops: int, *, bytes_a_loop: int, handles_a_loop: int)
             t_ns=at(100 * i + 80),
             process=name,
             cores=0.1,
-            rss_bytes=10_000 + (bytes_a_loop * i if name == "worker" else 7 * i**2),
+            rss_bytes=10_000 + (bytes_a_loop * i if name in SERVER else 7 * i**2),
             handles=20 + (handles_a_loop * i if name == "worker" else 0),
         )
         for i in range(loops)
-        for name in ("worker", "load", "machine")
+        for name in (*SERVER, "load", "machine")
     ]
     names = CpuSample.__struct_fields__
     cpu = pd.DataFrame({name: [getattr(row, name) for row in rows] for name in names})
@@ -228,29 +231,30 @@ def _with_cpu(frames: RunFrames, cpu: pd.DataFrame) -> RunFrames:
 
 
 def test_growth_is_told_by_the_request_that_was_left(make_run: MakeRun) -> None:
-    frames = grow(make_run(), 4, bytes_a_loop=600, handles_a_loop=2)
+    """Two are left in each loop, and each of the server's two processes keeps 600 bytes of it."""
+    frames = grow(make_run(), 5, bytes_a_loop=600, handles_a_loop=2)
     found = growth_figures(frames, run_facts(frames))
-    assert metric(found, "memory_per_abandon").mean == pytest.approx(300)
+    assert metric(found, "memory_per_abandon").mean == pytest.approx(600)
     assert metric(found, "handles_per_abandon").mean == pytest.approx(1)
-    assert metric(found, "handles_per_abandon").n == 4
+    assert metric(found, "handles_per_abandon").n == 5
 
 
 def test_a_server_that_stays_as_it_is_does_not_grow(make_run: MakeRun) -> None:
-    frames = grow(make_run(), 4, bytes_a_loop=0, handles_a_loop=0)
+    frames = grow(make_run(), 5, bytes_a_loop=0, handles_a_loop=0)
     found = growth_figures(frames, run_facts(frames))
     assert metric(found, "memory_per_abandon").mean == 0
     assert metric(found, "handles_per_abandon").mean_ci95 == (0, 0)
 
 
 def test_too_few_loops_and_a_server_elsewhere_say_so(make_run: MakeRun) -> None:
-    frames = grow(make_run(), 2, bytes_a_loop=0, handles_a_loop=0)
+    frames = grow(make_run(), 4, bytes_a_loop=0, handles_a_loop=0)
     few = growth_figures(frames, run_facts(frames))["memory_per_abandon"]
     assert isinstance(few, NotMeasurable)
-    assert "2 calm readings" in few.reason
+    assert "4 calm readings, and 5 are needed" in few.reason
 
 
 def test_a_server_on_another_machine_is_not_seen(make_run: MakeRun) -> None:
-    frames = grow(make_run(), 3, bytes_a_loop=0, handles_a_loop=0)
+    frames = grow(make_run(), 5, bytes_a_loop=0, handles_a_loop=0)
     seen = frames.cpu[np.isin(frames.cpu["process"], ["machine", "load"])]
     frames = _with_cpu(frames, seen)
     found = growth_figures(frames, run_facts(frames))["handles_per_abandon"]
