@@ -23,9 +23,9 @@ import httpx
 
 from harness.load.answer import MAX_HEAD_BYTES, Answer, endless
 from harness.load.client_process import ClientProcess
+from harness.load.receiving import receiver
 from harness.load.tls import Tls
 
-_RECEIVE_BYTES: Final = 65536
 _RESET: Final = struct.pack("ii", 1, 0)  # linger for no time: closing throws all away
 
 
@@ -78,6 +78,7 @@ class Connection(Answer, httpx.SyncByteStream):
         super().__init__()
         self.limit = limit
         self.sock = sock
+        self._receiver = receiver(sock)
         self.owner = owner
         self.leaves_at_ns: int | None = None
         self.received_bytes = 0  # before the headers were complete
@@ -148,6 +149,7 @@ class Connection(Answer, httpx.SyncByteStream):
     def reset(self) -> None:
         """End it at once, also where it was kept open: the kernel sends a reset, TLS nothing."""
         self._is_closed = True
+        self._receiver.close()
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.sock.close()
 
@@ -156,6 +158,7 @@ class Connection(Answer, httpx.SyncByteStream):
         if self.is_kept or self._is_closed:
             return
         self._is_closed = True
+        self._receiver.close()
         if self.owner is not None:
             self.owner.kill()
         if self._pass_on is not None and self.is_complete and self.may_go_on:
@@ -199,9 +202,8 @@ class Connection(Answer, httpx.SyncByteStream):
     def _receive_raw(self, wait_s: float | None) -> bytes:
         if self.broken is not None:
             raise self.broken
-        self.sock.settimeout(wait_s)
         try:
-            return self.sock.recv(_RECEIVE_BYTES)
+            return self._receiver.receive(wait_s)
         except (TimeoutError, BlockingIOError) as error:
             if self.limit is not None:
                 self.limit.check()
