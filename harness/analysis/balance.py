@@ -172,7 +172,8 @@ def as_figure(found: Balance | NotMeasurable, method: str, facts: Facts) -> Figu
 
     Where the interval reaches to 0 there is not enough data for a mean: only `upper95` is told,
     which the mean does not exceed by chance or by old pages, and in `needs` how many would be
-    enough. `others.estimate` is what the totals gave.
+    enough. `others.estimate` is what the totals gave; where it lies further below 0 than old pages
+    and what the scrapes met by chance explain, they hide more than is known, and there is no limit.
     """
     if isinstance(found, NotMeasurable):
         return found
@@ -188,7 +189,7 @@ def as_figure(found: Balance | NotMeasurable, method: str, facts: Facts) -> Figu
     from_s, to_s = figure.mean_ci95 or (found.mean - found.grain, found.mean + found.grain)
     if gone_on > 0 or from_s > 0:
         return figure
-    if to_s - low <= 0:
+    if to_s - low <= 0 or found.mean + found.grain < low:
         return NotMeasurable(
             f"not enough data: by {method} {figure.n} cancels would have taken {found.mean:.3g} s "
             "on average, which pages no older than the target's description says do not explain"

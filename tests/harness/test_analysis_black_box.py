@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from harness.analysis.attributed import by_gauge, by_rest
-from harness.analysis.balance import as_figure, delay_of_aborts, held_for_nobody, unread_tokens
+from harness.analysis.balance import (
+    Balance,
+    as_figure,
+    delay_of_aborts,
+    held_for_nobody,
+    unread_tokens,
+)
 from harness.analysis.black_box import ghosts_by_gauge, latency_methods, leak_slopes
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figure, NotMeasurable
@@ -291,6 +297,23 @@ def test_a_latency_below_zero_is_never_shown(make_run: MakeRun) -> None:
     assert 0.010 < known.upper95 < 0.150
     said = [one["text"] for one in summarise(frames)["validity"]]
     assert any("not enough data for a mean by gauge (more would not do" in text for text in said)
+
+
+def test_totals_too_far_below_zero_give_no_limit_however_wide_their_interval(
+    make_run: MakeRun,
+) -> None:
+    run = make_run()
+    lonely(run)
+    facts = run_facts(run.frames())
+
+    def figure(grain: float) -> Figure:
+        """The mean is -2 s, and its interval reaches far beyond 0."""
+        edges, sums, counts = np.arange(2), np.array([-30.0, 10.0]), np.array([5, 5])
+        balance = Balance(edges_ns=edges, sums=sums, counts=counts, bias=(-0.1, 0.1), grain=grain)
+        return as_figure(balance, "gauge", facts)
+
+    assert isinstance(figure(grain=1.0), NotMeasurable)
+    assert metric(figure(grain=2.0)).upper95 is not None
 
 
 def test_how_many_would_be_enough_is_said(make_run: MakeRun) -> None:
