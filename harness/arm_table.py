@@ -1,11 +1,12 @@
 """The end of a run with arms on a terminal: the arms side by side, then what surely differs.
 
-A difference is shown where its interval leaves out "no difference"; of the others only the number
-is told. One in twenty of true equals shows up all the same: that is what 95 % means.
+A difference is shown where its interval leaves out "no difference", the first figures first; of the
+others only the number is told. One in twenty of true equals shows up all the same: that is what
+95 % means.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from rich.box import SIMPLE_HEAD
@@ -19,7 +20,9 @@ from harness.headlines import headline_figures
 from harness.records import Metric
 from harness.summary_table import LEVEL_STYLE, plain_table
 from harness.value_words import STAGE_COLUMNS, stage_cells, value_cells, value_columns
-from harness.words import DASH, SELF_EVIDENT_UNITS, difference_in_words, figure_of
+from harness.words import DASH, SELF_EVIDENT_UNITS, figure_of, number, quantity
+
+MOST_CERTAIN: Final = 12  # lines: more are for the report, where there is room
 
 Pairs = Sequence[tuple[str, str]]
 Arms = Mapping[str, Mapping[str, Metric]]
@@ -43,7 +46,7 @@ def print_arms(console: Console, summary: Mapping[str, Any]) -> None:
         for said in summary["validity"]
     ]
     pairs = headline_figures(arms, summary["headlines"])
-    certain = _certain(pairs, differences)
+    certain = _certain(pairs, arms, differences)
     tables = _side_by_side(console, pairs, arms)
     value = msgspec.convert(summary.get("value"), Value | None)
     worth = [] if value is None else _value_tables(value)
@@ -100,14 +103,42 @@ def _whose(pairs: Pairs, arms: Arms) -> Iterator[Text]:
             yield Text(f"{name}: of {of}", style="dim")
 
 
-def _certain(pairs: Pairs, differences: Differences) -> Iterator[Text]:
-    """One line for each figure of the table in which an arm surely differs from the reference."""
-    uncertain = 0
-    for name, key in pairs:
-        for one in differences.get(name, {}).get(key, []):
-            if is_certain(one):
-                yield Text(f"{name} {key}: {difference_in_words(one)}")
-            else:
-                uncertain += 1
-    if uncertain:
+def _certain(pairs: Pairs, arms: Arms, differences: Differences) -> Iterator[Table | Text]:
+    """In which figures an arm surely differs from the reference: the first, and how many more."""
+    of_pairs = [
+        (name, key, one) for name, key in pairs for one in differences.get(name, {}).get(key, [])
+    ]
+    certain = [row for row in of_pairs if is_certain(row[2])]
+    if certain:
+        table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+        for title in ("certain difference", "arm"):
+            table.add_column(title, overflow="fold")
+        for title in (f"against {certain[0][2].reference}", "95 %"):
+            table.add_column(title, justify="right", overflow="fold")
+        for name, key, one in certain[:MOST_CERTAIN]:
+            table.add_row(f"{name} {key}", one.arm, *_difference_cells(one, _unit(arms, name)))
+        yield table
+    more = len(certain) - MOST_CERTAIN
+    if more > 0:
+        yield Text(f"{more} more are certain at 95 %: see the report", style="dim")
+    if uncertain := len(of_pairs) - len(certain):
         yield Text(f"{uncertain} other differences are not certain at 95 %", style="dim")
+
+
+def _unit(arms: Arms, name: str) -> str:
+    return next(metrics[name].unit for metrics in arms.values() if name in metrics)
+
+
+def _difference_cells(one: Difference, unit: str) -> tuple[str, str]:
+    """How many times as much and between which limits; how much more, where that is not known."""
+    if one.ratio is not None and one.ratio_ci95 is not None:
+        low, high = one.ratio_ci95
+        return f"{number(one.ratio)} times", f"{number(low)} to {number(high)}"
+    if one.difference is None or one.difference_ci95 is None:
+        return DASH, DASH
+    low, high = one.difference_ci95
+    sign = "+" if one.difference > 0 else ""
+    shown = unit if unit in SELF_EVIDENT_UNITS else ""
+    return f"{sign}{quantity(one.difference, shown)}", (
+        f"{quantity(low, shown)} to {quantity(high, shown)}"
+    )

@@ -1,6 +1,7 @@
 """The table of arms: every arm whole, whatever the terminal's width; only what is certain below."""
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -58,9 +59,13 @@ def summary(num_arms: int) -> dict[str, Any]:
 
 
 def shown(width: int, num_arms: int) -> list[str]:
+    return printed(width, summary(num_arms))
+
+
+def printed(width: int, made: dict[str, Any]) -> list[str]:
     file = io.StringIO()
-    print_arms(Console(file=file, width=width), summary(num_arms))
-    return file.getvalue().splitlines()
+    print_arms(Console(file=file, width=width), made)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
 @pytest.mark.parametrize(("width", "tables"), [(100, 1), (60, 2), (30, 6)])
@@ -79,12 +84,41 @@ def test_the_figures_of_the_question_come_first() -> None:
     assert rows[:3] == [["preemptions", "mean"], ["itl_s", "p50"], ["itl_s", "p99"]]
 
 
+def below(lines: list[str], head: str) -> list[list[str]]:
+    """The cells of the table under this head, up to the first line that is none."""
+    start = next(i for i, line in enumerate(lines) if line.startswith(head))
+    rows = [re.split(r"\s{2,}", line.strip()) for line in lines[start + 2 :]]
+    return rows[: next(i for i, row in enumerate(rows) if len(row) < 4)]
+
+
 def test_only_certain_differences_are_told_and_the_others_counted() -> None:
-    lines = shown(100, 3)
-    assert "preemptions mean: arm-1 / arm-0 = 0.4 (0.3 to 0.5), 3 rounds" in lines
+    lines = shown(80, 3)
+    assert below(lines, "certain difference") == [
+        ["preemptions mean", "arm-1", "0.4 times", "0.3 to 0.5"]
+    ]
     assert "1 other differences are not certain at 95 %" in lines
-    assert not [line for line in lines if "arm-2 /" in line or line.startswith("preemptions p99")]
     assert "warning: too few" in lines
+
+
+def test_where_there_is_no_ratio_the_difference_is_told_with_its_unit() -> None:
+    made = summary(2)
+    plain = difference("arm-1", 1, 1) | {"ratio": None, "ratio_ci95": None}
+    plain |= {"difference": 0.02, "difference_ci95": [0.01, 0.03]}
+    made["differences"] = {"itl_s": {"p50": [plain]}}
+    assert below(printed(80, made), "certain difference") == [
+        ["itl_s p50", "arm-1", "+20 ms", "10 ms to 30 ms"]
+    ]
+
+
+def test_of_many_certain_differences_the_first_are_told_and_the_others_counted() -> None:
+    made = summary(10)
+    certain = [difference(f"arm-{i}", 0.3, 0.5) for i in range(1, 10)]
+    made["differences"] = {"itl_s": {"p50": certain}, "preemptions": {"mean": certain}}
+    lines = printed(80, made)
+    rows = below(lines, "certain difference")
+    assert [row[0] for row in rows] == ["preemptions mean"] * 9 + ["itl_s p50"] * 3
+    assert "6 more are certain at 95 %: see the report" in lines
+    assert max(map(len, lines)) <= 80
 
 
 def test_whose_a_figure_is_stands_below_the_table() -> None:
