@@ -24,11 +24,12 @@ import msgspec
 from gevent import monkey
 from locust import User, task
 from locust.env import Environment
-from locust.runners import MasterRunner
+from locust.runners import MasterRunner, WorkerRunner
 
 from harness.errors import ConfigError
 from harness.load.abandon import leave_rule, never, plan_request
 from harness.load.canary import canary_prompt
+from harness.load.handles import allow_streams
 from harness.load.plan import AbandonLoad, LoadPlan
 from harness.load.rows import ShardWriter
 from harness.load.session import LoadSession
@@ -152,6 +153,8 @@ def prepare(
     api_key = _api_key(plan)
     if isinstance(environment.runner, MasterRunner):
         return  # it has no users of its own
+    # How many of all users a worker gets, it learns later.
+    allow_streams(0 if isinstance(environment.runner, WorkerRunner) else plan.users)
     if plan.rows_dir is not None:
         gevent.spawn(_watch_lag, Path(plan.rows_dir), user_class)
 

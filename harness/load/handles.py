@@ -1,0 +1,31 @@
+"""File handles: each open stream takes one, and systems allow a process only so many."""
+
+import resource
+from collections.abc import Callable
+from typing import Final
+
+from harness.errors import ConfigError
+
+_BESIDE_STREAMS: Final = 100  # files, pipes, the event loop, libraries being loaded
+_ENOUGH: Final = 1 << 20  # where the system allows any number
+
+Limits = tuple[int, int]  # what holds, and how far a process may raise it by itself
+
+
+def allow_streams(
+    streams: int,
+    *,
+    get: Callable[[int], Limits] = resource.getrlimit,
+    put: Callable[[int, Limits], None] = resource.setrlimit,
+) -> None:
+    """Raise this process's limit as far as it may. Raises ConfigError where that is too little."""
+    soft, hard = get(resource.RLIMIT_NOFILE)
+    allowed = _ENOUGH if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        put(resource.RLIMIT_NOFILE, (allowed, hard))
+    if (needed := streams + _BESIDE_STREAMS) > allowed:
+        raise ConfigError(
+            f"{streams:,} users need about {needed:,} open files in one process, and this system "
+            f"allows {allowed:,}; raise the limit (ulimit -Hn, or LimitNOFILE= of the service), "
+            "take fewer users, or spread them over more processes (--processes)"
+        )
