@@ -30,6 +30,7 @@ def sentence(
         *_latency_words(metrics),
         *_recovery_words(metrics),
         *_waste_words(metrics),
+        *_prompt_words(metrics),
         *_ghost_words(metrics),
         *_leak_words(metrics, in_use, lost),
     ]
@@ -96,6 +97,15 @@ def _waste_words(metrics: Metrics) -> list[str]:
     least = "at least " if wasted.bound == "lower" else ""
     which = "per abandon" if wasted.method == "exact" else "per request left"
     return [f"It generated {least}{quantity(wasted.mean, 'tokens')} {which} for nobody."]
+
+
+def _prompt_words(metrics: Metrics) -> list[str]:
+    wasted = metrics.get("wasted_prompt_tokens")
+    if wasted is None or not wasted.mean or wasted.mean < 0:
+        return []
+    least = "at least " if wasted.bound == "lower" else ""
+    mean = quantity(wasted.mean, "tokens")
+    return [f"Of each prompt that was left before a first token it computed {least}{mean}."]
 
 
 def _ghost_words(metrics: Metrics) -> list[str]:

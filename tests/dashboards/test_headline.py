@@ -1,5 +1,7 @@
 """The sentence and the cards: every kind of run gets words that are true of it."""
 
+import pytest
+
 from dashboards.headline import cards
 from dashboards.sentence import sentence
 from harness.records import Metric
@@ -101,6 +103,13 @@ def test_an_upper_limit_of_each_latency_is_said_to_be_one() -> None:
     metrics = {"cancel_latency_s": most}
     assert "let go after at most 30 ms (median; 99 % within 50 ms)" in sentence(LEFT, metrics)
     assert cards(metrics, {})[0].value == "\N{LESS-THAN OR EQUAL TO} 30 ms"
+
+
+@pytest.mark.parametrize(("mean", "is_said"), [(378.0, True), (0.0, False), (-3.0, False)])
+def test_prompts_that_were_computed_for_nobody_are_told(mean: float, is_said: bool) -> None:
+    wasted = Metric(unit="tokens", n=68, mean=mean, method="counter")
+    said = sentence(LEFT, {"wasted_prompt_tokens": wasted})
+    assert ("before a first token it computed 378 tokens" in said) is is_said
 
 
 def test_waste_by_a_counter_is_of_all_who_left() -> None:
