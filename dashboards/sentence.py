@@ -101,7 +101,10 @@ def _waste_words(metrics: Metrics) -> list[str]:
 
 def _prompt_words(metrics: Metrics) -> list[str]:
     wasted = metrics.get("wasted_prompt_tokens")
-    if wasted is None or not wasted.mean or wasted.mean < 0:
+    if wasted is None or not wasted.mean:
+        return []
+    lowest, _ = wasted.mean_ci95 or (wasted.mean, wasted.mean)
+    if lowest <= 0:
         return []
     least = "at least " if wasted.bound == "lower" else ""
     mean = quantity(wasted.mean, "tokens")

@@ -105,9 +105,14 @@ def test_an_upper_limit_of_each_latency_is_said_to_be_one() -> None:
     assert cards(metrics, {})[0].value == "\N{LESS-THAN OR EQUAL TO} 30 ms"
 
 
-@pytest.mark.parametrize(("mean", "is_said"), [(378.0, True), (0.0, False), (-3.0, False)])
-def test_prompts_that_were_computed_for_nobody_are_told(mean: float, is_said: bool) -> None:
-    wasted = Metric(unit="tokens", n=68, mean=mean, method="counter")
+@pytest.mark.parametrize(
+    ("mean", "interval", "is_said"),
+    [(378.0, None, True), (378.0, (-40.0, 800.0), False), (0.0, None, False), (-3.0, None, False)],
+)
+def test_prompts_that_were_computed_for_nobody_are_told(
+    mean: float, interval: tuple[float, float] | None, is_said: bool
+) -> None:
+    wasted = Metric(unit="tokens", n=68, mean=mean, mean_ci95=interval, method="counter")
     said = sentence(LEFT, {"wasted_prompt_tokens": wasted})
     assert ("before a first token it computed 378 tokens" in said) is is_said
 
