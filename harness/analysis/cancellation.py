@@ -23,6 +23,7 @@ import pandas as pd
 from harness.analysis.branches import branches_of, ends_of
 from harness.analysis.facts import Facts, run_facts
 from harness.analysis.frames import RunFrames
+from harness.analysis.held_connections import NEVER, reset_by_us_ns
 from harness.analysis.step_log import StepTimes
 from harness.analysis.tokens import tokens_read
 from harness.analysis.waste import waste_columns
@@ -41,7 +42,7 @@ _STAMPS: Final = {
 def cancellations(frames: RunFrames) -> pd.DataFrame:
     """One row for each abandoned request of a user, a filler or a long prompt.
 
-    Identity: request_id, role, trial, plan, planned_abandon, max_tokens, finish_reason (the
+    Identity: request_id, role, trial, plan, way, planned_abandon, max_tokens, finish_reason (the
     server's). Points in time (Int64, ns, null where unknown): t0_ns and those of the lifecycle log.
     phase: waiting, prefill or decode at t0; "ended" if the server had finished it before; null if
     not known. Stages and `cancel_latency_s` in seconds (NaN where unknown), `cancel_latency_steps`
@@ -57,7 +58,7 @@ def cancellations(frames: RunFrames) -> pd.DataFrame:
     if facts.has_steps and facts.clocks_agree:
         is_last_step = _ended_with_its_step(cancels, StepTimes.of(frames.steps), facts)
         cancels.loc[is_last_step, "phase"] = "ended"
-    cancels = _with_stages(_with_latency(cancels, facts))
+    cancels = _with_stages(_with_latency(cancels, frames.requests, facts))
     if facts.has_steps:
         cancels = _with_steps(cancels, StepTimes.of(frames.steps), facts)
     else:
@@ -84,7 +85,7 @@ def _left(requests: pd.DataFrame) -> pd.DataFrame:
     is_load = requests["role"].isin([Role.USER, Role.FILLER, Role.LONG_PROMPT])
     read = pd.Series(tokens_read(requests), index=requests.index)
     left = requests[is_abandoned & is_load]
-    columns = ["request_id", "role", "trial", "plan", "planned_abandon", "max_tokens", "n"]
+    columns = ["request_id", "role", "trial", "plan", "way", "planned_abandon", "max_tokens", "n"]
     frame = left[columns].assign(
         t0_ns=left["abandoned_ns"].astype("Int64"), tokens_read=read[left.index]
     )
@@ -146,13 +147,14 @@ def _ended_with_its_step(cancels: pd.DataFrame, steps: StepTimes, facts: Facts) 
     return is_natural & cancels["removed_ns"].notna() & at_once
 
 
-def _with_latency(cancels: pd.DataFrame, facts: Facts) -> pd.DataFrame:
-    """Add cancel_latency_s, censored and ghost.
+def _with_latency(cancels: pd.DataFrame, requests: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+    """Add cancel_latency_s, censored, ghost and was_reset_by_us.
 
     cancel latency = blocks freed - t0, of a request that was aborted within the settle time. Any
     other is a ghost and counts as longer than min(settle time, time watched), even if it ended by
-    itself after less.
+    itself after less. A connection that was left open was watched until the load reset it.
     """
+    cancels["was_reset_by_us"] = False
     is_known = cancels["arrived_ns"].notna() & (cancels["phase"] != "ended")
     is_aborted = cancels["finish_reason"] == "abort"
     if not facts.clocks_agree:
@@ -162,12 +164,17 @@ def _with_latency(cancels: pd.DataFrame, facts: Facts) -> pd.DataFrame:
         cancels["ghost"] = (~is_aborted).astype("boolean").where(has_ended)
         return cancels
     latency = seconds_between(cancels["t0_ns"], cancels["freed_ns"])
-    watched = (facts.observed_until_ns - cancels["t0_ns"]).astype(float) / 1e9
-    is_let_go = is_known & is_aborted & (latency <= facts.settle_s)
+    reset_ns = pd.Series(reset_by_us_ns(cancels, requests, facts), index=cancels.index)
+    noticed_ns = cancels[["detected_ns", "freed_ns"]].min(axis="columns").fillna(NEVER)
+    cancels["was_reset_by_us"] = is_known & (reset_ns < NEVER) & (noticed_ns >= reset_ns)
+    until_ns = reset_ns.where(cancels["was_reset_by_us"], NEVER).clip(upper=facts.observed_until_ns)
+    watched = (until_ns - cancels["t0_ns"]).astype(float) / 1e9
+    is_let_go = is_known & is_aborted & (latency <= facts.settle_s) & ~cancels["was_reset_by_us"]
     cancels["censored"] = is_known & ~is_let_go
     limit = watched.clip(lower=0.0, upper=facts.settle_s)
     cancels["cancel_latency_s"] = latency.where(is_let_go, limit).where(is_known)
-    can_say = is_let_go | cancels["freed_ns"].notna() | (watched >= facts.settle_s)
+    has_ended = cancels["freed_ns"].notna() & ~cancels["was_reset_by_us"]
+    can_say = is_let_go | has_ended | (watched >= facts.settle_s)
     cancels["ghost"] = cancels["censored"].astype("boolean").where(is_known & can_say)
     return cancels
 
@@ -176,13 +183,13 @@ def _with_stages(cancels: pd.DataFrame) -> pd.DataFrame:
     """Add the stages: each the time since the one before, NaN where the request got no further.
 
     Only an abort ends the wait: a request that ran to its natural end was not waiting to be freed.
-    That its connection ended after it was over is not its being noticed.
+    That its connection ended after it was over, or by our own hand, is not its being noticed.
     """
     is_aborted = cancels["finish_reason"] == "abort"
     has_server_t0 = was_cancelled(cancels)
     heard, removed = cancels["heard_ns"], cancels["removed_ns"]
     was_over = (removed < cancels["detected_ns"]).fillna(value=False) & ~is_aborted
-    detected = cancels["detected_ns"].mask(was_over)
+    detected = cancels["detected_ns"].mask(was_over | cancels["was_reset_by_us"])
     cancels["detect_s"] = seconds_between(cancels["t0_ns"], detected).where(has_server_t0)
     cancels["signal_s"] = seconds_between(detected, heard)
     cancels["wait_s"] = seconds_between(heard, removed).where(is_aborted)

@@ -17,6 +17,7 @@ from harness.analysis.enough import fewest_for_rate_below
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
 from harness.analysis.frames import RunFrames
+from harness.analysis.held_connections import reset_warnings
 from harness.analysis.held_open import LEFT
 from harness.analysis.recovery import control_answer_tokens, probes
 from harness.analysis.steady import Steady
@@ -73,6 +74,7 @@ def remarks(
         *_about_cancels(cancels, facts),
         *_about_leaks(in_use),
         *(_warning(text) for text in too_little_left(frames, cancels, facts)),
+        *(_warning(text) for text in reset_warnings(frames.requests, cancels, facts)),
         *(_info(text) for text in race_account(frames.requests, cancels, facts)),
         *_about_probes(frames),
         *(_warning(f"{name}: {why}") for name, why in flagged.items()),
