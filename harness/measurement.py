@@ -76,7 +76,6 @@ class Measurement:
         self.notes = Notes()
         self._resolved = resolved
         self._target = resolved.target
-        self._ca_file = resolved.order.ca_file
         self._folder = folder
         self._progress = progress
         self._interruption = interruption
@@ -99,9 +98,7 @@ class Measurement:
         """Do it all. Raises TargetError, InterruptedRunError and ConfigError; `manifest` and `rows`
         hold then what there was up to there."""
         with ExitStack() as stack:
-            client = stack.enter_context(
-                http_client(self._resolved.headers, ca_file=self._ca_file, timeout_s=10.0)
-            )
+            client = stack.enter_context(self._client(10.0))
             server = self._find_server(stack, client)
             metrics_urls = self._note_target(server)
             server = self._with_slots(client, server)
@@ -150,6 +147,15 @@ class Measurement:
             return plan
         self.manifest.prompt_scale = scale
         return msgspec.structs.replace(plan, prompt_scale=scale)
+
+    def _client(self, timeout_s: float) -> httpx.Client:
+        """For requests of our own, which may take as long as those of the load may be silent."""
+        return http_client(
+            self._resolved.headers,
+            ca_file=self._resolved.order.ca_file,
+            timeout_s=timeout_s,
+            longest_s=max(timeout_s, self._resolved.workload.run.timeout_s),
+        )
 
     def _asker(self, client: httpx.Client, server: Server) -> Asker:
         body = {"model": server.model, **self._target.extra_body}
@@ -279,7 +285,7 @@ class Measurement:
             self.notes.add(gpu.reason)
         self.manifest.hardware = find_hardware(gpu.names)
         self._collector = Collector(
-            client=http_client(self._resolved.headers, ca_file=self._ca_file, timeout_s=5.0),
+            client=self._client(5.0),
             metrics_urls=metrics_urls,
             scrape_pause_s=self._scrape_pause(),
             lifecycle_url=server.url if self._is_exact else None,

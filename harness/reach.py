@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from harness.bounded_http import BoundedTransport
 from harness.errors import ConfigError
 
 _NO_HANDLE: Final = (errno.EMFILE, errno.ENFILE)
@@ -37,12 +38,14 @@ def tls_context(ca_file: str | None) -> ssl.SSLContext:
 
 
 def http_client(
-    headers: Mapping[str, str], *, ca_file: str | None, timeout_s: float
+    headers: Mapping[str, str], *, ca_file: str | None, timeout_s: float, longest_s: float
 ) -> httpx.Client:
-    """For the harness's own requests: no proxies, no redirects, the same trust as the load's."""
-    return httpx.Client(
-        headers=headers, timeout=timeout_s, verify=tls_context(ca_file), trust_env=False
-    )
+    """For the harness's own requests: no proxies, no redirects, the same trust as the load's.
+
+    `timeout_s` is for the next byte, `longest_s` for the whole answer.
+    """
+    transport = BoundedTransport(verify=tls_context(ca_file), longest_s=longest_s)
+    return httpx.Client(headers=headers, timeout=timeout_s, transport=transport, trust_env=False)
 
 
 def split_place(url: str) -> tuple[str, int]:
@@ -58,7 +61,7 @@ def why_unreached(error: BaseException, host: str, port: int) -> str:
     match cause:
         case None:
             return str(error) or type(error).__name__
-        case OSError(errno=number) if number in _NO_HANDLE or _has_no_handle():
+        case OSError() if is_out_of_handles(cause):
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             return f"no file handle is left, of {most}: use fewer users, or raise `ulimit -n`"
         case socket.gaierror():
@@ -71,6 +74,19 @@ def why_unreached(error: BaseException, host: str, port: int) -> str:
             return f"no port of this host is left for another connection to {where}"
         case _:
             return f"no connection to {where}: {cause.strerror or cause}"
+
+
+def is_out_of_handles(error: OSError) -> bool:
+    """Whether it failed because this process, or the system, has no file handle left.
+
+    Name resolution does not tell: without a handle to read its files with, no host has a name.
+    """
+    if isinstance(error, socket.gaierror):
+        try:
+            socket.socket().close()
+        except OSError as why:
+            return why.errno in _NO_HANDLE
+    return error.errno in _NO_HANDLE
 
 
 def _why_no_tls(error: ssl.SSLError, host: str, where: str) -> str:
@@ -88,15 +104,6 @@ def _named(ca_file: str | None) -> str:
     if ca_file is not None:
         return f"--ca-file {ca_file}"
     return f"SSL_CERT_FILE {os.environ.get('SSL_CERT_FILE', '')}"
-
-
-def _has_no_handle() -> bool:
-    """Name resolution hides it: without a handle to read its files with, no host has a name."""
-    try:
-        socket.socket().close()
-    except OSError as error:
-        return error.errno in _NO_HANDLE
-    return False
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

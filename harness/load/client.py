@@ -19,6 +19,7 @@ import httpx
 from harness.load.abandon import LeaveRule, StepEstimate
 from harness.load.cancel_endpoint import CancelRequest, cancel_url
 from harness.load.connection import Connection, Limit
+from harness.load.dial import NoHandleLeftError
 from harness.load.dialect import request_body
 from harness.load.exchange import Exchange
 from harness.load.plan import LoadPlan, Timeouts
@@ -33,11 +34,19 @@ from harness.records import Delivery, RequestRow, Role, Way
 class StreamClient:
     """Asks one server. `open_streams` is the number of requests now in flight.
 
-    `_held` are the connections that users left open.
+    `give_up` is told why it could not go on asking, where that is not the server's doing. `_held`
+    are the connections that users left open.
     """
 
-    def __init__(self, plan: LoadPlan, *, api_key: str | None) -> None:
+    def __init__(
+        self,
+        plan: LoadPlan,
+        *,
+        api_key: str | None,
+        give_up: Callable[[str], None] = lambda _why: None,
+    ) -> None:
         self.open_streams = 0
+        self._give_up = give_up
         self.step = StepEstimate()
         self._plan = plan
         self._held: list[Connection] = []
@@ -100,6 +109,8 @@ class StreamClient:
             stream.time_out(time.perf_counter_ns(), str(error))
         except (httpx.TransportError, EventTooLargeError) as error:
             stream.break_off(time.perf_counter_ns(), str(error))
+            if isinstance(error, NoHandleLeftError):
+                self._give_up(str(error))
         except Exception as error:
             if stream.outcome is None:
                 stream.break_off(time.perf_counter_ns(), f"a bug of the client: {error!r}")

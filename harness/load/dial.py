@@ -5,12 +5,12 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import httpx
 
 from harness.load.tls import Tls
-from harness.reach import why_unreached
+from harness.reach import is_out_of_handles, why_unreached
 
 _RECEIVE_BYTES: Final = 65536
 # Who stops reading is noticed when all buffers between are full: ours is as small as can be.
@@ -18,6 +18,10 @@ _SMALL_BUFFER_BYTES: Final = 4096
 _PORTS: Final = {"http": 80, "https": 443}
 
 Origin = tuple[str, str, int]
+
+
+class NoHandleLeftError(httpx.ConnectError):
+    """This process can open nothing any more: it is not the server that failed."""
 
 
 class Wire(NamedTuple):
@@ -57,7 +61,7 @@ def dial(
 ) -> Wire:
     """Open a connection; `is_small`: with the smallest receive buffer that there is.
 
-    Raises httpx.ConnectTimeout and httpx.ConnectError, which say what to do.
+    Raises httpx.ConnectTimeout, httpx.ConnectError and NoHandleLeftError, which say what to do.
     """
     scheme, host, port = origin
     context = trust() if scheme == "https" else None
@@ -76,16 +80,19 @@ def dial(
             f"no connection to {host}:{port} within {timeout_s} s"
         ) from error
     except (OSError, UnicodeError) as error:  # the latter for what cannot be a host's name
-        raise httpx.ConnectError(why_unreached(error, host, port)) from error
+        why = why_unreached(error, host, port)
+        if isinstance(error, OSError) and is_out_of_handles(error):
+            raise NoHandleLeftError(why) from error
+        raise httpx.ConnectError(why) from error
 
 
 def _connect(host: str, port: int, until_s: float | None, *, is_small: bool) -> socket.socket:
     """Try all addresses; one that swallows everything leaves time for those behind it."""
     problem = OSError(f"no address of {host}")
-    places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    for number, (family, kind, protocol, _, place) in enumerate(places):
+    places = _places(host, port)
+    for number, (family, place) in enumerate(places):
         left_s = _left(until_s)
-        sock = socket.socket(family, kind, protocol)
+        sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             with _closed_on_failure(sock):
                 if is_small:  # before the handshake, which tells the server
@@ -96,6 +103,16 @@ def _connect(host: str, port: int, until_s: float | None, *, is_small: bool) -> 
         except OSError as error:
             problem = error
     raise problem
+
+
+def _places(host: str, port: int) -> list[tuple[int, Any]]:
+    """Where a host may be: families and addresses. What is an address already is not looked up:
+    under gevent a look-up goes through a thread, and costs as much as a dozen tokens."""
+    with contextlib.suppress(OSError):
+        socket.inet_pton(socket.AF_INET, host)
+        return [(socket.AF_INET, (host, port))]
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(family, place) for family, _, _, _, place in found]
 
 
 def _agree(sock: socket.socket, tls: Tls, until_s: float | None) -> None:

@@ -20,7 +20,8 @@ class LoadSession:
 
     Its state is the number of abandons so far and of requests ever sent, and what was `seen`.
     `tell` hears of every row (that is how Locust's own statistics come about), `enough` is called
-    once, when the plan's number of abandons is reached.
+    once, when the plan's number of abandons is reached; `give_up` when there is no going on, with
+    the reason.
     """
 
     def __init__(
@@ -31,9 +32,10 @@ class LoadSession:
         pid: int,
         tell: Callable[[RequestRow], None],
         enough: Callable[[], None],
+        give_up: Callable[[str], None],
     ) -> None:
         self.plan = plan
-        self.client = StreamClient(plan, api_key=api_key)
+        self.client = StreamClient(plan, api_key=api_key, give_up=give_up)
         self.seen = Expectation()
         load = plan.load
         self.peace = Peace(load.canaries if isinstance(load, AbandonLoad) else 0)
@@ -42,6 +44,7 @@ class LoadSession:
         )
         self._tell = tell
         self._enough = enough
+        self._give_up = give_up
         self._stop_after = (
             plan.load.stop_after_abandons if isinstance(plan.load, AbandonLoad) else None
         )
@@ -101,7 +104,10 @@ class LoadSession:
     def keep(self, row: RequestRow) -> None:
         """Put a row on disk and count it."""
         if self._rows is not None:
-            self._rows.write(row)
+            try:
+                self._rows.write(row)
+            except OSError as error:
+                self._give_up(f"the rows of this load can no longer be written: {error.strerror}")
         self._tell(row)
         self.seen.observe(row)
         if row.outcome is Outcome.ABANDONED:

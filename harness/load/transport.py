@@ -30,9 +30,9 @@ import httpx
 
 from harness.load.client_process import ClientProcess
 from harness.load.connection import Connection, PatienceEndedError
-from harness.load.dial import Wire, dial, origin_of
+from harness.load.dial import NoHandleLeftError, Wire, dial, origin_of
 from harness.load.idle import IdleWires
-from harness.reach import tls_context
+from harness.reach import is_out_of_handles, tls_context
 from harness.records import Way
 
 # Extensions of a response: its `Connection`...
@@ -128,7 +128,10 @@ def _in_other_hands(wire: Wire) -> ClientProcess:
     try:
         return ClientProcess(wire.sock)
     except OSError as error:
-        raise httpx.ConnectError(f"no process to be killed could be started: {error}") from error
+        why = f"no process to be killed could be started: {error}"
+        raise (NoHandleLeftError if is_out_of_handles(error) else httpx.ConnectError)(
+            why
+        ) from error
 
 
 def send(wire: Wire, request: httpx.Request, timeout_s: float | None) -> None:

@@ -13,7 +13,9 @@ import argparse
 import logging
 import os
 import signal
+import sys
 import time
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -26,7 +28,7 @@ from locust import User, task
 from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, TargetError
 from harness.load.abandon import leave_rule, never, plan_request
 from harness.load.canary import canary_prompt
 from harness.load.handles import allow_streams
@@ -135,6 +137,17 @@ def end_load(environment: Environment) -> None:
     gevent.spawn(runner.quit if environment.web_ui is None else runner.stop)
 
 
+def give_up(environment: Environment, why: str) -> None:
+    """End the load, which cannot go on; what it says last is why. The first reason counts."""
+    if environment.process_exit_code:
+        return
+    environment.process_exit_code = TargetError.exit_code
+    environment.events.quit.add_listener(  # type: ignore[no-untyped-call]
+        lambda **_: sys.stderr.write(f"walkaway: {why}\n")
+    )
+    end_load(environment)
+
+
 def prepare(
     environment: Environment,
     options: argparse.Namespace,
@@ -156,7 +169,7 @@ def prepare(
     # How many of all users a worker gets, it learns later.
     allow_streams(0 if isinstance(environment.runner, WorkerRunner) else plan.users)
     if plan.rows_dir is not None:
-        gevent.spawn(_watch_lag, Path(plan.rows_dir), user_class)
+        gevent.spawn(_watch_lag, environment, Path(plan.rows_dir), user_class)
 
     def start_session(**_: Any) -> None:
         # The web page may have changed the server; a plan in a file names its own.
@@ -167,6 +180,7 @@ def prepare(
             pid=os.getpid(),
             tell=lambda row: _tell_locust(environment, row),
             enough=lambda: end_load(environment),
+            give_up=partial(give_up, environment),
         )
 
     def end_session(**_: Any) -> None:
@@ -208,7 +222,14 @@ def _end_with_stdin() -> None:
             return
 
 
-def _watch_lag(rows_dir: Path, user_class: type[PlannedUser]) -> None:
+def _watch_lag(environment: Environment, rows_dir: Path, user_class: type[PlannedUser]) -> None:
+    try:
+        _write_lag(rows_dir, user_class)
+    except OSError as error:
+        give_up(environment, f"the load's own lag can no longer be written down: {error.strerror}")
+
+
+def _write_lag(rows_dir: Path, user_class: type[PlannedUser]) -> None:
     """Write down how late each tick was noticed: the floor below which our stamps mean nothing."""
     ticks = _ticks()
     hub = gevent.get_hub()

@@ -3,8 +3,10 @@
 import errno
 import os
 import resource
+import select
 import socket
 import ssl
+import threading
 from pathlib import Path
 
 import httpx
@@ -76,7 +78,7 @@ def test_a_ca_file_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         check_ca_file(str(empty))
     monkeypatch.setenv("SSL_CERT_FILE", str(empty))
     with pytest.raises(ConfigError, match=r"SSL_CERT_FILE .*empty.pem: has no certificate"):
-        http_client({}, ca_file=None, timeout_s=1.0)
+        http_client({}, ca_file=None, timeout_s=1.0, longest_s=1.0)
 
 
 def test_without_a_ca_file_the_usual_are_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,3 +86,25 @@ def test_without_a_ca_file_the_usual_are_trusted(monkeypatch: pytest.MonkeyPatch
         monkeypatch.delenv(variable, raising=False)
     assert check_ca_file(None) is None
     assert tls_context(None).get_ca_certs()
+
+
+def test_an_answer_in_drops_has_an_end() -> None:
+    """Each byte is in time for the next; the whole is not."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+        def drip() -> None:
+            with listener.accept()[0] as sock:
+                sock.sendall(b"HTTP/1.1 200 OK\r\nx: ")
+                while not select.select([sock], [], [], 0.01)[0] or sock.recv(4096):
+                    sock.sendall(b"y")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        with (
+            http_client({}, ca_file=None, timeout_s=30.0, longest_s=0.3) as client,
+            pytest.raises(httpx.ReadTimeout),
+        ):
+            client.get(url)
+        thread.join(30)
+    assert not thread.is_alive()

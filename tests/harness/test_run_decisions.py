@@ -133,7 +133,14 @@ def test_the_salt_of_a_plan_is_in_its_prompts(tmp_path: Path) -> None:
     texts = {}
     for salt in ("", "1-on/", "1-off/", "1-on/ "):
         salted = msgspec.structs.replace(plan, prompt_salt=salt.strip(), rows_dir=None)
-        session = LoadSession(salted, api_key=None, pid=1, tell=lambda _: None, enough=lambda: None)
+        session = LoadSession(
+            salted,
+            api_key=None,
+            pid=1,
+            tell=lambda _: None,
+            enough=lambda: None,
+            give_up=lambda _: None,
+        )
         texts[salt] = session.prompt(user=1, n=2, tokens=80)
         session.close()
     assert texts["1-on/"] == texts["1-on/ "]

@@ -181,7 +181,7 @@ def _read_request(sock: socket.socket) -> Exchange | None:
     head, _, body = data.partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
     headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines[1:])}
-    while len(body) < int(headers["content-length"]):
+    while len(body) < int(headers.get("content-length", 0)):
         body += sock.recv(65536)
     return Exchange(
         sock=sock,

@@ -1,0 +1,76 @@
+"""Stock httpx with an end to everything: its own limits are for the next byte only.
+
+A server that sends a byte now and then would keep it, and so a run, for ever. Here an answer must
+be complete so long after the last of its request was sent.
+"""
+
+import ssl
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import httpcore
+import httpx
+
+
+class BoundedTransport(httpx.HTTPTransport):
+    """`longest_s`: from the sending of a request to the end of its answer."""
+
+    def __init__(self, *, verify: ssl.SSLContext, longest_s: float) -> None:
+        super().__init__(verify=verify)
+        self._pool.close()
+        self._pool = httpcore.ConnectionPool(
+            ssl_context=verify, network_backend=_Backend(longest_s)
+        )
+
+
+class _Backend(httpcore.NetworkBackend):
+    def __init__(self, longest_s: float) -> None:
+        self._inner = httpcore.SyncBackend()
+        self._longest_s = longest_s
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.NetworkStream:
+        stream = self._inner.connect_tcp(host, port, timeout, local_address, socket_options)
+        return _Stream(stream, self._longest_s)
+
+
+class _Stream(httpcore.NetworkStream):
+    """Its state: `_until_s`, when the answer must be complete, on the monotonic clock."""
+
+    def __init__(self, inner: httpcore.NetworkStream, longest_s: float) -> None:
+        self._inner = inner
+        self._longest_s = longest_s
+        self._until_s = time.perf_counter() + longest_s
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._inner.write(buffer, timeout)
+        self._until_s = time.perf_counter() + self._longest_s
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        left_s = self._until_s - time.perf_counter()
+        if left_s <= 0:
+            raise httpcore.ReadTimeout(f"the answer was not complete after {self._longest_s:g} s")
+        return self._inner.read(max_bytes, left_s if timeout is None else min(timeout, left_s))
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.NetworkStream:
+        return _Stream(
+            self._inner.start_tls(ssl_context, server_hostname, timeout), self._longest_s
+        )
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._inner.get_extra_info(info)
