@@ -53,7 +53,7 @@ def follow_plan(environment: Environment, **_: Any) -> None:
             prepare(environment, options, plan, USERS[type(plan.load)])
         else:
             prepare(environment, options, plan, OpenLoopDirector)
-            share_out(environment)
+            share_out(environment, plan.open_loop)
     except ConfigError as error:
         sys.stderr.write(f"walkaway: {error}\n")
         sys.exit(error.exit_code)

@@ -28,6 +28,7 @@ from locust.runners import MasterRunner, WorkerRunner
 from harness.collect.clock import BOOT_ID
 from harness.load.abandon import leave_rule, plan_request
 from harness.load.arrivals import deal
+from harness.load.handles import allow_streams
 from harness.load.overlay import plan_replayed
 from harness.load.plan import AbandonLoad, OpenLoop
 from harness.load.schedule import Arrival, planned_arrivals
@@ -110,8 +111,11 @@ def _text(
     return session.prompt(user=user, n=0, tokens=tokens, shared_tokens=shared_tokens)
 
 
-def share_out(environment: Environment) -> None:
-    """Let each load process have one director, and all of them the same schedule."""
+def share_out(environment: Environment, open_loop: OpenLoop) -> None:
+    """Let each load process have one director, and all of them the same schedule.
+
+    Raises ConfigError where one process alone may not open so many streams.
+    """
     options, runner = environment.parsed_options, environment.runner
     assert options is not None
     options.num_users = options.spawn_rate = max(1, options.expect_workers)
@@ -119,6 +123,8 @@ def share_out(environment: Environment) -> None:
         _tell_workers(environment, runner)
     elif isinstance(runner, WorkerRunner):
         _listen_to_master(runner)
+    else:
+        allow_streams(open_loop.max_streams)
 
 
 def _tell_workers(environment: Environment, runner: MasterRunner) -> None:
