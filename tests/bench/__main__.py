@@ -22,7 +22,16 @@ from pathlib import Path
 from tests.bench.ratio import Bound, Figure, Ratio, UnavailableError
 from tests.bench.surroundings import surroundings
 
-BENCHMARKS = ("scheduling", "model_speed", "model_speed_gpu", "batch_invariance")
+BENCHMARKS = (
+    "scheduling",
+    "model_speed",
+    "model_speed_gpu",
+    "batch_invariance",
+    "load_generator",
+    "token_stamps",
+    "client_times",
+    "many_streams",
+)
 
 
 def run(names: Iterable[str], *, quick: bool) -> Iterator[Ratio]:

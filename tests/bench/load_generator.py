@@ -1,0 +1,72 @@
+"""What a streamed token costs the load generator: processor time, user and system, of its process.
+
+Ours is the whole load process, as `walkaway run` starts it: Locust, users, transport, decoding,
+counting by usage, stamps, rows on disk, its own lag measured all along. The others only stamp each
+token's line. All ask again and again for answers of 100 tokens, and the asking counts, too. They
+take turns; one that received less than was sent was saturated: it is marked so, and left out where
+there are more streams. Ours opens a connection for each request, the others keep theirs.
+"""
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Final
+
+from tests.bench.ratio import Bound, Ratio, share
+from tests.bench.streaming import OURS, ClientKind, LocustUser, Script, Traffic, Watched, watch
+
+NUM_STREAMS: Final = (50, 100, 400)
+ROUNDS: Final = 5
+BARE: Final = "bare protocol on uvloop"
+STOCK: Final = "httpx.AsyncClient"
+RIVALS: Final[dict[str, ClientKind]] = {
+    BARE: Script("bare_asyncio"),
+    "bare gevent loop": Script("bare_gevent"),
+    "aiohttp on asyncio": Script("aiohttp_lines"),
+    "aiohttp on uvloop": Script("aiohttp_uvloop"),
+    "Locust's HttpUser": LocustUser("HttpLines"),
+    "Locust's FastHttpUser": LocustUser("FastHttpLines"),
+    "httpx.Client over gevent": Script("httpx_gevent"),
+    STOCK: Script("httpx_async"),
+}
+BOUNDS: Final = {BARE: Bound("at most", 4.0), STOCK: Bound("at most", 1 / 3)}
+
+
+def measure(*, quick: bool = False) -> Iterable[Ratio]:
+    if quick:
+        yield from _compare({BARE: RIVALS[BARE]}, Traffic(streams=5), rounds=1, window_s=0.2)
+        return
+    rivals = dict(RIVALS)
+    if find_spec("aiohttp") is None:
+        rivals = {name: kind for name, kind in rivals.items() if "aiohttp" not in name}
+    for streams in NUM_STREAMS:
+        lines = list(_compare(rivals, Traffic(streams=streams), rounds=ROUNDS, window_s=2.0))
+        yield from lines
+        rivals = {
+            name: kind
+            for name, kind in rivals.items()
+            if not any(line.what.endswith(f"{name}, saturated") for line in lines)
+        }
+
+
+def _compare(
+    rivals: dict[str, ClientKind], traffic: Traffic, *, rounds: int, window_s: float
+) -> Iterable[Ratio]:
+    ours: list[Watched] = []
+    theirs: dict[str, list[Watched]] = {name: [] for name in rivals}
+    for _ in range(rounds):
+        ours.append(watch(OURS, traffic, warm_s=window_s / 4, window_s=window_s))
+        for name, kind in rivals.items():
+            theirs[name].append(watch(kind, traffic, warm_s=window_s / 4, window_s=window_s))
+    for name, watched in theirs.items():
+        what = f"{traffic.streams} streams of {traffic.rate:g}/s: our user"
+        what += f"{_state(ours)} against {name}{_state(watched)}"
+        yield share(what, "us/token", _cpu(ours), _cpu(watched), BOUNDS.get(name))
+
+
+def _state(rounds: list[Watched]) -> str:
+    kept_up = sum(watched.kept_up for watched in rounds)
+    return "" if kept_up > len(rounds) / 2 else ", saturated"
+
+
+def _cpu(rounds: list[Watched]) -> list[float]:
+    return [watched.cpu_us_per_token for watched in rounds]

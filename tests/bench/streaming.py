@@ -1,0 +1,280 @@
+"""A client process beside the server of tokens, watched for a while once all its streams are open.
+
+Both are processes of their own. The client's processor time is read from outside, at two moments;
+what it received between them, and when, is in the times that it writes at its end, beside the
+server's log of what was sent.
+"""
+
+import contextlib
+import json
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from time import clock_gettime_ns, perf_counter_ns
+from typing import IO, Any, Final, NamedTuple, Protocol
+
+import psutil
+
+from harness.load.mix import Never, Slice
+from harness.load.plan import AbandonLoad, LoadPlan, Timeouts, write_plan
+from harness.load.rows import ShardReader
+from harness.records import Delivery, RequestRow, Way
+from tests.bench.ratio import UnavailableError
+
+_ROOT: Final = Path(__file__).parents[2]
+_READY_S: Final = 60
+_RATE_KEPT: Final = 0.8  # by the server; between two answers it sends nothing for a moment
+_KEPT_UP: Final = 0.98  # of what was sent must have been received, or a backlog is growing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What the server sends: `rate` tokens a second on each stream, `tokens` an answer."""
+
+    streams: int
+    rate: float = 50.0
+    tokens: int = 100
+    first_token_s: float = 0.0
+    is_aligned: bool = False
+    is_staggered: bool = True
+
+
+class Sent(NamedTuple):
+    """The server's truth about one answer."""
+
+    received_ns: int
+    tokens_ns: list[int]
+
+
+class Got(NamedTuple):
+    """The client's view of one answer."""
+
+    sent_ns: int
+    tokens_ns: list[int]
+
+
+class ClientKind(Protocol):
+    """A way to make load: the command that starts it, and what it leaves behind in the folder."""
+
+    def command(self, url: str, streams: int, folder: Path) -> list[str]: ...
+    def read(self, folder: Path) -> dict[str, Got]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A module of tests.bench.clients."""
+
+    name: str
+
+    def command(self, url: str, streams: int, folder: Path) -> list[str]:
+        module = f"tests.bench.clients.{self.name}"
+        return [sys.executable, "-m", module, url, str(streams), str(folder / "times.json")]
+
+    def read(self, folder: Path) -> dict[str, Got]:
+        return _read_times(folder / "times.json")
+
+
+@dataclass(frozen=True, slots=True)
+class LocustUser:
+    """One of Locust's own kinds of user, in clients/locust_users.py."""
+
+    name: str
+
+    def command(self, url: str, streams: int, folder: Path) -> list[str]:
+        users = str(Path(__file__).parent / "clients" / "locust_users.py")
+        times = ["--times", str(folder / "times.json"), self.name]
+        return [*_locust(users), "-H", url, "-u", str(streams), "-r", str(streams), *times]
+
+    def read(self, folder: Path) -> dict[str, Got]:
+        return _read_times(folder / "times.json")
+
+
+@dataclass(frozen=True, slots=True)
+class OurUser:
+    """The load process as `walkaway run` starts it: whole users, rows on disk and all."""
+
+    def command(self, url: str, streams: int, folder: Path) -> list[str]:
+        write_plan(_plan(url, streams, folder), folder / "plan.json")
+        users = str(_ROOT / "workloads" / "locustfile.py")
+        return [*_locust(users), "--walkaway-plan", str(folder / "plan.json")]
+
+    def read(self, folder: Path) -> dict[str, Got]:
+        rows = ShardReader(folder, RequestRow).read_new()
+        return {row.request_id: Got(row.sent_ns, row.token_times_ns) for row in rows}
+
+
+OURS: Final = OurUser()
+
+
+def _locust(users: str) -> list[str]:
+    return [sys.executable, "-m", "locust", "-f", users, "--headless", "--only-summary"]
+
+
+def _plan(url: str, streams: int, folder: Path) -> LoadPlan:
+    stays = Slice(weight=1, leave=Never(), way=Way.FIN, delivery=Delivery.STREAM, n=1)
+    return LoadPlan(
+        url=url,
+        path="/v1/completions",
+        model="bench",
+        api_key_env=None,
+        headers={},
+        extra_body={},
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+        continuous_usage=True,
+        rows_dir=str(folder),
+        seed=0,
+        arm="main",
+        users=streams,
+        timeouts=Timeouts(connect_s=60.0, next_byte_s=60.0, total_s=600.0),
+        max_seconds=600.0,
+        load=AbandonLoad(
+            mix=[stays],
+            think="none",
+            prompt_tokens=(64, 64),
+            answer_tokens=100,
+            stay_tokens=100,
+            shared_prefix_tokens=0,
+            stop_after_abandons=None,
+        ),
+    )
+
+
+def _read_times(file: Path) -> dict[str, Got]:
+    times: dict[str, list[int]] = json.loads(file.read_text())
+    return {request_id: Got(stamps[0], stamps[1:]) for request_id, stamps in times.items()}
+
+
+def _read_log(file: Path) -> dict[str, Sent]:
+    answers = map(json.loads, file.read_text().splitlines())
+    return {one["request_id"]: Sent(one["received_ns"], one["sent_ns"]) for one in answers}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What was seen of a client between `start_ns` and `end_ns`."""
+
+    start_ns: int
+    end_ns: int
+    cpu_ns: int
+    rss_bytes: int
+    sent: Mapping[str, Sent]
+    got: Mapping[str, Got]
+
+    @property
+    def tokens_received(self) -> int:
+        """Tokens that it received meanwhile."""
+        return sum(self._in_window(got.tokens_ns) for got in self.got.values())
+
+    @property
+    def tokens_sent(self) -> int:
+        """Tokens that the server sent meanwhile."""
+        return sum(self._in_window(sent.tokens_ns) for sent in self.sent.values())
+
+    @property
+    def kept_up(self) -> bool:
+        """Whether it received tokens as fast as they were sent, on average."""
+        return self.tokens_received >= _KEPT_UP * self.tokens_sent
+
+    @property
+    def cpu_us_per_token(self) -> float:
+        """Processor time, user and system, for each token received, in microseconds."""
+        return self.cpu_ns / 1e3 / self.tokens_received
+
+    def lags_ns(self) -> list[int]:
+        """From each send to its stamp, of the tokens sent in the window that were received."""
+        return [
+            got_ns - sent_ns
+            for request_id, sent in self.sent.items()
+            if request_id in self.got
+            for sent_ns, got_ns in zip(sent.tokens_ns, self.got[request_id].tokens_ns, strict=False)
+            if self.start_ns <= sent_ns < self.end_ns
+        ]
+
+    def _in_window(self, times_ns: list[int]) -> int:
+        return sum(self.start_ns <= t_ns < self.end_ns for t_ns in times_ns)
+
+
+def watch(kind: ClientKind, traffic: Traffic, *, warm_s: float, window_s: float) -> Watched:
+    """Start both, wait until all streams are open and warm, and watch the client for a while.
+
+    Raises UnavailableError if the streams do not open, or the server cannot keep its rate.
+    """
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        server = stack.enter_context(_server(traffic, folder))
+        assert server.stdout is not None
+        url = f"http://127.0.0.1:{_line(server.stdout)}"
+        client = stack.enter_context(_process(kind.command(url, traffic.streams, folder)))
+        if _line(server.stdout) != "open":
+            client.kill()
+            _, log = client.communicate()
+            raise UnavailableError(
+                f"{traffic.streams} streams of {kind} did not open: {log[-500:]}"
+            )
+        _wait(warm_s)
+        start_ns, cpu_ns = perf_counter_ns(), _cpu_ns(client.pid)
+        _wait(window_s)
+        cpu_ns = _cpu_ns(client.pid) - cpu_ns
+        end_ns = perf_counter_ns()
+        rss_bytes = psutil.Process(client.pid).memory_info().rss
+        client.send_signal(signal.SIGTERM)
+        client.communicate(timeout=_READY_S)
+        server.communicate(timeout=_READY_S)  # closes its standard input
+        watched = Watched(
+            start_ns=start_ns,
+            end_ns=end_ns,
+            cpu_ns=cpu_ns,
+            rss_bytes=rss_bytes,
+            sent=_read_log(folder / "sent.ndjson"),
+            got=kind.read(folder),
+        )
+    due = traffic.streams * traffic.rate * (end_ns - start_ns) / 1e9
+    if watched.tokens_sent < _RATE_KEPT * due:
+        raise UnavailableError(f"the server sent {watched.tokens_sent} of {due:.0f} tokens")
+    return watched
+
+
+def _server(traffic: Traffic, folder: Path) -> contextlib.AbstractContextManager[Any]:
+    flags = ["--aligned"] * traffic.is_aligned + ["--staggered"] * traffic.is_staggered
+    options = {
+        "--streams": traffic.streams,
+        "--rate": traffic.rate,
+        "--tokens": traffic.tokens,
+        "--first-token": traffic.first_token_s,
+        "--log": folder / "sent.ndjson",
+    }
+    words = [str(word) for option in options.items() for word in option]
+    return _process([sys.executable, "-m", "tests.bench.token_server", *words, *flags])
+
+
+@contextlib.contextmanager
+def _process(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=_ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _line(stdout: IO[str]) -> str:
+    """The next line; an empty one if it does not come."""
+    return stdout.readline().strip() if select.select([stdout], [], [], _READY_S)[0] else ""
+
+
+def _wait(seconds: float) -> None:
+    Event().wait(seconds)
+
+
+def _cpu_ns(pid: int) -> int:
+    """Processor time of another process so far. The clock's number is made as Linux's
+    clock_getcpuclockid(3) makes it, which Python does not offer."""
+    return clock_gettime_ns((~pid << 3) | 2)
