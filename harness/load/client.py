@@ -24,7 +24,7 @@ from harness.load.dialect import request_body
 from harness.load.exchange import Exchange
 from harness.load.plan import LoadPlan, Timeouts
 from harness.load.readers import StreamReader, UnaryReader
-from harness.load.sse import EventTooLargeError
+from harness.load.sse import EndlessEventError
 from harness.load.stream import StreamMachine
 from harness.load.ticket import Ticket
 from harness.load.transport import LIMIT, PATIENCE_NS, WAY, SocketTransport, opened
@@ -65,7 +65,10 @@ class StreamClient:
             headers=headers | plan.headers,
             trust_env=False,
         )
-        self._url = plan.url.rstrip("/") + plan.path
+        # For each request the same: once put together, it costs a fifth of what httpx takes for it.
+        self._url = httpx.URL(plan.url.rstrip("/") + plan.path)
+        self._fields = [pair for pair in self._http.headers.raw if pair[0].lower() != b"accept"]
+        self._timeout = self._http.timeout.as_dict()
 
     def close(self) -> None:
         """Reset the connections that users left open, and close those that nobody uses."""
@@ -107,7 +110,7 @@ class StreamClient:
                     self._held.append(connection)
         except httpx.TimeoutException as error:
             stream.time_out(time.perf_counter_ns(), str(error))
-        except (httpx.TransportError, EventTooLargeError) as error:
+        except (httpx.TransportError, EndlessEventError) as error:
             stream.break_off(time.perf_counter_ns(), str(error))
             if isinstance(error, NoHandleLeftError):
                 self._give_up(str(error))
@@ -132,11 +135,18 @@ class StreamClient:
             n=ticket.intent.n,
             temperature=0.0 if ticket.role is Role.CANARY else None,
         )
-        accept = (
-            "text/event-stream" if ticket.intent.delivery is Delivery.STREAM else "application/json"
+        is_stream = ticket.intent.delivery is Delivery.STREAM
+        fields = [
+            (b"x-request-id", ticket.request_id.encode()),
+            (b"accept", b"text/event-stream" if is_stream else b"application/json"),
+        ]
+        return httpx.Request(
+            "POST",
+            self._url,
+            content=body,
+            headers=self._fields + fields,
+            extensions={"timeout": self._timeout},
         )
-        headers = {"x-request-id": ticket.request_id, "accept": accept}
-        return self._http.build_request("POST", self._url, content=body, headers=headers)
 
     def _exchange(
         self,

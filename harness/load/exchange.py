@@ -16,7 +16,7 @@ from harness.load.connection import Connection, Limit
 from harness.load.leaving import READS_ON, leave
 from harness.load.readers import Reader
 from harness.load.refusal import read_refusal
-from harness.load.sse import EventTooLargeError
+from harness.load.sse import EndlessEventError
 from harness.load.stream import StreamMachine
 from harness.records import Way
 
@@ -138,5 +138,5 @@ def _until_it_breaks() -> Iterator[None]:
         yield
     except httpx.TimeoutException:
         raise
-    except (httpx.TransportError, EventTooLargeError):
+    except (httpx.TransportError, EndlessEventError):
         return

@@ -1,11 +1,13 @@
 """From body bytes to the stream machine: event by event, or an answer in one piece."""
 
 import time
-from typing import Protocol
+from typing import Final, Protocol
 
 from harness.load.abandon import StepEstimate
-from harness.load.sse import SSEDecoder
+from harness.load.sse import EndlessEventError, SSEDecoder
 from harness.load.stream import StreamMachine
+
+MAX_ANSWER_BYTES: Final = 1 << 26  # of an answer in one piece
 
 
 class Reader(Protocol):
@@ -53,18 +55,23 @@ class StreamReader:
 class UnaryReader:
     """A body that means nothing before it is complete."""
 
-    def __init__(self, stream: StreamMachine) -> None:
+    def __init__(self, stream: StreamMachine, max_bytes: int = MAX_ANSWER_BYTES) -> None:
         self._stream = stream
+        self._max_bytes = max_bytes
         self._parts: list[bytes] = []
+        self._size = 0
 
     def read(self, chunk: bytes) -> None:
         self._parts.append(chunk)
+        self._size += len(chunk)
+        if self._size > self._max_bytes:
+            raise EndlessEventError(f"the answer has more than {self._max_bytes} bytes")
 
     def end(self) -> None:
         self._stream.answer(b"".join(self._parts), time.perf_counter_ns())
 
     def read_late(self, chunk: bytes) -> None:
-        self._parts.append(chunk)
+        self.read(chunk)
 
     def end_late(self) -> None:
         t_ns = time.perf_counter_ns()

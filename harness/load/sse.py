@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 # Far above any token event, far below what could hurt the process. A peer that sends more without
 # ending the event is not speaking server-sent events.
 MAX_EVENT_BYTES: Final = 1 << 20
+MAX_EVENT_NS: Final = 60_000_000_000
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
@@ -25,19 +26,24 @@ class Event(NamedTuple):
     t_ns: int
 
 
-class EventTooLargeError(Exception):
-    """The peer sent an event above the bound; the decoder cannot be used any further."""
+class EndlessEventError(Exception):
+    """An event has no end in sight, in bytes or time; the decoder cannot be used any further."""
 
 
 class SSEDecoder:
     """Bytes in, events out.
 
     Its state is the event under construction: `_lines`, the data lines that are complete, and
-    `_pieces`, the line that is not (kept in pieces, so that a long line costs no copying).
+    `_pieces`, the line that is not (kept in pieces, so that a long line costs no copying);
+    `_size`, what both hold, and `_began_ns`, when that began to come.
     """
 
-    def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+    def __init__(
+        self, max_event_bytes: int = MAX_EVENT_BYTES, max_event_ns: int = MAX_EVENT_NS
+    ) -> None:
         self._max_event_bytes = max_event_bytes
+        self._max_event_ns = max_event_ns
+        self._began_ns: int | None = None
         self._lines: list[bytes] = []
         self._pieces: list[bytes] = []
         self._size = 0
@@ -63,6 +69,12 @@ class SSEDecoder:
         if rest:
             self._pieces.append(rest)
             self._grow(len(rest))
+        if self._size:
+            begins = events or (lines and not self._lines)
+            self._began_ns = t_ns if begins or self._began_ns is None else self._began_ns
+            self._check_age(t_ns - self._began_ns)
+        else:
+            self._began_ns = None
         return events
 
     def _finish_line(self, end: bytes) -> bytes:
@@ -91,6 +103,12 @@ class SSEDecoder:
     def _grow(self, size: int) -> None:
         self._size += size
         if self._size > self._max_event_bytes:
-            raise EventTooLargeError(
+            raise EndlessEventError(
                 f"the server sent an event of more than {self._max_event_bytes} bytes"
+            )
+
+    def _check_age(self, age_ns: int) -> None:
+        if age_ns > self._max_event_ns:
+            raise EndlessEventError(
+                f"an event had not come to an end {self._max_event_ns / 1e9:g} s after it began"
             )

@@ -20,6 +20,9 @@ from harness.load.abandon import LeaveRule
 from harness.load.cancel_endpoint import cancel_url
 from harness.load.client import StreamClient
 from harness.load.plan import Timeouts
+from harness.load.readers import UnaryReader
+from harness.load.sse import EndlessEventError
+from harness.load.stream import StreamMachine
 from harness.load.ticket import Intent, Ticket
 from harness.records import Delivery, Outcome, RequestRow, Role, TokenCounting, Way, WireClose
 from tests.harness.load.test_client import PLAN
@@ -384,6 +387,23 @@ class TestUnary:
         assert row.outcome is Outcome.FAILED
         assert row.error is not None
         assert error in row.error
+
+    def test_an_answer_without_end(self) -> None:
+        ticket = Ticket(
+            request_id="r1",
+            arm="main",
+            role=Role.USER,
+            trial=None,
+            user=0,
+            max_tokens=9,
+            intended_start_ns=0,
+            intent=Intent(delivery=Delivery.UNARY),
+        )
+        stream = StreamMachine(ticket, sent_ns=0, continuous_usage=True)
+        reader = UnaryReader(stream, max_bytes=100)
+        reader.read(bytes(100))
+        with pytest.raises(EndlessEventError, match="the answer has more than 100 bytes"):
+            reader.read(b"x")
 
 
 class TestTimeouts:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.load.sse import Event, EventTooLargeError, SSEDecoder
+from harness.load.sse import EndlessEventError, Event, SSEDecoder
 
 
 def decode(*chunks: bytes) -> list[bytes]:
@@ -77,7 +77,7 @@ def test_an_endless_event_is_refused(endless: bytes) -> None:
     decoder = SSEDecoder(max_event_bytes=1000)
     for _ in range(1000 // len(endless)):
         assert decoder.feed(endless, 0) == []
-    with pytest.raises(EventTooLargeError, match="more than 1000 bytes"):
+    with pytest.raises(EndlessEventError, match="more than 1000 bytes"):
         decoder.feed(endless * 1000, 0)
 
 
@@ -87,3 +87,31 @@ def test_the_bound_is_of_one_event() -> None:
         for piece in (b": a comm", b"ent\nda", b"ta: aaaa", b"aaaa\n"):
             assert decoder.feed(piece, 0) == []
         assert decoder.feed(b"\n", 0) == [Event(b"aaaaaaaa", 0)]
+
+
+class TestInDrops:
+    """However little comes at a time, an event comes to an end."""
+
+    @pytest.mark.parametrize("drop", [b"a", b"data: a\n", b": a", b"data:\n: beat\n"])
+    def test_an_event_without_end(self, drop: bytes) -> None:
+        decoder = SSEDecoder(max_event_ns=100)
+        decoder.feed(b"data: whole\n\n", 7)
+        for t_ns in range(10, 111, 10):
+            assert decoder.feed(drop, t_ns) == []
+        with pytest.raises(EndlessEventError, match="had not come to an end 1e-07 s after"):
+            decoder.feed(drop, 111)
+
+    @pytest.mark.parametrize(
+        "drops",
+        [
+            (b"data: a\n", b"\n"),
+            (b"data: a\n\nda", b"ta: b\n\ndata: c", b"\n\ndata"),
+            (b": be", b"at\n"),
+            (b"at\n: be",),
+            (b"\n",),
+        ],
+    )
+    def test_those_that_end_have_all_the_time(self, drops: tuple[bytes, ...]) -> None:
+        decoder = SSEDecoder(max_event_ns=100)
+        for t_ns in range(0, 3000, 50):
+            decoder.feed(drops[t_ns // 50 % len(drops)], t_ns)
