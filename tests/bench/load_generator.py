@@ -15,7 +15,7 @@ from tests.bench.ratio import Bound, Ratio, share
 from tests.bench.streaming import OURS, ClientKind, LocustUser, Script, Traffic, Watched, watch
 
 NUM_STREAMS: Final = (50, 100, 400)
-ROUNDS: Final = 5
+ROUNDS: Final = 3
 BARE: Final = "bare protocol on uvloop"
 STOCK: Final = "httpx.AsyncClient"
 RIVALS: Final[dict[str, ClientKind]] = {
