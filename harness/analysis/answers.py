@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from harness.analysis.time_left import RACE
+from harness.analysis.held_open import RACE
 from harness.analysis.tokens import tokens_read
 from harness.records import Outcome
 

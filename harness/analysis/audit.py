@@ -24,7 +24,8 @@ The ranges:
                       `tokens.prompt_total` for those without a usage. Servers count the prompt of
                       a request for n answers once or n times (vLLM)
     aborted           from those who left while they read, to all who left: who goes before the
-                      first token may be gone before the server has seen the request
+                      first token may be gone before the server has seen the request, and who
+                      races for the last one may find it made
     ended             likewise, of all requests that the server took
     running           0: nothing is left
 
@@ -43,7 +44,7 @@ from harness.analysis.agreement import left_on_the_server
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
 from harness.analysis.frames import RunFrames
-from harness.analysis.held_open import LEFT, Held, held_open, read_by
+from harness.analysis.held_open import Held, held_open, read_by
 from harness.analysis.scraped import readings_of
 from harness.analysis.tokens import prompt_total, tokens_per_event, tokens_read
 from harness.records import Metric, Outcome
@@ -112,19 +113,12 @@ def _due(frames: RunFrames, facts: Facts, role: str, held: Held, waste: Figure) 
         case "prompt_tokens":
             return _prompts_due(requests, most_at_once)
         case "aborted":
-            may_be_none = len(held.unanswered_ns) + _left_at_the_end(requests)
-            return Due(low=max(0, held.n_left - may_be_none), high=held.n_left)
+            return Due(low=held.n_left - len(held.uncounted_ns), high=held.n_left)
         case "ended":
             taken = len(held.started_ns)
             return Due(low=taken - len(held.unanswered_ns), high=taken)
         case _:
             return Due(low=0.0, high=0.0)
-
-
-def _left_at_the_end(requests: pd.DataFrame) -> int:
-    """Who left as the last token came: their server may have been done with them by then."""
-    is_race = requests["outcome"].isin(LEFT) & (requests["plan"] == "last_token")
-    return int(requests.loc[is_race, "n"].sum())
 
 
 def _tokens_due(frames: RunFrames, facts: Facts, waste: Figure, most: float) -> Due:

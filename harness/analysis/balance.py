@@ -251,18 +251,18 @@ def _unusable_gauges(
 
 
 def _never_came(held: Held, aborted: Readings, seen: Floats, missing: int) -> Ints:
-    """Which leavings the counter will never count: they were so early that the server never saw
-    the request.
+    """Which leavings the counter will never count: so early that the server never saw the request,
+    or with the last token made.
 
-    After the j-th of them the counter stays at least j behind for ever. So it is the first that
-    left unanswered after the last scrape at which the counter was less than j behind.
+    After the j-th of them the counter stays at least j behind for ever. So it is the first of those
+    that may be one after the last scrape at which the counter was less than j behind.
     """
     behind = held.left_by(aborted.t_ns) - seen
     lost: list[int] = []
     for level in range(1, missing + 1):
         near = np.flatnonzero(behind < level)
         since = aborted.t_ns[near[-1]] - aborted.lag_ns if len(near) else 0
-        later = held.unanswered_ns[held.unanswered_ns > max(since, *lost, 0)]
+        later = held.uncounted_ns[held.uncounted_ns > max(since, *lost, 0)]
         if not len(later):
             break
         lost.append(int(later[0]))

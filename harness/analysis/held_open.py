@@ -14,6 +14,7 @@ from harness.records import Outcome
 
 # Their server cannot know why they went: to it they are all the same.
 LEFT = (Outcome.ABANDONED, Outcome.CUT_OFF, Outcome.TIMED_OUT)
+RACE = "last_token"  # the plan of those who leave as the last token is made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +22,15 @@ class Held:
     """When answers were asked for and let go of by their clients, each sorted by itself (ns).
 
     A request for n answers stands n times. `left_ns`: of those that went away before the end;
-    `unanswered_ns`: of those among them that had no answer at all yet.
+    `unanswered_ns`: of those among them that had no answer at all yet; `uncounted_ns`: of these and
+    those who raced for the last token: the server may have aborted nothing of theirs.
     """
 
     started_ns: Ints
     ended_ns: Ints
     left_ns: Ints
     unanswered_ns: Ints
+    uncounted_ns: Ints
 
     @property
     def n_left(self) -> int:
@@ -53,11 +56,13 @@ def held_open(requests: pd.DataFrame) -> Held:
     until = taken["abandoned_ns"].fillna(taken["ended_ns"]).to_numpy(dtype=np.int64)
     is_left = taken["outcome"].isin(LEFT).to_numpy()
     is_mute = is_left & taken["first_token_ns"].isna().to_numpy()
+    may_be_uncounted = is_mute | (is_left & (taken["plan"] == RACE).to_numpy())
     return Held(
         started_ns=np.sort(np.repeat(taken["sent_ns"].to_numpy(dtype=np.int64), answers)),
         ended_ns=np.sort(np.repeat(until, answers)),
         left_ns=np.sort(np.repeat(until[is_left], answers[is_left])),
         unanswered_ns=np.sort(np.repeat(until[is_mute], answers[is_mute])),
+        uncounted_ns=np.sort(np.repeat(until[may_be_uncounted], answers[may_be_uncounted])),
     )
 
 

@@ -3,17 +3,15 @@ little about cancelling, and the run says so.
 """
 
 from collections.abc import Iterator
-from typing import Final
 
 import numpy as np
 import pandas as pd
 
 from harness.analysis.facts import Facts
 from harness.analysis.frames import RunFrames
+from harness.analysis.held_open import RACE
 from harness.analysis.scraped import typical_step_s
 from harness.records import Outcome
-
-RACE: Final = "last_token"  # the plan of those who leave as the last token is made
 
 
 def too_little_left(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
