@@ -88,8 +88,9 @@ def facts(run: ArmsRun) -> list[tuple[str, str]]:
 def _arm_words(arm: Mapping[str, Any]) -> str:
     changes = [
         f"{section}.{key} = {value}"
-        for section in ("engine", "load")
-        for key, value in arm[section].items()
+        for section in ("target", "engine", "load", "arrivals", "collect")
+        for key, value in (arm.get(section) or {}).items()
+        if value not in (None, [])
     ]
     return f"{arm['name']}: {', '.join(changes) or 'as the workload says'}"
 

@@ -5,21 +5,25 @@ that warms up, a disk that fills) hits all arms alike, and has a seed of its own
 share: so they are compared pair by pair, under the same demands.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.config import ArmSettings, Workload
+from harness.config import ArmSettings, ArmTarget, EngineSettings, Workload
 from harness.errors import ConfigError
 from harness.toml_file import parse_setting, validate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmRun:
-    """One arm in one round (counted from 1): a workload without arms, ready to be run."""
+    """One arm in one round (counted from 1): a workload without arms, ready to be run.
+
+    `target`: the server of this arm; None: that of the whole order.
+    """
 
     round: int
     arm: str
     workload: Workload
+    target: ArmTarget | None = None
 
     @property
     def folder_name(self) -> str:
@@ -34,14 +38,14 @@ def arm_runs(workload: Workload, *, source: str, settings: Sequence[str] = ()) -
     """
     for setting in settings:
         _refuse_if_unfelt(setting, workload.arms)
-    arms = [(arm.name, resolve_arm(workload, arm, source=source)) for arm in workload.arms]
+    arms = [(arm, resolve_arm(workload, arm, source=source)) for arm in workload.arms]
     runs = []
     for number in range(1, workload.run.rounds + 1):
         first = (number - 1) % len(arms) if arms else 0
-        for name, resolved in arms[first:] + arms[:first]:
+        for arm, resolved in arms[first:] + arms[:first]:
             settings_of_run = resolved.run.model_copy(update={"seed": workload.run.seed + number})
             seeded = resolved.model_copy(update={"run": settings_of_run})
-            runs.append(ArmRun(round=number, arm=name, workload=seeded))
+            runs.append(ArmRun(round=number, arm=arm.name, workload=seeded, target=arm.target))
     return runs
 
 
@@ -55,6 +59,49 @@ def resolve_arm(workload: Workload, arm: ArmSettings, *, source: str) -> Workloa
     data["arrivals"] |= arm.arrivals
     data["collect"] |= arm.collect
     return validate(Workload, data, source=f"{source}, arm `{arm.name}`")
+
+
+def check_engine_is_ours(
+    workload: Workload, settings: Sequence[str], *, target_url: str | None
+) -> None:
+    """Only an engine that we start takes settings of `[engine]`: a server at a URL is as it is.
+
+    So with a URL neither an arm nor a `--set` may change one. Raises ConfigError.
+    """
+    has_ours = target_url is None and (
+        not workload.arms or any(arm.target is None for arm in workload.arms)
+    )
+    for setting in settings:
+        if parse_setting(setting)[0][0] == "engine" and not has_ours:
+            raise ConfigError(
+                f"--set {setting}: is for the bundled engine only, and none is started: a server "
+                "at a URL is started with its own settings"
+            )
+    for arm in workload.arms:
+        url = target_url if arm.target is None else arm.target.url
+        if arm.engine and url is not None:
+            raise ConfigError(
+                f"workload {workload.name}, arm `{arm.name}`: changes {_keys(arm.engine)}, which "
+                f"the server at {url} would not feel: all such arms would be the same. Leave "
+                "--target out to compare bundled engines, or start a server for each arm and name "
+                "it in the arm: [arms.target] url"
+            )
+    if target_url is not None and workload.arms and all(arm.target for arm in workload.arms):
+        raise ConfigError(f"--target {target_url}: every arm of {workload.name} has its own")
+
+
+def unused_engine_settings(workload: Workload) -> str | None:
+    """Said of a run on a server at a URL whose workload's file has settings of the bundled engine;
+    None where it has none."""
+    defaults = EngineSettings()
+    chosen = {name: value for name, value in workload.engine if value != getattr(defaults, name)}
+    if not chosen:
+        return None
+    return f"the workload's {_keys(chosen)}: not used, the server was started by somebody else"
+
+
+def _keys(engine: Mapping[str, object]) -> str:
+    return ", ".join(f"`engine.{key}`" for key in engine)
 
 
 def _refuse_if_unfelt(setting: str, arms: Sequence[ArmSettings]) -> None:

@@ -130,13 +130,28 @@ class CollectSettings(Section):
     exact: bool = True
 
 
+class ArmTarget(Section):
+    """`[arms.target]`: the server of this arm. What is absent is as typed for all (`--engine`,
+    `--model`, `--api-key-env`, `--ca-file`; `--header` holds for all servers), but for its metrics
+    pages: those are its own."""
+
+    url: Annotated[str, Field(min_length=1)]
+    engine: str | None = None
+    model: str | None = None
+    metrics_urls: list[str] = Field(default_factory=list)
+    api_key_env: str | None = None
+    ca_file: str | None = None
+
+
 class ArmSettings(Section):
-    """`[[arms]]`: a variant of the workload, by what it changes in these sections.
+    """`[[arms]]`: a variant of the workload, by what it changes in these sections, or by the server
+    that it is run on (`target`).
 
     The values are checked when the arm is resolved (`harness.arms`), in their place.
     """
 
     name: Name
+    target: ArmTarget | None = None
     engine: dict[str, Any] = Field(default_factory=dict)
     load: dict[str, Any] = Field(default_factory=dict)
     arrivals: dict[str, Any] = Field(default_factory=dict)

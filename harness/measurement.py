@@ -12,6 +12,7 @@ from dataclasses import replace
 import httpx
 import msgspec
 
+from harness.arms import unused_engine_settings
 from harness.calibration import CalibrationError, calibrate
 from harness.collect.clock import check_clock
 from harness.collect.collector import Collector
@@ -222,6 +223,8 @@ class Measurement:
         model = self._resolved.order.model
         if (url := self._resolved.url) is not None:
             self._progress.phase(f"connecting to {url}")
+            if (note := unused_engine_settings(self._resolved.workload)) is not None:
+                self.notes.add(note)
             return attach(url, self._target, model=model, client=client, engine=None)
         settings = self._resolved.workload.engine
         runner = choose_runner(settings)

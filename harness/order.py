@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.arms import ArmRun, arm_runs
+from harness.arms import ArmRun, arm_runs, check_engine_is_ours
 from harness.arrival_settings import TraceArrivals
 from harness.config import (
     SHIPPED_WORKLOADS,
+    ArmTarget,
     Target,
     Workload,
     find_file,
@@ -15,7 +16,12 @@ from harness.config import (
     load_workload,
 )
 from harness.errors import ConfigError
-from harness.http_flags import check_metrics_url, check_target_url, request_headers
+from harness.http_flags import (
+    check_ca_file,
+    check_metrics_url,
+    check_target_url,
+    request_headers,
+)
 from harness.load.plan import LoadPlan, Timeouts
 from harness.load_order import check_files, make_load
 from harness.open_loop_order import check_trace, make_open_loop
@@ -66,8 +72,8 @@ class ResolvedOrder:
 
     def for_arm(self, run: ArmRun, *, out: Path) -> "ResolvedOrder":
         """The order of one of the runs, whose folder will be `out`."""
-        order = replace(self.order, out=out)
-        return replace(self, order=order, workload=run.workload, arm=run.arm, arm_runs=())
+        order = _order_for(replace(self.order, out=out), run.target)
+        return _resolve(order, run.workload, self.folder, arm=run.arm)
 
     @property
     def scrape_interval_s(self) -> float | None:
@@ -86,14 +92,30 @@ def resolve_order(order: RunOrder) -> ResolvedOrder:
     Raises ConfigError.
     """
     workload = load_workload(order.workload, order.settings)
+    folder = find_file(order.workload, package=SHIPPED_WORKLOADS, noun="workload").parent
+    runs = arm_runs(workload, source=order.workload, settings=order.settings)
+    check_engine_is_ours(workload, order.settings, target_url=order.target_url)
+    for run in runs:
+        try:
+            _resolve(_order_for(order, run.target), run.workload, folder, arm=run.arm)
+        except ConfigError as error:
+            if run.target is None:
+                raise
+            raise ConfigError(f"{order.workload}, arm `{run.arm}`: {error}") from error
+    # Where every arm has a server of its own there is none for the whole.
+    first = runs[0].target if runs and all(run.target for run in runs) else None
+    return replace(_resolve(_order_for(order, first), workload, folder), arm_runs=runs)
+
+
+def _resolve(
+    order: RunOrder, workload: Workload, folder: Path, *, arm: str = ONLY_ARM
+) -> ResolvedOrder:
+    """An order of a single run, with everything about its server. Raises ConfigError."""
     target = load_target(order.engine)
     if order.target_url is None and not target.lifecycle:
         raise ConfigError(f"--engine {order.engine} needs --target URL: it is not started for you")
-    folder = find_file(order.workload, package=SHIPPED_WORKLOADS, noun="workload").parent
-    runs = arm_runs(workload, source=order.workload, settings=order.settings)
-    for variant in (workload, *(run.workload for run in runs)):
-        check_files(variant, folder)
-        check_trace(variant, folder)
+    check_files(workload, folder)
+    check_trace(workload, folder)
     return ResolvedOrder(
         order=order,
         workload=workload,
@@ -102,7 +124,22 @@ def resolve_order(order: RunOrder) -> ResolvedOrder:
         metrics_urls=[check_metrics_url(url) for url in order.metrics_urls],
         headers=request_headers(order.headers, order.api_key_env),
         folder=folder,
-        arm_runs=runs,
+        arm=arm,
+    )
+
+
+def _order_for(order: RunOrder, target: ArmTarget | None) -> RunOrder:
+    """The order with an arm's own server in it; raises ConfigError for a CA file that is none."""
+    if target is None:
+        return order
+    return replace(
+        order,
+        target_url=target.url,
+        engine=target.engine or order.engine,
+        model=target.model or order.model,
+        metrics_urls=target.metrics_urls,
+        api_key_env=target.api_key_env or order.api_key_env,
+        ca_file=check_ca_file(target.ca_file) or order.ca_file,
     )
 
 

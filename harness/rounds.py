@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.analysis.arm_round import ArmRound, analyse_round
 from harness.analysis.pool import all_requests, pool
+from harness.arms import ArmRun
 from harness.errors import ConfigError, InterruptedRunError, WalkawayError
 from harness.interruption import Interruption
 from harness.manifest import Manifest, status_after
@@ -81,17 +82,21 @@ def _run_all(
             yield InterruptedRunError("interrupted")
             return
         which = f"round {run.round} of {last}, arm {run.arm}"
-        order = resolved.for_arm(run, out=folder.rounds / run.folder_name)
-        failure = _run(order, ArmProgress(progress, which), interruption)
+        failure = _run(resolved, run, folder, ArmProgress(progress, which), interruption)
         if failure is not None:
             progress.phase(f"{which}: {str(failure).partition(chr(10))[0]}")
             yield type(failure)(f"{which}: {failure}")
 
 
 def _run(
-    order: ResolvedOrder, progress: Progress, interruption: Interruption
+    resolved: ResolvedOrder,
+    run: ArmRun,
+    folder: RunFolder,
+    progress: Progress,
+    interruption: Interruption,
 ) -> WalkawayError | None:
     try:
+        order = resolved.for_arm(run, out=folder.rounds / run.folder_name)
         return execute(order, progress=progress, interruption=interruption).failure
     except (ConfigError, InterruptedRunError) as error:
         return error

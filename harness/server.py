@@ -19,6 +19,7 @@ from harness.reach import split_place, why_unreached
 ENGINE_READY_S: Final = 120.0
 BAD_CONFIGURATION: Final = 2
 KNOCK_S: Final = 1.0
+_NAMED_BY: Final = "--target, or an arm's `target`, names"
 
 INSTALL_TORCH: Final = (
     "install it with: pip install 'walkaway[engine]' (without CUDA packages: add "
@@ -165,10 +166,10 @@ def _get(client: httpx.Client, url: str) -> httpx.Response:
         response = client.get(url)
     except httpx.ConnectError as error:
         why = why_unreached(error, *split_place(url))
-        raise TargetError(f"cannot reach {url}, which --target names: {why}") from error
+        raise TargetError(f"cannot reach {url}, which {_NAMED_BY}: {why}") from error
     except httpx.HTTPError as error:
         raise TargetError(
-            f"no answer from {url}, which --target names: {str(error) or type(error).__name__}"
+            f"no answer from {url}, which {_NAMED_BY}: {str(error) or type(error).__name__}"
         ) from error
     if response.has_redirect_location:
         raise ConfigError(

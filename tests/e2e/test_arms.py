@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.e2e.running import ROOT, Harness, Run, is_gone, wait_until
+from tests.reference_engine.running_engine import running
 
 pytestmark = pytest.mark.e2e
 
@@ -200,3 +201,31 @@ def test_what_was_saved_before_a_kill_can_be_judged_later(tmp_path: Path) -> Non
     assert summary["status"] == "interrupted"
     assert summary["arms"]["fast"]["metrics"]["cancel_latency_s"]["n"] >= 12
     assert summary["arms"]["other"]["metrics"] == {}
+
+
+def test_two_builds_by_url_are_compared(tmp_path: Path) -> None:
+    simulated = ("--runner", "simulated", "--sim-fixed-ms", "3", "--max-num-seqs", "4")
+    with running(*simulated) as good, running(*simulated, "--fault", "delay-abort=0.1") as slow:
+        text = WORKLOAD.format(rounds=3, abandons=6, other="")
+        base, _, _ = text.partition("[engine]")
+        path = tmp_path / "builds.toml"
+        path.write_text(
+            f'{base}[[arms]]\nname = "good"\ntarget.url = "{good.url}"\n'
+            f'[[arms]]\nname = "slow"\ntarget.url = "{slow.url}"\n'
+        )
+        harness = Harness(path, tmp_path / "run")
+        try:
+            assert harness.wait(100) == 0, harness.output
+        finally:
+            harness.end()
+    urls = {
+        name: run.manifest["target"]["url"].rstrip("/")
+        for name, run in runs_of(harness.run).items()
+    }
+    assert urls["1-good"] == urls["2-good"] == good.url
+    assert urls["1-slow"] == urls["3-slow"] == slow.url
+    (found,) = harness.run.summary["differences"]["signal_s"]["p50"]
+    assert (found["arm"], found["reference"], found["n"]) == ("slow", "good", 3)
+    low, high = found["difference_ci95"]
+    assert 0 < low < high, "its worker is told 100 ms later"
+    assert found["difference"] > 0.09, "no faster than the delay"

@@ -1,14 +1,15 @@
 """Arms: which workload each is, in which order they run, and mistakes in them in plain words."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness.arms import ArmRun, arm_runs
+from harness.arms import ArmRun, arm_runs, unused_engine_settings
 from harness.config import load_workload
 from harness.errors import ConfigError
 from harness.load_settings import AbandonSettings
-from harness.order import RunOrder, resolve_order
+from harness.order import ResolvedOrder, RunOrder, resolve_order
 
 BASE = """\
 question = "q?"
@@ -106,7 +107,7 @@ def test_the_order_of_an_arm_is_an_order_of_its_own(tmp_path: Path) -> None:
         ("load.answer_tokens = 2", "nobody can leave an answer that is over"),
         (
             "run.users = 3",
-            "unknown key `arms.0.run`; allowed: arrivals, collect, engine, load, name",
+            "unknown key `arms.0.run`; allowed: arrivals, collect, engine, load, name, target",
         ),
         ("engine = 3", "`arms.0.engine` must be a section of keys, not 3"),
     ],
@@ -141,3 +142,97 @@ def test_a_setting_that_no_arm_would_feel_is_refused(tmp_path: Path) -> None:
     assert mistake(tmp_path, everywhere, setting) == (
         "--set engine.num_blocks=5: every arm has its own (a, b): change it there"
     )
+
+
+TWO_BUILDS = """\
+[[arms]]
+name = "before"
+[arms.target]
+url = "http://127.0.0.1:8001"
+metrics_urls = ["http://127.0.0.1:9001/metrics"]
+[[arms]]
+name = "after"
+[arms.target]
+url = "http://127.0.0.1:8002/v1/"
+engine = "llamacpp"
+model = "new"
+"""
+
+
+def resolve(tmp_path: Path, text: str, *settings: str, **typed: Any) -> ResolvedOrder:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    return resolve_order(RunOrder(workload=str(path), settings=list(settings), **typed))
+
+
+def refusal(tmp_path: Path, text: str, *settings: str, **typed: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve(tmp_path, text, *settings, **typed)
+    return str(caught.value)
+
+
+def test_an_arm_may_have_a_server_of_its_own(tmp_path: Path) -> None:
+    text = BASE.replace("num_blocks = 99", "") + TWO_BUILDS
+    resolved = resolve(tmp_path, text, engine="vllm", model="old")
+    orders = [resolved.for_arm(run, out=tmp_path) for run in resolved.arm_runs[:3]]
+    before, after, again = orders
+    assert (before.url, before.target.name, before.order.model) == (
+        "http://127.0.0.1:8001",
+        "vllm",
+        "old",
+    )
+    assert before.metrics_urls == ["http://127.0.0.1:9001/metrics"]
+    assert (after.url, after.target.name, after.order.model) == (
+        "http://127.0.0.1:8002",
+        "llamacpp",
+        "new",
+    )
+    assert after.metrics_urls == []
+    assert (again.arm, again.url) == ("after", after.url)
+
+
+def test_an_arm_without_a_server_has_the_one_that_was_typed(tmp_path: Path) -> None:
+    text = BASE + TWO_BUILDS + '[[arms]]\nname = "typed"\n'
+    resolved = resolve(tmp_path, text, target_url="http://127.0.0.1:8000")
+    urls = {run.arm: resolved.for_arm(run, out=tmp_path).url for run in resolved.arm_runs}
+    assert urls["typed"] == "http://127.0.0.1:8000"
+    assert resolve(tmp_path, text).url is None, "the third is the bundled engine"
+
+
+def test_a_mistake_in_an_arms_server_names_the_arm(tmp_path: Path) -> None:
+    text = BASE + TWO_BUILDS.replace("http://127.0.0.1:8002", "127.0.0.1:8002")
+    assert "arm `after`: " in refusal(tmp_path, text)
+    assert "must be a URL such as" in refusal(tmp_path, text)
+
+
+def test_a_server_for_all_and_one_for_each_arm_is_refused(tmp_path: Path) -> None:
+    url = "http://127.0.0.1:8000"
+    said = refusal(tmp_path, BASE + TWO_BUILDS, target_url=url)
+    assert said == f"--target {url}: every arm of mine has its own"
+
+
+@pytest.mark.parametrize("workload", ["retry_storm", "value_of_cancellation", "memory_pressure"])
+def test_arms_that_a_server_at_a_url_would_not_feel_are_refused(workload: str) -> None:
+    with pytest.raises(ConfigError, match=r"would not feel: all such arms would be the same"):
+        resolve_order(RunOrder(workload=workload, target_url="http://127.0.0.1:8000"))
+
+
+def test_settings_that_no_server_would_feel_are_refused(tmp_path: Path) -> None:
+    url = "http://127.0.0.1:8000"
+    plain = BASE.replace("rounds = 4", "")
+    said = "--set engine.num_blocks=5: is for the bundled engine only, and none is started"
+    assert said in refusal(tmp_path, plain, "engine.num_blocks=5", target_url=url)
+    assert said in refusal(tmp_path, BASE + TWO_BUILDS, "engine.num_blocks=5")
+    changed = BASE + TWO_BUILDS.replace("metrics_urls", "[arms.engine]\nwatermark = 0.1\n#")
+    assert "arm `before`: changes `engine.watermark`" in refusal(tmp_path, changed)
+
+
+def test_what_the_file_says_of_the_engine_is_only_noted(tmp_path: Path) -> None:
+    url = "http://127.0.0.1:8000"
+    resolved = resolve(tmp_path, BASE.replace("rounds = 4", ""), target_url=url)
+    said = unused_engine_settings(resolved.workload)
+    assert said == (
+        "the workload's `engine.num_blocks`: not used, the server was started by somebody else"
+    )
+    plain = BASE.replace("rounds = 4", "").replace("num_blocks = 99", "")
+    assert unused_engine_settings(resolve(tmp_path, plain, target_url=url).workload) is None
