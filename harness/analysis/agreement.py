@@ -7,18 +7,14 @@ drops out of the interval.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
 import pandas as pd
 
-from harness.analysis.balance import (
-    Balance,
-    delay_of_aborts,
-    held_for_nobody,
-    sum_by_block,
-    unread_tokens,
-)
+from harness.analysis.attributed import Alone, alone_by_gauge, alone_by_rest
+from harness.analysis.balance import delay_of_aborts, held_for_nobody, unread_tokens
 from harness.analysis.branches import branches_of, ends_of
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figures
@@ -27,6 +23,7 @@ from harness.analysis.held_open import LEFT
 from harness.analysis.recovery import probes
 from harness.analysis.stats import mean_ci95, ratio_ci95
 from harness.analysis.tokens import tokens_read
+from harness.analysis.totals import Balance, sum_by_block
 from harness.records import Metric
 
 _BY_BLOCKS = {
@@ -34,6 +31,10 @@ _BY_BLOCKS = {
     ("cancel_latency_s", "gauge"): (held_for_nobody, "held_s"),
     ("wasted_tokens", "counter"): (unread_tokens, "wasted"),
 }
+_ALONE = {"gauge_attributed": alone_by_gauge, "counter_attributed": alone_by_rest}
+# A token's way from the sampler to the client: written, sent over loopback, read and parsed. Beside
+# it stands how late the client itself was.
+_TOKENS_WAY_S: Final = 0.010
 _PLAIN_EXACT = "the difference is of two counts: it has no interval"
 
 
@@ -63,7 +64,12 @@ def agreement(frames: RunFrames, figures: Figures, facts: Facts) -> list[Agreeme
     if not facts.has_lifecycle or not facts.clocks_agree:
         return []
     left = left_on_the_server(frames, facts)
-    return [*_by_blocks(frames, left, facts), *_of_probes(frames), *_of_the_rest(figures)]
+    return [
+        *_by_blocks(frames, left, facts),
+        *_of_those_alone(frames, left, facts),
+        *_of_probes(frames, figures),
+        *_of_the_rest(figures),
+    ]
 
 
 def left_on_the_server(frames: RunFrames, facts: Facts) -> pd.DataFrame:
@@ -122,8 +128,36 @@ def _slack(balance: Balance) -> tuple[float, float]:
     return balance.bias[0] - balance.grain, balance.bias[1] + balance.grain
 
 
-def _of_probes(frames: RunFrames) -> Iterator[Agreement]:
+def _of_those_alone(frames: RunFrames, left: pd.DataFrame, facts: Facts) -> Iterator[Agreement]:
+    """Of those who stood alone and were seen to go: the same requests by the exact log."""
+    alone = left[left["answers"] == 1].drop_duplicates("t_ns", keep=False)
+    exact_s = pd.Series(alone["held_s"].to_numpy(dtype=float), index=alone["t_ns"].to_numpy())
+    for method, alone_by in _ALONE.items():
+        found = alone_by(frames, facts)
+        if not isinstance(found, Alone):
+            continue
+        seen = np.isfinite(found.high_s) & np.isin(found.t0_ns, exact_s.index)
+        if not seen.any():
+            continue
+        low, high = found.low_s[seen], found.high_s[seen]
+        yield _judged(
+            Agreement(
+                metric="cancel_latency_s",
+                unit="s",
+                method=method,
+                exact=float(exact_s.reindex(found.t0_ns[seen]).mean()),
+                value=float(high.mean()),
+                n=int(seen.sum()),
+                bias=(0.0, float((high - low).mean())),
+                note="of those who stood alone and were seen to go, the upper of two limits",
+            )
+        )
+
+
+def _of_probes(frames: RunFrames, figures: Figures) -> Iterator[Agreement]:
     """The probe's first token: seen by the client, and sampled by the server."""
+    lag = figures.get("client_lag_s")
+    late_s = (lag.p99 or 0.0) if isinstance(lag, Metric) else 0.0
     rows = frames.requests[(frames.requests["role"] == "probe")]
     rows = rows[(rows["arm"] == "abandon") & rows["first_token_ns"].notna()]
     rows = rows[rows["reference_ns"].notna()]
@@ -145,7 +179,7 @@ def _of_probes(frames: RunFrames) -> Iterator[Agreement]:
             value=float(seen.mean()),
             n=len(exact),
             difference_ci95=mean_ci95(seen - exact),
-            bias=(0.0, float((seen - exact).max())),
+            bias=(0.0, _TOKENS_WAY_S + late_s),
             note="the difference is the token's way from the server's sampler to the client",
         )
     )
@@ -157,7 +191,7 @@ def _of_the_rest(figures: Figures) -> Iterator[Agreement]:
         if not isinstance(figure, Metric) or figure.method != "exact":
             continue
         for method, other in figure.others.items():
-            if (name, method) in _BY_BLOCKS or not isinstance(other, Metric):
+            if (name, method) in _BY_BLOCKS or method in _ALONE or not isinstance(other, Metric):
                 continue
             if (pair := _of_means(name, figure, method, other)) is not None:
                 yield pair
@@ -168,11 +202,7 @@ def _of_means(name: str, figure: Metric, method: str, other: Metric) -> Agreemen
     if exact is None or value is None:
         return None
     bias, note = None, _PLAIN_EXACT
-    at_least = other.others.get("at_least")
-    if isinstance(at_least, Metric) and at_least.mean is not None:
-        bias = (0.0, value - at_least.mean)
-        note = f"of {other.n} requests that stood alone, the upper of two limits"
-    elif other.bound == "lower":
+    if other.bound == "lower":
         bias, note = (-abs(exact), 0.0), "the method gives a lower bound"
     return _judged(
         Agreement(

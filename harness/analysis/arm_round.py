@@ -1,8 +1,8 @@
 """One run of one arm, analysed, and the figures of all runs of an arm together.
 
 Pooled are the observations, not their averages: all abandoned requests of an arm, all its users,
-all its steps make one sample. A figure of which a run has only one (a counter, a utilisation) is
-one observation a round.
+all its steps make one sample, and what is seen from outside is added up (`black_box`). A figure of
+which a run has only one (a counter, a utilisation) is one observation a round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,16 +15,22 @@ import pandas as pd
 
 from harness.analysis.account import Account, account
 from harness.analysis.asking_again import asking_again_figures
+from harness.analysis.black_box import (
+    Outside,
+    figures_from_outside,
+    seen_from_outside,
+    with_methods,
+)
 from harness.analysis.canaries import canary_figures
 from harness.analysis.cancel_figures import cancel_figures, waste_figures
 from harness.analysis.cancellation import cancellations
 from harness.analysis.capacity import series_figures, series_of
 from harness.analysis.facts import Facts, run_facts
-from harness.analysis.figure import Figures, NotMeasurable, Sample, describe
+from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.frames import RunFrames
 from harness.analysis.latency import latency_figures
 from harness.analysis.recovery import probe_figures, refill_figures, refills_after_abandons
-from harness.analysis.stats import Floats
+from harness.analysis.stats import Floats, mean_ci95
 from harness.analysis.storms import storm_figures
 from harness.analysis.summary import compute_figures, summarise
 from harness.analysis.validity import Remark
@@ -42,8 +48,6 @@ _READINGS: Final = (
 )
 _SOMETIMES: Final = ("cached_again",)
 _MORE_THAN_TRIALS: Final = 10**12
-# Figures that runs without exact logs have by totals, and by which rounds are compared.
-_OUTSIDE: Final = ("cancel_latency_s", "ghost_rate", "wasted_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,7 @@ class ArmRound:
     cancels: pd.DataFrame
     refills: pd.DataFrame
     series: Mapping[str, Floats]
+    outside: Outside
     figures: Figures
     remarks: Sequence[Remark]
     target: Mapping[str, Any]
@@ -66,7 +71,7 @@ class ArmRound:
 def analyse_round(frames: RunFrames, *, round_number: int, arm: str) -> ArmRound:
     """Everything about one run that does not depend on the others."""
     facts, cancels = run_facts(frames), cancellations(frames)
-    summary = summarise(frames)
+    summary, outside = summarise(frames), seen_from_outside(frames, facts)
     return ArmRound(
         round=round_number,
         arm=arm,
@@ -75,7 +80,8 @@ def analyse_round(frames: RunFrames, *, round_number: int, arm: str) -> ArmRound
         cancels=cancels,
         refills=refills_after_abandons(frames, cancels, facts),
         series=series_of(frames, facts),
-        figures=compute_figures(frames, cancels, facts),
+        outside=outside,
+        figures=compute_figures(frames, cancels, facts, outside),
         remarks=msgspec.convert(summary["validity"], list[Remark]),
         target=frames.manifest.get("target") or {},
         account=account(frames),
@@ -91,7 +97,7 @@ def pooled_figures(rounds: Sequence[ArmRound]) -> Figures:
     series = {
         name: np.concatenate([one.series[name] for one in rounds]) for name in rounds[0].series
     }
-    return {
+    figures = {
         **cancel_figures(cancels, facts),
         **waste_figures(cancels, facts),
         **refill_figures(refills, cancels, facts),
@@ -103,8 +109,10 @@ def pooled_figures(rounds: Sequence[ArmRound]) -> Figures:
         **series_figures(series, facts),
         **{name: _over_rounds([one.figures[name] for one in rounds]) for name in _READINGS},
         **_sometimes(rounds),
-        **_from_outside(rounds),
     }
+    for name, methods in figures_from_outside([one.outside for one in rounds]).items():
+        figures[name] = with_methods(figures[name], methods)
+    return figures
 
 
 def _numbered_apart(rounds: Sequence[ArmRound]) -> pd.DataFrame:
@@ -125,31 +133,22 @@ def _sometimes(rounds: Sequence[ArmRound]) -> Figures:
     }
 
 
-def _from_outside(rounds: Sequence[ArmRound]) -> Figures:
-    """What exact logs would tell request by request is one number a round without them."""
-    found: Figures = {}
-    for name in _OUTSIDE:
-        figures = [one.figures[name] for one in rounds]
-        methods = {one.method for one in figures if isinstance(one, Metric)}
-        if methods and "exact" not in methods:
-            found[name] = _over_rounds(figures)
-    return found
-
-
 def _over_rounds(figures: Sequence[Metric | NotMeasurable]) -> Metric | NotMeasurable:
-    """A reading a round as one sample."""
+    """A reading a round as one sample: its mean and its largest, for a quantile of rounds is none
+    of what was counted. A lower bound in one round makes one of the mean."""
     known = [one for one in figures if isinstance(one, Metric)]
     if not known:
         return figures[0]
-    values = np.array([one.mean for one in known if one.mean is not None], dtype=float)
-    if not len(values):
-        return NotMeasurable("no round has a mean of it")
-    is_point = all(one.bound == "point" for one in known)
-    pooled = describe(
-        Sample(values=values),
+    if len({one.method for one in known}) > 1:
+        return NotMeasurable("the rounds have it by different methods")
+    values = np.array([one.mean for one in known], dtype=float)
+    return Metric(
         unit=known[0].unit,
+        n=len(values),
+        mean=float(values.mean()),
+        mean_ci95=mean_ci95(values),
+        max=float(values.max()),
         method=known[0].method,
-        bound="point" if is_point else "lower",
+        bound="point" if all(one.bound == "point" for one in known) else "lower",
+        of=known[0].of,
     )
-    pooled.of = known[0].of
-    return pooled

@@ -11,16 +11,18 @@ So each is known between two limits. The figure is of the upper ones (`bound` up
 stand the lower ones (`at_least`). Under load this finds hardly anybody; see `balance` for that.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from harness.analysis.facts import Facts
-from harness.analysis.figure import Figure, NotMeasurable, Sample, describe
+from harness.analysis.figure import NotMeasurable, Sample, describe
 from harness.analysis.frames import RunFrames
 from harness.analysis.held_open import Held, held_open
 from harness.analysis.scraped import Readings, readings_of
-from harness.analysis.stats import Floats
+from harness.analysis.stats import Floats, Ints
+from harness.records import Metric
 
 _NOBODY_ALONE = (
     "no request was left at a moment at which no other began or ended until the next scrapes: the "
@@ -40,6 +42,19 @@ class Quiet:
 
 
 Limits = tuple[float, float]  # seconds; the upper one infinite where the change never showed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alone:
+    """Those who stood alone: when they left, and between which limits their latency lies."""
+
+    t0_ns: Ints
+    low_s: Floats
+    high_s: Floats
+
+    @property
+    def n(self) -> int:
+        return len(self.t0_ns)
 
 
 def quiet_leavings(held: Held, observed_until_ns: int) -> list[Quiet]:
@@ -90,7 +105,7 @@ def rest_of_counter(quiet: Quiet, readings: Readings) -> Limits | None:
     return _limits(quiet, readings, last_showing=last_rise - 1, gone=last_rise)
 
 
-def by_gauge(frames: RunFrames, facts: Facts) -> Figure:
+def alone_by_gauge(frames: RunFrames, facts: Facts) -> Alone | NotMeasurable:
     """From the fall of running + waiting by one."""
     running, waiting = (readings_of(frames, facts, role) for role in ("running", "waiting"))
     if running is None or facts.trust.get("running") == "stuck":
@@ -99,7 +114,7 @@ def by_gauge(frames: RunFrames, facts: Facts) -> Figure:
     if waiting is not None:
         level = level + waiting.level - facts.idle_before.get("waiting", 0.0)
     leavings = quiet_leavings(held_open(frames.requests), facts.observed_until_ns)
-    return _described([fall_of_gauge(quiet, running, level) for quiet in leavings], "gauge")
+    return _known(leavings, [fall_of_gauge(quiet, running, level) for quiet in leavings])
 
 
 def role_that_rests(facts: Facts) -> str | None:
@@ -112,7 +127,7 @@ def role_that_rests(facts: Facts) -> str | None:
     return None
 
 
-def by_rest(frames: RunFrames, facts: Facts) -> Figure:
+def alone_by_rest(frames: RunFrames, facts: Facts) -> Alone | NotMeasurable:
     """From such a counter going flat, where nobody else is left."""
     role = role_that_rests(facts)
     if role is None:
@@ -121,20 +136,13 @@ def by_rest(frames: RunFrames, facts: Facts) -> Figure:
     if counted is None:
         return NotMeasurable(f"{facts.metric_names[role]} was not scraped during the load")
     leavings = quiet_leavings(held_open(frames.requests), facts.observed_until_ns)
-    return _described([rest_of_counter(quiet, counted) for quiet in leavings], "counter")
+    return _known(leavings, [rest_of_counter(quiet, counted) for quiet in leavings])
 
 
-def _limits(quiet: Quiet, readings: Readings, *, last_showing: int, gone: int | None) -> Limits:
-    shown_ns = int(readings.t_ns[last_showing]) - readings.lag_ns
-    low = max(0, shown_ns - quiet.t0_ns) / 1e9
-    return low, np.inf if gone is None else (int(readings.t_ns[gone]) - quiet.t0_ns) / 1e9
-
-
-def _described(found: list[Limits | None], method: str) -> Figure:
-    known = [limits for limits in found if limits is not None]
-    if not known:
-        return NotMeasurable(_NOBODY_ALONE)
-    low, high = np.array(known, dtype=float).T
+def described(found: Sequence[Alone], method: str) -> Metric:
+    """The figure of those who stood alone, of one run or of several."""
+    low = np.concatenate([one.low_s for one in found])
+    high = np.concatenate([one.high_s for one in found])
     never = np.isinf(high)
     figure = describe(
         Sample(values=np.where(never, low, high), censored=never),
@@ -146,3 +154,17 @@ def _described(found: list[Limits | None], method: str) -> Figure:
         Sample(values=low, censored=never), unit="s", method=method, bound="lower"
     )
     return figure
+
+
+def _limits(quiet: Quiet, readings: Readings, *, last_showing: int, gone: int | None) -> Limits:
+    shown_ns = int(readings.t_ns[last_showing]) - readings.lag_ns
+    low = max(0, shown_ns - quiet.t0_ns) / 1e9
+    return low, np.inf if gone is None else (int(readings.t_ns[gone]) - quiet.t0_ns) / 1e9
+
+
+def _known(leavings: Sequence[Quiet], found: Sequence[Limits | None]) -> Alone | NotMeasurable:
+    pairs = [(quiet.t0_ns, limits) for quiet, limits in zip(leavings, found, strict=True) if limits]
+    if not pairs:
+        return NotMeasurable(_NOBODY_ALONE)
+    low, high = np.array([limits for _, limits in pairs], dtype=float).T
+    return Alone(t0_ns=np.array([t0 for t0, _ in pairs], dtype=np.int64), low_s=low, high_s=high)

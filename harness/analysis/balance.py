@@ -30,78 +30,30 @@ for the next step's beginning, just as a cancel does: in the area the two nearly
 latency of half a step would be 0. So that wait is told apart: see `boundaries`. Where nothing is
 known but the longest lag of the refresh rule, `bias` is that lag for each change.
 
-Intervals are of blocks of time, see `stats.ratio_ci95`. Where few scrapes met anything, they are no
-narrower than if the number met is Poisson's: four scrapes that saw nothing do not show that there
-was nothing.
+What becomes of such sums, of one run or of several, is in `totals`.
 
-Sources: Garwood, Biometrika 28 (1936), 437-442 (Poisson); Little, Operations Research 9 (1961),
-383-387; for finite spans Little, Operations Research 59 (2011), 536-549; area / number as ratio
-estimate: Cochran, Sampling Techniques, section 6.3.
+Sources: Little, Operations Research 9 (1961), 383-387; for finite spans Little, Operations Research
+59 (2011), 536-549.
 """
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
-import pandas as pd
-from scipy import stats
 
 from harness.analysis.boundaries import mean_wait_s
 from harness.analysis.facts import Facts
-from harness.analysis.figure import Figure, NotMeasurable
+from harness.analysis.figure import NotMeasurable
 from harness.analysis.frames import RunFrames
 from harness.analysis.held_open import Held, held_open, read_by
 from harness.analysis.scraped import Readings, met_step_s, readings_of
-from harness.analysis.stats import Floats, Ints, ratio_ci95
+from harness.analysis.stats import Floats, Ints
 from harness.analysis.tokens import tokens_per_event
-from harness.records import Metric
+from harness.analysis.totals import Balance
 
 MOST_BLOCKS: Final = 20
 FEWEST_IN_BLOCK: Final = 5  # clients that leave, on average
 MOST_LOST: Final = 0.1  # of those who left, so many may have gone before the server saw them
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Balance:
-    """A total over the run as sums of blocks of time, beside how many left in each block.
-
-    `edges_ns`: where the blocks begin; the last one ends with the observation. `bias`: how far the
-    mean can be off because of old pages (least, most); `grain`: what so few scrapes can have missed
-    or met by chance.
-    """
-
-    edges_ns: Ints
-    sums: Floats
-    counts: Ints
-    bias: tuple[float, float] = (0.0, 0.0)
-    grain: float = 0.0
-
-    @property
-    def mean(self) -> float:
-        return float(self.sums.sum() / self.counts.sum())
-
-    def block_of(self, t_ns: Ints) -> Ints:
-        """The number of the block that each time lies in."""
-        return np.searchsorted(self.edges_ns, t_ns, side="right") - 1
-
-    def _interval(self) -> tuple[float, float] | None:
-        limits = ratio_ci95(self.sums, self.counts)
-        if limits is None:
-            return None
-        return min(limits[0], self.mean - self.grain), max(limits[1], self.mean + self.grain)
-
-    def metric(self, *, unit: str, method: str, bound: str = "point") -> Metric:
-        """The mean of those who left, with its interval."""
-        return Metric(
-            unit=unit,
-            n=int(self.counts.sum()),
-            mean=self.mean,
-            mean_ci95=self._interval(),
-            method=method,
-            bound=bound,
-            others={"total": float(self.sums.sum())},
-        )
 
 
 def held_for_nobody(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
@@ -165,47 +117,6 @@ def unread_tokens(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
     total_read = float(read_by(frames.requests, np.array([facts.observed_until_ns]))[0]) * scale
     cumulated = np.concatenate([[0.0], at_edges - read, [change - total_read]])
     return Balance(edges_ns=edges, sums=np.diff(cumulated), counts=_left_in(edges, held))
-
-
-def as_figure(found: Balance | NotMeasurable, method: str, facts: Facts) -> Figure:
-    """A cancel latency from a balance; a lower bound where requests are there for ever.
-
-    Where the interval reaches to 0 there is not enough data for a mean: only `upper95` is told,
-    which the mean does not exceed by chance or by old pages, and in `needs` how many would be
-    enough. `others.estimate` is what the totals gave; where it lies further below 0 than old pages
-    and what the scrapes met by chance explain, they hide more than is known, and there is no limit.
-    """
-    if isinstance(found, NotMeasurable):
-        return found
-    gone_on = sum(facts.idle_change(role) or 0.0 for role in ("running", "waiting"))
-    figure = found.metric(unit="s", method=method, bound="lower" if gone_on > 0 else "point")
-    low, high = found.bias
-    figure.others |= {
-        "bias_low": low,
-        "bias_high": high,
-        "grain": found.grain,
-        "estimate": found.mean,
-    }
-    from_s, to_s = figure.mean_ci95 or (found.mean - found.grain, found.mean + found.grain)
-    if gone_on > 0 or from_s > 0:
-        return figure
-    if to_s - low <= 0 or found.mean + found.grain < low:
-        return NotMeasurable(
-            f"not enough data: by {method} {figure.n} cancels would have taken {found.mean:.3g} s "
-            "on average, which pages no older than the target's description says do not explain"
-        )
-    figure.mean, figure.mean_ci95, figure.bound = None, None, "upper"
-    figure.upper95 = to_s - low
-    if found.mean > 0:
-        figure.needs["mean"] = math.ceil(figure.n * ((to_s - found.mean) / found.mean) ** 2)
-    return figure
-
-
-def sum_by_block(balance: Balance, t_ns: pd.Series, values: pd.Series) -> Floats:
-    """The sum of other values in each block of a balance, by their times."""
-    block = balance.block_of(t_ns.to_numpy(dtype=np.int64)).clip(min=0)
-    n = len(balance.edges_ns)
-    return np.bincount(block, weights=values.to_numpy(dtype=float), minlength=n).astype(float)
 
 
 def _lateness(
@@ -282,14 +193,15 @@ def _area(readings: Readings, excess: Floats, held: Held, facts: Facts) -> Balan
         edges_ns=edges,
         sums=np.bincount(block, weights=excess * spans, minlength=len(edges)).astype(float),
         counts=_left_in(edges, held),
-        grain=_grain(excess, spans) / held.n_left,
+        met=float(np.abs(excess).sum()),
+        span_s=float(spans.mean()),
+        goes_on=_goes_on(facts),
     )
 
 
-def _grain(excess: Floats, spans: Floats) -> float:
-    """Half the width of Garwood's interval for as many as the scrapes met, in seconds."""
-    met = float(np.abs(excess).sum())
-    return (float(stats.chi2.ppf(0.975, 2 * met + 2)) / 2 - met) * float(spans.mean())
+def _goes_on(facts: Facts) -> bool:
+    """Are there more requests after the settle time than before the load?"""
+    return sum(facts.idle_change(role) or 0.0 for role in ("running", "waiting")) > 0
 
 
 def _edges(held: Held, facts: Facts) -> Ints:

@@ -2,26 +2,45 @@
 
 They take what clients, metrics pages and probes told, never the bundled engine's own logs. Where
 those exist, the exact figure keeps its place and these stand beside it, to be compared.
+
+What a run showed is kept by method (`Outside`), and a figure is made of one run or of several: then
+their sums are added up, never their means, and a method counts only if all of them have it.
 """
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
 import numpy as np
 from scipy import stats
 
-from harness.analysis.attributed import by_gauge, by_rest, role_that_rests
-from harness.analysis.balance import as_figure, delay_of_aborts, held_for_nobody, unread_tokens
-from harness.analysis.counters import wasted_by_counter, with_other
+from harness.analysis.attributed import (
+    Alone,
+    alone_by_gauge,
+    alone_by_rest,
+    described,
+    role_that_rests,
+)
+from harness.analysis.balance import delay_of_aborts, held_for_nobody, unread_tokens
+from harness.analysis.counters import wasted_by_counter, wasted_in_all, with_other
 from harness.analysis.facts import Facts
-from harness.analysis.figure import Figure, Figures, NotMeasurable, rate
+from harness.analysis.figure import Figure, Figures, NotMeasurable
 from harness.analysis.frames import RunFrames
+from harness.analysis.ghosts import (
+    Ghosts,
+    best_first,
+    ghost_rate,
+    ghosts_by_counter,
+    ghosts_by_gauge,
+)
 from harness.analysis.held_open import held_open
 from harness.analysis.scraped import typical_step_s, why_no_lag
+from harness.analysis.totals import Balance, as_figure, pooled
 from harness.records import Metric
 
+FEWEST_ALONE: Final = 6  # that could be told apart: with fewer a median has no interval
 FEWEST_TOLD: Final = 0.1  # of those who left: fewer that could be told apart stand for nobody
-FEWEST_LOOPS: Final = 4  # idle readings after so many loops give a slope an interval
+FEWEST_LOOPS: Final = 4  # with the reading before the load, as many as in `growth`
 _UNITS: Final = {
     "slots": ("running", 1),
     "blocks": ("free_blocks", -1),
@@ -29,92 +48,146 @@ _UNITS: Final = {
 }
 
 Methods = dict[str, Figure]
+T = TypeVar("T")
 
 
-def latency_methods(frames: RunFrames, facts: Facts) -> Methods:
-    """The mean cancel latency by totals, and that of single requests where they stood alone.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """What one run showed from outside, by method.
 
-    The first that can be measured is the figure of a run without exact logs: one with a mean or a
-    median, as long as it is of most of those who left.
+    `num_left`: answers whose clients went away before the end; `waste`: see `wasted_by_counter`,
+    and `unread` the same by blocks of time; `step_s`: the typical step.
     """
-    found = {
-        "counter": as_figure(delay_of_aborts(frames, facts), "counter", facts),
-        "gauge": as_figure(held_for_nobody(frames, facts), "gauge", facts),
-        "gauge_attributed": by_gauge(frames, facts),
-        "counter_attributed": by_rest(frames, facts),
-    }
-    role_of = {
-        "counter": "aborted",
-        "gauge": "running",
-        "gauge_attributed": "running",
-        "counter_attributed": role_that_rests(facts),
-    }
-    for name, role in role_of.items():
-        why = None if role is None else why_no_lag(frames, facts, role)
-        if isinstance(found[name], Metric) and why is not None:
-            found[name] = NotMeasurable(why)
-    n_left = held_open(frames.requests).n_left
-    found = {name: _unless_of_few(one, n_left) for name, one in found.items()}
-    return dict(sorted(found.items(), key=lambda pair: _is_second_choice(pair[1], n_left)))
+
+    num_left: int
+    totals: Mapping[str, Balance | NotMeasurable]
+    alone: Mapping[str, Alone | NotMeasurable]
+    ghosts: Mapping[str, Ghosts | NotMeasurable]
+    waste: Metric | NotMeasurable
+    unread: Balance | NotMeasurable
+    step_s: float | None
 
 
-def _unless_of_few(figure: Figure, n_left: int) -> Figure:
-    if not isinstance(figure, Metric) or figure.n >= FEWEST_TOLD * n_left:
-        return figure
-    return NotMeasurable(
-        f"by {figure.method} only {figure.n} of {n_left} who left could be told from the others: "
-        "too few to stand for them"
+def seen_from_outside(frames: RunFrames, facts: Facts) -> Outside:
+    """Everything that one run showed."""
+    rests = role_that_rests(facts)
+    old = {role: why_no_lag(frames, facts, role) for role in ("running", "aborted")}
+    return Outside(
+        num_left=held_open(frames.requests).n_left,
+        totals={
+            "counter": _unless(old["aborted"], delay_of_aborts(frames, facts)),
+            "gauge": _unless(old["running"], held_for_nobody(frames, facts)),
+        },
+        alone={
+            "gauge": _unless(old["running"], alone_by_gauge(frames, facts)),
+            "counter": _unless(
+                None if rests is None else why_no_lag(frames, facts, rests),
+                alone_by_rest(frames, facts),
+            ),
+        },
+        ghosts={
+            "counter": ghosts_by_counter(frames, facts),
+            "gauge": ghosts_by_gauge(frames, facts),
+        },
+        waste=wasted_by_counter(frames.requests, facts),
+        unread=unread_tokens(frames, facts),
+        step_s=typical_step_s(frames),
     )
 
 
-def _is_second_choice(figure: Figure, n_left: int) -> bool:
-    """Neither mean nor median is known, or only of the few who left at quiet moments."""
-    if not isinstance(figure, Metric):
-        return False
-    return (figure.mean is None and figure.p50 is None) or 2 * figure.n <= n_left
+def figures_from_outside(runs: Sequence[Outside]) -> dict[str, Methods]:
+    """Cancel latency, ghost rate and waste by each method, the best first; of all runs together.
 
-
-def ghosts_by_gauge(frames: RunFrames, facts: Facts) -> Figure:
-    """(running + waiting, idle after the settle time - before) / requests that were left.
-
-    A lower bound: a ghost that ended by itself before the settle time was over is not seen. Of a
-    slot that is lost and used by nobody the gauge says the same; `others.still_generating` tells
-    them apart: tokens counted after the settle time, while nobody asked for any.
+    Nothing where nobody left.
     """
-    n = held_open(frames.requests).n_left
-    if not n:
-        return NotMeasurable("no request was left before its end")
-    changes = [facts.idle_change(role) for role in ("running", "waiting")]
-    if changes[0] is None or facts.trust.get("running") == "stuck":
-        return NotMeasurable(f"{facts.engine}'s running requests were not read when it was idle")
-    there = sum(change for change in changes if change is not None)
-    metric = rate(int(np.clip(round(there), 0, n)), n, method="gauge")
-    metric.bound = "lower"
-    going_on = facts.generated_later
-    if going_on or (going_on is not None and facts.still_computing is False):
-        metric.others["still_generating"] = going_on
-    return metric
+    runs = [run for run in runs if run.num_left]
+    if not runs:
+        return {name: {} for name in ("cancel_latency_s", "ghost_rate", "wasted_tokens")}
+    latency = latency_methods(runs)
+    best = next((one for one in latency.values() if isinstance(one, Metric)), None)
+    ghosts = {
+        method: _of_all([run.ghosts[method] for run in runs], ghost_rate, method)
+        for method in runs[0].ghosts
+    }
+    return {
+        "cancel_latency_s": latency,
+        "ghost_rate": best_first(ghosts),
+        "wasted_tokens": {"counter": waste_by_counter(runs, best)},
+    }
 
 
-def waste_by_counter(frames: RunFrames, facts: Facts, latency: Metric | None) -> Figure:
+def latency_methods(runs: Sequence[Outside]) -> Methods:
+    """The mean cancel latency by totals, and that of single requests where they stood alone.
+
+    The first that can be measured is the figure of a run without exact logs. Totals are of all who
+    left, so they come first, those with a mean before those that tell only what it does not exceed.
+    """
+    num_left = sum(run.num_left for run in runs)
+    totals = {
+        method: _of_all([run.totals[method] for run in runs], _mean_latency, method)
+        for method in runs[0].totals
+    }
+    alone = {
+        f"{method}_attributed": _unless_of_few(
+            _of_all([run.alone[method] for run in runs], described, method), num_left
+        )
+        for method in runs[0].alone
+    }
+    return best_first(totals) | alone
+
+
+def _mean_latency(found: Sequence[Balance], method: str) -> Figure:
+    return as_figure(pooled(found), method)
+
+
+def _unless(why: str | None, found: T) -> T | NotMeasurable:
+    return found if why is None else NotMeasurable(why)
+
+
+def _of_all(
+    found: Sequence[T | NotMeasurable], figure_of: Callable[[Sequence[T], str], Figure], method: str
+) -> Figure:
+    """The figure of what all runs showed; the reason of the first that could not tell."""
+    known = []
+    for one in found:
+        if isinstance(one, NotMeasurable):
+            return one
+        known.append(one)
+    return figure_of(known, method)
+
+
+def _unless_of_few(figure: Figure, num_left: int) -> Figure:
+    if not isinstance(figure, Metric):
+        return figure
+    if figure.n >= max(FEWEST_ALONE, FEWEST_TOLD * num_left):
+        return figure
+    return NotMeasurable(
+        f"by {figure.method} only {figure.n} of {num_left} who left could be told from the others: "
+        f"too few to stand for them (at least {FEWEST_ALONE}, and {FEWEST_TOLD:.0%} of all)"
+    )
+
+
+def waste_by_counter(runs: Sequence[Outside], latency: Metric | None) -> Figure:
     """The counter's waste with an interval by blocks of time, and beside it an upper bound.
 
-    upper = mean cancel latency (its interval's end, and what old pages may hide) / step + 2: one
-    token a step as long as it was held, one in the step during which its user left, one on the way.
+    upper = for each answer mean cancel latency (its interval's end) / step + 2: one token a step as
+    long as it was held, one in the step during which its user left, one on the way.
     """
-    figure = wasted_by_counter(frames.requests, facts)
+    figure = _of_all([run.waste for run in runs], wasted_in_all, "counter")
     if isinstance(figure, NotMeasurable):
         return figure
-    blocks = unread_tokens(frames, facts)
-    if not isinstance(blocks, NotMeasurable):
-        figure.mean_ci95 = blocks.metric(unit="tokens", method="counter").mean_ci95
-    step_s = typical_step_s(frames)
+    unread = [run.unread for run in runs if isinstance(run.unread, Balance)]
+    if len(unread) == len(runs):
+        limits = pooled(unread).by_chance()
+        figure.mean_ci95 = None if limits is None else (max(0.0, limits[0]), limits[1])
+    steps = [run.step_s for run in runs if run.step_s]
     most_s = None if latency is None else _longest_mean(latency)
-    if latency is not None and most_s is not None and step_s:
+    if latency is not None and most_s is not None and steps:
+        answers = sum(run.num_left for run in runs) / figure.n
         figure.others["upper"] = Metric(
             unit="tokens",
             n=figure.n,
-            mean=max(0.0, most_s) / step_s + 2,
+            mean=answers * (max(0.0, most_s) / float(np.median(steps)) + 2),
             method=latency.method,
             bound="upper",
         )
@@ -125,7 +198,7 @@ def _longest_mean(latency: Metric) -> float | None:
     if latency.mean is None:
         return latency.upper95
     bias_low: float = latency.others.get("bias_low", 0.0)
-    return (latency.mean_ci95 or (0.0, latency.mean))[1] - bias_low
+    return latency.mean - bias_low if latency.mean_ci95 is None else latency.mean_ci95[1]
 
 
 def leak_slopes(frames: RunFrames, facts: Facts) -> Figures:

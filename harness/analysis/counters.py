@@ -5,6 +5,7 @@ time, so that a counter which moves late has moved. How far a figure can be beli
 the target's description of its metrics.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import pandas as pd
@@ -16,6 +17,7 @@ from harness.analysis.tokens import prompt_total, tokens_read
 from harness.records import Metric, Outcome
 
 _NOUNS: Final = {"running": "running requests"}
+_ROUNDING: Final = 1e-9  # of a gauge that is a share
 
 
 def leak_figures(facts: Facts) -> Figures:
@@ -57,22 +59,38 @@ def wasted_by_counter(requests: pd.DataFrame, facts: Facts) -> Figure:
     total = (generated-token counter, idle after - idle before) - tokens that all clients read;
     mean = total / requests left. Left are the abandoned ones, and those that were cut off or timed
     out: the counter cannot tell these apart. `others` holds the total, and how many were cut off.
+    A counter that moved by less than was read tells nothing of waste.
     """
     generated = facts.idle_change("generated_tokens")
     if generated is None:
         return NotMeasurable(_why_unknown(facts, "generated_tokens"))
     if facts.trust.get("generated_tokens") == "stuck":
         return NotMeasurable(_why_stuck(facts, "generated_tokens"))
-    left = requests["outcome"].isin(LEFT)
-    n = int(left.sum())
+    n = int(requests["outcome"].isin(LEFT).sum())
     if not n:
         return NotMeasurable("no request was left before its end")
     cut_off = int((requests["outcome"] == Outcome.CUT_OFF).sum())
-    total = generated - float(tokens_read(requests).sum())
+    read = float(tokens_read(requests).sum())
+    if generated < read:
+        return NotMeasurable(
+            f"{facts.metric_names['generated_tokens']} moved by {generated:g}, less than the "
+            f"{read:g} tokens that clients read"
+        )
     # Somebody who left is still being served: there will be more.
     bound = "lower" if facts.still_computing else _bound(facts, "generated_tokens")
+    total = generated - read
     metric = reading(total / n, unit="tokens", method="counter", n=n, bound=bound)
     metric.others = {"total_tokens": total, "generated_tokens": generated, "cut_off": cut_off}
+    return metric
+
+
+def wasted_in_all(found: Sequence[Metric], method: str) -> Metric:
+    """The same of several runs together: their totals and requests are added up."""
+    n = sum(one.n for one in found)
+    others = {name: sum(one.others[name] for one in found) for name in found[0].others}
+    bound = "lower" if any(one.bound == "lower" for one in found) else "point"
+    metric = reading(others["total_tokens"] / n, unit="tokens", method=method, n=n, bound=bound)
+    metric.others = others
     return metric
 
 
@@ -98,6 +116,11 @@ def wasted_prompts_by_counter(requests: pd.DataFrame, facts: Facts) -> Figure:
     if due is None:
         return NotMeasurable("too few clients were told how long their prompt was")
     total, spread = computed - due[0], due[1]
+    if total + spread < 0:
+        return NotMeasurable(
+            f"{facts.metric_names['prompt_tokens']} moved by {computed:g}, less than the prompts "
+            f"of those who had an answer ({due[0]:g} tokens)"
+        )
     bound = "lower" if facts.still_computing else _bound(facts, "prompt_tokens")
     metric = reading(total / n, unit="tokens", method="counter", n=n, bound=bound)
     if spread:
@@ -113,8 +136,10 @@ def _idle_figure(facts: Facts, role: str, *, unit: str, sign: int) -> Figure:
     if facts.trust.get(role) == "stuck":
         return NotMeasurable(_why_stuck(facts, role))
     method = "gauge" if role in ("running", "free_blocks", "kv_usage") else "counter"
-    # Adding 0.0 makes a negative zero a plain one.
-    return reading(sign * change + 0.0, unit=unit, method=method, bound=_bound(facts, role))
+    missing = 0.0 if abs(change) < _ROUNDING else sign * change
+    if missing < 0:
+        return NotMeasurable(_why_negative(facts, role))
+    return reading(missing, unit=unit, method=method, bound=_bound(facts, role))
 
 
 def _bound(facts: Facts, role: str) -> str:
@@ -128,6 +153,14 @@ def _why_unknown(facts: Facts, role: str) -> str:
     if role not in facts.metric_names:
         return f"{facts.engine} does not tell its {noun}"
     return f"{facts.metric_names[role]} was not read before the load and after the settle time"
+
+
+def _why_negative(facts: Facts, role: str) -> str:
+    before, after = facts.idle_before[role], facts.idle_after[role]
+    return (
+        f"{facts.metric_names.get(role, role)} was {before:g} before the load and {after:g} after "
+        "it: somebody else was on the server before, or it was started anew"
+    )
 
 
 def _why_stuck(facts: Facts, role: str) -> str:

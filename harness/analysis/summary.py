@@ -14,10 +14,10 @@ from harness.analysis.agreement import agreement
 from harness.analysis.asking_again import asking_again_figures, cached_again_figures
 from harness.analysis.audit import audit
 from harness.analysis.black_box import (
-    ghosts_by_gauge,
-    latency_methods,
+    Outside,
+    figures_from_outside,
     leak_slopes,
-    waste_by_counter,
+    seen_from_outside,
     with_methods,
 )
 from harness.analysis.canaries import canary_figures
@@ -31,7 +31,7 @@ from harness.analysis.cancellation import cancellations
 from harness.analysis.capacity import capacity_figures, series_figures, series_of
 from harness.analysis.counters import count_figures, leak_figures, wasted_prompts_by_counter
 from harness.analysis.facts import Facts, run_facts
-from harness.analysis.figure import Figure, Figures, NotMeasurable
+from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.frames import RunFrames
 from harness.analysis.growth import growth_figures
 from harness.analysis.held import leaks_in_use, leaks_lost
@@ -113,7 +113,7 @@ def summarise(frames: RunFrames) -> dict[str, Any]:
     """
     facts = run_facts(frames)
     cancels = cancellations(frames)
-    found = compute_figures(frames, cancels, facts)
+    found = compute_figures(frames, cancels, facts, seen_from_outside(frames, facts))
     flagged = flags(found)
     in_use = leaks_in_use(frames, facts, found)
     manifest = frames.manifest
@@ -160,7 +160,9 @@ def in_order(figures: Figures) -> dict[str, Any]:
     }
 
 
-def compute_figures(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> Figures:
+def compute_figures(
+    frames: RunFrames, cancels: pd.DataFrame, facts: Facts, outside: Outside
+) -> Figures:
     """Every figure by name, in no particular order."""
     figures = {
         **cancel_figures(cancels, facts),
@@ -180,14 +182,7 @@ def compute_figures(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> F
         **capacity_figures(frames, facts),
         **series_figures(series_of(frames, facts), facts),
     }
-    by_latency = latency_methods(frames, facts)
-    latency = next((one for one in by_latency.values() if isinstance(one, Metric)), None)
-    others: dict[str, dict[str, Figure]] = {
-        "cancel_latency_s": by_latency,
-        "ghost_rate": {"gauge": ghosts_by_gauge(frames, facts)},
-        "wasted_tokens": {"counter": waste_by_counter(frames, facts, latency)},
-    }
-    for name, methods in others.items():
+    for name, methods in figures_from_outside([outside]).items():
         figures[name] = with_methods(figures[name], methods)
     return figures
 

@@ -142,7 +142,7 @@ def _about_leftovers(facts: Facts, figures: Mapping[str, Figure]) -> Iterator[Re
     """Who still runs after the settle time: ghosts, lost slots, or a gauge that lies."""
     ghosts = figures.get("ghost_rate")
     left = facts.idle_change("running")
-    if not isinstance(ghosts, Metric) or ghosts.method != "gauge" or not left or left < 0:
+    if not isinstance(ghosts, Metric) or ghosts.method == "exact" or not left or left < 0:
         return
     going_on = facts.generated_later
     if going_on:

@@ -8,24 +8,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from harness.analysis.attributed import by_gauge, by_rest
-from harness.analysis.balance import (
-    Balance,
-    as_figure,
-    delay_of_aborts,
-    held_for_nobody,
-    unread_tokens,
+from harness.analysis.attributed import Alone, alone_by_gauge, alone_by_rest, described
+from harness.analysis.balance import delay_of_aborts, held_for_nobody, unread_tokens
+from harness.analysis.black_box import (
+    Methods,
+    figures_from_outside,
+    latency_methods,
+    leak_slopes,
+    seen_from_outside,
 )
-from harness.analysis.black_box import ghosts_by_gauge, latency_methods, leak_slopes
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figure, NotMeasurable
 from harness.analysis.scraped import met_step_s, typical_step_s
 from harness.analysis.summary import summarise
+from harness.analysis.totals import Balance, as_figure
 from harness.manifest import IdleReading, Probing
 from harness.records import Metric
 from tests.harness.conftest import at
+from tests.harness.made_up import lonely
 
 if TYPE_CHECKING:
+    from harness.analysis.frames import RunFrames
     from tests.harness.conftest import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
@@ -36,6 +39,19 @@ LOAD_MS = 60_000.0
 def metric(figure: Figure) -> Metric:
     assert isinstance(figure, Metric), figure
     return figure
+
+
+def alone(found: Alone | NotMeasurable) -> Metric:
+    assert isinstance(found, Alone), found
+    return described([found], "gauge")
+
+
+def by_method(frames: RunFrames) -> Methods:
+    return latency_methods([seen_from_outside(frames, run_facts(frames))])
+
+
+def outside(*runs: RunFrames) -> dict[str, Methods]:
+    return figures_from_outside([seen_from_outside(frames, run_facts(frames)) for frames in runs])
 
 
 def busy_server(
@@ -90,7 +106,7 @@ def test_the_delay_of_a_busy_server_is_recovered(
     frames = run.frames()
     facts = run_facts(frames)
     for balance, method in ((held_for_nobody, "gauge"), (delay_of_aborts, "counter")):
-        found = metric(as_figure(balance(frames, facts), method, facts))
+        found = metric(as_figure(balance(frames, facts), method))
         estimate = found.others["estimate"]
         assert estimate == pytest.approx(delay / 1e3, abs=0.005 + 0.1 * delay / 1e3)
         if delay:
@@ -112,7 +128,7 @@ def test_the_interval_is_right_as_often_as_it_says(make_run: MakeRun) -> None:
         thin = frames.server_metrics[frames.server_metrics["t_ns"].isin(times)]
         facts = run_facts(frames)
         some = type(frames)(**{**vars_of(frames), "server_metrics": thin})
-        limits = metric(as_figure(held_for_nobody(some, facts), "gauge", facts)).mean_ci95
+        limits = metric(as_figure(held_for_nobody(some, facts), "gauge")).mean_ci95
         assert limits is not None
         hits += limits[0] <= 0.060 <= limits[1]
     assert hits >= 34
@@ -131,7 +147,7 @@ def test_an_old_page_biases_the_gauge_no_more_than_it_says(make_run: MakeRun) ->
     frames = run.frames()
     facts = run_facts(frames)
     for balance, method in ((held_for_nobody, "gauge"), (delay_of_aborts, "counter")):
-        found = metric(as_figure(balance(frames, facts), method, facts))
+        found = metric(as_figure(balance(frames, facts), method))
         assert found.mean_ci95 is not None
         low, high = found.others["bias_low"], found.others["bias_high"]
         assert found.mean_ci95[0] - high <= 0.050 <= found.mean_ci95[1] - low
@@ -152,7 +168,7 @@ def test_scrapes_that_met_nothing_do_not_show_that_there_was_nothing(make_run: M
     busy_server(run, delay=1.0, every=20_000.0)
     frames = run.frames()
     facts = run_facts(frames)
-    found = metric(as_figure(held_for_nobody(frames, facts), "gauge", facts))
+    found = metric(as_figure(held_for_nobody(frames, facts), "gauge"))
     assert found.mean is None
     assert found.upper95 is not None
     assert found.upper95 > 0.01  # ten times what it was
@@ -258,7 +274,7 @@ def test_the_age_of_a_page_in_steps_is_not_known_where_no_step_was_seen(make_run
     assert run.manifest.target is not None
     run.manifest.target.spec["metrics"]["running"]["lag_steps"] = 2.0
     frames = run.frames()
-    methods = latency_methods(frames, run_facts(frames))
+    methods = by_method(frames)
     for name in ("gauge", "gauge_attributed"):
         found = methods[name]
         assert isinstance(found, NotMeasurable)
@@ -285,13 +301,13 @@ def test_a_latency_below_zero_is_never_shown(make_run: MakeRun) -> None:
     busy_server(run, delay=10.0, every=20.0, coming_late=60.0)
     frames = run.frames()
     facts = run_facts(frames)
-    found = as_figure(held_for_nobody(frames, facts), "gauge", facts)
+    found = as_figure(held_for_nobody(frames, facts), "gauge")
     assert isinstance(found, NotMeasurable)
     assert found.reason.startswith("not enough data: by gauge")
     assert run.manifest.target is not None
     run.manifest.target.spec["metrics"]["running"]["lag_s"] = 0.060
     frames = run.frames()
-    known = metric(as_figure(held_for_nobody(frames, f := run_facts(frames)), "gauge", f))
+    known = metric(as_figure(held_for_nobody(frames, run_facts(frames)), "gauge"))
     assert (known.mean, known.bound) == (None, "upper")
     assert known.upper95 is not None
     assert 0.010 < known.upper95 < 0.150
@@ -302,15 +318,12 @@ def test_a_latency_below_zero_is_never_shown(make_run: MakeRun) -> None:
 def test_totals_too_far_below_zero_give_no_limit_however_wide_their_interval(
     make_run: MakeRun,
 ) -> None:
-    run = make_run()
-    lonely(run)
-    facts = run_facts(run.frames())
-
     def figure(grain: float) -> Figure:
         """The mean is -2 s, and its interval reaches far beyond 0."""
         edges, sums, counts = np.arange(2), np.array([-30.0, 10.0]), np.array([5, 5])
-        balance = Balance(edges_ns=edges, sums=sums, counts=counts, bias=(-0.1, 0.1), grain=grain)
-        return as_figure(balance, "gauge", facts)
+        span_s = grain * 10 / 3.689  # no request was met: Garwood's limit of Poisson's mean
+        balance = Balance(edges_ns=edges, sums=sums, counts=counts, bias=(-0.1, 0.1), span_s=span_s)
+        return as_figure(balance, "gauge")
 
     assert isinstance(figure(grain=1.0), NotMeasurable)
     assert metric(figure(grain=2.0)).upper95 is not None
@@ -320,25 +333,10 @@ def test_how_many_would_be_enough_is_said(make_run: MakeRun) -> None:
     run = make_run()
     busy_server(run, delay=4.0, every=900.0)
     frames = run.frames()
-    found = metric(as_figure(held_for_nobody(frames, f := run_facts(frames)), "gauge", f))
+    found = metric(as_figure(held_for_nobody(frames, run_facts(frames)), "gauge"))
     if found.others["estimate"] > 0:
         assert found.needs["mean"] > found.n
     assert found.mean is None
-
-
-def lonely(run: RunBuilder) -> None:
-    """One request, left at 100 ms; scraped at 90, 110, 130, 150, 170; gone from the page at 150."""
-    run.another_engine()
-    run.metrics(running="exact", waiting="exact", generated_tokens="exact")
-    run.abandon("a", t0=100, tokens=[50, 80])
-    for t, running, tokens in ((90, 1, 3), (110, 1, 4), (130, 1, 5), (150, 0, 6), (170, 0, 6)):
-        run.scrape(t, "its_running", running)
-        run.scrape(t, "its_waiting", 0)
-        run.scrape(t, "its_generated_tokens", tokens)
-    run.idle(
-        {"running": 0, "waiting": 0, "generated_tokens": 0},
-        {"running": 0, "waiting": 0, "generated_tokens": 6},
-    )
 
 
 @pytest.mark.parametrize("lag", [0.0, 0.015])
@@ -349,8 +347,8 @@ def test_one_that_stands_alone_is_known_between_two_limits(make_run: MakeRun, la
     for source in run.manifest.target.spec["metrics"].values():
         source["lag_s"] = lag
     frames = run.frames()
-    for method in (by_gauge, by_rest):
-        found = metric(method(frames, run_facts(frames)))
+    for method in (alone_by_gauge, alone_by_rest):
+        found = alone(method(frames, run_facts(frames)))
         assert (found.bound, found.n) == ("upper", 1)
         assert found.p50 == pytest.approx(0.050)
         assert found.others["at_least"].p50 == pytest.approx(0.030 - lag)
@@ -363,39 +361,13 @@ def test_a_counter_that_moves_when_a_request_ends_does_not_tell_by_its_rest(
     lonely(run)
     run.metrics(running="exact", waiting="exact", generated_tokens="exact_when_idle")
     frames = run.frames()
-    assert isinstance(by_rest(frames, run_facts(frames)), NotMeasurable)
+    assert isinstance(alone_by_rest(frames, run_facts(frames)), NotMeasurable)
     trust: dict[str, Any] = {"generated_tokens": "exact_when_idle", "decode_calls": "exact"}
     run.metrics(running="exact", waiting="exact", **trust)
     for t, calls in ((90, 3), (110, 4), (130, 5), (150, 5), (170, 5)):
         run.scrape(t, "its_decode_calls", calls)
     frames = run.frames()
-    assert metric(by_rest(frames, run_facts(frames))).p50 == pytest.approx(0.030)
-
-
-@pytest.mark.parametrize(("others", "first"), [(0, "gauge_attributed"), (2, "gauge")])
-def test_a_limit_for_all_goes_before_a_median_of_the_few_who_stood_alone(
-    make_run: MakeRun, others: int, first: str
-) -> None:
-    run = make_run()
-    lonely(run)
-    for number in range(others):
-        run.abandon(f"at once {number}", t0=40, tokens=[])
-    frames = run.frames()
-    methods = latency_methods(frames, run_facts(frames))
-    attributed, of_all = metric(methods["gauge_attributed"]), metric(methods["gauge"])
-    assert (attributed.n, of_all.n, of_all.mean) == (1, 1 + others, None)
-    assert next(name for name, one in methods.items() if isinstance(one, Metric)) == first
-
-
-def test_one_of_many_does_not_stand_for_them(make_run: MakeRun) -> None:
-    run = make_run()
-    lonely(run)
-    for number in range(10):
-        run.abandon(f"at once {number}", t0=40, tokens=[])
-    frames = run.frames()
-    found = latency_methods(frames, run_facts(frames))["gauge_attributed"]
-    assert isinstance(found, NotMeasurable)
-    assert found.reason.startswith("by gauge only 1 of 11 who left could be told")
+    assert alone(alone_by_rest(frames, run_facts(frames))).p50 == pytest.approx(0.030)
 
 
 def test_nobody_else_may_begin_or_end_before_the_scrape_that_shows_it(make_run: MakeRun) -> None:
@@ -403,7 +375,7 @@ def test_nobody_else_may_begin_or_end_before_the_scrape_that_shows_it(make_run: 
     lonely(run)
     run.request("b", sent=120, tokens=[160], outcome="completed", end=400)
     frames = run.frames()
-    found = metric(by_gauge(frames, run_facts(frames)))
+    found = alone(alone_by_gauge(frames, run_facts(frames)))
     # Of what came until 120 ms only one scrape is left, which still showed it.
     assert found.n_censored == 1
     assert found.lower_bounds["p50"] == pytest.approx(0.010)
@@ -416,7 +388,7 @@ def test_one_that_never_goes_is_censored(make_run: MakeRun) -> None:
         if sample.name == "its_running":
             sample.value = 1.0
     frames = run.frames()
-    assert metric(by_gauge(frames, run_facts(frames))).n_censored == 1
+    assert alone(alone_by_gauge(frames, run_facts(frames))).n_censored == 1
 
 
 def test_unread_tokens_are_counted_by_blocks(make_run: MakeRun) -> None:
@@ -434,9 +406,10 @@ def test_ghosts_are_those_who_are_still_there(make_run: MakeRun) -> None:
     run.manifest.idle.after |= {"running": 1.0}
     run.manifest.idle.later = {"running": 1.0, "waiting": 0.0, "generated_tokens": 31.0}
     frames = run.frames()
-    found = metric(ghosts_by_gauge(frames, run_facts(frames)))
+    found = metric(outside(frames)["ghost_rate"]["gauge"])
     assert (found.mean, found.bound) == (1.0, "lower")
-    assert found.others["still_generating"] == 25.0
+    assert (found.others["still_generating"], found.of) == (25.0, "ghosts or lost slots")
+    assert "lost_slots" not in found.others
     texts = [one["text"] for one in summarise(frames)["validity"]]
     assert any("ghosts: 25 tokens more were counted" in text for text in texts)
 
@@ -446,8 +419,12 @@ def test_a_lost_slot_is_no_ghost(make_run: MakeRun) -> None:
     lonely(run)
     run.manifest.idle.after |= {"running": 1.0}
     run.manifest.idle.later = {"running": 1.0, "waiting": 0.0, "generated_tokens": 6.0}
-    texts = [one["text"] for one in summarise(run.frames())["validity"]]
+    summary = summarise(run.frames())
+    texts = [one["text"] for one in summary["validity"]]
     assert any("no token was counted any more: lost slots" in text for text in texts)
+    ghosts = summary["metrics"]["ghost_rate"]
+    assert (ghosts["mean"], ghosts["others"]["lost_slots"], ghosts["of"]) == (0.0, 1.0, None)
+    assert summary["metrics"]["leaked_slots"]["mean"] == 1.0
 
 
 def test_a_counter_that_rests_until_a_release_proves_no_loss(make_run: MakeRun) -> None:
@@ -459,6 +436,7 @@ def test_a_counter_that_rests_until_a_release_proves_no_loss(make_run: MakeRun) 
     summary = summarise(run.frames())
     assert summary["breakdown"]["leaks_lost"] == []
     assert any("still generate is not known" in one["text"] for one in summary["validity"])
+    assert summary["metrics"]["ghost_rate"]["of"] == "ghosts or lost slots"
     assert summary["metrics"]["wasted_tokens"]["mean_ci95"] is None
 
 
