@@ -5,6 +5,7 @@ was gathered is written in any case, and where there was any load the run is jud
 `FinishedRun.failure` says how it ended.
 """
 
+import errno
 import secrets
 import shutil
 import traceback
@@ -30,6 +31,7 @@ from harness.store import RunFolder, RunRows, name_run
 
 RESULTS = Path("results")
 REPORT_S = 120.0
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,11 @@ def execute(
     except KeyboardInterrupt as error:  # the second Ctrl-C: the user will not wait for the rest
         raise InterruptedRunError(f"interrupted; what was saved is in {folder.path}") from error
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            raise TargetError(
+                f"the run could not be saved: {error.strerror}; make room. What had been written "
+                f"by then is in {folder.path}"
+            ) from error
         folder.traceback.write_text(traceback.format_exc())
         error.add_note(f"the traceback is in {folder.traceback}")
         raise

@@ -160,3 +160,21 @@ def test_no_file_handle_is_left(serve: Serve, tmp_path: Path) -> None:
     rows = ended.run.rows("requests")
     assert sum(row["outcome"] == "abandoned" for row in rows) > 10
     assert sum(row["outcome"] == "failed" for row in rows) >= 1
+
+
+def test_no_room_is_left(serve: Serve, tmp_path: Path) -> None:
+    """As on a full disk, here by a limit on the size of files."""
+
+    def answer(x: Exchange) -> None:
+        x.accept()
+        x.stream(tokens=50, gap_s=0.001)
+
+    ended = Ended(
+        tmp_path,
+        serve(only_to_the_load(answer)).url,
+        *("--set", "run.max_seconds=30"),
+        before="ulimit -f 64",
+    )
+    assert ended.code == 5
+    assert "can no longer be written: File too large" in ended.output.replace(" down", "")
+    assert len(ended.run.rows("requests")) > 5

@@ -1,0 +1,27 @@
+"""A run that cannot be saved is no bug: it is said, with what to do."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from harness.errors import TargetError
+from harness.interruption import Interruption
+from harness.order import RunOrder, resolve_order
+from harness.progress import QuietProgress
+from harness.run import execute
+
+
+class FullDisk(QuietProgress):
+    """Whatever comes next fails for want of room."""
+
+    def phase(self, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_no_room(tmp_path: Path) -> None:
+    order = RunOrder(workload="demo", target_url="http://127.0.0.1:1", out=tmp_path / "run")
+    with pytest.raises(TargetError, match=r"could not be saved: No space left.*make room.*/run$"):
+        execute(resolve_order(order), progress=FullDisk(), interruption=Interruption())
+    assert (tmp_path / "run" / "manifest.json").exists()
