@@ -130,8 +130,9 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         counted = COUNTED_BY.get(summary.token_counting, summary.token_counting)
         facts.append(("tokens by", counted))
     facts.append(("steady", steady_in_words(summary.steady)))
-    if summary.wedged is not None:
-        facts.append(("serves in the end", "no: wedged" if summary.wedged else "yes"))
+    if (probing := run.manifest.probing) is not None:
+        what = "no: wedged" if summary.wedged else f"no: {', '.join(probing.errors)}"
+        facts.append(("serves in the end", what if probing.errors else "yes"))
     known = client_facts(summary.audit.client if summary.audit else {})
     if known:
         facts.append(("clients know", ", ".join(f"{name} {value}" for name, value in known)))

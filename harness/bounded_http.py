@@ -7,10 +7,13 @@ be complete so long after the last of its request was sent.
 import ssl
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import httpcore
 import httpx
+
+_KEPT: Final = 8  # connections, for further requests
+_KEPT_S: Final = 5.0  # longer, and servers begin to close them
 
 
 class BoundedTransport(httpx.HTTPTransport):
@@ -19,8 +22,13 @@ class BoundedTransport(httpx.HTTPTransport):
     def __init__(self, *, verify: ssl.SSLContext, longest_s: float) -> None:
         super().__init__(verify=verify)
         self._pool.close()
+        # As many at once as are asked for: a limit of ours would look like one of the server's.
         self._pool = httpcore.ConnectionPool(
-            ssl_context=verify, network_backend=_Backend(longest_s)
+            ssl_context=verify,
+            network_backend=_Backend(longest_s),
+            max_connections=None,
+            max_keepalive_connections=_KEPT,
+            keepalive_expiry=_KEPT_S,
         )
 
 

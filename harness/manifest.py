@@ -88,17 +88,36 @@ class ScheduledArrivals(msgspec.Struct, kw_only=True):
     max_streams: int
 
 
+class LoadProcess(msgspec.Struct, kw_only=True):
+    """One process of the load. `ended_ns` is null for one that did not end in good order: it was
+    last seen at `last_seen_ns`, with so many requests in flight (`open_streams`), and its
+    `requests` are those whose rows it had written. `clock` names the clock of its stamps.
+    """
+
+    worker: int
+    host: str
+    pid: int
+    clock: str
+    began_ns: int
+    ended_ns: int | None
+    last_seen_ns: int
+    requests: int
+    open_streams: int
+
+
 class Probing(msgspec.Struct, kw_only=True):
     """Does the server still serve, after all? A few short requests, one after the other.
 
     `healthy`: whether it says so itself (GET /health); null where it has no such page. `errors`:
-    what became of those that were not answered, `ttft_s` the waits of those that were.
+    what became of those that were not answered, `ttft_s` the waits of those that were. `is_silent`:
+    an error was that no answer came, or none to its end, and not a wrong answer.
     """
 
     sent: int
     healthy: bool | None
     ttft_s: list[float] = []
     errors: list[str] = []
+    is_silent: bool = False
 
 
 class Manifest(msgspec.Struct, kw_only=True):
@@ -128,6 +147,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     arrivals: ScheduledArrivals | None = None
     idle: Idle = msgspec.field(default_factory=Idle)
     probing: Probing | None = None
+    load_processes: list[LoadProcess] = []
     notes: list[str] = []
     warnings: list[str] = []
 

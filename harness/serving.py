@@ -23,12 +23,17 @@ FIRST_STREAMS: Final = 2
 MOST_STREAMS: Final = 512
 FIRST_TOKENS: Final = 16
 MOST_TOKENS: Final = 1024
+LONGEST_COUNT_S: Final = 60.0
 
 Span = tuple[int, int]  # from the first token's arrival to the last but one's (ns)
 
 
 class NotServedError(Exception):
     """A request that was not answered as it should; the message says how."""
+
+
+class NoAnswerError(NotServedError):
+    """No answer came, or none to its end, as opposed to a wrong one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +70,16 @@ class Asker:
                     raise NotServedError(f"status {response.status_code}")
                 return self._read(response, until_ns)
         except httpx.HTTPError as error:
-            raise NotServedError(f"{type(error).__name__} within {longest_s:g} s") from error
+            raise NoAnswerError(f"{type(error).__name__} within {longest_s:g} s") from error
 
     def _read(self, response: httpx.Response, until_ns: int) -> list[int]:
-        times = []
+        times: list[int] = []
         for line in response.iter_lines():
             now_ns = self.clock_ns()
             if now_ns > until_ns:
-                raise NotServedError("the answer took too long")
+                if times:
+                    raise NotServedError("an answer without end (is `max_tokens` ignored?)")
+                raise NoAnswerError("the answer took too long")
             data = line.removeprefix("data:").strip().encode()
             if not line.startswith("data:") or data == DONE:
                 continue
@@ -100,6 +107,7 @@ def probe_service(asker: Asker, *, longest_s: float) -> Probing:
             first_ns = asker.ask("is anybody there?", PROBE_TOKENS, longest_s=longest_s)[0]
         except NotServedError as error:
             probing.errors.append(str(error))
+            probing.is_silent = isinstance(error, NoAnswerError)
         else:
             probing.ttft_s.append((first_ns - sent_ns) / 1e9)
     return probing
@@ -118,13 +126,19 @@ def read_health(client: httpx.Client, url: str) -> bool | None:
 
 def count_slots(asker: Asker, *, longest_s: float) -> int | None:
     """How many requests the server runs at once; None where no limit was found, or the clients
-    were not served. Takes seconds: some hundred short answers at most."""
+    were not served. Takes seconds: some hundred short answers. Who has not shown a limit within
+    `LONGEST_COUNT_S` is asked no more."""
+    until_ns = asker.clock_ns() + int(LONGEST_COUNT_S * 1e9)
 
     def ask(num_streams: int, tokens: int) -> list[Span]:
+        left_s = (until_ns - asker.clock_ns()) / 1e9
+        if left_s <= 0:
+            raise NotServedError(f"no limit was found within {LONGEST_COUNT_S:g} s")
         with ThreadPoolExecutor(max_workers=num_streams) as threads:
             prompts = [f"letter {tokens}/{i} of {num_streams}:" for i in range(num_streams)]
             answers = [
-                threads.submit(asker.ask, prompt, tokens, longest_s=longest_s) for prompt in prompts
+                threads.submit(asker.ask, prompt, tokens, longest_s=min(longest_s, left_s))
+                for prompt in prompts
             ]
             times = [answer.result() for answer in answers]
         return [(of_one[0], of_one[-2]) for of_one in times if len(of_one) > 1]

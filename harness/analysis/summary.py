@@ -34,13 +34,14 @@ from harness.analysis.facts import Facts, run_facts
 from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.frames import RunFrames
 from harness.analysis.growth import growth_figures
+from harness.analysis.health import is_wedged
 from harness.analysis.held import leaks_in_use, leaks_lost
 from harness.analysis.latency import latency_figures
 from harness.analysis.recovery import probe_figures, refill_figures, refills_after_abandons
 from harness.analysis.steady import steady_window
 from harness.analysis.storms import storm_figures
 from harness.analysis.tokens import token_counting
-from harness.analysis.validity import flags, in_level_order, is_wedged, more_remarks, remarks
+from harness.analysis.validity import flags, in_level_order, more_remarks, remarks
 from harness.records import SCHEMA_VERSION, Metric, Outcome
 
 ORDER: Final = (

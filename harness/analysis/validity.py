@@ -17,6 +17,7 @@ from harness.analysis.enough import fewest_for_rate_below
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
 from harness.analysis.frames import RunFrames
+from harness.analysis.health import health_warnings
 from harness.analysis.held_connections import reset_warnings
 from harness.analysis.held_open import LEFT
 from harness.analysis.recovery import control_answer_tokens, probes
@@ -102,7 +103,7 @@ def more_remarks(
 ) -> list[Remark]:
     """What the figures say about themselves and each other, and the server about its health."""
     said = [
-        *_about_health(probing),
+        *(_warning(text) for text in health_warnings(probing)),
         *_about_leftovers(facts, figures),
         *_about_scraping(frames, figures),
         *(_warning(text) for text in disagreements(agreement).values()),
@@ -117,25 +118,6 @@ def more_remarks(
             )
         )
     return said
-
-
-def is_wedged(probing: Mapping[str, Any]) -> bool | None:
-    """Does the server call itself healthy and yet serve nobody? None where nobody asked."""
-    if not probing:
-        return None
-    return bool(probing["errors"]) and probing["healthy"] is not False
-
-
-def _about_health(probing: Mapping[str, Any]) -> Iterator[Remark]:
-    if not probing or not probing["errors"]:
-        return
-    state = {True: "calls itself healthy", False: "calls itself ill", None: "has no /health"}
-    what = "wedged: " if is_wedged(probing) else ""
-    yield _warning(
-        f"{what}after the settle time {len(probing['errors'])} of {probing['sent']} short requests "
-        f"were not answered ({probing['errors'][0]}), and the server "
-        f"{state[probing['healthy']]}"
-    )
 
 
 def _about_leftovers(facts: Facts, figures: Mapping[str, Figure]) -> Iterator[Remark]:

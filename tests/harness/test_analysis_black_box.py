@@ -489,15 +489,33 @@ def test_too_few_loops_are_said_to_be(make_run: MakeRun) -> None:
 
 @pytest.mark.parametrize(
     ("healthy", "errors", "wedged"),
-    [(True, ["ReadTimeout"], True), (False, ["ReadTimeout"], False), (True, [], False)],
+    [
+        (True, ["ReadTimeout"], True),
+        (False, ["ReadTimeout"], False),
+        (None, ["ReadTimeout"], None),
+        (True, [], False),
+    ],
 )
 def test_wedged_is_healthy_without_answers(
-    make_run: MakeRun, healthy: bool, errors: list[str], wedged: bool
+    make_run: MakeRun, healthy: bool | None, errors: list[str], wedged: bool | None
 ) -> None:
     run = make_run()
     lonely(run)
-    run.manifest.probing = Probing(sent=1, healthy=healthy, errors=errors)
+    run.manifest.probing = Probing(sent=1, healthy=healthy, errors=errors, is_silent=bool(errors))
     summary = summarise(run.frames())
     assert summary["wedged"] is wedged
     warned = [one["text"] for one in summary["validity"] if one["level"] == "warning"]
     assert any("were not answered" in text for text in warned) is bool(errors)
+
+
+def test_a_wrong_answer_is_an_answer(make_run: MakeRun) -> None:
+    run = make_run()
+    lonely(run)
+    run.manifest.probing = Probing(sent=2, healthy=True, errors=["status 429"])
+    summary = summarise(run.frames())
+    assert summary["wedged"] is False
+    texts = [one["text"] for one in summary["validity"]]
+    assert (
+        "after the settle time the server answers short requests with: status 429; "
+        "it calls itself healthy"
+    ) in texts

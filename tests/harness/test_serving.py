@@ -4,12 +4,15 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
 
+from harness.reach import http_client
 from harness.serving import Asker, Span, count_slots, find_limit, most_at_once, probe_service
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
@@ -139,6 +142,7 @@ def test_the_first_that_is_not_answered_is_the_last_that_is_sent(
     with serving(answer) as url, httpx.Client(trust_env=False) as client:
         probing = probe_service(asker(client, url), longest_s=5)
     assert (probing.sent, probing.healthy, probing.errors) == (1, True, [error])
+    assert not probing.is_silent, "that was an answer, though a wrong one"
 
 
 def test_a_server_that_never_answers_is_not_waited_for_long() -> None:
@@ -152,6 +156,41 @@ def test_a_server_that_never_answers_is_not_waited_for_long() -> None:
             probing = probe_service(asker(client, url), longest_s=0.2)
         released.set()
     assert probing.errors == ["ReadTimeout within 0.2 s"]
+    assert probing.is_silent
+
+
+def test_an_answer_without_end_is_an_answer() -> None:
+    times = iter(range(0, 10**12, 10**8))  # each look at the clock, another 0.1 s have passed
+    with serving(lambda h: stream(h, *tokens(50))) as url, httpx.Client(trust_env=False) as client:
+        slow = replace(asker(client, url), clock_ns=lambda: next(times))
+        probing = probe_service(slow, longest_s=1)
+    assert probing.errors == ["an answer without end (is `max_tokens` ignored?)"]
+    assert not probing.is_silent
+
+
+def test_more_than_a_hundred_at_once_are_asked() -> None:
+    """As many as wait for each other: fewer connections than that, and nobody is answered."""
+    together = threading.Barrier(120, timeout=20)
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        together.wait()
+        stream(handler, *tokens(3))
+
+    with (
+        serving(answer) as url,
+        http_client({}, ca_file=None, timeout_s=20, longest_s=20) as client,
+        ThreadPoolExecutor(max_workers=120) as threads,
+    ):
+        asked = [threads.submit(asker(client, url).ask, "?", 3, longest_s=20) for _ in range(120)]
+        assert all(len(one.result()) == 3 for one in asked)
+
+
+def test_slots_are_not_counted_for_ever() -> None:
+    times = iter(range(0, 10**12, 10**10))  # each look at the clock, another 10 s have passed
+    with serving(lambda h: stream(h, *tokens(3))) as url, httpx.Client(trust_env=False) as client:
+        slow = replace(asker(client, url), clock_ns=lambda: next(times))
+        assert count_slots(slow, longest_s=1e6) is None
+        assert next(times) < 200 * 10**9, "it went on although its time was over"
 
 
 @pytest.mark.parametrize(("status", "health"), [(200, True), (404, None), (503, False)])
