@@ -51,6 +51,8 @@ class CancelRequest:
             connection.receive_head(None)
         except httpx.TransportError as error:
             return f"the cancel endpoint did not answer: {error}"
+        finally:
+            connection.close()
         if 200 <= connection.status_code < 300:
             return None
         return f"the cancel endpoint answered HTTP {connection.status_code}"
