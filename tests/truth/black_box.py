@@ -104,11 +104,15 @@ def user_lines(seen: Seen) -> Iterator[Line]:
     if script.wedge_after:
         return
     left = list(seen.left())
-    ghosts = sum(work["is_ghost"] for _, work in left)
+    # One who was to get a short answer and was cut off has ended by itself.
+    ghosts = sum(work["is_ghost"] and work["removed_ns"] is None for _, work in left)
     lost = sum(work["has_leaked_slot"] for _, work in left)
     metrics = seen.run.metrics
     rate = metrics["ghost_rate"]
-    yield count_line("requests still there, by gauge", ghosts + lost, rate["mean"] * rate["n"])
+    counted = ghosts + lost if ghosts else 0  # beside a ghost nobody can tell that a slot is lost
+    yield count_line("ghosts, by gauge", counted, rate["mean"] * rate["n"])
+    apart = 0 if ghosts else lost
+    yield count_line("lost slots that are no ghosts", apart, rate["others"].get("lost_slots", 0))
     going_on = rate["others"].get("still_generating")
     yield count_line("some of them still generate", ghosts > 0, bool(going_on))
     yield count_line("leaked slots", ghosts + lost, metrics["leaked_slots"]["mean"])
