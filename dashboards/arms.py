@@ -7,9 +7,9 @@ from dashboards import arm_figures, frontier
 from dashboards.section import Picture, Section
 from dashboards.source import ArmsRun, ArmsSummary
 from dashboards.tables import Cell, Row, SideBySide, metric_rows
-from harness.analysis.paired import Difference, is_certain
+from harness.analysis.paired import FEWEST_ROUNDS, Difference, is_certain
 from harness.headlines import headline_figures
-from harness.words import difference_in_words, figure_of, number
+from harness.words import bounded, difference_in_words, number, quantity
 
 MOST_PICTURES: Final = 6
 REFERENCE: Final = "the reference"
@@ -23,11 +23,12 @@ def sentence(run: ArmsRun) -> str:
     if frontier.is_asked(run.manifest.workload) and (said := frontier.sentence(run)):
         return said
     if answers := _asked_words(summary):
-        return f"Against {summary.reference}, in {summary.rounds} rounds: {'; '.join(answers)}."
+        rounds = quantity(summary.rounds, "rounds")
+        return f"Against {summary.reference}, in {rounds}: {'; '.join(answers)}."
     certain = sum(is_certain(one) for _, _, one in _compared(summary))
     return (
-        f"{len(summary.arms)} arms in {summary.rounds} rounds: {certain} of their headline figures "
-        f"differ for certain from those of {summary.reference}."
+        f"{len(summary.arms)} arms in {quantity(summary.rounds, 'rounds')}: {certain} of their "
+        f"headline figures differ for certain from those of {summary.reference}."
     )
 
 
@@ -51,8 +52,8 @@ def _change(one: Difference) -> str:
     if limits == ((1.0, 1.0) if is_ratio else (0.0, 0.0)):
         return "the same in every round"
     shown = f"{number(value)} times" if is_ratio else f"{value:+.3g}"
-    if limits is None:
-        return f"{shown}, {one.note}"
+    if limits is None:  # the remarks say once how many rounds it takes
+        return shown if one.n < FEWEST_ROUNDS else f"{shown}, {one.note}"
     return f"{shown} ({number(limits[0])} to {number(limits[1])})"
 
 
@@ -127,7 +128,7 @@ def _cell(summary: ArmsSummary, name: str, key: str, arm: str) -> Cell:
     metric = summary.arms[arm].metrics.get(name)
     if metric is None:
         return Cell(text="not measurable")
-    text = figure_of(metric, key)
+    text = bounded(metric, key)
     if arm == summary.reference:
         return Cell(text=text, under=REFERENCE)
     one = summary.difference(name, key, arm)

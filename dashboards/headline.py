@@ -16,9 +16,10 @@ from dashboards.sentence import (
     has_quantiles,
     known_leaks,
     level,
+    who_left,
 )
 from harness.records import Metric
-from harness.words import figure_of, interval, number, quantity
+from harness.words import bounded, figure_of, interval, is_p99_the_largest, number, quantity
 
 GOOD: Final = {
     "cancel": "the step in progress is finished, then slot and blocks are free: one or two steps.",
@@ -70,22 +71,13 @@ def _timed_card(metrics: Metrics, name: str, label: str, good: str) -> Card | No
 
 
 def _spread(metric: Metric) -> tuple[str, ...]:
-    lines = [f"median; p99 {figure_of(metric, 'p99')}"]
+    largest = f", the largest of {metric.n:,}" if is_p99_the_largest(metric) else ""
+    lines = [f"median; p99 {bounded(metric, 'p99')}{largest}"]
     if limits := interval(metric, "p50"):
         lines.append(f"median's 95 % interval {limits}")
     if limits := interval(metric, "p99"):
         lines.append(f"p99's 95 % interval {limits}")
     return tuple(lines)
-
-
-def _median_value(metric: Metric) -> str:
-    return ("≤ " if metric.bound == "upper" else "") + figure_of(metric, "p50")
-
-
-def _mean_value(metric: Metric) -> str:
-    if metric.bound == "upper":
-        return f"≤ {quantity(metric.upper95, metric.unit)}"
-    return ("≥ " if metric.bound == "lower" else "") + figure_of(metric, "mean")
 
 
 def _mean_spread(metric: Metric) -> list[str]:
@@ -105,14 +97,14 @@ def _cancel_card(metrics: Metrics) -> Card | None:
     details += _share_words(metrics, "removed_at_first_boundary")
     return Card(
         label="Cancel latency",
-        value=_median_value(latency) if has_quantiles(latency) else _mean_value(latency),
+        value=bounded(latency, "p50" if has_quantiles(latency) else "mean"),
         details=tuple(details),
         good=GOOD["cancel"],
     )
 
 
 def _median_and_p99(metric: Metric) -> str:
-    return f"median {figure_of(metric, 'p50', unit='')}, p99 {figure_of(metric, 'p99', unit='')}"
+    return f"median {bounded(metric, 'p50', unit='')}, p99 {bounded(metric, 'p99', unit='')}"
 
 
 def _recovery_card(metrics: Metrics) -> Card | None:
@@ -172,10 +164,9 @@ def _waste_card(metrics: Metrics) -> Card | None:
     ):
         if (value := level(metrics.get(name))) is not None:
             details.append(f"{number(value)} {words}")
-    least = "≥ " if wasted.bound == "lower" else ""
     return Card(
         label="Wasted tokens",
-        value=f"{least}{number(wasted.mean)}",
+        value=bounded(wasted, "mean", unit=""),
         details=tuple(details),
         good=GOOD["waste"],
     )
@@ -185,16 +176,18 @@ def _ghost_card(metrics: Metrics) -> Card | None:
     ghosts = metrics.get("ghost_rate")
     if ghosts is None or ghosts.mean is None or not ghosts.n:
         return None
-    count = ghost_count(ghosts)
-    details = [f"of {ghosts.n:,} abandoned requests ({quantity(ghosts.mean, 'ratio')})"]
+    count, is_lower = ghost_count(ghosts), ghosts.bound == "lower"
+    details = [f"of {ghosts.n:,} {who_left(ghosts)} ({bounded(ghosts, 'mean')})"]
+    if is_lower:
+        details.append("still there after the settle time; who ended before then is not seen")
     if ghosts.upper95 is not None:
         details.append(f"true rate at most {quantity(ghosts.upper95, 'ratio')} (95 %)")
     return Card(
         label="Ghosts",
-        value=f"{count:,}",
+        value=f"{'≥ ' if is_lower else ''}{count:,}",
         details=tuple(details),
         good=GOOD["ghosts"],
-        is_clean=count == 0,
+        is_clean=None if is_lower and not count else count == 0,
     )
 
 

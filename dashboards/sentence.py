@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from harness.records import Metric
-from harness.words import figure_of, interval, quantity
+from harness.words import figure_of, interval, is_only_limited, quantity
 
 Metrics = Mapping[str, Metric]
 NOTHING: Final[Mapping[str, float]] = {}
@@ -44,7 +44,11 @@ def sentence(
 
 def _latency_words(metrics: Metrics) -> list[str]:
     latency = metrics.get("cancel_latency_s")
-    return [_let_go_words(latency)] if latency is not None and latency.n else []
+    if latency is None or not latency.n:
+        return []
+    if latency.bound == "upper" or not has_quantiles(latency):
+        return _limited_words(latency) or _mean_words(latency)
+    return [_let_go_words(latency)]
 
 
 def _recovery_words(metrics: Metrics) -> list[str]:
@@ -67,27 +71,36 @@ def has_quantiles(metric: Metric) -> bool:
 
 
 def _let_go_words(latency: Metric) -> str:
-    if not has_quantiles(latency):
-        return _mean_words(latency)
     if latency.p50 is None:
         return "More than half of the abandoned requests were not stopped while they were watched."
-    most = "at most " if latency.bound == "upper" else ""
-    median = f"When a user left, the server let go after {most}{figure_of(latency, 'p50')} (median"
+    median = f"When a user left, the server let go after {figure_of(latency, 'p50')} (median"
     if latency.p99 is None:
         return f"{median}), but some requests were not stopped while they were watched."
     return f"{median}; 99 % within {figure_of(latency, 'p99')})."
 
 
-def _mean_words(latency: Metric) -> str:
-    """Totals tell the mean and nothing of single requests."""
-    if latency.bound == "upper" and latency.upper95 is not None:
+def _limited_words(latency: Metric) -> list[str]:
+    """Where it is only known not to exceed something: on average, or half of the requests. That
+    such a limit is not known says nothing against the server."""
+    if is_only_limited(latency):
         most = quantity(latency.upper95, latency.unit)
-        return f"When a user left, the server let go after at most {most} on average."
+        return [f"When a user left, the server let go after at most {most} on average."]
+    if latency.bound != "upper" or latency.p50 is None:
+        return []
+    most, late = figure_of(latency, "p50"), figure_of(latency, "p99")
+    which = "median" if latency.p99 is None else f"median; 99 % within {late}"
+    return [f"When a user left, the server let go after at most {most} ({which})."]
+
+
+def _mean_words(latency: Metric) -> list[str]:
+    """Totals tell the mean and nothing of single requests."""
+    if latency.mean is None or latency.bound == "upper":
+        return []
     least = "at least " if latency.bound == "lower" else ""
     limits = interval(latency, "mean")
     sure = "" if limits is None else f" (95 % interval {limits})"
     mean = figure_of(latency, "mean")
-    return f"When a user left, the server let go after {least}{mean} on average{sure}."
+    return [f"When a user left, the server let go after {least}{mean} on average{sure}."]
 
 
 def _waste_words(metrics: Metrics) -> list[str]:
@@ -112,13 +125,24 @@ def _prompt_words(metrics: Metrics) -> list[str]:
 
 
 def _ghost_words(metrics: Metrics) -> list[str]:
+    """By gauge only those are seen who are still there: that there are none does not say that all
+    were stopped."""
     ghosts = metrics.get("ghost_rate")
     if ghosts is None or ghosts.mean is None or not ghosts.n:
         return []
-    count = ghost_count(ghosts)
-    if count:
-        return [f"{count:,} of {ghosts.n:,} abandoned requests went on as if nobody had left."]
-    return [f"All {ghosts.n:,} abandoned requests were stopped."]
+    count, who = ghost_count(ghosts), f"{ghosts.n:,} {who_left(ghosts)}"
+    if ghosts.bound == "lower" and not count:
+        return [f"None of the {who} was still there after the settle time."]
+    if not count:
+        return [f"All {who} were stopped."]
+    least = "At least " if ghosts.bound == "lower" else ""
+    perhaps = "" if ghosts.of is None else ", or their slots are lost"
+    return [f"{least}{count:,} of {who} went on as if nobody had left{perhaps}."]
+
+
+def who_left(metric: Metric) -> str:
+    """From outside nobody can tell those who left from those whom the end of the run cut off."""
+    return "abandoned requests" if metric.method == "exact" else "requests left"
 
 
 def _leak_words(metrics: Metrics, in_use: Mapping[str, float], lost: Collection[str]) -> list[str]:

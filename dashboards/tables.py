@@ -10,7 +10,7 @@ from harness.accounts import AGREEMENT_COLUMNS, AUDIT_COLUMNS, agreement_cells, 
 from harness.analysis.agreement import Agreement
 from harness.analysis.audit import Entry
 from harness.records import Metric
-from harness.words import DASH, SELF_EVIDENT_UNITS, figure_of, interval, quantity
+from harness.words import DASH, SELF_EVIDENT_UNITS, bounded, interval, quantity
 
 COLUMNS: Final = (
     "n",
@@ -96,7 +96,7 @@ def _row(name: str, metric: Metric, flag: str | None) -> Row:
     is_evident = metric.unit in SELF_EVIDENT_UNITS
     unit = metric.unit if is_evident else ""
     figures = [
-        Cell(text=figure_of(metric, key, unit=unit), under=interval(metric, key, unit=unit))
+        Cell(text=bounded(metric, key, unit=unit), under=interval(metric, key, unit=unit))
         for key in ("p50", "p90", "p95", "p99", "max")
     ]
     mean_limits = interval(metric, "mean", unit=unit) or _one_sided(metric)
@@ -106,7 +106,7 @@ def _row(name: str, metric: Metric, flag: str | None) -> Row:
         cells=(
             Cell(text=f"{metric.n:,}"),
             Cell(text=f"{metric.n_censored:,}"),
-            Cell(text=figure_of(metric, "mean", unit=unit), under=mean_limits),
+            Cell(text=bounded(metric, "mean", unit=unit), under=mean_limits),
             *figures,
             Cell(text=metric.method, under=None if metric.bound == "point" else metric.bound),
         ),
@@ -132,6 +132,6 @@ def _other(value: object, metric: Metric) -> str:
     """The same figure by another method: a number, or a metric of its own."""
     if isinstance(value, Mapping):
         other = msgspec.convert(value, Metric)
-        figures = [f"{key} {figure_of(other, key)}" for key in ("mean", "p50", "p99")]
+        figures = [f"{key} {bounded(other, key)}" for key in ("mean", "p50", "p99")]
         return ", ".join([*(text for text in figures if DASH not in text), f"n {other.n:,}"])
     return quantity(value, metric.unit) if isinstance(value, int | float) else str(value)

@@ -15,13 +15,15 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.analysis.paired import Difference, is_certain
+from harness.analysis.two_samples import Shift
 from harness.analysis.value import Value
 from harness.headlines import headline_figures
 from harness.records import Metric
 from harness.summary_table import LEVEL_STYLE, plain_table
 from harness.value_words import STAGE_COLUMNS, stage_cells, value_cells, value_columns
-from harness.words import DASH, SELF_EVIDENT_UNITS, figure_of, number, quantity
+from harness.words import DASH, SELF_EVIDENT_UNITS, bounded, number, quantity, shift_in_words
 
+MOST_EFFECTS: Final = 6  # lines
 MOST_CERTAIN: Final = 12  # lines: more are for the report, where there is room
 
 Pairs = Sequence[tuple[str, str]]
@@ -39,7 +41,8 @@ def print_arms(console: Console, summary: Mapping[str, Any]) -> None:
     title = Text.assemble(
         (f"{summary['workload']}", "bold"),
         f" on {summary['engine']} ({summary['model']}): ",
-        f"{len(arms)} arms, {summary['rounds']} rounds; the reference is {summary['reference']}",
+        f"{len(arms)} arms, {quantity(summary['rounds'], 'rounds')}; "
+        f"the reference is {summary['reference']}",
     )
     statements = [
         Text(f"{said['level']}: {said['text']}", style=LEVEL_STYLE.get(said["level"], ""))
@@ -50,7 +53,8 @@ def print_arms(console: Console, summary: Mapping[str, Any]) -> None:
     tables = _side_by_side(console, pairs, arms)
     value = msgspec.convert(summary.get("value"), Value | None)
     worth = [] if value is None else _value_tables(value)
-    console.print(Group(title, *tables, *_whose(pairs, arms), *worth, *certain, *statements))
+    more = [*_whose(pairs, arms), *worth, *certain, *_effects(summary, arms)]
+    console.print(Group(title, *tables, *more, *statements))
 
 
 def _side_by_side(console: Console, pairs: Pairs, arms: Arms) -> list[Table]:
@@ -82,7 +86,7 @@ def _table(pairs: Pairs, arms: Arms) -> Table:
 def _cell(metric: Metric | None, key: str) -> str:
     if metric is None:
         return DASH
-    return figure_of(metric, key, unit=metric.unit if metric.unit in SELF_EVIDENT_UNITS else "")
+    return bounded(metric, key, unit=metric.unit if metric.unit in SELF_EVIDENT_UNITS else "")
 
 
 def _value_tables(value: Value) -> list[Table]:
@@ -123,6 +127,21 @@ def _certain(pairs: Pairs, arms: Arms, differences: Differences) -> Iterator[Tab
         yield Text(f"{more} more are certain at 95 %: see the report", style="dim")
     if uncertain := len(of_pairs) - len(certain):
         yield Text(f"{uncertain} other differences are not certain at 95 %", style="dim")
+
+
+def _effects(summary: Mapping[str, Any], arms: Arms) -> Iterator[Text]:
+    """How far the requests of an arm lie from those of the reference, all taken together."""
+    shifts = msgspec.convert(summary.get("shifts", {}), dict[str, dict[str, Shift]])
+    found = [
+        shift_in_words(name, arm, summary["reference"], one, _unit(arms, name))
+        for name, of_arms in shifts.items()
+        for arm, one in of_arms.items()
+        if any(name in metrics for metrics in arms.values())
+    ]
+    lines = [line for line in found if line is not None]
+    yield from (Text(line) for line in lines[:MOST_EFFECTS])
+    if len(lines) > MOST_EFFECTS:
+        yield Text(f"{len(lines) - MOST_EFFECTS} more shifts are in summary.json", style="dim")
 
 
 def _unit(arms: Arms, name: str) -> str:

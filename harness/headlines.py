@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from harness.records import Metric
+from harness.words import is_only_limited
 
 HEADLINES = (
     "cancel_latency_s",
@@ -57,7 +58,8 @@ def headlines(metrics: Collection[str]) -> Sequence[str]:
 def headline_figures(
     arms: Mapping[str, Mapping[str, Metric]], first: Sequence[str] = ()
 ) -> list[tuple[str, str]]:
-    """What arms are compared by, as (metric, figure): median and p99 of times, else the mean.
+    """What arms are compared by, as (metric, figure): median and p99 of times that are known of
+    single requests, else the mean.
 
     `first`: the metrics that the workload's question is about; the others follow.
     """
@@ -65,10 +67,16 @@ def headline_figures(
     present = {name for metrics in arms.values() for name in metrics}
     for name in dict.fromkeys([*first, *headlines(present), *ARM_HEADLINES]):
         found = [metrics[name] for metrics in arms.values() if name in metrics]
-        keys = ("p50", "p99") if any(one.unit == "s" for one in found) else ("mean",)
+        keys = ("p50", "p99") if any(_is_known_one_by_one(one) for one in found) else ("mean",)
         pairs += [(name, key) for key in keys if any(_has(one, key) for one in found)]
     return pairs
 
 
+def _is_known_one_by_one(metric: Metric) -> bool:
+    return metric.unit == "s" and _has(metric, "p50")
+
+
 def _has(metric: Metric, key: str) -> bool:
+    if key == "mean" and is_only_limited(metric):
+        return True
     return getattr(metric, key) is not None or key in metric.lower_bounds

@@ -3,7 +3,7 @@
 A narrow terminal is shown fewer columns, never half a figure.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +17,15 @@ from harness.analysis.agreement import Agreement
 from harness.analysis.audit import Entry
 from harness.headlines import headlines
 from harness.records import Metric
-from harness.words import SELF_EVIDENT_UNITS, figure_of, quantity
+from harness.words import (
+    SELF_EVIDENT_UNITS,
+    bounded,
+    figure_of,
+    interval,
+    is_only_limited,
+    is_p99_the_largest,
+    quantity,
+)
 
 COLUMNS = ("mean", "p50", "p99", "max", "n (cens.)", "method")
 SPARED = ("method", "max", "n (cens.)")  # left out one by one where the terminal is too narrow
@@ -32,6 +40,7 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     parts: list[Table | Text] = [
         _outcomes(summary),
         _figures(console, metrics),
+        *_what_the_figures_are(metrics),
         _floor(metrics, missing),
     ]
     parts += _accounts(summary)
@@ -72,6 +81,23 @@ def _table(metrics: Mapping[str, Metric], *, without: Sequence[str]) -> Table:
     return table
 
 
+def _what_the_figures_are(metrics: Mapping[str, Metric]) -> Iterator[Text]:
+    """How far totals may be off, and where a p99 is no more than the largest value."""
+    shown = {name: metrics[name] for name in headlines(metrics) if name in metrics}
+    for name, metric in shown.items():
+        low, high = (metric.others.get(f"bias_{end}") for end in ("low", "high"))
+        if low is None or high is None or metric.mean_ci95 is None:
+            continue
+        old = f"{quantity(low, metric.unit)} to {quantity(high, metric.unit)}"
+        yield Text(
+            f"{name}: 95 % interval of the mean {interval(metric, 'mean')}; in it, by the age of "
+            f"its pages it may be off by {old}",
+            style="dim",
+        )
+    if any(is_p99_the_largest(metric) for metric in shown.values()):
+        yield Text("p99 of n < 100 values is the largest of them", style="dim")
+
+
 def label(name: str, metric: Metric) -> str:
     """The figure's name, and whose it is where that is not plain."""
     return name if metric.of is None else f"{name} ({metric.of})"
@@ -90,15 +116,13 @@ def _floor(metrics: Mapping[str, Metric], missing: Mapping[str, str]) -> Text:
 
 def _cells(metric: Metric) -> dict[str, str]:
     unit = metric.unit if metric.unit in SELF_EVIDENT_UNITS else ""
-    prefix = {"lower": "≥ ", "upper": "≤ "}.get(metric.bound, "")
-    cells = {name: figure_of(metric, name, unit=unit) for name in ("p50", "p99", "max")}
+    cells = {name: bounded(metric, name, unit=unit) for name in ("mean", "p50", "p99", "max")}
     # A share has no largest value, but one that it does not exceed, or does not fall below.
-    if metric.upper95 is not None:
+    if metric.upper95 is not None and not is_only_limited(metric):
         cells["max"] = f"≤ {quantity(metric.upper95, unit)}"
     if metric.lower95 is not None:
         cells["max"] = f"≥ {quantity(metric.lower95, unit)}"
     return cells | {
-        "mean": prefix + quantity(metric.mean, unit),
         "n (cens.)": f"{metric.n} ({metric.n_censored})" if metric.n_censored else f"{metric.n}",
         "method": metric.method,
     }

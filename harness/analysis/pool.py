@@ -16,9 +16,9 @@ import pandas as pd
 from harness.analysis.arm_round import ArmRound, pooled_figures
 from harness.analysis.canaries import canary_remarks, known_answers
 from harness.analysis.cancel_figures import latency_by_phase, latency_sample
-from harness.analysis.figure import Figures
+from harness.analysis.figure import Figure, Figures
 from harness.analysis.latency import ttft_sample
-from harness.analysis.paired import Difference, compare
+from harness.analysis.paired import FEWEST_ROUNDS, Difference, compare
 from harness.analysis.stats import Floats
 from harness.analysis.summary import ORDER, count_outcomes, in_order
 from harness.analysis.two_samples import Shift, ranked, shift_between
@@ -90,25 +90,37 @@ def _arm(rounds: Sequence[ArmRound], num_rounds: int) -> dict[str, Any]:
         "outcomes": count_outcomes(pd.concat([one.requests for one in rounds])),
         **in_order(figures),
         "flags": flags(figures),
-        "per_round": _per_round({one.round: one.figures for one in rounds}, num_rounds),
+        "per_round": _per_round({one.round: one.figures for one in rounds}, figures, num_rounds),
         "breakdown": {"cancel_latency_by_phase": latency_by_phase(cancels)},
     }
 
 
-def _per_round(figures: Mapping[int, Figures], num_rounds: int) -> dict[str, Values]:
+def _per_round(
+    rounds: Mapping[int, Figures], pooled: Figures, num_rounds: int
+) -> dict[str, Values]:
     """Of each metric, each figure that some round has: a value a round, null where it has none."""
     numbers = range(1, num_rounds + 1)
     found: dict[str, Values] = {}
     for name in ORDER:
-        metrics = [figures.get(number, {}).get(name) for number in numbers]
+        metrics = [rounds.get(number, {}).get(name) for number in numbers]
         values = {
-            key: [getattr(one, key) if isinstance(one, Metric) else None for one in metrics]
-            for key in FIGURES
+            key: [_comparable(one, pooled.get(name), key) for one in metrics] for key in FIGURES
         }
         known = {key: those for key, those in values.items() if any(v is not None for v in those)}
         if known:
             found[name] = known
     return found
+
+
+def _comparable(one: Figure | None, pooled: Figure | None, key: str) -> float | None:
+    """The figure of a round, by the method of them all. What it does not exceed is none: rounds
+    differ in how much they could see."""
+    if not isinstance(one, Metric) or one.bound == "upper":
+        return None
+    if isinstance(pooled, Metric) and pooled.method != one.method:
+        return None
+    value: float | None = getattr(one, key)
+    return value
 
 
 def _differences(
@@ -189,10 +201,19 @@ def _remarks(rounds: Sequence[ArmRound], names: Sequence[str], num_rounds: int) 
             for name in {one.arm for one in rounds}
         }
     )
-    method = "differences are of paired rounds, intervals by Student's t (ratios: on logarithms)"
-    said.append(Remark(level="info", text=method))
+    said.append(Remark(level="info", text=how_compared(num_rounds)))
     order = {"invalid": 0, "warning": 1, "info": 2}
     return sorted(said, key=lambda remark: order[remark.level])
+
+
+def how_compared(num_rounds: int) -> str:
+    """Said once for all differences between arms."""
+    if num_rounds < FEWEST_ROUNDS:
+        return (
+            "differences are of paired rounds: an interval takes at least "
+            f"{FEWEST_ROUNDS} of them, and `run.rounds` is {num_rounds}"
+        )
+    return "differences are of paired rounds, intervals by Student's t (ratios: on logarithms)"
 
 
 def _once_each(rounds: Sequence[ArmRound]) -> list[Remark]:
@@ -204,7 +225,7 @@ def _once_each(rounds: Sequence[ArmRound]) -> list[Remark]:
             alike.setdefault(key, []).append((remark, f"{one.round}-{one.arm}"))
     said = []
     for (first, where), *others in alike.values():
-        more = f", and in {len(others)} more runs" if others else ""
+        more = f" and {len(others)} more" if others else ""
         is_everywhere = len(others) + 1 == len(rounds) and first.level == "info"
         of = "" if is_everywhere else f" (in {where}{more})"
         said.append(Remark(level=first.level, text=first.text + of))

@@ -1,9 +1,12 @@
 """The sentence and the cards: every kind of run gets words that are true of it."""
 
+import numpy as np
 import pytest
 
 from dashboards.headline import cards
 from dashboards.sentence import sentence
+from harness.analysis.figure import Sample, describe
+from harness.analysis.ghosts import Ghosts, ghost_rate
 from harness.records import Metric
 
 
@@ -96,6 +99,31 @@ def test_a_mean_that_is_only_known_to_be_small_is_said_to_be() -> None:
     metrics = {"cancel_latency_s": most}
     assert sentence(LEFT, metrics).endswith("let go after at most 30 ms on average.")
     assert cards(metrics, {})[0].value == "\N{LESS-THAN OR EQUAL TO} 30 ms"
+
+
+def test_a_limit_that_is_not_known_accuses_nobody() -> None:
+    """Those who stood alone were seen for too short a time."""
+    sample = Sample(values=np.full(6, 0.02), censored=np.full(6, fill_value=True))
+    unknown = describe(sample, unit="s", method="gauge", bound="upper")
+    assert "not stopped" not in sentence(LEFT, {"cancel_latency_s": unknown})
+
+
+def test_that_nobody_is_there_any_more_does_not_say_that_all_were_stopped() -> None:
+    ghosts = ghost_rate([Ghosts(n=51, low=0, high=None)], "gauge")
+    assert sentence(LEFT, {"ghost_rate": ghosts}) == (
+        "None of the 51 requests left was still there after the settle time."
+    )
+    (card,) = cards({"ghost_rate": ghosts}, {})
+    assert (card.value, card.is_clean) == ("≥ 0", None)
+    assert not [line for line in card.details if "at most" in line]
+    some = ghost_rate([Ghosts(n=51, low=2, high=None)], "gauge")
+    assert "At least 2 of 51 requests left went on" in sentence(LEFT, {"ghost_rate": some})
+    either = ghost_rate([Ghosts(n=51, low=2, high=None, lost_slots=None)], "gauge")
+    assert sentence(LEFT, {"ghost_rate": either}).endswith("or their slots are lost.")
+    all_known = ghost_rate([Ghosts(n=51, low=51, high=51)], "counter")
+    assert sentence(LEFT, {"ghost_rate": all_known}) == (
+        "51 of 51 requests left went on as if nobody had left."
+    )
 
 
 def test_an_upper_limit_of_each_latency_is_said_to_be_one() -> None:

@@ -1,14 +1,17 @@
 """Several runs as one summary: what is pooled, what is a value a round, what is missing."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.analysis.arm_round import ArmRound, analyse_round
+from harness.analysis.figure import reading
 from harness.analysis.pool import all_requests, pool
 from tests.harness.conftest import RunBuilder, at
+from tests.harness.made_up import lonely
 
 MakeArm = Callable[..., ArmRound]
 
@@ -150,6 +153,27 @@ def test_a_ghost_and_a_first_token_that_never_came_have_the_largest_ranks(tmp_pa
         assert found["superiority"] == pytest.approx((4 + 2 / 2) / 6)
         assert found["shift"] is None
         assert found["note"] == "too many of the values are only known to exceed a time"
+
+
+def test_limits_and_other_methods_are_not_compared_between_rounds(tmp_path: Path) -> None:
+    rounds = []
+    for arm in ("off", "on"):
+        for number in (1, 2, 3):
+            folder = tmp_path / f"{number}-{arm}"
+            folder.mkdir()
+            run = RunBuilder(folder)
+            lonely(run)
+            rounds.append(analyse_round(run.frames(), round_number=number, arm=arm))
+    summary = pool(rounds, MANIFEST)
+    on = summary["arms"]["on"]
+    assert on["metrics"]["cancel_latency_s"]["bound"] == "upper"
+    assert "cancel_latency_s" not in on["per_round"]
+    assert "cancel_latency_s" not in summary["differences"]
+    assert on["per_round"]["wasted_tokens"] == {"mean": [4.0, 4.0, 4.0]}
+    exact = reading(9.0, unit="tokens", method="exact")
+    mixed = [replace(one, figures=one.figures | {"wasted_tokens": exact}) for one in rounds[3:4]]
+    summary = pool([*rounds[:3], *mixed, *rounds[4:]], MANIFEST)
+    assert summary["arms"]["on"]["per_round"]["wasted_tokens"] == {"mean": [None, 4.0, 4.0]}
 
 
 def test_a_round_in_which_nobody_left_is_pooled_with_others(tmp_path: Path) -> None:

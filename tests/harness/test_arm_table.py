@@ -121,5 +121,26 @@ def test_of_many_certain_differences_the_first_are_told_and_the_others_counted()
     assert max(map(len, lines)) <= 80
 
 
+def test_a_limit_is_told_as_one_and_times_known_by_totals_by_their_mean() -> None:
+    made = summary(2)
+    limit = {"unit": "s", "n": 9, "upper95": 0.02, "method": "gauge", "bound": "upper"}
+    mean = {"unit": "s", "n": 9, "mean": 0.3, "method": "gauge", "bound": "lower"}
+    made["arms"]["arm-0"]["metrics"]["cancel_latency_s"] = limit
+    made["arms"]["arm-1"]["metrics"]["cancel_latency_s"] = mean
+    (line,) = [line for line in printed(100, made) if line.startswith("cancel_latency_s")]
+    assert re.split(r"\s{2,}", line) == ["cancel_latency_s mean", "≤ 20 ms", "≥ 300 ms"]
+
+
+def test_how_far_the_requests_of_two_arms_lie_apart_is_told_compactly() -> None:
+    made = summary(9)
+    one = {"n": 40, "n_reference": 50, "shift": 0.02, "shift_ci95": [0.01, 0.03]}
+    made["shifts"] = {"itl_s": {f"arm-{i}": one | {"superiority": 0.64} for i in range(1, 9)}}
+    lines = [line for line in printed(100, made) if "shift" in line or "each request" in line]
+    assert lines[0] == (
+        "itl_s of each request: arm-1 against arm-0 +20 ms (10 to 30 ms), larger in 64 % of pairs"
+    )
+    assert lines[6:] == ["2 more shifts are in summary.json"]
+
+
 def test_whose_a_figure_is_stands_below_the_table() -> None:
     assert [line for line in shown(100, 3) if "bystanders" in line] == ["itl_s: of bystanders"]

@@ -3,9 +3,13 @@
 import io
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 from rich.console import Console
 
+from harness.analysis import figure
+from harness.analysis.totals import Balance, as_figure
 from harness.progress import (
     LiveProgress,
     PlainProgress,
@@ -14,7 +18,9 @@ from harness.progress import (
     choose_progress,
     describe,
 )
+from harness.records import Metric
 from harness.summary_table import print_summary
+from harness.words import interval
 
 
 def console(*, is_terminal: bool = False, width: int = 80) -> tuple[Console, io.StringIO]:
@@ -168,3 +174,34 @@ def test_the_floor_stands_below_the_table() -> None:
     reasons = {"scrape_interval_s": "the run did not scrape"}
     print_summary(plain, {**SUMMARY, "metrics": metrics, "not_measurable": reasons})
     assert "floor: client lag 200 µs (p99 4 ms), the run did not scrape\n" in file.getvalue()
+
+
+def shown(**metrics: Metric) -> str:
+    plain, file = console(width=100)
+    print_summary(plain, SUMMARY | {"metrics": msgspec.to_builtins(metrics)})
+    return file.getvalue()
+
+
+def test_a_limit_stands_where_the_mean_would() -> None:
+    most = Metric(unit="s", n=9, upper95=0.02, method="gauge", bound="upper")
+    (line,) = [one for one in shown(cancel_latency_s=most).splitlines() if one.startswith("canc")]
+    assert line.split()[1:4] == ["≤", "20", "ms"]
+    assert line.count("20 ms") == 1
+
+
+def test_how_far_old_pages_may_put_a_mean_off_is_told() -> None:
+    sums, counts = np.array([1.0, 1.2, 0.8]), np.full(3, 10)
+    found = Balance(edges_ns=np.arange(3), sums=sums, counts=counts, bias=(-0.01, 0.02))
+    mean = as_figure(found, "counter")
+    assert isinstance(mean, Metric)
+    assert (
+        f"95 % interval of the mean {interval(mean, 'mean')}; in it, by the age of its pages it may"
+        " be off by -10 ms to 20 ms"
+    ) in " ".join(shown(cancel_latency_s=mean).split())
+
+
+def test_that_p99_is_the_largest_of_few_is_said() -> None:
+    few = figure.describe(figure.Sample(values=np.arange(61) / 1e3), unit="s", method="client")
+    assert "p99 of n < 100 values is the largest of them" in shown(ttft_s=few)
+    many = figure.describe(figure.Sample(values=np.arange(161) / 1e3), unit="s", method="client")
+    assert "is the largest" not in shown(ttft_s=many)

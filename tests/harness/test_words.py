@@ -1,9 +1,20 @@
 """Numbers and units as a report prints them."""
 
+import numpy as np
 import pytest
 
+from harness.analysis.figure import Sample, describe
+from harness.analysis.two_samples import Shift, shift_between
 from harness.records import Metric
-from harness.words import figure_of, interval, number, quantity
+from harness.words import (
+    bounded,
+    figure_of,
+    interval,
+    is_p99_the_largest,
+    number,
+    quantity,
+    shift_in_words,
+)
 
 
 @pytest.mark.parametrize(
@@ -55,3 +66,35 @@ def test_an_interval_that_is_not_there_is_not_printed() -> None:
     assert interval(metric, "mean") == "500 µs to 2 ms"
     assert interval(metric, "p99") is None
     assert interval(metric, "p90") is None
+
+
+@pytest.mark.parametrize(("bound", "sign"), [("point", ""), ("lower", "≥ "), ("upper", "≤ ")])
+def test_every_figure_has_the_sign_of_its_bound(bound: str, sign: str) -> None:
+    sample = Sample(values=np.array([0.01, 0.02, 0.03]))
+    metric = describe(sample, unit="s", method="gauge", bound=bound)
+    assert [bounded(metric, name) for name in ("mean", "p50", "p99", "max")] == [
+        f"{sign}{shown}" for shown in ("20 ms", "20 ms", "30 ms", "30 ms")
+    ]
+
+
+def test_a_mean_of_which_only_a_limit_is_known_is_the_limit() -> None:
+    metric = Metric(unit="s", n=10, upper95=0.02, method="gauge", bound="upper")
+    assert (bounded(metric, "mean"), bounded(metric, "p50")) == ("≤ 20 ms", "\N{EN DASH}")
+
+
+def test_of_few_values_p99_is_the_largest() -> None:
+    def of(n: int) -> Metric:
+        return describe(Sample(values=np.arange(n) / 1e3), unit="s", method="client")
+
+    assert is_p99_the_largest(of(61))
+    assert not is_p99_the_largest(of(200))
+
+
+def test_a_shift_says_how_much_and_how_often() -> None:
+    mine, theirs = np.array([1.0, 2, 3, 4, np.inf]), np.array([2.0, 3, 4, 5, 6])
+    said = shift_in_words("ttft_s", "on", "off", shift_between(mine, theirs), "s")
+    assert said == (
+        "ttft_s of each request: on against off -1 s, larger in 38 % of pairs, "
+        "without an end 1 and 0"
+    )
+    assert shift_in_words("ttft_s", "on", "off", Shift(n=1, n_reference=9), "s") is None
