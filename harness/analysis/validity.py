@@ -132,9 +132,12 @@ def _about_leftovers(facts: Facts, figures: Mapping[str, Figure]) -> Iterator[Re
     elif facts.still_computing:
         why = "ghosts: the server still computed while nobody asked for anything"
     elif facts.still_computing is None:
-        why = "whether they still generate is not known"
+        why = "whether they still generate is not known: lost slots count as ghosts, too"
     else:
-        why = "no token was counted any more: lost slots, or a gauge that does not come back"
+        why = (
+            "no token was counted any more: lost slots, or a gauge that does not come back; they "
+            "are not in ghost_rate"
+        )
     yield _warning(f"{left:g} requests still run after the settle time; {why}")
 
 
@@ -143,8 +146,8 @@ def _about_enough(figures: Mapping[str, Figure]) -> Iterator[Remark]:
     latency, ghosts = figures.get("cancel_latency_s"), figures.get("ghost_rate")
     if isinstance(latency, Metric) and "p99_ci95" in latency.needs and latency.p50 is not None:
         yield _info(
-            f"cancel_latency_s: {latency.n} abandons are not enough data for an interval of p99; "
-            f"{latency.needs['p99_ci95']} would be"
+            "cancel_latency_s: not enough data for an interval of p99: n is "
+            f"{latency.n}, and {latency.needs['p99_ci95']} would be enough"
         )
     yield from _about_means(latency)
     if isinstance(ghosts, Metric) and ghosts.mean == 0 and ghosts.upper95 is not None:
