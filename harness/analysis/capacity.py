@@ -9,6 +9,7 @@ import pandas as pd
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable, Sample, describe_or, reading
 from harness.analysis.frames import RunFrames
+from harness.analysis.scraped import readings_of, scrape_times_ns
 from harness.analysis.stats import Floats
 from harness.analysis.step_log import num_sampled
 from harness.analysis.tokens import tokens_read
@@ -30,15 +31,14 @@ def series_of(frames: RunFrames, facts: Facts) -> dict[str, Floats]:
 
     step_s: step ended - step started, of steps that overlap the load window; client_lag_s: how late
     the load processes noticed each tick of a short timer, in the load window; scrape_interval_s:
-    time between scrapes.
+    time between scrapes, each of all URLs together.
     """
     steps = _steps_in_window(frames.steps, facts)
     in_window = frames.client["t_ns"].between(facts.load_started_ns, facts.load_ended_ns)
-    scraped = np.unique(frames.server_metrics["t_ns"].to_numpy(dtype=np.int64))
     return {
         "step_s": (steps["ended_ns"] - steps["started_ns"]).to_numpy(dtype=float) / 1e9,
         "client_lag_s": frames.client.loc[in_window, "lag_ns"].to_numpy(dtype=float) / 1e9,
-        "scrape_interval_s": np.diff(scraped) / 1e9,
+        "scrape_interval_s": np.diff(scrape_times_ns(frames)) / 1e9,
     }
 
 
@@ -89,19 +89,16 @@ def _slot_utilisation(frames: RunFrames, in_window: pd.DataFrame, facts: Facts) 
     if facts.has_steps:
         share = slots_in_use_s(frames.steps, facts) / (facts.slots * facts.load_s)
         return reading(share, unit="ratio", method="exact", n=len(in_window))
-    scraped = _gauge(frames.server_metrics, "running", facts)
-    if scraped.empty:
+    running = readings_of(frames, facts, "running")
+    if running is None:
         return NotMeasurable(f"{facts.needs_steps}, and its running requests were not scraped")
-    return reading(
-        float(scraped.mean()) / facts.slots, unit="ratio", method="gauge", n=len(scraped)
-    )
-
-
-def _gauge(metrics: pd.DataFrame, role: str, facts: Facts) -> pd.Series:
-    """The scraped values of a role within the load window, summed over label sets."""
-    is_role = metrics["name"] == facts.metric_names.get(role)
-    inside = metrics["t_ns"].between(facts.load_started_ns, facts.load_ended_ns)
-    return metrics[is_role & inside].groupby("t_ns")["value"].sum()
+    if facts.trust.get("running") == "stuck":
+        return NotMeasurable(f"{facts.metric_names['running']} does not move, whatever happens")
+    is_inside = (running.t_ns >= facts.load_started_ns) & (running.t_ns <= facts.load_ended_ns)
+    levels = running.level[is_inside]
+    if not len(levels):
+        return NotMeasurable("no scrape fell into the load")
+    return reading(float(levels.mean()) / facts.slots, unit="ratio", method="gauge", n=len(levels))
 
 
 def _throughput(frames: RunFrames, in_window: pd.DataFrame, facts: Facts) -> Figure:

@@ -46,15 +46,21 @@ def readings_of(frames: RunFrames, facts: Facts, role: str) -> Readings | None:
     is_role = (samples["name"] == name).to_numpy() & _has_labels(samples["labels"], wanted)
     if not is_role.any():
         return None
-    by_turn = samples.assign(turn=turns).groupby("turn")
-    t_ns = by_turn["t_ns"].mean()
     values = samples[is_role].assign(turn=turns[is_role]).groupby("turn")["value"].sum()
-    values = values.reindex(t_ns.index, fill_value=0.0)
+    values = values.reindex(np.unique(turns), fill_value=0.0)
     return Readings(
-        t_ns=t_ns.to_numpy().astype(np.int64),
+        t_ns=scrape_times_ns(frames),
         level=values.to_numpy(dtype=float),
         lag_ns=lag_ns(frames, facts, role),
     )
+
+
+def scrape_times_ns(frames: RunFrames) -> Ints:
+    """When there was a scrape: a turn of all URLs counts once, at their mean time."""
+    samples = frames.server_metrics
+    if samples.empty:
+        return np.empty(0, dtype=np.int64)
+    return samples["t_ns"].groupby(_turns(samples)).mean().to_numpy().astype(np.int64)
 
 
 def lag_ns(frames: RunFrames, facts: Facts, role: str) -> int:

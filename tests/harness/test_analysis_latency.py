@@ -161,6 +161,36 @@ def test_another_engines_utilisation_is_what_its_gauge_showed(make_run: MakeRun)
     assert "no step log" in reason(figures["step_s"])
 
 
+def test_pages_of_several_urls_are_one_reading(make_run: MakeRun) -> None:
+    """Each shows half of what runs, and is read a little later than the one before."""
+    run = make_run()
+    run.metrics(running="exact")
+    for t in (100, 200, 350):
+        for late, url in ((0, "a"), (2, "b")):
+            run.scrape(t + late, "its_running", 1.0, f'{{"metrics_url": "{url}"}}')
+    figures = capacity_of(run)
+    used, interval = metric(figures["slot_utilisation"]), metric(figures["scrape_interval_s"])
+    assert (used.mean, used.n) == (1.0, 3)
+    assert (interval.n, interval.mean) == (2, ms(125))
+
+
+def test_only_series_with_the_targets_labels_count(make_run: MakeRun) -> None:
+    run = make_run()
+    run.metrics(running="exact")
+    assert run.manifest.target is not None
+    run.manifest.target.spec["metrics"]["running"]["labels"] = {"state": "running"}
+    for state in ("running", "swapped"):
+        run.scrape(100, "its_running", 1.0, f'{{"state": "{state}"}}')
+    assert metric(capacity_of(run)["slot_utilisation"]).mean == 0.5
+
+
+def test_a_gauge_that_never_moves_is_no_utilisation(make_run: MakeRun) -> None:
+    run = make_run()
+    run.metrics(running="stuck")
+    run.scrape(100, "its_running", 0.0)
+    assert "does not move" in reason(capacity_of(run)["slot_utilisation"])
+
+
 def test_slots_that_are_not_told_are_not_guessed(make_run: MakeRun) -> None:
     run = make_run()
     run.another_engine()

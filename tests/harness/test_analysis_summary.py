@@ -290,3 +290,12 @@ def test_many_requests_have_the_figures_of_one(make_run: MakeRun) -> None:
     assert latency["p99"] == latency["p50"] == pytest.approx(0.0072)
     assert summary["metrics"]["wasted_tokens"]["mean"] == 1.0
     assert summary["metrics"]["gpu_seconds_after_abandon"]["mean"] == pytest.approx(0.0035)
+
+
+@pytest.mark.parametrize(("quiet", "is_said"), [(450, True), (0, False)])
+def test_a_long_warm_up_is_said(make_run: MakeRun, quiet: int, is_said: bool) -> None:
+    run = make_run()
+    tokens = [float(t) for t in range(quiet, 1000)]
+    run.request("a", sent=0, tokens=tokens, outcome="completed", end=1000)
+    said = texts(summarise(run.frames()), "warning")
+    assert any("the first 45% of the load were warm-up" in text for text in said) is is_said
