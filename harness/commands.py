@@ -121,6 +121,10 @@ def run(  # noqa: PLR0913  one argument a flag
         str | None,
         typer.Option(metavar="FILE", help="CAs (PEM) to trust over https, in place of the usual."),
     ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Share the load between N processes. Default 1."),
+    ] = None,
     request_cancellation_rate: Annotated[
         float | None,
         typer.Option(metavar="PERCENT", help="So many of the requests are left (as in AIPerf)."),
@@ -151,6 +155,7 @@ def run(  # noqa: PLR0913  one argument a flag
         workload=workload,
         settings=[
             *(settings or []),
+            *([f"run.processes={processes}"] if processes is not None else []),
             *cancellation_settings(
                 workload, rate=request_cancellation_rate, delay_s=request_cancellation_delay
             ),

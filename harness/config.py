@@ -14,7 +14,8 @@ from pydantic import BaseModel, Field, model_validator
 
 from harness.arrival_settings import AnyArrivals, ClosedArrivals, arrivals_problem
 from harness.errors import ConfigError
-from harness.load_settings import LoadSettings
+from harness.load_settings import AbandonSettings, LoadSettings
+from harness.mix_settings import TimeEntry
 from harness.records import Trust
 from harness.toml_file import apply_settings, read_toml, validate
 from harness.value_settings import ValueSettings
@@ -37,6 +38,7 @@ from harness.values import (
 )
 
 MOST_LOOPS = 1000
+MOST_PROCESSES = 256
 SHIPPED_WORKLOADS = "workloads"
 SHIPPED_TARGETS = "harness.targets"
 
@@ -65,10 +67,11 @@ class RunSettings(Section):
     `timeout_s` is the longest wait for the next byte, and for a connection where
     `connect_timeout_s` is absent. The others count from the sending: to the first token, and to the
     end of the answer. `keep_alive`: users who stay ask again on the connection that they have (see
-    `harness.load.transport`).
+    `harness.load.transport`). `processes`: so many share the users, or the arrivals.
     """
 
     seed: Seed = 0
+    processes: Annotated[int, Field(ge=1, le=MOST_PROCESSES)] = 1
     rounds: Count = 1
     loops: Annotated[int, Field(ge=1, le=MOST_LOOPS)] = 1
     reference_arm: str | None = None
@@ -194,6 +197,41 @@ class Workload(Section):
     def _must_arrive(self) -> Self:
         if why := arrivals_problem(self.arrivals, self.load, max_seconds=self.run.max_seconds):
             raise ValueError(why)
+        return self
+
+    @model_validator(mode="after")
+    def _must_be_shared_out(self) -> Self:
+        processes = self.run.processes
+        if processes == 1:
+            return self
+        if not isinstance(self.load, AbandonSettings):
+            raise ValueError(
+                f"`run.processes` is {processes}, but a load of kind {self.load.kind!r} is "
+                "directed from one process; take 1"
+            )
+        if self.load.canaries:
+            raise ValueError(
+                f"`run.processes` is {processes}, but `load.canaries` learn their answers one "
+                "after the other, which takes one process; take 1"
+            )
+        if isinstance(self.arrivals, ClosedArrivals) and self.run.users < processes:
+            raise ValueError(
+                f"`run.processes` is {processes}, but there are only {self.run.users} `run.users` "
+                "to share out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _must_leave_before_the_time_is_up(self) -> Self:
+        if not isinstance(self.load, AbandonSettings):
+            return self
+        limit_s = self.run.max_seconds
+        for entry in self.load.leavers:
+            if isinstance(entry, TimeEntry) and entry.seconds[1] >= limit_s:
+                raise ValueError(
+                    f"plan `time`: leaves {entry.seconds[1]:g} s after `{entry.since}`, but "
+                    f"`run.max_seconds` is {limit_s:g}: the run would be over before"
+                )
         return self
 
     @model_validator(mode="after")

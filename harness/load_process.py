@@ -1,8 +1,9 @@
 """The load, run in a process of its own and watched while it goes on."""
 
+import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.resources import files
 from itertools import count
 
@@ -18,22 +19,42 @@ from harness.load.rows import ShardReader
 from harness.open_loop_order import describe_open_loop
 from harness.process import Child, python_module
 from harness.progress import Snapshot
-from harness.records import Outcome, RequestRow
+from harness.records import ProcessMark, RequestRow
 from harness.store import RunFolder
 
+LOOPBACK = "127.0.0.1"
 WATCH_S = 0.2
 CHECK_EVERY = 5  # of these turns
 GRACE_S = 60.0  # to come up and to go down, beside the plan's own time
 
 
-def load_command(folder: RunFolder) -> list[str]:
-    """Locust without a web page, with the plan that lies in the run's folder."""
+def load_command(folder: RunFolder, processes: int) -> list[str]:
+    """Locust without a web page, with the plan that lies in the run's folder.
+
+    With several processes Locust starts them itself: one that has no users and tells the others
+    when to begin and to end, and so many that have. A dead one's users come back in the others.
+    """
     locustfile = str(files("workloads") / "locustfile.py")
     return python_module(
         "locust",
         *("-f", locustfile, "--headless", "--only-summary"),
         *("--walkaway-plan", str(folder.load_plan), "--walkaway-exit-with-stdin"),
+        *(_together(processes) if processes > 1 else ()),
     )
+
+
+def _together(processes: int) -> list[str]:
+    port = _free_port()
+    return [
+        *("--processes", str(processes), "--enable-rebalancing"),
+        *("--master-bind-host", LOOPBACK, "--master-bind-port", port, "--master-port", port),
+        *("--expect-workers-max-wait", f"{GRACE_S:.0f}"),
+    ]
+
+
+def _free_port() -> str:
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        return str(listener.getsockname()[1])
 
 
 def run_load(
@@ -41,20 +62,23 @@ def run_load(
     folder: RunFolder,
     *,
     check_server: Callable[[], None],
-    watch_pid: Callable[[int], None],
+    watch: Callable[[str, int], None],
     show: Callable[[Snapshot], None],
     interrupted: Callable[[], bool],
 ) -> None:
     """Run the load process to its end, or until interrupted. Its rows lie in shards then.
 
-    `check_server` raises when there is no use in going on. Raises TargetError when the load
+    `check_server` raises when there is no use in going on, `watch` is told the name and the id of
+    each process. Raises TargetError when the load
     process dies or hangs.
     """
     shards = ShardReader(folder.shards, RequestRow)
+    marks = ShardReader(folder.shards, ProcessMark)
     counts: Counter[str] = Counter()
     started_s = time.monotonic()
-    with Child("load", load_command(folder), folder.log("load")) as load:
-        watch_pid(load.pid)
+    command = load_command(folder, plan.processes)
+    with Child("load", command, folder.log("load")) as load:
+        watch("load", load.pid)
         for turn in count(1):
             code = load.wait(WATCH_S)
             if code == 0 or interrupted():
@@ -66,21 +90,20 @@ def run_load(
             elapsed_s = time.monotonic() - started_s
             if elapsed_s > plan.max_seconds + plan.timeouts.next_byte_s + GRACE_S:
                 raise TargetError(f"the load process did not end in time:\n{load.tail()}")
+            for mark in marks.read_new():
+                if mark.pid != load.pid:
+                    watch(f"load {mark.worker}", mark.pid)
             counts.update(row.outcome.value for row in shards.read_new())
             show(_snapshot(plan, elapsed_s, counts))
 
 
-def find_hopeless(rows: Sequence[RequestRow]) -> TargetError | None:
-    """The error to end with after a load in which nothing worked at all."""
-    if not rows:
-        return TargetError("the load made no request; see load.log in the run's folder")
-    if all(row.outcome in (Outcome.FAILED, Outcome.REJECTED) for row in rows):
-        return TargetError(f"all {len(rows)} requests failed; the first: {rows[0].error}")
-    return None
-
-
 def describe_load(plan: LoadPlan) -> str:
     """One line about what is going to happen."""
+    text = _described(plan)
+    return text if plan.processes == 1 else f"{text}, in {plan.processes} processes"
+
+
+def _described(plan: LoadPlan) -> str:
     if plan.open_loop is not None:
         return f"load: {describe_open_loop(plan.open_loop)}"
     match plan.load:

@@ -325,7 +325,7 @@ class Measurement:
                 plan,
                 self._folder,
                 check_server=server.check_alive,
-                watch_pid=lambda pid: collector.cpu.watch("load", pid),
+                watch=collector.cpu.watch,
                 show=show,
                 interrupted=lambda: self._interruption.requested,
             )

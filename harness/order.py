@@ -163,7 +163,8 @@ def make_load_plan(resolved: ResolvedOrder, server: Server, *, rows_dir: Path) -
         rows_dir=str(rows_dir.resolve()),
         seed=workload.run.seed,
         arm=resolved.arm,
-        users=workload.run.users,
+        users=run.users,
+        processes=run.processes,
         timeouts=Timeouts(
             connect_s=run.connect_timeout_s or run.timeout_s,
             next_byte_s=run.timeout_s,

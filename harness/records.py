@@ -131,7 +131,7 @@ class ClientSample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A load process watching itself: a row of `client.parquet`.
 
     `lag_ns` is how late its event loop noticed a tick of a short timer, `cpu_s` its processor time
-    so far (seconds), `streams` the number of requests in flight.
+    so far (seconds), `streams` the number of requests in flight. `pid` is of its `host`.
     """
 
     t_ns: int
@@ -139,6 +139,26 @@ class ClientSample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     lag_ns: int
     cpu_s: float
     streams: int
+    host: str = ""
+
+
+class ProcessMark(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A load process began, or ended in good order. One that began and never ended was killed.
+
+    `worker` numbers the processes of one load. `clock` names the clock of all its stamps: processes
+    of one start of one machine share it. `at` is the wall time of `t_ns`, and `url` and `model` say
+    what was asked.
+    """
+
+    event: Literal["began", "ended"]
+    host: str
+    pid: int
+    worker: int
+    clock: str
+    t_ns: int
+    at: str
+    url: str
+    model: str
 
 
 class LifecycleEvent(msgspec.Struct, kw_only=True):

@@ -15,19 +15,16 @@ from typing import Any
 
 from harness.analysis.summary import summarise
 from harness.config import as_plain_data
-from harness.early_ends import early_ends_note
 from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
 from harness.interruption import Interruption
-from harness.load.rows import ShardReader
-from harness.load_process import find_hopeless
+from harness.load_tally import LoadTally, find_hopeless
 from harness.manifest import Manifest, find_hardware, find_versions, status_after, utc_now
 from harness.measurement import Measurement
 from harness.order import ResolvedOrder
 from harness.process import Child, python_module
 from harness.progress import Progress
-from harness.records import ClientSample, RequestRow
 from harness.settle import settle_seconds
-from harness.store import RunFolder, RunRows, name_run
+from harness.store import RunFolder, name_run
 
 RESULTS = Path("results")
 REPORT_S = 120.0
@@ -119,28 +116,27 @@ def measure(
         failure = error
     finally:
         progress.phase("writing what was collected")
-        rows = save(measurement, folder)
-    return failure or find_hopeless(rows.requests)
+        tally = save(measurement, folder)
+    processes = measurement.manifest.load_processes
+    return failure or find_hopeless(tally.outcomes, tally.first_error, processes)
 
 
-def save(measurement: Measurement, folder: RunFolder) -> RunRows:
+def save(measurement: Measurement, folder: RunFolder) -> LoadTally:
     """Put all rows and the manifest on the disk, whatever happened."""
-    rows = replace(
-        measurement.rows(),
-        requests=ShardReader(folder.shards, RequestRow).read_new(),
-        client=ShardReader(folder.shards, ClientSample).read_new(),
-    )
-    window = measurement.manifest.window
-    if rows.requests:  # without the time that the load process took to come up and go down
-        window.load_started_ns = min(row.sent_ns for row in rows.requests)
-        window.load_ended_ns = max(row.ended_ns for row in rows.requests)
-    if (note := early_ends_note(rows.requests)) is not None:
-        measurement.notes.add(note)
-    measurement.manifest.notes = measurement.notes.texts()
-    measurement.manifest.warnings = measurement.notes.warnings()
-    folder.write_rows(rows)
-    folder.write_manifest(measurement.manifest)
-    return rows
+    tally, manifest = LoadTally(folder), measurement.manifest
+    rows = measurement.rows()
+    folder.write_rows(replace(rows, requests=tally.requests(), client=tally.samples()))
+    manifest.load_processes = tally.processes()
+    if tally.first_sent_ns is not None:  # without the time that processes took to come and go
+        manifest.window.load_started_ns = tally.first_sent_ns
+        manifest.window.load_ended_ns = tally.last_ended_ns
+    if tally.damaged:
+        measurement.notes.warn(f"{tally.damaged} rows of the load were damaged and are left out")
+    manifest.notes = measurement.notes.texts()
+    manifest.warnings = measurement.notes.warnings()
+    folder.write_manifest(manifest)
+    folder.remove_shards()
+    return tally
 
 
 def conclude(

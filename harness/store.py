@@ -7,10 +7,11 @@ are replaced atomically: a reader sees the old one or the new one, never a half.
 
 import json
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Self, Union, get_args, get_origin, get_type_hints
 
@@ -42,6 +43,8 @@ RECORDS: Final[dict[str, type[msgspec.Struct]]] = {
     "client": ClientSample,
 }
 
+ROWS_AT_ONCE: Final = 10_000
+
 # Step maps are stored as aligned lists: parquet's own map type reads back as a list of pairs.
 STEP_LISTS: Final = [
     pa.field("request_ids", pa.list_(pa.string()), nullable=False),
@@ -52,10 +55,11 @@ STEP_LISTS: Final = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRows:
-    """All rows of a run: what the load wrote and what the collector gathered."""
+    """All rows of a run: what the load wrote, which may come one by one, and what the collector
+    gathered."""
 
-    requests: Sequence[RequestRow] = ()
-    client: Sequence[ClientSample] = ()
+    requests: Iterable[RequestRow] = ()
+    client: Iterable[ClientSample] = ()
     lifecycle: Sequence[LifecycleEvent] = ()
     steps: Sequence[StepRow] = ()
     server_metrics: Sequence[MetricSample] = ()
@@ -137,9 +141,12 @@ class RunFolder:
         return self._read_json("summary.json")
 
     def write_rows(self, rows: RunRows) -> None:
-        """Write every parquet file, then remove the shards that `rows` was read from."""
+        """Write every parquet file, with no more than a part of `rows` in memory."""
         for name in RECORDS:
             self._write_table(name, getattr(rows, name))
+
+    def remove_shards(self) -> None:
+        """To be called once their rows are on the disk."""
         for shard in self.shards.glob("*.ndjson"):
             shard.unlink()
         if self.shards.is_dir() and not any(self.shards.iterdir()):
@@ -154,15 +161,16 @@ class RunFolder:
         frames = {name: self._read_frame(name) for name in RECORDS}
         return RunFrames(manifest=self.read_manifest(), **frames)
 
-    def _write_table(self, name: str, rows: Sequence[msgspec.Struct]) -> None:
+    def _write_table(self, name: str, rows: Iterable[msgspec.Struct]) -> None:
         schema = schema_of(RECORDS[name])
-        columns = _columns(RECORDS[name], rows)
-        arrays = [
-            pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)
-        ]
         path = self.path / f"{name}.parquet"
         part = path.with_suffix(".part")
-        pq.write_table(pa.Table.from_arrays(arrays, schema=schema), part)
+        some_left = iter(rows)
+        with pq.ParquetWriter(part, schema) as writer:
+            while some := list(islice(some_left, ROWS_AT_ONCE)):
+                columns = zip(_columns(RECORDS[name], some), schema, strict=True)
+                arrays = [pa.array(column, type=field.type) for column, field in columns]
+                writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
         part.replace(path)
 
     def _read_frame(self, name: str) -> pd.DataFrame:

@@ -20,7 +20,7 @@ from harness.records import Metric
 # With n readings Sen's widest interval, from the least slope to the largest, holds the true one in
 # 1 - 2 / n! of all cases: 67 % of three, 92 % of four, 98 % of five.
 FEWEST_LOOPS: Final = 5
-_NOT_THE_SERVER: Final = ("machine", "load")
+_NOT_THE_SERVER: Final = ("machine", "load")  # and "load 0", "load 1", ...
 _FIGURES: Final = {
     "memory_per_abandon": ("rss_bytes", "bytes"),
     "handles_per_abandon": ("handles", "handles"),
@@ -34,7 +34,7 @@ def growth_figures(frames: RunFrames, facts: Facts) -> Figures:
     requests left by then. A server also grows by what it keeps on purpose (caches, logs of a
     bounded size) until these are full: the first loops of a short run show that.
     """
-    server = frames.cpu[~frames.cpu["process"].isin(_NOT_THE_SERVER)]
+    server = frames.cpu[~frames.cpu["process"].str.startswith(_NOT_THE_SERVER)]
     times = np.array([t_ns for t_ns, _ in facts.idle_loops], dtype=np.int64)
     if len(times) < FEWEST_LOOPS:
         reason = (

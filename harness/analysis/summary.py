@@ -37,6 +37,7 @@ from harness.analysis.growth import growth_figures
 from harness.analysis.health import is_wedged
 from harness.analysis.held import leaks_in_use, leaks_lost
 from harness.analysis.latency import latency_figures
+from harness.analysis.load_side import load_sides, remarks_on_the_load
 from harness.analysis.recovery import probe_figures, refill_figures, refills_after_abandons
 from harness.analysis.steady import steady_window
 from harness.analysis.storms import storm_figures
@@ -108,9 +109,9 @@ def summarise(frames: RunFrames) -> dict[str, Any]:
     not_measurable (name: reason), flags (figures below the measurement floor), validity,
     agreement (two methods for one quantity), audit (the clients' account against the server's
     counters), steady (how much of the load was warm-up), wedged (healthy by its own account, but it
-    serves nobody; null: nobody asked), token_counting, breakdown (of them `leaks_in_use`: what of
-    the leaked slots and blocks requests hold that still run; `leaks_lost`: which of them are known
-    to be lost where they are missing).
+    serves nobody; null: nobody asked), load_processes (how busy each was), token_counting,
+    breakdown (of them `leaks_in_use`: what of the leaked slots and blocks requests hold that still
+    run; `leaks_lost`: which of them are known to be lost where they are missing).
     """
     facts = run_facts(frames)
     cancels = cancellations(frames)
@@ -121,6 +122,8 @@ def summarise(frames: RunFrames) -> dict[str, Any]:
     agreed, steady = agreement(frames, found, facts), steady_window(frames, facts)
     probing = manifest.get("probing") or {}
     said = remarks(frames, cancels, facts, flagged, in_use)
+    sides = load_sides(frames, facts)
+    said += remarks_on_the_load(sides, manifest, facts, found)
     said += more_remarks(frames, facts, found, steady, agreed, probing)
     target = manifest.get("target") or {}
     summary = {
@@ -138,6 +141,7 @@ def summarise(frames: RunFrames) -> dict[str, Any]:
         "audit": audit(frames, facts, found["wasted_tokens"]),
         "steady": steady,
         "wedged": is_wedged(probing),
+        "load_processes": sides,
         "token_counting": token_counting(frames.requests),
         "breakdown": {
             "waste_by_abandon_point": waste_by_abandon_point(cancels),

@@ -4,6 +4,7 @@ The server's reading must lie between two readings taken here around the request
 of the same boot of the same kernel: a container shares it, another host does not.
 """
 
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,5 +66,13 @@ def read_clock(client: httpx.Client, url: str, *, clock_ns: Callable[[], int]) -
 def check_clock(client: httpx.Client, url: str, *, clock_ns: Callable[[], int]) -> ClockCheck:
     """Ask a few times and judge. Raises SourceError."""
     readings = [read_clock(client, url, clock_ns=clock_ns) for _ in range(TRIES)]
-    local = BOOT_ID.read_text().strip() if BOOT_ID.exists() else None
-    return judge_clock(readings, local_boot_id=local)
+    return judge_clock(readings, local_boot_id=_boot_id())
+
+
+def local_clock() -> str:
+    """Names the clock of this process: all of one start of one machine share it."""
+    return _boot_id() or platform.node()
+
+
+def _boot_id() -> str | None:
+    return BOOT_ID.read_text().strip() if BOOT_ID.exists() else None

@@ -1,8 +1,8 @@
 """The open loop: requests that come by a schedule, whatever became of those before them.
 
 One director in each load process sends its share of the schedule, each request in a greenlet of its
-own. What a request needs is made while its time has not come yet. Where as many streams are open as
-there may be, the director waits: the requests behind it start late, and their rows say so
+own. What a request needs is made ahead, while its time has not come yet. Where as many streams are
+open as there may be, the director waits: the requests behind start late, and their rows say so
 (`intended_start_ns` is the schedule's, `sent_ns` when it was sent). What was not sent when the load
 ends has no row; the harness knows how many there should be.
 
@@ -11,21 +11,21 @@ just before it starts them; each takes every so-many-th arrival. On another host
 the master's, it begins when the word arrives.
 """
 
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import gevent
 import msgspec
 from gevent.pool import Pool
+from gevent.queue import Queue
 from locust import task
 from locust.env import Environment
 from locust.exception import StopUser
 from locust.runners import MasterRunner, WorkerRunner
 
-from harness.collect.clock import BOOT_ID
+from harness.collect.clock import local_clock
 from harness.load.abandon import leave_rule, plan_request
 from harness.load.arrivals import deal
 from harness.load.handles import allow_streams
@@ -39,6 +39,7 @@ from harness.load.users import PlannedUser, end_load
 _START: Final = "walkaway_schedule"
 # From the word to the first arrival: every process has heard it by then, and has its users.
 _LEAD_NS: Final = 300_000_000
+_READY: Final = 64  # requests prepared ahead: many may come at the same moment
 
 
 class Share(msgspec.Struct, kw_only=True):
@@ -48,6 +49,13 @@ class Share(msgspec.Struct, kw_only=True):
     clock: str
     worker: int = 0
     workers: int = 1
+
+
+class Request(NamedTuple):
+    """A request that waits for its time."""
+
+    intended_start_ns: int
+    send: Callable[[], None]
 
 
 class OpenLoopDirector(PlannedUser):
@@ -63,28 +71,51 @@ class OpenLoopDirector(PlannedUser):
         cls, session = type(self), self.session
         if cls._directed is session:
             raise StopUser  # of a process that has ended: what it did not send stays unsent
+        if cls.share is None and isinstance(self.environment.runner, WorkerRunner):
+            raise StopUser  # it came when the schedule was dealt out already
         cls._directed = session
         open_loop = session.plan.open_loop
         assert open_loop is not None
-        share = cls.share or Share(begins_ns=_soon_ns(), clock=_clock())
-        _send_all(session, open_loop, share)
+        share = cls.share or Share(begins_ns=_soon_ns(), clock=local_clock())
+        try:
+            _send_all(session, open_loop, share)
+        except Exception:  # Locust logs it, and would wait for the time to be up
+            end_load(self.environment)
+            raise
         end_load(self.environment)
         raise StopUser
 
 
 def _send_all(session: LoadSession, open_loop: OpenLoop, share: Share) -> None:
+    """Send each request of the share at its time; return when all streams have ended."""
     streams = Pool(-(-open_loop.max_streams // share.workers))
+    ready: Queue[Request] = Queue(maxsize=_READY)
+    preparing = gevent.spawn(_prepare_all, session, open_loop, share, ready)
+    try:
+        for request in ready:
+            gevent.sleep(max(0, request.intended_start_ns - time.perf_counter_ns()) / 1e9)
+            streams.spawn(request.send)
+        preparing.get()  # raises what it raised
+        streams.join()
+    finally:
+        preparing.kill()
+        streams.kill()
+
+
+def _prepare_all(
+    session: LoadSession, open_loop: OpenLoop, share: Share, ready: "Queue[Request]"
+) -> None:
+    """Prepare request by request, as far ahead as there is room; then, or on an error, end it."""
     schedule = planned_arrivals(open_loop.schedule, seed=session.plan.seed)
     try:
         for arrival in deal(schedule, worker=share.worker, workers=share.workers):
-            begins_ns = share.begins_ns + int(arrival.offset_s * 1e9)
-            send = _prepared(session, arrival, begins_ns)
-            gevent.sleep(max(0, begins_ns - time.perf_counter_ns()) / 1e9)
-            streams.spawn(send)
-            gevent.sleep(0)  # it goes first, then the next one is prepared
-        streams.join()
-    finally:
-        streams.kill()
+            intended_start_ns = share.begins_ns + int(arrival.offset_s * 1e9)
+            ready.put(Request(intended_start_ns, _prepared(session, arrival, intended_start_ns)))
+            gevent.sleep(0)  # a prompt takes a while to write: others may want to read meanwhile
+    except Exception:
+        ready.put(StopIteration)
+        raise
+    ready.put(StopIteration)
 
 
 def _prepared(session: LoadSession, arrival: Arrival, intended_start_ns: int) -> Callable[[], None]:
@@ -129,7 +160,7 @@ def share_out(environment: Environment, open_loop: OpenLoop) -> None:
 
 def _tell_workers(environment: Environment, runner: MasterRunner) -> None:
     def tell(**_: Any) -> None:
-        share = Share(begins_ns=_soon_ns(), clock=_clock(), workers=runner.worker_count)
+        share = Share(begins_ns=_soon_ns(), clock=local_clock(), workers=runner.worker_count)
         runner.send_message(_START, msgspec.to_builtins(share))
 
     environment.events.test_start.add_listener(tell)  # type: ignore[no-untyped-call]
@@ -139,7 +170,7 @@ def _listen_to_master(runner: WorkerRunner) -> None:
     def hear(msg: Any, **_: Any) -> None:
         share = msgspec.convert(msg.data, Share)
         share.worker = runner.worker_index
-        if share.clock != _clock():
+        if share.clock != local_clock():
             share.begins_ns = _soon_ns()
         OpenLoopDirector.share = share
 
@@ -148,8 +179,3 @@ def _listen_to_master(runner: WorkerRunner) -> None:
 
 def _soon_ns() -> int:
     return time.perf_counter_ns() + _LEAD_NS
-
-
-def _clock() -> str:
-    """Names the clock: processes of one start of one machine share it."""
-    return BOOT_ID.read_text().strip() if BOOT_ID.exists() else platform.node()

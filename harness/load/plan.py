@@ -131,6 +131,7 @@ class LoadPlan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     alone. `cancel_path`: where to POST a cancel, with {id} for the request's X-Request-Id. With an
     `open_loop`, which only an abandon load has, each arrival is a user who asks once. `ca_file`:
     the CAs to trust over TLS (`harness.reach`). `keep_alive`: who stays passes the connection on.
+    Users, arrivals and the number of abandons are those of all `processes` together.
     """
 
     url: str
@@ -151,6 +152,7 @@ class LoadPlan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     seed: int
     arm: str
     users: int
+    processes: int = 1
     timeouts: Timeouts
     max_seconds: float
     load: Load

@@ -1,35 +1,50 @@
 """Shards: rows on disk as the run goes, one JSON object a line, one file a process and kind.
 
-The load process writes each row with one system call, so a killed process loses at most the row
-that it was writing; the harness reads on while the file grows and leaves half a last line alone.
+A load process writes each row with one system call, so a killed process loses at most the row that
+it was writing; the harness reads on while the file grows and leaves half a last line alone. Shards
+of several hosts can lie in one folder: their names tell the host and the process.
 """
 
+import errno
+import os
+import platform
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 import msgspec
 
-from harness.records import ClientSample, RequestRow
+from harness.records import ClientSample, ProcessMark, RequestRow
 
-Row = TypeVar("Row", RequestRow, ClientSample)
+Row = TypeVar("Row", RequestRow, ClientSample, ProcessMark)
+
+KINDS: Final[dict[type[msgspec.Struct], str]] = {
+    RequestRow: "requests",
+    ClientSample: "client",
+    ProcessMark: "process",
+}
+_READ_BYTES: Final = 16 * 2**20
 
 
-def _prefix(row_type: type[RequestRow] | type[ClientSample]) -> str:
-    return "requests" if row_type is RequestRow else "client"
+def _shard(rows_dir: Path, kind: str, host: str, pid: int) -> Path:
+    return rows_dir / f"{kind}-{host}-{pid}.ndjson"
 
 
 class ShardWriter(Generic[Row]):
-    """Appends the rows of one process. The folder must exist."""
+    """Appends the rows of one process of this host. The folder must exist."""
 
     def __init__(self, rows_dir: Path, row_type: type[Row], pid: int) -> None:
-        path = rows_dir / f"{_prefix(row_type)}-{pid}.ndjson"
+        path = _shard(rows_dir, KINDS[row_type], platform.node(), pid)
         self._file = path.open("ab", buffering=0)
         self._encoder = msgspec.json.Encoder()
 
     def write(self, row: Row) -> None:
-        """Put one row on disk now."""
-        self._file.write(self._encoder.encode(row) + b"\n")
+        """Put one row on disk now. Raises OSError where there is no room for all of it."""
+        line = self._encoder.encode(row) + b"\n"
+        if self._file.write(line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         """Release the file; doing it twice is fine."""
@@ -51,27 +66,46 @@ class ShardReader(Generic[Row]):
     """Reads all shards of one kind in a folder, each row once.
 
     Its state is the offset reached in each file, always at the start of a line. A fresh reader
-    therefore reads everything, and asking it again brings only what is new.
+    therefore reads everything, and asking it again brings only what is new. `damaged` lines, such
+    as a full disk leaves behind, were left out.
     """
 
     def __init__(self, rows_dir: Path, row_type: type[Row]) -> None:
         self._rows_dir = rows_dir
-        self._pattern = f"{_prefix(row_type)}-*.ndjson"
+        self._kind = KINDS[row_type]
         self._decoder: msgspec.json.Decoder[Row] = msgspec.json.Decoder(row_type)
         self._offsets: dict[Path, int] = {}
+        self._num_read: Counter[Path] = Counter()
+        self.damaged = 0
 
     def read_new(self) -> list[Row]:
         """The rows that were completed since the last call, file by file."""
-        rows: list[Row] = []
-        for path in sorted(self._rows_dir.glob(self._pattern)):
-            rows.extend(self._read_file(path))
-        return rows
+        return [row for rows in self.read_in_parts() for row in rows]
 
-    def _read_file(self, path: Path) -> list[Row]:
-        offset = self._offsets.get(path, 0)
+    def read_in_parts(self) -> Iterator[list[Row]]:
+        """The same, in parts that fit into memory however many rows there are."""
+        for path in sorted(self._rows_dir.glob(f"{self._kind}-*.ndjson")):
+            yield from self._read_file(path)
+
+    def num_read(self, host: str, pid: int) -> int:
+        """How many rows of this process were read so far."""
+        return self._num_read[_shard(self._rows_dir, self._kind, host, pid)]
+
+    def _read_file(self, path: Path) -> Iterator[list[Row]]:
         with path.open("rb") as file:
-            file.seek(offset)
-            data = file.read()
-        complete = data[: data.rfind(b"\n") + 1]
-        self._offsets[path] = offset + len(complete)
-        return [self._decoder.decode(line) for line in complete.splitlines()]
+            file.seek(self._offsets.get(path, 0))
+            rest = b""
+            while data := file.read(_READ_BYTES):
+                complete, newline, rest = (rest + data).rpartition(b"\n")
+                lines = (complete + newline).splitlines()
+                self._offsets[path] = file.tell() - len(rest)
+                rows = list(self._decoded(lines))
+                self._num_read[path] += len(rows)
+                yield rows
+
+    def _decoded(self, lines: Sequence[bytes]) -> Iterator[Row]:
+        for line in lines:
+            try:
+                yield self._decoder.decode(line)
+            except msgspec.DecodeError:
+                self.damaged += 1

@@ -18,7 +18,7 @@ from harness.records import Outcome, RequestRow, Role
 class LoadSession:
     """One load, from its start to its end.
 
-    Its state is the number of abandons so far and of requests ever sent, and what was `seen`.
+    Its state is the number of `abandons` so far and of requests ever sent, and what was `seen`.
     `tell` hears of every row (that is how Locust's own statistics come about), `enough` is called
     once, when the plan's number of abandons is reached; `give_up` when there is no going on, with
     the reason.
@@ -48,7 +48,7 @@ class LoadSession:
         self._stop_after = (
             plan.load.stop_after_abandons if isinstance(plan.load, AbandonLoad) else None
         )
-        self._abandons = 0
+        self.abandons = 0
         self._sent = 0
         # Not from the seed: a server that outlives this run must see ids that it never saw.
         self._tag = secrets.token_hex(4)
@@ -111,8 +111,8 @@ class LoadSession:
         self._tell(row)
         self.seen.observe(row)
         if row.outcome is Outcome.ABANDONED:
-            self._abandons += 1
-            if self._abandons == self._stop_after:
+            self.abandons += 1
+            if self.abandons == self._stop_after:
                 self._enough()
 
     def close(self) -> None:

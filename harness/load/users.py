@@ -12,6 +12,7 @@ SIGTERM, or when standard input ends, if asked to listen for that.
 import argparse
 import logging
 import os
+import platform
 import signal
 import sys
 import time
@@ -33,6 +34,13 @@ from harness.load.abandon import leave_rule, never, plan_request
 from harness.load.canary import canary_prompt
 from harness.load.handles import allow_streams
 from harness.load.plan import AbandonLoad, LoadPlan
+from harness.load.processes import (
+    Master,
+    end_when_nobody_is_left,
+    leave_marks,
+    tell_how_many_left,
+    tell_why_not_to_go_on,
+)
 from harness.load.rows import ShardWriter
 from harness.load.session import LoadSession
 from harness.load.ticks import KernelTicks, ThreadTicks, Ticks, kernel_can_tick
@@ -138,10 +146,14 @@ def end_load(environment: Environment) -> None:
 
 
 def give_up(environment: Environment, why: str) -> None:
-    """End the load, which cannot go on; what it says last is why. The first reason counts."""
+    """End the load, in all its processes, which cannot go on; what it says last is why. The first
+    reason counts."""
     if environment.process_exit_code:
         return
     environment.process_exit_code = TargetError.exit_code
+    if isinstance(environment.runner, WorkerRunner):
+        tell_why_not_to_go_on(environment.runner, why)
+        return
     environment.events.quit.add_listener(  # type: ignore[no-untyped-call]
         lambda **_: sys.stderr.write(f"walkaway: {why}\n")
     )
@@ -164,11 +176,19 @@ def prepare(
     if options.walkaway_exit_with_stdin:
         gevent.spawn(_end_with_stdin)
     api_key = _api_key(plan)
-    if isinstance(environment.runner, MasterRunner):
-        return  # it has no users of its own
+    end, give_up_here = partial(end_load, environment), partial(give_up, environment)
+    runner = environment.runner
+    if isinstance(runner, MasterRunner):  # it has no users of its own
+        Master(runner, plan, end=end, give_up=give_up_here)
+        if environment.web_ui is None:
+            end_when_nobody_is_left(environment, end)
+        return
+    if isinstance(runner, WorkerRunner):
+        tell_how_many_left(runner, lambda: _num_left(user_class))
     # How many of all users a worker gets, it learns later.
-    allow_streams(0 if isinstance(environment.runner, WorkerRunner) else plan.users)
+    allow_streams(0 if isinstance(runner, WorkerRunner) else plan.users)
     if plan.rows_dir is not None:
+        leave_marks(environment, plan, Path(plan.rows_dir))
         gevent.spawn(_watch_lag, environment, Path(plan.rows_dir), user_class)
 
     def start_session(**_: Any) -> None:
@@ -179,8 +199,8 @@ def prepare(
             api_key=api_key,
             pid=os.getpid(),
             tell=lambda row: _tell_locust(environment, row),
-            enough=lambda: end_load(environment),
-            give_up=partial(give_up, environment),
+            enough=_leave_it_to_the_master if isinstance(runner, WorkerRunner) else end,
+            give_up=give_up_here,
         )
 
     def end_session(**_: Any) -> None:
@@ -188,6 +208,15 @@ def prepare(
 
     environment.events.test_start.add_listener(start_session)  # type: ignore[no-untyped-call]
     environment.events.test_stop.add_listener(end_session)  # type: ignore[no-untyped-call]
+
+
+def _num_left(user_class: type[PlannedUser]) -> int:
+    session = getattr(user_class, "session", None)
+    return 0 if session is None else session.abandons
+
+
+def _leave_it_to_the_master() -> None:
+    """The plan's number of abandons is that of all processes together."""
 
 
 def _api_key(plan: LoadPlan) -> str | None:
@@ -234,6 +263,7 @@ def _write_lag(rows_dir: Path, user_class: type[PlannedUser]) -> None:
     ticks = _ticks()
     hub = gevent.get_hub()
     readable = hub.loop.io(ticks.descriptor, _READ)
+    host = platform.node()
     with ShardWriter(rows_dir, ClientSample, os.getpid()) as shard:
         while True:
             hub.wait(readable)
@@ -247,6 +277,7 @@ def _write_lag(rows_dir: Path, user_class: type[PlannedUser]) -> None:
                     lag_ns=now_ns - due_ns,
                     cpu_s=cpu_s,
                     streams=0 if session is None else session.client.open_streams,
+                    host=host,
                 )
                 shard.write(sample)
 

@@ -7,12 +7,11 @@ import pytest
 
 from harness.cancellation_flags import cancellation_settings
 from harness.config import Workload, load_target, load_workload
-from harness.early_ends import early_ends_note
 from harness.errors import ConfigError
 from harness.load.mix import AfterTime, AfterTokens, DuringPrefill, Never, Slice
 from harness.load.plan import AbandonLoad
 from harness.load_order import check_files, load_notes, make_load
-from harness.records import Delivery, Outcome, RequestRow, Role, TokenCounting, Way
+from harness.records import Delivery, Way
 from harness.server import Server
 from harness.token_file import read_token_counts
 
@@ -227,34 +226,19 @@ def test_aiperf_flags_are_for_users_who_leave() -> None:
         cancellation_settings("slot_recovery", rate=10, delay_s=None)
 
 
+def test_aiperf_flags_leave_arms_alone_that_say_themselves_who_leaves() -> None:
+    with pytest.raises(ConfigError) as caught:
+        cancellation_settings("innocent_bystanders", rate=10, delay_s=None)
+    assert str(caught.value).startswith("--request-cancellation-rate: arm `0` of workload innocent")
+    assert "--set" not in str(caught.value), "nobody typed one"
+
+
+def test_nobody_leaves_after_the_run() -> None:
+    flags = cancellation_settings("chat_stop", rate=50, delay_s=20)
+    assert load_workload("chat_stop", [*flags, "run.max_seconds=21"]).load.kind == "abandon"
+    with pytest.raises(ConfigError, match=r"leaves 20 s after `sent`, but `run.max_seconds` is 20"):
+        load_workload("chat_stop", [*flags, "run.max_seconds=20"])
+
+
 def test_without_flags_nothing_changes() -> None:
     assert cancellation_settings("slot_recovery", rate=None, delay_s=None) == []
-
-
-def row(outcome: Outcome, plan: str = "tokens:5") -> RequestRow:
-    return RequestRow(
-        request_id="r",
-        arm="main",
-        role=Role.USER,
-        trial=None,
-        user=0,
-        stream=True,
-        planned_abandon=None if plan == "never" else 5,
-        think_ns=None,
-        max_tokens=9,
-        intended_start_ns=0,
-        sent_ns=0,
-        ended_ns=1,
-        token_counting=TokenCounting.USAGE,
-        outcome=outcome,
-        plan=plan,
-    )
-
-
-def test_answers_that_ended_before_their_user_left_are_told() -> None:
-    left = [row(Outcome.ABANDONED)] * 3
-    others = [row(Outcome.COMPLETED, "never"), row(Outcome.COMPLETED, "last_token")]
-    assert early_ends_note([*left, *others, row(Outcome.CUT_OFF)]) is None
-    note = early_ends_note([*left, *others, row(Outcome.COMPLETED)])
-    assert note is not None
-    assert "1 of 4 answers that were to be left (25.0%)" in note

@@ -1,6 +1,7 @@
 """The decisions of a run: how long to settle, what the load is told, how it ended."""
 
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from harness.load.mix import AfterTokens, Never
 from harness.load.plan import AbandonLoad, SlotRecoveryLoad, read_plan, write_plan
 from harness.load.session import LoadSession
 from harness.load_order import prompt_salt
-from harness.load_process import describe_load, find_hopeless
-from harness.manifest import status_after
+from harness.load_process import describe_load, load_command
+from harness.load_tally import find_hopeless
+from harness.manifest import LoadProcess, status_after
 from harness.order import ResolvedOrder, RunOrder, make_load_plan, resolve_order
-from harness.records import Outcome, RequestRow, Role, StepRow, TokenCounting
+from harness.records import Outcome, StepRow
 from harness.server import Server
 from harness.settle import CalmWatch, is_back, may_end_early, settle_seconds, typical_step_s
+from harness.store import RunFolder
 
 ENGINE_CONFIG = {"max_num_seqs": 5, "max_model_len": 4096}
 
@@ -234,31 +237,37 @@ def test_how_a_run_ended() -> None:
     assert status_after(TargetError("x")) == "target_failed"
 
 
-def a_row(outcome: Outcome, error: str | None = None) -> RequestRow:
-    return RequestRow(
-        request_id="r",
-        arm="main",
-        role=Role.USER,
-        trial=None,
-        user=0,
-        stream=True,
-        planned_abandon=None,
-        think_ns=None,
-        max_tokens=1,
-        intended_start_ns=0,
-        sent_ns=0,
-        ended_ns=1,
-        token_counting=TokenCounting.USAGE,
-        outcome=outcome,
-        error=error,
+def a_process(*, ended_ns: int | None) -> LoadProcess:
+    return LoadProcess(
+        worker=0,
+        host="here",
+        pid=1,
+        clock="boot",
+        began_ns=1,
+        ended_ns=ended_ns,
+        last_seen_ns=5,
+        requests=3,
+        open_streams=2,
     )
 
 
 def test_a_load_in_which_nothing_worked_is_a_failure() -> None:
-    failed = a_row(Outcome.FAILED, "HTTP 404: no such model")
-    assert "made no request" in str(find_hopeless([]))
-    assert "all 2 requests failed; the first: HTTP 404" in str(find_hopeless([failed, failed]))
-    assert find_hopeless([failed, a_row(Outcome.ABANDONED)]) is None
+    def error(**outcomes: int) -> str:
+        counts = Counter({Outcome(name): n for name, n in outcomes.items()})
+        return str(find_hopeless(counts, "HTTP 404: no such model", []))
+
+    assert "made no request" in error()
+    assert error(failed=2).startswith("all 2 requests failed, and none was answered; the first: H")
+    assert error(timed_out=1, cut_off=1).startswith("1 of 2 requests failed")
+    for fine in ({"failed": 1, "abandoned": 1}, {"failed": 9, "completed": 1}, {"cut_off": 3}):
+        assert error(**fine) == "None"
+
+
+def test_a_load_whose_processes_all_died_is_a_failure() -> None:
+    counts = Counter({Outcome.ABANDONED: 5})
+    dead, alive = a_process(ended_ns=None), a_process(ended_ns=9)
+    assert "every load process died" in str(find_hopeless(counts, None, [dead, dead]))
+    assert find_hopeless(counts, None, [dead, alive]) is None
 
 
 def test_the_load_is_described(tmp_path: Path) -> None:
@@ -268,6 +277,19 @@ def test_the_load_is_described(tmp_path: Path) -> None:
         plan, load=msgspec.structs.replace(plan.load, stop_after_abandons=None)
     )
     assert describe_load(endless) == "load: 12 users for 60 s"
+    many = msgspec.structs.replace(endless, processes=4)
+    assert describe_load(many) == "load: 12 users for 60 s, in 4 processes"
+
+
+def test_several_processes_talk_on_a_port_of_their_own(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert "--processes" not in load_command(folder, 1)
+    one = load_command(folder, 3)
+    assert one[one.index("--processes") + 1] == "3"
+    assert one[one.index("--master-bind-host") + 1] == "127.0.0.1"
+    port = one[one.index("--master-port") + 1]
+    assert one[one.index("--master-bind-port") + 1] == port
+    assert int(port) > 1024
 
 
 def test_the_first_signal_asks_and_the_second_insists() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from harness.errors import ConfigError
@@ -149,17 +150,20 @@ def test_the_other_frames_come_back(folder: RunFolder) -> None:
     assert frames.client["lag_ns"][0] == 3
 
 
-def test_shards_are_removed_only_with_their_rows_on_disk(folder: RunFolder) -> None:
-    shard = folder.shards / "requests-1.ndjson"
-    shard.write_bytes(b"{}\n")
-    unwritable = folder.path / "requests.part"
-    unwritable.mkdir()
-    with pytest.raises(OSError, match="requests"):
-        folder.write_rows(RunRows())
-    assert shard.exists()
-    unwritable.rmdir()
-    folder.write_rows(RunRows())
-    assert not shard.exists()
+def test_rows_come_one_by_one_and_are_written_in_parts(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.store.ROWS_AT_ONCE", 3)
+    names = [f"r{number}" for number in range(8)]
+    folder.write_rows(RunRows(requests=(a_request(request_id=name) for name in names)))
+    assert list(folder.frames().requests["request_id"]) == names
+    file = pq.ParquetFile(folder.path / "requests.parquet")
+    assert [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] == [3, 3, 2]
+
+
+def test_a_folder_has_no_shards_once_they_are_removed(folder: RunFolder) -> None:
+    (folder.shards / "requests-here-1.ndjson").write_bytes(b"{}\n")
+    folder.remove_shards()
     assert not folder.shards.exists()
 
 

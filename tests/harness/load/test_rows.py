@@ -1,6 +1,9 @@
 """Shards: what one process wrote another can read, while it is being written and after a crash."""
 
+import platform
 from pathlib import Path
+
+import pytest
 
 from harness.load.rows import ShardReader, ShardWriter
 from harness.load.stream import StreamMachine
@@ -41,17 +44,18 @@ def test_each_row_is_read_once_and_as_soon_as_it_was_written(tmp_path: Path) -> 
         assert [each.request_id for each in reader.read_new()] == ["c", "b"]
         assert reader.read_new() == []
     assert len(ShardReader(tmp_path, RequestRow).read_new()) == 3
+    host = platform.node()
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "client-1.ndjson",
-        "requests-1.ndjson",
-        "requests-2.ndjson",
+        f"client-{host}-1.ndjson",
+        f"requests-{host}-1.ndjson",
+        f"requests-{host}-2.ndjson",
     ]
 
 
 def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
     with ShardWriter(tmp_path, RequestRow, 1) as writer:
         writer.write(row("a"))
-    path = tmp_path / "requests-1.ndjson"
+    (path,) = tmp_path.iterdir()
     line = path.read_bytes()
     path.write_bytes(line + line[:50])
     reader = ShardReader(tmp_path, RequestRow)
@@ -59,3 +63,39 @@ def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
     assert reader.read_new() == []
     path.write_bytes(line + line)
     assert len(reader.read_new()) == 1
+
+
+def test_a_damaged_line_costs_only_itself(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path, RequestRow, 1) as writer:
+        writer.write(row("a"))
+    (path,) = tmp_path.iterdir()
+    line = path.read_bytes()
+    path.write_bytes(line[:50] + line + line)
+    reader = ShardReader(tmp_path, RequestRow)
+    assert reader.read_new() == [row("a")]
+    assert reader.damaged == 1
+
+
+def test_rows_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [str(number) for number in range(20)]
+    with ShardWriter(tmp_path, RequestRow, 1) as writer:
+        for name in names:
+            writer.write(row(name))
+    monkeypatch.setattr("harness.load.rows._READ_BYTES", 1000)
+    parts = list(ShardReader(tmp_path, RequestRow).read_in_parts())
+    assert len(parts) > 5
+    assert [each.request_id for part in parts for each in part] == names
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path, RequestRow, 1) as writer:
+        writer.close()
+        (path,) = tmp_path.iterdir()
+        path.unlink()
+        path.symlink_to("/dev/full")
+    with (
+        ShardWriter(tmp_path, RequestRow, 1) as writer,
+        pytest.raises(OSError, match="No space left"),
+    ):
+        writer.write(row("a"))

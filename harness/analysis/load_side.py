@@ -1,0 +1,109 @@
+"""The load's own side: who took part, who died, and whether anybody was too busy to be believed.
+
+A load process is saturated if it used over 90 % of a core throughout the load (it is one thread, so
+a core is all that it can use), or if one in twenty of its ticks was noticed later than a whole step
+of the server, and than 20 ms. Its stamps then tell of itself, not of the server: the run is
+invalid. A little lag is no reason: whatever lies below it is flagged, figure by figure.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from harness.analysis.facts import Facts
+from harness.analysis.figure import Figure
+from harness.analysis.frames import RunFrames
+from harness.analysis.validity import Remark
+from harness.records import Metric
+
+MOST_CPU: Final = 0.9
+LATE_SHARE: Final = 0.95
+LEAST_LATE_S: Final = 0.02
+_SHORTEST_S: Final = 1.0  # of a window in which a share of a core means anything
+
+
+class LoadSide(msgspec.Struct, frozen=True, kw_only=True):
+    """One load process in the load window. `cpu_share`: of one core; null where it was seen too
+    briefly to tell."""
+
+    host: str
+    pid: int
+    cpu_share: float | None
+    lag_p95_s: float
+
+
+def load_sides(frames: RunFrames, facts: Facts) -> list[LoadSide]:
+    """Every process that watched itself in the load window."""
+    is_inside = frames.client["t_ns"].between(facts.load_started_ns, facts.load_ended_ns)
+    ticks = frames.client[is_inside]
+    return [_side(of_one) for _, of_one in ticks.groupby(["host", "pid"])]
+
+
+def remarks_on_the_load(
+    sides: Sequence[LoadSide],
+    manifest: Mapping[str, Any],
+    facts: Facts,
+    figures: Mapping[str, Figure],
+) -> list[Remark]:
+    """Whether the load generator did its part."""
+    return [
+        *(Remark(level="invalid", text=text) for text in _saturations(sides, figures)),
+        *(Remark(level="warning", text=text) for text in _deaths(manifest, facts)),
+    ]
+
+
+def _deaths(manifest: Mapping[str, Any], facts: Facts) -> Iterator[str]:
+    """A sentence for each process that began and did not end in good order."""
+    for one in manifest.get("load_processes") or []:
+        if one["ended_ns"] is not None:
+            continue
+        died_s = (one["last_seen_ns"] - facts.load_started_ns) / 1e9
+        yield (
+            f"load process {one['worker']} (pid {one['pid']} on {one['host']}) died {died_s:.1f} s "
+            f"into the load: the {one['requests']} requests that it had written are kept, the "
+            f"{one['open_streams']} that it had in flight are in no figure"
+        )
+
+
+def _saturations(sides: Sequence[LoadSide], figures: Mapping[str, Figure]) -> Iterator[str]:
+    """A sentence for each process that was saturated, with what to do."""
+    late_s = max(LEAST_LATE_S, _step_s(figures))
+    for side in sides:
+        reasons = []
+        if side.cpu_share is not None and side.cpu_share > MOST_CPU:
+            reasons.append(f"it used {side.cpu_share:.0%} of a core")
+        if side.lag_p95_s > late_s:
+            reasons.append(
+                f"5 % of its ticks were noticed over {side.lag_p95_s * 1e3:.3g} ms late "
+                f"(the most is {late_s * 1e3:.3g} ms)"
+            )
+        if reasons:
+            yield (
+                f"the load process with pid {side.pid} could not keep up ({' and '.join(reasons)}): "
+                "the client's times are its own, not the server's; share the load between more "
+                "processes (--processes) or machines, or take a smaller one"
+            )
+
+
+def _side(ticks: pd.DataFrame) -> LoadSide:
+    t_s = ticks["t_ns"].to_numpy(dtype=float) / 1e9
+    cpu_s = ticks["cpu_s"].to_numpy(dtype=float)
+    watched_s = float(t_s[-1] - t_s[0])
+    return LoadSide(
+        host=str(ticks["host"].iloc[0]),
+        pid=int(ticks["pid"].iloc[0]),
+        cpu_share=float(cpu_s[-1] - cpu_s[0]) / watched_s if watched_s >= _SHORTEST_S else None,
+        lag_p95_s=float(np.quantile(ticks["lag_ns"].to_numpy(dtype=float), LATE_SHARE)) / 1e9,
+    )
+
+
+def _step_s(figures: Mapping[str, Figure]) -> float:
+    """The median step, else the median gap between two tokens; 0 where neither is known."""
+    for name in ("step_s", "itl_s"):
+        figure = figures.get(name)
+        if isinstance(figure, Metric) and figure.p50 is not None:
+            return figure.p50
+    return 0.0

@@ -1,0 +1,97 @@
+"""What a run must know of its load's rows, counted while they pass by on their way to parquet.
+
+However many rows there are, no more than a part of them is in memory at a time.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from harness.errors import TargetError
+from harness.load.rows import ShardReader
+from harness.manifest import LoadProcess
+from harness.records import ClientSample, Outcome, ProcessMark, RequestRow
+from harness.store import RunFolder
+
+_ERRORS = (Outcome.FAILED, Outcome.REJECTED, Outcome.TIMED_OUT)
+_Process = tuple[str, int]  # host, pid
+
+
+class LoadTally:
+    """Reads the shards of a folder, each row once, and remembers what it saw.
+
+    `first_sent_ns` and `last_ended_ns` are None while no request was seen.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._requests = ShardReader(folder.shards, RequestRow)
+        self._samples = ShardReader(folder.shards, ClientSample)
+        self._marks = ShardReader(folder.shards, ProcessMark)
+        self._last: dict[_Process, ClientSample] = {}
+        self.outcomes: Counter[Outcome] = Counter()
+        self.first_error: str | None = None
+        self.first_sent_ns: int | None = None
+        self.last_ended_ns: int | None = None
+
+    @property
+    def damaged(self) -> int:
+        """Lines of the shards that were no rows."""
+        return self._requests.damaged + self._samples.damaged + self._marks.damaged
+
+    def requests(self) -> Iterator[RequestRow]:
+        """All rows of the load."""
+        for rows in self._requests.read_in_parts():
+            if rows:
+                self._count(rows)
+                yield from rows
+
+    def samples(self) -> Iterator[ClientSample]:
+        """What the load processes saw of themselves."""
+        for samples in self._samples.read_in_parts():
+            self._last |= {(sample.host, sample.pid): sample for sample in samples}
+            yield from samples
+
+    def processes(self) -> list[LoadProcess]:
+        """Who took part; asked once, after all rows and samples were seen."""
+        marks = self._marks.read_new()
+        ended = {(mark.host, mark.pid): mark.t_ns for mark in marks if mark.event == "ended"}
+        began = (mark for mark in marks if mark.event == "began")
+        return [self._process(mark, ended.get((mark.host, mark.pid))) for mark in began]
+
+    def _count(self, rows: Sequence[RequestRow]) -> None:
+        self.outcomes.update(row.outcome for row in rows)
+        if self.first_error is None:
+            self.first_error = next((row.error for row in rows if row.error), None)
+        first, last = min(row.sent_ns for row in rows), max(row.ended_ns for row in rows)
+        so_far = (self.first_sent_ns, self.last_ended_ns)
+        self.first_sent_ns = first if so_far[0] is None else min(so_far[0], first)
+        self.last_ended_ns = last if so_far[1] is None else max(so_far[1], last)
+
+    def _process(self, mark: ProcessMark, ended_ns: int | None) -> LoadProcess:
+        last = self._last.get((mark.host, mark.pid))
+        return LoadProcess(
+            worker=mark.worker,
+            host=mark.host,
+            pid=mark.pid,
+            clock=mark.clock,
+            began_ns=mark.t_ns,
+            ended_ns=ended_ns,
+            last_seen_ns=mark.t_ns if last is None else last.t_ns,
+            requests=self._requests.num_read(mark.host, mark.pid),
+            open_streams=0 if last is None else last.streams,
+        )
+
+
+def find_hopeless(
+    outcomes: Counter[Outcome], first_error: str | None, processes: Sequence[LoadProcess]
+) -> TargetError | None:
+    """The error to end with after a load in which nothing worked at all."""
+    if processes and all(process.ended_ns is None for process in processes):
+        return TargetError("every load process died; see load.log in the run's folder")
+    if not outcomes:
+        return TargetError("the load made no request; see load.log in the run's folder")
+    wrong = sum(outcomes[outcome] for outcome in _ERRORS)
+    if not wrong or outcomes[Outcome.COMPLETED] or outcomes[Outcome.ABANDONED]:
+        return None
+    n = outcomes.total()
+    how_many = f"all {n} requests failed" if wrong == n else f"{wrong} of {n} requests failed"
+    return TargetError(f"{how_many}, and none was answered; the first: {first_error}")
