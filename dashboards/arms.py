@@ -133,7 +133,7 @@ def _cell(summary: ArmsSummary, name: str, key: str, arm: str) -> Cell:
         return Cell(text=text, under=REFERENCE)
     one = summary.difference(name, key, arm)
     if one is None or one.difference is None:
-        return Cell(text=text)
+        return Cell(text=text, under=None if one is None or one.n else one.note)
     return Cell(text=text, under=_change(one))
 
 

@@ -78,15 +78,22 @@ def _table(pairs: Pairs, arms: Arms) -> Table:
     for name in arms:
         table.add_column(name, justify="right", no_wrap=True)
     for name, key in pairs:
-        cells = [_cell(metrics.get(name), key) for metrics in arms.values()]
+        found = [metrics.get(name) for metrics in arms.values()]
+        cells = [_cell(one, key, tells_method=not _are_alike(found)) for one in found]
         table.add_row(f"{name} {key}", *cells)
     return table
 
 
-def _cell(metric: Metric | None, key: str) -> str:
+def _cell(metric: Metric | None, key: str, *, tells_method: bool) -> str:
     if metric is None:
         return DASH
-    return bounded(metric, key, unit=metric.unit if metric.unit in SELF_EVIDENT_UNITS else "")
+    text = bounded(metric, key, unit=metric.unit if metric.unit in SELF_EVIDENT_UNITS else "")
+    return f"{text} ({metric.method}, n {metric.n})" if tells_method else text
+
+
+def _are_alike(metrics: Sequence[Metric | None]) -> bool:
+    """All by one method, and all a point or all a bound: only such figures are compared."""
+    return len({(one.method, one.bound) for one in metrics if one is not None}) <= 1
 
 
 def _value_tables(value: Value) -> list[Table]:

@@ -20,7 +20,7 @@ def value_cells(row: ValueRow) -> tuple[str, ...]:
         row.name,
         quantity(row.ignored, row.unit),
         quantity(row.honoured, row.unit),
-        _change(row.change),
+        _change(row.change, row.unit),
     )
 
 
@@ -36,14 +36,18 @@ def stage_cells(stage: Stage) -> tuple[str, ...]:
     )
 
 
-def _change(one: Difference) -> str:
-    """The ratio as "-98.7 % (-99.1 to -98.1)"; without one, the difference."""
+def _change(one: Difference, unit: str) -> str:
+    """The ratio as "-98.7 % (-99.1 to -98.1)"; without one the difference, of shares in percentage
+    points: a percent of a percentage would be read as the ratio."""
     if one.ratio is not None:
         shown, limits = f"{_percent(one.ratio)} %", one.ratio_ci95
         between = "" if limits is None else f" ({_percent(limits[0])} to {_percent(limits[1])})"
         return shown + between
     if one.difference is not None:
-        return f"{one.difference:+.3g}"
+        sign = "+" if one.difference > 0 else ""
+        if unit == "ratio":
+            return f"{sign}{number(100 * one.difference)} percentage points"
+        return sign + quantity(one.difference, unit)
     return DASH
 
 

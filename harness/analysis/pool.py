@@ -126,12 +126,15 @@ def _comparable(one: Figure | None, pooled: Figure | None, key: str) -> float | 
 def _differences(
     arms: Mapping[str, Mapping[str, Any]], reference: str
 ) -> dict[str, dict[str, list[Difference]]]:
-    """Every other arm against the reference, in each figure of each metric that both have."""
+    """Every other arm against the reference, in each figure of each metric that both have by the
+    same method: what one arm's log tells exactly another's gauges may see as a bound only."""
     theirs: Mapping[str, Values] = arms[reference]["per_round"]
+    of_reference: Mapping[str, Metric] = arms[reference]["metrics"]
     return {
         metric: {
             key: [
-                compare(name, reference, arm["per_round"][metric][key], values)
+                _unlike(name, arm["metrics"].get(metric), reference, of_reference.get(metric))
+                or compare(name, reference, arm["per_round"][metric][key], values)
                 for name, arm in arms.items()
                 if name != reference and key in arm["per_round"].get(metric, {})
             ]
@@ -139,6 +142,21 @@ def _differences(
         }
         for metric, figures in theirs.items()
     }
+
+
+def _unlike(
+    name: str, mine: Metric | None, reference: str, theirs: Metric | None
+) -> Difference | None:
+    """Said in place of a difference of figures that are not of one kind; None where they are."""
+    if mine is None or theirs is None:
+        return None
+    if (mine.method, mine.bound) == (theirs.method, theirs.bound):
+        return None
+    note = (
+        f"not compared: by {mine.method} ({mine.bound}, n {mine.n}) in {name}, "
+        f"by {theirs.method} ({theirs.bound}, n {theirs.n}) in {reference}"
+    )
+    return Difference(arm=name, reference=reference, n=0, note=note)
 
 
 def _shifts(

@@ -59,11 +59,16 @@ class Value(msgspec.Struct, kw_only=True):
     stages: list[Stage]
 
 
-Formula = Callable[[Account, ValueTerms], float]
+Formula = Callable[[Account, ValueTerms], float | None]
 
 
 def _late_tokens_an_hour(one: Account) -> float:
     return one.late_tokens / one.load_s * HOUR_S
+
+
+def _of_leavers(compute: Formula) -> Formula:
+    """Null where nobody left: then nothing is known of what leaving costs, and it is not 0."""
+    return lambda one, terms: compute(one, terms) if one.left else None
 
 
 def _price(tokens: float, terms: ValueTerms) -> float:
@@ -89,25 +94,27 @@ _ROWS: Final[tuple[tuple[str, str, str, Formula], ...]] = (
         "s",
         "sum over steps of (seconds of the step after t0 * the request's share of the tokens "
         "computed in it) / seconds of load * 3600",
-        lambda one, _: one.engine_s_for_nobody / one.load_s * HOUR_S,
+        _of_leavers(lambda one, _: one.engine_s_for_nobody / one.load_s * HOUR_S),
     ),
     (
         "... as the source estimates it",
         "s",
         "tokens wasted within the load * assumed time a token / seconds of load * 3600",
-        lambda one, terms: _late_tokens_an_hour(one) * terms.assumed_ms_per_token / 1e3,
+        _of_leavers(
+            lambda one, terms: _late_tokens_an_hour(one) * terms.assumed_ms_per_token / 1e3
+        ),
     ),
     (
         "blocks held for nobody",
         "blocks",
         "sum of (blocks held after t0 * seconds) / seconds of load",
-        lambda one, _: one.block_s_for_nobody / one.load_s,
+        _of_leavers(lambda one, _: one.block_s_for_nobody / one.load_s),
     ),
     (
         "... of all blocks",
         "ratio",
         "sum of (blocks held after t0 * seconds) / (all blocks * seconds of load)",
-        lambda one, _: one.block_s_for_nobody / one.block_s,
+        _of_leavers(lambda one, _: one.block_s_for_nobody / one.block_s),
     ),
     (
         "slot utilisation",
@@ -119,7 +126,7 @@ _ROWS: Final[tuple[tuple[str, str, str, Formula], ...]] = (
         "... for nobody",
         "ratio",
         "sum of seconds in the batch after t0 / (slots * seconds of load)",
-        lambda one, _: one.slot_s_for_nobody / one.slot_s,
+        _of_leavers(lambda one, _: one.slot_s_for_nobody / one.slot_s),
     ),
     (
         "... for somebody",
@@ -131,7 +138,7 @@ _ROWS: Final[tuple[tuple[str, str, str, Formula], ...]] = (
         "tokens generated for nobody",
         "ratio",
         "tokens wasted within the load / tokens generated within the load",
-        lambda one, _: one.late_tokens / one.generated_tokens,
+        _of_leavers(lambda one, _: one.late_tokens / one.generated_tokens),
     ),
     (
         "effective throughput",
@@ -151,7 +158,7 @@ _PRICED_ROWS: Final[tuple[tuple[str, str, str, Formula], ...]] = (
         "money wasted an hour",
         "money",
         "tokens wasted within the load / seconds of load * 3600 * price of a token",
-        lambda one, terms: _price(_late_tokens_an_hour(one), terms),
+        _of_leavers(lambda one, terms: _price(_late_tokens_an_hour(one), terms)),
     ),
     (
         "money wasted per 1,000 cancels",

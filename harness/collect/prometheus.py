@@ -32,14 +32,21 @@ class Scraper:
         latest: list[MetricSample] = []
         for url in self._urls:
             started_ns = self._clock_ns()
-            text = fetch_page(self._client, url)
+            response = fetch_page(self._client, url)
             ended_ns = self._clock_ns()
-            latest += parse_page(
-                text,
-                t_ns=(started_ns + ended_ns) // 2,
-                duration_ns=ended_ns - started_ns,
-                extra_labels={"metrics_url": url} if len(self._urls) > 1 else {},
-            )
+            try:
+                latest += parse_page(
+                    response.text,
+                    t_ns=(started_ns + ended_ns) // 2,
+                    duration_ns=ended_ns - started_ns,
+                    extra_labels={"metrics_url": url} if len(self._urls) > 1 else {},
+                )
+            except ValueError as error:
+                kind = response.headers.get("content-type", "none")
+                raise SourceError(
+                    f"the page at {url} is not in the Prometheus text format (its content-type: "
+                    f"{kind}): name the metrics page with --metrics-url"
+                ) from error
         self.latest = latest
         self.samples += latest
 
@@ -53,39 +60,37 @@ def read_samples(
     return scraper.latest
 
 
-def fetch_page(client: httpx.Client, url: str) -> str:
-    """The page's text. Raises SourceError, worded without digits that change from turn to turn."""
+def fetch_page(client: httpx.Client, url: str) -> httpx.Response:
+    """The page. Raises SourceError, worded without digits that change from turn to turn."""
     try:
         response = client.get(url)
     except httpx.HTTPError as error:
         raise SourceError(f"metrics at {url} could not be read ({type(error).__name__})") from error
     if response.status_code != httpx.codes.OK:
         raise SourceError(f"metrics at {url} could not be read: status {response.status_code}")
-    return response.text
+    return response
 
 
 def parse_page(
     text: str, *, t_ns: int, duration_ns: int, extra_labels: Mapping[str, str]
 ) -> list[MetricSample]:
-    """The page's samples, without creation times and histogram buckets."""
+    """The page's samples, without creation times and histogram buckets. Raises ValueError where it
+    is in another format."""
     samples = []
-    try:
-        for family in text_string_to_metric_families(_without_buckets(text)):
-            for sample in family.samples:
-                if sample.name.endswith("_created"):
-                    continue
-                labels = json.dumps({**sample.labels, **extra_labels}, sort_keys=True)
-                samples.append(
-                    MetricSample(
-                        t_ns=t_ns,
-                        duration_ns=duration_ns,
-                        name=sample.name,
-                        labels=labels,
-                        value=float(sample.value),
-                    )
+    for family in text_string_to_metric_families(_without_buckets(text)):
+        for sample in family.samples:
+            if sample.name.endswith("_created"):
+                continue
+            labels = json.dumps({**sample.labels, **extra_labels}, sort_keys=True)
+            samples.append(
+                MetricSample(
+                    t_ns=t_ns,
+                    duration_ns=duration_ns,
+                    name=sample.name,
+                    labels=labels,
+                    value=float(sample.value),
                 )
-    except ValueError as error:
-        raise SourceError("a metrics page is not in the Prometheus text format") from error
+            )
     return samples
 
 

@@ -5,11 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from harness.analysis.arm_round import ArmRound, analyse_round
 from harness.analysis.figure import reading
 from harness.analysis.pool import all_requests, pool
+from harness.records import Metric
 from tests.harness.conftest import RunBuilder, at
 from tests.harness.made_up import lonely
 
@@ -116,7 +118,7 @@ def test_an_arm_without_any_run_has_no_figures(make_arm: MakeArm) -> None:
 def test_remarks_that_differ_in_numbers_alone_are_said_once(make_arm: MakeArm) -> None:
     texts = [said["text"] for said in pooled(make_arm)["validity"]]
     (nobody,) = [text for text in texts if text.startswith("nobody left")]
-    assert nobody.endswith("(in 1-off, and in 5 more runs)")
+    assert nobody.endswith("(in 1-off and 5 more)")
 
 
 def test_all_requests_tell_their_round_and_arm(make_arm: MakeArm) -> None:
@@ -196,3 +198,27 @@ def test_a_round_in_which_nobody_left_is_pooled_with_others(tmp_path: Path) -> N
         made.append(analyse_round(run.frames(), round_number=number, arm="off"))
     off = pool(made, MANIFEST)["arms"]["off"]
     assert off["metrics"]["slot_refill_s"]["n"] == 1
+
+
+def test_too_few_rounds_are_told_of_once(make_arm: MakeArm) -> None:
+    rounds = [make_arm(1, arm, gaps=[9], preemptions=2) for arm in ("off", "on")]
+    workload = MANIFEST["workload"] | {"run": {"rounds": 1, "reference_arm": None}}
+    texts = [said["text"] for said in pool(rounds, MANIFEST | {"workload": workload})["validity"]]
+    (said,) = [text for text in texts if "paired rounds" in text]
+    assert said.endswith("an interval takes at least 3 of them, and `run.rounds` is 1")
+
+
+def test_figures_by_different_methods_are_not_compared(make_arm: MakeArm) -> None:
+    rounds = [
+        make_arm(1, "off", gaps=[9], preemptions=2),
+        make_arm(1, "on", gaps=[9], preemptions=4),
+    ]
+    counted = rounds[1].figures["preemptions"]
+    assert isinstance(counted, Metric)
+    seen = msgspec.structs.replace(counted, method="gauge", bound="lower")
+    rounds[1] = replace(rounds[1], figures={**rounds[1].figures, "preemptions": seen})
+    (found,) = pool(rounds, MANIFEST)["differences"]["preemptions"]["mean"]
+    assert (found["n"], found["difference"], found["ratio"]) == (0, None, None)
+    assert found["note"] == (
+        "not compared: by gauge (lower, n 1) in on, by counter (point, n 1) in off"
+    )

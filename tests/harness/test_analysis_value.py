@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,7 +18,7 @@ from harness.analysis.value import Value, ValueRow, ValueTerms, value_of
 from harness.arm_table import print_arms
 from harness.records import Metric
 from harness.value_words import stage_cells, value_cells, value_columns
-from harness.words import DASH
+from harness.words import DASH, number
 from tests.harness.conftest import RunBuilder, at
 
 if TYPE_CHECKING:
@@ -242,3 +243,21 @@ def test_a_terminal_shows_both_tables() -> None:
         assert row.name in text
     for stage in value.stages:
         assert stage.name in text
+
+
+def test_where_nobody_left_nothing_is_known_of_leaving() -> None:
+    nobody = replace(OFF, left=0, wasted_tokens=0, late_tokens=0)
+    made = value_of({"on": [nobody] * 3, "off": [OFF] * 3}, TERMS, {})
+    values = {row.name: row.honoured for row in made.rows}
+    for name in ("engine seconds wasted an hour", "blocks held for nobody", "... for nobody"):
+        assert values[name] is None
+    assert values["requests left by their users"] == 0
+    assert values["effective throughput"] is not None
+
+
+def test_shares_differ_by_percentage_points() -> None:
+    none = replace(OFF, slot_s_for_nobody=0.0)
+    made = value_of({"on": [none] * 3, "off": [OFF] * 3}, TERMS, {})
+    cells = {row.name: value_cells(row) for row in made.rows}
+    share = OFF.slot_s_for_nobody / OFF.slot_s
+    assert cells["... for nobody"][3] == f"-{number(100 * share)} percentage points"

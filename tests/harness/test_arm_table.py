@@ -128,7 +128,11 @@ def test_a_limit_is_told_as_one_and_times_known_by_totals_by_their_mean() -> Non
     made["arms"]["arm-0"]["metrics"]["cancel_latency_s"] = limit
     made["arms"]["arm-1"]["metrics"]["cancel_latency_s"] = mean
     (line,) = [line for line in printed(100, made) if line.startswith("cancel_latency_s")]
-    assert re.split(r"\s{2,}", line) == ["cancel_latency_s mean", "≤ 20 ms", "≥ 300 ms"]
+    assert re.split(r"\s{2,}", line) == [
+        "cancel_latency_s mean",
+        "≤ 20 ms (gauge, n 9)",
+        "≥ 300 ms (gauge, n 9)",
+    ]
 
 
 def test_how_far_the_requests_of_two_arms_lie_apart_is_told_compactly() -> None:
@@ -144,3 +148,11 @@ def test_how_far_the_requests_of_two_arms_lie_apart_is_told_compactly() -> None:
 
 def test_whose_a_figure_is_stands_below_the_table() -> None:
     assert [line for line in shown(100, 3) if "bystanders" in line] == ["itl_s: of bystanders"]
+
+
+def test_figures_by_different_methods_tell_theirs_and_their_n() -> None:
+    made = summary(2)
+    made["arms"]["arm-1"]["metrics"]["preemptions"] |= {"method": "gauge", "n": 1}
+    row = next(line for line in printed(100, made) if line.startswith("preemptions"))
+    assert "1,234 (exact, n 3)" in row
+    assert "1,234 (gauge, n 1)" in row

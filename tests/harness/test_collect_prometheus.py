@@ -58,9 +58,18 @@ def test_labels_are_json_with_sorted_keys() -> None:
     assert parse('a{z="1",b="2"} 4') == [("a", '{"b": "2", "z": "1"}', 4.0)]
 
 
-def test_a_page_in_another_format_is_a_source_error() -> None:
-    with pytest.raises(SourceError, match="not in the Prometheus text format"):
-        parse("<html>hello</html> {")
+def test_a_page_in_another_format_is_named_with_what_it_is(serve: Serve) -> None:
+    page = (200, {"content-type": "text/html"}, b"<html>please log in</html> {")
+    url = f"{serve(lambda _: page)}/metrics"
+    with httpx.Client(trust_env=False) as client:
+        scraper = Scraper(client, [url], clock_ns=lambda: 0)
+        with pytest.raises(SourceError) as caught:
+            scraper.scrape()
+    assert str(caught.value) == (
+        f"the page at {url} is not in the Prometheus text format (its content-type: text/html): "
+        "name the metrics page with --metrics-url"
+    )
+    assert scraper.samples == []
 
 
 def test_a_role_is_the_sum_of_its_series_and_an_absent_one_has_no_entry() -> None:
