@@ -11,7 +11,6 @@ just before it starts them; each takes every so-many-th arrival. On another host
 the master's, it begins when the word arrives.
 """
 
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +25,7 @@ from locust.env import Environment
 from locust.exception import StopUser
 from locust.runners import MasterRunner, WorkerRunner
 
-from harness.collect.clock import BOOT_ID
+from harness.collect.clock import local_clock
 from harness.load.abandon import leave_rule, plan_request
 from harness.load.arrivals import deal
 from harness.load.handles import allow_streams
@@ -77,7 +76,7 @@ class OpenLoopDirector(PlannedUser):
         cls._directed = session
         open_loop = session.plan.open_loop
         assert open_loop is not None
-        share = cls.share or Share(begins_ns=_soon_ns(), clock=_clock())
+        share = cls.share or Share(begins_ns=_soon_ns(), clock=local_clock())
         try:
             _send_all(session, open_loop, share)
         except Exception:  # Locust logs it, and would wait for the time to be up
@@ -161,7 +160,7 @@ def share_out(environment: Environment, open_loop: OpenLoop) -> None:
 
 def _tell_workers(environment: Environment, runner: MasterRunner) -> None:
     def tell(**_: Any) -> None:
-        share = Share(begins_ns=_soon_ns(), clock=_clock(), workers=runner.worker_count)
+        share = Share(begins_ns=_soon_ns(), clock=local_clock(), workers=runner.worker_count)
         runner.send_message(_START, msgspec.to_builtins(share))
 
     environment.events.test_start.add_listener(tell)  # type: ignore[no-untyped-call]
@@ -171,7 +170,7 @@ def _listen_to_master(runner: WorkerRunner) -> None:
     def hear(msg: Any, **_: Any) -> None:
         share = msgspec.convert(msg.data, Share)
         share.worker = runner.worker_index
-        if share.clock != _clock():
+        if share.clock != local_clock():
             share.begins_ns = _soon_ns()
         OpenLoopDirector.share = share
 
@@ -180,8 +179,3 @@ def _listen_to_master(runner: WorkerRunner) -> None:
 
 def _soon_ns() -> int:
     return time.perf_counter_ns() + _LEAD_NS
-
-
-def _clock() -> str:
-    """Names the clock: processes of one start of one machine share it."""
-    return BOOT_ID.read_text().strip() if BOOT_ID.exists() else platform.node()
