@@ -49,13 +49,14 @@ class Limit(NamedTuple):
 
     def left_s(self) -> float:
         """Raises httpx.ReadTimeout when it is over."""
-        self.check()
-        return (self.at_ns - time.perf_counter_ns()) / 1e9
+        left_ns = self.at_ns - time.perf_counter_ns()
+        if left_ns <= 0:
+            raise _LimitPassedError(self.complaint)
+        return left_ns / 1e9
 
     def check(self) -> None:
         """Raises httpx.ReadTimeout when it is over."""
-        if time.perf_counter_ns() >= self.at_ns:
-            raise _LimitPassedError(self.complaint)
+        self.left_s()
 
 
 class Connection(Answer, httpx.SyncByteStream):

@@ -263,7 +263,8 @@ class StreamMachine:
                 self._answer.append(choice.shown())
             is_last = is_last or choice.finish_reason is not None
         if tokens:
-            self._apply(Signal.TOKEN)
+            if self.state is not State.READING or self.outcome:  # else it changes nothing
+                self._apply(Signal.TOKEN)
             self.tokens_read += tokens
             self._token_times_ns.append(t_ns)
             self._event_tokens.append(tokens)
