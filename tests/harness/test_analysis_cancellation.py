@@ -246,6 +246,16 @@ def test_one_not_watched_for_the_settle_time_is_no_ghost_yet(make_run: MakeRun) 
     assert isinstance(figures_of(run)["ghost_rate"], NotMeasurable)
 
 
+def test_one_that_came_to_its_natural_end_is_a_ghost_however_short_the_watch(
+    make_run: MakeRun,
+) -> None:
+    run = make_run()
+    run.abandon("a", t0=3900, tokens=[20])
+    run.events("a", arrived=0, admitted=0, first_token=10, disconnected=3901)
+    run.events("a", reason="length", removed=3950, blocks_freed=3950, finished=3950)
+    assert only_row(run)["ghost"]
+
+
 def test_one_that_had_ended_before_its_user_left(make_run: MakeRun) -> None:
     run = make_run()
     run.abandon("a", t0=33, tokens=[21])

@@ -11,11 +11,15 @@ import pytest
 from msgspec import structs
 
 from harness.analysis.arm_round import _over_rounds, analyse_round, pooled_figures
+from harness.analysis.balance import delay_of_aborts
 from harness.analysis.black_box import Outside, figures_from_outside, seen_from_outside
+from harness.analysis.boundaries import step_boundaries
 from harness.analysis.counters import leak_figures
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figure, NotMeasurable, reading
 from harness.analysis.ghosts import Ghosts
+from harness.analysis.held_open import held_open
+from harness.analysis.scraped import lag_ns
 from harness.analysis.stats import rate_upper95
 from harness.analysis.summary import summarise
 from harness.analysis.totals import Balance, as_figure, pooled
@@ -147,6 +151,64 @@ def test_requests_that_are_there_for_ever_make_the_figure_of_a_run_a_lower_bound
     run.manifest.idle.after |= {"running": 1.0}
     found = metric(figures_from_outside([seen(run)])["cancel_latency_s"]["gauge"])
     assert found.bound == "lower"
+
+
+def left_unseen(run: RunBuilder, left: int, unseen: int) -> RunBuilder:
+    """One leaves every 100 ms and is counted as aborted 20 ms later; then some more leave
+    at 505 ms, before the server saw them."""
+    alone_one_by_one(run, 0)
+    run.metrics(running="exact", waiting="exact", aborted="exact")
+    for i in range(left):
+        sent, end = 100.0 * i, 100.0 * i + 50
+        run.request(str(i), sent=sent, tokens=[sent + 20], outcome="abandoned", end=end)
+    for i in range(unseen):
+        run.request(f"unseen {i}", sent=504, tokens=[], outcome="abandoned", end=505 + i)
+    run.manifest.window.load_ended_ns = at(100.0 * left)
+    for t in np.arange(5.0, 100.0 * left, 10.0):
+        run.scrape(t, "its_aborted", float(max(0, (t + 30) // 100)))
+    run.idle({"aborted": 0.0}, {"aborted": float(left)})
+    return run
+
+
+def test_who_left_before_the_server_saw_them_is_not_waited_for(make_run: MakeRun) -> None:
+    run = left_unseen(make_run(), left=30, unseen=2)
+    frames = run.frames()
+    found = delay_of_aborts(frames, run_facts(frames))
+    assert isinstance(found, Balance)
+    assert found.n == 30
+    assert found.mean == pytest.approx(0.020, abs=0.005)
+
+
+def test_a_counter_that_misses_many_tells_nothing(make_run: MakeRun) -> None:
+    run = left_unseen(make_run(), left=10, unseen=2)
+    frames = run.frames()
+    found = delay_of_aborts(frames, run_facts(frames))
+    assert isinstance(found, NotMeasurable)
+    assert "which of them it means is not known" in found.reason
+
+
+def test_who_timed_out_has_left_and_who_was_refused_was_never_there(make_run: MakeRun) -> None:
+    run = make_run()
+    for outcome in ("abandoned", "timed_out", "cut_off", "completed", "rejected"):
+        run.request(outcome, sent=0, tokens=[], outcome=outcome, end=50)
+    held = held_open(run.frames().requests)
+    assert (held.n_left, len(held.started_ns)) == (3, 4)
+
+
+def test_a_page_is_as_old_as_half_of_its_scrape(make_run: MakeRun) -> None:
+    run = _lonely(make_run)
+    for sample in run.server_metrics:
+        sample.duration_ns = 8_000_000
+    frames = run.frames()
+    assert lag_ns(frames, run_facts(frames), "running") == 4_000_000
+
+
+def test_tokens_no_further_apart_than_half_a_gap_are_of_one_step(make_run: MakeRun) -> None:
+    run = make_run()
+    run.request("a", sent=0, tokens=[10, 20, 30], outcome="completed", end=30)
+    run.request("b", sent=0, tokens=[14, 26], outcome="completed", end=30)
+    ends = step_boundaries(run.frames().requests)
+    assert [int(t - at(0)) / 1e6 for t in ends] == [10, 20, 26]
 
 
 # Readings, one a round.
@@ -290,6 +352,13 @@ def test_a_counter_below_what_was_read_tells_of_no_waste(make_run: MakeRun) -> N
     assert (
         reason(waste) == "its_generated_tokens moved by 1, less than the 2 tokens that clients read"
     )
+
+
+def test_while_somebody_is_still_served_there_will_be_more_waste(make_run: MakeRun) -> None:
+    run = _lonely(make_run)
+    run.manifest.idle.later = {"running": 0, "waiting": 0, "generated_tokens": 7.0}
+    waste = figures_from_outside([seen(run)])["wasted_tokens"]["counter"]
+    assert (metric(waste).mean, metric(waste).bound) == (4.0, "lower")
 
 
 def test_of_a_request_for_several_answers_all_may_be_wasted(make_run: MakeRun) -> None:

@@ -170,6 +170,16 @@ def of_storms(frames: RunFrames) -> Figures:
     return storm_figures(cancellations(frames), run_facts(frames))
 
 
+def test_a_storm_with_one_ghost_among_others_has_no_known_end(make_run: MakeRun) -> None:
+    run = make_run()
+    for name, reason in (("a", "abort"), ("b", "length")):
+        run.abandon(name, t0=100, tokens=[50], trial=0)
+        run.events(name, arrived=1, admitted=1, first_token=50)
+        run.events(name, reason=reason, removed=150, blocks_freed=150, finished=150)
+    clear = metric(of_storms(run.frames()), "storm_clear_s")
+    assert (clear.n, clear.n_censored) == (1, 1)
+
+
 def test_a_storm_lasts_from_the_first_who_leaves_to_the_last_block(make_run: MakeRun) -> None:
     run = make_run()
     storm(run, 0, 100)
