@@ -14,6 +14,7 @@ import pandas as pd
 from harness.analysis.figure import Figure
 from harness.analysis.frames import RunFrames
 from harness.records import Metric
+from harness.words import quantity
 
 # Late is a p99 of the delay above this share of the median TTFT; but no timer is finer than this.
 _LATE_SHARE: Final = 0.1
@@ -39,7 +40,7 @@ def arrival_warnings(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterat
     if delay.p99 <= max(_TIMER_S, _LATE_SHARE * median_s):
         return
     yield (
-        f"requests were sent late: start_delay_s has a p99 of {delay.p99 * 1e3:.3g} ms; "
+        f"requests were sent late: start_delay_s has a p99 of {quantity(delay.p99, 's')}; "
         f"{_why_late(frames.requests, int(arrivals['max_streams']))}; believe the figures from the "
         "intended start"
     )
