@@ -88,16 +88,20 @@ def test_without_a_ca_file_the_usual_are_trusted(monkeypatch: pytest.MonkeyPatch
     assert tls_context(None).get_ca_certs()
 
 
-def test_an_answer_in_drops_has_an_end() -> None:
-    """Each byte is in time for the next; the whole is not."""
+@pytest.mark.parametrize("drop", [b"y", b""], ids=["in drops", "silent"])
+def test_an_answer_without_end_is_given_up(drop: bytes) -> None:
+    """Each byte would be in time for the next; the whole is not."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
 
         def drip() -> None:
             with listener.accept()[0] as sock:
                 sock.sendall(b"HTTP/1.1 200 OK\r\nx: ")
-                while not select.select([sock], [], [], 0.01)[0] or sock.recv(4096):
-                    sock.sendall(b"y")
+                assert sock.recv(4096)
+                for _ in range(1000):
+                    if select.select([sock], [], [], 0.01)[0]:
+                        return  # the client has left
+                    sock.sendall(drop)
 
         thread = threading.Thread(target=drip)
         thread.start()

@@ -141,6 +141,24 @@ class TestClosedByTheServer:
                 assert server.exchanges[f"r{number}"].is_over.wait(30)
             assert len(set(asker.ports)) == 3
 
+    def test_with_a_word_that_answers_nothing(self, serve: Serve) -> None:
+        """As servers do that give an idle connection up: no request may take it for its answer."""
+
+        def script(x: Exchange) -> None:
+            x.send(ANSWER)
+            if x.request_id == "r0":
+                assert is_idle.wait(30)
+                x.send(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
+                x.wait_until_received()
+
+        is_idle = threading.Event()
+        server = serve(script)
+        with asking(server) as asker:
+            assert asker.ask() == b"hi"
+            is_idle.set()
+            assert server.exchanges["r0"].is_over.wait(30)
+            assert asker.ask() == b"hi"
+
     @pytest.mark.parametrize("with_reset", [False, True])
     def test_just_as_it_is_used(self, with_reset: bool) -> None:
         """The request goes out once more; not twice more, and not from a new connection."""
@@ -154,7 +172,10 @@ class TestClosedByTheServer:
             assert closer.requests == [1, 2, 1, 2, 1]
 
     def test_not_where_an_answer_had_begun(self, serve: Serve) -> None:
+        asked: list[str] = []
+
         def script(x: Exchange) -> None:
+            asked.append(x.request_id)
             x.send(ANSWER if x.request_id == "r0" else b"HTTP/1.1 2")
             x.goes_on = x.request_id == "r0"
 
@@ -163,7 +184,7 @@ class TestClosedByTheServer:
             assert asker.ask() == b"hi"
             with pytest.raises(httpx.RemoteProtocolError, match="before the answer was complete"):
                 asker.ask()
-        assert len(server.exchanges) == 2
+        assert asked == ["r0", "r1"]
 
 
 class Closer:

@@ -10,12 +10,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import httpx
+import msgspec
 import pytest
 
 from harness.load.abandon import never
+from harness.load.client import StreamClient
 from harness.load.plan import Timeouts
 from harness.load.transport import SocketTransport
 from harness.records import Delivery, Outcome, RequestRow, Way
+from tests.harness.load.test_client import PLAN
 from tests.harness.load.test_leaving import Client
 
 if TYPE_CHECKING:
@@ -143,7 +146,9 @@ def test_a_refusal_before_the_request_was_sent_is_read() -> None:
 
 def test_no_file_handle_left(serve: Serve) -> None:
     server = serve(says(OK + b"\r\n"))
-    client = Client(server.url)
+    client, reasons = Client(server.url), list[str]()
+    plan = msgspec.structs.replace(PLAN, url=server.url)
+    client.client = StreamClient(plan, api_key=None, give_up=reasons.append)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.dup(0)
     os.close(lowest_free)
@@ -155,6 +160,7 @@ def test_no_file_handle_left(serve: Serve) -> None:
     assert row.outcome is Outcome.FAILED
     assert row.error is not None
     assert row.error.startswith(f"no file handle is left, of {lowest_free}")
+    assert reasons == [row.error]
 
 
 def test_what_cannot_be_a_host() -> None:
