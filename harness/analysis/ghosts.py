@@ -19,7 +19,7 @@ import pandas as pd
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, NotMeasurable, rate
 from harness.analysis.frames import RunFrames
-from harness.analysis.held_open import LEFT, held_open
+from harness.analysis.held_open import LEFT, RACE, held_open
 from harness.analysis.scraped import typical_step_s
 from harness.analysis.stats import Floats, rate_upper95
 from harness.analysis.tokens import tokens_read
@@ -184,5 +184,5 @@ def _unsure(frames: RunFrames) -> int:
     """Who left without any answer, or with its end on the way."""
     left = _left(frames)
     is_race = left["max_tokens"] - left["read"] <= _ON_THE_WAY
-    is_race |= left["plan"] == "last_token"
+    is_race |= left["plan"] == RACE
     return int((left["first_token_ns"].isna() | is_race).sum())

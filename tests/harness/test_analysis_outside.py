@@ -155,14 +155,14 @@ def test_requests_that_are_there_for_ever_make_the_figure_of_a_run_a_lower_bound
 
 def left_unseen(run: RunBuilder, left: int, unseen: int) -> RunBuilder:
     """One leaves every 100 ms and is counted as aborted 20 ms later; then some more leave
-    at 505 ms, before the server saw them."""
+    at about 506 ms, before the server saw them."""
     alone_one_by_one(run, 0)
     run.metrics(running="exact", waiting="exact", aborted="exact")
     for i in range(left):
         sent, end = 100.0 * i, 100.0 * i + 50
         run.request(str(i), sent=sent, tokens=[sent + 20], outcome="abandoned", end=end)
     for i in range(unseen):
-        run.request(f"unseen {i}", sent=504, tokens=[], outcome="abandoned", end=505 + i)
+        run.request(f"unseen {i}", sent=504, tokens=[], outcome="abandoned", end=506 + i)
     run.manifest.window.load_ended_ns = at(100.0 * left)
     for t in np.arange(5.0, 100.0 * left, 10.0):
         run.scrape(t, "its_aborted", float(max(0, (t + 30) // 100)))

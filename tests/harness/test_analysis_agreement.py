@@ -1,0 +1,69 @@
+"""Two methods for one quantity: each pair is of the same requests, and may disagree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from harness.analysis.agreement import Agreement, agreement
+from harness.analysis.cancellation import cancellations
+from harness.analysis.facts import run_facts
+from harness.analysis.summary import compute_figures, seen_from_outside
+from harness.records import Role
+from tests.harness.made_up import alone_one_by_one
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.harness.conftest import RunBuilder
+
+    MakeRun = Callable[[], RunBuilder]
+
+
+def agreed(run: RunBuilder) -> dict[tuple[str, str], Agreement]:
+    frames = run.frames()
+    facts = run_facts(frames)
+    outside = seen_from_outside(frames, facts)
+    figures = compute_figures(frames, cancellations(frames), facts, outside)
+    return {(one.metric, one.method): one for one in agreement(frames, figures, facts)}
+
+
+@pytest.mark.parametrize(("way", "agrees"), [(4, True), (80, False)])
+def test_a_probe_is_as_late_as_a_token_may_be_under_way(
+    make_run: MakeRun, way: float, agrees: bool
+) -> None:
+    run = make_run()
+    for i in range(4):
+        more = {"role": Role.PROBE, "arm": "abandon", "trial": i, "reference_ns": None}
+        run.request(f"p{i}", sent=0, tokens=[200 + way], outcome="completed", end=400, **more)
+        run.requests[-1].reference_ns = run.requests[-1].sent_ns
+        run.events(f"p{i}", arrived=1, admitted=150, first_token=200)
+    run.lag(100, 1)
+    found = agreed(run)[("slot_recovery_s", "probe")]
+    assert found.difference == pytest.approx(way / 1e3)
+    assert found.bias == pytest.approx((0.0, 0.011))
+    assert found.agrees is agrees
+
+
+@pytest.mark.parametrize(("freed", "agrees"), [(135, True), (300, False)])
+def test_who_stood_alone_is_held_against_his_own_log(
+    make_run: MakeRun, freed: float, agrees: bool
+) -> None:
+    """Others left, too, at moments at which nothing can be attributed, and took much longer."""
+    run = make_run()
+    alone_one_by_one(run, 6)
+    run.manifest.clock.comparable = True
+    for i in range(6):
+        run.events(str(i), arrived=1000 * i, admitted=1000 * i, first_token=1000 * i + 40)
+        gone = 1000 * i + freed
+        run.events(str(i), removed=gone, blocks_freed=gone, finished=gone)
+    for name in ("x", "y"):
+        run.request(name, sent=7000, tokens=[7050], outcome="abandoned", end=7100)
+        run.events(name, arrived=7000, admitted=7000, removed=7900, blocks_freed=7900)
+        run.events(name, finished=7900)
+    found = agreed(run)[("cancel_latency_s", "gauge_attributed")]
+    assert found.n == 6
+    assert found.exact == pytest.approx((freed - 100) / 1e3)
+    assert found.value == pytest.approx(0.050)
+    assert found.agrees is agrees
