@@ -4,63 +4,28 @@ So `walkaway --help` and a mistyped flag are answered at once: pandas and scipy 
 """
 
 import os
-import shutil
 import sys
-import textwrap
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
+from harness import lookup_commands
+from harness.command_line import (
+    Command,
+    Json,
+    NoScrape,
+    Out,
+    Quiet,
+    Setting,
+    app,
+    target_names,
+    workload_names,
+)
 from harness.errors import ConfigError
 from harness.process import python_module
 
-WIDEST = 100  # longer lines are hard to read
-
-app = typer.Typer(
-    name="walkaway",
-    help=(
-        "What does an LLM server do after the user walks away? Opens streams the way users do, "
-        "abandons them on purpose, and measures what it cost.\n\nExample: walkaway demo"
-    ),
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
-
-class Command(TyperCommand):
-    """A command whose usage line names its arguments plainly: WORKLOAD, not {WORKLOAD}."""
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        pieces = super().collect_usage_pieces(ctx)
-        return [piece.replace("{", "").replace("}", "") for piece in pieces]
-
-
-Setting = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="SECTION.KEY=VALUE",
-        help="Override a key of the workload, e.g. run.users=4. Repeatable.",
-    ),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="DIR", help="The run's folder; must be new or empty."),
-]
-NoScrape = Annotated[
-    bool,
-    typer.Option(
-        "--no-scrape",
-        help="Read /metrics before and after the load only: watching costs the watched.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print summary.json instead of a table.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
+__all__ = ["app"]
 
 
 @app.command(cls=Command)
@@ -95,13 +60,20 @@ def demo(
 @app.command(cls=Command)
 def run(  # noqa: PLR0913  one argument a flag
     *,
-    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", hidden=True)],
+    workload: Annotated[
+        str, typer.Argument(metavar="WORKLOAD", hidden=True, autocompletion=workload_names)
+    ],
     target: Annotated[
         str | None,
         typer.Option(metavar="URL", help="The server; without it the bundled engine is started."),
     ] = None,
     engine: Annotated[
-        str, typer.Option(metavar="NAME", help="What kind of server (walkaway targets) or a path.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What kind of server (walkaway targets) or a path.",
+            autocompletion=target_names,
+        ),
     ] = "reference",
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="The model's name on the server.")
@@ -218,43 +190,13 @@ def engine(context: typer.Context) -> None:
     _become(python_module("reference_engine", *context.args))
 
 
-@app.command(cls=Command)
-def workloads() -> None:
-    """List the shipped workloads and the question that each answers.
-
-    Example: walkaway workloads
-    """
-    from harness.config import SHIPPED_WORKLOADS, load_workload, shipped
-
-    files = shipped(SHIPPED_WORKLOADS)
-    _print_list({name: [load_workload(name).question] for name in files}, files)
-
-
-@app.command(cls=Command)
-def targets() -> None:
-    """List the kinds of server that walkaway knows, for --engine.
-
-    Example: walkaway targets
-    """
-    from harness.config import SHIPPED_TARGETS, load_target, shipped
-
-    files = shipped(SHIPPED_TARGETS)
-    known = {name: load_target(name) for name in files}
-    texts = {
-        name: [target.description, f"metrics: {', '.join(target.metrics) or 'none known'}"]
-        for name, target in known.items()
-    }
-    _print_list(texts, files)
-
-
-def _print_list(texts: Mapping[str, list[str]], files: Mapping[str, Path]) -> None:
-    """Names with what there is to say of each; the file's path in one piece, to be copied."""
-    width = min(shutil.get_terminal_size().columns, WIDEST)
-    for name, lines in texts.items():
-        typer.echo(name)
-        for line in lines:
-            typer.echo(textwrap.fill(line, width, initial_indent="  ", subsequent_indent="  "))
-        typer.echo(f"  {files[name]}")
+for _command in (
+    lookup_commands.workloads,
+    lookup_commands.targets,
+    lookup_commands.init,
+    lookup_commands.doctor,
+):
+    app.command(cls=Command)(_command)
 
 
 def _become(command: list[str]) -> None:

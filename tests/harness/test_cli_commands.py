@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_group
 from typer.testing import CliRunner
 
 from harness.commands import app
@@ -13,7 +14,7 @@ from harness.errors import ConfigError
 from harness.run_command import typed_command
 from harness.store import RunFolder, RunRows
 
-COMMANDS = ("demo", "run", "report", "engine", "workloads", "targets")
+COMMANDS = tuple(sorted(get_group(app).commands))
 
 
 def test_workloads_are_listed_with_their_questions() -> None:
