@@ -64,7 +64,9 @@ def test_who_has_lost_patience_asks_again_at_once(serve: Serve, tmp_path: Path) 
     for row in again:
         assert row.repeats is not None
         assert row.outcome is not Outcome.TIMED_OUT
-        assert row.sent_ns - timed_out[row.repeats].ended_ns < 150 * MS  # no pause of half a second
+        assert (
+            row.sent_ns - timed_out[row.repeats].ended_ns < 450 * MS
+        )  # the pause otherwise is 500
 
 
 def test_canaries_ask_alone_first_and_then_the_same_all_along(serve: Serve, tmp_path: Path) -> None:
