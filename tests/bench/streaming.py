@@ -216,8 +216,11 @@ class Watched:
 def watch(kind: ClientKind, traffic: Traffic, *, warm_s: float, window_s: float) -> Watched:
     """Start both, wait until all streams are open and warm, and watch the client for a while.
 
-    Raises UnavailableError if the streams do not open, or the server cannot keep its rate.
+    Raises UnavailableError if the streams do not open, the server cannot keep its rate, or the
+    system lacks what this rests on.
     """
+    if not hasattr(select, "epoll"):
+        raise UnavailableError("the server of tokens, and reading a process's clock, need Linux")
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         server = stack.enter_context(_server(traffic, folder))
