@@ -184,7 +184,7 @@ def _ghost_card(metrics: Metrics) -> Card | None:
         details.append(f"true rate at most {quantity(ghosts.upper95, 'ratio')} (95 %)")
     return Card(
         label="Ghosts",
-        value=f"{'≥ ' if is_lower else ''}{count:,}",
+        value=("none seen" if not count else f"≥ {count:,}") if is_lower else f"{count:,}",
         details=tuple(details),
         good=GOOD["ghosts"],
         is_clean=None if is_lower and not count else count == 0,

@@ -2,33 +2,49 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from tests.truth.black_box import bounded_delay_line
+from harness.analysis.ghosts import Ghosts, ghost_rate
+from tests.truth.black_box import bounded_lines, counted_ghosts_line
 from tests.truth.scripted_engine import Script
 
 SCRIPT = Script(step_s=0.01)  # with 5 ms, 15 ms are allowed
 
 
-def metric(mean: float | None, upper95: float | None = None, bias: float = 0.0) -> dict[str, Any]:
-    others = {"bias_low": -bias, "bias_high": bias, "estimate": 0.05}
-    return {"mean": mean, "upper95": upper95, "others": others}
+def metric(
+    mean: float | None, interval: tuple[float, float] | None = None, upper95: float | None = None
+) -> dict[str, Any]:
+    return {"mean": mean, "mean_ci95": interval, "upper95": upper95}
 
 
 @pytest.mark.parametrize(
     ("shown", "is_right"),
     [
-        (metric(0.06), True),
-        (metric(0.07), False),
-        (metric(0.07, bias=0.01), True),
+        (metric(0.06, (0.04, 0.08)), True),
+        (metric(0.06, (0.065, 0.08)), False),  # the truth is not in its interval
+        (metric(0.06), False),
+        (metric(0.07, (0.0, 0.2)), False),  # whatever old pages may hide
         (metric(None, upper95=0.3), True),
-        (metric(None, upper95=0.03), False),  # although what the totals gave is the truth
-        (metric(None), False),
+        (metric(None, upper95=0.049), False),
         (None, False),
     ],
 )
 def test_a_delay_is_right_if_the_summary_shows_it(
     shown: dict[str, Any] | None, *, is_right: bool
 ) -> None:
-    line = bounded_delay_line("cancel latency by gauge", 0.05, shown, SCRIPT)
-    assert line.is_right is is_right
+    lines = bounded_lines("cancel latency by gauge", 0.05, shown, SCRIPT)
+    assert all(line.is_right for line in lines) is is_right
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "is_right"),
+    [(2, 2, True), (1, 1, False), (1, 4, True), (3, 4, False), (0, 2, True)],
+)
+def test_ghosts_by_counter_are_told_exactly_or_with_a_limit(
+    low: int, high: int, *, is_right: bool
+) -> None:
+    """Two of eight who left were not aborted."""
+    left = [(0, {"finish_reason": "abort" if i < 6 else None}) for i in range(8)]
+    rate = msgspec.to_builtins(ghost_rate([Ghosts(n=8, low=low, high=high)], "counter"))
+    assert counted_ghosts_line(left, rate).is_right is is_right

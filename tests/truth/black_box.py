@@ -11,6 +11,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import msgspec
+
+from dashboards.sentence import sentence
+from harness.records import Metric
 from tests.e2e.running import Run, measure, scripted_server
 from tests.truth.known import seconds
 from tests.truth.scripted_engine import Script
@@ -80,16 +84,12 @@ def hold_to_truth(setting: Setting, folder: Path) -> list[Line]:
 def recovery_lines(seen: Seen) -> Iterator[Line]:
     rows, works, metrics = seen.run.rows("requests"), seen.works, seen.run.metrics
     t0_of = {r["trial"]: r["abandoned_ns"] for r in rows if r["outcome"] == "abandoned"}
-    leavers = [(r["abandoned_ns"], works[r["request_id"]]) for r in rows if r["abandoned_ns"]]
     probes = [r for r in rows if (r["role"], r["arm"]) == ("probe", "abandon")]
     served = fmean(
         seconds(t0_of[row["trial"]], works[row["request_id"]]["sent_times_ns"][0]) for row in probes
     )
-    recovery, unloaded = metrics["slot_recovery_s"], metrics["probe_ttft_unloaded_s"]
-    yield delay_line("slot recovery by probe", served, recovery["mean"], seen.script)
-    held = fmean(seconds(t0, work["freed_ns"]) for t0, work in leavers)
-    told = recovery["mean"] - unloaded["mean"]
-    yield delay_line("cancel latency by probe, less the unloaded", held, told, seen.script)
+    recovery = metrics["slot_recovery_s"]["mean"]
+    yield delay_line("slot recovery by probe", served, recovery, seen.script)
     found = seen.run.manifest["target"].get("slots_found")
     yield count_line("batch slots, found by trying", seen.script.slots, found)
 
@@ -108,13 +108,16 @@ def user_lines(seen: Seen) -> Iterator[Line]:
     ghosts = sum(work["is_ghost"] and work["removed_ns"] is None for _, work in left)
     lost = sum(work["has_leaked_slot"] for _, work in left)
     metrics = seen.run.metrics
-    rate = metrics["ghost_rate"]
+    rates = by_method(metrics["ghost_rate"])
+    rate = rates["gauge"]
     counted = ghosts + lost if ghosts else 0  # beside a ghost nobody can tell that a slot is lost
     yield count_line("ghosts, by gauge", counted, rate["mean"] * rate["n"])
     apart = 0 if ghosts else lost
     yield count_line("lost slots that are no ghosts", apart, rate["others"].get("lost_slots", 0))
     going_on = rate["others"].get("still_generating")
     yield count_line("some of them still generate", ghosts > 0, bool(going_on))
+    if "counter" in rates:
+        yield counted_ghosts_line(left, rates["counter"])
     yield count_line("leaked slots", ghosts + lost, metrics["leaked_slots"]["mean"])
     if not ghosts:
         blocks = sum(work["leaked_blocks"] for work in seen.truth["requests"])
@@ -134,34 +137,59 @@ def audit_line(seen: Seen) -> Line:
     return count_line(f"audit: aborts are {expected}", 1, told in possible, note=f"said: {told}")
 
 
+def counted_ghosts_line(left: list[tuple[int, dict[str, Any]]], rate: dict[str, Any]) -> Line:
+    """Who left and was not aborted: exactly, at least so many, or no more than a limit allows."""
+    known = sum(work["finish_reason"] != "abort" for _, work in left)
+    what = "ghosts, by counter"
+    if rate["bound"] == "upper":
+        told = rate["upper95"] * rate["n"]
+        return Line(what=what, known=known, limits=(known, rate["n"]), told=told, note="at most")
+    told = rate["mean"] * rate["n"]
+    if rate["bound"] == "lower":
+        return Line(what=what, known=known, limits=(1, known + 1e-6), told=told, note="at least")
+    return count_line(what, known, told)
+
+
 def waste_line(seen: Seen, ghosts: int) -> Line:
-    """Tokens in all that nobody read; of ghosts that still run a lower bound."""
-    rows = seen.run.rows("requests")
-    made = sum(
-        len(seen.works[r["request_id"]]["token_times_ns"])
-        for r in rows
-        if r["request_id"] in seen.works
-    )
-    known = made - sum(row["tokens_read"] for row in rows)
+    """Tokens in all that nobody read; of ghosts that still run what it was as the page was read:
+    one of the first few times after the settle time."""
+    read = sum(row["tokens_read"] for row in seen.run.rows("requests"))
     wasted = seen.run.metrics["wasted_tokens"]
     told = wasted["others"]["total_tokens"]
-    if ghosts:
-        bound = wasted["bound"]
-        limits = (1, known if bound == "lower" else 0)
-        return Line(what="wasted tokens so far", known=known, limits=limits, told=told, note=bound)
-    return count_line("wasted tokens, in all", known, told)
+    if not ghosts:
+        return count_line("wasted tokens, in all", made_by(seen, math.inf) - read, told)
+    settled_ns = seen.run.manifest["window"]["settled_ns"]
+    reads = [t for t in seen.truth["reads_ns"]["/metrics"] if t > settled_ns]
+    low, high = (made_by(seen, t_ns) - read for t_ns in (settled_ns, reads[:3][-1]))
+    is_bounded = wasted["bound"] == "lower"
+    limits = (low, high if is_bounded else -1)
+    return Line(
+        what="wasted tokens so far", known=high, limits=limits, told=told, note=wasted["bound"]
+    )
+
+
+def made_by(seen: Seen, t_ns: float) -> int:
+    """Tokens made by a time for those of whom there are rows."""
+    works = seen.works
+    rows = [row for row in seen.run.rows("requests") if row["request_id"] in works]
+    return sum(t <= t_ns for row in rows for t in works[row["request_id"]]["token_times_ns"])
+
+
+def by_method(metric: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """A figure with all that stand beside it."""
+    others = {name: one for name, one in metric["others"].items() if isinstance(one, dict)}
+    return {metric["method"]: metric, **others}
 
 
 def latency_lines(seen: Seen, left: list[tuple[int, dict[str, Any]]]) -> Iterator[Line]:
     """The mean, from totals: the counter moves when a request is out, the gauge when it is free."""
-    metric = seen.run.metrics["cancel_latency_s"]
-    methods = {metric["method"]: metric, **metric["others"]}
+    methods = by_method(seen.run.metrics["cancel_latency_s"])
     held = fmean(seconds(t0, gone_ns(work)) for t0, work in left)
-    yield bounded_delay_line("cancel latency by gauge", held, methods.get("gauge"), seen.script)
+    yield from bounded_lines("cancel latency by gauge", held, methods.get("gauge"), seen.script)
     if seen.script.aborted_counter == "exact":
         out = fmean(seconds(t0, work["removed_ns"]) for t0, work in left)
         counted = methods.get("counter")
-        yield bounded_delay_line("cancel latency by counter", out, counted, seen.script)
+        yield from bounded_lines("cancel latency by counter", out, counted, seen.script)
 
 
 def gone_ns(work: dict[str, Any]) -> int:
@@ -171,26 +199,31 @@ def gone_ns(work: dict[str, Any]) -> int:
     return end
 
 
-def bounded_delay_line(
+def bounded_lines(
     what: str, known: float, metric: dict[str, Any] | None, script: Script
-) -> Line:
-    """Only what the summary shows counts: a mean, or where it shows none, what it does not exceed.
-
-    What old pages can hide or add is part of the claim of a mean: `bias_low`, `bias_high`. In an
-    upper limit it is contained.
-    """
+) -> Iterator[Line]:
+    """Only what the summary shows counts: a mean with its interval, in which old pages are
+    contained, or where it shows none, what it does not exceed."""
     if metric is None:
-        return Line(what=what, known=known, limits=(known, known), told=None, note="not told")
-    allowed = tolerance_s(known, script)
-    if metric["mean"] is None:
-        at_most = (known - allowed, math.inf)
-        return Line(
-            what=what, known=known, limits=at_most, told=metric["upper95"], note="at most so much"
-        )
-    low, high = metric["others"]["bias_low"], metric["others"]["bias_high"]
-    limits = (known - allowed + low, known + allowed + high)
-    note = f"old pages: {low:+.3f}, {high:+.3f}" if low or high else ""
-    return Line(what=what, known=known, limits=limits, told=metric["mean"], note=note)
+        yield Line(what=what, known=known, limits=(known, known), told=None, note="not told")
+    elif metric["mean"] is None:
+        limits = (known, math.inf)
+        yield Line(what=what, known=known, limits=limits, told=metric["upper95"], note="at most")
+    else:
+        yield delay_line(what, known, metric["mean"], script)
+        yield interval_line(f"{what}: in its interval", known, metric["mean_ci95"], script)
+
+
+def interval_line(
+    what: str, known: float, limits: tuple[float, float] | None, script: Script
+) -> Line:
+    """The truth lies in it. The server works in steps: an end may be off by one."""
+    if limits is None:
+        return Line(what=what, known=known, limits=(known, known), told=None, note="no interval")
+    low, high = limits
+    return Line(
+        what=what, known=known, limits=(low - script.step_s, high + script.step_s), told=known
+    )
 
 
 def tolerance_s(known: float, script: Script) -> float:
@@ -211,6 +244,7 @@ def count_line(what: str, known: float, told: float | None, note: str = "") -> L
 # What must not be said of a server with nothing wrong...
 
 ALARMS = ("ghost", "leak", "wedged", "still", "health", "lies", "apart")
+ACCUSING = ("not stopped", "went on as if", "never came back", "still held")
 NEVER_THERE = ("ghost_rate", "leaked_slots", "leaked_blocks", "leaked_kv_share")
 
 
@@ -230,7 +264,20 @@ def alarms(summary: dict[str, Any]) -> list[str]:
         is_grave = remark["level"] != "info"
         if is_grave and any(word in remark["text"] for word in ALARMS):
             found.append(remark["text"])
-    return found
+    return found + accusations(summary)
+
+
+def accusations(summary: dict[str, Any]) -> list[str]:
+    """What the report's first sentences say against the server."""
+    breakdown = summary["breakdown"]
+    said = sentence(
+        summary["outcomes"],
+        msgspec.convert(summary["metrics"], dict[str, Metric]),
+        breakdown["leaks_in_use"],
+        breakdown["leaks_lost"],
+    )
+    parts = [part.strip(" .") for part in said.split(". ")]
+    return [part for part in parts if any(words in part for words in ACCUSING)]
 
 
 def false_alarms(setting: Setting, folder: Path) -> list[str]:
