@@ -42,9 +42,9 @@ def assert_would_be_noticed(seen: Seen) -> None:
     for name in ("ghost_rate", "leaked_slots", "leaked_blocks"):
         wrong: dict[str, Any] = copy.deepcopy(summary)
         wrong["metrics"][name]["mean"] = 1.0
-        found = alarms(wrong)
-        assert found[0] == f"{name} is 1.0"
-        assert len(found) == 2  # the report's sentence says so, too
+        raised = alarms(wrong)
+        assert raised[0] == f"{name} is 1.0"
+        assert len(raised) == 2  # the report's sentence says so, too
     assert alarms({**summary, "wedged": True}) == ["wedged is True"]
     truth = copy.deepcopy(seen.truth)
     for work in truth["requests"]:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.analysis.agreement import Agreement, agreement
+from harness.analysis.black_box import seen_from_outside
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
-from harness.analysis.summary import compute_figures, seen_from_outside
+from harness.analysis.summary import compute_figures
 from harness.records import Role
 from tests.harness.made_up import alone_one_by_one
 
