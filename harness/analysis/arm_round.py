@@ -141,6 +141,8 @@ def _over_rounds(figures: Sequence[Metric | NotMeasurable]) -> Metric | NotMeasu
         return figures[0]
     if len({one.method for one in known}) > 1:
         return NotMeasurable("the rounds have it by different methods")
+    if any(one.mean is None or one.bound == "upper" for one in known):
+        return NotMeasurable("a round tells no more than what it does not exceed")
     values = np.array([one.mean for one in known], dtype=float)
     return Metric(
         unit=known[0].unit,

@@ -232,6 +232,12 @@ def test_readings_by_different_methods_are_not_mixed() -> None:
     assert reason(_over_rounds(rounds)) == "the rounds have it by different methods"
 
 
+def test_a_limit_in_one_round_is_no_value() -> None:
+    limit = metric(as_figure(balance([-0.1, 0.1], met=3.0, span_s=0.1), "gauge"))
+    rounds: list[Figure] = [reading(4.0, unit="s", method="gauge"), limit]
+    assert reason(_over_rounds(rounds)) == "a round tells no more than what it does not exceed"
+
+
 # Ghosts.
 
 
