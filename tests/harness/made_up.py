@@ -1,5 +1,10 @@
-"""Servers that tell nothing of single requests, as their metrics pages show them."""
+"""Servers that tell nothing of single requests, as their metrics pages show them; and a whole run
+of the bundled engine."""
 
+from pathlib import Path
+
+from harness.run import write_summary
+from harness.store import RunFolder
 from tests.harness.conftest import RunBuilder
 
 
@@ -31,3 +36,28 @@ def alone_one_by_one(run: RunBuilder, number: int) -> None:
             run.scrape(start + t, "its_running", float(t < 140))
             run.scrape(start + t, "its_waiting", 0.0)
     run.idle({"running": 0, "waiting": 0}, {"running": 0, "waiting": 0})
+
+
+def save_judged(path: Path, *, step_ms: float = 10, freed_ms: float = 111) -> Path:
+    """A run's folder: one request, left at 100 ms, and one that was completed."""
+    run = RunBuilder(path)
+    run.manifest.workload = {"name": "hand-made", "question": "How long?"}
+    run.abandon("a", t0=100, tokens=[50, 80])
+    run.events(
+        "a",
+        generated=3,
+        arrived=5,
+        admitted=10,
+        first_token=50,
+        disconnected=101,
+        abort_sent=102,
+        abort_received=103,
+        removed=freed_ms - 1,
+        blocks_freed=freed_ms,
+        finished=freed_ms + 1,
+    )
+    run.request("b", sent=0, tokens=[60, 90, 120], outcome="completed", end=125)
+    run.steps(1, 12, "a", "b", length=step_ms)
+    run.frames()
+    write_summary(RunFolder(path))
+    return path

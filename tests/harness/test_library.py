@@ -1,0 +1,148 @@
+"""Runs as values: what is in a run's folder, typed; and the examples of docs/library.md."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import harness
+from harness.errors import ConfigError
+from harness.rounds import write_pooled_summary
+from harness.store import RunFolder
+from tests.harness.conftest import RunBuilder
+from tests.harness.made_up import save_judged
+
+DOCUMENT = Path("docs/library.md")
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_judged(tmp_path_factory.mktemp("judged"))
+
+
+@pytest.fixture
+def saved(judged: Path, tmp_path: Path) -> Path:
+    """A run of one abandoned and one completed request, judged; a copy to be spoilt."""
+    return Path(shutil.copytree(judged, tmp_path / "results" / "my-run"))
+
+
+def test_a_run_is_typed(saved: Path) -> None:
+    run = harness.load_run(saved)
+    assert run.manifest.run_id == "made-up"
+    assert run.outcomes["abandoned"] == 1
+    latency = run.metrics["cancel_latency_s"]
+    assert latency.p50 == pytest.approx(0.011)
+    assert latency.method == "exact"
+    assert "probe" in run.not_measurable["slot_recovery_s"]
+    assert repr(run) == f"<Run made-up: complete, {saved}>"
+
+
+def test_its_rows_are_frames(saved: Path) -> None:
+    run = harness.load_run(str(saved))
+    assert list(run.requests["request_id"]) == ["a", "b"]
+    assert len(run.steps) == 12
+    assert run.server_metrics.empty
+    assert "blocks_freed" in set(run.lifecycle["event"])
+    assert run.cancellations["cancel_latency_s"].tolist() == pytest.approx([0.011])
+
+
+def test_figures_are_one_row_a_metric(saved: Path) -> None:
+    figures = harness.load_run(saved).figures.set_index("metric")
+    assert figures.loc["cancel_latency_s", "p50"] == pytest.approx(0.011)
+    assert figures.loc["ghost_rate", ["p50"]].isna().all()
+
+
+def test_a_run_with_arms_has_the_figures_of_each(judged: Path, tmp_path: Path) -> None:
+    folder = RunFolder.claim(tmp_path / "whole")
+    for arm in ("off", "on"):
+        shutil.copytree(judged, folder.rounds / f"1-{arm}")
+    manifest = RunBuilder(folder.path).manifest
+    manifest.workload = {
+        "name": "hand-made",
+        "arms": [{"name": "off"}, {"name": "on"}],
+        "run": {"rounds": 1, "reference_arm": None},
+        "headlines": [],
+    }
+    folder.write_manifest(manifest)
+    write_pooled_summary(folder)
+    run = harness.load_run(folder.path)
+    assert run.arms["on"].metrics["cancel_latency_s"].p50 == pytest.approx(0.011)
+    assert set(run.figures["arm"]) == {"off", "on"}
+    assert run.rounds["1-off"].metrics["cancel_latency_s"].n == 1
+    with pytest.raises(ConfigError, match=r"take one of run\.arms \(off, on\)"):
+        _ = run.metrics
+    with pytest.raises(ConfigError, match=r"one of run\.rounds"):
+        _ = run.requests
+
+
+def damage_json(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "manifest.json").unlink(), "is not a run's folder"),
+        (lambda folder: (folder / "summary.json").unlink(), "walkaway report"),
+        (lambda folder: damage_json(folder, "summary.json", "{"), "cannot be read"),
+        (lambda folder: damage_json(folder, "summary.json", "[]"), "schema version None"),
+        (lambda folder: other_version(folder), "schema version 99"),
+        (lambda folder: wrong_type(folder), "its files are damaged"),
+    ],
+)
+def test_what_cannot_be_read_is_said(
+    saved: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    damage(saved)
+    with pytest.raises(ConfigError, match=message):
+        harness.load_run(saved)
+
+
+def other_version(folder: Path) -> None:
+    content = json.loads((folder / "manifest.json").read_text())
+    damage_json(folder, "manifest.json", json.dumps(content | {"schema_version": 99}))
+
+
+def wrong_type(folder: Path) -> None:
+    content = json.loads((folder / "manifest.json").read_text())
+    damage_json(folder, "manifest.json", json.dumps(content | {"seed": "one"}))
+
+
+def test_a_damaged_file_of_rows_is_said_when_it_is_looked_at(saved: Path) -> None:
+    (saved / "requests.parquet").write_bytes(b"PAR1 and no more")
+    run = harness.load_run(saved)
+    assert run.outcomes["completed"] == 1
+    with pytest.raises(ConfigError, match=r"requests\.parquet: cannot be read"):
+        _ = run.requests
+
+
+def test_the_examples_of_the_document_run(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    examples = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), flags=re.DOTALL)
+    monkeypatch.chdir(saved.parent.parent)
+    exec("\n".join(examples), {})
+    printed = capsys.readouterr().out
+    assert printed.startswith("How long?\n")
+    assert "0.011 exact point" in printed
+    assert printed.endswith("55.0 ms\n")
+
+
+def test_importing_the_package_loads_nothing() -> None:
+    script = "import sys, harness\nassert harness.load_run\nprint('pandas' in sys.modules)"
+    light = script.replace("assert harness.load_run\n", "")
+    for text, loads in ((light, "False"), (script, "True")):
+        done = subprocess.run(
+            [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert done.stdout.strip() == loads
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = harness.nothing
