@@ -202,8 +202,13 @@ def _of_means(name: str, figure: Metric, method: str, other: Metric) -> Agreemen
     if exact is None or value is None:
         return None
     bias, note = None, _PLAIN_EXACT
+    if figure.unit == "ratio":
+        bias, note = _of_others_too(figure, exact, other)
     if other.bound == "lower":
-        bias, note = (-abs(exact), 0.0), "the method gives a lower bound"
+        bias, note = (
+            (-abs(exact), 0.0 if bias is None else bias[1]),
+            "the method gives a lower bound",
+        )
     return _judged(
         Agreement(
             metric=name,
@@ -217,6 +222,15 @@ def _of_means(name: str, figure: Metric, method: str, other: Metric) -> Agreemen
             note=note,
         )
     )
+
+
+def _of_others_too(figure: Metric, exact: float, other: Metric) -> tuple[tuple[float, float], str]:
+    """From outside the share is also of those whom the run cut off, who may be all or none."""
+    share = max(0.0, 1 - figure.n / other.n)
+    return (
+        -exact * share,
+        (1 - exact) * share,
+    ), f"of {other.n} requests, and exactly of {figure.n}"
 
 
 def _judged(one: Agreement) -> Agreement:

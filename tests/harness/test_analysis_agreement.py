@@ -11,7 +11,8 @@ from harness.analysis.black_box import seen_from_outside
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.summary import compute_figures
-from harness.records import Role
+from harness.records import Outcome, Role
+from tests.harness.conftest import at
 from tests.harness.made_up import alone_one_by_one
 
 if TYPE_CHECKING:
@@ -67,4 +68,30 @@ def test_who_stood_alone_is_held_against_his_own_log(
     assert found.n == 6
     assert found.exact == pytest.approx((freed - 100) / 1e3)
     assert found.value == pytest.approx(0.050)
+    assert found.agrees is agrees
+
+
+@pytest.mark.parametrize(("aborted", "value", "agrees"), [(4.0, 1 / 5, True), (2.0, 3 / 5, False)])
+def test_a_share_from_outside_is_also_of_those_who_were_cut_off(
+    make_run: MakeRun, aborted: float, value: float, agrees: bool
+) -> None:
+    """One of four who left is a ghost that ended by itself; the fifth was cut off."""
+    run = make_run()
+    alone_one_by_one(run, 5)
+    run.metrics(running="exact", waiting="exact", aborted="exact")
+    run.manifest.clock.comparable = True
+    run.manifest.window.load_ended_ns, run.manifest.window.settled_ns = at(9_000), at(12_000)
+    for i, row in enumerate(run.requests):
+        row.max_tokens = 20
+        reason = "length" if i == 0 else "abort"
+        start = 1000.0 * i
+        run.events(str(i), arrived=start, admitted=start, first_token=start + 40)
+        gone = start + 140
+        run.events(str(i), reason=reason, removed=gone, blocks_freed=gone, finished=gone)
+    run.requests[4].outcome, run.requests[4].abandoned_ns = Outcome.CUT_OFF, None
+    idle = {"running": 0.0, "waiting": 0.0}
+    run.idle({**idle, "aborted": 0.0}, {**idle, "aborted": aborted})
+    found = agreed(run)[("ghost_rate", "counter")]
+    assert (found.exact, found.n) == (0.25, 5)
+    assert found.value == pytest.approx(value)
     assert found.agrees is agrees
