@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from harness import lookup_commands
+from harness import lookup_commands, result_commands
 from harness.command_line import (
     Command,
     Json,
@@ -191,6 +191,7 @@ def engine(context: typer.Context) -> None:
 
 
 for _command in (
+    result_commands.compare,
     lookup_commands.workloads,
     lookup_commands.targets,
     lookup_commands.init,

@@ -97,7 +97,7 @@ def shift_in_words(name: str, arm: str, reference: str, shift: Shift, unit: str)
     parts = [how_often]
     if shift.shift is not None:
         sign = "+" if shift.shift > 0 else ""
-        limits = _between(shift.shift_ci95, unit)
+        limits = between(shift.shift_ci95, unit)
         sure = "" if limits is None else f" ({limits})"
         parts.insert(0, f"{sign}{quantity(shift.shift, unit)}{sure}")
     endless = shift.n_censored, shift.n_reference_censored
@@ -119,10 +119,11 @@ def difference_in_words(one: Difference) -> str:
 
 def interval(metric: Metric, name: str, *, unit: str | None = None) -> str | None:
     """The 95 % interval of a figure, or None where there is none: "1.5 to 2 ms"."""
-    return _between(getattr(metric, f"{name}_ci95", None), metric.unit if unit is None else unit)
+    return between(getattr(metric, f"{name}_ci95", None), metric.unit if unit is None else unit)
 
 
-def _between(limits: tuple[float, float] | None, unit: str) -> str | None:
+def between(limits: tuple[float, float] | None, unit: str) -> str | None:
+    """`(0.0015, 0.002), "s"` is "1.5 to 2 ms"; None where there are no limits."""
     if limits is None:
         return None
     low, high = (quantity(limit, unit) for limit in limits)

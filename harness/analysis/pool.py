@@ -15,16 +15,16 @@ import pandas as pd
 
 from harness.analysis.arm_round import ArmRound, pooled_figures
 from harness.analysis.canaries import canary_remarks, known_answers
-from harness.analysis.cancel_figures import latency_by_phase, latency_sample
+from harness.analysis.cancel_figures import latency_by_phase
 from harness.analysis.figure import Figure, Figures
-from harness.analysis.latency import ttft_sample
+from harness.analysis.of_each_request import OF_EACH, of_each_request
 from harness.analysis.paired import FEWEST_ROUNDS, Difference, compare
 from harness.analysis.stats import Floats
 from harness.analysis.summary import ORDER, count_outcomes, in_order
-from harness.analysis.two_samples import Shift, ranked, shift_between
+from harness.analysis.two_samples import Shift, shift_between
 from harness.analysis.validity import Remark, flags
 from harness.analysis.value import Value, ValueTerms, value_of
-from harness.records import SCHEMA_VERSION, Metric, Outcome
+from harness.records import SCHEMA_VERSION, Metric
 
 # What is compared between arms, of each metric that has it.
 FIGURES: Final = ("mean", "p50", "p99")
@@ -187,18 +187,11 @@ def _value(
 
 
 def _samples(rounds: Sequence[ArmRound]) -> dict[str, Floats]:
-    """By metric, the values of single requests; infinite where they are censored: a ghost, or a
-    user whose first token never came. E2E is of those that were completed."""
-    found: dict[str, list[Floats]] = {"ttft_s": [], "e2e_s": [], "cancel_latency_s": []}
-    for one in rounds:
-        stayed = one.requests[one.requests["planned_abandon"].isna()]
-        found["ttft_s"].append(ranked(ttft_sample(stayed)))
-        completed = stayed[stayed["outcome"] == Outcome.COMPLETED]
-        took = (completed["last_token_ns"] - completed["sent_ns"]).dropna()
-        found["e2e_s"].append(took.to_numpy(dtype=float) / 1e9)
-        found["cancel_latency_s"].append(ranked(latency_sample(one.cancels)))
+    """By metric, the values of single requests of all these runs."""
+    parts = [of_each_request(one.requests, one.cancels) for one in rounds]
     return {
-        metric: np.concatenate(parts) if parts else np.empty(0) for metric, parts in found.items()
+        metric: np.concatenate([part[metric] for part in parts]) if parts else np.empty(0)
+        for metric in OF_EACH
     }
 
 

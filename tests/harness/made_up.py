@@ -40,6 +40,7 @@ def alone_one_by_one(run: RunBuilder, number: int) -> None:
 
 def save_judged(path: Path, *, step_ms: float = 10, freed_ms: float = 111) -> Path:
     """A run's folder: one request, left at 100 ms, and one that was completed."""
+    path.mkdir(exist_ok=True)
     run = RunBuilder(path)
     run.manifest.workload = {"name": "hand-made", "question": "How long?"}
     run.abandon("a", t0=100, tokens=[50, 80])

@@ -1,0 +1,127 @@
+"""A figure of two runs side by side: how far apart, how surely, and what of it is the step time.
+
+The interval of a difference is made from the intervals of the two figures: with a in [l, u] and b
+in [l', u'], a - b lies between
+
+    (a - b) - sqrt((a - l)^2 + (u' - b)^2)  and  (a - b) + sqrt((u - a)^2 + (b - l')^2).
+
+It keeps the skew of each, needs no rows, and is for means, quantiles and rates alike; of a rate the
+interval is Wilson's, which makes it Newcombe's. The runs are taken for independent of each other.
+Sources: Zou and Donner, Statistics in Medicine 27 (2008), 1693-1702; Newcombe, Statistics in
+Medicine 17 (1998), 873-890; Wilson, Journal of the American Statistical Association 22 (1927), 209.
+
+A time is also compared in steps of the engine: a server with slower steps lets go later by just
+that, which is no fault of its cancelling.
+"""
+
+import math
+from typing import Final
+
+import msgspec
+from scipy import stats
+
+from harness.records import Metric
+
+Limits = tuple[float, float]
+
+_Z95: Final = float(stats.norm.ppf(0.975))
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure (`p50`) of one metric in the baseline and in a candidate.
+
+    `difference` is candidate - baseline with its interval (95 %), `ratio` candidate / baseline, and
+    `ratio_in_steps` the same of what each is in steps of its own engine. What is null is not known;
+    `note` says why the two are not compared.
+    """
+
+    metric: str
+    figure: str
+    unit: str
+    baseline: float | None = None
+    candidate: float | None = None
+    difference: float | None = None
+    difference_ci95: Limits | None = None
+    ratio: float | None = None
+    ratio_in_steps: float | None = None
+    note: str | None = None
+
+    @property
+    def is_certain(self) -> bool:
+        """Does the interval leave out 0?"""
+        limits = self.difference_ci95
+        return limits is not None and not limits[0] <= 0 <= limits[1]
+
+
+def pair_of(
+    name: str,
+    figure: str,
+    baseline: Metric,
+    candidate: Metric,
+    *,
+    steps_s: tuple[float | None, float | None] = (None, None),
+) -> Pair:
+    """Compare a figure; `steps_s`: how long a step of the baseline and of the candidate takes."""
+    a, b = getattr(candidate, figure), getattr(baseline, figure)
+    found = Pair(metric=name, figure=figure, unit=baseline.unit, baseline=b, candidate=a)
+    note = unlike(baseline, candidate)
+    if note is None and (a is None or b is None):
+        note = "not known of both"
+    if note is not None:
+        return msgspec.structs.replace(found, note=note)
+    limits = limits_of(candidate, figure), limits_of(baseline, figure)
+    ratio = a / b if a > 0 and b > 0 else None
+    return msgspec.structs.replace(
+        found,
+        difference=a - b,
+        difference_ci95=difference_ci95(a, limits[0], b, limits[1]),
+        ratio=ratio,
+        ratio_in_steps=_in_steps(ratio, baseline.unit, *steps_s),
+    )
+
+
+def unlike(baseline: Metric, candidate: Metric) -> str | None:
+    """Why two metrics are not to be compared; None where they may be."""
+    if baseline.method != candidate.method:
+        return f"by {baseline.method} and by {candidate.method}"
+    if baseline.bound != candidate.bound:
+        return f"a {baseline.bound} and a {candidate.bound} bound".replace(
+            "a point bound", "a point"
+        )
+    if baseline.of != candidate.of:
+        return f"of {baseline.of} and of {candidate.of}"
+    return None
+
+
+def limits_of(metric: Metric, figure: str) -> Limits | None:
+    """The 95 % interval of a figure, where there is one."""
+    limits: Limits | None = getattr(metric, f"{figure}_ci95", None)
+    is_rate = metric.upper95 is not None or metric.lower95 is not None
+    if limits is None and figure == "mean" and is_rate and metric.mean is not None:
+        return wilson_ci95(metric.mean, metric.n)
+    return limits
+
+
+def difference_ci95(a: float, of_a: Limits | None, b: float, of_b: Limits | None) -> Limits | None:
+    """The interval of a - b, None where one of theirs is not known."""
+    if of_a is None or of_b is None:
+        return None
+    below = math.hypot(a - of_a[0], of_b[1] - b)
+    above = math.hypot(of_a[1] - a, b - of_b[0])
+    return a - b - below, a - b + above
+
+
+def wilson_ci95(share: float, n: int) -> Limits:
+    """The interval of a share of n."""
+    z2 = _Z95**2
+    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = _Z95 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _in_steps(
+    ratio: float | None, unit: str, baseline_s: float | None, candidate_s: float | None
+) -> float | None:
+    if ratio is None or unit != "s" or not baseline_s or not candidate_s:
+        return None
+    return ratio * baseline_s / candidate_s

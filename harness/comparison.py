@@ -1,0 +1,162 @@
+"""Runs side by side: a baseline against each candidate, arm by arm where there are arms.
+
+What the figures of two runs are worth together is decided by pure functions (`analysis.comparable`
+and `analysis.figure_pairs`); this puts them together and reads the rows, where there are any.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from harness.analysis.comparable import (
+    OF_TOKENS,
+    is_counted_alike,
+    manifest_remarks,
+    step_remark,
+    summary_remarks,
+    why_not_at_all,
+)
+from harness.analysis.figure_pairs import Pair, pair_of
+from harness.analysis.of_each_request import OF_EACH, of_each_request
+from harness.analysis.stats import Floats
+from harness.analysis.two_samples import Shift, shift_between
+from harness.analysis.validity import Remark, in_level_order
+from harness.errors import ConfigError
+from harness.headlines import headline_figures
+from harness.library import Arm, Run
+from harness.records import Metric
+
+BASELINE: Final = "baseline"
+CANDIDATE: Final = "candidate"
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One candidate against the baseline, of runs with arms in one arm ("" where there are none).
+
+    `baseline` and `candidate` are the runs' names. `shifts` has by metric how far the single
+    requests lie apart, with its interval and how often one of the candidate is larger.
+    """
+
+    baseline: str
+    candidate: str
+    arm: str
+    remarks: list[Remark]
+    pairs: list[Pair]
+    shifts: dict[str, Shift]
+    metrics: dict[str, dict[str, Metric]]
+
+
+def compare_runs(baseline: Run, candidates: Sequence[Run]) -> list[Comparison]:
+    """Compare each candidate with the baseline. Raises ConfigError where two have no question or no
+    arm in common."""
+    return [
+        _compare(baseline, candidate, arm)
+        for candidate in candidates
+        for arm in _common_arms(baseline, candidate)
+    ]
+
+
+def _common_arms(baseline: Run, candidate: Run) -> list[str]:
+    where = f"{baseline.path} and {candidate.path} cannot be compared"
+    manifests = [msgspec.to_builtins(one.manifest) for one in (baseline, candidate)]
+    if (why := why_not_at_all(*manifests)) is not None:
+        raise ConfigError(f"{where}: {why}")
+    if bool(baseline.arms) != bool(candidate.arms):
+        raise ConfigError(f"{where}: only one of them has arms; name one of the runs in rounds/")
+    if not baseline.arms:
+        return [""]
+    if common := [arm for arm in baseline.arms if arm in candidate.arms]:
+        return common
+    names = " and ".join(", ".join(one.arms) for one in (baseline, candidate))
+    raise ConfigError(f"{where}: they have no arm in common ({names})")
+
+
+def _compare(baseline: Run, candidate: Run, arm: str) -> Comparison:
+    first, second = (_arm(run, arm).metrics for run in (baseline, candidate))
+    shifts, note = _shifts(baseline, candidate, arm)
+    return Comparison(
+        baseline=baseline.path.resolve().name,
+        candidate=candidate.path.resolve().name,
+        arm=arm,
+        remarks=_remarks(baseline, candidate, first, second, note),
+        pairs=_pairs(
+            first, second, counted_alike=is_counted_alike(baseline.summary, candidate.summary)
+        ),
+        shifts=shifts,
+        metrics={BASELINE: first, CANDIDATE: second},
+    )
+
+
+def _arm(run: Run, arm: str) -> Arm:
+    return run.arms[arm] if arm else run.whole
+
+
+def _pairs(
+    first: Mapping[str, Metric], second: Mapping[str, Metric], *, counted_alike: bool
+) -> list[Pair]:
+    steps_s = _step_s(first), _step_s(second)
+    pairs = []
+    for name, figure in headline_figures({BASELINE: first, CANDIDATE: second}):
+        if name not in first or name not in second:
+            has = first.get(name) or second[name]
+            which = BASELINE if name in first else CANDIDATE
+            note = f"only the {which} has it"
+            pairs.append(Pair(metric=name, figure=figure, unit=has.unit, note=note))
+        elif name in OF_TOKENS and not counted_alike:
+            unit = first[name].unit
+            note = "tokens are counted differently"
+            pairs.append(Pair(metric=name, figure=figure, unit=unit, note=note))
+        else:
+            pairs.append(pair_of(name, figure, first[name], second[name], steps_s=steps_s))
+    return pairs
+
+
+def _step_s(metrics: Mapping[str, Metric]) -> float | None:
+    return metrics["step_s"].p50 if "step_s" in metrics else None
+
+
+def _remarks(
+    baseline: Run,
+    candidate: Run,
+    first: Mapping[str, Metric],
+    second: Mapping[str, Metric],
+    note: Remark | None,
+) -> list[Remark]:
+    manifests = [msgspec.to_builtins(_server_manifest(one)) for one in (baseline, candidate)]
+    said = [
+        *manifest_remarks(*manifests),
+        *summary_remarks(baseline.summary, candidate.summary),
+        step_remark(first.get("step_s"), second.get("step_s")),
+        note,
+    ]
+    return in_level_order([one for one in said if one is not None])
+
+
+def _server_manifest(run: Run) -> object:
+    """The manifest, of a run with arms with the server of its first single run."""
+    if run.manifest.target is not None or not run.rounds:
+        return run.manifest
+    first = next(iter(run.rounds.values())).manifest
+    return msgspec.structs.replace(run.manifest, target=first.target)
+
+
+def _shifts(baseline: Run, candidate: Run, arm: str) -> tuple[dict[str, Shift], Remark | None]:
+    """How far single requests lie apart; where the rows of a run are not there, why not."""
+    try:
+        theirs, ours = (_samples(run, arm) for run in (baseline, candidate))
+    except ConfigError as error:
+        text = f"requests are not compared one by one: {error}"
+        return {}, Remark(level="info", text=text)
+    return {
+        metric: shift_between(ours[metric], theirs[metric])
+        for metric in OF_EACH
+        if len(ours[metric]) and len(theirs[metric])
+    }, None
+
+
+def _samples(run: Run, arm: str) -> dict[str, Floats]:
+    singles = [one for name, one in run.rounds.items() if name.partition("-")[2] == arm] or [run]
+    parts = [of_each_request(one.requests, one.cancellations) for one in singles]
+    return {metric: np.concatenate([part[metric] for part in parts]) for metric in OF_EACH}

@@ -1,0 +1,26 @@
+"""Commands that read runs: side by side, and written for other tools."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.command_line import JsonResult
+
+
+def compare(
+    *,
+    baseline: Annotated[Path, typer.Argument(metavar="BASELINE", hidden=True)],
+    candidates: Annotated[list[Path], typer.Argument(metavar="CANDIDATE", hidden=True)],
+    as_json: JsonResult = False,
+) -> None:
+    """Show runs side by side: differences, how sure, and what not to compare.
+
+    BASELINE and each CANDIDATE are folders of runs of one workload. Times are compared in steps of
+    the engine too where those differ; figures by different methods are not compared at all.
+
+    Example: walkaway compare results/before results/after
+    """
+    from harness.compare_command import compare_and_show
+
+    compare_and_show(baseline, candidates, as_json=as_json)

@@ -1,0 +1,194 @@
+"""Runs side by side: what is said, what is refused, what a terminal of 80 columns shows."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.analysis.comparable import manifest_remarks, step_remark, why_not_at_all
+from harness.commands import app
+from harness.comparison import Comparison, compare_runs
+from harness.errors import ConfigError
+from harness.library import load_run
+from harness.records import Metric
+from tests.harness.made_up import save_judged
+
+MANIFEST: dict[str, Any] = {
+    "seed": 1,
+    "workload": {"name": "demo", "load": {"kind": "abandon", "stay_share": 0.2}},
+    "target": {"engine": "reference", "model": "tiny", "config": {"max_num_seqs": 8}},
+    "hardware": {"cpu": "slow", "cores": 2, "platform": "Linux"},
+    "versions": {"walkaway": "1"},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A cancel of 11 ms in steps of 10 ms, and one of 31 ms in steps of 20 ms."""
+    folder = tmp_path_factory.mktemp("runs")
+    return (
+        save_judged(folder / "before"),
+        save_judged(folder / "after", step_ms=20, freed_ms=131),
+    )
+
+
+def compared(*paths: Path) -> Comparison:
+    first, second = (load_run(path) for path in paths)
+    (found,) = compare_runs(first, [second])
+    return found
+
+
+def changed(path: Path, name: str, **changes: Any) -> None:
+    content = json.loads((path / name).read_text())
+    (path / name).write_text(json.dumps(content | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "said"),
+    [
+        ({"seed": 2}, "info", "different seeds: 1 and 2"),
+        (
+            {"workload": {"name": "demo", "load": {"kind": "abandon", "stay_share": 0.5}}},
+            "warning",
+            "not the same [load]: stay_share 0.2 / 0.5",
+        ),
+        (
+            {"target": MANIFEST["target"] | {"model": "large"}},
+            "warning",
+            "different models: tiny and large",
+        ),
+        (
+            {"target": MANIFEST["target"] | {"engine": "vllm"}},
+            "warning",
+            "different kinds of server: reference and vllm",
+        ),
+        (
+            {"target": MANIFEST["target"] | {"config": {"max_num_seqs": 16}}},
+            "warning",
+            "different numbers of batch slots: 8 and 16",
+        ),
+        (
+            {"target": MANIFEST["target"] | {"config": {"max_num_seqs": 8, "faults": {"x": 1}}}},
+            "info",
+            "set up differently: faults None / {'x': 1}",
+        ),
+        (
+            {"hardware": {"cpu": "fast", "cores": 2, "platform": "other"}},
+            "warning",
+            "different machines (cpu slow / fast)",
+        ),
+        ({"versions": {"walkaway": "2"}}, "info", "different versions: walkaway 1 / 2"),
+    ],
+)
+def test_what_is_said_of_two_manifests(changes: dict[str, Any], level: str, said: str) -> None:
+    (remark,) = manifest_remarks(MANIFEST, MANIFEST | changes)
+    assert remark.level == level
+    assert said in remark.text
+
+
+def test_alike_manifests_need_no_words() -> None:
+    assert not list(manifest_remarks(MANIFEST, MANIFEST))
+
+
+@pytest.mark.parametrize(
+    ("workload", "why"),
+    [
+        ({"name": "soak"}, "different workloads, `demo` and `soak`"),
+        ({"name": "demo", "load": {"kind": "cancel_storm"}}, "`abandon` and `cancel_storm`"),
+        (MANIFEST["workload"], None),
+    ],
+)
+def test_what_has_no_common_question_is_refused(workload: dict[str, Any], why: str | None) -> None:
+    found = why_not_at_all(MANIFEST, MANIFEST | {"workload": workload})
+    assert (found is None) if why is None else (found is not None and why in found)
+
+
+def test_steps_of_another_length_are_told_of() -> None:
+    short, long = (Metric(unit="s", n=9, p50=p50, method="exact") for p50 in (0.020, 0.025))
+    remark = step_remark(short, long)
+    assert remark is not None
+    assert "a step takes 20 ms and 25 ms" in remark.text
+    assert step_remark(short, short) is None
+    assert step_remark(None, long) is None
+
+
+def test_times_are_compared_in_steps_too(runs: tuple[Path, Path]) -> None:
+    found = compared(*runs)
+    pair = next(one for one in found.pairs if one.metric == "cancel_latency_s")
+    assert pair.difference == pytest.approx(0.020)
+    assert pair.ratio == pytest.approx(31 / 11)
+    assert pair.ratio_in_steps == pytest.approx(31 / 11 / 2)
+    assert any("a step takes 10 ms and 20 ms" in one.text for one in found.remarks)
+    assert found.shifts["cancel_latency_s"].n == 1
+
+
+def test_the_table_fits_eighty_columns(runs: tuple[Path, Path]) -> None:
+    result = CliRunner().invoke(app, ["compare", *map(str, runs)], env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.exception
+    assert max(map(len, result.output.splitlines())) <= 80
+    assert "cancel_latency_s p50" in result.output
+    assert "warning: a step takes 10 ms and 20 ms" in result.output
+
+
+def test_a_wide_terminal_shows_the_ratio_in_steps(runs: tuple[Path, Path]) -> None:
+    result = CliRunner().invoke(app, ["compare", *map(str, runs)], env={"COLUMNS": "140"})
+    line = next(line for line in result.output.splitlines() if "cancel_latency_s p50" in line)
+    assert line.split()[-2:] == ["2.82x", "1.41x"]
+
+
+def test_several_candidates_as_json(runs: tuple[Path, Path]) -> None:
+    first, second = map(str, runs)
+    result = CliRunner().invoke(app, ["compare", first, second, first, "--json"])
+    found = json.loads(result.output)
+    assert [one["candidate"] for one in found] == ["after", "before"]
+    same = next(one for one in found[1]["pairs"] if one["metric"] == "cancel_latency_s")
+    assert same["difference"] == 0
+
+
+def test_tokens_counted_differently_are_not_compared(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(runs[1], tmp_path / "other"))
+    changed(other, "summary.json", token_counting="events")
+    found = compared(runs[0], other)
+    wasted = next(one for one in found.pairs if one.metric == "wasted_tokens")
+    assert wasted.note == "tokens are counted differently"
+    assert any("no figure of tokens is compared" in one.text for one in found.remarks)
+
+
+def test_a_run_that_is_not_whole_is_told_of(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    other = Path(shutil.copytree(runs[1], tmp_path / "other"))
+    said = [{"level": "invalid", "text": "nobody left"}]
+    changed(other, "summary.json", status="interrupted", validity=said)
+    (other / "requests.parquet").unlink()
+    texts = [(one.level, one.text) for one in compared(runs[0], other).remarks]
+    assert texts[0] == ("invalid", "the candidate: nobody left")
+    assert ("warning", "the candidate is not complete: interrupted") in texts
+    assert any("requests are not compared one by one" in text for _, text in texts)
+
+
+def test_other_questions_are_refused(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    other = Path(shutil.copytree(runs[1], tmp_path / "other"))
+    changed(other, "manifest.json", workload={"name": "soak"})
+    result = CliRunner().invoke(app, ["compare", str(runs[0]), str(other)])
+    assert isinstance(result.exception, ConfigError)
+    assert "cannot be compared: they are of different workloads" in str(result.exception)
+
+
+def test_arms_are_compared_by_name(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    for name, arms in (("x", ("off", "on")), ("y", ("on", "more")), ("z", ("other",))):
+        shutil.copytree(runs[0], tmp_path / name)
+        whole = json.loads((runs[0] / "summary.json").read_text())
+        changed(tmp_path / name, "summary.json", arms=dict.fromkeys(arms, whole))
+        for arm in arms:
+            shutil.copytree(runs[0], tmp_path / name / "rounds" / f"1-{arm}")
+    found = compared(tmp_path / "x", tmp_path / "y")
+    assert found.arm == "on"
+    assert found.shifts["cancel_latency_s"].n == 1
+    with pytest.raises(ConfigError, match=r"no arm in common \(off, on and other\)"):
+        compared(tmp_path / "x", tmp_path / "z")
+    with pytest.raises(ConfigError, match="only one of them has arms"):
+        compared(tmp_path / "x", runs[0])
