@@ -30,8 +30,10 @@ def make_load(workload: Workload, target: Target, server: Server, folder: Path) 
         values["mix"] = _slices(workload.load, folder)
     elif isinstance(workload.load, CancelStormSettings):
         _check_storm(workload.load, server)
-    elif isinstance(workload.load, SlotRecoverySettings) and workload.load.slots is None:
-        values["slots"] = _ask_slots(workload, target, server)
+    elif isinstance(workload.load, SlotRecoverySettings):
+        _check_slots(workload.load, server)
+        if workload.load.slots is None:
+            values["slots"] = _ask_slots(workload, target, server)
     load: Load = msgspec.convert(values, type=Load)
     return load
 
@@ -147,6 +149,16 @@ def _check_storm(load: CancelStormSettings, server: Server) -> None:
         raise ConfigError(
             f"`load.streams` + `load.stayers` are {streams}, but the server has {slots} slots: "
             "the storm would wait for those in the queue for ever"
+        )
+
+
+def _check_slots(load: SlotRecoverySettings, server: Server) -> None:
+    """The probe must wait for the one slot that is left, so all of them must be known."""
+    told = (server.config or {}).get("max_num_seqs", server.slots_found)
+    if load.slots is not None and told is not None and load.slots != int(told):
+        raise ConfigError(
+            f"`load.slots` is {load.slots}, but the server says that it has {told}: leave "
+            "`load.slots` out, or start the server with as many"
         )
 
 

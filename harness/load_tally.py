@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from harness.errors import TargetError
 from harness.load.rows import ShardReader
 from harness.manifest import LoadProcess
-from harness.records import ClientSample, Outcome, ProcessMark, RequestRow
+from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, VoidTrial
 from harness.store import RunFolder
 
 _ERRORS = (Outcome.FAILED, Outcome.REJECTED, Outcome.TIMED_OUT)
@@ -26,6 +26,7 @@ class LoadTally:
         self._requests = ShardReader(folder.shards, RequestRow)
         self._samples = ShardReader(folder.shards, ClientSample)
         self._marks = ShardReader(folder.shards, ProcessMark)
+        self._void = ShardReader(folder.shards, VoidTrial)
         self._last: dict[_Process, ClientSample] = {}
         self.outcomes: Counter[Outcome] = Counter()
         self.first_error: str | None = None
@@ -56,6 +57,10 @@ class LoadTally:
         ended = {(mark.host, mark.pid): mark.t_ns for mark in marks if mark.event == "ended"}
         began = (mark for mark in marks if mark.event == "began")
         return [self._process(mark, ended.get((mark.host, mark.pid))) for mark in began]
+
+    def void_trials(self) -> list[VoidTrial]:
+        """Which trials mean nothing; asked once."""
+        return self._void.read_new()
 
     def _count(self, rows: Sequence[RequestRow]) -> None:
         self.outcomes.update(row.outcome for row in rows)

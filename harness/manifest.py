@@ -12,7 +12,7 @@ import psutil
 
 from harness.errors import InterruptedRunError, WalkawayError
 from harness.prompt_scale import BYTES_ARE_TOKENS, PromptScale
-from harness.records import SCHEMA_VERSION
+from harness.records import SCHEMA_VERSION, VoidTrial
 
 Status = Literal["complete", "interrupted", "target_failed"]
 
@@ -148,6 +148,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     idle: Idle = msgspec.field(default_factory=Idle)
     probing: Probing | None = None
     load_processes: list[LoadProcess] = []
+    void_trials: list[VoidTrial] = []
     notes: list[str] = []
     warnings: list[str] = []
 

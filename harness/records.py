@@ -161,6 +161,14 @@ class ProcessMark(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str
 
 
+class VoidTrial(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Slot recovery: a trial that could mean nothing, of which arm, and why."""
+
+    trial: int
+    arm: str
+    why: str
+
+
 class LifecycleEvent(msgspec.Struct, kw_only=True):
     """One event in a request's life, told by the reference engine: a row of `lifecycle.parquet`."""
 

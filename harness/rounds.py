@@ -12,7 +12,7 @@ from typing import Any
 from harness.analysis.arm_round import ArmRound, analyse_round
 from harness.analysis.pool import all_requests, pool
 from harness.arms import ArmRun
-from harness.errors import ConfigError, InterruptedRunError, WalkawayError
+from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
 from harness.interruption import Interruption
 from harness.manifest import Manifest, status_after
 from harness.order import ResolvedOrder
@@ -24,7 +24,8 @@ from harness.store import RunFolder
 def execute_rounds(
     resolved: ResolvedOrder, *, progress: Progress, interruption: Interruption
 ) -> FinishedRun:
-    """Do all runs. Raises ConfigError where nothing could be measured, else returns.
+    """Do all runs. Raises ConfigError or TargetError where nothing could be measured, else
+    returns.
 
     `failure` of the result is the interruption, or else the first failure of a run.
     """
@@ -37,7 +38,8 @@ def execute_rounds(
     except KeyboardInterrupt as error:  # the second Ctrl-C: the user will not wait for the rest
         raise InterruptedRunError(f"interrupted; what was saved is in {folder.path}") from error
     failure = _gravest(failures)
-    if isinstance(failure, ConfigError) and not any(folder.rounds.iterdir()):
+    is_nothing_there = not any(folder.rounds.iterdir())
+    if isinstance(failure, ConfigError | TargetError) and is_nothing_there:
         shutil.rmtree(folder.path)
         raise failure
     _complete_manifest(folder, manifest, failure)
@@ -98,7 +100,7 @@ def _run(
     try:
         order = resolved.for_arm(run, out=folder.rounds / run.folder_name)
         return execute(order, progress=progress, interruption=interruption).failure
-    except (ConfigError, InterruptedRunError) as error:
+    except (ConfigError, TargetError, InterruptedRunError) as error:
         return error
 
 

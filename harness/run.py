@@ -13,7 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from harness.analysis.summary import summarise
+from harness.analysis.void_trials import all_are_void
 from harness.config import as_plain_data
 from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
 from harness.interruption import Interruption
@@ -46,7 +49,8 @@ class FinishedRun:
 def execute(
     resolved: ResolvedOrder, *, progress: Progress, interruption: Interruption
 ) -> FinishedRun:
-    """Do one run, up to its summary. Raises ConfigError when nothing was measured, else returns.
+    """Do one run, up to its summary. Raises ConfigError when nothing was measured, and TargetError
+    when nothing was there to be measured, else returns.
 
     An exception of any other kind is a bug: its traceback is saved in the run's folder.
     """
@@ -56,11 +60,15 @@ def execute(
         folder.write_manifest(manifest)
         measurement = Measurement(resolved, folder, manifest, progress, interruption)
         failure = measure(measurement, folder, progress)
+        if isinstance(failure, TargetError) and discard_if_unreached(folder, manifest):
+            raise failure
         return conclude(measurement, folder, failure)
     except ConfigError as error:
         if discard_if_empty(folder, manifest):
             raise
         raise ConfigError(f"{error}\nwhat was collected is in {folder.path}") from error
+    except TargetError:
+        raise
     except KeyboardInterrupt as error:  # the second Ctrl-C: the user will not wait for the rest
         raise InterruptedRunError(f"interrupted; what was saved is in {folder.path}") from error
     except Exception as error:
@@ -90,6 +98,11 @@ def discard_if_empty(folder: RunFolder, manifest: Manifest) -> bool:
     return True
 
 
+def discard_if_unreached(folder: RunFolder, manifest: Manifest) -> bool:
+    """The same for a server that was not there. The log of an engine that we started is kept."""
+    return not folder.log("engine").exists() and discard_if_empty(folder, manifest)
+
+
 def begin_manifest(resolved: ResolvedOrder, *, run_id: str) -> Manifest:
     """What is known of a run before it begins."""
     return Manifest(
@@ -117,8 +130,17 @@ def measure(
     finally:
         progress.phase("writing what was collected")
         tally = save(measurement, folder)
-    processes = measurement.manifest.load_processes
-    return failure or find_hopeless(tally.outcomes, tally.first_error, processes)
+    manifest = measurement.manifest
+    hopeless = find_hopeless(tally.outcomes, tally.first_error, manifest.load_processes)
+    return failure or hopeless or find_void(manifest)
+
+
+def find_void(manifest: Manifest) -> TargetError | None:
+    """The error to end with after trials none of which means anything."""
+    if not all_are_void(msgspec.to_builtins(manifest)):
+        return None
+    first = manifest.void_trials[0]
+    return TargetError(f"no trial means anything; the first, arm {first.arm}: {first.why}")
 
 
 def save(measurement: Measurement, folder: RunFolder) -> LoadTally:
@@ -127,6 +149,7 @@ def save(measurement: Measurement, folder: RunFolder) -> LoadTally:
     rows = measurement.rows()
     folder.write_rows(replace(rows, requests=tally.requests(), client=tally.samples()))
     manifest.load_processes = tally.processes()
+    manifest.void_trials = tally.void_trials()
     if tally.first_sent_ns is not None:  # without the time that processes took to come and go
         manifest.window.load_started_ns = tally.first_sent_ns
         manifest.window.load_ended_ns = tally.last_ended_ns

@@ -4,7 +4,8 @@ Each counter's change is read while nothing runs, before the load and after the 
 the rows follows in which range it must lie. The verdict is the first of these that holds:
 
     cannot be judged  it is right only when nothing runs, and something still runs; or what is due
-              has no upper limit and it told more than the lower one
+              has no upper limit and it told more than the lower one; or somebody else used the
+              server meanwhile
     not told  the target's description has no such counter, or it was not read twice
     stuck     it did not move although it had to, or as its description says that it never does
     double    twice what is due, within the tolerance
@@ -45,6 +46,7 @@ from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
 from harness.analysis.frames import RunFrames
 from harness.analysis.held_open import Held, held_open, read_by
+from harness.analysis.others import somebody_else
 from harness.analysis.scraped import readings_of
 from harness.analysis.tokens import prompt_total, tokens_per_event, tokens_read
 from harness.records import Metric, Outcome
@@ -55,6 +57,7 @@ Verdict = Literal[
 ROLES: Final = ("generated_tokens", "prompt_tokens", "aborted", "ended", "running")
 
 
+_MOST_STRETCHED: Final = 2.0  # times the usual reading
 _NOT_YET: Final[tuple[Verdict, str]] = (
     "cannot be judged",
     "it is right only when nothing runs, and something still runs",
@@ -81,12 +84,24 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def audit(frames: RunFrames, facts: Facts, waste: Figure) -> dict[str, Any]:
-    """`client`: what the clients know. `counters`: an entry for each role."""
+    """`client`: what the clients know. `counters`: an entry for each role. `somebody_else`: what is
+    to be said of other users of the server; null: no sign of any. With others no counter is judged.
+    """
     held = held_open(frames.requests)
     entries = [
         _entry(frames, facts, role, _due(frames, facts, role, held, waste)) for role in ROLES
     ]
-    return {"client": client_account(frames.requests), "counters": entries}
+    too_high = [
+        one.name or one.role
+        for one in entries
+        if one.role != "running" and one.verdict in ("gross", "double")
+    ]
+    others = somebody_else(frames, too_high)
+    return {
+        "client": client_account(frames.requests),
+        "counters": entries if others is None else [_not_judged(one) for one in entries],
+        "somebody_else": others,
+    }
 
 
 def client_account(requests: pd.DataFrame) -> dict[str, float]:
@@ -109,7 +124,7 @@ def _due(frames: RunFrames, facts: Facts, role: str, held: Held, waste: Figure) 
     most_at_once = float(held.at(held.started_ns).max(initial=0.0))
     match role:
         case "generated_tokens":
-            return _tokens_due(frames, facts, waste, most_at_once)
+            return _tokens_due(frames, facts, held, waste, most_at_once)
         case "prompt_tokens":
             return _prompts_due(requests, most_at_once)
         case "aborted":
@@ -121,13 +136,15 @@ def _due(frames: RunFrames, facts: Facts, role: str, held: Held, waste: Figure) 
             return Due(low=0.0, high=0.0)
 
 
-def _tokens_due(frames: RunFrames, facts: Facts, waste: Figure, most: float) -> Due:
+def _tokens_due(frames: RunFrames, facts: Facts, held: Held, waste: Figure, most: float) -> Due:
     read = float(tokens_read(frames.requests).sum())
     if facts.has_lifecycle and facts.clocks_agree:
         left = left_on_the_server(frames, facts)
         if not left["wasted"].isna().any():
             exact = read + float(left["wasted"].sum())
             return Due(low=exact, high=exact, tolerance=most)
+    if not held.n_left:
+        return Due(low=read, high=read, tolerance=most)
     upper = waste.others.get("upper") if isinstance(waste, Metric) else None
     wasted = upper.mean * upper.n if isinstance(upper, Metric) and upper.mean else float("inf")
     return Due(low=read, high=read + wasted, tolerance=most)
@@ -165,6 +182,14 @@ def _entry(frames: RunFrames, facts: Facts, role: str, due: Due | None) -> Entry
         told=told,
         verdict=verdict,
         note=note,
+    )
+
+
+def _not_judged(entry: Entry) -> Entry:
+    if entry.told is None:
+        return entry
+    return msgspec.structs.replace(
+        entry, verdict="cannot be judged", note="somebody else used the server"
     )
 
 
@@ -209,9 +234,12 @@ def _signs_of_lateness(frames: RunFrames, facts: Facts, role: str, due: Due) -> 
     if role != "generated_tokens" or readings is None:
         return
     scale = tokens_per_event(frames.requests) or 1.0
-    then = readings.t_ns - readings.lag_ns
+    # The page is at least as new as the reading's beginning; one that took long tells least.
+    is_calm = readings.took_ns <= _MOST_STRETCHED * np.median(readings.took_ns)
+    then = readings.began_ns[is_calm] - readings.lag_ns
     behind = read_by(frames.requests, then) * scale
-    missing = float((behind - (readings.level - facts.idle_before.get(role, 0.0))).max(initial=0))
+    told = readings.level[is_calm] - facts.idle_before.get(role, 0.0)
+    missing = float((behind - told).max(initial=0))
     if missing > due.tolerance + 1 and missing > 0.02 * max(due.low, 1.0):
         yield f"in the run it lay up to {missing:.0f} tokens below what clients had read"
 

@@ -22,6 +22,7 @@ from harness.analysis.attributed import (
     role_that_rests,
 )
 from harness.analysis.balance import delay_of_aborts, held_for_nobody, unread_tokens
+from harness.analysis.cancel_figures import NOBODY_LEFT
 from harness.analysis.counters import wasted_by_counter, wasted_in_all, with_other
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable
@@ -33,7 +34,7 @@ from harness.analysis.ghosts import (
     ghosts_by_counter,
     ghosts_by_gauge,
 )
-from harness.analysis.held_open import held_open
+from harness.analysis.held_open import held_open, num_abandoned
 from harness.analysis.scraped import typical_step_s, why_no_lag
 from harness.analysis.totals import Balance, as_figure, pooled
 from harness.records import Metric
@@ -55,11 +56,13 @@ T = TypeVar("T")
 class Outside:
     """What one run showed from outside, by method.
 
-    `num_left`: answers whose clients went away before the end; `waste`: see `wasted_by_counter`,
-    and `unread` the same by blocks of time; `step_s`: the typical step.
+    `num_left`: answers whose clients went away before the end, whyever; `num_abandoned`: requests
+    that were left on purpose; `waste`: see `wasted_by_counter`, and `unread` the same by blocks of
+    time; `step_s`: the typical step.
     """
 
     num_left: int
+    num_abandoned: int
     totals: Mapping[str, Balance | NotMeasurable]
     alone: Mapping[str, Alone | NotMeasurable]
     ghosts: Mapping[str, Ghosts | NotMeasurable]
@@ -74,6 +77,7 @@ def seen_from_outside(frames: RunFrames, facts: Facts) -> Outside:
     old = {role: why_no_lag(frames, facts, role) for role in ("running", "aborted")}
     return Outside(
         num_left=held_open(frames.requests).n_left,
+        num_abandoned=num_abandoned(frames.requests),
         totals={
             "counter": _unless(old["aborted"], delay_of_aborts(frames, facts)),
             "gauge": _unless(old["running"], held_for_nobody(frames, facts)),
@@ -98,10 +102,11 @@ def seen_from_outside(frames: RunFrames, facts: Facts) -> Outside:
 def figures_from_outside(runs: Sequence[Outside]) -> dict[str, Methods]:
     """Cancel latency, ghost rate and waste by each method, the best first; of all runs together.
 
-    Nothing where nobody left.
+    To the totals it is all one why a client went away. But where nobody did on purpose, they are of
+    those whom the run cut off as it ended, and say nothing of abandons: so there is no figure.
     """
     runs = [run for run in runs if run.num_left]
-    if not runs:
+    if not any(run.num_abandoned for run in runs):
         return {name: {} for name in ("cancel_latency_s", "ghost_rate", "wasted_tokens")}
     latency = latency_methods(runs)
     best = next((one for one in latency.values() if isinstance(one, Metric)), None)
@@ -236,6 +241,8 @@ def _slope(frames: RunFrames, facts: Facts, noun: str) -> Figure:
             f"not enough data for a slope: {len(readings)} idle readings, and {FEWEST_LOOPS} are "
             "needed (`run.loops`)"
         )
+    if not num_abandoned(frames.requests):
+        return NotMeasurable(NOBODY_LEFT)
     left = held_open(frames.requests).left_by(np.array([t_ns for t_ns, _ in readings]))
     lost = [sign * (value - facts.idle_before[role]) for _, value in readings]
     x, y = np.append(0, left).astype(float), np.append(0.0, lost)

@@ -10,9 +10,10 @@ from typing import Final
 
 import pandas as pd
 
+from harness.analysis.cancel_figures import NOBODY_LEFT
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable, reading
-from harness.analysis.held_open import LEFT
+from harness.analysis.held_open import LEFT, num_abandoned
 from harness.analysis.tokens import prompt_total, tokens_read
 from harness.records import Metric, Outcome
 
@@ -106,6 +107,8 @@ def wasted_prompts_by_counter(requests: pd.DataFrame, facts: Facts) -> Figure:
         return NotMeasurable(_why_unknown(facts, "prompt_tokens"))
     if facts.trust.get("prompt_tokens") == "stuck":
         return NotMeasurable(_why_stuck(facts, "prompt_tokens"))
+    if not num_abandoned(requests):
+        return NotMeasurable(NOBODY_LEFT)
     has_token = requests["first_token_ns"].notna()
     n = int((requests["outcome"].isin(LEFT) & ~has_token).sum())
     if not n:

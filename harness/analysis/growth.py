@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from harness.analysis.cancel_figures import NOBODY_LEFT
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable, same_reason
 from harness.analysis.frames import RunFrames
-from harness.analysis.held_open import held_open
+from harness.analysis.held_open import held_open, num_abandoned
 from harness.analysis.stats import Floats, Ints
 from harness.records import Metric
 
@@ -42,6 +43,8 @@ def growth_figures(frames: RunFrames, facts: Facts) -> Figures:
             "needed (`run.loops`)"
         )
         return same_reason(tuple(_FIGURES), reason)
+    if not num_abandoned(frames.requests):
+        return same_reason(tuple(_FIGURES), NOBODY_LEFT)
     left = held_open(frames.requests).left_by(times).astype(float)
     return {
         name: _slope(server, column, unit, times, left) for name, (column, unit) in _FIGURES.items()

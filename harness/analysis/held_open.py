@@ -46,6 +46,11 @@ class Held:
         return np.searchsorted(self.left_ns, t_ns, side="right")
 
 
+def num_abandoned(requests: pd.DataFrame) -> int:
+    """How many requests were left on purpose: without any there is nothing to tell of a cancel."""
+    return int((requests["outcome"] == Outcome.ABANDONED).sum())
+
+
 def held_open(requests: pd.DataFrame) -> Held:
     """Of all requests that the server took. Those that it refused, or that failed without a token,
     it never held."""

@@ -20,9 +20,14 @@ from harness.analysis.stats import Floats, Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
-    """Values at ascending times (ns). A change had happened up to `lag_ns` before it shows."""
+    """Values at ascending times (ns). A change had happened up to `lag_ns` before it shows.
+
+    A time is the middle of a reading; it was begun at `began_ns` and took `took_ns`.
+    """
 
     t_ns: Ints
+    began_ns: Ints
+    took_ns: Ints
     level: Floats
     lag_ns: int
 
@@ -48,8 +53,11 @@ def readings_of(frames: RunFrames, facts: Facts, role: str) -> Readings | None:
         return None
     values = samples[is_role].assign(turn=turns[is_role]).groupby("turn")["value"].sum()
     values = values.reindex(np.unique(turns), fill_value=0.0)
+    began_ns = (samples["t_ns"] - samples["duration_ns"] // 2).groupby(turns).min()
     return Readings(
         t_ns=scrape_times_ns(frames),
+        began_ns=began_ns.to_numpy().astype(np.int64),
+        took_ns=samples["duration_ns"].groupby(turns).max().to_numpy().astype(np.int64),
         level=values.to_numpy(dtype=float),
         lag_ns=lag_ns(frames, facts, role),
     )

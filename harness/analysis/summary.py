@@ -42,7 +42,8 @@ from harness.analysis.recovery import probe_figures, refill_figures, refills_aft
 from harness.analysis.steady import steady_window
 from harness.analysis.storms import storm_figures
 from harness.analysis.tokens import token_counting
-from harness.analysis.validity import flags, in_level_order, more_remarks, remarks
+from harness.analysis.validity import Remark, flags, in_level_order, more_remarks, remarks
+from harness.analysis.void_trials import about_void_trials
 from harness.records import SCHEMA_VERSION, Metric, Outcome
 
 ORDER: Final = (
@@ -121,7 +122,11 @@ def summarise(frames: RunFrames) -> dict[str, Any]:
     manifest = frames.manifest
     agreed, steady = agreement(frames, found, facts), steady_window(frames, facts)
     probing = manifest.get("probing") or {}
+    accounts = audit(frames, facts, found["wasted_tokens"])
     said = remarks(frames, cancels, facts, flagged, in_use)
+    said += about_void_trials(manifest)
+    if accounts["somebody_else"] is not None:
+        said.append(Remark(level="warning", text=accounts["somebody_else"]))
     sides = load_sides(frames, facts)
     said += remarks_on_the_load(sides, manifest, facts, found)
     said += more_remarks(frames, facts, found, steady, agreed, probing)
@@ -138,7 +143,7 @@ def summarise(frames: RunFrames) -> dict[str, Any]:
         "flags": flagged,
         "validity": in_level_order(said),
         "agreement": agreed,
-        "audit": audit(frames, facts, found["wasted_tokens"]),
+        "audit": accounts,
         "steady": steady,
         "wedged": is_wedged(probing),
         "load_processes": sides,

@@ -16,14 +16,15 @@ from typing import Final, Generic, Self, TypeVar
 
 import msgspec
 
-from harness.records import ClientSample, ProcessMark, RequestRow
+from harness.records import ClientSample, ProcessMark, RequestRow, VoidTrial
 
-Row = TypeVar("Row", RequestRow, ClientSample, ProcessMark)
+Row = TypeVar("Row", RequestRow, ClientSample, ProcessMark, VoidTrial)
 
 KINDS: Final[dict[type[msgspec.Struct], str]] = {
     RequestRow: "requests",
     ClientSample: "client",
     ProcessMark: "process",
+    VoidTrial: "void",
 }
 _READ_BYTES: Final = 16 * 2**20
 

@@ -12,7 +12,7 @@ from harness.load.plan import AbandonLoad, LoadPlan
 from harness.load.prompts import paged_prompt, prompt
 from harness.load.rows import ShardWriter
 from harness.load.ticket import STAYS, Intent, Ticket
-from harness.records import Outcome, RequestRow, Role
+from harness.records import Outcome, RequestRow, Role, VoidTrial
 
 
 class LoadSession:
@@ -35,6 +35,7 @@ class LoadSession:
         give_up: Callable[[str], None],
     ) -> None:
         self.plan = plan
+        self._pid = pid
         self.client = StreamClient(plan, api_key=api_key, give_up=give_up)
         self.seen = Expectation()
         load = plan.load
@@ -114,6 +115,12 @@ class LoadSession:
             self.abandons += 1
             if self.abandons == self._stop_after:
                 self._enough()
+
+    def void(self, trial: VoidTrial) -> None:
+        """Put on disk that a trial means nothing, and why."""
+        if self.plan.rows_dir is not None:
+            with ShardWriter(Path(self.plan.rows_dir), VoidTrial, self._pid) as shard:
+                shard.write(trial)
 
     def close(self) -> None:
         """Release the file and all connections; doing it twice is fine."""

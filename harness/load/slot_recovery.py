@@ -34,7 +34,7 @@ from harness.load.plan import SlotRecoveryLoad
 from harness.load.session import LoadSession
 from harness.load.ticket import STAYS, Intent
 from harness.load.users import PlannedUser, end_load
-from harness.records import Outcome, RequestRow, Role, Way
+from harness.records import Outcome, RequestRow, Role, VoidTrial, Way
 
 _ARMS: Final = ("unloaded", "abandon", "control")
 # Tokens that each filler must read after the probe was sent: the second of them comes from a step
@@ -69,6 +69,7 @@ class SlotRecoveryDirector(PlannedUser):
                     Trial(session, load, arm=arm, number=number).run()
                 except TrialSpoiledError as error:
                     logger.warning("Trial %d, arm %s, is void: %s", number, arm, error)
+                    session.void(VoidTrial(trial=number, arm=arm, why=str(error)))
         end_load(self.environment)
         raise StopUser
 

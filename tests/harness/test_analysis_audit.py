@@ -9,14 +9,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from harness.analysis.others import foreign_requests
 from harness.analysis.summary import summarise
 from harness.analysis.tokens import prompt_total
-from harness.records import Delivery, TokenCounting
+from harness.analysis.void_trials import about_void_trials
+from harness.records import Delivery, TokenCounting, VoidTrial
+from harness.run import find_void
 
 if TYPE_CHECKING:
     from tests.harness.conftest import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
+
+MS = 1_000_000
 
 
 def accounts(run: RunBuilder) -> RunBuilder:
@@ -336,3 +341,58 @@ def test_who_was_cut_off_is_counted_among_those_left(make_run: MakeRun) -> None:
     run.request("c", sent=0, tokens=[10], outcome="cut_off", end=20, prompt_tokens=10)
     wasted = summarise(run.frames())["metrics"]["wasted_tokens"]
     assert (wasted["n"], wasted["others"]["cut_off"]) == (2, 1)
+
+
+def test_a_page_that_took_long_is_judged_by_when_it_was_asked_for(make_run: MakeRun) -> None:
+    """Its middle is late by half of what it took; then clients had read more than it shows."""
+    run = accounts(make_run())
+    for sample in run.server_metrics:
+        sample.t_ns += 60 * MS  # all of them 120 ms
+        sample.duration_ns = 120 * MS
+    assert verdicts(run)["generated_tokens"] == "exact"
+    for number, sample in enumerate(run.server_metrics):
+        if number // 3 == 5:  # and one, of three gauges, 410
+            sample.t_ns += 145 * MS
+            sample.duration_ns += 290 * MS
+    assert verdicts(run)["generated_tokens"] == "exact"
+
+
+def test_several_counters_that_tell_too_much_tell_of_somebody_else(make_run: MakeRun) -> None:
+    run = accounts(make_run())
+    run.manifest.idle.after |= {"generated_tokens": 500.0, "ended": 9.0}
+    summary = summarise(run.frames())
+    found = {one["role"]: one["verdict"] for one in summary["audit"]["counters"]}
+    assert set(found.values()) == {"cannot be judged"}
+    (said,) = [one["text"] for one in summary["validity"] if "somebody else" in one["text"]]
+    assert said.startswith("its_generated_tokens, its_ended all told more than this run's clients")
+
+
+def test_the_log_tells_of_somebody_else(make_run: MakeRun) -> None:
+    run = make_run()
+    run.metrics(generated_tokens="exact")
+    run.idle({"generated_tokens": 0.0}, {"generated_tokens": 50.0})
+    for number in (1, 2):
+        run.request(f"walkaway-aa-0-{number}", sent=0, tokens=[10], outcome="completed", end=20)
+        run.events(f"walkaway-aa-0-{number}", arrived=1)
+    run.events("walkaway-aa-0-3", arrived=2)  # its row was lost with its process
+    assert foreign_requests(run.frames()) == 0
+    run.events("walkaway-bb-0-1", arrived=2)
+    summary = summarise(run.frames())
+    texts = [one["text"] for one in summary["validity"] if one["level"] == "warning"]
+    assert any(text.startswith("somebody else used the server") for text in texts)
+    assert summary["audit"]["counters"][0]["verdict"] == "cannot be judged"
+
+
+def test_void_trials_are_told_with_their_reasons(make_run: MakeRun) -> None:
+    run = accounts(make_run())
+    run.manifest.workload = {"load": {"trials": 2}, "run": {}}
+    void = [VoidTrial(trial=0, arm=arm, why="no slot") for arm in ("control", "abandon")]
+    run.manifest.void_trials = void
+    (said,) = about_void_trials(run.frames().manifest)
+    assert (said.level, said.text) == ("warning", "void trials: 2, because no slot (2)")
+    run.manifest.void_trials = [*void, VoidTrial(trial=1, arm="abandon", why="too short")]
+    (said,) = about_void_trials(run.frames().manifest)
+    assert said.level == "invalid"
+    assert said.text == "void trials: 3, because no slot (2); too short (1)"
+    failure = find_void(run.manifest)
+    assert str(failure) == "no trial means anything; the first, arm control: no slot"

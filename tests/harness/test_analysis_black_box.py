@@ -23,7 +23,7 @@ from harness.analysis.scraped import met_step_s, typical_step_s
 from harness.analysis.summary import summarise
 from harness.analysis.totals import Balance, as_figure
 from harness.manifest import IdleReading, Probing
-from harness.records import Metric
+from harness.records import Metric, Outcome
 from tests.harness.conftest import at
 from tests.harness.made_up import lonely
 
@@ -519,3 +519,14 @@ def test_a_wrong_answer_is_an_answer(make_run: MakeRun) -> None:
         "after the settle time the server answers short requests with: status 429; "
         "it calls itself healthy"
     ) in texts
+
+
+def test_who_was_cut_off_makes_no_figure_of_cancellation(make_run: MakeRun) -> None:
+    run = make_run()
+    lonely(run)
+    for row in run.requests:
+        row.outcome, row.abandoned_ns = Outcome.CUT_OFF, None
+    summary = summarise(run.frames())
+    for name in ("cancel_latency_s", "ghost_rate", "wasted_tokens"):
+        assert "no request was abandoned" in summary["not_measurable"][name]
+    assert summary["audit"]["client"]["cut_off"] == 1

@@ -188,8 +188,7 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     assert stdout == ""
     assert "error: cannot reach http://127.0.0.1:1" in stderr
     assert "Traceback" not in stderr
-    assert RunFolder(out).read_manifest()["status"] == "target_failed"
-    assert RunFolder(out).frames().requests.empty
+    assert not out.exists(), "the same command can be typed again"
 
 
 @pytest.mark.e2e

@@ -2,6 +2,7 @@
 
 import signal
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,19 @@ def test_slots_come_from_the_server_where_it_tells(tmp_path: Path) -> None:
     plan = make_load_plan(asked, server(ENGINE_CONFIG), rows_dir=tmp_path)
     assert isinstance(plan.load, SlotRecoveryLoad)
     assert plan.load.slots == 5
+
+
+def test_slots_that_the_server_tells_otherwise_are_refused(tmp_path: Path) -> None:
+    told = order("load.slots=4", workload="slot_recovery")
+    with pytest.raises(ConfigError, match=r"`load\.slots` is 4, but the server says that it has 5"):
+        make_load_plan(told, server(ENGINE_CONFIG), rows_dir=tmp_path)
+    by_props = replace(server(None), slots_found=6)
+    with pytest.raises(ConfigError, match="the server says that it has 6"):
+        make_load_plan(
+            order("load.slots=4", workload="slot_recovery", engine="llamacpp"),
+            by_props,
+            rows_dir=tmp_path,
+        )
 
 
 def test_slots_come_from_the_setting_where_the_server_does_not_tell(tmp_path: Path) -> None:
