@@ -181,10 +181,9 @@ class RunFolder:
             raise ConfigError(
                 f"{path}: cannot be read: {error}; is {self.path} a finished run's folder?"
             ) from error
-        nullable = {pa.int64(): pd.Int64Dtype()}
         columns = {
             field.name: table[field.name].to_pandas(
-                types_mapper=nullable.get if field.nullable else None
+                types_mapper=_as_nullable if field.nullable else _as_lists
             )
             for field in table.schema
         }
@@ -230,6 +229,16 @@ def _arrow_type(hint: Any) -> pa.DataType:
     if issubclass(hint, str):
         return pa.string()
     return {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}[hint]
+
+
+def _as_nullable(kind: pa.DataType) -> Any:
+    return pd.Int64Dtype() if pa.types.is_int64(kind) else None
+
+
+def _as_lists(kind: pa.DataType) -> Any:
+    """Lists of times are many and long: they stay as they are, without an object for each."""
+    is_times = pa.types.is_list(kind) and pa.types.is_int64(kind.value_type)
+    return pd.ArrowDtype(kind) if is_times else None
 
 
 def _columns(record: type[msgspec.Struct], rows: Sequence[Any]) -> list[list[Any]]:

@@ -45,9 +45,10 @@ from harness.analysis.agreement import left_on_the_server
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
 from harness.analysis.frames import RunFrames
-from harness.analysis.held_open import Held, held_open, read_by
+from harness.analysis.held_open import Held, held_open
 from harness.analysis.others import somebody_else
 from harness.analysis.scraped import readings_of
+from harness.analysis.token_times import read_by
 from harness.analysis.tokens import prompt_total, tokens_per_event, tokens_read
 from harness.records import Metric, Outcome
 

@@ -45,9 +45,10 @@ from harness.analysis.boundaries import mean_wait_s
 from harness.analysis.facts import Facts
 from harness.analysis.figure import NotMeasurable
 from harness.analysis.frames import RunFrames
-from harness.analysis.held_open import Held, held_open, read_by
+from harness.analysis.held_open import Held, held_open
 from harness.analysis.scraped import Readings, met_step_s, readings_of
 from harness.analysis.stats import Floats, Ints
+from harness.analysis.token_times import read_by
 from harness.analysis.tokens import tokens_per_event
 from harness.analysis.totals import Balance
 

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.held_open import Held
-from harness.analysis.latency import token_gaps
 from harness.analysis.stats import Ints
+from harness.analysis.token_times import sorted_times, token_gaps
 
 _TOGETHER: Final = 0.5  # of the median gap: tokens no further apart than this are of one step
 
@@ -22,14 +22,13 @@ def step_boundaries(requests: pd.DataFrame) -> Ints:
     gaps, _ = token_gaps(requests)
     if not len(gaps):
         return np.empty(0, dtype=np.int64)
-    times = np.sort(np.concatenate(requests["token_times_ns"].to_list()).astype(np.int64))
-    together_ns = _TOGETHER * float(np.median(gaps)) * 1e9
+    times = sorted_times(requests)
+    together_ns = int(_TOGETHER * float(np.median(gaps)) * 1e9)
     boundaries = []
-    latest = -np.inf
-    for t_ns in times:
-        if t_ns - latest > together_ns:
-            boundaries.append(t_ns)
-            latest = t_ns
+    following = 0
+    while following < len(times):
+        boundaries.append(times[following])
+        following = int(times.searchsorted(times[following] + together_ns, side="right"))
     return np.array(boundaries, dtype=np.int64)
 
 

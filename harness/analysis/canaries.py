@@ -9,7 +9,8 @@ from collections.abc import Mapping
 import pandas as pd
 
 from harness.analysis.figure import Figures, NotMeasurable, Sample, describe_or, rate
-from harness.analysis.latency import token_gaps, ttft_sample
+from harness.analysis.latency import ttft_sample
+from harness.analysis.token_times import token_gaps
 from harness.analysis.validity import Remark
 from harness.records import Outcome, Role
 

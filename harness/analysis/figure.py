@@ -14,7 +14,7 @@ from harness.analysis.stats import (
     Bools,
     Curve,
     Floats,
-    Ints,
+    Numbers,
     clustered_mean_ci95,
     kaplan_meier,
     mean_ci95,
@@ -50,7 +50,7 @@ class Sample:
 
     values: Floats
     censored: Bools | None = None
-    clusters: Ints | None = None
+    clusters: Numbers | None = None
     is_series: bool = False
 
     def curve(self) -> Curve:

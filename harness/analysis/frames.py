@@ -6,12 +6,13 @@ from typing import Any
 import pandas as pd
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunFrames:
     """One run. The columns of each frame are the fields of its record in `harness.records`.
 
     `steps` holds its two maps as three aligned list columns: `request_ids`, `scheduled_tokens`,
-    `sampled_tokens`. An absent source is an empty frame with its columns.
+    `sampled_tokens`. An absent source is an empty frame with its columns. The lists of `requests`
+    are kept as arrow has them: see `harness.analysis.token_times`.
     """
 
     manifest: dict[str, Any]

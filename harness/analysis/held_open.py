@@ -69,13 +69,3 @@ def held_open(requests: pd.DataFrame) -> Held:
         unanswered_ns=np.sort(np.repeat(until[is_mute], answers[is_mute])),
         uncounted_ns=np.sort(np.repeat(until[may_be_uncounted], answers[may_be_uncounted])),
     )
-
-
-def read_by(requests: pd.DataFrame, t_ns: Ints) -> Floats:
-    """How many tokens all clients had read by each time, as their events counted them."""
-    times = [t for row in requests["token_times_ns"] for t in row]
-    brought = [n for row in requests["event_tokens"] for n in row]
-    order = np.argsort(np.array(times, dtype=np.int64), kind="stable")
-    total = np.append(0.0, np.cumsum(np.array(brought, dtype=float)[order]))
-    sorted_ns = np.array(times, dtype=np.int64)[order]
-    return total[np.searchsorted(sorted_ns, t_ns, side="right")]

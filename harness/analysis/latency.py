@@ -21,7 +21,7 @@ from harness.analysis.figure import (
     reading,
     same_reason,
 )
-from harness.analysis.stats import Floats
+from harness.analysis.token_times import token_gaps
 from harness.analysis.tokens import tokens_read
 from harness.records import Metric, Outcome, Role
 
@@ -97,18 +97,6 @@ def _of_two_kinds(requests: pd.DataFrame, facts: Facts) -> Figures:
         if isinstance(figure, Metric):
             figure.of = "bystanders"
     return {"ttft_s": ttft, **figures, "start_delay_s": _start_delay(requests)}
-
-
-def token_gaps(requests: pd.DataFrame) -> tuple[Floats, np.ndarray]:
-    """All gaps between consecutive token events of one request (s), and the request of each."""
-    times = requests["token_times_ns"].to_list()
-    lengths = np.fromiter(map(len, times), dtype=np.int64, count=len(times))
-    if not lengths.sum():
-        return np.empty(0), np.empty(0, dtype=np.int64)
-    request = np.repeat(np.arange(len(times)), lengths)
-    gaps = np.diff(np.concatenate(times).astype(np.int64)) / 1e9
-    is_inside = request[1:] == request[:-1]
-    return gaps[is_inside], request[1:][is_inside]
 
 
 def _ttft(users: pd.DataFrame, survivors: pd.DataFrame, *, since: str) -> Figure:

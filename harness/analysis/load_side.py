@@ -22,24 +22,24 @@ from harness.records import Metric
 MOST_CPU: Final = 0.9
 LATE_SHARE: Final = 0.95
 LEAST_LATE_S: Final = 0.02
-_SHORTEST_S: Final = 1.0  # of a window in which a share of a core means anything
+FEWEST_TICKS: Final = 100  # a second of them: with fewer nobody is judged
 
 
 class LoadSide(msgspec.Struct, frozen=True, kw_only=True):
-    """One load process in the load window. `cpu_share`: of one core; null where it was seen too
-    briefly to tell."""
+    """One load process in the load window. `cpu_share`: of one core."""
 
     host: str
     pid: int
-    cpu_share: float | None
+    cpu_share: float
     lag_p95_s: float
 
 
 def load_sides(frames: RunFrames, facts: Facts) -> list[LoadSide]:
-    """Every process that watched itself in the load window."""
+    """Every process that watched itself in the load window for long enough to be judged."""
     is_inside = frames.client["t_ns"].between(facts.load_started_ns, facts.load_ended_ns)
     ticks = frames.client[is_inside]
-    return [_side(of_one) for _, of_one in ticks.groupby(["host", "pid"])]
+    processes = [of_one for _, of_one in ticks.groupby(["host", "pid"])]
+    return [_side(of_one) for of_one in processes if len(of_one) >= FEWEST_TICKS]
 
 
 def remarks_on_the_load(
@@ -73,7 +73,7 @@ def _saturations(sides: Sequence[LoadSide], figures: Mapping[str, Figure]) -> It
     late_s = max(LEAST_LATE_S, _step_s(figures))
     for side in sides:
         reasons = []
-        if side.cpu_share is not None and side.cpu_share > MOST_CPU:
+        if side.cpu_share > MOST_CPU:
             reasons.append(f"it used {side.cpu_share:.0%} of a core")
         if side.lag_p95_s > late_s:
             reasons.append(
@@ -82,20 +82,20 @@ def _saturations(sides: Sequence[LoadSide], figures: Mapping[str, Figure]) -> It
             )
         if reasons:
             yield (
-                f"the load process with pid {side.pid} could not keep up ({' and '.join(reasons)}): "
-                "the client's times are its own, not the server's; share the load between more "
-                "processes (--processes) or machines, or take a smaller one"
+                f"the load process with pid {side.pid} could not keep up "
+                f"({' and '.join(reasons)}): the client's times are its own, not the "
+                "server's; share the load between more processes (--processes) or machines, or "
+                "take a smaller one"
             )
 
 
 def _side(ticks: pd.DataFrame) -> LoadSide:
     t_s = ticks["t_ns"].to_numpy(dtype=float) / 1e9
     cpu_s = ticks["cpu_s"].to_numpy(dtype=float)
-    watched_s = float(t_s[-1] - t_s[0])
     return LoadSide(
         host=str(ticks["host"].iloc[0]),
         pid=int(ticks["pid"].iloc[0]),
-        cpu_share=float(cpu_s[-1] - cpu_s[0]) / watched_s if watched_s >= _SHORTEST_S else None,
+        cpu_share=float(cpu_s[-1] - cpu_s[0]) / max(float(t_s[-1] - t_s[0]), 1e-9),
         lag_p95_s=float(np.quantile(ticks["lag_ns"].to_numpy(dtype=float), LATE_SHARE)) / 1e9,
     )
 

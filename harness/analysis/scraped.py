@@ -8,14 +8,15 @@ may have happened up to the rule's lag before it.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
 
 from harness.analysis.facts import Facts
 from harness.analysis.frames import RunFrames
-from harness.analysis.latency import token_gaps
 from harness.analysis.stats import Floats, Ints
+from harness.analysis.token_times import token_gaps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,15 +101,22 @@ def met_step_s(frames: RunFrames) -> float | None:
     length. Without a step log, of the gaps between tokens that the clients saw. Source: Cox,
     Renewal Theory, section 5.4 (length-biased sampling).
     """
-    lengths = _step_lengths(frames)
-    total = float(lengths.sum())
-    return float(np.square(lengths).sum()) / total if total > 0 else None
+    return _met_and_typical(frames)[0]
 
 
 def typical_step_s(frames: RunFrames) -> float | None:
     """Median step; without a step log, the median gap between tokens that the clients saw."""
+    return _met_and_typical(frames)[1]
+
+
+@lru_cache(maxsize=1)  # asked again and again of one run
+def _met_and_typical(frames: RunFrames) -> tuple[float | None, float | None]:
     lengths = _step_lengths(frames)
-    return float(np.median(lengths)) if len(lengths) else None
+    if not len(lengths):
+        return None, None
+    total = float(lengths.sum())
+    met = float(lengths @ lengths) / total if total > 0 else None
+    return met, float(np.median(lengths, overwrite_input=True))
 
 
 def _step_lengths(frames: RunFrames) -> Floats:

@@ -18,6 +18,7 @@ from scipy import stats
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.integer]  # of things that are counted from 0
 
 _ROUNDING = 1e-9  # of a running product of up to some million factors
 
@@ -47,6 +48,9 @@ def kaplan_meier(values: Floats, censored: Bools) -> Curve:
 
     Source: Kaplan and Meier, Journal of the American Statistical Association 53 (1958), 457-481.
     """
+    if not censored.any():  # then it is the plain share, and of millions that is told sooner
+        n = len(values)
+        return Curve(times=np.sort(values), censored=censored, done=np.arange(1, n + 1) / n)
     order = np.lexsort((censored, values))
     times, is_censored = values[order], censored[order]
     at_risk = np.arange(len(times), 0, -1)
@@ -91,14 +95,15 @@ def mean_ci95(values: Floats) -> tuple[float, float] | None:
     return mean - half, mean + half
 
 
-def clustered_mean_ci95(values: Floats, clusters: Ints) -> tuple[float, float] | None:
-    """Interval of a pooled mean whose observations are only independent between clusters.
+def clustered_mean_ci95(values: Floats, clusters: Numbers) -> tuple[float, float] | None:
+    """Interval of a pooled mean whose observations are only independent between clusters, which
+    are numbered from 0.
 
     The mean is a ratio of sums over clusters, sum / count: see `ratio_ci95`.
     """
-    _, codes = np.unique(clusters, return_inverse=True)
-    sums = np.bincount(codes, weights=values).astype(float)
-    return ratio_ci95(sums, np.bincount(codes))
+    counts = np.bincount(clusters)
+    sums = np.bincount(clusters, weights=values).astype(float)
+    return ratio_ci95(sums[counts > 0], counts[counts > 0])
 
 
 def ratio_ci95(sums: Floats, counts: Ints) -> tuple[float, float] | None:

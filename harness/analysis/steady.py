@@ -21,8 +21,8 @@ import numpy as np
 
 from harness.analysis.facts import Facts
 from harness.analysis.frames import RunFrames
-from harness.analysis.held_open import read_by
 from harness.analysis.stats import Floats
+from harness.analysis.token_times import read_by
 
 PARTS: Final = 200
 BATCH: Final = 5

@@ -1,0 +1,65 @@
+"""The times of all tokens of a run: as many as a hundred for each of a million requests.
+
+So the lists of a frame stay as arrow keeps them, in parts, one long array of times and the length
+of each request's share of it. Nothing here makes a Python object of a time, and beside its result
+no function holds more than a part.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from harness.analysis.stats import Floats, Ints, Numbers
+
+_ROWS_AT_ONCE: Final = 20_000
+_LIST: Final = pa.list_(pa.int64())
+
+
+def token_gaps(requests: pd.DataFrame) -> tuple[Floats, Numbers]:
+    """All gaps between consecutive token events of one request (s), and the number of its request
+    for each."""
+    parts = list(_parts(requests["token_times_ns"]))
+    num_gaps = sum(int(np.maximum(lengths - 1, 0).sum()) for _, lengths in parts)
+    gaps, owners = np.empty(num_gaps), np.empty(num_gaps, dtype=np.int32)
+    filled = seen = 0
+    for times, lengths in parts:
+        request = np.repeat(np.arange(seen, seen + len(lengths), dtype=np.int32), lengths)
+        is_inside = request[1:] == request[:-1]
+        end = filled + int(is_inside.sum())
+        gaps[filled:end] = np.diff(times)[is_inside] / 1e9
+        owners[filled:end] = request[1:][is_inside]
+        filled, seen = end, seen + len(lengths)
+    return gaps, owners
+
+
+def read_by(requests: pd.DataFrame, t_ns: Ints) -> Floats:
+    """How many tokens all clients had read by each time, as their events counted them."""
+    ascending = np.sort(t_ns)
+    read = np.zeros(len(t_ns) + 1)
+    brought = _parts(requests["event_tokens"])
+    for (times, _), (tokens, _) in zip(_parts(requests["token_times_ns"]), brought, strict=True):
+        counted_from = np.searchsorted(ascending, times)
+        read += np.bincount(counted_from, weights=tokens, minlength=len(read))
+    return np.cumsum(read)[np.searchsorted(ascending, t_ns)]
+
+
+def sorted_times(requests: pd.DataFrame) -> Ints:
+    """When each token event of all requests came (ns), ascending."""
+    parts = [times for times, _ in _parts(requests["token_times_ns"])]
+    times = np.concatenate([np.empty(0, dtype=np.int64), *parts])
+    times.sort()
+    return times
+
+
+def _parts(lists: pd.Series) -> Iterator[tuple[Ints, Ints]]:
+    """The values of a column of lists, and the length of each list, some rows at a time."""
+    column = pa.array(lists, type=_LIST)
+    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+        for first in range(0, len(chunk), _ROWS_AT_ONCE):
+            some = chunk.slice(first, _ROWS_AT_ONCE)
+            lengths = pc.list_value_length(some).to_numpy().astype(np.int64)
+            yield some.flatten().to_numpy(), lengths

@@ -1,0 +1,111 @@
+"""Who was too busy to be believed, and who died: from ticks and marks, by the stated rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.analysis.facts import run_facts
+from harness.analysis.load_side import load_sides
+from harness.analysis.summary import summarise
+from harness.manifest import LoadProcess
+from harness.records import ClientSample
+from tests.harness.conftest import at
+
+if TYPE_CHECKING:
+    from tests.harness.conftest import RunBuilder
+
+    MakeRun = Callable[[], RunBuilder]
+
+TICKS = 100  # one each 10 ms of the load window
+
+
+def watched(run: RunBuilder, *, pid: int, busy: float, late_ms: float = 0.1, late: int = 0) -> None:
+    """A process that used this share of a core, and noticed so many ticks so late."""
+    for number in range(TICKS):
+        run.client.append(
+            ClientSample(
+                t_ns=at(number * 10),
+                pid=pid,
+                host="here",
+                lag_ns=round((late_ms if number < late else 0.1) * 1e6),
+                cpu_s=busy * number / 100,
+                streams=3,
+            )
+        )
+
+
+def said(run: RunBuilder, level: str) -> list[str]:
+    run.request("s", sent=0, tokens=[100, 110, 120], outcome="completed", end=121)
+    summary = summarise(run.frames())
+    return [one["text"] for one in summary["validity"] if one["level"] == level]
+
+
+@pytest.mark.parametrize(
+    ("ticks", "reason"),
+    [
+        ({"busy": 0.89}, None),
+        ({"busy": 0.95}, "it used 95% of a core"),
+        ({"busy": 0.2, "late": 4, "late_ms": 500}, None),
+        ({"busy": 0.2, "late": 10, "late_ms": 19}, None),
+        ({"busy": 0.2, "late": 10, "late_ms": 30}, "over 30 ms late (the most is 20 ms)"),
+    ],
+)
+def test_a_saturated_client_makes_the_run_invalid(
+    make_run: MakeRun, ticks: dict[str, Any], reason: str | None
+) -> None:
+    run = make_run()
+    watched(run, pid=7, busy=0.1)
+    watched(run, pid=8, **ticks)
+    invalid = said(run, "invalid")
+    assert len(invalid) == (reason is not None)
+    if reason is not None:
+        assert reason in invalid[0]
+        assert "pid 8" in invalid[0]
+        assert "more processes (--processes)" in invalid[0]
+
+
+def test_late_is_later_than_a_step(make_run: MakeRun) -> None:
+    run = make_run()
+    run.steps(1, 9, "s", length=100)
+    watched(run, pid=8, busy=0.2, late=10, late_ms=90)
+    assert said(run, "invalid") == []
+
+
+def test_who_was_watched_too_briefly_is_not_judged(make_run: MakeRun) -> None:
+    run = make_run()
+    run.lag(1, 900)
+    assert load_sides(run.frames(), run_facts(run.frames())) == []
+
+
+def test_a_process_that_died_is_told_of(make_run: MakeRun) -> None:
+    run = make_run()
+    alive = LoadProcess(
+        worker=0,
+        host="here",
+        pid=7,
+        clock="boot",
+        began_ns=at(-50),
+        ended_ns=at(1100),
+        last_seen_ns=at(1000),
+        requests=9,
+        open_streams=0,
+    )
+    dead = LoadProcess(
+        worker=1,
+        host="here",
+        pid=8,
+        clock="boot",
+        began_ns=at(-50),
+        ended_ns=None,
+        last_seen_ns=at(400),
+        requests=5,
+        open_streams=3,
+    )
+    run.manifest.load_processes = [alive, dead]
+    (text,) = [text for text in said(run, "warning") if "died" in text]
+    assert "load process 1 (pid 8 on here) died 0.4 s into the load" in text
+    assert "the 5 requests that it had written are kept" in text
+    assert "the 3 that it had in flight are in no figure" in text
