@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.held_open import RACE
+from harness.analysis.token_times import without_tokens
 from harness.analysis.tokens import tokens_read
 from harness.records import Outcome
 
@@ -20,6 +21,7 @@ def strange_answers(requests: pd.DataFrame) -> Iterator[str]:
     """A warning for each kind of strangeness, with how many there were."""
     if requests.empty:
         return
+    requests = without_tokens(requests)
     yield from _too_long(requests)
     yield from _empty(requests)
     yield from _errors(requests)

@@ -60,22 +60,16 @@ class Alone:
 def quiet_leavings(held: Held, observed_until_ns: int) -> list[Quiet]:
     """Every leaving, with the nearest other thing that happened before and after."""
     moments = np.sort(np.concatenate([held.started_ns, held.ended_ns]))
-    found = []
-    for t0 in held.left_ns:
-        here = int(np.searchsorted(moments, t0))
-        if here + 1 < len(moments) and moments[here + 1] == t0:
-            continue
-        after = int(moments[here + 1]) if here + 1 < len(moments) else observed_until_ns
-        before = int(moments[here - 1]) if here else int(t0)
-        found.append(
-            Quiet(
-                t0_ns=int(t0),
-                since_ns=before,
-                until_ns=after,
-                held_after=int(held.at(np.array([t0]))[0]),
-            )
-        )
-    return found
+    t0 = held.left_ns
+    here = np.searchsorted(moments, t0)
+    before = np.where(here > 0, moments[here - 1], t0)
+    after = np.append(moments, observed_until_ns)[here + 1]
+    is_alone = (here + 1 == len(moments)) | (after != t0)
+    columns = (t0, before, after, held.at(t0).astype(np.int64))
+    return [
+        Quiet(t0_ns=left, since_ns=since, until_ns=until, held_after=still)
+        for left, since, until, still in zip(*(c[is_alone].tolist() for c in columns), strict=True)
+    ]
 
 
 def fall_of_gauge(quiet: Quiet, readings: Readings, level: Floats) -> Limits | None:

@@ -48,7 +48,7 @@ from harness.analysis.frames import RunFrames
 from harness.analysis.held_open import Held, held_open
 from harness.analysis.others import somebody_else
 from harness.analysis.scraped import readings_of
-from harness.analysis.token_times import read_by
+from harness.analysis.token_times import read_by, without_tokens
 from harness.analysis.tokens import prompt_total, tokens_per_event, tokens_read
 from harness.records import Metric, Outcome
 
@@ -107,7 +107,7 @@ def audit(frames: RunFrames, facts: Facts, waste: Figure) -> dict[str, Any]:
 
 def client_account(requests: pd.DataFrame) -> dict[str, float]:
     """Requests by what became of them, those who left by how far they had come, and tokens."""
-    left = requests[requests["outcome"] == Outcome.ABANDONED]
+    left = without_tokens(requests)[requests["outcome"] == Outcome.ABANDONED]
     has_token = left["first_token_ns"].notna()
     counts = {outcome.value: int((requests["outcome"] == outcome).sum()) for outcome in Outcome}
     return {
@@ -152,7 +152,7 @@ def _tokens_due(frames: RunFrames, facts: Facts, held: Held, waste: Figure, most
 
 
 def _prompts_due(requests: pd.DataFrame, most: float) -> Due | None:
-    each = requests.loc[requests.index.repeat(requests["n"])]
+    each = without_tokens(requests).loc[requests.index.repeat(requests["n"])]
     has_token = requests["first_token_ns"].notna().to_numpy(dtype=bool)
     was_taken = (each["outcome"] != Outcome.REJECTED).to_numpy(dtype=bool)
     low, high = prompt_total(requests, has_token), prompt_total(each, was_taken)

@@ -25,6 +25,7 @@ from harness.analysis.facts import Facts, run_facts
 from harness.analysis.frames import RunFrames
 from harness.analysis.held_connections import NEVER, reset_by_us_ns
 from harness.analysis.step_log import StepTimes
+from harness.analysis.token_times import without_tokens
 from harness.analysis.tokens import tokens_read
 from harness.analysis.waste import waste_columns
 from harness.records import Outcome, Role
@@ -84,7 +85,7 @@ def _left(requests: pd.DataFrame) -> pd.DataFrame:
     is_abandoned = (requests["outcome"] == Outcome.ABANDONED) & requests["abandoned_ns"].notna()
     is_load = requests["role"].isin([Role.USER, Role.FILLER, Role.LONG_PROMPT])
     read = pd.Series(tokens_read(requests), index=requests.index)
-    left = requests[is_abandoned & is_load]
+    left = without_tokens(requests)[is_abandoned & is_load]
     columns = ["request_id", "role", "trial", "plan", "way", "planned_abandon", "max_tokens", "n"]
     frame = left[columns].assign(
         t0_ns=left["abandoned_ns"].astype("Int64"), tokens_read=read[left.index]

@@ -22,6 +22,7 @@ from harness.analysis.frames import RunFrames
 from harness.analysis.held_open import LEFT, RACE, held_open
 from harness.analysis.scraped import typical_step_s
 from harness.analysis.stats import Floats, rate_upper95
+from harness.analysis.token_times import without_tokens
 from harness.analysis.tokens import tokens_read
 from harness.records import Metric
 
@@ -147,7 +148,7 @@ def _still_there(facts: Facts) -> int | None:
 def _left(frames: RunFrames) -> pd.DataFrame:
     """Those who left, a row for each answer that they had asked for."""
     read = pd.Series(tokens_read(frames.requests), index=frames.requests.index)
-    rows = frames.requests.assign(read=read / frames.requests["n"])
+    rows = without_tokens(frames.requests).assign(read=read / frames.requests["n"])
     rows = rows[rows["outcome"].isin(LEFT)]
     return rows.loc[rows.index.repeat(rows["n"])]
 

@@ -12,6 +12,7 @@ import pandas as pd
 from scipy import stats
 
 from harness.analysis.stats import Bools, Floats
+from harness.analysis.token_times import without_tokens
 from harness.records import Outcome, TokenCounting
 
 
@@ -20,7 +21,7 @@ def tokens_per_event(requests: pd.DataFrame) -> float | None:
 
     None where no such request told its usage.
     """
-    told = requests[
+    told = without_tokens(requests)[
         (requests["token_counting"] == TokenCounting.EVENTS)
         & (requests["outcome"] == Outcome.COMPLETED)
         & requests["completion_tokens"].notna()
