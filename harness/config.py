@@ -115,9 +115,13 @@ class EngineSettings(Section):
 
 
 class SettleSettings(Section):
-    """`[settle]`: how long to wait for the server after the load; overrides the target's."""
+    """`[settle]`: how long to wait for the server after the load; overrides the target's.
+
+    `silence_seconds`: how much longer where users leave without a word (stop_reading, vanish).
+    """
 
     seconds: Seconds | None = None
+    silence_seconds: Seconds | None = None
     steps: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
 
 
@@ -290,6 +294,8 @@ class Target(Section):
     `slots_from`: where the number of batch slots stands: on /walkaway/config, on /props, or only in
     the workload (else it is found by trying); `blocks_from`: where that of KV cache blocks does.
     `min_scrape_interval_s`: read more often than this, the server behaves differently.
+    `silence_s`: after how long it gives up a client that reads nothing, or acknowledges nothing; so
+    much longer it is watched after a load whose users leave in such ways.
     `bytes_are_tokens`: a prompt has as many tokens as bytes; else that is found out before a load.
     """
 
@@ -309,6 +315,7 @@ class Target(Section):
     min_scrape_interval_s: ScrapeInterval | None = None
     settle_s: Seconds
     settle_steps: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
+    silence_s: Seconds = 0.0
     metrics: dict[MetricRole, MetricSource] = Field(default_factory=dict)
 
 

@@ -4,6 +4,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from importlib.resources import files
 from itertools import count
 
@@ -61,12 +62,15 @@ def run_load(
     plan: LoadPlan,
     folder: RunFolder,
     *,
+    until_settled: ExitStack,
     check_server: Callable[[], None],
     watch: Callable[[str, int], None],
     show: Callable[[Snapshot], None],
     interrupted: Callable[[], bool],
 ) -> None:
     """Run the load process to its end, or until interrupted. Its rows lie in shards then.
+
+    The connections that its users left open are reset when `until_settled` is closed.
 
     `check_server` raises when there is no use in going on, `watch` is told the name and the id of
     each process. Raises TargetError when the load
@@ -77,24 +81,24 @@ def run_load(
     counts: Counter[str] = Counter()
     started_s = time.monotonic()
     command = load_command(folder, plan.processes)
-    with Child("load", command, folder.log("load")) as load:
-        watch("load", load.pid)
-        for turn in count(1):
-            code = load.wait(WATCH_S)
-            if code == 0 or interrupted():
-                return
-            if code is not None:
-                raise TargetError(f"the load process ended with code {code}:\n{load.tail()}")
-            if turn % CHECK_EVERY == 0:
-                check_server()
-            elapsed_s = time.monotonic() - started_s
-            if elapsed_s > plan.max_seconds + plan.timeouts.next_byte_s + GRACE_S:
-                raise TargetError(f"the load process did not end in time:\n{load.tail()}")
-            for mark in marks.read_new():
-                if mark.pid != load.pid:
-                    watch(f"load {mark.worker}", mark.pid)
-            counts.update(row.outcome.value for row in shards.read_new())
-            show(_snapshot(plan, elapsed_s, counts))
+    load = until_settled.enter_context(Child("load", command, folder.log("load")))
+    watch("load", load.pid)
+    for turn in count(1):
+        code = load.wait(WATCH_S)
+        if code == 0 or interrupted():
+            return
+        if code is not None:
+            raise TargetError(f"the load process ended with code {code}:\n{load.tail()}")
+        if turn % CHECK_EVERY == 0:
+            check_server()
+        elapsed_s = time.monotonic() - started_s
+        if elapsed_s > plan.max_seconds + plan.timeouts.next_byte_s + GRACE_S:
+            raise TargetError(f"the load process did not end in time:\n{load.tail()}")
+        for mark in marks.read_new():
+            if mark.pid != load.pid:
+                watch(f"load {mark.worker}", mark.pid)
+        counts.update(row.outcome.value for row in shards.read_new())
+        show(_snapshot(plan, elapsed_s, counts))
 
 
 def describe_load(plan: LoadPlan) -> str:

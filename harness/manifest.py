@@ -56,11 +56,15 @@ class Clock(msgspec.Struct, kw_only=True):
 
 
 class Window(msgspec.Struct, kw_only=True):
-    """When the load began and ended and when the server had settled; null where it never came."""
+    """When the load began and ended and when the server had settled; null where it never came.
+
+    `held_until_ns`: until when connections that users left open were held, of each loop.
+    """
 
     load_started_ns: int | None = None
     load_ended_ns: int | None = None
     settled_ns: int | None = None
+    held_until_ns: list[int] = []
 
 
 class IdleReading(msgspec.Struct, kw_only=True):

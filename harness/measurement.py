@@ -49,7 +49,13 @@ from harness.server_facts import (
     unseen_metrics,
 )
 from harness.serving import Asker, count_slots, probe_service
-from harness.settle import CalmWatch, may_end_early, settle_seconds, typical_step_s
+from harness.settle import (
+    CalmWatch,
+    may_end_early,
+    settle_seconds,
+    silence_seconds,
+    typical_step_s,
+)
 from harness.store import RunFolder, RunRows
 
 SETTLE_POLL_S = 0.02
@@ -113,15 +119,18 @@ class Measurement:
             with self._collect(stack, server, metrics_urls) as collector:
                 for number in range(loops := self._resolved.workload.run.loops):
                     plan = msgspec.structs.replace(first, seed=first.seed + number)
-                    self._load(plan, server, collector)
-                    self._settle(collector)
-                    server.check_alive()
-                    self.manifest.idle.after = self._read_idle(client, metrics_urls)
-                    if loops > 1:
-                        self._keep_loop()
-                if self._is_to_be_read_later():
-                    self._interruption.pause(LATER_S)
-                    self.manifest.idle.later = self._read_idle(client, metrics_urls)
+                    is_last = number == loops - 1
+                    with ExitStack() as until_settled:
+                        self._load(plan, server, collector, until_settled)
+                        self._settle(collector)
+                        server.check_alive()
+                        self.manifest.idle.after = self._read_idle(client, metrics_urls)
+                        if loops > 1:
+                            self._keep_loop()
+                        if is_last and self._is_to_be_read_later():
+                            self._interruption.pause(LATER_S)
+                            self.manifest.idle.later = self._read_idle(client, metrics_urls)
+                        self.manifest.window.held_until_ns.append(self._clock_ns())
             self._probe(client, server)
 
     def _plan_load(self, client: httpx.Client, server: Server) -> LoadPlan:
@@ -310,7 +319,9 @@ class Measurement:
         rng = random.Random(f"{self.manifest.seed}/scrapes")
         return jittered(interval_s, rng, shortest_s=self._target.min_scrape_interval_s)
 
-    def _load(self, plan: LoadPlan, server: Server, collector: Collector) -> None:
+    def _load(
+        self, plan: LoadPlan, server: Server, collector: Collector, until_settled: ExitStack
+    ) -> None:
         def show(snapshot: Snapshot) -> None:
             gauges = read_roles(collector.latest_scrape(), self._target.metrics)
             self._progress.update(replace(snapshot, gauges=gauges))
@@ -324,6 +335,7 @@ class Measurement:
             run_load(
                 plan,
                 self._folder,
+                until_settled=until_settled,
                 check_server=server.check_alive,
                 watch=collector.cpu.watch,
                 show=show,
@@ -348,6 +360,7 @@ class Measurement:
         """Wait the settle time, or until the server's gauges are as before and can be believed."""
         step_s = typical_step_s(collector.rows().steps)
         seconds = settle_seconds(self._target, self._resolved.workload.settle, step_s)
+        seconds += silence_seconds(self._target, self._resolved.workload)
         self.manifest.settle_s = seconds
         self._progress.phase(f"letting the server settle (at most {seconds:.1f} s)")
         calm = CalmWatch(self.manifest.idle.before)

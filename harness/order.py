@@ -158,6 +158,7 @@ def make_load_plan(resolved: ResolvedOrder, server: Server, *, rows_dir: Path) -
         continuous_usage=target.continuous_usage,
         usage_per_choice=target.usage_per_choice,
         cancel_path=target.cancel_path,
+        left_open_outlive=True,
         ca_file=resolved.order.ca_file,
         keep_alive=run.keep_alive,
         rows_dir=str(rows_dir.resolve()),

@@ -3,11 +3,14 @@
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from harness.config import SettleSettings, Target
+from harness.config import SettleSettings, Target, Workload
+from harness.load_settings import AbandonSettings
 from harness.records import StepRow
 
 # Roles that describe the server's state now; the other roles are counters and never come back.
 GAUGES = ("running", "waiting", "free_blocks", "kv_usage")
+
+_WITHOUT_A_WORD = ("stop_reading", "vanish")
 
 # One scrape may fall between two requests, or between an abort and the next gauge update.
 CALM_SCRAPES = 3
@@ -20,6 +23,17 @@ def settle_seconds(target: Target, settings: SettleSettings, step_s: float | Non
     if steps is None or step_s is None:
         return seconds
     return max(seconds, steps * step_s)
+
+
+def silence_seconds(target: Target, workload: Workload) -> float:
+    """How much longer where users leave without a word: a server learns of them only when what it
+    sends them does not get through for so long."""
+    settings, load = workload.settle, workload.load
+    if not isinstance(load, AbandonSettings):
+        return 0.0
+    if not any(entry.way in _WITHOUT_A_WORD for entry in load.leavers):
+        return 0.0
+    return target.silence_s if settings.silence_seconds is None else settings.silence_seconds
 
 
 def typical_step_s(steps: Sequence[StepRow], latest: int = 500) -> float | None:

@@ -121,6 +121,19 @@ def latency_by_phase(cancels: pd.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
+def latency_by_way(cancels: pd.DataFrame) -> list[dict[str, Any]]:
+    """Cancel latency of those who left in the same way, and how many of them were ghosts."""
+    known = cancels[was_cancelled(cancels)]
+    return [
+        {
+            "way": way,
+            "ghosts": int(rows["ghost"].fillna(value=False).sum()),
+            "cancel_latency_s": describe(latency_sample(rows), **_EXACT_SECONDS),
+        }
+        for way, rows in known.groupby("way", sort=True)
+    ]
+
+
 _EXACT_SECONDS: Final = {"unit": "s", "method": "exact"}
 
 

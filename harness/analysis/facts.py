@@ -52,6 +52,7 @@ class Facts:
     lags: dict[str, tuple[float, float]]
     late: dict[str, Late]
     is_open_loop: bool
+    held_until_ns: list[int]
 
     @property
     def load_s(self) -> float:
@@ -142,6 +143,7 @@ def run_facts(frames: RunFrames) -> Facts:
             if source.get("late_steps")
         },
         is_open_loop=manifest.get("arrivals") is not None,
+        held_until_ns=(manifest.get("window") or {}).get("held_until_ns") or [],
     )
 
 

@@ -24,6 +24,7 @@ from harness.analysis.canaries import canary_figures
 from harness.analysis.cancel_figures import (
     cancel_figures,
     latency_by_phase,
+    latency_by_way,
     waste_by_abandon_point,
     waste_figures,
 )
@@ -151,6 +152,7 @@ def summarise(frames: RunFrames) -> dict[str, Any]:
         "breakdown": {
             "waste_by_abandon_point": waste_by_abandon_point(cancels),
             "cancel_latency_by_phase": latency_by_phase(cancels),
+            "cancel_latency_by_way": latency_by_way(cancels),
             "leaks_in_use": in_use,
             "leaks_lost": leaks_lost(facts),
         },

@@ -7,8 +7,8 @@ the user gone (`harness.load.leaving` knows the ways). So `tokens_read` is what 
 received at t0, not merely what the program had got round to, and a token still unread in the
 kernel shows up as a reset.
 
-Some ways leave a connection open with nobody reading. It is held until the load ends, and then
-reset.
+Some ways leave a connection open with nobody reading. It is held until the load ends, or until the
+server had time to settle after it, and then reset.
 """
 
 import time
@@ -22,6 +22,7 @@ from harness.load.connection import Connection, Limit
 from harness.load.dial import NoHandleLeftError
 from harness.load.dialect import request_body
 from harness.load.exchange import Exchange
+from harness.load.keeper import hold
 from harness.load.plan import LoadPlan, Timeouts
 from harness.load.readers import StreamReader, UnaryReader
 from harness.load.sse import EndlessEventError
@@ -72,7 +73,10 @@ class StreamClient:
         self._timeout = self._http.timeout.as_dict()
 
     def close(self) -> None:
-        """Reset the connections that users left open, and close those that nobody uses."""
+        """Close the connections that nobody uses, and reset those that users left open; by a plan
+        that says so, only when the harness has seen the server settle (`harness.load.keeper`)."""
+        if self._held and self._plan.left_open_outlive:
+            hold([connection.sock.fileno() for connection in self._held])
         for connection in self._held:
             connection.reset()
         self._held.clear()

@@ -131,6 +131,7 @@ class LoadPlan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     alone. `cancel_path`: where to POST a cancel, with {id} for the request's X-Request-Id. With an
     `open_loop`, which only an abandon load has, each arrival is a user who asks once. `ca_file`:
     the CAs to trust over TLS (`harness.reach`). `keep_alive`: who stays passes the connection on.
+    `left_open_outlive`: connections that users left open end with standard input, not before.
     Users, arrivals and the number of abandons are those of all `processes` together.
     """
 
@@ -143,6 +144,7 @@ class LoadPlan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream_options: dict[str, bool] | None
     continuous_usage: bool
     usage_per_choice: bool = False
+    left_open_outlive: bool = False
     cancel_path: str | None = None
     ca_file: str | None = None
     keep_alive: bool = False

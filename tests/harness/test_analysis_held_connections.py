@@ -52,7 +52,7 @@ def test_what_ends_with_the_reset_is_censored_at_it(make_run: MakeRun) -> None:
     assert pd.isna(row["detect_s"])
     (text,) = warnings(run)
     assert text.startswith("1 users left their connections open (stop_reading, vanish), of which")
-    assert "had not noticed 1 when the load ended" in text
+    assert "had not noticed 1 when the run ended" in text
 
 
 def test_one_that_lived_through_the_settle_time_until_the_reset_is_a_ghost(
@@ -104,3 +104,29 @@ def test_a_server_that_tells_nothing_is_warned_of(make_run: MakeRun) -> None:
     run.another_engine()
     (text,) = warnings(run)
     assert "latencies by gauge and counter are of that reset" in text
+
+
+def test_connections_held_beyond_the_load_are_known_beyond_it(make_run: MakeRun) -> None:
+    run = make_run()
+    leave(run, "a", noticed=501)
+    last_of_the_load(run, 400)
+    run.manifest.window.held_until_ns = [at(600)]
+    row = row_of(run)
+    assert (row["censored"], row["was_reset_by_us"]) == (False, False)
+    assert row["cancel_latency_s"] == pytest.approx((505 - 33) / 1e3)
+    run.manifest.window.held_until_ns = [at(450)]
+    row = row_of(run)
+    assert (row["censored"], row["was_reset_by_us"]) == (True, True)
+    assert row["cancel_latency_s"] == pytest.approx((450 - 33) / 1e3)
+
+
+def test_each_way_to_leave_is_told_by_itself(make_run: MakeRun) -> None:
+    run = make_run()
+    leave(run, "a", noticed=301)
+    leave(run, "b", noticed=35, way="fin")
+    last_of_the_load(run, 400)
+    told = summarise(run.frames())["breakdown"]["cancel_latency_by_way"]
+    assert [(one["way"], one["cancel_latency_s"]["n"], one["ghosts"]) for one in told] == [
+        ("fin", 1, 0),
+        ("stop_reading", 1, 0),
+    ]

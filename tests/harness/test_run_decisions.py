@@ -22,7 +22,14 @@ from harness.manifest import LoadProcess, status_after
 from harness.order import ResolvedOrder, RunOrder, make_load_plan, resolve_order
 from harness.records import Outcome, StepRow
 from harness.server import Server
-from harness.settle import CalmWatch, is_back, may_end_early, settle_seconds, typical_step_s
+from harness.settle import (
+    CalmWatch,
+    is_back,
+    may_end_early,
+    settle_seconds,
+    silence_seconds,
+    typical_step_s,
+)
 from harness.store import RunFolder
 
 ENGINE_CONFIG = {"max_num_seqs": 5, "max_model_len": 4096}
@@ -67,6 +74,16 @@ def test_settle_time_is_seconds_or_steps_whichever_is_longer(
     step_s: float | None, settings: SettleSettings, seconds: float
 ) -> None:
     assert settle_seconds(load_target("reference"), settings, step_s) == pytest.approx(seconds)
+
+
+def test_who_leaves_without_a_word_is_waited_for_longer() -> None:
+    reference = load_target("reference")
+    entry = 'load.mix=[{plan="tokens", tokens=5, way="%s"}]'
+    for way, seconds in (("vanish", 11.0), ("stop_reading", 11.0), ("fin", 0.0)):
+        workload = order("load.abandon_after_tokens=[]", entry % way).workload
+        assert silence_seconds(reference, workload) == seconds
+    chosen = order("load.abandon_after_tokens=[]", entry % "vanish", "settle.silence_seconds=3")
+    assert silence_seconds(reference, chosen.workload) == 3.0
 
 
 def test_a_target_without_steps_settles_in_seconds() -> None:
