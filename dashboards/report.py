@@ -59,7 +59,7 @@ def _describe_arms(run: ArmsRun, anchor: str) -> Article:
         accounts=[] if summary.value is None else value_tables(summary.value),
         sections=arms.sections(run),
         rows=arms.metric_rows_of(run),
-        command=shlex.join(manifest.command),
+        command=manifest.repeat or shlex.join(manifest.command),
         machine=_machine(manifest),
     )
 
@@ -83,7 +83,7 @@ def _describe_run(run: Run, anchor: str) -> Article:
         accounts=account_tables(summary.agreement, summary.audit.counters if summary.audit else []),
         sections=_sections(run),
         rows=metric_rows(summary.metrics, summary.flags),
-        command=shlex.join(manifest.command),
+        command=manifest.repeat or shlex.join(manifest.command),
         machine=_machine(manifest),
     )
 

@@ -2,8 +2,8 @@
 
 import socket
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from importlib.resources import files
 from itertools import count
@@ -20,12 +20,13 @@ from harness.load.rows import ShardReader
 from harness.open_loop_order import describe_open_loop
 from harness.process import Child, python_module
 from harness.progress import Snapshot
-from harness.records import ProcessMark, RequestRow
+from harness.records import ClientSample, ProcessMark, RequestRow
 from harness.store import RunFolder
 
 LOOPBACK = "127.0.0.1"
 WATCH_S = 0.2
 CHECK_EVERY = 5  # of these turns
+LAGS_SHOWN = 100  # of the latest: some seconds
 GRACE_S = 60.0  # to come up and to go down, beside the plan's own time
 
 
@@ -78,7 +79,9 @@ def run_load(
     """
     shards = ShardReader(folder.shards, RequestRow)
     marks = ShardReader(folder.shards, ProcessMark)
+    samples = ShardReader(folder.shards, ClientSample)
     counts: Counter[str] = Counter()
+    lags: deque[int] = deque(maxlen=LAGS_SHOWN)
     started_s = time.monotonic()
     command = load_command(folder, plan.processes)
     load = until_settled.enter_context(Child("load", command, folder.log("load")))
@@ -97,8 +100,10 @@ def run_load(
         for mark in marks.read_new():
             if mark.pid != load.pid:
                 watch(f"load {mark.worker}", mark.pid)
-        counts.update(row.outcome.value for row in shards.read_new())
-        show(_snapshot(plan, elapsed_s, counts))
+        rows = shards.read_new()
+        counts.update(row.outcome.value for row in rows)
+        lags.extend(sample.lag_ns for sample in samples.read_new())
+        show(_snapshot(plan, elapsed_s, counts, rows, lags))
 
 
 def describe_load(plan: LoadPlan) -> str:
@@ -124,11 +129,19 @@ def _described(plan: LoadPlan) -> str:
             return f"load: {storms} storms, in each of which {streams} streams are left at once"
 
 
-def _snapshot(plan: LoadPlan, elapsed_s: float, counts: Counter[str]) -> Snapshot:
+def _snapshot(
+    plan: LoadPlan,
+    elapsed_s: float,
+    counts: Counter[str],
+    rows: Sequence[RequestRow],
+    lags: Collection[int],
+) -> Snapshot:
     enough = plan.load.stop_after_abandons if isinstance(plan.load, AbandonLoad) else None
     return Snapshot(
         elapsed_s=elapsed_s,
         limit_s=plan.max_seconds,
         outcomes=dict(counts),
         stop_after_abandons=enough,
+        left_ns={row.request_id: row.abandoned_ns for row in rows if row.abandoned_ns is not None},
+        client_lag_s=max(lags) / 1e9 if lags else None,
     )

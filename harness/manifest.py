@@ -129,7 +129,8 @@ class Manifest(msgspec.Struct, kw_only=True):
 
     `status` says "interrupted" until the run has ended otherwise, so that the folder of a harness
     that was killed does not look complete. `scrape_interval_s` is null when nothing was scraped,
-    `arrivals` where users were a closed loop.
+    `arrivals` where users were a closed loop. `command` is what was typed, `repeat` the line that
+    does the same again in a new folder; values of headers are in neither.
     `notes` are for information; `warnings` say why figures may be missing or wrong.
     """
 
@@ -138,6 +139,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     status: Status = "interrupted"
     created_at: str
     command: list[str]
+    repeat: str = ""
     seed: int
     versions: dict[str, str]
     hardware: dict[str, Any]

@@ -22,6 +22,7 @@ from harness.collect.source import Notes, SourceError, jittered
 from harness.config import as_plain_data
 from harness.errors import InterruptedRunError
 from harness.interruption import Interruption
+from harness.live import LatencySoFar
 from harness.load.plan import LoadPlan, write_plan
 from harness.load_order import load_notes, prompt_salt
 from harness.load_process import describe_load, run_load
@@ -322,9 +323,15 @@ class Measurement:
     def _load(
         self, plan: LoadPlan, server: Server, collector: Collector, until_settled: ExitStack
     ) -> None:
+        latency = LatencySoFar()
+
         def show(snapshot: Snapshot) -> None:
+            if self.manifest.clock.comparable:
+                latency.add(snapshot.left_ns, collector.rows().lifecycle)
             gauges = read_roles(collector.latest_scrape(), self._target.metrics)
-            self._progress.update(replace(snapshot, gauges=gauges))
+            self._progress.update(
+                replace(snapshot, gauges=gauges, cancel_latency_s=latency.typical_s)
+            )
 
         self._progress.phase(describe_load(plan))
         self._note_arrivals(plan)

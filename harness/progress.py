@@ -14,19 +14,38 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.records import Outcome
+from harness.words import quantity
 
 PLAIN_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The state of the load at one moment."""
+    """The state of the load at one moment.
+
+    `left_ns`: who left since the last snapshot, with their t0. `cancel_latency_s` is the median so
+    far, of a server that tells when it let go; `client_lag_s` the longest of late, by which the
+    load itself was slow.
+    """
 
     elapsed_s: float
     limit_s: float
     outcomes: Mapping[str, int] = field(default_factory=dict)
     stop_after_abandons: int | None = None
     gauges: Mapping[str, float] = field(default_factory=dict)
+    left_ns: Mapping[str, int] = field(default_factory=dict)
+    cancel_latency_s: float | None = None
+    client_lag_s: float | None = None
+
+    @property
+    def left_s(self) -> float:
+        """Of the time, or until enough have left if they go on so."""
+        left_s = max(0.0, self.limit_s - self.elapsed_s)
+        gone = self.outcomes.get("abandoned", 0)
+        if self.stop_after_abandons and gone:
+            more = max(0, self.stop_after_abandons - gone)
+            left_s = min(left_s, self.elapsed_s * more / gone)
+        return left_s
 
     @property
     def share_done(self) -> float:
@@ -127,23 +146,34 @@ def choose_progress(console: Console, *, is_quiet: bool) -> Progress:
 
 
 def describe(snapshot: Snapshot) -> str:
-    """One line: time, outcomes, gauges."""
+    """One line: time, outcomes, gauges, latency, lag, and how long it will still take."""
     parts = [f"{snapshot.elapsed_s:.0f} s of at most {snapshot.limit_s:.0f} s"]
     parts += [_outcome_text(outcome.value, snapshot) for outcome in _shown_outcomes(snapshot)]
     parts += [f"{role} {value:.0f}" for role, value in _shown_gauges(snapshot)]
+    parts += [*_shown_times(snapshot), _time_left(snapshot)]
     return " · ".join(parts)
 
 
 def _panel(snapshot: Snapshot) -> Table:
     grid = Table.grid(padding=(0, 2))
     bar = ProgressBar(total=1.0, completed=snapshot.share_done, width=30)
-    grid.add_row("  load", bar, f"{snapshot.elapsed_s:.0f} of at most {snapshot.limit_s:.0f} s")
+    grid.add_row("  load", bar, _time_left(snapshot))
     outcomes = [_outcome_text(outcome.value, snapshot) for outcome in _shown_outcomes(snapshot)]
     gauges = [f"{role} {value:.0f}" for role, value in _shown_gauges(snapshot)]
-    grid.add_row("  users", " · ".join(outcomes), "")
-    if gauges:
-        grid.add_row("  server", " · ".join(gauges), "")
+    rows = (("users", outcomes), ("server", gauges), ("so far", _shown_times(snapshot)))
+    for name, texts in rows:
+        if texts:
+            grid.add_row(f"  {name}", " · ".join(texts), "")
     return grid
+
+
+def _time_left(snapshot: Snapshot) -> str:
+    return f"about {snapshot.left_s:.0f} s left" if snapshot.left_s else "ending"
+
+
+def _shown_times(snapshot: Snapshot) -> list[str]:
+    times = {"cancel latency": snapshot.cancel_latency_s, "client lag": snapshot.client_lag_s}
+    return [f"{name} {quantity(s, 's')}" for name, s in times.items() if s is not None]
 
 
 def _shown_outcomes(snapshot: Snapshot) -> list[Outcome]:

@@ -26,6 +26,7 @@ from harness.measurement import Measurement
 from harness.order import ResolvedOrder
 from harness.process import Child, python_module
 from harness.progress import Progress
+from harness.repeat import repeat_command
 from harness.settle import settle_seconds
 from harness.store import RunFolder, name_run
 
@@ -109,6 +110,7 @@ def begin_manifest(resolved: ResolvedOrder, *, run_id: str) -> Manifest:
         run_id=run_id,
         created_at=utc_now().isoformat(timespec="seconds"),
         command=resolved.order.command,
+        repeat=repeat_command(resolved.order.command, seed=resolved.workload.run.seed),
         seed=resolved.workload.run.seed,
         versions=find_versions(),
         hardware=find_hardware([]),

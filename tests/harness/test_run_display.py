@@ -35,14 +35,28 @@ def snapshot(elapsed_s: float) -> Snapshot:
         outcomes={"abandoned": 30, "completed": 9, "cut_off": 2},
         stop_after_abandons=100,
         gauges={"running": 8.0, "waiting": 4.0, "kv_usage": 0.5},
+        cancel_latency_s=0.0117,
+        client_lag_s=0.0002,
     )
 
 
 def test_a_snapshot_in_one_line() -> None:
     assert describe(snapshot(12)) == (
         "12 s of at most 60 s · abandoned 30 of 100 · completed 9 · cut off 2 · "
-        "running 8 · waiting 4"
+        "running 8 · waiting 4 · cancel latency 11.7 ms · client lag 200 µs · about 28 s left"
     )
+
+
+def test_what_nobody_tells_is_not_shown() -> None:
+    bare = Snapshot(elapsed_s=12, limit_s=60)
+    assert describe(bare) == "12 s of at most 60 s · abandoned 0 · completed 0 · about 48 s left"
+    over = Snapshot(elapsed_s=61, limit_s=60)
+    assert describe(over).endswith(" · ending")
+
+
+def test_the_time_left_is_the_shorter_of_two() -> None:
+    assert snapshot(6).left_s == pytest.approx(14)
+    assert snapshot(50).left_s == pytest.approx(10)
 
 
 def test_the_share_done_is_that_of_what_ends_the_load_first() -> None:
@@ -73,6 +87,7 @@ def test_live_progress_leaves_only_the_phases() -> None:
     progress.phase("settling")
     progress.close()
     assert "abandoned 30 of 100" in file.getvalue()
+    assert "cancel latency 11.7 ms · client lag 200 µs" in file.getvalue()
     assert "settling" in file.getvalue()
 
 
