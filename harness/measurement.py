@@ -92,14 +92,15 @@ class Measurement:
         self._is_exact = resolved.target.lifecycle and resolved.workload.collect.exact
 
     def rows(self) -> RunRows:
-        """What the collector gathered, and a note for each metric that the server never showed."""
+        """What the collector gathered, and a note of the metrics that the server never showed."""
         if self._collector is None:
             return RunRows()
         rows = self._collector.rows()
         if rows.server_metrics:
-            for role in find_unseen(rows.server_metrics, self._target.metrics):
-                name = self._target.metrics[role].name
-                self.notes.add(f"the server shows no metric {name} ({role})")
+            unseen = find_unseen(rows.server_metrics, self._target.metrics)
+            if 0 < len(unseen) < len(self._target.metrics):  # without any the start has warned
+                names = ", ".join(f"{self._target.metrics[role].name} ({role})" for role in unseen)
+                self.notes.add(f"the server shows no metric {names}")
         return rows
 
     def take(self) -> None:
