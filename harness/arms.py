@@ -52,7 +52,7 @@ def arm_runs(workload: Workload, *, source: str, settings: Sequence[str] = ()) -
 def resolve_arm(workload: Workload, arm: ArmSettings, *, source: str) -> Workload:
     """The workload as this arm has it. Raises ConfigError."""
     data = workload.model_dump(
-        exclude={"arms": True, "value": True, "run": {"rounds", "reference_arm"}}
+        exclude={"arms": True, "value": True, "gate": True, "run": {"rounds", "reference_arm"}}
     )
     data["engine"] |= arm.engine
     data["load"] |= arm.load

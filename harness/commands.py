@@ -175,6 +175,73 @@ def report(
     _become(python_module("dashboards", "report", *map(str, runs), "-o", str(file)))
 
 
+@app.command(cls=Command)
+def gate(  # noqa: PLR0913  one argument a flag
+    *,
+    run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
+    limits: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Limits, one a line; else those of the workload."),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Default: results/baselines/WORKLOAD.json, if it is."),
+    ] = None,
+    save_baseline: Annotated[
+        bool, typer.Option("--save-baseline", help="Keep this run as the baseline, if it passes.")
+    ] = False,
+    junit: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a JUnit report there.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a Markdown table there.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing: the exit code.")] = False,
+) -> None:
+    """Judge a run by limits and a baseline: pass, fail, or cannot decide.
+
+    RUN is the folder of a run. The exit code is 0 for a pass, 3 where a limit is broken, and 4
+    where it cannot be decided, which is never a pass; what would decide it is said.
+
+    Example: walkaway gate results/20261121-053012-gate-4f2a --junit gate.xml
+    """
+    from harness.gate_command import GateOrder, gate_and_show
+
+    order = GateOrder(
+        run=run,
+        limits=limits,
+        baseline=baseline,
+        saves_baseline=save_baseline,
+        junit=junit,
+        markdown=markdown,
+        may_overwrite=force,
+    )
+    raise typer.Exit(gate_and_show(order, as_json=as_json, quiet=quiet))
+
+
+@app.command(cls=Command)
+def collect(
+    shards: Annotated[list[Path], typer.Argument(metavar="SHARDS", hidden=True)],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The run's folder; must be new.")],
+) -> None:
+    """Make one run of the rows that load processes left, on one machine or on many.
+
+    SHARDS are folders: those of --walkaway-rows, or the shards/ of a run that was killed.
+
+    Example: walkaway collect rows-a rows-b --out results/together
+    """
+    from harness.collection import collect as collect_shards
+    from harness.rounds import complete_summary
+    from harness.run import draw_report
+    from harness.run_command import typed_command
+
+    folder = collect_shards(shards, out, command=typed_command([]))
+    complete_summary(folder)
+    typer.echo(draw_report(folder) or folder.path)
+
+
 @app.command(
     context_settings={
         "allow_extra_args": True,

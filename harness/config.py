@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from harness.arrival_settings import AnyArrivals, ClosedArrivals, arrivals_problem
 from harness.errors import ConfigError
+from harness.gate_settings import GateSettings
 from harness.load_settings import AbandonSettings, LoadSettings
 from harness.mix_settings import TimeEntry
 from harness.records import Trust
@@ -182,6 +183,7 @@ class Workload(Section):
     headlines: list[str] = Field(default_factory=list)
     arms: list[ArmSettings] = Field(default_factory=list)
     value: ValueSettings | None = None
+    gate: GateSettings = GateSettings()
 
     @model_validator(mode="after")
     def _must_name_its_arms_apart(self) -> Self:

@@ -16,6 +16,7 @@ from harness.config import (
     load_workload,
 )
 from harness.errors import ConfigError
+from harness.gate.limits import parse_limits
 from harness.http_flags import (
     check_ca_file,
     check_metrics_url,
@@ -95,6 +96,8 @@ def resolve_order(order: RunOrder) -> ResolvedOrder:
     folder = find_file(order.workload, package=SHIPPED_WORKLOADS, noun="workload").parent
     runs = arm_runs(workload, source=order.workload, settings=order.settings)
     check_engine_is_ours(workload, order.settings, target_url=order.target_url)
+    arms = [arm.name for arm in workload.arms]
+    parse_limits(workload.gate.limits, source=f"{order.workload}: [gate]", arms=arms)
     for run in runs:
         try:
             _resolve(_order_for(order, run.target), run.workload, folder, arm=run.arm)

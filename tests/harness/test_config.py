@@ -101,7 +101,7 @@ def test_an_unknown_key_is_named_with_what_is_allowed_and_a_guess(tmp_path: Path
 
 def test_an_unknown_section_is_named(tmp_path: Path) -> None:
     text = message(tmp_path, GOOD + "[engin]\nseed = 1\n")
-    assert "unknown key `engin`; allowed: arms, arrivals, collect, engine, headlines," in text
+    assert "unknown key `engin`; allowed: arms, arrivals, collect, engine, gate, headlines," in text
     assert "did you mean `engine`?" in text
 
 

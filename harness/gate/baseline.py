@@ -1,0 +1,91 @@
+"""A run that was kept, and whether another may be compared with it.
+
+The file holds what `harness.gate.measured` reads of a run, so that it can be read without it. Of
+another workload, or of another demand, nothing can be compared; on another machine a time cannot,
+but what is counted in steps, tokens or blocks, and every share, can.
+"""
+
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from harness.errors import ConfigError
+from harness.gate.measured import Conditions, Measured
+from harness.records import SCHEMA_VERSION
+
+FOLDER: Final = Path("results") / "baselines"
+_TIMES: Final = ("s", "rps", "tokens/s", "block seconds")
+
+
+class Baseline(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a baseline's file."""
+
+    schema_version: int = SCHEMA_VERSION
+    measured: Measured
+
+
+def place_of(workload: str) -> Path:
+    """Where the baseline of a workload lies, unless the user says otherwise."""
+    return FOLDER / f"{workload}.json"
+
+
+def save_baseline(measured: Measured, path: Path, *, may_overwrite: bool) -> None:
+    """Raises ConfigError where there is one already."""
+    if path.exists() and not may_overwrite:
+        raise ConfigError(f"{path}: there is a baseline already; --force replaces it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(Baseline(measured=measured))) + b"\n")
+    part.replace(path)
+
+
+def load_baseline(path: Path, *, workload: str) -> Baseline:
+    """Raises ConfigError where it cannot be read, or is of another workload."""
+    try:
+        content = path.read_bytes()
+        version = msgspec.json.decode(content, type=dict[str, Any]).get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise ConfigError(
+                f"{path}: schema version {version}, but this walkaway writes {SCHEMA_VERSION}; "
+                "save the baseline again"
+            )
+        baseline = msgspec.json.decode(content, type=Baseline)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{path}: is no baseline that can be read: {error}") from error
+    of = baseline.measured.conditions.workload
+    if of != workload:
+        raise ConfigError(f"{path}: is a baseline of workload {of}, and the run is of {workload}")
+    return baseline
+
+
+def why_not_comparable(mine: Conditions, theirs: Conditions) -> str | None:
+    """What was asked for, or of whom, is another: then no figure can be compared."""
+    for name in ("engine", "model", "slots"):
+        here, there = getattr(mine, name), getattr(theirs, name)
+        if here != there:
+            return f"the {name} of the baseline: {there}; of this run: {here}"
+    for section, keys in theirs.demand.items():
+        for key in sorted({*keys, *mine.demand.get(section, {})}):
+            here, there = mine.demand.get(section, {}).get(key), keys.get(key)
+            if here != there:
+                return f"`{section}.{key}` of the baseline: {there}; of this run: {here}"
+    return None
+
+
+def other_machine(mine: Conditions, theirs: Conditions) -> str | None:
+    """The baseline's machine in words, where this run is from another."""
+    if mine.machine == theirs.machine:
+        return None
+    return machine_in_words(theirs)
+
+
+def machine_in_words(conditions: Conditions) -> str:
+    machine = conditions.machine
+    parts = [machine.get("cpu"), f"{machine.get('cores')} cores", *(machine.get("gpus") or [])]
+    return ", ".join(str(part) for part in parts if part)
+
+
+def depends_on_machine(unit: str) -> bool:
+    """Is a figure in this unit a time, or made from one?"""
+    return unit in _TIMES

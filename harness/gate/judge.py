@@ -1,0 +1,180 @@
+"""The whole judgement of a run: is it one that can be judged, and does it keep each limit?"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from harness.gate.baseline import (
+    Baseline,
+    depends_on_machine,
+    machine_in_words,
+    other_machine,
+    why_not_comparable,
+)
+from harness.gate.change import between_arms, since_baseline
+from harness.gate.known import Known, Unknown, figure_range
+from harness.gate.limits import BASELINE, Limit
+from harness.gate.measured import Measured, Side
+from harness.gate.verdict import Check, Verdict, check, overall, undecided
+from harness.records import Metric
+
+# Judged against a baseline where no limit says what else: the more of it, the worse.
+AGAINST_BASELINE: Final = (
+    "cancel_latency_steps.mean",
+    "cancel_latency_s.mean",
+    "wasted_tokens.mean",
+    "ttft_s.p50",
+    "itl_s.p50",
+)
+_THE_RUN: Final = "the run"
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """What the gate says of a run, and of what it follows. `baseline` is the run that it was
+    compared with."""
+
+    run: str
+    workload: str | None
+    verdict: Verdict
+    checks: list[Check]
+    baseline: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """By what a run is judged. Fewer abandons than `fewest_abandons`, in any arm, are no pass."""
+
+    limits: Sequence[Limit]
+    baseline: Baseline | None
+    fewest_abandons: int
+
+
+def judge(measured: Measured, terms: Terms, *, run: str) -> Judgement:
+    """Judge a run that could be read."""
+    of_the_run = _check_run(measured)
+    checks = [check(limit, _known(limit, measured, terms)) for limit in terms.limits]
+    checks = [of_the_run, *(_only_if_sound(one, measured) for one in checks)]
+    checks += _too_few(measured, terms.fewest_abandons)
+    return Judgement(
+        run=run,
+        workload=measured.conditions.workload,
+        verdict=overall(checks),
+        checks=checks,
+        baseline=None if terms.baseline is None else terms.baseline.measured.run_id,
+    )
+
+
+def refuse(run: str, reason: str, to_decide: str) -> Judgement:
+    """The judgement of a run of which nothing can be read."""
+    checks = [undecided(_THE_RUN, reason, to_decide)]
+    return Judgement(run=run, workload=None, verdict=overall(checks), checks=checks)
+
+
+def limits_against_baseline(arms: Sequence[str], noise: float) -> list[str]:
+    """The limits of a comparison with a baseline for which no line says what is compared."""
+    return [
+        f"{arm} / {BASELINE}: {figure} <= {1 + noise:g}"
+        for arm in arms
+        for figure in AGAINST_BASELINE
+    ]
+
+
+def _check_run(measured: Measured) -> Check:
+    if measured.is_wedged:
+        reason = "the server calls itself healthy after the load and answers nobody"
+        return Check(name=_THE_RUN, verdict=Verdict.FAIL, reason=reason)
+    if measured.invalid:
+        return undecided(_THE_RUN, "; ".join(measured.invalid), "a run for which that is not so")
+    if measured.status != "complete":
+        what = measured.status.replace("_", " ")
+        return undecided(_THE_RUN, f"it did not end well: {what}", "a run that is complete")
+    return Check(name=_THE_RUN, verdict=Verdict.PASS, reason="complete, and its figures are valid")
+
+
+def _only_if_sound(one: Check, measured: Measured) -> Check:
+    """An invalid run decides nothing; one that broke off can still show that something is wrong."""
+    is_kept = one.verdict is Verdict.FAIL and not measured.invalid
+    if is_kept or (not measured.invalid and measured.status == "complete"):
+        return one
+    if one.verdict is Verdict.CANNOT_DECIDE:
+        return one
+    return msgspec.structs.replace(
+        one,
+        verdict=Verdict.CANNOT_DECIDE,
+        reason="the run is not one to judge by",
+        to_decide="a run that is complete and valid",
+    )
+
+
+def _too_few(measured: Measured, fewest: int) -> Iterator[Check]:
+    for name, side in measured.sides.items():
+        if side.abandoned < fewest:
+            of = "" if len(measured.sides) == 1 else f" in arm {name}"
+            yield undecided(
+                f"abandons{of} >= {fewest}",
+                f"only {side.abandoned:,} requests were abandoned{of}",
+                f"{fewest - side.abandoned:,} more (or a lower `gate.min_abandons`)",
+            )
+
+
+def _known(limit: Limit, measured: Measured, terms: Terms) -> Known | Unknown:
+    """What is known of the figure that a limit is on."""
+    mine = measured.sides[limit.arm]
+    metric = mine.metrics.get(limit.metric)
+    if metric is None:
+        return _missing(limit, mine, "a run that can measure it")
+    if limit.against is None:
+        return figure_range(limit, metric, _rounds(mine, limit))
+    if limit.against != BASELINE:
+        other = measured.sides[limit.against]
+        return _unlike(limit, metric, other) or between_arms(
+            limit, _rounds(mine, limit), _rounds(other, limit)
+        )
+    if terms.baseline is None:
+        return Unknown(reason="there is no baseline", to_decide="one, by --save-baseline")
+    return _since(limit, metric, measured, terms.baseline.measured)
+
+
+def _since(limit: Limit, metric: Metric, measured: Measured, before: Measured) -> Known | Unknown:
+    if why := why_not_comparable(measured.conditions, before.conditions):
+        return Unknown(reason=f"not comparable: {why}", to_decide="a baseline of the same")
+    side = before.sides.get(limit.arm)
+    if side is None:
+        return Unknown(
+            reason=f"the baseline has no arm {limit.arm}", to_decide="a baseline that has it"
+        )
+    if unlike := _unlike(limit, metric, side):
+        return unlike
+    machine = other_machine(measured.conditions, before.conditions)
+    if machine is not None and depends_on_machine(metric.unit):
+        return Unknown(
+            reason=f"a time on another machine than the baseline's ({machine})",
+            to_decide="a run on that machine, or a baseline from this one "
+            f"({machine_in_words(measured.conditions)})",
+        )
+    return since_baseline(limit, _rounds(measured.sides[limit.arm], limit), _rounds(side, limit))
+
+
+def _unlike(limit: Limit, metric: Metric, other: Side) -> Unknown | None:
+    """Figures that are not of one kind are not compared."""
+    theirs = other.metrics.get(limit.metric)
+    if theirs is None:
+        return _missing(limit, other, "two that can measure it", of=f"{limit.against}: ")
+    if (metric.method, metric.bound) == (theirs.method, theirs.bound):
+        return None
+    return Unknown(
+        reason=f"by {metric.method} ({metric.bound}) in {limit.arm}, by {theirs.method} "
+        f"({theirs.bound}) in {limit.against}",
+        to_decide="the same method in both",
+    )
+
+
+def _missing(limit: Limit, side: Side, to_decide: str, of: str = "") -> Unknown:
+    why = side.not_measurable.get(limit.metric, "the summary does not have it")
+    return Unknown(reason=f"{of}not measurable: {why}", to_decide=to_decide)
+
+
+def _rounds(side: Side, limit: Limit) -> Sequence[float | None]:
+    return side.per_round.get(limit.metric, {}).get(limit.key, [])

@@ -1,0 +1,166 @@
+"""Limits as people write them, one line each; `#` begins a comment.
+
+    cancel_latency_steps.p99 <= 2                  a figure of the run
+    new: cancel_latency_steps.p99 <= 2             a figure of an arm
+    new - old: cancel_latency_s.mean <= 0.02       how much more an arm has than another
+    new / old: cancel_latency_s.mean <= 1.2        how many times as much
+    run / baseline: wasted_tokens.mean <= 1.1      the same against the baseline; or: new / baseline
+
+Left of the operator stands a metric of `summary.json` and one of its figures, right of it a number
+in the metric's unit (of a ratio: none).
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from harness.analysis.summary import ORDER
+from harness.errors import ConfigError
+
+Operator = Literal["<=", "<", ">=", ">", "=="]
+Relation = Literal["-", "/"]
+
+RUN: Final = "run"  # the one side of a workload without arms
+BASELINE: Final = "baseline"
+KEYS: Final = ("mean", "p50", "p90", "p95", "p99", "max", "upper95", "lower95")
+KEYS_PER_ROUND: Final = ("mean", "p50", "p99")  # of these a summary keeps a value a round
+
+_LINE: Final = re.compile(
+    r"(?:(?P<arm>\S+?)(?:\s+(?P<relation>[-/])\s+(?P<against>\S+?))?\s*:\s*)?"
+    r"(?P<metric>\w+)\.(?P<key>\w+)\s*(?P<operator><=|>=|==|<|>)\s*(?P<number>\S+)"
+)
+_FORM: Final = (
+    "must look like `cancel_latency_steps.p99 <= 2`, with `arm:` or `arm - other:` before it where "
+    "there are arms"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """One line. `arm` is `RUN` in a workload without arms; `against` is another arm or `BASELINE`,
+    None for a figure by itself."""
+
+    arm: str = RUN
+    relation: Relation | None = None
+    against: str | None = None
+    metric: str
+    key: str
+    operator: Operator
+    number: float
+
+    @property
+    def text(self) -> str:
+        """The line, as one would write it."""
+        return f"{self.figure} {self.operator} {self.number:.15g}"
+
+    @property
+    def figure(self) -> str:
+        """What is limited."""
+        figure = f"{self.metric}.{self.key}"
+        if self.against is not None:
+            return f"{self.arm} {self.relation} {self.against}: {figure}"
+        return figure if self.arm == RUN else f"{self.arm}: {figure}"
+
+    @property
+    def is_upper(self) -> bool:
+        return self.operator in ("<=", "<")
+
+    def holds(self, value: float) -> bool:
+        return _HOLDS[self.operator](value, self.number)
+
+
+_HOLDS: Final[Mapping[Operator, Callable[[float, float], bool]]] = {
+    "<=": lambda value, number: value <= number,
+    "<": lambda value, number: value < number,
+    ">=": lambda value, number: value >= number,
+    ">": lambda value, number: value > number,
+    "==": lambda value, number: value == number,
+}
+
+
+def parse_limits(lines: Iterable[str], *, source: str, arms: Sequence[str]) -> list[Limit]:
+    """All limits of a workload or a file. Raises ConfigError with a line for each thing wrong."""
+    found, problems = [], []
+    for number, line in enumerate(lines, start=1):
+        text = " ".join(line.partition("#")[0].split())
+        if not text:
+            continue
+        try:
+            found.append(_parse(text, arms))
+        except ValueError as error:
+            problems.append(f"{source}, limit {number}: `{text}`: {error}")
+    problems += [f"{source}: {said}" for said in _contradictions(found)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return found
+
+
+def _parse(text: str, arms: Sequence[str]) -> Limit:
+    match = _LINE.fullmatch(text)
+    if match is None:
+        raise ValueError(_FORM)
+    parts: dict[str, Any] = match.groupdict()
+    arm, number = parts.pop("arm") or RUN, _number(parts.pop("number"))
+    limit = Limit(arm=arm, number=number, **parts)
+    _check_names(limit)
+    _check_sides(limit, arms)
+    return limit
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a number") from error
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no limit: take a finite number")
+    return value
+
+
+def _check_names(limit: Limit) -> None:
+    if limit.metric not in ORDER:
+        raise ValueError(f"there is no metric `{limit.metric}`{_nearest(limit.metric, ORDER)}")
+    keys = KEYS if limit.relation is None else KEYS_PER_ROUND
+    if limit.key not in keys:
+        where = "" if limit.relation is None else " of a difference"
+        raise ValueError(
+            f"there is no figure `{limit.key}`{where}{_nearest(limit.key, keys)}; there are: "
+            f"{', '.join(keys)}"
+        )
+
+
+def _check_sides(limit: Limit, arms: Sequence[str]) -> None:
+    """Every side must be an arm, or the run where there are none."""
+    sides = arms or [RUN]
+    for name in (limit.arm, limit.against):
+        if name is None or name in sides or (name == BASELINE and name is limit.against):
+            continue
+        if not arms:
+            raise ValueError(f"there is no arm `{name}`: the workload has none")
+        if name == RUN:
+            raise ValueError(f"say of which arm: {', '.join(arms)}")
+        raise ValueError(f"there is no arm `{name}`; there are: {', '.join(arms)}")
+    if limit.arm == limit.against:
+        raise ValueError("compares an arm with itself")
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"; near it: {', '.join(near)}" if near else ""
+
+
+def _contradictions(limits: Sequence[Limit]) -> Iterable[str]:
+    """Two limits on one figure that no value can hold both."""
+    for place, first in enumerate(limits):
+        for second in limits[place + 1 :]:
+            if first.figure == second.figure and not _can_both_hold(first, second):
+                yield f"`{first.text}` and `{second.text}` contradict each other"
+
+
+def _can_both_hold(first: Limit, second: Limit) -> bool:
+    numbers = (first.number, second.number)
+    some = (min(numbers) - 1, *numbers, sum(numbers) / 2, max(numbers) + 1)
+    return any(first.holds(value) and second.holds(value) for value in some)

@@ -1,0 +1,57 @@
+"""A judgement as Markdown, for a step summary or a comment: what decides comes first."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from harness.gate.judge import Judgement
+from harness.gate.verdict import Check, Verdict
+from harness.words import DASH
+
+SIGNS: Final = {Verdict.PASS: "✅", Verdict.FAIL: "❌", Verdict.CANNOT_DECIDE: "❔"}
+MOST_BYTES: Final = 1_000_000  # GitHub takes no step summary of more than 1 MiB
+
+
+def as_markdown(judgement: Judgement) -> str:
+    """The file's content: a heading and a table, the gravest first; cut where it grows too long."""
+    head = [
+        f"### {SIGNS[judgement.verdict]} walkaway gate: {judgement.verdict}",
+        "",
+        f"{_cell(judgement.workload or 'unknown workload')}, run `{_code(judgement.run)}`"
+        + (f", baseline `{_code(judgement.baseline)}`" if judgement.baseline else ""),
+        "",
+        "| | limit | measured | why |",
+        "|---|---|---|---|",
+    ]
+    rows = [_row(one) for one in gravest_first(judgement.checks)]
+    size = sum(len(line.encode()) + 1 for line in head)
+    for place, row in enumerate(rows):
+        size += len(row.encode()) + 1
+        if size > MOST_BYTES:
+            rows[place:] = [f"| | {len(rows) - place} more | | |"]
+            break
+    return "\n".join([*head, *rows]) + "\n"
+
+
+def gravest_first(checks: Sequence[Check]) -> list[Check]:
+    """Fails, then what cannot be decided, then what passed."""
+    order = [Verdict.FAIL, Verdict.CANNOT_DECIDE, Verdict.PASS]
+    return sorted(checks, key=lambda one: order.index(one.verdict))
+
+
+def _row(one: Check) -> str:
+    why = one.reason if not one.to_decide else f"{one.reason}; would decide: {one.to_decide}"
+    return (
+        f"| {SIGNS[one.verdict]} {one.verdict} | `{_code(one.name)}` | "
+        f"{_cell(one.measured) or DASH} | {_cell(why)} |"
+    )
+
+
+def _cell(text: str) -> str:
+    """Text that cannot end its cell or start a tag."""
+    for mark, shown in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;"), (">", "&gt;"), ("`", "'")):
+        text = text.replace(mark, shown)
+    return " ".join(text.split())
+
+
+def _code(text: str) -> str:
+    return " ".join(text.replace("`", "'").replace("|", "\\|").split())

@@ -1,0 +1,118 @@
+"""What the gate reads of a run: its summary and its manifest, as one shape with or without arms."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from harness.gate.limits import RUN
+from harness.records import Metric, Outcome
+
+# What is asked of the server. Its own settings (`[engine]`) are not in it: they are what is judged.
+_DEMAND: Final = ("run", "load", "arrivals")
+_NO_DEMAND: Final = ("seed", "rounds", "reference_arm")
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of the run, or of one of its arms. `per_round`: {metric: {figure: a value a
+    round}}; of a run without arms that is one value."""
+
+    metrics: dict[str, Metric]
+    not_measurable: dict[str, str]
+    per_round: dict[str, dict[str, list[float | None]]]
+    abandoned: int
+
+
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """Under which the figures came about; what must be alike for two runs to be compared.
+
+    `machine` is the processor, cores, GPUs and device: of it depend times, but not steps.
+    """
+
+    workload: str
+    engine: str | None
+    model: str | None
+    slots: int | None
+    demand: dict[str, Any]
+    machine: dict[str, Any]
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as it is judged. `invalid`: why its figures mean nothing, if they do not."""
+
+    run_id: str
+    created_at: str
+    status: str
+    is_wedged: bool
+    invalid: list[str]
+    conditions: Conditions
+    sides: dict[str, Side]
+
+
+def read_measured(
+    summary: Mapping[str, Any], manifest: Mapping[str, Any], of_run: Mapping[str, Any]
+) -> Measured:
+    """From `summary.json` and `manifest.json`. `of_run`: with arms, the manifest of a run of them,
+    which knows the server; else the same.
+
+    Raises KeyError, TypeError, ValueError or msgspec.ValidationError where they are not what they
+    should be.
+    """
+    workload = manifest["workload"]
+    return Measured(
+        run_id=str(summary["run_id"]),
+        created_at=str(manifest["created_at"]),
+        status=str(summary["status"]),
+        is_wedged=bool(summary.get("wedged")),
+        invalid=[said["text"] for said in summary["validity"] if said["level"] == "invalid"],
+        conditions=_conditions(summary, manifest, of_run),
+        sides=_sides(summary, has_arms=bool(workload["arms"])),
+    )
+
+
+def num_rounds(side: Side) -> int:
+    """How many rounds a side was run."""
+    return max((len(values) for of in side.per_round.values() for values in of.values()), default=0)
+
+
+def _sides(summary: Mapping[str, Any], *, has_arms: bool) -> dict[str, Side]:
+    if has_arms:
+        return {name: _side(arm, arm["per_round"]) for name, arm in summary["arms"].items()}
+    values = {
+        name: {key: [one[key]] for key in ("mean", "p50", "p99") if one[key] is not None}
+        for name, one in summary["metrics"].items()
+    }
+    return {RUN: _side(summary, values)}
+
+
+def _side(part: Mapping[str, Any], per_round: dict[str, dict[str, list[float | None]]]) -> Side:
+    return Side(
+        metrics=msgspec.convert(part["metrics"], dict[str, Metric]),
+        not_measurable=dict(part.get("not_measurable") or {}),
+        per_round=per_round,
+        abandoned=int(part["outcomes"].get(Outcome.ABANDONED.value, 0)),
+    )
+
+
+def _conditions(
+    summary: Mapping[str, Any], manifest: Mapping[str, Any], of_run: Mapping[str, Any]
+) -> Conditions:
+    workload, hardware = manifest["workload"], of_run["hardware"]
+    target = of_run.get("target") or {}
+    config = target.get("config") or {}
+    demand = {section: dict(workload[section]) for section in _DEMAND}
+    for key in _NO_DEMAND:
+        demand["run"].pop(key, None)
+    return Conditions(
+        workload=str(summary["workload"]),
+        engine=summary["engine"],
+        model=summary["model"],
+        slots=config.get("max_num_seqs") or target.get("slots_found"),
+        demand=demand,
+        machine={
+            "cpu": hardware.get("cpu"),
+            "cores": hardware.get("cores"),
+            "gpus": hardware.get("gpus"),
+            "device": config.get("device"),
+        },
+    )

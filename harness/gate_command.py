@@ -1,0 +1,178 @@
+"""`walkaway gate`: read the run, judge it, write what was asked for, return the exit code."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from harness.analysis.paired import FEWEST_ROUNDS
+from harness.errors import ConfigError
+from harness.gate.baseline import Baseline, load_baseline, place_of, save_baseline
+from harness.gate.judge import (
+    Judgement,
+    Terms,
+    judge,
+    limits_against_baseline,
+    refuse,
+)
+from harness.gate.junit import as_junit
+from harness.gate.limits import BASELINE, RUN, Limit, parse_limits
+from harness.gate.markdown import as_markdown, gravest_first
+from harness.gate.measured import Measured, num_rounds
+from harness.gate.run_folder import Unreadable, read_run
+from harness.gate.verdict import EXIT_CODES, Verdict
+from harness.store import RunFolder
+from harness.words import quantity
+
+WIDEST_LIMIT: Final = 42  # columns; a longer one takes two lines
+_STYLES: Final = {
+    Verdict.PASS: "green",
+    Verdict.FAIL: "bold red",
+    Verdict.CANNOT_DECIDE: "yellow",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateOrder:
+    """One `walkaway gate`, as it was typed."""
+
+    run: Path
+    limits: Path | None = None
+    baseline: Path | None = None
+    saves_baseline: bool = False
+    junit: Path | None = None
+    markdown: Path | None = None
+    may_overwrite: bool = False
+
+
+def gate_and_show(order: GateOrder, *, as_json: bool, quiet: bool) -> int:
+    """Judge the run and show it. Returns the exit code; raises ConfigError for wrong usage."""
+    for path in (order.junit, order.markdown):
+        _check_free(path, may_overwrite=order.may_overwrite)
+    read = read_run(order.run)
+    saved = None
+    if isinstance(read, Unreadable):
+        judgement = refuse(str(order.run), read.reason, read.to_decide)
+    else:
+        judgement = judge(read, _terms(order, read), run=str(order.run))
+        saved = _save(order, read, judgement)
+    if order.junit is not None:
+        order.junit.write_bytes(as_junit(judgement))
+    if order.markdown is not None:
+        order.markdown.write_text(as_markdown(judgement), encoding="utf-8")
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(judgement), indent=2))  # noqa: T201
+    elif not quiet:
+        print_judgement(Console(), judgement, saved)
+    return EXIT_CODES[judgement.verdict]
+
+
+def print_judgement(console: Console, judgement: Judgement, saved: str | None) -> None:
+    """The verdict, then each limit: the gravest first, with what would decide it. `saved`: what
+    became of the baseline that was to be saved."""
+    title = Text.assemble(
+        ("gate: ", "bold"),
+        (f"{judgement.verdict}", _STYLES[judgement.verdict]),
+        f"  {judgement.workload or 'run'} in {judgement.run}",
+    )
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("verdict", no_wrap=True)
+    longest = max(len(one.name) for one in judgement.checks)
+    table.add_column("limit", overflow="fold", min_width=min(longest, WIDEST_LIMIT))
+    table.add_column("measured, or why not", overflow="fold")
+    for one in gravest_first(judgement.checks):
+        lines = [one.measured or one.reason]
+        if one.verdict is Verdict.CANNOT_DECIDE:
+            lines += [one.reason] if one.measured else []
+            lines += [f"would decide: {one.to_decide}"] if one.to_decide else []
+        table.add_row(
+            Text(str(one.verdict), style=_STYLES[one.verdict]),
+            Text(one.name),
+            Text("\n".join(lines)),
+        )
+    parts: list[Text | Table] = [title, table]
+    if judgement.baseline is not None:
+        parts.append(Text(f"baseline: run {judgement.baseline}", style="dim"))
+    if saved is not None:
+        parts.append(Text(saved))
+    console.print(Group(*parts), soft_wrap=False)
+
+
+def _terms(order: GateOrder, measured: Measured) -> Terms:
+    """By what the run is judged: the file's limits, else the workload's, and the baseline."""
+    workload = RunFolder(order.run).read_manifest()["workload"]
+    settings: dict[str, Any] = workload.get("gate") or {}
+    arms = [arm["name"] for arm in workload["arms"]]
+    limits = _limits(order, settings, arms)
+    names_baseline = any(limit.against == BASELINE for limit in limits)
+    baseline = _baseline(order, measured)
+    if baseline is not None and not names_baseline:
+        noise = float(settings.get("noise", 0.1))
+        against = limits_against_baseline(arms or [RUN], noise)
+        limits += parse_limits(against, source="baseline", arms=arms)
+    if not limits and not order.saves_baseline:
+        raise ConfigError(
+            f"{order.run}: nothing to judge it by: write limits into the workload ([gate] limits) "
+            "or into a file (--limits), or save a baseline of a good run (--save-baseline)"
+        )
+    return Terms(
+        limits=limits, baseline=baseline, fewest_abandons=int(settings.get("min_abandons", 100))
+    )
+
+
+def _limits(order: GateOrder, settings: dict[str, Any], arms: Sequence[str]) -> list[Limit]:
+    if order.limits is None:
+        lines, source = settings.get("limits") or [], f"{order.run}: [gate]"
+        return parse_limits(lines, source=source, arms=arms)
+    try:
+        text = order.limits.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{order.limits}: cannot be read: {error}") from error
+    found = parse_limits(text.splitlines(), source=str(order.limits), arms=arms)
+    if not found:
+        raise ConfigError(f"{order.limits}: has no limit: a gate without one would pass anything")
+    return found
+
+
+def _baseline(order: GateOrder, measured: Measured) -> Baseline | None:
+    """The one that was named, else that of the workload where there is one. None while one is to be
+    saved: a run is not compared with what it replaces."""
+    workload = measured.conditions.workload
+    path = order.baseline or place_of(workload)
+    if order.saves_baseline or (order.baseline is None and not path.is_file()):
+        return None
+    return load_baseline(path, workload=workload)
+
+
+def _save(order: GateOrder, measured: Measured, judgement: Judgement) -> str | None:
+    """Keep a run that passes, and say what became of it."""
+    if not order.saves_baseline:
+        return None
+    if judgement.verdict is not Verdict.PASS:
+        return "not saved as the baseline: only a run that passes is"
+    path = order.baseline or place_of(measured.conditions.workload)
+    save_baseline(measured, path, may_overwrite=order.may_overwrite)
+    rounds = min(num_rounds(side) for side in measured.sides.values())
+    if rounds >= FEWEST_ROUNDS:
+        return f"saved as the baseline: {path}"
+    return (
+        f"saved as the baseline: {path}; but with {quantity(rounds, 'rounds')} nothing can be "
+        f"compared: it takes {FEWEST_ROUNDS} (`[[arms]]` and `run.rounds`)"
+    )
+
+
+def _check_free(path: Path | None, *, may_overwrite: bool) -> None:
+    """An empty file may be written to: that is how CI hands over its step summary."""
+    if path is None:
+        return
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigError(f"{path}: cannot be written: name a file in a folder that exists")
+    if path.exists() and path.stat().st_size and not may_overwrite:
+        raise ConfigError(f"{path}: exists already; --force replaces it")

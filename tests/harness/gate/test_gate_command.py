@@ -1,0 +1,231 @@
+"""`walkaway gate` on whole folders: exit codes, bad input, and that nothing is overwritten."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import junitparser
+import pytest
+from rich.console import Console
+
+from harness.errors import ConfigError
+from harness.gate.judge import Judgement
+from harness.gate_command import GateOrder, gate_and_show, print_judgement
+from tests.harness.gate import gated
+from tests.harness.gate.test_gate_files import judgement
+
+LEAK = {"leaked_blocks": gated.count(7)}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`results/baselines` of this test alone."""
+    monkeypatch.chdir(tmp_path)
+
+
+def gate(run: Path, limits: str = "leaked_blocks.max == 0", **more: Any) -> int:
+    file = Path("limits.txt")
+    file.write_text(limits)
+    order = GateOrder(run=run, limits=file, **more)
+    return gate_and_show(order, as_json=True, quiet=False)
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_exit_code_is_the_verdict(tmp_path: Path) -> None:
+    good = gated.save(tmp_path / "good")
+    assert gate(good) == 0
+    assert gate(gated.save(tmp_path / "bad", gated.summary(LEAK))) == 3
+    assert gate(good, "slot_recovery_s.p50 < 1") == 4
+
+
+def test_the_limits_of_the_workload_hold_where_no_file_is_named(tmp_path: Path) -> None:
+    run = gated.save(tmp_path / "run", gated.summary(LEAK))
+    assert gate_and_show(GateOrder(run=run), as_json=False, quiet=True) == 3
+
+
+def test_json_tells_each_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gate(gated.save(tmp_path / "bad", gated.summary(LEAK)))
+    found = said(capsys)
+    assert (found["verdict"], found["workload"]) == ("fail", "gate")
+    assert found["checks"][1] == {
+        "name": "leaked_blocks.max == 0",
+        "verdict": "fail",
+        "measured": "7 blocks",
+        "reason": "beyond the limit",
+        "to_decide": "",
+    }
+
+
+# Bad input.
+
+
+def undecided(run: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Why the run cannot be judged."""
+    assert gate(run) == 4
+    reason: str = said(capsys)["checks"][0]["reason"]
+    return reason
+
+
+def test_a_killed_run_is_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = gated.save(tmp_path / "run")
+    (run / "summary.json").unlink()
+    assert "cut short before it was judged" in undecided(run, capsys)
+
+
+def test_another_schema_version_is_not_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = gated.save(tmp_path / "run", gated.summary(schema_version=99))
+    assert "it is of schema version 99" in undecided(run, capsys)
+
+
+@pytest.mark.parametrize("name", ["requests", "lifecycle"])
+def test_a_corrupt_parquet_file_is_named(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = gated.save(tmp_path / "run")
+    (run / f"{name}.parquet").write_bytes(b"PAR1 but no more")
+    assert f"{name}.parquet cannot be read" in undecided(run, capsys)
+    (run / f"{name}.parquet").unlink()
+    assert f"{name}.parquet cannot be read" in undecided(run, capsys)
+
+
+def test_rows_that_the_summary_is_not_of_are_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = gated.save(tmp_path / "run", gated.summary(outcomes={"abandoned": 500}))
+    assert undecided(run, capsys) == "requests.parquet has 3 rows, and summary.json is of 500"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 1}'])
+@pytest.mark.parametrize("name", ["summary.json", "manifest.json"])
+def test_a_damaged_file_is_no_pass(
+    name: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = gated.save(tmp_path / "run")
+    (run / name).write_text(text)
+    assert name in undecided(run, capsys)
+
+
+def test_an_empty_run_is_no_pass(tmp_path: Path) -> None:
+    empty = gated.summary({}, outcomes={"abandoned": 0, "completed": 3})
+    assert gate(gated.save(tmp_path / "run", empty)) == 4
+
+
+def test_reports_are_written_for_a_run_that_cannot_be_judged_too(tmp_path: Path) -> None:
+    run = gated.save(tmp_path / "run")
+    (run / "summary.json").unlink()
+    assert gate(run, junit=Path("gate.xml"), markdown=Path("gate.md")) == 4
+    assert next(iter(junitparser.JUnitXml.fromfile("gate.xml"))).errors == 1
+    assert "cannot decide" in Path("gate.md").read_text()
+
+
+def refusal(order: GateOrder) -> str:
+    with pytest.raises(ConfigError) as raised:
+        gate_and_show(order, as_json=True, quiet=False)
+    return str(raised.value)
+
+
+def test_what_is_no_run_is_wrong_usage(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "is not a run's folder" in refusal(GateOrder(run=tmp_path / "empty"))
+    assert "is not a run's folder" in refusal(GateOrder(run=tmp_path / "none"))
+
+
+def test_a_gate_without_a_limit_is_wrong_usage(tmp_path: Path) -> None:
+    run = gated.save(tmp_path / "run")
+    Path("none.txt").write_text("# nothing\n")
+    assert "has no limit" in refusal(GateOrder(run=run, limits=Path("none.txt")))
+    assert "cannot be read" in refusal(GateOrder(run=run, limits=Path("missing.txt")))
+    manifest = json.loads((run / "manifest.json").read_text())
+    del manifest["workload"]["gate"]
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    assert "nothing to judge it by" in refusal(GateOrder(run=run))
+
+
+def test_no_report_is_overwritten_but_an_empty_one_is_filled(tmp_path: Path) -> None:
+    run = gated.save(tmp_path / "run")
+    file = Path("summary.md")
+    file.touch()  # as CI hands over its step summary
+    assert gate(run, markdown=file) == 0
+    kept = file.read_text()
+    assert "--force replaces it" in refusal(GateOrder(run=run, markdown=file))
+    assert "--force replaces it" in refusal(GateOrder(run=run, junit=file))
+    assert file.read_text() == kept
+    assert gate(run, markdown=file, may_overwrite=True) == 0
+    assert "cannot be written" in refusal(GateOrder(run=run, junit=Path("none") / "gate.xml"))
+
+
+# Baselines.
+
+
+def of_rounds(*values: float) -> dict[str, Any]:
+    rounds = {"cancel_latency_steps": {"mean": list(values)}}
+    arm = gated.arm({"cancel_latency_steps": gated.steps()}, rounds)
+    return gated.summary_of_arms({"build": arm})
+
+
+def save_rounds(path: Path, *values: float) -> Path:
+    """A run with one arm; the server's facts are in the manifest of its first round."""
+    run = gated.save(path, of_rounds(*values), arms=["build"])
+    (run / "rounds" / "1-build").mkdir(parents=True)
+    (run / "rounds" / "1-build" / "manifest.json").write_text(json.dumps(gated.manifest()))
+    return run
+
+
+def test_a_run_is_saved_as_the_baseline_and_the_next_is_held_to_it(tmp_path: Path) -> None:
+    first = save_rounds(tmp_path / "first", 1.0, 1.02, 0.98)
+    limit = "build: cancel_latency_steps.p99 <= 2"
+    assert gate(first, limit, saves_baseline=True) == 0
+    assert Path("results/baselines/gate.json").is_file()
+    assert gate(save_rounds(tmp_path / "like", 1.01, 1.0, 1.02), limit) == 4
+    against = "build / baseline: cancel_latency_steps.mean <= 1.1"
+    assert gate(tmp_path / "like", against) == 0
+    assert gate(save_rounds(tmp_path / "worse", 2.01, 2.0, 2.02), limit) == 3
+
+
+def test_what_nobody_limits_is_held_to_the_baseline_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = save_rounds(tmp_path / "first", 1.0, 1.02, 0.98)
+    limit = "build: cancel_latency_steps.p99 <= 2"
+    gate(first, limit, saves_baseline=True)
+    capsys.readouterr()
+    gate(first, limit)
+    names = [one["name"] for one in said(capsys)["checks"]]
+    assert "build / baseline: cancel_latency_steps.mean <= 1.1" in names
+
+
+def test_a_baseline_is_not_replaced_and_a_bad_run_is_none(tmp_path: Path) -> None:
+    good = gated.save(tmp_path / "good")
+    bad = gated.save(tmp_path / "bad", gated.summary(LEAK))
+    place = Path("results/baselines/gate.json")
+    assert gate(bad, saves_baseline=True) == 3
+    assert not place.exists()
+    assert gate(good, saves_baseline=True) == 0
+    assert "--force" in refusal(GateOrder(run=good, saves_baseline=True))
+    assert gate(good, saves_baseline=True, may_overwrite=True) == 0
+
+
+# On a terminal.
+
+
+def shown(one: Judgement, saved: str | None = None, width: int = 80) -> list[str]:
+    console = Console(width=width, force_terminal=False)
+    with console.capture() as captured:
+        print_judgement(console, one, saved)
+    return captured.get().splitlines()
+
+
+def test_the_terminal_shows_the_gravest_first_and_what_would_decide() -> None:
+    lines = shown(judgement(), saved="not saved as the baseline: only a run that passes is")
+    assert lines[0].startswith("gate: fail  gate in")
+    verdicts = [line[:13].strip() for line in lines[3:6]]
+    assert verdicts == ["fail", "cannot decide", ""]
+    assert any("would decide: 368 more" in line for line in lines)
+    assert lines[-1].startswith("not saved")
+    assert all(len(line) <= 80 for line in lines)

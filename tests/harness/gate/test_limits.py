@@ -1,0 +1,107 @@
+"""Limits as people write them, and what is said of those that cannot be."""
+
+import pytest
+
+from harness.config import SHIPPED_WORKLOADS, load_workload, shipped
+from harness.errors import ConfigError
+from harness.gate.limits import Limit, parse_limits
+from harness.order import RunOrder, resolve_order
+
+
+def parse(*lines: str, arms: tuple[str, ...] = ()) -> list[Limit]:
+    return parse_limits(lines, source="limits.txt", arms=arms)
+
+
+def refusal(*lines: str, arms: tuple[str, ...] = ()) -> str:
+    with pytest.raises(ConfigError) as raised:
+        parse(*lines, arms=arms)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("cancel_latency_steps.p99<=2", "cancel_latency_steps.p99 <= 2"),
+        ("  ghost_rate.upper95  <  3e-3  # rarely", "ghost_rate.upper95 < 0.003"),
+        ("run: leaked_blocks.max == 0", "leaked_blocks.max == 0"),
+        ("new: itl_s.mean <= 0.05", "new: itl_s.mean <= 0.05"),
+        ("new - old: itl_s.mean <= 0.01", "new - old: itl_s.mean <= 0.01"),
+        ("new / baseline: itl_s.mean <= 1.1", "new / baseline: itl_s.mean <= 1.1"),
+    ],
+)
+def test_a_line_is_read_whatever_its_blanks(line: str, text: str) -> None:
+    arms = ("new", "old") if "new" in line else ()
+    (limit,) = parse(line, arms=arms)
+    assert limit.text == text
+
+
+def test_an_arm_may_have_a_dash_in_its_name() -> None:
+    (limit,) = parse("rebuild-cost / off: itl_s.mean < 2", arms=("off", "rebuild-cost"))
+    assert (limit.arm, limit.relation, limit.against) == ("rebuild-cost", "/", "off")
+
+
+def test_empty_lines_and_comments_are_no_limits() -> None:
+    assert parse("", "  # nothing here", "#") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("cancel_latency_step.p99 < 2", "near it: cancel_latency_steps"),
+        ("itl_s.p98 < 2", "near it: p99"),
+        ("itl_s.p99 ~ 2", "must look like"),
+        ("itl_s.p99 < two", "'two' is not a number"),
+        ("itl_s.p99 < inf", "take a finite number"),
+        ("new: itl_s.p99 < 2", "there is no arm `new`: the workload has none"),
+        ("run - run: itl_s.p99 < 2", "compares an arm with itself"),
+        ("run / baseline: itl_s.max < 2", "no figure `max` of a difference"),
+    ],
+)
+def test_what_cannot_be_is_said_with_its_line(line: str, said: str) -> None:
+    text = refusal("# first", line)
+    assert text.startswith("limits.txt, limit 2: ")
+    assert said in text
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("other: itl_s.p99 < 2", "there is no arm `other`; there are: old, new"),
+        ("itl_s.p99 < 2", "say of which arm: old, new"),
+        ("baseline: itl_s.p99 < 2", "there is no arm `baseline`"),
+    ],
+)
+def test_with_arms_a_limit_says_of_which(line: str, said: str) -> None:
+    assert said in refusal(line, arms=("old", "new"))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "contradict"),
+    [
+        ("itl_s.p99 <= 2", "itl_s.p99 >= 3", True),
+        ("itl_s.p99 < 2", "itl_s.p99 >= 2", True),
+        ("itl_s.p99 == 1", "itl_s.p99 == 2", True),
+        ("itl_s.p99 == 0", "itl_s.p99 > 0", True),
+        ("itl_s.p99 <= 2", "itl_s.p99 >= 2", False),
+        ("itl_s.p99 < 3", "itl_s.p99 > 2", False),
+        ("itl_s.p99 <= 2", "itl_s.p50 >= 3", False),
+    ],
+)
+def test_limits_that_contradict_are_named(first: str, second: str, contradict: bool) -> None:
+    if contradict:
+        assert f"`{first}` and `{second}` contradict each other" in refusal(first, second)
+    else:
+        assert len(parse(first, second)) == 2
+
+
+@pytest.mark.parametrize("name", sorted(shipped(SHIPPED_WORKLOADS)))
+def test_the_limits_of_shipped_workloads_can_be_read(name: str) -> None:
+    workload = load_workload(name)
+    arms = [arm.name for arm in workload.arms]
+    parse_limits(workload.gate.limits, source=name, arms=arms)
+
+
+def test_a_slip_in_a_workload_is_said_before_it_is_run() -> None:
+    order = RunOrder(workload="gate", settings=['gate.limits=["itl.p99 < 1"]'])
+    with pytest.raises(ConfigError, match="there is no metric `itl`; near it: itl_s"):
+        resolve_order(order)
