@@ -5,28 +5,33 @@ However many rows there are, no more than a part of them is in memory at a time.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
 
 from harness.errors import TargetError
-from harness.load.rows import ShardReader
+from harness.load.rows import Row, ShardReader
 from harness.manifest import LoadProcess
 from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, VoidTrial
-from harness.store import RunFolder
 
 _ERRORS = (Outcome.FAILED, Outcome.REJECTED, Outcome.TIMED_OUT)
+_LENGTHS = ("think_ns", "lag_ns")  # no points in time
 _Process = tuple[str, int]  # host, pid
 
 
 class LoadTally:
     """Reads the shards of a folder, each row once, and remembers what it saw.
 
+    With a `host` only those of that host; `ahead_ns` is added to all their stamps.
     `first_sent_ns` and `last_ended_ns` are None while no request was seen.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._requests = ShardReader(folder.shards, RequestRow)
-        self._samples = ShardReader(folder.shards, ClientSample)
-        self._marks = ShardReader(folder.shards, ProcessMark)
-        self._void = ShardReader(folder.shards, VoidTrial)
+    def __init__(self, rows_dir: Path, *, host: str = "*", ahead_ns: int = 0) -> None:
+        self._ahead_ns = ahead_ns
+        self._requests = ShardReader(rows_dir, RequestRow, host=host)
+        self._samples = ShardReader(rows_dir, ClientSample, host=host)
+        self._marks = ShardReader(rows_dir, ProcessMark, host=host)
+        self._void = ShardReader(rows_dir, VoidTrial, host=host)
         self._last: dict[_Process, ClientSample] = {}
         self.outcomes: Counter[Outcome] = Counter()
         self.first_error: str | None = None
@@ -40,20 +45,21 @@ class LoadTally:
 
     def requests(self) -> Iterator[RequestRow]:
         """All rows of the load."""
-        for rows in self._requests.read_in_parts():
-            if rows:
+        for part in self._requests.read_in_parts():
+            if rows := self._moved(part):
                 self._count(rows)
                 yield from rows
 
     def samples(self) -> Iterator[ClientSample]:
         """What the load processes saw of themselves."""
-        for samples in self._samples.read_in_parts():
+        for part in self._samples.read_in_parts():
+            samples = self._moved(part)
             self._last |= {(sample.host, sample.pid): sample for sample in samples}
             yield from samples
 
     def processes(self) -> list[LoadProcess]:
         """Who took part; asked once, after all rows and samples were seen."""
-        marks = self._marks.read_new()
+        marks = self._moved(self._marks.read_new())
         ended = {(mark.host, mark.pid): mark.t_ns for mark in marks if mark.event == "ended"}
         began = (mark for mark in marks if mark.event == "began")
         return [self._process(mark, ended.get((mark.host, mark.pid))) for mark in began]
@@ -61,6 +67,10 @@ class LoadTally:
     def void_trials(self) -> list[VoidTrial]:
         """Which trials mean nothing; asked once."""
         return self._void.read_new()
+
+    def _moved(self, rows: list[Row]) -> list[Row]:
+        """The rows with their stamps on the common clock."""
+        return [_later(row, self._ahead_ns) for row in rows] if self._ahead_ns else rows
 
     def _count(self, rows: Sequence[RequestRow]) -> None:
         self.outcomes.update(row.outcome for row in rows)
@@ -84,6 +94,17 @@ class LoadTally:
             requests=self._requests.num_read(mark.host, mark.pid),
             open_streams=0 if last is None else last.streams,
         )
+
+
+def _later(row: Row, by_ns: int) -> Row:
+    changed: dict[str, int | list[int]] = {}
+    for name in row.__struct_fields__:
+        value = getattr(row, name)
+        if not name.endswith("_ns") or name in _LENGTHS or value is None:
+            continue
+        is_list = isinstance(value, list)
+        changed[name] = [each + by_ns for each in value] if is_list else value + by_ns
+    return msgspec.structs.replace(row, **changed)
 
 
 def find_hopeless(

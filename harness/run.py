@@ -147,7 +147,7 @@ def find_void(manifest: Manifest) -> TargetError | None:
 
 def save(measurement: Measurement, folder: RunFolder) -> LoadTally:
     """Put all rows and the manifest on the disk, whatever happened."""
-    tally, manifest = LoadTally(folder), measurement.manifest
+    tally, manifest = LoadTally(folder.shards), measurement.manifest
     rows = measurement.rows()
     folder.write_rows(replace(rows, requests=tally.requests(), client=tally.samples()))
     manifest.load_processes = tally.processes()

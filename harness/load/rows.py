@@ -64,15 +64,16 @@ class ShardWriter(Generic[Row]):
 
 
 class ShardReader(Generic[Row]):
-    """Reads all shards of one kind in a folder, each row once.
+    """Reads all shards of one kind in a folder, each row once; with a `host` only that one's.
 
     Its state is the offset reached in each file, always at the start of a line. A fresh reader
     therefore reads everything, and asking it again brings only what is new. `damaged` lines, such
     as a full disk leaves behind, were left out.
     """
 
-    def __init__(self, rows_dir: Path, row_type: type[Row]) -> None:
+    def __init__(self, rows_dir: Path, row_type: type[Row], *, host: str = "*") -> None:
         self._rows_dir = rows_dir
+        self._host = host
         self._kind = KINDS[row_type]
         self._decoder: msgspec.json.Decoder[Row] = msgspec.json.Decoder(row_type)
         self._offsets: dict[Path, int] = {}
@@ -85,7 +86,7 @@ class ShardReader(Generic[Row]):
 
     def read_in_parts(self) -> Iterator[list[Row]]:
         """The same, in parts that fit into memory however many rows there are."""
-        for path in sorted(self._rows_dir.glob(f"{self._kind}-*.ndjson")):
+        for path in sorted(self._rows_dir.glob(f"{self._kind}-{self._host}-*.ndjson")):
             yield from self._read_file(path)
 
     def num_read(self, host: str, pid: int) -> int:

@@ -31,6 +31,7 @@ BENCHMARKS = (
     "token_stamps",
     "client_times",
     "many_streams",
+    "analysis",
 )
 
 

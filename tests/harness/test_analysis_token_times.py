@@ -17,12 +17,11 @@ Lists = Sequence[Sequence[int]]
 
 
 def frame(times: Lists, tokens: Lists | None = None) -> pd.DataFrame:
-    kind = pd.ArrowDtype(pa.list_(pa.int64()))
     tokens = [[1] * len(of_one) for of_one in times] if tokens is None else tokens
     columns = {"token_times_ns": times, "event_tokens": tokens}
     return pd.DataFrame(
         {
-            name: pd.Series(pd.array([list(each) for each in lists], dtype=kind))
+            name: pd.Series(pd.arrays.ArrowExtensionArray(pa.array(lists, pa.list_(pa.int64()))))
             for name, lists in columns.items()
         }
     )
