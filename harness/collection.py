@@ -1,0 +1,118 @@
+"""Shards of load processes, from one machine or many, made into one run.
+
+That is how rows come together that no `walkaway run` watched over: those of plain Locust, of
+workers on other machines, and of a run whose harness was killed.
+
+Each machine has a monotonic clock of its own, which begins anywhere. Their stamps are laid side by
+side by the wall clocks at the time when each load process began: good enough to say what happened
+at about the same time and how long the load lasted. No figure subtracts stamps of two machines, and
+none of a server's is there, so what is told is what clients saw: their times and their probes.
+"""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.config import as_plain_data, load_target
+from harness.errors import ConfigError
+from harness.load.rows import ShardReader
+from harness.load_tally import LoadTally
+from harness.manifest import Manifest, TargetFacts, find_hardware, find_versions, utc_now
+from harness.records import ProcessMark
+from harness.store import RunFolder, RunRows
+
+_NOTE = "collected from shards: the server was not watched, so only what clients saw can be told"
+
+
+class Source(NamedTuple):
+    """The shards of one host in one folder. `ahead_ns`: to be added to its stamps."""
+
+    folder: Path
+    host: str
+    ahead_ns: int
+
+
+def collect(shards: Sequence[Path], out: Path, *, command: list[str]) -> RunFolder:
+    """Write a run's folder from these folders of shards, which stay as they are.
+
+    Raises ConfigError where one holds no shards, or `out` is not empty.
+    """
+    marks = {path: _marks(path) for path in shards}
+    first = min(chain.from_iterable(marks.values()), key=lambda mark: mark.at)
+    sources = sorted(set(_sources(marks, first)))
+    tallies = [LoadTally(one.folder, host=one.host, ahead_ns=one.ahead_ns) for one in sources]
+    folder = RunFolder.claim(out)
+    folder.write_rows(
+        RunRows(
+            requests=chain.from_iterable(tally.requests() for tally in tallies),
+            client=chain.from_iterable(tally.samples() for tally in tallies),
+        )
+    )
+    folder.write_manifest(_manifest(folder, first, tallies, command))
+    return folder
+
+
+def _marks(path: Path) -> list[ProcessMark]:
+    found = ShardReader(path, ProcessMark).read_new()
+    if not found:
+        raise ConfigError(
+            f"{path}: holds no shards of a load (process-HOST-PID.ndjson beside requests-...)"
+        )
+    return found
+
+
+def _sources(marks: dict[Path, list[ProcessMark]], first: ProcessMark) -> Iterator[Source]:
+    began = {mark.host: mark for of_one in marks.values() for mark in reversed(of_one)}
+    for path, of_one in marks.items():
+        for host in {mark.host for mark in of_one}:
+            yield Source(path, host, _ahead_ns(began[host], first))
+
+
+def _ahead_ns(mark: ProcessMark, first: ProcessMark) -> int:
+    if mark.clock == first.clock:
+        return 0
+    later_s = (datetime.fromisoformat(mark.at) - datetime.fromisoformat(first.at)).total_seconds()
+    return first.t_ns + round(later_s * 1e9) - mark.t_ns
+
+
+def _manifest(
+    folder: RunFolder, first: ProcessMark, tallies: Sequence[LoadTally], command: list[str]
+) -> Manifest:
+    manifest = Manifest(
+        run_id=folder.name,
+        status="complete",
+        created_at=utc_now().isoformat(timespec="seconds"),
+        command=command,
+        seed=0,
+        versions=find_versions(),
+        hardware=find_hardware([]),
+        workload={"name": "collected"},
+        target=TargetFacts(
+            engine="openai",
+            url=first.url,
+            metrics_urls=[],
+            model=first.model,
+            started_by_us=False,
+            spec=as_plain_data(load_target("openai")),
+        ),
+        settle_s=0.0,
+        scrape_interval_s=None,
+        load_processes=[process for tally in tallies for process in tally.processes()],
+        notes=[_NOTE],
+    )
+    started = [tally.first_sent_ns for tally in tallies if tally.first_sent_ns is not None]
+    ended = [tally.last_ended_ns for tally in tallies if tally.last_ended_ns is not None]
+    if not started:
+        raise ConfigError("these shards hold no request: there is nothing to tell")
+    manifest.window.load_started_ns, manifest.window.load_ended_ns = min(started), max(ended)
+    manifest.window.settled_ns = max(ended)
+    if damaged := sum(tally.damaged for tally in tallies):
+        manifest.warnings.append(f"{damaged} rows of the load were damaged and are left out")
+    if len({process.clock for process in manifest.load_processes}) > 1:
+        manifest.notes.append(
+            "several machines: stamps were laid side by side by wall clocks; no figure subtracts "
+            "those of two machines"
+        )
+    return manifest

@@ -1,0 +1,122 @@
+"""Shards of two machines, whose clocks begin anywhere, become one run."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import pytest
+
+from harness.analysis.summary import summarise
+from harness.collection import collect
+from harness.errors import ConfigError
+from harness.records import (
+    ClientSample,
+    Outcome,
+    ProcessMark,
+    RequestRow,
+    Role,
+    TokenCounting,
+)
+
+MS = 1_000_000
+# One second of one machine, and the same of the other.
+HERE_NS, THERE_NS = 5_000 * MS, 777_000_000 * MS
+
+
+def lines(path: Path, *rows: msgspec.Struct) -> None:
+    path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+
+
+def mark(host: str, event: Literal["began", "ended"], t_ns: int, second: int) -> ProcessMark:
+    return ProcessMark(
+        event=event,
+        host=host,
+        pid=7,
+        worker=0,
+        clock=f"clock of {host}",
+        t_ns=t_ns,
+        at=f"2026-11-21T10:00:{second:02}+00:00",
+        url="http://server:1",
+        model="m",
+    )
+
+
+def request(name: str, sent_ns: int) -> RequestRow:
+    times = [sent_ns + 100 * MS, sent_ns + 110 * MS]
+    return RequestRow(
+        request_id=name,
+        arm="main",
+        role=Role.USER,
+        trial=None,
+        user=0,
+        stream=True,
+        planned_abandon=None,
+        think_ns=4,
+        max_tokens=2,
+        intended_start_ns=sent_ns,
+        sent_ns=sent_ns,
+        first_token_ns=times[0],
+        last_token_ns=times[-1],
+        ended_ns=times[-1],
+        tokens_read=2,
+        token_times_ns=times,
+        event_tokens=[1, 1],
+        token_counting=TokenCounting.USAGE,
+        outcome=Outcome.COMPLETED,
+    )
+
+
+def leave_shards(folder: Path, host: str, origin_ns: int, second: int, *, dies: bool) -> Path:
+    """What one load process leaves that begins at this second and asks once, a second later."""
+    folder.mkdir()
+    began, ended = mark(host, "began", origin_ns, second), mark(host, "ended", origin_ns + 1, 59)
+    sent_ns = origin_ns + 1000 * MS
+    tick = ClientSample(t_ns=sent_ns, pid=7, lag_ns=9, cpu_s=0.1, streams=1, host=host)
+    lines(folder / f"process-{host}-7.ndjson", began, *([] if dies else [ended]))
+    lines(folder / f"requests-{host}-7.ndjson", request(f"of-{host}", sent_ns))
+    lines(folder / f"client-{host}-7.ndjson", tick)
+    return folder
+
+
+@pytest.fixture
+def summary(tmp_path: Path) -> dict[str, Any]:
+    here = leave_shards(tmp_path / "a", "here", HERE_NS, 10, dies=False)
+    there = leave_shards(tmp_path / "b", "there", THERE_NS, 13, dies=True)
+    folder = collect([there, here], tmp_path / "run", command=["walkaway", "collect"])
+    assert (there / "requests-there-7.ndjson").exists()
+    frames = folder.frames()
+    by_host = frames.requests.set_index("request_id")
+    assert by_host["sent_ns"].to_dict() == {
+        "of-here": HERE_NS + 1000 * MS,
+        "of-there": HERE_NS + 4000 * MS,
+    }
+    assert by_host["think_ns"].to_list() == [4, 4]
+    assert list(by_host["token_times_ns"]["of-there"]) == [HERE_NS + 4100 * MS, HERE_NS + 4110 * MS]
+    assert sorted(frames.client["t_ns"]) == [HERE_NS + 1000 * MS, HERE_NS + 4000 * MS]
+    assert set(frames.client["lag_ns"]) == {9}
+    return summarise(frames)
+
+
+def test_times_within_a_request_are_what_they_were(summary: dict[str, Any]) -> None:
+    assert summary["outcomes"]["completed"] == 2
+    assert summary["metrics"]["ttft_s"]["p50"] == pytest.approx(0.1)
+    assert summary["metrics"]["goodput_rps"]["mean"] == pytest.approx(2 / 3.11)
+
+
+def test_nothing_of_the_server_is_told(summary: dict[str, Any]) -> None:
+    for name in ("cancel_latency_s", "wasted_tokens", "leaked_slots", "step_s"):
+        assert name in summary["not_measurable"]
+
+
+def test_it_says_what_it_is_and_who_died(summary: dict[str, Any]) -> None:
+    text = " ".join(one["text"] for one in summary["validity"])
+    assert "collected from shards" in text
+    assert "several machines" in text
+    assert "load process 0 (pid 7 on there) died 3.0 s into the load" in text
+    assert "on here" not in text
+
+
+def test_a_folder_without_shards_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no shards of a load"):
+        collect([tmp_path], tmp_path / "run", command=[])
+    assert not (tmp_path / "run").exists()
