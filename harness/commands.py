@@ -259,6 +259,7 @@ def engine(context: typer.Context) -> None:
 
 for _command in (
     result_commands.compare,
+    result_commands.export,
     lookup_commands.workloads,
     lookup_commands.targets,
     lookup_commands.init,

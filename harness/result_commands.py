@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from harness.command_line import JsonResult
+from harness.command_line import Force, JsonResult
 
 
 def compare(
@@ -24,3 +24,27 @@ def compare(
     from harness.compare_command import compare_and_show
 
     compare_and_show(baseline, candidates, as_json=as_json)
+
+
+def export(
+    *,
+    run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A timeline for Perfetto or chrome://tracing (JSON)."),
+    ] = None,
+    aiperf: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A row a request as AIPerf's profile_export.jsonl."),
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Write a run for other tools.
+
+    RUN is the folder of a run; of one with arms, a folder in its rounds/.
+
+    Example: walkaway export results/before --trace before.json --aiperf before.jsonl
+    """
+    from harness.export_command import export_run
+
+    export_run(run, trace=trace, aiperf=aiperf, force=force)

@@ -97,3 +97,22 @@ def test_no_header_value_gets_into_the_manifest(monkeypatch: pytest.MonkeyPatch)
     typed = ["walkaway", "run", "demo", "--header", headers[0], f"--header={headers[1]}"]
     monkeypatch.setattr(sys, "argv", typed)
     assert typed_command(headers) == [*typed[:4], "X-Key=***", "--header=X-Key=***"]
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("walkaway run chunk", "chunk_frontier"),
+        ("walkaway workloads slot", "slot_recovery"),
+        ("walkaway targets vl", "vllm"),
+        ("walkaway run demo --engine llama", "llamacpp"),
+    ],
+)
+def test_a_shell_completes_names(words: str, offered: str) -> None:
+    told = {
+        "_WALKAWAY_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    result = CliRunner().invoke(app, [], prog_name="walkaway", env=told)
+    assert result.output.split() == [offered]

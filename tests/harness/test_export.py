@@ -1,0 +1,197 @@
+"""A run in the formats of other tools: what the files hold, and what is refused."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.aiperf_rows import aiperf_rows
+from harness.chrome_trace import CLIENTS, QUEUE, SLOTS, STEPS, chrome_trace
+from harness.commands import app
+from harness.errors import ConfigError
+from tests.harness.conftest import RunBuilder
+from tests.harness.made_up import save_judged
+
+Event = dict[str, Any]
+
+
+def busy(run: RunBuilder) -> RunBuilder:
+    """One slot's worth of three requests: `a` is left in its slot, `b` waits and is preempted, `c`
+    is left in the queue. Twice user 0 has two streams at once."""
+    run.abandon("a", t0=100, tokens=[50, 80], prompt_tokens=32)
+    run.events(
+        "a",
+        arrived=5,
+        admitted=10,
+        first_token=50,
+        disconnected=101,
+        removed=110,
+        blocks_freed=111,
+        finished=112,
+    )
+    run.request(
+        "b", sent=20, tokens=[140, 160, 190], outcome="completed", end=195, prompt_tokens=16
+    )
+    run.events(
+        "b", arrived=22, admitted=111, preempted=120, resumed=130, blocks_freed=194, finished=194
+    )
+    run.request("c", sent=200, tokens=[], outcome="abandoned", end=230, user=3)
+    run.events("c", arrived=201, disconnected=231, removed=240, finished=241)
+    run.request("d", sent=210, tokens=[], outcome="rejected", end=215, user=4, status_code=429)
+    run.steps(1, 12, "a", "b")
+    return run
+
+
+def traced(run: RunBuilder) -> list[Event]:
+    events: list[Event] = chrome_trace(run.frames())["traceEvents"]
+    return events
+
+
+def slices(events: list[Event], process: int) -> list[tuple[str, float, float, int]]:
+    return [
+        (event["name"], event["ts"] / 1000, event["dur"] / 1000, event["tid"] % 10)
+        for event in events
+        if event["ph"] == "X" and event["pid"] == process
+    ]
+
+
+def test_the_rows_of_clients_and_engine(make_run: Callable[[], RunBuilder]) -> None:
+    events = traced(busy(make_run()))
+    assert slices(events, CLIENTS) == [
+        ("abandoned", 0, 100, 1),
+        ("until the first token", 0, 50, 1),
+        ("completed", 20, 175, 2),
+        ("until the first token", 20, 120, 2),
+        ("abandoned", 200, 30, 3),
+        ("rejected", 210, 5, 4),
+    ]
+    assert slices(events, SLOTS) == [("a", 10, 101, 1), ("b", 111, 9, 1), ("b", 130, 64, 1)]
+    assert slices(events, QUEUE) == [
+        ("a", 5, 5, 1),
+        ("b", 22, 89, 1),
+        ("b", 120, 10, 1),
+        ("c", 201, 40, 1),
+    ]
+    assert len(slices(events, STEPS)) == 12
+
+
+def test_the_marks_stand_in_the_row_of_their_request(make_run: Callable[[], RunBuilder]) -> None:
+    marks = [event for event in traced(busy(make_run())) if event["ph"] == "i"]
+    found = {
+        (one["name"], one["args"]["request_id"], one["pid"], one["ts"] / 1000) for one in marks
+    }
+    assert {
+        ("abandon", "a", CLIENTS, 100.0),
+        ("detect", "a", SLOTS, 101.0),
+        ("remove", "a", SLOTS, 110.0),
+        ("free", "a", SLOTS, 111.0),
+        ("detect", "c", QUEUE, 231.0),
+    } <= found
+
+
+def test_the_events_are_sorted_and_no_slices_of_a_row_cross(
+    make_run: Callable[[], RunBuilder],
+) -> None:
+    events = traced(busy(make_run()))
+    timed = [event for event in events if event["ph"] != "M"]
+    assert [event["ts"] for event in timed] == sorted(event["ts"] for event in timed)
+    assert {event["ph"] for event in timed} == {"X", "i", "C"}
+    open_until: dict[tuple[int, int], list[float]] = {}
+    for one in timed:
+        if one["ph"] != "X":
+            continue
+        assert one["dur"] >= 0
+        ends = open_until.setdefault((one["pid"], one["tid"]), [])
+        while ends and ends[-1] <= one["ts"]:
+            ends.pop()
+        assert not ends or one["ts"] + one["dur"] <= ends[-1]
+        ends.append(one["ts"] + one["dur"])
+
+
+def test_every_row_has_a_name_and_no_two_the_same_number(
+    make_run: Callable[[], RunBuilder],
+) -> None:
+    events = traced(busy(make_run()))
+    named = [event["tid"] for event in events if event["name"] == "thread_name"]
+    used = {one["tid"] for one in events if one["ph"] in "Xi" and one["pid"] != STEPS}
+    assert set(named) == used
+    assert max(Counter(named).values()) == 1
+    names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert {"user 0", "user 0 (2)", "user 3", "slot", "queue"} <= names
+
+
+def test_of_another_server_there_are_its_scraped_gauges(make_run: Callable[[], RunBuilder]) -> None:
+    run = make_run()
+    run.another_engine()
+    run.metrics(running="exact")
+    run.request("a", sent=0, tokens=[10], outcome="completed", end=20)
+    run.scrape(5, "its_running", 1.0, '{"replica": "0"}')
+    run.scrape(5, "its_running", 2.0, '{"replica": "1"}')
+    events = traced(run)
+    (counter,) = [event for event in events if event["ph"] == "C"]
+    assert (counter["ts"], counter["args"]) == (5000, {"running (scraped)": 3.0})
+    assert not slices(events, SLOTS)
+
+
+def test_requests_in_the_shape_of_aiperf(make_run: Callable[[], RunBuilder]) -> None:
+    left, read, queued, rejected = aiperf_rows(busy(make_run()).frames())
+    assert set(left["metadata"]) == {
+        "session_num",
+        "x_request_id",
+        "x_correlation_id",
+        "conversation_id",
+        "turn_index",
+        "request_start_ns",
+        "request_ack_ns",
+        "request_end_ns",
+        "worker_id",
+        "record_processor_id",
+        "benchmark_phase",
+        "was_cancelled",
+        "cancellation_time_ns",
+    }
+    assert left["metadata"]["request_start_ns"] == 1_767_225_600_000_000_000
+    assert left["metadata"]["cancellation_time_ns"] - left["metadata"]["request_start_ns"] == 1e8
+    assert left["metrics"] == {"error_isl": {"value": 32, "unit": "tokens"}}
+    assert left["error"] == {
+        "code": 499,
+        "type": "RequestCancellationError",
+        "message": "Request was cancelled after 0.100 seconds",
+    }
+    assert (read["error"], read["metadata"]["was_cancelled"]) == (None, False)
+    values = {name: metric["value"] for name, metric in read["metrics"].items()}
+    assert values == {
+        "input_sequence_length": 16,
+        "output_token_count": 3,
+        "output_sequence_length": 3,
+        "time_to_first_token": pytest.approx(120),
+        "request_latency": pytest.approx(170),
+        "inter_chunk_latency": pytest.approx([20, 30]),
+        "inter_token_latency": pytest.approx(25),
+        "output_token_throughput_per_user": pytest.approx(40),
+    }
+    assert queued["metrics"] == {}
+    assert rejected["error"] == {"code": 429, "type": "RejectedError", "message": "rejected"}
+
+
+def test_the_command_writes_both_files(tmp_path: Path) -> None:
+    run, trace, rows = save_judged(tmp_path / "run"), tmp_path / "t.json", tmp_path / "a.jsonl"
+    order = ["export", str(run), "--trace", str(trace), "--aiperf", str(rows)]
+    result = CliRunner().invoke(app, order)
+    assert result.exit_code == 0, result.exception
+    assert json.loads(trace.read_text())["otherData"]["run_id"] == "made-up"
+    assert [
+        json.loads(line)["metadata"]["x_request_id"] for line in rows.read_text().splitlines()
+    ] == ["a", "b"]
+    again = CliRunner().invoke(app, order)
+    assert isinstance(again.exception, ConfigError)
+    assert "overwrite it with --force" in str(again.exception)
+    assert CliRunner().invoke(app, [*order, "--force"]).exit_code == 0
+    nowhere = CliRunner().invoke(app, ["export", str(run), "--trace", str(tmp_path / "no" / "t")])
+    assert "cannot be written" in str(nowhere.exception)
+    nothing = CliRunner().invoke(app, ["export", str(run)])
+    assert "nothing to write" in str(nothing.exception)
