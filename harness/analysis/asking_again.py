@@ -11,6 +11,7 @@ from harness.analysis.figure import Figure, Figures, NotMeasurable, Sample, desc
 from harness.analysis.frames import RunFrames
 from harness.analysis.latency import ttft_sample
 from harness.analysis.step_log import computed_tokens
+from harness.analysis.token_times import without_tokens
 from harness.records import Metric, Outcome, Role
 
 
@@ -61,7 +62,7 @@ def _repeats(requests: pd.DataFrame) -> pd.DataFrame:
     """Runs from before there were repetitions have no such column."""
     if "repeats" not in requests:
         return requests.iloc[:0]
-    return requests[requests["repeats"].notna()]
+    return without_tokens(requests)[requests["repeats"].notna()]
 
 
 def _ttft(requests: pd.DataFrame) -> Figure:

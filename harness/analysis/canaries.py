@@ -10,7 +10,7 @@ import pandas as pd
 
 from harness.analysis.figure import Figures, NotMeasurable, Sample, describe_or, rate
 from harness.analysis.latency import ttft_sample
-from harness.analysis.token_times import token_gaps
+from harness.analysis.token_times import token_gaps, without_tokens
 from harness.analysis.validity import Remark
 from harness.records import Outcome, Role
 
@@ -23,13 +23,14 @@ def canary_figures(requests: pd.DataFrame) -> Figures:
 
     Of several runs, each canary's earliest answer of all is the known one.
     """
-    canaries = requests[requests["role"] == Role.CANARY]
+    is_canary = (requests["role"] == Role.CANARY).to_numpy(dtype=bool)
+    canaries = without_tokens(requests)[is_canary]
     if canaries.empty:
         return {}
     answers = _answers(canaries)
     later = answers[answers.duplicated("user")]
     differs = later["answer"] != later["user"].map(known_answers(canaries))
-    gaps, request = token_gaps(canaries)
+    gaps, request = token_gaps(requests, is_canary)
     no_answer = NotMeasurable(_NO_ANSWER)
     return {
         "canary_mismatch_rate": (

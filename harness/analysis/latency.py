@@ -21,7 +21,7 @@ from harness.analysis.figure import (
     reading,
     same_reason,
 )
-from harness.analysis.token_times import token_gaps
+from harness.analysis.token_times import token_gaps, without_tokens
 from harness.analysis.tokens import tokens_read
 from harness.records import Metric, Outcome, Role
 
@@ -55,13 +55,13 @@ def latency_figures(requests: pd.DataFrame, facts: Facts) -> Figures:
         return same_reason((*_LATENCY_FIGURES, *more), "no request ended")
     if (requests["role"] == Role.BYSTANDER).any():
         return _of_two_kinds(requests, facts)
-    users = requests[requests["role"] == Role.USER]
+    users = without_tokens(requests)[requests["role"] == Role.USER]
     if users.empty:
         return {**same_reason(_LATENCY_FIGURES, _NO_USERS), "itl_s": _of_fillers(requests)}
     survivors = users[users["planned_abandon"].isna()]
     figures = {
         "ttft_s": _ttft(users, survivors, since=_SENT),
-        "itl_s": _itl(survivors),
+        "itl_s": _itl(requests, survivors),
         "tpot_s": _tpot(survivors),
         "e2e_s": _e2e(survivors, since=_SENT),
         "goodput_rps": _goodput(users, facts),
@@ -75,20 +75,20 @@ def latency_figures(requests: pd.DataFrame, facts: Facts) -> Figures:
 
 def _of_fillers(requests: pd.DataFrame) -> Figure:
     """Where streams only fill the slots, their gaps are those of a full server."""
-    figure = _itl(requests[requests["role"] == Role.FILLER])
+    figure = _itl(requests, without_tokens(requests)[requests["role"] == Role.FILLER])
     if isinstance(figure, Metric):
         figure.of = "fillers"
     return figure
 
 
 def _of_two_kinds(requests: pd.DataFrame, facts: Facts) -> Figures:
-    bystanders = requests[requests["role"] == Role.BYSTANDER]
+    bystanders = without_tokens(requests)[requests["role"] == Role.BYSTANDER]
     long_prompts = requests[requests["role"] == Role.LONG_PROMPT]
     ttft = _client(ttft_sample(long_prompts[long_prompts["planned_abandon"].isna()]), _NO_SURVIVOR)
     if isinstance(ttft, Metric):
         ttft.of = "long prompts that were read"
     figures = {
-        "itl_s": _itl(bystanders),
+        "itl_s": _itl(requests, bystanders),
         "tpot_s": _tpot(bystanders),
         "e2e_s": _e2e(bystanders, since=_SENT),
         "goodput_rps": _goodput(bystanders, facts),
@@ -121,9 +121,9 @@ def ttft_sample(requests: pd.DataFrame, *, since: str = _SENT) -> Sample:
     )
 
 
-def _itl(survivors: pd.DataFrame) -> Figure:
-    """Gap between consecutive token events of one request, pooled."""
-    gaps, request = token_gaps(survivors)
+def _itl(requests: pd.DataFrame, survivors: pd.DataFrame) -> Figure:
+    """Gap between consecutive token events of one request, pooled, of some of the requests."""
+    gaps, request = token_gaps(requests, requests.index.isin(survivors.index))
     return _client(Sample(values=gaps, clusters=request), "no survivor had two token events")
 
 

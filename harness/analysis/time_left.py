@@ -11,6 +11,7 @@ from harness.analysis.facts import Facts
 from harness.analysis.frames import RunFrames
 from harness.analysis.held_open import RACE
 from harness.analysis.scraped import typical_step_s
+from harness.analysis.token_times import without_tokens
 from harness.records import Outcome
 
 
@@ -50,7 +51,7 @@ def _remedy(frames: RunFrames, step_s: float, settle_s: float) -> str:
 
 def race_account(requests: pd.DataFrame, cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
     """How those fared who raced for the last token, if anybody did."""
-    raced = requests[requests["plan"] == RACE]
+    raced = without_tokens(requests)[requests["plan"] == RACE]
     late = int((raced["outcome"] == Outcome.COMPLETED).sum())
     left = cancels[cancels["plan"] == RACE]
     if not late and left.empty:

@@ -13,16 +13,16 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harness.analysis.stats import Floats, Ints, Numbers
+from harness.analysis.stats import Bools, Floats, Ints, Numbers
 
 _ROWS_AT_ONCE: Final = 20_000
 _LIST: Final = pa.list_(pa.int64())
 
 
-def token_gaps(requests: pd.DataFrame) -> tuple[Floats, Numbers]:
+def token_gaps(requests: pd.DataFrame, wanted: Bools | None = None) -> tuple[Floats, Numbers]:
     """All gaps between consecutive token events of one request (s), and the number of its request
-    for each."""
-    parts = list(_parts(requests["token_times_ns"]))
+    for each; only of the `wanted` requests."""
+    parts = list(_parts(requests["token_times_ns"], wanted))
     num_gaps = sum(int(np.maximum(lengths - 1, 0).sum()) for _, lengths in parts)
     gaps, owners = np.empty(num_gaps), np.empty(num_gaps, dtype=np.int32)
     filled = seen = 0
@@ -60,11 +60,16 @@ def sorted_times(requests: pd.DataFrame) -> Ints:
     return times
 
 
-def _parts(lists: pd.Series) -> Iterator[tuple[Ints, Ints]]:
+def _parts(lists: pd.Series, wanted: Bools | None = None) -> Iterator[tuple[Ints, Ints]]:
     """The values of a column of lists, and the length of each list, some rows at a time."""
     column = pa.array(lists, type=_LIST)
+    seen = 0
     for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
         for first in range(0, len(chunk), _ROWS_AT_ONCE):
             some = chunk.slice(first, _ROWS_AT_ONCE)
+            num_rows = len(some)
+            if wanted is not None:
+                some = some.filter(pa.array(wanted[seen : seen + num_rows]))
+            seen += num_rows
             lengths = pc.list_value_length(some).to_numpy().astype(np.int64)
             yield some.flatten().to_numpy(), lengths

@@ -33,6 +33,13 @@ def test_gaps_are_within_a_request() -> None:
     assert owners.tolist() == [0, 0, 3]
 
 
+def test_gaps_of_some_requests() -> None:
+    requests = frame([[10, 30], [5, 9], [100, 101]])
+    gaps, owners = token_gaps(requests, np.array([False, True, True]))
+    assert gaps.tolist() == [4e-9, 1e-9]
+    assert owners.tolist() == [0, 1]
+
+
 def test_tokens_are_counted_from_when_they_came() -> None:
     requests = frame([[10, 30], [20]], [[1, 4], [2]])
     assert read_by(requests, np.array([9, 10, 25, 30, 99])).tolist() == [0, 1, 3, 7, 7]
