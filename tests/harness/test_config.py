@@ -1,5 +1,6 @@
 """Every mistake in a file or a --set is one message that names file, key and what is allowed."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -255,3 +256,23 @@ def test_a_section_that_is_a_value_is_said_in_plain_words() -> None:
         "--set run: `run` must be a section of keys, not 5\n"
         "--set load: `load` must be a section of keys, not 4"
     )
+
+
+@pytest.mark.parametrize(
+    ("workload", "settings", "message"),
+    [
+        ("slot_recovery", ["run.processes=2"], "is directed from one process"),
+        ("demo", ["run.processes=2", "load.canaries=1"], "learn their answers one after the other"),
+        ("demo", ["run.processes=13"], "there are only 12 `run.users` to share out"),
+        ("demo", ["run.processes=0"], "run.processes"),
+    ],
+)
+def test_a_load_that_cannot_be_shared_is_refused(
+    workload: str, settings: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_workload(workload, settings)
+
+
+def test_the_arrivals_of_an_open_loop_are_shared_whatever_its_users() -> None:
+    assert load_workload("open_loop", ["run.processes=4"]).run.processes == 4
