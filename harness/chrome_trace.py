@@ -30,7 +30,11 @@ APART: Final = 1_000_000  # Perfetto takes numbers of rows for threads of one ma
 MARKS: Final = {"disconnected": "detect", "removed": "remove", "blocks_freed": "free"}
 ENTERED: Final = {"arrived": QUEUE, "admitted": SLOTS, "preempted": QUEUE, "resumed": SLOTS}
 GONE: Final = frozenset({"blocks_freed", "finished"})
-COUNTERS: Final = {"num_running": "running", "num_waiting": "waiting", "free_blocks": "free blocks"}
+COUNTERS: Final = {  # Perfetto shows the name and what is counted: "running requests"
+    "num_running": ("running", "requests"),
+    "num_waiting": ("waiting", "requests"),
+    "free_blocks": ("free", "blocks"),
+}
 SCRAPED: Final = ("running", "waiting")
 
 Event = dict[str, Any]
@@ -147,8 +151,8 @@ def _steps(steps: pd.DataFrame) -> Iterator[Event]:
         start_ns, end_ns = int(one["started_ns"]), int(one["ended_ns"])
         args = {"step": int(one["step"]), "tokens": int(sum(one["scheduled_tokens"]))}
         yield _slice(f"step {one['step']}", STEPS, STEPS * APART, start_ns, end_ns, args)
-        for column, name in COUNTERS.items():
-            yield _counter(name, start_ns, int(one[column]))
+        for column, (name, what) in COUNTERS.items():
+            yield _counter(name, what, start_ns, int(one[column]))
 
 
 def _scraped(samples: pd.DataFrame, facts: Facts) -> Iterator[Event]:
@@ -156,17 +160,22 @@ def _scraped(samples: pd.DataFrame, facts: Facts) -> Iterator[Event]:
     for role in SCRAPED:
         of_role = samples[samples["name"] == facts.metric_names.get(role)]
         for t_ns, value in of_role.groupby("t_ns")["value"].sum().items():
-            yield _counter(f"{role} (scraped)", int(str(t_ns)), float(value))
+            yield _counter(role, "requests (scraped)", int(str(t_ns)), float(value))
 
 
 def _names(of_processes: Iterable[Rows]) -> Iterator[Event]:
-    """Events without a time that name the processes and their rows."""
+    """Events without a time that name the processes and their rows, and put them in order."""
     for process, name in PROCESSES.items():
-        yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}}
+        yield _about("process_name", process, 0, {"name": name})
+        yield _about("process_sort_index", process, 0, {"sort_index": process})
+    yield _about("thread_name", STEPS, STEPS * APART, {"name": "steps"})
     for rows in of_processes:
         for row, name in rows.names.items():
-            args = {"name": name}
-            yield {"ph": "M", "name": "thread_name", "pid": rows.process, "tid": row, "args": args}
+            yield _about("thread_name", rows.process, row, {"name": name})
+
+
+def _about(what: str, process: int, row: int, args: Mapping[str, Any]) -> Event:
+    return {"ph": "M", "name": what, "pid": process, "tid": row, "args": dict(args)}
 
 
 def _slice(
@@ -201,8 +210,8 @@ def _mark(name: str, process: int, row: int, t_ns: int, args: Mapping[str, Any])
     }
 
 
-def _counter(name: str, t_ns: int, value: float) -> Event:
-    return {"ph": "C", "name": name, "pid": STEPS, "tid": 0, "ts": t_ns, "args": {name: value}}
+def _counter(name: str, what: str, t_ns: int, value: float) -> Event:
+    return {"ph": "C", "name": name, "pid": STEPS, "tid": 0, "ts": t_ns, "args": {what: value}}
 
 
 def _time(value: Any) -> int | None:
