@@ -14,10 +14,10 @@ def compare(
     candidates: Annotated[list[Path], typer.Argument(metavar="CANDIDATE", hidden=True)],
     as_json: JsonResult = False,
 ) -> None:
-    """Show runs side by side: differences, how sure, and what not to compare.
+    """Show runs side by side: what differs, and how surely.
 
     BASELINE and each CANDIDATE are folders of runs of one workload. Times are compared in steps of
-    the engine too where those differ; figures by different methods are not compared at all.
+    the engine too where those differ; what cannot be compared is said, and not compared.
 
     Example: walkaway compare results/before results/after
     """

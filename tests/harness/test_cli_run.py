@@ -84,6 +84,8 @@ def test_a_whole_run(tmp_path: Path) -> None:
     folder = RunFolder(out)
     manifest = folder.read_manifest()
     assert manifest["status"] == "complete"
+    assert manifest["repeat"].startswith("walkaway run cancel_steps --set ")
+    assert str(out) not in manifest["repeat"]
     assert manifest["clock"]["comparable"] is True
     assert manifest["target"]["started_by_us"] is True
     assert manifest["window"]["settled_ns"] > manifest["window"]["load_ended_ns"]
