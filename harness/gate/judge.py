@@ -28,6 +28,8 @@ AGAINST_BASELINE: Final = (
     "ttft_s.p50",
     "itl_s.p50",
 )
+# What the server alone brings about, be its clients as slow as they like.
+_THE_SERVERS_ALONE: Final = ("ghost_rate", "leaked_slots", "leaked_blocks", "leaked_kv_share")
 _THE_RUN: Final = "the run"
 
 
@@ -54,9 +56,11 @@ class Terms:
 def judge(measured: Measured, terms: Terms, *, run: str) -> Judgement:
     """Judge a run that could be read."""
     of_the_run = _check_run(measured)
-    checks = [check(limit, _known(limit, measured, terms)) for limit in terms.limits]
-    checks = [of_the_run, *(_only_if_sound(one, measured) for one in checks)]
-    checks += _too_few(measured, terms.fewest_abandons)
+    of_limits = (
+        _only_if_sound(check(limit, _known(limit, measured, terms)), limit, measured)
+        for limit in terms.limits
+    )
+    checks = [of_the_run, *of_limits, *_too_few(measured, terms.fewest_abandons)]
     return Judgement(
         run=run,
         workload=measured.conditions.workload,
@@ -93,12 +97,13 @@ def _check_run(measured: Measured) -> Check:
     return Check(name=_THE_RUN, verdict=Verdict.PASS, reason="complete, and its figures are valid")
 
 
-def _only_if_sound(one: Check, measured: Measured) -> Check:
-    """An invalid run decides nothing; one that broke off can still show that something is wrong."""
-    is_kept = one.verdict is Verdict.FAIL and not measured.invalid
-    if is_kept or (not measured.invalid and measured.status == "complete"):
-        return one
-    if one.verdict is Verdict.CANNOT_DECIDE:
+def _only_if_sound(one: Check, limit: Limit, measured: Measured) -> Check:
+    """A run that broke off can still show that something is wrong, but not that nothing is. An
+    invalid one, too, where it is something that no client brings about, however slow."""
+    is_sound = measured.status == "complete" and not measured.invalid
+    is_certain = not measured.invalid or limit.metric in _THE_SERVERS_ALONE
+    is_kept = is_sound or (one.verdict is Verdict.FAIL and is_certain)
+    if is_kept or one.verdict is Verdict.CANNOT_DECIDE:
         return one
     return msgspec.structs.replace(
         one,

@@ -189,12 +189,21 @@ def invalid() -> dict[str, Any]:
     return {"validity": [{"level": "invalid", "text": "the load could not keep up"}]}
 
 
-def test_an_invalid_run_decides_nothing() -> None:
-    for leaked in (0, 5):
-        summary = gated.summary({"leaked_blocks": gated.count(leaked)}, **invalid())
-        found = judged(gated.measured(summary), "leaked_blocks.max == 0")
-        assert [one.verdict for one in found.checks] == [OPEN, OPEN]
-        assert found.checks[0].reason == "the load could not keep up"
+@pytest.mark.parametrize("mean", [1.0, 9.0])
+def test_an_invalid_run_decides_no_time(mean: float) -> None:
+    summary = gated.summary({"cancel_latency_steps": gated.steps(mean)}, **invalid())
+    found = judged(gated.measured(summary), "cancel_latency_steps.mean <= 2")
+    assert [one.verdict for one in found.checks] == [OPEN, OPEN]
+    assert found.checks[0].reason == "the load could not keep up"
+
+
+@pytest.mark.parametrize(("leaked", "expected"), [(0, OPEN), (5, FAIL)])
+def test_what_no_client_brings_about_is_wrong_in_an_invalid_run_too(
+    leaked: int, expected: Verdict
+) -> None:
+    summary = gated.summary({"leaked_blocks": gated.count(leaked)}, **invalid())
+    found = judged(gated.measured(summary), "leaked_blocks.max == 0")
+    assert [one.verdict for one in found.checks] == [OPEN, expected]
 
 
 @pytest.mark.parametrize("status", ["interrupted", "target_failed"])

@@ -1,0 +1,127 @@
+"""The gate as CI runs it: the project's own, and the examples that are there to be copied."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+import junitparser
+import pytest
+import yaml
+
+from tests.e2e.running import ROOT
+from tests.reference_engine.running_engine import running
+
+pytestmark = pytest.mark.e2e
+
+EXAMPLES = ROOT / "docs" / "ci"
+
+# A load that no machine is too slow for, and limits that do not depend on how fast it is.
+SHORT = (
+    "--set run.users=6 --set engine.max_num_seqs=4 --set load.stop_after_abandons=120 "
+    '--set \'gate.limits=["ghost_rate.mean == 0", "leaked_slots.max == 0", '
+    '"leaked_blocks.max == 0", "cancel_latency_steps.p50 <= 2"]\''
+)
+
+
+def steps(file: str, job: str) -> list[dict[str, Any]]:
+    """The steps of a job that run something."""
+    content = yaml.safe_load((EXAMPLES / file).read_text())
+    if file == "gitlab-ci.yml":
+        return [{"run": line} for line in content[job]["script"]]
+    return [step for step in content["jobs"][job]["steps"] if "run" in step]
+
+
+class Job:
+    """A step of CI, running in a repository into which the examples were copied."""
+
+    def __init__(self, folder: Path, step: str, **environment: str) -> None:
+        self.folder = folder
+        shutil.copytree(EXAMPLES, folder / "ci")
+        self._output = (folder / "output.txt").open("w+b")
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        self._process = subprocess.Popen(
+            ["sh", "-c", step],
+            cwd=folder,
+            env={**os.environ, "PATH": path, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Make sure that it is over."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._output.close()
+
+    def code(self) -> int:
+        return self._process.wait(110)
+
+    @property
+    def output(self) -> str:
+        return (self.folder / "output.txt").read_text()
+
+    def junit(self) -> dict[str, junitparser.TestCase]:
+        (suite,) = junitparser.JUnitXml.fromfile(str(self.folder / "gate-run" / "gate.xml"))
+        return {case.name: case for case in suite}
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
+    """The same gate on a good build (GitHub's step) and on one that leaks (GitLab's), at once."""
+    github, gitlab = steps("github-actions.yml", "gate")[-1], steps("gitlab-ci.yml", "gate")[-1]
+    good, leaky = tmp_path_factory.mktemp("good"), tmp_path_factory.mktemp("leaky")
+    summary = good / "step-summary.md"
+    summary.touch()
+    fault = "--set 'engine.faults=[\"leak-blocks=1\"]' --set engine.allow_faults=true"
+    with (
+        Job(good, f"{github['run']} {SHORT}", GITHUB_STEP_SUMMARY=str(summary)) as first,
+        Job(leaky, f"{gitlab['run']} {SHORT} {fault}", GITHUB_STEP_SUMMARY="") as second,
+    ):
+        assert first.code() == 0, first.output
+        assert second.code() == 3, second.output
+    return {"good": first, "leaky": second}
+
+
+def test_the_projects_own_engine_passes_its_gate(jobs: dict[str, Job]) -> None:
+    cases = jobs["good"].junit()
+    assert len(cases) == 5, "the run, and four limits"
+    assert all(case.is_passed for case in cases.values())
+    assert "✅ walkaway gate: pass" in (jobs["good"].folder / "step-summary.md").read_text()
+
+
+def test_a_build_that_leaks_does_not(jobs: dict[str, Job]) -> None:
+    failed = [name for name, case in jobs["leaky"].junit().items() if not case.is_passed]
+    assert failed == ["leaked_blocks.max == 0"]
+    assert "❌ fail" in (jobs["leaky"].folder / "gate-run" / "gate.md").read_text()
+
+
+def test_two_builds_in_turn_are_gated_on_their_difference(tmp_path: Path) -> None:
+    """The new build hears of each abort three steps later."""
+    simulated = ("--runner", "simulated", "--sim-fixed-ms", "20", "--max-num-seqs", "8")
+    step = steps("github-actions.yml", "two-builds")[-1]["run"]
+    with running(*simulated) as old, running(*simulated, "--fault", "delay-abort=0.06") as new:
+        arms = ", ".join(
+            f'{{name="{name}", target={{url="{server.url}"}}}}'
+            for name, server in (("old", old), ("new", new))
+        )
+        few = "--set run.rounds=3 --set load.stop_after_abandons=34"
+        with Job(tmp_path, f"{step} {few} --set 'arms=[{arms}]'") as job:
+            assert job.code() == 3, job.output
+    failed = [name for name, case in job.junit().items() if not case.is_passed]
+    assert failed == ["new - old: cancel_latency_steps.mean <= 0.5"]
+
+
+def test_the_servers_of_the_example_are_those_that_it_starts() -> None:
+    start = steps("github-actions.yml", "two-builds")[-2]["run"]
+    workload = (EXAMPLES / "two_builds.toml").read_text()
+    assert all(f"--port {port}" in start and f":{port}" in workload for port in (8001, 8002))
