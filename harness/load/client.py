@@ -107,7 +107,7 @@ class StreamClient:
                 WAY: ticket.intent.way,
                 LIMIT: first_limit,
             }
-            with opened(self._http, request) as connection:
+            with opened(self._transport, request) as connection:
                 self._exchange(ticket, stream, connection, later_limit).see_through(
                     leave_rule, think_ns
                 )

@@ -28,12 +28,12 @@ class StreamReader:
         self._decoder = SSEDecoder()
 
     def read(self, chunk: bytes) -> None:
-        stream = self._stream
-        for event in self._decoder.feed(chunk, time.perf_counter_ns()):
+        stream, t_ns = self._stream, time.perf_counter_ns()
+        for event in self._decoder.feed(chunk, t_ns):
             if stream.outcome is not None:
                 return
             before = stream.tokens_read
-            stream.event(event.data, event.t_ns)
+            stream.event(event, t_ns)
             if (
                 stream.tokens_read != before
                 and self._step is not None
@@ -46,7 +46,7 @@ class StreamReader:
 
     def read_late(self, chunk: bytes) -> None:
         for event in self._decoder.feed(chunk, time.perf_counter_ns()):
-            self._stream.late_event(event.data)
+            self._stream.late_event(event)
 
     def end_late(self) -> None:
         self._stream.late_end(time.perf_counter_ns())

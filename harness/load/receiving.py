@@ -1,15 +1,20 @@
 """Waiting for bytes on one socket, once for every token: as little as that can be.
 
-A socket of gevent's tries first and waits then, with a timer for each wait. Of streams, nothing has
-come yet whenever one asks: the try is an exception for nothing, and the timers hardly ever fire.
-Both together cost more than all that is done with the token. So here we wait first, and have one
-timer for all waits of a socket. It is set to when a wait would be too long and left alone as the
-next waits push that on; when it fires it looks whether somebody has really waited for so long.
+A socket of gevent's tries first and waits then, with a timer and a watcher for each wait. Of
+streams, nothing has come yet whenever one asks: the try is an exception for nothing, the timers
+hardly ever fire, and the next wait is for the same. Together they cost more than all that is done
+with the token. So here we wait first, and have one timer and one watcher for all waits of a socket.
+The timer is set to when a wait would be too long and left alone as the next waits push that on;
+when it fires it looks whether somebody has really waited for so long. Even then it is the socket
+that is asked what to say: what came as late as the timer is received. The watcher is stopped only
+when there is something to be read and nobody waits for it: it would fire again and again.
 """
 
 import socket
 import time
 from typing import Any, Final, Protocol
+
+from greenlet import getcurrent
 
 _RECEIVE_BYTES: Final = 65536
 _READ: Final = 1
@@ -51,45 +56,54 @@ class BlockingReceiver:
 class HubReceiver:
     """On a socket of gevent's, which waits in its `hub`. The socket must not be made to wait.
 
-    Its state: `_due_ns`, when the wait in progress is too long (None: nobody waits, or for as long
-    as it takes), and `_fires_ns`, for when the timer is set (None: it is not).
+    Its state: `_waiting`, who waits now, if anybody; `_due_ns`, when that wait is too long (None:
+    it takes as long as it takes); `is_watched`, whether the watcher is started; `_fires_ns`, for
+    when the timer is set (None: it is not).
     """
 
     def __init__(self, sock: socket.socket, hub: Any) -> None:
         sock.settimeout(0)
         self._receive = sock.recv
-        self._wait = hub.wait
         self._hub = hub
-        self._readable = hub.loop.io(sock.fileno(), _READ)
+        self._watcher = hub.loop.io(sock.fileno(), _READ)
         self._timer: Any = None
+        self._waiting: Any = None
         self._due_ns: int | None = None
+        self.is_watched = False
         self._fires_ns: int | None = None
 
     def receive(self, wait_s: float | None) -> bytes:
         if wait_s is None:
-            self._wait(self._readable)
+            self._wait()
         elif wait_s > 0:
-            self._wait_until(time.perf_counter_ns() + int(wait_s * 1e9))
+            self._due_ns = due_ns = time.perf_counter_ns() + int(wait_s * 1e9)
+            if self._fires_ns is None or due_ns < self._fires_ns:
+                self._set_timer(due_ns)
+            self._wait()
         return self._receive(_RECEIVE_BYTES)
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.close()
-        self._readable.close()
+        self._watcher.close()
 
-    def _wait_until(self, due_ns: int) -> None:
-        self._due_ns = due_ns
-        if self._fires_ns is None or due_ns < self._fires_ns:
-            self._set_timer(due_ns)
+    def _wait(self) -> None:
+        if not self.is_watched:
+            self.is_watched = True
+            self._watcher.start(self._on_readable)
+        self._waiting = getcurrent()
         try:
-            self._wait(self._readable)
-        except TimeoutError:
-            if time.perf_counter_ns() >= due_ns:
-                raise
-            # It was meant for the wait before, whose bytes came at the same moment.
-            self._wait_until(due_ns)
+            while self._hub.switch() is not self:
+                """Somebody else's doing: there is nothing to read yet."""
         finally:
-            self._due_ns = None
+            self._waiting = self._due_ns = None
+
+    def _on_readable(self) -> None:
+        if self._waiting is None:
+            self.is_watched = False
+            self._watcher.stop()
+        else:
+            self._waiting.switch(self)
 
     def _set_timer(self, fires_ns: int) -> None:
         if self._timer is not None:
@@ -97,9 +111,9 @@ class HubReceiver:
         self._fires_ns = fires_ns
         left_s = max(0, fires_ns - time.perf_counter_ns()) / 1e9
         self._timer = self._hub.loop.timer(left_s)
-        self._timer.start(self._look, update=True)
+        self._timer.start(self._on_timer, update=True)
 
-    def _look(self) -> None:
+    def _on_timer(self) -> None:
         self._fires_ns = None
         due_ns = self._due_ns
         if due_ns is None:
@@ -107,4 +121,4 @@ class HubReceiver:
         if time.perf_counter_ns() < due_ns:
             self._set_timer(due_ns)
         else:
-            self._hub.cancel_wait(self._readable, TimeoutError("nothing came"))
+            self._waiting.switch(self)

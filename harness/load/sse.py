@@ -1,15 +1,15 @@
 """Server-sent events, decoded from bytes as they come.
 
-    bytes of one receive, their time  ──feed──▶  the events that they completed, with that time
+    bytes of one receive, their time  ──feed──▶  the data of the events that they completed
 
 https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 
-The decoder is fed by hand and never reads or waits, so that the time of receipt stays with the
-event. Chunks may be cut anywhere, also between CR and LF. Only `data` is kept: nothing that this
+The decoder is fed by hand and never reads or waits: an event came when the bytes that completed it
+did. Chunks may be cut anywhere, also between CR and LF. Only `data` is kept: nothing that this
 project measures depends on event names, ids or retry times.
 """
 
-from typing import Final, NamedTuple
+from typing import Final
 
 # Far above any token event, far below what could hurt the process. A peer that sends more without
 # ending the event is not speaking server-sent events.
@@ -17,13 +17,6 @@ MAX_EVENT_BYTES: Final = 1 << 20
 MAX_EVENT_NS: Final = 60_000_000_000
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-
-
-class Event(NamedTuple):
-    """One dispatched event: its data lines joined by newlines, and when its last byte came."""
-
-    data: bytes
-    t_ns: int
 
 
 class EndlessEventError(Exception):
@@ -50,8 +43,9 @@ class SSEDecoder:
         self._after_cr = False
         self._at_start = True
 
-    def feed(self, chunk: bytes, t_ns: int) -> list[Event]:
-        """Take the bytes of one receive; return the events that they completed, in order."""
+    def feed(self, chunk: bytes, t_ns: int) -> list[bytes]:
+        """Take the bytes of one receive; return the events that they completed, in order: of each
+        its data lines, joined by newlines."""
         if self._after_cr and chunk:
             self._after_cr = False
             if chunk.startswith(b"\n"):  # the other half of a CRLF that was cut
@@ -63,9 +57,7 @@ class SSEDecoder:
         self._after_cr = chunk.endswith(b"\r")
         if lines and self._pieces:
             lines[0] = self._finish_line(lines[0])
-        events: list[Event] = []
-        for line in lines:
-            self._take_line(line, t_ns, events)
+        events = self._take_lines(lines)
         if rest:
             self._pieces.append(rest)
             self._grow(len(rest))
@@ -83,22 +75,25 @@ class SSEDecoder:
         self._pieces.clear()
         return line
 
-    def _take_line(self, line: bytes, t_ns: int, events: list[Event]) -> None:
-        if self._at_start:
+    def _take_lines(self, lines: list[bytes]) -> list[bytes]:
+        if lines and self._at_start:
             self._at_start = False
-            line = line.removeprefix(_BYTE_ORDER_MARK)
-        if not line:
-            if self._lines:
-                events.append(Event(b"\n".join(self._lines), t_ns))
-                self._lines.clear()
-            self._size = 0
-        elif line.startswith(b"data:"):
-            value = line[6:] if line.startswith(b" ", 5) else line[5:]
-            self._lines.append(value)
-            self._grow(len(value) + 1)  # the newline counts: empty lines must not be free
-        elif line == b"data":
-            self._lines.append(b"")
-            self._grow(1)
+            lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
+        events = []
+        for line in lines:
+            if not line:
+                if self._lines:
+                    events.append(b"\n".join(self._lines))
+                    self._lines.clear()
+                self._size = 0
+            elif line.startswith(b"data:"):
+                value = line[6:] if line.startswith(b" ", 5) else line[5:]
+                self._lines.append(value)
+                self._grow(len(value) + 1)  # the newline counts: empty lines must not be free
+            elif line == b"data":
+                self._lines.append(b"")
+                self._grow(1)
+        return events
 
     def _grow(self, size: int) -> None:
         self._size += size

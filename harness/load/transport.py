@@ -35,9 +35,8 @@ from harness.load.idle import IdleWires
 from harness.reach import is_out_of_handles, tls_context
 from harness.records import Way
 
-# Extensions of a response: its `Connection`...
-CONNECTION: Final = "walkaway.connection"
-# ... and of a request: leave so long after sending, in this way, and the `Limit` of the first wait.
+# Extensions of a request: leave so long after sending, in this way, and the `Limit` of the first
+# wait.
 PATIENCE_NS: Final = "walkaway.patience_ns"
 WAY: Final = "walkaway.way"
 LIMIT: Final = "walkaway.limit"
@@ -50,6 +49,9 @@ class UnansweredError(httpx.RemoteProtocolError):
 class SocketTransport(httpx.BaseTransport):
     """Sends a request and returns as soon as the headers are there.
 
+    Users ask with `opened`: of what httpx's client does for each request they need nothing, and its
+    cookie jar alone costs as much as a dozen tokens.
+
     Its state: `_idle`, the connections that wait for another request.
     """
 
@@ -59,7 +61,12 @@ class SocketTransport(httpx.BaseTransport):
         self._idle = IdleWires()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send the request; the body is read through the `Connection` in the extensions.
+        """Send the request for a client of httpx's, which reads the body from the stream."""
+        connection = self.open(request)
+        return httpx.Response(connection.status_code, headers=connection.headers, stream=connection)
+
+    def open(self, request: httpx.Request) -> Connection:
+        """Send the request. Raises httpx.TransportError, and PatienceEndedError.
 
         What goes out on a connection that the server was closing just then, and had no answer at
         all, goes out once more on a new one.
@@ -86,7 +93,7 @@ class SocketTransport(httpx.BaseTransport):
     def _may_share(self, request: httpx.Request) -> bool:
         return self._keep_alive and request.extensions.get(WAY) is None
 
-    def _ask(self, request: httpx.Request, wire: Wire) -> httpx.Response:
+    def _ask(self, request: httpx.Request, wire: Wire) -> Connection:
         connection = None
         try:
             send(wire, request, request.extensions["timeout"]["write"])
@@ -103,12 +110,7 @@ class SocketTransport(httpx.BaseTransport):
             ):
                 raise UnansweredError(str(error)) from error
             raise
-        return httpx.Response(
-            connection.status_code,
-            headers=connection.headers,
-            stream=connection,
-            extensions={CONNECTION: connection},
-        )
+        return connection
 
     def _connection(self, request: httpx.Request, wire: Wire) -> Connection:
         asked = request.extensions
@@ -152,13 +154,13 @@ def send(wire: Wire, request: httpx.Request, timeout_s: float | None) -> None:
 
 
 @contextlib.contextmanager
-def opened(client: httpx.Client, request: httpx.Request) -> Iterator[Connection]:
+def opened(transport: SocketTransport, request: httpx.Request) -> Iterator[Connection]:
     """Send a request; wait for its headers, or as long as its patience lasts.
 
     The connection is closed on the way out, however that is, unless it is to be kept.
     """
     try:
-        connection: Connection = client.send(request, stream=True).extensions[CONNECTION]
+        connection = transport.open(request)
     except PatienceEndedError as early:
         connection = early.connection
     try:

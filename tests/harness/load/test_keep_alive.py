@@ -35,8 +35,8 @@ class Asker:
 
     def __init__(self, url: str, *, ca_file: str | None = None, keep_alive: bool = True) -> None:
         self._url = url
-        transport = SocketTransport(ca_file=ca_file, keep_alive=keep_alive)
-        self.client = httpx.Client(transport=transport, timeout=30, trust_env=False)
+        self.transport = SocketTransport(ca_file=ca_file, keep_alive=keep_alive)
+        self.client = httpx.Client(transport=self.transport, timeout=30, trust_env=False)
         self.ports: list[int] = []
 
     def ask(self, *, way: Way | None = None) -> bytes:
@@ -45,7 +45,7 @@ class Asker:
             "POST", self._url, json={}, headers={"x-request-id": f"r{number}"}
         )
         request.extensions[WAY] = way
-        with opened(self.client, request) as connection:
+        with opened(self.transport, request) as connection:
             self.ports.append(connection.sock.getsockname()[1])
             return b"".join(connection)
 
@@ -99,7 +99,7 @@ def test_an_answer_that_was_not_read_to_its_end_is_not_passed_on(serve: Serve) -
     with asking(serve(script)) as asker:
         for _ in range(2):
             request = asker.client.build_request("POST", asker._url, json={})
-            with opened(asker.client, request) as connection:
+            with opened(asker.transport, request) as connection:
                 asker.ports.append(connection.sock.getsockname()[1])
                 assert connection.receive() == b"h"
     assert len(set(asker.ports)) == 2

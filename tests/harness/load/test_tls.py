@@ -33,7 +33,7 @@ def connected(url: str, ca_file: str | None, way: Way | None = None) -> Iterator
     with httpx.Client(transport=transport, timeout=30, trust_env=False) as client:
         request = client.build_request("POST", url, json={}, headers={"x-request-id": "r1"})
         request.extensions[WAY] = way
-        with opened(client, request) as connection:
+        with opened(transport, request) as connection:
             yield connection
 
 

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def connected(server: ScriptedServer, *, patience_ns: int | None = None) -> Iterator[Connection]:
-    with httpx.Client(transport=SocketTransport(), timeout=30, trust_env=False) as client:
+    transport = SocketTransport()
+    with httpx.Client(transport=transport, timeout=30, trust_env=False) as client:
         request = client.build_request("POST", server.url, json={}, headers={"x-request-id": "r1"})
         request.extensions[PATIENCE_NS] = patience_ns
-        with opened(client, request) as connection:
+        with opened(transport, request) as connection:
             yield connection
 
 
