@@ -32,6 +32,7 @@ BENCHMARKS = (
     "client_times",
     "many_streams",
     "analysis",
+    "gate",
 )
 
 
