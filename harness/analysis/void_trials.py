@@ -22,8 +22,8 @@ def about_void_trials(manifest: Mapping[str, Any]) -> list[Remark]:
         return []
     reasons = Counter(one["why"] for one in void)
     told = "; ".join(f"{why} ({n})" for why, n in reasons.most_common())
-    level = "invalid" if all_are_void(manifest) else "warning"
-    return [Remark(level=level, text=f"void trials: {len(void)}, because {told}")]
+    text = f"void trials: {len(void)}, because {told}"
+    return [Remark(level="invalid" if all_are_void(manifest) else "warning", text=text)]
 
 
 def _planned(manifest: Mapping[str, Any]) -> int:
