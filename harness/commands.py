@@ -105,6 +105,12 @@ def run(  # noqa: PLR0913  one argument a flag
         float | None,
         typer.Option(metavar="SECONDS", help="So long after a request was fully sent. Default 0."),
     ] = None,
+    web: Annotated[
+        bool, typer.Option("--web", help="Start and stop it in a browser, and watch it there.")
+    ] = False,
+    web_port: Annotated[
+        int, typer.Option(metavar="PORT", min=1, help="Of that page. Default 8089.")
+    ] = 8089,
     settings: Setting = None,
     out: Out = None,
     no_scrape: NoScrape = False,
@@ -143,6 +149,10 @@ def run(  # noqa: PLR0913  one argument a flag
         has_scraping=not no_scrape,
         command=typed_command(header or []),
     )
+    if web:
+        from harness.web_command import serve_page
+
+        raise typer.Exit(serve_page(order, port=web_port))
     run_and_show(order, as_json=as_json, quiet=quiet)
 
 

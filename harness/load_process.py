@@ -41,11 +41,12 @@ def load_command(folder: RunFolder, processes: int) -> list[str]:
         "locust",
         *("-f", locustfile, "--headless", "--only-summary"),
         *("--walkaway-plan", str(folder.load_plan), "--walkaway-exit-with-stdin"),
-        *(_together(processes) if processes > 1 else ()),
+        *(together(processes) if processes > 1 else ()),
     )
 
 
-def _together(processes: int) -> list[str]:
+def together(processes: int) -> list[str]:
+    """Locust's options for a master and so many workers, on this machine."""
     port = _free_port()
     return [
         *("--processes", str(processes), "--enable-rebalancing"),

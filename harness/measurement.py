@@ -79,6 +79,7 @@ class Measurement:
         interruption: Interruption,
         *,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
+        run_load: Callable[..., None] = run_load,
     ) -> None:
         self.manifest = manifest
         self.notes = Notes()
@@ -88,6 +89,7 @@ class Measurement:
         self._progress = progress
         self._interruption = interruption
         self._clock_ns = clock_ns
+        self._run_load = run_load
         self._collector: Collector | None = None
         self._is_exact = resolved.target.lifecycle and resolved.workload.collect.exact
 
@@ -102,6 +104,15 @@ class Measurement:
                 names = ", ".join(f"{self._target.metrics[role].name} ({role})" for role in unseen)
                 self.notes.add(f"the server shows no metric {names}")
         return rows
+
+    def gathered(self) -> RunRows:
+        """What the collector has gathered so far."""
+        return RunRows() if self._collector is None else self._collector.rows()
+
+    def gauges(self) -> dict[str, float]:
+        """The last scrape, by role; empty where nothing was scraped."""
+        scrape = [] if self._collector is None else self._collector.latest_scrape()
+        return read_roles(scrape, self._target.metrics)
 
     def take(self) -> None:
         """Do it all. Raises TargetError, InterruptedRunError and ConfigError; `manifest` and `rows`
@@ -340,7 +351,7 @@ class Measurement:
             self.manifest.window.load_started_ns = self._clock_ns()
         write_plan(plan, self._folder.load_plan)
         try:
-            run_load(
+            self._run_load(
                 plan,
                 self._folder,
                 until_settled=until_settled,

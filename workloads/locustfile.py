@@ -10,15 +10,17 @@ from typing import Any
 from locust import events  # noqa: TID251  # Locust itself loads this file
 from locust.argument_parser import LocustArgumentParser  # noqa: TID251
 from locust.env import Environment  # noqa: TID251
+from locust.runners import WorkerRunner  # noqa: TID251
 
 from harness.errors import ConfigError
 from harness.load.cancel_storm import CancelStormDirector
 from harness.load.chunk_frontier import ChunkFrontierDirector
 from harness.load.open_loop import OpenLoopDirector, share_out
-from harness.load.options import add_arguments, load_plan
+from harness.load.options import add_arguments, load_plan, read_order
 from harness.load.plan import AbandonLoad, CancelStormLoad, ChunkFrontierLoad, SlotRecoveryLoad
 from harness.load.slot_recovery import SlotRecoveryDirector
 from harness.load.users import AbandoningUser, PlannedUser, prepare
+from harness.load.webui import extend_page, report_outcomes
 
 __all__ = [
     "AbandoningUser",
@@ -51,6 +53,10 @@ def follow_plan(environment: Environment, **_: Any) -> None:
         plan = load_plan(options)
         if plan.open_loop is None:
             prepare(environment, options, plan, USERS[type(plan.load)])
+            if environment.web_ui is not None and options.walkaway_plan is None:
+                extend_page(environment, read_order(options))
+            elif isinstance(environment.runner, WorkerRunner):
+                report_outcomes(environment)
         else:
             prepare(environment, options, plan, OpenLoopDirector)
             share_out(environment, plan.open_loop)

@@ -1,27 +1,38 @@
 """The command line of plain Locust: `locust -f workloads/locustfile.py`, with options of our own.
 
 Either a plan comes in a file (that is how `walkaway run` starts this process), or a few options
-make one, good for trying things out against a server on this machine.
+describe one: on the command line, or in the start form of the web page, which shows the same.
 """
 
 import argparse
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from harness.errors import ConfigError
-from harness.load.mix import AfterTokens, LeavePlan, Never, Slice
-from harness.load.plan import AbandonLoad, LoadPlan, Timeouts, read_plan
-from harness.records import Delivery, Way
+from harness.load.plan import LoadPlan, Timeouts, read_plan
+from harness.records import Way
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
-_NO_LIMIT_SECONDS: Final = 10 * 365 * 86400.0  # plain Locust has its own --run-time
+AS_WORKLOAD: Final = "workload"
+LEAVE: Final = ("tokens", "time", "prefill", "queued", "last_token", AS_WORKLOAD)
+_NOW: Final = "walkaway_now"
+WAYS: Final = tuple(way.value for way in Way)
 
 
 def add_arguments(group: argparse._ArgumentGroup) -> None:
     """Declare our options, with plain values: a Locust master sends them to its workers."""
-    add = group.add_argument
+
+    def add(*names: str, **details: Any) -> None:
+        group.add_argument(*names, **details)
+
+    def in_form(*names: str, **details: Any) -> None:
+        # Locust's parser takes this as an argument, but not for an option in a group.
+        setattr(group.add_argument(*names, **details), "include_in_web_ui", True)  # noqa: B010
+
     add("--walkaway-plan", metavar="FILE", help="a complete plan; wins over the rest")
     add(
         "--walkaway-exit-with-stdin",
@@ -29,16 +40,36 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
         help="end the load when standard input reaches its end",
     )
     add("--walkaway-rows", metavar="DIR", help="keep one row a request in this folder")
-    add("--walkaway-path", default="/v1/completions", help="or /v1/chat/completions")
-    add("--walkaway-model", default="tiny", help="the model's name on the server")
-    add("--walkaway-tokens", default="1,16,64", help="leave after so many tokens: one of these")
-    add("--walkaway-stay-share", type=float, default=0.25, help="share of those who never leave")
-    add("--walkaway-think", default="step", help='pause before leaving: "step", "none" or seconds')
-    add("--walkaway-prompt-tokens", type=int, default=64)
-    add("--walkaway-answer-tokens", type=int, default=1000, help="max_tokens of those who leave")
-    add("--walkaway-stay-tokens", type=int, default=128, help="max_tokens of those who stay")
-    add("--walkaway-timeout", type=float, default=60.0, metavar="SECONDS")
-    add("--walkaway-seed", type=int, default=0)
+    add("--walkaway-order", metavar="FILE", help="web page: what each run begins with")
+    add("--walkaway-path", default="", help="instead of what the kind of server has")
+    in_form(
+        "--walkaway-engine",
+        default="reference",
+        help="the kind of server; reference without a host: it is started",
+    )
+    in_form("--walkaway-model", default="", help="the model's name; empty: the server's only one")
+    in_form(
+        "--walkaway-leave",
+        default="tokens",
+        choices=list(LEAVE),
+        help="abandon plan: when users leave; workload: as its file says",
+    )
+    in_form("--walkaway-tokens", default="1,16,64", help="plan tokens: after one of these counts")
+    in_form("--walkaway-seconds", default="0.1-2", help="plan time: so long after the sending")
+    in_form(
+        "--walkaway-way",
+        default="fin",
+        choices=list(WAYS),
+        help="the way to leave, for any plan but that of the workload",
+    )
+    in_form("--walkaway-stay-share", default="0.25", help="share of those who never leave, 0 to 1")
+    in_form("--walkaway-think", default="step", help='pause before: "step", "none" or seconds')
+    in_form("--walkaway-prompt-tokens", default="64", help="or from-to, as in 32-128")
+    in_form("--walkaway-answer-tokens", default="1000", help="max_tokens of those who leave")
+    in_form("--walkaway-stay-tokens", default="128", help="max_tokens of those who stay")
+    in_form("--walkaway-stop-after", default="", help="stop after so many abandons; empty: never")
+    in_form("--walkaway-timeout", default="60", metavar="SECONDS", help="longest wait for a byte")
+    in_form("--walkaway-seed", default="0", help="every random choice follows from it")
     add("--walkaway-api-key-env", metavar="VARIABLE", help="variable that holds the API key")
 
 
@@ -54,69 +85,80 @@ def load_plan(options: argparse.Namespace) -> LoadPlan:
         raise ConfigError(f"{options.walkaway_plan} is not a load plan: {error}") from error
 
 
+def plan_of_the_page(options: argparse.Namespace) -> LoadPlan | None:
+    """The plan of the load that begins, where a web page has started it.
+
+    The page hands it on among the options, which a Locust master sends to its workers.
+    """
+    now = getattr(options, _NOW, None)
+    return None if now is None else msgspec.json.decode(now, type=LoadPlan)
+
+
+def put_in_force(options: argparse.Namespace, plan: LoadPlan) -> None:
+    """Let the load that begins next follow this plan."""
+    setattr(options, _NOW, msgspec.json.encode(plan).decode())
+
+
+def read_order(options: argparse.Namespace) -> dict[str, Any]:
+    """What each run of a web page begins with (fields of `harness.order.RunOrder`).
+
+    Raises ConfigError where the file that should say it cannot be read.
+    """
+    from harness.web.form import BY_HAND
+
+    if options.walkaway_order is None:
+        api_key_env = options.walkaway_api_key_env
+        return {"workload": BY_HAND, "api_key_env": api_key_env, "command": list(sys.argv)}
+    try:
+        order: dict[str, Any] = msgspec.json.decode(Path(options.walkaway_order).read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"--walkaway-order: cannot read the order: {error}") from error
+    return order
+
+
+def form_fields(options: argparse.Namespace) -> dict[str, str]:
+    """What a form holds that was left as it was shown."""
+    shown: Mapping[str, object] = vars(options)
+    fields = {name: str(value) for name, value in shown.items() if name.startswith("walkaway_")}
+    others = {
+        "user_count": options.num_users,
+        "run_time": options.run_time,
+        "host": options.host,
+    }
+    return fields | {name: str(value) for name, value in others.items() if value}
+
+
 def _described(options: argparse.Namespace) -> LoadPlan:
-    rows_dir: str | None = options.walkaway_rows
-    if rows_dir is not None:
-        Path(rows_dir).mkdir(parents=True, exist_ok=True)
-    share = _stay_share(options.walkaway_stay_share)
+    # Not needed where a plan is given, which is how most load processes begin.
+    from harness.config import load_target, load_workload
+    from harness.web.form import BY_HAND, form_settings, simple_load, with_range
+
+    target = load_target(options.walkaway_engine)
+    try:
+        workload = load_workload(
+            BY_HAND, form_settings({"user_count": "1", **form_fields(options)})
+        )
+    except ConfigError as error:
+        raise ConfigError(with_range(str(error))) from error
+    if options.walkaway_rows is not None:
+        Path(options.walkaway_rows).mkdir(parents=True, exist_ok=True)
+    timeout_s = workload.run.timeout_s
     return LoadPlan(
         url=options.host or DEFAULT_URL,
-        path=options.walkaway_path,
-        model=options.walkaway_model,
+        path=options.walkaway_path or target.path,
+        model=options.walkaway_model or "tiny",
         api_key_env=options.walkaway_api_key_env,
         headers={},
-        extra_body={"ignore_eos": True},
-        stream_options={"include_usage": True, "continuous_usage_stats": True},
-        continuous_usage=True,
-        rows_dir=rows_dir,
-        seed=options.walkaway_seed,
+        extra_body=target.extra_body,
+        stream_options=target.stream_options,
+        continuous_usage=target.continuous_usage,
+        usage_per_choice=target.usage_per_choice,
+        cancel_path=target.cancel_path,
+        rows_dir=options.walkaway_rows,
+        seed=workload.run.seed,
         arm="main",
-        users=options.num_users or 1,
-        timeouts=Timeouts(connect_s=options.walkaway_timeout, next_byte_s=options.walkaway_timeout),
-        max_seconds=options.run_time or _NO_LIMIT_SECONDS,
-        load=AbandonLoad(
-            mix=[
-                _slice(1 - share, AfterTokens(tokens=_token_counts(options.walkaway_tokens))),
-                _slice(share, Never()),
-            ],
-            think=_think(options.walkaway_think),
-            prompt_tokens=(options.walkaway_prompt_tokens, options.walkaway_prompt_tokens),
-            answer_tokens=options.walkaway_answer_tokens,
-            stay_tokens=options.walkaway_stay_tokens,
-            shared_prefix_tokens=0,
-            stop_after_abandons=None,
-        ),
+        users=workload.run.users,
+        timeouts=Timeouts(connect_s=timeout_s, next_byte_s=timeout_s),
+        max_seconds=workload.run.max_seconds,
+        load=simple_load(workload),
     )
-
-
-def _slice(weight: float, leave: LeavePlan) -> Slice:
-    return Slice(weight=weight, leave=leave, way=Way.FIN, delivery=Delivery.STREAM, n=1)
-
-
-def _stay_share(share: float) -> float:
-    if not 0 <= share <= 1:
-        raise ConfigError(f"--walkaway-stay-share: must be from 0 to 1, not {share}")
-    return share
-
-
-def _token_counts(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise ConfigError(
-            f"--walkaway-tokens: {text!r} is not a list of token counts; write for example 1,16,64"
-        )
-    return [int(part) for part in parts]
-
-
-def _think(text: str) -> str | float:
-    if text in ("step", "none"):
-        return text
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise ConfigError(
-            f'--walkaway-think: {text!r} is not a pause; write "step", "none" or seconds from 0'
-        )
-    return seconds

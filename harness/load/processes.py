@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 
 import gevent
 from locust.env import Environment
-from locust.runners import MasterRunner, WorkerRunner
+from locust.runners import MasterRunner, Runner, WorkerRunner
 
 from harness.collect.clock import local_clock
 from harness.load.plan import AbandonLoad, LoadPlan
@@ -36,18 +36,22 @@ class Master:
     def __init__(
         self,
         runner: MasterRunner,
-        plan: LoadPlan,
         *,
         end: Callable[[], None],
         give_up: Callable[[str], None],
     ) -> None:
-        load = plan.load
-        self._stop_after = load.stop_after_abandons if isinstance(load, AbandonLoad) else None
+        self._stop_after: int | None = None
         self._left: dict[str, int] = {}
         self._end = end
         self._give_up = give_up
         runner.register_message(_LEFT, self._count)
         runner.register_message(_NO_GOING_ON, self._hear_why)
+
+    def follow(self, plan: LoadPlan) -> None:
+        """A load by this plan begins."""
+        load = plan.load
+        self._stop_after = load.stop_after_abandons if isinstance(load, AbandonLoad) else None
+        self._left.clear()
 
     def _count(self, msg: Any, **_: Any) -> None:
         self._left[msg.node_id] = msg.data["users"]
@@ -83,25 +87,30 @@ def end_when_nobody_is_left(environment: Environment, end: Callable[[], None]) -
     environment.events.test_stop.add_listener(lambda **_: end())  # type: ignore[no-untyped-call]
 
 
-def leave_marks(environment: Environment, plan: LoadPlan, rows_dir: Path) -> None:
-    """Write that this process has begun, and when Locust ends it, that it has ended."""
-    worker = max(0, getattr(environment.runner, "worker_index", 0))
+def begin_rows(plan: LoadPlan, runner: Runner | None) -> Path | None:
+    """The folder for the rows of a load that begins now, with the mark that it has; None where the
+    plan keeps none. On another machine than the master's it may be missing, and is made."""
+    if plan.rows_dir is None:
+        return None
+    rows_dir = Path(plan.rows_dir)
+    rows_dir.mkdir(parents=True, exist_ok=True)
+    leave_mark("began", runner, plan)
+    return rows_dir
 
-    def mark(event: Literal["began", "ended"]) -> None:
-        with ShardWriter(rows_dir, ProcessMark, os.getpid()) as shard:
-            shard.write(
-                ProcessMark(
-                    event=event,
-                    host=platform.node(),
-                    pid=os.getpid(),
-                    worker=worker,
-                    clock=local_clock(),
-                    t_ns=time.perf_counter_ns(),
-                    at=datetime.now(UTC).isoformat(),
-                    url=plan.url,
-                    model=plan.model,
-                )
-            )
 
-    mark("began")
-    environment.events.quit.add_listener(lambda **_: mark("ended"))  # type: ignore[no-untyped-call]
+def leave_mark(event: Literal["began", "ended"], runner: Runner | None, plan: LoadPlan) -> None:
+    """Write that this process has begun with the load, or that it has ended it in good order."""
+    assert plan.rows_dir is not None
+    mark = ProcessMark(
+        event=event,
+        host=platform.node(),
+        pid=os.getpid(),
+        worker=max(0, getattr(runner, "worker_index", 0)),
+        clock=local_clock(),
+        t_ns=time.perf_counter_ns(),
+        at=datetime.now(UTC).isoformat(),
+        url=plan.url,
+        model=plan.model,
+    )
+    with ShardWriter(Path(plan.rows_dir), ProcessMark, os.getpid()) as shard:
+        shard.write(mark)

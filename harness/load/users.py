@@ -12,19 +12,16 @@ SIGTERM, or when standard input ends, if asked to listen for that.
 import argparse
 import logging
 import os
-import platform
 import signal
 import sys
-import time
+from collections.abc import Callable
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import gevent
 import gevent.socket
 import msgspec
-from gevent import monkey
 from locust import User, task
 from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
@@ -33,24 +30,23 @@ from harness.errors import ConfigError, TargetError
 from harness.load.abandon import leave_rule, never, plan_request
 from harness.load.canary import canary_prompt
 from harness.load.handles import allow_streams
+from harness.load.lag import LagWatch
+from harness.load.options import plan_of_the_page
 from harness.load.plan import AbandonLoad, LoadPlan
 from harness.load.processes import (
     Master,
+    begin_rows,
     end_when_nobody_is_left,
-    leave_marks,
+    leave_mark,
     tell_how_many_left,
     tell_why_not_to_go_on,
 )
-from harness.load.rows import ShardWriter
 from harness.load.session import LoadSession
-from harness.load.ticks import KernelTicks, ThreadTicks, Ticks, kernel_can_tick
-from harness.records import ClientSample, Outcome, RequestRow, Role
+from harness.records import Outcome, RequestRow, Role
 
 # After a refusal or a failure a user tries again, but not in a busy loop: a dead server would
 # otherwise be answered with thousands of attempts a second.
 RETRY_PAUSE_S: Final = 0.5
-_TICK_NS: Final = 10_000_000
-_READ: Final = 1
 _NUMBERS_PER_WORKER: Final = 1_000_000
 NOT_A_FAILURE: Final = frozenset({Outcome.COMPLETED, Outcome.ABANDONED, Outcome.CUT_OFF})
 
@@ -168,6 +164,7 @@ def prepare(
 ) -> None:
     """Make Locust follow the plan; called once, when the environment exists."""
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request
+    gevent.get_hub().loop.update_now()  # Locust's timers count from here, not from before imports
     environment.user_classes = [user_class]
     environment.process_exit_code = 0  # whoever reads the rows judges, not Locust
     if options.walkaway_plan is not None:
@@ -179,24 +176,26 @@ def prepare(
     end, give_up_here = partial(end_load, environment), partial(give_up, environment)
     runner = environment.runner
     if isinstance(runner, MasterRunner):  # it has no users of its own
-        Master(runner, plan, end=end, give_up=give_up_here)
-        if environment.web_ui is None:
-            end_when_nobody_is_left(environment, end)
+        master = Master(runner, end=end, give_up=give_up_here)
+        _prepare_master(environment, master, lambda: plan_of_the_page(options) or plan)
         return
     if isinstance(runner, WorkerRunner):
         tell_how_many_left(runner, lambda: _num_left(user_class))
     # How many of all users a worker gets, it learns later.
     allow_streams(0 if isinstance(runner, WorkerRunner) else plan.users)
-    if plan.rows_dir is not None:
-        leave_marks(environment, plan, Path(plan.rows_dir))
-        gevent.spawn(_watch_lag, environment, Path(plan.rows_dir), user_class)
+    lag = LagWatch(open_streams=lambda: _num_open(user_class), give_up=give_up_here)
+    _leave_rows(environment, plan, lag)
 
     def start_session(**_: Any) -> None:
-        # The web page may have changed the server; a plan in a file names its own.
+        now = plan_of_the_page(options)
+        if now is not None:
+            allow_streams(0 if isinstance(runner, WorkerRunner) else now.users)
+            lag.rows_dir = begin_rows(now, runner)
+        # A master tells its workers the server; a plan in a file names its own.
         url = plan.url if options.walkaway_plan is not None else environment.host or plan.url
         user_class.session = LoadSession(
-            msgspec.structs.replace(plan, url=url),
-            api_key=api_key,
+            now or msgspec.structs.replace(plan, url=url),
+            api_key=api_key if now is None else _api_key(now),
             pid=os.getpid(),
             tell=lambda row: _tell_locust(environment, row),
             enough=_leave_it_to_the_master if isinstance(runner, WorkerRunner) else end,
@@ -204,10 +203,37 @@ def prepare(
         )
 
     def end_session(**_: Any) -> None:
-        user_class.session.close()
+        if (session := getattr(user_class, "session", None)) is not None:
+            session.close()
+        if (now := plan_of_the_page(options)) is not None:
+            lag.rows_dir = None
+            leave_mark("ended", runner, now)
 
     environment.events.test_start.add_listener(start_session)  # type: ignore[no-untyped-call]
     environment.events.test_stop.add_listener(end_session)  # type: ignore[no-untyped-call]
+
+
+def _leave_rows(environment: Environment, plan: LoadPlan, lag: LagWatch) -> None:
+    """Of a load that lasts as long as the process, where its plan keeps rows."""
+    runner = environment.runner
+    lag.rows_dir = begin_rows(plan, runner)
+    if lag.rows_dir is not None:
+        environment.events.quit.add_listener(  # type: ignore[no-untyped-call]
+            lambda **_: leave_mark("ended", runner, plan)
+        )
+
+
+def _prepare_master(environment: Environment, master: Master, plan: Callable[[], LoadPlan]) -> None:
+    environment.events.test_start.add_listener(  # type: ignore[no-untyped-call]
+        lambda **_: master.follow(plan())
+    )
+    if environment.web_ui is None:
+        end_when_nobody_is_left(environment, partial(end_load, environment))
+
+
+def _num_open(user_class: type[PlannedUser]) -> int:
+    session = getattr(user_class, "session", None)
+    return 0 if session is None else session.client.open_streams
 
 
 def _num_left(user_class: type[PlannedUser]) -> int:
@@ -249,44 +275,3 @@ def _end_with_stdin() -> None:
         if not os.read(stdin, 4096):
             os.kill(os.getpid(), signal.SIGTERM)
             return
-
-
-def _watch_lag(environment: Environment, rows_dir: Path, user_class: type[PlannedUser]) -> None:
-    try:
-        _write_lag(rows_dir, user_class)
-    except OSError as error:
-        give_up(environment, f"the load's own lag can no longer be written down: {error.strerror}")
-
-
-def _write_lag(rows_dir: Path, user_class: type[PlannedUser]) -> None:
-    """Write down how late each tick was noticed: the floor below which our stamps mean nothing."""
-    ticks = _ticks()
-    hub = gevent.get_hub()
-    readable = hub.loop.io(ticks.descriptor, _READ)
-    host = platform.node()
-    with ShardWriter(rows_dir, ClientSample, os.getpid()) as shard:
-        while True:
-            hub.wait(readable)
-            now_ns = time.perf_counter_ns()
-            cpu_s = time.process_time()
-            session = getattr(user_class, "session", None)
-            for due_ns in ticks.take():
-                sample = ClientSample(
-                    t_ns=now_ns,
-                    pid=os.getpid(),
-                    lag_ns=now_ns - due_ns,
-                    cpu_s=cpu_s,
-                    streams=0 if session is None else session.client.open_streams,
-                    host=host,
-                )
-                shard.write(sample)
-
-
-def _ticks() -> Ticks:
-    if kernel_can_tick():
-        return KernelTicks(_TICK_NS)
-    return ThreadTicks(  # of the system, not of gevent
-        _TICK_NS,
-        start_thread=monkey.get_original("_thread", "start_new_thread"),
-        sleep=monkey.get_original("time", "sleep"),
-    )

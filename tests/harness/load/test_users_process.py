@@ -340,8 +340,8 @@ def test_a_user_who_leaves_at_once_waits_for_no_headers(serve: Serve, tmp_path: 
     ("options", "message"),
     [
         (["--walkaway-plan", "nowhere.json"], "cannot read the plan"),
-        (["--walkaway-tokens", "1;2"], "--walkaway-tokens: '1;2' is not a list"),
-        (["--walkaway-think", "long"], "--walkaway-think: 'long' is not a pause"),
+        (["--walkaway-tokens", "1;2"], "token counts: '1;2' is refused; allowed: "),
+        (["--walkaway-think", "long"], "`load.think`: must be"),
         (["--walkaway-api-key-env", "NO_SUCH_KEY_HERE"], "NO_SUCH_KEY_HERE"),
     ],
 )

@@ -1,0 +1,146 @@
+"""The start form of the web page: settings of a workload, out of what stands in its fields.
+
+So the same checks judge them as a file. What is wrong is said with the name of the field and what
+it allows.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from harness.arrival_settings import ClosedArrivals
+from harness.config import Workload
+from harness.errors import ConfigError
+from harness.load.options import AS_WORKLOAD, LEAVE, WAYS
+from harness.load.plan import AbandonLoad
+from harness.load_settings import AbandonSettings
+from harness.mix_settings import NeverEntry, slice_values
+from harness.values import LARGEST_INT, LONGEST_S, MOST_STREAMS, MOST_TOKENS
+
+BY_HAND: Final = str(Path(__file__).with_name("by_hand.toml"))
+
+# Each field that sets a single key: the key, and what may stand there.
+KEYS: Final = {
+    "user_count": ("run.users", f"1 to {MOST_STREAMS}"),
+    "run_time": ("run.max_seconds", f"more than 0 s, to {LONGEST_S} s"),
+    "walkaway_stay_share": ("load.stay_share", "0 to 1"),
+    "walkaway_think": ("load.think", f'"step", "none", or seconds from 0 to {LONGEST_S}'),
+    "walkaway_prompt_tokens": ("load.prompt_tokens", f"1 to {MOST_TOKENS}, or lowest-highest"),
+    "walkaway_answer_tokens": ("load.answer_tokens", f"1 to {MOST_TOKENS}"),
+    "walkaway_stay_tokens": ("load.stay_tokens", f"1 to {MOST_TOKENS}"),
+    "walkaway_stop_after": ("load.stop_after_abandons", f"1 to {LARGEST_INT}, or empty: no limit"),
+    "walkaway_timeout": ("run.timeout_s", f"more than 0 s, to {LONGEST_S} s"),
+    "walkaway_seed": ("run.seed", f"0 to {LARGEST_INT}"),
+}
+_TOKENS_ALLOWED: Final = f"numbers from 0 to {MOST_TOKENS} with commas between"
+_SECONDS_ALLOWED: Final = f"0 to {LONGEST_S}, or lowest-highest"
+_RANGE: Final = re.compile(r"\s*([0-9.]+)\s*-\s*([0-9.]+)\s*")
+_NUMBER: Final = re.compile(r"\s*[0-9.]+\s*")
+
+
+def form_settings(fields: Mapping[str, str]) -> list[str]:
+    """The settings that the fields describe. Raises ConfigError for what cannot even be one.
+
+    `fields`: Locust's and ours by name, as text; an empty one leaves the workload as it is.
+    """
+    settings = []
+    for name, (key, _) in KEYS.items():
+        if text := fields.get(name, "").strip():
+            settings.append(f"{key}={_as_range(text) if name.endswith('prompt_tokens') else text}")
+    return settings + _mix(fields)
+
+
+def with_range(message: str) -> str:
+    """What is wrong with a setting, and what its field allows."""
+    for key, allowed in KEYS.values():
+        if f"`{key}`" in message:
+            return f"{message} (allowed: {allowed})"
+    return message
+
+
+def simple_load(workload: Workload) -> AbandonLoad:
+    """The load of a form without a run: one way of leaving, and those who stay."""
+    load = workload.load
+    assert isinstance(load, AbandonSettings)
+    leaver, stay = load.leavers[0], NeverEntry(plan="never")
+    mix = [
+        slice_values(leaver, {}, Path()) | {"weight": 1 - load.stay_share},
+        slice_values(stay, {}, Path()) | {"weight": load.stay_share},
+    ]
+    return msgspec.convert({**load.model_dump(), "mix": mix}, type=AbandonLoad)
+
+
+def check_startable(workload: Workload) -> None:
+    """Raise ConfigError for a workload that cannot be started and stopped by hand."""
+    name, load = workload.name, workload.load
+    if workload.arms:
+        raise ConfigError(
+            f"workload {name} has arms, which alternate by a plan; the web page starts one load: "
+            "run it without --web"
+        )
+    if not isinstance(load, AbandonSettings) or not isinstance(workload.arrivals, ClosedArrivals):
+        raise ConfigError(
+            f"workload {name} directs its requests by a plan of its own; the web page starts "
+            'closed loops of users (load.kind = "abandon"): run it without --web'
+        )
+    if workload.run.loops > 1:
+        raise ConfigError(f"`run.loops` is {workload.run.loops}; the web page starts one: take 1")
+
+
+def prefilled(workload: Workload) -> dict[str, str]:
+    """What stands in the fields of a form for this workload."""
+    load, run = workload.load, workload.run
+    assert isinstance(load, AbandonSettings)
+    low, high = load.prompt_tokens
+    return {
+        "walkaway_leave": AS_WORKLOAD,
+        "walkaway_stay_share": str(load.stay_share),
+        "walkaway_think": str(load.think),
+        "walkaway_prompt_tokens": f"{low}-{high}" if low != high else str(low),
+        "walkaway_answer_tokens": str(load.answer_tokens),
+        "walkaway_stay_tokens": str(load.stay_tokens),
+        "walkaway_stop_after": str(load.stop_after_abandons or ""),
+        "walkaway_timeout": f"{run.timeout_s:g}",
+        "walkaway_seed": str(run.seed),
+    }
+
+
+def _mix(fields: Mapping[str, str]) -> list[str]:
+    """The settings for how users leave; none where it is as the workload says."""
+    leave, way = fields.get("walkaway_leave", AS_WORKLOAD), fields.get("walkaway_way") or "fin"
+    if leave == AS_WORKLOAD:
+        return []
+    if leave not in LEAVE:
+        raise ConfigError(f"abandon plan: must be one of {', '.join(LEAVE)}, not {leave!r}")
+    if way not in WAYS:
+        raise ConfigError(f"way to leave: must be one of {', '.join(WAYS)}, not {way!r}")
+    more = ""
+    if leave == "tokens":
+        more = f", tokens=[{_token_counts(fields.get('walkaway_tokens', ''))}]"
+    elif leave == "time":
+        more = f", seconds={_seconds(fields.get('walkaway_seconds', ''))}"
+    entry = f'{{plan="{leave}", way="{way}"{more}}}'
+    return ["load.abandon_after_tokens=[]", f"load.mix=[{entry}]"]
+
+
+def _token_counts(text: str) -> str:
+    counts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) <= MOST_TOKENS for part in counts):
+        raise ConfigError(f"token counts: {text!r} is refused; allowed: {_TOKENS_ALLOWED}")
+    return ", ".join(counts)
+
+
+def _seconds(text: str) -> str:
+    if not (_RANGE.fullmatch(text) or _NUMBER.fullmatch(text)):
+        raise ConfigError(f"seconds: {text!r} is refused; allowed: {_SECONDS_ALLOWED}")
+    return _as_range(text)
+
+
+def _as_range(text: str) -> str:
+    """ "32-128" is [32, 128], and one number both its ends; anything else is left to the check."""
+    if found := _RANGE.fullmatch(text):
+        return f"[{found[1]}, {found[2]}]"
+    return f"[{text}, {text}]" if _NUMBER.fullmatch(text) else text

@@ -1,0 +1,189 @@
+"use strict";
+// Asks for what is known of the run and draws it. All text goes in as text, never as markup.
+
+const EVERY_MS = 1000;
+const SVG = "http://www.w3.org/2000/svg";
+const HEIGHT = 220;
+const EDGE = { left: 52, right: 10, top: 22, bottom: 24 };
+const BAD = new Set(["failed"]);
+
+function element(name, attributes, text) {
+  const one = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) one.setAttribute(key, value);
+  if (text !== undefined) one.textContent = text;
+  return one;
+}
+
+function short(value) {
+  return value >= 1000 ? value.toLocaleString("en") : String(Number(value.toPrecision(3)));
+}
+
+// Round numbers between which `highest` lies: 1, 2 or 5 times a power of ten apart.
+function ticksTo(highest) {
+  const rough = highest / 4 || 1;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
+  const ticks = [];
+  for (let tick = 0; tick <= highest + step * 0.999; tick += step) ticks.push(tick);
+  return ticks;
+}
+
+function powersAround(lowest, highest) {
+  const ticks = [];
+  for (let power = Math.floor(Math.log10(lowest)); ; power += 1) {
+    ticks.push(10 ** power);
+    if (10 ** power >= highest && ticks.length > 1) return ticks;
+  }
+}
+
+// An empty picture: axes, and where a point goes. `ticks` are those of the vertical axis.
+function canvas(place, { label, unit, seconds, ticks, isLog = false }) {
+  const width = Math.max(280, place.clientWidth);
+  const svg = element("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": label });
+  const scale = isLog ? Math.log10 : Number;
+  const [low, high] = [scale(ticks[0]), scale(ticks[ticks.length - 1])];
+  const x = (t) => EDGE.left + (t / seconds) * (width - EDGE.left - EDGE.right);
+  const y = (v) =>
+    HEIGHT - EDGE.bottom - ((scale(v) - low) / (high - low)) * (HEIGHT - EDGE.top - EDGE.bottom);
+  for (const tick of ticks) {
+    const at = y(tick);
+    svg.append(element("line", { x1: EDGE.left, x2: width - EDGE.right, y1: at, y2: at, class: "grid" }));
+    svg.append(element("text", { x: EDGE.left - 6, y: at + 4, "text-anchor": "end" }, short(tick)));
+  }
+  for (const tick of ticksTo(seconds).filter((t) => t <= seconds)) {
+    svg.append(element("text", { x: x(tick), y: HEIGHT - 6, "text-anchor": "middle" }, `${short(tick)} s`));
+  }
+  svg.append(element("text", { x: EDGE.left, y: 13 }, unit));
+  place.replaceChildren(svg);
+  return { svg, x, y };
+}
+
+function line({ svg, x, y }, points, key, look) {
+  let path = "";
+  let isDrawing = false;
+  for (const point of points) {
+    const value = point[key];
+    if (value !== null && value !== undefined) {
+      path += `${isDrawing ? "L" : "M"}${x(point.t).toFixed(1)} ${y(value).toFixed(1)}`;
+    }
+    isDrawing = value !== null && value !== undefined;
+  }
+  svg.append(element("path", { d: path, class: look }));
+}
+
+function nothing(place, why) {
+  const text = document.createElement("p");
+  text.textContent = why;
+  place.replaceChildren(text);
+}
+
+function highest(points, ...keys) {
+  return Math.max(1e-9, ...points.flatMap((point) => keys.map((key) => point[key] ?? 0)));
+}
+
+function drawSlots(live, seconds) {
+  const place = document.getElementById("slots");
+  if (!live.points.some((point) => point.running != null)) {
+    return nothing(place, "This server’s metrics page tells nothing of its slots, or is not read.");
+  }
+  const label = `requests in slots and in the queue, and ${live.leaves.length} users who left`;
+  const ticks = ticksTo(highest(live.points, "running", "waiting"));
+  const picture = canvas(place, { label, unit: "requests", seconds, ticks });
+  for (const t of live.leaves) {
+    const at = picture.x(t);
+    const stroke = { x1: at, x2: at, y1: HEIGHT - EDGE.bottom, y2: HEIGHT - EDGE.bottom - 10 };
+    picture.svg.append(element("line", { ...stroke, class: "mark vermilion" }));
+  }
+  line(picture, live.points, "waiting", "orange dashed");
+  line(picture, live.points, "running", "blue");
+}
+
+function drawLatency(live, seconds) {
+  const place = document.getElementById("latency");
+  if (!live.has_log) {
+    return nothing(place, "This server does not tell when it lets go: the report estimates it.");
+  }
+  if (!live.latencies.length) return nothing(place, "Nobody who left has been let go of yet.");
+  const values = live.latencies.map(([, ms]) => Math.max(ms, 1e-3));
+  const ticks = powersAround(Math.min(...values), Math.max(...values));
+  const label = `cancel latency of the last ${values.length} who left`;
+  const picture = canvas(place, { label, unit: "ms", seconds, ticks, isLog: true });
+  live.latencies.forEach(([t], i) => {
+    const point = { cx: picture.x(t), cy: picture.y(values[i]), r: 2.5, class: "blue" };
+    picture.svg.append(element("circle", point));
+  });
+}
+
+function drawLine(id, live, seconds, { key, unit, label, look, missing }) {
+  const place = document.getElementById(id);
+  if (!live.points.some((point) => point[key] != null)) return nothing(place, missing);
+  const picture = canvas(place, { label, unit, seconds, ticks: ticksTo(highest(live.points, key)) });
+  line(picture, live.points, key, look);
+}
+
+function draw(live) {
+  const seconds = Math.max(1, live.elapsed_s);
+  drawSlots(live, seconds);
+  drawLatency(live, seconds);
+  drawLine("wasted", live, seconds, {
+    key: "wasted", unit: "tokens", label: "wasted tokens so far", look: "vermilion",
+    missing: "This server does not tell what it generated for whom: the report estimates it.",
+  });
+  drawLine("lag", live, seconds, {
+    key: "lag_ms", unit: "ms", label: "client lag", look: "green", missing: "No tick was seen yet.",
+  });
+  document.getElementById("thinned").textContent =
+    `A point every ${short(live.every * 0.5)} s; of those who left, the last ${short(live.last)}.`;
+}
+
+function tabulate(rows) {
+  const body = document.getElementById("rows");
+  body.replaceChildren(
+    ...rows.map((row) => {
+      const line = document.createElement("tr");
+      const head = document.createElement("th");
+      head.scope = "row";
+      head.textContent = row.figure;
+      line.append(head);
+      for (const text of [row.value, row.about]) {
+        line.append(Object.assign(document.createElement("td"), { textContent: text }));
+      }
+      return line;
+    }),
+  );
+}
+
+function describe(shown) {
+  if (shown.why) return shown.why;
+  if (shown.state === "ready") return "No test has been started yet.";
+  if (shown.state === "done") return `${shown.run}: judged; these are the figures of its report.`;
+  const since = shown.live ? `, ${short(Math.round(shown.live.elapsed_s))} s` : "";
+  return `${shown.run ?? ""}: ${shown.phase}${since}`;
+}
+
+function show(shown) {
+  const state = document.getElementById("state");
+  const text = describe(shown);
+  if (state.textContent !== text) state.textContent = text;
+  state.className = BAD.has(shown.state) || shown.why ? "bad" : "";
+  for (const id of ["report", "download"]) document.getElementById(id).hidden = !shown.report;
+  document.getElementById("figures-title").textContent =
+    shown.state === "done" ? "The run’s figures" : "So far";
+  tabulate(shown.rows ?? []);
+  if (shown.live) draw(shown.live);
+}
+
+async function ask() {
+  try {
+    const answer = await fetch("live.json", { cache: "no-store" });
+    if (!answer.ok || answer.redirected) throw new Error(String(answer.status));
+    show(await answer.json());
+  } catch {
+    const state = document.getElementById("state");
+    state.textContent = "The test’s page does not answer: has it ended, or do you need to log in?";
+    state.className = "bad";
+  }
+  setTimeout(ask, EVERY_MS);
+}
+
+ask();

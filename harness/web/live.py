@@ -1,0 +1,189 @@
+"""A run as it goes on: what is known so far, from whatever has come, each row looked at once.
+
+Provisional by nature: a request that was left a moment ago may not have been let go of yet, and
+nothing is censored or averaged over here. The figures of the finished run are its summary's.
+
+Memory does not grow with the run: points in time are thinned out as they become many, and of single
+abandons the last ones are kept.
+"""
+
+from bisect import insort
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from harness.records import ClientSample, LifecycleEvent, Outcome, RequestRow
+
+MOST_POINTS: Final = 600
+LAST: Final = 1_000
+_MS: Final = 1e6
+
+
+class Distribution:
+    """The values so far, in order, of which `LAST` are kept; `n` counts all."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self._recent: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def add(self, value: float) -> None:
+        self.n += 1
+        self._recent.append(value)
+        insort(self._sorted, value)
+        if len(self._recent) > LAST:
+            self._sorted.remove(self._recent.popleft())
+
+    def quantile(self, q: float) -> float | None:
+        """Of those kept; None while there is none."""
+        last = len(self._sorted) - 1
+        return self._sorted[min(last, int(q * len(self._sorted)))] if last >= 0 else None
+
+
+class Series:
+    """Points in time. Past `MOST_POINTS` every second one is dropped, and so on from then on."""
+
+    def __init__(self) -> None:
+        self.points: list[dict[str, float | None]] = []
+        self.every = 1
+        self._turn = 0
+
+    def add(self, point: dict[str, float | None]) -> None:
+        if self._turn % self.every == 0:
+            self.points.append(point)
+        self._turn += 1
+        if len(self.points) > MOST_POINTS:
+            self.points = self.points[::2]
+            self.every *= 2
+
+
+class LiveRun:
+    """What is known so far. Its state is sums, and the abandons that the server still holds.
+
+    `has_log`: the server tells its lifecycle events, with stamps of the clients' clock. Without
+    them there is no latency and no waste before the summary.
+    """
+
+    def __init__(self, *, has_log: bool, started_ns: int) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self._has_log = has_log
+        self._started_ns = started_ns
+        self._left: dict[str, RequestRow] = {}  # by request id, until the server let go
+        self._gone: dict[str, LifecycleEvent] = {}  # let go of, the row not read yet
+        self._arrived: dict[str, int] = {}
+        self._free_slots: deque[tuple[int, str]] = deque(maxlen=LAST)
+        self._latency, self._refill, self._lag = Distribution(), Distribution(), Distribution()
+        self._wasted = self._seen = 0
+        self._recent_lag_ns = 0
+        self._gauges: dict[str, float] = {}
+        self._first: dict[str, float] = {}
+        self._series = Series()
+        self._leaves: deque[float] = deque(maxlen=LAST)
+        self._latencies: deque[tuple[float, float]] = deque(maxlen=LAST)
+
+    def take_rows(self, rows: Iterable[RequestRow]) -> None:
+        """Requests that are over for their client."""
+        for row in rows:
+            self.outcomes[row.outcome.value] += 1
+            if row.outcome is not Outcome.ABANDONED or row.abandoned_ns is None:
+                continue
+            self._leaves.append(self._seconds(row.abandoned_ns))
+            if (event := self._gone.pop(row.request_id, None)) is not None:
+                self._let_go(row, event)
+            elif self._has_log:
+                self._left[row.request_id] = row
+
+    def take_events(self, events: Iterable[LifecycleEvent]) -> None:
+        """The server's log, in its order."""
+        for event in events:
+            name = event.client_request_id or event.request_id
+            match event.event:
+                case "arrived":
+                    self._arrived[name] = event.t_ns
+                case "admitted":
+                    self._pair(event.t_ns, self._arrived.pop(name, event.t_ns))
+                case "blocks_freed":
+                    self._arrived.pop(name, None)
+                    self._free(event, name)
+                case _:
+                    pass
+
+    def take_lag(self, samples: Iterable[ClientSample]) -> None:
+        """How late the load processes noticed their ticks."""
+        lags = [sample.lag_ns for sample in samples]
+        for lag in lags:
+            self._lag.add(lag / _MS)
+        self._recent_lag_ns = max(lags, default=0)
+
+    def tick(self, now_ns: int, gauges: Mapping[str, float]) -> None:
+        """One point of the pictures. `gauges`: the last scrape, by role; empty without one."""
+        self._first = self._first or dict(gauges)
+        self._gauges = dict(gauges)
+        self._series.add(
+            {
+                "t": self._seconds(now_ns),
+                "running": gauges.get("running"),
+                "waiting": gauges.get("waiting"),
+                "wasted": self._wasted if self._has_log else None,
+                "lag_ms": self._recent_lag_ns / _MS,
+            }
+        )
+
+    def shown(self) -> dict[str, Any]:
+        """Everything that the page and the tab show, as plain data. Times in seconds since the load
+        began; null is not known."""
+        return {
+            "outcomes": {outcome.value: self.outcomes[outcome.value] for outcome in Outcome},
+            "gauges": self._gauges,
+            "preemptions": self._change("preemptions"),
+            "has_log": self._has_log,
+            "held": len(self._left) if self._has_log else None,
+            "latency_ms": _quantiles(self._latency),
+            "refill_ms": _quantiles(self._refill),
+            "lag_ms": _quantiles(self._lag),
+            "wasted_tokens": self._wasted if self._has_log else None,
+            "wasted_each": self._wasted / self._seen if self._seen else None,
+            "points": self._series.points,
+            "every": self._series.every,
+            "leaves": list(self._leaves),
+            "latencies": list(self._latencies),
+            "last": LAST,
+        }
+
+    def _free(self, event: LifecycleEvent, name: str) -> None:
+        if (row := self._left.pop(name, None)) is not None:
+            self._let_go(row, event)
+        elif event.reason == "abort":
+            self._gone[name] = event
+        self._free_slots.append((event.t_ns, event.reason or ""))
+
+    def _let_go(self, row: RequestRow, event: LifecycleEvent) -> None:
+        assert row.abandoned_ns is not None
+        if event.t_ns < row.abandoned_ns:
+            return  # it had ended before
+        latency_ms = (event.t_ns - row.abandoned_ns) / _MS
+        self._latency.add(latency_ms)
+        self._latencies.append((self._seconds(row.abandoned_ns), latency_ms))
+        self._seen += 1
+        self._wasted += max(0, event.num_generated - row.tokens_read)
+
+    def _pair(self, admitted_ns: int, arrived_ns: int) -> None:
+        """First come, first served: the slot that was free first goes to who was admitted first."""
+        while self._free_slots:
+            freed_ns, reason = self._free_slots.popleft()
+            if arrived_ns <= freed_ns:  # it waited; else nobody did when the slot came free
+                if reason == "abort":
+                    self._refill.add((admitted_ns - freed_ns) / _MS)
+                return
+
+    def _change(self, role: str) -> float | None:
+        if role not in self._gauges:
+            return None
+        return self._gauges[role] - self._first.get(role, 0.0)
+
+    def _seconds(self, t_ns: int) -> float:
+        return (t_ns - self._started_ns) / 1e9
+
+
+def _quantiles(values: Distribution) -> dict[str, float | None]:
+    return {"n": values.n, "p50": values.quantile(0.5), "p99": values.quantile(0.99)}

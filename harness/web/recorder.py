@@ -1,0 +1,232 @@
+"""The child process that measures what a web page starts: `python -m harness.web.recorder`.
+
+Locust's process is monkey-patched and busy with users; this one is neither. It does what
+`walkaway run` does around a load, from finding the server to drawing the report, but the load is
+somebody else's: it says which plan the users should follow, and is told when they have stopped.
+
+Each line of its standard input is a JSON command, each of its output a JSON message:
+
+    in   {"order": {...}, "fields": {...}}   measure this; may be said again after a refusal
+         {"stop": true}                      the users have stopped; so does the end of the input
+    out  {"event": "ready"}                  waiting for an order
+         {"event": "refused", "why": ...}    it cannot be; waiting again
+         {"event": "plan", "plan": {...}}    users may start, by this plan
+         {"event": "live", "live": {...}, "rows": [...]}
+                                             what is known so far, for the page and for the tab
+         {"event": "phase", "text": ...}     what it is doing
+         {"event": "lost", "why": ...}       there is no going on: stop the users
+         {"event": "done", "folder": ..., "rows": ..., "report": ..., "why": ...}
+"""
+
+import json
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from typing import Any, Final
+
+import msgspec
+
+from harness.errors import ConfigError, TargetError, WalkawayError
+from harness.interruption import Interruption
+from harness.load.plan import LoadPlan
+from harness.load.rows import ShardReader
+from harness.measurement import Measurement
+from harness.order import ResolvedOrder, RunOrder, resolve_order
+from harness.progress import Snapshot
+from harness.records import ClientSample, ProcessMark, RequestRow
+from harness.run import (
+    begin_manifest,
+    choose_folder,
+    conclude,
+    discard_if_empty,
+    discard_if_unreached,
+    draw_report,
+    measure,
+)
+from harness.store import RunFolder
+from harness.web.form import check_startable, form_settings, with_range
+from harness.web.live import LiveRun
+from harness.web.tab import final_rows, live_rows
+
+TICK_S: Final = 0.5
+CHECK_EVERY: Final = 4  # of these ticks
+SHOWN: Final = 2  # of the lines of an error
+
+
+def tell(event: str, **message: Any) -> None:
+    """One message on standard output."""
+    line = msgspec.json.encode({"event": event, **message})
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
+
+
+class Commands:
+    """The lines of standard input, read by a thread: whoever measures must not wait for them."""
+
+    def __init__(self) -> None:
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        # Not sys.stdin: its lock, held by a thread that reads, would not let the process end.
+        with open(0, "rb", buffering=0, closefd=False) as stdin:
+            for line in stdin:
+                self._lines.put(line)
+        self._lines.put(b"")
+
+    def next(self, timeout_s: float | None = None) -> Any:
+        """The next command; {"stop": true} at the end of the input, None when none came in time."""
+        try:
+            line = self._lines.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        return json.loads(line) if line else {"stop": True}
+
+
+class WatchedLoad:
+    """The load of somebody else, from the plan to the word that it has stopped."""
+
+    def __init__(self, commands: Commands) -> None:
+        self.measurement: Measurement | None = None
+        self._commands = commands
+
+    def __call__(
+        self,
+        plan: LoadPlan,
+        folder: RunFolder,
+        *,
+        check_server: Callable[[], None],
+        watch: Callable[[str, int], None],
+        interrupted: Callable[[], bool],
+        **_: object,
+    ) -> None:
+        """Show what is known so far, until the users have stopped. Raises TargetError for a server
+        that has gone, once they have."""
+        started_ns = time.perf_counter_ns()
+        rows = ShardReader(folder.shards, RequestRow)
+        samples = ShardReader(folder.shards, ClientSample)
+        marks = ShardReader(folder.shards, ProcessMark)
+        assert self.measurement is not None
+        has_log = self.measurement.manifest.clock.comparable
+        live = LiveRun(has_log=has_log, started_ns=started_ns)
+        tell("plan", plan=plan, run=folder.name)
+        num_events = 0
+        lost: TargetError | None = None
+        for turn in count(1):
+            is_over = self._commands.next(TICK_S) is not None or interrupted()
+            for mark in marks.read_new():
+                watch(f"load {mark.worker}", mark.pid)
+            gathered = self.measurement.gathered()
+            num_events, new = len(gathered.lifecycle), gathered.lifecycle[num_events:]
+            live.take_rows(rows.read_new())
+            live.take_events(new)
+            live.take_lag(samples.read_new())
+            now_ns = time.perf_counter_ns()
+            live.tick(now_ns, self.measurement.gauges())
+            shown = live.shown()
+            elapsed_s = (now_ns - started_ns) / 1e9
+            tell("live", rows=live_rows(shown), live=shown | {"elapsed_s": elapsed_s})
+            if is_over:
+                break
+            if lost is None and turn % CHECK_EVERY == 0:
+                lost = _look(check_server)
+        if lost is not None:
+            raise lost
+
+
+def _look(check_server: Callable[[], None]) -> TargetError | None:
+    try:
+        check_server()
+    except TargetError as error:
+        tell("lost", why=_short(error))
+        return error
+    return None
+
+
+class ToldProgress:
+    """Says in messages what the run is doing."""
+
+    def phase(self, text: str) -> None:
+        tell("phase", text=text)
+
+    def update(self, snapshot: Snapshot) -> None:  # noqa: ARG002
+        return
+
+    def close(self) -> None:
+        return
+
+
+def record(resolved: ResolvedOrder, commands: Commands) -> None:
+    """One run, from its folder to its report. Raises WalkawayError where no load began."""
+    folder = RunFolder.create(choose_folder(resolved))
+    manifest = begin_manifest(resolved, run_id=folder.name)
+    folder.write_manifest(manifest)
+    progress = ToldProgress()
+    load = WatchedLoad(commands)
+    with Interruption() as interruption:
+        measurement = Measurement(resolved, folder, manifest, progress, interruption, run_load=load)
+        load.measurement = measurement
+        try:
+            failure = measure(measurement, folder, progress)
+        except ConfigError:
+            discard_if_empty(folder, manifest)
+            raise
+        if manifest.window.load_started_ns is None and failure is not None:
+            discard_if_unreached(folder, manifest)
+            raise failure
+        finished = conclude(measurement, folder, failure)
+        progress.phase("drawing the report")
+        report = draw_report(folder)
+    tell(
+        "done",
+        folder=str(folder.path),
+        rows=[] if finished.summary is None else final_rows(finished.summary),
+        report=None if report is None else str(report.resolve()),
+        why=None if failure is None else _short(failure),
+    )
+
+
+def resolve(command: dict[str, Any]) -> ResolvedOrder:
+    """The order of a command, with the fields of the form in it. Raises ConfigError."""
+    fields: dict[str, str] = command["fields"]
+    order = msgspec.convert(command["order"], type=RunOrder, dec_hook=_as_path)
+    order = replace(
+        order,
+        settings=[*order.settings, *form_settings(fields)],
+        target_url=fields.get("host", "").strip() or None,
+        engine=fields.get("walkaway_engine", "").strip() or order.engine,
+        model=fields.get("walkaway_model", "").strip() or None,
+    )
+    resolved = resolve_order(order)
+    check_startable(resolved.workload)
+    return resolved
+
+
+def _as_path(kind: type, value: Any) -> Any:
+    return kind(value)
+
+
+def main() -> None:
+    """Wait for an order that can be, and do it."""
+    commands = Commands()
+    tell("ready")
+    while not (command := commands.next()).get("stop"):
+        try:
+            record(resolve(command), commands)
+        except WalkawayError as error:
+            tell("refused", why=with_range(_short(error)))
+        else:
+            return
+
+
+def _short(error: WalkawayError) -> str:
+    """Its first lines: the rest is logs, which lie in the run's folder."""
+    return " ".join(str(error).splitlines()[:SHOWN])
+
+
+if __name__ == "__main__":
+    main()

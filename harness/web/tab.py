@@ -1,0 +1,89 @@
+"""The rows of our tab in Locust's page: provisional figures as text, at the end the run's."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from harness.records import Metric, Outcome
+from harness.words import DASH, bounded, number, quantity
+
+_ABOUT: Final = {
+    "completed": "read to the end",
+    "abandoned": "left on purpose, by plan: no failure",
+    "timed_out": "the user's patience ended",
+    "rejected": "refused by the server (429, 503)",
+    "failed": "went wrong",
+    "cut_off": "the test ended first",
+}
+_NO_LOG: Final = "this server tells no request's end: known when the run has been judged"
+_FINAL: Final = (
+    ("cancel_latency_s", "cancel latency", "the user left, until blocks were free for others"),
+    ("wasted_tokens", "wasted tokens, each", "generated, and read by nobody"),
+    ("slot_refill_s", "slot recovery (refill)", "a slot free, until the next request had it"),
+    ("slot_recovery_s", "slot recovery (probe)", "left, until a waiting probe's first token"),
+    ("ghost_rate", "ghosts", "abandoned, and never let go of"),
+    ("preemptions", "engine: preemptions", "during the load"),
+    ("client_lag_s", "client lag", "how late the load itself notices: the floor of all times"),
+)
+
+
+def live_rows(live: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Of a run that goes on. `live`: what `LiveRun.shown` tells."""
+    latency, refill, lag = live["latency_ms"], live["refill_ms"], live["lag_ms"]
+    gauges: Mapping[str, float] = live["gauges"]
+    no_log = None if live["has_log"] else _NO_LOG
+    each = f"{_or_dash(live['wasted_each'])} each, {_or_dash(live['wasted_tokens'])} in all"
+    return [
+        *_outcome_rows(live["outcomes"]),
+        _row("cancel latency", _pair(latency), no_log or "p50, p99 of those let go of so far"),
+        _row("still held", _or_dash(live["held"]), no_log or "abandoned, not let go of yet"),
+        _row("wasted tokens", DASH if no_log else each, no_log or "generated, and read by nobody"),
+        _row("slot recovery (refill)", _pair(refill), no_log or "slot free until it was taken"),
+        _row("engine: running", _or_dash(gauges.get("running")), "requests in batch slots"),
+        _row("engine: waiting", _or_dash(gauges.get("waiting")), "requests in the queue"),
+        _row("engine: preemptions", _or_dash(live["preemptions"]), "since the load began"),
+        _row("client lag", _pair(lag), "p50, p99 so far: the floor of all times"),
+    ]
+
+
+def final_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Of a run that was judged: the figures of its summary."""
+    metrics = msgspec.convert(summary["metrics"], dict[str, Metric])
+    why: Mapping[str, str] = summary.get("not_measurable", {})
+    rows = _outcome_rows(summary["outcomes"])
+    for name, label, about in _FINAL:
+        if name in metrics:
+            rows.append(_row(label, figure_text(metrics[name]), about))
+        elif name in why:
+            rows.append(_row(label, DASH, f"not measurable here: {why[name]}"))
+    return rows
+
+
+def figure_text(metric: Metric) -> str:
+    """ "p50 12 ms, p99 20 ms", or the mean where there are no quantiles."""
+    if metric.p50 is None:
+        return bounded(metric, "mean")
+    return f"p50 {bounded(metric, 'p50')}, p99 {bounded(metric, 'p99')}"
+
+
+def _outcome_rows(outcomes: Mapping[str, int]) -> list[dict[str, str]]:
+    return [
+        _row(outcome.value.replace("_", " "), f"{outcomes.get(outcome.value, 0)}", _ABOUT[outcome])
+        for outcome in Outcome
+    ]
+
+
+def _row(figure: str, value: str, about: str) -> dict[str, str]:
+    return {"figure": figure, "value": value, "about": about}
+
+
+def _pair(quantiles: Mapping[str, float | None]) -> str:
+    if quantiles["p50"] is None or quantiles["p99"] is None:
+        return DASH
+    p50, p99 = (quantity(quantiles[q] / 1e3, "s") for q in ("p50", "p99"))  # type: ignore[operator]
+    return f"p50 {p50}, p99 {p99}"
+
+
+def _or_dash(value: float | None) -> str:
+    return DASH if value is None else number(value)

@@ -1,0 +1,86 @@
+"""The start form: what its fields become, and what is said of those that cannot be."""
+
+import argparse
+
+import pytest
+
+from harness.config import load_workload
+from harness.errors import ConfigError
+from harness.load.mix import AfterTime, AfterTokens, Never
+from harness.load.options import add_arguments, form_fields, load_plan
+from harness.load.plan import AbandonLoad
+from harness.records import Way
+from harness.web.form import BY_HAND, check_startable, form_settings, prefilled, with_range
+
+
+def load_of(**fields: str) -> AbandonLoad:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser.add_argument_group())
+    flags = [f"--walkaway-{name.replace('_', '-')}={text}" for name, text in fields.items()]
+    options = parser.parse_args(flags)
+    options.num_users, options.run_time, options.host = 3, None, None
+    load = load_plan(options).load
+    assert isinstance(load, AbandonLoad)
+    return load
+
+
+def test_users_leave_as_the_fields_say() -> None:
+    leaver, stayer = load_of(tokens="2, 5", way="rst", stay_share="0.2").mix
+    assert (leaver.leave, leaver.way) == (AfterTokens(tokens=[2, 5]), Way.RST)
+    assert (stayer.leave, stayer.weight) == (Never(), 0.2)
+    leaver, _ = load_of(leave="time", seconds="0.5-2").mix
+    assert leaver.leave == AfterTime(seconds=(0.5, 2.0), since="sent")
+
+
+def test_a_length_is_a_number_or_a_range() -> None:
+    assert load_of(prompt_tokens="32-128").prompt_tokens == (32, 128)
+    assert load_of(prompt_tokens="32").prompt_tokens == (32, 32)
+
+
+def test_an_empty_field_leaves_the_workload_as_it_is() -> None:
+    assert form_settings({"walkaway_leave": "workload", "walkaway_stop_after": ""}) == []
+
+
+def test_a_form_shows_what_its_workload_says() -> None:
+    workload = load_workload("demo")
+    again = load_workload("demo", form_settings(prefilled(workload)))
+    assert again == workload
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "allowed"),
+    [
+        ("stay_share", "1.5", "0 to 1"),
+        ("answer_tokens", "0", "1 to 10000000"),
+        ("prompt_tokens", "9-2", "1 to 10000000, or lowest-highest"),
+        ("timeout", "0", "more than 0 s, to 604800 s"),
+        ("seed", "-1", "0 to "),
+        ("tokens", "1;2", "numbers from 0 to 10000000 with commas between"),
+        ("way", 'fin"', "one of fin, rst"),
+        ("leave", "soon", "one of tokens, time"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_with_the_range(
+    field: str, text: str, allowed: str
+) -> None:
+    fields = {"walkaway_leave": "tokens", "walkaway_tokens": "1", f"walkaway_{field}": text}
+    with pytest.raises(ConfigError) as refused:
+        load_workload(BY_HAND, form_settings(fields))
+    assert allowed in with_range(str(refused.value))
+
+
+def test_a_form_that_was_left_alone_is_as_it_was_shown() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser.add_argument_group())
+    options = parser.parse_args([])
+    options.num_users, options.run_time, options.host = 3, None, "http://127.0.0.1:1"
+    fields = form_fields(options)
+    assert (fields["user_count"], fields["host"]) == ("3", "http://127.0.0.1:1")
+    assert "run_time" not in fields
+    assert "load.stay_share=0.25" in form_settings(fields)
+
+
+@pytest.mark.parametrize("name", ["slot_recovery", "open_loop", "value_of_cancellation"])
+def test_what_cannot_be_started_by_hand_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="run it without --web"):
+        check_startable(load_workload(name))

@@ -1,0 +1,115 @@
+"""What is known of a run while it goes on, from rows and events in whatever order they come."""
+
+from harness.records import ClientSample, LifecycleEvent, Outcome, RequestRow, Role, TokenCounting
+from harness.web.live import LAST, MOST_POINTS, Distribution, LiveRun, Series
+from harness.web.tab import live_rows
+from harness.words import DASH
+
+MS = 1_000_000
+
+
+def left(name: str, *, at_ms: int, read: int) -> RequestRow:
+    return RequestRow(
+        request_id=name,
+        arm="main",
+        role=Role.USER,
+        trial=None,
+        user=0,
+        stream=True,
+        planned_abandon=read,
+        think_ns=0,
+        max_tokens=100,
+        intended_start_ns=0,
+        sent_ns=0,
+        abandoned_ns=at_ms * MS,
+        ended_ns=at_ms * MS,
+        tokens_read=read,
+        token_counting=TokenCounting.USAGE,
+        outcome=Outcome.ABANDONED,
+    )
+
+
+def event(what: str, name: str, *, at_ms: int, tokens: int = 0) -> LifecycleEvent:
+    return LifecycleEvent(
+        seq=0,
+        t_ns=at_ms * MS,
+        event=what,
+        request_id=f"s-{name}",
+        client_request_id=name,
+        step=None,
+        num_generated=tokens,
+        num_blocks=0,
+        reason="abort" if what == "blocks_freed" else None,
+    )
+
+
+def test_latency_and_waste_do_not_depend_on_who_tells_first() -> None:
+    row, freed = left("a", at_ms=10, read=3), event("blocks_freed", "a", at_ms=14, tokens=5)
+    for is_row_first in (True, False):
+        live = LiveRun(has_log=True, started_ns=0)
+        if is_row_first:
+            live.take_rows([row])
+            assert live.shown()["held"] == 1
+            live.take_events([freed])
+        else:
+            live.take_events([freed])
+            live.take_rows([row])
+        shown = live.shown()
+        assert shown["latency_ms"] == {"n": 1, "p50": 4.0, "p99": 4.0}
+        assert (shown["wasted_tokens"], shown["held"]) == (2, 0)
+        assert shown["latencies"] == [(0.01, 4.0)]
+        assert shown["outcomes"]["abandoned"] == 1
+
+
+def test_a_slot_is_recovered_by_who_waited_for_it() -> None:
+    live = LiveRun(has_log=True, started_ns=0)
+    live.take_events(
+        [
+            event("arrived", "waits", at_ms=1),
+            event("blocks_freed", "a", at_ms=5),
+            event("admitted", "waits", at_ms=8),
+            event("blocks_freed", "b", at_ms=10),
+            event("arrived", "later", at_ms=20),  # nobody waited when this slot came free
+            event("admitted", "later", at_ms=21),
+        ]
+    )
+    assert live.shown()["refill_ms"] == {"n": 1, "p50": 3.0, "p99": 3.0}
+
+
+def test_a_server_without_a_log_has_no_latency_and_not_nothing() -> None:
+    live = LiveRun(has_log=False, started_ns=0)
+    live.take_rows([left("a", at_ms=10, read=3)])
+    live.tick(10 * MS, {"running": 2.0, "preemptions": 7.0})
+    live.tick(20 * MS, {"running": 1.0, "preemptions": 9.0})
+    shown = live.shown()
+    assert (shown["wasted_tokens"], shown["held"], shown["preemptions"]) == (None, None, 2.0)
+    rows = {row["figure"]: row for row in live_rows(shown)}
+    assert rows["cancel latency"]["value"] == rows["wasted tokens"]["value"] == DASH
+    assert "judged" in rows["cancel latency"]["about"]
+    assert rows["engine: running"]["value"] == "1"
+
+
+def test_lag_is_the_worst_since_the_last_look() -> None:
+    live = LiveRun(has_log=False, started_ns=0)
+    live.take_lag([ClientSample(t_ns=0, pid=1, lag_ns=n * MS, cpu_s=0, streams=0) for n in (1, 4)])
+    live.tick(5 * MS, {})
+    assert live.shown()["points"][-1]["lag_ms"] == 4.0
+
+
+def test_points_are_thinned_out_evenly() -> None:
+    series = Series()
+    for t in range(2 * MOST_POINTS + 1):
+        series.add({"t": float(t)})
+    times = [point["t"] for point in series.points]
+    assert len(times) <= MOST_POINTS
+    assert times == [float(t) for t in range(0, 2 * MOST_POINTS + 1, series.every)]
+
+
+def test_quantiles_are_of_the_last_values() -> None:
+    values = Distribution()
+    assert values.quantile(0.5) is None
+    for value in range(3 * LAST):
+        values.add(float(value))
+    assert values.n == 3 * LAST
+    assert values.quantile(0.0) == 2.0 * LAST
+    assert values.quantile(1.0) == 3.0 * LAST - 1
