@@ -84,12 +84,21 @@ class Idle(msgspec.Struct, kw_only=True):
     loops: list[IdleReading] = []
 
 
+class UnsentArrivals(msgspec.Struct, kw_only=True):
+    """How long each user whose request was due and never sent had waited when the load ended, in
+    seconds: who would have stayed, and who would have left."""
+
+    to_stay_s: list[float] = []
+    to_leave_s: list[float] = []
+
+
 class ScheduledArrivals(msgspec.Struct, kw_only=True):
-    """An open loop: how many requests its schedule had (of all loops together), and how many of
-    them could be open at once."""
+    """An open loop: how many requests its schedule had (of all loops together), how many of them
+    could be open at once, and which were due and not sent."""
 
     planned: int
     max_streams: int
+    unsent: UnsentArrivals = msgspec.field(default_factory=UnsentArrivals)
 
 
 class LoadProcess(msgspec.Struct, kw_only=True):

@@ -20,6 +20,7 @@ from harness.analysis.void_trials import all_are_void
 from harness.config import as_plain_data
 from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
 from harness.interruption import Interruption
+from harness.load.plan import read_plan
 from harness.load_tally import LoadTally, find_hopeless
 from harness.manifest import Manifest, find_hardware, find_versions, status_after, utc_now
 from harness.measurement import Measurement
@@ -29,6 +30,7 @@ from harness.progress import Progress
 from harness.repeat import repeat_command
 from harness.settle import settle_seconds
 from harness.store import RunFolder, name_run
+from harness.unsent import Sent, find_unsent
 
 RESULTS = Path("results")
 REPORT_S = 120.0
@@ -157,11 +159,25 @@ def save(measurement: Measurement, folder: RunFolder) -> LoadTally:
         manifest.window.load_ended_ns = tally.last_ended_ns
     if tally.damaged:
         measurement.notes.warn(f"{tally.damaged} rows of the load were damaged and are left out")
+    note_unsent(measurement, folder)
     manifest.notes = measurement.notes.texts()
     manifest.warnings = measurement.notes.warnings()
     folder.write_manifest(manifest)
     folder.remove_shards()
     return tally
+
+
+def note_unsent(measurement: Measurement, folder: RunFolder) -> None:
+    """Of an open loop, who was due and never sent: their rows are missing, and nothing else."""
+    manifest = measurement.manifest
+    if manifest.arrivals is None:
+        return
+    try:
+        sent = [Sent(*row) for row in folder.read_sent()]
+        if len(sent) < manifest.arrivals.planned:
+            manifest.arrivals.unsent = find_unsent(read_plan(folder.load_plan), manifest, sent)
+    except ConfigError as error:
+        measurement.notes.warn(f"what was not sent is in no figure: {error}")
 
 
 def conclude(

@@ -30,6 +30,7 @@ from harness.records import (
     LifecycleEvent,
     MetricSample,
     RequestRow,
+    Role,
     StepRow,
 )
 
@@ -160,6 +161,14 @@ class RunFolder:
         """Read the whole run. Raises ConfigError where a file is missing or damaged."""
         frames = {name: self._read_frame(name) for name in RECORDS}
         return RunFrames(manifest=self.read_manifest(), **frames)
+
+    def read_sent(self) -> list[tuple[int, int, int]]:
+        """Of each user's request: user, intended start and end, on the monotonic clock (ns)."""
+        names = ["user", "intended_start_ns", "ended_ns"]
+        is_users = [("role", "=", Role.USER.value)]
+        table = pq.read_table(self.path / "requests.parquet", columns=names, filters=is_users)
+        columns = [table[name].to_pylist() for name in names]
+        return list(zip(*columns, strict=True))
 
     def _write_table(self, name: str, rows: Iterable[msgspec.Struct]) -> None:
         schema = schema_of(RECORDS[name])

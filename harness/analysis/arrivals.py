@@ -1,8 +1,8 @@
 """Did the requests of an open loop come when its schedule says? Pure, from rows and the manifest.
 
 A latency from the sending is only what a user feels where requests are sent on time. What came late
-shows in `start_delay_s` and in the figures from the intended start; what was never sent has no row,
-so it is in no figure at all and must be said.
+shows in `start_delay_s` and in the figures from the intended start. What was due and never sent is
+in these, too, as a wait that had not ended with the load; the figures from the sending are without.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,14 +11,39 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
+from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
 from harness.analysis.frames import RunFrames
-from harness.records import Metric
+from harness.records import Metric, Role
 from harness.words import quantity
 
 # Late is a p99 of the delay above this share of the median TTFT; but no timer is finer than this.
 _LATE_SHARE: Final = 0.1
 _TIMER_S: Final = 0.01
+# Of a schedule of which a larger share was due and not sent, not even a p95 can be known.
+_MOST_UNSENT: Final = 0.05
+
+
+def sent_of_schedule(frames: RunFrames) -> dict[str, int] | None:
+    """How many requests the schedule had, and how many were sent; None for a closed loop."""
+    arrivals = frames.manifest.get("arrivals")
+    if arrivals is None:
+        return None
+    sent = int((frames.requests["role"] == Role.USER).sum())
+    return {"planned": int(arrivals["planned"]), "sent": sent}
+
+
+def why_schedule_means_nothing(frames: RunFrames, facts: Facts) -> Iterator[str]:
+    """Where so much was left unsent that no figure is of the schedule."""
+    counted = sent_of_schedule(frames)
+    unsent = len(facts.unsent_to_stay_s) + len(facts.unsent_to_leave_s)
+    if counted is None or unsent <= _MOST_UNSENT * (counted["sent"] + unsent):
+        return
+    yield (
+        f"{unsent:,} of {counted['sent'] + unsent:,} requests that were due were not sent when the "
+        f"load ended, more than {_MOST_UNSENT:.0%}: this load is not the schedule's; "
+        f"{_why_late(frames.requests, int(frames.manifest['arrivals']['max_streams']))}"
+    )
 
 
 def arrival_warnings(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterator[str]:
@@ -26,21 +51,24 @@ def arrival_warnings(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterat
     arrivals = frames.manifest.get("arrivals")
     if arrivals is None:
         return
-    planned, sent = int(arrivals["planned"]), len(frames.requests)
-    if sent < planned:
+    counted = sent_of_schedule(frames)
+    if counted is not None and counted["sent"] < counted["planned"]:
         yield (
-            f"{planned - sent:,} of {planned:,} requests of the schedule were not sent: the load "
-            "ended before their turn came, or a load process died; no figure has them in it, so "
-            "those from the intended start are better than the truth"
+            f"{counted['planned'] - counted['sent']:,} of {counted['planned']:,} requests of the "
+            "schedule were not sent: the load ended before their turn came, or a load process "
+            "died; those that were due are in `start_delay_s` and in the figures from the intended "
+            "start, as waits that had not ended (censored), and in no other figure"
         )
     delay, ttft = figures.get("start_delay_s"), figures.get("ttft_s")
-    if not isinstance(delay, Metric) or delay.p99 is None:
+    if not isinstance(delay, Metric):
         return
+    late_s = delay.lower_bounds["p99"] if delay.p99 is None else delay.p99
     median_s = ttft.p50 if isinstance(ttft, Metric) and ttft.p50 is not None else 0.0
-    if delay.p99 <= max(_TIMER_S, _LATE_SHARE * median_s):
+    if late_s <= max(_TIMER_S, _LATE_SHARE * median_s):
         return
+    more = "more than " if delay.p99 is None else ""
     yield (
-        f"requests were sent late: start_delay_s has a p99 of {quantity(delay.p99, 's')}; "
+        f"requests were sent late: start_delay_s has a p99 of {more}{quantity(late_s, 's')}; "
         f"{_why_late(frames.requests, int(arrivals['max_streams']))}; believe the figures from the "
         "intended start"
     )

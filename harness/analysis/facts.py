@@ -25,8 +25,10 @@ class Facts:
 
     `idle_before` and `idle_after` map a metric's role to its value before the load and after the
     settle time, `idle_later` a little later still, each of `idle_loops` (with its time) after one
-    of several loops; `trust` maps the role to how far the target's description believes it, `lags`
-    to how old its value can be (steps, seconds), `late` to how old it is on average, where known.
+    of several loops; `unsent_` are the waits of those whose requests an open loop never sent, who
+    would have stayed or left; `trust` maps the role to how far the target's description believes
+    it, `lags` to how old its value can be (steps, seconds), `late` to how old it is on average,
+    where known.
     """
 
     status: str
@@ -52,6 +54,8 @@ class Facts:
     lags: dict[str, tuple[float, float]]
     late: dict[str, Late]
     is_open_loop: bool
+    unsent_to_stay_s: list[float]
+    unsent_to_leave_s: list[float]
     held_until_ns: list[int]
 
     @property
@@ -110,6 +114,7 @@ def run_facts(frames: RunFrames) -> Facts:
     target = manifest.get("target") or {}
     config, spec = target.get("config") or {}, target.get("spec") or {}
     idle, sources = manifest.get("idle") or {}, spec.get("metrics") or {}
+    unsent = (manifest.get("arrivals") or {}).get("unsent") or {}
     started_ns, ended_ns = _load_window(frames)
     settle_s = manifest.get("settle_s")
     return Facts(
@@ -143,6 +148,8 @@ def run_facts(frames: RunFrames) -> Facts:
             if source.get("late_steps")
         },
         is_open_loop=manifest.get("arrivals") is not None,
+        unsent_to_stay_s=unsent.get("to_stay_s") or [],
+        unsent_to_leave_s=unsent.get("to_leave_s") or [],
         held_until_ns=(manifest.get("window") or {}).get("held_until_ns") or [],
     )
 

@@ -4,7 +4,8 @@ A figure that cannot be known is never 0 and never left out without a word: it i
 with the reason, and the summary lists it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -58,6 +59,17 @@ class Sample:
         if censored is None:
             censored = np.zeros(len(self.values), dtype=bool)
         return kaplan_meier(self.values, censored)
+
+    def and_longer_than(self, bounds: Sequence[float]) -> "Sample":
+        """Together with observations of which is known only that they are larger than these."""
+        censored = self.censored
+        if censored is None:
+            censored = np.zeros(len(self.values), dtype=bool)
+        return replace(
+            self,
+            values=np.concatenate([self.values, np.asarray(bounds, dtype=float)]),
+            censored=np.concatenate([censored, np.ones(len(bounds), dtype=bool)]),
+        )
 
 
 def describe(sample: Sample, *, unit: str, method: str, bound: str = "point") -> Metric:

@@ -37,6 +37,8 @@ _OPEN_LOOP_FIGURES: Final = ("ttft_from_intended_s", "e2e_from_intended_s")
 _SENT: Final = "sent_ns"
 _INTENDED: Final = "intended_start_ns"
 _NO_SURVIVOR: Final = "no request that was to be read to its end was accepted"
+_NONE_COMPLETED: Final = "no survivor was completed"
+_NONE_SENT: Final = "no request was sent"
 _NO_USERS: Final = "this workload has no ordinary users, only fillers and probes"
 _REFUSED: Final = (Outcome.REJECTED, Outcome.FAILED)
 
@@ -45,7 +47,8 @@ def latency_figures(requests: pd.DataFrame, facts: Facts) -> Figures:
     """TTFT, ITL, TPOT and E2E of survivors; goodput and start delay of all users.
 
     In an open loop TTFT and E2E from the intended start, too: what a user felt who came when the
-    schedule says, also where the request was sent late.
+    schedule says, also where the request was sent late. What was due and never sent is in
+    them, and in the start delay, right-censored: its user had waited until the load ended.
 
     Where long prompts meet bystanders, each figure is of one of the two, and says of which: TTFT of
     the long prompts that were read, all else of the bystanders.
@@ -60,17 +63,31 @@ def latency_figures(requests: pd.DataFrame, facts: Facts) -> Figures:
         return {**same_reason(_LATENCY_FIGURES, _NO_USERS), "itl_s": _of_fillers(requests)}
     survivors = users[users["planned_abandon"].isna()]
     figures = {
-        "ttft_s": _ttft(users, survivors, since=_SENT),
+        "ttft_s": _ttft(users, survivors),
         "itl_s": _itl(requests, survivors),
         "tpot_s": _tpot(survivors),
-        "e2e_s": _e2e(survivors, since=_SENT),
+        "e2e_s": _e2e(survivors),
         "goodput_rps": _goodput(users, facts),
         "start_delay_s": _start_delay(users),
     }
     if facts.is_open_loop:
-        figures["ttft_from_intended_s"] = _ttft(users, survivors, since=_INTENDED)
-        figures["e2e_from_intended_s"] = _e2e(survivors, since=_INTENDED)
+        figures |= _from_intended(users, survivors, facts)
     return figures
+
+
+def _from_intended(users: pd.DataFrame, survivors: pd.DataFrame, facts: Facts) -> Figures:
+    to_stay = facts.unsent_to_stay_s
+    everybody = to_stay + facts.unsent_to_leave_s
+    ttft = _client(ttft_sample(survivors, since=_INTENDED).and_longer_than(to_stay), _NO_SURVIVOR)
+    of_all = _client(ttft_sample(users, since=_INTENDED).and_longer_than(everybody), _NO_SURVIVOR)
+    if isinstance(ttft, Metric) and isinstance(of_all, Metric):
+        ttft.others["all_users"] = of_all
+    e2e = _e2e_sample(survivors, since=_INTENDED).and_longer_than(to_stay)
+    return {
+        "ttft_from_intended_s": ttft,
+        "e2e_from_intended_s": _client(e2e, _NONE_COMPLETED),
+        "start_delay_s": _client(_delay_sample(users).and_longer_than(everybody), _NONE_SENT),
+    }
 
 
 def _of_fillers(requests: pd.DataFrame) -> Figure:
@@ -90,7 +107,7 @@ def _of_two_kinds(requests: pd.DataFrame, facts: Facts) -> Figures:
     figures = {
         "itl_s": _itl(requests, bystanders),
         "tpot_s": _tpot(bystanders),
-        "e2e_s": _e2e(bystanders, since=_SENT),
+        "e2e_s": _e2e(bystanders),
         "goodput_rps": _goodput(bystanders, facts),
     }
     for figure in figures.values():
@@ -99,11 +116,14 @@ def _of_two_kinds(requests: pd.DataFrame, facts: Facts) -> Figures:
     return {"ttft_s": ttft, **figures, "start_delay_s": _start_delay(requests)}
 
 
-def _ttft(users: pd.DataFrame, survivors: pd.DataFrame, *, since: str) -> Figure:
-    """First token event's arrival - request sent, or its intended start; `others.all_users` with
-    those who left."""
-    figure = _client(ttft_sample(survivors, since=since), _NO_SURVIVOR)
-    everybody = _client(ttft_sample(users, since=since), _NO_SURVIVOR)
+def _ttft(users: pd.DataFrame, survivors: pd.DataFrame) -> Figure:
+    """First token event's arrival - request sent; `others.all_users` with those who left.
+
+    Sent is the moment before the connection is opened: looking up the name, TCP and TLS are in it,
+    except where a connection was kept.
+    """
+    figure = _client(ttft_sample(survivors), _NO_SURVIVOR)
+    everybody = _client(ttft_sample(users), _NO_SURVIVOR)
     if isinstance(figure, Metric) and isinstance(everybody, Metric):
         figure.others["all_users"] = everybody
     return figure
@@ -138,11 +158,15 @@ def _tpot(survivors: pd.DataFrame) -> Figure:
     return _client(Sample(values=values), "no survivor had two tokens")
 
 
-def _e2e(survivors: pd.DataFrame, *, since: str) -> Figure:
-    """Last token event - request sent, or its intended start, of completed requests."""
+def _e2e(survivors: pd.DataFrame) -> Figure:
+    """Last token event - request sent, of completed requests."""
+    return _client(_e2e_sample(survivors, since=_SENT), _NONE_COMPLETED)
+
+
+def _e2e_sample(survivors: pd.DataFrame, *, since: str) -> Sample:
     completed = survivors[survivors["outcome"] == Outcome.COMPLETED]
     span = (completed["last_token_ns"] - completed[since]).dropna()
-    return _client(Sample(values=span.to_numpy(dtype=float) / 1e9), "no survivor was completed")
+    return Sample(values=span.to_numpy(dtype=float) / 1e9)
 
 
 def _goodput(users: pd.DataFrame, facts: Facts) -> Figure:
@@ -157,8 +181,12 @@ def _goodput(users: pd.DataFrame, facts: Facts) -> Figure:
 
 def _start_delay(users: pd.DataFrame) -> Figure:
     """Request sent - intended start: how late the harness itself was."""
-    delay = (users["sent_ns"] - users["intended_start_ns"]).to_numpy(dtype=float) / 1e9
-    return _client(Sample(values=delay), "no request was sent")
+    return _client(_delay_sample(users), _NONE_SENT)
+
+
+def _delay_sample(users: pd.DataFrame) -> Sample:
+    delay = users["sent_ns"] - users["intended_start_ns"]
+    return Sample(values=delay.to_numpy(dtype=float) / 1e9)
 
 
 def _client(sample: Sample, why_empty: str) -> Figure:

@@ -11,6 +11,7 @@ import msgspec
 import pandas as pd
 
 from harness.analysis.agreement import agreement
+from harness.analysis.arrivals import sent_of_schedule
 from harness.analysis.asking_again import asking_again_figures, cached_again_figures
 from harness.analysis.audit import audit
 from harness.analysis.black_box import (
@@ -111,7 +112,8 @@ def summarise(frames: RunFrames) -> dict[str, Any]:
     not_measurable (name: reason), flags (figures below the measurement floor), validity,
     agreement (two methods for one quantity), audit (the clients' account against the server's
     counters), steady (how much of the load was warm-up), wedged (healthy by its own account, but it
-    serves nobody; null: nobody asked), load_processes (how busy each was), token_counting,
+    serves nobody; null: nobody asked), load_processes (how busy each was), arrivals (how many
+    requests an open loop's schedule had, `planned`, and how many were `sent`), token_counting,
     breakdown (of them `leaks_in_use`: what of the leaked slots and blocks requests hold that still
     run; `leaks_lost`: which of them are known to be lost where they are missing).
     """
@@ -148,6 +150,7 @@ def summarise(frames: RunFrames) -> dict[str, Any]:
         "steady": steady,
         "wedged": is_wedged(probing),
         "load_processes": sides,
+        "arrivals": sent_of_schedule(frames),
         "token_counting": token_counting(frames.requests),
         "breakdown": {
             "waste_by_abandon_point": waste_by_abandon_point(cancels),

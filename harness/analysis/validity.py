@@ -12,7 +12,7 @@ import pandas as pd
 
 from harness.analysis.agreement import Agreement, disagreements
 from harness.analysis.answers import strange_answers, why_nobody_left
-from harness.analysis.arrivals import arrival_warnings
+from harness.analysis.arrivals import arrival_warnings, why_schedule_means_nothing
 from harness.analysis.enough import fewest_for_rate_below
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
@@ -73,6 +73,7 @@ def remarks(
         *_about_the_run(facts),
         *_about_requests(frames.requests),
         *_about_the_server(facts),
+        *(Remark(level="invalid", text=text) for text in why_schedule_means_nothing(frames, facts)),
         *_about_cancels(cancels, facts),
         *_about_leaks(in_use),
         *(_warning(text) for text in too_little_left(frames, cancels, facts)),

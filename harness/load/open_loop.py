@@ -26,12 +26,11 @@ from locust.exception import StopUser
 from locust.runners import MasterRunner, WorkerRunner
 
 from harness.collect.clock import local_clock
-from harness.load.abandon import leave_rule, plan_request
+from harness.load.abandon import leave_rule
 from harness.load.arrivals import deal
 from harness.load.handles import allow_streams
-from harness.load.overlay import plan_replayed
 from harness.load.plan import AbandonLoad, OpenLoop
-from harness.load.schedule import Arrival, planned_arrivals
+from harness.load.schedule import Arrival, plan_arrival, planned_arrivals
 from harness.load.session import LoadSession
 from harness.load.traces import Asked
 from harness.load.users import PlannedUser, end_load
@@ -122,13 +121,10 @@ def _prepared(session: LoadSession, arrival: Arrival, intended_start_ns: int) ->
     """Everything about a request that can be known before its time. Returns what sends it."""
     load, seed, user = session.plan.load, session.plan.seed, arrival.number
     assert isinstance(load, AbandonLoad)
-    if (asked := arrival.asked) is not None:
-        plan = plan_replayed(load, asked, seed=seed, number=user, seen=session.seen)
-    else:
-        plan = plan_request(load, seed=seed, user=user, n=0, seen=session.seen)
+    plan = plan_arrival(load, arrival, seed=seed, seen=session.seen)
     ticket = session.ticket(user=user, max_tokens=plan.max_tokens, intent=plan.intent)
     ticket = replace(ticket, intended_start_ns=intended_start_ns)
-    text = _text(session, load, user, plan.prompt_tokens, asked)
+    text = _text(session, load, user, plan.prompt_tokens, arrival.asked)
     rule = leave_rule(plan, load.think, session.client.step)
     return lambda: session.client.ask(ticket, text, rule, session.keep)
 

@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import ConfigError
+from harness.load.abandon import RequestPlan, plan_request
 from harness.load.arrivals import RateArrivals, offsets_s
+from harness.load.expectation import Expectation
+from harness.load.overlay import plan_replayed
+from harness.load.plan import AbandonLoad
 from harness.load.trace_formats import Recorded, read_trace
 from harness.load.traces import Asked, TraceReplay, replayed
 
@@ -35,6 +39,15 @@ def planned_arrivals(schedule: RateArrivals | TraceReplay, *, seed: int) -> Iter
     with open_trace(schedule.file) as recorded:
         for number, (offset_s, asked) in enumerate(replayed(recorded, schedule)):
             yield Arrival(number=number, offset_s=offset_s, asked=asked)
+
+
+def plan_arrival(
+    load: AbandonLoad, arrival: Arrival, *, seed: int, seen: Expectation
+) -> RequestPlan:
+    """What who arrives asks for, and whether and when they leave."""
+    if arrival.asked is None:
+        return plan_request(load, seed=seed, user=arrival.number, n=0, seen=seen)
+    return plan_replayed(load, arrival.asked, seed=seed, number=arrival.number, seen=seen)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.latency import latency_figures
 from harness.analysis.summary import summarise
 from harness.headlines import headlines
-from harness.manifest import ScheduledArrivals
+from harness.manifest import ScheduledArrivals, UnsentArrivals
 from harness.records import Metric
 
 if TYPE_CHECKING:
@@ -93,6 +93,58 @@ def test_what_was_not_sent_is_counted(make_run: MakeRun) -> None:
     late(run, "a", by=0, sent=100, tokens=[120], outcome="completed", end=131)
     (text,) = [text for text in warnings(run) if "schedule" in text]
     assert text.startswith("2 of 3 requests of the schedule were not sent")
+
+
+def with_unsent(run: RunBuilder, *, to_stay: list[float], to_leave: list[float]) -> RunBuilder:
+    assert run.manifest.arrivals is not None
+    run.manifest.arrivals.unsent = UnsentArrivals(to_stay_s=to_stay, to_leave_s=to_leave)
+    return run
+
+
+def test_what_was_due_and_never_sent_had_waited_until_the_end(make_run: MakeRun) -> None:
+    """One of four was served at once: no median of what they all felt is known, but a bound is."""
+    run = with_unsent(scheduled(make_run(), planned=4), to_stay=[3.0, 5.0], to_leave=[4.0])
+    late(run, "a", by=0, sent=100, tokens=[120, 130], outcome="completed", end=131)
+    figures = latencies(run)
+    for name, n in {
+        "ttft_from_intended_s": 3,
+        "e2e_from_intended_s": 3,
+        "start_delay_s": 4,
+    }.items():
+        figure = figures[name]
+        assert isinstance(figure, Metric)
+        assert (figure.n, figure.n_censored, figure.p50) == (n, n - 1, None), name
+        assert figure.lower_bounds["p50"] == 5.0, name
+    intended, sending = figures["ttft_from_intended_s"], figures["ttft_s"]
+    assert isinstance(intended, Metric)
+    assert isinstance(sending, Metric)
+    assert intended.others["all_users"].n == 4
+    assert (sending.n, sending.n_censored) == (1, 0)
+    assert summarise(run.frames())["arrivals"] == {"planned": 4, "sent": 1}
+
+
+@pytest.mark.parametrize(("unsent", "is_invalid"), [(1, False), (2, True)])
+def test_a_run_that_left_much_unsent_is_invalid(
+    make_run: MakeRun, unsent: int, is_invalid: bool
+) -> None:
+    """Of 20 that were due; that two more were not due yet says nothing."""
+    run = with_unsent(scheduled(make_run(), planned=22), to_stay=[1.0] * unsent, to_leave=[])
+    for number in range(20 - unsent):
+        late(run, f"r{number}", by=0, sent=100, tokens=[120], outcome="completed", end=131)
+    said = summarise(run.frames())["validity"]
+    texts = [one["text"] for one in said if one["level"] == "invalid" and "due" in one["text"]]
+    assert bool(texts) is is_invalid
+
+
+def test_of_a_schedule_that_was_left_unsent_one_thing_is_said_of_what_to_believe(
+    make_run: MakeRun,
+) -> None:
+    run = with_unsent(scheduled(make_run(), planned=2, max_streams=1), to_stay=[9.0], to_leave=[])
+    late(run, "a", by=0, sent=100, tokens=[120], outcome="completed", end=131)
+    texts = [text for text in warnings(run) if "from the intended start" in text]
+    assert len(texts) == 2
+    assert not [text for text in texts if "better than the truth" in text]
+    assert any("start_delay_s has a p99 of more than 9 s" in text for text in texts)
 
 
 @pytest.mark.parametrize(

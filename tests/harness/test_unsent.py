@@ -1,0 +1,87 @@
+"""What a schedule had and nobody sent: who they were, and how long they had waited."""
+
+import pytest
+
+from harness.load.arrivals import RateArrivals, Stretch
+from harness.load.mix import AfterTokens, DuringPrefill, Never
+from harness.load.plan import AbandonLoad, LoadPlan, OpenLoop, Timeouts
+from harness.manifest import IdleReading, Manifest
+from harness.unsent import Sent, find_unsent
+from tests.harness.load.mixes import load_of, slice_of
+
+S = 1_000_000_000
+
+
+def plan_of(load: AbandonLoad, *, seed: int = 7) -> LoadPlan:
+    """Ten arrivals, one a second."""
+    stretch = Stretch(seconds=10, from_rate=1, to_rate=1)
+    return LoadPlan(
+        url="http://127.0.0.1:1",
+        path="/",
+        model="m",
+        api_key_env=None,
+        headers={},
+        extra_body={},
+        stream_options=None,
+        continuous_usage=True,
+        rows_dir=None,
+        seed=seed,
+        arm="main",
+        users=1,
+        timeouts=Timeouts(connect_s=1, next_byte_s=1),
+        max_seconds=60,
+        load=load,
+        open_loop=OpenLoop(
+            schedule=RateArrivals(stretches=[stretch], burstiness=None), max_streams=2
+        ),
+    )
+
+
+def manifest_of(*loops_ended_s: float) -> Manifest:
+    manifest = Manifest(
+        run_id="r",
+        created_at="",
+        command=[],
+        seed=7,
+        versions={},
+        hardware={},
+        workload={},
+        settle_s=1,
+        scrape_interval_s=None,
+    )
+    manifest.idle.loops = [IdleReading(t_ns=int(t * S), values={}) for t in loops_ended_s]
+    return manifest
+
+
+def sent(number: int, *, begins_s: float, end_s: float) -> Sent:
+    return Sent(number, int((begins_s + number) * S), int(end_s * S))
+
+
+def test_who_was_due_had_waited_until_the_last_request_ended() -> None:
+    seen = [sent(n, begins_s=100, end_s=107.5) for n in (0, 1, 3)]
+    found = find_unsent(plan_of(load_of(slice_of(Never()))), manifest_of(), seen)
+    assert found.to_stay_s == pytest.approx([5.5, 3.5, 2.5, 1.5, 0.5])  # 8 and 9 were not due yet
+    assert found.to_leave_s == []
+
+
+def test_who_would_have_left_is_told_from_who_would_have_stayed() -> None:
+    leaving = (AfterTokens(tokens=[1]), DuringPrefill(share=(0.1, 0.2)))
+    for leave in leaving:
+        found = find_unsent(
+            plan_of(load_of(slice_of(leave))), manifest_of(), [sent(0, begins_s=0, end_s=2.5)]
+        )
+        assert not found.to_stay_s
+        assert found.to_leave_s == pytest.approx([1.5, 0.5])
+
+
+def test_each_loop_has_a_schedule_of_its_own() -> None:
+    seen = [sent(n, begins_s=100, end_s=109) for n in range(10)]
+    seen += [sent(0, begins_s=200, end_s=201.5)]
+    plan = plan_of(load_of(slice_of(Never())), seed=8)  # the second loop's
+    found = find_unsent(plan, manifest_of(150, 250), seen)
+    assert found.to_stay_s == pytest.approx([0.5])
+
+
+def test_where_nothing_was_sent_nobody_knows_when_it_began() -> None:
+    found = find_unsent(plan_of(load_of(slice_of(Never()))), manifest_of(), [])
+    assert found.to_stay_s == found.to_leave_s == []
