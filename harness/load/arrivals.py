@@ -46,6 +46,8 @@ class Stretch(msgspec.Struct, kw_only=True, frozen=True):
             return 0.0
         slope = (self.to_rate - self.from_rate) / self.seconds
         root = math.sqrt(max(0.0, self.from_rate**2 + 2 * slope * area))
+        if self.from_rate + root == 0:  # rates whose square is too small for a float
+            return self.seconds
         return min(2 * area / (self.from_rate + root), self.seconds)
 
 

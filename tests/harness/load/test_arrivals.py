@@ -103,6 +103,11 @@ def test_the_area_up_to_the_time_of_an_area_is_that_area(stretch: Stretch, share
     assert stretch.from_rate * time + slope * time**2 / 2 == pytest.approx(area, rel=1e-6, abs=1e-6)
 
 
+def test_a_rate_whose_square_is_no_number_any_more_divides_nothing_by_zero() -> None:
+    stretch = Stretch(seconds=1, from_rate=0, to_rate=1.7e-265)
+    assert 0 <= stretch.when(stretch.expected / 2) <= 1
+
+
 @given(number=st.integers(0, 40), workers=st.integers(1, 6))
 def test_workers_together_send_each_arrival_once(number: int, workers: int) -> None:
     shares = [list(deal(range(number), worker=i, workers=workers)) for i in range(workers)]
