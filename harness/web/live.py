@@ -17,6 +17,7 @@ from harness.records import ClientSample, LifecycleEvent, Outcome, RequestRow
 MOST_POINTS: Final = 600
 LAST: Final = 1_000
 _MS: Final = 1e6
+_NATURAL: Final = frozenset({"stop", "length", "error"})  # ends that are no cancel
 
 
 class Distribution:
@@ -71,7 +72,7 @@ class LiveRun:
         self._left: dict[str, RequestRow] = {}  # by request id, until the server let go
         self._gone: dict[str, LifecycleEvent] = {}  # let go of, the row not read yet
         self._arrived: dict[str, int] = {}
-        self._free_slots: deque[tuple[int, str]] = deque(maxlen=LAST)
+        self._free_slots: deque[tuple[int, bool]] = deque(maxlen=LAST)  # when, by a cancel
         self._latency, self._refill, self._lag = Distribution(), Distribution(), Distribution()
         self._wasted = self._seen = 0
         self._recent_lag_ns = 0
@@ -103,7 +104,6 @@ class LiveRun:
                 case "admitted":
                     self._pair(event.t_ns, self._arrived.pop(name, event.t_ns))
                 case "blocks_freed":
-                    self._arrived.pop(name, None)
                     self._free(event, name)
                 case _:
                     pass
@@ -153,9 +153,10 @@ class LiveRun:
     def _free(self, event: LifecycleEvent, name: str) -> None:
         if (row := self._left.pop(name, None)) is not None:
             self._let_go(row, event)
-        elif event.reason == "abort":
+        elif event.reason not in _NATURAL:
             self._gone[name] = event
-        self._free_slots.append((event.t_ns, event.reason or ""))
+        if self._arrived.pop(name, None) is None:  # else it was in the queue, and had no slot
+            self._free_slots.append((event.t_ns, event.reason not in _NATURAL))
 
     def _let_go(self, row: RequestRow, event: LifecycleEvent) -> None:
         assert row.abandoned_ns is not None
@@ -170,9 +171,9 @@ class LiveRun:
     def _pair(self, admitted_ns: int, arrived_ns: int) -> None:
         """First come, first served: the slot that was free first goes to who was admitted first."""
         while self._free_slots:
-            freed_ns, reason = self._free_slots.popleft()
+            freed_ns, is_cancel = self._free_slots.popleft()
             if arrived_ns <= freed_ns:  # it waited; else nobody did when the slot came free
-                if reason == "abort":
+                if is_cancel:
                     self._refill.add((admitted_ns - freed_ns) / _MS)
                 return
 

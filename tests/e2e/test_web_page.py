@@ -33,8 +33,7 @@ class WebRun:
 
     def __init__(self, out: Path) -> None:
         self.out = out
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._log = out.with_suffix(".output")
         command = [sys.executable, "-m", "harness", "run", "harness/web/by_hand.toml", "--web"]
@@ -172,6 +171,52 @@ def test_a_test_is_started_watched_stopped_and_read(web_run: WebRun, page: Page)
     assert web_run.end() == 0  # in the middle of it
     assert read(web_run.out / "2/summary.json")["run_id"] == "2"
     assert (web_run.out / "2/report.html").exists()
+
+
+def test_with_a_login_nothing_is_shown_without_it(tmp_path: Path) -> None:
+    locustfile = tmp_path / "with_login.py"  # a login needs a secret and users of the host's own
+    locustfile.write_text(
+        "from locust import events\n"
+        "from workloads.locustfile import *\n"
+        "@events.init.add_listener\n"
+        "def keep_secret(environment, **_):\n"
+        "    environment.web_ui.app.secret_key = 'secret'\n"
+        "    environment.web_ui.login_manager.user_loader(lambda name: None)\n"
+    )
+    port = free_port()
+    locust = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "locust", "-f", str(locustfile), "--web-login"),
+            *("--web-host", "127.0.0.1", "--web-port", str(port)),
+        ],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: answers(url), "the page is there")
+        for page in ("live", "live.json", "live.js", "report"):
+            answer = httpx.get(f"{url}/walkaway/{page}")
+            assert (answer.status_code, answer.headers["location"][:6]) == (302, "/login")
+        assert httpx.post(f"{url}/swarm", data={"user_count": "1"}).status_code == 302
+    finally:
+        locust.terminate()
+        locust.wait(60)
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/login").status_code > 0
+    except httpx.TransportError:
+        return False
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
 
 
 def read(file: Path) -> dict[str, Any]:

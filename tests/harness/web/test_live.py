@@ -29,7 +29,9 @@ def left(name: str, *, at_ms: int, read: int) -> RequestRow:
     )
 
 
-def event(what: str, name: str, *, at_ms: int, tokens: int = 0) -> LifecycleEvent:
+def event(
+    what: str, name: str, *, at_ms: int, tokens: int = 0, reason: str = "user_disconnect"
+) -> LifecycleEvent:
     return LifecycleEvent(
         seq=0,
         t_ns=at_ms * MS,
@@ -39,7 +41,7 @@ def event(what: str, name: str, *, at_ms: int, tokens: int = 0) -> LifecycleEven
         step=None,
         num_generated=tokens,
         num_blocks=0,
-        reason="abort" if what == "blocks_freed" else None,
+        reason=reason if what == "blocks_freed" else None,
     )
 
 
@@ -69,8 +71,13 @@ def test_a_slot_is_recovered_by_who_waited_for_it() -> None:
             event("blocks_freed", "a", at_ms=5),
             event("admitted", "waits", at_ms=8),
             event("blocks_freed", "b", at_ms=10),
+            event("arrived", "queued", at_ms=11),
+            event("blocks_freed", "queued", at_ms=12),  # left the queue: no slot came free
             event("arrived", "later", at_ms=20),  # nobody waited when this slot came free
             event("admitted", "later", at_ms=21),
+            event("arrived", "last", at_ms=22),
+            event("blocks_freed", "later", at_ms=23, reason="length"),  # its end, and no cancel
+            event("admitted", "last", at_ms=24),
         ]
     )
     assert live.shown()["refill_ms"] == {"n": 1, "p50": 3.0, "p99": 3.0}
