@@ -1,5 +1,6 @@
 """Hold a run against the truth: `complaints` names everything in which they disagree."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,15 +14,10 @@ PROMPT_SHARE = 0.9  # of all things seen: on a busy machine a few are late
 def compare(name: str, told: dict[str, Any], figure: Figure) -> list[str]:
     """What is wrong with a metric of the summary."""
     wrong = []
-    for key, value in figure.figures().items():
-        shown = told[key]
-        if value is None or shown is None:
-            is_right = shown is value
-        else:
-            is_count = key in ("n", "n_censored")
-            is_right = abs(shown - value) <= (0 if is_count else figure.tolerance)
-        if not is_right:
-            wrong.append(f"{name}.{key}: the summary says {shown}, the server knows {value}")
+    for key, (low, high) in figure.limits().items():
+        shown = math.inf if told[key] is None else told[key]
+        if not low <= shown <= high:
+            wrong.append(f"{name}.{key}: the summary says {told[key]}, the server {low} to {high}")
     return wrong
 
 

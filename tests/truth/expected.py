@@ -12,7 +12,17 @@ from typing import Any
 from tests.truth.known import Truth, seconds
 
 EXACT_S = 1e-6  # the same stamps were subtracted: only rounding may differ
+Limits = tuple[float, float]  # from and to; infinity: there is no such figure
+NONE: Limits = (math.inf, math.inf)
 QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+
+
+def exactly(value: float) -> Limits:
+    return (value, value)
+
+
+def around(value: float, tolerance: float) -> Limits:
+    return (value - tolerance, value + tolerance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,26 +32,38 @@ class Sample:
     values: Sequence[tuple[float, bool]]
     tolerance: float = EXACT_S
 
-    def quantile(self, share: float) -> float | None:
-        """Kaplan-Meier: where the share of those still there falls to 1 - share, or None."""
-        left, at_risk = 1.0, len(self.values)
-        for value, is_censored in sorted(self.values):
+    def quantile(self, share: float, *, later: float) -> float:
+        """Kaplan-Meier: where the share of those still there falls to 1 - share, or infinity.
+
+        With every end so much later, and every look that saw none yet so much earlier.
+        """
+        shifted = [
+            (v - later if is_censored else v + later, is_censored) for v, is_censored in self.values
+        ]
+        left, at_risk = 1.0, len(shifted)
+        for value, is_censored in sorted(shifted):
             if not is_censored:
                 left *= 1 - 1 / at_risk
                 if 1 - left >= share - 1e-9:
                     return value
             at_risk -= 1
-        return None
+        return math.inf
 
-    def figures(self) -> dict[str, float | None]:
+    def limits(self) -> dict[str, Limits]:
+        """From and to: a quantile moves with its own value, and with whom that overtakes."""
         num_censored = sum(is_censored for _, is_censored in self.values)
-        found: dict[str, float | None] = {"n": len(self.values), "n_censored": num_censored}
-        found |= {name: self.quantile(share) for name, share in QUANTILES.items()}
+        found = {"n": exactly(len(self.values)), "n_censored": exactly(num_censored)}
+        for name, share in QUANTILES.items():
+            low, high = (self.quantile(share, later=sign * self.tolerance) for sign in (-1, 1))
+            found[name] = (low, high)
         plain = [value for value, _ in self.values]
         if num_censored == 0 and plain:
-            found |= {"mean": math.fsum(plain) / len(plain), "max": max(plain)}
+            found |= {
+                "mean": around(math.fsum(plain) / len(plain), self.tolerance),
+                "max": around(max(plain), self.tolerance),
+            }
         else:
-            found |= {"mean": None, "max": None}
+            found |= {"mean": NONE, "max": NONE}
         return found
 
 
@@ -52,8 +74,8 @@ class Number:
     value: float
     tolerance: float = EXACT_S
 
-    def figures(self) -> dict[str, float | None]:
-        return {"mean": self.value}
+    def limits(self) -> dict[str, Limits]:
+        return {"mean": around(self.value, self.tolerance)}
 
 
 Figure = Sample | Number
