@@ -125,6 +125,7 @@ class RequestRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     server_ended_ns: int | None = None
     repeats: str | None = None
     answer: str | None = None
+    resent: bool = False  # once more, on a new connection: the kept one ended without an answer
 
 
 class ClientSample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -26,6 +26,7 @@ def strange_answers(requests: pd.DataFrame) -> Iterator[str]:
     yield from _empty(requests)
     yield from _errors(requests)
     yield from _over_too_soon(requests)
+    yield from _sent_again(requests)
 
 
 def why_nobody_left(requests: pd.DataFrame) -> str:
@@ -81,6 +82,16 @@ def _errors(requests: pd.DataFrame) -> Iterator[str]:
         yield f"{n} of {len(requests)} requests ended with: {example}"
     if len(counts) > MOST_ERRORS:
         yield f"and {len(counts) - MOST_ERRORS} more kinds of errors: see requests.parquet"
+
+
+def _sent_again(requests: pd.DataFrame) -> Iterator[str]:
+    if "resent" not in requests or not (resent := int(requests["resent"].sum())):
+        return
+    yield (
+        f"{resent} of {len(requests)} requests were sent once more: the connection that was kept "
+        "ended without a byte of an answer. A server that closes idle connections does that, and "
+        "one that drops requests, too; without `run.keep_alive` the latter is an error of its own"
+    )
 
 
 def _over_too_soon(requests: pd.DataFrame) -> Iterator[str]:

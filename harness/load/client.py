@@ -28,7 +28,7 @@ from harness.load.readers import StreamReader, UnaryReader
 from harness.load.sse import EndlessEventError
 from harness.load.stream import StreamMachine
 from harness.load.ticket import Ticket
-from harness.load.transport import LIMIT, PATIENCE_NS, WAY, SocketTransport, opened
+from harness.load.transport import LIMIT, PATIENCE_NS, RESENT, WAY, SocketTransport, opened
 from harness.records import Delivery, RequestRow, Role, Way
 
 
@@ -68,6 +68,8 @@ class StreamClient:
         )
         # For each request the same: once put together, it costs a fifth of what httpx takes for it.
         self._url = httpx.URL(plan.url.rstrip("/") + plan.path)
+        if self._url.scheme == "https":
+            self._transport.load_trust()
         ours = (b"accept", b"x-request-id")
         self._fields = [pair for pair in self._http.headers.raw if pair[0].lower() not in ours]
         self._timeout = self._http.timeout.as_dict()
@@ -129,7 +131,9 @@ class StreamClient:
             raise
         finally:
             self.open_streams -= 1
-            keep(stream.row())
+            row = stream.row()
+            row.resent = RESENT in request.extensions
+            keep(row)
 
     def _build(self, ticket: Ticket, prompt: str) -> httpx.Request:
         body = request_body(

@@ -40,6 +40,8 @@ from harness.records import Way
 PATIENCE_NS: Final = "walkaway.patience_ns"
 WAY: Final = "walkaway.way"
 LIMIT: Final = "walkaway.limit"
+# Put there by the transport where the request went out a second time.
+RESENT: Final = "walkaway.resent"
 
 
 class UnansweredError(httpx.RemoteProtocolError):
@@ -69,12 +71,13 @@ class SocketTransport(httpx.BaseTransport):
         """Send the request. Raises httpx.TransportError, and PatienceEndedError.
 
         What goes out on a connection that the server was closing just then, and had no answer at
-        all, goes out once more on a new one.
+        all, goes out once more on a new one, and says so (`RESENT`).
         """
         wire = self._idle.take(origin_of(request.url)) if self._may_share(request) else None
         if wire is not None:
             with contextlib.suppress(UnansweredError):
                 return self._ask(request, wire)
+            request.extensions[RESENT] = True
         return self._ask(request, self.connect(request))
 
     def connect(self, request: httpx.Request) -> Wire:
@@ -86,6 +89,11 @@ class SocketTransport(httpx.BaseTransport):
             is_small=request.extensions.get(WAY) is Way.STOP_READING,
         )
 
+    def load_trust(self) -> None:
+        """Read the CAs now: it takes tens of ms, and would be in the first request's time to first
+        token. Raises ConfigError for a file that is none."""
+        self._trust()
+
     def close(self) -> None:
         """Close the connections that nobody uses."""
         self._idle.close()
@@ -96,8 +104,8 @@ class SocketTransport(httpx.BaseTransport):
     def _ask(self, request: httpx.Request, wire: Wire) -> Connection:
         connection = None
         try:
-            send(wire, request, request.extensions["timeout"]["write"])
-            connection = self._connection(request, wire)
+            is_whole = send(wire, request, request.extensions["timeout"]["write"])
+            connection = self._connection(request, wire, is_whole=is_whole)
             connection.receive_head(request.extensions.get(PATIENCE_NS))
         except PatienceEndedError:
             raise
@@ -112,7 +120,8 @@ class SocketTransport(httpx.BaseTransport):
             raise
         return connection
 
-    def _connection(self, request: httpx.Request, wire: Wire) -> Connection:
+    def _connection(self, request: httpx.Request, wire: Wire, *, is_whole: bool) -> Connection:
+        """Only what has taken the whole request carries another: the next would be its rest."""
         asked = request.extensions
         pass_on = partial(self._idle.put, origin_of(request.url), wire)
         owner = _in_other_hands(wire) if asked.get(WAY) is Way.KILLED else None
@@ -122,7 +131,7 @@ class SocketTransport(httpx.BaseTransport):
             limit=asked.get(LIMIT),
             owner=owner,
             tls=wire.tls,
-            pass_on=pass_on if self._may_share(request) else None,
+            pass_on=pass_on if is_whole and self._may_share(request) else None,
         )
 
 
@@ -136,10 +145,11 @@ def _in_other_hands(wire: Wire) -> ClientProcess:
         ) from error
 
 
-def send(wire: Wire, request: httpx.Request, timeout_s: float | None) -> None:
+def send(wire: Wire, request: httpx.Request, timeout_s: float | None) -> bool:
     """Put the whole request on the wire. Raises httpx.WriteTimeout and httpx.WriteError.
 
-    Not where an answer is there already, or an end: who refuses may have stopped reading.
+    False, and no error, where it was not taken whole but an answer is there already, or an end: who
+    refuses may have stopped reading.
     """
     head = [b"%b %b HTTP/1.1" % (request.method.encode(), request.url.raw_path)]
     head += [b"%b: %b" % pair for pair in request.headers.raw]
@@ -147,10 +157,11 @@ def send(wire: Wire, request: httpx.Request, timeout_s: float | None) -> None:
         wire.send(b"\r\n".join(head) + b"\r\n\r\n" + request.read(), timeout_s)
     except OSError as error:
         if wire.has_input():
-            return
+            return False
         if isinstance(error, TimeoutError):
             raise httpx.WriteTimeout(f"the request was not taken within {timeout_s} s") from error
         raise httpx.WriteError(f"the request could not be sent: {error}") from error
+    return True
 
 
 @contextlib.contextmanager

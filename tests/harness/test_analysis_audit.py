@@ -178,6 +178,14 @@ def test_a_stream_of_errors_is_said_once_for_each_kind(make_run: MakeRun) -> Non
     ]
 
 
+def test_requests_that_went_out_twice_are_said(make_run: MakeRun) -> None:
+    run = make_run()
+    run.request("a", sent=0, tokens=[1], outcome="completed", end=4)
+    assert not [text for text in warnings(run) if "once more" in text]
+    run.request("b", sent=0, tokens=[1], outcome="completed", end=4, resent=True)
+    assert any("1 of 2 requests were sent once more" in text for text in warnings(run))
+
+
 def test_answers_that_are_over_before_anybody_leaves(make_run: MakeRun) -> None:
     run = make_run()
     run.request("a", sent=0, tokens=[1, 2], outcome="completed", end=4, planned_abandon=5)

@@ -68,7 +68,11 @@ class User:
         (row,) = self._rows
         return row
 
+    def close(self) -> None:
+        self._client.close()
+
     def ask(self, rule: LeaveRule = never, intent: Intent = STAYS) -> RequestRow:
+        self._rows.clear()
         ticket = Ticket(
             request_id="r1",
             arm="main",

@@ -13,8 +13,10 @@ import pytest
 
 from harness.load.abandon import never
 from harness.load.client import StreamClient
+from harness.load.dial import Wire, origin_of
 from harness.load.transport import WAY, SocketTransport, opened
 from harness.records import Outcome, Way
+from tests.harness.load.test_client import User
 from tests.harness.load.test_leaving import Client, after
 
 if TYPE_CHECKING:
@@ -127,6 +129,33 @@ def test_an_abandoned_one_is_never_used_again(serve: Serve) -> None:
     assert outcomes == [Outcome.ABANDONED, Outcome.COMPLETED, Outcome.ABANDONED]
     client.client.close()
     assert isinstance(client.client, StreamClient)
+
+
+@pytest.mark.parametrize(("size", "is_passed_on"), [(2, True), (1 << 25, False)])
+def test_only_what_took_the_whole_request_carries_another(size: int, is_passed_on: bool) -> None:
+    """Whoever reads on there would take the next request for the rest of this one."""
+    ours, peer = socket.socketpair()
+    transport = SocketTransport(keep_alive=True)
+    timeout = {"connect": 30, "read": 30, "write": 0.01}
+    request = httpx.Request(
+        "POST", "http://h/", content=b"x" * size, extensions={"timeout": timeout}
+    )
+    with ours, peer:
+        peer.sendall(ANSWER)
+        connection = transport._ask(request, Wire(ours, None))
+        assert b"".join(connection) == b"hi"
+        connection.close()
+        idle = transport._idle.take(origin_of(request.url))
+        assert (idle is not None) is is_passed_on
+        assert (ours.fileno() != -1) is is_passed_on
+
+
+def test_a_row_tells_that_its_request_was_sent_once_more() -> None:
+    with Closer(with_reset=False) as closer:
+        user = User(closer.url, keep_alive=True)
+        assert [user.ask().resent for _ in range(3)] == [False, True, True]
+        assert closer.requests == [1, 2, 1, 2, 1]
+        user.close()
 
 
 class TestClosedByTheServer:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from harness.errors import ConfigError
 from harness.load.connection import Connection
 from harness.load.leaving import leave
 from harness.load.tls import Tls
@@ -206,11 +207,18 @@ class TestNoConnection:
         assert row.error.startswith("the certificate of 127.0.0.1 is not trusted (")
         assert "--ca-file" in row.error
 
+    def test_whom_to_trust_is_read_before_the_first_request(self) -> None:
+        """Reading it takes tens of ms, which would be the first request's."""
+        Client("http://127.0.0.1:1", ca_file="absent.pem")
+        with pytest.raises(ConfigError, match=r"--ca-file absent\.pem"):
+            Client("https://127.0.0.1:1", ca_file="absent.pem")
+
     def test_a_certificate_for_somebody_else(self, serve: Serve, secrets: Secrets) -> None:
         server = serve(until_left, host="127.0.0.2", tls=secrets.server)
         row = Client(server.url, ca_file=secrets.ca_file).ask(after(1), Way.FIN)
         assert row.error is not None
         assert "is not valid for '127.0.0.2'" in row.error
+        assert "--ca-file" not in row.error
 
     def test_https_where_no_tls_is_spoken(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
