@@ -1,7 +1,8 @@
 """Stock httpx with an end to everything: its own limits are for the next byte only.
 
-A server that sends a byte now and then would keep it, and so a run, for ever. Here an answer must
-be complete so long after the last of its request was sent.
+A server that sends a byte now and then would keep it, and so a run, for ever, and a page without an
+end would fill the memory. Here an answer must be complete so long after the last of its request was
+sent, and no larger than `MOST_BYTES`.
 """
 
 import ssl
@@ -12,8 +13,15 @@ from typing import Any, Final
 import httpcore
 import httpx
 
+MOST_BYTES: Final = 1 << 25  # of one answer, headers and all
+_TOO_LARGE: Final = f"the answer has more than {MOST_BYTES >> 20} MiB"
 _KEPT: Final = 8  # connections, for further requests
 _KEPT_S: Final = 5.0  # longer, and servers begin to close them
+
+
+def why_unread(error: Exception) -> str:
+    """What kept an answer from being read, without what changes from one time to the next."""
+    return _TOO_LARGE if str(error) == _TOO_LARGE else type(error).__name__
 
 
 class BoundedTransport(httpx.HTTPTransport):
@@ -50,22 +58,29 @@ class _Backend(httpcore.NetworkBackend):
 
 
 class _Stream(httpcore.NetworkStream):
-    """Its state: `_until_s`, when the answer must be complete, on the monotonic clock."""
+    """Its state: `_until_s`, when the answer must be complete, on the monotonic clock, and `_size`,
+    the bytes of it that have come."""
 
     def __init__(self, inner: httpcore.NetworkStream, longest_s: float) -> None:
         self._inner = inner
         self._longest_s = longest_s
         self._until_s = time.perf_counter() + longest_s
+        self._size = 0
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._inner.write(buffer, timeout)
         self._until_s = time.perf_counter() + self._longest_s
+        self._size = 0
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         left_s = self._until_s - time.perf_counter()
         if left_s <= 0:
             raise httpcore.ReadTimeout(f"the answer was not complete after {self._longest_s:g} s")
-        return self._inner.read(max_bytes, left_s if timeout is None else min(timeout, left_s))
+        data = self._inner.read(max_bytes, left_s if timeout is None else min(timeout, left_s))
+        self._size += len(data)
+        if self._size > MOST_BYTES:
+            raise httpcore.ReadError(_TOO_LARGE)
+        return data
 
     def close(self) -> None:
         self._inner.close()

@@ -15,6 +15,8 @@ from harness.bounded_http import BoundedTransport
 from harness.errors import ConfigError
 
 _NO_HANDLE: Final = (errno.EMFILE, errno.ENFILE)
+# OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH.
+_FOR_ANOTHER: Final = (62, 64)
 # What OpenSSL says when the other side's first bytes are no TLS.
 _NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"})
 
@@ -91,6 +93,11 @@ def is_out_of_handles(error: OSError) -> bool:
 
 def _why_no_tls(error: ssl.SSLError, host: str, where: str) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in _FOR_ANOTHER:
+            return (
+                f"the certificate of {host} is another's ({error.verify_message}): "
+                "ask by a name that is in the certificate, or have this one added to it"
+            )
         return (
             f"the certificate of {host} is not trusted ({error.verify_message}): "
             "name the CA that signed it with --ca-file or SSL_CERT_FILE"

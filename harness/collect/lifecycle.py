@@ -10,6 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 import httpx
 import msgspec
 
+from harness.bounded_http import why_unread
 from harness.collect.source import Notes, SourceError
 from harness.records import LifecycleEvent, StepRow
 
@@ -17,7 +18,7 @@ NEXT_AFTER = "x-walkaway-next-after"
 LAST = "x-walkaway-last"
 DROPPED = "x-walkaway-dropped"
 
-PAGE = 10_000
+PAGE = 1_000  # a row names all that run: of hundreds, more rows than these are too long an answer
 
 Row = TypeVar("Row", LifecycleEvent, StepRow)
 
@@ -70,4 +71,4 @@ class LogFollower(Generic[Row]):
             is_more = self._after < int(response.headers.get(LAST, self._after))
             return _Page(rows, int(response.headers.get(DROPPED, 0)), is_more)
         except (httpx.HTTPError, msgspec.MsgspecError, KeyError, ValueError) as error:
-            raise SourceError(f"{self._url} could not be read ({type(error).__name__})") from error
+            raise SourceError(f"{self._url} could not be read ({why_unread(error)})") from error

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from harness.bounded_http import why_unread
 from harness.collect.source import SourceError
 from harness.config import MetricRole, MetricSource
 from harness.records import MetricSample
@@ -65,7 +66,7 @@ def fetch_page(client: httpx.Client, url: str) -> httpx.Response:
     try:
         response = client.get(url)
     except httpx.HTTPError as error:
-        raise SourceError(f"metrics at {url} could not be read ({type(error).__name__})") from error
+        raise SourceError(f"metrics at {url} could not be read ({why_unread(error)})") from error
     if response.status_code != httpx.codes.OK:
         raise SourceError(f"metrics at {url} could not be read: status {response.status_code}")
     return response

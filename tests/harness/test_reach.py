@@ -1,5 +1,6 @@
 """Why a server was not reached is said in words that help."""
 
+import contextlib
 import errno
 import os
 import resource
@@ -12,14 +13,18 @@ from pathlib import Path
 import httpx
 import pytest
 
+from harness.collect.prometheus import fetch_page
+from harness.collect.source import SourceError
 from harness.errors import ConfigError
 from harness.http_flags import check_ca_file
 from harness.reach import http_client, split_place, tls_context, why_unreached
 
 
-def verification_error() -> ssl.SSLCertVerificationError:
+def verification_error(
+    code: int = 18, text: str = "self-signed certificate"
+) -> ssl.SSLCertVerificationError:
     error = ssl.SSLCertVerificationError(1, "certificate verify failed")
-    error.verify_message = "self-signed certificate"
+    error.verify_code, error.verify_message = code, text
     return error
 
 
@@ -35,6 +40,12 @@ def tls_error(reason: str) -> ssl.SSLError:
         (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "h", "no host h (Name"),
         (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "::1", "nobody listens at [::1]:9"),
         (verification_error(), "h", "of h is not trusted (self-signed certificate): name the CA"),
+        (
+            verification_error(62, "Hostname mismatch"),
+            "h",
+            "is another's (Hostname mismatch): ask by",
+        ),
+        (verification_error(64, "IP mismatch"), "::1", "::1 is another's (IP mismatch): ask by a"),
         (tls_error("WRONG_VERSION_NUMBER"), "h", "h:9 does not speak TLS: should the URL begin"),
         (tls_error("TLSV1_ALERT_INTERNAL_ERROR"), "h", "no TLS with h:9: TLSV1_ALERT_INTERNAL"),
         (OSError(errno.EMFILE, "Too many open files"), "h", "no file handle is left, of "),
@@ -110,5 +121,27 @@ def test_an_answer_without_end_is_given_up(drop: bytes) -> None:
             pytest.raises(httpx.ReadTimeout),
         ):
             client.get(url)
+        thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_an_answer_of_too_many_bytes_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+        def pour() -> None:
+            with listener.accept()[0] as sock, contextlib.suppress(OSError):
+                sock.recv(4096)
+                sock.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                while True:
+                    sock.sendall(bytes(1 << 20))
+
+        thread = threading.Thread(target=pour)
+        thread.start()
+        with (
+            http_client({}, ca_file=None, timeout_s=30.0, longest_s=60.0) as client,
+            pytest.raises(SourceError, match=r"/metrics could not be read \(.* more than 32 MiB\)"),
+        ):
+            fetch_page(client, f"{url}/metrics")
         thread.join(30)
     assert not thread.is_alive()
