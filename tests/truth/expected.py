@@ -32,14 +32,13 @@ class Sample:
     values: Sequence[tuple[float, bool]]
     tolerance: float = EXACT_S
 
-    def quantile(self, share: float, *, later: float) -> float:
+    def quantile(self, share: float, *, looks_later: float = 0.0) -> float:
         """Kaplan-Meier: where the share of those still there falls to 1 - share, or infinity.
 
-        With every end so much later, and every look that saw none yet so much earlier.
+        With every look that saw no end yet so much later: then more are still there at each end,
+        and the quantile comes later or not at all.
         """
-        shifted = [
-            (v - later if is_censored else v + later, is_censored) for v, is_censored in self.values
-        ]
+        shifted = [(v + looks_later * is_censored, is_censored) for v, is_censored in self.values]
         left, at_risk = 1.0, len(shifted)
         for value, is_censored in sorted(shifted):
             if not is_censored:
@@ -50,11 +49,12 @@ class Sample:
         return math.inf
 
     def limits(self) -> dict[str, Limits]:
-        """From and to: a quantile moves with its own value, and with whom that overtakes."""
+        """From and to: a quantile moves with its own value, and with who overtakes whom."""
         num_censored = sum(is_censored for _, is_censored in self.values)
         found = {"n": exactly(len(self.values)), "n_censored": exactly(num_censored)}
         for name, share in QUANTILES.items():
-            low, high = (self.quantile(share, later=sign * self.tolerance) for sign in (-1, 1))
+            low = self.quantile(share, looks_later=-2 * self.tolerance) - self.tolerance
+            high = self.quantile(share, looks_later=2 * self.tolerance) + self.tolerance
             found[name] = (low, high)
         plain = [value for value, _ in self.values]
         if num_censored == 0 and plain:
