@@ -5,6 +5,7 @@
 # make bench-gpu  the model's benchmark on a CUDA device
 # make truth  set up, then measure servers whose truth is known; a table, exit status 1 on a miss
 # make faults-table  measure what each fault of the engine moves, and write docs/faults.md
+# make gate-trials  try the gate on good builds and on bad ones, and write the table in docs/gate.md
 # make clean  remove the virtual environment and the tools' caches (results stay)
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
 SOURCES := harness reference_engine dashboards workloads tests
 
-.PHONY: demo test check unit bench bench-gpu truth faults-table clean
+.PHONY: demo test check unit bench bench-gpu truth faults-table gate-trials clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -24,7 +25,7 @@ demo: $(VENV)/.installed-demo
 
 test: $(VENV)/.installed-dev
 	$(MAKE) --no-print-directory --jobs=2 check unit
-	$(BIN)/pytest -m e2e
+	$(BIN)/pytest --numprocesses=auto --dist=loadfile -m e2e
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check $(SOURCES)
@@ -33,7 +34,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed-dev
-	$(BIN)/pytest -m "not e2e"
+	$(BIN)/pytest --numprocesses=auto -m "not e2e"
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m tests.bench $(BENCH)
@@ -46,6 +47,9 @@ truth: $(VENV)/.installed-dev
 
 faults-table: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.truth.faults_table
+
+gate-trials: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.gate_trials
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
