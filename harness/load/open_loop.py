@@ -12,7 +12,8 @@ the master's, it begins when the word arrives.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -32,12 +33,14 @@ from harness.load.handles import allow_streams
 from harness.load.plan import AbandonLoad, OpenLoop
 from harness.load.schedule import Arrival, plan_arrival, planned_arrivals
 from harness.load.session import LoadSession
+from harness.load.ticks import KernelAlarm, kernel_can_tick
 from harness.load.traces import Asked
 from harness.load.users import PlannedUser, end_load
 
 _START: Final = "walkaway_schedule"
 # From the word to the first arrival: every process has heard it by then, and has its users.
 _LEAD_NS: Final = 300_000_000
+_READ: Final = 1
 _READY: Final = 64  # requests prepared ahead: many may come at the same moment
 
 
@@ -91,14 +94,39 @@ def _send_all(session: LoadSession, open_loop: OpenLoop, share: Share) -> None:
     ready: Queue[Request] = Queue(maxsize=_READY)
     preparing = gevent.spawn(_prepare_all, session, open_loop, share, ready)
     try:
-        for request in ready:
-            gevent.sleep(max(0, request.intended_start_ns - time.perf_counter_ns()) / 1e9)
-            streams.spawn(request.send)
+        with _alarm() as wait_until:
+            for request in ready:
+                wait_until(request.intended_start_ns)
+                streams.spawn(request.send)
         preparing.get()  # raises what it raised
         streams.join()
     finally:
         preparing.kill()
         streams.kill()
+
+
+@contextmanager
+def _alarm() -> Iterator[Callable[[int], None]]:
+    """What waits until a time of the monotonic clock: by the kernel's timer where it has one, as
+    the event loop's own are a millisecond coarse and each request would start that late."""
+    if not kernel_can_tick():
+        yield lambda at_ns: gevent.sleep(max(0, at_ns - time.perf_counter_ns()) / 1e9)
+        return
+    alarm, hub = KernelAlarm(), gevent.get_hub()
+    readable = hub.loop.io(alarm.descriptor, _READ)
+
+    def wait_until(at_ns: int) -> None:
+        if at_ns <= time.perf_counter_ns():
+            gevent.sleep(0)
+            return
+        alarm.set(at_ns)
+        hub.wait(readable)
+
+    try:
+        yield wait_until
+    finally:
+        readable.close()
+        alarm.close()
 
 
 def _prepare_all(

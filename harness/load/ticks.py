@@ -58,6 +58,25 @@ class KernelTicks:
         return range(first_ns, self._next_ns, self._interval_ns)
 
 
+class KernelAlarm:
+    """A timerfd that goes off once: `descriptor` can be read from then on, until it is `set`."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.descriptor = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_CLOEXEC | os.O_NONBLOCK)
+        if self.descriptor < 0:
+            raise OSError(ctypes.get_errno(), "no timer of the kernel's")
+
+    def set(self, at_ns: int) -> None:
+        """Go off at this time of the monotonic clock; at once where it is past."""
+        setting = struct.pack("=4q", 0, 0, *divmod(at_ns, 1_000_000_000))
+        if self._libc.timerfd_settime(self.descriptor, _TFD_TIMER_ABSTIME, setting, None):
+            raise OSError(ctypes.get_errno(), "no timer of the kernel's")
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
 class ThreadTicks:
     """A pipe, written to by a thread that sleeps."""
 

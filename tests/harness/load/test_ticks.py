@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from harness.load.ticks import KernelTicks, ThreadTicks, Ticks
+from harness.load.ticks import KernelAlarm, KernelTicks, ThreadTicks, Ticks
 
 INTERVAL_NS = 2_000_000
 
@@ -71,3 +71,19 @@ def test_ticks_that_nobody_took_are_all_told_later(ticks: Ticks) -> None:
 
 def test_a_descriptor_of_the_kernels_ticks_is_not_inherited() -> None:
     assert not os.get_inheritable(KernelTicks(INTERVAL_NS).descriptor)
+
+
+def test_an_alarm_goes_off_at_its_time_and_not_before_and_can_be_set_again() -> None:
+    alarm = KernelAlarm()
+    try:
+        for _ in range(2):
+            at_ns = time.perf_counter_ns() + INTERVAL_NS
+            alarm.set(at_ns)
+            assert select.select([alarm.descriptor], [], [], 30)[0]
+            assert time.perf_counter_ns() >= at_ns
+        alarm.set(time.perf_counter_ns() + 3_600_000_000_000)
+        assert not select.select([alarm.descriptor], [], [], 0)[0]
+        alarm.set(1)  # long past
+        assert select.select([alarm.descriptor], [], [], 30)[0]
+    finally:
+        alarm.close()
