@@ -60,7 +60,10 @@ def read_trace(lines: Iterable[str], *, name: str) -> Iterator[Recorded]:
     if first.lstrip().startswith("{"):
         yield from _in_order(_mooncake(whole, name, skipped), name)
         return
-    header = next(csv.reader([first], skipinitialspace=True))
+    try:
+        header = next(csv.reader([first], skipinitialspace=True))
+    except csv.Error as error:
+        raise ConfigError(f"{name}:{skipped + 1}: {error}") from error
     if set(_AZURE) <= set(header):
         yield from _in_order(_table(whole, _AZURE, _date, name, skipped), name)
     elif set(_BURST_GPT) <= set(header):
@@ -144,8 +147,8 @@ def _csv_rows(
             if row.get(""):
                 raise ConfigError(f"{name}:{number}: more fields than the header has columns")
             yield number, {column: row[column].strip() for column in wanted}
-    except csv.Error as error:
-        raise ConfigError(f"{name}:{skipped + reader.line_num}: {error}") from error
+    except csv.Error as error:  # of a line that the reader has not counted yet
+        raise ConfigError(f"{name}:{skipped + reader.line_num + 1}: {error}") from error
 
 
 def _date(text: str, place: str, field: str) -> float:

@@ -101,6 +101,10 @@ def test_spaces_after_commas_empty_lines_and_other_columns_do_no_harm() -> None:
         (AZURE.replace(",109", ""), "trace:3: `GeneratedTokens` is '', not a number"),
         (AZURE.replace("109", "109,1"), "trace:3: more fields than the header has columns"),
         (AZURE.replace("2023-11-16 18:15:50", "soon"), "trace:3: `TIMESTAMP` is 'soon"),
+        pytest.param(
+            AZURE.replace("109", "1" * 140_000), "trace:3: field larger than", id="long field"
+        ),
+        pytest.param("x" * 140_000, "trace:1: field larger than", id="long first field"),
         (BURST_GPT.replace("45,", "nan,"), "trace:3: `Timestamp` is 'nan', not a time"),
         (BURST_GPT.replace("417", "4.5"), "trace:4: `Request tokens` is '4.5', not a number"),
     ],
