@@ -2,17 +2,28 @@
 
 Ours is the whole load process, as `walkaway run` starts it: Locust, users, transport, decoding,
 counting by usage, stamps, rows on disk, its own lag measured all along. The others only stamp each
-token's line. All ask again and again for answers of 100 tokens, and the asking counts, too. They
-take turns; one that received less than was sent was saturated: it is marked so, and left out where
-there are more streams. Ours opens a connection for each request, the others keep theirs.
+token's line; one more decodes, counts and writes rows as ours does, on stock httpx. All ask again
+and again for answers of 100 tokens, and the asking counts, too. They take turns; one that received
+less than was sent was saturated: it is marked so, and left out where there are more streams. Ours
+opens a connection for each request, the others keep theirs.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Final
 
 from tests.bench.ratio import Bound, Ratio, share
-from tests.bench.streaming import OURS, ClientKind, LocustUser, Script, Traffic, Watched, watch
+from tests.bench.streaming import (
+    OURS,
+    ClientKind,
+    LocustUser,
+    RowScript,
+    Script,
+    Traffic,
+    Watched,
+    watch,
+)
 
 NUM_STREAMS: Final = (50, 100, 400)
 ROUNDS: Final = 3
@@ -27,6 +38,7 @@ RIVALS: Final[dict[str, ClientKind]] = {
     "Locust's FastHttpUser": LocustUser("FastHttpLines"),
     "httpx.Client over gevent": Script("httpx_gevent"),
     STOCK: Script("httpx_async"),
+    "our user on httpx.AsyncClient": RowScript("httpx_user"),
 }
 BOUNDS: Final = {BARE: Bound("at most", 4.0), STOCK: Bound("at most", 1 / 3)}
 
@@ -60,7 +72,8 @@ def _compare(
     for name, watched in theirs.items():
         what = f"{traffic.streams} streams of {traffic.rate:g}/s: our user"
         what += f"{_state(ours)} against {name}{_state(watched)}"
-        yield share(what, "us/token", _cpu(ours), _cpu(watched), BOUNDS.get(name))
+        line = share(what, "us/token", _cpu(ours), _cpu(watched), BOUNDS.get(name))
+        yield replace(line, is_overrun=bool(_state(ours)))
 
 
 def _state(rounds: list[Watched]) -> str:

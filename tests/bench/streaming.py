@@ -83,6 +83,14 @@ class Script:
 
 
 @dataclass(frozen=True, slots=True)
+class RowScript(Script):
+    """One that leaves rows behind, as ours does."""
+
+    def read(self, folder: Path) -> dict[str, Got]:
+        return _read_rows(folder)
+
+
+@dataclass(frozen=True, slots=True)
 class LocustUser:
     """One of Locust's own kinds of user, in clients/locust_users.py."""
 
@@ -107,8 +115,7 @@ class OurUser:
         return [*_locust(users), "--walkaway-plan", str(folder / "plan.json")]
 
     def read(self, folder: Path) -> dict[str, Got]:
-        rows = ShardReader(folder, RequestRow).read_new()
-        return {row.request_id: Got(row.sent_ns, row.token_times_ns) for row in rows}
+        return _read_rows(folder)
 
 
 OURS: Final = OurUser()
@@ -150,6 +157,11 @@ def _plan(url: str, streams: int, folder: Path) -> LoadPlan:
 def _read_times(file: Path) -> dict[str, Got]:
     times: dict[str, list[int]] = json.loads(file.read_text())
     return {request_id: Got(stamps[0], stamps[1:]) for request_id, stamps in times.items()}
+
+
+def _read_rows(folder: Path) -> dict[str, Got]:
+    rows = ShardReader(folder, RequestRow).read_new()
+    return {row.request_id: Got(row.sent_ns, row.token_times_ns) for row in rows}
 
 
 def _read_log(file: Path) -> dict[str, Sent]:
@@ -250,6 +262,10 @@ def watch(kind: ClientKind, traffic: Traffic, *, warm_s: float, window_s: float)
             rss_bytes=rss_bytes,
             sent=_read_log(folder / "sent.ndjson"),
             got=kind.read(folder),
+        )
+    if not watched.tokens_received:
+        raise UnavailableError(
+            f"{kind} received nothing in {window_s:g} s: is the machine too busy?"
         )
     if watched.server_rate < _RATE_KEPT * traffic.rate:
         raise UnavailableError(
