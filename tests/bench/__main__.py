@@ -8,7 +8,8 @@ that compares ours with theirs in one process, in rounds that take turns, so tha
 hits both, and yields a `Ratio` (ratio.py) for every line of the table: its ratio is the median of
 the rounds' ratios, so it need not be that of the two medians beside it. With `quick` it takes the
 smallest sizes: the figures mean nothing then, but every line of it runs. Where it cannot run it
-raises `UnavailableError`. Progress goes to stderr; the exit status is 1 if a bound is broken.
+raises `UnavailableError`. Progress goes to stderr; the exit status is 1 if a bound is broken or
+nothing was measured.
 """
 
 import argparse
@@ -82,12 +83,11 @@ def _bound(bound: Bound | None) -> str:
 
 def report(ratios: list[Ratio], json_file: Path | None) -> int:
     """Print the table, write the file; the exit status."""
-    if ratios:
-        print(table(ratios))  # noqa: T201
+    print(table(ratios) if ratios else "nothing measured")  # noqa: T201
     if json_file:
         figures = [asdict(ratio) | {"holds": ratio.holds} for ratio in ratios]
         json_file.write_text(json.dumps(surroundings() | {"ratios": figures}, indent=1) + "\n")
-    return 0 if all(ratio.holds for ratio in ratios) else 1
+    return 0 if ratios and all(ratio.holds for ratio in ratios) else 1
 
 
 def main() -> int:

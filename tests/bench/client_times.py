@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from tests.bench.ratio import Bound, Ratio, share
+from tests.bench.ratio import Bound, Ratio, UnavailableError, share
 from tests.bench.streaming import (
     OURS,
     ClientKind,
@@ -54,6 +54,8 @@ class View(NamedTuple):
 
 
 def _line(what: str, rounds: list[View], percentile: int, bound: Bound | None) -> Ratio:
+    if not all(view.client and view.server for view in rounds):
+        raise UnavailableError(f"{what}: no answer fell into the window")
     client = [_ms(view.client, percentile) for view in rounds]
     return share(what, "ms", client, [_ms(view.server, percentile) for view in rounds], bound)
 

@@ -24,7 +24,8 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """One line of the table. `spread`: the ratio's quartiles over the rounds."""
+    """One line of the table. `spread`: the ratio's quartiles over the rounds. `is_overrun`: what is
+    ours could not do what was asked of it, so that its cost is of less than that."""
 
     what: str
     ours: Figure
@@ -32,12 +33,15 @@ class Ratio:
     ratio: float
     spread: tuple[float, float]
     bound: Bound | None = None
+    is_overrun: bool = False
 
     @property
     def holds(self) -> bool:
         """Whether the ratio keeps its bound; true where there is none."""
         if self.bound is None:
             return True
+        if self.is_overrun:
+            return False
         if self.bound.kind == "at least":
             return self.ratio >= self.bound.value
         return self.ratio <= self.bound.value
