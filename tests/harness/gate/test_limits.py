@@ -1,10 +1,15 @@
 """Limits as people write them, and what is said of those that cannot be."""
 
+import re
+import tomllib
+from pathlib import Path
+
 import pytest
 
 from harness.config import SHIPPED_WORKLOADS, load_workload, shipped
 from harness.errors import ConfigError
 from harness.gate.limits import Limit, parse_limits
+from harness.gate_settings import GateSettings
 from harness.order import RunOrder, resolve_order
 
 
@@ -105,3 +110,14 @@ def test_a_slip_in_a_workload_is_said_before_it_is_run() -> None:
     order = RunOrder(workload="gate", settings=['gate.limits=["itl.p99 < 1"]'])
     with pytest.raises(ConfigError, match="there is no metric `itl`; near it: itl_s"):
         resolve_order(order)
+
+
+def test_the_page_shows_limits_that_can_be_written() -> None:
+    page = Path(__file__).parents[3] / "docs" / "gate.md"
+    shown = re.findall(r"^\| `([^`]+ (?:<=|<|>=|>|==) [^`]+)` \|", page.read_text(), re.MULTILINE)
+    assert len(shown) == 5
+    for line in shown:
+        parse(line, arms=("old", "new") if "new" in line else ())
+    (block,) = re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)
+    settings = tomllib.loads(block)["gate"]
+    assert len(parse(*GateSettings(**settings).limits)) == 3

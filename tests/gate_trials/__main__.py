@@ -1,0 +1,125 @@
+"""The trials of the gate: `python -m tests.gate_trials [--clean N] [--faulty N] [--runs FOLDER]`.
+
+Good builds must hardly ever be called bad, and builds with a fault always. Every trial is a run of
+its own, judged by `walkaway gate`; the table of the verdicts is written into docs/gate.md. Takes
+some forty minutes; with --runs, runs that are there already are not made again. The exit status is
+1 where more than one good build in a hundred is red, or a bad one is not.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final
+
+from harness.config import load_workload
+from harness.gate.verdict import EXIT_CODES, Verdict
+from harness.gate_command import GateOrder, gate_and_show
+from tests.gate_trials.cases import CHUNK_LIMITS, CLEAN, CLEAN_PREFILL, FAULTY, Case
+from tests.gate_trials.trial import measure, times_made_again
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "gate.md"
+BEGIN, END = "<!-- trials: begin -->\n", "<!-- trials: end -->\n"
+BASELINE_SEED: Final = 1000
+AT_ONCE: Final = 3
+MOST_FALSE: Final = 0.01  # of the good builds
+
+HEAD = """\
+| build | runs | pass | fail | cannot decide | made again |
+|---|---:|---:|---:|---:|---:|
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What became of the runs of a case."""
+
+    case: Case
+    verdicts: Counter[Verdict]
+    made_again: int
+
+    @property
+    def is_right(self) -> bool:
+        red, runs = self.verdicts[Verdict.FAIL], self.verdicts.total()
+        return red <= MOST_FALSE * runs if self.case.is_clean else red == runs
+
+    def __str__(self) -> str:
+        counts = " | ".join(str(self.verdicts[verdict]) for verdict in Verdict)
+        return f"| {self.case.name} | {self.verdicts.total()} | {counts} | {self.made_again} |"
+
+
+def place(root: Path, case: Case, seed: int) -> Path:
+    return root / "".join(c if c.isalnum() else "-" for c in case.name) / str(seed)
+
+
+def judge(root: Path, case: Case, seed: int) -> Verdict:
+    """What `walkaway gate` says of the run."""
+    order = GateOrder(
+        run=place(root, case, seed),
+        limits=root / ("chunk.txt" if case.has_baseline else "own.txt"),
+        baseline=root / "baseline.json" if case.has_baseline else None,
+    )
+    code = gate_and_show(order, as_json=False, quiet=True)
+    return next(verdict for verdict, of in EXIT_CODES.items() if of == code)
+
+
+def rows(root: Path, seeds: Sequence[tuple[Case, range]]) -> Iterator[Row]:
+    """Judge what was measured."""
+    (root / "own.txt").write_text("\n".join(load_workload("gate").gate.limits))
+    (root / "chunk.txt").write_text(CHUNK_LIMITS)
+    (root / "any.txt").write_text("build: leaked_blocks.max == 0")
+    first = GateOrder(
+        run=place(root, CLEAN_PREFILL, BASELINE_SEED),
+        limits=root / "any.txt",
+        baseline=root / "baseline.json",
+        saves_baseline=True,
+        may_overwrite=True,
+    )
+    gate_and_show(first, as_json=False, quiet=True)
+    for case, of_case in seeds:
+        yield Row(
+            case=case,
+            verdicts=Counter(judge(root, case, seed) for seed in of_case),
+            made_again=sum(times_made_again(place(root, case, seed)) for seed in of_case),
+        )
+
+
+def write_table(found: Sequence[Row]) -> None:
+    """Put the table between its marks."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    table = HEAD + "".join(f"{row}\n" for row in found)
+    PAGE.write_text(f"{before}{BEGIN}{table}{END}{after}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clean", type=int, default=100)
+    parser.add_argument("--faulty", type=int, default=20)
+    parser.add_argument("--runs", type=Path)
+    arguments = parser.parse_args()
+    few = range(1, arguments.faulty + 1)
+    seeds = [(CLEAN, range(1, arguments.clean + 1)), (CLEAN_PREFILL, few)]
+    seeds += [(case, few) for case in FAULTY]
+    with tempfile.TemporaryDirectory() as temporary:
+        root: Path = arguments.runs or Path(temporary)
+        trials = [(CLEAN_PREFILL, BASELINE_SEED)]
+        trials += [(case, seed) for case, of_case in seeds for seed in of_case]
+        places = [place(root, *trial) for trial in trials]
+        with ProcessPoolExecutor(AT_ONCE, mp_context=get_context("spawn")) as pool:
+            list(pool.map(measure, *zip(*trials, strict=True), places))
+        found = []
+        for row in rows(root, seeds):
+            print(row if row.is_right else f"{row} WRONG", flush=True)  # noqa: T201
+            found.append(row)
+    write_table(found)
+    return 0 if all(row.is_right for row in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

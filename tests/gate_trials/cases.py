@@ -1,0 +1,56 @@
+"""What the gate is tried on: a build without a fault, and builds with one fault each.
+
+A build is the bundled engine with settings of its own. All are run on the same workload; the one
+that decides about the size of chunks needs long prompts, several rounds and a baseline.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+PREFILL: Final = (
+    'arms=[{name="build"}]',
+    "run.rounds=3",
+    "run.max_seconds=40",
+    "load.stop_after_abandons=80",
+    "collect.scrape=false",
+)
+CHUNK_LIMITS: Final = "build / baseline: step_s.p50 <= 1.25\n"  # a cancel waits for a step's end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One row of the table. `has_baseline`: judged against a run of the same build without a
+    fault, by `CHUNK_LIMITS`; else by the limits of the workload itself."""
+
+    name: str
+    workload: str = "gate"
+    settings: tuple[str, ...] = ()
+    has_baseline: bool = False
+    is_clean: bool = False
+
+
+def with_fault(fault: str) -> Case:
+    settings = (f'engine.faults=["{fault}"]', "engine.allow_faults=true")
+    return Case(name=fault, settings=settings)
+
+
+CLEAN: Final = Case(name="clean", is_clean=True)
+CLEAN_PREFILL: Final = Case(
+    name="clean, long prompts",
+    workload="prefill_abandon",
+    settings=PREFILL,
+    has_baseline=True,
+    is_clean=True,
+)
+FAULTY: Final = (
+    with_fault("delay-abort=0.02"),
+    with_fault("lose-abort=0.02"),
+    with_fault("leak-blocks=1"),
+    with_fault("ignore-disconnect-while-waiting"),
+    Case(
+        name="chunks of 512 tokens, not 256",
+        workload="prefill_abandon",
+        settings=(*PREFILL, "engine.max_num_batched_tokens=512"),
+        has_baseline=True,
+    ),
+)
