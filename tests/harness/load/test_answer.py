@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.load.answer import MAX_HEAD_BYTES, MAX_HEADERS
+from harness.load.answer import MAX_HEAD_BYTES, MAX_HEADERS, Answer
 from harness.load.connection import Connection
 from harness.load.sse import SSEDecoder
 
@@ -186,6 +186,20 @@ def test_what_may_go_on(name: str) -> None:
         connection.receive_head(None)
         all_of(connection)
         assert connection.may_go_on is may_go_on
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 200 OK\r\na: " + b"b" * MAX_HEAD_BYTES,
+        b"HTTP/1.1 103 X\r\na: %b\r\n\r\nHTTP/1.1 200 OK\r\na: %b" % ((b"b" * 40_000,) * 2),
+    ],
+    ids=["one header", "hints and headers together"],
+)
+def test_a_head_is_bounded_in_bytes(head: bytes) -> None:
+    answer = Answer()
+    with pytest.raises(httpx.RemoteProtocolError, match="headers without end: more than 65536"):
+        answer.parse(head + b"\r\ncontent-length: 0\r\n\r\n")
 
 
 def test_trailers_and_hints_are_no_headers() -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import httpx
 import msgspec
 import pytest
 
@@ -95,7 +96,30 @@ def _stream(x: Exchange) -> None:
     x.stream(tokens=5, gap_s=0.001)
 
 
+class _Builder(StreamClient):
+    """Notes when a request was ready to be sent."""
+
+    built_ns = 0
+
+    def _build(self, ticket: Ticket, prompt: str) -> httpx.Request:
+        request = super()._build(ticket, prompt)
+        self.built_ns = time.perf_counter_ns()
+        return request
+
+
 class TestStaying:
+    def test_a_request_counts_from_its_sending_not_from_its_making(self, serve: Serve) -> None:
+        user = User(serve(_stream).url)
+        plan = msgspec.structs.replace(PLAN, url=user._client._plan.url)
+        user._client = client = _Builder(plan, api_key=None)
+        assert user.ask().sent_ns >= client.built_ns > 0
+
+    def test_no_stamp_is_of_a_time_to_come(self, serve: Serve) -> None:
+        row = User(serve(_stream).url).ask()
+        assert row.last_token_ns is not None
+        assert max(row.token_times_ns) == row.last_token_ns
+        assert row.last_token_ns <= row.ended_ns <= time.perf_counter_ns()
+
     def test_a_stream_read_to_its_end(self, serve: Serve) -> None:
         server = serve(_stream)
         row = User(server.url).ask()

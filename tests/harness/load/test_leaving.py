@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import psutil
@@ -19,6 +19,7 @@ import pytest
 from harness.load.abandon import LeaveRule
 from harness.load.cancel_endpoint import cancel_url
 from harness.load.client import StreamClient
+from harness.load.leaving import leave
 from harness.load.plan import Timeouts
 from harness.load.readers import UnaryReader
 from harness.load.sse import EndlessEventError
@@ -28,6 +29,7 @@ from harness.records import Delivery, Outcome, RequestRow, Role, TokenCounting, 
 from tests.harness.load.test_client import PLAN
 
 if TYPE_CHECKING:
+    from harness.load.connection import Connection
     from tests.harness.load.conftest import Exchange, Script, ScriptedServer
 
     Serve = Callable[[Script], ScriptedServer]
@@ -236,6 +238,27 @@ class TestStayingOpen:
         assert server.exchanges["r1"].is_over.wait(30)
         assert (row.outcome, row.wire_close) == (Outcome.ABANDONED, WireClose.SILENCE)
         assert [type(error) for error in errors] == [TimeoutError]
+
+
+class _Stamped:
+    """A connection, and its socket, that note when something was done to them."""
+
+    def __init__(self) -> None:
+        self.sock = self
+        self.acted_ns = 0
+
+    def keep_open(self) -> None:
+        """Not yet the act."""
+
+    def setsockopt(self, *_: object) -> None:
+        self.acted_ns = time.perf_counter_ns()
+
+
+def test_t0_of_who_vanishes_is_before_the_act() -> None:
+    stamped = _Stamped()
+    departure = leave(Way.VANISH, cast("Connection", stamped))
+    assert departure.wire_close is WireClose.SILENCE
+    assert 0 < departure.t0_ns <= stamped.acted_ns
 
 
 class TestKilled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,11 @@ def connected(server: ScriptedServer, *, patience_ns: int | None = None) -> Iter
         request.extensions[PATIENCE_NS] = patience_ns
         with opened(transport, request) as connection:
             yield connection
+
+
+def test_what_is_sent_goes_out_at_once(serve: Serve) -> None:
+    with connected(serve(lambda x: x.send(b"HTTP/1.1 204 X\r\n\r\n"))) as connection:
+        assert connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def all_of(connection: Connection) -> bytes:
