@@ -62,8 +62,9 @@ class Limit(NamedTuple):
 class Connection(Answer, httpx.SyncByteStream):
     """One response being received. `leaves_at_ns` is when a user without more patience leaves.
 
-    `limit` may be changed at any time: it holds beside `timeout_s`, the longest wait for the next
-    bytes. `pass_on` takes the connection over when it could carry another request.
+    `received_ns` is when the latest bytes came, before anything was done with them. `limit` may be
+    changed at any time: it holds beside `timeout_s`, the longest wait for the next bytes. `pass_on`
+    takes the connection over when it could carry another request.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Connection(Answer, httpx.SyncByteStream):
         self._receiver = receiver(sock)
         self.owner = owner
         self.leaves_at_ns: int | None = None
+        self.received_ns = 0
         self.received_bytes = 0  # before the headers were complete
         self.is_kept = False
         self._timeout_s = timeout_s
@@ -204,7 +206,9 @@ class Connection(Answer, httpx.SyncByteStream):
         if self.broken is not None:
             raise self.broken
         try:
-            return self._receiver.receive(wait_s)
+            data = self._receiver.receive(wait_s)
+            self.received_ns = time.perf_counter_ns()
+            return data
         except (TimeoutError, BlockingIOError) as error:
             if self.limit is not None:
                 self.limit.check()

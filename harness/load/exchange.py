@@ -59,7 +59,7 @@ class Exchange:
             if think_ns is not None and stream.can_leave and not connection.is_complete:
                 self._think_and_leave(think_ns)
             elif (chunk := receive()) is not None:
-                read(chunk)
+                read(chunk, connection.received_ns)
                 if has_limit and stream.tokens_read:
                     connection.limit = self._after_first_token
                 think_ns = leave_rule(stream.tokens_read)
@@ -83,7 +83,7 @@ class Exchange:
                 chunk = connection.receive_within(wait_s)
                 if chunk is None:
                     break
-                self._reader.read(chunk)
+                self._reader.read(chunk, connection.received_ns)
             if connection.is_complete or not stream.can_leave:
                 return  # the answer ended while the user was thinking
         if self._way is Way.CANCEL:
@@ -113,9 +113,10 @@ class Exchange:
         """What the killed process had received by t0 and passed on to us."""
         if not self._connection.has_head:
             return
+        connection = self._connection
         with _until_it_breaks():
-            while (chunk := self._connection.receive()) is not None:
-                self._reader.read(chunk)
+            while (chunk := connection.receive()) is not None:
+                self._reader.read(chunk, connection.received_ns)
 
     def _read_on(self) -> None:
         """Look what still comes. A server that sends nothing and ends nothing is left, too."""

@@ -11,9 +11,10 @@ MAX_ANSWER_BYTES: Final = 1 << 26  # of an answer in one piece
 
 
 class Reader(Protocol):
-    """Takes the bytes of a body as they come. What comes after leaving is told apart (`late`)."""
+    """Takes the bytes of a body as they come, with the time of their receive. What comes after
+    leaving is told apart (`late`)."""
 
-    def read(self, chunk: bytes) -> None: ...
+    def read(self, chunk: bytes, t_ns: int, /) -> None: ...
     def end(self) -> None: ...
     def read_late(self, chunk: bytes) -> None: ...
     def end_late(self) -> None: ...
@@ -27,8 +28,8 @@ class StreamReader:
         self._step = step
         self._decoder = SSEDecoder()
 
-    def read(self, chunk: bytes) -> None:
-        stream, t_ns = self._stream, time.perf_counter_ns()
+    def read(self, chunk: bytes, t_ns: int, /) -> None:
+        stream = self._stream
         for event in self._decoder.feed(chunk, t_ns):
             if stream.outcome is not None:
                 return
@@ -61,7 +62,7 @@ class UnaryReader:
         self._parts: list[bytes] = []
         self._size = 0
 
-    def read(self, chunk: bytes) -> None:
+    def read(self, chunk: bytes, _t_ns: int, /) -> None:
         self._parts.append(chunk)
         self._size += len(chunk)
         if self._size > self._max_bytes:
@@ -71,7 +72,7 @@ class UnaryReader:
         self._stream.answer(b"".join(self._parts), time.perf_counter_ns())
 
     def read_late(self, chunk: bytes) -> None:
-        self.read(chunk)
+        self.read(chunk, time.perf_counter_ns())
 
     def end_late(self) -> None:
         t_ns = time.perf_counter_ns()

@@ -32,7 +32,7 @@ async def ask_for_ever(
             async with client.stream("POST", url, content=BODY, headers=fields) as response:
                 stream.headers(response.status_code)
                 async for chunk in response.aiter_raw():
-                    reader.read(chunk)
+                    reader.read(chunk, perf_counter_ns())
         finally:
             if stream.outcome is None:
                 stream.cut(perf_counter_ns())

@@ -21,7 +21,7 @@ from harness.load.cancel_endpoint import cancel_url
 from harness.load.client import StreamClient
 from harness.load.leaving import leave
 from harness.load.plan import Timeouts
-from harness.load.readers import UnaryReader
+from harness.load.readers import StreamReader, UnaryReader
 from harness.load.sse import EndlessEventError
 from harness.load.stream import StreamMachine
 from harness.load.ticket import Intent, Ticket
@@ -411,8 +411,17 @@ class TestUnary:
         assert row.error is not None
         assert error in row.error
 
-    def test_an_answer_without_end(self) -> None:
-        ticket = Ticket(
+    def test_a_token_came_when_its_bytes_did(self) -> None:
+        stream = StreamMachine(self._ticket(Delivery.STREAM), sent_ns=0, continuous_usage=False)
+        stream.headers(200)
+        StreamReader(stream, None).read(
+            b'data: {"choices": [{"index": 0, "text": "a", "finish_reason": null}]}\n\n', 4711
+        )
+        stream.cut(4712)
+        assert stream.row().token_times_ns == [4711]
+
+    def _ticket(self, delivery: Delivery) -> Ticket:
+        return Ticket(
             request_id="r1",
             arm="main",
             role=Role.USER,
@@ -420,13 +429,15 @@ class TestUnary:
             user=0,
             max_tokens=9,
             intended_start_ns=0,
-            intent=Intent(delivery=Delivery.UNARY),
+            intent=Intent(delivery=delivery),
         )
-        stream = StreamMachine(ticket, sent_ns=0, continuous_usage=True)
+
+    def test_an_answer_without_end(self) -> None:
+        stream = StreamMachine(self._ticket(Delivery.UNARY), sent_ns=0, continuous_usage=True)
         reader = UnaryReader(stream, max_bytes=100)
-        reader.read(bytes(100))
+        reader.read(bytes(100), 0)
         with pytest.raises(EndlessEventError, match="the answer has more than 100 bytes"):
-            reader.read(b"x")
+            reader.read(b"x", 0)
 
 
 class TestTimeouts:

@@ -69,6 +69,26 @@ def test_framings(serve: Serve, answer: bytes, size: int) -> None:
         assert connection.receive_within(0) is None
 
 
+def test_bytes_are_stamped_before_anything_is_done_with_them() -> None:
+    class Slow(Connection):
+        parsed_ns = 0
+
+        def parse(self, data: bytes) -> None:
+            self.parsed_ns = time.perf_counter_ns()
+            super().parse(data)
+
+    ours, peer = socket.socketpair()
+    with ours, peer:
+        peer.sendall(b"HTTP/1.1 200 OK\r\n\r\nbody")
+        connection = Slow(ours, 30)
+        connection.receive_head(None)
+        assert 0 < connection.received_ns <= connection.parsed_ns
+        head_ns = connection.received_ns
+        assert connection.receive() == b"body"
+        assert connection.received_ns == head_ns  # it came along
+        connection.close()
+
+
 def test_nothing_received_is_held_back(serve: Serve) -> None:
     def script(x: Exchange) -> None:
         x.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n1\r\nb\r\n2\r\nc")
