@@ -12,6 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -66,10 +67,7 @@ def _requests(rng: np.random.Generator, requests: int) -> Iterator[dict[str, Any
         offsets = np.arange(0, (n + 1) * TOKENS, TOKENS, dtype=np.int32)
         left_ns = times[:, -1] + rng.integers(0, STEP_NS, size=n)
         ended_ns = np.where(is_left, left_ns, times[:, -1])
-        constant: dict[str, Any] = {
-            field.name: pa.nulls(n, field.type) for field in schema_of(RequestRow)
-        }
-        yield constant | {
+        yield _as_by_default(n) | {
             "request_id": [f"walkaway-0-{k}" for k in number.tolist()],
             "arm": ["main"] * n,
             "role": ["user"] * n,
@@ -99,6 +97,17 @@ def _requests(rng: np.random.Generator, requests: int) -> Iterator[dict[str, Any
             "delivery": ["stream"] * n,
             "n": np.ones(n, dtype=np.int64),
         }
+
+
+def _as_by_default(n: int) -> dict[str, Any]:
+    """So many times what a row holds where nothing is said of it."""
+    defaults = {field.name: field.default for field in msgspec.structs.fields(RequestRow)}
+    columns: dict[str, Any] = {}
+    for field in schema_of(RequestRow):
+        default = defaults[field.name]
+        value = None if default is msgspec.NODEFAULT else default
+        columns[field.name] = pa.repeat(pa.scalar(value, type=field.type), n)
+    return columns
 
 
 def _ticks(rng: np.random.Generator, ends_ns: int) -> dict[str, Any]:
