@@ -7,6 +7,7 @@ of the same boot of the same kernel: a container shares it, another host does no
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import httpx
@@ -74,5 +75,6 @@ def local_clock() -> str:
     return _boot_id() or platform.node()
 
 
+@cache  # who asks at the end of a load may have no file handle left
 def _boot_id() -> str | None:
     return BOOT_ID.read_text().strip() if BOOT_ID.exists() else None

@@ -21,6 +21,7 @@ from locust.env import Environment
 from locust.runners import MasterRunner, Runner, WorkerRunner
 
 from harness.collect.clock import local_clock
+from harness.load.lag import LagWatch
 from harness.load.plan import AbandonLoad, LoadPlan
 from harness.load.rows import ShardWriter
 from harness.records import ProcessMark
@@ -87,30 +88,62 @@ def end_when_nobody_is_left(environment: Environment, end: Callable[[], None]) -
     environment.events.test_stop.add_listener(lambda **_: end())  # type: ignore[no-untyped-call]
 
 
-def begin_rows(plan: LoadPlan, runner: Runner | None) -> Path | None:
-    """The folder for the rows of a load that begins now, with the mark that it has; None where the
-    plan keeps none. On another machine than the master's it may be missing, and is made."""
-    if plan.rows_dir is None:
-        return None
-    rows_dir = Path(plan.rows_dir)
-    rows_dir.mkdir(parents=True, exist_ok=True)
-    leave_mark("began", runner, plan)
-    return rows_dir
+class ProcessMarks:
+    """Says in the rows' folder that this process has begun with the load, and in the end that it
+    has ended it in good order.
+
+    On another machine than the master's the folder may be missing, and is made. The file is open
+    all the time: at the end of a load there may be no handle left.
+    """
+
+    def __init__(self, rows_dir: Path, plan: LoadPlan, runner: Runner | None) -> None:
+        rows_dir.mkdir(parents=True, exist_ok=True)
+        self._plan = plan
+        self._worker = max(0, getattr(runner, "worker_index", 0))
+        self._clock = local_clock()
+        self._shard = ShardWriter(rows_dir, ProcessMark, os.getpid())
+        self._leave("began")
+
+    def end(self) -> None:
+        """To be called once, as the last thing."""
+        self._leave("ended")
+        self._shard.close()
+
+    def _leave(self, event: Literal["began", "ended"]) -> None:
+        mark = ProcessMark(
+            event=event,
+            host=platform.node(),
+            pid=os.getpid(),
+            worker=self._worker,
+            clock=self._clock,
+            t_ns=time.perf_counter_ns(),
+            at=datetime.now(UTC).isoformat(),
+            url=self._plan.url,
+            model=self._plan.model,
+        )
+        self._shard.write(mark)
 
 
-def leave_mark(event: Literal["began", "ended"], runner: Runner | None, plan: LoadPlan) -> None:
-    """Write that this process has begun with the load, or that it has ended it in good order."""
-    assert plan.rows_dir is not None
-    mark = ProcessMark(
-        event=event,
-        host=platform.node(),
-        pid=os.getpid(),
-        worker=max(0, getattr(runner, "worker_index", 0)),
-        clock=local_clock(),
-        t_ns=time.perf_counter_ns(),
-        at=datetime.now(UTC).isoformat(),
-        url=plan.url,
-        model=plan.model,
-    )
-    with ShardWriter(Path(plan.rows_dir), ProcessMark, os.getpid()) as shard:
-        shard.write(mark)
+class AboutThisProcess:
+    """What this process keeps about itself beside a load's rows: its marks, and its lag.
+
+    A load lasts as long as the process, or begins and ends on a web page.
+    """
+
+    def __init__(self, lag: LagWatch, runner: Runner | None) -> None:
+        self._lag = lag
+        self._runner = runner
+        self._marks: ProcessMarks | None = None
+
+    def begin(self, plan: LoadPlan) -> None:
+        """Nothing is kept where the plan keeps no rows."""
+        if plan.rows_dir is not None:
+            self._lag.rows_dir = Path(plan.rows_dir)
+            self._marks = ProcessMarks(self._lag.rows_dir, plan, self._runner)
+
+    def end(self, **_: object) -> None:
+        """The load has ended in good order; doing it twice is fine."""
+        if self._marks is not None:
+            self._lag.rows_dir = None
+            self._marks.end()
+            self._marks = None

@@ -34,10 +34,9 @@ from harness.load.lag import LagWatch
 from harness.load.options import plan_of_the_page
 from harness.load.plan import AbandonLoad, LoadPlan
 from harness.load.processes import (
+    AboutThisProcess,
     Master,
-    begin_rows,
     end_when_nobody_is_left,
-    leave_mark,
     tell_how_many_left,
     tell_why_not_to_go_on,
 )
@@ -184,13 +183,15 @@ def prepare(
     # How many of all users a worker gets, it learns later.
     allow_streams(0 if isinstance(runner, WorkerRunner) else plan.users)
     lag = LagWatch(open_streams=lambda: _num_open(user_class), give_up=give_up_here)
-    _leave_rows(environment, plan, lag)
+    about = AboutThisProcess(lag, runner)
+    about.begin(plan)
+    environment.events.quit.add_listener(about.end)  # type: ignore[no-untyped-call]
 
     def start_session(**_: Any) -> None:
         now = plan_of_the_page(options)
         if now is not None:
             allow_streams(0 if isinstance(runner, WorkerRunner) else now.users)
-            lag.rows_dir = begin_rows(now, runner)
+            about.begin(now)
         # A master tells its workers the server; a plan in a file names its own.
         url = plan.url if options.walkaway_plan is not None else environment.host or plan.url
         user_class.session = LoadSession(
@@ -205,22 +206,11 @@ def prepare(
     def end_session(**_: Any) -> None:
         if (session := getattr(user_class, "session", None)) is not None:
             session.close()
-        if (now := plan_of_the_page(options)) is not None:
-            lag.rows_dir = None
-            leave_mark("ended", runner, now)
+        if plan_of_the_page(options) is not None:
+            about.end()
 
     environment.events.test_start.add_listener(start_session)  # type: ignore[no-untyped-call]
     environment.events.test_stop.add_listener(end_session)  # type: ignore[no-untyped-call]
-
-
-def _leave_rows(environment: Environment, plan: LoadPlan, lag: LagWatch) -> None:
-    """Of a load that lasts as long as the process, where its plan keeps rows."""
-    runner = environment.runner
-    lag.rows_dir = begin_rows(plan, runner)
-    if lag.rows_dir is not None:
-        environment.events.quit.add_listener(  # type: ignore[no-untyped-call]
-            lambda **_: leave_mark("ended", runner, plan)
-        )
 
 
 def _prepare_master(environment: Environment, master: Master, plan: Callable[[], LoadPlan]) -> None:

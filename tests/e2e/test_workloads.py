@@ -76,7 +76,9 @@ def test_a_trace_is_replayed_and_what_it_asked_for_was_sent(tmp_path: Path) -> N
     rows = sorted(run.rows("requests"), key=lambda row: row["user"])
     recorded = [json.loads(line) for line in TRACE.read_text().splitlines()]
     part = [one for one in recorded if one["timestamp"] < 4000]
-    assert run.manifest["arrivals"] == {"planned": len(part), "max_streams": 1000}
+    arrivals = run.manifest["arrivals"]
+    assert (arrivals["planned"], arrivals["max_streams"]) == (len(part), 1000)
+    assert arrivals["unsent"] == {"to_stay_s": [], "to_leave_s": []}
     assert len(rows) == len(part) > 3
     for row, one in zip(rows, part, strict=True):
         at_ms = (row["intended_start_ns"] - rows[0]["intended_start_ns"]) / 1e6
