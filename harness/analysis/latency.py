@@ -142,14 +142,15 @@ def ttft_sample(requests: pd.DataFrame, *, since: str = _SENT) -> Sample:
 
 
 def _itl(requests: pd.DataFrame, survivors: pd.DataFrame) -> Figure:
-    """Gap between consecutive token events of one request, pooled, of some of the requests."""
+    """Gap between consecutive token events of one answer, pooled, of some of the requests."""
     gaps, request = token_gaps(requests, requests.index.isin(survivors.index))
     return _client(Sample(values=gaps, clusters=request), "no survivor had two token events")
 
 
 def _tpot(survivors: pd.DataFrame) -> Figure:
-    """(last token - first token) / (tokens - 1), of requests with two tokens or more."""
-    tokens = tokens_read(survivors)
+    """(last token - first token) / (tokens - 1), of requests with two tokens or more; of a request
+    for n answers, which grow in step, with the tokens of one of them."""
+    tokens = tokens_read(survivors) / survivors["n"].to_numpy(dtype=float)
     span = (survivors["last_token_ns"] - survivors["first_token_ns"]).to_numpy(
         dtype=float, na_value=np.nan
     )

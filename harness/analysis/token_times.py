@@ -20,18 +20,23 @@ _LIST: Final = pa.list_(pa.int64())
 
 
 def token_gaps(requests: pd.DataFrame, wanted: Bools | None = None) -> tuple[Floats, Numbers]:
-    """All gaps between consecutive token events of one request (s), and the number of its request
-    for each; only of the `wanted` requests."""
+    """All gaps between consecutive token events of one answer (s), and the number of its request
+    for each; only of the `wanted` requests.
+
+    The n answers to one prompt grow in step, so there the event before is the n-th before.
+    """
+    answers = _answers(requests) if wanted is None else _answers(requests)[wanted]
     parts = list(_parts(requests["token_times_ns"], wanted))
-    num_gaps = sum(int(np.maximum(lengths - 1, 0).sum()) for _, lengths in parts)
+    num_events = np.concatenate([np.empty(0, np.int64), *(lengths for _, lengths in parts)])
+    num_gaps = int(np.maximum(num_events - answers, 0).sum())
     gaps, owners = np.empty(num_gaps), np.empty(num_gaps, dtype=np.int32)
     filled = seen = 0
     for times, lengths in parts:
-        request = np.repeat(np.arange(seen, seen + len(lengths), dtype=np.int32), lengths)
-        is_inside = request[1:] == request[:-1]
-        end = filled + int(is_inside.sum())
-        gaps[filled:end] = np.diff(times)[is_inside] / 1e9
-        owners[filled:end] = request[1:][is_inside]
+        of_part = answers[seen : seen + len(lengths)]
+        gaps_ns, number = _gaps(times, lengths, of_part)
+        end = filled + len(gaps_ns)
+        gaps[filled:end] = gaps_ns / 1e9
+        owners[filled:end] = number + seen
         filled, seen = end, seen + len(lengths)
     return gaps, owners
 
@@ -73,3 +78,21 @@ def _parts(lists: pd.Series, wanted: Bools | None = None) -> Iterator[tuple[Ints
             seen += num_rows
             lengths = pc.list_value_length(some).to_numpy().astype(np.int64)
             yield some.flatten().to_numpy(), lengths
+
+
+def _gaps(times: Ints, lengths: Ints, answers: Ints) -> tuple[Ints, Numbers]:
+    """The gaps of some requests (ns), and the place of its request among them for each."""
+    number = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    if (answers == 1).all():  # as nearly always: nothing more is made for millions of tokens
+        is_inside = number[1:] == number[:-1]
+        return np.diff(times)[is_inside], number[1:][is_inside]
+    before = np.arange(len(times)) - answers[number]
+    has_gap = (before >= 0) & (number[before] == number)
+    return (times - times[before])[has_gap], number[has_gap]
+
+
+def _answers(requests: pd.DataFrame) -> Ints:
+    """How many answers each request had asked for."""
+    if "n" not in requests:
+        return np.ones(len(requests), dtype=np.int64)
+    return requests["n"].to_numpy(dtype=np.int64)

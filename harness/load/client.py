@@ -165,11 +165,10 @@ class StreamClient:
         later_limit: Limit | None,
     ) -> Exchange:
         is_stream = ticket.intent.delivery is Delivery.STREAM
-        step = self.step if ticket.intent.n == 1 else None  # several answers share a step
         return Exchange(
             connection,
             stream,
-            StreamReader(stream, step) if is_stream else UnaryReader(stream),
+            StreamReader(stream, self.step) if is_stream else UnaryReader(stream),
             way=ticket.intent.way or Way.FIN,
             after_first_token=later_limit,
             cancel=lambda: self._cancel_request(ticket.request_id),

@@ -21,7 +21,7 @@ class Reader(Protocol):
 
 
 class StreamReader:
-    """Server-sent events. Gaps between tokens go to `step`, where one answer's come alone."""
+    """Server-sent events. Gaps between tokens go to `step`, where somebody asks for them."""
 
     def __init__(self, stream: StreamMachine, step: StepEstimate | None) -> None:
         self._stream = stream

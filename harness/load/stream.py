@@ -89,9 +89,10 @@ class StreamMachine:
 
     @property
     def last_gap_ns(self) -> int | None:
-        """Time between the two latest token events, where there are two."""
-        times = self._token_times_ns
-        return times[-1] - times[-2] if len(times) > 1 else None
+        """Time between the two latest token events of one answer, where there are two: answers to
+        one prompt grow in step, so with n of them the event before is the n-th before."""
+        times, n = self._token_times_ns, self._ticket.intent.n
+        return times[-1] - times[-1 - n] if len(times) > n else None
 
     # What the server did...
 

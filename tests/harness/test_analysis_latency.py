@@ -67,6 +67,14 @@ def test_times_of_those_who_stayed(make_run: MakeRun) -> None:
     assert metric(figures["start_delay_s"]).max == ms(4)
 
 
+def test_times_between_tokens_are_of_one_of_several_answers(make_run: MakeRun) -> None:
+    run = make_run()
+    run.request("a", sent=10, tokens=[30, 31, 50, 51], outcome="completed", end=61, n=2)
+    figures = latency_of(run)
+    assert metric(figures["itl_s"]).mean == metric(figures["itl_s"]).max == ms(20)
+    assert metric(figures["tpot_s"]).mean == ms(21)
+
+
 def test_a_wait_that_brought_no_token_is_censored(make_run: MakeRun) -> None:
     run = make_run()
     run.request("a", sent=10, tokens=[30], outcome="completed", end=31)

@@ -40,6 +40,16 @@ def test_gaps_of_some_requests() -> None:
     assert owners.tolist() == [0, 1]
 
 
+def test_gaps_are_of_one_of_several_answers() -> None:
+    requests = frame([[5, 9], [10, 11, 30, 32, 60], [7], [1, 2, 4]]).assign(n=[1, 2, 2, 3])
+    gaps, owners = token_gaps(requests)
+    assert gaps.tolist() == pytest.approx([4e-9, 20e-9, 21e-9, 30e-9])
+    assert owners.tolist() == [0, 1, 1, 1]
+    gaps, owners = token_gaps(requests, np.array([False, True, True, False]))
+    assert gaps.tolist() == pytest.approx([20e-9, 21e-9, 30e-9])
+    assert owners.tolist() == [0, 0, 0]
+
+
 def test_tokens_are_counted_from_when_they_came() -> None:
     requests = frame([[10, 30], [20]], [[1, 4], [2]])
     assert read_by(requests, np.array([9, 10, 25, 30, 99])).tolist() == [0, 1, 3, 7, 7]

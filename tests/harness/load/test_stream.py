@@ -310,6 +310,13 @@ class TestSeveralAnswers:
         stream.headers(200)
         return stream
 
+    def test_the_gap_is_between_tokens_of_one_answer(self) -> None:
+        stream = self.machine()
+        for usage, t_ns in ((1, 20), (2, 21), (3, 40)):
+            assert stream.last_gap_ns is None
+            stream.event(completion(" a", usage=usage), t_ns)
+        assert stream.last_gap_ns == 20
+
     def test_it_has_finished_when_all_have(self) -> None:
         stream = self.machine()
         stream.event(several((0, "length"), usage=1), 20)
