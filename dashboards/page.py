@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +21,7 @@ from plotly.offline import get_plotlyjs
 from dashboards.headline import Card
 from dashboards.section import Section
 from dashboards.tables import COLUMNS, PlainTable, Row, SideBySide
+from harness.errors import ConfigError
 
 TEMPLATES: Final = files("dashboards") / "templates"
 
@@ -48,6 +50,13 @@ class Article:
 
 def render(articles: Sequence[Article]) -> str:
     """The whole report as one HTML document."""
+    sections = {article.anchor: article.sections for article in articles}
+    return document("report.html.j2", sections, articles=articles, columns=COLUMNS)
+
+
+def document(template: str, sections: Mapping[str, Sequence[Section]], **content: object) -> str:
+    """One HTML document. `template` extends `page.html.j2` and is given `content`; it draws the
+    `sections` of each anchor with the macro `pictured`."""
     environment = Environment(
         loader=PackageLoader("dashboards"),
         autoescape=True,
@@ -56,14 +65,22 @@ def render(articles: Sequence[Article]) -> str:
         lstrip_blocks=True,
     )
     scripts = [_own_line(get_plotlyjs()), _own_line(_template("page.js"))]
-    return environment.get_template("page.html.j2").render(
-        articles=articles,
+    return environment.get_template(template).render(
+        content,
         policy=content_security_policy(scripts),
         style=Markup(_template("page.css")),
         scripts=[Markup(script) for script in scripts],
-        columns=COLUMNS,
-        figures=Markup(json_for_script(_figures(articles))),
+        figures=Markup(json_for_script(_figures(sections))),
     )
+
+
+def save(html: str, output: Path) -> None:
+    """Write a page. Raises `ConfigError` where that cannot be."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{output}: cannot be written: {error.strerror}") from error
 
 
 def content_security_policy(scripts: Sequence[str]) -> str:
@@ -80,11 +97,11 @@ def json_for_script(data: object) -> str:
     return msgspec.json.encode(data).decode().replace("<", "\\u003c")
 
 
-def _figures(articles: Sequence[Article]) -> Mapping[str, Any]:
+def _figures(sections: Mapping[str, Sequence[Section]]) -> Mapping[str, Any]:
     return {
-        f"{article.anchor}-{picture.name}": msgspec.Raw(picture.figure.to_json().encode())
-        for article in articles
-        for section in article.sections
+        f"{anchor}-{picture.name}": msgspec.Raw(picture.figure.to_json().encode())
+        for anchor, those in sections.items()
+        for section in those
         for picture in section.pictures
     }
 

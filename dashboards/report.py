@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Final
 
 from dashboards import arms, cancel_sections, headline, load_sections
-from dashboards.page import Article, render
+from dashboards.page import Article, render, save
 from dashboards.section import Section
 from dashboards.sentence import sentence
 from dashboards.source import ArmsRun, Run, read_run
 from dashboards.tables import account_tables, metric_rows
 from dashboards.value_tables import value_tables
 from harness.accounts import client_facts, steady_in_words
-from harness.errors import ConfigError
 from harness.manifest import Manifest
 from harness.words import quantity
 
@@ -28,12 +27,8 @@ COUNTED_BY: Final = {
 
 def write_report(folders: Sequence[Path], output: Path) -> None:
     """Write the report of these runs. Raises `ConfigError` for what cannot be read or written."""
-    html = render([describe(read_run(folder), f"run{i}") for i, folder in enumerate(folders)])
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{output}: cannot be written: {error.strerror}") from error
+    articles = [describe(read_run(folder), f"run{i}") for i, folder in enumerate(folders)]
+    save(render(articles), output)
 
 
 def describe(run: Run | ArmsRun, anchor: str) -> Article:
