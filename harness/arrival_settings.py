@@ -4,15 +4,15 @@ Without the section users are a closed loop: each sends its next request when th
 an open loop nobody waits for an answer: requests come by a schedule, whatever the server does.
 """
 
+from abc import abstractmethod
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, PlainValidator, model_validator
 
 from harness.load.arrivals import RateArrivals, Stretch, expected_arrivals
 from harness.load_settings import AbandonSettings, LoadSettings
-from harness.values import Duration, Seconds, Section, Streams
+from harness.values import MOST_RATE, Duration, Seconds, Section, Streams
 
-MOST_RATE: Final = 10_000
 MOST_ARRIVALS: Final = 10_000_000
 MAX_STREAMS: Final = 1_000
 _MOST_FACTOR: Final = 1e6
@@ -65,8 +65,9 @@ class RateSettings(OpenArrivals):
     """A schedule that follows a rate (arrivals per second)."""
 
     @property
+    @abstractmethod
     def schedule(self) -> RateArrivals:
-        raise NotImplementedError
+        """Its stretches, and how evenly arrivals come in them."""
 
     @model_validator(mode="after")
     def _must_end(self) -> Self:
@@ -81,6 +82,10 @@ class RateSettings(OpenArrivals):
     @property
     def seconds_in_all(self) -> float:
         return sum(stretch.seconds for stretch in self.schedule.stretches)
+
+    @property
+    def highest_rate(self) -> float:
+        return max(max(one.from_rate, one.to_rate) for one in self.schedule.stretches)
 
 
 class ConstantArrivals(RateSettings):

@@ -12,9 +12,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from harness.arrival_settings import AnyArrivals, ClosedArrivals, arrivals_problem
+from harness.arrival_settings import AnyArrivals, ClosedArrivals, Rate, arrivals_problem
 from harness.errors import ConfigError
 from harness.gate_settings import GateSettings
+from harness.load_caps import USUAL_RATE, USUAL_STREAMS, Caps, caps_problem
 from harness.load_settings import AbandonSettings, LoadSettings
 from harness.mix_settings import TimeEntry
 from harness.records import Trust
@@ -33,6 +34,7 @@ from harness.values import (
     Section,
     Seed,
     Share,
+    Slots,
     Streams,
     Tokens,
     UrlPath,
@@ -68,7 +70,8 @@ class RunSettings(Section):
     `timeout_s` is the longest wait for the next byte, and for a connection where
     `connect_timeout_s` is absent. The others count from the sending: to the first token, and to the
     end of the answer. `keep_alive`: users who stay ask again on the connection that they have (see
-    `harness.load.transport`). `processes`: so many share the users, or the arrivals.
+    `harness.load.transport`). `processes`: so many share the users, or the arrivals. More than
+    `most_streams` open at once and more than `most_rate` arrivals a second are refused.
     """
 
     seed: Seed = 0
@@ -77,6 +80,8 @@ class RunSettings(Section):
     loops: Annotated[int, Field(ge=1, le=MOST_LOOPS)] = 1
     reference_arm: str | None = None
     users: Streams
+    most_streams: Streams = USUAL_STREAMS
+    most_rate: Rate = USUAL_RATE
     max_seconds: Duration
     timeout_s: Duration = 60.0
     connect_timeout_s: Duration | None = None
@@ -92,7 +97,7 @@ class EngineSettings(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     model: str | None = None
     seed: Seed | None = None
-    max_num_seqs: Streams | None = None
+    max_num_seqs: Slots | None = None
     num_blocks: Blocks | None = None
     block_size: Tokens | None = None
     max_model_len: Tokens | None = None
@@ -101,7 +106,7 @@ class EngineSettings(Section):
     victim: Literal["policy", "rebuild-cost"] | None = None
     enable_chunked_prefill: bool | None = None
     long_prefill_token_threshold: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
-    max_num_partial_prefills: Streams | None = None
+    max_num_partial_prefills: Slots | None = None
     watermark: Annotated[float, Field(ge=0, lt=1)] | None = None
     reserve_full_isl: bool | None = None
     enable_prefix_caching: bool | None = None
@@ -202,6 +207,14 @@ class Workload(Section):
     @model_validator(mode="after")
     def _must_arrive(self) -> Self:
         if why := arrivals_problem(self.arrivals, self.load, max_seconds=self.run.max_seconds):
+            raise ValueError(why)
+        return self
+
+    @model_validator(mode="after")
+    def _must_keep_to_its_caps(self) -> Self:
+        run = self.run
+        caps = Caps(most_streams=run.most_streams, most_rate=run.most_rate)
+        if why := caps_problem(caps, self.load, self.arrivals, users=run.users):
             raise ValueError(why)
         return self
 

@@ -1,7 +1,7 @@
 """`[load]`: what the users do, one class a kind; `harness.load.plan` tells what a kind means."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,6 +12,7 @@ from harness.values import (
     Seconds,
     Section,
     Share,
+    Slots,
     Streams,
     Think,
     TokenRange,
@@ -19,19 +20,35 @@ from harness.values import (
 )
 
 
-class AbandonSettings(Section):
+class _Asks(Section):
+    """What all loads have in common: prompts, and answers of one length or several (`_answers`, by
+    their keys)."""
+
+    _answers: ClassVar[Sequence[str]]
+    prompt_tokens: TokenRange
+
+    @property
+    def longest_requests(self) -> dict[str, int]:
+        """Prompt and answer of each kind of request at their longest, by the keys they add up."""
+        return {
+            f"`load.prompt_tokens` + `load.{key}`": self.prompt_tokens[1] + getattr(self, key)
+            for key in self._answers
+        }
+
+
+class AbandonSettings(_Asks):
     """`[load]` of kind "abandon": closed-loop users who leave (see `harness.load.plan`).
 
     A share `stay_share` is read to the end; how the others leave stands in the `mix`, or short in
     `abandon_after_tokens`: one of these numbers of tokens.
     """
 
+    _answers = ("answer_tokens", "stay_tokens", "canary_tokens")
     kind: Literal["abandon"]
     abandon_after_tokens: list[TokenCount] = Field(default_factory=list)
     mix: list[AnyMixEntry] = Field(default_factory=list)
     stay_share: Share
     think: Think = "step"
-    prompt_tokens: TokenRange
     answer_tokens: Tokens
     stay_tokens: Tokens
     shared_prefix_tokens: Annotated[int, Field(ge=0)] = 0
@@ -78,18 +95,8 @@ class AbandonSettings(Section):
             return [entry for entry in self.mix if entry.weight > 0]
         return [TokensEntry(plan="tokens", tokens=self.abandon_after_tokens)]
 
-    @property
-    def longest_requests(self) -> dict[str, int]:
-        """Prompt and answer of each kind of request at their longest, by the keys they add up."""
-        longest = self.prompt_tokens[1]
-        return {
-            "`load.prompt_tokens` + `load.answer_tokens`": longest + self.answer_tokens,
-            "`load.prompt_tokens` + `load.stay_tokens`": longest + self.stay_tokens,
-            "`load.prompt_tokens` + `load.canary_tokens`": longest + self.canary_tokens,
-        }
 
-
-class _LeavesAtOnePoint(Section):
+class _LeavesAtOnePoint(_Asks):
     """What loads have in common whose streams all leave after the same number of tokens."""
 
     abandon_after_tokens: Annotated[int, Field(ge=0)]
@@ -108,69 +115,43 @@ class _LeavesAtOnePoint(Section):
 class CancelStormSettings(_LeavesAtOnePoint):
     """`[load]` of kind "cancel_storm": waves that leave as a whole, and stayers beside them."""
 
+    _answers = ("answer_tokens", "stay_tokens")
     kind: Literal["cancel_storm"]
     streams: Streams
     stayers: Annotated[int, Field(ge=0, le=MOST_STREAMS)] = 0
     storms: Count
     abandon_after_tokens: Tokens
-    prompt_tokens: TokenRange
     stay_tokens: Tokens
-
-    @property
-    def longest_requests(self) -> dict[str, int]:
-        """Prompt and answer of each kind of request at their longest, by the keys they add up."""
-        longest = self.prompt_tokens[1]
-        return {
-            "`load.prompt_tokens` + `load.answer_tokens`": longest + self.answer_tokens,
-            "`load.prompt_tokens` + `load.stay_tokens`": longest + self.stay_tokens,
-        }
 
 
 class SlotRecoverySettings(_LeavesAtOnePoint):
     """`[load]` of kind "slot_recovery". Without `slots` the target is asked how many it has."""
 
+    _answers = ("answer_tokens", "control_answer_tokens", "probe_tokens")
     kind: Literal["slot_recovery"]
-    slots: Streams | None = None
+    slots: Slots | None = None
     trials: Count
-    prompt_tokens: TokenRange
     control_answer_tokens: Tokens
     probe_tokens: Tokens
 
-    @property
-    def longest_requests(self) -> dict[str, int]:
-        """Prompt and answer of each kind of request at their longest, by the keys they add up."""
-        longest = self.prompt_tokens[1]
-        return {
-            "`load.prompt_tokens` + `load.answer_tokens`": longest + self.answer_tokens,
-            "`load.prompt_tokens` + `load.control_answer_tokens`": longest
-            + self.control_answer_tokens,
-            "`load.prompt_tokens` + `load.probe_tokens`": longest + self.probe_tokens,
-        }
 
-
-class ChunkFrontierSettings(Section):
+class ChunkFrontierSettings(_Asks):
     """`[load]` of kind "chunk_frontier": bystanders who decode, and long prompts beside them."""
 
+    _answers = ("answer_tokens", "read_tokens")
     kind: Literal["chunk_frontier"]
     bystanders: Streams
     bystander_prompt_tokens: TokenRange
     bystander_answer_tokens: Tokens
-    prompt_tokens: TokenRange
     read_tokens: Tokens
     answer_tokens: Tokens
     pairs: Count
 
     @property
     def longest_requests(self) -> dict[str, int]:
-        """Prompt and answer of each kind of request at their longest, by the keys they add up."""
-        longest = self.prompt_tokens[1]
-        return {
-            "`load.prompt_tokens` + `load.answer_tokens`": longest + self.answer_tokens,
-            "`load.prompt_tokens` + `load.read_tokens`": longest + self.read_tokens,
-            "`load.bystander_prompt_tokens` + `load.bystander_answer_tokens`": (
-                self.bystander_prompt_tokens[1] + self.bystander_answer_tokens
-            ),
-        }
+        bystander = self.bystander_prompt_tokens[1] + self.bystander_answer_tokens
+        key = "`load.bystander_prompt_tokens` + `load.bystander_answer_tokens`"
+        return {**super().longest_requests, key: bystander}
 
 
 LoadSettings = Annotated[

@@ -2,6 +2,7 @@
 the server, and what that changed put into words.
 """
 
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from harness.load.arrivals import RateArrivals, expected_arrivals
 from harness.load.plan import LoadPlan, OpenLoop
 from harness.load.schedule import open_trace, planned_arrivals
 from harness.load.traces import Tally, TraceReplay, longest_prompt, tally
+from harness.load_caps import rate_problem
 from harness.load_settings import AbandonSettings
 from harness.server import Server
 from harness.words import quantity
@@ -41,9 +43,13 @@ def check_trace(workload: Workload, folder: Path) -> None:
     assert isinstance(workload.load, AbandonSettings)
     limits = prompt_limits(workload.load, None)
     replay = _replay(workload.arrivals, workload.load, limits, folder)
-    latest_s = None
+    latest_s, in_a_second, busiest = None, deque[float](), 0
     for arrival in planned_arrivals(replay, seed=0):
         latest_s = arrival.offset_s
+        in_a_second.append(latest_s)
+        while in_a_second[0] <= latest_s - 1:
+            in_a_second.popleft()
+        busiest = max(busiest, len(in_a_second))
     if latest_s is None:
         raise ConfigError(
             f"{replay.file}: no request with a prompt and an answer lies in the part to replay "
@@ -55,6 +61,8 @@ def check_trace(workload: Workload, folder: Path) -> None:
             f"`run.max_seconds`, {workload.run.max_seconds:g} s; cut it with `arrivals.seconds`, "
             "raise `arrivals.speed`, or raise the limit"
         )
+    if busiest > workload.run.most_rate:
+        raise ConfigError(f"{replay.file}: {rate_problem(busiest, workload.run.most_rate)}")
 
 
 def prompt_limits(load: AbandonSettings, context: int | None) -> tuple[int, int]:

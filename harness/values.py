@@ -10,12 +10,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 # instead of filling the memory or waiting for ever.
 MOST_TOKENS: Final = 10_000_000
 MOST_BLOCKS: Final = 1_000_000
-MOST_STREAMS: Final = 10_000
+MOST_SLOTS: Final = 10_000
+MOST_STREAMS: Final = 1_000_000
+MOST_RATE: Final = 1_000_000
 LONGEST_S: Final = 7 * 86_400
 LARGEST_INT: Final = 2**63 - 1
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_INT)]
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+Slots = Annotated[int, Field(ge=1, le=MOST_SLOTS)]
 Streams = Annotated[int, Field(ge=1, le=MOST_STREAMS)]
 Blocks = Annotated[int, Field(ge=1, le=MOST_BLOCKS)]
 Scalar = int | float | str | bool

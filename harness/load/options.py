@@ -43,6 +43,7 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
     add("--walkaway-order", metavar="FILE", help="web page: what each run begins with")
     add("--walkaway-path", default="", help="instead of what the kind of server has")
     in_form(
+    add("--walkaway-most-streams", default="", metavar="N", help="more users than this are refused")
         "--walkaway-engine",
         default="reference",
         help="the kind of server; reference without a host: it is started",

@@ -16,6 +16,7 @@ from harness.config import Workload
 from harness.errors import ConfigError
 from harness.load.options import AS_WORKLOAD, LEAVE, WAYS
 from harness.load.plan import AbandonLoad
+from harness.load_caps import USUAL_STREAMS
 from harness.load_settings import AbandonSettings
 from harness.mix_settings import NeverEntry, slice_values
 from harness.values import LARGEST_INT, LONGEST_S, MOST_STREAMS, MOST_TOKENS
@@ -24,8 +25,9 @@ BY_HAND: Final = str(Path(__file__).with_name("by_hand.toml"))
 
 # Each field that sets a single key: the key, and what may stand there.
 KEYS: Final = {
-    "user_count": ("run.users", f"1 to {MOST_STREAMS}"),
+    "user_count": ("run.users", f"1 to {USUAL_STREAMS}, or to `run.most_streams`"),
     "run_time": ("run.max_seconds", f"more than 0 s, to {LONGEST_S} s"),
+    "walkaway_most_streams": ("run.most_streams", f"1 to {MOST_STREAMS}"),
     "walkaway_stay_share": ("load.stay_share", "0 to 1"),
     "walkaway_think": ("load.think", f'"step", "none", or seconds from 0 to {LONGEST_S}'),
     "walkaway_prompt_tokens": ("load.prompt_tokens", f"1 to {MOST_TOKENS}, or lowest-highest"),
@@ -97,6 +99,7 @@ def prefilled(workload: Workload) -> dict[str, str]:
     low, high = load.prompt_tokens
     return {
         "walkaway_leave": AS_WORKLOAD,
+        "walkaway_most_streams": str(run.most_streams),
         "walkaway_stay_share": str(load.stay_share),
         "walkaway_think": str(load.think),
         "walkaway_prompt_tokens": f"{low}-{high}" if low != high else str(low),

@@ -119,7 +119,7 @@ def test_the_schedule_is_counted_as_it_will_be_sent(tmp_path: Path) -> None:
         ('kind="often"', "`arrivals.kind` must be one of 'closed', 'constant'"),
         ('kind="poisson"\nseconds=5', "key `arrivals.rate` is missing"),
         ('kind="poisson"\nrate=0\nseconds=5', "`arrivals.rate` must be more than 0"),
-        ('kind="poisson"\nrate=20000\nseconds=5', "`arrivals.rate` must be at most 10000"),
+        ('kind="poisson"\nrate=2e6\nseconds=5', "`arrivals.rate` must be at most 1000000"),
         ('kind="poisson"\nrate=1\nseconds=101', "arrivals come for 101 s, but the load ends after"),
         ('kind="gamma"\nrate=1\nseconds=1\nburstiness=0', "`arrivals.burstiness` must be at least"),
         ('kind="ramp"\nfrom_rate=0\nto_rate=0\nseconds=1', "0 arrivals are expected"),

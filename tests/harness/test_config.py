@@ -203,7 +203,7 @@ def test_a_target_with_an_unknown_role_is_refused(tmp_path: Path) -> None:
         ("settle.seconds=inf", "`settle.seconds` must be"),
         ("run.timeout_s=nan", "`run.timeout_s` must be"),
         ("engine.num_blocks=1000000000000", "`engine.num_blocks` must be at most 1000000"),
-        ("run.users=99999", "`run.users` must be at most 10000"),
+        ("run.users=9999999", "`run.users` must be at most 1000000"),
         ("collect.scrape_interval_s=0.001", "`collect.scrape_interval_s` must be at least 0.01"),
     ],
 )
