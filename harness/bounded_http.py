@@ -2,7 +2,8 @@
 
 A server that sends a byte now and then would keep it, and so a run, for ever, and a page without an
 end would fill the memory. Here an answer must be complete so long after the last of its request was
-sent, and no larger than `MOST_BYTES`.
+sent, and no larger than `MOST_BYTES`. It is asked for as it is: one that is packed all the same is
+refused, since a few packed bytes can be a memory full of others.
 """
 
 import ssl
@@ -15,13 +16,15 @@ import httpx
 
 MOST_BYTES: Final = 1 << 25  # of one answer, headers and all
 _TOO_LARGE: Final = f"the answer has more than {MOST_BYTES >> 20} MiB"
+_PACKED: Final = "the answer is packed, though nobody asked for that"
+_AS_IT_IS: Final = "identity"
 _KEPT: Final = 8  # connections, for further requests
 _KEPT_S: Final = 5.0  # longer, and servers begin to close them
 
 
 def why_unread(error: Exception) -> str:
     """What kept an answer from being read, without what changes from one time to the next."""
-    return _TOO_LARGE if str(error) == _TOO_LARGE else type(error).__name__
+    return str(error) if str(error) in (_TOO_LARGE, _PACKED) else type(error).__name__
 
 
 class BoundedTransport(httpx.HTTPTransport):
@@ -38,6 +41,14 @@ class BoundedTransport(httpx.HTTPTransport):
             max_keepalive_connections=_KEPT,
             keepalive_expiry=_KEPT_S,
         )
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        request.headers["accept-encoding"] = _AS_IT_IS
+        response = super().handle_request(request)
+        if response.headers.get("content-encoding", _AS_IT_IS) != _AS_IT_IS:
+            response.close()
+            raise httpx.DecodingError(_PACKED, request=request)
+        return response
 
 
 class _Backend(httpcore.NetworkBackend):

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gzip
 import os
 import resource
 import select
@@ -145,3 +146,27 @@ def test_an_answer_of_too_many_bytes_is_given_up() -> None:
             fetch_page(client, f"{url}/metrics")
         thread.join(30)
     assert not thread.is_alive()
+
+
+def test_an_answer_that_is_packed_is_not_unpacked() -> None:
+    """A thousand times as large as it came; and nobody asks for such a one."""
+    asked = []
+    packed = gzip.compress(bytes(1 << 20))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+        def answer() -> None:
+            with listener.accept()[0] as sock:
+                asked.append(sock.recv(4096))
+                head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n"
+                sock.sendall(head % len(packed) + packed)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with (
+            http_client({}, ca_file=None, timeout_s=30.0, longest_s=30.0) as client,
+            pytest.raises(SourceError, match=r"could not be read \(the answer is packed, though"),
+        ):
+            fetch_page(client, f"{url}/metrics")
+        thread.join(30)
+    assert b"accept-encoding: identity\r\n" in asked[0].lower()
