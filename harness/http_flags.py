@@ -6,6 +6,7 @@ that holds a password is refused: it would stand in the manifest and in the repo
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -35,20 +36,32 @@ def check_metrics_url(url: str) -> str:
     return url
 
 
-def parse_headers(typed: Iterable[str]) -> dict[str, str]:
+def parse_headers(typed: Iterable[str], *, flag: str = "--header") -> dict[str, str]:
     """The headers of several `--header Name=value`. Raises ConfigError."""
     headers: dict[str, str] = {}
     for text in typed:
         name, equals, value = text.partition("=")
         if not equals:
-            raise ConfigError("--header: must look like Name=value; there is no `=` in one of them")
+            raise ConfigError(f"{flag}: must look like Name=value; there is no `=` in one of them")
         if not HEADER_NAME.fullmatch(name):
             raise ConfigError(
-                f"--header {name!r}: a header's name is made of letters, digits and dashes"
+                f"{flag} {name!r}: a header's name is made of letters, digits and dashes"
             )
-        _check_value(f"--header {name}", value)
+        _check_value(f"{flag} {name}", value)
         headers[name] = value
     return headers
+
+
+def typed_command(headers: Iterable[str], *, program: str = "walkaway") -> list[str]:
+    """The command line for the manifest, without the values of headers: they may be secret."""
+    hidden = {text: f"{text.partition('=')[0]}=***" for text in headers}
+    return [program, *(_hide(argument, hidden) for argument in sys.argv[1:])]
+
+
+def _hide(argument: str, hidden: dict[str, str]) -> str:
+    for secret, shown in hidden.items():
+        argument = argument.replace(secret, shown)
+    return argument
 
 
 def check_ca_file(path: str | None) -> str | None:

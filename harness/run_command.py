@@ -1,8 +1,6 @@
 """`walkaway run` and `walkaway demo`: do the run, show its result, say how it ended."""
 
 import json
-import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +8,7 @@ from rich.console import Console
 
 from harness.arm_table import print_arms
 from harness.errors import InterruptedRunError
+from harness.http_flags import typed_command as typed_command
 from harness.interruption import Interruption
 from harness.order import RunOrder, resolve_order
 from harness.progress import Progress, choose_progress
@@ -38,18 +37,6 @@ def run_and_show(order: RunOrder, *, as_json: bool, quiet: bool) -> None:
         raise RuntimeError(f"the report could not be drawn, see {log}")
     if interruption.requested:
         raise InterruptedRunError(f"interrupted, but the run in {finished.folder.path} is whole")
-
-
-def typed_command(headers: Iterable[str]) -> list[str]:
-    """The command line for the manifest, without the values of headers: they may be secret."""
-    hidden = {text: f"{text.partition('=')[0]}=***" for text in headers}
-    return ["walkaway", *(_hide(argument, hidden) for argument in sys.argv[1:])]
-
-
-def _hide(argument: str, hidden: dict[str, str]) -> str:
-    for secret, shown in hidden.items():
-        argument = argument.replace(secret, shown)
-    return argument
 
 
 def _draw(finished: FinishedRun, progress: Progress) -> Path | None:

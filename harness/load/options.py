@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from harness.errors import ConfigError
+from harness.http_flags import check_ca_file, parse_headers, typed_command
 from harness.load.plan import LoadPlan, Timeouts, read_plan
 from harness.records import Way
 
@@ -20,6 +21,7 @@ DEFAULT_URL: Final = "http://127.0.0.1:8000"
 AS_WORKLOAD: Final = "workload"
 LEAVE: Final = ("tokens", "time", "prefill", "queued", "last_token", AS_WORKLOAD)
 _NOW: Final = "walkaway_now"
+_HEADER: Final = "--walkaway-header"
 WAYS: Final = tuple(way.value for way in Way)
 
 
@@ -41,9 +43,9 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
     )
     add("--walkaway-rows", metavar="DIR", help="keep one row a request in this folder")
     add("--walkaway-order", metavar="FILE", help="web page: what each run begins with")
+    add("--walkaway-most-streams", default="", metavar="N", help="more users than this are refused")
     add("--walkaway-path", default="", help="instead of what the kind of server has")
     in_form(
-    add("--walkaway-most-streams", default="", metavar="N", help="more users than this are refused")
         "--walkaway-engine",
         default="reference",
         help="the kind of server; reference without a host: it is started",
@@ -72,6 +74,14 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
     in_form("--walkaway-timeout", default="60", metavar="SECONDS", help="longest wait for a byte")
     in_form("--walkaway-seed", default="0", help="every random choice follows from it")
     add("--walkaway-api-key-env", metavar="VARIABLE", help="variable that holds the API key")
+    add("--walkaway-ca-file", metavar="FILE", help="CAs to trust over TLS (PEM)")
+    add(
+        _HEADER,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="sent with each request; may be given several times",
+    )
 
 
 def load_plan(options: argparse.Namespace) -> LoadPlan:
@@ -108,8 +118,13 @@ def read_order(options: argparse.Namespace) -> dict[str, Any]:
     from harness.web.form import BY_HAND
 
     if options.walkaway_order is None:
-        api_key_env = options.walkaway_api_key_env
-        return {"workload": BY_HAND, "api_key_env": api_key_env, "command": list(sys.argv)}
+        return {
+            "workload": BY_HAND,
+            "api_key_env": options.walkaway_api_key_env,
+            "headers": parse_headers(options.walkaway_header, flag=_HEADER),
+            "ca_file": check_ca_file(options.walkaway_ca_file),
+            "command": typed_command(options.walkaway_header, program=sys.argv[0]),
+        }
     try:
         order: dict[str, Any] = msgspec.json.decode(Path(options.walkaway_order).read_bytes())
     except (OSError, msgspec.DecodeError) as error:
@@ -149,7 +164,8 @@ def _described(options: argparse.Namespace) -> LoadPlan:
         path=options.walkaway_path or target.path,
         model=options.walkaway_model or "tiny",
         api_key_env=options.walkaway_api_key_env,
-        headers={},
+        headers=parse_headers(options.walkaway_header, flag=_HEADER),
+        ca_file=check_ca_file(options.walkaway_ca_file),
         extra_body=target.extra_body,
         stream_options=target.stream_options,
         continuous_usage=target.continuous_usage,

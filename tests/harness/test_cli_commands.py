@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from harness.commands import app
 from harness.config import SHIPPED_TARGETS, SHIPPED_WORKLOADS, shipped
 from harness.errors import ConfigError
-from harness.run_command import typed_command
+from harness.http_flags import typed_command
 from harness.store import RunFolder, RunRows
 
 COMMANDS = tuple(sorted(get_group(app).commands))

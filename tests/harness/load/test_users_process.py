@@ -24,13 +24,12 @@ from harness.records import (
     ClientSample,
     Delivery,
     Outcome,
-    RequestRow,
     Role,
     TokenCounting,
     Way,
     WireClose,
 )
-from tests.harness.load.load_process import LoadProcess, run_locust
+from tests.harness.load.load_process import LoadProcess
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, Script, ScriptedServer
@@ -331,44 +330,3 @@ def test_a_user_who_leaves_at_once_waits_for_no_headers(serve: Serve, tmp_path: 
         assert row.think_ns is not None
         assert row.abandoned_ns is not None
         assert row.abandoned_ns - row.sent_ns >= row.think_ns
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--walkaway-plan", "nowhere.json"], "cannot read the plan"),
-        (["--walkaway-tokens", "1;2"], "token counts: '1;2' is refused; allowed: "),
-        (["--walkaway-think", "long"], "`load.think`: must be"),
-        (["--walkaway-api-key-env", "NO_SUCH_KEY_HERE"], "NO_SUCH_KEY_HERE"),
-    ],
-)
-def test_a_mistake_in_the_options_is_one_message(options: list[str], message: str) -> None:
-    process = run_locust("--headless", *options)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert message in err
-    assert "Traceback" not in err
-
-
-@pytest.mark.parametrize(
-    ("options", "users"),
-    [((), {0, 1}), (("--processes", "2"), {0, 1_000_000})],
-    ids=["alone", "master and workers"],
-)
-def test_plain_locust_makes_a_plan_of_its_options(
-    serve: Serve, tmp_path: Path, options: tuple[str, ...], users: set[int]
-) -> None:
-    server = serve(engine)
-    process = run_locust(
-        *("--headless", "--only-summary", "-u", "2", "-r", "2", "-t", "2", "--host", server.url),
-        *("--walkaway-tokens", "2", "--walkaway-stay-share", "0"),
-        *("--walkaway-rows", str(tmp_path / "rows")),
-        *options,
-    )
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    rows = ShardReader(tmp_path / "rows", RequestRow).read_new()
-    assert {row.user for row in rows} == users
-    assert {row.outcome for row in rows} - {Outcome.CUT_OFF} == {Outcome.ABANDONED}
-    assert {row.planned_abandon for row in rows} == {2}
-    assert "Traceback" not in err

@@ -1,0 +1,88 @@
+"""Plain Locust, without `walkaway run`: the same users by its own options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from harness.load.rows import ShardReader
+from harness.records import Outcome, RequestRow
+from tests.harness.load.load_process import run_locust
+
+if TYPE_CHECKING:
+    from tests.harness.load.conftest import Exchange, ScriptedServer, Secrets
+
+    Serve = Callable[..., ScriptedServer]
+
+pytestmark = pytest.mark.e2e
+
+
+def engine(x: Exchange) -> None:
+    x.accept()
+    x.stream(tokens=x.body["max_tokens"], gap_s=0.005)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--walkaway-plan", "nowhere.json"], "cannot read the plan"),
+        (["--walkaway-tokens", "1;2"], "token counts: '1;2' is refused; allowed: "),
+        (["--walkaway-think", "long"], "`load.think`: must be"),
+        (["--walkaway-api-key-env", "NO_SUCH_KEY_HERE"], "NO_SUCH_KEY_HERE"),
+        (["--walkaway-ca-file", "nowhere.pem"], "nowhere.pem: No such file"),
+        (["--walkaway-header", "secret"], "--walkaway-header: must look like Name=value"),
+        (["--users", "20000"], "`run.users` come to 20,000 streams at once"),
+    ],
+)
+def test_a_mistake_in_the_options_is_one_message(options: list[str], message: str) -> None:
+    process = run_locust("--headless", *options)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("options", "users"),
+    [((), {0, 1}), (("--processes", "2"), {0, 1_000_000})],
+    ids=["alone", "master and workers"],
+)
+def test_plain_locust_makes_a_plan_of_its_options(
+    serve: Serve, tmp_path: Path, options: tuple[str, ...], users: set[int]
+) -> None:
+    server = serve(engine)
+    process = run_locust(
+        *("--headless", "--only-summary", "-u", "2", "-r", "2", "-t", "2", "--host", server.url),
+        *("--walkaway-tokens", "2", "--walkaway-stay-share", "0"),
+        *("--walkaway-rows", str(tmp_path / "rows")),
+        *options,
+    )
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    rows = ShardReader(tmp_path / "rows", RequestRow).read_new()
+    assert {row.user for row in rows} == users
+    assert {row.outcome for row in rows} - {Outcome.CUT_OFF} == {Outcome.ABANDONED}
+    assert {row.planned_abandon for row in rows} == {2}
+    assert "Traceback" not in err
+
+
+def test_it_reaches_a_server_behind_tls_and_a_key(
+    serve: Serve, secrets: Secrets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_KEY_OF_TESTS", "sk-1")
+    server = serve(engine, tls=secrets.server)
+    process = run_locust(
+        *("--headless", "--only-summary", "-u", "1", "-t", "1", "--host", server.url),
+        *("--walkaway-tokens", "2", "--walkaway-rows", str(tmp_path)),
+        *("--walkaway-ca-file", secrets.ca_file, "--walkaway-api-key-env", "A_KEY_OF_TESTS"),
+        *("--walkaway-header", "X-Tenant=a=b", "--walkaway-header", "X-More=1"),
+    )
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    rows = ShardReader(tmp_path, RequestRow).read_new()
+    assert {row.error for row in rows} == {None}
+    sent = server.exchanges[rows[0].request_id].headers
+    assert (sent["authorization"], sent["x-tenant"], sent["x-more"]) == ("Bearer sk-1", "a=b", "1")
