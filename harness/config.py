@@ -309,8 +309,9 @@ class Target(Section):
     `slots_from`: where the number of batch slots stands: on /walkaway/config, on /props, or only in
     the workload (else it is found by trying); `blocks_from`: where that of KV cache blocks does.
     `min_scrape_interval_s`: read more often than this, the server behaves differently.
-    `silence_s`: after how long it gives up a client that reads nothing, or acknowledges nothing; so
-    much longer it is watched after a load whose users leave in such ways.
+    `silence_s`: after how long it gives up a client that reads nothing, or acknowledges nothing,
+    where that is known; so much longer it is watched after a load whose users leave in such ways.
+    `longest_step_s`: a step may take so long; if no counter moved meanwhile, nothing is computed.
     `bytes_are_tokens`: a prompt has as many tokens as bytes; else that is found out before a load.
     """
 
@@ -330,7 +331,8 @@ class Target(Section):
     min_scrape_interval_s: ScrapeInterval | None = None
     settle_s: Seconds
     settle_steps: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
-    silence_s: Seconds = 0.0
+    silence_s: Seconds | None = None
+    longest_step_s: Duration = 1.0
     metrics: dict[MetricRole, MetricSource] = Field(default_factory=dict)
 
 

@@ -14,9 +14,15 @@ from harness.config import Target, Workload
 from harness.errors import ConfigError
 from harness.load.client_process import PROGRAM
 from harness.load.plan import Load
-from harness.load_settings import AbandonSettings, CancelStormSettings, SlotRecoverySettings
+from harness.load_settings import (
+    AbandonSettings,
+    CancelStormSettings,
+    ChunkFrontierSettings,
+    SlotRecoverySettings,
+)
 from harness.mix_settings import FileEntry, MixEntry, NeverEntry, slice_values
 from harness.server import Server
+from harness.settle import leaves_in_silence
 from harness.token_file import read_token_counts
 
 
@@ -30,6 +36,8 @@ def make_load(workload: Workload, target: Target, server: Server, folder: Path) 
         values["mix"] = _slices(workload.load, folder)
     elif isinstance(workload.load, CancelStormSettings):
         _check_storm(workload.load, server)
+    elif isinstance(workload.load, ChunkFrontierSettings):
+        _check_bystanders(workload.load, server)
     elif isinstance(workload.load, SlotRecoverySettings):
         _check_slots(workload.load, server)
         if workload.load.slots is None:
@@ -59,12 +67,28 @@ def load_notes(workload: Workload, target: Target, server: Server) -> list[str]:
             "this server tells nothing of its queue: whether those who left as planned while "
             "queued had waited there is not known"
         )
+    if (note := _silence_note(workload, target)) is not None:
+        notes.append(note)
     if not target.extra_body.get("ignore_eos"):
         notes.append(
             f"kind {target.name} is not known to honour `ignore_eos`: an answer may end before "
             "its user leaves"
         )
     return notes
+
+
+def _silence_note(workload: Workload, target: Target) -> str | None:
+    settle = workload.settle
+    is_known = target.silence_s is not None or settle.silence_seconds is not None
+    if is_known or not leaves_in_silence(workload):
+        return None
+    settle_s = target.settle_s if settle.seconds is None else settle.seconds
+    return (
+        f"when a server of kind {target.name} gives up a client that left without a word "
+        f"(stop_reading, vanish) is not known: it is watched for the settle time, {settle_s:g} s, "
+        "and whoever is still there then counts as forgotten; `settle.silence_seconds` watches "
+        "longer"
+    )
 
 
 def prompt_salt(server: Server, *, run_id: str, created_at: str) -> str:
@@ -124,8 +148,8 @@ def _check_queue(workload: Workload, server: Server) -> None:
     assert isinstance(workload.load, AbandonSettings)
     if not isinstance(workload.arrivals, ClosedArrivals):
         return
-    slots, users = (server.config or {}).get("max_num_seqs"), workload.run.users
-    if slots is not None and _is_planned(workload.load, "queued") and users <= int(slots):
+    slots, users = _slots_of(server), workload.run.users
+    if slots is not None and _is_planned(workload.load, "queued") and users <= slots:
         raise ConfigError(
             f"plan `queued` needs more users than batch slots, or nobody waits: `run.users` is "
             f"{users} and the server has {slots} slots"
@@ -144,18 +168,34 @@ def _check_canaries(workload: Workload) -> None:
 
 def _check_storm(load: CancelStormSettings, server: Server) -> None:
     """A wave leaves when each of its streams has read something, so each must have a slot."""
-    slots, streams = (server.config or {}).get("max_num_seqs"), load.streams + load.stayers
-    if slots is not None and streams > int(slots):
+    slots, streams = _slots_of(server), load.streams + load.stayers
+    if slots is not None and streams > slots:
         raise ConfigError(
             f"`load.streams` + `load.stayers` are {streams}, but the server has {slots} slots: "
             "the storm would wait for those in the queue for ever"
         )
 
 
+def _check_bystanders(load: ChunkFrontierSettings, server: Server) -> None:
+    """A long prompt that waits for a slot tells nothing of its prefill."""
+    slots = _slots_of(server)
+    if slots is not None and load.bystanders >= slots:
+        raise ConfigError(
+            f"`load.bystanders` is {load.bystanders}, but the server has {slots} slots: none is "
+            "left for the long prompts"
+        )
+
+
+def _slots_of(server: Server) -> int | None:
+    """As the server tells it, or as it was found by trying; None where nobody knows."""
+    told = (server.config or {}).get("max_num_seqs", server.slots_found)
+    return None if told is None else int(told)
+
+
 def _check_slots(load: SlotRecoverySettings, server: Server) -> None:
     """The probe must wait for the one slot that is left, so all of them must be known."""
-    told = (server.config or {}).get("max_num_seqs", server.slots_found)
-    if load.slots is not None and told is not None and load.slots != int(told):
+    told = _slots_of(server)
+    if load.slots is not None and told is not None and load.slots != told:
         raise ConfigError(
             f"`load.slots` is {load.slots}, but the server says that it has {told}: leave "
             "`load.slots` out, or start the server with as many"

@@ -52,6 +52,7 @@ from harness.server_facts import (
 from harness.serving import Asker, count_slots, probe_service
 from harness.settle import (
     CalmWatch,
+    may_be_at_work,
     may_end_early,
     settle_seconds,
     silence_seconds,
@@ -141,8 +142,7 @@ class Measurement:
                         if loops > 1:
                             self._keep_loop()
                         if is_last and self._is_to_be_read_later():
-                            self._interruption.pause(LATER_S)
-                            self.manifest.idle.later = self._read_idle(client, metrics_urls)
+                            self.manifest.idle.later = self._read_later(client, metrics_urls)
                         self.manifest.window.held_until_ns.append(self._clock_ns())
             self._probe(client, server)
 
@@ -302,6 +302,17 @@ class Measurement:
             self.notes.warn(str(error))
             return {}
         return read_roles(samples, self._target.metrics)
+
+    def _read_later(self, client: httpx.Client, metrics_urls: list[str]) -> dict[str, float]:
+        """The page once more: as soon as it shows work, or when a step must have ended."""
+        idle = self.manifest.idle
+        until_ns = self._clock_ns() + int(self._target.longest_step_s * 1e9)
+        while True:
+            self._interruption.pause(LATER_S)
+            later = self._read_idle(client, metrics_urls)
+            is_over = self._clock_ns() >= until_ns or self._interruption.requested
+            if is_over or not may_be_at_work(idle.before, idle.after, later):
+                return later
 
     def _collect(self, stack: ExitStack, server: Server, metrics_urls: list[str]) -> Collector:
         gpu = open_gpu_sampler()

@@ -10,6 +10,9 @@ from harness.records import StepRow
 # Roles that describe the server's state now; the other roles are counters and never come back.
 GAUGES = ("running", "waiting", "free_blocks", "kv_usage")
 
+# Counters that move as long as anything is computed.
+_OF_WORK = ("decode_calls", "generated_tokens")
+
 _WITHOUT_A_WORD = ("stop_reading", "vanish")
 
 # One scrape may fall between two requests, or between an abort and the next gauge update.
@@ -25,15 +28,21 @@ def settle_seconds(target: Target, settings: SettleSettings, step_s: float | Non
     return max(seconds, steps * step_s)
 
 
+def leaves_in_silence(workload: Workload) -> bool:
+    """Do some of its users leave without a word?"""
+    load = workload.load
+    return isinstance(load, AbandonSettings) and any(
+        entry.way in _WITHOUT_A_WORD for entry in load.leavers
+    )
+
+
 def silence_seconds(target: Target, workload: Workload) -> float:
     """How much longer where users leave without a word: a server learns of them only when what it
     sends them does not get through for so long."""
-    settings, load = workload.settle, workload.load
-    if not isinstance(load, AbandonSettings):
+    chosen_s = workload.settle.silence_seconds
+    if not leaves_in_silence(workload):
         return 0.0
-    if not any(entry.way in _WITHOUT_A_WORD for entry in load.leavers):
-        return 0.0
-    return target.silence_s if settings.silence_seconds is None else settings.silence_seconds
+    return (target.silence_s or 0.0) if chosen_s is None else chosen_s
 
 
 def typical_step_s(steps: Sequence[StepRow], latest: int = 500) -> float | None:
@@ -53,6 +62,15 @@ def is_back(before: Mapping[str, float], now: Mapping[str, float]) -> bool:
     """Has every gauge that was read before the load the same value again?"""
     gauges = [role for role in GAUGES if role in before]
     return bool(gauges) and all(now.get(role) == before[role] for role in gauges)
+
+
+def may_be_at_work(
+    before: Mapping[str, float], after: Mapping[str, float], later: Mapping[str, float]
+) -> bool:
+    """Does somebody still hold a slot after the settle time, while no counter has moved since that
+    would tell whether anything is computed for them?"""
+    is_held = after.get("running", 0.0) > before.get("running", 0.0)
+    return is_held and all(later.get(role) == after.get(role) for role in _OF_WORK)
 
 
 class CalmWatch:

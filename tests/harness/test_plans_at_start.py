@@ -1,5 +1,6 @@
 """What a workload says about leaving is written out, or refused before anything is sent."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -146,6 +147,27 @@ class TestOnThisServer:
         with pytest.raises(ConfigError, match=f"is 4 and the server has {slots} slots"):
             make_load(asked, load_target("reference"), server(slots=slots), tmp_path)
         make_load(asked, load_target("reference"), server(slots=3), tmp_path)
+
+    def test_slots_that_were_found_count_as_those_that_are_told(self, tmp_path: Path) -> None:
+        asked, target = workload(tmp_path, '{plan="queued"}'), load_target("llamacpp")
+        found = replace(server(), slots_found=4)
+        with pytest.raises(ConfigError, match="is 4 and the server has 4 slots"):
+            make_load(asked, target, found, tmp_path)
+        with pytest.raises(ConfigError, match="are 32, but the server has 4 slots"):
+            make_load(load_workload("cancel_storm"), target, found, tmp_path)
+
+    def test_bystanders_who_take_every_slot(self, tmp_path: Path) -> None:
+        asked, target = load_workload("chunk_frontier"), load_target("reference")
+        with pytest.raises(ConfigError, match="but the server has 4 slots: none"):
+            make_load(asked, target, server(slots=4), tmp_path)
+        make_load(asked, target, server(slots=5), tmp_path)
+
+    def test_a_silence_that_nobody_knows_the_end_of(self, tmp_path: Path) -> None:
+        target, mix = load_target("vllm"), '{plan="tokens", tokens=3, way="vanish"}'
+        (note,) = load_notes(workload(tmp_path, mix), target, server())
+        assert "it is watched for the settle time, 5 s, and whoever is still there" in note
+        chosen = workload(tmp_path, mix, "settle.silence_seconds=9")
+        assert load_notes(chosen, target, server()) == []
 
     def test_a_queue_that_nobody_tells_of(self, tmp_path: Path) -> None:
         asked = workload(tmp_path, '{plan="queued"}')

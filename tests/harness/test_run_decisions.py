@@ -25,6 +25,7 @@ from harness.server import Server
 from harness.settle import (
     CalmWatch,
     is_back,
+    may_be_at_work,
     may_end_early,
     settle_seconds,
     silence_seconds,
@@ -84,6 +85,28 @@ def test_who_leaves_without_a_word_is_waited_for_longer() -> None:
         assert silence_seconds(reference, workload) == seconds
     chosen = order("load.abandon_after_tokens=[]", entry % "vanish", "settle.silence_seconds=3")
     assert silence_seconds(reference, chosen.workload) == 3.0
+
+
+def test_nobody_knows_when_this_server_gives_up_who_is_silent() -> None:
+    entry = 'load.mix=[{plan="tokens", tokens=5, way="vanish"}]'
+    workload = order("load.abandon_after_tokens=[]", entry).workload
+    assert silence_seconds(load_target("vllm"), workload) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("running", "later", "is_undecided"),
+    [
+        (0.0, {"decode_calls": 7.0}, False),
+        (1.0, {"decode_calls": 7.0, "generated_tokens": 3.0}, True),
+        (1.0, {"decode_calls": 8.0, "generated_tokens": 3.0}, False),
+        (1.0, {"decode_calls": 7.0, "generated_tokens": 4.0}, False),
+    ],
+)
+def test_a_slot_in_use_and_no_sign_of_work_is_looked_at_for_a_whole_step(
+    running: float, later: dict[str, float], *, is_undecided: bool
+) -> None:
+    after = {"running": running, "decode_calls": 7.0, "generated_tokens": 3.0}
+    assert may_be_at_work({"running": 0.0}, after, later) is is_undecided
 
 
 def test_a_target_without_steps_settles_in_seconds() -> None:
