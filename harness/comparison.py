@@ -156,7 +156,11 @@ def _shifts(baseline: Run, candidate: Run, arm: str) -> tuple[dict[str, Shift], 
     }, None
 
 
+def singles(run: Run, arm: str) -> list[Run]:
+    """The runs of an arm, one a round; of a run without arms, the run."""
+    return [one for name, one in run.rounds.items() if name.partition("-")[2] == arm] or [run]
+
+
 def _samples(run: Run, arm: str) -> dict[str, Floats]:
-    singles = [one for name, one in run.rounds.items() if name.partition("-")[2] == arm] or [run]
-    parts = [of_each_request(one.requests, one.cancellations) for one in singles]
+    parts = [of_each_request(one.requests, one.cancellations) for one in singles(run, arm)]
     return {metric: np.concatenate([part[metric] for part in parts]) for metric in OF_EACH}

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from harness.errors import TargetError
 
@@ -125,3 +125,9 @@ def find_ready_line(log: str) -> dict[str, Any] | None:
 def python_module(module: str, *arguments: str) -> list[str]:
     """The command line that runs a module with this very interpreter."""
     return [sys.executable, "-m", module, *arguments]
+
+
+def become(command: list[str]) -> NoReturn:
+    """Replace this process by another program; its exit code is then ours."""
+    sys.stdout.flush()
+    os.execv(command[0], command)

@@ -10,6 +10,9 @@ interval is Wilson's, which makes it Newcombe's. The runs are taken for independ
 Sources: Zou and Donner, Statistics in Medicine 27 (2008), 1693-1702; Newcombe, Statistics in
 Medicine 17 (1998), 873-890; Wilson, Journal of the American Statistical Association 22 (1927), 209.
 
+The interval of a ratio is the same on logarithms, and back. In steps it is that times the ratio of
+the two step times, which are taken as known: each is the median of very many.
+
 A time is also compared in steps of the engine: a server with slower steps lets go later by just
 that, which is no fault of its cancelling.
 """
@@ -30,9 +33,9 @@ _Z95: Final = float(stats.norm.ppf(0.975))
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
     """One figure (`p50`) of one metric in the baseline and in a candidate.
 
-    `difference` is candidate - baseline with its interval (95 %), `ratio` candidate / baseline, and
-    `ratio_in_steps` the same of what each is in steps of its own engine. What is null is not known;
-    `note` says why the two are not compared.
+    `difference` is candidate - baseline with its interval (95 %), `ratio` candidate / baseline with
+    its, and `ratio_in_steps` the same of what each is in steps of its own engine. What is null is
+    not known; `note` says why the two are not compared.
     """
 
     metric: str
@@ -43,6 +46,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     difference: float | None = None
     difference_ci95: Limits | None = None
     ratio: float | None = None
+    ratio_ci95: Limits | None = None
     ratio_in_steps: float | None = None
     note: str | None = None
 
@@ -51,6 +55,13 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         """Does the interval leave out 0?"""
         limits = self.difference_ci95
         return limits is not None and not limits[0] <= 0 <= limits[1]
+
+    @property
+    def ratio_in_steps_ci95(self) -> Limits | None:
+        if self.ratio is None or self.ratio_ci95 is None or self.ratio_in_steps is None:
+            return None
+        scale = self.ratio_in_steps / self.ratio
+        return self.ratio_ci95[0] * scale, self.ratio_ci95[1] * scale
 
 
 def pair_of(
@@ -76,6 +87,7 @@ def pair_of(
         difference=a - b,
         difference_ci95=difference_ci95(a, limits[0], b, limits[1]),
         ratio=ratio,
+        ratio_ci95=None if ratio is None else ratio_ci95(a, limits[0], b, limits[1]),
         ratio_in_steps=_in_steps(ratio, baseline.unit, *steps_s),
     )
 
@@ -109,6 +121,18 @@ def difference_ci95(a: float, of_a: Limits | None, b: float, of_b: Limits | None
     below = math.hypot(a - of_a[0], of_b[1] - b)
     above = math.hypot(of_a[1] - a, b - of_b[0])
     return a - b - below, a - b + above
+
+
+def ratio_ci95(a: float, of_a: Limits | None, b: float, of_b: Limits | None) -> Limits | None:
+    """The interval of a / b, None where one of theirs is not known or reaches down to 0."""
+    if of_a is None or of_b is None or min(of_a[0], of_b[0]) <= 0:
+        return None
+    logs = [
+        (math.log(value), (math.log(low), math.log(high)))
+        for value, (low, high) in ((a, of_a), (b, of_b))
+    ]
+    limits = difference_ci95(*logs[0], *logs[1])
+    return None if limits is None else (math.exp(limits[0]), math.exp(limits[1]))
 
 
 def wilson_ci95(share: float, n: int) -> Limits:

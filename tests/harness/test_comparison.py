@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +194,17 @@ def test_arms_are_compared_by_name(runs: tuple[Path, Path], tmp_path: Path) -> N
         compared(tmp_path / "x", tmp_path / "z")
     with pytest.raises(ConfigError, match="only one of them has arms"):
         compared(tmp_path / "x", runs[0])
+
+
+def test_a_page_and_json_are_one_too_many(runs: tuple[Path, Path]) -> None:
+    result = CliRunner().invoke(app, ["compare", *map(str, runs), "--json", "-o", "page.html"])
+    assert isinstance(result.exception, ConfigError)
+    assert "take one of them" in str(result.exception)
+
+
+def test_the_page_is_drawn_by_the_command(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    page = tmp_path / "comparison.html"
+    command = [sys.executable, "-m", "harness", "compare", *map(str, runs), "-o", str(page)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"{page}\n"
+    assert "after against before" in page.read_text(encoding="utf-8")

@@ -1,0 +1,104 @@
+"""What the page of a comparison is made from: a baseline, and candidates against it, arm by arm.
+
+A candidate that cannot be read, or has no question in common with the baseline, keeps nobody from
+being compared: it is told of with the reason.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from harness.analysis.cancel_figures import latency_sample
+from harness.analysis.stats import Curve
+from harness.comparison import BASELINE, CANDIDATE, Comparison, compare_runs, singles
+from harness.errors import ConfigError
+from harness.library import Run, load_run
+from harness.records import Metric
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """A run, in one arm ("" where there are none), under the name that it has on the page."""
+
+    label: str
+    run: Run
+    arm: str
+    metrics: dict[str, Metric]
+
+    def cancel_curve(self) -> Curve | None:
+        """When the server let go of those who left; None where no log or no row tells."""
+        try:
+            parts = [one.cancellations for one in singles(self.run, self.arm)]
+        except ConfigError:
+            return None
+        sample = latency_sample(pd.concat(parts))
+        return sample.curve() if len(sample.values) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """The baseline in one arm, and each candidate that has it with how it compares."""
+
+    arm: str
+    baseline: Contender
+    candidates: tuple[tuple[Contender, Comparison], ...]
+
+    @property
+    def contenders(self) -> tuple[Contender, ...]:
+        return self.baseline, *(candidate for candidate, _ in self.candidates)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """All of a page. `refused`: which candidates are not compared, and why."""
+
+    baseline: Run
+    matches: tuple[Match, ...]
+    refused: tuple[tuple[str, str], ...]
+
+
+def read_contest(baseline: Path, candidates: Sequence[Path]) -> Contest:
+    """Read and compare. Raises ConfigError where the baseline cannot be read, or nothing can be
+    compared with it."""
+    first, *labels = labels_of([baseline, *candidates])
+    run, found, refused = load_run(baseline), [], []
+    for label, path in zip(labels, candidates, strict=True):
+        try:
+            other = load_run(path)
+            found += [(label, other, one) for one in compare_runs(run, [other])]
+        except ConfigError as error:
+            refused.append((label, str(error)))
+    if not found:
+        raise ConfigError("\n".join(reason for _, reason in refused))
+    arms = dict.fromkeys(comparison.arm for _, _, comparison in found)
+    matches = [
+        _match(run, first, [(label, other, one) for label, other, one in found if one.arm == arm])
+        for arm in arms
+    ]
+    return Contest(baseline=run, matches=tuple(matches), refused=tuple(refused))
+
+
+def labels_of(paths: Sequence[Path]) -> list[str]:
+    """The folders' names; where two are the same, with the way there."""
+    names = [path.resolve().name for path in paths]
+    counts = Counter(names)
+    return [
+        name if counts[name] == 1 else str(path) for name, path in zip(names, paths, strict=True)
+    ]
+
+
+def _match(baseline: Run, label: str, those: Sequence[tuple[str, Run, Comparison]]) -> Match:
+    first = those[0][2]
+    return Match(
+        arm=first.arm,
+        baseline=Contender(
+            label=label, run=baseline, arm=first.arm, metrics=first.metrics[BASELINE]
+        ),
+        candidates=tuple(
+            (Contender(label=name, run=run, arm=one.arm, metrics=one.metrics[CANDIDATE]), one)
+            for name, run, one in those
+        ),
+    )
