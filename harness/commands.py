@@ -10,17 +10,16 @@ from typing import Annotated
 
 import typer
 
-from harness import lookup_commands, result_commands
+from harness import gate_flags, lookup_commands, result_commands, run_flags
 from harness.command_line import (
     Command,
+    Force,
     Json,
     NoScrape,
     Out,
     Quiet,
     Setting,
     app,
-    target_names,
-    workload_names,
 )
 from harness.errors import ConfigError
 from harness.process import python_module
@@ -60,57 +59,19 @@ def demo(
 @app.command(cls=Command)
 def run(  # noqa: PLR0913  one argument a flag
     *,
-    workload: Annotated[
-        str, typer.Argument(metavar="WORKLOAD", hidden=True, autocompletion=workload_names)
-    ],
-    target: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="The server; without it the bundled engine is started."),
-    ] = None,
-    engine: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="What kind of server (walkaway targets) or a path.",
-            autocompletion=target_names,
-        ),
-    ] = "reference",
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model's name on the server.")
-    ] = None,
-    metrics_url: Annotated[
-        list[str] | None,
-        typer.Option(metavar="URL", help="Where its metrics are, if not URL/metrics. Repeatable."),
-    ] = None,
-    api_key_env: Annotated[
-        str | None, typer.Option(metavar="VAR", help="Environment variable with the API key.")
-    ] = None,
-    header: Annotated[
-        list[str] | None,
-        typer.Option(metavar="K=V", help="A header for each request. Repeatable."),
-    ] = None,
-    ca_file: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="CAs (PEM) to trust over https, in place of the usual."),
-    ] = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Share the load between N processes. Default 1."),
-    ] = None,
-    request_cancellation_rate: Annotated[
-        float | None,
-        typer.Option(metavar="PERCENT", help="So many of the requests are left (as in AIPerf)."),
-    ] = None,
-    request_cancellation_delay: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="So long after a request was fully sent. Default 0."),
-    ] = None,
-    web: Annotated[
-        bool, typer.Option("--web", help="Start and stop it in a browser, and watch it there.")
-    ] = False,
-    web_port: Annotated[
-        int, typer.Option(metavar="PORT", min=1, help="Of that page. Default 8089.")
-    ] = 8089,
+    workload: run_flags.WorkloadName,
+    target: run_flags.Target = None,
+    engine: run_flags.Engine = "reference",
+    model: run_flags.Model = None,
+    metrics_url: run_flags.MetricsUrl = None,
+    api_key_env: run_flags.ApiKeyEnv = None,
+    header: run_flags.Header = None,
+    ca_file: run_flags.CaFile = None,
+    processes: run_flags.Processes = None,
+    request_cancellation_rate: run_flags.CancellationRate = None,
+    request_cancellation_delay: run_flags.CancellationDelay = None,
+    web: run_flags.Web = False,
+    web_port: run_flags.WebPort = 8089,
     settings: Setting = None,
     out: Out = None,
     no_scrape: NoScrape = False,
@@ -129,15 +90,13 @@ def run(  # noqa: PLR0913  one argument a flag
     from harness.order import RunOrder
     from harness.run_command import run_and_show, typed_command
 
+    of_processes = [] if processes is None else [f"run.processes={processes}"]
+    of_cancellation = cancellation_settings(
+        workload, rate=request_cancellation_rate, delay_s=request_cancellation_delay
+    )
     order = RunOrder(
         workload=workload,
-        settings=[
-            *(settings or []),
-            *([f"run.processes={processes}"] if processes is not None else []),
-            *cancellation_settings(
-                workload, rate=request_cancellation_rate, delay_s=request_cancellation_delay
-            ),
-        ],
+        settings=[*(settings or []), *of_processes, *of_cancellation],
         target_url=target,
         engine=engine,
         model=model,
@@ -170,17 +129,16 @@ def report(
 
     Example: walkaway report results/20261121-053012-demo-4f2a -o report.html
     """
-    for folder in runs:
-        if not (folder / "manifest.json").is_file():
-            raise ConfigError(f"{folder}: is not a run's folder (it has no manifest.json)")
+    from harness.judged import open_run
+
+    folders = [open_run(run) for run in runs]
     if output is None and len(runs) > 1:
         raise ConfigError("several runs: say with -o FILE where their report should go")
-    for folder in runs:
-        if not (folder / "summary.json").is_file():
+    for folder in folders:
+        if not (folder.path / "summary.json").is_file():
             from harness.rounds import complete_summary
-            from harness.store import RunFolder
 
-            complete_summary(RunFolder(folder))
+            complete_summary(folder)
     file = output or runs[0] / "report.html"
     _become(python_module("dashboards", "report", *map(str, runs), "-o", str(file)))
 
@@ -188,32 +146,21 @@ def report(
 @app.command(cls=Command)
 def gate(  # noqa: PLR0913  one argument a flag
     *,
-    run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
-    limits: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Limits, one a line; else those of the workload."),
-    ] = None,
-    baseline: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Default: results/baselines/WORKLOAD.json, if it is."),
-    ] = None,
-    save_baseline: Annotated[
-        bool, typer.Option("--save-baseline", help="Keep this run as the baseline, if it passes.")
-    ] = False,
-    junit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a JUnit report there.")
-    ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a Markdown table there.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing: the exit code.")] = False,
+    run: gate_flags.RunPath,
+    limits: gate_flags.Limits = None,
+    baseline: gate_flags.BaselineFile = None,
+    save_baseline: gate_flags.SaveBaseline = False,
+    junit: gate_flags.Junit = None,
+    markdown: gate_flags.Markdown = None,
+    force: Force = False,
+    as_json: gate_flags.Verdicts = False,
+    quiet: gate_flags.OnlyExitCode = False,
 ) -> None:
-    """Judge a run by limits and a baseline: pass, fail, or cannot decide.
+    """Judge a run: pass, fail, or cannot decide.
 
-    RUN is the folder of a run. The exit code is 0 for a pass, 3 where a limit is broken, and 4
-    where it cannot be decided, which is never a pass; what would decide it is said.
+    RUN is the folder of a run; it is held to limits, and to a baseline where there is one. The exit
+    code is 0 for a pass, 3 where a limit is broken, and 4 where it cannot be decided, which is
+    never a pass; what would decide it is said.
 
     Example: walkaway gate results/20261121-053012-gate-4f2a --junit gate.xml
     """

@@ -26,8 +26,9 @@ from harness.gate.junit import as_junit
 from harness.gate.limits import BASELINE, RUN, Limit, parse_limits
 from harness.gate.markdown import as_markdown, gravest_first
 from harness.gate.measured import Measured, num_rounds
-from harness.gate.run_folder import Unreadable, read_run
+from harness.gate.run_folder import read_run
 from harness.gate.verdict import EXIT_CODES, Verdict
+from harness.judged import UnusableRunError
 from harness.store import RunFolder
 from harness.words import quantity
 
@@ -56,13 +57,14 @@ def gate_and_show(order: GateOrder, *, as_json: bool, quiet: bool) -> int:
     """Judge the run and show it. Returns the exit code; raises ConfigError for wrong usage."""
     for path in (order.junit, order.markdown):
         _check_free(path, may_overwrite=order.may_overwrite)
-    read = read_run(order.run)
     saved = None
-    if isinstance(read, Unreadable):
-        judgement = refuse(str(order.run), read.reason, read.to_decide)
+    try:
+        measured = read_run(order.run)
+    except UnusableRunError as error:
+        judgement = refuse(str(order.run), error.reason, error.remedy)
     else:
-        judgement = judge(read, _terms(order, read), run=str(order.run))
-        saved = _save(order, read, judgement)
+        judgement = judge(measured, _terms(order, measured), run=str(order.run))
+        saved = _save(order, measured, judgement)
     if order.junit is not None:
         order.junit.write_bytes(as_junit(judgement))
     if order.markdown is not None:

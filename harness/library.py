@@ -16,8 +16,9 @@ import pandas as pd
 from harness.analysis.cancellation import cancellations
 from harness.analysis.frames import RunFrames
 from harness.errors import ConfigError
+from harness.judged import open_run, read_judged
 from harness.manifest import Manifest
-from harness.records import SCHEMA_VERSION, Metric
+from harness.records import Metric
 from harness.store import RunFolder
 
 FIGURES: Final = ("mean", "p50", "p90", "p95", "p99", "max", "upper95", "lower95")
@@ -133,31 +134,12 @@ def load_run(path: str | Path) -> Run:
     version, where a file is damaged, and where the run was cut short before it was judged
     (`walkaway report` judges it).
     """
-    folder = RunFolder(Path(path))
-    if not (folder.path / "manifest.json").is_file():
-        raise ConfigError(f"{path}: is not a run's folder (it has no manifest.json)")
-    plain = folder.read_manifest()
-    _check_version(folder.path / "manifest.json", plain)
-    if not (folder.path / "summary.json").is_file():
-        raise ConfigError(
-            f"{path}: this run was cut short before it was judged; "
-            f"judge what there is with: walkaway report {path}"
-        )
-    summary = folder.read_summary()
-    _check_version(folder.path / "summary.json", summary)
+    folder = open_run(Path(path))
+    manifest, summary = read_judged(folder)
     try:
-        return Run(folder.path, msgspec.convert(plain, Manifest), summary)
+        return Run(folder.path, msgspec.convert(manifest, Manifest), summary)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: its files are damaged: {error}") from error
-
-
-def _check_version(file: Path, content: Any) -> None:
-    found = content.get("schema_version") if isinstance(content, dict) else None
-    if found != SCHEMA_VERSION:
-        raise ConfigError(
-            f"{file}: has schema version {found}, and this walkaway reads version "
-            f"{SCHEMA_VERSION}; read it with the walkaway that wrote it (see its `versions`)"
-        )
 
 
 def _as_row(arm: str, name: str, metric: Metric) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import msgspec
 
 from harness.errors import ConfigError
 from harness.gate.measured import Conditions, Measured
+from harness.judged import other_version
 from harness.records import SCHEMA_VERSION
 
 FOLDER: Final = Path("results") / "baselines"
@@ -44,12 +45,8 @@ def load_baseline(path: Path, *, workload: str) -> Baseline:
     """Raises ConfigError where it cannot be read, or is of another workload."""
     try:
         content = path.read_bytes()
-        version = msgspec.json.decode(content, type=dict[str, Any]).get("schema_version")
-        if version != SCHEMA_VERSION:
-            raise ConfigError(
-                f"{path}: schema version {version}, but this walkaway writes {SCHEMA_VERSION}; "
-                "save the baseline again"
-            )
+        if said := other_version(msgspec.json.decode(content, type=dict[str, Any])):
+            raise ConfigError(f"{path}: {said}; save the baseline again")
         baseline = msgspec.json.decode(content, type=Baseline)
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path}: is no baseline that can be read: {error}") from error
