@@ -29,7 +29,11 @@ from harness.words import (
 
 COLUMNS = ("mean", "p50", "p99", "max", "n (cens.)", "method")
 SPARED = ("method", "max", "n (cens.)")  # left out one by one where the terminal is too narrow
-FLOORS = {"client_lag_s": "client lag", "scrape_interval_s": "scraped every"}
+FLOORS = {
+    "client_lag_s": "client lag",
+    "scrape_interval_s": "scraped every",
+    "over_read_tokens": "over-read",
+}
 LEVEL_STYLE = {"info": "dim", "warning": "yellow", "invalid": "bold red"}
 
 

@@ -29,6 +29,7 @@ from harness.analysis.facts import Facts, run_facts
 from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.frames import RunFrames
 from harness.analysis.latency import latency_figures
+from harness.analysis.over_read import over_read_figures
 from harness.analysis.recovery import probe_figures, refill_figures, refills_after_abandons
 from harness.analysis.stats import Floats, mean_ci95
 from harness.analysis.storms import storm_figures
@@ -105,6 +106,7 @@ def pooled_figures(rounds: Sequence[ArmRound]) -> Figures:
         **latency_figures(requests, facts),
         **asking_again_figures(requests),
         **canary_figures(requests),
+        **over_read_figures(requests),
         **storm_figures(_numbered_apart(rounds), facts),
         **series_figures(series, facts),
         **{name: _over_rounds([one.figures[name] for one in rounds]) for name in _READINGS},

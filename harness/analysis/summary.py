@@ -40,6 +40,7 @@ from harness.analysis.health import is_wedged
 from harness.analysis.held import leaks_in_use, leaks_lost
 from harness.analysis.latency import latency_figures
 from harness.analysis.load_side import load_sides, remarks_on_the_load
+from harness.analysis.over_read import over_read_figures
 from harness.analysis.recovery import probe_figures, refill_figures, refills_after_abandons
 from harness.analysis.steady import steady_window
 from harness.analysis.storms import storm_figures
@@ -101,6 +102,7 @@ ORDER: Final = (
     "step_s",
     "client_lag_s",
     "scrape_interval_s",
+    "over_read_tokens",
     "start_delay_s",
 )
 
@@ -189,6 +191,7 @@ def compute_figures(
         **cached_again_figures(frames, facts),
         **canary_figures(frames.requests),
         **storm_figures(cancels, facts),
+        **over_read_figures(frames.requests),
         **leak_figures(facts),
         "wasted_prompt_tokens": wasted_prompts_by_counter(frames.requests, facts),
         **leak_slopes(frames, facts),

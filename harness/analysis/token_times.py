@@ -17,6 +17,7 @@ from harness.analysis.stats import Bools, Floats, Ints, Numbers
 
 _ROWS_AT_ONCE: Final = 20_000
 _LIST: Final = pa.list_(pa.int64())
+_NEVER_NS: Final = np.iinfo(np.int64).max // 2
 
 
 def token_gaps(requests: pd.DataFrame, wanted: Bools | None = None) -> tuple[Floats, Numbers]:
@@ -50,6 +51,29 @@ def read_by(requests: pd.DataFrame, t_ns: Ints) -> Floats:
         counted_from = np.searchsorted(ascending, times)
         read += np.bincount(counted_from, weights=tokens, minlength=len(read))
     return np.cumsum(read)[np.searchsorted(ascending, t_ns)]
+
+
+def read_after(
+    requests: pd.DataFrame, wanted: Bools, planned: Ints, *, pause_ns: Ints, sent_ns: Ints
+) -> Floats:
+    """Of each of the `wanted` requests, how many tokens came after the `planned` ones and not
+    before `pause_ns` from the last of these (none planned: from the sending)."""
+    after, seen = [np.empty(0)], 0
+    brought = _parts(requests["event_tokens"], wanted)
+    arrived = _parts(requests["token_times_ns"], wanted)
+    for (times, lengths), (tokens, _) in zip(arrived, brought, strict=True):
+        some = slice(seen, seen := seen + len(lengths))
+        number = np.repeat(np.arange(len(lengths)), lengths)
+        all_of_each = np.bincount(number, tokens, len(lengths))
+        so_far = np.cumsum(tokens) - (np.cumsum(all_of_each) - all_of_each)[number]
+        is_reached = so_far >= planned[some][number]
+        last_ns = np.full(len(lengths), _NEVER_NS)
+        np.minimum.at(last_ns, number[is_reached], times[is_reached])
+        leaves_ns = np.where(planned[some] == 0, sent_ns[some], last_ns) + pause_ns[some]
+        in_time = np.bincount(number, tokens * (times < leaves_ns[number]), len(lengths))
+        too_many = np.maximum(all_of_each - np.maximum(planned[some], in_time), 0)
+        after.append(too_many.astype(np.float64))
+    return np.concatenate(after)
 
 
 def without_tokens(requests: pd.DataFrame) -> pd.DataFrame:
@@ -86,8 +110,9 @@ def _gaps(times: Ints, lengths: Ints, answers: Ints) -> tuple[Ints, Numbers]:
     if (answers == 1).all():  # as nearly always: nothing more is made for millions of tokens
         is_inside = number[1:] == number[:-1]
         return np.diff(times)[is_inside], number[1:][is_inside]
-    before = np.arange(len(times)) - answers[number]
-    has_gap = (before >= 0) & (number[before] == number)
+    place = np.arange(len(times))
+    before = np.maximum(place - answers[number], 0)
+    has_gap = (place >= answers[number]) & (number[before] == number)
     return (times - times[before])[has_gap], number[has_gap]
 
 

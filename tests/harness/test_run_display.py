@@ -183,12 +183,17 @@ def test_a_narrow_terminal_is_shown_fewer_columns_but_whole_figures(
 
 
 def test_the_floor_stands_below_the_table() -> None:
-    plain, file = console()
+    plain, file = console(width=100)
     lag = {"unit": "s", "n": 5, "p50": 0.0002, "p99": 0.004, "method": "client"}
     metrics = SUMMARY["metrics"] | {"client_lag_s": lag}
+    read = {"unit": "tokens", "n": 5, "p50": 0.0, "p99": 2.0, "method": "client"}
+    metrics |= {"over_read_tokens": read}
     reasons = {"scrape_interval_s": "the run did not scrape"}
     print_summary(plain, {**SUMMARY, "metrics": metrics, "not_measurable": reasons})
-    assert "floor: client lag 200 µs (p99 4 ms), the run did not scrape\n" in file.getvalue()
+    floor = (
+        "client lag 200 µs (p99 4 ms), the run did not scrape, over-read 0 tokens (p99 2 tokens)"
+    )
+    assert f"floor: {floor}\n" in file.getvalue()
 
 
 def shown(**metrics: Metric) -> str:
