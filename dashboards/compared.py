@@ -16,6 +16,13 @@ from harness.records import Metric
 from harness.words import DASH, between, bounded, quantity, shift_in_words
 
 MOST_NAMED: Final = 4  # figures in a sentence; the others are counted
+# Parts of figures, or the same in another unit: in the pictures and tables, not in the sentence.
+PARTS: Final = frozenset(
+    {
+        *("detect_s", "signal_s", "wait_s", "free_s", "cancel_latency_steps"),
+        *("cancel_latency_prefill_steps", "wasted_in_flight_tokens", "wasted_after_close_tokens"),
+    }
+)
 DETAILS: Final = (
     *("figure", "difference", "95 %", "times", "95 % of times"),
     *("in steps", "95 % in steps", "judged"),
@@ -64,24 +71,22 @@ def sentence(comparison: Comparison, baseline: str) -> str:
         return "One of the runs is invalid, so its figures say nothing about the server."
     by_standing: dict[Standing, list[Pair]] = {}
     for pair in comparison.pairs:
-        by_standing.setdefault(standing(pair), []).append(pair)
+        if pair.metric not in PARTS:
+            by_standing.setdefault(standing(pair), []).append(pair)
     sure = [
-        f"{which} at {_named(by_standing[which])}"
+        f"surely {which} at {_named(by_standing[which])}"
         for which in (Standing.WORSE, Standing.BETTER)
         if which in by_standing
     ]
-    num_unsure = len(by_standing.get(Standing.UNSURE, ()))
-    num_judged = num_unsure + sum(
-        len(by_standing.get(which, ())) for which in (Standing.WORSE, Standing.BETTER)
-    )
+    counts = {which: len(by_standing.get(which, ())) for which in Standing}
+    num_judged = sum(counts[of] for of in (Standing.WORSE, Standing.BETTER, Standing.UNSURE))
     if not num_judged:
         return f"No figure can be compared with {baseline}."
-    first = (
-        f"Than {baseline}: surely {', and '.join(sure)}" if sure else "No sure difference at all"
-    )
     judged = " Times are judged in steps of each engine." if steps_differ(comparison) else ""
-    rest = f"; no sure difference in {num_unsure} of {num_judged} figures" if sure else ""
-    return f"{first}{rest}.{judged}"
+    if not sure:
+        return f"Against {baseline} no sure difference in any of {num_judged} figures.{judged}"
+    rest = f"no sure difference in {counts[Standing.UNSURE]} of {num_judged} figures"
+    return f"Against {baseline} {'; '.join([*sure, rest])}.{judged}"
 
 
 def _named(pairs: Sequence[Pair]) -> str:

@@ -74,17 +74,34 @@ def ratios(dots: Sequence[Ratio]) -> go.Figure:
 
 
 def _add_dots(figure: go.Figure, dots: Sequence[Ratio], rows: Sequence[float], place: int) -> None:
-    colour = CYCLE[place % len(CYCLE)]
-    figure.add_scatter(
-        x=[dot.ratio for dot in dots],
-        y=rows,
-        mode="markers",
-        marker={"color": colour, "size": 10, "symbol": [SYMBOLS[dot.standing] for dot in dots]},
-        error_x=_whiskers([(dot.ratio, dot.limits) for dot in dots], colour),
-        customdata=[plain(dot.words) for dot in dots],
-        hovertemplate="%{customdata}<extra></extra>",
-        name=plain(dots[0].candidate),
-    )
+    """The baseline has the first colour in every picture, so the candidates begin at the second."""
+    colour, name = CYCLE[(place + 1) % len(CYCLE)], plain(dots[0].candidate)
+    figure.add_scatter(x=[None], y=[None], mode="markers", marker={"color": colour}, name=name)
+    for has_limits in (
+        False,
+        True,
+    ):  # a dot without an interval gets no whisker, not one of length 0
+        of = [
+            (dot, row)
+            for dot, row in zip(dots, rows, strict=True)
+            if (dot.limits is not None) == has_limits
+        ]
+        figure.add_scatter(
+            x=[dot.ratio for dot, _ in of],
+            y=[row for _, row in of],
+            mode="markers",
+            marker={
+                "color": colour,
+                "size": 10,
+                "symbol": [SYMBOLS[dot.standing] for dot, _ in of],
+            },
+            error_x=_whiskers([(dot.ratio, dot.limits) for dot, _ in of], colour)
+            if has_limits
+            else None,
+            customdata=[plain(dot.words) for dot, _ in of],
+            hovertemplate="%{customdata}<extra></extra>",
+            showlegend=False,
+        )
 
 
 def cancel_curves(curves: Mapping[str, Curve], *, units: Mapping[str, float], of: str) -> go.Figure:

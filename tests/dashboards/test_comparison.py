@@ -95,6 +95,12 @@ def test_several_candidates_share_the_pictures(runs: tuple[Path, Path]) -> None:
     assert page.texts("h1") == ["2 candidates against before"]
     names = [trace["name"] for trace in page.figures()["arm0-curves"]["data"]]
     assert names == ["before", "after", "again"]
+    assert {
+        trace["name"] for trace in page.figures()["arm0-ratios"]["data"] if "name" in trace
+    } == {
+        "after",
+        "again",
+    }
 
 
 @pytest.mark.parametrize(
