@@ -1,25 +1,33 @@
-"""The sections about those who left: stages, latency, waste, recovery."""
+"""The sections about those who left: stages, latency, ways of leaving, recovery."""
 
 from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
 
 from dashboards import figures
+from dashboards.ladders import ladders
 from dashboards.section import Picture, Section, median_and_p99, why_not
 from dashboards.source import Run
+from dashboards.stage_table import stage_table, stages_in_steps
 from dashboards.stages import STAGE_ROWS, STAGES, cancel_stages, stage_parts
+from dashboards.tables import PlainTable
+from dashboards.waste_section import PHASES
 from harness.analysis.cancellation import was_cancelled
 from harness.analysis.recovery import control_answer_tokens, probes
 from harness.records import Metric
-from harness.words import figure_of
+from harness.words import DASH, figure_of
 
 
 def stages(run: Run) -> Section:
     section = Section(
         name="stages",
         title="Where the time of a cancel goes",
-        shows="From the user's leaving to the last block given back, stage by stage. Each stage is "
-        "summarised on its own, so a row need not add up to the cancel latency.",
+        shows="From the user's leaving to the last block given back, and on to the next request "
+        "in the slot, stage by stage. Each stage is summarised on its own, so a row need not add "
+        "up to the cancel latency.",
         good="detect and signal well below a step, wait at most the step in progress, free next to "
-        "nothing.",
+        "nothing, refill in the very next step.",
     )
     present = {name: run.metrics[name] for name, _, _ in STAGES if name in run.metrics}
     if not present:
@@ -36,7 +44,8 @@ def stages(run: Run) -> Section:
             figure=cancel_stages(present),
             alt=f"Stacked bars of the stages of a cancel. {'. '.join(words)}.",
             note=_not_drawn(present),
-        )
+        ),
+        tables=(stage_table(run.metrics, stages_in_steps(run.cancels, run.frames.steps)),),
     )
 
 
@@ -95,28 +104,68 @@ def latency(run: Run) -> Section:
     return section.drawn(*pictures)
 
 
-def waste(run: Run) -> Section:
+def ways(run: Run) -> Section:
+    """By how the user left, and by what the request was doing then."""
     section = Section(
-        name="waste",
-        title="Tokens for nobody, by when the user left",
-        shows="Mean tokens per abandoned request that were generated and never read.",
-        good="the same small bars wherever the user leaves; after the close no more than the one "
-        "step in flight.",
+        name="ways",
+        title="By way of leaving",
+        shows="Cancel latency by how the user left, and by where the request was then: median "
+        "(dot), p90 (diamond), p99 (bar). An arrow: never stopped while it was watched.",
+        good="the same short times in every row: a server that sees a closed connection at once "
+        "may overlook one that is only silent.",
     )
-    points = run.summary.breakdown.get("waste_by_abandon_point") or []
-    if not points:
-        names = ("wasted_after_close_tokens", "wasted_in_flight_tokens", "wasted_tokens")
+    rows = [
+        *_rows(run, "way", WAYS),
+        *_rows(run, "phase", PHASES),
+    ]
+    if not rows:
         return section.without(
-            why_not(run, names, "This server does not tell what it generated for each request.")
+            why_not(run, ("cancel_latency_s",), "This server does not tell when it lets go.")
         )
+    table = PlainTable(
+        title="Cancel latency by way and phase",
+        shows="Ghosts were never stopped within the settle time.",
+        columns=("left", "requests", "ghosts", "median", "p99", "largest"),
+        rows=tuple(_way_cells(label, ghosts, metric) for label, ghosts, metric in rows),
+    )
+    words = "; ".join(f"{label}: {figure_of(metric, 'p50')}" for label, _, metric in rows)
     return section.drawn(
         Picture(
-            name="waste",
-            figure=figures.waste_by_abandon_point(points),
-            alt="Stacked bars of wasted tokens for each abandon point. "
-            + median_and_p99(run.metrics.get("wasted_tokens")),
-        )
+            name="ways",
+            figure=ladders([(label, metric) for label, _, metric in rows]),
+            alt=f"A ladder of quantiles of the cancel latency in each row. Medians: {words}.",
+        ),
+        tables=(table,),
     )
+
+
+WAYS: Final = {
+    "fin": "closed the connection",
+    "rst": "closed with a reset",
+    "half_close": "closed the sending side only",
+    "stop_reading": "stopped reading",
+    "vanish": "vanished without a word",
+    "killed": "process killed",
+    "cancel": "asked the cancel endpoint",
+}
+
+
+def _rows(run: Run, kind: str, labels: Mapping[str, str]) -> list[tuple[str, int | None, Metric]]:
+    """Of one breakdown of the summary: label, ghosts (null: not told), cancel latency."""
+    found: list[Mapping[str, Any]] = run.summary.breakdown.get(f"cancel_latency_by_{kind}") or []
+    return [
+        (
+            labels.get(one[kind], str(one[kind])),
+            one.get("ghosts"),
+            msgspec.convert(one["cancel_latency_s"], Metric),
+        )
+        for one in found
+    ]
+
+
+def _way_cells(label: str, ghosts: int | None, metric: Metric) -> tuple[str, ...]:
+    figures_of = [figure_of(metric, key) for key in ("p50", "p99", "max")]
+    return (label, f"{metric.n:,}", DASH if ghosts is None else f"{ghosts:,}", *figures_of)
 
 
 def recovery(run: Run) -> Section:

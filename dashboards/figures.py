@@ -1,28 +1,17 @@
 """Distributions and comparisons: frame in, figure out. Nothing here reads a file or a clock."""
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
 from dashboards.downsample import Floats
-from dashboards.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, canvas
+from dashboards.ladders import log_time_axis
+from dashboards.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, canvas
 from harness.analysis.cancellation import was_cancelled
 from harness.analysis.stats import kaplan_meier
-from harness.records import Metric
-from harness.words import quantity
 
-CLIENT_TIMES: Final = (
-    ("ttft_s", "first token (TTFT)"),
-    ("ttft_from_intended_s", "... from the intended start"),
-    ("itl_s", "between tokens (ITL)"),
-    ("tpot_s", "per token (TPOT)"),
-    ("e2e_s", "whole answer (E2E)"),
-    ("e2e_from_intended_s", "... of it from the intended start"),
-)
 RECOVERY_ARMS: Final = (("unloaded", GREEN), ("abandon", BLUE), ("control", GREY))
 PHASES: Final = (
     ("waiting", "left while waiting", ORANGE),
@@ -31,8 +20,6 @@ PHASES: Final = (
 )
 FEWEST_OF_A_PHASE: Final = 5  # fewer do not make a distribution
 LOG_FROM: Final = 20  # times the median: beyond it a linear axis would hide the middle
-MOST_TICKS: Final = 6  # with their units, on a phone
-LADDER: Final = (("p50", "circle", 11), ("p90", "diamond", 10), ("p99", "line-ns-open", 16))
 
 
 def cancel_latency(cancels: pd.DataFrame) -> go.Figure:
@@ -66,7 +53,7 @@ def cancel_latency(cancels: pd.DataFrame) -> go.Figure:
         )
     figure.update_yaxes(tickformat=".0%", range=[0, 1.03])
     if seconds.max() > LOG_FROM * np.median(seconds):
-        _log_time_axis(figure, seconds[seconds > 0], title="since the user left (log)")
+        log_time_axis(figure, seconds[seconds > 0], title="since the user left (log)")
     else:
         figure.update_xaxes(range=[0, 1.03e3 * seconds.max()])
     return figure
@@ -108,108 +95,6 @@ def cancel_steps(cancels: pd.DataFrame) -> go.Figure:
     if highest < 20:
         figure.update_xaxes(dtick=1)
     return figure
-
-
-def waste_by_abandon_point(points: Sequence[Mapping[str, Any]]) -> go.Figure:
-    """Stacked bars: mean tokens generated before and after the user left, unread."""
-    figure = canvas(x_title="the user left after", y_title="tokens for nobody, mean")
-    names = [quantity(point["planned_abandon"], "tokens") for point in points]
-    totals = [quantity(p["in_flight_mean"] + p["after_close_mean"], "") for p in points]
-    parts = (
-        ("in_flight_mean", "on the way when the user left", SKY),
-        ("after_close_mean", "generated after the user had left", VERMILION),
-    )
-    for key, label, colour in parts:
-        figure.add_bar(
-            name=label,
-            x=names,
-            y=[point[key] for point in points],
-            customdata=[point["n"] for point in points],
-            marker_color=colour,
-            hovertemplate="%{y:.3~g} tokens, mean of %{customdata} requests"
-            + f"<extra>{label}</extra>",
-        )
-    figure.update_traces(
-        selector=-1, text=totals, textposition="outside", textangle=0, cliponaxis=False
-    )
-    figure.update_layout(barmode="stack", bargap=0.4, legend_traceorder="normal")
-    figure.update_xaxes(type="category")
-    return figure
-
-
-def client_times(metrics: Mapping[str, Metric]) -> go.Figure:
-    """A ladder of quantiles for each time that surviving users felt, on one log axis.
-
-    A ladder whose upper rungs are known only to lie higher ends in an arrow where that begins.
-    """
-    figure = canvas(x_title="", y_title="", height=260)
-    present = [(name, label) for name, label in CLIENT_TIMES if _rungs(metrics.get(name))]
-    for name, label in present:
-        rungs = _rungs(metrics[name])
-        figure.add_scatter(
-            x=[value * 1e3 for value in rungs],
-            y=[label] * len(rungs),
-            mode="lines",
-            line={"color": GREY, "width": 2},
-            showlegend=False,
-            hoverinfo="skip",
-        )
-    for key, symbol, size in LADDER:
-        drawn = [
-            (label, value) for name, label in present if (value := getattr(metrics[name], key))
-        ]
-        figure.add_scatter(
-            x=[value * 1e3 for _, value in drawn],
-            y=[label for label, _ in drawn],
-            mode="markers",
-            marker={"symbol": symbol, "size": size, "color": BLUE, "line": {"width": 2}},
-            name=key,
-            customdata=[quantity(value, "s") for _, value in drawn],
-            hovertemplate="%{customdata}<extra>" + key + "</extra>",
-        )
-    ends = [(label, bound) for name, label in present if (bound := _open_end(metrics[name]))]
-    if ends:
-        figure.add_scatter(
-            x=[bound * 1e3 for _, bound in ends],
-            y=[label for label, _ in ends],
-            mode="markers",
-            marker={"symbol": "triangle-right", "size": 13, "color": VERMILION},
-            name="longer than",
-            customdata=[quantity(bound, "s") for _, bound in ends],
-            hovertemplate="> %{customdata}<extra></extra>",
-        )
-    every = [value for name, _ in present for value in _rungs(metrics[name])]
-    _log_time_axis(figure, np.array(every), title="time (log)")
-    figure.update_yaxes(autorange="reversed", rangemode="normal")
-    return figure
-
-
-def _rungs(metric: Metric | None) -> list[float]:
-    """The quantiles that are known, then what the others are known to exceed."""
-    if metric is None:
-        return []
-    known = [value for key, _, _ in LADDER if (value := getattr(metric, key))]
-    bound = _open_end(metric)
-    return known if bound is None else [*known, bound]
-
-
-def _open_end(metric: Metric) -> float | None:
-    bounds = [bound for key, _, _ in LADDER if (bound := metric.lower_bounds.get(key))]
-    return min(bounds, default=None)
-
-
-def _log_time_axis(figure: go.Figure, seconds: Floats, *, title: str) -> None:
-    """Whole decades of milliseconds, each tick with its unit."""
-    first = math.floor(math.log10(seconds.min() * 1e3))
-    last = max(math.ceil(math.log10(seconds.max() * 1e3)), first + 1)
-    ticks = [10.0**n for n in range(first, last + 1, 1 + (last - first) // MOST_TICKS)]
-    figure.update_xaxes(
-        type="log",
-        title_text=title,
-        range=[first - 0.1, last + 0.15],
-        tickvals=ticks,
-        ticktext=[quantity(tick / 1e3, "s") for tick in ticks],
-    )
 
 
 def slot_recovery(waited: pd.DataFrame) -> go.Figure:

@@ -31,6 +31,16 @@ def requests_in(run: Run, role: str) -> Series | None:
     return _joined(_stepped(run, f"num_{role}"), _scraped(run, role))
 
 
+def preempted_ns(run: Run) -> pd.Series:
+    """When requests were preempted: by the lifecycle log; without one, the scrapes at which the
+    server's counter of preemptions had risen."""
+    events = run.frames.lifecycle
+    if not events.empty:
+        return events.loc[events["event"] == "preempted", "t_ns"]
+    values = _values(run, "preemptions")
+    return values.index.to_series()[values.diff().fillna(0.0) > 0]
+
+
 def kv_usage(run: Run) -> KvUsage | None:
     """KV blocks in use over time; a share of the cache where blocks are not shown; else None."""
     config = run.manifest.target.config if run.manifest.target else None
@@ -64,15 +74,21 @@ def _stepped(run: Run, column: str) -> Points | None:
 
 
 def _scraped(run: Run, role: str) -> Points | None:
+    values = _values(run, role)
+    if values.empty:
+        return None
+    return run.clock.seconds(values.index.to_series()), values.to_numpy()
+
+
+def _values(run: Run, role: str) -> pd.Series:
+    """What the server showed under that role, by time; empty where it did not."""
     metrics = run.manifest.target.spec.get("metrics", {}) if run.manifest.target else {}
     source = metrics.get(role)
     if source is None:
-        return None
+        return pd.Series(dtype=np.float64)
     scraped = run.frames.server_metrics
     rows = scraped[scraped["name"] == source["name"]]
     wanted = source.get("labels", {}).items()
     is_wanted = [wanted <= json.loads(labels).items() for labels in rows["labels"]]
-    values = rows[np.array(is_wanted, dtype=bool)].groupby("t_ns")["value"].sum()
-    if values.empty:
-        return None
-    return run.clock.seconds(values.index.to_series()), values.to_numpy()
+    values: pd.Series = rows[np.array(is_wanted, dtype=bool)].groupby("t_ns")["value"].sum()
+    return values

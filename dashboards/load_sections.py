@@ -1,27 +1,35 @@
 """The sections about everybody else: slots, KV cache, hardware, survivors, the floor."""
 
-from dashboards import figures, timelines
-from dashboards.gauges import kv_usage, requests_in
+from dashboards import timelines
+from dashboards.gauges import kv_usage, preempted_ns, requests_in
+from dashboards.ladders import CLIENT_TIMES, client_times
 from dashboards.section import Picture, Section, median_and_p99, over_time
 from dashboards.source import Run
-from dashboards.timelines import column_series
+from dashboards.timelines import Marks, column_series
 
 
 def slots(run: Run) -> Section:
     section = Section(
         name="slots",
         title="Batch slots over time",
-        shows="Requests in a slot and in the queue; each mark on the axis is a user who left.",
+        shows="Requests in a slot and in the queue; each mark on the axis is a user who left, each "
+        "triangle a request that was preempted.",
         good="slots stay full while anybody waits, and nothing is left when the load has ended.",
     )
     running = requests_in(run, "running")
     if running is None:
         return section.without("No step log, and no scrape showed how many requests ran.")
     waiting = requests_in(run, "waiting")
-    abandons = run.frames.requests["abandoned_ns"].dropna()
-    timeline = timelines.batch_slots(running, waiting, run.clock.seconds(abandons), run.clock)
+    timeline = timelines.batch_slots(running, waiting, _marks(run), run.clock)
     return section.drawn(
         over_time(timeline, "slots", "Running and waiting requests over the run, and abandons."),
+    )
+
+
+def _marks(run: Run) -> Marks:
+    abandons = run.frames.requests["abandoned_ns"].dropna()
+    return Marks(
+        abandons=run.clock.seconds(abandons), preemptions=run.clock.seconds(preempted_ns(run))
     )
 
 
@@ -29,7 +37,7 @@ def kv(run: Run) -> Section:
     section = Section(
         name="kv",
         title="KV cache over time",
-        shows="How much of the KV cache is held by requests.",
+        shows="How much of the KV cache is held by requests; marks as above.",
         good="it falls with every abandon and ends where it began.",
     )
     usage = kv_usage(run)
@@ -37,7 +45,9 @@ def kv(run: Run) -> Section:
         return section.without("No step log, and no scrape showed the KV cache.")
     return section.drawn(
         over_time(
-            timelines.kv_blocks(usage.series, run.clock, unit=usage.unit, total=usage.total),
+            timelines.kv_blocks(
+                usage.series, _marks(run), run.clock, unit=usage.unit, total=usage.total
+            ),
             "kv",
             "KV cache in use over the run.",
         ),
@@ -106,7 +116,7 @@ def survivors(run: Run) -> Section:
     )
     present = {
         name: run.metrics[name]
-        for name, _ in figures.CLIENT_TIMES
+        for name, _ in CLIENT_TIMES
         if name in run.metrics and run.metrics[name].n
     }
     if not present:
@@ -120,7 +130,7 @@ def survivors(run: Run) -> Section:
     return section.drawn(
         Picture(
             name="survivors",
-            figure=figures.client_times(present),
+            figure=client_times(present),
             alt=f"Median, 90th and 99th percentile of the times of surviving users. {words}",
         ),
     )

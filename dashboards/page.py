@@ -1,8 +1,8 @@
 """The page: what the templates are given, and how everything from outside is made harmless.
 
-One file, no requests: the browser is told so by a Content-Security-Policy that allows the two
-scripts in the page by their hashes and nothing else. Text from a run (model names, errors, labels)
-reaches the page through Jinja's escaping, or as JSON in which "<" cannot occur.
+One file, no requests: the browser is told so by a Content-Security-Policy that allows the scripts
+in the page by their hashes and nothing else. Text from a run (model names, errors, labels) reaches
+the page through Jinja's escaping, or as JSON in which "<" cannot occur.
 """
 
 import base64
@@ -21,9 +21,19 @@ from plotly.offline import get_plotlyjs
 from dashboards.headline import Card
 from dashboards.section import Section
 from dashboards.tables import COLUMNS, PlainTable, Row, SideBySide
+from dashboards.trust import Trust
+from dashboards.verdict import Verdict
 from harness.errors import ConfigError
 
 TEMPLATES: Final = files("dashboards") / "templates"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The list of single requests: which they are, in words, and their data (`request_rows`)."""
+
+    words: str
+    data: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +43,19 @@ class Article:
     anchor: str
     run_id: str
     question: str
+    verdict: Verdict | None
     sentence: str
     status: str
     cards: Sequence[Card]
     facts: Sequence[tuple[str, str]]
+    trust: Sequence[Trust] = ()
     cautions: Sequence[tuple[str, str]]
     remarks: Sequence[tuple[str, str]]
     not_measurable: Sequence[tuple[str, Sequence[str]]]
     side_by_side: SideBySide | None = None
     accounts: Sequence[PlainTable] = ()
     sections: Sequence[Section]
+    listing: Listing | None = None
     rows: Sequence[Row]
     command: str
     machine: Sequence[tuple[str, str]]
@@ -51,12 +64,27 @@ class Article:
 def render(articles: Sequence[Article]) -> str:
     """The whole report as one HTML document."""
     sections = {article.anchor: article.sections for article in articles}
-    return document("report.html.j2", sections, articles=articles, columns=COLUMNS)
+    listed = {one.anchor: one.listing.data for one in articles if one.listing is not None}
+    return document(
+        "report.html.j2",
+        sections,
+        scripts=("page.js", "requests.js"),
+        articles=articles,
+        columns=COLUMNS,
+        requests=Markup(json_for_script(listed)),
+    )
 
 
-def document(template: str, sections: Mapping[str, Sequence[Section]], **content: object) -> str:
+def document(
+    template: str,
+    sections: Mapping[str, Sequence[Section]],
+    *,
+    scripts: Sequence[str] = ("page.js",),
+    **content: object,
+) -> str:
     """One HTML document. `template` extends `page.html.j2` and is given `content`; it draws the
-    `sections` of each anchor with the macro `pictured`."""
+    `sections` of each anchor with the macro `pictured`. `scripts` are files beside the templates.
+    """
     environment = Environment(
         loader=PackageLoader("dashboards"),
         autoescape=True,
@@ -64,12 +92,12 @@ def document(template: str, sections: Mapping[str, Sequence[Section]], **content
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    scripts = [_own_line(get_plotlyjs()), _own_line(_template("page.js"))]
+    texts = [_own_line(text) for text in (get_plotlyjs(), *map(_template, scripts))]
     return environment.get_template(template).render(
         content,
-        policy=content_security_policy(scripts),
+        policy=content_security_policy(texts),
         style=Markup(_template("page.css")),
-        scripts=[Markup(script) for script in scripts],
+        scripts=[Markup(text) for text in texts],
         figures=Markup(json_for_script(_figures(sections))),
     )
 

@@ -5,16 +5,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from dashboards import arms, cancel_sections, headline, load_sections
-from dashboards.page import Article, render, save
+from dashboards import arms, cancel_sections, headline, load_sections, verdict
+from dashboards.page import Article, Listing, render, save
+from dashboards.request_rows import request_rows
 from dashboards.section import Section
 from dashboards.sentence import sentence
 from dashboards.source import ArmsRun, Run, read_run
-from dashboards.tables import account_tables, metric_rows
+from dashboards.tables import PlainTable, account_tables, metric_rows
+from dashboards.trust import trust
 from dashboards.value_tables import value_tables
-from harness.accounts import client_facts, steady_in_words
+from dashboards.waste_section import waste
+from harness.accounts import client_facts
+from harness.gate.judge import Judgement
+from harness.gate.markdown import gravest_first
 from harness.manifest import Manifest
-from harness.words import quantity
+from harness.words import DASH, quantity
 
 CAUTIONS: Final = frozenset({"warning", "invalid"})  # shown before the figures they touch
 COUNTED_BY: Final = {
@@ -43,6 +48,7 @@ def _describe_arms(run: ArmsRun, anchor: str) -> Article:
         anchor=anchor,
         run_id=summary.run_id,
         question=str(manifest.workload.get("question") or summary.workload),
+        verdict=None if run.judgement is None else verdict.of_limits(run.judgement),
         sentence=arms.sentence(run),
         status=summary.status,
         cards=[],
@@ -51,7 +57,10 @@ def _describe_arms(run: ArmsRun, anchor: str) -> Article:
         remarks=[remark for remark in remarks if remark[0] not in CAUTIONS],
         not_measurable=_by_reason(arms.not_measurable(run)),
         side_by_side=arms.side_by_side(run),
-        accounts=[] if summary.value is None else value_tables(summary.value),
+        accounts=[
+            *_limit_tables(run.judgement),
+            *([] if summary.value is None else value_tables(summary.value)),
+        ],
         sections=arms.sections(run),
         rows=arms.metric_rows_of(run),
         command=manifest.repeat or shlex.join(manifest.command),
@@ -64,22 +73,37 @@ def _describe_run(run: Run, anchor: str) -> Article:
     in_use = summary.breakdown.get("leaks_in_use", {})
     lost = summary.breakdown.get("leaks_lost", ("slots", "blocks"))
     remarks = [(remark.level, remark.text) for remark in summary.validity]
+    counters = summary.audit.counters if summary.audit else []
+    chosen, data = request_rows(run)
     return Article(
         anchor=anchor,
         run_id=summary.run_id,
         question=str(manifest.workload.get("question") or summary.workload),
+        verdict=_verdict(run),
         sentence=sentence(summary.outcomes, summary.metrics, in_use, lost),
         status=summary.status,
         cards=headline.cards(summary.metrics, summary.flags, in_use),
         facts=_facts(run),
+        trust=trust(run),
         cautions=[remark for remark in remarks if remark[0] in CAUTIONS],
         remarks=[remark for remark in remarks if remark[0] not in CAUTIONS],
         not_measurable=_by_reason(summary.not_measurable),
-        accounts=account_tables(summary.agreement, summary.audit.counters if summary.audit else []),
+        accounts=[*_limit_tables(run.judgement), *account_tables(summary.agreement, counters)],
         sections=_sections(run),
+        listing=Listing(words=chosen.words, data=data) if chosen.total else None,
         rows=metric_rows(summary.metrics, summary.flags),
         command=manifest.repeat or shlex.join(manifest.command),
         machine=_machine(manifest),
+    )
+
+
+def _verdict(run: Run) -> verdict.Verdict:
+    if run.judgement is not None:
+        return verdict.of_limits(run.judgement)
+    summary = run.summary
+    invalid = [remark.text for remark in summary.validity if remark.level == "invalid"]
+    return verdict.without_limits(
+        summary.outcomes, summary.metrics, invalid=invalid, is_wedged=bool(summary.wedged)
     )
 
 
@@ -90,7 +114,8 @@ def _sections(run: Run) -> list[Section]:
         *probes,
         cancel_sections.stages,
         cancel_sections.latency,
-        cancel_sections.waste,
+        cancel_sections.ways,
+        waste,
         load_sections.slots,
         load_sections.kv,
         load_sections.hardware,
@@ -98,6 +123,24 @@ def _sections(run: Run) -> list[Section]:
         load_sections.lag,
     )
     return [build(run) for build in builders]
+
+
+def _limit_tables(judgement: Judgement | None) -> list[PlainTable]:
+    """The gate's checks one by one, where the workload has limits."""
+    if judgement is None:
+        return []
+    return [
+        PlainTable(
+            title="The limits, one by one",
+            shows="What `walkaway gate` says of each limit of the workload. A limit that lies "
+            "within what the true value can be is not decided, and that is no pass.",
+            columns=("limit", "verdict", "measured", "why"),
+            rows=tuple(
+                (one.name, str(one.verdict), one.measured or DASH, one.reason)
+                for one in gravest_first(judgement.checks)
+            ),
+        )
+    ]
 
 
 def _by_reason(not_measurable: Mapping[str, str]) -> list[tuple[str, list[str]]]:
@@ -124,7 +167,6 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     if summary.token_counting:
         counted = COUNTED_BY.get(summary.token_counting, summary.token_counting)
         facts.append(("tokens by", counted))
-    facts.append(("steady", steady_in_words(summary.steady)))
     if (probing := run.manifest.probing) is not None:
         what = "no: wedged" if summary.wedged else f"no: {', '.join(probing.errors)}"
         facts.append(("serves in the end", what if probing.errors else "yes"))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import plotly.graph_objects as go
 
 from dashboards.source import Run
+from dashboards.tables import PlainTable
 from dashboards.timelines import Timeline
 from harness.records import Metric
 from harness.words import figure_of
@@ -26,18 +27,20 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """One heading: what it shows, what good looks like, and the pictures or the reason."""
+    """One heading: what it shows, what good looks like, and the pictures or the reason; `tables`
+    hold the figures that a picture cannot show."""
 
     name: str
     title: str
     shows: str
     good: str
     pictures: tuple[Picture, ...] = ()
+    tables: tuple[PlainTable, ...] = ()
     reason: str | None = None
 
-    def drawn(self, *pictures: Picture) -> "Section":
+    def drawn(self, *pictures: Picture, tables: tuple[PlainTable, ...] = ()) -> "Section":
         """The section with its pictures."""
-        return replace(self, pictures=pictures)
+        return replace(self, pictures=pictures, tables=tables)
 
     def without(self, reason: str) -> "Section":
         """The section with the reason why it has no picture, or lacks one."""

@@ -8,15 +8,18 @@ from typing import Any, TypeVar
 import msgspec
 import pandas as pd
 
+from dashboards.own_limits import judged_by_own_limits
 from dashboards.timelines import Clock
 from harness.analysis.agreement import Agreement
 from harness.analysis.audit import Entry
 from harness.analysis.cancellation import cancellations
 from harness.analysis.frames import RunFrames
+from harness.analysis.load_side import LoadSide
 from harness.analysis.paired import Difference
 from harness.analysis.validity import Remark
 from harness.analysis.value import Value
 from harness.errors import ConfigError
+from harness.gate.judge import Judgement
 from harness.manifest import Manifest
 from harness.records import Metric
 from harness.store import RunFolder
@@ -49,6 +52,7 @@ class Summary(msgspec.Struct, kw_only=True):
     audit: Audit | None = None
     steady: dict[str, Any] = {}
     wedged: bool | None = None
+    load_processes: list[LoadSide] = []
     breakdown: dict[str, Any] = {}
 
 
@@ -95,6 +99,7 @@ class ArmsRun:
 
     manifest: Manifest
     summary: ArmsSummary
+    judgement: Judgement | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +111,7 @@ class Run:
     frames: RunFrames
     cancels: pd.DataFrame
     clock: Clock
+    judgement: Judgement | None = None
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
@@ -122,6 +128,7 @@ def read_run(path: Path) -> Run | ArmsRun:
         return ArmsRun(
             manifest=_checked(folder.read_manifest(), Manifest, path / "manifest.json"),
             summary=_checked(folder.read_summary(), ArmsSummary, path / "summary.json"),
+            judgement=judged_by_own_limits(path, folder.read_manifest()["workload"]),
         )
     frames = folder.frames()
     manifest = _checked(frames.manifest, Manifest, path / "manifest.json")
@@ -131,6 +138,7 @@ def read_run(path: Path) -> Run | ArmsRun:
         frames=frames,
         cancels=cancellations(frames),
         clock=run_clock(manifest, frames.requests),
+        judgement=judged_by_own_limits(path, manifest.workload),
     )
 
 

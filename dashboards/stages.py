@@ -11,7 +11,7 @@ from typing import Final
 
 import plotly.graph_objects as go
 
-from dashboards.theme import BLUE, ORANGE, SKY, VERMILION, canvas
+from dashboards.theme import BLUE, GREEN, ORANGE, SKY, VERMILION, canvas
 from harness.records import Metric
 from harness.words import figure_of
 
@@ -20,6 +20,7 @@ STAGES: Final = (
     ("signal_s", "signal: the worker heard it", VERMILION),
     ("wait_s", "wait: out of the batch", ORANGE),
     ("free_s", "free: blocks reclaimed", BLUE),
+    ("slot_refill_s", "refill: taken by the next", GREEN),
 )
 STAGE_ROWS: Final = (("p50", "median"), ("p99", "99th percentile"))
 

@@ -18,6 +18,7 @@ from dashboards.theme import (
     GREY,
     HEIGHT_PX,
     ORANGE,
+    PURPLE,
     VERMILION,
     canvas,
     plain,
@@ -52,6 +53,14 @@ class Timeline:
     note: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """When users left and requests were preempted, in seconds since the load began."""
+
+    abandons: Floats
+    preemptions: Floats
+
+
 def over_time(clock: Clock, *, y_title: str, height: int = 260) -> go.Figure:
     """An empty figure over the whole run, with a line where the load ended."""
     figure = canvas(x_title="seconds since the load began", y_title=y_title, height=height)
@@ -67,29 +76,38 @@ def over_time(clock: Clock, *, y_title: str, height: int = 260) -> go.Figure:
     return figure
 
 
-def batch_slots(
-    running: Series, waiting: Series | None, abandons: Floats, clock: Clock
-) -> Timeline:
-    """Occupied slots and the queue, with a mark on the axis for each abandon."""
+def batch_slots(running: Series, waiting: Series | None, marks: Marks, clock: Clock) -> Timeline:
+    """Occupied slots and the queue, with a mark for each abandon and each preemption."""
     figure = over_time(clock, y_title="requests", height=HEIGHT_PX)
     _steps(figure, running, name="running (in a slot)", colour=BLUE)
     if waiting is not None:
         _steps(figure, waiting, name="waiting", colour=ORANGE)
-    marks = thin_marks(abandons, clock.length_s)
-    if len(marks):
-        figure.add_scatter(
-            x=marks,
-            y=np.full(len(marks), 0.03),
-            yaxis="y2",
-            mode="markers",
-            marker={"symbol": "line-ns-open", "size": 12, "color": VERMILION, "line_width": 1.5},
-            name="a user left",
-            hovertemplate="a user left at %{x:.2f} s<extra></extra>",
-        )
-        figure.update_layout(
-            yaxis2={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
-        )
+    _add_marks(figure, marks, clock)
     return Timeline(figure=figure, note=_notes([running, *([waiting] if waiting else [])]))
+
+
+def _add_marks(figure: go.Figure, marks: Marks, clock: Clock) -> None:
+    """Abandons along the foot of the picture, preemptions along its head."""
+    foot = {"symbol": "line-ns-open", "size": 12, "color": VERMILION, "line_width": 1.5}
+    head = {"symbol": "triangle-down", "size": 9, "color": PURPLE}
+    for stamps, height, marker, name in (
+        (marks.abandons, 0.03, foot, "a user left"),
+        (marks.preemptions, 0.97, head, "preempted"),
+    ):
+        drawn = thin_marks(stamps, clock.length_s)
+        if len(drawn):
+            figure.add_scatter(
+                x=drawn,
+                y=np.full(len(drawn), height),
+                yaxis="y2",
+                mode="markers",
+                marker=marker,
+                name=name,
+                hovertemplate=name + " at %{x:.2f} s<extra></extra>",
+            )
+    figure.update_layout(
+        yaxis2={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
+    )
 
 
 def thin_marks(stamps: Floats, length_s: float) -> Floats:
@@ -102,12 +120,14 @@ def thin_marks(stamps: Floats, length_s: float) -> Floats:
     return stamps[first]
 
 
-def kv_blocks(used: Series, clock: Clock, *, unit: str, total: int | None) -> Timeline:
+def kv_blocks(
+    used: Series, marks: Marks, clock: Clock, *, unit: str, total: int | None
+) -> Timeline:
     """KV cache in use over time. `total`, where known, is named in the axis title."""
     title = unit if total is None else f"{unit} (of {total:,})"
     figure = over_time(clock, y_title=title)
     _steps(figure, used, name=unit, colour=GREEN)
-    figure.update_layout(showlegend=False)
+    _add_marks(figure, marks, clock)
     return Timeline(figure=figure, note=_notes([used]))
 
 

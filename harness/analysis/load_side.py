@@ -50,7 +50,7 @@ def remarks_on_the_load(
 ) -> list[Remark]:
     """Whether the load generator did its part."""
     return [
-        *(Remark(level="invalid", text=text) for text in _saturations(sides, figures)),
+        *(Remark(level="invalid", text=text) for text in saturations(sides, figures)),
         *(Remark(level="warning", text=text) for text in _deaths(manifest, facts)),
     ]
 
@@ -68,7 +68,7 @@ def _deaths(manifest: Mapping[str, Any], facts: Facts) -> Iterator[str]:
         )
 
 
-def _saturations(sides: Sequence[LoadSide], figures: Mapping[str, Figure]) -> Iterator[str]:
+def saturations(sides: Sequence[LoadSide], figures: Mapping[str, Figure]) -> Iterator[str]:
     """A sentence for each process that was saturated, with what to do."""
     late_s = max(LEAST_LATE_S, _step_s(figures))
     for side in sides:

@@ -6,10 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dashboards import figures, timelines
+from dashboards import figures, ladders, timelines
 from dashboards.downsample import min_max
 from dashboards.stages import cancel_stages
-from dashboards.timelines import Clock
+from dashboards.timelines import Clock, Marks
+from dashboards.waste_section import phase_bars, point_bars, waste_bars
 from harness.records import Metric
 
 CLOCK = Clock(started_ns=1_000, ended_ns=10_000_001_000, settled_ns=12_000_001_000)
@@ -101,11 +102,35 @@ def test_waste_keeps_its_points_in_order() -> None:
         {"planned_abandon": 0, "n": 3, "in_flight_mean": 0.5, "after_close_mean": 1.0},
         {"planned_abandon": 16, "n": 3, "in_flight_mean": 0.0, "after_close_mean": 2.0},
     ]
-    in_flight, after = figures.waste_by_abandon_point(points).data
-    assert list(after.x) == ["0 tokens", "16 tokens"]
+    in_flight, after = waste_bars(point_bars(points), x_title="").data
+    assert list(after.x) == ["0", "16"]
     assert list(after.y) == [1.0, 2.0]
     assert list(in_flight.y) == [0.5, 0.0]
     assert list(after.text) == ["1.5", "2"]
+
+
+def test_many_abandon_points_are_put_together_into_bars_of_as_many_requests() -> None:
+    points: list[dict[str, Any]] = [
+        {"planned_abandon": k, "n": 1, "in_flight_mean": 0.0, "after_close_mean": float(k)}
+        for k in range(1, 41)
+    ]
+    bars = point_bars(points, most=4)
+    assert [bar.label for bar in bars] == ["1 to 10", "11 to 20", "21 to 30", "31 to 40"]
+    assert [bar.n for bar in bars] == [10] * 4
+    assert bars[0].after_close == pytest.approx(5.5)
+
+
+def test_waste_has_a_bar_for_each_phase_that_anybody_left_in() -> None:
+    frame = pd.DataFrame(
+        {
+            "phase": ["decode", "decode", "waiting", "ended", "decode"],
+            "wasted_in_flight_tokens": [1.0, 0.0, 0.0, 9.0, np.nan],
+            "wasted_after_close_tokens": [1.0, 2.0, 0.0, 9.0, np.nan],
+        }
+    )
+    waiting, decode = phase_bars(frame)
+    assert (waiting.label, waiting.n) == ("in the queue (1)", 1)
+    assert (decode.n, decode.in_flight, decode.after_close) == (2, 0.5, 1.5)
 
 
 def test_each_arm_is_a_row_and_a_probe_that_gave_up_is_a_cross() -> None:
@@ -130,14 +155,14 @@ def test_a_log_axis_has_whole_decades_with_their_units() -> None:
         "itl_s": stage(0.0203, 0.0228),
         "e2e_s": stage(0.4, 1.7),
     }
-    axis = figures.client_times(times).layout.xaxis
+    axis = ladders.client_times(times).layout.xaxis
     assert list(axis.ticktext) == ["10 ms", "100 ms", "1 s", "10 s"]
     assert list(axis.tickvals) == [10, 100, 1000, 10000]
     assert axis.range[0] < 1 < 4 < axis.range[1]
-    narrow = figures.client_times({"itl_s": stage(0.01, 0.01)}).layout.xaxis
+    narrow = ladders.client_times({"itl_s": stage(0.01, 0.01)}).layout.xaxis
     assert list(narrow.ticktext) == ["10 ms", "100 ms"]
-    wide = figures.client_times({"itl_s": stage(1e-5, 90)}).layout.xaxis
-    assert len(wide.ticktext) <= figures.MOST_TICKS
+    wide = ladders.client_times({"itl_s": stage(1e-5, 90)}).layout.xaxis
+    assert len(wide.ticktext) <= ladders.MOST_TICKS
 
 
 def test_a_latency_with_late_ghosts_is_on_such_an_axis_too() -> None:
@@ -146,7 +171,7 @@ def test_a_latency_with_late_ghosts_is_on_such_an_axis_too() -> None:
 
 
 def test_a_wait_that_brought_no_token_is_an_arrow_and_not_left_out() -> None:
-    *_, arrow = figures.client_times({"ttft_s": stage(None, None, bound=7.7)}).data
+    *_, arrow = ladders.client_times({"ttft_s": stage(None, None, bound=7.7)}).data
     assert (list(arrow.x), list(arrow.y)) == ([7700], ["first token (TTFT)"])
     assert arrow.name == "longer than"
 
@@ -168,7 +193,9 @@ def test_many_abandons_share_marks_but_none_is_lost_to_the_eye() -> None:
 
 def test_the_time_axis_spans_the_run_and_the_settling() -> None:
     series = min_max(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
-    slots = timelines.batch_slots(series, None, np.array([0.5]), CLOCK)
+    marks = Marks(abandons=np.array([0.5]), preemptions=np.array([0.7]))
+    slots = timelines.batch_slots(series, None, marks, CLOCK)
+    assert [one.name for one in slots.figure.data[1:]] == ["a user left", "preempted"]
     lag = timelines.lines({"<b>load</b>": series}, CLOCK, y_title="ms")
     for timeline in (slots, lag):
         assert list(timeline.figure.layout.xaxis.range) == [0, 12]

@@ -78,7 +78,7 @@ def test_everything_is_drawn_and_fits(
     (run / "measure.html").write_text(MEASURE.format(width=width))
     seen, console = look(run / "measure.html", tmp_path / "profile")
     assert console == []
-    assert seen == f'{{"width":{width},"figures":9,"drawn":9,"sticks":[]}}'
+    assert seen == f'{{"width":{width},"figures":10,"drawn":10,"sticks":[]}}'
 
 
 def test_a_script_that_is_not_ours_is_refused(make_run: MakeRun, tmp_path: Path) -> None:

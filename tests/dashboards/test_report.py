@@ -20,8 +20,8 @@ def test_a_report_has_every_picture_and_every_figure(make_run: MakeRun) -> None:
     page = page_of(make_run())
     assert set(page.figures()) == {
         f"run0-{name}"
-        for name in ("stages", "cancel-latency", "cancel-steps", "waste", "slots", "kv", "cpu")
-    } | {"run0-survivors", "run0-lag"}
+        for name in ("stages", "cancel-latency", "cancel-steps", "waste", "waste-phase", "slots")
+    } | {"run0-kv", "run0-cpu", "run0-survivors", "run0-lag"}
     assert page.texts("h1") == ["What does a synthetic server do?"]
     body = body_of(page)
     assert "13.1 ms" in body
@@ -57,7 +57,7 @@ def test_nothing_is_fetched_and_only_our_scripts_may_run(make_run: MakeRun) -> N
         f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
         for script in page.scripts()
     ]
-    assert len(hashes) == 2
+    assert len(hashes) == 3
     assert page.policy() == (
         f"default-src 'none'; script-src {' '.join(hashes)}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -73,7 +73,7 @@ def test_text_from_outside_cannot_become_markup(make_run: MakeRun) -> None:
         not_measurable={evil: evil},
     )
     page = page_of(run)
-    assert len(page.scripts()) == 2
+    assert len(page.scripts()) == 3
     assert page.texts("h1") == [evil]
     assert not [tag for tag, _, _ in page.elements if tag == "img"]
     html = (run / "report.html").read_text(encoding="utf-8")
@@ -108,7 +108,7 @@ def test_a_server_that_shows_nothing_gets_reasons_instead_of_pictures(make_run: 
     assert body.count(reason) == 2  # once for all figures that it keeps away, and for the picture
     assert "detect_s, signal_s" in body
     assert "No step log, and no scrape showed the KV cache." in body
-    titles = page.texts("dt")
+    titles = page.texts("h2")
     for title in ("Where the time of a cancel goes", "How long until the server let go"):
         assert title in titles
 

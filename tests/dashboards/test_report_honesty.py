@@ -64,7 +64,10 @@ def test_every_quantile_that_the_stages_leave_out_is_named(make_run: MakeRun) ->
     del summary["metrics"]["wait_s"], summary["metrics"]["free_s"]
     (run / "summary.json").write_text(json.dumps(summary))
     page = page_of(run)
-    assert "Not drawn: median of wait, free; 99th percentile of wait, free." in body_of(page)
+    said = (
+        "Not drawn: median of wait, free, slot_refill; 99th percentile of wait, free, slot_refill."
+    )
+    assert said in body_of(page)
     stages = page.figures()["run0-stages"]
     assert stages["layout"]["showlegend"]
     (alt,) = (
