@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dashboards.comparison_page import write_comparison
 from dashboards.report import write_report
+from dashboards.trend_page import write_trend
 from harness.errors import WalkawayError
 
 
@@ -32,7 +33,10 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("baseline", type=Path, metavar="RUN_DIR")
     compare.add_argument("candidates", nargs="+", type=Path, metavar="RUN_DIR")
     compare.set_defaults(write=lambda of: write_comparison(of.baseline, of.candidates, of.output))
-    for command in (report, compare):
+    trend = commands.add_parser("trend", help="draw all runs of a folder over time")
+    trend.add_argument("folder", type=Path, metavar="FOLDER")
+    trend.set_defaults(write=lambda of: write_trend(of.folder, of.output))
+    for command in (report, compare, trend):
         command.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.html")
     return parser
 

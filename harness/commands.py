@@ -3,8 +3,6 @@
 So `walkaway --help` and a mistyped flag are answered at once: pandas and scipy alone take a second.
 """
 
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +20,7 @@ from harness.command_line import (
     app,
 )
 from harness.errors import ConfigError
-from harness.process import python_module
+from harness.process import become, python_module
 
 __all__ = ["app"]
 
@@ -140,7 +138,7 @@ def report(
 
             complete_summary(folder)
     file = output or runs[0] / "report.html"
-    _become(python_module("dashboards", "report", *map(str, runs), "-o", str(file)))
+    become(python_module("dashboards", "report", *map(str, runs), "-o", str(file)))
 
 
 @app.command(cls=Command)
@@ -211,11 +209,12 @@ def engine(context: typer.Context) -> None:
 
     Example: walkaway engine --port 8000 --runner simulated --sim-fixed-ms 20
     """
-    _become(python_module("reference_engine", *context.args))
+    become(python_module("reference_engine", *context.args))
 
 
 for _command in (
     result_commands.compare,
+    result_commands.trend,
     result_commands.export,
     lookup_commands.workloads,
     lookup_commands.targets,
@@ -223,9 +222,3 @@ for _command in (
     lookup_commands.doctor,
 ):
     app.command(cls=Command)(_command)
-
-
-def _become(command: list[str]) -> None:
-    """Replace this process by another program; its exit code is then ours."""
-    sys.stdout.flush()
-    os.execv(command[0], command)
