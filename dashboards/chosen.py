@@ -84,7 +84,7 @@ def _tail(let_go: Floats, ttft: Floats) -> Floats:
 
 def _share(values: Floats) -> Floats:
     ranks = pd.Series(values).rank(pct=True, method="max").fillna(0.0)
-    return ranks.to_numpy(dtype=np.float64)
+    return np.asarray(ranks, dtype=np.float64)
 
 
 def _ttft(requests: pd.DataFrame) -> Floats:

@@ -13,11 +13,15 @@
   };
   const digits = (value) => Number(value.toPrecision(3)).toLocaleString("en");
   const count = (value) => (value === null ? DASH : digits(value));
+  const amount = (value, unit) => `${count(value)} ${value === 1 ? unit : `${unit}s`}`;
   const time = (ms) => {
     if (ms === null) return DASH;
     if (Math.abs(ms) >= 1000) return `${digits(ms / 1000)} s`;
     return Math.abs(ms) >= 1 || ms === 0 ? `${digits(ms)} ms` : `${digits(ms * 1000)} µs`;
   };
+
+  // A moment among others of its request: in milliseconds, and finer than a length is told.
+  const stamp = (ms) => `${ms.toLocaleString("en", { maximumFractionDigits: ms < 10 ? 3 : 1 })} ms`;
 
   // What a row says of request `i`: its text, and by what it is sorted.
   const column = (of, name) => (i) => of.columns[name][i];
@@ -64,6 +68,9 @@
     freed: ["server", "blocks reclaimed"],
     ended: ["client", "over for the client"],
   };
+  const KEY =
+    "Striped: waiting for a slot. Blue: served, with a line for each token read (for many, some of them). Hatched: held for " +
+    "nobody. The numbers are those of the list below, with the time since the request was sent.";
   const momentsOf = (of, i) => {
     const found = [{ at: 0, who: "client", text: "sent" }];
     for (const [name, [who, text]] of Object.entries(MOMENTS)) {
@@ -73,7 +80,7 @@
     return found.sort((one, other) => one.at - other.at);
   };
 
-  // A line of time from `from` to `to`: where marks would cover each other, they go a row lower.
+  // A line of time from `from` to `to`. Marks that would cover each other are one: "5-8".
   const track = (moments, ticks, spans, from, to, label) => {
     const place = (at) => `${(100 * (at - from)) / (to - from || 1)}%`;
     const line = make("div", { className: "track" });
@@ -89,16 +96,16 @@
       if (at < from || at > to) continue;
       line.appendChild(make("i", { className: "tick" })).style.left = place(at);
     }
-    let lane = 0;
-    let last = -Infinity;
+    let last = { at: -Infinity };
     moments.forEach(({ at, who }, n) => {
       if (at < from || at > to) return;
-      lane = (at - last) / (to - from || 1) < 0.05 ? lane + 1 : 0;
-      last = at;
+      if ((at - last.at) / (to - from || 1) < 0.08) {
+        last.mark.textContent = `${last.number}\u2013${n + 1}`;
+        return;
+      }
       const mark = line.appendChild(make("b", { className: who }, String(n + 1)));
       mark.style.left = place(at);
-      mark.style.top = `${2 + 1.5 * lane}rem`;
-      line.style.minHeight = `${Math.max(parseFloat(line.style.minHeight) || 0, 3.6 + 1.5 * lane)}rem`;
+      last = { at, mark, number: n + 1 };
     });
     return make("figure", {}, line, make("figcaption", {}, label));
   };
@@ -131,10 +138,10 @@
       ["plan", value("plan") || DASH],
       ["left by", [value("way"), value("wire_close")].filter(Boolean).join(", on the wire ") || DASH],
       ["was", value("phase") === null ? DASH : `in ${value("phase")} when its user left`],
-      ["prompt", `${count(value("prompt_tokens"))} tokens`],
-      ["read", `${count(value("tokens_read"))} of at most ${count(value("max_tokens"))} tokens`],
-      ["wasted", `${count(value("wasted_tokens"))} tokens generated and never read`],
-      ["let go after", `${letGo(of).text(i)}, ${count(value("cancel_latency_steps"))} engine steps`],
+      ["prompt", amount(value("prompt_tokens"), "token")],
+      ["read", `${count(value("tokens_read"))} of at most ${amount(value("max_tokens"), "token")}`],
+      ["wasted", `${amount(value("wasted_tokens"), "token")} generated and never read`],
+      ["let go after", `${letGo(of).text(i)}, ${amount(value("cancel_latency_steps"), "engine step")}`],
       ["server said", value("finish_reason") ?? DASH],
       ["arm, role", `${value("arm")}, ${value("role")}`],
       ["HTTP status", value("status_code") === null ? DASH : String(value("status_code"))],
@@ -149,7 +156,7 @@
       "ol",
       { className: "moments" },
       ...moments.map(({ at, who, text }) =>
-        make("li", {}, make("b", { className: who }, who), ` ${time(at)}: ${text}${since(at)}`),
+        make("li", {}, make("b", { className: who }, who), ` ${stamp(at)}: ${text}${since(at)}`),
       ),
     );
   };
@@ -227,7 +234,7 @@
       const close = make("a", { href: `#${section.id}` }, "back to the list");
       panel.replaceChildren(
         heading,
-        make("p", { className: "shows" }, `Time since it was sent, in the order in which it happened; ${listed}. `, close),
+        make("p", { className: "shows" }, `${KEY} In this list it is ${listed}. `, close),
         ...tracksOf(of, i, moments),
         make("div", { className: "columns" }, listOf(of, i, moments), factsOf(of, i)),
       );

@@ -1,92 +1,137 @@
-"""The report as a real browser shows it: scripts allowed, everything drawn, nothing sticks out."""
+"""The report as a real browser shows it: all is drawn and fits, and anybody can use it."""
 
 import re
-import shutil
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
 
 from dashboards.__main__ import main
+from tests.dashboards.browsing import CHROMIUM, chromium, opened, violations
 
 MakeRun = Callable[..., Path]
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
 ]
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-sync",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--enable-logging=stderr",
-    "--v=0",
-    "--allow-file-access-from-files",
-    "--hide-scrollbars",
-    "--virtual-time-budget=10000",
-    "--window-size=1600,900",
-    "--dump-dom",
-]
 
-# Chromium has a smallest window width, so the page is looked at in a frame of a phone's width.
-MEASURE = """<!doctype html><iframe src="report.html" style="width:{width}px;height:800px"></iframe>
-<script>
-addEventListener("load", () => setTimeout(() => {{
-  const page = document.querySelector("iframe").contentDocument;
-  const sticks = [...page.querySelectorAll("main *")].filter((one) =>
+STICKS_OUT = """() => [...document.querySelectorAll("main *")].filter((one) =>
     !one.closest(".scroll") && !one.parentElement.closest("svg") &&
-    one.getBoundingClientRect().right > {width});
-  document.title = JSON.stringify({{
-    width: page.documentElement.scrollWidth,
-    figures: Object.keys(JSON.parse(page.getElementById("figures").textContent)).length,
-    drawn: page.querySelectorAll(".plot .main-svg:first-of-type").length,
-    sticks: sticks.map((one) => one.outerHTML.slice(0, 80)),
-  }});
-}}, 3000));
-</script>
-"""
+    one.getBoundingClientRect().right > innerWidth).map((one) => one.outerHTML.slice(0, 80))"""
 
 
-def look(page: Path, profile: Path) -> tuple[str, list[str]]:
-    """The title of the page once it is done, and what it wrote to the console."""
-    assert CHROMIUM is not None
-    done = subprocess.run(
-        [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", page.as_uri()],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=90,
-    )
-    title = re.search(r"<title>(.*?)</title>", done.stdout)
-    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return (title[1] if title else ""), console
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
 
 
-@pytest.mark.parametrize(("width", "ghosts"), [(390, 6), (1440, 0)])
-def test_everything_is_drawn_and_fits(
-    make_run: MakeRun, tmp_path: Path, width: int, ghosts: int
+def report_of(*runs: Path) -> Path:
+    output = runs[0] / "report.html"
+    assert main(["report", *map(str, runs), "-o", str(output)]) == 0
+    return output
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme", "ghosts"),
+    [(390, "light", 0), (390, "dark", 6), (1440, "light", 6), (1440, "dark", 0)],
+)
+def test_everything_is_drawn_and_fits_and_axe_finds_nothing_serious(
+    browser: Browser,
+    make_run: MakeRun,
+    width: int,
+    scheme: Literal["light", "dark"],
+    ghosts: int,
 ) -> None:
     run = make_run(ghosts=ghosts, not_measurable={"a_very_long_name_of_a_figure_" * 3: "no" * 90})
-    assert main(["report", str(run), "-o", str(run / "report.html")]) == 0
-    (run / "measure.html").write_text(MEASURE.format(width=width))
-    seen, console = look(run / "measure.html", tmp_path / "profile")
-    assert console == []
-    assert seen == f'{{"width":{width},"figures":10,"drawn":10,"sticks":[]}}'
+    with opened(browser, report_of(run), width=width, scheme=scheme) as (page, noise):
+        assert page.locator(".plot").count() == 10
+        page.locator("tbody a").first.click()
+        expect(page.locator(".one ol")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.evaluate(STICKS_OUT) == []
+        assert noise == []
+        assert violations(Axe().run(page).response) == []
 
 
-def test_a_script_that_is_not_ours_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
-    run = make_run(abandons=0)
-    assert main(["report", str(run), "-o", str(run / "report.html")]) == 0
-    html = (run / "report.html").read_text(encoding="utf-8")
+@pytest.mark.parametrize("abandons", [0, 1, 750])
+def test_reports_of_no_one_and_a_thousand_requests_open_in_silence(
+    browser: Browser, make_run: MakeRun, abandons: int
+) -> None:
+    run = make_run(abandons=abandons)
+    with opened(browser, report_of(run)) as (page, noise):
+        expect(page.locator("h1")).to_have_text("What does a synthetic server do?")
+        if abandons:
+            expect(page.get_by_role("status")).to_contain_text(f"{abandons * 4 // 3} are listed")
+        assert noise == []
+
+
+def test_a_script_that_is_not_ours_is_refused(browser: Browser, make_run: MakeRun) -> None:
+    report = report_of(make_run(abandons=0))
+    html = report.read_text(encoding="utf-8")
     injected = html.replace("</main>", "<script>document.title = 'mine'</script></main>")
-    (run / "injected.html").write_text(injected, encoding="utf-8")
-    title, console = look(run / "injected.html", tmp_path / "profile")
-    assert title != "mine"
-    assert any("Content Security Policy" in line for line in console)
+    report.write_text(injected, encoding="utf-8")
+    with opened(browser, report) as (page, noise):
+        assert page.title() != "mine"
+        assert any("Content Security Policy" in line for line in noise)
+
+
+def rows(page: Page) -> list[str]:
+    return page.locator(".requests tbody th").all_inner_texts()
+
+
+def test_requests_are_found_sorted_and_paged(browser: Browser, make_run: MakeRun) -> None:
+    with opened(browser, report_of(make_run(ghosts=3))) as (page, noise):
+        status = page.get_by_role("status")
+        expect(status).to_have_text("1 to 25 of 40 shown; 40 are listed.")
+        assert rows(page)[:3] == ["u-0", "u-1", "u-2"]  # the ghosts
+        page.get_by_role("button", name="Later rows").click()
+        expect(status).to_have_text("26 to 40 of 40 shown; 40 are listed.")
+        page.get_by_label("Find").fill("completed")
+        expect(status).to_have_text("1 to 10 of 10 shown; 40 are listed.")
+        page.get_by_label("Find").fill("GHOST abandoned")
+        expect(status).to_have_text("1 to 3 of 3 shown; 40 are listed.")
+        page.get_by_label("Find").fill("nothing like it")
+        expect(status).to_have_text("none shown; 40 are listed.")
+        page.get_by_label("Find").fill("")
+        read = page.get_by_role("columnheader", name="tokens read")
+        read.get_by_role("button").click()
+        expect(read).to_have_attribute("aria-sort", "descending")
+        most = page.locator(".requests tbody tr").first.locator("td").nth(3)
+        expect(most).to_have_text("24")
+        read.get_by_role("button").click()
+        expect(read).to_have_attribute("aria-sort", "ascending")
+        expect(most).to_have_text("0")
+        assert noise == []
+
+
+def test_one_request_is_opened_by_the_keyboard_and_by_its_address(
+    browser: Browser, make_run: MakeRun
+) -> None:
+    report = report_of(make_run(ghosts=3))
+    with opened(browser, report) as (page, _):
+        page.get_by_role("link", name="u-0", exact=True).focus()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="Request u-0")).to_be_focused()
+        assert "a ghost: not stopped within 2 s" in page.locator(".one").inner_text()
+        assert page.url.endswith("#run0-request-u-0")
+        page.get_by_role("link", name="back to the list").click()
+        expect(page.locator(".one")).to_be_hidden()
+    with opened(browser, report, fragment="#run0-request-u-4") as (page, noise):
+        moments = page.locator(".moments li").all_inner_texts()
+        told = [re.sub(r"^\w+\s+[\d.,]+ ms: ", "", one) for one in moments]
+        assert told[0] == "sent"
+        assert told[-5:] == [
+            "over for the client",
+            "the server saw it (1 ms after leaving)",
+            "the worker heard of it (2 ms after leaving)",
+            "out of the batch (8 ms after leaving)",
+            "blocks reclaimed (8.1 ms after leaving)",
+        ]
+        assert noise == []
+    with opened(browser, report, fragment="#run0-request-nobody") as (page, _):
+        expect(page.get_by_role("status")).to_contain_text("not among those that are listed")
