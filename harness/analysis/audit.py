@@ -28,7 +28,8 @@ The ranges:
                       first token may be gone before the server has seen the request, and who
                       races for the last one may find it made
     ended             likewise, of all requests that the server took
-    running           0: nothing is left
+    running           0: nothing is left. Stuck, if it never moved although scrapes fell into
+                      answers that had been going on for longer than a page can be old
 
 The tolerance is one token for each request that can be in flight at once (tokens), else 0. Requests
 that the run cut off are among those who left.
@@ -59,6 +60,7 @@ ROLES: Final = ("generated_tokens", "prompt_tokens", "aborted", "ended", "runnin
 
 
 _MOST_STRETCHED: Final = 2.0  # times the usual reading
+_FEWEST_TELLING: Final = 3  # scrapes
 _NOT_YET: Final[tuple[Verdict, str]] = (
     "cannot be judged",
     "it is right only when nothing runs, and something still runs",
@@ -204,7 +206,7 @@ def _verdict(
 ) -> tuple[Verdict, str | None]:
     low, high, slack = due.low, due.high, due.tolerance
     if role == "running" and not _has_moved(frames, facts):
-        return "stuck", "it did not move while requests came and went"
+        return "stuck", "it did not move while answers came"
     if told == 0 and low > slack:
         return "stuck", None
     if told == 0 and high > 0 and facts.trust.get(role) == "stuck":
@@ -248,7 +250,15 @@ def _signs_of_lateness(frames: RunFrames, facts: Facts, role: str, due: Due) -> 
 def _has_moved(frames: RunFrames, facts: Facts) -> bool:
     """True also where there is no scrape that could tell."""
     readings = readings_of(frames, facts, "running")
-    return readings is None or readings.n < 3 or bool(np.ptp(readings.level))
+    if readings is None or np.ptp(readings.level):
+        return True
+    rows = without_tokens(frames.requests)
+    rows = rows[rows["first_token_ns"].notna()]
+    since = rows["first_token_ns"].to_numpy(dtype=np.int64) + readings.lag_ns
+    until = rows["abandoned_ns"].fillna(rows["ended_ns"]).to_numpy(dtype=np.int64)
+    since, until = np.sort(since[until > since]), np.sort(until[until > since])
+    begun, over = (np.searchsorted(times, readings.t_ns, "right") for times in (since, until))
+    return int((begun > over).sum()) < _FEWEST_TELLING
 
 
 def _finite(value: float) -> float | None:

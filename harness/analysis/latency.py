@@ -36,7 +36,7 @@ _LATENCY_FIGURES: Final = (
 _OPEN_LOOP_FIGURES: Final = ("ttft_from_intended_s", "e2e_from_intended_s")
 _SENT: Final = "sent_ns"
 _INTENDED: Final = "intended_start_ns"
-_NO_SURVIVOR: Final = "no request that was to be read to its end was accepted"
+_NO_SURVIVOR: Final = "no request that was to be read to its end had a token, or waited for one"
 _NONE_COMPLETED: Final = "no survivor was completed"
 _NONE_SENT: Final = "no request was sent"
 _NO_USERS: Final = "this workload has no ordinary users, only fillers and probes"
@@ -130,9 +130,10 @@ def _ttft(users: pd.DataFrame, survivors: pd.DataFrame) -> Figure:
 
 
 def ttft_sample(requests: pd.DataFrame, *, since: str = _SENT) -> Sample:
-    """Censored at the end of a request that was accepted, or waited for, but had no token yet."""
+    """Censored at the end of a request that was accepted, or waited for, but had no token yet. An
+    answer that was complete and empty had none to wait for."""
     first = requests["first_token_ns"]
-    is_waiting = first.isna() & ~requests["outcome"].isin(_REFUSED)
+    is_waiting = first.isna() & ~requests["outcome"].isin((*_REFUSED, Outcome.COMPLETED))
     rows = requests[first.notna() | is_waiting]
     until = rows["first_token_ns"].fillna(rows["ended_ns"])
     return Sample(

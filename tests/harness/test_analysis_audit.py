@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,6 +16,7 @@ from harness.analysis.tokens import prompt_total
 from harness.analysis.void_trials import about_void_trials
 from harness.records import Delivery, TokenCounting, VoidTrial
 from harness.run import find_void
+from tests.harness.conftest import at
 
 if TYPE_CHECKING:
     from tests.harness.conftest import RunBuilder
@@ -100,6 +102,18 @@ def test_a_gauge_that_never_moves_is_stuck(make_run: MakeRun) -> None:
         if sample.name == "its_running":
             sample.value = 0.0
     assert verdicts(run)["running"] == "stuck"
+
+
+def test_a_gauge_is_not_called_stuck_by_scrapes_that_fell_between_answers(
+    make_run: MakeRun,
+) -> None:
+    run = accounts(make_run())
+    run.server_metrics = [
+        msgspec.structs.replace(sample, value=0.0 if sample.name == "its_running" else sample.value)
+        for sample in run.server_metrics
+        if sample.t_ns > at(605) or sample.t_ns < at(10)
+    ]
+    assert verdicts(run)["running"] == "exact"
 
 
 def test_what_is_called_a_lower_bound_stays_one(make_run: MakeRun) -> None:

@@ -90,6 +90,15 @@ def test_a_wait_that_brought_no_token_is_censored(make_run: MakeRun) -> None:
     assert (everybody.n, everybody.n_censored) == (4, 3)
 
 
+def test_an_answer_that_was_complete_and_empty_has_no_first_token(make_run: MakeRun) -> None:
+    run = make_run()
+    run.request("empty", sent=10, tokens=[], outcome="completed", end=31)
+    assert reason(latency_of(run)["ttft_s"]).endswith("had a token, or waited for one")
+    run.request("read", sent=10, tokens=[30], outcome="completed", end=31)
+    ttft = metric(latency_of(run)["ttft_s"])
+    assert (ttft.n, ttft.n_censored, ttft.max) == (1, 0, ms(20))
+
+
 def test_those_who_left_are_not_survivors(make_run: MakeRun) -> None:
     run = make_run()
     run.abandon("left", t0=70, tokens=[20, 60])
@@ -136,7 +145,7 @@ def test_fillers_and_probes_are_not_users(make_run: MakeRun) -> None:
 def test_nobody_stayed(make_run: MakeRun) -> None:
     run = make_run()
     run.abandon("left", t0=70, tokens=[20, 60])
-    why = "no request that was to be read to its end was accepted"
+    why = "no request that was to be read to its end had a token, or waited for one"
     assert reason(latency_of(run)["ttft_s"]) == why
 
 
