@@ -1,0 +1,255 @@
+"""The pages say what is so: each key with its default, each flag; links and commands exist."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+from typer.main import get_command
+
+from harness import arrival_settings, load_settings, mix_settings
+from harness.commands import app
+from harness.config import (
+    SHIPPED_TARGETS,
+    SHIPPED_WORKLOADS,
+    ArmSettings,
+    ArmTarget,
+    CollectSettings,
+    EngineSettings,
+    MetricRole,
+    MetricSource,
+    RunSettings,
+    SettleSettings,
+    Target,
+    Workload,
+    load_target,
+    load_workload,
+    shipped,
+)
+from harness.gate_settings import GateSettings
+from harness.order import RunOrder, resolve_order
+from harness.records import Trust
+from harness.value_settings import ValueSettings
+from reference_engine.flags import build_parser
+from tests.harness.documents import (
+    PAGES,
+    README,
+    ROOT,
+    blocks,
+    code_in,
+    commands,
+    links,
+    table_rows,
+)
+
+DOCS = ROOT / "docs"
+WORKLOADS, TARGETS, COMMAND_LINE = (
+    DOCS / f"{name}.md" for name in ("workloads", "targets", "command-line")
+)
+EVERY = [README, *PAGES]
+IS_PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b")
+
+SECTIONS: Mapping[str, type[BaseModel]] = {
+    "### `[run]`": RunSettings,
+    '### `[load]` with `kind = "abandon"`': load_settings.AbandonSettings,
+    '### `[load]` with `kind = "slot_recovery"`': load_settings.SlotRecoverySettings,
+    '### `[load]` with `kind = "chunk_frontier"`': load_settings.ChunkFrontierSettings,
+    '### `[load]` with `kind = "cancel_storm"`': load_settings.CancelStormSettings,
+    "### `[engine]`": EngineSettings,
+    "### `[settle]`": SettleSettings,
+    "### `[collect]`": CollectSettings,
+    "### `[[arms]]`": ArmSettings,
+    "### `[arms.target]`": ArmTarget,
+    "### `[gate]`": GateSettings,
+    "### `[value]`": ValueSettings,
+}
+
+
+def default_of(field: FieldInfo) -> str:
+    """As the pages write it."""
+    default = field.get_default(call_default_factory=True)
+    if default is PydanticUndefined:
+        return "required"
+    match default:
+        case None:
+            return "absent"
+        case bool():
+            return f"`{str(default).lower()}`"
+        case str():
+            return f'`"{default}"`'
+        case float() | int():
+            return f"`{default:g}`"
+        case _:
+            return f"`{default}`"
+
+
+def keys_with_defaults(model: type[BaseModel]) -> dict[str, str]:
+    return {name: default_of(field) for name, field in model.model_fields.items()}
+
+
+def keys_told(page: Path, heading: str) -> dict[str, str]:
+    """The rows of the first columns: key and default."""
+    rows = [cells for cells in table_rows(page, heading) if len(cells) == 3]
+    return {code_in(key)[0]: default for key, default, _ in rows}
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_every_key_of_a_workload_is_told_with_its_default(heading: str) -> None:
+    assert keys_told(WORKLOADS, heading) == keys_with_defaults(SECTIONS[heading])
+
+
+def test_every_section_of_a_workload_is_told() -> None:
+    at_the_top = keys_told(WORKLOADS, "### At the top")
+    sections = {*re.findall(r"^### `\[+([a-z]+)\]+`", WORKLOADS.read_text(), re.MULTILINE)}
+    assert at_the_top.keys() | sections == Workload.model_fields.keys()
+    assert at_the_top["headlines"] == default_of(Workload.model_fields["headlines"])
+
+
+def test_every_way_and_plan_of_a_mix_is_told() -> None:
+    common = mix_settings.MixEntry.model_fields
+    rows = [(code_in(key)[0], rest) for key, *rest in table_rows(WORKLOADS, "### `[[load.mix]]`")]
+    of_all, others = dict(rows[: len(common)]), dict(rows[len(common) :])
+    assert {key: of_all[key][0] for key in of_all} == keys_with_defaults(mix_settings.MixEntry)
+    entries = get_args(get_args(mix_settings.AnyMixEntry)[0])
+    plans = {}
+    for entry in entries:
+        (plan,) = get_args(entry.model_fields["plan"].annotation)
+        plans[plan] = {key for key in entry.model_fields if key not in common and key != "plan"}
+    told = {plan: {code.split()[0] for code in code_in(others[plan][0])} for plan in plans}
+    assert told == plans
+    heads = {"plan", "way"}
+    assert others.keys() == {*heads, *plans, *get_args(mix_settings.WayName)}
+
+
+def test_every_key_of_arrivals_is_told() -> None:
+    told = {
+        code_in(kind)[0]: " ".join(code_in(keys))
+        for kind, keys, _ in table_rows(DOCS / "load.md", "## Arrivals")
+    }
+    for kind in get_args(get_args(arrival_settings.AnyArrivals)[0]):
+        (name,) = get_args(kind.model_fields["kind"].annotation)
+        keys = kind.model_fields.keys() - {"kind", "max_streams"}
+        assert all(key in told[name] for key in keys), name
+
+
+def test_every_shipped_workload_is_told_with_its_question() -> None:
+    told = {
+        code_in(cells[0])[0]: cells[1]
+        for cells in table_rows(WORKLOADS, "# Workloads")
+        if len(cells) == 2
+    }
+    assert told == {name: load_workload(name).question for name in shipped(SHIPPED_WORKLOADS)}
+
+
+def test_the_workload_to_begin_with_loads(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text(blocks(WORKLOADS, "toml")[0].text)
+    assert resolve_order(RunOrder(workload=str(mine))).workload.run.users == 12
+
+
+def test_the_examples_of_arms_are_arms_of_a_workload(tmp_path: Path) -> None:
+    whole, of_settings, of_servers = (block.text for block in blocks(WORKLOADS, "toml"))
+    for number, text in enumerate((of_settings, of_servers)):
+        mine = tmp_path / f"{number}.toml"
+        run = whole if "[run]" not in text else whole.replace("[run]\n", "[run]\nrounds = 5\n")
+        mine.write_text(run + text.replace("[run]\nrounds = 5\n", ""))
+        assert len(resolve_order(RunOrder(workload=str(mine))).workload.arms) == 2
+
+
+# Targets.
+
+
+def test_every_key_of_a_target_is_told_with_its_default() -> None:
+    told = keys_told(TARGETS, "## The keys")
+    assert told == keys_with_defaults(Target) | {"name": "the file's"}
+
+
+def test_every_role_its_keys_and_each_trust_are_told() -> None:
+    rows = list(table_rows(TARGETS, "### The roles"))
+    names = [code_in(cells[0])[0] for cells in rows]
+    keys = {code_in(cells[0])[0]: cells[1] for cells in rows if len(cells) == 3}
+    assert keys == keys_with_defaults(MetricSource)
+    assert set(names) == {*get_args(MetricRole), *keys, *get_args(Trust)}
+
+
+def test_every_shipped_target_is_told_as_it_describes_itself() -> None:
+    told = {code_in(name)[0]: what for name, what in table_rows(TARGETS, "# Targets")}
+    assert told == {name: load_target(name).description for name in shipped(SHIPPED_TARGETS)}
+
+
+def test_the_worked_example_of_a_target_loads(tmp_path: Path) -> None:
+    (example,) = blocks(TARGETS, "toml")
+    mine = tmp_path / "ours.toml"
+    mine.write_text(example.text)
+    target = load_target(str(mine))
+    assert target.name == "ours"
+    assert target.metrics["aborted"].labels == {"finished_reason": "abort"}
+
+
+# Pages, links, commands.
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    told = {(README.parent / link).resolve() for link in links(README)}
+    assert not {page for page in PAGES if page.resolve() not in told}
+
+
+@pytest.mark.parametrize("page", EVERY, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    local = [link for link in links(page) if link and "://" not in link]
+    assert not [link for link in local if not (page.parent / link).exists()]
+
+
+def flags_by_command() -> dict[str, set[str]]:
+    whole: Any = get_command(app)
+    flags = {
+        name: {option for parameter in one.params for option in (*parameter.opts,)}
+        for name, one in whole.commands.items()
+    }
+    flags["engine"] = {
+        option for action in build_parser()._actions for option in action.option_strings
+    }
+    return flags
+
+
+@pytest.mark.parametrize("page", EVERY, ids=lambda page: page.name)
+def test_every_command_and_flag_in_a_page_exists(page: Path) -> None:
+    known = flags_by_command()
+    for _, command, *words in commands(page):
+        if command.startswith("-") or IS_PLACEHOLDER.fullmatch(command):
+            continue
+        assert command in known, command
+        flags = [word.partition("=")[0] for word in words if word.startswith("-")]
+        assert not [flag for flag in flags if flag not in {*known[command], "--help"}], words
+
+
+@pytest.mark.parametrize("page", EVERY, ids=lambda page: page.name)
+def test_every_run_in_a_page_can_be_ordered(page: Path) -> None:
+    """With its settings; but for what a reader has to put in."""
+    for _, command, *words in commands(page):
+        if command != "run" or not words or words[0] not in shipped(SHIPPED_WORKLOADS):
+            continue
+        values = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
+        settings = [value for value in values if not IS_PLACEHOLDER.search(value)]
+        load_workload(words[0], settings)
+
+
+def test_every_flag_is_told() -> None:
+    words = [word for code in code_in(COMMAND_LINE.read_text()) for word in code.split()]
+    told = {word for word in words if word.startswith("-")}
+    of_commands = (of for name, of in flags_by_command().items() if name != "engine")
+    flags = {flag for flag in set().union(*of_commands) if flag.startswith("-")}
+    assert told == flags | {"--help", "--install-completion", "--show-completion"}
+
+
+def test_every_command_is_told() -> None:
+    told = {
+        code.split()[0]
+        for cells in table_rows(COMMAND_LINE, "# The command line")
+        for code in code_in(cells[0])
+    }
+    assert told == flags_by_command().keys()
