@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboards.theme import BLUE, GREY, canvas
+from dashboards.theme import BLUE, GREY, canvas, plain
 from harness.analysis.paired import FEWEST_ROUNDS
 from harness.analysis.stats import mean_ci95
 from harness.words import quantity
@@ -17,6 +17,7 @@ def per_round(values: Mapping[str, Sequence[float | None]], *, unit: str) -> go.
     """One column an arm: a dot for each round, and the mean with its interval."""
     scale, shown_unit = SCALES.get(unit, (1.0, unit))
     figure = canvas(x_title="", y_title=shown_unit, height=280)
+    values = {plain(arm): those for arm, those in values.items()}
     known = {arm: [one for one in those if one is not None] for arm, those in values.items()}
     known = {arm: those for arm, those in known.items() if those}
     figure.add_scatter(

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from dashboards import arm_figures, frontier
+from dashboards.ladders import CLIENT_TIMES, ladders
 from dashboards.section import Picture, Section
 from dashboards.source import ArmsRun, ArmsSummary
 from dashboards.tables import Cell, Row, SideBySide, metric_rows
 from harness.analysis.paired import FEWEST_ROUNDS, Difference, is_certain
 from harness.headlines import headline_figures
-from harness.words import bounded, difference_in_words, number, quantity
+from harness.words import bounded, difference_in_words, figure_of, number, quantity
 
 MOST_PICTURES: Final = 6
 REFERENCE: Final = "the reference"
@@ -140,7 +141,34 @@ def _cell(summary: ArmsSummary, name: str, key: str, arm: str) -> Cell:
 def sections(run: ArmsRun) -> list[Section]:
     """The frontier where that is the question; then the figures that differ, round by round."""
     asked = frontier.sections(run) if frontier.is_asked(run.manifest.workload) else []
-    return [*asked, _rounds(run)]
+    return [*asked, _rounds(run), _survivors(run)]
+
+
+def _survivors(run: ArmsRun) -> Section:
+    section = Section(
+        name="survivors",
+        title="What the others felt, arm by arm",
+        shows="Times of users who were to stay to the end, of all rounds together: median (dot), "
+        "p90 (diamond), p99 (bar).",
+        good="arms alike: what cancellation costs those who stay is the difference.",
+    )
+    metrics = run.summary.metrics
+    pictures = [
+        Picture(
+            name=f"survivors-{name}",
+            figure=ladders([(arm, of[name]) for arm, of in metrics.items() if name in of]),
+            note=label,
+            alt=f"{label}, a ladder of quantiles for each arm. Medians: "
+            + "; ".join(
+                f"{arm}: {figure_of(of[name], 'p50')}" for arm, of in metrics.items() if name in of
+            ),
+        )
+        for name, label in CLIENT_TIMES
+        if any(name in of and of[name].n for of in metrics.values())
+    ]
+    if not pictures:
+        return section.without("Nobody stayed to the end in any arm.")
+    return section.drawn(*pictures)
 
 
 def _rounds(run: ArmsRun) -> Section:

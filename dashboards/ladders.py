@@ -62,8 +62,8 @@ def ladders(rows: Sequence[Row]) -> go.Figure:
             hovertemplate="%{customdata}<extra>" + key + "</extra>",
         )
     _add_open_ends(figure, present)
-    every = [value for _, metric in present for value in _rungs(metric)]
-    log_time_axis(figure, np.array(every), title="time (log)")
+    if every := [value for _, metric in present for value in _rungs(metric)]:
+        log_time_axis(figure, np.array(every), title="time (log)")
     figure.update_yaxes(autorange="reversed", rangemode="normal")
     return figure
 

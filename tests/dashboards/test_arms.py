@@ -107,7 +107,16 @@ def test_the_arms_stand_side_by_side_with_how_they_differ(tmp_path: Path) -> Non
 
 def test_rounds_are_drawn_for_the_question_and_for_what_differs(tmp_path: Path) -> None:
     figures = page_of(make_arms(tmp_path, kind="abandon")).figures()
-    assert set(figures) == {"run0-rounds-preemptions-mean", "run0-rounds-itl_s-p99"}
+    assert set(figures) == {
+        "run0-rounds-preemptions-mean",
+        "run0-rounds-itl_s-p99",
+        "run0-survivors-ttft_s",
+        "run0-survivors-itl_s",
+    }
+    first_token = figures["run0-survivors-ttft_s"]["data"]
+    medians = next(one for one in first_token if one.get("name") == "p50")
+    assert medians["y"] == ["32", "128", "512"]
+    assert decoded(medians["x"]) == pytest.approx([640, 270, 180])
     dots, means = figures["run0-rounds-preemptions-mean"]["data"]
     assert decoded(dots["y"]) == [10, 12, 14] * 3
     assert decoded(means["y"]) == [12, 12, 12]
