@@ -26,12 +26,10 @@ class LatencySoFar:
         self._left_ns: dict[str, int] = {}
         self._freed_ns: dict[str, int] = {}
         self._latest_s: deque[float] = deque(maxlen=MOST_REMEMBERED)
-        self._num_events = 0
 
-    def add(self, left_ns: Mapping[str, int], log: Sequence[LifecycleEvent]) -> None:
-        """Who left since the last call, with their t0, and the whole log so far."""
+    def add(self, left_ns: Mapping[str, int], new: Sequence[LifecycleEvent]) -> None:
+        """Who left since the last call, with their t0, and what has come to the log since."""
         self._left_ns |= left_ns
-        new, self._num_events = log[self._num_events :], len(log)
         for event in new:
             if event.event == "blocks_freed" and event.client_request_id is not None:
                 self._freed_ns[event.client_request_id] = event.t_ns

@@ -15,7 +15,8 @@ import msgspec
 from harness.arms import unused_engine_settings
 from harness.calibration import CalibrationError, calibrate
 from harness.collect.clock import check_clock
-from harness.collect.collector import Collector
+from harness.collect.collector import Collector, Scraping
+from harness.collect.gathered import News
 from harness.collect.gpu import NoGpu, open_gpu_sampler
 from harness.collect.prometheus import find_unseen, read_roles, read_samples
 from harness.collect.source import Notes, SourceError, jittered
@@ -39,6 +40,7 @@ from harness.open_loop_order import count_arrivals, open_loop_notes
 from harness.order import ResolvedOrder, make_load_plan
 from harness.progress import Progress, Snapshot
 from harness.reach import http_client
+from harness.records import LifecycleEvent
 from harness.server import Server, attach, choose_runner, engine_command, started_engine
 from harness.server_facts import (
     FITS_NOTHING,
@@ -92,23 +94,23 @@ class Measurement:
         self._clock_ns = clock_ns
         self._run_load = run_load
         self._collector: Collector | None = None
+        self._names_read: set[str] = set()  # on the page while nothing ran
         self._is_exact = resolved.target.lifecycle and resolved.workload.collect.exact
 
     def rows(self) -> RunRows:
         """What the collector gathered, and a note of the metrics that the server never showed."""
         if self._collector is None:
             return RunRows()
-        rows = self._collector.rows()
-        if rows.server_metrics:
-            unseen = find_unseen(rows.server_metrics, self._target.metrics)
+        if names := {*self._collector.names_seen(), *self._names_read}:
+            unseen = find_unseen(names, self._target.metrics)
             if 0 < len(unseen) < len(self._target.metrics):  # without any the start has warned
-                names = ", ".join(f"{self._target.metrics[role].name} ({role})" for role in unseen)
-                self.notes.add(f"the server shows no metric {names}")
-        return rows
+                missing = (f"{self._target.metrics[role].name} ({role})" for role in unseen)
+                self.notes.add(f"the server shows no metric {', '.join(missing)}")
+        return self._collector.rows()
 
-    def gathered(self) -> RunRows:
-        """What the collector has gathered so far."""
-        return RunRows() if self._collector is None else self._collector.rows()
+    def events_since(self, seen: int) -> News[LifecycleEvent]:
+        """What has come to the server's log after so many of its events."""
+        return News([], seen) if self._collector is None else self._collector.lifecycle.since(seen)
 
     def gauges(self) -> dict[str, float]:
         """The last scrape, by role; empty where nothing was scraped."""
@@ -301,6 +303,7 @@ class Measurement:
         except SourceError as error:
             self.notes.warn(str(error))
             return {}
+        self._names_read |= {sample.name for sample in samples}
         return read_roles(samples, self._target.metrics)
 
     def _read_later(self, client: httpx.Client, metrics_urls: list[str]) -> dict[str, float]:
@@ -321,9 +324,9 @@ class Measurement:
             self.notes.add(gpu.reason)
         self.manifest.hardware = find_hardware(gpu.names)
         self._collector = Collector(
+            rows_dir=self._folder.shards,
             client=self._client(5.0),
-            metrics_urls=metrics_urls,
-            scrape_pause_s=self._scrape_pause(),
+            scraping=self._scraping(metrics_urls),
             lifecycle_url=server.url if self._is_exact else None,
             gpu=gpu,
             clock_ns=self._clock_ns,
@@ -335,22 +338,25 @@ class Measurement:
                 self._collector.cpu.watch(name, int(server.config[f"{name}_pid"]))
         return self._collector
 
-    def _scrape_pause(self) -> Callable[[], float] | None:
+    def _scraping(self, metrics_urls: list[str]) -> Scraping | None:
         """Scrapes keep no time with the server's steps, and come alike in each run of a seed."""
         interval_s = self.manifest.scrape_interval_s
         if interval_s is None:
             return None
         rng = random.Random(f"{self.manifest.seed}/scrapes")
-        return jittered(interval_s, rng, shortest_s=self._target.min_scrape_interval_s)
+        shortest_s = self._target.min_scrape_interval_s
+        return Scraping(metrics_urls, jittered(interval_s, rng, shortest_s=shortest_s))
 
     def _load(
         self, plan: LoadPlan, server: Server, collector: Collector, until_settled: ExitStack
     ) -> None:
-        latency = LatencySoFar()
+        latency, seen = LatencySoFar(), 0
 
         def show(snapshot: Snapshot) -> None:
+            nonlocal seen
             if self.manifest.clock.comparable:
-                latency.add(snapshot.left_ns, collector.rows().lifecycle)
+                new, seen = self.events_since(seen)
+                latency.add(snapshot.left_ns, new)
             gauges = read_roles(collector.latest_scrape(), self._target.metrics)
             self._progress.update(
                 replace(snapshot, gauges=gauges, cancel_latency_s=latency.typical_s)
@@ -388,7 +394,7 @@ class Measurement:
 
     def _settle(self, collector: Collector) -> None:
         """Wait the settle time, or until the server's gauges are as before and can be believed."""
-        step_s = typical_step_s(collector.rows().steps)
+        step_s = typical_step_s(collector.steps.latest())
         seconds = settle_seconds(self._target, self._resolved.workload.settle, step_s)
         seconds += silence_seconds(self._target, self._resolved.workload)
         self.manifest.settle_s = seconds

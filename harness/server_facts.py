@@ -72,7 +72,7 @@ def unseen_metrics(
     samples: Sequence[MetricSample], metrics_urls: Sequence[str], target: Target
 ) -> str | None:
     """Which of the target's metrics are not there, by name; None where all are."""
-    unseen = find_unseen(samples, target.metrics)
+    unseen = find_unseen({sample.name for sample in samples}, target.metrics)
     if not unseen:
         return None
     names = ", ".join(f"{target.metrics[role].name} ({role})" for role in unseen)

@@ -56,16 +56,16 @@ STEP_LISTS: Final = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRows:
-    """All rows of a run: what the load wrote, which may come one by one, and what the collector
+    """All rows of a run, which may come one by one: what the load wrote, and what the collector
     gathered."""
 
     requests: Iterable[RequestRow] = ()
     client: Iterable[ClientSample] = ()
-    lifecycle: Sequence[LifecycleEvent] = ()
-    steps: Sequence[StepRow] = ()
-    server_metrics: Sequence[MetricSample] = ()
-    cpu: Sequence[CpuSample] = ()
-    gpu: Sequence[GpuSample] = ()
+    lifecycle: Iterable[LifecycleEvent] = ()
+    steps: Iterable[StepRow] = ()
+    server_metrics: Iterable[MetricSample] = ()
+    cpu: Iterable[CpuSample] = ()
+    gpu: Iterable[GpuSample] = ()
 
 
 class RunFolder:

@@ -1,20 +1,22 @@
 """All sources of a run, each in its thread, and what they gathered.
 
-Every source appends to a list of its own and nobody else writes there; the lists are read when the
-threads have ended. They survive whatever ends the run.
+Every source writes its rows down as they come, in shards of its own that nobody else writes; they
+are read back when the threads have ended. They survive whatever ends the run.
 """
 
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 import httpx
 
 from harness.collect.cpu import CpuSampler
+from harness.collect.gathered import Gathered
 from harness.collect.gpu import GpuSampler
 from harness.collect.lifecycle import LogFollower
 from harness.collect.prometheus import Scraper
@@ -34,20 +36,27 @@ def give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
 
 
+class Scraping(NamedTuple):
+    """The pages to read, and what draws the time from one turn to the next."""
+
+    urls: Sequence[str]
+    pause_s: Callable[[], float]
+
+
 class Collector:
     """Starts the sources on entry and stops them on exit.
 
-    `scrape_pause_s` draws the time from one scrape to the next; without it or without metrics URLs
-    nothing is scraped. `lifecycle_url` is None where the server keeps no such log. `cpu` may be
-    told of further processes at any time. The `client` is the collector's from now on.
+    Without `scraping` nothing is scraped. `lifecycle_url` is None where the server keeps no such
+    log. `cpu` may be told of further processes at any time. The `client` is the collector's from
+    now on. Rows go to shards in `rows_dir`.
     """
 
     def __init__(
         self,
         *,
+        rows_dir: Path,
         client: httpx.Client,
-        metrics_urls: Sequence[str],
-        scrape_pause_s: Callable[[], float] | None,
+        scraping: Scraping | None,
         lifecycle_url: str | None,
         gpu: GpuSampler,
         clock_ns: Callable[[], int],
@@ -57,16 +66,32 @@ class Collector:
         self._gpu = gpu
         self._clock_ns = clock_ns
         self._notes = notes
-        self._scrape_pause_s = scrape_pause_s if metrics_urls else None
+        self._scraping = scraping
         self._client = client
-        self._scraper = Scraper(self._client, metrics_urls, clock_ns=clock_ns)
-        self._lifecycle_url = lifecycle_url
-        self._lifecycle = LogFollower(
-            self._client, f"{lifecycle_url}/walkaway/lifecycle", LifecycleEvent, notes
+        self.lifecycle = Gathered(rows_dir, LifecycleEvent)
+        self.steps = Gathered(rows_dir, StepRow)
+        self._samples = Gathered(rows_dir, MetricSample)
+        self._cpu_rows = Gathered(rows_dir, CpuSample)
+        self._gpu_rows = Gathered(rows_dir, GpuSample)
+        self._gathered: Sequence[Gathered[Any]] = (
+            self.lifecycle,
+            self.steps,
+            self._samples,
+            self._cpu_rows,
+            self._gpu_rows,
         )
-        self._steps = LogFollower(self._client, f"{lifecycle_url}/walkaway/steps", StepRow, notes)
-        self._cpu_rows: list[CpuSample] = []
-        self._gpu_rows: list[GpuSample] = []
+        self._scraper = Scraper(
+            client,
+            () if scraping is None else scraping.urls,
+            clock_ns=clock_ns,
+            keep=self._samples.add,
+        )
+        self._lifecycle_url = lifecycle_url
+        logs = f"{lifecycle_url}/walkaway"
+        self._event_log = LogFollower(
+            client, f"{logs}/lifecycle", LifecycleEvent, notes, keep=self.lifecycle.add
+        )
+        self._step_log = LogFollower(client, f"{logs}/steps", StepRow, notes, keep=self.steps.add)
         self._stop = threading.Event()
         self._threads = ThreadPoolExecutor(thread_name_prefix="collect", initializer=give_way)
         self._running: list[Future[None]] = []
@@ -78,8 +103,8 @@ class Collector:
         if self._lifecycle_url is not None:
             self._try(self._skip_history)
             self._start(self._follow, lambda: FOLLOW_INTERVAL_S)
-        if self._scrape_pause_s is not None:
-            self._start(self._scraper.scrape, self._scrape_pause_s)
+        if self._scraping is not None:
+            self._start(self._scraper.scrape, self._scraping.pause_s)
         return self
 
     def __exit__(
@@ -93,18 +118,24 @@ class Collector:
         if self._lifecycle_url is not None:
             self._try(self._follow)  # what came since the last turn, if the server still tells
         self._client.close()
+        for of_one_kind in self._gathered:
+            of_one_kind.close()
         for thread in self._running:
             thread.result()
 
     def rows(self) -> RunRows:
-        """What was gathered so far. The lists grow while the threads run."""
+        """What was gathered so far, read back from the disk as it is asked for."""
         return RunRows(
-            lifecycle=self._lifecycle.rows,
-            steps=self._steps.rows,
-            server_metrics=self._scraper.samples,
-            cpu=self._cpu_rows,
-            gpu=self._gpu_rows,
+            lifecycle=self.lifecycle.all(),
+            steps=self.steps.all(),
+            server_metrics=self._samples.all(),
+            cpu=self._cpu_rows.all(),
+            gpu=self._gpu_rows.all(),
         )
+
+    def names_seen(self) -> Collection[str]:
+        """Of the metrics on the pages, all that any scrape has shown."""
+        return self._scraper.names
 
     def latest_scrape(self) -> list[MetricSample]:
         """All samples of the last complete scrape; none before the first."""
@@ -116,12 +147,12 @@ class Collector:
         )
 
     def _follow(self) -> None:
-        self._steps.catch_up()
-        self._lifecycle.catch_up()
+        self._step_log.catch_up()
+        self._event_log.catch_up()
 
     def _skip_history(self) -> None:
-        self._steps.skip_history()
-        self._lifecycle.skip_history()
+        self._step_log.skip_history()
+        self._event_log.skip_history()
 
     def _try(self, act: Callable[[], None]) -> None:
         try:
@@ -130,7 +161,7 @@ class Collector:
             self._notes.warn(str(error))
 
     def _sample_cpu(self) -> None:
-        self._cpu_rows += self.cpu.sample(self._clock_ns())
+        self._cpu_rows.add(self.cpu.sample(self._clock_ns()))
 
     def _sample_gpu(self) -> None:
-        self._gpu_rows += self._gpu.sample(self._clock_ns())
+        self._gpu_rows.add(self._gpu.sample(self._clock_ns()))

@@ -5,6 +5,7 @@ written, and how much fell out of the log before it was asked for. An answer may
 than were asked for, since the engine bounds its bytes.
 """
 
+from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 import httpx
@@ -32,15 +33,23 @@ class _Page(NamedTuple, Generic[Row]):
 
 
 class LogFollower(Generic[Row]):
-    """Reads one log from where it last stopped. `rows` is appended to by the caller's thread."""
+    """Reads one log from where it last stopped; `keep` gets the rows of each page."""
 
-    def __init__(self, client: httpx.Client, url: str, row_type: type[Row], notes: Notes) -> None:
+    def __init__(
+        self,
+        client: httpx.Client,
+        url: str,
+        row_type: type[Row],
+        notes: Notes,
+        *,
+        keep: Callable[[list[Row]], None],
+    ) -> None:
         self._client = client
         self._url = url
         self._decoder: msgspec.json.Decoder[Row] = msgspec.json.Decoder(row_type)
         self._notes = notes
+        self._keep: Callable[[list[Row]], None] = keep
         self._after = 0
-        self.rows: list[Row] = []
 
     def skip_history(self) -> None:
         """Begin after everything that is there by now: a server may have served others before.
@@ -55,7 +64,7 @@ class LogFollower(Generic[Row]):
         is_more = True
         while is_more:
             page = self._read_page()
-            self.rows += page.rows
+            self._keep(page.rows)
             if page.dropped:
                 self._notes.warn(
                     f"{self._url}: {page.dropped} rows fell out of the engine's log unread"

@@ -1,7 +1,7 @@
 """Scrape a Prometheus text page into samples, and read a target's quantities by role from them."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,52 +13,57 @@ from harness.records import MetricSample
 
 
 class Scraper:
-    """GETs each metrics page and keeps every sample.
+    """GETs each metrics page; `keep` gets all samples of a turn.
 
-    `samples` is appended to by the one thread that calls `scrape`; `latest` is replaced whole by it
-    and may be read from others.
+    `names`, which were ever seen, and `latest` are changed by the one thread that calls `scrape`;
+    `latest` is replaced whole and may be read from others.
     """
 
     def __init__(
-        self, client: httpx.Client, urls: Sequence[str], *, clock_ns: Callable[[], int]
+        self,
+        client: httpx.Client,
+        urls: Sequence[str],
+        *,
+        clock_ns: Callable[[], int],
+        keep: Callable[[list[MetricSample]], None],
     ) -> None:
         self._client = client
         self._urls = urls
         self._clock_ns = clock_ns
-        self.samples: list[MetricSample] = []
+        self._keep = keep
+        self.names: set[str] = set()
         self.latest: list[MetricSample] = []
 
     def scrape(self) -> None:
         """One GET of every page. Raises SourceError where one cannot be read."""
-        latest: list[MetricSample] = []
-        for url in self._urls:
-            started_ns = self._clock_ns()
-            response = fetch_page(self._client, url)
-            ended_ns = self._clock_ns()
-            try:
-                latest += parse_page(
-                    response.text,
-                    t_ns=(started_ns + ended_ns) // 2,
-                    duration_ns=ended_ns - started_ns,
-                    extra_labels={"metrics_url": url} if len(self._urls) > 1 else {},
-                )
-            except ValueError as error:
-                kind = response.headers.get("content-type", "none")
-                raise SourceError(
-                    f"the page at {url} is not in the Prometheus text format (its content-type: "
-                    f"{kind}): name the metrics page with --metrics-url"
-                ) from error
-        self.latest = latest
-        self.samples += latest
+        self.latest = read_samples(self._client, self._urls, clock_ns=self._clock_ns)
+        self.names.update(sample.name for sample in self.latest)
+        self._keep(self.latest)
 
 
 def read_samples(
     client: httpx.Client, urls: Sequence[str], *, clock_ns: Callable[[], int]
 ) -> list[MetricSample]:
     """One reading of every page. Raises SourceError where one cannot be read."""
-    scraper = Scraper(client, urls, clock_ns=clock_ns)
-    scraper.scrape()
-    return scraper.latest
+    samples: list[MetricSample] = []
+    for url in urls:
+        started_ns = clock_ns()
+        response = fetch_page(client, url)
+        ended_ns = clock_ns()
+        try:
+            samples += parse_page(
+                response.text,
+                t_ns=(started_ns + ended_ns) // 2,
+                duration_ns=ended_ns - started_ns,
+                extra_labels={"metrics_url": url} if len(urls) > 1 else {},
+            )
+        except ValueError as error:
+            kind = response.headers.get("content-type", "none")
+            raise SourceError(
+                f"the page at {url} is not in the Prometheus text format (its content-type: "
+                f"{kind}): name the metrics page with --metrics-url"
+            ) from error
+    return samples
 
 
 def fetch_page(client: httpx.Client, url: str) -> httpx.Response:
@@ -122,8 +127,7 @@ def read_roles(
 
 
 def find_unseen(
-    samples: Iterable[MetricSample], metrics: Mapping[MetricRole, MetricSource]
+    names: Collection[str], metrics: Mapping[MetricRole, MetricSource]
 ) -> list[MetricRole]:
-    """Roles whose metric never appeared under its name, whatever its labels."""
-    names = {sample.name for sample in samples}
+    """Roles whose metric is not among these names, whatever its labels."""
     return [role for role, source in metrics.items() if source.name not in names]

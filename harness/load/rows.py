@@ -1,7 +1,7 @@
 """Shards: rows on disk as the run goes, one JSON object a line, one file a process and kind.
 
-A load process writes each row with one system call, so a killed process loses at most the row that
-it was writing; the harness reads on while the file grows and leaves half a last line alone. Shards
+A load process writes what it has with one system call, so a killed process loses at most what it
+was writing; the harness reads on while the file grows and leaves half a last line alone. Shards
 of several hosts can lie in one folder: their names tell the host and the process.
 """
 
@@ -16,15 +16,30 @@ from typing import Final, Generic, Self, TypeVar
 
 import msgspec
 
-from harness.records import ClientSample, ProcessMark, RequestRow, VoidTrial
+from harness.records import (
+    ClientSample,
+    CpuSample,
+    GpuSample,
+    LifecycleEvent,
+    MetricSample,
+    ProcessMark,
+    RequestRow,
+    StepRow,
+    VoidTrial,
+)
 
-Row = TypeVar("Row", RequestRow, ClientSample, ProcessMark, VoidTrial)
+Row = TypeVar("Row", bound=msgspec.Struct)
 
 KINDS: Final[dict[type[msgspec.Struct], str]] = {
     RequestRow: "requests",
     ClientSample: "client",
     ProcessMark: "process",
     VoidTrial: "void",
+    LifecycleEvent: "lifecycle",
+    StepRow: "steps",
+    MetricSample: "server_metrics",
+    CpuSample: "cpu",
+    GpuSample: "gpu",
 }
 _READ_BYTES: Final = 16 * 2**20
 
@@ -41,10 +56,10 @@ class ShardWriter(Generic[Row]):
         self._file = path.open("ab", buffering=0)
         self._encoder = msgspec.json.Encoder()
 
-    def write(self, row: Row) -> None:
-        """Put one row on disk now. Raises OSError where there is no room for all of it."""
-        line = self._encoder.encode(row) + b"\n"
-        if self._file.write(line) < len(line):
+    def write(self, *rows: Row) -> None:
+        """Put rows on disk now. Raises OSError where there is no room for all of them."""
+        lines = self._encoder.encode_lines(rows)
+        if self._file.write(lines) < len(lines):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:

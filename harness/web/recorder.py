@@ -120,8 +120,7 @@ class WatchedLoad:
             is_over = self._commands.next(TICK_S) is not None or interrupted()
             for mark in marks.read_new():
                 watch(f"load {mark.worker}", mark.pid)
-            gathered = self.measurement.gathered()
-            num_events, new = len(gathered.lifecycle), gathered.lifecycle[num_events:]
+            new, num_events = self.measurement.events_since(num_events)
             live.take_rows(rows.read_new())
             live.take_events(new)
             live.take_lag(samples.read_new())

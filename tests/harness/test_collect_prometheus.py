@@ -5,9 +5,16 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from harness.collect.prometheus import Scraper, find_unseen, parse_page, read_roles
+from harness.collect.prometheus import (
+    Scraper,
+    find_unseen,
+    parse_page,
+    read_roles,
+    read_samples,
+)
 from harness.collect.source import SourceError
 from harness.config import MetricRole, MetricSource, load_target
+from harness.records import MetricSample
 
 Script = Callable[[str], tuple[int, dict[str, str], bytes]]
 Serve = Callable[[Script], str]
@@ -61,21 +68,18 @@ def test_labels_are_json_with_sorted_keys() -> None:
 def test_a_page_in_another_format_is_named_with_what_it_is(serve: Serve) -> None:
     page = (200, {"content-type": "text/html"}, b"<html>please log in</html> {")
     url = f"{serve(lambda _: page)}/metrics"
-    with httpx.Client(trust_env=False) as client:
-        scraper = Scraper(client, [url], clock_ns=lambda: 0)
-        with pytest.raises(SourceError) as caught:
-            scraper.scrape()
+    with httpx.Client(trust_env=False) as client, pytest.raises(SourceError) as caught:
+        read_samples(client, [url], clock_ns=lambda: 0)
     assert str(caught.value) == (
         f"the page at {url} is not in the Prometheus text format (its content-type: text/html): "
         "name the metrics page with --metrics-url"
     )
-    assert scraper.samples == []
 
 
 def test_a_role_is_the_sum_of_its_series_and_an_absent_one_has_no_entry() -> None:
     samples = parse_page(PAGE, t_ns=1, duration_ns=2, extra_labels={})
     assert read_roles(samples, METRICS) == {"running": 5.0, "aborted": 5.0}
-    assert find_unseen(samples, METRICS) == ["waiting"]
+    assert find_unseen({sample.name for sample in samples}, METRICS) == ["waiting"]
 
 
 def test_every_metric_of_the_reference_target_has_a_name_with_its_suffix() -> None:
@@ -87,28 +91,29 @@ def test_every_metric_of_the_reference_target_has_a_name_with_its_suffix() -> No
 def test_a_scrape_is_stamped_in_its_middle_and_kept(serve: Serve) -> None:
     url = serve(lambda path: (200, {}, PAGE.encode())) + "/metrics"
     stamps = iter([100, 300, 1000, 1010])
+    kept: list[MetricSample] = []
     with httpx.Client(trust_env=False) as client:
-        scraper = Scraper(client, [url], clock_ns=lambda: next(stamps))
+        scraper = Scraper(client, [url], clock_ns=lambda: next(stamps), keep=kept.extend)
         scraper.scrape()
         assert {sample.t_ns for sample in scraper.latest} == {200}
         assert {sample.duration_ns for sample in scraper.latest} == {200}
         scraper.scrape()
     assert {sample.t_ns for sample in scraper.latest} == {1005}
-    assert {sample.t_ns for sample in scraper.samples} == {200, 1005}
+    assert {sample.t_ns for sample in kept} == {200, 1005}
+    assert scraper.names == {sample.name for sample in kept}
 
 
 def test_several_pages_are_told_apart(serve: Serve) -> None:
     url = serve(lambda path: (200, {}, b"a 1\n" if path == "/one" else b"a 2\n"))
     with httpx.Client(trust_env=False) as client:
-        scraper = Scraper(client, [f"{url}/one", f"{url}/two"], clock_ns=lambda: 0)
-        scraper.scrape()
-    assert len({sample.labels for sample in scraper.latest}) == 2
+        samples = read_samples(client, [f"{url}/one", f"{url}/two"], clock_ns=lambda: 0)
+    assert len({sample.labels for sample in samples}) == 2
 
 
 def test_an_error_status_and_a_closed_port_are_source_errors(serve: Serve) -> None:
     url = serve(lambda path: (404, {}, b""))
     with httpx.Client(trust_env=False) as client:
         with pytest.raises(SourceError, match="status 404"):
-            Scraper(client, [url], clock_ns=lambda: 0).scrape()
+            read_samples(client, [url], clock_ns=lambda: 0)
         with pytest.raises(SourceError, match="ConnectError"):
-            Scraper(client, ["http://127.0.0.1:1/metrics"], clock_ns=lambda: 0).scrape()
+            read_samples(client, ["http://127.0.0.1:1/metrics"], clock_ns=lambda: 0)

@@ -7,13 +7,14 @@ import random
 import statistics
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
 
 from harness.collect.clock import ClockReading, check_clock, judge_clock
-from harness.collect.collector import Collector
+from harness.collect.collector import Collector, Scraping
 from harness.collect.cpu import CpuSampler
 from harness.collect.gpu import NoGpu, NvmlSampler
 from harness.collect.lifecycle import LogFollower
@@ -61,29 +62,30 @@ def test_a_log_is_followed_over_pages_each_event_once(
     serve: Serve, last: int, most_rows: int
 ) -> None:
     url = serve(log_of(last, most_rows=most_rows))
-    notes = Notes()
+    notes, kept = Notes(), list[LifecycleEvent]()
     with httpx.Client(trust_env=False) as client:
-        follower = LogFollower(client, url, LifecycleEvent, notes)
+        follower = LogFollower(client, url, LifecycleEvent, notes, keep=kept.extend)
         follower.catch_up()
         follower.catch_up()
-    assert [row.seq for row in follower.rows] == list(range(1, last + 1))
+    assert [row.seq for row in kept] == list(range(1, last + 1))
     assert (notes.texts(), notes.warnings()) == ([], [])
 
 
 def test_history_is_skipped_over_pages_of_any_size(serve: Serve) -> None:
     url = serve(log_of(100, most_rows=7))
+    kept: list[LifecycleEvent] = []
     with httpx.Client(trust_env=False) as client:
-        follower = LogFollower(client, url, LifecycleEvent, Notes())
+        follower = LogFollower(client, url, LifecycleEvent, Notes(), keep=kept.extend)
         follower.skip_history()
         follower.catch_up()
-    assert follower.rows == []
+    assert kept == []
 
 
 def test_dropped_events_are_noted(serve: Serve) -> None:
     url = serve(log_of(2, dropped=7))
-    notes = Notes()
+    notes, kept = Notes(), list[LifecycleEvent]()
     with httpx.Client(trust_env=False) as client:
-        LogFollower(client, url, LifecycleEvent, notes).catch_up()
+        LogFollower(client, url, LifecycleEvent, notes, keep=kept.extend).catch_up()
     assert notes.warnings() == [f"{url}: 7 rows fell out of the engine's log unread"]
 
 
@@ -99,11 +101,12 @@ def test_a_log_that_cannot_be_read_is_a_source_error(
     serve: Serve, answer: tuple[int, dict[str, str], bytes]
 ) -> None:
     url = serve(lambda path: answer)
+    kept: list[LifecycleEvent] = []
     with httpx.Client(trust_env=False) as client:
-        follower = LogFollower(client, url, LifecycleEvent, Notes())
+        follower = LogFollower(client, url, LifecycleEvent, Notes(), keep=kept.extend)
         with pytest.raises(SourceError, match="could not be read"):
             follower.catch_up()
-    assert follower.rows == []
+    assert kept == []
 
 
 @pytest.mark.parametrize(
@@ -250,11 +253,11 @@ def test_a_source_is_looked_at_after_each_pause() -> None:
     assert waited == [0.1, 0.3, 0.2]
 
 
-def collector_of(url: str, notes: Notes) -> Collector:
+def collector_of(rows_dir: Path, url: str, notes: Notes) -> Collector:
     return Collector(
+        rows_dir=rows_dir,
         client=httpx.Client(trust_env=False),
-        metrics_urls=[f"{url}/metrics"],
-        scrape_pause_s=lambda: 0.01,
+        scraping=Scraping([f"{url}/metrics"], lambda: 0.01),
         lifecycle_url=url,
         gpu=NoGpu("none here"),
         clock_ns=lambda: 0,
@@ -265,17 +268,17 @@ def collector_of(url: str, notes: Notes) -> Collector:
 def test_history_is_skipped(serve: Serve) -> None:
     last = [10_002]
     url = serve(lambda path: log_of(last[0], dropped=3)(path))
-    notes = Notes()
+    notes, kept = Notes(), list[LifecycleEvent]()
     with httpx.Client(trust_env=False) as client:
-        follower = LogFollower(client, url, LifecycleEvent, notes)
+        follower = LogFollower(client, url, LifecycleEvent, notes, keep=kept.extend)
         follower.skip_history()
         last[0] += 2
         follower.catch_up()
-    assert [row.seq for row in follower.rows] == [10_003, 10_004]
+    assert [row.seq for row in kept] == [10_003, 10_004]
     assert (notes.texts(), notes.warnings()) == ([], [])
 
 
-def test_the_collector_keeps_what_came_last(serve: Serve) -> None:
+def test_the_collector_keeps_what_came_last(serve: Serve, tmp_path: Path) -> None:
     """What was logged before it began is not of this run; what came after its last turn is."""
     scraped = threading.Event()
     last = [1]
@@ -289,18 +292,18 @@ def test_the_collector_keeps_what_came_last(serve: Serve) -> None:
         return log_of(last[0])(path)
 
     notes = Notes()
-    with collector_of(serve(script), notes) as collector:
+    with collector_of(tmp_path, serve(script), notes) as collector:
         assert scraped.wait(10)
         last[0] = 3
     rows = collector.rows()
     assert [row.seq for row in rows.lifecycle] == [2, 3]
-    assert rows.server_metrics
+    assert list(rows.server_metrics)
     assert (notes.texts(), notes.warnings()) == ([], [])
 
 
-def test_a_collector_without_a_server_ends_well_and_says_so() -> None:
+def test_a_collector_without_a_server_ends_well_and_says_so(tmp_path: Path) -> None:
     notes = Notes()
-    with collector_of("http://127.0.0.1:1", notes):
+    with collector_of(tmp_path, "http://127.0.0.1:1", notes):
         pass
     texts = " ".join(notes.warnings())
     assert "metrics at http://127.0.0.1:1/metrics could not be read" in texts

@@ -172,7 +172,7 @@ def test_the_harness_finds_all_that_it_looks_for() -> None:
     metrics = load_target("reference").metrics
     text = written(open_metrics=False)
     samples = parse_page(text, t_ns=0, duration_ns=0, extra_labels={})
-    assert find_unseen(samples, metrics) == []
+    assert find_unseen({sample.name for sample in samples}, metrics) == []
     roles = read_roles(samples, metrics)
     assert (roles["aborted"], roles["free_blocks"], roles["recomputed_tokens"]) == (107, 1024, 104)
 
