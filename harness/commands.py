@@ -41,8 +41,9 @@ def demo(
 
     Example: walkaway demo --set run.users=16
     """
+    from harness.http_flags import typed_command
     from harness.order import RunOrder
-    from harness.run_command import run_and_show, typed_command
+    from harness.run_command import run_and_show
 
     order = RunOrder(
         workload="demo",
@@ -84,9 +85,9 @@ def run(  # noqa: PLR0913  one argument a flag
     Example: walkaway run demo --target http://127.0.0.1:8000 --engine vllm
     """
     from harness.cancellation_flags import cancellation_settings
-    from harness.http_flags import check_ca_file, parse_headers
+    from harness.http_flags import check_ca_file, parse_headers, typed_command
     from harness.order import RunOrder
-    from harness.run_command import run_and_show, typed_command
+    from harness.run_command import run_and_show
 
     of_processes = [] if processes is None else [f"run.processes={processes}"]
     of_cancellation = cancellation_settings(
@@ -188,9 +189,9 @@ def collect(
     Example: walkaway collect rows-a rows-b --out results/together
     """
     from harness.collection import collect as collect_shards
+    from harness.http_flags import typed_command
     from harness.rounds import complete_summary
     from harness.run import draw_report
-    from harness.run_command import typed_command
 
     folder = collect_shards(shards, out, command=typed_command([]))
     complete_summary(folder)

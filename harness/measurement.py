@@ -341,7 +341,7 @@ class Measurement:
     def _scraping(self, metrics_urls: list[str]) -> Scraping | None:
         """Scrapes keep no time with the server's steps, and come alike in each run of a seed."""
         interval_s = self.manifest.scrape_interval_s
-        if interval_s is None:
+        if interval_s is None or not metrics_urls:
             return None
         rng = random.Random(f"{self.manifest.seed}/scrapes")
         shortest_s = self._target.min_scrape_interval_s

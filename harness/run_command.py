@@ -8,7 +8,6 @@ from rich.console import Console
 
 from harness.arm_table import print_arms
 from harness.errors import InterruptedRunError
-from harness.http_flags import typed_command as typed_command
 from harness.interruption import Interruption
 from harness.order import RunOrder, resolve_order
 from harness.progress import Progress, choose_progress
