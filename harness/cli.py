@@ -22,7 +22,7 @@ def main() -> None:
     try:
         from harness.commands import app
 
-        app()
+        app(prog_name="walkaway")
     except WalkawayError as error:
         _complain(str(error))
         sys.exit(error.exit_code)

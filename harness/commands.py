@@ -182,9 +182,10 @@ def collect(
     shards: Annotated[list[Path], typer.Argument(metavar="SHARDS", hidden=True)],
     out: Annotated[Path, typer.Option(metavar="DIR", help="The run's folder; must be new.")],
 ) -> None:
-    """Make one run of the rows that load processes left, on one machine or on many.
+    """Make one run of the rows of several load processes.
 
-    SHARDS are folders: those of --walkaway-rows, or the shards/ of a run that was killed.
+    SHARDS are folders, from one machine or from many: those of --walkaway-rows, or the shards/ of a
+    run that was killed.
 
     Example: walkaway collect rows-a rows-b --out results/together
     """

@@ -75,7 +75,7 @@ def export(
 
     RUN is the folder of a run; of one with arms, a folder in its rounds/.
 
-    Example: walkaway export results/before --trace before.json --aiperf before.jsonl
+    Example: walkaway export results/before --trace before.json
     """
     from harness.export_command import export_run
 

@@ -58,4 +58,4 @@ CancellationDelay = Annotated[
 Web = Annotated[
     bool, typer.Option("--web", help="Start and stop it in a browser, and watch it there.")
 ]
-WebPort = Annotated[int, typer.Option(metavar="PORT", min=1, help="Of that page. Default 8089.")]
+WebPort = Annotated[int, typer.Option(metavar="PORT", min=1, help="Of that page.")]

@@ -71,6 +71,13 @@ def test_help_names_every_command() -> None:
         assert command in result.output
 
 
+def test_no_line_of_the_list_of_commands_is_cut() -> None:
+    result = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"})
+    _, _, listed = result.output.partition("Commands:")
+    assert len(listed.split("\n")) > len(COMMANDS)
+    assert "..." not in listed
+
+
 def test_a_report_of_several_runs_must_be_told_where_to_go(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
