@@ -18,6 +18,20 @@ from harness.analysis.recovery import control_answer_tokens, probes
 from harness.records import Metric
 from harness.words import DASH, figure_of
 
+OF_TOTALS: Final = (
+    "Nothing here tells when the server let go of a single request; what totals and probes tell "
+    "stands above."
+)
+WAYS: Final = {
+    "fin": "closed the connection",
+    "rst": "closed with a reset",
+    "half_close": "closed the sending side only",
+    "stop_reading": "stopped reading",
+    "vanish": "vanished without a word",
+    "killed": "process killed",
+    "cancel": "asked the cancel endpoint",
+}
+
 
 def stages(run: Run) -> Section:
     section = Section(
@@ -78,9 +92,7 @@ def latency(run: Run) -> Section:
         good="a steep line that reaches 100 % within one or two engine steps.",
     )
     if not was_cancelled(run.cancels).any():
-        return section.without(
-            why_not(run, ("cancel_latency_s",), "This server does not tell when it lets go.")
-        )
+        return section.without(why_not(run, ("cancel_latency_s",), OF_TOTALS))
     pictures = [
         Picture(
             name="cancel-latency",
@@ -119,9 +131,7 @@ def ways(run: Run) -> Section:
         *_rows(run, "phase", PHASES),
     ]
     if not rows:
-        return section.without(
-            why_not(run, ("cancel_latency_s",), "This server does not tell when it lets go.")
-        )
+        return section.without(why_not(run, ("cancel_latency_s",), OF_TOTALS))
     table = PlainTable(
         title="Cancel latency by way and phase",
         shows="Ghosts were never stopped within the settle time.",
@@ -137,17 +147,6 @@ def ways(run: Run) -> Section:
         ),
         tables=(table,),
     )
-
-
-WAYS: Final = {
-    "fin": "closed the connection",
-    "rst": "closed with a reset",
-    "half_close": "closed the sending side only",
-    "stop_reading": "stopped reading",
-    "vanish": "vanished without a word",
-    "killed": "process killed",
-    "cancel": "asked the cancel endpoint",
-}
 
 
 def _rows(run: Run, kind: str, labels: Mapping[str, str]) -> list[tuple[str, int | None, Metric]]:

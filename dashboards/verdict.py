@@ -84,10 +84,13 @@ def without_limits(
         return _unknown("no verdict", "nobody left early")
     points = list(_points(metrics, is_wedged=is_wedged))
     marks = {mark for mark, _ in points}
-    for mark in (Mark.BAD, Mark.GOOD):
-        if mark in marks:
-            return Verdict(mark=mark, word=str(mark), basis=_BASIS, lines=_by_mark(points))
-    return Verdict(mark=Mark.UNKNOWN, word="no verdict", basis=_BASIS, lines=_by_mark(points))
+    if Mark.BAD in marks:
+        mark, word = Mark.BAD, "not good"
+    elif Mark.GOOD in marks:
+        mark, word = Mark.GOOD, "good, as far as it shows" if Mark.UNKNOWN in marks else "good"
+    else:
+        mark, word = Mark.UNKNOWN, "no verdict"
+    return Verdict(mark=mark, word=word, basis=_BASIS, lines=_by_mark(points))
 
 
 _BASIS: Final = "the workload has no limits; held to what a good server shows under any load"

@@ -68,6 +68,12 @@ def test_one_thing_that_is_wrong_is_enough(changed: dict[str, Metric], said: str
     assert verdict.lines[1][0] == "good"
 
 
+def test_what_is_not_known_keeps_good_from_being_said_without_a_word() -> None:
+    verdict = without_limits(LEFT, {"ghost_rate": GOOD["ghost_rate"]})
+    assert (verdict.mark, verdict.word) == (Mark.GOOD, "good, as far as it shows")
+    assert [mark for mark, _ in verdict.lines] == ["good", "not judged"]
+
+
 def test_a_wedged_server_is_not_good() -> None:
     assert without_limits(LEFT, GOOD, is_wedged=True).mark is Mark.BAD
 
