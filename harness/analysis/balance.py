@@ -82,6 +82,7 @@ def delay_of_aborts(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
     if aborted is None or change is None or facts.trust.get("aborted") == "stuck":
         return NotMeasurable(f"{facts.engine} shows no counter of aborted requests that moves")
     missing = held.n_left - change
+    missing -= min(max(0.0, missing), _still_there(facts))  # these may be counted yet
     seen = aborted.level - facts.idle_before["aborted"]
     lost = _never_came(held, aborted, seen, int(missing))
     if missing < 0 or len(lost) != missing or missing > MOST_LOST * held.n_left:
@@ -196,13 +197,14 @@ def _area(readings: Readings, excess: Floats, held: Held, facts: Facts) -> Balan
         counts=_left_in(edges, held),
         met=float(np.abs(excess).sum()),
         span_s=float(spans.mean()),
-        goes_on=_goes_on(facts),
+        goes_on=_still_there(facts) > 0,
     )
 
 
-def _goes_on(facts: Facts) -> bool:
-    """Are there more requests after the settle time than before the load?"""
-    return sum(facts.idle_change(role) or 0.0 for role in ("running", "waiting")) > 0
+def _still_there(facts: Facts) -> float:
+    """How many more requests there are after the settle time than before the load."""
+    more = sum(facts.idle_change(role) or 0.0 for role in ("running", "waiting"))
+    return max(0.0, more)
 
 
 def _edges(held: Held, facts: Facts) -> Ints:

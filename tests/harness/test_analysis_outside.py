@@ -179,6 +179,16 @@ def test_who_left_before_the_server_saw_them_is_not_waited_for(make_run: MakeRun
     assert found.mean == pytest.approx(0.020, abs=0.005)
 
 
+def test_who_is_still_there_is_waited_for_to_the_end(make_run: MakeRun) -> None:
+    run = left_unseen(make_run(), left=30, unseen=2)
+    run.idle({"running": 0.0, "aborted": 0.0}, {"running": 2.0, "aborted": 30.0})
+    frames = run.frames()
+    found = delay_of_aborts(frames, run_facts(frames))
+    assert isinstance(found, Balance)
+    assert (found.n, found.goes_on) == (32, True)
+    assert found.mean == pytest.approx((30 * 0.020 + 3.494 + 3.493) / 32, abs=0.005)
+
+
 def test_a_counter_that_misses_many_tells_nothing(make_run: MakeRun) -> None:
     run = left_unseen(make_run(), left=10, unseen=2)
     frames = run.frames()
@@ -372,7 +382,9 @@ def test_of_a_request_for_several_answers_all_may_be_wasted(make_run: MakeRun) -
     limits = []
     for answers in (1, 3):
         run = _lonely(make_run)
-        run.requests[0].n = answers
+        row = run.requests[0]
+        row.n, row.token_times_ns = answers, sorted(row.token_times_ns * answers)
+        row.event_tokens = [1] * len(row.token_times_ns)
         waste = metric(figures_from_outside([seen(run)])["wasted_tokens"]["counter"])
         assert waste.n == 1
         upper = waste.others["upper"]
