@@ -1,0 +1,55 @@
+"""What a measurement says of the server that it was taken on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.interruption import Interruption
+from harness.measurement import Measurement
+from harness.order import RunOrder, resolve_order
+from harness.progress import QuietProgress
+from harness.run import begin_manifest
+from harness.store import RunFolder
+
+if TYPE_CHECKING:
+    from tests.conftest import Serve
+
+PAGES = {
+    "/v1/models": b'{"data": [{"id": "m"}]}',
+    "/metrics": b"vllm:num_requests_running 0\nvllm:generation_tokens_total 5\n",
+}
+
+
+class NoPauses(Interruption):
+    """Nothing here needs time to pass."""
+
+    def pause(self, seconds: float) -> None:
+        """At once."""
+
+
+def page(path: str) -> tuple[int, dict[str, str], bytes]:
+    return (200, {}, PAGES[path]) if path in PAGES else (404, {}, b"")
+
+
+def test_metrics_that_are_missing_are_named_also_where_nothing_was_scraped(
+    serve: Serve, tmp_path: Path
+) -> None:
+    settings = ["collect.scrape=false", "settle.seconds=0"]
+    order = RunOrder(workload="demo", settings=settings, engine="vllm", target_url=serve(page))
+    resolved = resolve_order(order)
+    manifest = begin_manifest(resolved, run_id="r")
+    measurement = Measurement(
+        resolved,
+        RunFolder.create(tmp_path / "r"),
+        manifest,
+        QuietProgress(),
+        NoPauses(),
+        run_load=lambda *_, **__: None,
+    )
+    measurement.take()
+    measurement.rows()
+    assert manifest.idle.after == {"running": 0.0, "generated_tokens": 5.0}
+    (note,) = [text for text in measurement.notes.texts() if "shows no metric" in text]
+    assert "vllm:num_requests_waiting (waiting)" in note
+    assert "vllm:num_requests_running" not in note
