@@ -20,11 +20,13 @@ SYMBOLS: Final = {
     Standing.UNSURE: "circle-open",
     Standing.NOT_JUDGED: "diamond-open",
 }
-ROW_PX: Final = 30
+ROW_PX: Final = 44
 MOST_POINTS: Final = 400  # of a curve: every quarter of a percent
 LOG_FROM: Final = 30  # times the shortest median: beyond it a linear axis would hide it
 DASHES: Final = ("solid", "dash", "dot", "dashdot")
-FOLDS: Final = (0.001, 0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100, 1000)
+FOLDS: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10)
+DECADES: Final = (1e-4, 1e-3, 0.01, 0.1, 1, 10, 100, 1e3, 1e4)
+WIDE: Final = 30  # from the lowest to the highest; beyond it only decades are marked
 WASTE: Final = (
     ("wasted_in_flight_tokens", "on the way when the user left", SKY),
     ("wasted_after_close_tokens", "generated after the user had left", VERMILION),
@@ -45,7 +47,7 @@ class Ratio:
 
 
 def ratios(dots: Sequence[Ratio]) -> go.Figure:
-    """A row a figure, a dot and its interval a candidate, on a log axis with 1 in its middle."""
+    """A row a figure, its name above a dot and its interval for each candidate, on a log axis."""
     rows = list(dict.fromkeys(dot.figure for dot in dots))
     candidates = list(dict.fromkeys(dot.candidate for dot in dots))
     height = 90 + ROW_PX * len(rows) * (1 + (len(candidates) - 1) // 3)
@@ -53,24 +55,48 @@ def ratios(dots: Sequence[Ratio]) -> go.Figure:
     for place, name in enumerate(candidates):
         of = [dot for dot in dots if dot.candidate == name]
         shift = (place + 0.5) / len(candidates) - 0.5
-        _add_dots(figure, of, [rows.index(dot.figure) + 0.7 * shift for dot in of], place)
+        _add_dots(figure, of, [rows.index(dot.figure) + 0.5 * shift for dot in of], place)
     figure.add_vline(x=1, line={"color": GREY, "width": 1, "dash": "dot"})
+    _name_rows(figure, rows)
+    _fold_axis(figure, [end for dot in dots for end in (dot.ratio, *(dot.limits or ()))])
+    figure.update_layout(showlegend=len(candidates) > 1)
+    return figure
+
+
+def _name_rows(figure: go.Figure, rows: Sequence[str]) -> None:
+    """In the picture and not beside it: on a phone there would be no room for the dots."""
+    figure.update_layout(
+        annotations=[
+            {
+                "text": plain(row),
+                "font": {"size": 12},
+                "showarrow": False,
+                "x": 0,
+                "xref": "paper",
+                "xanchor": "left",
+                "y": place - 0.28,
+                "yanchor": "bottom",
+            }
+            for place, row in enumerate(rows)
+        ]
+    )
     figure.update_yaxes(
         tickvals=list(range(len(rows))),
-        ticktext=[plain(row) for row in rows],
-        range=[len(rows) - 0.4, -0.6],
+        showticklabels=False,
+        range=[len(rows) - 0.5, -0.8],
         rangemode="normal",
     )
-    ends = [end for dot in dots for end in (dot.ratio, *(dot.limits or ()))]
+
+
+def _fold_axis(figure: go.Figure, ends: Sequence[float]) -> None:
     low, high = min(*ends, 0.8), max(*ends, 1.25)
+    folds = FOLDS if high < WIDE * low else DECADES
     figure.update_xaxes(
         type="log",
         range=[np.log10(low) - 0.05, np.log10(high) + 0.05],
-        tickvals=list(FOLDS),
-        ticktext=[f"{number(fold)}x" for fold in FOLDS],
+        tickvals=list(folds),
+        ticktext=[f"{number(fold)}x" for fold in folds],
     )
-    figure.update_layout(showlegend=len(candidates) > 1)
-    return figure
 
 
 def _add_dots(figure: go.Figure, dots: Sequence[Ratio], rows: Sequence[float], place: int) -> None:

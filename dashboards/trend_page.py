@@ -99,7 +99,13 @@ def _is_outside(track: Track, limits: Limits) -> bool:
 def _unexpected(track: Track, limits: Limits) -> str:
     of = "" if track.side == RUN else f" of {track.side}"
     value = quantity(track.points[-1].value, track.unit)
-    return f"{track.metric} {track.figure}{of} {value}, expected {between(limits, track.unit)}"
+    return f"{track.metric} {track.figure}{of} {value}, {_expected_words(track, limits)}"
+
+
+def _expected_words(track: Track, limits: Limits) -> str:
+    low, high = limits
+    shown = quantity(low, track.unit) if low == high else between(limits, track.unit)
+    return f"expected {shown}"
 
 
 def _limits(night: Night) -> list[Limit]:
@@ -151,7 +157,7 @@ def _section(
 def _latest(track: Track) -> str:
     point, expected = track.points[-1], track.expected()
     said = bounded(point.metric, track.figure)
-    return said if expected is None else f"{said}, expected {between(expected, track.unit)}"
+    return said if expected is None else f"{said}, {_expected_words(track, expected)}"
 
 
 def _table(
