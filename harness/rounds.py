@@ -63,15 +63,24 @@ def write_pooled_summary(folder: RunFolder) -> dict[str, Any] | None:
 
 def complete_summary(folder: RunFolder) -> None:
     """Judge a run that was cut short before it was, with arms or without. Raises ConfigError where
-    no request was made, or where the rows were not saved."""
+    no request was made, or where the rows were not put together: the harness was killed."""
     if folder.has_arms:
         is_judged = write_pooled_summary(folder) is not None
     else:
+        _check_saved(folder)
         is_judged = not folder.frames().requests.empty
         if is_judged:
             write_summary(folder)
     if not is_judged:
         raise ConfigError(f"{folder.path}: no request was made in this run: nothing to report")
+
+
+def _check_saved(folder: RunFolder) -> None:
+    if folder.shards.is_dir() and not (folder.path / "requests.parquet").exists():
+        raise ConfigError(
+            f"{folder.path}: was killed before its rows were put together; make a run of what it "
+            f"left, with its report: walkaway collect {folder.shards} --out NEW_FOLDER"
+        )
 
 
 def _run_all(

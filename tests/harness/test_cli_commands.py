@@ -87,6 +87,13 @@ def test_a_report_of_several_runs_must_be_told_where_to_go(tmp_path: Path) -> No
     assert "-o FILE" in str(result.exception)
 
 
+def test_a_report_of_a_killed_run_says_how_to_save_what_it_left(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    (folder.path / "manifest.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"was killed.*walkaway collect .*shards --out"):
+        CliRunner().invoke(app, ["report", str(folder.path)], catch_exceptions=False)
+
+
 def test_a_run_without_a_request_has_nothing_to_report(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run")
     (folder.path / "manifest.json").write_text("{}")
