@@ -120,3 +120,24 @@ def test_a_folder_without_shards_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no shards of a load"):
         collect([tmp_path], tmp_path / "run", command=[])
     assert not (tmp_path / "run").exists()
+
+
+def test_probes_are_told(tmp_path: Path) -> None:
+    """A probe counts from the moment at which its own client left: one clock."""
+    shards = leave_shards(tmp_path / "a", "there", THERE_NS, 13, dies=False)
+    left_ns = THERE_NS + 1200 * MS
+    probe = msgspec.structs.replace(
+        request("probe", THERE_NS + 1100 * MS),
+        role=Role.PROBE,
+        arm="abandon",
+        trial=0,
+        reference_ns=left_ns,
+        first_token_ns=left_ns + 30 * MS,
+        token_times_ns=[left_ns + 30 * MS, left_ns + 40 * MS],
+        last_token_ns=left_ns + 40 * MS,
+        ended_ns=left_ns + 40 * MS,
+    )
+    lines(shards / "requests-there-8.ndjson", probe)
+    folder = collect([shards], tmp_path / "run", command=["walkaway", "collect"])
+    metrics = summarise(folder.frames())["metrics"]
+    assert metrics["slot_recovery_s"]["p50"] == pytest.approx(0.030)

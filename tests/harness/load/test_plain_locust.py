@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import platform
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from harness.analysis.summary import summarise
+from harness.collect.clock import local_clock
+from harness.collection import collect
 from harness.load.rows import ShardReader
 from harness.records import Outcome, RequestRow
 from tests.harness.load.load_process import run_locust
@@ -86,3 +91,56 @@ def test_it_reaches_a_server_behind_tls_and_a_key(
     assert {row.error for row in rows} == {None}
     sent = server.exchanges[rows[0].request_id].headers
     assert (sent["authorization"], sent["x-tenant"], sent["x-more"]) == ("Bearer sk-1", "a=b", "1")
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return str(listener.getsockname()[1])
+
+
+def move_to_another_host(shards: Path) -> None:
+    """As if they had been written there: by another name, and by a clock that nobody here reads."""
+    here, clock = platform.node(), local_clock()
+    for shard in list(shards.iterdir()):
+        text = shard.read_text().replace(f'"host":"{here}"', '"host":"elsewhere"')
+        shard.unlink()
+        name = shard.name.replace(f"-{here}-", "-elsewhere-")
+        (shards / name).write_text(text.replace(f'"clock":"{clock}"', '"clock":"of elsewhere"'))
+
+
+def test_workers_on_several_hosts_tell_together_what_clients_saw(
+    serve: Serve, tmp_path: Path
+) -> None:
+    server, port = serve(engine), free_port()
+    ours = ("--host", server.url, "--walkaway-tokens", "2", "--walkaway-stay-tokens", "4")
+    folders = [tmp_path / "here", tmp_path / "there"]
+    master_at = ("--master-host", "127.0.0.1", "--master-port", port)
+    workers = [
+        run_locust("--worker", *master_at, *ours, "--walkaway-rows", str(folder))
+        for folder in folders
+    ]
+    master = run_locust(
+        *("--master", "--headless", "--only-summary", "--expect-workers", "2"),
+        *("--master-bind-host", "127.0.0.1", "--master-bind-port", port, *ours),
+        *("--users", "4", "--spawn-rate", "4", "--run-time", "2"),
+    )
+    for process in (master, *workers):
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert "Traceback" not in err
+    move_to_another_host(folders[1])
+    of_each = [ShardReader(folder, RequestRow).read_new() for folder in folders]
+    assert all(of_each)
+
+    folder = collect(folders, tmp_path / "run", command=["walkaway", "collect"])
+    summary = summarise(folder.frames())
+    assert sum(summary["outcomes"].values()) == sum(map(len, of_each))
+    assert {one["host"] for one in folder.read_manifest()["load_processes"]} == {
+        platform.node(),
+        "elsewhere",
+    }
+    assert {"ttft_s", "itl_s", "goodput_rps", "over_read_tokens"} <= set(summary["metrics"])
+    for name in ("cancel_latency_s", "detect_s", "wasted_tokens", "leaked_slots"):
+        assert name in summary["not_measurable"]
+    said = " ".join(one["text"] for one in summary["validity"])
+    assert "no figure subtracts those of two machines" in said
