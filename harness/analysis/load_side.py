@@ -22,7 +22,7 @@ from harness.records import Metric
 MOST_CPU: Final = 0.9
 LATE_SHARE: Final = 0.95
 LEAST_LATE_S: Final = 0.05
-FEWEST_TICKS: Final = 100  # a second of them: with fewer nobody is judged
+FEWEST_TICKS: Final = 50  # a second of them: with fewer nobody is judged
 
 
 class LoadSide(msgspec.Struct, frozen=True, kw_only=True):

@@ -110,9 +110,8 @@ class StreamClient:
                 LIMIT: first_limit,
             }
             with opened(self._transport, request) as connection:
-                self._exchange(ticket, stream, connection, later_limit).see_through(
-                    leave_rule, think_ns
-                )
+                exchange = self._exchange(ticket, stream, connection, leave_rule, later_limit)
+                exchange.see_through(think_ns)
                 if connection.is_kept:
                     self._held.append(connection)
         except httpx.TimeoutException as error:
@@ -162,6 +161,7 @@ class StreamClient:
         ticket: Ticket,
         stream: StreamMachine,
         connection: Connection,
+        leave_rule: LeaveRule,
         later_limit: Limit | None,
     ) -> Exchange:
         is_stream = ticket.intent.delivery is Delivery.STREAM
@@ -169,6 +169,7 @@ class StreamClient:
             connection,
             stream,
             StreamReader(stream, self.step) if is_stream else UnaryReader(stream),
+            leave_rule=leave_rule,
             way=ticket.intent.way or Way.FIN,
             after_first_token=later_limit,
             cancel=lambda: self._cancel_request(ticket.request_id),

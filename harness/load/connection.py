@@ -23,7 +23,7 @@ import httpx
 
 from harness.load.answer import MAX_HEAD_BYTES, Answer, endless
 from harness.load.client_process import ClientProcess
-from harness.load.receiving import receiver
+from harness.load.receiving import Take, receiver
 from harness.load.tls import Tls
 
 _RESET: Final = struct.pack("ii", 1, 0)  # linger for no time: closing throws all away
@@ -124,6 +124,18 @@ class Connection(Answer, httpx.SyncByteStream):
                 self._receive_past_framing()
         return self.take_body()
 
+    def receive_each(self, take: Take) -> bool:
+        """Hand the body bytes of each receive to `take`, for as long as it waits for more; it may
+        be asked to for longer. False: the body is complete."""
+        chunk = self.receive()
+        if chunk is None:
+            return False
+        if take(chunk, self.received_ns) and not self.is_complete and self.broken is None:
+            until_ns = None if self.limit is None else self.limit.at_ns
+            with self._as_httpx(self._timeout_s):
+                self._receiver.receive_each(self._and_then(take), self._timeout_s, until_ns)
+        return True
+
     def receive_within(self, wait_s: float) -> bytes | None:
         """Like `receive`, for at most so long; None also when nothing came. 0 never waits."""
         if not self._body:
@@ -202,13 +214,32 @@ class Connection(Answer, httpx.SyncByteStream):
         except httpx.ReadTimeout:
             return None
 
+    def _and_then(self, take: Take) -> Take:
+        """What is received goes through the parser first. Where no content comes of it, whoever
+        waits is asked how to go on."""
+
+        def parse_and_take(data: bytes, t_ns: int) -> bool:
+            self.received_ns = t_ns
+            self._take_in(data)
+            if not self._body:
+                return False
+            return take(self.take_body(), t_ns) and not self.is_complete and self.broken is None
+
+        return parse_and_take
+
     def _receive_raw(self, wait_s: float | None) -> bytes:
         if self.broken is not None:
             raise self.broken
-        try:
+        with self._as_httpx(wait_s):
             data = self._receiver.receive(wait_s)
             self.received_ns = time.perf_counter_ns()
-            return data
+        return data
+
+    @contextlib.contextmanager
+    def _as_httpx(self, wait_s: float | None) -> Iterator[None]:
+        """Errors of receiving as httpx tells them."""
+        try:
+            yield
         except (TimeoutError, BlockingIOError) as error:
             if self.limit is not None:
                 self.limit.check()

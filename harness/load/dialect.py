@@ -4,6 +4,7 @@ Works for `/v1/completions` and `/v1/chat/completions`. Fields that nobody here 
 by the decoder without being built, which matters: this runs for every token.
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -68,12 +69,8 @@ class Chunk(msgspec.Struct):
     cancellation_info: CancellationInfo | None = None
 
 
-_chunk_decoder: Final = msgspec.json.Decoder(Chunk)
-
-
-def decode_chunk(data: bytes) -> Chunk:
-    """Read an event's data, or a whole answer. Raises `msgspec.DecodeError` for anything else."""
-    return _chunk_decoder.decode(data)
+# Reads an event's data, or a whole answer. Raises `msgspec.DecodeError` for anything else.
+decode_chunk: Final[Callable[[bytes], Chunk]] = msgspec.json.Decoder(Chunk).decode
 
 
 def request_body(

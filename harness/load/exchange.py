@@ -26,6 +26,9 @@ class Exchange:
 
     `after_first_token` replaces the connection's limit then. `cancel` makes a request to the
     server's cancel endpoint.
+
+    Its state: `_think_ns`, how long to think before leaving, once the user wants to, and
+    `_has_tokens`, whether the first has come.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class Exchange:
         stream: StreamMachine,
         reader: Reader,
         *,
+        leave_rule: LeaveRule,
         way: Way,
         after_first_token: Limit | None,
         cancel: Callable[[], CancelRequest],
@@ -41,30 +45,36 @@ class Exchange:
         self._connection = connection
         self._stream = stream
         self._reader = reader
+        self._leave_rule = leave_rule
         self._way = way
         self._after_first_token = after_first_token
         self._cancel = cancel
+        self._think_ns: int | None = None
+        self._has_tokens = False
 
-    def see_through(self, leave_rule: LeaveRule, think_ns: int | None) -> None:
+    def see_through(self, think_ns: int | None) -> None:
         """Read until there is an outcome. `think_ns`: what the rule said before the sending."""
         connection, stream = self._connection, self._stream
+        self._think_ns = think_ns
         if connection.has_head and not self._is_accepted():
             return
-        receive, read = (
-            connection.receive,
-            self._reader.read,
-        )  # looked up once: it is for each token
-        has_limit = connection.limit is not None
         while stream.outcome is None:
-            if think_ns is not None and stream.can_leave and not connection.is_complete:
-                self._think_and_leave(think_ns)
-            elif (chunk := receive()) is not None:
-                read(chunk, connection.received_ns)
-                if has_limit and stream.tokens_read:
-                    connection.limit = self._after_first_token
-                think_ns = leave_rule(stream.tokens_read)
-            else:
+            if self._think_ns is not None and stream.can_leave and not connection.is_complete:
+                self._think_and_leave(self._think_ns)
+            elif not connection.receive_each(self._take):
                 self._reader.end()
+
+    def _take(self, chunk: bytes, t_ns: int) -> bool:
+        """Read; tell whether that changed nothing, as for most tokens."""
+        stream = self._stream
+        self._reader.read(chunk, t_ns)
+        self._think_ns = self._leave_rule(stream.tokens_read)
+        if stream.tokens_read and not self._has_tokens:
+            self._has_tokens = True
+            if self._connection.limit is not None:
+                self._connection.limit = self._after_first_token
+            return False
+        return self._think_ns is None and stream.outcome is None
 
     def _is_accepted(self) -> bool:
         connection = self._connection

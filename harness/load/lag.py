@@ -2,6 +2,9 @@
 
 That is the floor below which the stamps of this process mean nothing. One watch lasts as long as
 the process; where it writes changes with each load that a web page starts.
+
+A tick must be noticed just as a token is, and cost as little: the loop calls back, no greenlet
+waits for it, and several samples are written at once. Who is killed loses those of its last moment.
 """
 
 import os
@@ -18,57 +21,77 @@ from harness.load.rows import ShardWriter
 from harness.load.ticks import KernelTicks, ThreadTicks, Ticks, kernel_can_tick
 from harness.records import ClientSample
 
-_TICK_NS: Final = 10_000_000
+_TICK_NS: Final = 20_000_000
+_SAMPLES_A_WRITE: Final = 10
 _READ: Final = 1
 
 
 class LagWatch:
-    """Writes a sample a tick into `rows_dir`, and nothing while that is None."""
+    """Writes a sample a tick, from `begin` to `end`.
+
+    Its state: `_shard`, where to (None: nowhere), and `_samples`, which are not yet written.
+    """
 
     def __init__(self, *, open_streams: Callable[[], int], give_up: Callable[[str], None]) -> None:
-        self.rows_dir: Path | None = None
         self._open_streams = open_streams
         self._give_up = give_up
-        gevent.spawn(self._watch)
+        self._host, self._pid = platform.node(), os.getpid()
+        self._shard: ShardWriter[ClientSample] | None = None
+        self._samples: list[ClientSample] = []
+        self._ticks = _ticks()
+        self._watcher = gevent.get_hub().loop.io(self._ticks.descriptor, _READ)
+        self._watcher.start(self._on_tick)
 
-    def _watch(self) -> None:
-        ticks = _ticks()
-        hub = gevent.get_hub()
-        readable = hub.loop.io(ticks.descriptor, _READ)
-        while True:
-            while self.rows_dir is None:
-                hub.wait(readable)
-                ticks.take()
-            try:
-                with ShardWriter(self.rows_dir, ClientSample, os.getpid()) as shard:
-                    self._write(shard, ticks, lambda: hub.wait(readable), self.rows_dir)
-            except OSError as error:
-                why = f"the load's own lag can no longer be written down: {error.strerror}"
-                self._give_up(why)
-                self.rows_dir = None
+    def begin(self, rows_dir: Path) -> None:
+        """Write into this folder from now on."""
+        self.end()
+        try:
+            self._shard = ShardWriter(rows_dir, ClientSample, self._pid)
+        except OSError as error:
+            self._stop(error)
 
-    def _write(
-        self,
-        shard: ShardWriter[ClientSample],
-        ticks: Ticks,
-        wait: Callable[[], object],
-        rows_dir: Path,
-    ) -> None:
-        host, pid = platform.node(), os.getpid()
-        while self.rows_dir == rows_dir:
-            wait()
-            now_ns, cpu_s = time.perf_counter_ns(), time.process_time()
-            for due_ns in ticks.take():
-                shard.write(
-                    ClientSample(
-                        t_ns=now_ns,
-                        pid=pid,
-                        lag_ns=now_ns - due_ns,
-                        cpu_s=cpu_s,
-                        streams=self._open_streams(),
-                        host=host,
-                    )
+    def end(self) -> None:
+        """Write nothing any more; doing it twice is fine."""
+        self._flush()
+        if self._shard is not None:
+            self._shard.close()
+            self._shard = None
+
+    def _on_tick(self) -> None:
+        now_ns = time.perf_counter_ns()
+        due = self._ticks.take()
+        if self._shard is None:
+            return
+        cpu_s, streams = time.process_time(), self._open_streams()
+        for due_ns in due:
+            self._samples.append(
+                ClientSample(
+                    t_ns=now_ns,
+                    pid=self._pid,
+                    lag_ns=now_ns - due_ns,
+                    cpu_s=cpu_s,
+                    streams=streams,
+                    host=self._host,
                 )
+            )
+        if len(self._samples) >= _SAMPLES_A_WRITE:
+            self._flush()
+
+    def _flush(self) -> None:
+        samples, self._samples = self._samples, []
+        if self._shard is None:
+            return
+        try:
+            self._shard.write(*samples)
+        except OSError as error:
+            self._shard.close()
+            self._shard = None
+            self._stop(error)
+
+    def _stop(self, error: OSError) -> None:
+        """In a greenlet, as telling others may wait and the loop's own call must not."""
+        why = f"the load's own lag can no longer be written down: {error.strerror}"
+        gevent.spawn(self._give_up, why)
 
 
 def _ticks() -> Ticks:

@@ -138,12 +138,13 @@ class AboutThisProcess:
     def begin(self, plan: LoadPlan) -> None:
         """Nothing is kept where the plan keeps no rows."""
         if plan.rows_dir is not None:
-            self._lag.rows_dir = Path(plan.rows_dir)
-            self._marks = ProcessMarks(self._lag.rows_dir, plan, self._runner)
+            rows_dir = Path(plan.rows_dir)
+            self._marks = ProcessMarks(rows_dir, plan, self._runner)
+            self._lag.begin(rows_dir)
 
     def end(self, **_: object) -> None:
         """The load has ended in good order; doing it twice is fine."""
         if self._marks is not None:
-            self._lag.rows_dir = None
+            self._lag.end()
             self._marks.end()
             self._marks = None

@@ -1,17 +1,23 @@
 """Waiting for bytes on one socket, once for every token: as little as that can be.
 
-A socket of gevent's tries first and waits then, with a timer and a watcher for each wait. Of
-streams, nothing has come yet whenever one asks: the try is an exception for nothing, the timers
-hardly ever fire, and the next wait is for the same. Together they cost more than all that is done
-with the token. So here we wait first, and have one timer and one watcher for all waits of a socket.
+A socket of gevent's tries first and waits then, with a timer and a watcher for each wait, and
+switches to whoever waits for each receive. Of streams, nothing has come yet whenever one asks; the
+timers hardly ever fire, and the next wait is for the same; and most tokens leave nothing to decide.
+Together that costs more than all that is done with the token. So here the loop's own call receives,
+and hands over what came; who waits is switched to only when that was enough, or went wrong. One
+timer and one watcher do for all waits of a socket.
+
 The timer is set to when a wait would be too long and left alone as the next waits push that on;
 when it fires it looks whether somebody has really waited for so long. Even then it is the socket
 that is asked what to say: what came as late as the timer is received. The watcher is stopped only
 when there is something to be read and nobody waits for it: it would fire again and again.
 """
 
+import os
 import socket
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 from greenlet import getcurrent
@@ -19,16 +25,24 @@ from greenlet import getcurrent
 _RECEIVE_BYTES: Final = 65536
 _READ: Final = 1
 
+# Takes the bytes of one receive (none: the end of the connection) and when they came; tells whether
+# there is more to wait for. It must not wait itself.
+Take = Callable[[bytes, int], bool]
+
 
 class Receiver(Protocol):
-    """Receives on one socket. To be closed before the socket is."""
+    """Receives on one socket. To be closed before the socket is.
 
-    def receive(self, wait_s: float | None) -> bytes:
-        """What comes within so many seconds (None: whenever it comes; 0 never waits).
+    Both ways raise TimeoutError or BlockingIOError when nothing has come for `longest_s` seconds,
+    or not enough by `until_ns`, and OSError.
+    """
 
-        Nothing (b"") is the end of the connection. Raises TimeoutError or BlockingIOError when
-        nothing comes in time, and OSError.
-        """
+    def receive(self, longest_s: float | None) -> bytes:
+        """What comes next (0 never waits). Nothing (b"") is the end of the connection."""
+
+    def receive_each(self, take: Take, longest_s: float | None, until_ns: int | None) -> None:
+        """Hand over what comes, receive by receive, for as long as `take` waits for more. What it
+        raises is raised."""
 
     def close(self) -> None: ...
 
@@ -45,9 +59,19 @@ class BlockingReceiver:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
 
-    def receive(self, wait_s: float | None) -> bytes:
-        self._sock.settimeout(wait_s)
+    def receive(self, longest_s: float | None) -> bytes:
+        self._sock.settimeout(longest_s)
         return self._sock.recv(_RECEIVE_BYTES)
+
+    def receive_each(self, take: Take, longest_s: float | None, until_ns: int | None) -> None:
+        goes_on = True
+        while goes_on:
+            now_ns = time.perf_counter_ns()
+            due_ns = _due_ns(now_ns, _ns(longest_s), until_ns)
+            if due_ns is not None and due_ns <= now_ns:
+                raise TimeoutError
+            data = self.receive(None if due_ns is None else (due_ns - now_ns) / 1e9)
+            goes_on = take(data, time.perf_counter_ns())
 
     def close(self) -> None:
         """There is nothing to release."""
@@ -56,69 +80,106 @@ class BlockingReceiver:
 class HubReceiver:
     """On a socket of gevent's, which waits in its `hub`. The socket must not be made to wait.
 
-    Its state: `_waiting`, who waits now, if anybody; `_due_ns`, when that wait is too long (None:
-    it takes as long as it takes); `is_watched`, whether the watcher is started; `_fires_ns`, for
-    when the timer is set (None: it is not).
+    Its state: `_waiting`, who waits now, if anybody, and `_take`, what is done with the bytes;
+    `_since_ns`, when the latest came; `_longest_ns` and `_until_ns`, how long that may take;
+    `is_watched`, whether the watcher is started; `_fires_ns`, for when the timer is set (None: it
+    is not).
     """
 
     def __init__(self, sock: socket.socket, hub: Any) -> None:
         sock.settimeout(0)
-        self._receive = sock.recv
+        self._read = partial(os.read, sock.fileno(), _RECEIVE_BYTES)
         self._hub = hub
         self._watcher = hub.loop.io(sock.fileno(), _READ)
         self._timer: Any = None
         self._waiting: Any = None
-        self._due_ns: int | None = None
+        self._take: Take | None = None
+        self._since_ns = 0
+        self._longest_ns: int | None = None
+        self._until_ns: int | None = None
         self.is_watched = False
         self._fires_ns: int | None = None
 
-    def receive(self, wait_s: float | None) -> bytes:
-        if wait_s is None:
-            self._wait()
-        elif wait_s > 0:
-            self._due_ns = due_ns = time.perf_counter_ns() + int(wait_s * 1e9)
-            if self._fires_ns is None or due_ns < self._fires_ns:
-                self._set_timer(due_ns)
-            self._wait()
-        return self._receive(_RECEIVE_BYTES)
+    def receive(self, longest_s: float | None) -> bytes:
+        if longest_s is not None and longest_s <= 0:
+            return self._read()
+        came: list[bytes] = []
+
+        def take(data: bytes, _t_ns: int) -> bool:
+            came.append(data)
+            return False
+
+        self.receive_each(take, longest_s, None)
+        return came[0]
+
+    def receive_each(self, take: Take, longest_s: float | None, until_ns: int | None) -> None:
+        self._longest_ns, self._until_ns = _ns(longest_s), until_ns
+        self._since_ns = time.perf_counter_ns()
+        self._keep_timer()
+        if not self.is_watched:
+            self.is_watched = True
+            self._watcher.start(self._on_readable)
+        self._waiting, self._take = getcurrent(), take
+        try:
+            while self._hub.switch() is not self:
+                """Somebody else's doing: there is nothing to read yet."""
+        finally:
+            self._waiting = self._take = None
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.close()
         self._watcher.close()
 
-    def _wait(self) -> None:
-        if not self.is_watched:
-            self.is_watched = True
-            self._watcher.start(self._on_readable)
-        self._waiting = getcurrent()
-        try:
-            while self._hub.switch() is not self:
-                """Somebody else's doing: there is nothing to read yet."""
-        finally:
-            self._waiting = self._due_ns = None
-
     def _on_readable(self) -> None:
-        if self._waiting is None:
+        if self._take is None:
             self.is_watched = False
             self._watcher.stop()
-        else:
+            return
+        try:
+            data = self._read()
+            self._since_ns = t_ns = time.perf_counter_ns()
+            goes_on = self._take(data, t_ns)
+        except BlockingIOError:
+            return  # a false alarm
+        except Exception as error:  # noqa: BLE001  for who waits, not for the loop
+            self._waiting.throw(type(error), error, error.__traceback__)
+            return
+        if not goes_on:
             self._waiting.switch(self)
 
-    def _set_timer(self, fires_ns: int) -> None:
+    def _keep_timer(self) -> None:
+        """Have it fire when this wait is too long, or before."""
+        due_ns = _due_ns(self._since_ns, self._longest_ns, self._until_ns)
+        if due_ns is None or (self._fires_ns is not None and self._fires_ns <= due_ns):
+            return
         if self._timer is not None:
             self._timer.close()
-        self._fires_ns = fires_ns
-        left_s = max(0, fires_ns - time.perf_counter_ns()) / 1e9
+        self._fires_ns = due_ns
+        left_s = max(0, due_ns - time.perf_counter_ns()) / 1e9
         self._timer = self._hub.loop.timer(left_s)
         self._timer.start(self._on_timer, update=True)
 
     def _on_timer(self) -> None:
         self._fires_ns = None
-        due_ns = self._due_ns
-        if due_ns is None:
+        if self._waiting is not None:
+            self._on_readable()
+        if self._waiting is None:
             return
-        if time.perf_counter_ns() < due_ns:
-            self._set_timer(due_ns)
+        due_ns = _due_ns(self._since_ns, self._longest_ns, self._until_ns)
+        if due_ns is not None and due_ns <= time.perf_counter_ns():
+            self._waiting.throw(TimeoutError)
         else:
-            self._waiting.switch(self)
+            self._keep_timer()
+
+
+def _ns(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds * 1e9)
+
+
+def _due_ns(since_ns: int, longest_ns: int | None, until_ns: int | None) -> int | None:
+    """When a wait that began then is too long."""
+    if longest_ns is None:
+        return until_ns
+    due_ns = since_ns + longest_ns
+    return due_ns if until_ns is None else min(due_ns, until_ns)

@@ -46,6 +46,9 @@ class SSEDecoder:
     def feed(self, chunk: bytes, t_ns: int) -> list[bytes]:
         """Take the bytes of one receive; return the events that they completed, in order: of each
         its data lines, joined by newlines."""
+        if self._began_ns is None and self._is_one_event(chunk):
+            self._at_start = self._after_cr = False
+            return [chunk[6:-2]]
         if self._after_cr and chunk:
             self._after_cr = False
             if chunk.startswith(b"\n"):  # the other half of a CRLF that was cut
@@ -68,6 +71,16 @@ class SSEDecoder:
         else:
             self._began_ns = None
         return events
+
+    def _is_one_event(self, chunk: bytes) -> bool:
+        """Whether it is a single line of data with its end, as tokens mostly come."""
+        return (
+            chunk.startswith(b"data: ")
+            and chunk.endswith(b"\n\n")
+            and chunk.find(b"\n") == len(chunk) - 2
+            and b"\r" not in chunk
+            and len(chunk) <= self._max_event_bytes
+        )
 
     def _finish_line(self, end: bytes) -> bytes:
         line = b"".join((*self._pieces, end))

@@ -66,8 +66,7 @@ class StreamMachine:
         self._event_tokens: list[int] = []
         self._status_code: int | None = None
         self._finish_reason: str | None = None
-        self._prompt_tokens: int | None = None
-        self._completion_tokens: int | None = None
+        self._usage = Usage()
         self._think_ns: int | None = None
         self._wire_close: WireClose | None = None
         self._ended_ns: int | None = None
@@ -129,14 +128,13 @@ class StreamMachine:
         if chunk.error is not None:
             self._end(Signal.ERROR, t_ns, error_message(chunk.error))
             return
-        if chunk.usage is not None:
-            self._note_usage(chunk.usage)
-        if self._completion_tokens is None:
+        self._usage = chunk.usage or self._usage
+        if self._usage.completion_tokens is None:
             self._counting = TokenCounting.EVENTS
             self.tokens_read = sum(choice.has_text() for choice in chunk.choices)
         else:
             self._counting = TokenCounting.USAGE
-            self.tokens_read = self._completion_tokens
+            self.tokens_read = self._usage.completion_tokens
         self._unfinished = len(chunk.choices)  # a server may not know `n`
         self._note_finish(chunk, t_ns)
         if self.outcome is None:
@@ -226,8 +224,8 @@ class StreamMachine:
             status_code=self._status_code,
             error=None if is_complete else self._error,
             finish_reason=self._finish_reason,
-            prompt_tokens=self._prompt_tokens,
-            completion_tokens=self._completion_tokens if is_complete else None,
+            prompt_tokens=self._usage.prompt_tokens,
+            completion_tokens=self._usage.completion_tokens if is_complete else None,
             plan=intent.plan,
             way="" if intent.way is None else intent.way.value,
             delivery=intent.delivery,
@@ -256,7 +254,7 @@ class StreamMachine:
 
     def _read_chunk(self, chunk: Chunk, t_ns: int) -> None:
         if chunk.usage is not None:
-            self._note_usage(chunk.usage)
+            self._usage = chunk.usage
         tokens, is_last = 0, False
         for choice in chunk.choices:  # none in the closing account: no token came with it
             tokens += self._count(choice, chunk.usage)
@@ -271,10 +269,6 @@ class StreamMachine:
             self._event_tokens.append(tokens)
         if is_last:
             self._note_finish(chunk, t_ns)
-
-    def _note_usage(self, usage: Usage) -> None:
-        self._prompt_tokens = usage.prompt_tokens
-        self._completion_tokens = usage.completion_tokens
 
     def _note_finish(self, chunk: Chunk, t_ns: int) -> None:
         for choice in chunk.choices:

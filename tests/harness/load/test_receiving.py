@@ -5,6 +5,8 @@ for all waits of a socket. (Nothing is patched here: only gevent's own sockets w
 import socket as system_socket
 import time
 from collections.abc import Iterator
+from itertools import count
+from types import SimpleNamespace
 
 import gevent  # noqa: TID251
 import pytest
@@ -72,6 +74,74 @@ def test_a_wait_without_bytes_times_out_and_the_next_one_may_succeed(line: Line)
 def test_0_never_waits(line: Line) -> None:
     with pytest.raises(BlockingIOError):
         line.receiver.receive(0)
+
+
+def test_each_receive_is_handed_over_until_that_is_enough(line: Line) -> None:
+    began_ns = time.perf_counter_ns()
+    taken: list[tuple[bytes, int]] = []
+
+    def take(data: bytes, t_ns: int) -> bool:
+        taken.append((data, t_ns))
+        assert t_ns <= time.perf_counter_ns()
+        line.far.sendall(b"%d" % len(taken))
+        return len(taken) < 4
+
+    line.far.sendall(b"0")
+    line.receiver.receive_each(take, LONG_S, None)
+    assert [data for data, _ in taken] == [b"0", b"1", b"2", b"3"]
+    times = [began_ns, *(t_ns for _, t_ns in taken)]
+    assert times == sorted(times)
+    assert line.receiver.receive(LONG_S) == b"4"
+
+
+def test_what_goes_wrong_with_the_bytes_is_for_who_waits(line: Line) -> None:
+    def take(data: bytes, _t_ns: int) -> bool:
+        raise ValueError(data)
+
+    line.far.sendall(b"word")
+    with pytest.raises(ValueError, match="word"):
+        line.receiver.receive_each(take, LONG_S, None)
+    line.far.sendall(b"next")
+    assert line.receiver.receive(LONG_S) == b"next"
+
+
+def test_a_connection_that_broke_is_for_who_waits(line: Line) -> None:
+    line.sock.sendall(b"never read")
+    line.far.close()
+    with pytest.raises(OSError, match="reset"):
+        line.receiver.receive_each(lambda _data, _t_ns: True, LONG_S, None)
+
+
+def test_no_bytes_in_time_or_not_enough_of_them(line: Line) -> None:
+    with pytest.raises(NOTHING_CAME):
+        line.receiver.receive_each(lambda _data, _t_ns: True, SHORT_S, None)
+
+    def take(_data: bytes, _t_ns: int) -> bool:
+        line.far.sendall(b"and on")
+        return True
+
+    line.far.sendall(b"word")
+    with pytest.raises(NOTHING_CAME):
+        line.receiver.receive_each(take, LONG_S, time.perf_counter_ns() + int(SHORT_S * 1e9))
+
+
+def test_the_next_bytes_have_as_long_as_the_first(
+    hub_line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = 0  # the timer is the system's, the time that it looks at is ours
+    clock = SimpleNamespace(perf_counter_ns=lambda: now_ns)
+    monkeypatch.setattr("harness.load.receiving.time", clock)
+    numbers = count(1)
+
+    def take(_data: bytes, _t_ns: int) -> bool:
+        nonlocal now_ns
+        now_ns += int(SHORT_S * 1e9) - 1
+        gevent.spawn_later(4 * SHORT_S, hub_line.far.sendall, b"next")
+        return next(numbers) < 4
+
+    hub_line.far.sendall(b"first")
+    hub_line.receiver.receive_each(take, SHORT_S, None)
+    assert next(numbers) == 5
 
 
 def test_bytes_that_come_while_waiting_end_the_wait(hub_line: Line) -> None:

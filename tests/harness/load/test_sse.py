@@ -68,6 +68,20 @@ def test_chunking_changes_nothing(stream: bytes, cuts: list[int]) -> None:
     assert decode(*chunks) == decode(stream)
 
 
+blocks = st.sampled_from(
+    [
+        *(b"data: a\n\n", b"data: b\r\n\r\n", b"data: c\r\r", b"data:d\n\n", b": e\n\n"),
+        *(b"data: f\n", b"data: g\r", b"data: h", b"\xef\xbb\xbf", b"\n", b"\r"),
+    ]
+)
+
+
+@given(st.lists(blocks))
+def test_an_event_that_comes_whole_is_like_one_that_comes_in_drops(chunks: list[bytes]) -> None:
+    stream = b"".join(chunks)
+    assert decode(*chunks) == decode(*(stream[i : i + 1] for i in range(len(stream))))
+
+
 @pytest.mark.parametrize(
     "endless",
     [b"data: aaaa\n", b"data:\n", b"data\n", b"a", b": a"],
@@ -79,6 +93,11 @@ def test_an_endless_event_is_refused(endless: bytes) -> None:
         assert decoder.feed(endless, 0) == []
     with pytest.raises(EndlessEventError, match="more than 1000 bytes"):
         decoder.feed(endless * 1000, 0)
+
+
+def test_a_whole_event_that_is_too_long_is_refused() -> None:
+    with pytest.raises(EndlessEventError, match="more than 1000 bytes"):
+        SSEDecoder(max_event_bytes=1000).feed(b"data: %b\n\n" % (b"a" * 1000), 0)
 
 
 def test_the_bound_is_of_one_event() -> None:

@@ -107,6 +107,8 @@ def test_users_leave_as_planned_and_the_server_sees_it_at_once(
     samples = ShardReader(tmp_path, ClientSample).read_new()
     assert 3 <= max(sample.streams for sample in samples) <= 6
     assert all(a.cpu_s <= b.cpu_s for a, b in pairwise(samples))
+    due_ns = [sample.t_ns - sample.lag_ns for sample in samples]
+    assert {b - a for a, b in pairwise(due_ns)} == {20_000_000}  # none is missing
 
 
 @pytest.mark.parametrize("way", [Way.STOP_READING, Way.VANISH])
