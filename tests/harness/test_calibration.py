@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harness.calibration import CalibrationError, calibrate
 from harness.prompt_scale import BYTES_ARE_TOKENS, fit_scale
-from tests.harness.load.test_client import PLAN
+from tests.harness.load.asking import PLAN
 
 Answer = Callable[[httpx.Request], httpx.Response]
 

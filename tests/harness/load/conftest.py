@@ -20,6 +20,8 @@ from typing import Any
 import pytest
 import trustme
 
+from tests.harness.load.asking import Client
+
 OK_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 )
@@ -236,3 +238,20 @@ def serve() -> Iterator[Callable[..., ScriptedServer]]:
     yield start
     for server in servers:
         server.close()
+
+
+Connect = Callable[..., Client]
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Make clients; all of them close with the test."""
+    clients: list[Client] = []
+
+    def make(url: str, **changes: object) -> Client:
+        clients.append(Client(url, **changes))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.client.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -13,82 +11,15 @@ import httpx
 import msgspec
 import pytest
 
-from harness.load.abandon import LeaveRule, never
 from harness.load.client import StreamClient
-from harness.load.plan import AbandonLoad, LoadPlan, Timeouts
-from harness.load.ticket import STAYS, Intent, Ticket
-from harness.records import Outcome, RequestRow, Role, WireClose
+from harness.load.ticket import Ticket
+from harness.records import Outcome, WireClose
+from tests.harness.load.asking import MS, PLAN, User, after, refuse
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, Script, ScriptedServer
 
     Serve = Callable[[Script], ScriptedServer]
-
-MS = 1_000_000
-PLAN = LoadPlan(
-    url="http://127.0.0.1:1",
-    path="/v1/completions",
-    model="m",
-    api_key_env=None,
-    headers={"x-extra": "1"},
-    extra_body={"ignore_eos": True},
-    stream_options={"include_usage": True},
-    continuous_usage=True,
-    rows_dir=None,
-    seed=0,
-    arm="main",
-    users=1,
-    timeouts=Timeouts(connect_s=30.0, next_byte_s=30.0),
-    max_seconds=60.0,
-    load=AbandonLoad(
-        mix=[],
-        think="none",
-        prompt_tokens=(8, 8),
-        answer_tokens=9,
-        stay_tokens=9,
-        shared_prefix_tokens=0,
-        stop_after_abandons=None,
-    ),
-)
-
-
-def after(tokens: int, *, think_ns: int = 0) -> LeaveRule:
-    return lambda read: think_ns if read >= tokens else None
-
-
-class User:
-    """Asks once at a time; `row` is what was kept of the latest request."""
-
-    def __init__(self, url: str, **changes: object) -> None:
-        plan = msgspec.structs.replace(PLAN, url=url, **changes)
-        self._client = StreamClient(plan, api_key="secret")
-        self._rows: list[RequestRow] = []
-
-    @property
-    def row(self) -> RequestRow:
-        (row,) = self._rows
-        return row
-
-    def close(self) -> None:
-        self._client.close()
-
-    def ask(self, rule: LeaveRule = never, intent: Intent = STAYS) -> RequestRow:
-        self._rows.clear()
-        ticket = Ticket(
-            request_id="r1",
-            arm="main",
-            role=Role.USER,
-            trial=None,
-            user=0,
-            max_tokens=9,
-            intended_start_ns=time.perf_counter_ns(),
-            intent=intent,
-        )
-        try:
-            self._client.ask(ticket, "Hello", rule, self._rows.append)
-        finally:
-            assert self._client.open_streams == 0
-        return self.row
 
 
 def _stream(x: Exchange) -> None:
@@ -205,7 +136,7 @@ class TestLeaving:
         assert row.wire_close is WireClose.FIN
 
     def test_who_wants_to_leave_can_be_refused_first(self, serve: Serve) -> None:
-        row = User(serve(_refuse).url).ask(after(0, think_ns=3_600_000 * MS))
+        row = User(serve(refuse).url).ask(after(0, think_ns=3_600_000 * MS))
         assert (row.outcome, row.status_code) == (Outcome.REJECTED, 429)
         assert (row.error, row.abandoned_ns) == ("HTTP 429: come back later", None)
 
@@ -289,130 +220,3 @@ class TestLeaving:
         row = User(serve(script).url).ask(rule)
         assert (row.outcome, row.tokens_read) == (Outcome.COMPLETED, 2)
         assert (row.abandoned_ns, row.wire_close) == (None, None)
-
-
-def _refuse(x: Exchange) -> None:
-    body = b'{"error":{"message":"come back later"}}'
-    head = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: %d\r\n\r\n"
-    x.send(head % len(body) + body)
-
-
-def _refuse_and_vanish(x: Exchange) -> None:
-    x.send(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 99\r\n\r\nbusy")
-
-
-def _error_inside(x: Exchange) -> None:
-    x.accept()
-    x.token()
-    x.chunk(b'data: {"error":{"message":"the engine died"}}\n\n')
-
-
-def _stop_early(x: Exchange) -> None:
-    x.accept()
-    x.token()
-    x.send(b"0\r\n\r\n")
-
-
-def _vanish(x: Exchange) -> None:
-    x.accept()
-    x.token()
-
-
-def _reset(x: Exchange) -> None:
-    x.accept()
-    x.token()
-    x.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-
-
-def _speak_gibberish(x: Exchange) -> None:
-    x.send(b"SSH-2.0-OpenSSH_9.6\r\n")
-
-
-def _never_end_an_event(x: Exchange) -> None:
-    x.accept()
-    while True:
-        x.chunk(b"data: " + b"a" * 65536 + b"\n")
-
-
-class TestTrouble:
-    @pytest.mark.parametrize(
-        ("script", "outcome", "error"),
-        [
-            (_refuse, Outcome.REJECTED, "HTTP 429: come back later"),
-            (_refuse_and_vanish, Outcome.REJECTED, "HTTP 503: busy"),
-            (_error_inside, Outcome.FAILED, "the engine died"),
-            (_stop_early, Outcome.FAILED, "ended early"),
-            (_vanish, Outcome.FAILED, "closed the connection before the answer was complete"),
-            (_reset, Outcome.FAILED, "the connection broke"),
-            (_speak_gibberish, Outcome.FAILED, "not HTTP/1.1"),
-            (_never_end_an_event, Outcome.FAILED, "event of more than"),
-        ],
-    )
-    def test_servers(self, serve: Serve, script: Script, outcome: Outcome, error: str) -> None:
-        row = User(serve(script).url).ask(after(5))
-        assert row.outcome is outcome
-        assert row.error is not None
-        assert error in row.error
-        assert row.abandoned_ns is None
-
-    def test_a_stream_that_stops_while_the_user_thinks(self, serve: Serve) -> None:
-        row = User(serve(_stop_early).url).ask(after(1, think_ns=3_600_000 * MS))
-        assert (row.outcome, row.tokens_read) == (Outcome.FAILED, 1)
-        assert row.error is not None
-        assert "ended early" in row.error
-
-    def test_nobody_there(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-        row = User(f"http://127.0.0.1:{port}").ask()
-        assert (row.outcome, row.status_code) == (Outcome.FAILED, None)
-        assert row.error is not None
-        assert "refused" in row.error
-
-    @pytest.mark.parametrize("answers", [False, True])
-    def test_silence(self, serve: Serve, answers: bool) -> None:
-        def script(x: Exchange) -> None:
-            if answers:
-                x.accept()
-                x.token()
-            assert x.client_left_within(30)
-
-        row = User(serve(script).url, timeouts=Timeouts(connect_s=30.0, next_byte_s=0.05)).ask()
-        assert (row.outcome, row.tokens_read) == (Outcome.TIMED_OUT, int(answers))
-        assert row.error == "nothing came for 0.05 s"
-
-    def test_a_killed_request_leaves_a_row_and_no_connection(self, serve: Serve) -> None:
-        class Killed(BaseException):
-            """Like gevent's GreenletExit: no Exception."""
-
-        def script(x: Exchange) -> None:
-            x.accept()
-            x.token()
-            assert x.client_left_within(30)
-
-        def rule(tokens_read: int) -> int | None:
-            if tokens_read:
-                raise Killed
-            return None
-
-        server = serve(script)
-        user = User(server.url)
-        with pytest.raises(Killed):
-            user.ask(rule)
-        assert (user.row.outcome, user.row.tokens_read) == (Outcome.CUT_OFF, 1)
-        assert user.row.error is None
-        assert server.exchanges["r1"].is_over.wait(30)
-
-    def test_a_bug_of_ours_is_a_failure_and_no_secret(self, serve: Serve) -> None:
-        def script(x: Exchange) -> None:
-            x.accept()
-            assert x.client_left_within(30)
-
-        def rule(_tokens_read: int) -> int | None:
-            raise KeyError("oops")
-
-        user = User(serve(script).url)
-        with pytest.raises(KeyError):
-            user.ask(rule)
-        assert user.row.outcome is Outcome.FAILED
-        assert user.row.error == "a bug of the client: KeyError('oops')"

@@ -16,8 +16,7 @@ from harness.load.client import StreamClient
 from harness.load.dial import Wire, origin_of
 from harness.load.transport import WAY, SocketTransport, opened
 from harness.records import Outcome, Way
-from tests.harness.load.test_client import User
-from tests.harness.load.test_leaving import Client, after
+from tests.harness.load.asking import Client, User, after
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, ScriptedServer, Secrets

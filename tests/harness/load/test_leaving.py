@@ -2,94 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-import msgspec
 import psutil
 import pytest
 
-from harness.load.abandon import LeaveRule
 from harness.load.cancel_endpoint import cancel_url
-from harness.load.client import StreamClient
 from harness.load.leaving import leave
 from harness.load.plan import Timeouts
-from harness.load.readers import StreamReader, UnaryReader
-from harness.load.sse import EndlessEventError
-from harness.load.stream import StreamMachine
-from harness.load.ticket import Intent, Ticket
-from harness.records import Delivery, Outcome, RequestRow, Role, TokenCounting, Way, WireClose
-from tests.harness.load.test_client import PLAN
+from harness.records import Outcome, Way, WireClose
+from tests.harness.load.asking import MS, after, two_tokens
 
 if TYPE_CHECKING:
     from harness.load.connection import Connection
-    from tests.harness.load.conftest import Exchange, Script, ScriptedServer
+    from tests.harness.load.conftest import Connect, Exchange, Script, ScriptedServer
 
     Serve = Callable[[Script], ScriptedServer]
 
-MS = 1_000_000
 SOON = Timeouts(connect_s=30.0, next_byte_s=0.2)
-
-
-def after(tokens: int, *, think_ns: int = 0) -> LeaveRule:
-    return lambda read: think_ns if read >= tokens else None
-
-
-class Client:
-    """Asks with an intent; `rows` are what was kept."""
-
-    def __init__(self, url: str, **changes: object) -> None:
-        cancel = "/v1/requests/{id}/cancel"
-        plan = msgspec.structs.replace(PLAN, url=url, cancel_path=cancel, **changes)
-        self.client = StreamClient(plan, api_key="secret")
-        self.rows: list[RequestRow] = []
-
-    def ask(
-        self, rule: LeaveRule, way: Way, *, delivery: Delivery = Delivery.STREAM, n: int = 1
-    ) -> RequestRow:
-        ticket = Ticket(
-            request_id="r1",
-            arm="main",
-            role=Role.USER,
-            trial=None,
-            user=0,
-            max_tokens=9,
-            intended_start_ns=time.perf_counter_ns(),
-            intent=Intent(plan="p", planned_abandon=1, way=way, delivery=delivery, n=n),
-        )
-        self.client.ask(ticket, "Hello", rule, self.rows.append)
-        return self.rows[-1]
-
-
-@pytest.fixture
-def connect() -> Iterator[Callable[..., Client]]:
-    clients: list[Client] = []
-
-    def make(url: str, **changes: object) -> Client:
-        clients.append(Client(url, **changes))
-        return clients[-1]
-
-    yield make
-    for client in clients:
-        client.client.close()
-
-
-Connect = Callable[..., Client]
-
-
-def two_tokens(x: Exchange) -> None:
-    """Two tokens, and then an eye on the client."""
-    x.accept()
-    x.token()
-    x.token()
-    assert x.client_left_within(30)
 
 
 @pytest.mark.parametrize(
@@ -354,153 +291,3 @@ class TestCancel:
 
     def test_an_id_that_needs_quoting(self) -> None:
         assert cancel_url("http://h/", "/a/{id}/b", "x/y z") == "http://h/a/x%2Fy%20z/b"
-
-
-def _unary(x: Exchange, *, n: int = 1) -> None:
-    choices = [{"index": i, "text": "word", "finish_reason": "length"} for i in range(n)]
-    body = {"choices": choices, "usage": {"prompt_tokens": 8, "completion_tokens": 7 * n}}
-    data = json.dumps(body).encode()
-    x.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data))
-
-
-class TestUnary:
-    def test_read_to_its_end(self, serve: Serve, connect: Connect) -> None:
-        server = serve(lambda x: _unary(x, n=2))
-        row = connect(server.url).ask(after(10**6), Way.FIN, delivery=Delivery.UNARY, n=2)
-        body = server.exchanges["r1"].body
-        assert (body["stream"], body["n"], "stream_options" in body) == (False, 2, False)
-        assert server.exchanges["r1"].headers["accept"] == "application/json"
-        assert (row.outcome, row.tokens_read, row.completion_tokens) == (Outcome.COMPLETED, 14, 14)
-        assert (row.delivery, row.stream, row.n) == (Delivery.UNARY, False, 2)
-        assert (row.first_token_ns, row.token_times_ns) == (None, [])
-        assert row.token_counting is TokenCounting.USAGE
-
-    @pytest.mark.parametrize("has_headers", [False, True])
-    def test_left_before_the_body(self, serve: Serve, connect: Connect, has_headers: bool) -> None:
-        def script(x: Exchange) -> None:
-            if has_headers:
-                x.send(b'HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{"choices":')
-            assert x.client_left_within(30)
-
-        server = serve(script)
-        row = connect(server.url).ask(after(0, think_ns=50 * MS), Way.FIN, delivery=Delivery.UNARY)
-        assert server.exchanges["r1"].is_over.wait(30)
-        assert (row.outcome, row.tokens_read, row.wire_close) == (
-            Outcome.ABANDONED,
-            0,
-            WireClose.FIN,
-        )
-
-    @pytest.mark.parametrize(
-        ("body", "error"),
-        [
-            (b"nonsense", "the answer makes no sense"),
-            (b'{"error":{"message":"out of blocks"}}', "out of blocks"),
-            (b'{"choices":[]}', "the answer has no finish reason"),
-            (b'{"choices":[{"text":"a","finish_reason":"abort"}]}', "the server aborted"),
-        ],
-    )
-    def test_an_answer_that_is_none(
-        self, serve: Serve, connect: Connect, body: bytes, error: str
-    ) -> None:
-        def script(x: Exchange) -> None:
-            x.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
-
-        row = connect(serve(script).url).ask(after(10**6), Way.FIN, delivery=Delivery.UNARY)
-        assert row.outcome is Outcome.FAILED
-        assert row.error is not None
-        assert error in row.error
-
-    def test_a_token_came_when_its_bytes_did(self) -> None:
-        stream = StreamMachine(self._ticket(Delivery.STREAM), sent_ns=0, continuous_usage=False)
-        stream.headers(200)
-        StreamReader(stream, None).read(
-            b'data: {"choices": [{"index": 0, "text": "a", "finish_reason": null}]}\n\n', 4711
-        )
-        stream.cut(4712)
-        assert stream.row().token_times_ns == [4711]
-
-    def _ticket(self, delivery: Delivery) -> Ticket:
-        return Ticket(
-            request_id="r1",
-            arm="main",
-            role=Role.USER,
-            trial=None,
-            user=0,
-            max_tokens=9,
-            intended_start_ns=0,
-            intent=Intent(delivery=delivery),
-        )
-
-    def test_an_answer_without_end(self) -> None:
-        stream = StreamMachine(self._ticket(Delivery.UNARY), sent_ns=0, continuous_usage=True)
-        reader = UnaryReader(stream, max_bytes=100)
-        reader.read(bytes(100), 0)
-        with pytest.raises(EndlessEventError, match="the answer has more than 100 bytes"):
-            reader.read(b"x", 0)
-
-
-class TestTimeouts:
-    def test_no_first_token(self, serve: Serve, connect: Connect) -> None:
-        """Bytes keep coming, heartbeats, so that the limit for the next byte never passes."""
-
-        def script(x: Exchange) -> None:
-            x.accept()
-            while not x.client_left_within(0.01):
-                x.chunk(b": heartbeat\n\n")
-
-        timeouts = Timeouts(connect_s=30, next_byte_s=30, first_token_s=0.1)
-        row = connect(serve(script).url, timeouts=timeouts).ask(after(10**6), Way.FIN)
-        assert (row.outcome, row.error) == (
-            Outcome.TIMED_OUT,
-            "no token came 0.1 s after the sending",
-        )
-        assert 100 * MS <= row.ended_ns - row.sent_ns < 5_000 * MS
-
-    def test_a_first_token_in_time_ends_its_limit(self, serve: Serve, connect: Connect) -> None:
-        def script(x: Exchange) -> None:
-            x.accept()
-            x.stream(tokens=4, gap_s=0.1)
-
-        timeouts = Timeouts(connect_s=30, next_byte_s=30, first_token_s=0.25)
-        row = connect(serve(script).url, timeouts=timeouts).ask(after(10**6), Way.FIN)
-        assert row.outcome is Outcome.COMPLETED
-
-    @pytest.mark.parametrize("delivery", [Delivery.STREAM, Delivery.UNARY])
-    def test_the_whole_answer(self, serve: Serve, connect: Connect, delivery: Delivery) -> None:
-        def script(x: Exchange) -> None:
-            if delivery is Delivery.UNARY:
-                assert x.client_left_within(30)
-                return
-            x.accept()
-            x.stream(tokens=1000, gap_s=0.01)
-
-        timeouts = Timeouts(connect_s=30, next_byte_s=30, first_token_s=30, total_s=0.1)
-        row = connect(serve(script).url, timeouts=timeouts).ask(
-            after(10**6), Way.FIN, delivery=delivery
-        )
-        assert (row.outcome, row.error) == (
-            Outcome.TIMED_OUT,
-            "the answer was not complete 0.1 s after the sending",
-        )
-
-    def test_they_hold_while_the_user_thinks(self, serve: Serve, connect: Connect) -> None:
-        timeouts = Timeouts(connect_s=30, next_byte_s=30, total_s=0.1)
-        client = connect(serve(two_tokens).url, timeouts=timeouts)
-        row = client.ask(after(1, think_ns=3_600_000 * MS), Way.FIN)
-        assert row.outcome is Outcome.TIMED_OUT
-
-    def test_no_connection(self, connect: Connect) -> None:
-        with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
-            address = full.getsockname()
-            crowd = [socket.socket() for _ in range(4)]
-            for one in crowd:
-                one.setblocking(False)
-                one.connect_ex(address)
-            timeouts = Timeouts(connect_s=0.1, next_byte_s=30)
-            url = f"http://127.0.0.1:{address[1]}"
-            row = connect(url, timeouts=timeouts).ask(after(10**6), Way.FIN)
-            for one in crowd:
-                one.close()
-        assert row.outcome is Outcome.TIMED_OUT
-        assert row.error == f"no connection to 127.0.0.1:{address[1]} within 0.1 s"

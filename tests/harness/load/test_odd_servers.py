@@ -18,8 +18,7 @@ from harness.load.client import StreamClient
 from harness.load.plan import Timeouts
 from harness.load.transport import SocketTransport
 from harness.records import Delivery, Outcome, RequestRow, Way
-from tests.harness.load.test_client import PLAN
-from tests.harness.load.test_leaving import Client
+from tests.harness.load.asking import PLAN, Client
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, Script, ScriptedServer

@@ -18,7 +18,7 @@ from harness.load.leaving import leave
 from harness.load.tls import Tls
 from harness.load.transport import WAY, SocketTransport, opened
 from harness.records import Outcome, Way, WireClose
-from tests.harness.load.test_leaving import Client, after
+from tests.harness.load.asking import Client, after
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, ScriptedServer, Secrets

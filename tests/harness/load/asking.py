@@ -1,0 +1,125 @@
+"""Users who ask a real server once at a time, for tests of what becomes of a request."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from harness.load.abandon import LeaveRule, never
+from harness.load.client import StreamClient
+from harness.load.plan import AbandonLoad, LoadPlan, Timeouts
+from harness.load.ticket import STAYS, Intent, Ticket
+from harness.records import Delivery, RequestRow, Role, Way
+
+if TYPE_CHECKING:
+    from tests.harness.load.conftest import Exchange
+
+MS = 1_000_000
+PLAN = LoadPlan(
+    url="http://127.0.0.1:1",
+    path="/v1/completions",
+    model="m",
+    api_key_env=None,
+    headers={"x-extra": "1"},
+    extra_body={"ignore_eos": True},
+    stream_options={"include_usage": True},
+    continuous_usage=True,
+    rows_dir=None,
+    seed=0,
+    arm="main",
+    users=1,
+    timeouts=Timeouts(connect_s=30.0, next_byte_s=30.0),
+    max_seconds=60.0,
+    load=AbandonLoad(
+        mix=[],
+        think="none",
+        prompt_tokens=(8, 8),
+        answer_tokens=9,
+        stay_tokens=9,
+        shared_prefix_tokens=0,
+        stop_after_abandons=None,
+    ),
+)
+
+
+def after(tokens: int, *, think_ns: int = 0) -> LeaveRule:
+    """Leave when so many tokens were read."""
+    return lambda read: think_ns if read >= tokens else None
+
+
+class User:
+    """Asks once at a time; `row` is what was kept of the latest request."""
+
+    def __init__(self, url: str, **changes: object) -> None:
+        plan = msgspec.structs.replace(PLAN, url=url, **changes)
+        self._client = StreamClient(plan, api_key="secret")
+        self._rows: list[RequestRow] = []
+
+    @property
+    def row(self) -> RequestRow:
+        (row,) = self._rows
+        return row
+
+    def close(self) -> None:
+        self._client.close()
+
+    def ask(self, rule: LeaveRule = never, intent: Intent = STAYS) -> RequestRow:
+        self._rows.clear()
+        ticket = Ticket(
+            request_id="r1",
+            arm="main",
+            role=Role.USER,
+            trial=None,
+            user=0,
+            max_tokens=9,
+            intended_start_ns=time.perf_counter_ns(),
+            intent=intent,
+        )
+        try:
+            self._client.ask(ticket, "Hello", rule, self._rows.append)
+        finally:
+            assert self._client.open_streams == 0
+        return self.row
+
+
+class Client:
+    """Asks with an intent; `rows` are what was kept."""
+
+    def __init__(self, url: str, **changes: object) -> None:
+        cancel = "/v1/requests/{id}/cancel"
+        plan = msgspec.structs.replace(PLAN, url=url, cancel_path=cancel, **changes)
+        self.client = StreamClient(plan, api_key="secret")
+        self.rows: list[RequestRow] = []
+
+    def ask(
+        self, rule: LeaveRule, way: Way, *, delivery: Delivery = Delivery.STREAM, n: int = 1
+    ) -> RequestRow:
+        ticket = Ticket(
+            request_id="r1",
+            arm="main",
+            role=Role.USER,
+            trial=None,
+            user=0,
+            max_tokens=9,
+            intended_start_ns=time.perf_counter_ns(),
+            intent=Intent(plan="p", planned_abandon=1, way=way, delivery=delivery, n=n),
+        )
+        self.client.ask(ticket, "Hello", rule, self.rows.append)
+        return self.rows[-1]
+
+
+def refuse(x: Exchange) -> None:
+    """The server is busy, and says so."""
+    body = b'{"error":{"message":"come back later"}}'
+    head = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: %d\r\n\r\n"
+    x.send(head % len(body) + body)
+
+
+def two_tokens(x: Exchange) -> None:
+    """Two tokens, and then an eye on the client."""
+    x.accept()
+    x.token()
+    x.token()
+    assert x.client_left_within(30)
