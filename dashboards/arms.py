@@ -141,7 +141,7 @@ def _cell(summary: ArmsSummary, name: str, key: str, arm: str) -> Cell:
 def sections(run: ArmsRun) -> list[Section]:
     """The frontier where that is the question; then the figures that differ, round by round."""
     asked = frontier.sections(run) if frontier.is_asked(run.manifest.workload) else []
-    return [*asked, _rounds(run), _survivors(run)]
+    return [*asked, _rounds(run), _survivors(run), _requests(run)]
 
 
 def _survivors(run: ArmsRun) -> Section:
@@ -169,6 +169,15 @@ def _survivors(run: ArmsRun) -> Section:
     if not pictures:
         return section.without("Nobody stayed to the end in any arm.")
     return section.drawn(*pictures)
+
+
+def _requests(run: ArmsRun) -> Section:
+    section = Section(name="requests", title="Single requests", shows="", good="")
+    first = next(iter(run.summary.arms))
+    return section.without(
+        "Each round of each arm is a run of its own, with a report that goes down to single "
+        f"requests: walkaway report RUN/rounds/1-{first}, where RUN is this run's folder."
+    )
 
 
 def _rounds(run: ArmsRun) -> Section:

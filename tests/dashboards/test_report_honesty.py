@@ -79,6 +79,30 @@ def test_every_quantile_that_the_stages_leave_out_is_named(make_run: MakeRun) ->
     assert "Median: detect 1 ms, signal > 2 s" in alt
 
 
+def test_a_workload_with_limits_is_judged_by_them(make_run: MakeRun) -> None:
+    run = make_run(ghosts=3)
+    manifest = json.loads((run / "manifest.json").read_text())
+    limits = ["ghost_rate.mean == 0", "leaked_slots.max == 0", "run / baseline: ttft_s.p50 <= 2"]
+    manifest["workload"] |= {"gate": {"limits": limits}, "run": {}, "load": {}, "arrivals": {}}
+    manifest["workload"]["arms"] = []
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    body = body_of(page_of(run))
+    assert "Verdict fail by the workload's own limits" in body
+    assert "fail ghost_rate.mean == 0: 3 of 30, beyond the limit" in body
+    assert "The limits, one by one" in body
+    assert "baseline" not in body  # `walkaway gate` knows one: a report is of its run alone
+
+
+def test_limits_that_cannot_be_read_are_no_pass(make_run: MakeRun) -> None:
+    run = make_run()
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["workload"]["gate"] = {"limits": ["ghosts are none"]}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    body = body_of(page_of(run))
+    assert "Verdict cannot decide" in body
+    assert "its limits cannot be read" in body
+
+
 def test_the_control_is_said_to_be_the_workloads_choice(make_run: MakeRun) -> None:
     run = make_run()
     manifest = json.loads((run / "manifest.json").read_text())
