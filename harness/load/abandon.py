@@ -37,6 +37,7 @@ from harness.load.ticket import Intent
 
 # Asked with the number of tokens read: None to read on, or how long to think before leaving. Asked
 # with 0 before the request is sent; whoever will leave without a token thinks from the sending on.
+# It may be asked in the event loop's own call, so it must not wait.
 LeaveRule = Callable[[int], int | None]
 
 # How long the pause is: as the load says, around the last step of the answer, or so many ns.

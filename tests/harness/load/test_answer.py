@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import socket
-import time
 from collections.abc import Iterator
 from typing import cast
 
@@ -103,14 +102,19 @@ def over(*chunks: bytes, timeout_s: float = 30.0) -> Connection:
     return Connection(cast("socket.socket", Wire(iter(chunks))), timeout_s)
 
 
-def seen_by_its_reader(chunks: list[bytes]) -> Seen:
+def seen_by_its_reader(chunks: list[bytes], *, asks_each_time: bool = True) -> Seen:
     """Status, headers, events, and how it ended."""
     connection, events, error = over(*chunks), [], None
     decoder = SSEDecoder()
+
+    def take(chunk: bytes, t_ns: int) -> bool:
+        events.extend(decoder.feed(chunk, t_ns))
+        return not asks_each_time
+
     try:
         connection.receive_head(None)
-        while (chunk := connection.receive()) is not None:
-            events += decoder.feed(chunk, time.perf_counter_ns())
+        while connection.receive_each(take):
+            """There is more."""
     except httpx.TransportError as problem:
         error = f"{type(problem).__name__}: {problem}".partition("; it begins")[0]
     return (
@@ -146,7 +150,9 @@ def test_byte_by_byte_is_the_same_as_at_once(name: str) -> None:
 @settings(deadline=None)
 @given(st.sampled_from(list(EVERYTHING.values())), st.lists(st.integers(0, 4000), max_size=12))
 def test_however_it_is_cut(answer: bytes, places: list[int]) -> None:
-    assert seen_by_its_reader(cut(answer, places)) == seen_by_its_reader(cut(answer, []))
+    at_once = seen_by_its_reader(cut(answer, []))
+    assert seen_by_its_reader(cut(answer, places)) == at_once
+    assert seen_by_its_reader(cut(answer, places), asks_each_time=False) == at_once
 
 
 @settings(deadline=None)

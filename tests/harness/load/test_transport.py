@@ -67,6 +67,33 @@ def test_framings(serve: Serve, answer: bytes, size: int) -> None:
         assert connection.is_complete
         assert connection.receive() is None
         assert connection.receive_within(0) is None
+        assert not connection.receive_each(lambda _chunk, _t_ns: True)
+
+
+def test_each_receive_is_handed_over_until_that_is_enough(serve: Serve) -> None:
+    has_had: list[tuple[bytes, int]] = []
+    goes_on = threading.Semaphore(0)
+
+    def script(x: Exchange) -> None:
+        x.accept()
+        for word in (b"one", b"two", b"three"):
+            x.chunk(word)
+            assert goes_on.acquire(timeout=30)
+        x.send(b"0\r\n\r\n")
+
+    def take(chunk: bytes, t_ns: int) -> bool:
+        assert t_ns == connection.received_ns
+        has_had.append((chunk, t_ns))
+        goes_on.release()
+        return len(has_had) != 2
+
+    with connected(serve(script)) as connection:
+        assert connection.receive_each(take)
+        assert [chunk for chunk, _ in has_had] == [b"one", b"two"]
+        while connection.receive_each(take):
+            """There is more."""
+        assert [chunk for chunk, _ in has_had] == [b"one", b"two", b"three"]
+        assert connection.is_complete
 
 
 def test_bytes_are_stamped_before_anything_is_done_with_them() -> None:
