@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
+import msgspec
+
 from dashboards import comparison_figures as draw
 from dashboards.comparison_figures import Ratio
 from dashboards.contenders import Contender, Match
@@ -36,8 +38,8 @@ def _ratios(match: Match) -> Section:
         "worse, a hollow circle could be either; a hollow diamond is not judged.",
         good="left of 1, but for figures of which more is better, whose names say so.",
     )
-    judged = list(_dots(match, lambda pair: (pair.ratio_in_steps, pair.ratio_in_steps_ci95)))
-    measured = list(_dots(match, lambda pair: (pair.ratio, pair.ratio_ci95)))
+    judged = list(_dots(match, _in_steps))
+    measured = list(_dots(match, _as_measured))
     if not measured:
         return section.without("No figure is above 0 in both runs, so there is no ratio.")
     pictures = [_ratio_picture("ratios", measured, "As measured.")]
@@ -55,22 +57,31 @@ def _ratio_picture(name: str, dots: list[Ratio], note: str) -> Picture:
     return Picture(name=name, figure=draw.ratios(dots), alt=alt, note=note)
 
 
+def _as_measured(pair: Pair) -> tuple[float | None, Limits | None, Standing]:
+    without_steps = msgspec.structs.replace(pair, ratio_in_steps=None)
+    return pair.ratio, pair.ratio_ci95, standing(without_steps)
+
+
+def _in_steps(pair: Pair) -> tuple[float | None, Limits | None, Standing]:
+    return pair.ratio_in_steps, pair.ratio_in_steps_ci95, standing(pair)
+
+
 def _dots(
-    match: Match, ratio_of: Callable[[Pair], tuple[float | None, Limits | None]]
+    match: Match, ratio_of: Callable[[Pair], tuple[float | None, Limits | None, Standing]]
 ) -> Iterator[Ratio]:
     for candidate, comparison in match.candidates:
         for pair in comparison.pairs:
-            ratio, limits = ratio_of(pair)
+            ratio, limits, stands = ratio_of(pair)
             if ratio is None:
                 continue
-            name, stands = name_of(pair), standing(pair)
+            name = name_of(pair)
             sure = "" if limits is None else f" ({between(limits, '')})"
             yield Ratio(
                 candidate=candidate.label,
                 figure=f"{name} (more is better)" if pair.metric in MORE_IS_BETTER else name,
                 ratio=ratio,
                 limits=limits,
-                standing=stands if stands in draw.SYMBOLS else Standing.UNSURE,
+                standing=stands,
                 words=f"{candidate.label}: {name} {times(ratio)}{sure}, {stands}",
             )
 

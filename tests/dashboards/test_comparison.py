@@ -89,6 +89,23 @@ def test_every_picture_is_there_and_told_in_words(runs: tuple[Path, Path]) -> No
     assert max(decoded(second["x"])) == pytest.approx(31)
 
 
+def test_a_slower_machine_is_worse_as_measured_and_not_in_steps(runs: tuple[Path, Path]) -> None:
+    before, after = runs
+    change_metric(before, "ttft_s", p50=0.05, p50_ci95=(0.049, 0.051))
+    change_metric(after, "ttft_s", p50=0.10, p50_ci95=(0.098, 0.102))
+    figures = compared(before, after).figures()
+    for picture, told in (
+        ("ratios", "ttft_s p50 2x (1.94 to 2.06), worse"),
+        ("ratios-in-steps", "ttft_s p50 1x (0.972 to 1.03), no sure difference"),
+    ):
+        words = [
+            text
+            for trace in figures[f"arm0-{picture}"]["data"]
+            for text in trace.get("customdata", [])
+        ]
+        assert f"after: {told}" in words
+
+
 def test_several_candidates_share_the_pictures(runs: tuple[Path, Path]) -> None:
     before, after = runs
     page = compared(before, after, copied(after, after.parent / "again"))
