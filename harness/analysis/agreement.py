@@ -22,6 +22,7 @@ from harness.analysis.frames import RunFrames
 from harness.analysis.held_open import LEFT
 from harness.analysis.recovery import probes
 from harness.analysis.stats import mean_ci95, ratio_ci95
+from harness.analysis.token_times import without_tokens
 from harness.analysis.tokens import tokens_read
 from harness.analysis.totals import Balance, sum_by_block
 from harness.records import Metric
@@ -78,7 +79,7 @@ def left_on_the_server(frames: RunFrames, facts: Facts) -> pd.DataFrame:
     that it generated unread (`wasted`, NaN if it never finished). One that the log does not know
     never came there: nothing of it was held."""
     requests, log = frames.requests, frames.lifecycle
-    rows = requests[requests["outcome"].isin(LEFT)]
+    rows = without_tokens(requests)[requests["outcome"].isin(LEFT)]
     if rows.empty:
         return pd.DataFrame({"t_ns": [], "answers": [], "held_s": [], "wasted": []})
     known = rows["request_id"].isin(log["client_request_id"])
@@ -158,7 +159,7 @@ def _of_probes(frames: RunFrames, figures: Figures) -> Iterator[Agreement]:
     """The probe's first token: seen by the client, and sampled by the server."""
     lag = figures.get("client_lag_s")
     late_s = (lag.p99 or 0.0) if isinstance(lag, Metric) else 0.0
-    rows = frames.requests[(frames.requests["role"] == "probe")]
+    rows = without_tokens(frames.requests)[frames.requests["role"] == "probe"]
     rows = rows[(rows["arm"] == "abandon") & rows["first_token_ns"].notna()]
     rows = rows[rows["reference_ns"].notna()]
     log = frames.lifecycle

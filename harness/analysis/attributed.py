@@ -57,18 +57,21 @@ class Alone:
         return len(self.t0_ns)
 
 
-def quiet_leavings(held: Held, observed_until_ns: int) -> list[Quiet]:
-    """Every leaving, with the nearest other thing that happened before and after."""
+def quiet_leavings(held: Held, observed_until_ns: int, t_ns: Ints) -> list[Quiet]:
+    """Every leaving after which there was a reading (at `t_ns`) before anything else happened, with
+    the nearest other thing that happened before and after."""
     moments = np.sort(np.concatenate([held.started_ns, held.ended_ns]))
     t0 = held.left_ns
     here = np.searchsorted(moments, t0)
     before = np.where(here > 0, moments[here - 1], t0)
     after = np.append(moments, observed_until_ns)[here + 1]
     is_alone = (here + 1 == len(moments)) | (after != t0)
+    is_seen = np.searchsorted(t_ns, t0, "right") != np.searchsorted(t_ns, after, "right")
+    of_quiet = np.flatnonzero(is_alone & is_seen)  # under load hardly any of them
     columns = (t0, before, after, held.at(t0).astype(np.int64))
     return [
         Quiet(t0_ns=left, since_ns=since, until_ns=until, held_after=still)
-        for left, since, until, still in zip(*(c[is_alone].tolist() for c in columns), strict=True)
+        for left, since, until, still in zip(*(c[of_quiet].tolist() for c in columns), strict=True)
     ]
 
 
@@ -107,7 +110,8 @@ def alone_by_gauge(frames: RunFrames, facts: Facts) -> Alone | NotMeasurable:
     level = running.level - facts.idle_before.get("running", 0.0)
     if waiting is not None:
         level = level + waiting.level - facts.idle_before.get("waiting", 0.0)
-    leavings = quiet_leavings(held_open(frames.requests), facts.observed_until_ns)
+    held = held_open(frames.requests)
+    leavings = quiet_leavings(held, facts.observed_until_ns, running.t_ns)
     return _known(leavings, [fall_of_gauge(quiet, running, level) for quiet in leavings])
 
 
@@ -129,7 +133,8 @@ def alone_by_rest(frames: RunFrames, facts: Facts) -> Alone | NotMeasurable:
     counted = readings_of(frames, facts, role)
     if counted is None:
         return NotMeasurable(f"{facts.metric_names[role]} was not scraped during the load")
-    leavings = quiet_leavings(held_open(frames.requests), facts.observed_until_ns)
+    held = held_open(frames.requests)
+    leavings = quiet_leavings(held, facts.observed_until_ns, counted.t_ns)
     return _known(leavings, [rest_of_counter(quiet, counted) for quiet in leavings])
 
 

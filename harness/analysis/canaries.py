@@ -30,7 +30,7 @@ def canary_figures(requests: pd.DataFrame) -> Figures:
     answers = _answers(canaries)
     later = answers[answers.duplicated("user")]
     differs = later["answer"] != later["user"].map(known_answers(canaries))
-    gaps, request = token_gaps(requests, is_canary)
+    gaps, of_each = token_gaps(requests, is_canary)
     no_answer = NotMeasurable(_NO_ANSWER)
     return {
         "canary_mismatch_rate": (
@@ -38,14 +38,16 @@ def canary_figures(requests: pd.DataFrame) -> Figures:
         ),
         "canary_ttft_s": describe_or(ttft_sample(canaries), _NO_ANSWER, unit="s", method="client"),
         "canary_itl_s": describe_or(
-            Sample(values=gaps, clusters=request), _NO_ANSWER, unit="s", method="client"
+            Sample(values=gaps, clusters=of_each), _NO_ANSWER, unit="s", method="client"
         ),
     }
 
 
 def known_answers(requests: pd.DataFrame) -> dict[int, str]:
     """Of each canary, by its number, the earliest completed answer."""
-    first = _answers(requests[requests["role"] == Role.CANARY]).drop_duplicates("user")
+    first = _answers(without_tokens(requests)[requests["role"] == Role.CANARY]).drop_duplicates(
+        "user"
+    )
     return dict(zip(first["user"].tolist(), first["answer"].tolist(), strict=True))
 
 

@@ -15,8 +15,9 @@ from harness.analysis.stats import (
     Bools,
     Curve,
     Floats,
-    Numbers,
+    Ints,
     clustered_mean_ci95,
+    curve_at,
     kaplan_meier,
     mean_ci95,
     quantile,
@@ -44,31 +45,32 @@ Figures = dict[str, Figure]
 class Sample:
     """Observations of one quantity; where `censored`, the true value is known to be larger.
 
-    `clusters` numbers the groups within which observations depend on each other (the gaps of one
-    request). `is_series` says that all depend on their neighbours (the steps of one engine): then
-    no interval is given.
+    `clusters` are the sizes of groups within which observations depend on each other (the gaps of
+    one request), one group after the other. `is_series` says that all depend on their neighbours
+    (the steps of one engine): then no interval is given.
     """
 
     values: Floats
     censored: Bools | None = None
-    clusters: Numbers | None = None
+    clusters: Ints | None = None
     is_series: bool = False
 
+    @property
+    def is_censored(self) -> Bools:
+        """Of each value."""
+        if self.censored is None:
+            return np.zeros(len(self.values), dtype=bool)
+        return self.censored
+
     def curve(self) -> Curve:
-        censored = self.censored
-        if censored is None:
-            censored = np.zeros(len(self.values), dtype=bool)
-        return kaplan_meier(self.values, censored)
+        return kaplan_meier(self.values, self.is_censored)
 
     def and_longer_than(self, bounds: Sequence[float]) -> "Sample":
         """Together with observations of which is known only that they are larger than these."""
-        censored = self.censored
-        if censored is None:
-            censored = np.zeros(len(self.values), dtype=bool)
         return replace(
             self,
             values=np.concatenate([self.values, np.asarray(bounds, dtype=float)]),
-            censored=np.concatenate([censored, np.ones(len(bounds), dtype=bool)]),
+            censored=np.concatenate([self.is_censored, np.ones(len(bounds), dtype=bool)]),
         )
 
 
@@ -78,7 +80,7 @@ def describe(sample: Sample, *, unit: str, method: str, bound: str = "point") ->
     The mean and the largest value of a censored sample are not known: both depend on how long the
     censored ones would have taken.
     """
-    curve = sample.curve()
+    curve = curve_at(sample.values, sample.is_censored, QUANTILES.values())
     if not curve.n:
         raise ValueError("a sample without observations has no figures")
     metric = Metric(unit=unit, n=curve.n, n_censored=curve.n_censored, method=method, bound=bound)

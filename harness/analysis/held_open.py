@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.stats import Floats, Ints
+from harness.analysis.token_times import without_tokens
 from harness.records import Outcome
 
 # Their server cannot know why they went: to it they are all the same.
@@ -56,7 +57,7 @@ def held_open(requests: pd.DataFrame) -> Held:
     it never held."""
     is_refused = requests["outcome"] == Outcome.REJECTED
     is_refused |= (requests["outcome"] == Outcome.FAILED) & requests["first_token_ns"].isna()
-    taken = requests[~is_refused]
+    taken = without_tokens(requests)[~is_refused]
     answers = taken["n"].to_numpy(dtype=np.int64) if "n" in taken else np.ones(len(taken), np.int64)
     until = taken["abandoned_ns"].fillna(taken["ended_ns"]).to_numpy(dtype=np.int64)
     is_left = taken["outcome"].isin(LEFT).to_numpy()

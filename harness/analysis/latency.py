@@ -100,7 +100,7 @@ def _of_fillers(requests: pd.DataFrame) -> Figure:
 
 def _of_two_kinds(requests: pd.DataFrame, facts: Facts) -> Figures:
     bystanders = without_tokens(requests)[requests["role"] == Role.BYSTANDER]
-    long_prompts = requests[requests["role"] == Role.LONG_PROMPT]
+    long_prompts = without_tokens(requests)[requests["role"] == Role.LONG_PROMPT]
     ttft = _client(ttft_sample(long_prompts[long_prompts["planned_abandon"].isna()]), _NO_SURVIVOR)
     if isinstance(ttft, Metric):
         ttft.of = "long prompts that were read"
@@ -144,8 +144,8 @@ def ttft_sample(requests: pd.DataFrame, *, since: str = _SENT) -> Sample:
 
 def _itl(requests: pd.DataFrame, survivors: pd.DataFrame) -> Figure:
     """Gap between consecutive token events of one answer, pooled, of some of the requests."""
-    gaps, request = token_gaps(requests, requests.index.isin(survivors.index))
-    return _client(Sample(values=gaps, clusters=request), "no survivor had two token events")
+    gaps, of_each = token_gaps(requests, requests.index.isin(survivors.index))
+    return _client(Sample(values=gaps, clusters=of_each), "no survivor had two token events")
 
 
 def _tpot(survivors: pd.DataFrame) -> Figure:

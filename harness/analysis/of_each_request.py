@@ -7,6 +7,7 @@ import pandas as pd
 from harness.analysis.cancel_figures import latency_sample
 from harness.analysis.latency import ttft_sample
 from harness.analysis.stats import Floats
+from harness.analysis.token_times import without_tokens
 from harness.analysis.two_samples import ranked
 from harness.records import Outcome
 
@@ -16,7 +17,7 @@ OF_EACH: Final = ("ttft_s", "e2e_s", "cancel_latency_s")
 def of_each_request(requests: pd.DataFrame, cancels: pd.DataFrame) -> dict[str, Floats]:
     """By metric (those of `OF_EACH`), the values in seconds; infinite where they are censored: a
     ghost, or a user whose first token never came. E2E is of those that were completed."""
-    stayed = requests[requests["planned_abandon"].isna()]
+    stayed = without_tokens(requests)[requests["planned_abandon"].isna()]
     completed = stayed[stayed["outcome"] == Outcome.COMPLETED]
     took = (completed["last_token_ns"] - completed["sent_ns"]).dropna()
     return {

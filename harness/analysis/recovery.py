@@ -32,6 +32,7 @@ from harness.analysis.figure import (
 )
 from harness.analysis.frames import RunFrames
 from harness.analysis.step_log import StepTimes
+from harness.analysis.token_times import without_tokens
 from harness.records import Role
 
 _REFILL_FIGURES: Final = ("slot_refill_s", "refilled_next_schedule")
@@ -201,7 +202,7 @@ def probes(requests: pd.DataFrame) -> pd.DataFrame:
     control: from the moment when it would have left. Censored: no first token until the probe
     ended. A loaded trial without that moment, or whose probe was served before it, is void.
     """
-    rows = requests[requests["role"] == Role.PROBE]
+    rows = without_tokens(requests)[requests["role"] == Role.PROBE]
     is_unloaded = rows["arm"] == "unloaded"
     since = rows["reference_ns"].where(~is_unloaded, rows["sent_ns"]).astype("Int64")
     until = rows["first_token_ns"].fillna(rows["ended_ns"]).astype("Int64")

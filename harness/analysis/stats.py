@@ -9,7 +9,9 @@ Everything here is arithmetic on arrays; times in, times out, unit unchanged.
 """
 
 import math
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,21 +20,22 @@ from scipy import stats
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
-Numbers = npt.NDArray[np.integer]  # of things that are counted from 0
 
 _ROUNDING = 1e-9  # of a running product of up to some million factors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """A Kaplan-Meier curve: the share known to be done at each of the sorted `times`.
+    """A Kaplan-Meier curve over the sorted `times` (see `curve_at` for the exception).
 
-    `censored` is aligned with `times`; at a tie the censored observations come last.
+    `censored` is aligned with `times`; at a tie the censored observations come last. `left` is the
+    share not known to be done after each of them; null where none is censored: then it is the plain
+    share, and of millions it need not be kept.
     """
 
     times: Floats
     censored: Bools
-    done: Floats
+    left: Floats | None
 
     @property
     def n(self) -> int:
@@ -42,25 +45,50 @@ class Curve:
     def n_censored(self) -> int:
         return int(self.censored.sum())
 
+    @property
+    def done(self) -> Floats:
+        """The share known to be done at each of the times."""
+        if self.left is None:
+            return np.arange(1, self.n + 1) / self.n
+        return np.asarray(1.0 - self.left, dtype=np.float64)
+
+    def first_with(self, share: float) -> int:
+        """Where the first of the times is at which `share` are done; `n` where they never are."""
+        if self.left is None:
+            return bisect_left(range(self.n), share, key=lambda i: (i + 1) / self.n)
+        return int(np.searchsorted(self.done, share))
+
 
 def kaplan_meier(values: Floats, censored: Bools) -> Curve:
     """Done(t) = 1 - product over observations up to t of (1 - 1 / number still at risk).
 
     Source: Kaplan and Meier, Journal of the American Statistical Association 53 (1958), 457-481.
     """
-    if not censored.any():  # then it is the plain share, and of millions that is told sooner
-        n = len(values)
-        return Curve(times=np.sort(values), censored=censored, done=np.arange(1, n + 1) / n)
+    if not censored.any():
+        return Curve(times=np.sort(values), censored=censored, left=None)
     order = np.lexsort((censored, values))
     times, is_censored = values[order], censored[order]
     at_risk = np.arange(len(times), 0, -1)
-    left = np.cumprod(np.where(is_censored, 1.0, 1.0 - 1.0 / at_risk))
-    return Curve(times=times, censored=is_censored, done=np.asarray(1.0 - left, dtype=np.float64))
+    left = np.cumprod(np.where(is_censored, 1.0, 1.0 - 1.0 / at_risk), dtype=np.float64)
+    return Curve(times=times, censored=is_censored, left=left)
+
+
+def curve_at(values: Floats, censored: Bools, shares: Iterable[float]) -> Curve:
+    """The same for whoever asks for these quantiles, their intervals and the last time only:
+    without censoring the times are in order at those ranks and not between them, which of millions
+    is known many times sooner."""
+    if censored.any() or not len(values):
+        return kaplan_meier(values, censored)
+    plain, n = Curve(times=values, censored=censored, left=None), len(values)
+    ranks = [plain.first_with(share - _ROUNDING) for share in shares]
+    ranks += [rank - 1 for share in shares for rank in _interval_ranks(n, share)]
+    in_range = {rank for rank in ranks if 0 <= rank < n}
+    return replace(plain, times=np.partition(values, sorted({*in_range, n - 1})))
 
 
 def quantile(curve: Curve, share: float) -> float | None:
     """The smallest time at which `share` are done; None where the curve ends below it."""
-    index = int(np.searchsorted(curve.done, share - _ROUNDING))
+    index = curve.first_with(share - _ROUNDING)
     return float(curve.times[index]) if index < curve.n else None
 
 
@@ -77,12 +105,16 @@ def quantile_ci95(curve: Curve, share: float) -> tuple[float, float] | None:
     if middle is None:
         return None
     n = curve.n - int(np.count_nonzero(curve.censored & (curve.times < middle)))
-    low_rank = int(stats.binom.ppf(0.025, n, share))
-    high_rank = int(stats.binom.ppf(0.975, n, share)) + 1
+    low_rank, high_rank = _interval_ranks(n, share)
     if low_rank < 1 or high_rank > n:
         return None
     low, high = quantile(curve, low_rank / n), quantile(curve, high_rank / n)
     return None if low is None or high is None else (low, high)
+
+
+def _interval_ranks(n: int, share: float) -> tuple[int, int]:
+    """Between which of n observations (from 1) a quantile lies with 95 %; one may not exist."""
+    return int(stats.binom.ppf(0.025, n, share)), int(stats.binom.ppf(0.975, n, share)) + 1
 
 
 def mean_ci95(values: Floats) -> tuple[float, float] | None:
@@ -95,15 +127,14 @@ def mean_ci95(values: Floats) -> tuple[float, float] | None:
     return mean - half, mean + half
 
 
-def clustered_mean_ci95(values: Floats, clusters: Numbers) -> tuple[float, float] | None:
-    """Interval of a pooled mean whose observations are only independent between clusters, which
-    are numbered from 0.
+def clustered_mean_ci95(values: Floats, sizes: Ints) -> tuple[float, float] | None:
+    """Interval of a pooled mean whose observations are only independent between clusters: the first
+    `sizes[0]` values are of the first, and so on.
 
     The mean is a ratio of sums over clusters, sum / count: see `ratio_ci95`.
     """
-    counts = np.bincount(clusters)
-    sums = np.bincount(clusters, weights=values).astype(float)
-    return ratio_ci95(sums[counts > 0], counts[counts > 0])
+    counts = sizes[sizes > 0]
+    return ratio_ci95(np.add.reduceat(values, np.cumsum(counts) - counts), counts)
 
 
 def ratio_ci95(sums: Floats, counts: Ints) -> tuple[float, float] | None:

@@ -13,33 +13,30 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harness.analysis.stats import Bools, Floats, Ints, Numbers
+from harness.analysis.stats import Bools, Floats, Ints
 
 _ROWS_AT_ONCE: Final = 20_000
 _LIST: Final = pa.list_(pa.int64())
 _NEVER_NS: Final = np.iinfo(np.int64).max // 2
 
 
-def token_gaps(requests: pd.DataFrame, wanted: Bools | None = None) -> tuple[Floats, Numbers]:
-    """All gaps between consecutive token events of one answer (s), and the number of its request
-    for each; only of the `wanted` requests.
+def token_gaps(requests: pd.DataFrame, wanted: Bools | None = None) -> tuple[Floats, Ints]:
+    """All gaps between consecutive token events of one answer (s), request after request, and how
+    many each request has; only of the `wanted` requests.
 
     The n answers to one prompt grow in step, so there the event before is the n-th before.
     """
-    answers = _answers(requests) if wanted is None else _answers(requests)[wanted]
-    parts = list(_parts(requests["token_times_ns"], wanted))
-    num_events = np.concatenate([np.empty(0, np.int64), *(lengths for _, lengths in parts)])
-    num_gaps = int(np.maximum(num_events - answers, 0).sum())
-    gaps, owners = np.empty(num_gaps), np.empty(num_gaps, dtype=np.int32)
+    answers, num_events = _answers(requests), _lengths(requests["token_times_ns"])
+    if wanted is not None:
+        answers, num_events = answers[wanted], num_events[wanted]
+    num_gaps = np.maximum(num_events - answers, 0)
+    gaps = np.empty(int(num_gaps.sum()))
     filled = seen = 0
-    for times, lengths in parts:
-        of_part = answers[seen : seen + len(lengths)]
-        gaps_ns, number = _gaps(times, lengths, of_part)
-        end = filled + len(gaps_ns)
-        gaps[filled:end] = gaps_ns / 1e9
-        owners[filled:end] = number + seen
-        filled, seen = end, seen + len(lengths)
-    return gaps, owners
+    for times, lengths in _parts(requests["token_times_ns"], wanted):
+        gaps_ns = _gaps(times, lengths, answers[seen : seen + len(lengths)])
+        np.divide(gaps_ns, 1e9, out=gaps[filled : filled + len(gaps_ns)])
+        filled, seen = filled + len(gaps_ns), seen + len(lengths)
+    return gaps, num_gaps
 
 
 def read_by(requests: pd.DataFrame, t_ns: Ints) -> Floats:
@@ -81,39 +78,62 @@ def without_tokens(requests: pd.DataFrame) -> pd.DataFrame:
     return requests.drop(columns=["token_times_ns", "event_tokens"], errors="ignore")
 
 
-def sorted_times(requests: pd.DataFrame) -> Ints:
-    """When each token event of all requests came (ns), ascending."""
-    parts = [times for times, _ in _parts(requests["token_times_ns"])]
-    times = np.concatenate([np.empty(0, dtype=np.int64), *parts])
-    times.sort()
-    return times
+def first_times(requests: pd.DataFrame, *, every_ns: int) -> Ints:
+    """The first of all token times in each interval of that length that holds any (ns), ascending.
+
+    There may be some more of them: each part of the rows has its own firsts.
+    """
+    firsts = [np.empty(0, dtype=np.int64)]
+    for times, _ in _parts(requests["token_times_ns"]):
+        interval, which = pd.factorize(times // every_ns)
+        first = np.full(len(which), _NEVER_NS)
+        np.minimum.at(first, interval, times)
+        firsts.append(first)
+    return np.sort(np.concatenate(firsts))
 
 
 def _parts(lists: pd.Series, wanted: Bools | None = None) -> Iterator[tuple[Ints, Ints]]:
     """The values of a column of lists, and the length of each list, some rows at a time."""
-    column = pa.array(lists, type=_LIST)
     seen = 0
-    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+    for chunk in _chunks(lists):
         for first in range(0, len(chunk), _ROWS_AT_ONCE):
             some = chunk.slice(first, _ROWS_AT_ONCE)
             num_rows = len(some)
             if wanted is not None:
                 some = some.filter(pa.array(wanted[seen : seen + num_rows]))
             seen += num_rows
-            lengths = pc.list_value_length(some).to_numpy().astype(np.int64)
-            yield some.flatten().to_numpy(), lengths
+            yield some.flatten().to_numpy(), _lengths_of(some)
 
 
-def _gaps(times: Ints, lengths: Ints, answers: Ints) -> tuple[Ints, Numbers]:
-    """The gaps of some requests (ns), and the place of its request among them for each."""
-    number = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+def _lengths(lists: pd.Series) -> Ints:
+    return np.concatenate([np.empty(0, np.int64), *map(_lengths_of, _chunks(lists))])
+
+
+def _lengths_of(chunk: pa.ListArray) -> Ints:
+    lengths: Ints = pc.list_value_length(chunk).to_numpy().astype(np.int64)
+    return lengths
+
+
+def _chunks(lists: pd.Series) -> list[pa.ListArray]:
+    is_arrow = isinstance(lists.dtype, pd.ArrowDtype)
+    column = pa.array(lists) if is_arrow else pa.array(lists, type=_LIST)
+    return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+
+
+def _gaps(times: Ints, lengths: Ints, answers: Ints) -> Ints:
+    """The gaps of some requests (ns)."""
     if (answers == 1).all():  # as nearly always: nothing more is made for millions of tokens
-        is_inside = number[1:] == number[:-1]
-        return np.diff(times)[is_inside], number[1:][is_inside]
+        first = np.cumsum(lengths) - lengths
+        is_inside = np.ones(len(times), dtype=bool)
+        is_inside[first[lengths > 0]] = False
+        within: Ints = np.diff(times)[is_inside[1:]]
+        return within
+    number = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
     place = np.arange(len(times))
     before = np.maximum(place - answers[number], 0)
     has_gap = (place >= answers[number]) & (number[before] == number)
-    return (times - times[before])[has_gap], number[has_gap]
+    gaps: Ints = (times - times[before])[has_gap]
+    return gaps
 
 
 def _answers(requests: pd.DataFrame) -> Ints:

@@ -13,11 +13,12 @@ from typing import Final
 from harness.config import as_plain_data, load_workload
 from harness.run import write_summary
 from harness.store import RunFolder
-from tests.bench.made_up_run import write
+from tests.bench.made_up_run import Plan, write
 from tests.bench.ratio import Bound, Ratio, share
 
 REQUESTS: Final = 100_000
 FEW_REQUESTS: Final = 2_000
+USERS: Final = 1_000
 MOST_S: Final = 10.0
 ROUNDS: Final = 5
 LIMITS: Final = "ttft_s.p99 <= 1\nitl_s.mean <= 0.1\n"
@@ -40,7 +41,7 @@ def measure(*, quick: bool = False) -> Iterable[Ratio]:
 
 def _made_up(path: Path, requests: int) -> RunFolder:
     run = RunFolder(path)
-    write(run, requests)
+    write(run, Plan(requests=requests, users=USERS, is_exact=False))
     manifest = run.read_manifest()
     manifest["workload"] = as_plain_data(load_workload("gate"))
     (path / "manifest.json").write_text(json.dumps(manifest))

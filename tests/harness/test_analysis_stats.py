@@ -10,6 +10,7 @@ from harness.analysis.figure import NotMeasurable, Sample, describe, describe_or
 from harness.analysis.stats import (
     Curve,
     clustered_mean_ci95,
+    curve_at,
     kaplan_meier,
     mean_ci95,
     quantile,
@@ -45,6 +46,19 @@ def test_quantiles_without_censoring_are_order_statistics(
 ) -> None:
     expected = np.quantile(values, percent / 100, method="inverted_cdf")
     assert quantile(curve(values), percent / 100) == expected
+
+
+@given(observations)
+def test_quantiles_that_were_asked_for_need_no_whole_curve(
+    sample: list[tuple[float, bool]],
+) -> None:
+    values = np.array([value for value, _ in sample])
+    censored = np.array([is_censored for _, is_censored in sample])
+    whole, asked = kaplan_meier(values, censored), curve_at(values, censored, [0.5, 0.99])
+    assert asked.times[-1] == whole.times[-1]
+    for share in (0.5, 0.99):
+        assert quantile(asked, share) == quantile(whole, share)
+        assert quantile_ci95(asked, share) == quantile_ci95(whole, share)
 
 
 def test_an_early_censored_observation_leaves_its_share_to_the_later_ones() -> None:
@@ -105,10 +119,10 @@ def test_mean_interval_is_students() -> None:
 
 def test_clusters_widen_the_interval_of_a_pooled_mean() -> None:
     values = np.array([1.0, 1.0, 1.0, 3.0, 3.0, 3.0])
-    clusters = np.array([0, 0, 0, 1, 1, 1])
+    sizes = np.array([3, 0, 3])
     # Two independent things were seen, with means 1 and 3: the interval is that of n = 2.
-    assert clustered_mean_ci95(values, clusters) == pytest.approx(mean_ci95(np.array([1.0, 3.0])))
-    assert clustered_mean_ci95(values, np.zeros(6, dtype=np.int64)) is None
+    assert clustered_mean_ci95(values, sizes) == pytest.approx(mean_ci95(np.array([1.0, 3.0])))
+    assert clustered_mean_ci95(values, np.array([6])) is None
 
 
 @pytest.mark.parametrize(("hits", "n"), [(0, 1), (0, 300), (3, 50), (49, 50)])
@@ -157,10 +171,10 @@ def test_a_series_has_no_intervals() -> None:
 
 
 def test_gaps_of_the_same_request_give_no_interval_of_a_quantile() -> None:
-    gaps, requests = np.arange(1000.0), np.repeat(np.arange(10), 100)
-    metric = describe(Sample(values=gaps, clusters=requests), unit="s", method="client")
+    gaps, of_each = np.arange(1000.0), np.full(10, 100)
+    metric = describe(Sample(values=gaps, clusters=of_each), unit="s", method="client")
     assert (metric.p50_ci95, metric.p99_ci95) == (None, None)
-    assert metric.mean_ci95 == clustered_mean_ci95(gaps, requests)
+    assert metric.mean_ci95 == clustered_mean_ci95(gaps, of_each)
 
 
 def test_nothing_observed_is_a_reason_and_not_a_zero() -> None:

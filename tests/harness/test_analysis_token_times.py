@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis import token_times
-from harness.analysis.token_times import read_by, sorted_times, token_gaps
+from harness.analysis.token_times import first_times, read_by, token_gaps
 
 Lists = Sequence[Sequence[int]]
 
@@ -28,26 +28,26 @@ def frame(times: Lists, tokens: Lists | None = None) -> pd.DataFrame:
 
 
 def test_gaps_are_within_a_request() -> None:
-    gaps, owners = token_gaps(frame([[10, 30, 60], [], [5], [100, 101]]))
+    gaps, of_each = token_gaps(frame([[], [10, 30, 60], [], [5], [100, 101]]))
     assert gaps.tolist() == [20e-9, 30e-9, 1e-9]
-    assert owners.tolist() == [0, 0, 3]
+    assert of_each.tolist() == [0, 2, 0, 0, 1]
 
 
 def test_gaps_of_some_requests() -> None:
     requests = frame([[10, 30], [5, 9], [100, 101]])
-    gaps, owners = token_gaps(requests, np.array([False, True, True]))
+    gaps, of_each = token_gaps(requests, np.array([False, True, True]))
     assert gaps.tolist() == [4e-9, 1e-9]
-    assert owners.tolist() == [0, 1]
+    assert of_each.tolist() == [1, 1]
 
 
 def test_gaps_are_of_one_of_several_answers() -> None:
     requests = frame([[5, 9], [10, 11, 30, 32, 60], [7], [1, 2, 4]]).assign(n=[1, 2, 2, 3])
-    gaps, owners = token_gaps(requests)
+    gaps, of_each = token_gaps(requests)
     assert gaps.tolist() == pytest.approx([4e-9, 20e-9, 21e-9, 30e-9])
-    assert owners.tolist() == [0, 1, 1, 1]
-    gaps, owners = token_gaps(requests, np.array([False, True, True, False]))
+    assert of_each.tolist() == [1, 3, 0, 0]
+    gaps, of_each = token_gaps(requests, np.array([False, True, True, False]))
     assert gaps.tolist() == pytest.approx([20e-9, 21e-9, 30e-9])
-    assert owners.tolist() == [0, 0, 0]
+    assert of_each.tolist() == [3, 0]
 
 
 def test_tokens_are_counted_from_when_they_came() -> None:
@@ -56,25 +56,31 @@ def test_tokens_are_counted_from_when_they_came() -> None:
     assert read_by(requests, np.array([99, 10])).tolist() == [7, 1]
 
 
+def test_the_first_times_are_one_of_each_interval() -> None:
+    requests = frame([[10, 19, 30], [11, 20]])
+    assert first_times(requests, every_ns=10).tolist() == [10, 20, 30]
+
+
 def test_a_run_without_a_token() -> None:
     nothing = frame([])
     assert token_gaps(nothing)[0].tolist() == []
     assert read_by(nothing, np.array([5])).tolist() == [0]
-    assert sorted_times(nothing).tolist() == []
+    assert first_times(nothing, every_ns=1).tolist() == []
 
 
 @given(st.lists(st.lists(st.integers(0, 50), max_size=6).map(sorted), max_size=20))
 def test_parts_do_not_show(times: list[list[int]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_times, "_ROWS_AT_ONCE", 3)
-        gaps, owners = token_gaps(frame(times))
+        gaps, of_each = token_gaps(frame(times))
         counted = read_by(frame(times), np.arange(52))
-    plain = [(b - a, number) for number, t in enumerate(times) for a, b in pairwise(t)]
-    assert np.round(gaps * 1e9).tolist() == [gap for gap, _ in plain]
-    assert owners.tolist() == [number for _, number in plain]
+        found = first_times(frame(times), every_ns=8)
+    assert np.round(gaps * 1e9).tolist() == [b - a for t in times for a, b in pairwise(t)]
+    assert of_each.tolist() == [max(len(t) - 1, 0) for t in times]
     flat = [t for of_one in times for t in of_one]
     assert counted.tolist() == [sum(t <= now for t in flat) for now in range(52)]
-    assert sorted_times(frame(times)).tolist() == sorted(flat)
+    firsts = {t // 8: t for t in sorted(flat, reverse=True)}
+    assert set(firsts.values()) <= set(found.tolist()) <= set(flat)
 
 
 def test_lists_may_be_python_objects_too() -> None:
