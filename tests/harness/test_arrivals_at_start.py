@@ -158,6 +158,12 @@ def test_arms_may_differ_in_their_arrivals(tmp_path: Path) -> None:
     asked = workload(tmp_path, 'kind="constant"\nrate=1\nseconds=1', more=arms)
     runs = arm_runs(asked, source="mine.toml")
     assert [run.workload.arrivals.model_dump()["rate"] for run in runs] == [2, 4]
+    order = RunOrder(workload=str(tmp_path / "mine.toml"), settings=["run.processes=3"])
+    resolved = resolve_order(order)
+    server = Server(url="http://127.0.0.1:1", model="m", config=None, engine=None)
+    for run, arrivals in zip(resolved.arm_runs, (2, 4), strict=True):
+        of_arm = make_load_plan(resolved.for_arm(run, out=tmp_path), server, rows_dir=tmp_path)
+        assert (of_arm.arm, of_arm.processes, count_arrivals(of_arm)) == (run.arm, 3, arrivals)
     with pytest.raises(ConfigError, match="every arm has its own"):
         arm_runs(asked, source="mine.toml", settings=["arrivals.rate=9"])
 

@@ -135,6 +135,7 @@ def test_several_processes_send_one_schedule(serve: Serve, tmp_path: Path) -> No
 def test_a_trace_is_replayed_with_its_lengths_and_its_shared_pages(
     serve: Serve, tmp_path: Path
 ) -> None:
+    """By two processes: what requests share does not depend on who sends them."""
     trace = tmp_path / "trace.jsonl"
     recorded = [(0, 1000, 3, [1, 2]), (20, 1100, 4, [1, 2, 3]), (60, 600, 1, [1, 9])]
     keys = ("timestamp", "input_length", "output_length", "hash_ids")
@@ -146,6 +147,7 @@ def test_a_trace_is_replayed_with_its_lengths_and_its_shared_pages(
         staying(),
         users=1,
         open_loop=OpenLoop(schedule=replay_of(trace), max_streams=10),
+        options=("--processes", "2"),
     ).result()
     assert schedule_of(rows) == [(0, 0), (1, 10), (2, 30)]
     bodies = {row.user: server.exchanges[row.request_id].body for row in rows}
