@@ -16,6 +16,7 @@ from typing import Final
 MAX_EVENT_BYTES: Final = 1 << 20
 MAX_EVENT_NS: Final = 60_000_000_000
 
+_CR: Final = 0x0D
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
@@ -46,9 +47,9 @@ class SSEDecoder:
     def feed(self, chunk: bytes, t_ns: int) -> list[bytes]:
         """Take the bytes of one receive; return the events that they completed, in order: of each
         its data lines, joined by newlines."""
-        if self._began_ns is None and self._is_one_event(chunk):
+        if self._began_ns is None and (event := self._one_event(chunk)) is not None:
             self._at_start = self._after_cr = False
-            return [chunk[6:-2]]
+            return [event]
         if self._after_cr and chunk:
             self._after_cr = False
             if chunk.startswith(b"\n"):  # the other half of a CRLF that was cut
@@ -72,15 +73,12 @@ class SSEDecoder:
             self._began_ns = None
         return events
 
-    def _is_one_event(self, chunk: bytes) -> bool:
-        """Whether it is a single line of data with its end, as tokens mostly come."""
-        return (
-            chunk.startswith(b"data: ")
-            and chunk.endswith(b"\n\n")
-            and chunk.find(b"\n") == len(chunk) - 2
-            and b"\r" not in chunk
-            and len(chunk) <= self._max_event_bytes
-        )
+    def _one_event(self, chunk: bytes) -> bytes | None:
+        """The event, where these bytes are one line of data with its end, as tokens mostly come."""
+        if not chunk.startswith(b"data: ") or len(chunk) > self._max_event_bytes:
+            return None
+        line, end, rest = chunk.partition(b"\n")
+        return line[6:] if end and rest == b"\n" and _CR not in line else None
 
     def _finish_line(self, end: bytes) -> bytes:
         line = b"".join((*self._pieces, end))
