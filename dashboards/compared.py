@@ -186,6 +186,7 @@ def _facts(one: Contender) -> Iterator[tuple[str, str]]:
     yield "server", str(summary.get("engine"))
     yield "model", str(summary.get("model"))
     if manifest.target is not None:
+        yield "server's version", manifest.target.version or DASH
         config = manifest.target.config or {}
         yield "slots", str(config.get("max_num_seqs") or manifest.target.slots_found or DASH)
     yield "a step", DASH if step is None else quantity(step.p50, "s")

@@ -301,13 +301,21 @@ class LabelSource(Section):
     label: Annotated[str, Field(min_length=1)]
 
 
+class PageSource(Section):
+    """A text that stands under a key of one of the server's own pages (JSON)."""
+
+    path: UrlPath
+    key: Annotated[str, Field(min_length=1)]
+
+
 class Target(Section):
     """How to speak to one kind of server and what it tells about itself.
 
     `usage_per_choice`: the usage in an event is of the answer that it belongs to, not of all `n`.
     `cancel_path`: where a POST cancels the request whose X-Request-Id stands for {id}.
     `slots_from`: where the number of batch slots stands: on /walkaway/config, on /props, or only in
-    the workload (else it is found by trying); `blocks_from`: where that of KV cache blocks does.
+    the workload (else it is found by trying); `blocks_from`: where that of KV cache blocks does;
+    `version_from`: where its version does.
     `min_scrape_interval_s`: read more often than this, the server behaves differently.
     `silence_s`: after how long it gives up a client that reads nothing, or acknowledges nothing,
     where that is known; so much longer it is watched after a load whose users leave in such ways.
@@ -327,6 +335,7 @@ class Target(Section):
     lifecycle: bool = False
     slots_from: Literal["config", "props", "workload"] = "workload"
     blocks_from: LabelSource | None = None
+    version_from: PageSource | None = None
     scrape_interval_s: ScrapeInterval | None = None
     min_scrape_interval_s: ScrapeInterval | None = None
     settle_s: Seconds

@@ -34,7 +34,7 @@ VERSIONS_OF = (
 class TargetFacts(msgspec.Struct, kw_only=True):
     """The server under test. `config` is the reference engine's own account of itself;
     `slots_found` its number of batch slots, where it tells otherwise or the harness had to find
-    out; `blocks_found` its number of KV cache blocks, where it tells."""
+    out; `blocks_found` its number of KV cache blocks and `version` its version, where it tells."""
 
     engine: str
     url: str
@@ -45,6 +45,7 @@ class TargetFacts(msgspec.Struct, kw_only=True):
     config: dict[str, Any] | None = None
     slots_found: int | None = None
     blocks_found: int | None = None
+    version: str | None = None
 
 
 class Clock(msgspec.Struct, kw_only=True):

@@ -49,6 +49,7 @@ from harness.server_facts import (
     scrape_warning,
     told_blocks,
     told_slots,
+    told_version,
     unseen_metrics,
 )
 from harness.serving import Asker, count_slots, probe_service
@@ -124,6 +125,7 @@ class Measurement:
             client = stack.enter_context(self._client(10.0))
             server = self._find_server(stack, client)
             metrics_urls = self._note_target(server)
+            self._note_version(client, server)
             server = self._with_slots(client, server)
             first = self._plan_load(client, server)
             self._folder.load_plan.touch(mode=0o600)  # its headers may hold a secret
@@ -186,6 +188,10 @@ class Measurement:
         body = {"model": server.model, **self._target.extra_body}
         path, clock_ns = self._target.path, self._clock_ns
         return Asker(client=client, url=server.url, path=path, body=body, clock_ns=clock_ns)
+
+    def _note_version(self, client: httpx.Client, server: Server) -> None:
+        if self.manifest.target is not None:
+            self.manifest.target.version = told_version(client, server, self._target)
 
     def _with_slots(self, client: httpx.Client, server: Server) -> Server:
         """The server with its number of batch slots: as it tells it, or found by trying where it is

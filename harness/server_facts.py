@@ -26,6 +26,18 @@ def told_slots(client: httpx.Client, server: Server, target: Target) -> int | No
     return slots if isinstance(slots, int) and slots > 0 else None
 
 
+def told_version(client: httpx.Client, server: Server, target: Target) -> str | None:
+    """The server's version on its own page; None where it has no such page."""
+    source = target.version_from
+    if source is None:
+        return None
+    try:
+        version = client.get(f"{server.url}{source.path}").json()[source.key]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return None
+    return version if isinstance(version, str) else None
+
+
 def told_blocks(samples: Sequence[MetricSample], target: Target) -> int | None:
     """The number of KV cache blocks, from the label of a metric that describes the cache."""
     source = target.blocks_from

@@ -61,6 +61,9 @@ def _of_targets(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> It
     for key, what in (("engine", "kinds of server"), ("model", "models")):
         if baseline.get(key) != candidate.get(key):
             yield _warning(f"different {what}: {baseline.get(key)} and {candidate.get(key)}")
+    if baseline.get("version") != candidate.get("version"):
+        first, second = (one.get("version") or "not known" for one in (baseline, candidate))
+        yield _info(f"different versions of the server: {first} and {second}")
     slots = _slots(baseline), _slots(candidate)
     if slots[0] != slots[1]:
         first, second = (one or "not known" for one in slots)

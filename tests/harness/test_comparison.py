@@ -78,6 +78,11 @@ def changed(path: Path, name: str, **changes: Any) -> None:
             "set up differently: faults None / {'x': 1}",
         ),
         (
+            {"target": MANIFEST["target"] | {"version": "0.2"}},
+            "info",
+            "different versions of the server: not known and 0.2",
+        ),
+        (
             {"hardware": {"cpu": "fast", "cores": 2, "platform": "other"}},
             "warning",
             "different machines (cpu slow / fast)",

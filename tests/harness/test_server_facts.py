@@ -12,6 +12,7 @@ from harness.server_facts import (
     scrape_warning,
     told_blocks,
     told_slots,
+    told_version,
     unseen_metrics,
 )
 
@@ -43,6 +44,24 @@ def test_llamacpp_tells_its_slots(response: httpx.Response, slots: int | None) -
 def test_others_are_not_asked_for_a_page_that_they_do_not_have() -> None:
     with client_of(httpx.Response(200, json={"total_slots": 4})) as client:
         assert told_slots(client, SERVER, load_target("vllm")) is None
+
+
+@pytest.mark.parametrize(
+    ("target", "response", "version"),
+    [
+        ("vllm", httpx.Response(200, json={"version": "0.32.0"}), "0.32.0"),
+        ("llamacpp", httpx.Response(200, json={"build_info": "b4321-abc"}), "b4321-abc"),
+        ("vllm", httpx.Response(200, json={"version": None}), None),
+        ("vllm", httpx.Response(200, json=["0.32.0"]), None),
+        ("vllm", httpx.Response(404, text="Not Found"), None),
+        ("openai", httpx.Response(200, json={"version": "1"}), None),
+    ],
+)
+def test_a_version_is_told_or_not_known(
+    target: str, response: httpx.Response, version: str | None
+) -> None:
+    with client_of(response) as client:
+        assert told_version(client, SERVER, load_target(target)) == version
 
 
 def test_vllm_tells_its_blocks() -> None:
