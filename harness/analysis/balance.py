@@ -132,7 +132,7 @@ def _lateness(
         return 0.0, (-lag_s, lag_s)
     left = late.left * _share_left_behind(held, step_s)
     steps = left + late.ended * (changes - 1) - late.coming * changes
-    added_s = steps * step_s - mean_wait_s(frames.requests, held) * changes
+    added_s = steps * step_s - mean_wait_s(frames.requests, held, step_s) * changes
     return added_s, (-step_s / 2 * changes, step_s / 2 * changes)
 
 
@@ -197,6 +197,7 @@ def _area(readings: Readings, excess: Floats, held: Held, facts: Facts) -> Balan
         counts=_left_in(edges, held),
         met=float(np.abs(excess).sum()),
         span_s=float(spans.mean()),
+        squares=float(((excess * spans) ** 2).sum()),
         goes_on=_still_there(facts) > 0,
     )
 

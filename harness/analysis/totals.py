@@ -5,14 +5,17 @@ left: sum of sums / sum of counts. Three things may put it off, and its interval
 
     chance   blocks of time differ, see `stats.ratio_ci95`
     grain    few scrapes met anything: the interval is no narrower than if the number met is
-             Poisson's (four scrapes that saw nothing do not show that there was nothing)
+             Poisson's (four scrapes that saw nothing do not show that there was nothing). One that
+             met many who had left together, or stands for long, counts for all that: the variance
+             of such a sum is no less than the sum of the squares of what each scrape adds
     bias     pages are old, by no more than the target's refresh rule allows
 
 Whether there is enough data for a mean at all is judged by the first two. Old pages are no matter
 of data: where chance leaves out 0, the mean is shown with the whole interval.
 
-Sources: Garwood, Biometrika 28 (1936), 437-442 (Poisson); sum / number as ratio estimate: Cochran,
-Sampling Techniques, section 6.3.
+Sources: Garwood, Biometrika 28 (1936), 437-442 (Poisson); Horvitz and Thompson, JASA 47 (1952),
+663-685 (a sum of what was met by chance); sum / number as ratio estimate: Cochran, Sampling
+Techniques, section 6.3.
 """
 
 import math
@@ -36,7 +39,8 @@ class Balance:
 
     `edges_ns`: where the blocks begin; the last one ends with the observation. `bias`: how far the
     mean can be off because of old pages (least, most). `met`: how many requests the scrapes met,
-    all together, each of which stands for `span_s` on average. `goes_on`: requests are there for
+    all together, each of which stands for `span_s` on average; `squares`: the sum of the squares of
+    (requests met * time that the scrape stands for). `goes_on`: requests are there for
     ever, so that the sum is a lower bound.
     """
 
@@ -46,6 +50,7 @@ class Balance:
     bias: Limits = (0.0, 0.0)
     met: float = 0.0
     span_s: float = 0.0
+    squares: float = 0.0
     goes_on: bool = False
 
     @property
@@ -58,10 +63,11 @@ class Balance:
 
     @property
     def grain(self) -> float:
-        """Half the width of Garwood's interval for as many as the scrapes met, for each of those
-        who left."""
+        """Half the width of Garwood's interval for as many as the scrapes met, and no less than by
+        their squares, for each of those who left."""
         most_met = float(stats.chi2.ppf(0.975, 2 * self.met + 2)) / 2
-        return (most_met - self.met) * self.span_s / self.n
+        by_squares = float(stats.norm.ppf(0.975)) * math.sqrt(self.squares)
+        return max((most_met - self.met) * self.span_s, by_squares) / self.n
 
     def block_of(self, t_ns: Ints) -> Ints:
         """The number of the block that each time lies in."""
@@ -89,6 +95,7 @@ def pooled(balances: Sequence[Balance]) -> Balance:
         bias=(lowest, highest),
         met=sum(one.met for one in balances),
         span_s=span_s,
+        squares=sum(one.squares for one in balances),
         goes_on=any(one.goes_on for one in balances),
     )
 

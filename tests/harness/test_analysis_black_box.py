@@ -17,8 +17,10 @@ from harness.analysis.black_box import (
     leak_slopes,
     seen_from_outside,
 )
+from harness.analysis.boundaries import mean_wait_s
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figure, NotMeasurable
+from harness.analysis.held_open import held_open
 from harness.analysis.scraped import met_step_s, typical_step_s
 from harness.analysis.summary import summarise
 from harness.analysis.totals import Balance, as_figure
@@ -236,6 +238,16 @@ def test_the_mean_age_of_a_page_is_put_right(make_run: MakeRun, step: float, sta
         assert not isinstance(found, NotMeasurable)
         assert found.mean == pytest.approx(known, abs=0.25 * step / 1e3)
         assert found.bias[0] + found.mean - found.grain <= known + step / 1e3
+
+
+def test_nobody_waits_for_a_step_as_long_as_a_prefill_of_many_takes(make_run: MakeRun) -> None:
+    run = make_run()
+    run.request("reads", sent=0, tokens=[10, 20, 30], outcome="completed", end=31)
+    run.request("sees", sent=13, tokens=[200], outcome="completed", end=201)
+    run.request("sees no step", sent=50, tokens=[200], outcome="completed", end=201)
+    requests = run.frames().requests
+    waited_s = mean_wait_s(requests, held_open(requests), step_s=0.010)
+    assert waited_s == pytest.approx((0.007 + 0.010) / 3)
 
 
 def test_the_page_of_an_empty_server_is_right_at_once(make_run: MakeRun) -> None:

@@ -248,6 +248,16 @@ def test_a_limit_in_one_round_is_no_value() -> None:
     assert reason(_over_rounds(rounds)) == "a round tells no more than what it does not exceed"
 
 
+def test_one_scrape_that_met_all_who_left_together_is_not_enough_for_a_mean() -> None:
+    """24 of 34 left at once, and one scrape that stood for half a second met them all."""
+    sums = [0.01, 0.01, 0.01, 12.0]
+    alike = as_figure(balance(sums, met=24.0, span_s=0.05), "gauge")
+    at_once = as_figure(balance(sums, met=24.0, span_s=0.05, squares=(24 * 0.5) ** 2), "gauge")
+    assert metric(alike).others["grain"] < metric(at_once).others["grain"]
+    assert (metric(at_once).mean, metric(at_once).bound) == (None, "upper")
+    assert metric(at_once).needs["mean"] > 40
+
+
 # Ghosts.
 
 
