@@ -24,6 +24,7 @@ from harness.analysis.branches import branches_of, ends_of
 from harness.analysis.facts import Facts, run_facts
 from harness.analysis.frames import RunFrames
 from harness.analysis.held_connections import NEVER, reset_by_us_ns
+from harness.analysis.held_open import RACE
 from harness.analysis.step_log import StepTimes
 from harness.analysis.token_times import without_tokens
 from harness.analysis.tokens import tokens_read
@@ -132,7 +133,8 @@ def _ended_with_its_step(cancels: pd.DataFrame, steps: StepTimes, facts: Facts) 
     end. Who was not seen leaving before the end is judged by t0.
 
     An abort that was sent and not heard before the end was still on its way: no longer than the
-    slowest that was heard, so the step is looked for after that.
+    slowest that was heard, so the step is looked for after that. Who raced for the last token and
+    lost had no more than that left to run.
     """
     is_natural = cancels["finish_reason"].notna() & (cancels["finish_reason"] != "abort")
     ended = cancels["removed_ns"].fillna(0).to_numpy(dtype=np.int64)
@@ -145,7 +147,8 @@ def _ended_with_its_step(cancels: pd.DataFrame, steps: StepTimes, facts: Facts) 
         way_ns = int(min(slowest_s, facts.settle_s) * 1e9)
         since = np.where(is_on_its_way, since + way_ns, since)
     at_once = ~steps.has_whole_step(since, ended)
-    return is_natural & cancels["removed_ns"].notna() & at_once
+    lost_race = (cancels["plan"] == RACE).to_numpy()
+    return is_natural & cancels["removed_ns"].notna() & (at_once | lost_race)
 
 
 def _with_latency(cancels: pd.DataFrame, requests: pd.DataFrame, facts: Facts) -> pd.DataFrame:

@@ -79,6 +79,17 @@ def test_a_race_is_told_by_how_it_ended_and_is_no_lack_of_time(make_run: MakeRun
     assert "of 4 who raced for the last token, 1 had read the whole answer; of the 3" in text
 
 
+def test_a_race_that_the_server_won_makes_no_ghost(make_run: MakeRun) -> None:
+    run = make_run()
+    for name, plan in (("races", "last_token"), ("leaves", "tokens:2")):
+        run.abandon(name, t0=33, tokens=[21, 31], plan=plan, max_tokens=5)
+        run.events(name, arrived=1, admitted=10.1, first_token=20)
+        run.events(name, "length", removed=60.1, blocks_freed=60.2, finished=60.3, generated=5)
+    steps(run, "races", "leaves")
+    ghosts = summarise(run.frames())["metrics"]["ghost_rate"]
+    assert (ghosts["n"], ghosts["mean"]) == (1, 1.0)
+
+
 def test_nobody_raced(make_run: MakeRun) -> None:
     run = make_run()
     leave(run, "a")
