@@ -23,13 +23,13 @@ OF_TOTALS: Final = (
     "stands above."
 )
 WAYS: Final = {
-    "fin": "closed the connection",
-    "rst": "closed with a reset",
-    "half_close": "closed the sending side only",
+    "fin": "closed",
+    "rst": "reset",
+    "half_close": "half-closed",
     "stop_reading": "stopped reading",
-    "vanish": "vanished without a word",
-    "killed": "process killed",
-    "cancel": "asked the cancel endpoint",
+    "vanish": "vanished",
+    "killed": "was killed",
+    "cancel": "asked to cancel",
 }
 
 

@@ -63,7 +63,7 @@ def _next_schedule(metrics: Mapping[str, Metric]) -> str:
     share = metrics.get("refilled_next_schedule")
     if share is None or share.mean is None:
         return DASH
-    return f"{quantity(share.mean, 'ratio')} in the very next schedule"
+    return f"next step: {quantity(share.mean, 'ratio')}"
 
 
 def stages_in_steps(cancels: pd.DataFrame, steps: pd.DataFrame) -> dict[str, Metric]:

@@ -6,9 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from playwright.sync_api import Browser, Dialog, Page, Request, sync_playwright
+from playwright.sync_api import Browser, Dialog, Page, Request, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+WAIT_MS = 60_000  # for what takes a moment: the machine may be busy
+expect.set_options(timeout=WAIT_MS)
 DRAWN = "document.querySelectorAll('.plot .main-svg:first-of-type').length == %d"
 
 
@@ -35,6 +37,7 @@ def opened(
     """The page of this file once all its pictures are drawn, and its noise: what it wrote to the
     console, errors, dialogs, and requests for anything but itself."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    context.set_default_timeout(WAIT_MS)
     page, noise = context.new_page(), list[str]()
     url = file.absolute().as_uri()
 
