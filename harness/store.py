@@ -148,7 +148,7 @@ class RunFolder:
 
     def remove_shards(self) -> None:
         """To be called once their rows are on the disk."""
-        for shard in self.shards.glob("*.ndjson"):
+        for shard in self.shards.glob("*.ndjson*"):
             shard.unlink()
         if self.shards.is_dir() and not any(self.shards.iterdir()):
             self.shards.rmdir()

@@ -68,11 +68,11 @@ class Collector:
         self._notes = notes
         self._scraping = scraping
         self._client = client
-        self.lifecycle = Gathered(rows_dir, LifecycleEvent)
-        self.steps = Gathered(rows_dir, StepRow)
-        self._samples = Gathered(rows_dir, MetricSample)
-        self._cpu_rows = Gathered(rows_dir, CpuSample)
-        self._gpu_rows = Gathered(rows_dir, GpuSample)
+        self.lifecycle = Gathered(rows_dir, "lifecycle", LifecycleEvent)
+        self.steps = Gathered(rows_dir, "steps", StepRow)
+        self._samples = Gathered(rows_dir, "server_metrics", MetricSample)
+        self._cpu_rows = Gathered(rows_dir, "cpu", CpuSample)
+        self._gpu_rows = Gathered(rows_dir, "gpu", GpuSample)
         self._gathered: Sequence[Gathered[Any]] = (
             self.lifecycle,
             self.steps,

@@ -1,21 +1,30 @@
 """What a source has gathered: all of it on disk as it comes, and the latest rows in memory.
 
 So a run takes no more memory the longer it lasts, and a harness that is killed loses what came
-since its source's last turn. The shards are those of the load (`harness.load.rows`).
+since its source's last turn. A page of metrics is much the same from turn to turn, so the rows, one
+JSON object a line, are packed: what is on the disk can be read at any time, `zcat` will do.
 """
 
+import errno
 import os
 import threading
+import zlib
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Final, Generic, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import msgspec
 
 from harness.collect.source import SourceError
-from harness.load.rows import Row, ShardReader, ShardWriter
 
 MOST_HELD: Final = 10_000
+_GZIP: Final = 16 + zlib.MAX_WBITS
+_QUICK: Final = 1
+_READ_BYTES: Final = 1 << 16
+
+Row = TypeVar("Row", bound=msgspec.Struct)
 
 
 class News(NamedTuple, Generic[Row]):
@@ -28,13 +37,17 @@ class News(NamedTuple, Generic[Row]):
 class Gathered(Generic[Row]):
     """The rows of one kind. `add` belongs to the source's thread, the others may be asked by any.
 
-    Its state, under the lock: the latest rows, and how many there have been.
+    Its state: under the lock the latest rows, and how many there have been; `_lost`, why no more
+    can be written, as nothing that follows half a turn could be unpacked.
     """
 
-    def __init__(self, rows_dir: Path, row_type: type[Row]) -> None:
-        self._rows_dir = rows_dir
+    def __init__(self, rows_dir: Path, kind: str, row_type: type[Row]) -> None:
+        self._path = rows_dir / f"{kind}.ndjson.gz"
         self._row_type = row_type
-        self._writer = ShardWriter(rows_dir, row_type, os.getpid())
+        self._file = self._path.open("ab", buffering=0)
+        self._packer = zlib.compressobj(_QUICK, wbits=_GZIP)
+        self._encoder = msgspec.json.Encoder()
+        self._lost: str | None = None
         self._lock = threading.Lock()
         self._latest: deque[Row] = deque(maxlen=MOST_HELD)
         self._count = 0
@@ -44,12 +57,11 @@ class Gathered(Generic[Row]):
         with self._lock:
             self._latest.extend(rows)
             self._count += len(rows)
-        try:
-            self._writer.write(*rows)
-        except OSError as error:
-            raise SourceError(
-                f"what is collected can no longer be written ({error.strerror}): make room"
-            ) from error
+        packed = self._packer.compress(self._encoder.encode_lines(rows))
+        packed += self._packer.flush(zlib.Z_SYNC_FLUSH)
+        self._lost = self._lost or self._write(packed)
+        if self._lost is not None:
+            raise SourceError(f"what is collected can no longer be written ({self._lost})")
 
     def since(self, seen: int) -> News[Row]:
         """What came after the first `seen` rows, if it is still held."""
@@ -63,9 +75,30 @@ class Gathered(Generic[Row]):
 
     def all(self) -> Iterator[Row]:
         """Every row, read back from the disk part by part."""
-        for part in ShardReader(self._rows_dir, self._row_type).read_in_parts():
-            yield from part
+        return read_gathered(self._path, self._row_type)
 
     def close(self) -> None:
         """Nothing is added any more; doing it twice is fine."""
-        self._writer.close()
+        self._file.close()
+
+    def _write(self, data: bytes) -> str | None:
+        """Why it could not be written; None: it was."""
+        try:
+            is_whole = self._file.write(data) == len(data)
+        except OSError as error:
+            return error.strerror
+        return None if is_whole else os.strerror(errno.ENOSPC)
+
+
+def read_gathered(path: Path, row_type: type[Row]) -> Iterator[Row]:
+    """The rows in a file of `Gathered`, as far as they were written, with a part of them in memory.
+
+    Half a turn at its end is left alone.
+    """
+    decoder = msgspec.json.Decoder(row_type)
+    unpacker = zlib.decompressobj(_GZIP)
+    rest = b""
+    with path.open("rb") as file:
+        while packed := file.read(_READ_BYTES):
+            complete, newline, rest = (rest + unpacker.decompress(packed)).rpartition(b"\n")
+            yield from decoder.decode_lines(complete + newline)

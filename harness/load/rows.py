@@ -16,30 +16,15 @@ from typing import Final, Generic, Self, TypeVar
 
 import msgspec
 
-from harness.records import (
-    ClientSample,
-    CpuSample,
-    GpuSample,
-    LifecycleEvent,
-    MetricSample,
-    ProcessMark,
-    RequestRow,
-    StepRow,
-    VoidTrial,
-)
+from harness.records import ClientSample, ProcessMark, RequestRow, VoidTrial
 
-Row = TypeVar("Row", bound=msgspec.Struct)
+Row = TypeVar("Row", RequestRow, ClientSample, ProcessMark, VoidTrial)
 
 KINDS: Final[dict[type[msgspec.Struct], str]] = {
     RequestRow: "requests",
     ClientSample: "client",
     ProcessMark: "process",
     VoidTrial: "void",
-    LifecycleEvent: "lifecycle",
-    StepRow: "steps",
-    MetricSample: "server_metrics",
-    CpuSample: "cpu",
-    GpuSample: "gpu",
 }
 _READ_BYTES: Final = 16 * 2**20
 

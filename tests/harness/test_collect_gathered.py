@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.collect.gathered import MOST_HELD, Gathered
+from harness.collect.gathered import MOST_HELD, Gathered, read_gathered
 from harness.collect.source import SourceError
-from harness.load.rows import ShardReader
 from harness.records import CpuSample
 
 # Gathers two turns of rows and is killed: no time is left to close or to write anything.
@@ -19,7 +18,7 @@ from pathlib import Path
 from harness.collect.gathered import Gathered
 from harness.records import CpuSample
 
-gathered = Gathered(Path(sys.argv[1]), CpuSample)
+gathered = Gathered(Path(sys.argv[1]), "cpu", CpuSample)
 for turn in range(2):
     gathered.add([CpuSample(t_ns=turn, process=str(n), cores=0.0, rss_bytes=0) for n in range(3)])
 os.kill(os.getpid(), signal.SIGKILL)
@@ -31,7 +30,7 @@ def rows(first: int, end: int) -> list[CpuSample]:
 
 
 def test_memory_does_not_grow_with_what_is_gathered(tmp_path: Path) -> None:
-    gathered = Gathered(tmp_path, CpuSample)
+    gathered = Gathered(tmp_path, "cpu", CpuSample)
     turns = 3 * MOST_HELD // 100
     for turn in range(turns):
         gathered.add(rows(100 * turn, 100 * turn + 100))
@@ -41,7 +40,7 @@ def test_memory_does_not_grow_with_what_is_gathered(tmp_path: Path) -> None:
 
 
 def test_news_are_told_once_as_far_as_they_are_held(tmp_path: Path) -> None:
-    gathered = Gathered(tmp_path, CpuSample)
+    gathered = Gathered(tmp_path, "cpu", CpuSample)
     gathered.add(rows(0, 3))
     assert gathered.since(0) == (rows(0, 3), 3)
     assert gathered.since(3) == ([], 3)
@@ -55,19 +54,23 @@ def test_news_are_told_once_as_far_as_they_are_held(tmp_path: Path) -> None:
 def test_who_is_killed_loses_nothing_of_the_turns_before(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False, timeout=60)
     assert done.returncode == -signal.SIGKILL
-    found = ShardReader(tmp_path, CpuSample).read_new()
-    assert [(row.t_ns, row.process) for row in found] == [
-        (turn, str(n)) for turn in range(2) for n in range(3)
-    ]
+    (path,) = tmp_path.iterdir()
+    written = [(turn, str(n)) for turn in range(2) for n in range(3)]
+    found = [(row.t_ns, row.process) for row in read_gathered(path, CpuSample)]
+    assert found == written
+    path.write_bytes(path.read_bytes()[:-12])  # as if it had died while writing the second turn
+    found = [(row.t_ns, row.process) for row in read_gathered(path, CpuSample)]
+    assert written[:3] == found[:3]
+    assert len(found) < len(written)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_is_said(tmp_path: Path) -> None:
-    Gathered(tmp_path, CpuSample).close()
+    Gathered(tmp_path, "cpu", CpuSample).close()
     (path,) = tmp_path.iterdir()
     path.unlink()
     path.symlink_to("/dev/full")
-    gathered = Gathered(tmp_path, CpuSample)
-    with pytest.raises(SourceError, match=r"no longer be written \(No space left .*make room"):
+    gathered = Gathered(tmp_path, "cpu", CpuSample)
+    with pytest.raises(SourceError, match=r"no longer be written \(No space left on"):
         gathered.add(rows(0, 1))
     gathered.close()
