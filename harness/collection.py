@@ -7,21 +7,27 @@ Each machine has a monotonic clock of its own, which begins anywhere. Their stam
 side by the wall clocks at the time when each load process began: good enough to say what happened
 at about the same time and how long the load lasted. No figure subtracts stamps of two machines, and
 none of a server's is there, so what is told is what clients saw: their times and their probes.
+
+The shards of a run whose harness was killed lie in its folder, beside what had been noted of the
+server, and with what had been collected from it. All of that is taken over.
 """
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
+
+from harness.collect.gathered import gathered_path, read_gathered
 from harness.config import as_plain_data, load_target
 from harness.errors import ConfigError
 from harness.load.rows import ShardReader
 from harness.load_tally import LoadTally
 from harness.manifest import Manifest, TargetFacts, find_hardware, find_versions, utc_now
 from harness.records import ProcessMark
-from harness.store import RunFolder, RunRows
+from harness.store import RECORDS, RunFolder, RunRows
 
 _NOTE = "collected from shards: the server was not watched, so only what clients saw can be told"
 
@@ -43,15 +49,45 @@ def collect(shards: Sequence[Path], out: Path, *, command: list[str]) -> RunFold
     first = min(chain.from_iterable(marks.values()), key=lambda mark: mark.at)
     sources = sorted(set(_sources(marks, first)))
     tallies = [LoadTally(one.folder, host=one.host, ahead_ns=one.ahead_ns) for one in sources]
+    killed = _killed_run(shards)
     folder = RunFolder.claim(out)
     folder.write_rows(
         RunRows(
             requests=chain.from_iterable(tally.requests() for tally in tallies),
             client=chain.from_iterable(tally.samples() for tally in tallies),
+            **({} if killed is None else _of_the_server(shards[0])),
         )
     )
-    folder.write_manifest(_manifest(folder, first, tallies, command))
+    manifest = _manifest_of_clients(first) if killed is None else killed
+    manifest.run_id, manifest.command = folder.name, command
+    _note_load(manifest, tallies)
+    folder.write_manifest(manifest)
     return folder
+
+
+def _killed_run(shards: Sequence[Path]) -> Manifest | None:
+    """What had been noted of the run that the shards are of, where they lie in its folder."""
+    run = RunFolder(shards[0].resolve().parent)
+    if len(shards) > 1 or shards[0].resolve() != run.shards:
+        return None
+    try:
+        manifest = msgspec.convert(run.read_manifest(), Manifest)
+    except ConfigError:
+        return None
+    manifest.warnings.append(
+        "the harness was killed: the figures are of what it had collected by then, and nobody saw "
+        "the server settle"
+    )
+    return manifest
+
+
+def _of_the_server(shards: Path) -> dict[str, Any]:
+    """What had been collected beside the load, by kind."""
+    return {
+        kind: read_gathered(path, row_type)
+        for kind, row_type in RECORDS.items()
+        if (path := gathered_path(shards, kind)).exists()
+    }
 
 
 def _marks(path: Path) -> list[ProcessMark]:
@@ -77,14 +113,12 @@ def _ahead_ns(mark: ProcessMark, first: ProcessMark) -> int:
     return first.t_ns + round(later_s * 1e9) - mark.t_ns
 
 
-def _manifest(
-    folder: RunFolder, first: ProcessMark, tallies: Sequence[LoadTally], command: list[str]
-) -> Manifest:
-    manifest = Manifest(
-        run_id=folder.name,
+def _manifest_of_clients(first: ProcessMark) -> Manifest:
+    return Manifest(
+        run_id="",
         status="complete",
         created_at=utc_now().isoformat(timespec="seconds"),
-        command=command,
+        command=[],
         seed=0,
         versions=find_versions(),
         hardware=find_hardware([]),
@@ -99,15 +133,20 @@ def _manifest(
         ),
         settle_s=0.0,
         scrape_interval_s=None,
-        load_processes=[process for tally in tallies for process in tally.processes()],
         notes=[_NOTE],
     )
+
+
+def _note_load(manifest: Manifest, tallies: Sequence[LoadTally]) -> None:
+    """When the load was and who made it. Raises ConfigError for one that made no request."""
+    manifest.load_processes = [process for tally in tallies for process in tally.processes()]
     started = [tally.first_sent_ns for tally in tallies if tally.first_sent_ns is not None]
     ended = [tally.last_ended_ns for tally in tallies if tally.last_ended_ns is not None]
     if not started:
         raise ConfigError("these shards hold no request: there is nothing to tell")
     manifest.window.load_started_ns, manifest.window.load_ended_ns = min(started), max(ended)
-    manifest.window.settled_ns = max(ended)
+    if manifest.status == "complete":
+        manifest.window.settled_ns = max(ended)
     if damaged := sum(tally.damaged for tally in tallies):
         manifest.warnings.append(f"{damaged} rows of the load were damaged and are left out")
     if len({process.clock for process in manifest.load_processes}) > 1:
@@ -115,4 +154,3 @@ def _manifest(
             "several machines: stamps were laid side by side by wall clocks; no figure subtracts "
             "those of two machines"
         )
-    return manifest

@@ -27,6 +27,11 @@ _READ_BYTES: Final = 1 << 16
 Row = TypeVar("Row", bound=msgspec.Struct)
 
 
+def gathered_path(rows_dir: Path, kind: str) -> Path:
+    """Where rows of this kind lie."""
+    return rows_dir / f"{kind}.ndjson.gz"
+
+
 class News(NamedTuple, Generic[Row]):
     """Rows that came since `seen` were known; so many are now."""
 
@@ -42,7 +47,7 @@ class Gathered(Generic[Row]):
     """
 
     def __init__(self, rows_dir: Path, kind: str, row_type: type[Row]) -> None:
-        self._path = rows_dir / f"{kind}.ndjson.gz"
+        self._path = gathered_path(rows_dir, kind)
         self._row_type = row_type
         self._file = self._path.open("ab", buffering=0)
         self._packer = zlib.compressobj(_QUICK, wbits=_GZIP)

@@ -7,16 +7,21 @@ import msgspec
 import pytest
 
 from harness.analysis.summary import summarise
+from harness.collect.gathered import Gathered
 from harness.collection import collect
 from harness.errors import ConfigError
+from harness.manifest import Window
 from harness.records import (
     ClientSample,
+    LifecycleEvent,
     Outcome,
     ProcessMark,
     RequestRow,
     Role,
     TokenCounting,
 )
+from harness.store import RunFolder
+from tests.harness.conftest import RunBuilder
 
 MS = 1_000_000
 # One second of one machine, and the same of the other.
@@ -141,3 +146,27 @@ def test_probes_are_told(tmp_path: Path) -> None:
     folder = collect([shards], tmp_path / "run", command=["walkaway", "collect"])
     metrics = summarise(folder.frames())["metrics"]
     assert metrics["slot_recovery_s"]["p50"] == pytest.approx(0.030)
+
+
+def test_of_a_run_whose_harness_was_killed_what_the_server_told_is_kept(tmp_path: Path) -> None:
+    killed = RunFolder.create(tmp_path / "killed")
+    run = RunBuilder(tmp_path)
+    run.manifest.status, run.manifest.window = "interrupted", Window()
+    run.abandon("a", t0=100, tokens=[50, 80])
+    run.events("a", generated=3, arrived=5, admitted=10, first_token=50, disconnected=102)
+    run.events("a", generated=3, abort_sent=103, removed=106, blocks_freed=107, finished=108)
+    killed.write_manifest(run.manifest)
+    lines(killed.shards / "process-here-7.ndjson", mark("here", "began", HERE_NS, 10))
+    lines(killed.shards / "requests-here-7.ndjson", *run.requests)
+    gathered = Gathered(killed.shards, "lifecycle", LifecycleEvent)
+    gathered.add(run.lifecycle)
+    gathered.close()
+
+    folder = collect([killed.shards], tmp_path / "run", command=["walkaway", "collect"])
+    summary = summarise(folder.frames())
+    assert summary["engine"] == "reference"
+    assert summary["metrics"]["cancel_latency_s"]["p50"] == pytest.approx(0.007)
+    assert summary["status"] == "interrupted"
+    assert any("the harness was killed" in one["text"] for one in summary["validity"])
+    assert folder.read_manifest()["run_id"] == "run"
+    assert (killed.shards / "lifecycle.ndjson.gz").exists()
