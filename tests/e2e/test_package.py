@@ -50,3 +50,6 @@ def test_demo_runs_without_torch_and_without_the_repository(
 def test_the_shipped_files_are_in_the_wheel(environment: Path, tmp_path: Path) -> None:
     assert "slot_recovery" in run(environment / "walkaway", "workloads", cwd=tmp_path)
     assert "llamacpp" in run(environment / "walkaway", "targets", cwd=tmp_path)
+    where = "import dashboards; print(*dashboards.__path__)"
+    dashboards = Path(run(environment / "python", "-c", where, cwd=tmp_path).strip())
+    assert (dashboards / "monitoring" / "grafana.json").is_file()
