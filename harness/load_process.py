@@ -40,7 +40,7 @@ def load_command(folder: RunFolder, processes: int) -> list[str]:
     return python_module(
         "locust",
         *("-f", locustfile, "--headless", "--only-summary"),
-        *("--walkaway-plan", str(folder.load_plan), "--walkaway-exit-with-stdin"),
+        *("--walkaway-plan", str(folder.load_plan), "--walkaway-exit-with", "0"),
         *(together(processes) if processes > 1 else ()),
     )
 

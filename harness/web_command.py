@@ -1,5 +1,6 @@
 """`walkaway run --web`: Locust's page, whose start form begins with what the workload says."""
 
+import os
 import signal
 import subprocess
 from importlib.resources import files
@@ -29,11 +30,19 @@ def serve_page(order: RunOrder, *, port: int) -> int:
         file = Path(folder) / "order.json"
         file.touch(mode=0o600)  # its headers may hold a secret
         file.write_bytes(msgspec.json.encode(order, enc_hook=str))
-        return _until_it_ends(page_command(resolved, file, port=port))
+        reading, writing = os.pipe()  # ends with this process, whatever ends it, and Locust with it
+        command = page_command(resolved, file, port=port, exit_with=reading)
+        try:
+            return _until_it_ends(command, reading)
+        finally:
+            os.close(writing)
 
 
-def page_command(resolved: ResolvedOrder, order_file: Path, *, port: int) -> list[str]:
-    """Locust with its page on loopback, the form filled in from the order."""
+def page_command(
+    resolved: ResolvedOrder, order_file: Path, *, port: int, exit_with: int
+) -> list[str]:
+    """Locust with its page on loopback, the form filled in from the order. Its processes end with
+    the open file `exit_with`."""
     order, run = resolved.order, resolved.workload.run
     fields = {
         **prefilled(resolved.workload),
@@ -44,6 +53,7 @@ def page_command(resolved: ResolvedOrder, order_file: Path, *, port: int) -> lis
         "locust",
         *("-f", str(files("workloads") / "locustfile.py")),
         *("--web-host", LOOPBACK, "--web-port", str(port), "--walkaway-order", str(order_file)),
+        *("--walkaway-exit-with", str(exit_with)),
         *("--users", str(run.users), "--spawn-rate", str(run.users)),
         *(() if order.target_url is None else ("--host", order.target_url)),
         *(f"--{name.replace('_', '-')}={text}" for name, text in fields.items()),
@@ -51,9 +61,10 @@ def page_command(resolved: ResolvedOrder, order_file: Path, *, port: int) -> lis
     )
 
 
-def _until_it_ends(command: list[str]) -> int:
+def _until_it_ends(command: list[str], reading: int) -> int:
     """Ctrl-C reaches Locust from the terminal; SIGTERM is handed on. It then saves what it has."""
-    with subprocess.Popen(command) as locust:
+    with subprocess.Popen(command, pass_fds=[reading]) as locust:
+        os.close(reading)
         before = {
             signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
             signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: locust.terminate()),

@@ -15,7 +15,7 @@ from locust.runners import WorkerRunner  # noqa: TID251
 from harness.errors import ConfigError
 from harness.load.cancel_storm import CancelStormDirector
 from harness.load.chunk_frontier import ChunkFrontierDirector
-from harness.load.open_loop import OpenLoopDirector, share_out
+from harness.load.open_loop import OpenLoopDirector, deal_out, share_out
 from harness.load.options import add_arguments, load_plan, read_order
 from harness.load.plan import AbandonLoad, CancelStormLoad, ChunkFrontierLoad, SlotRecoveryLoad
 from harness.load.slot_recovery import SlotRecoveryDirector
@@ -44,6 +44,14 @@ def add_options(parser: LocustArgumentParser) -> None:
     add_arguments(parser.add_argument_group("walkaway"))
 
 
+def _may_have_page(environment: Environment) -> bool:
+    """Whether a page says what each load is: its own, or that of the master of this worker."""
+    options = environment.parsed_options
+    assert options is not None
+    has_page = environment.web_ui is not None or isinstance(environment.runner, WorkerRunner)
+    return has_page and options.walkaway_plan is None
+
+
 @events.init.add_listener  # type: ignore[untyped-decorator]
 def follow_plan(environment: Environment, **_: Any) -> None:
     """Make a plan of the options and let Locust follow it; a mistake in them ends here."""
@@ -51,12 +59,15 @@ def follow_plan(environment: Environment, **_: Any) -> None:
     assert options is not None
     try:
         plan = load_plan(options)
-        if plan.open_loop is None:
-            prepare(environment, options, plan, USERS[type(plan.load)])
-            if environment.web_ui is not None and options.walkaway_plan is None:
+        if _may_have_page(environment):
+            prepare(environment, options, plan, AbandoningUser, OpenLoopDirector)
+            deal_out(environment)
+            if environment.web_ui is not None:
                 extend_page(environment, read_order(options))
-            elif isinstance(environment.runner, WorkerRunner):
+            else:
                 report_outcomes(environment)
+        elif plan.open_loop is None:
+            prepare(environment, options, plan, USERS[type(plan.load)])
         else:
             prepare(environment, options, plan, OpenLoopDirector)
             share_out(environment, plan.open_loop)

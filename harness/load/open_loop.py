@@ -171,15 +171,21 @@ def share_out(environment: Environment, open_loop: OpenLoop) -> None:
 
     Raises ConfigError where one process alone may not open so many streams.
     """
-    options, runner = environment.parsed_options, environment.runner
+    options = environment.parsed_options
     assert options is not None
     options.num_users = options.spawn_rate = max(1, options.expect_workers)
+    deal_out(environment)
+    if not isinstance(environment.runner, MasterRunner | WorkerRunner):
+        allow_streams(open_loop.max_streams)
+
+
+def deal_out(environment: Environment) -> None:
+    """Let a master tell its workers at each start when a schedule begins, and how many share it."""
+    runner = environment.runner
     if isinstance(runner, MasterRunner):
         _tell_workers(environment, runner)
     elif isinstance(runner, WorkerRunner):
         _listen_to_master(runner)
-    else:
-        allow_streams(open_loop.max_streams)
 
 
 def _tell_workers(environment: Environment, runner: MasterRunner) -> None:

@@ -8,14 +8,17 @@ import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from harness.errors import ConfigError
 from harness.http_flags import check_ca_file, parse_headers, typed_command
-from harness.load.plan import LoadPlan, Timeouts, read_plan
+from harness.load.plan import LoadPlan, OpenLoop, Timeouts, read_plan
 from harness.records import Way
+
+if TYPE_CHECKING:
+    from harness.arrival_settings import AnyArrivals
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 AS_WORKLOAD: Final = "workload"
@@ -23,6 +26,7 @@ LEAVE: Final = ("tokens", "time", "prefill", "queued", "last_token", AS_WORKLOAD
 _NOW: Final = "walkaway_now"
 _HEADER: Final = "--walkaway-header"
 WAYS: Final = tuple(way.value for way in Way)
+ARRIVALS: Final = ("closed", "poisson", "constant", AS_WORKLOAD)
 
 
 def add_arguments(group: argparse._ArgumentGroup) -> None:
@@ -37,9 +41,10 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
 
     add("--walkaway-plan", metavar="FILE", help="a complete plan; wins over the rest")
     add(
-        "--walkaway-exit-with-stdin",
-        action="store_true",
-        help="end the load when standard input reaches its end",
+        "--walkaway-exit-with",
+        type=int,
+        metavar="FD",
+        help="end in good order when this open file reaches its end; 0: standard input",
     )
     add("--walkaway-rows", metavar="DIR", help="keep one row a request in this folder")
     add("--walkaway-order", metavar="FILE", help="web page: what each run begins with")
@@ -57,6 +62,13 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
         choices=list(LEAVE),
         help="abandon plan: when users leave; workload: as its file says",
     )
+    in_form(
+        "--walkaway-arrivals",
+        default="closed",
+        choices=list(ARRIVALS),
+        help="closed: users wait for their answers; poisson, constant: requests come at a rate",
+    )
+    in_form("--walkaway-rate", default="1", help="of arrivals, a second; for the run time")
     in_form("--walkaway-tokens", default="1,16,64", help="plan tokens: after one of these counts")
     in_form("--walkaway-seconds", default="0.1-2", help="plan time: so long after the sending")
     in_form(
@@ -178,4 +190,13 @@ def _described(options: argparse.Namespace) -> LoadPlan:
         timeouts=Timeouts(connect_s=timeout_s, next_byte_s=timeout_s),
         max_seconds=workload.run.max_seconds,
         load=simple_load(workload),
+        open_loop=_open_loop(workload.arrivals),
     )
+
+
+def _open_loop(arrivals: "AnyArrivals") -> OpenLoop | None:
+    from harness.arrival_settings import RateSettings
+
+    if not isinstance(arrivals, RateSettings):
+        return None
+    return OpenLoop(schedule=arrivals.schedule, max_streams=arrivals.max_streams)

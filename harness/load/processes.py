@@ -28,11 +28,13 @@ from harness.records import ProcessMark
 
 _LEFT: Final = "walkaway_left"
 _NO_GOING_ON: Final = "walkaway_no_going_on"
+_ALL_SENT: Final = "walkaway_all_sent"
 _TELL_EVERY_S: Final = 0.05
 
 
 class Master:
-    """Hears the workers. `_left` is how many users have walked away from each of them so far."""
+    """Hears the workers. `_left` is how many users have walked away from each of them so far,
+    `_done` are those whose part of a schedule has ended."""
 
     def __init__(
         self,
@@ -43,21 +45,31 @@ class Master:
     ) -> None:
         self._stop_after: int | None = None
         self._left: dict[str, int] = {}
+        self._done: set[str] = set()
+        self._runner = runner
         self._end = end
         self._give_up = give_up
         runner.register_message(_LEFT, self._count)
         runner.register_message(_NO_GOING_ON, self._hear_why)
+        runner.register_message(_ALL_SENT, self._hear_of_the_end)
 
     def follow(self, plan: LoadPlan) -> None:
         """A load by this plan begins."""
         load = plan.load
         self._stop_after = load.stop_after_abandons if isinstance(load, AbandonLoad) else None
         self._left.clear()
+        self._done.clear()
 
     def _count(self, msg: Any, **_: Any) -> None:
         self._left[msg.node_id] = msg.data["users"]
         if self._stop_after is not None and sum(self._left.values()) >= self._stop_after:
             self._stop_after = None
+            self._end()
+
+    def _hear_of_the_end(self, msg: Any, **_: Any) -> None:
+        self._done.add(msg.node_id)
+        clients = self._runner.clients
+        if self._done >= {one.id for one in (*clients.running, *clients.spawning)}:
             self._end()
 
     def _hear_why(self, msg: Any, **_: Any) -> None:
@@ -76,6 +88,11 @@ def tell_how_many_left(runner: WorkerRunner, num_left: Callable[[], int]) -> Non
                 runner.send_message(_LEFT, {"users": now})
 
     gevent.spawn(keep_telling)
+
+
+def tell_that_all_was_sent(runner: WorkerRunner) -> None:
+    """Let the master, which a page has started, know that this part of a schedule has ended."""
+    runner.send_message(_ALL_SENT, {})
 
 
 def tell_why_not_to_go_on(runner: WorkerRunner, why: str) -> None:

@@ -6,7 +6,7 @@ it as a child (`workloads/locustfile.py`).
 
 How a load ends, all ways alike: Locust kills the users' greenlets; a killed request writes its row
 (cut off) on the way out. It ends when the plan's abandons are reached, when its time is up, on
-SIGTERM, or when standard input ends, if asked to listen for that.
+SIGTERM, or when standard input (or another open file) ends, if asked to listen for that.
 """
 
 import argparse
@@ -38,6 +38,7 @@ from harness.load.processes import (
     Master,
     end_when_nobody_is_left,
     tell_how_many_left,
+    tell_that_all_was_sent,
     tell_why_not_to_go_on,
 )
 from harness.load.session import LoadSession
@@ -135,8 +136,12 @@ def pause_after(outcome: Outcome, retry_pause_s: float) -> float:
 
 def end_load(environment: Environment) -> None:
     """Stop the users; without a web page, end the process too. Safe to call from a user."""
-    runner = environment.runner
+    runner, options = environment.runner, environment.parsed_options
     assert runner is not None
+    assert options is not None
+    if isinstance(runner, WorkerRunner) and plan_of_the_page(options) is not None:
+        tell_that_all_was_sent(runner)
+        return
     gevent.spawn(runner.quit if environment.web_ui is None else runner.stop)
 
 
@@ -159,18 +164,20 @@ def prepare(
     environment: Environment,
     options: argparse.Namespace,
     plan: LoadPlan,
-    user_class: type[PlannedUser],
+    *user_classes: type[PlannedUser],
 ) -> None:
-    """Make Locust follow the plan; called once, when the environment exists."""
+    """Make Locust follow the plan; called once, when the environment exists.
+
+    Users of a web page are of one class or the other, as its plan will say."""
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request
     gevent.get_hub().loop.update_now()  # Locust's timers count from here, not from before imports
-    environment.user_classes = [user_class]
+    environment.user_classes = list(user_classes)
     environment.process_exit_code = 0  # whoever reads the rows judges, not Locust
     if options.walkaway_plan is not None:
         options.num_users = options.spawn_rate = plan.users
         options.run_time = plan.max_seconds
-    if options.walkaway_exit_with_stdin:
-        gevent.spawn(_end_with_stdin)
+    if options.walkaway_exit_with is not None:
+        gevent.spawn(_end_with, options.walkaway_exit_with)
     api_key = _api_key(plan)
     end, give_up_here = partial(end_load, environment), partial(give_up, environment)
     runner = environment.runner
@@ -179,10 +186,10 @@ def prepare(
         _prepare_master(environment, master, lambda: plan_of_the_page(options) or plan)
         return
     if isinstance(runner, WorkerRunner):
-        tell_how_many_left(runner, lambda: _num_left(user_class))
+        tell_how_many_left(runner, _num_left)
     # How many of all users a worker gets, it learns later.
     allow_streams(0 if isinstance(runner, WorkerRunner) else plan.users)
-    lag = LagWatch(open_streams=lambda: _num_open(user_class), give_up=give_up_here)
+    lag = LagWatch(open_streams=_num_open, give_up=give_up_here)
     about = AboutThisProcess(lag, runner)
     about.begin(plan)
     environment.events.quit.add_listener(about.end)  # type: ignore[no-untyped-call]
@@ -190,11 +197,11 @@ def prepare(
     def start_session(**_: Any) -> None:
         now = plan_of_the_page(options)
         if now is not None:
-            allow_streams(0 if isinstance(runner, WorkerRunner) else now.users)
+            allow_streams(0 if isinstance(runner, WorkerRunner) else _most_streams(now))
             about.begin(now)
         # A master tells its workers the server; a plan in a file names its own.
         url = plan.url if options.walkaway_plan is not None else environment.host or plan.url
-        user_class.session = LoadSession(
+        PlannedUser.session = LoadSession(
             now or msgspec.structs.replace(plan, url=url),
             api_key=api_key if now is None else _api_key(now),
             pid=os.getpid(),
@@ -204,7 +211,7 @@ def prepare(
         )
 
     def end_session(**_: Any) -> None:
-        if (session := getattr(user_class, "session", None)) is not None:
+        if (session := _session()) is not None:
             session.close()
         if plan_of_the_page(options) is not None:
             about.end()
@@ -221,14 +228,21 @@ def _prepare_master(environment: Environment, master: Master, plan: Callable[[],
         end_when_nobody_is_left(environment, partial(end_load, environment))
 
 
-def _num_open(user_class: type[PlannedUser]) -> int:
-    session = getattr(user_class, "session", None)
-    return 0 if session is None else session.client.open_streams
+def _session() -> LoadSession | None:
+    """The load that goes on, or was the last; None before the first."""
+    return getattr(PlannedUser, "session", None)
 
 
-def _num_left(user_class: type[PlannedUser]) -> int:
-    session = getattr(user_class, "session", None)
-    return 0 if session is None else session.abandons
+def _num_open() -> int:
+    return 0 if (session := _session()) is None else session.client.open_streams
+
+
+def _num_left() -> int:
+    return 0 if (session := _session()) is None else session.abandons
+
+
+def _most_streams(plan: LoadPlan) -> int:
+    return plan.users if plan.open_loop is None else plan.open_loop.max_streams
 
 
 def _leave_it_to_the_master() -> None:
@@ -258,10 +272,9 @@ def _tell_locust(environment: Environment, row: RequestRow) -> None:
     )
 
 
-def _end_with_stdin() -> None:
-    stdin = 0
+def _end_with(descriptor: int) -> None:
     while True:
-        gevent.socket.wait_read(stdin)
-        if not os.read(stdin, 4096):
+        gevent.socket.wait_read(descriptor)
+        if not os.read(descriptor, 4096):
             os.kill(os.getpid(), signal.SIGTERM)
             return

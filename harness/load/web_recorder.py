@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import gevent
+import msgspec
 from gevent.event import Event
 
 from harness.process import python_module
@@ -41,8 +42,13 @@ class Recorder:
         self.has_answered.wait()
         return self.answer
 
+    def note(self, text: str) -> None:
+        """Have this kept with the run."""
+        self._say({"note": text})
+
     def stop(self) -> None:
         """The users have stopped."""
+        self.shown["phase"] = "letting the server settle"
         self._say({"stop": True})
 
     def close(self) -> None:
@@ -62,18 +68,23 @@ class Recorder:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._hear(json.loads(line))
+            self._hear(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
         code = self._process.wait()
         if self.shown["state"] not in ("done", "ready"):
             why = (
-                f"the measuring process ended with code {code}; its last words are in the terminal"
+                f"the measuring process ended with code {code}; its last words are in the "
+                "terminal, and the rows of the load in the run's folder (walkaway collect)"
             )
             self.shown |= {"state": "failed", "why": why}
+            self._on_lost()
         self.answer = {"event": "refused", "why": self.shown.get("why", f"code {code}")}
         self.has_answered.set()
         self.is_over.set()
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _hear(self, raw: dict[str, msgspec.Raw]) -> None:
+        """`live`, twice a second thousands of numbers, is not unpacked: the page will."""
+        live = {"live": raw.pop("live").copy()} if "live" in raw else {}
+        message = {name: msgspec.json.decode(value) for name, value in raw.items()} | live
         match message.pop("event"):
             case "plan" | "refused" as event:
                 state = "running" if event == "plan" else "ready"

@@ -11,10 +11,9 @@ from typing import Final
 
 import msgspec
 
-from harness.arrival_settings import ClosedArrivals
 from harness.config import Workload
 from harness.errors import ConfigError
-from harness.load.options import AS_WORKLOAD, LEAVE, WAYS
+from harness.load.options import ARRIVALS, AS_WORKLOAD, LEAVE, WAYS
 from harness.load.plan import AbandonLoad
 from harness.load_caps import USUAL_STREAMS
 from harness.load_settings import AbandonSettings
@@ -37,7 +36,10 @@ KEYS: Final = {
     "walkaway_timeout": ("run.timeout_s", f"more than 0 s, to {LONGEST_S} s"),
     "walkaway_seed": ("run.seed", f"0 to {LARGEST_INT}"),
 }
+_LAST_STREAMS_S: Final = 60  # beyond the schedule, for streams that are still open then
+_HELD: Final = frozenset({"stop_reading", "vanish"})
 _TOKENS_ALLOWED: Final = f"numbers from 0 to {MOST_TOKENS} with commas between"
+_RATE_ALLOWED: Final = "more than 0 requests a second"
 _SECONDS_ALLOWED: Final = f"0 to {LONGEST_S}, or lowest-highest"
 _RANGE: Final = re.compile(r"\s*([0-9.]+)\s*-\s*([0-9.]+)\s*")
 _NUMBER: Final = re.compile(r"\s*[0-9.]+\s*")
@@ -52,7 +54,7 @@ def form_settings(fields: Mapping[str, str]) -> list[str]:
     for name, (key, _) in KEYS.items():
         if text := fields.get(name, "").strip():
             settings.append(f"{key}={_as_range(text) if name.endswith('prompt_tokens') else text}")
-    return settings + _mix(fields)
+    return settings + _mix(fields) + _arrivals(fields)
 
 
 def with_range(message: str) -> str:
@@ -83,10 +85,16 @@ def check_startable(workload: Workload) -> None:
             f"workload {name} has arms, which alternate by a plan; the web page starts one load: "
             "run it without --web"
         )
-    if not isinstance(load, AbandonSettings) or not isinstance(workload.arrivals, ClosedArrivals):
+    if not isinstance(load, AbandonSettings):
         raise ConfigError(
             f"workload {name} directs its requests by a plan of its own; the web page starts "
-            'closed loops of users (load.kind = "abandon"): run it without --web'
+            'users who leave (load.kind = "abandon"): run it without --web'
+        )
+    if held := _HELD & {entry.way for entry in load.leavers}:
+        raise ConfigError(
+            f"way to leave: {', '.join(sorted(held))} leaves connections open, which must be held "
+            "until the server has settled, and the users of the web page end before: take another "
+            "way, or a workload that has it, without --web"
         )
     if workload.run.loops > 1:
         raise ConfigError(f"`run.loops` is {workload.run.loops}; the web page starts one: take 1")
@@ -98,6 +106,7 @@ def prefilled(workload: Workload) -> dict[str, str]:
     assert isinstance(load, AbandonSettings)
     low, high = load.prompt_tokens
     return {
+        "walkaway_arrivals": AS_WORKLOAD,
         "walkaway_leave": AS_WORKLOAD,
         "walkaway_most_streams": str(run.most_streams),
         "walkaway_stay_share": str(load.stay_share),
@@ -127,6 +136,26 @@ def _mix(fields: Mapping[str, str]) -> list[str]:
         more = f", seconds={_seconds(fields.get('walkaway_seconds', ''))}"
     entry = f'{{plan="{leave}", way="{way}"{more}}}'
     return ["load.abandon_after_tokens=[]", f"load.mix=[{entry}]"]
+
+
+def _arrivals(fields: Mapping[str, str]) -> list[str]:
+    """The settings for when requests come; none where it is as the workload says."""
+    kind = fields.get("walkaway_arrivals", AS_WORKLOAD)
+    if kind == AS_WORKLOAD:
+        return []
+    if kind == "closed":
+        return ['arrivals={kind="closed"}']
+    if kind not in ARRIVALS:
+        raise ConfigError(f"arrivals: must be one of {', '.join(ARRIVALS)}, not {kind!r}")
+    rate, seconds = fields.get("walkaway_rate", "").strip(), fields.get("run_time", "").strip()
+    if not _NUMBER.fullmatch(rate):
+        raise ConfigError(f"rate: {rate!r} is refused; allowed: {_RATE_ALLOWED}")
+    if not seconds:
+        raise ConfigError("arrivals at a rate need an end: give a run time, for example 60s")
+    return [
+        f'arrivals={{kind="{kind}", rate={rate}, seconds={seconds}}}',
+        f"run.max_seconds={float(seconds) + _LAST_STREAMS_S:g}",
+    ]
 
 
 def _token_counts(text: str) -> str:

@@ -5,7 +5,6 @@ const EVERY_MS = 1000;
 const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 220;
 const EDGE = { left: 52, right: 10, top: 22, bottom: 24 };
-const BAD = new Set(["failed"]);
 
 function element(name, attributes, text) {
   const one = document.createElementNS(SVG, name);
@@ -83,19 +82,20 @@ function highest(points, ...keys) {
 
 function drawSlots(live, seconds) {
   const place = document.getElementById("slots");
-  if (!live.points.some((point) => point.running != null)) {
+  const points = live.points.kept;
+  if (!points.some((point) => point.running != null)) {
     return nothing(place, "This server’s metrics page tells nothing of its slots, or is not read.");
   }
-  const label = `requests in slots and in the queue, and ${live.leaves.length} users who left`;
-  const ticks = ticksTo(highest(live.points, "running", "waiting"));
+  const label = `requests in slots and in the queue, and ${live.outcomes.abandoned} users who left`;
+  const ticks = ticksTo(highest(points, "running", "waiting"));
   const picture = canvas(place, { label, unit: "requests", seconds, ticks });
-  for (const t of live.leaves) {
+  for (const t of live.leaves.kept) {
     const at = picture.x(t);
     const stroke = { x1: at, x2: at, y1: HEIGHT - EDGE.bottom, y2: HEIGHT - EDGE.bottom - 10 };
     picture.svg.append(element("line", { ...stroke, class: "mark vermilion" }));
   }
-  line(picture, live.points, "waiting", "orange dashed");
-  line(picture, live.points, "running", "blue");
+  line(picture, points, "waiting", "orange dashed");
+  line(picture, points, "running", "blue");
 }
 
 function drawLatency(live, seconds) {
@@ -103,12 +103,13 @@ function drawLatency(live, seconds) {
   if (!live.has_log) {
     return nothing(place, "This server does not tell when it lets go: the report estimates it.");
   }
-  if (!live.latencies.length) return nothing(place, "Nobody who left has been let go of yet.");
-  const values = live.latencies.map(([, ms]) => Math.max(ms, 1e-3));
+  const latencies = live.latencies.kept;
+  if (!latencies.length) return nothing(place, "Nobody who left has been let go of yet.");
+  const values = latencies.map(([, ms]) => Math.max(ms, 1e-3));
   const ticks = powersAround(Math.min(...values), Math.max(...values));
-  const label = `cancel latency of the last ${values.length} who left`;
+  const label = `cancel latency of ${values.length} who left, ${values.at(-1).toPrecision(3)} ms the last`;
   const picture = canvas(place, { label, unit: "ms", seconds, ticks, isLog: true });
-  live.latencies.forEach(([t], i) => {
+  latencies.forEach(([t], i) => {
     const point = { cx: picture.x(t), cy: picture.y(values[i]), r: 2.5, class: "blue" };
     picture.svg.append(element("circle", point));
   });
@@ -116,9 +117,10 @@ function drawLatency(live, seconds) {
 
 function drawLine(id, live, seconds, { key, unit, label, look, missing }) {
   const place = document.getElementById(id);
-  if (!live.points.some((point) => point[key] != null)) return nothing(place, missing);
-  const picture = canvas(place, { label, unit, seconds, ticks: ticksTo(highest(live.points, key)) });
-  line(picture, live.points, key, look);
+  const points = live.points.kept;
+  if (!points.some((point) => point[key] != null)) return nothing(place, missing);
+  const picture = canvas(place, { label, unit, seconds, ticks: ticksTo(highest(points, key)) });
+  line(picture, points, key, look);
 }
 
 function draw(live) {
@@ -133,7 +135,17 @@ function draw(live) {
     key: "lag_ms", unit: "ms", label: "client lag", look: "green", missing: "No tick was seen yet.",
   });
   document.getElementById("thinned").textContent =
-    `A point every ${short(live.every * 0.5)} s; of those who left, the last ${short(live.last)}.`;
+    `Drawn: a point every ${short(live.points.every * 0.5)} s; of those who left, a stroke for ` +
+    `${oneIn(live.leaves.every)} and a latency for ${oneIn(live.latencies.every)}.`;
+}
+
+function oneIn(every) {
+  return every === 1 ? "each" : `one in ${short(every)}`;
+}
+
+function clear() {
+  for (const place of document.querySelectorAll(".plot")) nothing(place, "Nothing was seen yet.");
+  document.getElementById("thinned").textContent = "";
 }
 
 function tabulate(rows) {
@@ -153,24 +165,24 @@ function tabulate(rows) {
   );
 }
 
-function describe(shown) {
-  if (shown.why) return shown.why;
-  if (shown.state === "ready") return "No test has been started yet.";
-  if (shown.state === "done") return `${shown.run}: judged; these are the figures of its report.`;
-  const since = shown.live ? `, ${short(Math.round(shown.live.elapsed_s))} s` : "";
-  return `${shown.run ?? ""}: ${shown.phase}${since}`;
+// Only what has changed: a screen reader says it aloud.
+function say(text, { isBad }) {
+  const state = document.getElementById("state");
+  if (state.textContent !== text) state.textContent = text;
+  state.className = isBad ? "bad" : "";
 }
 
 function show(shown) {
-  const state = document.getElementById("state");
-  const text = describe(shown);
-  if (state.textContent !== text) state.textContent = text;
-  state.className = BAD.has(shown.state) || shown.why ? "bad" : "";
+  say(shown.run ? `${shown.run}: ${shown.told}` : shown.told, { isBad: Boolean(shown.why) });
+  const isRunning = shown.live && shown.state === "running";
+  document.getElementById("since").textContent =
+    isRunning ? `(${short(Math.round(shown.live.elapsed_s))} s so far)` : "";
   for (const id of ["report", "download"]) document.getElementById(id).hidden = !shown.report;
   document.getElementById("figures-title").textContent =
     shown.state === "done" ? "The run’s figures" : "So far";
   tabulate(shown.rows ?? []);
   if (shown.live) draw(shown.live);
+  else clear();
 }
 
 async function ask() {
@@ -179,9 +191,8 @@ async function ask() {
     if (!answer.ok || answer.redirected) throw new Error(String(answer.status));
     show(await answer.json());
   } catch {
-    const state = document.getElementById("state");
-    state.textContent = "The test’s page does not answer: has it ended, or do you need to log in?";
-    state.className = "bad";
+    const text = "The test’s page does not answer: has it ended, or do you need to log in?";
+    say(text, { isBad: true });
   }
   setTimeout(ask, EVERY_MS);
 }

@@ -3,19 +3,22 @@
 Provisional by nature: a request that was left a moment ago may not have been let go of yet, and
 nothing is censored or averaged over here. The figures of the finished run are its summary's.
 
-Memory does not grow with the run: points in time are thinned out as they become many, and of single
-abandons the last ones are kept.
+Memory does not grow with the run: what is drawn is thinned out as it becomes much, quantiles are of
+the last values, and of what waits for its counterpart the oldest is forgotten.
 """
 
 from bisect import insort
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from harness.records import ClientSample, LifecycleEvent, Outcome, RequestRow
 
 MOST_POINTS: Final = 600
+MOST_MARKS: Final = 1_000
+MOST_PENDING: Final = 20_000
 LAST: Final = 1_000
+T = TypeVar("T")
 _MS: Final = 1e6
 _NATURAL: Final = frozenset({"stop", "length", "error"})  # ends that are no cancel
 
@@ -41,21 +44,38 @@ class Distribution:
         return self._sorted[min(last, int(q * len(self._sorted)))] if last >= 0 else None
 
 
-class Series:
-    """Points in time. Past `MOST_POINTS` every second one is dropped, and so on from then on."""
+class Thinned(Generic[T]):
+    """Of all that was added every so many-th: past `most` every second one is dropped."""
 
-    def __init__(self) -> None:
-        self.points: list[dict[str, float | None]] = []
+    def __init__(self, most: int) -> None:
+        self.kept: list[T] = []
         self.every = 1
+        self._most = most
         self._turn = 0
 
-    def add(self, point: dict[str, float | None]) -> None:
+    def add(self, item: T) -> None:
         if self._turn % self.every == 0:
-            self.points.append(point)
+            self.kept.append(item)
         self._turn += 1
-        if len(self.points) > MOST_POINTS:
-            self.points = self.points[::2]
+        if len(self.kept) > self._most:
+            self.kept = self.kept[::2]
             self.every *= 2
+
+
+class Pending(OrderedDict[str, T]):
+    """What waits for its counterpart, by request id. Past `MOST_PENDING` the oldest goes."""
+
+    def put(self, name: str, item: T) -> None:
+        self[name] = item
+        if len(self) > MOST_PENDING:
+            self.popitem(last=False)
+
+
+class Leave(NamedTuple):
+    """Of a request that was left: when, and what its user had read by then."""
+
+    abandoned_ns: int
+    tokens_read: int
 
 
 class LiveRun:
@@ -69,30 +89,38 @@ class LiveRun:
         self.outcomes: Counter[str] = Counter()
         self._has_log = has_log
         self._started_ns = started_ns
-        self._left: dict[str, RequestRow] = {}  # by request id, until the server let go
-        self._gone: dict[str, LifecycleEvent] = {}  # let go of, the row not read yet
-        self._arrived: dict[str, int] = {}
+        self._left: Pending[Leave] = Pending()  # until the server lets go
+        self._gone: Pending[LifecycleEvent] = Pending()  # let go of, the row not read yet
+        self._arrived: Pending[int] = Pending()
         self._free_slots: deque[tuple[int, bool]] = deque(maxlen=LAST)  # when, by a cancel
         self._latency, self._refill, self._lag = Distribution(), Distribution(), Distribution()
-        self._wasted = self._seen = 0
+        self._wasted = self._seen = self._held = 0
         self._recent_lag_ns = 0
         self._gauges: dict[str, float] = {}
         self._first: dict[str, float] = {}
-        self._series = Series()
-        self._leaves: deque[float] = deque(maxlen=LAST)
-        self._latencies: deque[tuple[float, float]] = deque(maxlen=LAST)
+        self._points: Thinned[dict[str, float | None]] = Thinned(MOST_POINTS)
+        self._leaves: Thinned[float] = Thinned(MOST_MARKS)
+        self._latencies: Thinned[tuple[float, float]] = Thinned(MOST_MARKS)
+
+    @property
+    def pending(self) -> Sequence[Sized]:
+        """What waits for its counterpart, of each kind."""
+        return self._left, self._gone, self._arrived
 
     def take_rows(self, rows: Iterable[RequestRow]) -> None:
         """Requests that are over for their client."""
         for row in rows:
             self.outcomes[row.outcome.value] += 1
+            event = self._gone.pop(row.request_id, None)
             if row.outcome is not Outcome.ABANDONED or row.abandoned_ns is None:
                 continue
-            self._leaves.append(self._seconds(row.abandoned_ns))
-            if (event := self._gone.pop(row.request_id, None)) is not None:
-                self._let_go(row, event)
+            self._leaves.add(self._seconds(row.abandoned_ns))
+            leave = Leave(row.abandoned_ns, row.tokens_read)
+            if event is not None:
+                self._let_go(leave, event)
             elif self._has_log:
-                self._left[row.request_id] = row
+                self._left.put(row.request_id, leave)
+                self._held += 1
 
     def take_events(self, events: Iterable[LifecycleEvent]) -> None:
         """The server's log, in its order."""
@@ -100,7 +128,7 @@ class LiveRun:
             name = event.client_request_id or event.request_id
             match event.event:
                 case "arrived":
-                    self._arrived[name] = event.t_ns
+                    self._arrived.put(name, event.t_ns)
                 case "admitted":
                     self._pair(event.t_ns, self._arrived.pop(name, event.t_ns))
                 case "blocks_freed":
@@ -119,7 +147,7 @@ class LiveRun:
         """One point of the pictures. `gauges`: the last scrape, by role; empty without one."""
         self._first = self._first or dict(gauges)
         self._gauges = dict(gauges)
-        self._series.add(
+        self._points.add(
             {
                 "t": self._seconds(now_ns),
                 "running": gauges.get("running"),
@@ -137,36 +165,34 @@ class LiveRun:
             "gauges": self._gauges,
             "preemptions": self._change("preemptions"),
             "has_log": self._has_log,
-            "held": len(self._left) if self._has_log else None,
+            "held": self._held if self._has_log else None,
             "latency_ms": _quantiles(self._latency),
             "refill_ms": _quantiles(self._refill),
             "lag_ms": _quantiles(self._lag),
             "wasted_tokens": self._wasted if self._has_log else None,
             "wasted_each": self._wasted / self._seen if self._seen else None,
-            "points": self._series.points,
-            "every": self._series.every,
-            "leaves": list(self._leaves),
-            "latencies": list(self._latencies),
-            "last": LAST,
+            "points": _drawn(self._points),
+            "leaves": _drawn(self._leaves),
+            "latencies": _drawn(self._latencies),
         }
 
     def _free(self, event: LifecycleEvent, name: str) -> None:
-        if (row := self._left.pop(name, None)) is not None:
-            self._let_go(row, event)
+        if (leave := self._left.pop(name, None)) is not None:
+            self._held -= 1
+            self._let_go(leave, event)
         elif event.reason not in _NATURAL:
-            self._gone[name] = event
+            self._gone.put(name, event)
         if self._arrived.pop(name, None) is None:  # else it was in the queue, and had no slot
             self._free_slots.append((event.t_ns, event.reason not in _NATURAL))
 
-    def _let_go(self, row: RequestRow, event: LifecycleEvent) -> None:
-        assert row.abandoned_ns is not None
-        if event.t_ns < row.abandoned_ns:
+    def _let_go(self, leave: Leave, event: LifecycleEvent) -> None:
+        if event.t_ns < leave.abandoned_ns:
             return  # it had ended before
-        latency_ms = (event.t_ns - row.abandoned_ns) / _MS
+        latency_ms = (event.t_ns - leave.abandoned_ns) / _MS
         self._latency.add(latency_ms)
-        self._latencies.append((self._seconds(row.abandoned_ns), latency_ms))
+        self._latencies.add((self._seconds(leave.abandoned_ns), latency_ms))
         self._seen += 1
-        self._wasted += max(0, event.num_generated - row.tokens_read)
+        self._wasted += max(0, event.num_generated - leave.tokens_read)
 
     def _pair(self, admitted_ns: int, arrived_ns: int) -> None:
         """First come, first served: the slot that was free first goes to who was admitted first."""
@@ -184,6 +210,10 @@ class LiveRun:
 
     def _seconds(self, t_ns: int) -> float:
         return (t_ns - self._started_ns) / 1e9
+
+
+def _drawn(thinned: Thinned[T]) -> dict[str, Any]:
+    return {"kept": thinned.kept, "every": thinned.every}
 
 
 def _quantiles(values: Distribution) -> dict[str, float | None]:

@@ -7,11 +7,12 @@ somebody else's: it says which plan the users should follow, and is told when th
 Each line of its standard input is a JSON command, each of its output a JSON message:
 
     in   {"order": {...}, "fields": {...}}   measure this; may be said again after a refusal
+         {"note": ...}                       to be kept with the run: what was done to its load
          {"stop": true}                      the users have stopped; so does the end of the input
     out  {"event": "ready"}                  waiting for an order
          {"event": "refused", "why": ...}    it cannot be; waiting again
          {"event": "plan", "plan": {...}}    users may start, by this plan
-         {"event": "live", "live": {...}, "rows": [...]}
+         {"event": "live", "live": {...}, "rows": [...], "requests": ...}
                                              what is known so far, for the page and for the tab
          {"event": "phase", "text": ...}     what it is doing
          {"event": "lost", "why": ...}       there is no going on: stop the users
@@ -19,11 +20,12 @@ Each line of its standard input is a JSON command, each of its output a JSON mes
 """
 
 import json
+import os
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from typing import Any, Final
@@ -55,13 +57,16 @@ from harness.web.tab import final_rows, live_rows
 TICK_S: Final = 0.5
 CHECK_EVERY: Final = 4  # of these ticks
 SHOWN: Final = 2  # of the lines of an error
+_STDOUT: Final = 1
 
 
 def tell(event: str, **message: Any) -> None:
-    """One message on standard output."""
-    line = msgspec.json.encode({"event": event, **message})
-    sys.stdout.buffer.write(line + b"\n")
-    sys.stdout.buffer.flush()
+    """One message on standard output. Where nobody listens any more the run is saved all the same:
+    the end of standard input has been heard too."""
+    line = msgspec.json.encode({"event": event, **message}) + b"\n"
+    with suppress(BrokenPipeError):
+        while line:
+            line = line[os.write(_STDOUT, line) :]
 
 
 class Commands:
@@ -117,7 +122,7 @@ class WatchedLoad:
         num_events = 0
         lost: TargetError | None = None
         for turn in count(1):
-            is_over = self._commands.next(TICK_S) is not None or interrupted()
+            is_over = self._is_told_to_stop(started_ns) or interrupted()
             for mark in marks.read_new():
                 watch(f"load {mark.worker}", mark.pid)
             new, num_events = self.measurement.events_since(num_events)
@@ -128,7 +133,12 @@ class WatchedLoad:
             live.tick(now_ns, self.measurement.gauges())
             shown = live.shown()
             elapsed_s = (now_ns - started_ns) / 1e9
-            tell("live", rows=live_rows(shown), live=shown | {"elapsed_s": elapsed_s})
+            tell(
+                "live",
+                rows=live_rows(shown),
+                live=shown | {"elapsed_s": elapsed_s},
+                requests=live.outcomes.total(),
+            )
             if is_over:
                 break
             if lost is None and turn % CHECK_EVERY == 0:
@@ -136,12 +146,22 @@ class WatchedLoad:
         if lost is not None:
             raise lost
 
+    def _is_told_to_stop(self, started_ns: int) -> bool:
+        """Within a tick. What else is said is noted."""
+        command = self._commands.next(TICK_S)
+        if command is None or "note" not in command:
+            return command is not None
+        assert self.measurement is not None
+        elapsed_s = (time.perf_counter_ns() - started_ns) / 1e9
+        self.measurement.notes.add(f"{elapsed_s:.1f} s into the load {command['note']}")
+        return False
+
 
 def _look(check_server: Callable[[], None]) -> TargetError | None:
     try:
         check_server()
     except TargetError as error:
-        tell("lost", why=_short(error))
+        tell("lost", why=short(error))
         return error
     return None
 
@@ -185,7 +205,7 @@ def record(resolved: ResolvedOrder, commands: Commands) -> None:
         folder=str(folder.path),
         rows=[] if finished.summary is None else final_rows(finished.summary),
         report=None if report is None else str(report.resolve()),
-        why=None if failure is None else _short(failure),
+        why=None if failure is None else short(failure),
     )
 
 
@@ -217,14 +237,18 @@ def main() -> None:
         try:
             record(resolve(command), commands)
         except WalkawayError as error:
-            tell("refused", why=with_range(_short(error)))
+            tell("refused", why=with_range(short(error)))
         else:
             return
 
 
-def _short(error: WalkawayError) -> str:
-    """Its first lines: the rest is logs, which lie in the run's folder."""
-    return " ".join(str(error).splitlines()[:SHOWN])
+def short(error: WalkawayError) -> str:
+    """An error on one line: its first lines, and of a log below them, which is indented and lies in
+    the run's folder, the last, unless that is only what a process said when it was ready."""
+    lines = str(error).splitlines()
+    said = [line for line in lines if not line.startswith(" ")][:SHOWN]
+    log = [line.strip() for line in lines if line.startswith(" ") and '{"event"' not in line]
+    return " ".join([*said, *log[-1:]]).removesuffix(":")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The rows of our tab in Locust's page: provisional figures as text, at the end the run's."""
+"""The rows of our tab in Locust's page: provisional figures as text, at the end the run's.
+
+The live page shows the same rows.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -6,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from harness.records import Metric, Outcome
+from harness.web.live import LAST
 from harness.words import DASH, bounded, number, quantity
 
 _ABOUT: Final = {
@@ -17,7 +21,9 @@ _ABOUT: Final = {
     "cut_off": "the test ended first",
 }
 _NO_LOG: Final = "this server tells no request's end: known when the run has been judged"
-_FINAL: Final = (
+_LAST: Final = f"p50, p99 of the last {LAST:,}"
+_TOLD: Final = frozenset({"invalid", "warning"})  # what must be known to read the figures
+FINAL: Final = (
     ("cancel_latency_s", "cancel latency", "the user left, until blocks were free for others"),
     ("wasted_tokens", "wasted tokens, each", "generated, and read by nobody"),
     ("slot_refill_s", "slot recovery (refill)", "a slot free, until the next request had it"),
@@ -28,6 +34,33 @@ _FINAL: Final = (
 )
 
 
+def told(shown: Mapping[str, Any]) -> str:
+    """How far the last run of a page is, in a sentence. `shown`: what its process has told."""
+    state, why = shown["state"], shown.get("why")
+    if state == "done" and why:
+        return f"{why}; what there was by then is judged, and kept in {shown['folder']}"
+    if why:
+        return str(why)
+    if state == "done" and shown.get("report") is None:
+        return f"judged; its report could not be drawn: {shown['folder']}/report.log tells why"
+    if state == "done":
+        return "judged: its report is ready"
+    return str(shown.get("phase") or "no test has been started yet")
+
+
+def tab_rows(shown: Mapping[str, Any], *, reported: int) -> list[dict[str, str]]:
+    """The rows of our tab: how far the run is, its figures, and what is missing.
+
+    `reported`: requests that users' processes have told Locust of.
+    """
+    rows = [_row("run", str(shown.get("run") or ""), told(shown)), *shown.get("rows", [])]
+    elsewhere = reported - shown.get("requests", 0)
+    if shown["state"] == "done" and elsewhere > 0:
+        about = "their rows lie on the machines of the workers, and are not in the figures"
+        rows.append(_row("requests elsewhere", f"{elsewhere}", about))
+    return rows
+
+
 def live_rows(live: Mapping[str, Any]) -> list[dict[str, str]]:
     """Of a run that goes on. `live`: what `LiveRun.shown` tells."""
     latency, refill, lag = live["latency_ms"], live["refill_ms"], live["lag_ms"]
@@ -36,14 +69,14 @@ def live_rows(live: Mapping[str, Any]) -> list[dict[str, str]]:
     each = f"{_or_dash(live['wasted_each'])} each, {_or_dash(live['wasted_tokens'])} in all"
     return [
         *_outcome_rows(live["outcomes"]),
-        _row("cancel latency", _pair(latency), no_log or "p50, p99 of those let go of so far"),
+        _row("cancel latency", _pair(latency), no_log or f"{_LAST} let go of"),
         _row("still held", _or_dash(live["held"]), no_log or "abandoned, not let go of yet"),
         _row("wasted tokens", DASH if no_log else each, no_log or "generated, and read by nobody"),
         _row("slot recovery (refill)", _pair(refill), no_log or "slot free until it was taken"),
         _row("engine: running", _or_dash(gauges.get("running")), "requests in batch slots"),
         _row("engine: waiting", _or_dash(gauges.get("waiting")), "requests in the queue"),
         _row("engine: preemptions", _or_dash(live["preemptions"]), "since the load began"),
-        _row("client lag", _pair(lag), "p50, p99 so far: the floor of all times"),
+        _row("client lag", _pair(lag), f"{_LAST} ticks: the floor of all times"),
     ]
 
 
@@ -51,8 +84,13 @@ def final_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     """Of a run that was judged: the figures of its summary."""
     metrics = msgspec.convert(summary["metrics"], dict[str, Metric])
     why: Mapping[str, str] = summary.get("not_measurable", {})
-    rows = _outcome_rows(summary["outcomes"])
-    for name, label, about in _FINAL:
+    rows = [
+        _row(statement["level"], DASH, statement["text"])
+        for statement in summary.get("validity", [])
+        if statement["level"] in _TOLD
+    ]
+    rows += _outcome_rows(summary["outcomes"])
+    for name, label, about in FINAL:
         if name in metrics:
             rows.append(_row(label, figure_text(metrics[name]), about))
         elif name in why:

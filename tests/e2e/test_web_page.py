@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,19 +12,24 @@ from typing import Any
 
 import httpx
 import msgspec
+import psutil
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
 
 from harness.records import Metric
-from harness.web.tab import figure_text
+from harness.web.tab import FINAL, figure_text
+from harness.words import DASH
+from tests.dashboards.browsing import CHROMIUM, chromium, violations
 from tests.e2e.running import ROOT, wait_until
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.timeout(300),
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
 ]
 WAIT_MS = 60_000
+HOSTILE = "<img src=x onerror='window.taken=1'><script>window.taken=1</script></td>\"${1}"
 
 
 class WebRun:
@@ -58,6 +62,16 @@ class WebRun:
             return False
         return bool(answer.json()["worker_count"] == 2)
 
+    def listens_at(self) -> set[str]:
+        """The addresses at which it and its processes answer."""
+        ours = psutil.Process(self._process.pid)
+        return {
+            at.laddr.ip
+            for one in (ours, *ours.children(recursive=True))
+            for at in one.net_connections("tcp")
+            if at.status == psutil.CONN_LISTEN
+        }
+
     @property
     def output(self) -> str:
         return self._log.read_text()
@@ -73,7 +87,7 @@ class WebRun:
 def web_run(tmp_path: Path) -> Iterator[WebRun]:
     run = WebRun(tmp_path / "runs")
     try:
-        wait_until(run.has_workers, "the page is there, and both workers")
+        wait_until(run.has_workers, "the page is there, and both workers", 90)
         yield run
     finally:
         run.end()
@@ -81,13 +95,11 @@ def web_run(tmp_path: Path) -> Iterator[WebRun]:
 
 @pytest.fixture
 def page() -> Iterator[Page]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         page = browser.new_context().new_page()
         page.set_default_timeout(WAIT_MS)
         expect.set_options(timeout=WAIT_MS)
         yield page
-        browser.close()
 
 
 def rows_of(page: Page) -> dict[str, str]:
@@ -97,8 +109,12 @@ def rows_of(page: Page) -> dict[str, str]:
 
 
 def start(page: Page) -> None:
-    """Press Start, and look at our tab."""
+    """Press Start."""
     page.get_by_role("button", name="Start", exact=True).click()
+
+
+def look_at_our_tab(page: Page) -> None:
+    page.get_by_role("tab", name="walkaway").click()
 
 
 def wait_for_row(page: Page, figure: str, condition: str) -> None:
@@ -110,45 +126,75 @@ def wait_for_row(page: Page, figure: str, condition: str) -> None:
     )
 
 
-def fill_in(page: Page) -> None:
-    """First a mistake, then what can be."""
-    page.get_by_text("Custom parameters").click()
-    page.fill("input[name=walkawayStayShare]", "7")
+def refuse(page: Page, field: str, text: str, *reasons: str) -> None:
+    """With this in the field the form must not start, and say why; then take it back."""
+    before = page.input_value(f"input[name={field}]")
+    page.fill(f"input[name={field}]", text)
     start(page)
-    expect(page.get_by_role("alert")).to_contain_text("must be at most 1.0, not 7")
-    expect(page.get_by_role("alert")).to_contain_text("(allowed: 0 to 1)")
-    page.fill("input[name=walkawayStayShare]", "0.25")
+    for reason in reasons:
+        expect(page.get_by_role("alert")).to_contain_text(reason)
+    page.fill(f"input[name={field}]", before)
+
+
+def fill_in(page: Page) -> None:
+    """First mistakes, then what can be."""
+    page.get_by_text("Custom parameters").click()
+    refuse(page, "walkawayStayShare", "7", "must be at most 1.0, not 7", "(allowed: 0 to 1)")
+    refuse(page, "walkawayEngine", HOSTILE, f"unknown engine `{HOSTILE}`")
     page.select_option("select[name=walkawayLeave]", "tokens")
     page.fill("input[name=walkawayTokens]", "1,4")
     page.select_option("select[name=walkawayWay]", "rst")
 
 
 def check_figures(shown: Mapping[str, str], folder: Path) -> None:
-    """The tab at the end is the run's summary."""
+    """The tab at the end is the run's summary: every figure in it, and none beside."""
     summary = read(folder / "summary.json")
-    outcomes = {name.replace("_", " "): str(n) for name, n in summary["outcomes"].items()}
-    assert {name: shown[name] for name in outcomes} == outcomes
+    expected = {name.replace("_", " "): str(n) for name, n in summary["outcomes"].items()}
+    expected["run"] = folder.name
+    for name, label, _ in FINAL:
+        if name in summary["metrics"]:
+            expected[label] = figure_text(msgspec.convert(summary["metrics"][name], Metric))
+        else:
+            assert name in summary["not_measurable"]
+            expected[label] = DASH
+    for statement in summary["validity"]:  # a busy machine has something to say
+        if statement["level"] in ("warning", "invalid"):
+            expected[statement["level"]] = DASH
+    assert shown == expected
     assert (summary["outcomes"]["failed"], summary["engine"]) == (0, "reference")
-    for name, label in (
-        ("cancel_latency_s", "cancel latency"),
-        ("wasted_tokens", "wasted tokens, each"),
-        ("client_lag_s", "client lag"),
-    ):
-        assert shown[label] == figure_text(msgspec.convert(summary["metrics"][name], Metric))
     processes = read(folder / "manifest.json")["load_processes"]
     assert {process["worker"] for process in processes} == {0, 1}
     assert all(process["ended_ns"] for process in processes)
+
+
+def show_text_from_outside(page: Page, url: str) -> None:
+    """In Locust's page, with the answers that it would get: in each cell of our tab."""
+
+    row = dict.fromkeys(("figure", "value", "about"), HOSTILE)
+    ours = {"extended_stats": [{"key": "walkaway", "data": [row]}]}
+    answer = httpx.get(f"{url}/stats/requests").json() | ours | {"state": "running"}
+    page.set_default_timeout(WAIT_MS)
+    page.route("**/stats/requests", lambda route: route.fulfill(json=answer))
+    page.goto(url)
+    look_at_our_tab(page)
+    expect(page.locator("table tbody td")).to_have_text([HOSTILE] * 3)
+    expect(page.locator("table img, table script")).to_have_count(0)
+    assert violations(Axe().run(page, "table").response) == []
+    assert page.evaluate("window.taken") is None
+    page.close()
 
 
 def test_a_test_is_started_watched_stopped_and_read(web_run: WebRun, page: Page) -> None:
     said: list[str] = []
     page.context.on("console", lambda message: said.append(message.text))
     page.context.on("weberror", lambda error: said.append(str(error.error)))
+    show_text_from_outside(page.context.new_page(), web_run.url)
     page.goto(web_run.url)
     fill_in(page)
     start(page)
-    page.get_by_role("tab", name="walkaway").click()
+    look_at_our_tab(page)
     wait_for_row(page, "abandoned", "(n) => Number(n) > 20")
+    assert web_run.listens_at() == {"127.0.0.1"}
 
     live = page.context.new_page()
     live.goto(f"{web_run.url}/walkaway/live")
@@ -164,25 +210,42 @@ def test_a_test_is_started_watched_stopped_and_read(web_run: WebRun, page: Page)
     expect(page.locator("tbody tr")).to_have_count(0)
     assert said == []
 
-    page.get_by_role("button", name="New").click()  # and once more
+    page.get_by_role("button", name="New").click()  # and once more, by a schedule that ends
+    page.get_by_text("Advanced options").click()
+    page.fill("input[name=runTime]", "1")
+    page.get_by_text("Custom parameters").click()
+    page.select_option("select[name=walkawayArrivals]", "constant")
+    page.fill("input[name=walkawayRate]", "20")
     start(page)
-    page.get_by_role("tab", name="walkaway").click()
+    look_at_our_tab(page)
     wait_for_row(page, "run", "(n) => n === '2'")
-    assert web_run.end() == 0  # in the middle of it
-    assert read(web_run.out / "2/summary.json")["run_id"] == "2"
+    expect(page.locator("tbody tr").first).not_to_contain_text("load: about 20 arrivals")
+    assert web_run.end() == 0  # while it is being judged
+    arrivals = read(web_run.out / "2/summary.json")["arrivals"]
+    assert arrivals == {"planned": 20, "sent": 20}
     assert (web_run.out / "2/report.html").exists()
+
+
+WITH_LOGIN = """
+from flask_login import UserMixin, login_user
+from locust import events
+from workloads.locustfile import *
+
+class Somebody(UserMixin):
+    id = "somebody"
+
+@events.init.add_listener
+def keep_secret(environment, **_):
+    page = environment.web_ui
+    page.app.secret_key = "secret"
+    page.login_manager.user_loader(lambda name: Somebody())
+    page.app.add_url_rule("/enter", "enter", lambda: str(login_user(Somebody())))
+"""
 
 
 def test_with_a_login_nothing_is_shown_without_it(tmp_path: Path) -> None:
     locustfile = tmp_path / "with_login.py"  # a login needs a secret and users of the host's own
-    locustfile.write_text(
-        "from locust import events\n"
-        "from workloads.locustfile import *\n"
-        "@events.init.add_listener\n"
-        "def keep_secret(environment, **_):\n"
-        "    environment.web_ui.app.secret_key = 'secret'\n"
-        "    environment.web_ui.login_manager.user_loader(lambda name: None)\n"
-    )
+    locustfile.write_text(WITH_LOGIN)
     port = free_port()
     locust = subprocess.Popen(
         [
@@ -195,12 +258,18 @@ def test_with_a_login_nothing_is_shown_without_it(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     url = f"http://127.0.0.1:{port}"
+    pages = ("live", "live.json", "live.js", "live.css", "report")
     try:
-        wait_until(lambda: answers(url), "the page is there")
-        for page in ("live", "live.json", "live.js", "report"):
+        wait_until(lambda: answers(url), "the page is there", 90)
+        for page in pages:
             answer = httpx.get(f"{url}/walkaway/{page}")
             assert (answer.status_code, answer.headers["location"][:6]) == (302, "/login")
         assert httpx.post(f"{url}/swarm", data={"user_count": "1"}).status_code == 302
+        with httpx.Client(base_url=url) as somebody:
+            assert somebody.get("/enter").text == "True"
+            answers_to = [somebody.get(f"/walkaway/{page}") for page in pages]
+        assert [answer.status_code for answer in answers_to] == [200, 200, 200, 200, 404]
+        assert "default-src 'none'" in answers_to[0].headers["content-security-policy"]
     finally:
         locust.terminate()
         locust.wait(60)

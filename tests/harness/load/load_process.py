@@ -49,7 +49,7 @@ class LoadProcess:
         )
         write_plan(plan, folder / "plan.json")
         self.process = run_locust(
-            *("--headless", "--only-summary", "--json", "--walkaway-exit-with-stdin"),
+            *("--headless", "--only-summary", "--json", "--walkaway-exit-with", "0"),
             *("--walkaway-plan", str(folder / "plan.json")),
             *options,
         )

@@ -4,6 +4,7 @@ import argparse
 
 import pytest
 
+from harness.arrival_settings import ClosedArrivals, PoissonArrivals
 from harness.config import load_workload
 from harness.errors import ConfigError
 from harness.load.mix import AfterTime, AfterTokens, Never
@@ -80,7 +81,42 @@ def test_a_form_that_was_left_alone_is_as_it_was_shown() -> None:
     assert "load.stay_share=0.25" in form_settings(fields)
 
 
-@pytest.mark.parametrize("name", ["slot_recovery", "open_loop", "value_of_cancellation"])
+def test_requests_come_as_the_fields_say() -> None:
+    fields = {"walkaway_arrivals": "poisson", "walkaway_rate": "2.5", "run_time": "20"}
+    workload = load_workload(BY_HAND, form_settings(fields))
+    assert workload.arrivals == PoissonArrivals(kind="poisson", rate=2.5, seconds=20)
+    assert workload.run.max_seconds > 20  # the last streams may end
+    closed = load_workload("open_loop", form_settings({"walkaway_arrivals": "closed"}))
+    assert closed.arrivals == ClosedArrivals()
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"walkaway_rate": "2"}, "need an end: give a run time"),
+        ({"walkaway_rate": "", "run_time": "9"}, "more than 0 requests a second"),
+        ({"walkaway_rate": "0", "run_time": "9"}, "`arrivals.rate` must be more than 0"),
+        ({"walkaway_arrivals": "ramp"}, "must be one of closed, poisson, constant, workload"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused(fields: dict[str, str], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        load_workload(BY_HAND, form_settings({"walkaway_arrivals": "constant", **fields}))
+
+
+@pytest.mark.parametrize("name", ["demo", "open_loop", "trace_replay", "last_token_race"])
+def test_closed_and_open_loops_are_started_by_hand(name: str) -> None:
+    check_startable(load_workload(name))
+
+
+@pytest.mark.parametrize("way", ["stop_reading", "vanish"])
+def test_a_connection_that_must_be_held_is_refused(way: str) -> None:
+    fields = {"walkaway_leave": "tokens", "walkaway_tokens": "1", "walkaway_way": way}
+    with pytest.raises(ConfigError, match=f"{way} leaves connections open"):
+        check_startable(load_workload(BY_HAND, form_settings(fields)))
+
+
+@pytest.mark.parametrize("name", ["slot_recovery", "cancel_storm", "value_of_cancellation"])
 def test_what_cannot_be_started_by_hand_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="run it without --web"):
         check_startable(load_workload(name))

@@ -1,7 +1,7 @@
 """What is known of a run while it goes on, from rows and events in whatever order they come."""
 
 from harness.records import ClientSample, LifecycleEvent, Outcome, RequestRow, Role, TokenCounting
-from harness.web.live import LAST, MOST_POINTS, Distribution, LiveRun, Series
+from harness.web.live import LAST, MOST_PENDING, Distribution, LiveRun, Thinned
 from harness.web.tab import live_rows
 from harness.words import DASH
 
@@ -59,7 +59,7 @@ def test_latency_and_waste_do_not_depend_on_who_tells_first() -> None:
         shown = live.shown()
         assert shown["latency_ms"] == {"n": 1, "p50": 4.0, "p99": 4.0}
         assert (shown["wasted_tokens"], shown["held"]) == (2, 0)
-        assert shown["latencies"] == [(0.01, 4.0)]
+        assert shown["latencies"] == {"kept": [(0.01, 4.0)], "every": 1}
         assert shown["outcomes"]["abandoned"] == 1
 
 
@@ -100,16 +100,27 @@ def test_lag_is_the_worst_since_the_last_look() -> None:
     live = LiveRun(has_log=False, started_ns=0)
     live.take_lag([ClientSample(t_ns=0, pid=1, lag_ns=n * MS, cpu_s=0, streams=0) for n in (1, 4)])
     live.tick(5 * MS, {})
-    assert live.shown()["points"][-1]["lag_ms"] == 4.0
+    assert live.shown()["points"]["kept"][-1]["lag_ms"] == 4.0
 
 
 def test_points_are_thinned_out_evenly() -> None:
-    series = Series()
-    for t in range(2 * MOST_POINTS + 1):
-        series.add({"t": float(t)})
-    times = [point["t"] for point in series.points]
-    assert len(times) <= MOST_POINTS
-    assert times == [float(t) for t in range(0, 2 * MOST_POINTS + 1, series.every)]
+    points: Thinned[int] = Thinned(50)
+    for t in range(1000):
+        points.add(t)
+    assert len(points.kept) <= 50
+    assert points.kept == list(range(0, 1000, points.every))
+
+
+def test_what_never_finds_its_counterpart_does_not_pile_up() -> None:
+    live, beyond = LiveRun(has_log=True, started_ns=0), MOST_PENDING + 10
+    names = [str(n) for n in range(beyond)]
+    live.take_rows(left(f"forgotten-{name}", at_ms=1, read=0) for name in names)
+    live.take_events(event("arrived", f"queued-{name}", at_ms=1) for name in names)
+    live.take_events(event("blocks_freed", f"elsewhere-{name}", at_ms=1) for name in names)
+    assert {len(kept) for kept in live.pending} == {MOST_PENDING}
+    assert live.shown()["held"] == beyond
+    live.take_events([event("blocks_freed", f"forgotten-{names[-1]}", at_ms=2)])
+    assert live.shown()["held"] == beyond - 1
 
 
 def test_quantiles_are_of_the_last_values() -> None:

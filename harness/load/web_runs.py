@@ -1,0 +1,170 @@
+"""The runs of a web page, one after the other, each with a child process that measures it.
+
+Start begins a run like `walkaway run`, Stop ends it, and Start again begins the next. A child
+process measures (`harness.web.recorder`); here its messages are kept for whoever asks. The next
+child waits already while a run goes on, so that a mistake in the form is said at once.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import gevent
+import msgspec
+from gevent.lock import BoundedSemaphore
+from locust.env import Environment
+from locust.runners import MasterRunner
+from locust.util.timespan import parse_timespan
+
+from harness.load.open_loop import OpenLoopDirector
+from harness.load.options import form_fields, put_in_force
+from harness.load.plan import LoadPlan
+from harness.load.users import AbandoningUser
+from harness.load.web_recorder import Recorder
+from harness.load_caps import USUAL_STREAMS
+
+Form = Mapping[str, str]
+
+
+class WebRuns:
+    """The runs of one web page.
+
+    Its state is the child that measures the last run, the one that waits for the next, the number
+    of the run and its plan. Only greenlets of this process touch them.
+    """
+
+    def __init__(self, environment: Environment, order: Mapping[str, Any]) -> None:
+        self._environment = environment
+        self._order = order
+        self._starting = BoundedSemaphore()
+        self._waiting = self._new_recorder()
+        self._recorder: Recorder | None = None
+        self._plan: LoadPlan | None = None
+        self._number = 0
+        self.tally: Counter[str] = Counter()  # as the users' processes report it
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What is known of the last run."""
+        return {"state": "ready"} if self._recorder is None else self._recorder.shown
+
+    @property
+    def is_being_judged(self) -> bool:
+        """Its users have stopped, and its figures are not there yet."""
+        return self._recorder is not None and not self._recorder.is_over.is_set()
+
+    def begin(self, form: Form) -> str | None:
+        """Prepare a run as the form says. Returns why it cannot be; else Locust may start."""
+        if not self._starting.acquire(blocking=False):
+            return "a test is being started already"
+        try:
+            return self._problem(form) or self._prepare(form)
+        finally:
+            self._starting.release()
+
+    def change(self, form: Form) -> str | None:
+        """Note that the running load gets another number of users. Returns why it cannot."""
+        assert self._recorder is not None
+        if self._is_open_loop:
+            return "requests come by a schedule, which a running test cannot change: stop it first"
+        most = int(self._options.walkaway_most_streams or USUAL_STREAMS)
+        users, rate = form.get("user_count", ""), form.get("spawn_rate", "")
+        if not (users.isdecimal() and 1 <= int(users) <= most):
+            return f"users: must be a whole number from 1 to {most}, not {users!r}"
+        if (why := self._problem(form)) is None:
+            self._recorder.note(f"the page set {users} users, {rate} a second")
+        return why
+
+    @property
+    def users(self) -> tuple[int, float] | None:
+        """How many users Locust must start, and how many a second, where the form does not say:
+        the directors of an open loop, one in each process."""
+        if not self._is_open_loop:
+            return None
+        runner = self._environment.runner
+        directors = runner.worker_count if isinstance(runner, MasterRunner) else 1
+        return directors, float(directors)
+
+    def stop(self, **_: Any) -> None:
+        """The users have stopped."""
+        if self._recorder is not None:
+            self._recorder.stop()
+
+    def quit(self, **_: Any) -> None:
+        """Let the run that goes on be saved, and the child that waits end."""
+        for recorder in (self._recorder, self._waiting):
+            if recorder is not None:
+                recorder.close()
+
+    @property
+    def _options(self) -> Any:
+        assert self._environment.parsed_options is not None
+        return self._environment.parsed_options
+
+    @property
+    def _is_open_loop(self) -> bool:
+        return self._plan is not None and self._plan.open_loop is not None
+
+    def _problem(self, form: Form) -> str | None:
+        runner = self._environment.runner
+        if isinstance(runner, MasterRunner) and not runner.worker_count:
+            return "no worker has connected yet: start one with --worker"
+        try:
+            rate = float(form.get("spawn_rate", "1"))
+        except ValueError:
+            rate = 0.0
+        if not 0 < rate < float("inf"):
+            return f"ramp up: must be more than 0 users per second, not {form['spawn_rate']!r}"
+        return None
+
+    def _prepare(self, form: Form) -> str | None:
+        try:
+            fields = form_fields(self._options) | dict(form) | _run_time(form)
+        except ValueError:
+            return "run time: write for example 20, 20s, 3m, 2h or 1h20m"
+        if self._recorder is not None:  # its server may still be busy with what was left
+            self._recorder.is_over.wait()
+        answer = self._waiting.order(self._numbered_order(), fields)
+        if answer["event"] == "refused":
+            if self._waiting.is_over.is_set():
+                self._waiting = self._new_recorder()
+            return str(answer["why"])
+        self._number += 1
+        self._recorder, self._waiting = self._waiting, self._new_recorder()
+        self._follow(msgspec.convert(answer["plan"], type=LoadPlan))
+        return None
+
+    def _follow(self, plan: LoadPlan) -> None:
+        """Let the users that Locust starts next, here or in its workers, follow this plan."""
+        self._plan = plan
+        user_class = OpenLoopDirector if self._is_open_loop else AbandoningUser
+        self._environment.user_classes = [user_class]
+        put_in_force(self._options, plan)
+        self.tally.clear()
+        gevent.spawn_later(plan.max_seconds, self._stop_if, self._number)
+
+    def _numbered_order(self) -> dict[str, Any]:
+        """Of the runs of a page whose folder was named, each has a folder of its own in it."""
+        if (out := self._order.get("out")) is None:
+            return dict(self._order)
+        folders = (Path(out) / str(number) for number in count(1))
+        return {**self._order, "out": str(next(one for one in folders if not one.exists()))}
+
+    def _new_recorder(self) -> Recorder:
+        return Recorder(on_lost=self._stop_users)
+
+    def _stop_users(self) -> None:
+        assert self._environment.runner is not None
+        gevent.spawn(self._environment.runner.stop)
+
+    def _stop_if(self, number: int) -> None:
+        if number == self._number:
+            self._stop_users()
+
+
+def _run_time(form: Form) -> dict[str, str]:
+    """Locust's ways of writing a time, in seconds. Raises ValueError for anything else."""
+    text = form.get("run_time", "").strip()
+    return {"run_time": str(parse_timespan(text)) if text else ""}

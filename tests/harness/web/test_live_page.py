@@ -1,0 +1,159 @@
+"""The live page in a real browser, on figures that a test makes up: whatever text is in them."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, Literal
+
+import msgspec
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from harness.web.live import MOST_MARKS, MOST_POINTS, LiveRun
+from harness.web.live_files import FILES, HEADERS
+from harness.web.tab import live_rows, told
+from tests.conftest import Serve
+from tests.dashboards.browsing import CHROMIUM, chromium, violations
+from tests.harness.web.test_live import MS, event, left
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
+]
+TYPES: Final = {"live": "text/html", "live.js": "text/javascript", "live.css": "text/css"}
+HOSTILE: Final = (
+    "</td></table></script><script>document.title='taken'</script>"
+    "<img src=x onerror=\"document.title='taken'\"> & \" ' ` ${1} javascript:alert(1)"
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+def shown(*, ticks: int, has_log: bool = True) -> dict[str, Any]:
+    """What a run tells after so many ticks, in each of which a user left."""
+    live = LiveRun(has_log=has_log, started_ns=0)
+    for n in range(ticks):
+        name, at_ms = str(n), 500 * n
+        live.take_rows([left(name, at_ms=at_ms, read=1)])
+        if has_log:
+            live.take_events([event("blocks_freed", name, at_ms=at_ms + 1 + n % 20, tokens=2)])
+        live.tick(at_ms * MS, {"running": 8.0, "waiting": float(n % 5)} if has_log else {})
+    rows, so_far = live_rows(live.shown()), live.shown() | {"elapsed_s": ticks / 2}
+    run = {"run": "night-1", "phase": "load: 12 users for 60 s", "state": "running"}
+    return run | {"rows": rows, "live": so_far}
+
+
+def with_text(text: str) -> dict[str, Any]:
+    """A run that has failed, with this text wherever there can be any."""
+    of_run = shown(ticks=3)
+    rows = [dict.fromkeys(row, text) for row in of_run["rows"]]
+    return of_run | {"run": text, "phase": text, "why": text, "state": "failed", "rows": rows}
+
+
+@contextmanager
+def opened(
+    browser: Browser,
+    serve: Serve,
+    figures: Mapping[str, Any],
+    *,
+    width: int = 1440,
+    scheme: Literal["light", "dark"] = "light",
+) -> Iterator[tuple[Page, list[str]]]:
+    """The page on these figures, and its noise: what the console says, and who else is asked."""
+    figures = {**figures, "told": told(figures)}
+
+    def answer(path: str) -> tuple[int, dict[str, str], bytes]:
+        name = path.rpartition("/")[2]
+        if name == "live.json":
+            return 200, {"content-type": "application/json"}, msgspec.json.encode(figures)
+        return 200, {"content-type": TYPES[name], **HEADERS}, FILES[name].read_bytes()
+
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page, noise, url = context.new_page(), list[str](), serve(answer)
+    page.on("console", lambda message: noise.append(message.text))
+    page.on("pageerror", lambda error: noise.append(str(error)))
+    page.on("request", lambda one: None if one.url.startswith(url) else noise.append(one.url))
+    try:
+        page.goto(f"{url}/walkaway/live")
+        expect(page.locator("#state")).not_to_have_text("asking the test …")
+        yield page, noise
+    finally:
+        context.close()
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(390, "light"), (390, "dark"), (1440, "light"), (1440, "dark")]
+)
+def test_it_fits_and_axe_finds_nothing_serious(
+    browser: Browser, serve: Serve, width: int, scheme: Literal["light", "dark"]
+) -> None:
+    with opened(browser, serve, shown(ticks=40), width=width, scheme=scheme) as (page, noise):
+        expect(page.locator(".plot svg")).to_have_count(4)
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert violations(Axe().run(page).response) == []
+        assert noise == []
+
+
+def test_text_from_outside_stays_text(browser: Browser, serve: Serve) -> None:
+    with opened(browser, serve, with_text(HOSTILE), width=390) as (page, noise):
+        expect(page.locator("#state")).to_have_text(f"{HOSTILE}: {HOSTILE}")
+        cells = page.locator("tbody tr").first.locator("th, td")
+        assert cells.all_text_contents() == [HOSTILE] * 3
+        expect(page.locator(".plot svg")).to_have_count(4)
+        assert page.locator("img").count() == 0
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        assert page.title() == "walkaway: live"
+        assert noise == []
+
+
+def test_what_is_not_its_own_does_not_run(browser: Browser, serve: Serve) -> None:
+    put_in = """() => {
+        const attribute = "<p onclick=\\"document.title='taken'\\">x</p>";
+        document.body.insertAdjacentHTML("beforeend", attribute);
+        document.body.lastElementChild.click();
+        const script = document.createElement("script");
+        script.textContent = "document.title = 'taken'";
+        document.body.append(script);
+        return fetch("http://127.0.0.1:9/").then(() => "asked", () => "refused");
+    }"""
+    with opened(browser, serve, shown(ticks=1)) as (page, noise):
+        assert page.evaluate(put_in) == "refused"
+        assert page.title() == "walkaway: live"
+        for what in ("inline event handler", "inline script", "Refused to connect"):
+            assert any(what in said for said in noise), noise
+
+
+def test_of_hours_it_draws_no_more_than_of_minutes(browser: Browser, serve: Serve) -> None:
+    with opened(browser, serve, shown(ticks=2 * 3600 * 2)) as (page, noise):
+        expect(page.locator("#thinned")).to_have_text(
+            "Drawn: a point every 16 s; "
+            "of those who left, a stroke for one in 16 and a latency for one in 16."
+        )
+        drawn = page.locator("#slots path").last.get_attribute("d") or ""
+        assert MOST_POINTS / 2 <= drawn.count("L") < MOST_POINTS
+        for mark in ("#latency circle", "#slots .mark"):
+            assert MOST_MARKS / 2 <= page.locator(mark).count() <= MOST_MARKS
+        assert noise == []
+
+
+@pytest.mark.parametrize(
+    ("figures", "state", "empty"),
+    [
+        ({"state": "ready"}, "no test has been started yet", "Nothing was seen yet."),
+        (shown(ticks=3, has_log=False), "night-1: load: 12 users for 60 s", "This server"),
+    ],
+    ids=["before the first run", "a server that tells nothing"],
+)
+def test_where_a_picture_would_be_it_says_why_there_is_none(
+    browser: Browser, serve: Serve, figures: dict[str, Any], state: str, empty: str
+) -> None:
+    with opened(browser, serve, figures) as (page, noise):
+        expect(page.locator("#state")).to_have_text(state)
+        for plot in ("#slots", "#latency", "#wasted"):
+            expect(page.locator(plot)).to_contain_text(empty)
+        expect(page.get_by_role("link", name="open the report")).to_be_hidden()
+        assert noise == []

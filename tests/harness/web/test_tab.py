@@ -1,0 +1,66 @@
+"""The rows of the tab: how far a run is, what must be known of it, and its figures."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness.records import Metric
+from harness.web.tab import figure_text, final_rows, tab_rows, told
+from harness.words import DASH
+
+OUTCOMES = dict.fromkeys(
+    ["completed", "abandoned", "timed_out", "rejected", "failed", "cut_off"], 0
+)
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        ({"state": "ready"}, "no test has been started yet"),
+        ({"state": "running", "phase": "load: 3 users"}, "load: 3 users"),
+        ({"state": "running", "why": "the server is gone"}, "the server is gone"),
+        ({"state": "failed", "why": "it ended"}, "it ended"),
+        ({"state": "done", "report": "r.html"}, "judged: its report is ready"),
+        (
+            {"state": "done", "report": None, "folder": "runs/7"},
+            "judged; its report could not be drawn: runs/7/report.log tells why",
+        ),
+        (
+            {"state": "done", "why": "the engine died", "folder": "runs/7"},
+            "the engine died; what there was by then is judged, and kept in runs/7",
+        ),
+    ],
+)
+def test_how_far_a_run_is_is_a_sentence(shown: dict[str, Any], text: str) -> None:
+    assert told(shown) == text
+    assert tab_rows(shown, reported=0)[0]["about"] == text
+
+
+def test_rows_that_lie_elsewhere_are_counted_once_all_are_there() -> None:
+    shown = {"state": "running", "phase": "", "requests": 3}
+    assert len(tab_rows(shown, reported=5)) == 1
+    last = tab_rows(shown | {"state": "done", "report": "r.html"}, reported=5)[-1]
+    assert (last["figure"], last["value"]) == ("requests elsewhere", "2")
+
+
+def test_at_the_end_what_must_be_known_comes_first() -> None:
+    metric = Metric(unit="s", n=2, method="exact", bound="point", p50=0.002, p99=0.003)
+    summary = {
+        "outcomes": OUTCOMES | {"abandoned": 2},
+        "metrics": {"cancel_latency_s": msgspec.to_builtins(metric)},
+        "not_measurable": {"wasted_tokens": "no log"},
+        "validity": [
+            {"level": "info", "text": "no GPU"},
+            {"level": "warning", "text": "a process died"},
+            {"level": "invalid", "text": "the client was too slow"},
+        ],
+    }
+    rows = final_rows(summary)
+    assert [row["about"] for row in rows[:2]] == ["a process died", "the client was too slow"]
+    figures = {row["figure"]: row for row in rows}
+    assert figures["abandoned"]["value"] == "2"
+    assert figures["cancel latency"]["value"] == figure_text(metric) == "p50 2 ms, p99 3 ms"
+    assert figures["wasted tokens, each"]["value"] == DASH
+    assert figures["wasted tokens, each"]["about"] == "not measurable here: no log"
+    assert "ghosts" not in figures
