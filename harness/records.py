@@ -17,6 +17,10 @@ SCHEMA_VERSION: Final = 1
 Trust = Literal["exact", "exact_when_idle", "lower", "stuck"]
 
 
+# Roles of metrics that tell the server's state now; all others are counters and never come back.
+GAUGES: Final = ("running", "waiting", "free_blocks", "kv_usage")
+
+
 class Outcome(StrEnum):
     """How a request ended for its client: exactly one of these."""
 

@@ -5,10 +5,7 @@ from statistics import median
 
 from harness.config import SettleSettings, Target, Workload
 from harness.load_settings import AbandonSettings
-from harness.records import StepRow
-
-# Roles that describe the server's state now; the other roles are counters and never come back.
-GAUGES = ("running", "waiting", "free_blocks", "kv_usage")
+from harness.records import GAUGES, StepRow
 
 # Counters that move as long as anything is computed.
 _OF_WORK = ("decode_calls", "generated_tokens")

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.frames import RunFrames
-from harness.records import Trust
+from harness.records import GAUGES, Trust
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +23,12 @@ class Late:
 class Facts:
     """Nanoseconds are of the monotonic clock; `observed_until_ns` ends what is known of the server.
 
-    `idle_before` and `idle_after` map a metric's role to its value before the load and after the
-    settle time, `idle_later` a little later still, each of `idle_loops` (with its time) after one
-    of several loops; `unsent_` are the waits of those whose requests an open loop never sent, who
-    would have stayed or left; `trust` maps the role to how far the target's description believes
-    it, `lags` to how old its value can be (steps, seconds), `late` to how old it is on average,
-    where known.
+    `idle_before` and `idle_after` map a metric's role to its value before the load (of a counter
+    that was not there yet: 0) and after the settle time, `idle_later` a little later still, each of
+    `idle_loops` (with its time) after one of several loops; `unsent_` are the waits of those whose
+    requests an open loop never sent, who would have stayed or left; `trust` maps the role to how
+    far the target's description believes it, `lags` to how old its value can be (steps, seconds),
+    `late` to how old it is on average, where known.
     """
 
     status: str
@@ -116,6 +116,7 @@ def run_facts(frames: RunFrames) -> Facts:
     idle, sources = manifest.get("idle") or {}, spec.get("metrics") or {}
     unsent = (manifest.get("arrivals") or {}).get("unsent") or {}
     started_ns, ended_ns = _load_window(frames)
+    before, after = _known(idle.get("before")), _known(idle.get("after"))
     settle_s = manifest.get("settle_s")
     return Facts(
         status=manifest.get("status", "complete"),
@@ -131,8 +132,8 @@ def run_facts(frames: RunFrames) -> Facts:
         slots=config.get("max_num_seqs") or target.get("slots_found"),
         block_size=config.get("block_size"),
         num_blocks=config.get("num_blocks") or target.get("blocks_found"),
-        idle_before=_known(idle.get("before")),
-        idle_after=_known(idle.get("after")),
+        idle_before=_not_there_yet(before, after) | before,
+        idle_after=after,
         idle_later=_known(idle.get("later")),
         idle_loops=[(one["t_ns"], _known(one["values"])) for one in idle.get("loops") or []],
         trust={role: source["trust"] for role, source in sources.items()},
@@ -177,6 +178,12 @@ def _observed_until(frames: RunFrames, load_ended_ns: int) -> int:
 
 def _latest(frame: pd.DataFrame, column: str) -> int | None:
     return None if frame.empty else int(np.max(frame[column].to_numpy()))
+
+
+def _not_there_yet(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """Counters that a page which was read before the load showed only after it: many a server
+    shows one only when it has counted something."""
+    return {role: 0.0 for role in after if before and role not in before and role not in GAUGES}
 
 
 def _known(values: dict[str, Any] | None) -> dict[str, float]:

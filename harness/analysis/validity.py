@@ -20,6 +20,7 @@ from harness.analysis.frames import RunFrames
 from harness.analysis.health import health_warnings
 from harness.analysis.held_connections import reset_warnings
 from harness.analysis.held_open import LEFT
+from harness.analysis.queue_plans import queue_warnings
 from harness.analysis.recovery import control_answer_tokens, probes
 from harness.analysis.steady import Steady
 from harness.analysis.time_left import race_account, too_little_left
@@ -77,6 +78,7 @@ def remarks(
         *_about_cancels(cancels, facts),
         *_about_leaks(in_use),
         *(_warning(text) for text in too_little_left(frames, cancels, facts)),
+        *(_warning(text) for text in queue_warnings(frames, facts)),
         *(_warning(text) for text in reset_warnings(frames.requests, cancels, facts)),
         *(_info(text) for text in race_account(frames.requests, cancels, facts)),
         *_about_probes(frames),

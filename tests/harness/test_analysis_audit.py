@@ -81,6 +81,17 @@ def test_each_lie_has_its_verdict(make_run: MakeRun, role: str, told: float, ver
     assert verdicts(run)[role] == verdict
 
 
+def test_a_counter_that_appears_with_its_first_count_began_at_nothing(make_run: MakeRun) -> None:
+    run = accounts(make_run())
+    del run.manifest.idle.before["aborted"]
+    assert verdicts(run)["aborted"] == "exact"
+    run.manifest.idle.before = {}  # nobody read the page before
+    assert verdicts(run)["aborted"] == "not told"
+    run = accounts(make_run())
+    del run.manifest.idle.before["running"]
+    assert verdicts(run)["running"] == "not told"
+
+
 def test_what_counts_only_at_the_end_is_late(make_run: MakeRun) -> None:
     run = accounts(make_run())
     for sample in run.server_metrics:
