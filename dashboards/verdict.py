@@ -79,7 +79,7 @@ def without_limits(
 ) -> Verdict:
     """What is good and what is not, where the workload says no limits."""
     if invalid:
-        return _unknown("no verdict", f"the figures of this run mean nothing: {invalid[0]}")
+        return _unknown("no verdict", "the figures of this run mean nothing; why stands below")
     if not outcomes.get("abandoned"):
         return _unknown("no verdict", "nobody left early")
     points = list(_points(metrics, is_wedged=is_wedged))

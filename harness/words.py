@@ -16,7 +16,7 @@ RATES: Final = {"rps": "per s", "tokens/s": "tokens/s"}
 def number(value: float) -> str:
     """Three significant digits; whole numbers from a thousand on keep all theirs."""
     if value == int(value) or abs(value) >= 1000:
-        return f"{value:,.0f}"
+        return f"{value + 0.0:,.0f}"  # nothing has no sign
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))
     text = f"{value:.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -54,6 +54,10 @@ def test_three_significant_digits_but_whole_thousands() -> None:
     ]
 
 
+def test_nothing_has_no_sign() -> None:
+    assert [number(-0.0), quantity(-0.0, "ratio")] == ["0", "0 %"]
+
+
 def test_a_quantile_among_the_censored_is_a_lower_bound_not_a_number() -> None:
     metric = Metric(unit="s", n=10, n_censored=2, p99=None, lower_bounds={"p99": 2.0}, method="x")
     assert figure_of(metric, "p99") == "> 2 s"
