@@ -72,6 +72,10 @@ def why_unreached(error: BaseException, host: str, port: int) -> str:
             return _why_no_tls(cause, host, where)
         case ConnectionRefusedError():
             return f"nobody listens at {where} (connection refused): is the server running?"
+        case TimeoutError() if "handshake" in str(cause):
+            return f"{where} takes no part in a TLS handshake: should the URL begin with http://?"
+        case TimeoutError():
+            return f"no connection to {where} in time: is the address right?"
         case OSError(errno=errno.EADDRNOTAVAIL):
             return f"no port of this host is left for another connection to {where}"
         case _:

@@ -164,7 +164,7 @@ def _only_model(client: httpx.Client, url: str) -> str:
 def _get(client: httpx.Client, url: str) -> httpx.Response:
     try:
         response = client.get(url)
-    except httpx.ConnectError as error:
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         why = why_unreached(error, *split_place(url))
         raise TargetError(f"cannot reach {url}, which {_NAMED_BY}: {why}") from error
     except httpx.HTTPError as error:

@@ -52,6 +52,12 @@ def tls_error(reason: str) -> ssl.SSLError:
         (OSError(errno.EMFILE, "Too many open files"), "h", "no file handle is left, of "),
         (OSError(errno.EADDRNOTAVAIL, "x"), "h", "no port of this host is left"),
         (OSError(errno.ENETUNREACH, "Network is unreachable"), "h", "h:9: Network is unreachable"),
+        (
+            TimeoutError("_ssl.c:9: The handshake operation timed out"),
+            "h",
+            "h:9 takes no part in a",
+        ),
+        (TimeoutError("timed out"), "h", "no connection to h:9 in time"),
         (UnicodeError("label too long"), "h", "label too long"),
     ],
 )
