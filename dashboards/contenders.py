@@ -5,7 +5,7 @@ being compared: it is told of with the reason.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +69,7 @@ def read_contest(baseline: Path, candidates: Sequence[Path]) -> Contest:
         try:
             other = load_run(path)
             found += [(label, other, one) for one in compare_runs(run, [other])]
+            refused += [(label, why) for why in _arms_of_one(run, other)]
         except ConfigError as error:
             refused.append((label, str(error)))
     if not found:
@@ -79,6 +80,15 @@ def read_contest(baseline: Path, candidates: Sequence[Path]) -> Contest:
         for arm in arms
     ]
     return Contest(baseline=run, matches=tuple(matches), refused=tuple(refused))
+
+
+def _arms_of_one(baseline: Run, candidate: Run) -> Iterator[str]:
+    """The arms that only one of two runs has."""
+    for arm in dict.fromkeys([*baseline.arms, *candidate.arms]):
+        if arm not in candidate.arms:
+            yield f"arm {arm}: only the {BASELINE} has it"
+        elif arm not in baseline.arms:
+            yield f"arm {arm}: only the {CANDIDATE} has it"
 
 
 def labels_of(paths: Sequence[Path]) -> list[str]:

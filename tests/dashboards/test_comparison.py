@@ -120,6 +120,26 @@ def test_several_candidates_share_the_pictures(runs: tuple[Path, Path]) -> None:
     }
 
 
+def with_arms(run: Path, path: Path, arms: tuple[str, ...]) -> Path:
+    """A run with arms of one round, each of them this run."""
+    copied(run, path)
+    whole = json.loads((path / "summary.json").read_text())
+    change(path, "summary.json", arms=dict.fromkeys(arms, whole))
+    for arm in arms:
+        copied(run, path / "rounds" / f"1-{arm}")
+    return path
+
+
+def test_arms_are_compared_by_name(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    before = with_arms(runs[0], tmp_path / "x", ("off", "on"))
+    after = with_arms(runs[1], tmp_path / "y", ("on", "off", "more"))
+    page = compared(before, after)
+    assert page.texts("h2")[:2] == ["Arm off", "Arm on"]
+    assert {"arm0-curves", "arm1-curves"} <= set(page.figures())
+    assert "y, arm on." in body_of(page)
+    assert "left out y: arm more: only the candidate has it" in page.texts("li")
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
