@@ -70,7 +70,7 @@ def worst_first(requests: pd.DataFrame, cancels: pd.DataFrame) -> Ints:
     is_ghost = ids.isin(left.index[left["ghost"].fillna(value=False).astype(bool)])
     is_wrong = requests["outcome"].isin(_WRONG)
     kind = np.select([is_ghost.to_numpy(), is_wrong.to_numpy()], [0, 1], default=2)
-    let_go = ids.map(left["cancel_latency_s"]).to_numpy(dtype=float)
+    let_go = left["cancel_latency_s"].reindex(ids).to_numpy(dtype=float)
     order: Ints = np.lexsort((-_tail(let_go, _ttft(requests)), kind))
     return order
 

@@ -60,11 +60,10 @@ def _columns(rows: pd.DataFrame) -> dict[str, list[Any]]:
 
 def _cancel_columns(rows: pd.DataFrame, cancels: pd.DataFrame) -> dict[str, list[Any]]:
     """What became of those who left; null for the others."""
-    left = cancels.set_index("request_id")
-    ids = rows["request_id"]
+    left = cancels.set_index("request_id").reindex(rows["request_id"])
     names = ("phase", "ghost", "censored", "finish_reason", "cancel_latency_steps", "wasted_tokens")
-    found = {name: _objects(ids.map(left[name])) for name in names}
-    return found | {"let_go_ms": _milliseconds(ids.map(left["cancel_latency_s"]) * 1e3)}
+    found = {name: _objects(left[name]) for name in names}
+    return found | {"let_go_ms": _milliseconds(left["cancel_latency_s"] * 1e3)}
 
 
 def _stamps(rows: pd.DataFrame, run: Run, sent_ns: Ints) -> dict[str, list[float | None]]:
@@ -77,7 +76,8 @@ def _stamps(rows: pd.DataFrame, run: Run, sent_ns: Ints) -> dict[str, list[float
     for names, keep in ((_BEGINS, "min"), (_ENDS, "max")):
         for name, event in names.items():
             of_event = events[events["event"] == event].groupby("client_request_id")["t_ns"]
-            stamps[name] = _since(rows["request_id"].map(of_event.agg(keep)), sent_ns)
+            t_ns = of_event.agg(keep).astype("Int64")
+            stamps[name] = _since(t_ns.reindex(rows["request_id"]), sent_ns)
     return stamps
 
 
