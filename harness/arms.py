@@ -7,6 +7,7 @@ share: so they are compared pair by pair, under the same demands.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from harness.config import ArmSettings, ArmTarget, EngineSettings, Workload
 from harness.errors import ConfigError
@@ -55,9 +56,9 @@ def resolve_arm(workload: Workload, arm: ArmSettings, *, source: str) -> Workloa
         exclude={"arms": True, "value": True, "gate": True, "run": {"rounds", "reference_arm"}}
     )
     data["engine"] |= arm.engine
-    data["load"] |= arm.load
-    data["arrivals"] |= arm.arrivals
     data["collect"] |= arm.collect
+    data["load"] = _changed(data["load"], arm.load)
+    data["arrivals"] = _changed(data["arrivals"], arm.arrivals)
     return validate(Workload, data, source=f"{source}, arm `{arm.name}`")
 
 
@@ -98,6 +99,12 @@ def unused_engine_settings(workload: Workload) -> str | None:
     if not chosen:
         return None
     return f"the workload's {_keys(chosen)}: not used, the server was started by somebody else"
+
+
+def _changed(section: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
+    """The section with an arm's keys; one of another kind has none of the keys of this."""
+    is_another = by.get("kind", section["kind"]) != section["kind"]
+    return dict(by) if is_another else {**section, **by}
 
 
 def _keys(engine: Mapping[str, object]) -> str:

@@ -168,6 +168,13 @@ def test_arms_may_differ_in_their_arrivals(tmp_path: Path) -> None:
         arm_runs(asked, source="mine.toml", settings=["arrivals.rate=9"])
 
 
+def test_an_arm_with_arrivals_of_another_kind_has_its_keys_alone(tmp_path: Path) -> None:
+    arms = '[[arms]]\nname="a"\n[[arms]]\nname="b"\n[arms.arrivals]\nkind="closed"\n'
+    asked = workload(tmp_path, 'kind="constant"\nrate=1\nseconds=1', more=arms)
+    kinds = [run.workload.arrivals.kind for run in arm_runs(asked, source="mine.toml")]
+    assert kinds == ["constant", "closed"]
+
+
 class TestTraces:
     def test_lengths_are_limited_by_the_load(self, tmp_path: Path) -> None:
         found = replay(tmp_path, "from_s=1\nseconds=90\nspeed=3")
