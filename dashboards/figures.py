@@ -6,9 +6,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards.downsample import Floats
+from dashboards.downsample import Floats, rising_steps
 from dashboards.ladders import log_time_axis
 from dashboards.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, canvas
+from dashboards.timelines import thin_marks
 from harness.analysis.cancellation import was_cancelled
 from harness.analysis.stats import kaplan_meier
 
@@ -42,7 +43,7 @@ def cancel_latency(cancels: pd.DataFrame) -> go.Figure:
                 rows = cancels[cancels["phase"] == phase]
                 _add_curve(figure, rows, name=label, colour=colour, width=1.5)
     if censored.any():
-        ends = np.sort(seconds[censored])
+        ends = thin_marks(np.unique(seconds[censored]), seconds.max())
         figure.add_scatter(
             x=ends * 1e3,
             y=shares[np.searchsorted(times, ends, side="right") - 1],
@@ -67,9 +68,10 @@ def _add_curve(
         cancels["censored"].to_numpy(dtype=bool),
     )
     times, shares = np.append(0.0, curve.times), np.append(0.0, curve.done)
+    drawn = rising_steps(shares)
     figure.add_scatter(
-        x=times * 1e3,
-        y=shares,
+        x=times[drawn] * 1e3,
+        y=shares[drawn],
         mode="lines",
         line={"shape": "hv", "width": width, "color": colour},
         name=name,

@@ -46,6 +46,12 @@ RECORDS: Final[dict[str, type[msgspec.Struct]]] = {
 
 ROWS_AT_ONCE: Final = 10_000
 
+# As many as there are tokens: in memory they stay as arrow has them, without an object for each.
+TOKEN_LISTS: Final = {
+    "token_times_ns": pa.list_(pa.int64()),
+    "event_tokens": pa.list_(pa.int32()),
+}
+
 # Step maps are stored as aligned lists: parquet's own map type reads back as a list of pairs.
 STEP_LISTS: Final = [
     pa.field("request_ids", pa.list_(pa.string()), nullable=False),
@@ -183,19 +189,15 @@ class RunFolder:
         part.replace(path)
 
     def _read_frame(self, name: str) -> pd.DataFrame:
+        """Column by column, so that of a large run little more than its frame is held at a time."""
         path = self.path / f"{name}.parquet"
         try:
-            table = pq.read_table(path)
+            with pq.ParquetFile(path) as file:
+                columns = {field.name: _read_column(file, field) for field in file.schema_arrow}
         except (OSError, pa.ArrowInvalid) as error:
             raise ConfigError(
                 f"{path}: cannot be read: {error}; is {self.path} a finished run's folder?"
             ) from error
-        columns = {
-            field.name: table[field.name].to_pandas(
-                types_mapper=_as_nullable if field.nullable else _as_lists
-            )
-            for field in table.schema
-        }
         return pd.DataFrame(columns)
 
     def _read_json(self, name: str) -> dict[str, Any]:
@@ -240,14 +242,18 @@ def _arrow_type(hint: Any) -> pa.DataType:
     return {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}[hint]
 
 
+def _read_column(file: pq.ParquetFile, field: pa.Field) -> pd.Series:
+    kind, groups = TOKEN_LISTS.get(field.name, field.type), range(file.num_row_groups)
+    parts = [file.read_row_group(n, columns=[field.name])[0].cast(kind) for n in groups]
+    whole = pa.chunked_array([chunk for part in parts for chunk in part.chunks], type=kind)
+    if field.name in TOKEN_LISTS:
+        return pd.Series(pd.arrays.ArrowExtensionArray(whole))
+    column: pd.Series = whole.to_pandas(types_mapper=_as_nullable if field.nullable else None)
+    return column
+
+
 def _as_nullable(kind: pa.DataType) -> Any:
     return pd.Int64Dtype() if pa.types.is_int64(kind) else None
-
-
-def _as_lists(kind: pa.DataType) -> Any:
-    """Lists of times are many and long: they stay as they are, without an object for each."""
-    is_times = pa.types.is_list(kind) and pa.types.is_int64(kind.value_type)
-    return pd.ArrowDtype(kind) if is_times else None
 
 
 def _columns(record: type[msgspec.Struct], rows: Sequence[Any]) -> list[list[Any]]:

@@ -20,6 +20,7 @@ from harness.analysis.facts import Facts
 from harness.analysis.figure import Figures
 from harness.analysis.frames import RunFrames
 from harness.analysis.held_open import LEFT
+from harness.analysis.ids import is_among
 from harness.analysis.recovery import probes
 from harness.analysis.stats import mean_ci95, ratio_ci95
 from harness.analysis.token_times import without_tokens
@@ -82,7 +83,7 @@ def left_on_the_server(frames: RunFrames, facts: Facts) -> pd.DataFrame:
     rows = without_tokens(requests)[requests["outcome"].isin(LEFT)]
     if rows.empty:
         return pd.DataFrame({"t_ns": [], "answers": [], "held_s": [], "wasted": []})
-    known = rows["request_id"].isin(log["client_request_id"])
+    known = is_among(rows["request_id"], log["client_request_id"])
     left_ns = rows["abandoned_ns"].fillna(rows["ended_ns"]).astype("int64")
     rows = rows.assign(t0_ns=left_ns)
     branches = branches_of(rows, log)

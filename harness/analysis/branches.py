@@ -9,6 +9,8 @@ from typing import Final
 
 import pandas as pd
 
+from harness.analysis.ids import is_among
+
 # What the frontend says of the request as a whole, under a name that is no branch's.
 _OF_THE_WHOLE: Final = ("arrived", "disconnected", "abort_sent")
 
@@ -21,10 +23,10 @@ def branches_of(left: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
     has not come to the worker yet stands for all of its request.
     """
     owners = pd.Series(range(len(left)), index=left["request_id"].to_numpy())
-    events = lifecycle[lifecycle["client_request_id"].isin(owners.index)]
+    events = lifecycle[is_among(lifecycle["client_request_id"], owners.index)]
     events = events.sort_values("t_ns", kind="stable").drop_duplicates(["request_id", "event"])
     is_workers = ~events["event"].isin(_OF_THE_WHOLE)
-    has_come = events["client_request_id"].isin(events.loc[is_workers, "client_request_id"])
+    has_come = is_among(events["client_request_id"], events.loc[is_workers, "client_request_id"])
     told = events[is_workers | ~has_come].drop_duplicates("request_id")
     owner = told["client_request_id"].map(owners).to_numpy(dtype="int64")
     ids = told["request_id"].to_numpy()

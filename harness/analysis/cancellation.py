@@ -25,6 +25,7 @@ from harness.analysis.facts import Facts, run_facts
 from harness.analysis.frames import RunFrames
 from harness.analysis.held_connections import NEVER, reset_by_us_ns
 from harness.analysis.held_open import RACE
+from harness.analysis.ids import is_among
 from harness.analysis.step_log import StepTimes
 from harness.analysis.token_times import without_tokens
 from harness.analysis.tokens import tokens_read
@@ -97,7 +98,8 @@ def _left(requests: pd.DataFrame) -> pd.DataFrame:
 def _with_stamps(left: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
     """Add the first time of each event that belongs to a beginning."""
     ids = left["request_id"]
-    events = lifecycle[lifecycle["client_request_id"].isin(ids)].sort_values("t_ns", kind="stable")
+    events = lifecycle[is_among(lifecycle["client_request_id"], ids)]
+    events = events.sort_values("t_ns", kind="stable")
     first = events.drop_duplicates(["client_request_id", "event"]).set_index("client_request_id")
     stamps = {
         column: ids.map(first.loc[first["event"] == event, "t_ns"].astype("Int64")).astype("Int64")
@@ -118,7 +120,7 @@ def _phase(cancels: pd.DataFrame, lifecycle: pd.DataFrame, facts: Facts) -> pd.S
     moves = moves[moves["t_ns"] <= moves["client_request_id"].map(t0_of).astype("Int64").fillna(0)]
     last = moves.sort_values("t_ns", kind="stable").drop_duplicates("request_id", keep="last")
     running = last.loc[last["event"] != "preempted", "client_request_id"]
-    is_running = cancels["request_id"].isin(running)
+    is_running = is_among(cancels["request_id"], running)
     has_token = (cancels["first_token_sampled_ns"] <= t0).fillna(value=False).astype(bool)
     has_ended = (cancels["removed_ns"] <= t0).fillna(value=False).astype(bool)
     phase[cancels["arrived_ns"].notna()] = "waiting"

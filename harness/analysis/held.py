@@ -13,6 +13,7 @@ import pandas as pd
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
 from harness.analysis.frames import RunFrames
+from harness.analysis.ids import is_among
 from harness.analysis.step_log import computed_tokens, shared_blocks
 from harness.records import Metric
 
@@ -53,7 +54,7 @@ def _running(frames: RunFrames) -> pd.DataFrame:
     """When each request that has a slot at the end of the log got it (`t_ns`), and how many blocks
     it had then, by the server's id."""
     log = frames.lifecycle
-    is_ours = log["client_request_id"].isin(frames.requests["request_id"])
+    is_ours = is_among(log["client_request_id"], frames.requests["request_id"])
     moves = log[is_ours & log["event"].isin(_MOVES)].sort_values("t_ns", kind="stable")
     last = moves.drop_duplicates("request_id", keep="last").set_index("request_id")
     return last.loc[last["event"].isin(_GOT_A_SLOT), ["t_ns", "num_blocks"]]

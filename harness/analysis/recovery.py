@@ -31,6 +31,7 @@ from harness.analysis.figure import (
     share,
 )
 from harness.analysis.frames import RunFrames
+from harness.analysis.ids import is_among
 from harness.analysis.step_log import StepTimes
 from harness.analysis.token_times import without_tokens
 from harness.records import Role
@@ -162,7 +163,7 @@ def refills_after_abandons(frames: RunFrames, cancels: pd.DataFrame, facts: Fact
     if cancels.empty or not facts.has_lifecycle or not facts.has_steps:
         return pd.DataFrame({name: [] for name in _REFILL_COLUMNS})
     refills = slot_refills(frames, facts)
-    return refills[refills["request_id"].isin(cancels["request_id"])]
+    return refills[is_among(refills["request_id"], cancels["request_id"])]
 
 
 def refill_figures(refills: pd.DataFrame, cancels: pd.DataFrame, facts: Facts) -> Figures:

@@ -14,6 +14,7 @@ import pandas as pd
 
 from harness.analysis.facts import Facts
 from harness.analysis.frames import RunFrames
+from harness.analysis.ids import is_among
 from harness.analysis.stats import Floats, Ints
 from harness.analysis.step_log import computed_tokens, shared_blocks
 
@@ -117,7 +118,7 @@ def _queue_moves(branches: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFram
     """When each branch entered the batch (level 1) and was put back into the queue (level 0)."""
     moves = lifecycle[lifecycle["event"].isin(["admitted", "resumed", "preempted"])]
     positions = pd.Series(np.arange(len(branches)), index=branches["server_request_id"])
-    moves = moves[moves["request_id"].isin(positions.index)]
+    moves = moves[is_among(moves["request_id"], positions.index)]
     return pd.DataFrame(
         {
             "request": moves["request_id"].map(positions).to_numpy(dtype=np.int64),

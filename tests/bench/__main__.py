@@ -33,6 +33,7 @@ BENCHMARKS = (
     "client_times",
     "many_streams",
     "analysis",
+    "report",
     "gate",
 )
 

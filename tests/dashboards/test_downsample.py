@@ -1,10 +1,10 @@
 """Down-sampling keeps the peaks and says what it did."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dashboards.downsample import min_max
+from dashboards.downsample import min_max, rising_note, rising_steps
 
 
 def test_a_short_series_is_drawn_whole() -> None:
@@ -39,3 +39,23 @@ def test_extremes_are_kept_and_order_too(values: list[float], intervals: int) ->
     assert (np.diff(series.x) > 0).all()
     assert series.samples == len(values)
     assert set(zip(series.x, series.y, strict=True)) <= set(zip(x, y, strict=True))
+
+
+def test_a_short_curve_is_drawn_whole() -> None:
+    assert rising_steps(np.linspace(0, 1, 12), steps=10).tolist() == list(range(12))
+    assert rising_note(12, steps=12) is None
+
+
+@settings(deadline=None)  # what a busy machine takes for it says nothing
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=400))
+def test_a_long_curve_is_drawn_nowhere_above_itself(rises: list[int]) -> None:
+    y = np.cumsum(rises).astype(float)
+    drawn = rising_steps(y, steps=10)
+    assert len(drawn) <= 13
+    assert (drawn[0], drawn[-1]) == (0, len(y) - 1)
+    shown = y[drawn[np.searchsorted(drawn, np.arange(len(y)), side="right") - 1]]
+    assert (shown <= y).all()
+    assert (y - shown <= (y[-1] - y[0]) / 10).all()
+    assert rising_note(5_000, steps=10) == (
+        "5,000 requests, drawn in 10 steps: nowhere above the true curve."
+    )

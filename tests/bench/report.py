@@ -1,0 +1,75 @@
+"""The report of a large run: how long it takes to be built, how large it is, and how soon a browser
+has drawn it.
+
+The runs are made up, as `made_up_run` says: one of a million requests that was seen from outside
+only, and one of 100,000 with the exact logs, of which there is more to draw. Their summaries are
+written beforehand. The page is opened by Chromium from the disk; it is drawn when its last picture
+is, and its table of requests answers.
+"""
+
+import shutil
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Final
+
+from harness.store import RunFolder
+from tests.bench.large_run import told_by_child, write_by_child
+from tests.bench.made_up_run import Plan
+from tests.bench.ratio import Bound, Ratio, share
+
+BUILT: Final = Plan(requests=1_000_000, users=1_000, is_exact=False)
+OPENED: Final = Plan(requests=100_000, users=100, is_exact=True)
+FEW: Final = Plan(requests=2_000, users=100, is_exact=True)
+MOST_S: Final = 90.0
+MOST_GIB: Final = 4.0
+MOST_MIB: Final = 8.0
+MOST_DRAWN_S: Final = 3.0
+ROUNDS: Final = 3
+CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
+CAN_OPEN: Final = CHROMIUM is not None and find_spec("playwright") is not None
+AT_MOST: Final = Bound("at most", 1.0)
+IS_DRAWN: Final = """() => {
+  const plots = [...document.querySelectorAll(".plot")];
+  return plots.length > 0 && plots.every((plot) => plot.querySelector(".main-svg"));
+}"""
+
+
+def measure(*, quick: bool = False) -> Iterable[Ratio]:
+    rounds = 1 if quick else ROUNDS
+    for plan in (FEW,) if quick else (BUILT, OPENED):
+        with TemporaryDirectory(prefix="walkaway-bench-") as folder:
+            yield from _of_one(Path(folder), plan, rounds)
+
+
+def _of_one(path: Path, plan: Plan, rounds: int) -> Iterable[Ratio]:
+    write_by_child(path, plan)
+    told_by_child("analyse", path)
+    told = [told_by_child("draw", path) for _ in range(rounds)]
+    what, page = f"report of {plan.requests:,} requests", RunFolder(path).report
+    built = [one["seconds"] for one in told]
+    yield share(f"{what}: built (theirs: its most)", "s", built, [MOST_S] * rounds, AT_MOST)
+    held = [one["peak_gib"] for one in told]
+    yield share(f"{what}: peak memory (likewise)", "GiB", held, [MOST_GIB] * rounds, AT_MOST)
+    size = page.stat().st_size / 2**20
+    yield share(f"{what}: size (likewise)", "MiB", [size], [MOST_MIB], AT_MOST)
+    if CAN_OPEN:
+        took = [_drawn_s(page) for _ in range(rounds)]
+        yield share(f"{what}: drawn (likewise)", "s", took, [MOST_DRAWN_S] * rounds, AT_MOST)
+
+
+def _drawn_s(page: Path) -> float:
+    """From the opening until every picture is there and the page has answered."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": 1440, "height": 900})
+        started_s = perf_counter()
+        tab.goto(page.as_uri())
+        tab.wait_for_function(IS_DRAWN)
+        took_s = perf_counter() - started_s
+        browser.close()
+    return took_s
