@@ -139,20 +139,23 @@ def _waste(match: Match) -> Section:
         shows="Mean of the abandoned requests; the whisker is the 95 % interval of the sum.",
         good="one or two: the token on its way and the step in flight.",
     )
-    runs = {
-        one.label: one.metrics
-        for one in match.contenders
-        if _is_known(one.metrics, "wasted_tokens")
-    }
+    known = [one for one in match.contenders if _is_known(one.metrics, "wasted_tokens")]
+    runs = {_with_bound(one.label, one.metrics["wasted_tokens"]): one.metrics for one in known}
     if not runs:
         return section.without("No run can tell what was generated for those who had left.")
     words = "; ".join(f"{run}: {bounded(of['wasted_tokens'], 'mean')}" for run, of in runs.items())
-    missing = [one.label for one in match.contenders if one.label not in runs]
+    missing = [one.label for one in match.contenders if one not in known]
     if missing:
         section = section.without(f"Not measurable in: {', '.join(missing)}.")
     return section.drawn(
         Picture(name="waste", figure=draw.waste(runs), alt=f"Bars of wasted tokens. {words}.")
     )
+
+
+def _with_bound(label: str, metric: Metric) -> str:
+    """A bar that is a bound says so under it."""
+    words = {"lower": " (at least)", "upper": " (at most)"}
+    return label + words.get(metric.bound, "")
 
 
 def _is_known(metrics: Mapping[str, Metric], name: str) -> bool:

@@ -106,6 +106,12 @@ def test_a_slower_machine_is_worse_as_measured_and_not_in_steps(runs: tuple[Path
         assert f"after: {told}" in words
 
 
+def test_a_bar_that_is_a_bound_says_so(runs: tuple[Path, Path]) -> None:
+    change_metric(runs[1], "wasted_tokens", bound="lower")
+    bars = compared(*runs).figures()["arm0-waste"]["data"][0]
+    assert bars["x"] == ["before", "after (at least)"]
+
+
 def test_several_candidates_share_the_pictures(runs: tuple[Path, Path]) -> None:
     before, after = runs
     page = compared(before, after, copied(after, after.parent / "again"))
