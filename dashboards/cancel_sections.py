@@ -6,6 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from dashboards import figures
+from dashboards.downsample import rising_note
 from dashboards.ladders import ladders
 from dashboards.section import Picture, Section, median_and_p99, why_not
 from dashboards.source import Run
@@ -99,6 +100,7 @@ def latency(run: Run) -> Section:
             figure=figures.cancel_latency(run.cancels),
             alt="Share of abandoned requests let go of, by time since the user left. "
             + median_and_p99(run.metrics.get("cancel_latency_s")),
+            note=rising_note(int(was_cancelled(run.cancels).sum())),
         )
     ]
     is_let_go = ~run.cancels["censored"].astype(bool)

@@ -162,5 +162,5 @@ def singles(run: Run, arm: str) -> list[Run]:
 
 
 def _samples(run: Run, arm: str) -> dict[str, Floats]:
-    parts = [of_each_request(one.requests, one.cancellations) for one in singles(run, arm)]
+    parts = [of_each_request(one.outline.requests, one.cancellations) for one in singles(run, arm)]
     return {metric: np.concatenate([part[metric] for part in parts]) for metric in OF_EACH}

@@ -96,9 +96,19 @@ class Run:
     def frames(self) -> RunFrames:
         """All rows. Raises ConfigError where a file is missing or damaged, and where there are arms
         (each of `rounds` has its own)."""
+        return self._rows.frames()
+
+    @cached_property
+    def outline(self) -> RunFrames:
+        """All rows, those of requests without `token_times_ns` and `event_tokens`: of a large run
+        an eighth of the memory. Raises ConfigError like `frames`."""
+        return self._rows.frames_without_tokens()
+
+    @property
+    def _rows(self) -> RunFolder:
         if self.arms:
             raise ConfigError(f"{self.path}: has arms: take the frames of one of run.rounds")
-        return RunFolder(self.path).frames()
+        return RunFolder(self.path)
 
     @property
     def requests(self) -> pd.DataFrame:
@@ -108,23 +118,23 @@ class Run:
     @property
     def lifecycle(self) -> pd.DataFrame:
         """One row an event of the bundled engine's log; empty for another server."""
-        return self.frames.lifecycle
+        return self.outline.lifecycle
 
     @property
     def steps(self) -> pd.DataFrame:
         """One row an engine step; empty for another server."""
-        return self.frames.steps
+        return self.outline.steps
 
     @property
     def server_metrics(self) -> pd.DataFrame:
         """One row a scraped value."""
-        return self.frames.server_metrics
+        return self.outline.server_metrics
 
     @cached_property
     def cancellations(self) -> pd.DataFrame:
         """One row an abandoned request: when each stage of its cancel came and how long it took
         (seconds), what it wasted; see `harness.analysis.cancellation.cancellations`."""
-        return cancellations(self.frames)
+        return cancellations(self.outline)
 
 
 def load_run(path: str | Path) -> Run:

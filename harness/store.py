@@ -7,7 +7,7 @@ are replaced atomically: a reader sees the old one or the new one, never a half.
 
 import json
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -168,6 +168,11 @@ class RunFolder:
         frames = {name: self._read_frame(name) for name in RECORDS}
         return RunFrames(manifest=self.read_manifest(), **frames)
 
+    def frames_without_tokens(self) -> RunFrames:
+        """The same without the times of single tokens, which are most of a large run."""
+        frames = {name: self._read_frame(name, without=TOKEN_LISTS) for name in RECORDS}
+        return RunFrames(manifest=self.read_manifest(), **frames)
+
     def read_sent(self) -> list[tuple[int, int, int]]:
         """Of each user's request: user, intended start and end, on the monotonic clock (ns)."""
         names = ["user", "intended_start_ns", "ended_ns"]
@@ -188,12 +193,13 @@ class RunFolder:
                 writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
         part.replace(path)
 
-    def _read_frame(self, name: str) -> pd.DataFrame:
+    def _read_frame(self, name: str, *, without: Container[str] = ()) -> pd.DataFrame:
         """Column by column, so that of a large run little more than its frame is held at a time."""
         path = self.path / f"{name}.parquet"
         try:
             with pq.ParquetFile(path) as file:
-                columns = {field.name: _read_column(file, field) for field in file.schema_arrow}
+                fields = [field for field in file.schema_arrow if field.name not in without]
+                columns = {field.name: _read_column(file, field) for field in fields}
         except (OSError, pa.ArrowInvalid) as error:
             raise ConfigError(
                 f"{path}: cannot be read: {error}; is {self.path} a finished run's folder?"

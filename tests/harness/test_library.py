@@ -8,12 +8,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
+from pyarrow import Field
+from pyarrow.parquet import ParquetFile
 
 import harness
+from harness.comparison import compare_runs
 from harness.errors import ConfigError
 from harness.rounds import write_pooled_summary
-from harness.store import RunFolder
+from harness.store import RunFolder, _read_column
 from tests.harness.conftest import RunBuilder
 from tests.harness.made_up import save_judged
 
@@ -146,3 +150,21 @@ def test_importing_the_package_loads_nothing() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = harness.nothing
+
+
+def test_what_is_not_looked_at_is_not_read(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def watched(file: ParquetFile, field: Field) -> pd.Series:
+        read.append(field.name)
+        return _read_column(file, field)
+
+    monkeypatch.setattr("harness.store._read_column", watched)
+    run = harness.load_run(saved)
+    assert run.figures.shape[0]
+    assert read == []
+    assert compare_runs(run, [harness.load_run(saved)])[0].shifts
+    assert "sent_ns" in read
+    assert "token_times_ns" not in read
+    assert "event_tokens" not in read
+    assert "token_times_ns" in run.requests
