@@ -34,7 +34,7 @@ def test_a_load_process_that_is_killed_costs_what_it_had_not_written(tmp_path: P
         return sorted(pid for pid in found if len(rows_of(pid)) >= ENOUGH_ROWS)
 
     try:
-        wait_until(lambda: len(writers()) == 4, "all four have written rows")
+        wait_until(lambda: len(writers()) == 4, "all four have written rows", timeout_s=60)
         victim = writers()[1]
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: is_gone(victim), "it is dead")
