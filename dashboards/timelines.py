@@ -83,7 +83,8 @@ def batch_slots(running: Series, waiting: Series | None, marks: Marks, clock: Cl
     if waiting is not None:
         _steps(figure, waiting, name="waiting", colour=ORANGE)
     _add_marks(figure, marks, clock)
-    return Timeline(figure=figure, note=_notes([running, *([waiting] if waiting else [])]))
+    series = [running, *([waiting] if waiting else [])]
+    return Timeline(figure=figure, note=_notes(series, marks))
 
 
 def _add_marks(figure: go.Figure, marks: Marks, clock: Clock) -> None:
@@ -128,7 +129,7 @@ def kv_blocks(
     figure = over_time(clock, y_title=title)
     _steps(figure, used, name=unit, colour=GREEN)
     _add_marks(figure, marks, clock)
-    return Timeline(figure=figure, note=_notes([used]))
+    return Timeline(figure=figure, note=_notes([used], marks))
 
 
 def lines(series: Mapping[str, Series], clock: Clock, *, y_title: str) -> Timeline:
@@ -165,6 +166,8 @@ def _steps(figure: go.Figure, series: Series, *, name: str, colour: str) -> None
     )
 
 
-def _notes(series: Sequence[Series]) -> str | None:
-    notes = [one.note for one in series if one.note is not None]
-    return notes[0] if notes else None
+def _notes(series: Sequence[Series], marks: Marks | None = None) -> str | None:
+    said = [one.note for one in series if one.note is not None][:1]
+    if marks is not None and max(len(marks.abandons), len(marks.preemptions)) > MARKS:
+        said.append("marks too close to be told apart share one")
+    return "; ".join(said) or None

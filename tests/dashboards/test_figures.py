@@ -191,6 +191,15 @@ def test_many_abandons_share_marks_but_none_is_lost_to_the_eye() -> None:
     assert timelines.thin_marks(stamps[:5], length_s=10).tolist() == stamps[:5].tolist()
 
 
+@pytest.mark.parametrize(("number", "note"), [(40, None), (5_000, "share one")])
+def test_a_caption_says_where_marks_are_shared(number: int, note: str | None) -> None:
+    series = min_max(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
+    marks = timelines.Marks(abandons=np.linspace(0, 10, number), preemptions=np.empty(0))
+    clock = timelines.Clock(started_ns=0, ended_ns=10**10, settled_ns=10**10)
+    said = timelines.batch_slots(series, None, marks, clock).note
+    assert said is None if note is None else note in str(said)
+
+
 def test_the_time_axis_spans_the_run_and_the_settling() -> None:
     series = min_max(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
     marks = Marks(abandons=np.array([0.5]), preemptions=np.array([0.7]))
