@@ -130,6 +130,13 @@
     return drawn;
   };
 
+  const letGoInWords = (of, i) => {
+    const [ms, steps] = [of.columns.let_go_ms[i], of.columns.cancel_latency_steps[i]];
+    if (ms === null) return DASH;
+    if (of.columns.censored[i]) return `never while it was watched: counts as longer than ${time(ms)}`;
+    return steps === null ? time(ms) : `${time(ms)}, ${amount(steps, "engine step")}`;
+  };
+
   const factsOf = (of, i) => {
     const value = (name) => of.columns[name][i];
     const seen = value("outcome").replaceAll("_", " ");
@@ -141,7 +148,7 @@
       ["prompt", amount(value("prompt_tokens"), "token")],
       ["read", `${count(value("tokens_read"))} of at most ${amount(value("max_tokens"), "token")}`],
       ["wasted", `${amount(value("wasted_tokens"), "token")} generated and never read`],
-      ["let go after", `${letGo(of).text(i)}, ${amount(value("cancel_latency_steps"), "engine step")}`],
+      ["let go after", letGoInWords(of, i)],
       ["server said", value("finish_reason") ?? DASH],
       ["arm, role", `${value("arm")}, ${value("role")}`],
       ["HTTP status", value("status_code") === null ? DASH : String(value("status_code"))],

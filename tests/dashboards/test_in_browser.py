@@ -117,7 +117,9 @@ def test_one_request_is_opened_by_the_keyboard_and_by_its_address(
         page.get_by_role("link", name="u-0", exact=True).focus()
         page.keyboard.press("Enter")
         expect(page.get_by_role("heading", name="Request u-0")).to_be_focused()
-        assert "a ghost: not stopped within 2 s" in page.locator(".one").inner_text()
+        facts = page.locator(".one dl").inner_text()
+        assert "a ghost: not stopped within 2 s" in facts
+        assert "never while it was watched: counts as longer than 2 s" in facts
         assert page.url.endswith("#run0-request-u-0")
         page.get_by_role("link", name="back to the list").click()
         expect(page.locator(".one")).to_be_hidden()
