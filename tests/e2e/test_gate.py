@@ -1,17 +1,21 @@
 """The gate as CI runs it: the project's own, and the examples that are there to be copied."""
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import junitparser
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from harness.commands import app
 from tests.e2e.running import ROOT
 from tests.reference_engine.running_engine import running
 
@@ -105,8 +109,10 @@ def test_a_build_that_leaks_does_not(jobs: dict[str, Job]) -> None:
     assert "❌ fail" in (jobs["leaky"].folder / "gate-run" / "gate.md").read_text()
 
 
-def test_two_builds_in_turn_are_gated_on_their_difference(tmp_path: Path) -> None:
-    """The new build hears of each abort three steps later."""
+@pytest.fixture(scope="module")
+def two_builds(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Two builds in turn; the new one hears of each abort three steps later."""
+    folder = tmp_path_factory.mktemp("two-builds")
     simulated = ("--runner", "simulated", "--sim-fixed-ms", "20", "--max-num-seqs", "8")
     step = steps("github-actions.yml", "two-builds")[-1]["run"]
     with running(*simulated) as old, running(*simulated, "--fault", "delay-abort=0.06") as new:
@@ -115,9 +121,13 @@ def test_two_builds_in_turn_are_gated_on_their_difference(tmp_path: Path) -> Non
             for name, server in (("old", old), ("new", new))
         )
         few = "--set run.rounds=3 --set load.stop_after_abandons=34"
-        with Job(tmp_path, f"{step} {few} --set 'arms=[{arms}]'") as job:
+        with Job(folder, f"{step} {few} --set 'arms=[{arms}]'") as job:
             assert job.code() == 3, job.output
-    failed = [name for name, case in job.junit().items() if not case.is_passed]
+    return job
+
+
+def test_two_builds_in_turn_are_gated_on_their_difference(two_builds: Job) -> None:
+    failed = [name for name, case in two_builds.junit().items() if not case.is_passed]
     assert failed == ["new - old: cancel_latency_steps.mean <= 0.5"]
 
 
@@ -125,3 +135,66 @@ def test_the_servers_of_the_example_are_those_that_it_starts() -> None:
     start = steps("github-actions.yml", "two-builds")[-2]["run"]
     workload = (EXAMPLES / "two_builds.toml").read_text()
     assert all(f"--port {port}" in start and f":{port}" in workload for port in (8001, 8002))
+
+
+def test_the_examples_install_what_they_fetched(tmp_path: Path) -> None:
+    fetch, install = (step["run"] for step in steps("gitlab-ci.yml", "gate")[:2])
+    told = {**os.environ, "WALKAWAY": str(ROOT)}
+    subprocess.run(["sh", "-c", fetch], cwd=tmp_path, env=told, check=True, timeout=60)
+    assert install == "python -m pip install ./walkaway --constraint walkaway/constraints.txt"
+    assert all((tmp_path / "walkaway" / name).exists() for name in ("pyproject.toml", "harness"))
+    assert (tmp_path / "walkaway" / "constraints.txt").is_file()
+    content = yaml.safe_load((EXAMPLES / "github-actions.yml").read_text())
+    for job in content["jobs"]:
+        _, fetched, *_ = content["jobs"][job]["steps"]
+        assert fetched["with"]["path"] == "walkaway"
+        assert steps("github-actions.yml", job)[0]["run"] == install
+
+
+# A baseline, from the same run: whose new build is known to be the slower one.
+
+STEPS_LIMIT = "new / baseline: cancel_latency_steps.mean <= 1.7"
+
+
+class Baseline:
+    """The commands that keep one and hold a run to it, in a folder of their own."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self.file = Path("results") / "baselines" / "two_builds.json"
+
+    def gate(self, limit: str, *flags: str) -> tuple[int, str]:
+        """Exit code and what was printed."""
+        Path("limits.txt").write_text(limit)
+        order = ["gate", str(self._run), "--limits", "limits.txt", *flags]
+        result = CliRunner().invoke(app, order)
+        return result.exit_code, result.output
+
+    def change(self, change: Callable[[dict[str, Any]], None]) -> None:
+        content = json.loads(self.file.read_text())
+        change(content["measured"])
+        self.file.write_text(json.dumps(content))
+
+
+@pytest.fixture
+def baseline(two_builds: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Baseline:
+    monkeypatch.chdir(tmp_path)
+    saved = Baseline(two_builds.folder / "gate-run")
+    code, said = saved.gate("new: leaked_blocks.max == 0", "--save-baseline")
+    assert (code, saved.file.is_file()) == (0, True), said
+    return saved
+
+
+def test_a_build_like_its_baseline_passes_and_a_slower_one_does_not(baseline: Baseline) -> None:
+    assert baseline.gate(STEPS_LIMIT)[0] == 0
+    baseline.change(lambda of: of["sides"].update(new=of["sides"]["old"]))
+    code, said = baseline.gate(STEPS_LIMIT)
+    assert (code, "fail" in said) == (3, True)
+
+
+def test_on_other_hardware_times_cannot_be_decided_and_steps_can(baseline: Baseline) -> None:
+    baseline.change(lambda of: of["conditions"]["machine"].update(cpu="a faster one"))
+    assert baseline.gate(STEPS_LIMIT)[0] == 0
+    code, said = baseline.gate("new / baseline: cancel_latency_s.mean <= 100", "--json")
+    assert code == 4
+    assert "a time on another machine than the baseline's (a faster one" in said

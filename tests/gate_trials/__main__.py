@@ -2,8 +2,8 @@
 
 Good builds must hardly ever be called bad, and builds with a fault always. Every trial is a run of
 its own, judged by `walkaway gate`; the table of the verdicts is written into docs/gate.md. Takes
-some forty minutes; with --runs, runs that are there already are not made again. The exit status is
-1 where more than one good build in a hundred is red, or a bad one is not.
+forty minutes to an hour; with --runs, runs that are there already are not made again. The exit
+status is 1 where more than one good build in a hundred is red, or a bad one is not.
 """
 
 import argparse

@@ -1,0 +1,127 @@
+"""README followed word by word: every shell block is run by `sh -e` in a clean clone.
+
+As it stands, but for what takes too long here or needs somebody else's machine:
+
+- `walkaway run` is short: the command on PATH adds `--set run.max_seconds=2`;
+- `make` is dry (`make -n`): demo and test would install, and run, what CI does anyway;
+- the block that installs from an index is not run: `test_package` installs the package;
+- servers at ports 8000 and 8080 are scripted ones on free ports;
+- a command that serves a page, on a free port too, is told to end when the page is there.
+
+A comment before a block says so to whoever reads it, and to this test. The commands of the other
+pages are not run: `tests/harness/test_documents.py` holds each to the flags and keys there are.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.running import ROOT, scripted_server, wait_until
+from tests.harness.documents import README, Block, blocks
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+SHORT = "--set run.max_seconds=2 --set settle.seconds=1"
+COMMANDS = {
+    "make": 'exec /usr/bin/env -i PATH="/usr/bin:/bin" make -n "$@"',
+    "walkaway": f"""\
+case "$*" in
+  *--help*) ;;
+  *--web*) set -- "$@" --web-port "$PAGE_PORT" ;;
+  run*) set -- "$@" {SHORT} ;;
+esac
+exec {sys.executable} -m harness "$@"
+""",
+    "locust": f'exec {sys.executable} -m locust "$@" --web-port "$PAGE_PORT"',
+}
+UNDECIDED = 4  # so short a run has too few who left for every limit of the gate
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("readme") / "walkaway"
+    command = ["git", "clone", "--quiet", "--shared", str(ROOT), str(folder)]
+    subprocess.run(command, check=True, timeout=60)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """With the commands that README names first on PATH, and a free port for their pages."""
+    folder = tmp_path_factory.mktemp("bin")
+    for name, script in COMMANDS.items():
+        file = folder / name
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    path = os.pathsep.join([str(folder), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "PAGE_PORT": str(port)}
+
+
+def follow(script: str, clone: Path, environment: Mapping[str, str]) -> int:
+    """The exit code of a block that ends by itself."""
+    done = subprocess.run(
+        ["sh", "-e"],
+        input=script,
+        cwd=clone,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode in (0, UNDECIDED), f"{script}\n{done.stdout}\n{done.stderr}"
+    return done.returncode
+
+
+def until_its_page_is_there(line: str, clone: Path, environment: Mapping[str, str]) -> None:
+    """Start what serves a page, wait for the page, and end it."""
+    url = f"http://127.0.0.1:{environment['PAGE_PORT']}"
+    with subprocess.Popen(["sh", "-c", f"exec {line}"], cwd=clone, env=environment) as process:
+        try:
+            wait_until(
+                lambda: process.poll() is not None or is_served(url),
+                f"page of: {line}",
+                timeout_s=80,
+            )
+            assert process.poll() is None, f"{line}: ended with {process.returncode}"
+        finally:
+            process.send_signal(signal.SIGTERM)
+    assert process.returncode == 0, line
+
+
+def is_served(url: str) -> bool:
+    try:
+        return httpx.get(url, trust_env=False).is_success
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.parametrize("block", blocks(README, "bash"), ids=lambda block: block.text[:30].strip())
+def test_the_readme_can_be_followed(
+    block: Block, clone: Path, environment: Mapping[str, str]
+) -> None:
+    match (block.told or "").split():
+        case ["not", "run,", "as", *_]:
+            pytest.skip(block.told or "")
+        case ["until", "the", "page", "is", "there"]:
+            for line in block.text.splitlines():
+                until_its_page_is_there(line, clone, environment)
+        case ["with", "stand-ins", "for", "the", "servers"]:
+            with scripted_server(step_s=0.01) as one, scripted_server(step_s=0.01) as other:
+                script = block.text.replace("http://127.0.0.1:8000", one.url)
+                script = script.replace("http://127.0.0.1:8080", other.url)
+                assert follow(script, clone, environment) == 0
+        case [] | ["make", "-n"]:
+            is_gate = "walkaway gate" in block.text
+            assert follow(block.text, clone, environment) in ((0, UNDECIDED) if is_gate else (0,))
+        case told:
+            pytest.fail(f"nobody knows what to do about: {told}")
