@@ -5,6 +5,7 @@
   const plots = Object.keys(figures).map((id) => document.getElementById(id));
   const config = { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: false };
 
+  // What the page's colours make of a layout, by path: as Plotly.relayout takes it.
   const ink = () => {
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).trim();
@@ -22,16 +23,40 @@
       ...axis("yaxis"),
     };
   };
-  const repaint = () => plots.forEach((plot) => Plotly.relayout(plot, ink()));
+  const inked = (layout) => {
+    for (const [path, value] of Object.entries(ink())) {
+      const names = path.split(".");
+      const last = names.pop();
+      names.reduce((part, name) => (part[name] ??= {}), layout)[last] = value;
+    }
+    return layout;
+  };
 
-  const drawn = plots.map((plot) => Plotly.newPlot(plot, { ...figures[plot.id], config }));
-  Promise.all(drawn).then(repaint);
+  const isDrawn = (plot) => plot.classList.contains("js-plotly-plot");
+  const draw = (plot) => {
+    const { data, layout } = figures[plot.id];
+    return Plotly.newPlot(plot, data, inked(layout), config);
+  };
+  const relayout = (size) =>
+    plots.filter(isDrawn).forEach((plot) => Plotly.relayout(plot, { ...size, ...ink() }));
+  const repaint = () => relayout({});
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+
+  // One after the other, so that the page answers its reader from the first one on.
+  const breath = () => new Promise((resolve) => setTimeout(resolve));
+  (async () => {
+    for (const plot of plots) {
+      if (!isDrawn(plot)) await draw(plot);
+      await breath();
+    }
+  })();
 
   // Paper: the page is laid out anew without telling the plots, so they are told a width that fits.
   const PAPER_WIDTH_PX = 640;
-  const resize = (size) => plots.forEach((plot) => Plotly.relayout(plot, { ...size, ...ink() }));
-  addEventListener("beforeprint", () => resize({ autosize: false, width: PAPER_WIDTH_PX }));
-  addEventListener("afterprint", () => resize({ autosize: true, width: null }));
+  addEventListener("beforeprint", () => {
+    plots.filter((plot) => !isDrawn(plot)).forEach(draw);
+    relayout({ autosize: false, width: PAPER_WIDTH_PX });
+  });
+  addEventListener("afterprint", () => relayout({ autosize: true, width: null }));
   matchMedia("print").addEventListener("change", repaint);
 })();
