@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Dialog, Page, Request, expect, sync_pla
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 WAIT_MS = 60_000  # for what takes a moment: the machine may be busy
 expect.set_options(timeout=WAIT_MS)
-DRAWN = "document.querySelectorAll('.plot .main-svg:first-of-type').length == %d"
+DRAWN = "() => document.querySelectorAll('.plot .main-svg:first-of-type').length == %d"
 
 
 @contextmanager
