@@ -55,6 +55,7 @@ class GateOrder:
 
 def gate_and_show(order: GateOrder, *, as_json: bool, quiet: bool) -> int:
     """Judge the run and show it. Returns the exit code; raises ConfigError for wrong usage."""
+    _check_apart(order)
     for path in (order.junit, order.markdown):
         _check_free(path, may_overwrite=order.may_overwrite)
     saved = None
@@ -66,9 +67,9 @@ def gate_and_show(order: GateOrder, *, as_json: bool, quiet: bool) -> int:
         judgement = judge(measured, _terms(order, measured), run=str(order.run))
         saved = _save(order, measured, judgement)
     if order.junit is not None:
-        order.junit.write_bytes(as_junit(judgement))
+        _write(order.junit, as_junit(judgement))
     if order.markdown is not None:
-        order.markdown.write_text(as_markdown(judgement), encoding="utf-8")
+        _write(order.markdown, as_markdown(judgement).encode())
     if as_json:
         print(json.dumps(msgspec.to_builtins(judgement), indent=2))  # noqa: T201
     elif not quiet:
@@ -170,6 +171,22 @@ def _save(order: GateOrder, measured: Measured, judgement: Judgement) -> str | N
     )
 
 
+def _check_apart(order: GateOrder) -> None:
+    """No file is named twice: one content would replace the other."""
+    named = {
+        "--junit": order.junit,
+        "--markdown": order.markdown,
+        "--baseline": order.baseline,
+        "--limits": order.limits,
+    }
+    flags: dict[Path, str] = {}
+    for flag, path in named.items():
+        if path is None:
+            continue
+        if (other := flags.setdefault(path.resolve(), flag)) != flag:
+            raise ConfigError(f"{path}: is named by {other} and by {flag}: name a file for each")
+
+
 def _check_free(path: Path | None, *, may_overwrite: bool) -> None:
     """An empty file may be written to: that is how CI hands over its step summary."""
     if path is None:
@@ -178,3 +195,10 @@ def _check_free(path: Path | None, *, may_overwrite: bool) -> None:
         raise ConfigError(f"{path}: cannot be written: name a file in a folder that exists")
     if path.exists() and path.stat().st_size and not may_overwrite:
         raise ConfigError(f"{path}: exists already; --force replaces it")
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error}") from error

@@ -210,7 +210,7 @@ class RunFolder:
         path = self.path / name
         try:
             content: dict[str, Any] = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"{path}: cannot be read: {error}; is {self.path} a run's folder?"
             ) from error

@@ -32,13 +32,17 @@ def place_of(workload: str) -> Path:
 
 
 def save_baseline(measured: Measured, path: Path, *, may_overwrite: bool) -> None:
-    """Raises ConfigError where there is one already."""
+    """Raises ConfigError where there is one already, or none can be written."""
     if path.exists() and not may_overwrite:
         raise ConfigError(f"{path}: there is a baseline already; --force replaces it")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    content = msgspec.json.format(msgspec.json.encode(Baseline(measured=measured)))
     part = path.with_name(f"{path.name}.part")
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(Baseline(measured=measured))) + b"\n")
-    part.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(content + b"\n")
+        part.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error}") from error
 
 
 def load_baseline(path: Path, *, workload: str) -> Baseline:
@@ -48,7 +52,7 @@ def load_baseline(path: Path, *, workload: str) -> Baseline:
         if said := other_version(msgspec.json.decode(content, type=dict[str, Any])):
             raise ConfigError(f"{path}: {said}; save the baseline again")
         baseline = msgspec.json.decode(content, type=Baseline)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, RecursionError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path}: is no baseline that can be read: {error}") from error
     of = baseline.measured.conditions.workload
     if of != workload:

@@ -101,7 +101,10 @@ def test_rows_that_the_summary_is_not_of_are_found(
     assert "requests.parquet has 3 rows, and summary.json is of 500" in undecided(run, capsys)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 1}'])
+NESTED = pytest.param('{"a":' * 100_000, id="nested")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 1}', NESTED])
 @pytest.mark.parametrize("name", ["summary.json", "manifest.json"])
 def test_a_damaged_file_is_no_pass(
     name: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -158,6 +161,27 @@ def test_no_report_is_overwritten_but_an_empty_one_is_filled(tmp_path: Path) -> 
     assert file.read_text() == kept
     assert gate(run, markdown=file, may_overwrite=True) == 0
     assert "cannot be written" in refusal(GateOrder(run=run, junit=Path("none") / "gate.xml"))
+
+
+def test_what_cannot_be_written_is_wrong_usage(tmp_path: Path) -> None:
+    run = gated.save(tmp_path / "run")
+    for flag in ("junit", "markdown"):
+        named: dict[str, Any] = {flag: Path("/proc/none.xml")}
+        assert "/proc/none.xml: cannot be written" in refusal(GateOrder(run=run, **named))
+    file = Path("file")
+    file.touch()
+    order = GateOrder(run=run, baseline=file / "x.json", saves_baseline=True)
+    assert "file/x.json: cannot be written" in refusal(order)
+
+
+@pytest.mark.parametrize("flags", [("junit", "markdown"), ("junit", "baseline")])
+def test_no_file_is_named_twice(flags: tuple[str, str], tmp_path: Path) -> None:
+    run = gated.save(tmp_path / "run")
+    first, second = flags
+    order: dict[str, Any] = {first: Path("same"), second: tmp_path / "same"}
+    said = refusal(GateOrder(run=run, **order, saves_baseline=True))
+    assert f"is named by --{first} and by --{second}" in said
+    assert not Path("same").exists()
 
 
 # Baselines.

@@ -77,7 +77,7 @@ def test_a_baseline_that_cannot_be_used_is_said_by_name(tmp_path: Path) -> None:
     path.write_text(json.dumps(content | {"schema_version": 99}))
     with pytest.raises(ConfigError, match="schema version 99"):
         load_baseline(path, workload="gate")
-    for text in ("", "{", "[]", '{"schema_version": 1}'):
+    for text in ("", "{", "[]", '{"schema_version": 1}', "[" * 200_000):
         path.write_text(text)
         with pytest.raises(ConfigError, match="is no baseline that can be read"):
             load_baseline(path, workload="gate")
