@@ -32,7 +32,10 @@ from harness.judged import UnusableRunError
 from harness.store import RunFolder
 from harness.words import quantity
 
-WIDEST_LIMIT: Final = 42  # columns; a longer one takes two lines
+WIDEST_LIMIT: Final = 33  # of the terminal's columns: the longest name of a figure
+SHORTEST_WORDS: Final = 20  # columns for what is said of it
+_VERDICT: Final = max(len(verdict) for verdict in Verdict)
+_GAPS: Final = 4  # between the table's three columns
 _STYLES: Final = {
     Verdict.PASS: "green",
     Verdict.FAIL: "bold red",
@@ -86,10 +89,10 @@ def print_judgement(console: Console, judgement: Judgement, saved: str | None) -
         f"  {judgement.workload or 'run'} in {judgement.run}",
     )
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("verdict", no_wrap=True)
-    longest = max(len(one.name) for one in judgement.checks)
-    table.add_column("limit", overflow="fold", min_width=min(longest, WIDEST_LIMIT))
-    table.add_column("measured, or why not", overflow="fold")
+    limit, words = _widths(console.width, max(len(one.name) for one in judgement.checks))
+    table.add_column("verdict", no_wrap=True, width=_VERDICT)
+    table.add_column("limit", overflow="fold", width=limit)
+    table.add_column("measured, or why not", overflow="fold", width=words)
     for one in gravest_first(judgement.checks):
         lines = [one.measured or one.reason]
         if one.verdict is Verdict.CANNOT_DECIDE:
@@ -106,6 +109,13 @@ def print_judgement(console: Console, judgement: Judgement, saved: str | None) -
     if saved is not None:
         parts.append(Text(saved))
     console.print(Group(*parts), soft_wrap=False)
+
+
+def _widths(terminal: int, longest: int) -> tuple[int, int]:
+    """Columns for the limits, the longest of which is so long, and for what is said of them."""
+    both = terminal - _VERDICT - _GAPS
+    limit = max(len("limit"), min(longest, WIDEST_LIMIT, both - SHORTEST_WORDS))
+    return limit, max(SHORTEST_WORDS, both - limit)
 
 
 def _terms(order: GateOrder, measured: Measured) -> Terms:

@@ -1,6 +1,7 @@
 """`walkaway gate` on whole folders: exit codes, bad input, and that nothing is overwritten."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from harness.errors import ConfigError
 from harness.gate.judge import Judgement
+from harness.gate.verdict import Check, Verdict
 from harness.gate_command import GateOrder, gate_and_show, print_judgement
 from tests.harness.gate import gated
 from tests.harness.gate.test_gate_files import judgement
@@ -253,3 +255,20 @@ def test_the_terminal_shows_the_gravest_first_and_what_would_decide() -> None:
     assert any("would decide: 368 more" in line for line in lines)
     assert lines[-1].startswith("not saved")
     assert all(len(line) <= 80 for line in lines)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize(
+    "name",
+    ["leaked_slots.max == 0", "new / baseline: cancel_latency_prefill_steps.mean <= 1.12345678"],
+)
+def test_no_word_is_lost_beyond_the_edge(name: str, width: int) -> None:
+    reason = "not measurable: the server shows no gauge of requests that run, " * 3
+    to_decide = "a server with `max_num_seqs` known, or the workload `gate_black_box`"
+    said = {"reason": f"{reason}nor any other", "to_decide": to_decide, "measured": "12 of 500"}
+    one = Check(name=name, verdict=Verdict.CANNOT_DECIDE, **said)
+    lines = shown(judgement([one]), width=width)
+    assert all(len(line) <= width for line in lines)
+    printed = Counter(" ".join(lines).split())
+    asked = Counter(" ".join([*said.values(), name, "would decide:"]).split())
+    assert not asked - printed
