@@ -28,6 +28,30 @@ BASELINE: Final = "baseline"
 KEYS: Final = ("mean", "p50", "p90", "p95", "p99", "max", "upper95", "lower95")
 KEYS_PER_ROUND: Final = ("mean", "p50", "p99")  # of these a summary keeps a value a round
 
+# Of one metric, each of these figures is never above the next.
+_ASCENDING: Final = (
+    ("p50", "p90", "p95", "p99", "max"),
+    ("lower95", "mean", "upper95"),
+    ("mean", "max"),
+)
+_SHARES: Final = (
+    "removed_at_first_boundary",
+    "refilled_next_schedule",
+    "canary_mismatch_rate",
+    "ghost_rate",
+)
+_CAN_BE_NEGATIVE: Final = (  # differences, and slopes
+    "slot_recovery_s",
+    "leaked_slots",
+    "leaked_blocks",
+    "leaked_kv_share",
+    "leaked_slots_per_abandon",
+    "leaked_blocks_per_abandon",
+    "leaked_kv_share_per_abandon",
+    "memory_per_abandon",
+    "handles_per_abandon",
+)
+
 _LINE: Final = re.compile(
     r"(?:(?P<arm>\S+?)(?:\s+(?P<relation>[-/])\s+(?P<against>\S+?))?\s*:\s*)?"
     r"(?P<metric>\w+)\.(?P<key>\w+)\s*(?P<operator><=|>=|==|<|>)\s*(?P<number>\S+)"
@@ -153,14 +177,50 @@ def _nearest(name: str, known: Sequence[str]) -> str:
 
 
 def _contradictions(limits: Sequence[Limit]) -> Iterable[str]:
-    """Two limits on one figure that no value can hold both."""
+    """What no value can hold: a limit by itself, or two on one figure or on two in order."""
     for place, first in enumerate(limits):
+        if (said := _impossible(first)) is not None:
+            yield f"`{first.text}` is impossible: {said}"
         for second in limits[place + 1 :]:
-            if first.figure == second.figure and not _can_both_hold(first, second):
+            if not (_can_both_hold(first, second) and _can_both_hold(second, first)):
                 yield f"`{first.text}` and `{second.text}` contradict each other"
 
 
-def _can_both_hold(first: Limit, second: Limit) -> bool:
-    numbers = (first.number, second.number)
+def _impossible(limit: Limit) -> str | None:
+    """No figure by itself is below 0, but for those that are differences; no share is above 1."""
+    if limit.relation is not None:
+        return None
+    if limit.metric not in _CAN_BE_NEGATIVE and not _is_kept_between(limit, 0, math.inf):
+        return f"{limit.metric} is never below 0"
+    if limit.metric in _SHARES and not _is_kept_between(limit, 0, 1):
+        return f"{limit.metric} is a share, from 0 to 1"
+    return None
+
+
+def _is_kept_between(limit: Limit, low: float, high: float) -> bool:
+    return any(low <= value <= high and limit.holds(value) for value in (low, high, limit.number))
+
+
+def _can_both_hold(lower: Limit, higher: Limit) -> bool:
+    """Is there a value for each, where the figure of the first is never above the second's?"""
+    is_same = lower.figure == higher.figure
+    if not is_same and not _are_ordered(lower, higher):
+        return True
+    numbers = (lower.number, higher.number)
     some = (min(numbers) - 1, *numbers, sum(numbers) / 2, max(numbers) + 1)
-    return any(first.holds(value) and second.holds(value) for value in some)
+    return any(
+        lower.holds(low) and higher.holds(high)
+        for low in some
+        for high in some
+        if low == high or (low < high and not is_same)
+    )
+
+
+def _are_ordered(lower: Limit, higher: Limit) -> bool:
+    if (lower.arm, lower.metric) != (higher.arm, higher.metric):
+        return False
+    if lower.relation is not None or higher.relation is not None:
+        return False
+    return any(
+        lower.key in keys and higher.key in keys[keys.index(lower.key) + 1 :] for keys in _ASCENDING
+    )

@@ -89,7 +89,15 @@ def test_with_arms_a_limit_says_of_which(line: str, said: str) -> None:
         ("itl_s.p99 == 0", "itl_s.p99 > 0", True),
         ("itl_s.p99 <= 2", "itl_s.p99 >= 2", False),
         ("itl_s.p99 < 3", "itl_s.p99 > 2", False),
-        ("itl_s.p99 <= 2", "itl_s.p50 >= 3", False),
+        ("itl_s.p99 <= 2", "itl_s.p50 >= 3", True),
+        ("itl_s.p50 >= 3", "itl_s.p99 <= 2", True),
+        ("itl_s.p50 > 2", "itl_s.max <= 2", True),
+        ("itl_s.p50 >= 2", "itl_s.p99 <= 2", False),
+        ("itl_s.p50 <= 2", "itl_s.p99 >= 3", False),
+        ("itl_s.mean > 3", "itl_s.max <= 2", True),
+        ("itl_s.mean > 3", "itl_s.p99 <= 2", False),
+        ("ghost_rate.mean > 0.1", "ghost_rate.upper95 < 0.01", True),
+        ("itl_s.p50 >= 3", "ttft_s.p99 <= 2", False),
     ],
 )
 def test_limits_that_contradict_are_named(first: str, second: str, contradict: bool) -> None:
@@ -97,6 +105,35 @@ def test_limits_that_contradict_are_named(first: str, second: str, contradict: b
         assert f"`{first}` and `{second}` contradict each other" in refusal(first, second)
     else:
         assert len(parse(first, second)) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("ghost_rate.mean < 0", "ghost_rate is never below 0"),
+        ("cancel_latency_steps.p99 <= -1", "cancel_latency_steps is never below 0"),
+        ("itl_s.p50 == -0.5", "itl_s is never below 0"),
+        ("ghost_rate.mean > 1", "ghost_rate is a share, from 0 to 1"),
+        ("ghost_rate.mean == 2", "ghost_rate is a share, from 0 to 1"),
+    ],
+)
+def test_a_limit_that_nothing_can_keep_is_named(line: str, said: str) -> None:
+    assert f"`{line}` is impossible: {said}" in refusal(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ghost_rate.mean <= 0",
+        "ghost_rate.mean >= 1",
+        "memory_per_abandon.mean < 0",
+        "itl_s.p50 > 9",
+    ],
+)
+def test_a_limit_that_something_can_keep_is_one(line: str) -> None:
+    assert len(parse(line)) == 1
+    (limit,) = parse(f"new - old: {line.partition('.')[0]}.p50 < -1", arms=("old", "new"))
+    assert limit.number == -1
 
 
 @pytest.mark.parametrize("name", sorted(shipped(SHIPPED_WORKLOADS)))
