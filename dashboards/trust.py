@@ -7,6 +7,7 @@ from dashboards.source import Run
 from dashboards.verdict import Mark
 from harness.accounts import steady_in_words
 from harness.analysis.load_side import saturations
+from harness.analysis.validity import MOST_WARM_UP
 from harness.records import Outcome
 from harness.words import figure_of, quantity
 
@@ -45,6 +46,10 @@ def _steady(run: Run) -> Trust:
     marks = {True: Mark.GOOD, False: Mark.BAD, None: Mark.UNKNOWN}
     is_steady = steady.get("is_steady")
     text = f"{'steady ' if is_steady else ''}{steady_in_words(steady)}"
+    share = steady.get("warmup_share")
+    if is_steady and share is not None and share > MOST_WARM_UP:
+        text = f"{quantity(share, 'ratio')} of the load were warm-up: {text}"
+        return Trust(what="window", mark=Mark.BAD, text=text)
     return Trust(what="window", mark=marks[is_steady], text=text)
 
 

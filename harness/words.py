@@ -118,8 +118,14 @@ def difference_in_words(one: Difference) -> str:
 
 
 def interval(metric: Metric, name: str, *, unit: str | None = None) -> str | None:
-    """The 95 % interval of a figure, or None where there is none: "1.5 to 2 ms"."""
-    return between(getattr(metric, f"{name}_ci95", None), metric.unit if unit is None else unit)
+    """The 95 % interval of a figure, or None where there is none: "1.5 to 2 ms".
+
+    That of a time begins at 0 at the earliest: a mean's, symmetrical, may reach below.
+    """
+    limits: tuple[float, float] | None = getattr(metric, f"{name}_ci95", None)
+    if limits is not None and metric.unit == "s" and (getattr(metric, name) or 0.0) >= 0.0:
+        limits = max(limits[0], 0.0), limits[1]
+    return between(limits, metric.unit if unit is None else unit)
 
 
 def between(limits: tuple[float, float] | None, unit: str) -> str | None:

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from harness.analysis.cancellation import was_cancelled
+from harness.analysis.cancellation import is_unfinished, was_cancelled
 from harness.analysis.facts import Facts
 from harness.analysis.figure import (
     Figure,
@@ -81,8 +81,7 @@ def waste_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
         return same_reason(tuple(_WASTE_FIGURES), NOBODY_LEFT)
     if not facts.has_lifecycle:
         return same_reason(tuple(_WASTE_FIGURES), facts.needs_lifecycle)
-    is_unfinished = cancels["arrived_ns"].notna() & cancels["freed_ns"].isna()
-    so_far = "lower" if is_unfinished.any() else "point"
+    so_far = "lower" if is_unfinished(cancels).any() else "point"
     figures: Figures = {}
     for name, (column, unit) in _WASTE_FIGURES.items():
         figures[name] = describe_or(
@@ -113,24 +112,25 @@ def waste_by_abandon_point(cancels: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def latency_by_phase(cancels: pd.DataFrame) -> list[dict[str, Any]]:
-    """Cancel latency of those who left while waiting, in prefill, and in decode."""
-    known = cancels[was_cancelled(cancels)]
-    return [
-        {"phase": phase, "cancel_latency_s": describe(latency_sample(rows), **_EXACT_SECONDS)}
-        for phase, rows in known.groupby("phase", sort=True)
-    ]
+    """Cancel latency of those who left while waiting, in prefill, and in decode, and how many of
+    them were ghosts."""
+    return _latency_by(cancels, "phase")
 
 
 def latency_by_way(cancels: pd.DataFrame) -> list[dict[str, Any]]:
     """Cancel latency of those who left in the same way, and how many of them were ghosts."""
+    return _latency_by(cancels, "way")
+
+
+def _latency_by(cancels: pd.DataFrame, column: str) -> list[dict[str, Any]]:
     known = cancels[was_cancelled(cancels)]
     return [
         {
-            "way": way,
+            column: value,
             "ghosts": int(rows["ghost"].fillna(value=False).sum()),
             "cancel_latency_s": describe(latency_sample(rows), **_EXACT_SECONDS),
         }
-        for way, rows in known.groupby("way", sort=True)
+        for value, rows in known.groupby(column, sort=True)
     ]
 
 

@@ -76,6 +76,11 @@ def was_cancelled(cancels: pd.DataFrame) -> pd.Series:
     return cancels["cancel_latency_s"].notna()
 
 
+def is_unfinished(cancels: pd.DataFrame) -> pd.Series:
+    """The rows still held when the watching ended: what they wasted is a lower bound."""
+    return cancels["arrived_ns"].notna() & cancels["freed_ns"].isna()
+
+
 def seconds_between(start_ns: pd.Series, end_ns: pd.Series) -> pd.Series:
     """end - start in seconds, NaN where either is not known."""
     gap = (end_ns - start_ns).to_numpy(dtype=float, na_value=np.nan) / 1e9

@@ -29,7 +29,7 @@ from harness.records import Delivery, Metric, Outcome, Role
 
 _FLOOR_OF: Final = {"client": "client_lag_s", "probe": "client_lag_s", "gauge": "scrape_interval_s"}
 _MOST_STRETCHED: Final = 1.5  # times the interval that was asked for
-_MOST_WARM_UP: Final = 1 / 3  # of the load: less may be chance
+MOST_WARM_UP: Final = 1 / 3  # of the load: less may be chance
 _ERRORS: Final = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED)
 
 
@@ -123,7 +123,7 @@ def _about_warm_up(steady: Steady) -> Iterator[Remark]:
             f"the load window is not steady ({steady.rule}): until its middle at least the "
             "throughput was still changing; make the load longer"
         )
-    elif steady.warmup_share is not None and steady.warmup_share > _MOST_WARM_UP:
+    elif steady.warmup_share is not None and steady.warmup_share > MOST_WARM_UP:
         yield _warning(
             f"the first {steady.warmup_share:.0%} of the load were warm-up ({steady.rule}), and "
             "the figures are of all of it; make the load longer"

@@ -8,6 +8,8 @@ import pytest
 
 from dashboards.cancel_sections import recovery
 from dashboards.source import Run, read_run
+from dashboards.trust import trust
+from dashboards.verdict import Mark
 from tests.dashboards.reading import body_of, decoded, page_of
 
 MakeRun = Callable[..., Path]
@@ -37,6 +39,18 @@ def test_the_lag_is_that_of_the_load(make_run: MakeRun) -> None:
     manifest = json.loads((run / "manifest.json").read_text())
     window = manifest["window"]
     assert max(decoded(lag["x"])) <= (window["load_ended_ns"] - window["load_started_ns"]) / 1e9
+
+
+def test_a_window_that_was_mostly_warm_up_is_not_called_good(make_run: MakeRun) -> None:
+    steady = {"is_steady": True, "rule": "MSER-5", "warmup_s": 2.13, "steady_tps": 400.0}
+    marks = {}
+    for name, share in (("short", 0.2), ("long", 0.35)):
+        run = read_run(make_run(name=name, steady=steady | {"warmup_share": share}))
+        assert isinstance(run, Run)
+        (marks[name],) = (one for one in trust(run) if one.what == "window")
+    assert marks["short"].mark is Mark.GOOD
+    assert marks["long"].mark is Mark.BAD
+    assert marks["long"].text.startswith("35 % of the load were warm-up: steady after 2.13 s")
 
 
 def test_a_bound_of_one_side_stands_under_its_share(make_run: MakeRun) -> None:

@@ -194,6 +194,8 @@ def test_a_lost_abort_waits_for_ever(make_run: MakeRun) -> None:
     run.steps(2, 5, "g")
     row = only_row(run)
     assert row["ghost"]  # although it was gone within the settle time: nobody stopped it
+    (in_decode,) = latency_by_phase(cancellations(run.frames()))
+    assert (in_decode["phase"], in_decode["ghosts"]) == ("decode", 1)
     assert row["cancel_latency_s"] == ms(50)
     assert not row["removed_at_first_boundary"]
     figures = figures_of(run)

@@ -72,6 +72,17 @@ def test_an_interval_that_is_not_there_is_not_printed() -> None:
     assert interval(metric, "p90") is None
 
 
+def test_the_interval_of_a_time_does_not_reach_below_nothing() -> None:
+    limits = (-20.1e-6, 203e-6)
+    assert interval(Metric(unit="s", n=9, mean=9e-5, mean_ci95=limits, method="x"), "mean") == (
+        "0 s to 203 µs"
+    )
+    early = Metric(unit="s", n=9, mean=-1e-6, mean_ci95=(-3e-6, 1e-6), method="x")
+    assert interval(early, "mean") == "-3 to 1 µs"  # of two clocks: it is as it was found
+    change = Metric(unit="slots", n=9, mean=1.0, mean_ci95=(-1.0, 3.0), method="x")
+    assert interval(change, "mean") == "-1 to 3 slots"
+
+
 @pytest.mark.parametrize(("bound", "sign"), [("point", ""), ("lower", "≥ "), ("upper", "≤ ")])
 def test_every_figure_has_the_sign_of_its_bound(bound: str, sign: str) -> None:
     sample = Sample(values=np.array([0.01, 0.02, 0.03]))
