@@ -25,7 +25,8 @@ AS_WORKLOAD: Final = "workload"
 LEAVE: Final = ("tokens", "time", "prefill", "queued", "last_token", AS_WORKLOAD)
 _NOW: Final = "walkaway_now"
 _HEADER: Final = "--walkaway-header"
-WAYS: Final = tuple(way.value for way in Way)
+HELD: Final = frozenset({"stop_reading", "vanish"})  # these must outlast the users who left so
+WAYS: Final = tuple(way.value for way in Way if way not in HELD)
 ARRIVALS: Final = ("closed", "poisson", "constant", AS_WORKLOAD)
 
 
@@ -159,15 +160,14 @@ def form_fields(options: argparse.Namespace) -> dict[str, str]:
 def _described(options: argparse.Namespace) -> LoadPlan:
     # Not needed where a plan is given, which is how most load processes begin.
     from harness.config import load_target, load_workload
-    from harness.web.form import BY_HAND, form_settings, simple_load, with_range
+    from harness.web.form import BY_HAND, form_settings, in_words_of_the_form, simple_load
 
     target = load_target(options.walkaway_engine)
+    fields = {"user_count": "1", **form_fields(options)}
     try:
-        workload = load_workload(
-            BY_HAND, form_settings({"user_count": "1", **form_fields(options)})
-        )
+        workload = load_workload(BY_HAND, form_settings(fields))
     except ConfigError as error:
-        raise ConfigError(with_range(str(error))) from error
+        raise ConfigError(in_words_of_the_form(str(error), fields)) from error
     if options.walkaway_rows is not None:
         Path(options.walkaway_rows).mkdir(parents=True, exist_ok=True)
     timeout_s = workload.run.timeout_s

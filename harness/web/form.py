@@ -1,7 +1,7 @@
 """The start form of the web page: settings of a workload, out of what stands in its fields.
 
-So the same checks judge them as a file. What is wrong is said with the name of the field and what
-it allows.
+So the same checks judge them as a file. What is wrong is said in words of the form: the field, what
+stood in it, and what it allows.
 """
 
 import re
@@ -13,9 +13,9 @@ import msgspec
 
 from harness.config import Workload
 from harness.errors import ConfigError
-from harness.load.options import ARRIVALS, AS_WORKLOAD, LEAVE, WAYS
+from harness.load.options import ARRIVALS, AS_WORKLOAD, HELD, LEAVE, WAYS
 from harness.load.plan import AbandonLoad
-from harness.load_caps import USUAL_STREAMS
+from harness.load_caps import USUAL_RATE, USUAL_STREAMS
 from harness.load_settings import AbandonSettings
 from harness.mix_settings import NeverEntry, slice_values
 from harness.values import LARGEST_INT, LONGEST_S, MOST_STREAMS, MOST_TOKENS
@@ -24,7 +24,7 @@ BY_HAND: Final = str(Path(__file__).with_name("by_hand.toml"))
 
 # Each field that sets a single key: the key, and what may stand there.
 KEYS: Final = {
-    "user_count": ("run.users", f"1 to {USUAL_STREAMS}, or to `run.most_streams`"),
+    "user_count": ("run.users", "1 to {most_streams}"),
     "run_time": ("run.max_seconds", f"more than 0 s, to {LONGEST_S} s"),
     "walkaway_most_streams": ("run.most_streams", f"1 to {MOST_STREAMS}"),
     "walkaway_stay_share": ("load.stay_share", "0 to 1"),
@@ -37,12 +37,22 @@ KEYS: Final = {
     "walkaway_seed": ("run.seed", f"0 to {LARGEST_INT}"),
 }
 _LAST_STREAMS_S: Final = 60  # beyond the schedule, for streams that are still open then
-_HELD: Final = frozenset({"stop_reading", "vanish"})
 _TOKENS_ALLOWED: Final = f"numbers from 0 to {MOST_TOKENS} with commas between"
-_RATE_ALLOWED: Final = "more than 0 requests a second"
+_RATE_ALLOWED: Final = f"more than 0, to {USUAL_RATE:.0f} (or the workload's own most) a second"
 _SECONDS_ALLOWED: Final = f"0 to {LONGEST_S}, or lowest-highest"
-_RANGE: Final = re.compile(r"\s*([0-9.]+)\s*-\s*([0-9.]+)\s*")
-_NUMBER: Final = re.compile(r"\s*[0-9.]+\s*")
+_DIGITS: Final = r"(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
+_RANGE: Final = re.compile(rf"\s*({_DIGITS})\s*-\s*({_DIGITS})\s*")
+_NUMBER: Final = re.compile(rf"\s*{_DIGITS}\s*")
+
+# The fields and what may stand there, by the keys whose checks judge them.
+_JUDGED: Final = {key: (name, allowed) for name, (key, allowed) in KEYS.items()} | {
+    "arrivals.rate": ("walkaway_rate", _RATE_ALLOWED),
+    "run.most_rate": ("walkaway_rate", _RATE_ALLOWED),
+    "arrivals.seconds": ("run_time", KEYS["run_time"][1]),
+    "load.mix.0.seconds": ("walkaway_seconds", _SECONDS_ALLOWED),
+}
+_PLACED: Final = re.compile(r"(?:--set [\w.]+|.*?\.toml): (.*)")
+_KEY: Final = re.compile(r"`([\w.]+)`")
 
 
 def form_settings(fields: Mapping[str, str]) -> list[str]:
@@ -57,12 +67,28 @@ def form_settings(fields: Mapping[str, str]) -> list[str]:
     return settings + _mix(fields) + _arrivals(fields)
 
 
-def with_range(message: str) -> str:
-    """What is wrong with a setting, and what its field allows."""
-    for key, allowed in KEYS.values():
-        if f"`{key}`" in message:
-            return f"{message} (allowed: {allowed})"
-    return message
+def in_words_of_the_form(message: str, fields: Mapping[str, str]) -> str:
+    """What is wrong with the settings that these fields became, said of the fields.
+
+    A form knows no keys, flags and files; what no field says is left as it was.
+    """
+    lines = [_of_the_form(line, fields) for line in message.splitlines()]
+    return "\n".join(dict.fromkeys(lines))
+
+
+def _of_the_form(line: str, fields: Mapping[str, str]) -> str:
+    if (placed := _PLACED.fullmatch(line)) is None or (key := _KEY.search(placed[1])) is None:
+        return line
+    name, allowed = _JUDGED.get(key[1], ("", ""))
+    if text := fields.get(name, "").strip():
+        most_streams = fields.get("walkaway_most_streams", "") or USUAL_STREAMS
+        return _refused(name, text, allowed.format(most_streams=most_streams))
+    return placed[1] if line.startswith("--set") else line
+
+
+def _refused(field: str, text: str, allowed: str) -> str:
+    name = field.removeprefix("walkaway_").replace("_", " ")
+    return f"{name}: {text!r} is refused; allowed: {allowed}"
 
 
 def simple_load(workload: Workload) -> AbandonLoad:
@@ -90,7 +116,7 @@ def check_startable(workload: Workload) -> None:
             f"workload {name} directs its requests by a plan of its own; the web page starts "
             'users who leave (load.kind = "abandon"): run it without --web'
         )
-    if held := _HELD & {entry.way for entry in load.leavers}:
+    if held := HELD & {entry.way for entry in load.leavers}:
         raise ConfigError(
             f"way to leave: {', '.join(sorted(held))} leaves connections open, which must be held "
             "until the server has settled, and the users of the web page end before: take another "
@@ -149,9 +175,11 @@ def _arrivals(fields: Mapping[str, str]) -> list[str]:
         raise ConfigError(f"arrivals: must be one of {', '.join(ARRIVALS)}, not {kind!r}")
     rate, seconds = fields.get("walkaway_rate", "").strip(), fields.get("run_time", "").strip()
     if not _NUMBER.fullmatch(rate):
-        raise ConfigError(f"rate: {rate!r} is refused; allowed: {_RATE_ALLOWED}")
+        raise ConfigError(_refused("walkaway_rate", rate, _RATE_ALLOWED))
     if not seconds:
         raise ConfigError("arrivals at a rate need an end: give a run time, for example 60s")
+    if not _NUMBER.fullmatch(seconds):
+        raise ConfigError(_refused("run_time", seconds, KEYS["run_time"][1]))
     return [
         f'arrivals={{kind="{kind}", rate={rate}, seconds={seconds}}}',
         f"run.max_seconds={float(seconds) + _LAST_STREAMS_S:g}",
@@ -161,13 +189,13 @@ def _arrivals(fields: Mapping[str, str]) -> list[str]:
 def _token_counts(text: str) -> str:
     counts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) <= MOST_TOKENS for part in counts):
-        raise ConfigError(f"token counts: {text!r} is refused; allowed: {_TOKENS_ALLOWED}")
+        raise ConfigError(_refused("walkaway_tokens", text, _TOKENS_ALLOWED))
     return ", ".join(counts)
 
 
 def _seconds(text: str) -> str:
     if not (_RANGE.fullmatch(text) or _NUMBER.fullmatch(text)):
-        raise ConfigError(f"seconds: {text!r} is refused; allowed: {_SECONDS_ALLOWED}")
+        raise ConfigError(_refused("walkaway_seconds", text, _SECONDS_ALLOWED))
     return _as_range(text)
 
 

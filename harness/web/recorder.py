@@ -50,7 +50,7 @@ from harness.run import (
     measure,
 )
 from harness.store import RunFolder
-from harness.web.form import check_startable, form_settings, with_range
+from harness.web.form import check_startable, form_settings, in_words_of_the_form
 from harness.web.live import LiveRun
 from harness.web.tab import final_rows, live_rows
 
@@ -220,7 +220,10 @@ def resolve(command: dict[str, Any]) -> ResolvedOrder:
         engine=fields.get("walkaway_engine", "").strip() or order.engine,
         model=fields.get("walkaway_model", "").strip() or None,
     )
-    resolved = resolve_order(order)
+    try:
+        resolved = resolve_order(order)
+    except ConfigError as error:
+        raise ConfigError(in_words_of_the_form(str(error), fields)) from error
     check_startable(resolved.workload)
     return resolved
 
@@ -237,7 +240,7 @@ def main() -> None:
         try:
             record(resolve(command), commands)
         except WalkawayError as error:
-            tell("refused", why=with_range(short(error)))
+            tell("refused", why=short(error))
         else:
             return
 

@@ -139,7 +139,7 @@ def refuse(page: Page, field: str, text: str, *reasons: str) -> None:
 def fill_in(page: Page) -> None:
     """First mistakes, then what can be."""
     page.get_by_text("Custom parameters").click()
-    refuse(page, "walkawayStayShare", "7", "must be at most 1.0, not 7", "(allowed: 0 to 1)")
+    refuse(page, "walkawayStayShare", "7", "stay share: '7' is refused; allowed: 0 to 1")
     refuse(page, "walkawayEngine", HOSTILE, f"unknown engine `{HOSTILE}`")
     page.select_option("select[name=walkawayLeave]", "tokens")
     page.fill("input[name=walkawayTokens]", "1,4")

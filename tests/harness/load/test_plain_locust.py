@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from harness.collect.clock import local_clock
 from harness.collection import collect
 from harness.load.rows import ShardReader
 from harness.records import Outcome, RequestRow
-from tests.harness.load.load_process import run_locust
+from tests.harness.load.load_process import free_port, run_locust
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, ScriptedServer, Secrets
@@ -34,12 +33,12 @@ def engine(x: Exchange) -> None:
     ("options", "message"),
     [
         (["--walkaway-plan", "nowhere.json"], "cannot read the plan"),
-        (["--walkaway-tokens", "1;2"], "token counts: '1;2' is refused; allowed: "),
-        (["--walkaway-think", "long"], "`load.think`: must be"),
+        (["--walkaway-tokens", "1;2"], "tokens: '1;2' is refused; allowed: "),
+        (["--walkaway-think", "long"], "think: 'long' is refused; allowed: "),
         (["--walkaway-api-key-env", "NO_SUCH_KEY_HERE"], "NO_SUCH_KEY_HERE"),
         (["--walkaway-ca-file", "nowhere.pem"], "nowhere.pem: No such file"),
         (["--walkaway-header", "secret"], "--walkaway-header: must look like Name=value"),
-        (["--users", "20000"], "`run.users` come to 20,000 streams at once"),
+        (["--users", "20000"], "user count: '20000' is refused; allowed: 1 to 10000"),
     ],
 )
 def test_a_mistake_in_the_options_is_one_message(options: list[str], message: str) -> None:
@@ -91,11 +90,6 @@ def test_it_reaches_a_server_behind_tls_and_a_key(
     assert {row.error for row in rows} == {None}
     sent = server.exchanges[rows[0].request_id].headers
     assert (sent["authorization"], sent["x-tenant"], sent["x-more"]) == ("Bearer sk-1", "a=b", "1")
-
-
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return str(listener.getsockname()[1])
 
 
 def move_to_another_host(shards: Path) -> None:
