@@ -77,11 +77,9 @@ def offsets_s(arrivals: RateArrivals, rng: random.Random) -> Iterator[float]:
 
 
 def deal(arrivals: Iterable[Dealt], *, worker: int, workers: int) -> Iterator[Dealt]:
-    """What one of several workers has to do: every so-many-th, so that together they do it all.
-
-    A worker beyond the number that was agreed on gets nothing.
-    """
-    return islice(arrivals, worker, None if worker < workers else worker, workers)
+    """What one of several workers, numbered from 0 without a gap, has to do: every so-many-th, so
+    that together they do it all."""
+    return islice(arrivals, worker, None, workers)
 
 
 def _places(burstiness: float | None, rng: random.Random) -> Iterator[float]:

@@ -6,9 +6,10 @@ open as there may be, the director waits: the requests behind start late, and th
 (`intended_start_ns` is the schedule's, `sent_ns` when it was sent). What was not sent when the load
 ends has no row; the harness knows how many there should be.
 
-With several processes the master tells all of them when the schedule begins and how many they are,
-just before it starts them; each takes every so-many-th arrival. On another host, whose clock is not
-the master's, it begins when the word arrives.
+With several processes the master tells each of them when the schedule begins, how many they are and
+which of them it is, just before it starts them; each takes every so-many-th arrival. They are
+counted anew for each load: Locust's own numbers have gaps where a process was lost before. On
+another host, whose clock is not the master's, the schedule begins when the word arrives.
 """
 
 import time
@@ -79,6 +80,7 @@ class OpenLoopDirector(PlannedUser):
         open_loop = session.plan.open_loop
         assert open_loop is not None
         share = cls.share or Share(begins_ns=_soon_ns(), clock=local_clock())
+        cls.share = None  # it is of this load only
         try:
             _send_all(session, open_loop, share)
         except Exception:  # Locust logs it, and would wait for the time to be up
@@ -180,7 +182,7 @@ def share_out(environment: Environment, open_loop: OpenLoop) -> None:
 
 
 def deal_out(environment: Environment) -> None:
-    """Let a master tell its workers at each start when a schedule begins, and how many share it."""
+    """Let a master tell its workers when each schedule begins, and which part is whose."""
     runner = environment.runner
     if isinstance(runner, MasterRunner):
         _tell_workers(environment, runner)
@@ -190,8 +192,11 @@ def deal_out(environment: Environment) -> None:
 
 def _tell_workers(environment: Environment, runner: MasterRunner) -> None:
     def tell(**_: Any) -> None:
-        share = Share(begins_ns=_soon_ns(), clock=local_clock(), workers=runner.worker_count)
-        runner.send_message(_START, msgspec.to_builtins(share))
+        clients, begins_ns = runner.clients, _soon_ns()
+        ids = [one.id for one in (*clients.ready, *clients.spawning, *clients.running)]
+        for number, client_id in enumerate(ids):
+            share = Share(begins_ns=begins_ns, clock=local_clock(), worker=number, workers=len(ids))
+            runner.send_message(_START, msgspec.to_builtins(share), client_id)
 
     environment.events.test_start.add_listener(tell)  # type: ignore[no-untyped-call]
 
@@ -199,7 +204,6 @@ def _tell_workers(environment: Environment, runner: MasterRunner) -> None:
 def _listen_to_master(runner: WorkerRunner) -> None:
     def hear(msg: Any, **_: Any) -> None:
         share = msgspec.convert(msg.data, Share)
-        share.worker = runner.worker_index
         if share.clock != local_clock():
             share.begins_ns = _soon_ns()
         OpenLoopDirector.share = share

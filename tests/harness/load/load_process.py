@@ -1,6 +1,7 @@
 """The load process as the harness starts it: Locust, with a plan; its rows lie in a folder."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -83,3 +84,8 @@ def run_locust(*options: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return str(listener.getsockname()[1])

@@ -112,4 +112,3 @@ def test_a_rate_whose_square_is_no_number_any_more_divides_nothing_by_zero() -> 
 def test_workers_together_send_each_arrival_once(number: int, workers: int) -> None:
     shares = [list(deal(range(number), worker=i, workers=workers)) for i in range(workers)]
     assert sorted(one for share in shares for one in share) == list(range(number))
-    assert not list(deal(range(number), worker=workers, workers=workers))

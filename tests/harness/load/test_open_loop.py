@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 from collections.abc import Callable
 from itertools import count
@@ -19,7 +20,7 @@ from harness.load.mix import AfterTokens, Never
 from harness.load.plan import AbandonLoad, OpenLoop
 from harness.load.traces import TraceReplay
 from harness.records import Outcome, RequestRow
-from tests.harness.load.load_process import LoadProcess
+from tests.harness.load.load_process import LoadProcess, free_port, run_locust
 from tests.harness.load.mixes import load_of, slice_of
 
 if TYPE_CHECKING:
@@ -130,6 +131,39 @@ def test_several_processes_send_one_schedule(serve: Serve, tmp_path: Path) -> No
     rows = child.result()
     assert schedule_of(rows) == [(n, 10 * n) for n in range(30)]
     assert len(list(tmp_path.glob("requests-*.ndjson"))) == 2
+
+
+def test_a_worker_that_was_lost_takes_no_arrivals_with_it(serve: Serve, tmp_path: Path) -> None:
+    """Locust never gives its number to another one: the two that follow are 1 and 2."""
+    port = free_port()
+    at = ("--master-bind-host", "127.0.0.1", "--master-bind-port", port)
+    child = LoadProcess(
+        tmp_path,
+        serve(engine).url,
+        staying(),
+        users=1,
+        open_loop=evenly(rate=100, seconds=0.3),
+        options=("--master", "--expect-workers", "2", *at),
+    )
+
+    def worker() -> subprocess.Popen[str]:
+        options = ("--master-host", "127.0.0.1", "--master-port", port)
+        return run_locust("--worker", *options, "--walkaway-plan", str(tmp_path / "plan.json"))
+
+    def wait_for(word: str) -> None:
+        assert child.process.stderr is not None
+        assert any(word in line for line in child.process.stderr), word
+
+    lost = worker()
+    wait_for("reported as ready")
+    lost.kill()
+    wait_for("The last worker went missing")
+    followers = [worker(), worker()]
+    rows = child.result()
+    for one in (lost, *followers):
+        one.communicate(timeout=30)
+    assert schedule_of(rows) == [(n, 10 * n) for n in range(30)]
+    assert sum(path.stat().st_size > 0 for path in tmp_path.glob("requests-*")) == 2
 
 
 def test_a_trace_is_replayed_with_its_lengths_and_its_shared_pages(
