@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-import msgspec
-
 from dashboards import comparison_figures as draw
 from dashboards.comparison_figures import Ratio
 from dashboards.contenders import Contender, Match
@@ -22,6 +20,13 @@ WAITS: Final = (
     ("ttft_s", "first token of those who stayed"),
     ("itl_s", "between tokens of those who stayed"),
 )
+_STEPS_JUDGE: Final = (
+    "Times in steps of each engine: what is left when one is faster because its steps are shorter. "
+    "By these the times are judged."
+)
+_NOT_JUDGED_HERE: Final = (
+    "As measured. The times among them are judged in steps, above, and have hollow diamonds here."
+)
 
 
 def sections(match: Match) -> list[Section]:
@@ -38,28 +43,34 @@ def _ratios(match: Match) -> Section:
         "worse, a hollow circle could be either; a hollow diamond is not judged.",
         good="left of 1, but for figures of which more is better, whose names say so.",
     )
-    judged = list(_dots(match, _in_steps))
-    measured = list(_dots(match, _as_measured))
-    if not measured:
-        return section.without("No figure is above 0 in both runs, so there is no ratio.")
-    pictures = [_ratio_picture("ratios", measured, "As measured.")]
     if any(steps_differ(comparison) for _, comparison in match.candidates):
-        note = (
-            "Times in steps of each engine: what is left when one is faster because its steps are "
-            "shorter. By these the times are judged."
-        )
-        pictures.append(_ratio_picture("ratios-in-steps", judged, note))
-    return section.drawn(*pictures)
+        pictures = [
+            _ratio_picture("ratios-in-steps", list(_dots(match, _in_steps)), _STEPS_JUDGE),
+            _ratio_picture("ratios", list(_dots(match, _beside_steps)), _NOT_JUDGED_HERE),
+        ]
+    else:
+        pictures = [_ratio_picture("ratios", list(_dots(match, _as_measured)), "As measured.")]
+    drawn = [picture for picture in pictures if picture is not None]
+    if not drawn:
+        return section.without("No figure is above 0 in both runs, so there is no ratio.")
+    return section.drawn(*drawn)
 
 
-def _ratio_picture(name: str, dots: list[Ratio], note: str) -> Picture:
+def _ratio_picture(name: str, dots: list[Ratio], note: str) -> Picture | None:
+    if not dots:
+        return None
     alt = f"Ratios to the baseline with intervals. {' '.join(f'{dot.words}.' for dot in dots)}"
     return Picture(name=name, figure=draw.ratios(dots), alt=alt, note=note)
 
 
 def _as_measured(pair: Pair) -> tuple[float | None, Limits | None, Standing]:
-    without_steps = msgspec.structs.replace(pair, ratio_in_steps=None)
-    return pair.ratio, pair.ratio_ci95, standing(without_steps)
+    return pair.ratio, pair.ratio_ci95, standing(pair)
+
+
+def _beside_steps(pair: Pair) -> tuple[float | None, Limits | None, Standing]:
+    """Where steps judge, what was measured is shown and not judged a second time."""
+    ratio, limits, stands = _as_measured(pair)
+    return ratio, limits, stands if pair.ratio_in_steps is None else Standing.NOT_JUDGED
 
 
 def _in_steps(pair: Pair) -> tuple[float | None, Limits | None, Standing]:

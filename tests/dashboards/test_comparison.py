@@ -89,13 +89,14 @@ def test_every_picture_is_there_and_told_in_words(runs: tuple[Path, Path]) -> No
     assert max(decoded(second["x"])) == pytest.approx(31)
 
 
-def test_a_slower_machine_is_worse_as_measured_and_not_in_steps(runs: tuple[Path, Path]) -> None:
+def test_a_slower_machine_is_judged_once_and_in_steps(runs: tuple[Path, Path]) -> None:
     before, after = runs
     change_metric(before, "ttft_s", p50=0.05, p50_ci95=(0.049, 0.051))
     change_metric(after, "ttft_s", p50=0.10, p50_ci95=(0.098, 0.102))
     figures = compared(before, after).figures()
+    assert list(figures)[:2] == ["arm0-ratios-in-steps", "arm0-ratios"]  # what judges, first
     for picture, told in (
-        ("ratios", "ttft_s p50 2x (1.94 to 2.06), worse"),
+        ("ratios", "ttft_s p50 2x (1.94 to 2.06), not judged"),
         ("ratios-in-steps", "ttft_s p50 1x (0.972 to 1.03), no sure difference"),
     ):
         words = [
