@@ -27,7 +27,7 @@ EXAMPLES = ROOT / "docs" / "ci"
 SHORT = (
     "--set run.users=6 --set engine.max_num_seqs=4 --set load.stop_after_abandons=120 "
     '--set \'gate.limits=["ghost_rate.mean == 0", "leaked_slots.max == 0", '
-    '"leaked_blocks.max == 0", "cancel_latency_steps.p50 <= 2"]\''
+    '"leaked_blocks.max == 0", "cancel_latency_steps.p50 < 1.5"]\''
 )
 
 
@@ -81,19 +81,26 @@ class Job:
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
-    """The same gate on a good build (GitHub's step) and on one that leaks (GitLab's), at once."""
+    """The same gate on a good build (GitHub's step), on one that leaks, and on one that lets go a
+    step later (both GitLab's), at once."""
     github, gitlab = steps("github-actions.yml", "gate")[-1], steps("gitlab-ci.yml", "gate")[-1]
-    good, leaky = tmp_path_factory.mktemp("good"), tmp_path_factory.mktemp("leaky")
-    summary = good / "step-summary.md"
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("good", "leaky", "late")}
+    summary = folders["good"] / "step-summary.md"
     summary.touch()
-    fault = "--set 'engine.faults=[\"leak-blocks=1\"]' --set engine.allow_faults=true"
+    bad = f"{gitlab['run']} {SHORT} --set engine.allow_faults=true"
+    leaks, is_late = (
+        f"{bad} --set 'engine.faults=[\"{fault}\"]'"
+        for fault in ("leak-blocks=1", "delay-abort=0.02")
+    )
     with (
-        Job(good, f"{github['run']} {SHORT}", GITHUB_STEP_SUMMARY=str(summary)) as first,
-        Job(leaky, f"{gitlab['run']} {SHORT} {fault}", GITHUB_STEP_SUMMARY="") as second,
+        Job(folders["good"], f"{github['run']} {SHORT}", GITHUB_STEP_SUMMARY=str(summary)) as good,
+        Job(folders["leaky"], leaks, GITHUB_STEP_SUMMARY="") as leaky,
+        Job(folders["late"], is_late, GITHUB_STEP_SUMMARY="") as late,
     ):
-        assert first.code() == 0, first.output
-        assert second.code() == 3, second.output
-    return {"good": first, "leaky": second}
+        assert good.code() == 0, good.output
+        assert leaky.code() == 3, leaky.output
+        assert late.code() == 3, late.output
+    return {"good": good, "leaky": leaky, "late": late}
 
 
 def test_the_projects_own_engine_passes_its_gate(jobs: dict[str, Job]) -> None:
@@ -107,6 +114,11 @@ def test_a_build_that_leaks_does_not(jobs: dict[str, Job]) -> None:
     failed = [name for name, case in jobs["leaky"].junit().items() if not case.is_passed]
     assert failed == ["leaked_blocks.max == 0"]
     assert "❌ fail" in (jobs["leaky"].folder / "gate-run" / "gate.md").read_text()
+
+
+def test_a_build_that_is_late_by_one_step_does_not(jobs: dict[str, Job]) -> None:
+    failed = [name for name, case in jobs["late"].junit().items() if not case.is_passed]
+    assert failed == ["cancel_latency_steps.p50 < 1.5"]
 
 
 @pytest.fixture(scope="module")
