@@ -1,5 +1,6 @@
 """The sections about those who left: stages, latency, ways of leaving, recovery."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from dashboards.ladders import ladders
 from dashboards.section import Picture, Section, median_and_p99, why_not
 from dashboards.source import Run
 from dashboards.stage_table import stage_table, stages_in_steps
-from dashboards.stages import STAGE_ROWS, STAGES, cancel_stages, stage_parts
+from dashboards.stages import STAGE_ROWS, STAGES, cancel_stages, open_at_most, stage_parts
 from dashboards.tables import PlainTable
 from dashboards.waste_section import PHASES
 from harness.analysis.cancellation import was_cancelled
@@ -44,9 +45,9 @@ def stages(run: Run) -> Section:
         good="detect and signal well below a step, wait at most the step in progress, free next to "
         "nothing, refill in the very next step.",
     )
-    present = {name: run.metrics[name] for name, _, _ in STAGES if name in run.metrics}
+    present = {name: run.metrics[name] for name, *_ in STAGES if name in run.metrics}
     if not present:
-        names = tuple(name for name, _, _ in STAGES)
+        names = tuple(name for name, *_ in STAGES)
         return section.without(why_not(run, names, "This server tells no stages of a cancel."))
     words = [
         f"{label[0].upper()}{label[1:]}: "
@@ -70,11 +71,13 @@ def _not_drawn(metrics: Mapping[str, Metric]) -> str | None:
     said = []
     if any(part.is_open for parts in rows.values() for part in parts.values()):
         said.append(
-            "Hatched: known only to last longer, because so many requests were never stopped; the "
+            "An arrow: known only to last longer, because so many requests were never stopped; the "
             "row ends there."
         )
+    if open_at_most(rows.values()) < math.inf:
+        said.append("There it is cut off and not to scale, to leave room for the stages before it.")
     names = {
-        label: [name[:-2] for name, _, _ in STAGES if name not in parts]
+        label: [name[:-2] for name, *_ in STAGES if name not in parts]
         for label, parts in rows.items()
     }
     left_out = [f"{label} of {', '.join(those)}" for label, those in names.items() if those]

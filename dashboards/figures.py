@@ -1,6 +1,7 @@
 """Distributions and comparisons: frame in, figure out. Nothing here reads a file or a clock."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -15,9 +16,9 @@ from harness.analysis.stats import kaplan_meier
 
 RECOVERY_ARMS: Final = (("unloaded", GREEN), ("abandon", BLUE), ("control", GREY))
 PHASES: Final = (
-    ("waiting", "left while waiting", ORANGE),
-    ("prefill", "left in prefill", GREEN),
-    ("decode", "left in decode", PURPLE),
+    ("waiting", "left while waiting", ORANGE, "dash"),
+    ("prefill", "left in prefill", GREEN, "dot"),
+    ("decode", "left in decode", PURPLE, "dashdot"),
 )
 FEWEST_OF_A_PHASE: Final = 5  # fewer do not make a distribution
 LOG_FROM: Final = 20  # times the median: beyond it a linear axis would hide the middle
@@ -35,13 +36,15 @@ def cancel_latency(cancels: pd.DataFrame) -> go.Figure:
     cancels = cancels[was_cancelled(cancels)]
     seconds = cancels["cancel_latency_s"].to_numpy(dtype=float)
     censored = cancels["censored"].to_numpy(dtype=bool)
-    times, shares = _add_curve(figure, cancels, name="all", colour=BLUE, width=3)
+    line = {"color": BLUE, "width": 3}
+    times, shares = _add_curve(figure, cancels, name="all", line=line)
     phases = cancels["phase"].value_counts()
     if len(phases) > 1:
-        for phase, label, colour in PHASES:
+        for phase, label, colour, dash in PHASES:
             if phases.get(phase, 0) >= FEWEST_OF_A_PHASE:
                 rows = cancels[cancels["phase"] == phase]
-                _add_curve(figure, rows, name=label, colour=colour, width=1.5)
+                line = {"color": colour, "width": 1.8, "dash": dash}
+                _add_curve(figure, rows, name=label, line=line)
     if censored.any():
         ends = thin_marks(np.unique(seconds[censored]), seconds.max())
         figure.add_scatter(
@@ -61,7 +64,7 @@ def cancel_latency(cancels: pd.DataFrame) -> go.Figure:
 
 
 def _add_curve(
-    figure: go.Figure, cancels: pd.DataFrame, *, name: str, colour: str, width: float
+    figure: go.Figure, cancels: pd.DataFrame, *, name: str, line: Mapping[str, Any]
 ) -> tuple[Floats, Floats]:
     curve = kaplan_meier(
         cancels["cancel_latency_s"].to_numpy(dtype=float),
@@ -73,7 +76,7 @@ def _add_curve(
         x=times[drawn] * 1e3,
         y=shares[drawn],
         mode="lines",
-        line={"shape": "hv", "width": width, "color": colour},
+        line={"shape": "hv", **line},
         name=name,
         hovertemplate="%{y:.1%} within %{x:.3~s} ms",
     )

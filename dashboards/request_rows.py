@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from dashboards.chosen import Chosen, choose
 from dashboards.source import Run
+from harness.analysis.cancellation import is_unfinished
 from harness.analysis.stats import Ints
 from harness.analysis.token_times import without_tokens
 
@@ -63,6 +64,7 @@ def _cancel_columns(rows: pd.DataFrame, cancels: pd.DataFrame) -> dict[str, list
     left = cancels.set_index("request_id").reindex(rows["request_id"])
     names = ("phase", "ghost", "censored", "finish_reason", "cancel_latency_steps", "wasted_tokens")
     found = {name: _objects(left[name]) for name in names}
+    found["is_unfinished"] = is_unfinished(left).tolist()
     return found | {"let_go_ms": _milliseconds(left["cancel_latency_s"] * 1e3)}
 
 

@@ -12,7 +12,7 @@ from dashboards.source import Run
 from dashboards.tables import PlainTable
 from dashboards.timelines import Timeline
 from harness.records import Metric
-from harness.words import figure_of
+from harness.words import bounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,4 +64,4 @@ def median_and_p99(metric: Metric | None) -> str:
     """Two quantiles as a sentence for an alternative text; nothing where there is no metric."""
     if metric is None or not metric.n:
         return ""
-    return f"Median {figure_of(metric, 'p50')}, 99th percentile {figure_of(metric, 'p99')}."
+    return f"Median {bounded(metric, 'p50')}, 99th percentile {bounded(metric, 'p99')}."

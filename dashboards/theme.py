@@ -1,8 +1,9 @@
 """How every picture looks: one palette, one empty canvas.
 
 The colours are Okabe and Ito's, which people with any common colour blindness can tell apart, in
-an order that alternates light and dark. A picture carries no ink colour of its own: text, axes and
-grid lines get theirs from the page when it is shown, so one figure serves light, dark and paper.
+an order that alternates light and dark; dashes and patterns tell the same without any colour. A
+picture carries no ink colour of its own: text, axes and grid lines get theirs from the page when it
+is shown, so one figure serves light, dark and paper.
 """
 
 from html import escape
@@ -17,7 +18,9 @@ VERMILION: Final = "#D55E00"
 SKY: Final = "#56B4E9"
 PURPLE: Final = "#CC79A7"
 GREY: Final = "#8A8F98"
+HATCH: Final = "#14171A"
 CYCLE: Final = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, GREY)
+DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")  # beside a colour
 
 HEIGHT_PX: Final = 320
 
@@ -51,6 +54,11 @@ def _axis(title: str) -> dict[str, Any]:
     """Fixed: a drag over a picture scrolls the page, on a phone above all."""
     text = {"text": title, "font": {"size": 13}}
     return {"title": text, "automargin": True, "zeroline": False, "fixedrange": True}
+
+
+def pattern(shape: str | list[str]) -> dict[str, Any]:
+    """Hatching over the colour of a bar: `""` is none."""
+    return {"shape": shape, "fillmode": "overlay", "fgcolor": HATCH, "size": 7, "solidity": 0.25}
 
 
 def plain(text: object) -> str:

@@ -5,6 +5,7 @@ The time axis is seconds since the load began, for every picture, so they can be
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from dashboards.downsample import Floats, Series, min_max
 from dashboards.theme import (
     BLUE,
     CYCLE,
+    DASHES,
     GREEN,
     GREY,
     HEIGHT_PX,
@@ -81,7 +83,7 @@ def batch_slots(running: Series, waiting: Series | None, marks: Marks, clock: Cl
     figure = over_time(clock, y_title="requests", height=HEIGHT_PX)
     _steps(figure, running, name="running (in a slot)", colour=BLUE)
     if waiting is not None:
-        _steps(figure, waiting, name="waiting", colour=ORANGE)
+        _steps(figure, waiting, name="waiting", colour=ORANGE, dash="dot")
     _add_marks(figure, marks, clock)
     series = [running, *([waiting] if waiting else [])]
     return Timeline(figure=figure, note=_notes(series, marks))
@@ -135,12 +137,13 @@ def kv_blocks(
 def lines(series: Mapping[str, Series], clock: Clock, *, y_title: str) -> Timeline:
     """One line for each named series."""
     figure = over_time(clock, y_title=y_title)
-    for (name, one), colour in zip(series.items(), CYCLE * len(series), strict=False):
+    looks = zip(cycle(CYCLE), cycle(DASHES), strict=False)
+    for (name, one), (colour, dash) in zip(series.items(), looks, strict=False):
         figure.add_scatter(
             x=one.x,
             y=one.y,
             mode="lines",
-            line={"width": 1.6, "color": colour},
+            line={"width": 1.6, "color": colour, "dash": dash},
             name=plain(name),
             hovertemplate="%{y:.3~g} at %{x:.2f} s",
         )
@@ -155,12 +158,14 @@ def column_series(frame: pd.DataFrame, column: str, clock: Clock, *, scale: floa
     return min_max(clock.seconds(ordered["t_ns"]), values)
 
 
-def _steps(figure: go.Figure, series: Series, *, name: str, colour: str) -> None:
+def _steps(
+    figure: go.Figure, series: Series, *, name: str, colour: str, dash: str = "solid"
+) -> None:
     figure.add_scatter(
         x=series.x,
         y=series.y,
         mode="lines",
-        line={"shape": "hv", "width": 1.8, "color": colour},
+        line={"shape": "hv", "width": 1.8, "color": colour, "dash": dash},
         name=name,
         hovertemplate="%{y:,} at %{x:.2f} s",
     )

@@ -1,6 +1,6 @@
 """The section about tokens for nobody: by when a user left, and by what the request was doing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,8 +11,9 @@ import plotly.graph_objects as go
 from dashboards.section import Picture, Section, median_and_p99, why_not
 from dashboards.source import Run
 from dashboards.tables import PlainTable
-from dashboards.theme import SKY, VERMILION, canvas
-from harness.words import number, quantity
+from dashboards.theme import SKY, VERMILION, canvas, pattern
+from harness.analysis.cancellation import is_unfinished
+from harness.words import quantity
 
 MOST_BARS: Final = 10
 PHASES: Final = {"waiting": "in the queue", "prefill": "in prefill", "decode": "in decode"}
@@ -21,12 +22,21 @@ _SPENT: Final = (("slot_seconds", "s"), ("gpu_seconds", "s"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """Mean unread tokens of `n` requests: sampled before their users left, and after."""
+    """Mean unread tokens of `n` requests: sampled before their users left, and after.
+
+    A lower bound (`is_lower`) where some were still held when the watching ended.
+    """
 
     label: str
     n: int
     in_flight: float
     after_close: float
+    is_lower: bool = False
+
+    @property
+    def text(self) -> str:
+        """The sum, with the sign of its bound."""
+        return _shown(self.in_flight + self.after_close, "", is_lower=self.is_lower)
 
 
 def waste(run: Run) -> Section:
@@ -50,19 +60,22 @@ def waste(run: Run) -> Section:
 
 def _by_point(run: Run) -> list[Picture]:
     points = run.summary.breakdown.get("waste_by_abandon_point") or []
-    bars = point_bars(points)
+    is_open = is_unfinished(run.cancels)
+    bars = point_bars(points, unfinished=set(run.cancels.loc[is_open, "planned_abandon"].dropna()))
     if not bars:
         return []
-    note = None
+    said = []
     if len(points) > len(bars):
-        note = f"{len(points):,} abandon points, in {len(bars)} groups of about as many requests."
+        said.append(
+            f"{len(points):,} abandon points, in {len(bars)} groups of about as many requests."
+        )
     return [
         Picture(
             name="waste",
             figure=waste_bars(bars, x_title="tokens the user was to read before leaving"),
             alt="Stacked bars of wasted tokens for each abandon point. "
             + median_and_p99(run.metrics.get("wasted_tokens")),
-            note=note,
+            note=" ".join([*said, *_about_bounds(bars)]) or None,
         )
     ]
 
@@ -71,19 +84,34 @@ def _by_phase(run: Run) -> list[Picture]:
     bars = phase_bars(run.cancels)
     if not bars:
         return []
-    words = "; ".join(f"{bar.label}: {number(bar.in_flight + bar.after_close)}" for bar in bars)
+    words = "; ".join(f"{bar.label}: {bar.text}" for bar in bars)
     return [
         Picture(
             name="waste-phase",
             figure=waste_bars(bars, x_title="where the request was when its user left"),
             alt=f"Stacked bars of mean wasted tokens for each phase. {words}.",
+            note=" ".join(_about_bounds(bars)) or None,
         )
     ]
 
 
-def point_bars(points: Sequence[Mapping[str, Any]], most: int = MOST_BARS) -> list[Bar]:
+def _about_bounds(bars: Sequence[Bar]) -> list[str]:
+    if not any(bar.is_lower for bar in bars):
+        return []
+    return ["≥: at least so many; some requests were still held when the watching ended."]
+
+
+def _shown(value: float, unit: str, *, is_lower: bool) -> str:
+    return ("≥ " if is_lower else "") + quantity(value, unit)
+
+
+def point_bars(
+    points: Sequence[Mapping[str, Any]],
+    most: int = MOST_BARS,
+    unfinished: Collection[int] = (),
+) -> list[Bar]:
     """A bar for each abandon point; of more than `most`, neighbours are put together so that each
-    bar is of about as many requests."""
+    bar is of about as many requests. Of the points in `unfinished` a lower bound is known."""
     if not points:
         return []
     counts = np.array([point["n"] for point in points])
@@ -102,6 +130,7 @@ def point_bars(points: Sequence[Mapping[str, Any]], most: int = MOST_BARS) -> li
                 n=int(n.sum()),
                 in_flight=_mean([point["in_flight_mean"] for point in those], n),
                 after_close=_mean([point["after_close_mean"] for point in those], n),
+                is_lower=any(point["planned_abandon"] in unfinished for point in those),
             )
         )
     return bars
@@ -121,6 +150,7 @@ def phase_bars(cancels: pd.DataFrame) -> list[Bar]:
             n=len(rows),
             in_flight=float(rows[names[0]].mean()),
             after_close=float(rows[names[1]].mean()),
+            is_lower=bool(is_unfinished(rows).any()),
         )
         for phase, label in PHASES.items()
         if len(rows := known[known["phase"] == phase])
@@ -132,22 +162,22 @@ def waste_bars(bars: Sequence[Bar], *, x_title: str) -> go.Figure:
     figure = canvas(x_title=x_title, y_title="tokens for nobody, mean", height=280)
     names = [bar.label for bar in bars]
     parts = (
-        ([bar.in_flight for bar in bars], "on the way when the user left", SKY),
-        ([bar.after_close for bar in bars], "generated after the user had left", VERMILION),
+        ([bar.in_flight for bar in bars], "on the way when the user left", SKY, ""),
+        ([bar.after_close for bar in bars], "generated after the user had left", VERMILION, "/"),
     )
-    for values, label, colour in parts:
+    for values, label, colour, shape in parts:
         figure.add_bar(
             name=label,
             x=names,
             y=values,
-            customdata=[bar.n for bar in bars],
-            marker_color=colour,
-            hovertemplate="%{y:.3~g} tokens, mean of %{customdata} requests"
-            + f"<extra>{label}</extra>",
+            customdata=[(bar.n, bar.text) for bar in bars],
+            marker={"color": colour, "pattern": pattern(shape)},
+            hovertemplate="%{y:.3~g} tokens (of %{customdata[1]}), mean of %{customdata[0]} "
+            f"requests<extra>{label}</extra>",
         )
     figure.update_traces(
         selector=-1,
-        text=[quantity(bar.in_flight + bar.after_close, "") for bar in bars],
+        text=[bar.text for bar in bars],
         textposition="outside",
         textangle=0,
         cliponaxis=False,
@@ -164,7 +194,10 @@ def _tables(cancels: pd.DataFrame) -> tuple[PlainTable, ...]:
         (
             label,
             f"{len(those):,}",
-            *(quantity(float(those[name].mean()), unit) for name, unit in _SPENT),
+            *(
+                _shown(float(those[name].mean()), unit, is_lower=bool(is_unfinished(those).any()))
+                for name, unit in _SPENT
+            ),
         )
         for phase, label in PHASES.items()
         if len(those := known[known["phase"] == phase])

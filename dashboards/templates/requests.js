@@ -35,6 +35,11 @@
     const text = (i) => (of.columns.censored[i] ? "> " : "") + time(value(i));
     return { text, key: value, isNumber: true };
   };
+  // A lower bound where the server still held the request when the watching ended.
+  const wasted = (of, i, shown) => {
+    const value = of.columns.wasted_tokens[i];
+    return (value !== null && of.columns.is_unfinished[i] ? "\u2265 " : "") + shown(value);
+  };
   const wrong = (of) => {
     const text = (i) => of.columns.error[i] ?? (of.columns.ghost[i] ? "never stopped (a ghost)" : "");
     return { text, key: text };
@@ -47,7 +52,11 @@
     "tokens read": figure(column(of, "tokens_read"), count),
     "first token": figure((i) => of.stamps.first_token[i], time),
     "let go after": letGo(of),
-    "tokens wasted": figure(column(of, "wasted_tokens"), count),
+    "tokens wasted": {
+      text: (i) => wasted(of, i, count),
+      key: column(of, "wasted_tokens"),
+      isNumber: true,
+    },
     "what was wrong": wrong(of),
   });
   const SEARCHED = ["request_id", "arm", "role", "outcome", "plan", "way", "error", "phase", "finish_reason"];
@@ -70,7 +79,7 @@
   };
   const KEY =
     "Striped: waiting for a slot. Blue: served, with a line for each token read (for many, some of them). Hatched: held for " +
-    "nobody. The numbers are those of the list below, with the time since the request was sent.";
+    "nobody, up to an arrow where no end was seen. The numbers are those of the list below, with the time since the request was sent.";
   const momentsOf = (of, i) => {
     const found = [{ at: 0, who: "client", text: "sent" }];
     for (const [name, [who, text]] of Object.entries(MOMENTS)) {
@@ -87,7 +96,7 @@
     line.setAttribute("role", "img");
     line.setAttribute("aria-label", label);
     for (const { kind, begin, end } of spans) {
-      if (begin === null || end === null || end <= from || begin >= to) continue;
+      if (begin === null || end === null || end <= Math.max(begin, from) || begin >= to) continue;
       const span = line.appendChild(make("i", { className: `span ${kind}` }));
       span.style.left = place(Math.max(begin, from));
       span.style.right = `calc(100% - ${place(Math.min(end, to))})`;
@@ -109,22 +118,31 @@
     });
     return make("figure", {}, line, make("figcaption", {}, label));
   };
+  const earliest = (...stamps) => {
+    const known = stamps.filter((at) => at !== null);
+    return known.length ? Math.min(...known) : null;
+  };
   const tracksOf = (of, i, moments) => {
     const at = (name) => of.stamps[name]?.[i] ?? null;
     const [left, ended] = [at("left"), at("ended")];
     const begun = at("admitted") ?? at("first_token");
     const over = at("freed") ?? at("removed") ?? (left === null ? ended : null);
-    const last = Math.max(...moments.map((moment) => moment.at));
+    const seen = Math.max(...moments.map((moment) => moment.at));
+    const isOpen = left !== null && over === null && Boolean(of.columns.censored[i] || of.columns.ghost[i]);
+    const watched = isOpen ? left + (of.columns.let_go_ms[i] ?? 1000 * of.watched_s) : seen;
+    const last = Math.max(seen, watched);
     const spans = [
-      { kind: "queued", begin: 0, end: begun ?? left ?? ended },
+      { kind: "queued", begin: 0, end: earliest(begun, left) ?? ended },
       { kind: "served", begin: begun, end: left ?? over ?? ended },
-      { kind: "nobody", begin: left, end: of.columns.ghost[i] ? last : over },
+      { kind: isOpen ? "nobody open" : "nobody", begin: left, end: isOpen ? last : over },
     ];
     const from = Math.min(0, moments[0].at);
-    const length = `${time(last - from)} in all`;
+    const more = isOpen ? "> " : "";
+    const unseen = isOpen ? "; its end was never seen" : "";
+    const length = `${more}${time(last - from)} in all${unseen}`;
     const drawn = [track(moments, of.ticks[i], spans, from, last, `The whole request, ${length}.`)];
     if (left !== null && last > left) {
-      const zoomed = `From the user's leaving on: ${time(last - left)}.`;
+      const zoomed = `From the user's leaving on: ${more}${time(last - left)}${unseen}.`;
       drawn.push(track(moments, of.ticks[i], spans, left, last, zoomed));
     }
     return drawn;
@@ -147,7 +165,7 @@
       ["was", value("phase") === null ? DASH : `in ${value("phase")} when its user left`],
       ["prompt", amount(value("prompt_tokens"), "token")],
       ["read", `${count(value("tokens_read"))} of at most ${amount(value("max_tokens"), "token")}`],
-      ["wasted", `${amount(value("wasted_tokens"), "token")} generated and never read`],
+      ["wasted", `${wasted(of, i, (tokens) => amount(tokens, "token"))} generated and never read`],
       ["let go after", letGoInWords(of, i)],
       ["server said", value("finish_reason") ?? DASH],
       ["arm, role", `${value("arm")}, ${value("role")}`],

@@ -68,7 +68,7 @@ def test_stages_are_stacked_in_milliseconds() -> None:
     detect, wait = figure.data
     assert (list(detect.x), list(detect.y)) == ([2, 4], ["median", "99th percentile"])
     assert list(wait.x) == [1, 3]
-    assert list(wait.marker.pattern.shape) == ["", ""]
+    assert "/" not in wait.marker.pattern.shape
     assert not figure.layout.annotations
 
 
@@ -81,11 +81,19 @@ def test_a_stage_that_never_ended_is_open_and_ends_its_row() -> None:
         }
     )
     _, signal, wait = figure.data
-    assert (list(signal.x), list(signal.marker.pattern.shape)) == ([1, 1990], ["", "/"])
+    assert list(signal.x) == pytest.approx([1, 6.5])  # half of the row that is known to its end
+    assert [shape == "/" for shape in signal.marker.pattern.shape] == [False, True]
     assert list(wait.y) == ["median"]
     (label,) = figure.layout.annotations
-    assert (label.y, label.x) == ("99th percentile", pytest.approx(1994))
-    assert label.text.startswith("signal &gt; 1.99 s")
+    assert (label.y, label.x) == ("99th percentile", pytest.approx(10.5))
+    assert label.text.startswith("signal &gt; 1.99 s, cut off")
+
+
+def test_an_open_stage_that_leaves_room_for_the_others_is_drawn_to_scale() -> None:
+    figure = cancel_stages({"detect_s": stage(0.02, 0.04), "wait_s": stage(0.02, None, bound=0.1)})
+    _, wait = figure.data
+    assert list(wait.x) == [20, 100]
+    assert "cut off" not in figure.layout.annotations[0].text
 
 
 def test_a_server_that_never_notices_gets_no_pretty_bar_and_a_legend() -> None:
@@ -107,6 +115,8 @@ def test_waste_keeps_its_points_in_order() -> None:
     assert list(after.y) == [1.0, 2.0]
     assert list(in_flight.y) == [0.5, 0.0]
     assert list(after.text) == ["1.5", "2"]
+    _, after = waste_bars(point_bars(points, unfinished={16}), x_title="").data
+    assert list(after.text) == ["1.5", "≥ 2"]
 
 
 def test_many_abandon_points_are_put_together_into_bars_of_as_many_requests() -> None:
@@ -126,9 +136,12 @@ def test_waste_has_a_bar_for_each_phase_that_anybody_left_in() -> None:
             "phase": ["decode", "decode", "waiting", "ended", "decode"],
             "wasted_in_flight_tokens": [1.0, 0.0, 0.0, 9.0, np.nan],
             "wasted_after_close_tokens": [1.0, 2.0, 0.0, 9.0, np.nan],
+            "arrived_ns": pd.array([1, 1, 1, 1, 1], dtype="Int64"),
+            "freed_ns": pd.array([2, None, 2, 2, 2], dtype="Int64"),
         }
     )
     waiting, decode = phase_bars(frame)
+    assert (waiting.text, decode.text) == ("0", "≥ 2")  # one was still held in the end
     assert (waiting.label, waiting.n) == ("in the queue (1)", 1)
     assert (decode.n, decode.in_flight, decode.after_close) == (2, 0.5, 1.5)
 

@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from dashboards.__main__ import main
 from tests.dashboards.browsing import CHROMIUM, chromium, opened, violations
+from tests.dashboards.test_report_honesty import without_an_end
 
 MakeRun = Callable[..., Path]
 
@@ -137,3 +138,53 @@ def test_one_request_is_opened_by_the_keyboard_and_by_its_address(
         assert noise == []
     with opened(browser, report, fragment="#run0-request-nobody") as (page, _):
         expect(page.get_by_role("status")).to_contain_text("not among those that are listed")
+
+
+def test_the_timeline_of_a_request_without_an_end_is_open(
+    browser: Browser, make_run: MakeRun
+) -> None:
+    run = make_run(ghosts=3)
+    without_an_end(run, "u-0")
+    with opened(browser, report_of(run), fragment="#run0-request-u-0") as (page, noise):
+        whole, since = page.locator(".one figure").all()
+        expect(whole.locator("figcaption")).to_have_text(
+            "The whole request, > 2.02 s in all; its end was never seen."
+        )
+        expect(since.locator("figcaption")).to_have_text(
+            "From the user's leaving on: > 2 s; its end was never seen."
+        )
+        bar, line = since.locator(".open").bounding_box(), since.locator(".track").bounding_box()
+        assert bar is not None
+        assert line is not None
+        assert bar["width"] == pytest.approx(line["width"], abs=2)  # all of what was watched
+        expect(page.locator(".one dl")).to_contain_text("≥ ")
+        assert noise == []
+    with opened(browser, report_of(run), fragment="#run0-request-u-1") as (page, _):
+        expect(page.locator(".one .nobody").first).to_be_visible()  # it ended by itself
+        assert page.locator(".one .open").count() == 0
+
+
+NO_BREATH = """() => {
+  const wait = window.setTimeout;
+  window.setTimeout = (after, ms) => (ms === undefined ? 0 : wait(after, ms));
+  addEventListener("afterprint", () => {
+    window.onPaper = [...document.querySelectorAll(".plot")].map((plot) => {
+      const drawn = plot.querySelector(".main-svg");
+      return drawn === null ? 0 : drawn.getBoundingClientRect().width;
+    });
+  });
+}"""
+
+
+def test_paper_has_all_pictures_however_early_it_is_printed(
+    browser: Browser, make_run: MakeRun
+) -> None:
+    page = browser.new_page()
+    page.add_init_script(f"({NO_BREATH})()")  # the page draws one picture, then never gets on
+    page.goto(report_of(make_run()).as_uri())
+    page.wait_for_function("() => document.querySelector('.plot .main-svg') !== null")
+    assert page.locator(".plot .main-svg:first-of-type").count() < 10
+    assert page.pdf().startswith(b"%PDF")
+    on_paper = page.evaluate("onPaper")
+    page.close()
+    assert on_paper == [640] * 10

@@ -3,7 +3,9 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 
 from dashboards.cancel_sections import recovery
@@ -68,6 +70,52 @@ def test_what_ghosts_hold_is_told(make_run: MakeRun) -> None:
     leaked = {"leaks_in_use": {"slots": 8, "blocks": 181}}
     run = make_run(ghosts=6, breakdown={"waste_by_abandon_point": [], **leaked})
     assert "8 slots and 181 blocks are still held" in body_of(page_of(run))
+
+
+def without_an_end(run: Path, request_id: str) -> None:
+    """Take from its log what came after its user had left: the server still holds it."""
+    log = pd.read_parquet(run / "lifecycle.parquet")
+    is_end = log["event"].isin(["removed", "blocks_freed", "finished"])
+    log[~(is_end & (log["client_request_id"] == request_id))].to_parquet(run / "lifecycle.parquet")
+
+
+def test_what_an_endless_request_wasted_is_a_lower_bound_everywhere(make_run: MakeRun) -> None:
+    run = make_run(ghosts=1)
+    without_an_end(run, "u-0")
+    page = page_of(run)
+    drawn = page.figures()
+    assert [text[0] for text in drawn["run0-waste"]["data"][-1]["text"]] == ["≥", "1", "1"]
+    assert [text[0] for text in drawn["run0-waste-phase"]["data"][-1]["text"]] == ["≥"]
+    body = body_of(page)
+    assert "some requests were still held when the watching ended" in body
+    (row,) = (line for line in page.texts("tr") if line.startswith("in prefill") and " ms" in line)
+    assert row.count("≥") == 2
+    (alt,) = (
+        attributes["aria-label"]
+        for _, attributes, _ in page.elements
+        if attributes.get("id") == "run0-waste-phase"
+    )
+    assert "≥" in str(alt)
+
+
+def without_colour(trace: dict[str, Any]) -> tuple[str, ...]:
+    """What is left of the look of a trace, for who sees no colours."""
+    line, marker = trace.get("line", {}), trace.get("marker", {})
+    pattern = marker.get("pattern", {}).get("shape")
+    return (
+        trace["type"],
+        trace.get("mode", ""),
+        line.get("dash", "solid"),
+        str(marker.get("symbol")),
+        json.dumps(pattern if isinstance(pattern, list) else [pattern]),
+    )
+
+
+def test_no_two_marks_of_a_legend_differ_by_colour_alone(make_run: MakeRun) -> None:
+    for name, figure in page_of(make_run(ghosts=6, gpu=True)).figures().items():
+        told = [one for one in figure["data"] if one.get("name") and one.get("showlegend", True)]
+        looks = [without_colour(one) for one in told]
+        assert len(set(looks)) == len(looks), (name, looks)
 
 
 def test_every_quantile_that_the_stages_leave_out_is_named(make_run: MakeRun) -> None:
