@@ -80,7 +80,7 @@ def _compare(baseline: Run, candidate: Run, arm: str) -> Comparison:
         baseline=baseline.path.resolve().name,
         candidate=candidate.path.resolve().name,
         arm=arm,
-        remarks=_remarks(baseline, candidate, first, second, note),
+        remarks=_remarks(baseline, candidate, arm, note),
         pairs=_pairs(
             first, second, counted_alike=is_counted_alike(baseline.summary, candidate.summary)
         ),
@@ -117,14 +117,11 @@ def _step_s(metrics: Mapping[str, Metric]) -> float | None:
     return metrics["step_s"].p50 if "step_s" in metrics else None
 
 
-def _remarks(
-    baseline: Run,
-    candidate: Run,
-    first: Mapping[str, Metric],
-    second: Mapping[str, Metric],
-    note: Remark | None,
-) -> list[Remark]:
-    manifests = [msgspec.to_builtins(_server_manifest(one)) for one in (baseline, candidate)]
+def _remarks(baseline: Run, candidate: Run, arm: str, note: Remark | None) -> list[Remark]:
+    first, second = (_arm(run, arm).metrics for run in (baseline, candidate))
+    manifests = [
+        msgspec.to_builtins(singles(run, arm)[0].manifest) for run in (baseline, candidate)
+    ]
     said = [
         *manifest_remarks(*manifests),
         *summary_remarks(baseline.summary, candidate.summary),
@@ -132,14 +129,6 @@ def _remarks(
         note,
     ]
     return in_level_order([one for one in said if one is not None])
-
-
-def _server_manifest(run: Run) -> object:
-    """The manifest, of a run with arms with the server of its first single run."""
-    if run.manifest.target is not None or not run.rounds:
-        return run.manifest
-    first = next(iter(run.rounds.values())).manifest
-    return msgspec.structs.replace(run.manifest, target=first.target)
 
 
 def _shifts(baseline: Run, candidate: Run, arm: str) -> tuple[dict[str, Shift], Remark | None]:

@@ -139,27 +139,27 @@ def _known(limit: Limit, measured: Measured, terms: Terms) -> Known | Unknown:
         )
     if terms.baseline is None:
         return Unknown(reason="there is no baseline", to_decide="one, by --save-baseline")
-    return _since(limit, metric, measured, terms.baseline.measured)
+    return _since(limit, metric, mine, terms.baseline.measured)
 
 
-def _since(limit: Limit, metric: Metric, measured: Measured, before: Measured) -> Known | Unknown:
-    if why := why_not_comparable(measured.conditions, before.conditions):
-        return Unknown(reason=f"not comparable: {why}", to_decide="a baseline of the same")
+def _since(limit: Limit, metric: Metric, mine: Side, before: Measured) -> Known | Unknown:
     side = before.sides.get(limit.arm)
     if side is None:
         return Unknown(
             reason=f"the baseline has no arm {limit.arm}", to_decide="a baseline that has it"
         )
+    if why := why_not_comparable(mine.conditions, side.conditions):
+        return Unknown(reason=f"not comparable: {why}", to_decide="a baseline of the same")
     if unlike := _unlike(limit, metric, side):
         return unlike
-    machine = other_machine(measured.conditions, before.conditions)
+    machine = other_machine(mine.conditions, side.conditions)
     if machine is not None and depends_on_machine(metric.unit):
         return Unknown(
             reason=f"a time on another machine than the baseline's ({machine})",
             to_decide="a run on that machine, or a baseline from this one "
-            f"({machine_in_words(measured.conditions)})",
+            f"({machine_in_words(mine.conditions)})",
         )
-    return since_baseline(limit, _rounds(measured.sides[limit.arm], limit), _rounds(side, limit))
+    return since_baseline(limit, _rounds(mine, limit), _rounds(side, limit))
 
 
 def _unlike(limit: Limit, metric: Metric, other: Side) -> Unknown | None:

@@ -13,16 +13,6 @@ _DEMAND: Final = ("run", "load", "arrivals")
 _NO_DEMAND: Final = ("seed", "rounds", "reference_arm")
 
 
-class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of the run, or of one of its arms. `per_round`: {metric: {figure: a value a
-    round}}; of a run without arms that is one value."""
-
-    metrics: dict[str, Metric]
-    not_measurable: dict[str, str]
-    per_round: dict[str, dict[str, list[float | None]]]
-    abandoned: int
-
-
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     """Under which the figures came about; what must be alike for two runs to be compared.
 
@@ -37,8 +27,20 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     machine: dict[str, Any]
 
 
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of the run, or of one of its arms. `per_round`: {metric: {figure: a value a
+    round}}; of a run without arms that is one value. `conditions`: those of this arm."""
+
+    conditions: Conditions
+    metrics: dict[str, Metric]
+    not_measurable: dict[str, str]
+    per_round: dict[str, dict[str, list[float | None]]]
+    abandoned: int
+
+
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as it is judged. `invalid`: why its figures mean nothing, if they do not."""
+    """A run as it is judged. `invalid`: why its figures mean nothing, if they do not. `conditions`:
+    those of the workload, and of the server that was run first; each side has its own."""
 
     run_id: str
     created_at: str
@@ -50,10 +52,12 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_measured(
-    summary: Mapping[str, Any], manifest: Mapping[str, Any], of_run: Mapping[str, Any]
+    summary: Mapping[str, Any],
+    manifest: Mapping[str, Any],
+    of_arms: Mapping[str, Mapping[str, Any]],
 ) -> Measured:
-    """From `summary.json` and `manifest.json`. `of_run`: with arms, the manifest of a run of them,
-    which knows the server; else the same.
+    """From `summary.json` and `manifest.json`. `of_arms`: by arm, the manifest of a run of it,
+    which knows its server and its own load; none where there are no arms.
 
     Raises KeyError, TypeError, ValueError or msgspec.ValidationError where they are not what they
     should be.
@@ -65,8 +69,10 @@ def read_measured(
         status=str(summary["status"]),
         is_wedged=bool(summary.get("wedged")),
         invalid=[said["text"] for said in summary["validity"] if said["level"] == "invalid"],
-        conditions=_conditions(summary, manifest, of_run),
-        sides=_sides(summary, has_arms=bool(workload["arms"])),
+        conditions=_conditions(summary, manifest, next(iter(of_arms.values()), manifest)),
+        sides=_sides_of_arms(summary, of_arms)
+        if workload["arms"]
+        else {RUN: _whole(summary, _conditions(summary, manifest, manifest))},
     )
 
 
@@ -75,18 +81,30 @@ def num_rounds(side: Side) -> int:
     return max((len(values) for of in side.per_round.values() for values in of.values()), default=0)
 
 
-def _sides(summary: Mapping[str, Any], *, has_arms: bool) -> dict[str, Side]:
-    if has_arms:
-        return {name: _side(arm, arm["per_round"]) for name, arm in summary["arms"].items()}
+def _sides_of_arms(
+    summary: Mapping[str, Any], of_arms: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Side]:
+    return {
+        name: _side(arm, arm["per_round"], _conditions(summary, of_arms[name], of_arms[name]))
+        for name, arm in summary["arms"].items()
+    }
+
+
+def _whole(summary: Mapping[str, Any], conditions: Conditions) -> Side:
     values = {
         name: {key: [one[key]] for key in ("mean", "p50", "p99") if one[key] is not None}
         for name, one in summary["metrics"].items()
     }
-    return {RUN: _side(summary, values)}
+    return _side(summary, values, conditions)
 
 
-def _side(part: Mapping[str, Any], per_round: dict[str, dict[str, list[float | None]]]) -> Side:
+def _side(
+    part: Mapping[str, Any],
+    per_round: dict[str, dict[str, list[float | None]]],
+    conditions: Conditions,
+) -> Side:
     return Side(
+        conditions=conditions,
         metrics=msgspec.convert(part["metrics"], dict[str, Metric]),
         not_measurable=dict(part.get("not_measurable") or {}),
         per_round=per_round,
@@ -105,8 +123,8 @@ def _conditions(
         demand["run"].pop(key, None)
     return Conditions(
         workload=str(summary["workload"]),
-        engine=summary["engine"],
-        model=summary["model"],
+        engine=target.get("engine", summary["engine"]),
+        model=target.get("model", summary["model"]),
         slots=config.get("max_num_seqs") or target.get("slots_found"),
         demand=demand,
         machine={

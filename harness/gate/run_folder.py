@@ -1,11 +1,13 @@
 """Read a run's folder for the gate, and find out whether it is whole.
 
-Of the rows only the ends of the files are read: that they can be read at all, and that they are as
-many as the summary counted. So a large run is judged as fast as a small one.
+Of the rows no more is read than it takes: the ends of the files, also of each round's, and of the
+requests all but the times of tokens. They must be those that the summary counted.
 """
 
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -14,7 +16,9 @@ import pyarrow.parquet as pq
 from harness.errors import ConfigError
 from harness.gate.measured import Measured, read_measured
 from harness.judged import WHOLE_FILES, UnusableRunError, open_run, read_judged
-from harness.store import RECORDS, RunFolder
+from harness.store import RECORDS, TOKEN_LISTS, RunFolder
+
+Read = TypeVar("Read")
 
 
 def read_run(path: Path) -> Measured:
@@ -23,8 +27,9 @@ def read_run(path: Path) -> Measured:
     folder = open_run(path)
     manifest, summary = read_judged(folder)
     try:
-        _check_rows(folder, summary)
-        return read_measured(summary, manifest, _manifest_of_server(folder, manifest))
+        rounds = [RunFolder(one) for one in folder.runs()] if folder.has_arms else []
+        _check_rows(folder, rounds, summary)
+        return read_measured(summary, manifest, _manifests(rounds))
     except (KeyError, TypeError, ValueError, AttributeError, msgspec.MsgspecError) as error:
         raise UnusableRunError(
             f"{path}: summary.json or manifest.json is not as walkaway writes it: {error!r}",
@@ -32,33 +37,65 @@ def read_run(path: Path) -> Measured:
         ) from error
 
 
-def _manifest_of_server(folder: RunFolder, manifest: dict[str, Any]) -> dict[str, Any]:
-    """With arms, that of a run of them: it knows the server."""
-    runs = folder.runs() if folder.has_arms else []
+def _manifests(rounds: Sequence[RunFolder]) -> dict[str, dict[str, Any]]:
+    """By arm, that of its first run."""
+    first: dict[str, RunFolder] = {}
+    for one in rounds:
+        first.setdefault(one.path.name.partition("-")[2], one)
     try:
-        return RunFolder(runs[0]).read_manifest() if runs else manifest
+        return {arm: one.read_manifest() for arm, one in first.items()}
     except ConfigError as error:
         raise UnusableRunError(str(error), WHOLE_FILES) from error
 
 
-def _check_rows(folder: RunFolder, summary: dict[str, Any]) -> None:
-    """Every file of rows can be read, and is the one that was summarised."""
-    names = ["requests"] if folder.has_arms else list(RECORDS)
-    rows = {name: _num_rows(folder.path / f"{name}.parquet") for name in names}
+def _check_rows(folder: RunFolder, rounds: Sequence[RunFolder], summary: Mapping[str, Any]) -> None:
+    """Every file of rows can be read, and the requests are those that were summarised."""
     sides = summary["arms"].values() if "arms" in summary else [summary]
-    counted = sum(sum(side["outcomes"].values()) for side in sides)
-    if rows["requests"] != counted:
+    counted: Counter[str] = Counter()
+    for side in sides:
+        counted.update(side["outcomes"])
+    _check_requests(folder, [folder], counted)
+    whole = [one for one in rounds if (one.path / "requests.parquet").is_file()]
+    if rounds:
+        _check_requests(folder, whole, counted)
+    for one in whole if rounds else [folder]:
+        for name in RECORDS:
+            _read(one.path / f"{name}.parquet", pq.read_metadata)
+
+
+def _check_requests(
+    run: RunFolder, folders: Sequence[RunFolder], counted: Mapping[str, int]
+) -> None:
+    found: Counter[str] = Counter()
+    for one in folders:
+        found.update(_read(one.path / "requests.parquet", _outcomes))
+    if found.total() != sum(counted.values()):
+        where = "requests.parquet has" if folders == [run] else "the files of the rounds have"
         raise UnusableRunError(
-            f"{folder.path}: requests.parquet has {rows['requests']:,} rows, and summary.json is "
-            f"of {counted:,}",
-            _made_again(folder),
+            f"{run.path}: {where} {found.total():,} rows, and summary.json is of "
+            f"{sum(counted.values()):,}",
+            _made_again(run),
+        )
+    if found != Counter(counted):
+        raise UnusableRunError(
+            f"{run.path}: the requests did not end as summary.json counts them: "
+            f"{dict(found)} and {dict(counted)}",
+            _made_again(run),
         )
 
 
-def _num_rows(file: Path) -> int:
+def _outcomes(file: Path) -> Counter[str]:
+    """How the requests ended; on the way every value is read but the times of tokens."""
+    names = [name for name in pq.read_schema(file).names if name not in TOKEN_LISTS]
+    table = pq.read_table(file, columns=names)
+    table.validate(full=True)
+    return Counter(table["outcome"].to_pylist())
+
+
+def _read(file: Path, read: Callable[[Path], Read]) -> Read:
     try:
-        return int(pq.read_metadata(file).num_rows)
-    except (OSError, pa.ArrowInvalid) as error:
+        return read(file)
+    except (OSError, pa.ArrowException, KeyError) as error:
         raise UnusableRunError(f"{file} cannot be read: {error}", WHOLE_FILES) from error
 
 

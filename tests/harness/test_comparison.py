@@ -201,6 +201,22 @@ def test_arms_are_compared_by_name(runs: tuple[Path, Path], tmp_path: Path) -> N
         compared(tmp_path / "x", runs[0])
 
 
+def test_an_arm_is_held_to_the_load_of_its_own_runs(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    whole = json.loads((runs[0] / "summary.json").read_text())
+    for name, stay_share in (("x", 0.2), ("y", 0.7)):
+        shutil.copytree(runs[0], tmp_path / name)
+        changed(tmp_path / name, "summary.json", arms={"on": whole})
+        of_arm = tmp_path / name / "rounds" / "1-on"
+        shutil.copytree(runs[0], of_arm)
+        manifest = json.loads((of_arm / "manifest.json").read_text())
+        load = manifest["workload"]["load"] | {"stay_share": stay_share}
+        changed(of_arm, "manifest.json", workload=manifest["workload"] | {"load": load})
+    said = [one.text for one in compared(tmp_path / "x", tmp_path / "y").remarks]
+    assert "not the same [load]: stay_share 0.2 / 0.7" in said
+
+
 def test_a_page_and_json_are_one_too_many(runs: tuple[Path, Path]) -> None:
     result = CliRunner().invoke(app, ["compare", *map(str, runs), "--json", "-o", "page.html"])
     assert isinstance(result.exception, ConfigError)

@@ -89,19 +89,19 @@ def manifest(arms: Sequence[str] = (), **more: Any) -> dict[str, Any]:
 
 def measured(summary_: Mapping[str, Any], arms: Sequence[str] = (), **more: Any) -> Measured:
     plain = manifest(arms, **more)
-    return read_measured(summary_, plain, plain)
+    return read_measured(summary_, plain, dict.fromkeys(arms, plain))
 
 
 def save(path: Path, summary_: Mapping[str, Any] | None = None, **more: Any) -> Path:
     """A run's folder; its rows are as many as `arm` counts."""
     folder = RunFolder.claim(path)
-    folder.write_rows(RunRows(requests=[_row(number) for number in range(3)]))
+    folder.write_rows(ROWS)
     folder.write_summary(summary() if summary_ is None else summary_)
     (path / "manifest.json").write_text(json.dumps(manifest(**more)))
     return path
 
 
-def _row(number: int) -> RequestRow:
+def _row(number: int, outcome: Outcome) -> RequestRow:
     return RequestRow(
         request_id=str(number),
         arm="main",
@@ -116,5 +116,13 @@ def _row(number: int) -> RequestRow:
         sent_ns=0,
         ended_ns=1,
         token_counting=TokenCounting.USAGE,
-        outcome=Outcome.COMPLETED,
+        outcome=outcome,
     )
+
+
+ROWS = RunRows(
+    requests=[
+        _row(number, outcome)
+        for number, outcome in enumerate((Outcome.ABANDONED, Outcome.ABANDONED, Outcome.COMPLETED))
+    ]
+)

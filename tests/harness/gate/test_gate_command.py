@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import junitparser
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
@@ -106,6 +107,45 @@ def test_rows_that_the_summary_is_not_of_are_found(
 NESTED = pytest.param('{"a":' * 100_000, id="nested")
 
 
+@pytest.mark.parametrize("name", ["requests", "lifecycle", "steps"])
+def test_a_damaged_round_is_named(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = save_rounds(tmp_path / "run", 1.0, 1.0, 1.0)
+    (run / "rounds" / "1-build" / f"{name}.parquet").write_bytes(b"PAR1 but no more")
+    limit = "build: cancel_latency_steps.p99 <= 2"
+    assert gate(run, limit) == 4
+    assert f"1-build/{name}.parquet cannot be read" in said(capsys)["checks"][0]["reason"]
+
+
+def test_rows_that_a_round_has_lost_are_missed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = save_rounds(tmp_path / "run", 1.0, 1.0, 1.0)
+    (run / "rounds" / "1-build" / "requests.parquet").unlink()
+    assert gate(run, "build: cancel_latency_steps.p99 <= 2") == 4
+    assert "the files of the rounds have 0 rows" in said(capsys)["checks"][0]["reason"]
+
+
+def test_bytes_flipped_within_a_file_are_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = gated.save(tmp_path / "run")
+    file = run / "requests.parquet"
+    start = pq.read_metadata(file).row_group(0).column(0).data_page_offset
+    content = bytearray(file.read_bytes())
+    content[start : start + 20] = bytes(255 - byte for byte in content[start : start + 20])
+    file.write_bytes(content)
+    assert "requests.parquet cannot be read" in undecided(run, capsys)
+
+
+def test_requests_that_ended_otherwise_than_was_counted_are_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = gated.save(tmp_path / "run", gated.summary(outcomes={"abandoned": 3}))
+    assert "did not end as summary.json counts them" in undecided(run, capsys)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 1}', NESTED])
 @pytest.mark.parametrize("name", ["summary.json", "manifest.json"])
 def test_a_damaged_file_is_no_pass(
@@ -196,10 +236,10 @@ def of_rounds(*values: float) -> dict[str, Any]:
 
 
 def save_rounds(path: Path, *values: float) -> Path:
-    """A run with one arm; the server's facts are in the manifest of its first round."""
+    """A run with one arm; the server's facts are in the manifest of its first round, which has all
+    the rows."""
     run = gated.save(path, of_rounds(*values), arms=["build"])
-    (run / "rounds" / "1-build").mkdir(parents=True)
-    (run / "rounds" / "1-build" / "manifest.json").write_text(json.dumps(gated.manifest()))
+    gated.save(run / "rounds" / "1-build")
     return run
 
 
@@ -212,6 +252,22 @@ def test_a_run_is_saved_as_the_baseline_and_the_next_is_held_to_it(tmp_path: Pat
     against = "build / baseline: cancel_latency_steps.mean <= 1.1"
     assert gate(tmp_path / "like", against) == 0
     assert gate(save_rounds(tmp_path / "worse", 2.01, 2.0, 2.02), limit) == 3
+
+
+def test_an_arm_is_compared_under_its_own_load_and_with_its_own_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limit = "build / baseline: cancel_latency_steps.mean <= 1.1"
+    first = save_rounds(tmp_path / "first", 1.0, 1.02, 0.98)
+    assert gate(first, "build: cancel_latency_steps.p99 <= 2", saves_baseline=True) == 0
+    other = save_rounds(tmp_path / "other", 1.0, 1.02, 0.98)
+    manifest = gated.manifest()
+    manifest["workload"]["load"]["answer_tokens"] = 900
+    (other / "rounds" / "1-build" / "manifest.json").write_text(json.dumps(manifest))
+    capsys.readouterr()
+    assert gate(other, limit) == 4
+    reason = said(capsys)["checks"][1]["reason"]
+    assert "`load.answer_tokens` of the baseline: 300; of this run: 900" in reason
 
 
 def test_what_nobody_limits_is_held_to_the_baseline_too(
