@@ -15,6 +15,10 @@ from harness.manifest import LoadProcess
 from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, VoidTrial
 
 _ERRORS = (Outcome.FAILED, Outcome.REJECTED, Outcome.TIMED_OUT)
+_WAITED_IN_VAIN = (
+    "were waiting for their first token when the load ended: the server is stuck, or the load was "
+    "too short for it; with `run.first_token_timeout_s` such a wait ends as timed out"
+)
 _LENGTHS = ("think_ns", "lag_ns")  # no points in time
 _Process = tuple[str, int]  # host, pid
 
@@ -23,7 +27,8 @@ class LoadTally:
     """Reads the shards of a folder, each row once, and remembers what it saw.
 
     With a `host` only those of that host; `ahead_ns` is added to all their stamps.
-    `first_sent_ns` and `last_ended_ns` are None while no request was seen.
+    `first_sent_ns` and `last_ended_ns` are None while no request was seen. `tokens_read`: by all
+    requests together.
     """
 
     def __init__(self, rows_dir: Path, *, host: str = "*", ahead_ns: int = 0) -> None:
@@ -34,6 +39,7 @@ class LoadTally:
         self._void = ShardReader(rows_dir, VoidTrial, host=host)
         self._last: dict[_Process, ClientSample] = {}
         self.outcomes: Counter[Outcome] = Counter()
+        self.tokens_read = 0
         self.first_error: str | None = None
         self.first_sent_ns: int | None = None
         self.last_ended_ns: int | None = None
@@ -74,6 +80,7 @@ class LoadTally:
 
     def _count(self, rows: Sequence[RequestRow]) -> None:
         self.outcomes.update(row.outcome for row in rows)
+        self.tokens_read += sum(row.tokens_read for row in rows)
         if self.first_error is None:
             self.first_error = next((row.error for row in rows if row.error), None)
         first, last = min(row.sent_ns for row in rows), max(row.ended_ns for row in rows)
@@ -108,16 +115,21 @@ def _later(row: Row, by_ns: int) -> Row:
 
 
 def find_hopeless(
-    outcomes: Counter[Outcome], first_error: str | None, processes: Sequence[LoadProcess]
+    outcomes: Counter[Outcome],
+    first_error: str | None,
+    processes: Sequence[LoadProcess],
+    *,
+    tokens_read: int,
 ) -> TargetError | None:
     """The error to end with after a load in which nothing worked at all."""
     if processes and all(process.ended_ns is None for process in processes):
         return TargetError("every load process died; see load.log in the run's folder")
     if not outcomes:
         return TargetError("the load made no request; see load.log in the run's folder")
-    wrong = sum(outcomes[outcome] for outcome in _ERRORS)
-    if not wrong or outcomes[Outcome.COMPLETED] or outcomes[Outcome.ABANDONED]:
+    if outcomes[Outcome.COMPLETED] or outcomes[Outcome.ABANDONED]:
         return None
-    n = outcomes.total()
+    wrong, n = sum(outcomes[outcome] for outcome in _ERRORS), outcomes.total()
+    if not wrong:
+        return None if tokens_read else TargetError(f"all {n} requests {_WAITED_IN_VAIN}")
     how_many = f"all {n} requests failed" if wrong == n else f"{wrong} of {n} requests failed"
     return TargetError(f"{how_many}, and none was answered; the first: {first_error}")

@@ -135,7 +135,12 @@ def measure(
         progress.phase("writing what was collected")
         tally = save(measurement, folder)
     manifest = measurement.manifest
-    hopeless = find_hopeless(tally.outcomes, tally.first_error, manifest.load_processes)
+    hopeless = find_hopeless(
+        tally.outcomes,
+        tally.first_error,
+        manifest.load_processes,
+        tokens_read=tally.tokens_read,
+    )
     return failure or hopeless or find_void(manifest)
 
 

@@ -306,22 +306,31 @@ def a_process(*, ended_ns: int | None) -> LoadProcess:
 
 
 def test_a_load_in_which_nothing_worked_is_a_failure() -> None:
-    def error(**outcomes: int) -> str:
+    def error(tokens_read: int = 1, **outcomes: int) -> str:
         counts = Counter({Outcome(name): n for name, n in outcomes.items()})
-        return str(find_hopeless(counts, "HTTP 404: no such model", []))
+        first = "HTTP 404: no such model"
+        return str(find_hopeless(counts, first, [], tokens_read=tokens_read))
 
     assert "made no request" in error()
     assert error(failed=2).startswith("all 2 requests failed, and none was answered; the first: H")
     assert error(timed_out=1, cut_off=1).startswith("1 of 2 requests failed")
     for fine in ({"failed": 1, "abandoned": 1}, {"failed": 9, "completed": 1}, {"cut_off": 3}):
         assert error(**fine) == "None"
+    assert error(tokens_read=0, abandoned=1, cut_off=1) == "None"  # left before the first token
+    silent = error(tokens_read=0, cut_off=3)
+    assert silent.startswith(
+        "all 3 requests were waiting for their first token when the load ended"
+    )
+    assert "`run.first_token_timeout_s`" in silent
 
 
 def test_a_load_whose_processes_all_died_is_a_failure() -> None:
     counts = Counter({Outcome.ABANDONED: 5})
     dead, alive = a_process(ended_ns=None), a_process(ended_ns=9)
-    assert "every load process died" in str(find_hopeless(counts, None, [dead, dead]))
-    assert find_hopeless(counts, None, [dead, alive]) is None
+    assert "every load process died" in str(
+        find_hopeless(counts, None, [dead, dead], tokens_read=9)
+    )
+    assert find_hopeless(counts, None, [dead, alive], tokens_read=9) is None
 
 
 def test_the_load_is_described(tmp_path: Path) -> None:
