@@ -9,6 +9,9 @@ text is still empty: half of a character is a token too); else an event that sho
 one token, and the row says so. A request for several answers counts the tokens of all of them, and
 has finished when all have.
 
+What is kept of an answer grows with it. One that goes on far beyond what was asked for, and so may
+never end, fails the request before it takes the memory.
+
 Some ways of leaving let the client read on. What comes then is counted apart and changes neither
 the outcome nor `tokens_read`.
 """
@@ -32,6 +35,11 @@ from harness.load.dialect import (
 from harness.load.ticket import Ticket
 from harness.load.transitions import TRANSITIONS, Signal, State
 from harness.records import Delivery, Outcome, RequestRow, Role, TokenCounting, WireClose
+
+# Events with tokens, of which an honest server sends no more than `max_tokens` of each answer. One
+# that does not know `max_tokens` gets room for long answers, too; each event takes some 100 bytes.
+_MOST_TIMES_ASKED: Final = 16
+_ROOM_EVENTS: Final = 10_000
 
 _BUSY_STATUSES: Final = frozenset({429, 503})
 
@@ -74,6 +82,8 @@ class StreamMachine:
         self._usage_per_choice = usage_per_choice
         self._counted: defaultdict[int, int] = defaultdict(int)
         self._unfinished = ticket.intent.n
+        asked = ticket.max_tokens * ticket.intent.n
+        self._most_events = _MOST_TIMES_ASKED * asked + _ROOM_EVENTS
         self._late_tokens: int | None = None
         self._server_ended_ns: int | None = None
         self._answer: list[str] | None = [] if ticket.role is Role.CANARY else None
@@ -269,6 +279,9 @@ class StreamMachine:
             self._event_tokens.append(tokens)
         if is_last:
             self._note_finish(chunk, t_ns)
+        elif len(self._event_tokens) > self._most_events:
+            why = f"the answer does not end: {len(self._event_tokens)} events with tokens have come"
+            self._end(Signal.ERROR, t_ns, f"{why}, and `max_tokens` is {self._ticket.max_tokens}")
 
     def _note_finish(self, chunk: Chunk, t_ns: int) -> None:
         for choice in chunk.choices:

@@ -382,3 +382,16 @@ class TestAfterLeaving:
         stream.leave(25, think_ns=0, wire_close=WireClose.FIN)
         stream.late_end(40)
         assert stream.row().tokens_after_leaving == 0
+
+
+def test_an_answer_that_never_ends_fails_before_it_takes_the_memory() -> None:
+    stream = machine(continuous_usage=False)
+    most = 16 * TICKET.max_tokens + 10_000
+    for t_ns in range(most):
+        stream.event(completion("a"), t_ns)
+    assert stream.outcome is None
+    stream.event(completion("a"), most)
+    row = stream.row()
+    assert (row.outcome, row.tokens_read) == (Outcome.FAILED, most + 1)
+    assert row.error is not None
+    assert row.error.startswith("the answer does not end: 10145 events")
