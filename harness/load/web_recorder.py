@@ -42,9 +42,9 @@ class Recorder:
         self.has_answered.wait()
         return self.answer
 
-    def note(self, text: str) -> None:
-        """Have this kept with the run."""
-        self._say({"note": text})
+    def note(self, text: str, *, users: int) -> None:
+        """There are so many users from now on; have this kept with the run."""
+        self._say({"note": text, "users": users})
 
     def stop(self) -> None:
         """The users have stopped."""

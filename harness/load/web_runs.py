@@ -74,7 +74,8 @@ class WebRuns:
         if not (users.isdecimal() and 1 <= int(users) <= most):
             return f"users: must be a whole number from 1 to {most}, not {users!r}"
         if (why := self._problem(form)) is None:
-            self._recorder.note(f"the page set {users} users, {rate} a second")
+            text = f"the page set {users} users, {rate} a second"
+            self._recorder.note(text, users=int(users))
         return why
 
     @property

@@ -1,7 +1,8 @@
 """A run as it goes on: what is known so far, from whatever has come, each row looked at once.
 
 Provisional by nature: a request that was left a moment ago may not have been let go of yet, and
-nothing is censored or averaged over here. The figures of the finished run are its summary's.
+what is still held is in no latency and no waste: nothing is censored or averaged over here. The
+figures of the finished run are its summary's.
 
 Memory does not grow with the run: what is drawn is thinned out as it becomes much, quantiles are of
 the last values, and of what waits for its counterpart the oldest is forgotten.
@@ -90,7 +91,7 @@ class LiveRun:
         self._has_log = has_log
         self._started_ns = started_ns
         self._left: Pending[Leave] = Pending()  # until the server lets go
-        self._gone: Pending[LifecycleEvent] = Pending()  # let go of, the row not read yet
+        self._gone: Pending[LifecycleEvent] = Pending()  # over, the row not read yet
         self._arrived: Pending[int] = Pending()
         self._free_slots: deque[tuple[int, bool]] = deque(maxlen=LAST)  # when, by a cancel
         self._latency, self._refill, self._lag = Distribution(), Distribution(), Distribution()
@@ -117,7 +118,7 @@ class LiveRun:
             self._leaves.add(self._seconds(row.abandoned_ns))
             leave = Leave(row.abandoned_ns, row.tokens_read)
             if event is not None:
-                self._let_go(leave, event)
+                self._over(leave, event)
             elif self._has_log:
                 self._left.put(row.request_id, leave)
                 self._held += 1
@@ -179,20 +180,22 @@ class LiveRun:
     def _free(self, event: LifecycleEvent, name: str) -> None:
         if (leave := self._left.pop(name, None)) is not None:
             self._held -= 1
-            self._let_go(leave, event)
-        elif event.reason not in _NATURAL:
+            self._over(leave, event)
+        else:
             self._gone.put(name, event)
         if self._arrived.pop(name, None) is None:  # else it was in the queue, and had no slot
             self._free_slots.append((event.t_ns, event.reason not in _NATURAL))
 
-    def _let_go(self, leave: Leave, event: LifecycleEvent) -> None:
+    def _over(self, leave: Leave, event: LifecycleEvent) -> None:
         if event.t_ns < leave.abandoned_ns:
             return  # it had ended before
+        self._seen += 1
+        self._wasted += max(0, event.num_generated - leave.tokens_read)
+        if event.reason in _NATURAL:
+            return  # it ended by itself: nobody let go of it
         latency_ms = (event.t_ns - leave.abandoned_ns) / _MS
         self._latency.add(latency_ms)
         self._latencies.add((self._seconds(leave.abandoned_ns), latency_ms))
-        self._seen += 1
-        self._wasted += max(0, event.num_generated - leave.tokens_read)
 
     def _pair(self, admitted_ns: int, arrived_ns: int) -> None:
         """First come, first served: the slot that was free first goes to who was admitted first."""

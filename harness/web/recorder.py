@@ -7,7 +7,7 @@ somebody else's: it says which plan the users should follow, and is told when th
 Each line of its standard input is a JSON command, each of its output a JSON message:
 
     in   {"order": {...}, "fields": {...}}   measure this; may be said again after a refusal
-         {"note": ...}                       to be kept with the run: what was done to its load
+         {"note": ..., "users": ...}         so many users from now on; the note is kept
          {"stop": true}                      the users have stopped; so does the end of the input
     out  {"event": "ready"}                  waiting for an order
          {"event": "refused", "why": ...}    it cannot be; waiting again
@@ -36,6 +36,7 @@ from harness.errors import ConfigError, TargetError, WalkawayError
 from harness.interruption import Interruption
 from harness.load.plan import LoadPlan
 from harness.load.rows import ShardReader
+from harness.load_process import describe_load
 from harness.measurement import Measurement
 from harness.order import ResolvedOrder, RunOrder, resolve_order
 from harness.progress import Snapshot
@@ -122,7 +123,7 @@ class WatchedLoad:
         num_events = 0
         lost: TargetError | None = None
         for turn in count(1):
-            is_over = self._is_told_to_stop(started_ns) or interrupted()
+            is_over = self._is_told_to_stop(plan, started_ns) or interrupted()
             for mark in marks.read_new():
                 watch(f"load {mark.worker}", mark.pid)
             new, num_events = self.measurement.events_since(num_events)
@@ -146,14 +147,15 @@ class WatchedLoad:
         if lost is not None:
             raise lost
 
-    def _is_told_to_stop(self, started_ns: int) -> bool:
-        """Within a tick. What else is said is noted."""
+    def _is_told_to_stop(self, plan: LoadPlan, started_ns: int) -> bool:
+        """Within a tick. What else is said, another number of users, is noted and shown."""
         command = self._commands.next(TICK_S)
         if command is None or "note" not in command:
             return command is not None
         assert self.measurement is not None
         elapsed_s = (time.perf_counter_ns() - started_ns) / 1e9
         self.measurement.notes.add(f"{elapsed_s:.1f} s into the load {command['note']}")
+        tell("phase", text=describe_load(msgspec.structs.replace(plan, users=command["users"])))
         return False
 
 

@@ -63,6 +63,23 @@ def test_latency_and_waste_do_not_depend_on_who_tells_first() -> None:
         assert shown["outcomes"]["abandoned"] == 1
 
 
+def test_what_ends_by_itself_was_not_let_go_of_and_still_a_waste() -> None:
+    row = left("a", at_ms=10, read=3)
+    ended = event("blocks_freed", "a", at_ms=900, tokens=100, reason="length")
+    for is_row_first in (True, False):
+        live = LiveRun(has_log=True, started_ns=0)
+        if is_row_first:
+            live.take_rows([row])
+            live.take_events([ended])
+        else:
+            live.take_events([ended])
+            live.take_rows([row])
+        shown = live.shown()
+        assert shown["latency_ms"]["n"] == 0
+        assert shown["latencies"]["kept"] == []
+        assert (shown["held"], shown["wasted_tokens"]) == (0, 97)
+
+
 def test_a_slot_is_recovered_by_who_waited_for_it() -> None:
     live = LiveRun(has_log=True, started_ns=0)
     live.take_events(
