@@ -4,8 +4,9 @@ Ours is the whole load process, as `walkaway run` starts it: Locust, users, tran
 counting by usage, stamps, rows on disk, its own lag measured all along. The others only stamp each
 token's line; one more decodes, counts and writes rows as ours does, on stock httpx. All ask again
 and again for answers of 100 tokens, and the asking counts, too. They take turns; one that received
-less than was sent was saturated: it is marked so, and left out where there are more streams. Ours
-opens a connection for each request, the others keep theirs.
+less than was sent was saturated: it is marked so, ours is held to no bound against it, as its cost
+is of less than was asked of it, and it is left out where there are more streams. Ours opens a
+connection for each request, the others keep theirs.
 """
 
 from collections.abc import Iterable
@@ -70,10 +71,16 @@ def _compare(
         for name, kind in rivals.items():
             theirs[name].append(watch(kind, traffic, warm_s=window_s / 4, window_s=window_s))
     for name, watched in theirs.items():
-        what = f"{traffic.streams} streams of {traffic.rate:g}/s: our user"
-        what += f"{_state(ours)} against {name}{_state(watched)}"
-        line = share(what, "us/token", _cpu(ours), _cpu(watched), BOUNDS.get(name))
-        yield replace(line, is_overrun=bool(_state(ours)))
+        yield against(name, traffic, ours, watched)
+
+
+def against(name: str, traffic: Traffic, ours: list[Watched], theirs: list[Watched]) -> Ratio:
+    """The line of a rival, from the rounds of both."""
+    what = f"{traffic.streams} streams of {traffic.rate:g}/s: our user"
+    what += f"{_state(ours)} against {name}{_state(theirs)}"
+    bound = None if _state(theirs) else BOUNDS.get(name)
+    line = share(what, "us/token", _cpu(ours), _cpu(theirs), bound)
+    return replace(line, is_overrun=bool(_state(ours)))
 
 
 def _state(rounds: list[Watched]) -> str:

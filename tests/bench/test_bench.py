@@ -9,7 +9,9 @@ import pytest
 
 from tests.bench.__main__ import BENCHMARKS, report, run, table
 from tests.bench.client_times import View, _line
+from tests.bench.load_generator import BARE, against
 from tests.bench.ratio import Bound, Figure, UnavailableError, share, times_as_fast
+from tests.bench.streaming import Got, Sent, Traffic, Watched
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -69,3 +71,24 @@ def test_a_broken_bound_is_shown_and_ends_in_1(
     written = json.loads((tmp_path / "figures.json").read_text())
     assert [ratio["holds"] for ratio in written["ratios"]] == [True, False]
     assert written["versions"]["python"]
+
+
+def a_client(*, received: int) -> Watched:
+    """It was sent 100 tokens in a second."""
+    times_ns = list(range(0, 1_000_000_000, 10_000_000))
+    return Watched(
+        traffic=Traffic(streams=1),
+        start_ns=0,
+        end_ns=1_000_000_000,
+        cpu_ns=1_000_000,
+        rss_bytes=1,
+        sent={"r": Sent(0, times_ns)},
+        got={"r": Got(0, times_ns[:received])},
+    )
+
+
+def test_a_rival_that_did_not_keep_up_is_shown_and_bounds_nothing() -> None:
+    ours, saturated = [a_client(received=100)], [a_client(received=50)]
+    assert against(BARE, Traffic(streams=1), ours, ours).bound is not None
+    line = against(BARE, Traffic(streams=1), ours, saturated)
+    assert (line.bound, line.what.endswith(", saturated")) == (None, True)
