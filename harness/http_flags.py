@@ -64,11 +64,11 @@ def _hide(argument: str, hidden: dict[str, str]) -> str:
     return argument
 
 
-def check_ca_file(path: str | None) -> str | None:
+def check_ca_file(path: str | None, *, flag: str = "--ca-file") -> str | None:
     """Where it lies, for a process in any folder. Raises ConfigError where it is none."""
     if path is None:
         return None
-    tls_context(path)
+    tls_context(path, flag=flag)
     return str(Path(path).resolve())
 
 

@@ -21,11 +21,11 @@ _FOR_ANOTHER: Final = (62, 64)
 _NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"})
 
 
-def tls_context(ca_file: str | None) -> ssl.SSLContext:
+def tls_context(ca_file: str | None, *, flag: str = "--ca-file") -> ssl.SSLContext:
     """Whom to trust: the CAs in this PEM file, else those that httpx trusts.
 
     Without a file the environment decides as in httpx: SSL_CERT_FILE, SSL_CERT_DIR, else certifi's.
-    Raises ConfigError for a file that is none.
+    Raises ConfigError for a file that is none, and names the `flag` that it came with.
     """
     try:
         if ca_file is None:
@@ -34,8 +34,8 @@ def tls_context(ca_file: str | None) -> ssl.SSLContext:
     except OSError as error:  # an SSLError is one, too
         why = "has no certificate in it" if isinstance(error, ssl.SSLError) else error.strerror
         raise ConfigError(
-            f"{_named(ca_file)}: {why}; it must be a PEM file with the certificate of the CA that "
-            "signed the server's"
+            f"{_named(ca_file, flag)}: {why}; it must be a PEM file with the certificate of the CA "
+            "that signed the server's"
         ) from error
 
 
@@ -104,16 +104,17 @@ def _why_no_tls(error: ssl.SSLError, host: str, where: str) -> str:
             )
         return (
             f"the certificate of {host} is not trusted ({error.verify_message}): "
-            "name the CA that signed it with --ca-file or SSL_CERT_FILE"
+            "name the CA that signed it with --ca-file (of plain Locust: --walkaway-ca-file) or "
+            "SSL_CERT_FILE"
         )
     if error.reason in _NOT_TLS:
         return f"{where} does not speak TLS: should the URL begin with http://?"
     return f"no TLS with {where}: {error.reason or error.strerror or error}"
 
 
-def _named(ca_file: str | None) -> str:
+def _named(ca_file: str | None, flag: str) -> str:
     if ca_file is not None:
-        return f"--ca-file {ca_file}"
+        return f"{flag} {ca_file}"
     return f"SSL_CERT_FILE {os.environ.get('SSL_CERT_FILE', '')}"
 
 

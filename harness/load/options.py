@@ -25,6 +25,7 @@ AS_WORKLOAD: Final = "workload"
 LEAVE: Final = ("tokens", "time", "prefill", "queued", "last_token", AS_WORKLOAD)
 _NOW: Final = "walkaway_now"
 _HEADER: Final = "--walkaway-header"
+_CA_FILE: Final = "--walkaway-ca-file"
 HELD: Final = frozenset({"stop_reading", "vanish"})  # these must outlast the users who left so
 WAYS: Final = tuple(way.value for way in Way if way not in HELD)
 ARRIVALS: Final = ("closed", "poisson", "constant", AS_WORKLOAD)
@@ -87,7 +88,7 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
     in_form("--walkaway-timeout", default="60", metavar="SECONDS", help="longest wait for a byte")
     in_form("--walkaway-seed", default="0", help="every random choice follows from it")
     add("--walkaway-api-key-env", metavar="VARIABLE", help="variable that holds the API key")
-    add("--walkaway-ca-file", metavar="FILE", help="CAs to trust over TLS (PEM)")
+    add(_CA_FILE, metavar="FILE", help="CAs to trust over TLS (PEM)")
     add(
         _HEADER,
         action="append",
@@ -135,7 +136,7 @@ def read_order(options: argparse.Namespace) -> dict[str, Any]:
             "workload": BY_HAND,
             "api_key_env": options.walkaway_api_key_env,
             "headers": parse_headers(options.walkaway_header, flag=_HEADER),
-            "ca_file": check_ca_file(options.walkaway_ca_file),
+            "ca_file": check_ca_file(options.walkaway_ca_file, flag=_CA_FILE),
             "command": typed_command(options.walkaway_header, program=sys.argv[0]),
         }
     try:
@@ -177,7 +178,7 @@ def _described(options: argparse.Namespace) -> LoadPlan:
         model=options.walkaway_model or "tiny",
         api_key_env=options.walkaway_api_key_env,
         headers=parse_headers(options.walkaway_header, flag=_HEADER),
-        ca_file=check_ca_file(options.walkaway_ca_file),
+        ca_file=check_ca_file(options.walkaway_ca_file, flag=_CA_FILE),
         extra_body=target.extra_body,
         stream_options=target.stream_options,
         continuous_usage=target.continuous_usage,

@@ -36,7 +36,7 @@ def engine(x: Exchange) -> None:
         (["--walkaway-tokens", "1;2"], "tokens: '1;2' is refused; allowed: "),
         (["--walkaway-think", "long"], "think: 'long' is refused; allowed: "),
         (["--walkaway-api-key-env", "NO_SUCH_KEY_HERE"], "NO_SUCH_KEY_HERE"),
-        (["--walkaway-ca-file", "nowhere.pem"], "nowhere.pem: No such file"),
+        (["--walkaway-ca-file", "nowhere.pem"], "--walkaway-ca-file nowhere.pem: No such file"),
         (["--walkaway-header", "secret"], "--walkaway-header: must look like Name=value"),
         (["--users", "20000"], "user count: '20000' is refused; allowed: 1 to 10000"),
     ],
