@@ -27,6 +27,9 @@ from harness.errors import ConfigError
 
 TEMPLATES: Final = files("dashboards") / "templates"
 
+GENERATOR: Final = b'<meta name="generator" content="walkaway">'
+_HEAD_BYTES: Final = 4096
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
@@ -38,7 +41,11 @@ class Listing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Article:
-    """Everything the page says about one run, as text."""
+    """Everything the page says about one run, as text.
+
+    `cautions` say that figures mean nothing and stand before them; `warnings` are only announced
+    there, so that the first screen has room for the figures, and stand with the `remarks` below.
+    """
 
     anchor: str
     run_id: str
@@ -103,12 +110,32 @@ def document(
 
 
 def save(html: str, output: Path) -> None:
-    """Write a page. Raises `ConfigError` where that cannot be."""
+    """Write a page, whole or not at all, over nothing but such a page. Raises `ConfigError` where
+    that cannot be."""
+    output = output.resolve()  # where it is a link: what it leads to
+    part = output.with_name(f"{output.name}.part")
     try:
+        if output.is_file() and not _is_page(output):
+            raise ConfigError(
+                f"{output}: is no page of walkaway; move it away, or name another file"
+            )
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(html, encoding="utf-8")
+        if output.exists() and not output.is_file():  # /dev/stdout, say
+            output.write_text(html, encoding="utf-8")
+            return
+        try:
+            part.write_text(html, encoding="utf-8")
+            part.replace(output)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"{output}: cannot be written: {error.strerror}") from error
+
+
+def _is_page(file: Path) -> bool:
+    with file.open("rb") as opened:
+        start = opened.read(_HEAD_BYTES)
+    return not start or GENERATOR in start
 
 
 def content_security_policy(scripts: Sequence[str]) -> str:
