@@ -56,8 +56,9 @@ class Article:
     cards: Sequence[Card]
     facts: Sequence[tuple[str, str]]
     trust: Sequence[Trust] = ()
-    cautions: Sequence[tuple[str, str]]
-    remarks: Sequence[tuple[str, str]]
+    cautions: list[tuple[str, str]]
+    warnings: list[tuple[str, str]]
+    remarks: list[tuple[str, str]]
     not_measurable: Sequence[tuple[str, Sequence[str]]]
     side_by_side: SideBySide | None = None
     accounts: Sequence[PlainTable] = ()

@@ -16,12 +16,12 @@ from dashboards.trust import trust
 from dashboards.value_tables import value_tables
 from dashboards.waste_section import waste
 from harness.accounts import client_facts
+from harness.analysis.validity import Remark
 from harness.gate.judge import Judgement
 from harness.gate.markdown import gravest_first
 from harness.manifest import Manifest
 from harness.words import DASH, quantity
 
-CAUTIONS: Final = frozenset({"warning", "invalid"})  # shown before the figures they touch
 COUNTED_BY: Final = {
     "usage": "the server's own count in each event",
     "events": "text events, one taken for one token",
@@ -43,7 +43,6 @@ def describe(run: Run | ArmsRun, anchor: str) -> Article:
 
 def _describe_arms(run: ArmsRun, anchor: str) -> Article:
     summary, manifest = run.summary, run.manifest
-    remarks = [(remark.level, remark.text) for remark in summary.validity]
     return Article(
         anchor=anchor,
         run_id=summary.run_id,
@@ -53,8 +52,9 @@ def _describe_arms(run: ArmsRun, anchor: str) -> Article:
         status=summary.status,
         cards=[],
         facts=arms.facts(run),
-        cautions=[remark for remark in remarks if remark[0] in CAUTIONS],
-        remarks=[remark for remark in remarks if remark[0] not in CAUTIONS],
+        cautions=_said(summary.validity, "invalid"),
+        warnings=_said(summary.validity, "warning"),
+        remarks=_said(summary.validity, "info"),
         not_measurable=_by_reason(arms.not_measurable(run)),
         side_by_side=arms.side_by_side(run),
         accounts=[
@@ -72,7 +72,6 @@ def _describe_run(run: Run, anchor: str) -> Article:
     summary, manifest = run.summary, run.manifest
     in_use = summary.breakdown.get("leaks_in_use", {})
     lost = summary.breakdown.get("leaks_lost", ("slots", "blocks"))
-    remarks = [(remark.level, remark.text) for remark in summary.validity]
     counters = summary.audit.counters if summary.audit else []
     chosen, data = request_rows(run)
     return Article(
@@ -85,8 +84,9 @@ def _describe_run(run: Run, anchor: str) -> Article:
         cards=headline.cards(summary.metrics, summary.flags, in_use),
         facts=_facts(run),
         trust=trust(run),
-        cautions=[remark for remark in remarks if remark[0] in CAUTIONS],
-        remarks=[remark for remark in remarks if remark[0] not in CAUTIONS],
+        cautions=_said(summary.validity, "invalid"),
+        warnings=_said(summary.validity, "warning"),
+        remarks=_said(summary.validity, "info"),
         not_measurable=_by_reason(summary.not_measurable),
         accounts=[*_limit_tables(run.judgement), *account_tables(summary.agreement, counters)],
         sections=_sections(run),
@@ -141,6 +141,11 @@ def _limit_tables(judgement: Judgement | None) -> list[PlainTable]:
             ),
         )
     ]
+
+
+def _said(validity: Sequence[Remark], level: str) -> list[tuple[str, str]]:
+    """The remarks of one level, each with its name."""
+    return [(one.level, one.text) for one in validity if one.level == level]
 
 
 def _by_reason(not_measurable: Mapping[str, str]) -> list[tuple[str, list[str]]]:

@@ -164,6 +164,19 @@ def test_the_timeline_of_a_request_without_an_end_is_open(
         assert page.locator(".one .open").count() == 0
 
 
+def test_what_was_run_and_how_far_to_trust_it_begin_on_the_first_screen(
+    browser: Browser, make_run: MakeRun
+) -> None:
+    warnings = [{"level": "warning", "text": "a long story " * 12} for _ in range(4)]
+    with opened(browser, report_of(make_run(validity=warnings))) as (page, _):
+        for name in ("What was run on what", "How far to trust this"):
+            box = page.get_by_role("heading", name=name).bounding_box()
+            assert box is not None
+            assert box["y"] + box["height"] < 900
+        page.get_by_role("link", name="4 warnings").click()
+        expect(page.locator("#run0-trust .warning")).to_have_count(4)
+
+
 NO_BREATH = """() => {
   const wait = window.setTimeout;
   window.setTimeout = (after, ms) => (ms === undefined ? 0 : wait(after, ms));

@@ -93,10 +93,18 @@ def test_ghosts_are_drawn_as_censored_and_told_in_words(make_run: MakeRun) -> No
     assert curve["type"] == ghosts["type"] == "scatter"
 
 
-def test_warnings_come_before_the_figures(make_run: MakeRun) -> None:
-    warning = {"level": "warning", "text": "The load process was starved."}
-    body = body_of(page_of(make_run(validity=[warning])))
-    assert body.index("starved") < body.index("Cancel latency")
+def test_warnings_are_announced_before_the_figures(make_run: MakeRun) -> None:
+    levels = {"warning": "The load was starved.", "invalid": "Nobody left.", "info": "No GPU."}
+    said = [{"level": level, "text": text} for level, text in levels.items()]
+    page = page_of(make_run(validity=said))
+    body = body_of(page)
+    figures = body.index("Cancel latency")
+    assert body.index("1 warning below") < figures
+    assert body.index("Nobody left.") < figures  # so they mean nothing
+    assert figures < body.index("The load was starved.") < body.index("No GPU.")
+    ids = {attributes.get("id") for _, attributes, _ in page.elements}
+    assert "#run0-trust" in [attributes.get("href") for _, attributes, _ in page.elements]
+    assert "run0-trust" in ids
 
 
 def test_a_server_that_shows_nothing_gets_reasons_instead_of_pictures(make_run: MakeRun) -> None:
