@@ -196,7 +196,10 @@ class Workload(Section):
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"two of the `arms` are named {sorted(twice)[0]!r}")
         if not names and self.run.rounds > 1:
-            raise ValueError(f"`run.rounds` is {self.run.rounds}, but there are no `[[arms]]`")
+            raise ValueError(
+                f"`run.rounds` is {self.run.rounds}, but there are no `[[arms]]`; one is enough: "
+                "--set 'arms=[{name=\"build\"}]'"
+            )
         reference = self.run.reference_arm
         if reference is not None and reference not in names:
             raise ValueError(

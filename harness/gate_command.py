@@ -67,6 +67,8 @@ def gate_and_show(order: GateOrder, *, as_json: bool, quiet: bool) -> int:
     except UnusableRunError as error:
         judgement = refuse(str(order.run), error.reason, error.remedy)
     else:
+        if order.saves_baseline:
+            _check_has_rounds(measured)
         judgement = judge(measured, _terms(order, measured), run=str(order.run))
         saved = _save(order, measured, judgement)
     if order.junit is not None:
@@ -172,13 +174,18 @@ def _save(order: GateOrder, measured: Measured, judgement: Judgement) -> str | N
         return "not saved as the baseline: only a run that passes is"
     path = order.baseline or place_of(measured.conditions.workload)
     save_baseline(measured, path, may_overwrite=order.may_overwrite)
+    return f"saved as the baseline: {path}"
+
+
+def _check_has_rounds(measured: Measured) -> None:
+    """What can be compared with nothing is kept as no baseline."""
     rounds = min(num_rounds(side) for side in measured.sides.values())
-    if rounds >= FEWEST_ROUNDS:
-        return f"saved as the baseline: {path}"
-    return (
-        f"saved as the baseline: {path}; but with {quantity(rounds, 'rounds')} nothing can be "
-        f"compared: it takes {FEWEST_ROUNDS} (`[[arms]]` and `run.rounds`)"
-    )
+    if rounds < FEWEST_ROUNDS:
+        raise ConfigError(
+            f"--save-baseline: this run has {quantity(rounds, 'rounds')}, and nothing can be "
+            f"compared with fewer than {FEWEST_ROUNDS}: walkaway run "
+            f"{measured.conditions.workload} --set 'arms=[{{name=\"build\"}}]' --set run.rounds=5"
+        )
 
 
 def _check_apart(order: GateOrder) -> None:

@@ -6,15 +6,16 @@
     new / old: cancel_latency_s.mean <= 1.2        how many times as much
     run / baseline: wasted_tokens.mean <= 1.1      the same against the baseline; or: new / baseline
 
-Left of the operator stands a metric of `summary.json` and one of its figures, right of it a number
-in the metric's unit (of a ratio: none).
+Where there are arms, a line that names none holds for each of them. Left of the operator stands a
+metric of `summary.json` and one of its figures, right of it a number in the metric's unit (of a
+ratio: none).
 """
 
 import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from harness.analysis.summary import ORDER
@@ -113,7 +114,7 @@ def parse_limits(lines: Iterable[str], *, source: str, arms: Sequence[str]) -> l
         if not text:
             continue
         try:
-            found.append(_parse(text, arms))
+            found += _parse(text, arms)
         except ValueError as error:
             problems.append(f"{source}, limit {number}: `{text}`: {error}")
     problems += [f"{source}: {said}" for said in _contradictions(found)]
@@ -122,7 +123,8 @@ def parse_limits(lines: Iterable[str], *, source: str, arms: Sequence[str]) -> l
     return found
 
 
-def _parse(text: str, arms: Sequence[str]) -> Limit:
+def _parse(text: str, arms: Sequence[str]) -> list[Limit]:
+    """One limit; of a line that names no arm where there are some, one for each."""
     match = _LINE.fullmatch(text)
     if match is None:
         raise ValueError(_FORM)
@@ -130,8 +132,10 @@ def _parse(text: str, arms: Sequence[str]) -> Limit:
     arm, number = parts.pop("arm") or RUN, _number(parts.pop("number"))
     limit = Limit(arm=arm, number=number, **parts)
     _check_names(limit)
+    if arms and arm == RUN and RUN not in arms and limit.against in (None, BASELINE):
+        return [replace(limit, arm=one) for one in arms]
     _check_sides(limit, arms)
-    return limit
+    return [limit]
 
 
 def _number(text: str) -> float:

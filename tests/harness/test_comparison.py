@@ -211,7 +211,7 @@ def test_an_arm_is_held_to_the_load_of_its_own_runs(
         of_arm = tmp_path / name / "rounds" / "1-on"
         shutil.copytree(runs[0], of_arm)
         manifest = json.loads((of_arm / "manifest.json").read_text())
-        load = manifest["workload"]["load"] | {"stay_share": stay_share}
+        load = {"kind": "abandon", "stay_share": stay_share}
         changed(of_arm, "manifest.json", workload=manifest["workload"] | {"load": load})
     said = [one.text for one in compared(tmp_path / "x", tmp_path / "y").remarks]
     assert "not the same [load]: stay_share 0.2 / 0.7" in said

@@ -206,13 +206,17 @@ def test_no_report_is_overwritten_but_an_empty_one_is_filled(tmp_path: Path) -> 
 
 
 def test_what_cannot_be_written_is_wrong_usage(tmp_path: Path) -> None:
-    run = gated.save(tmp_path / "run")
+    run = save_rounds(tmp_path / "run", 1.0, 1.0, 1.0)
+    limits = Path("limits.txt")
+    limits.write_text("cancel_latency_steps.p99 <= 2")
     for flag in ("junit", "markdown"):
         named: dict[str, Any] = {flag: Path("/proc/none.xml")}
-        assert "/proc/none.xml: cannot be written" in refusal(GateOrder(run=run, **named))
+        assert "/proc/none.xml: cannot be written" in refusal(
+            GateOrder(run=run, limits=limits, **named)
+        )
     file = Path("file")
     file.touch()
-    order = GateOrder(run=run, baseline=file / "x.json", saves_baseline=True)
+    order = GateOrder(run=run, limits=limits, baseline=file / "x.json", saves_baseline=True)
     assert "file/x.json: cannot be written" in refusal(order)
 
 
@@ -283,14 +287,22 @@ def test_what_nobody_limits_is_held_to_the_baseline_too(
 
 
 def test_a_baseline_is_not_replaced_and_a_bad_run_is_none(tmp_path: Path) -> None:
-    good = gated.save(tmp_path / "good")
-    bad = gated.save(tmp_path / "bad", gated.summary(LEAK))
+    good = save_rounds(tmp_path / "good", 1.0, 1.02, 0.98)
     place = Path("results/baselines/gate.json")
-    assert gate(bad, saves_baseline=True) == 3
+    assert gate(good, "cancel_latency_steps.p99 < 1", saves_baseline=True) == 3
     assert not place.exists()
-    assert gate(good, saves_baseline=True) == 0
-    assert "--force" in refusal(GateOrder(run=good, saves_baseline=True))
-    assert gate(good, saves_baseline=True, may_overwrite=True) == 0
+    limit = "cancel_latency_steps.p99 <= 2"
+    assert gate(good, limit, saves_baseline=True) == 0
+    with pytest.raises(ConfigError, match="--force"):
+        gate(good, limit, saves_baseline=True)
+    assert gate(good, limit, saves_baseline=True, may_overwrite=True) == 0
+
+
+def test_a_run_of_one_round_is_no_baseline(tmp_path: Path) -> None:
+    for run in (gated.save(tmp_path / "run"), save_rounds(tmp_path / "rounds", 1.0, 1.0)):
+        said = refusal(GateOrder(run=run, saves_baseline=True))
+        assert "nothing can be compared with fewer than 3: walkaway run gate --set 'arms=" in said
+    assert not Path("results").exists()
 
 
 # On a terminal.

@@ -72,12 +72,27 @@ def test_what_cannot_be_is_said_with_its_line(line: str, said: str) -> None:
     ("line", "said"),
     [
         ("other: itl_s.p99 < 2", "there is no arm `other`; there are: old, new"),
-        ("itl_s.p99 < 2", "say of which arm: old, new"),
+        ("run - old: itl_s.p99 < 2", "say of which arm: old, new"),
         ("baseline: itl_s.p99 < 2", "there is no arm `baseline`"),
     ],
 )
 def test_with_arms_a_limit_says_of_which(line: str, said: str) -> None:
     assert said in refusal(line, arms=("old", "new"))
+
+
+def test_with_arms_a_limit_that_names_none_holds_for_each() -> None:
+    lines = ("itl_s.p99 < 2", "run / baseline: itl_s.p50 < 2")
+    assert [limit.text for limit in parse(*lines, arms=("old", "new"))] == [
+        "old: itl_s.p99 < 2",
+        "new: itl_s.p99 < 2",
+        "old / baseline: itl_s.p50 < 2",
+        "new / baseline: itl_s.p50 < 2",
+    ]
+
+
+def test_the_workloads_own_limits_hold_for_rounds_of_it() -> None:
+    settings = ['arms=[{name="build"}]', "run.rounds=3"]
+    assert resolve_order(RunOrder(workload="gate", settings=settings)).arm_runs
 
 
 @pytest.mark.parametrize(
