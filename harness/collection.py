@@ -23,11 +23,21 @@ import msgspec
 from harness.collect.gathered import gathered_path, read_gathered
 from harness.config import as_plain_data, load_target
 from harness.errors import ConfigError
+from harness.load.plan import LoadPlan
 from harness.load.rows import ShardReader
 from harness.load_tally import LoadTally
-from harness.manifest import Manifest, TargetFacts, find_hardware, find_versions, utc_now
+from harness.manifest import (
+    Manifest,
+    ScheduledArrivals,
+    TargetFacts,
+    find_hardware,
+    find_versions,
+    utc_now,
+)
+from harness.open_loop_order import count_arrivals
 from harness.records import ProcessMark
 from harness.store import RECORDS, RunFolder, RunRows
+from harness.unsent import Sent, find_unsent
 
 _NOTE = "collected from shards: the server was not watched, so only what clients saw can be told"
 
@@ -61,6 +71,7 @@ def collect(shards: Sequence[Path], out: Path, *, command: list[str]) -> RunFold
     manifest = _manifest_of_clients(first) if killed is None else killed
     manifest.run_id, manifest.command = folder.name, command
     _note_load(manifest, tallies)
+    _note_schedule(manifest, folder, list(chain.from_iterable(marks.values())))
     folder.write_manifest(manifest)
     return folder
 
@@ -75,8 +86,8 @@ def _killed_run(shards: Sequence[Path]) -> Manifest | None:
     except ConfigError:
         return None
     manifest.warnings.append(
-        "the harness was killed: the figures are of what it had collected by then, and nobody saw "
-        "the server settle"
+        "the run was not saved to its end (its harness was killed, or the disk was full): the "
+        "figures are of what it had collected by then, and nobody may have seen the server settle"
     )
     return manifest
 
@@ -154,3 +165,26 @@ def _note_load(manifest: Manifest, tallies: Sequence[LoadTally]) -> None:
             "several machines: stamps were laid side by side by wall clocks; no figure subtracts "
             "those of two machines"
         )
+
+
+def _note_schedule(manifest: Manifest, folder: RunFolder, marks: Sequence[ProcessMark]) -> None:
+    """Of an open loop, how many requests there should be, and who was due and never sent."""
+    began = [mark for mark in marks if mark.event == "began"]
+    last = max(began, key=lambda mark: mark.at, default=None)
+    if last is None or last.open_plan is None:
+        return
+    plan = msgspec.convert(last.open_plan, LoadPlan)
+    try:
+        if manifest.arrivals is None:
+            if len({(mark.host, mark.pid) for mark in began}) < len(began):
+                return  # several loads of a page, one after the other
+            manifest.seed = plan.seed
+            assert plan.open_loop is not None
+            manifest.arrivals = ScheduledArrivals(
+                planned=count_arrivals(plan), max_streams=plan.open_loop.max_streams
+            )
+        sent = [Sent(*row) for row in folder.read_sent()]
+        if len(sent) < manifest.arrivals.planned:
+            manifest.arrivals.unsent = find_unsent(plan, manifest, sent)
+    except ConfigError as error:
+        manifest.warnings.append(f"what was not sent is in no figure: {error}")

@@ -152,7 +152,8 @@ class ProcessMark(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     `worker` numbers the processes of one load. `clock` names the clock of all its stamps: processes
     of one start of one machine share it. `at` is the wall time of `t_ns`, and `url` and `model` say
-    what was asked.
+    what was asked. `open_plan`: when it began with an open loop, the plan of the load, without what
+    goes into headers and bodies; the schedule follows from it.
     """
 
     event: Literal["began", "ended"]
@@ -164,6 +165,7 @@ class ProcessMark(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     at: str
     url: str
     model: str
+    open_plan: dict[str, Any] | None = None
 
 
 class VoidTrial(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import gevent
+import msgspec
 from locust.env import Environment
 from locust.runners import MasterRunner, Runner, WorkerRunner
 
@@ -137,8 +138,17 @@ class ProcessMarks:
             at=datetime.now(UTC).isoformat(),
             url=self._plan.url,
             model=self._plan.model,
+            open_plan=_open_plan(self._plan) if event == "began" else None,
         )
         self._shard.write(mark)
+
+
+def _open_plan(plan: LoadPlan) -> dict[str, Any] | None:
+    if plan.open_loop is None:
+        return None
+    told = msgspec.structs.replace(plan, headers={}, extra_body={}, api_key_env=None)
+    shown: dict[str, Any] = msgspec.to_builtins(told)
+    return shown
 
 
 class AboutThisProcess:

@@ -10,6 +10,9 @@ from harness.analysis.summary import summarise
 from harness.collect.gathered import Gathered
 from harness.collection import collect
 from harness.errors import ConfigError
+from harness.load.arrivals import RateArrivals, Stretch
+from harness.load.mix import Never
+from harness.load.plan import LoadPlan, OpenLoop, Timeouts
 from harness.manifest import Window
 from harness.records import (
     ClientSample,
@@ -22,6 +25,7 @@ from harness.records import (
 )
 from harness.store import RunFolder
 from tests.harness.conftest import RunBuilder
+from tests.harness.load.mixes import load_of, slice_of
 
 MS = 1_000_000
 # One second of one machine, and the same of the other.
@@ -108,6 +112,45 @@ def test_times_within_a_request_are_what_they_were(summary: dict[str, Any]) -> N
     assert summary["metrics"]["goodput_rps"]["mean"] == pytest.approx(2 / 3.11)
 
 
+def test_what_an_open_loop_never_sent_is_told(tmp_path: Path) -> None:
+    """Ten requests were due, one in each 100 ms; one worker sent the first two, the other died."""
+    shards = leave_shards(tmp_path / "a", "here", HERE_NS, 10, dies=False)
+    stretch = Stretch(seconds=1, from_rate=10, to_rate=10)
+    loop = OpenLoop(schedule=RateArrivals(stretches=[stretch], burstiness=None), max_streams=4)
+    plan = LoadPlan(
+        url="http://server:1",
+        path="/v1/completions",
+        model="m",
+        api_key_env=None,
+        headers={},
+        extra_body={},
+        stream_options=None,
+        continuous_usage=True,
+        rows_dir=None,
+        seed=3,
+        arm="main",
+        users=1,
+        timeouts=Timeouts(connect_s=1, next_byte_s=1),
+        max_seconds=9,
+        load=load_of(slice_of(Never())),
+        open_loop=loop,
+    )
+    began = mark("here", "began", HERE_NS, 10)
+    began.open_plan = msgspec.to_builtins(plan)
+    lines(shards / "process-here-7.ndjson", began, mark("here", "ended", HERE_NS + 1, 59))
+    rows = [request(f"r{n}", HERE_NS + 100 * n * MS) for n in range(2)]
+    for number, row in enumerate(rows):
+        row.user = number
+    lines(shards / "requests-here-7.ndjson", *rows)
+
+    folder = collect([shards], tmp_path / "run", command=[])
+    summary = summarise(folder.frames())
+    assert summary["arrivals"] == {"planned": 10, "sent": 2}
+    unsent = folder.read_manifest()["arrivals"]["unsent"]
+    assert unsent == {"to_stay_s": [pytest.approx(0.01)], "to_leave_s": []}  # the others: not due
+    assert any("8 of 10 requests of the sch" in one["text"] for one in summary["validity"])
+
+
 def test_nothing_of_the_server_is_told(summary: dict[str, Any]) -> None:
     for name in ("cancel_latency_s", "wasted_tokens", "leaked_slots", "step_s"):
         assert name in summary["not_measurable"]
@@ -167,6 +210,6 @@ def test_of_a_run_whose_harness_was_killed_what_the_server_told_is_kept(tmp_path
     assert summary["engine"] == "reference"
     assert summary["metrics"]["cancel_latency_s"]["p50"] == pytest.approx(0.007)
     assert summary["status"] == "interrupted"
-    assert any("the harness was killed" in one["text"] for one in summary["validity"])
+    assert any("its harness was killed, or the disk was full" in one["text"] for one in summary["validity"])
     assert folder.read_manifest()["run_id"] == "run"
     assert (killed.shards / "lifecycle.ndjson.gz").exists()
