@@ -6,6 +6,7 @@ was gathered is written in any case, and where there was any load the run is jud
 """
 
 import errno
+import os
 import secrets
 import shutil
 import traceback
@@ -76,15 +77,23 @@ def execute(
         raise InterruptedRunError(f"interrupted; what was saved is in {folder.path}") from error
     except Exception as error:
         if isinstance(error, OSError) and error.errno in NO_ROOM:
-            raise TargetError(
-                f"the run could not be saved: {error.strerror}; make room. What had been written "
-                f"by then is in {folder.path}"
-            ) from error
+            raise TargetError(why_not_saved(error.errno, folder)) from error
         folder.traceback.write_text(traceback.format_exc())
         error.add_note(f"the traceback is in {folder.traceback}")
         raise
     finally:
         progress.close()
+
+
+def why_not_saved(number: int, folder: RunFolder) -> str:
+    """The words for a disk without room, and how the rows of the load still become a run."""
+    why = (
+        f"the run could not be saved: {os.strerror(number)}; make room. What had been written by "
+        f"then is in {folder.path}"
+    )
+    if not any(folder.shards.glob("process-*")):
+        return why
+    return f"{why}: `walkaway collect {folder.shards} --out NEW_FOLDER` makes a run of it"
 
 
 def choose_folder(resolved: ResolvedOrder) -> Path:

@@ -10,7 +10,8 @@ from harness.errors import TargetError
 from harness.interruption import Interruption
 from harness.order import RunOrder, resolve_order
 from harness.progress import QuietProgress
-from harness.run import execute
+from harness.run import execute, why_not_saved
+from harness.store import RunFolder
 
 
 class FullDisk(QuietProgress):
@@ -25,3 +26,11 @@ def test_no_room(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match=r"could not be saved: No space left.*make room.*/run$"):
         execute(resolve_order(order), progress=FullDisk(), interruption=Interruption())
     assert (tmp_path / "run" / "manifest.json").exists()
+
+
+def test_rows_of_the_load_that_are_on_the_disk_are_not_lost(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    (folder.shards / "process-here-7.ndjson").touch()
+    words = why_not_saved(errno.ENOSPC, folder)
+    assert "No space left" in words
+    assert f"`walkaway collect {folder.shards} --out " in words
