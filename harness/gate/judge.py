@@ -30,6 +30,14 @@ AGAINST_BASELINE: Final = (
 )
 # What the server alone brings about, be its clients as slow as they like.
 _THE_SERVERS_ALONE: Final = ("ghost_rate", "leaked_slots", "leaked_blocks", "leaked_kv_share")
+# What tells of the same where a server does not show it, the nearest first.
+_INSTEAD: Final = {
+    "cancel_latency_steps": ("cancel_latency_s", "slot_recovery_s", "leaked_slots"),
+    "cancel_latency_s": ("slot_recovery_s", "leaked_slots"),
+    "ghost_rate": ("leaked_slots", "leaked_kv_share"),
+    "leaked_blocks": ("leaked_kv_share", "leaked_slots"),
+    "leaked_kv_share": ("leaked_blocks", "leaked_slots"),
+}
 _THE_RUN: Final = "the run"
 
 
@@ -178,6 +186,9 @@ def _unlike(limit: Limit, metric: Metric, other: Side) -> Unknown | None:
 
 def _missing(limit: Limit, side: Side, to_decide: str, of: str = "") -> Unknown:
     why = side.not_measurable.get(limit.metric, "the summary does not have it")
+    instead = (name for name in _INSTEAD.get(limit.metric, ()) if name in side.metrics)
+    if (nearest := next(instead, None)) is not None:
+        to_decide += f", or a limit on `{nearest}`, which this server shows"
     return Unknown(reason=f"{of}not measurable: {why}", to_decide=to_decide)
 
 

@@ -16,7 +16,7 @@ import yaml
 from typer.testing import CliRunner
 
 from harness.commands import app
-from tests.e2e.running import ROOT
+from tests.e2e.running import ROOT, scripted_server
 from tests.reference_engine.running_engine import running
 
 pytestmark = pytest.mark.e2e
@@ -121,6 +121,25 @@ def test_a_build_that_is_late_by_one_step_does_not(jobs: dict[str, Job]) -> None
     assert failed == ["cancel_latency_steps.p50 < 1.5"]
 
 
+def test_servers_that_show_only_gauges_are_judged(tmp_path: Path) -> None:
+    """At once: one that lets go of all, and one that forgets every twelfth."""
+    step = steps("gitlab-ci.yml", "gate")[-1]["run"].replace(" gate", " gate_black_box")
+    few = "--engine vllm --set run.users=6 --set load.stop_after_abandons=110"
+    (tmp_path / "good").mkdir()
+    (tmp_path / "bad").mkdir()
+    with (
+        scripted_server(step_s=0.01, slots=12) as good,
+        scripted_server(step_s=0.01, slots=12, ghost_every=12) as bad,
+        Job(
+            tmp_path / "good", f"{step} --target {good.url} {few}", GITHUB_STEP_SUMMARY=""
+        ) as passes,
+        Job(tmp_path / "bad", f"{step} --target {bad.url} {few}", GITHUB_STEP_SUMMARY="") as fails,
+    ):
+        assert passes.code() == 0, passes.output
+        assert fails.code() == 3, fails.output
+        assert not fails.junit()["leaked_slots.max == 0"].is_passed
+
+
 @pytest.fixture(scope="module")
 def two_builds(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """Two builds in turn; the new one hears of each abort three steps later."""
@@ -158,9 +177,25 @@ def test_the_examples_install_what_they_fetched(tmp_path: Path) -> None:
     assert (tmp_path / "walkaway" / "constraints.txt").is_file()
     content = yaml.safe_load((EXAMPLES / "github-actions.yml").read_text())
     for job in content["jobs"]:
-        _, fetched, *_ = content["jobs"][job]["steps"]
+        _, _, fetched, *_ = content["jobs"][job]["steps"]
         assert fetched["with"]["path"] == "walkaway"
-        assert steps("github-actions.yml", job)[0]["run"] == install
+        assert steps("github-actions.yml", job)[1]["run"] == install
+
+
+def test_the_examples_say_that_nobody_told_them_where_walkaway_is(tmp_path: Path) -> None:
+    told = {**os.environ, "WALKAWAY": ""}
+    first = [steps("gitlab-ci.yml", "gate")[0]]
+    first += [steps("github-actions.yml", job)[0] for job in ("gate", "two-builds")]
+    for step in first:
+        done = subprocess.run(
+            ["sh", "-c", step["run"]], cwd=tmp_path, env=told, capture_output=True, text=True
+        )
+        assert done.returncode != 0
+        assert "WALKAWAY: set this variable" in done.stderr
+    (started,) = (
+        step["run"] for step in steps("github-actions.yml", "two-builds") if "curl" in step["run"]
+    )
+    assert "--fail" in started, "an answer that is an error is no server that is ready"
 
 
 # A baseline, from the same run: whose new build is known to be the slower one.

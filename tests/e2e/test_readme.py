@@ -2,7 +2,8 @@
 
 As it stands, but for what takes too long here or needs somebody else's machine:
 
-- `walkaway run` is short: the command on PATH adds `--set run.max_seconds=2`;
+- `walkaway run` is short: the command on PATH adds `--set run.max_seconds=2`, but to the run that
+  is judged: it must pass, and is made again where a busy machine made it invalid;
 - `make` is dry (`make -n`): demo and test would install, and run, what CI does anyway;
 - the block that installs from an index is not run: `test_package` installs the package;
 - servers at ports 8000 and 8080 are scripted ones on free ports;
@@ -35,13 +36,16 @@ COMMANDS = {
 case "$*" in
   *--help*) ;;
   *--web*) set -- "$@" --web-port "$PAGE_PORT" ;;
+  "run gate "*) ;;
   run*) set -- "$@" {SHORT} ;;
 esac
 exec {sys.executable} -m harness "$@"
 """,
     "locust": f'exec {sys.executable} -m locust "$@" --web-port "$PAGE_PORT"',
 }
-UNDECIDED = 4  # so short a run has too few who left for every limit of the gate
+UNDECIDED = 4
+MOST_TRIES = 3
+JUDGED = ("gate-run", "gate.xml", "gate.md")
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +84,11 @@ def follow(script: str, clone: Path, environment: Mapping[str, str]) -> int:
     )
     assert done.returncode in (0, UNDECIDED), f"{script}\n{done.stdout}\n{done.stderr}"
     return done.returncode
+
+
+def again(script: str, number: int) -> str:
+    """The block; after the first time, without what it left behind."""
+    return f"rm -r {' '.join(JUDGED)}\n{script}" if number else script
 
 
 def until_its_page_is_there(line: str, clone: Path, environment: Mapping[str, str]) -> None:
@@ -121,7 +130,10 @@ def test_the_readme_can_be_followed(
                 script = script.replace("http://127.0.0.1:8080", other.url)
                 assert follow(script, clone, environment) == 0
         case [] | ["make", "-n"]:
-            is_gate = "walkaway gate" in block.text
-            assert follow(block.text, clone, environment) in ((0, UNDECIDED) if is_gate else (0,))
+            tries = MOST_TRIES if "walkaway gate" in block.text else 1
+            codes = (
+                follow(again(block.text, number), clone, environment) for number in range(tries)
+            )
+            assert any(code == 0 for code in codes)
         case told:
             pytest.fail(f"nobody knows what to do about: {told}")

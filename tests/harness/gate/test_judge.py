@@ -359,3 +359,14 @@ def test_what_is_compared_when_no_line_says_it() -> None:
     lines = limits_against_baseline(["build"], 0.1)
     assert lines[0] == "build / baseline: cancel_latency_steps.mean <= 1.1"
     parse_limits(lines, source="test", arms=["build"])
+
+
+def test_of_what_a_server_never_shows_the_nearest_is_named() -> None:
+    shown = {"leaked_slots": gated.count(0, "slots"), "leaked_kv_share": gated.count(0, "ratio")}
+    limits = ("leaked_blocks.max == 0", "ghost_rate.mean == 0", "slot_recovery_s.p50 < 1")
+    _, *checks = judged(gated.measured(gated.summary(shown)), *limits).checks[:4]
+    assert [one.to_decide for one in checks] == [
+        "a run that can measure it, or a limit on `leaked_kv_share`, which this server shows",
+        "a run that can measure it, or a limit on `leaked_slots`, which this server shows",
+        "a run that can measure it",
+    ]
