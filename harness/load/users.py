@@ -226,6 +226,26 @@ def _prepare_master(environment: Environment, master: Master, plan: Callable[[],
     )
     if environment.web_ui is None:
         end_when_nobody_is_left(environment, partial(end_load, environment))
+        environment.events.test_stopping.add_listener(_note_the_end)  # type: ignore[no-untyped-call]
+
+
+def _note_the_end(environment: Environment, **_: Any) -> None:
+    """Of a load that ends by itself. Of one that is interrupted not all requests are known yet, and
+    of one that the harness started it judges the rows."""
+    assert environment.parsed_options is not None
+    if environment.parsed_options.walkaway_exit_with is None:
+        quitting = environment.events.quitting
+        quitting.add_listener(_fail_if_nothing_was_sent)  # type: ignore[no-untyped-call]
+
+
+def _fail_if_nothing_was_sent(environment: Environment, **_: Any) -> None:
+    if environment.process_exit_code or environment.stats.total.num_requests:
+        return
+    environment.process_exit_code = TargetError.exit_code
+    sys.stderr.write(
+        "walkaway: the load made no request: see that each worker has the same --walkaway-... "
+        "options as the master and, in an open loop, the same --run-time\n"
+    )
 
 
 def _session() -> LoadSession | None:

@@ -138,3 +138,21 @@ def test_workers_on_several_hosts_tell_together_what_clients_saw(
         assert name in summary["not_measurable"]
     said = " ".join(one["text"] for one in summary["validity"])
     assert "no figure subtracts those of two machines" in said
+
+
+def test_a_master_whose_workers_sent_nothing_fails(serve: Serve) -> None:
+    """The worker has no run time, and so nothing of a schedule that is as long as that."""
+    server, port = serve(engine), free_port()
+    ours = ("--host", server.url, "--walkaway-arrivals", "constant", "--walkaway-rate", "10")
+    worker = run_locust("--worker", "--master-host", "127.0.0.1", "--master-port", port, *ours)
+    master = run_locust(
+        *("--master", "--headless", "--only-summary", "--expect-workers", "1"),
+        *("--master-bind-host", "127.0.0.1", "--master-bind-port", port, *ours),
+        *("--run-time", "1"),
+    )
+    _, err = master.communicate(timeout=60)
+    _, of_worker = worker.communicate(timeout=60)
+    assert "give a run time" in of_worker
+    assert master.returncode == 5, err
+    assert "the load made no request: see that each worker has" in err
+    assert not server.exchanges
