@@ -128,8 +128,8 @@ def test_servers_that_show_only_gauges_are_judged(tmp_path: Path) -> None:
     (tmp_path / "good").mkdir()
     (tmp_path / "bad").mkdir()
     with (
-        scripted_server(step_s=0.01, slots=12) as good,
-        scripted_server(step_s=0.01, slots=12, ghost_every=12) as bad,
+        scripted_server(step_s=0.01, slots=12, num_blocks=4096) as good,
+        scripted_server(step_s=0.01, slots=12, num_blocks=4096, ghost_every=12) as bad,
         Job(
             tmp_path / "good", f"{step} --target {good.url} {few}", GITHUB_STEP_SUMMARY=""
         ) as passes,
