@@ -6,6 +6,7 @@
 # make truth  set up, then measure servers whose truth is known; a table, exit status 1 on a miss
 # make faults-table  measure what each fault of the engine moves, and write docs/faults.md
 # make gate-trials  try the gate on good builds and on bad ones, and write the table in docs/gate.md
+# make pictures  take the pictures of the documents again; PICTURE=NAME takes one kind of them
 # make clean  remove the virtual environment and the tools' caches (results stay)
 
 PYTHON ?= python3
@@ -17,7 +18,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
 SOURCES := harness reference_engine dashboards workloads tests
 
-.PHONY: demo test check unit bench bench-gpu truth faults-table gate-trials clean
+.PHONY: demo test check unit bench bench-gpu truth faults-table gate-trials pictures clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -50,6 +51,9 @@ faults-table: $(VENV)/.installed-dev
 
 gate-trials: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.gate_trials
+
+pictures: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.pictures $(PICTURE)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

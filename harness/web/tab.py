@@ -69,12 +69,12 @@ def live_rows(live: Mapping[str, Any]) -> list[dict[str, str]]:
     each = f"{_or_dash(live['wasted_each'])} each, {_or_dash(live['wasted_tokens'])} in all"
     return [
         *_outcome_rows(live["outcomes"]),
-        _row("cancel latency", _pair(latency), no_log or f"{_LAST} let go of: nobody still held"),
+        _row("cancel latency", _pair(latency), no_log or f"{_LAST} let go of: none still held"),
         _row("still held", _or_dash(live["held"]), no_log or "abandoned, not let go of yet"),
         _row(
             "wasted tokens",
             DASH if no_log else each,
-            no_log or "read by nobody; nobody still held yet",
+            no_log or "read by nobody; of those still held not known yet",
         ),
         _row("slot recovery (refill)", _pair(refill), no_log or "slot free until it was taken"),
         _row("engine: running", _or_dash(gauges.get("running")), "requests in batch slots"),

@@ -1,0 +1,156 @@
+"""The pictures of the documents: `python -m tests.pictures [NAME...]`, or `make pictures`.
+
+Each is made by the command that its document names, in a folder of its own, and taken in a headless
+Chromium. The live page tells the client's lag: take it on a machine that has nothing else to do.
+"""
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Literal
+
+import httpx
+from playwright.sync_api import Browser, Page
+
+from tests.dashboards.browsing import chromium, opened
+from tests.dashboards.made_up_runs import save_night, save_nights
+from tests.e2e.running import wait_until
+
+DOCS: Final = Path(__file__).parents[2] / "docs"
+DEMO: Final = ("demo", "--set", "engine.runner=simulated", "--set", "engine.sim_fixed_ms=10")
+GATES: Final = {
+    "before": (),
+    "slow-abort": ("--set", 'engine.faults=["delay-abort=0.03"]', "--set", "run.seed=23"),
+    "other-machine": (
+        *("--set", 'engine.faults=["lose-abort=0.05"]'),
+        *("--set", "engine.sim_fixed_ms=40"),
+    ),
+}
+LEFT: Final = 100  # users who have left when the live page is taken
+Scheme = Literal["light", "dark"]
+SCREENS: Final[Sequence[tuple[int, Scheme]]] = (
+    (1440, "light"),
+    (1440, "dark"),
+    (390, "light"),
+    (390, "dark"),
+)
+
+
+def walkaway(folder: Path, *arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "harness", *arguments], cwd=folder, check=True)
+
+
+def report(browser: Browser, folder: Path) -> None:
+    """The first screen, wide and on a phone, in the light and in the dark."""
+    walkaway(folder, "run", *DEMO, "--out", "demo")
+    for width, scheme in SCREENS:
+        height = 1840 if width == SCREENS[0][0] else 2300
+        file = folder / "demo/report.html"
+        with opened(browser, file, width=width, scheme=scheme) as (page, _):
+            take(page, f"report-{width}-{scheme}", height=height)
+
+
+def comparison(browser: Browser, folder: Path) -> None:
+    """Three builds of the gate's workload: as it should be, slow to abort, on a slow machine."""
+    for name, settings in GATES.items():
+        walkaway(folder, "run", "gate", "--out", name, *settings)
+    walkaway(folder, "compare", *GATES, "-o", "comparison.html")
+    with opened(browser, folder / "comparison.html") as (page, _):
+        take(page, "comparison", height=1500)
+
+
+def trend(browser: Browser, folder: Path) -> None:
+    """Forty nights: another version on 25 January, another machine on the 31st, a bad one last."""
+    save_nights(folder / "nightly", [0.020 + 2e-4 * (day * 7 % 5) for day in range(24)])
+    newer: dict[str, Any] = {"versions": {"walkaway": "0.2"}}
+    other: dict[str, Any] = {"hardware": {"cpu": "another processor", "cores": 2, "gpus": []}}
+    for day in range(24, 40):
+        usual = 0.020 if day < 30 else 0.028
+        p50 = 0.044 if day == 39 else usual + 2e-4 * (day * 7 % 5)
+        save_night(folder / "nightly", day, p50, **newer, **(other if day >= 30 else {}))
+    walkaway(folder, "trend", "nightly", "-o", "trend.html")
+    with opened(browser, folder / "trend.html") as (page, _):
+        take(page, "trend", height=1500)
+
+
+def web(browser: Browser, folder: Path) -> None:
+    """The form, then the live page and the tab of a run that goes on."""
+    with served(folder) as url:
+        page = browser.new_page(viewport={"width": 1440, "height": 1000})
+        page.goto(url)
+        page.get_by_text("Custom parameters").click()
+        start = page.get_by_role("button", name="Start", exact=True)
+        page.screenshot(path=DOCS / "web-form.png", full_page=True, animations="disabled")
+        start.click()
+        page.get_by_role("tab", name="walkaway").click()
+        page.wait_for_function(
+            "(least) => [...document.querySelectorAll('tbody tr')].some((row) =>"
+            " row.cells[0].innerText === 'abandoned' && Number(row.cells[1].innerText) >= least)",
+            arg=LEFT,
+        )
+        page.screenshot(path=DOCS / "web-tab.png")
+        page.close()  # one page alone: it draws beside the load that it tells of
+        for width, scheme in SCREENS:
+            take_live(browser, url, width, scheme)
+
+
+def take_live(browser: Browser, url: str, width: int, scheme: Scheme) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(f"{url}/walkaway/live")
+    page.locator("#latency circle").first.wait_for(state="attached")
+    page.screenshot(path=DOCS / f"live-{width}-{scheme}.png", full_page=True)
+    context.close()
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The web page of the demo, as it is shipped but for the engine."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "harness", "run", *DEMO, "--web", "--web-port", str(port)]
+    with subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: answers(url), "the page is there", 90)
+            yield url
+        finally:
+            os.kill(process.pid, signal.SIGTERM)
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url).is_success
+    except httpx.TransportError:
+        return False
+
+
+def take(page: Page, name: str, *, height: int) -> None:
+    """The top of the page, of this height."""
+    width = (page.viewport_size or {"width": 1440})["width"]
+    page.set_viewport_size({"width": width, "height": height})
+    page.screenshot(path=DOCS / f"{name}.png")
+
+
+PICTURES: Final = {"report": report, "comparison": comparison, "trend": trend, "web": web}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PICTURES))
+    names = parser.parse_args().names or list(PICTURES)
+    with chromium() as browser:
+        for name in names:
+            with TemporaryDirectory(prefix="walkaway-") as folder:
+                PICTURES[name](browser, Path(folder))
+
+
+if __name__ == "__main__":
+    main()
