@@ -15,17 +15,23 @@ PREFILL: Final = (
     "collect.scrape=false",
 )
 CHUNK_LIMITS: Final = "build / baseline: step_s.p50 <= 1.25\n"  # a cancel waits for a step's end
+# One build under two names, in turn, in short rounds: no difference between them, nor since then.
+TWO: Final = ('arms=[{name="old"}, {name="new"}]', "run.rounds=3", "load.stop_after_abandons=60")
+TWO_LIMITS: Final = """\
+new - old: cancel_latency_steps.mean <= 0.5
+new / baseline: cancel_latency_steps.mean <= 1.5
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One row of the table. `has_baseline`: judged against a run of the same build without a
-    fault, by `CHUNK_LIMITS`; else by the limits of the workload itself."""
+    """One row of the table. `limits`: by what it is judged, against a baseline: a run of the build
+    without a fault; none: by the limits of the workload itself."""
 
     name: str
     workload: str = "gate"
     settings: tuple[str, ...] = ()
-    has_baseline: bool = False
+    limits: str | None = None
     is_clean: bool = False
 
 
@@ -39,9 +45,13 @@ CLEAN_PREFILL: Final = Case(
     name="clean, long prompts",
     workload="prefill_abandon",
     settings=PREFILL,
-    has_baseline=True,
+    limits=CHUNK_LIMITS,
     is_clean=True,
 )
+CLEAN_TWO: Final = Case(
+    name="clean against clean, in turn", settings=TWO, limits=TWO_LIMITS, is_clean=True
+)
+BASELINES: Final = {CHUNK_LIMITS: CLEAN_PREFILL, TWO_LIMITS: CLEAN_TWO}
 FAULTY: Final = (
     with_fault("delay-abort=0.02"),
     with_fault("lose-abort=0.02"),
@@ -51,6 +61,6 @@ FAULTY: Final = (
         name="chunks of 512 tokens, not 256",
         workload="prefill_abandon",
         settings=(*PREFILL, "engine.max_num_batched_tokens=512"),
-        has_baseline=True,
+        limits=CHUNK_LIMITS,
     ),
 )
