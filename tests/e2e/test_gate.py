@@ -124,16 +124,22 @@ def test_a_build_that_is_late_by_one_step_does_not(jobs: dict[str, Job]) -> None
 def test_servers_that_show_only_gauges_are_judged(tmp_path: Path) -> None:
     """At once: one that lets go of all, and one that forgets every twentieth."""
     step = steps("gitlab-ci.yml", "gate")[-1]["run"].replace(" gate", " gate_black_box")
-    few = "--engine vllm --set run.users=6 --set run.max_seconds=30 --set load.stop_after_abandons=110"
+    few = "--set run.users=6 --set run.max_seconds=30 --set load.stop_after_abandons=110"
     (tmp_path / "good").mkdir()
     (tmp_path / "bad").mkdir()
     with (
         scripted_server(step_s=0.01, slots=12, num_blocks=4096) as good,
         scripted_server(step_s=0.01, slots=12, num_blocks=4096, ghost_every=20) as bad,
         Job(
-            tmp_path / "good", f"{step} --target {good.url} {few}", GITHUB_STEP_SUMMARY=""
+            tmp_path / "good",
+            f"{step} --target {good.url} --engine vllm {few}",
+            GITHUB_STEP_SUMMARY="",
         ) as passes,
-        Job(tmp_path / "bad", f"{step} --target {bad.url} {few}", GITHUB_STEP_SUMMARY="") as fails,
+        Job(
+            tmp_path / "bad",
+            f"{step} --target {bad.url} --engine vllm {few}",
+            GITHUB_STEP_SUMMARY="",
+        ) as fails,
     ):
         assert passes.code() == 0, passes.output
         assert fails.code() == 3, fails.output
