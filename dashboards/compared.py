@@ -13,7 +13,7 @@ from harness.comparison import Comparison
 from harness.comparison_words import cells, not_compared, steps_differ, times
 from harness.headlines import headline_figures
 from harness.records import Metric
-from harness.words import DASH, between, bounded, quantity, shift_in_words
+from harness.words import DASH, between, bounded, quantity, shift_in_words, spoken
 
 MOST_NAMED: Final = 4  # figures in a sentence; the others are counted
 # Parts of figures, or the same in another unit: in the pictures and tables, not in the sentence.
@@ -92,14 +92,9 @@ def sentence(comparison: Comparison, baseline: str) -> str:
 def _named(pairs: Sequence[Pair]) -> str:
     """The first figure of each of a few metrics, with how far apart."""
     first = list({pair.metric: pair for pair in reversed(pairs)}.values())[::-1]
-    shown = [f"{_spoken(pair)} ({_apart(pair)})" for pair in first[:MOST_NAMED]]
+    shown = [f"{spoken(pair.metric, pair.figure)} ({_apart(pair)})" for pair in first[:MOST_NAMED]]
     more = len(first) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
-
-
-def _spoken(pair: Pair) -> str:
-    words = pair.metric.removesuffix("_s").replace("_", " ")
-    return words if pair.figure == "mean" else f"{words} {pair.figure}"
 
 
 def _apart(pair: Pair) -> str:

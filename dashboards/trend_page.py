@@ -15,7 +15,7 @@ from harness.analysis.expected import FEWEST_EARLIER
 from harness.analysis.figure_pairs import Limits
 from harness.errors import ConfigError
 from harness.gate.limits import RUN, Limit, parse_limits
-from harness.words import DASH, between, bounded, quantity
+from harness.words import DASH, between, bounded, quantity, spoken
 
 NIGHT: Final = "%Y-%m-%d %H:%M"
 Key = tuple[str, str]  # metric and figure
@@ -99,7 +99,7 @@ def _is_outside(track: Track, limits: Limits) -> bool:
 def _unexpected(track: Track, limits: Limits) -> str:
     of = "" if track.side == RUN else f" of {track.side}"
     value = quantity(track.points[-1].value, track.unit)
-    return f"{track.metric} {track.figure}{of} {value}, {_expected_words(track, limits)}"
+    return f"{spoken(track.metric, track.figure)}{of} {value}, {_expected_words(track, limits)}"
 
 
 def _expected_words(track: Track, limits: Limits) -> str:

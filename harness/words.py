@@ -59,6 +59,12 @@ def _bytes(value: float) -> str:
     return f"{number(value)} B"
 
 
+def spoken(metric: str, figure: str) -> str:
+    """A figure's name in a sentence: "cancel latency p50"; of a mean the metric alone."""
+    words = metric.removesuffix("_s").replace("_", " ")
+    return words if figure == "mean" else f"{words} {figure}"
+
+
 def figure_of(metric: Metric, name: str, *, unit: str | None = None) -> str:
     """One figure of a metric (`p99`, `mean`); one that lies among the censored reads "> 2 s"."""
     shown_unit = metric.unit if unit is None else unit

@@ -69,7 +69,7 @@ def test_runs_are_joined_in_the_order_of_time(tmp_path: Path) -> None:
 def test_what_is_unexpected_of_the_newest_is_said_first(tmp_path: Path) -> None:
     save_nights(tmp_path, [*STEADY, 0.030])
     (said,) = [text for text in trend_of(tmp_path).texts("p") if "Unexpected" in text]
-    assert "cancel_latency_s p50 30 ms, expected 17.5 to 22.5 ms" in said
+    assert "cancel latency p50 30 ms, expected 17.5 to 22.5 ms" in said
 
 
 def test_a_quiet_night_is_said_to_be_one(tmp_path: Path) -> None:
