@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from tests.truth.scripted_engine import Script
 
 USERS = 7
-ABANDONS = 40
+ABANDONS = 120  # so many that chance moves a mean by less than the truth line allows
+ABANDONS_WITH_GHOSTS = 40  # each ghost keeps a slot for ever
 SETTLE_S = 0.6  # longer than the script lets anything linger that is not to stay for ever
 LATE_S = 1.1  # a late counter: it still moves after the settle time, by a part of the load
 
@@ -107,9 +108,12 @@ class Setting:
         return RECOVERY.format(number=self.number, trials=3)
 
     def abandon_workload(self) -> str:
-        max_seconds = 4 if self.script.wedge_after else 30
+        script = self.script
         return WALKING_AWAY.format(
-            number=self.number, users=USERS, abandons=ABANDONS, max_seconds=max_seconds
+            number=self.number,
+            users=USERS,
+            abandons=ABANDONS_WITH_GHOSTS if script.ghost_every else ABANDONS,
+            max_seconds=4 if script.wedge_after else 60,
         )
 
 
