@@ -57,7 +57,8 @@ def read_measured(
     of_arms: Mapping[str, Mapping[str, Any]],
 ) -> Measured:
     """From `summary.json` and `manifest.json`. `of_arms`: by arm, the manifest of a run of it,
-    which knows its server and its own load; none where there are no arms.
+    which knows its server and its own load; none where there are no arms, or the rounds were
+    not kept.
 
     Raises KeyError, TypeError, ValueError or msgspec.ValidationError where they are not what they
     should be.
@@ -70,7 +71,7 @@ def read_measured(
         is_wedged=bool(summary.get("wedged")),
         invalid=[said["text"] for said in summary["validity"] if said["level"] == "invalid"],
         conditions=_conditions(summary, manifest, next(iter(of_arms.values()), manifest)),
-        sides=_sides_of_arms(summary, of_arms)
+        sides=_sides_of_arms(summary, manifest, of_arms)
         if workload["arms"]
         else {RUN: _whole(summary, _conditions(summary, manifest, manifest))},
     )
@@ -82,12 +83,15 @@ def num_rounds(side: Side) -> int:
 
 
 def _sides_of_arms(
-    summary: Mapping[str, Any], of_arms: Mapping[str, Mapping[str, Any]]
+    summary: Mapping[str, Any],
+    manifest: Mapping[str, Any],
+    of_arms: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Side]:
-    return {
-        name: _side(arm, arm["per_round"], _conditions(summary, of_arms[name], of_arms[name]))
-        for name, arm in summary["arms"].items()
-    }
+    sides = {}
+    for name, arm in summary["arms"].items():
+        of_run = of_arms.get(name, manifest)
+        sides[name] = _side(arm, arm["per_round"], _conditions(summary, of_run, of_run))
+    return sides
 
 
 def _whole(summary: Mapping[str, Any], conditions: Conditions) -> Side:
