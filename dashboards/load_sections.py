@@ -140,7 +140,7 @@ def lag(run: Run) -> Section:
     section = Section(
         name="lag",
         title="The measurement floor",
-        shows="How late the load process noticed each tick of a 10 ms timer while there was load: "
+        shows="How late the load process noticed each tick of its own timer while there was load: "
         "what the harness itself adds. Its 99th percentile is the floor.",
         good="far below every figure above; a figure smaller than this is not to be believed.",
     )

@@ -49,6 +49,19 @@ def after(tokens: int, *, think_ns: int = 0) -> LeaveRule:
     return lambda read: think_ns if read >= tokens else None
 
 
+def ticket_for(intent: Intent) -> Ticket:
+    return Ticket(
+        request_id="r1",
+        arm="main",
+        role=Role.USER,
+        trial=None,
+        user=0,
+        max_tokens=9,
+        intended_start_ns=time.perf_counter_ns(),
+        intent=intent,
+    )
+
+
 class User:
     """Asks once at a time; `row` is what was kept of the latest request."""
 
@@ -67,18 +80,8 @@ class User:
 
     def ask(self, rule: LeaveRule = never, intent: Intent = STAYS) -> RequestRow:
         self._rows.clear()
-        ticket = Ticket(
-            request_id="r1",
-            arm="main",
-            role=Role.USER,
-            trial=None,
-            user=0,
-            max_tokens=9,
-            intended_start_ns=time.perf_counter_ns(),
-            intent=intent,
-        )
         try:
-            self._client.ask(ticket, "Hello", rule, self._rows.append)
+            self._client.ask(ticket_for(intent), "Hello", rule, self._rows.append)
         finally:
             assert self._client.open_streams == 0
         return self.row
@@ -96,17 +99,8 @@ class Client:
     def ask(
         self, rule: LeaveRule, way: Way, *, delivery: Delivery = Delivery.STREAM, n: int = 1
     ) -> RequestRow:
-        ticket = Ticket(
-            request_id="r1",
-            arm="main",
-            role=Role.USER,
-            trial=None,
-            user=0,
-            max_tokens=9,
-            intended_start_ns=time.perf_counter_ns(),
-            intent=Intent(plan="p", planned_abandon=1, way=way, delivery=delivery, n=n),
-        )
-        self.client.ask(ticket, "Hello", rule, self.rows.append)
+        intent = Intent(plan="p", planned_abandon=1, way=way, delivery=delivery, n=n)
+        self.client.ask(ticket_for(intent), "Hello", rule, self.rows.append)
         return self.rows[-1]
 
 
