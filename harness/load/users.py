@@ -47,6 +47,9 @@ from harness.records import Outcome, RequestRow, Role
 # After a refusal or a failure a user tries again, but not in a busy loop: a dead server would
 # otherwise be answered with thousands of attempts a second.
 RETRY_PAUSE_S: Final = 0.5
+# A request's own work, before it is sent and after it, takes as long as a dozen tokens. In between
+# there is a wait, however short, in which the loop stamps what came for others.
+_BREATH_S: Final = 1e-4
 _NUMBERS_PER_WORKER: Final = 1_000_000
 NOT_A_FAILURE: Final = frozenset({Outcome.COMPLETED, Outcome.ABANDONED, Outcome.CUT_OFF})
 
@@ -91,7 +94,7 @@ class AbandoningUser(PlannedUser):
         finally:
             session.peace.end_turn(self._number)
         assert self._last is not None
-        gevent.sleep(pause_after(self._last.outcome, load.retry_pause_s))
+        gevent.sleep(pause_after(self._last.outcome, load.retry_pause_s) or _BREATH_S)
 
     def _ask_as_planned(self, load: AbandonLoad) -> None:
         session, n, last = self.session, self._asked, self._last
@@ -111,6 +114,7 @@ class AbandoningUser(PlannedUser):
             user=self._number, max_tokens=plan.max_tokens, intent=plan.intent, repeats=repeats
         )
         rule = leave_rule(plan, load.think, session.client.step)
+        gevent.sleep(_BREATH_S)
         session.client.ask(ticket, self._text, rule, self._keep)
 
     def _ask_as_canary(self, load: AbandonLoad) -> None:

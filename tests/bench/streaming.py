@@ -1,12 +1,14 @@
 """A client process beside the server of tokens, watched for a while once all its streams are open.
 
-Both are processes of their own. The client's processor time is read from outside, at two moments;
+Both are processes of their own, each on a core of its own where there are two: a system may well
+wake the client on the core of the server that sent, where it waits until that has sent more. The client's processor time is read from outside, at two moments;
 what it received between them, and when, is in the times that it writes at its end, beside the
 server's log of what was sent.
 """
 
 import contextlib
 import json
+import os
 import select
 import signal
 import subprocess
@@ -238,7 +240,7 @@ def watch(kind: ClientKind, traffic: Traffic, *, warm_s: float, window_s: float)
         server = stack.enter_context(_server(traffic, folder))
         assert server.stdout is not None
         url = f"http://127.0.0.1:{_line(server.stdout)}"
-        client = stack.enter_context(_process(kind.command(url, traffic.streams, folder)))
+        client = stack.enter_context(_process(kind.command(url, traffic.streams, folder), _core(1)))
         if _line(server.stdout) != "open":
             client.kill()
             _, log = client.communicate()
@@ -274,6 +276,12 @@ def watch(kind: ClientKind, traffic: Traffic, *, warm_s: float, window_s: float)
     return watched
 
 
+def _core(number: int) -> set[int]:
+    """One of the cores that this process may use, or all of them where there is one only."""
+    cores = sorted(os.sched_getaffinity(0))
+    return {cores[number]} if len(cores) > 1 else set(cores)
+
+
 def _server(traffic: Traffic, folder: Path) -> contextlib.AbstractContextManager[Any]:
     flags = ["--aligned"] * traffic.is_aligned + ["--staggered"] * traffic.is_staggered
     options = {
@@ -284,15 +292,17 @@ def _server(traffic: Traffic, folder: Path) -> contextlib.AbstractContextManager
         "--log": folder / "sent.ndjson",
     }
     words = [str(word) for option in options.items() for word in option]
-    return _process([sys.executable, "-m", "tests.bench.token_server", *words, *flags])
+    command = [sys.executable, "-m", "tests.bench.token_server", *words, *flags]
+    return _process(command, _core(0))
 
 
 @contextlib.contextmanager
-def _process(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+def _process(command: list[str], cores: set[int]) -> Iterator[subprocess.Popen[str]]:
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, cwd=_ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True
     ) as process:
+        os.sched_setaffinity(process.pid, cores)  # before it has any thread
         try:
             yield process
         finally:
