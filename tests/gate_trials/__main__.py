@@ -2,8 +2,9 @@
 
 Good builds must hardly ever be called bad, and builds with a fault always. Every trial is a run of
 its own, judged by `walkaway gate`; the table of the verdicts is written into docs/gate.md. Takes
-two hours or so; with --runs, runs that are there already are not made again. The exit status is 1
-where more than one good build in a hundred is red, or a bad one is not.
+two hours or so; with --runs, runs that are there already are not made again; with --build NAME only
+the rows of that build are made, and the others left as they are. The exit status is 1 where more
+than one good build in a hundred is red, or a bad one is not.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from typing import Final
 from harness.config import load_workload
 from harness.gate.verdict import EXIT_CODES, Verdict
 from harness.gate_command import GateOrder, gate_and_show
-from tests.gate_trials.cases import BASELINES, CLEAN, CLEAN_PREFILL, CLEAN_TWO, FAULTY, Case
+from tests.gate_trials.cases import ALL, BASELINES, CLEAN, CLEAN_TWO, Case
 from tests.gate_trials.trial import measure, times_made_again
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "gate.md"
@@ -81,7 +82,8 @@ def judge(root: Path, case: Case, seed: int) -> Verdict:
 
 def rows(root: Path, seeds: Sequence[tuple[Case, range]]) -> Iterator[Row]:
     """Judge what was measured."""
-    for limits, case in BASELINES.items():
+    for limits in _limits(seeds):
+        case = BASELINES[limits]
         order = GateOrder(
             run=place(root, case, BASELINE_SEED),
             limits=_written(root, "leaked_blocks.max == 0"),
@@ -98,11 +100,18 @@ def rows(root: Path, seeds: Sequence[tuple[Case, range]]) -> Iterator[Row]:
         )
 
 
+def _limits(seeds: Sequence[tuple[Case, range]]) -> list[str]:
+    """By which of these cases are judged, each once, where that takes a baseline."""
+    return list(dict.fromkeys(case.limits for case, _ in seeds if case.limits))
+
+
 def write_table(found: Sequence[Row]) -> None:
-    """Put the table between its marks."""
+    """Put the rows between the table's marks, each in its place; others are left as they are."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    table = HEAD + "".join(f"{row}\n" for row in found)
+    old, _, after = rest.partition(END)
+    lines = {line.split(" | ")[0].strip("| "): line for line in old.splitlines()[2:]}
+    lines |= {row.case.name: str(row) for row in found}
+    table = HEAD + "".join(f"{lines[case.name]}\n" for case in ALL if case.name in lines)
     PAGE.write_text(f"{before}{BEGIN}{table}{END}{after}")
 
 
@@ -111,18 +120,22 @@ def main() -> int:
     parser.add_argument("--clean", type=int, default=100)
     parser.add_argument("--faulty", type=int, default=20)
     parser.add_argument("--runs", type=Path)
+    parser.add_argument("--build", choices=[case.name for case in ALL])
     arguments = parser.parse_args()
-    few = range(1, arguments.faulty + 1)
-    many = range(1, arguments.clean + 1)
-    seeds = [(CLEAN, many), (CLEAN_TWO, many), (CLEAN_PREFILL, few)]
-    seeds += [(case, few) for case in FAULTY]
+    seeds = [
+        (case, range(1, 1 + (arguments.clean if case in (CLEAN, CLEAN_TWO) else arguments.faulty)))
+        for case in ALL
+        if arguments.build in (None, case.name)
+    ]
     with tempfile.TemporaryDirectory() as temporary:
         root: Path = arguments.runs or Path(temporary)
-        trials = [(case, BASELINE_SEED) for case in BASELINES.values()]
+        trials = [(BASELINES[limits], BASELINE_SEED) for limits in _limits(seeds)]
         trials += [(case, seed) for case, of_case in seeds for seed in of_case]
         places = [place(root, *trial) for trial in trials]
         with ProcessPoolExecutor(AT_ONCE, mp_context=get_context("spawn")) as pool:
-            list(pool.map(measure, *zip(*trials, strict=True), places))
+            measured = pool.map(measure, *zip(*trials, strict=True), places)
+            for number, _ in enumerate(measured, start=1):
+                print(f"{number} of {len(trials)} runs", file=sys.stderr)  # noqa: T201
         found = []
         for row in rows(root, seeds):
             print(row if row.is_right else f"{row} WRONG", flush=True)  # noqa: T201

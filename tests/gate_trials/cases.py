@@ -16,7 +16,7 @@ PREFILL: Final = (
 )
 CHUNK_LIMITS: Final = "build / baseline: step_s.p50 <= 1.25\n"  # a cancel waits for a step's end
 # One build under two names, in turn, in short rounds: no difference between them, nor since then.
-TWO: Final = ('arms=[{name="old"}, {name="new"}]', "run.rounds=3", "load.stop_after_abandons=60")
+TWO: Final = ('arms=[{name="old"}, {name="new"}]', "run.rounds=3", "load.stop_after_abandons=84")
 TWO_LIMITS: Final = """\
 new - old: cancel_latency_steps.mean <= 0.5
 new / baseline: cancel_latency_steps.mean <= 1.5
@@ -64,3 +64,4 @@ FAULTY: Final = (
         limits=CHUNK_LIMITS,
     ),
 )
+ALL: Final = (CLEAN, CLEAN_TWO, CLEAN_PREFILL, *FAULTY)
