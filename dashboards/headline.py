@@ -82,7 +82,7 @@ def _spread(metric: Metric) -> tuple[str, ...]:
 
 def _mean_spread(metric: Metric) -> list[str]:
     lines = [f"mean of {metric.n:,}, from totals"]
-    if metric.bound != "upper" and (limits := interval(metric, "mean")):
+    if limits := interval(metric, "mean"):
         lines.append(f"mean's 95 % interval {limits}")
     return lines
 

@@ -90,11 +90,12 @@ def _what_the_figures_are(metrics: Mapping[str, Metric]) -> Iterator[Text]:
     shown = {name: metrics[name] for name in headlines(metrics) if name in metrics}
     for name, metric in shown.items():
         low, high = (metric.others.get(f"bias_{end}") for end in ("low", "high"))
-        if low is None or high is None or metric.mean_ci95 is None:
+        limits = interval(metric, "mean")
+        if low is None or high is None or limits is None:
             continue
         old = f"{quantity(low, metric.unit)} to {quantity(high, metric.unit)}"
         yield Text(
-            f"{name}: 95 % interval of the mean {interval(metric, 'mean')}; in it, by the age of "
+            f"{name}: 95 % interval of the mean {limits}; in it, by the age of "
             f"its pages it may be off by {old}",
             style="dim",
         )

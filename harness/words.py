@@ -10,6 +10,7 @@ from harness.records import Metric
 DASH: Final = "\N{EN DASH}"
 SELF_EVIDENT_UNITS: Final = frozenset({"s", "ratio", "bytes"})  # each figure says ms, %, MiB
 SIGNS: Final = {"lower": "≥ ", "upper": "≤ "}
+NEVER_NEGATIVE: Final = frozenset({"s", "tokens", "steps"})  # of others there may be changes
 RATES: Final = {"rps": "per s", "tokens/s": "tokens/s"}
 
 
@@ -126,10 +127,14 @@ def difference_in_words(one: Difference) -> str:
 def interval(metric: Metric, name: str, *, unit: str | None = None) -> str | None:
     """The 95 % interval of a figure, or None where there is none: "1.5 to 2 ms".
 
-    That of a time begins at 0 at the earliest: a mean's, symmetrical, may reach below.
+    A bound has none: how far the true value lies beyond it is not known. That of a time or of
+    tokens begins at 0 at the earliest: a mean's, symmetrical, may reach below.
     """
+    if metric.bound != "point":
+        return None
     limits: tuple[float, float] | None = getattr(metric, f"{name}_ci95", None)
-    if limits is not None and metric.unit == "s" and (getattr(metric, name) or 0.0) >= 0.0:
+    may_clip = metric.unit in NEVER_NEGATIVE and (getattr(metric, name) or 0.0) >= 0.0
+    if limits is not None and may_clip:
         limits = max(limits[0], 0.0), limits[1]
     return between(limits, metric.unit if unit is None else unit)
 

@@ -77,10 +77,18 @@ def test_the_interval_of_a_time_does_not_reach_below_nothing() -> None:
     assert interval(Metric(unit="s", n=9, mean=9e-5, mean_ci95=limits, method="x"), "mean") == (
         "0 s to 203 µs"
     )
+    tokens = Metric(unit="tokens", n=60, mean=21.3, mean_ci95=(-2.01, 44.5), method="x")
+    assert interval(tokens, "mean") == "0 to 44.5 tokens"
     early = Metric(unit="s", n=9, mean=-1e-6, mean_ci95=(-3e-6, 1e-6), method="x")
     assert interval(early, "mean") == "-3 to 1 µs"  # of two clocks: it is as it was found
     change = Metric(unit="slots", n=9, mean=1.0, mean_ci95=(-1.0, 3.0), method="x")
     assert interval(change, "mean") == "-1 to 3 slots"
+
+
+@pytest.mark.parametrize("bound", ["lower", "upper"])
+def test_a_bound_has_no_interval(bound: str) -> None:
+    wasted = Metric(unit="tokens", n=60, mean=21.3, mean_ci95=(2.0, 44.5), method="x", bound=bound)
+    assert interval(wasted, "mean") is None
 
 
 @pytest.mark.parametrize(("bound", "sign"), [("point", ""), ("lower", "≥ "), ("upper", "≤ ")])
