@@ -20,6 +20,7 @@ Each line of its standard input is a JSON command, each of its output a JSON mes
 """
 
 import json
+import math
 import os
 import queue
 import threading
@@ -34,13 +35,14 @@ import msgspec
 
 from harness.errors import ConfigError, TargetError, WalkawayError
 from harness.interruption import Interruption
-from harness.load.plan import LoadPlan
+from harness.load.plan import AbandonLoad, LoadPlan
 from harness.load.rows import ShardReader
 from harness.load_process import describe_load
 from harness.measurement import Measurement
 from harness.order import ResolvedOrder, RunOrder, resolve_order
 from harness.progress import Snapshot
-from harness.records import ClientSample, ProcessMark, RequestRow
+from harness.records import ClientSample, Outcome, ProcessMark, RequestRow
+from harness.repeat import command_of
 from harness.run import (
     begin_manifest,
     choose_folder,
@@ -94,10 +96,14 @@ class Commands:
 
 
 class WatchedLoad:
-    """The load of somebody else, from the plan to the word that it has stopped."""
+    """The load of somebody else, from the plan to the word that it has stopped.
+
+    `cut_short`: the settings of a load that ends by itself when this one was stopped.
+    """
 
     def __init__(self, commands: Commands) -> None:
         self.measurement: Measurement | None = None
+        self.cut_short: list[str] = []
         self._commands = commands
 
     def __call__(
@@ -141,6 +147,8 @@ class WatchedLoad:
                 requests=live.outcomes.total(),
             )
             if is_over:
+                left = live.outcomes[Outcome.ABANDONED.value]
+                self.cut_short = until_stopped(plan, left=left, elapsed_s=elapsed_s)
                 break
             if lost is None and turn % CHECK_EVERY == 0:
                 lost = _look(check_server)
@@ -157,6 +165,17 @@ class WatchedLoad:
         self.measurement.notes.add(f"{elapsed_s:.1f} s into the load {command['note']}")
         tell("phase", text=describe_load(msgspec.structs.replace(plan, users=command["users"])))
         return False
+
+
+def until_stopped(plan: LoadPlan, *, left: int, elapsed_s: float) -> list[str]:
+    """The setting with which a load like this ends when it was stopped, in whole seconds; none for
+    one that came to its own end. `left`: how many users had walked away."""
+    enough = plan.load.stop_after_abandons if isinstance(plan.load, AbandonLoad) else None
+    seconds = math.ceil(elapsed_s)
+    is_at_its_end = seconds >= plan.max_seconds or (enough is not None and left >= enough)
+    if plan.open_loop is not None or is_at_its_end:
+        return []
+    return [f"run.max_seconds={seconds}"]
 
 
 def _look(check_server: Callable[[], None]) -> TargetError | None:
@@ -185,6 +204,7 @@ def record(resolved: ResolvedOrder, commands: Commands) -> None:
     """One run, from its folder to its report. Raises WalkawayError where no load began."""
     folder = RunFolder.create(choose_folder(resolved))
     manifest = begin_manifest(resolved, run_id=folder.name)
+    manifest.repeat = command_of(resolved.order, seed=manifest.seed)
     folder.write_manifest(manifest)
     progress = ToldProgress()
     load = WatchedLoad(commands)
@@ -199,6 +219,7 @@ def record(resolved: ResolvedOrder, commands: Commands) -> None:
         if manifest.window.load_started_ns is None and failure is not None:
             discard_if_unreached(folder, manifest)
             raise failure
+        manifest.repeat = command_of(_stopped(resolved.order, load), seed=manifest.seed)
         finished = conclude(measurement, folder, failure)
         progress.phase("drawing the report")
         report = draw_report(folder)
@@ -209,6 +230,16 @@ def record(resolved: ResolvedOrder, commands: Commands) -> None:
         report=None if report is None else str(report.resolve()),
         why=None if failure is None else short(failure),
     )
+
+
+def _stopped(order: RunOrder, load: WatchedLoad) -> RunOrder:
+    """The order of a run that is as long as this one, unless its users would leave too late."""
+    shorter = replace(order, settings=[*order.settings, *load.cut_short])
+    try:
+        resolve_order(shorter)
+    except ConfigError:
+        return order
+    return shorter
 
 
 def resolve(command: dict[str, Any]) -> ResolvedOrder:

@@ -3,15 +3,32 @@
 import argparse
 import json
 import os
+import shlex
 from collections import deque
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from harness import run_command
+from harness.commands import app
 from harness.errors import TargetError
 from harness.load.options import add_arguments, load_plan
-from harness.web.recorder import WatchedLoad, short, tell
+from harness.load.plan import LoadPlan
+from harness.order import RunOrder, resolve_order
+from harness.repeat import command_of
+from harness.web.form import BY_HAND
+from harness.web.recorder import WatchedLoad, resolve, short, tell, until_stopped
+
+
+def plan_of(*flags: str) -> LoadPlan:
+    """What plain Locust is told to do with these options, with 4 users for a minute."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser.add_argument_group())
+    options = parser.parse_args(flags)
+    options.num_users, options.run_time, options.host = 4, 60, None
+    return load_plan(options)
 
 
 @pytest.mark.parametrize(
@@ -39,11 +56,7 @@ def test_what_it_says_may_go_unheard() -> None:
 
 
 def test_another_number_of_users_is_noted_and_shown(capfd: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser.add_argument_group())
-    options = parser.parse_args([])
-    options.num_users, options.run_time, options.host = 4, 60, None
-    plan = load_plan(options)
+    plan = plan_of()
     said = deque([{"note": "the page set 8 users, 1 a second", "users": 8}, {"stop": True}])
     commands: Any = SimpleNamespace(next=lambda _: said.popleft())
     load, kept = WatchedLoad(commands), set[str]()
@@ -54,3 +67,67 @@ def test_another_number_of_users_is_noted_and_shown(capfd: pytest.CaptureFixture
     assert [text.endswith("the page set 8 users, 1 a second") for text in kept] == [True]
     told = json.loads(capfd.readouterr().out)
     assert (told["event"], told["text"]) == ("phase", "load: 8 users for 60 s")
+
+
+def ordered_by(line: str, monkeypatch: pytest.MonkeyPatch) -> RunOrder:
+    """What a typed line orders."""
+    orders: list[RunOrder] = []
+    monkeypatch.setattr(run_command, "run_and_show", lambda order, **_: orders.append(order))
+    program, *arguments = shlex.split(line)
+    assert program == "walkaway"
+    app(arguments, standalone_mode=False)
+    return orders[0]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        {"workload": "demo", "settings": ["run.seed=1", "load.stop_after_abandons=9"]},
+        {"workload": BY_HAND, "api_key_env": "MY_KEY", "has_scraping": False},
+    ],
+    ids=["walkaway run --web", "plain Locust"],
+)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"walkaway_stay_share": "0.5", "walkaway_seed": "7", "user_count": "3"},
+        {"walkaway_leave": "tokens", "walkaway_tokens": "2,3", "walkaway_way": "rst"},
+        {"walkaway_arrivals": "poisson", "walkaway_rate": "2.5", "run_time": "20"},
+        {"host": "http://127.0.0.1:1", "walkaway_engine": "vllm", "walkaway_model": "my model"},
+    ],
+)
+def test_the_line_that_repeats_a_run_of_a_page_orders_the_same(
+    order: dict[str, Any], fields: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", "secret")
+    typed = {"command": ["locust", "--web-port", "1"], "out": "results/mine"}
+    fields = {"walkaway_leave": "workload", "walkaway_arrivals": "workload"} | fields
+    ordered = resolve({"order": order | typed, "fields": fields})
+    line = command_of(ordered.order, seed=ordered.workload.run.seed)
+    assert "secret" not in line
+    again = resolve_order(ordered_by(line, monkeypatch))
+    as_typed = replace(again.order, settings=ordered.order.settings, out=ordered.order.out)
+    assert replace(again, order=replace(as_typed, command=ordered.order.command)) == ordered
+
+
+def test_of_the_settings_of_one_key_the_line_has_the_last_in_its_place() -> None:
+    settings = ["load.mix=[1]", "run.seed=3", "load.mix.0=2", "load.mix=[4]", "run.seed=5"]
+    line = command_of(RunOrder(workload="my load.toml", settings=settings), seed=5)
+    said = "walkaway run 'my load.toml' --engine reference"
+    assert line == f"{said} --set load.mix.0=2 --set 'load.mix=[4]' --set run.seed=5"
+
+
+@pytest.mark.parametrize(
+    ("flags", "left", "elapsed_s", "setting"),
+    [
+        ((), 0, 12.3, ["run.max_seconds=13"]),
+        ((), 0, 60.1, []),
+        (("--walkaway-stop-after=5",), 4, 12.3, ["run.max_seconds=13"]),
+        (("--walkaway-stop-after=5",), 5, 12.3, []),
+        (("--walkaway-arrivals=constant",), 0, 12.3, []),
+    ],
+)
+def test_a_load_that_was_stopped_is_repeated_as_long(
+    flags: tuple[str, ...], left: int, elapsed_s: float, setting: list[str]
+) -> None:
+    assert until_stopped(plan_of(*flags), left=left, elapsed_s=elapsed_s) == setting
