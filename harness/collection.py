@@ -35,10 +35,11 @@ from harness.manifest import (
     utc_now,
 )
 from harness.open_loop_order import count_arrivals
-from harness.records import ProcessMark
+from harness.records import ProcessMark, WorkerSeen
 from harness.store import RECORDS, RunFolder, RunRows
 from harness.unsent import Sent, find_unsent
 
+_HOLDS_NONE = "holds no shards of a load (process-HOST-PID.ndjson beside requests-...)"
 _NOTE = "collected from shards: the server was not watched, so only what clients saw can be told"
 
 
@@ -56,8 +57,11 @@ def collect(shards: Sequence[Path], out: Path, *, command: list[str]) -> RunFold
     Raises ConfigError where one holds no shards, or `out` is not empty.
     """
     marks = {path: _marks(path) for path in shards}
-    first = min(chain.from_iterable(marks.values()), key=lambda mark: mark.at)
-    sources = sorted(set(_sources(marks, first)))
+    in_order = sorted(chain.from_iterable(marks.values()), key=lambda mark: mark.at)
+    if not in_order:
+        raise ConfigError(f"{shards[0]}: {_HOLDS_NONE}")
+    first = in_order[0]
+    sources = sorted(set(_sources(marks, in_order)))
     tallies = [LoadTally(one.folder, host=one.host, ahead_ns=one.ahead_ns) for one in sources]
     killed = _killed_run(shards)
     folder = RunFolder.claim(out)
@@ -71,7 +75,8 @@ def collect(shards: Sequence[Path], out: Path, *, command: list[str]) -> RunFold
     manifest = _manifest_of_clients(first) if killed is None else killed
     manifest.run_id, manifest.command = folder.name, command
     _note_load(manifest, tallies)
-    _note_schedule(manifest, folder, list(chain.from_iterable(marks.values())))
+    _note_absent(manifest, shards, in_order)
+    _note_schedule(manifest, folder, in_order)
     folder.write_manifest(manifest)
     return folder
 
@@ -102,19 +107,32 @@ def _of_the_server(shards: Path) -> dict[str, Any]:
 
 
 def _marks(path: Path) -> list[ProcessMark]:
+    """What load processes said of themselves; nothing in the folder of a master without users."""
     found = ShardReader(path, ProcessMark).read_new()
-    if not found:
-        raise ConfigError(
-            f"{path}: holds no shards of a load (process-HOST-PID.ndjson beside requests-...)"
-        )
+    if not found and not _workers_seen([path]):
+        raise ConfigError(f"{path}: {_HOLDS_NONE}")
     return found
 
 
-def _sources(marks: dict[Path, list[ProcessMark]], first: ProcessMark) -> Iterator[Source]:
-    began = {mark.host: mark for of_one in marks.values() for mark in reversed(of_one)}
+def _workers_seen(shards: Sequence[Path]) -> set[str]:
+    """Who had connected to the master, as it noted in one of these folders."""
+    return {seen.name for path in shards for seen in ShardReader(path, WorkerSeen).read_new()}
+
+
+def _sources(
+    marks: dict[Path, list[ProcessMark]], in_order: Sequence[ProcessMark]
+) -> Iterator[Source]:
+    """Hosts may have the same name, so it is the clock that tells whose stamps are whose."""
+    began = {mark.clock: mark for mark in reversed(in_order)}
     for path, of_one in marks.items():
-        for host in {mark.host for mark in of_one}:
-            yield Source(path, host, _ahead_ns(began[host], first))
+        clocks = {mark.host: mark.clock for mark in of_one}
+        for mark in of_one:
+            if mark.clock != clocks[mark.host]:
+                raise ConfigError(
+                    f"{path}: holds rows of {mark.host} stamped by two clocks (two machines of one "
+                    "name, or one that was started anew): keep those of each in a folder of its own"
+                )
+            yield Source(path, mark.host, _ahead_ns(began[mark.clock], in_order[0]))
 
 
 def _ahead_ns(mark: ProcessMark, first: ProcessMark) -> int:
@@ -167,6 +185,18 @@ def _note_load(manifest: Manifest, tallies: Sequence[LoadTally]) -> None:
         )
 
 
+def _note_absent(manifest: Manifest, shards: Sequence[Path], marks: Sequence[ProcessMark]) -> None:
+    """Which workers the master saw whose marks, and so whose rows, are in none of the folders."""
+    present, seen = {mark.name for mark in marks if mark.name}, _workers_seen(shards)
+    manifest.absent_workers = sorted(seen - present)
+    if present - seen:
+        manifest.notes.append(
+            "the master's list of its workers is not in these folders (give the master a "
+            "--walkaway-rows, too, and collect that folder with the others): whether the rows of "
+            "one of them are missing is not known"
+        )
+
+
 def _note_schedule(manifest: Manifest, folder: RunFolder, marks: Sequence[ProcessMark]) -> None:
     """Of an open loop, how many requests there should be, and who was due and never sent."""
     began = [mark for mark in marks if mark.event == "began"]
@@ -176,7 +206,7 @@ def _note_schedule(manifest: Manifest, folder: RunFolder, marks: Sequence[Proces
     plan = msgspec.convert(last.open_plan, LoadPlan)
     try:
         if manifest.arrivals is None:
-            if len({(mark.host, mark.pid) for mark in began}) < len(began):
+            if len({(mark.host, mark.clock, mark.pid) for mark in began}) < len(began):
                 return  # several loads of a page, one after the other
             manifest.seed = plan.seed
             assert plan.open_loop is not None

@@ -139,7 +139,8 @@ class Manifest(msgspec.Struct, kw_only=True):
 
     `status` says "interrupted" until the run has ended otherwise, so that the folder of a harness
     that was killed does not look complete. `scrape_interval_s` is null when nothing was scraped,
-    `arrivals` where users were a closed loop. `command` is what was typed, `repeat` the line that
+    `arrivals` where users were a closed loop. `absent_workers` connected to the master, and nobody
+    brought what they wrote. `command` is what was typed, `repeat` the line that
     does the same again in a new folder; values of headers are in neither.
     `notes` are for information; `warnings` say why figures may be missing or wrong.
     """
@@ -164,6 +165,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     idle: Idle = msgspec.field(default_factory=Idle)
     probing: Probing | None = None
     load_processes: list[LoadProcess] = []
+    absent_workers: list[str] = []
     void_trials: list[VoidTrial] = []
     notes: list[str] = []
     warnings: list[str] = []

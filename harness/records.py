@@ -71,6 +71,7 @@ class WireClose(StrEnum):
     KERNEL = "kernel"  # what it sends for a dead process: FIN, or RST with unread bytes
     NOTHING = "nothing"  # the connection stayed open, and what came was acknowledged
     SILENCE = "silence"  # not even an acknowledgement: a socket filter drops all that comes
+    UNOPENED = "unopened"  # there was no connection yet: the server never had the request
 
 
 class TokenCounting(StrEnum):
@@ -153,7 +154,8 @@ class ProcessMark(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     `worker` numbers the processes of one load. `clock` names the clock of all its stamps: processes
     of one start of one machine share it. `at` is the wall time of `t_ns`, and `url` and `model` say
     what was asked. `open_plan`: when it began with an open loop, the plan of the load, without what
-    goes into headers and bodies; the schedule follows from it.
+    goes into headers and bodies; the schedule follows from it. `name`: what a worker's master calls
+    it; "" for a process that has no master.
     """
 
     event: Literal["began", "ended"]
@@ -166,6 +168,15 @@ class ProcessMark(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     url: str
     model: str
     open_plan: dict[str, Any] | None = None
+    name: str = ""
+
+
+class WorkerSeen(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A worker has connected to the master, which writes this down: the worker's own rows may lie
+    on another machine. `name` begins with the name of its host; `at` is the wall time."""
+
+    name: str
+    at: str
 
 
 class VoidTrial(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -14,6 +14,7 @@ import pandas as pd
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
 from harness.analysis.frames import RunFrames
+from harness.analysis.lost import why_unsent
 from harness.records import Metric, Role
 from harness.words import quantity
 
@@ -42,7 +43,7 @@ def why_schedule_means_nothing(frames: RunFrames, facts: Facts) -> Iterator[str]
     yield (
         f"{unsent:,} of {counted['sent'] + unsent:,} requests that were due were not sent when the "
         f"load ended, more than {_MOST_UNSENT:.0%}: this load is not the schedule's; "
-        f"{_why_late(frames.requests, int(frames.manifest['arrivals']['max_streams']))}"
+        f"{why_unsent(frames.manifest) or _why_late(frames)}"
     )
 
 
@@ -62,6 +63,7 @@ def arrival_warnings(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterat
     delay, ttft = figures.get("start_delay_s"), figures.get("ttft_s")
     if not isinstance(delay, Metric):
         return
+    lost = why_unsent(frames.manifest) if delay.n_censored else None
     late_s = delay.lower_bounds["p99"] if delay.p99 is None else delay.p99
     median_s = ttft.p50 if isinstance(ttft, Metric) and ttft.p50 is not None else 0.0
     if late_s <= max(_TIMER_S, _LATE_SHARE * median_s):
@@ -69,8 +71,7 @@ def arrival_warnings(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterat
     more = "more than " if delay.p99 is None else ""
     yield (
         f"requests were sent late: start_delay_s has a p99 of {more}{quantity(late_s, 's')}; "
-        f"{_why_late(frames.requests, int(arrivals['max_streams']))}; believe the figures from the "
-        "intended start"
+        f"{lost or _why_late(frames)}; believe the figures from the intended start"
     )
 
 
@@ -84,8 +85,9 @@ def most_open(requests: pd.DataFrame) -> int:
     return int(np.cumsum(changes[in_order]).max())
 
 
-def _why_late(requests: pd.DataFrame, max_streams: int) -> str:
-    if most_open(requests) >= max_streams:
+def _why_late(frames: RunFrames) -> str:
+    max_streams = int(frames.manifest["arrivals"]["max_streams"])
+    if most_open(frames.requests) >= max_streams:
         return (
             f"as many streams were open as there may be (`arrivals.max_streams`, {max_streams:,}): "
             "the server could not keep up with the schedule; raise the cap or lower the rate"

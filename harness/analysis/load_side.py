@@ -1,4 +1,4 @@
-"""The load's own side: who took part, who died, and whether anybody was too busy to be believed.
+"""The load's own side: who took part, and whether anybody was too busy to be believed.
 
 A load process is saturated if it used over 90 % of a core throughout the load (it is one thread, so
 a core is all that it can use), or if one in twenty of its ticks was noticed later than a whole step
@@ -16,6 +16,7 @@ import pandas as pd
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
 from harness.analysis.frames import RunFrames
+from harness.analysis.lost import losses
 from harness.analysis.validity import Remark
 from harness.records import Metric
 
@@ -51,21 +52,8 @@ def remarks_on_the_load(
     """Whether the load generator did its part."""
     return [
         *(Remark(level="invalid", text=text) for text in saturations(sides, figures)),
-        *(Remark(level="warning", text=text) for text in _deaths(manifest, facts)),
+        *(Remark(level="warning", text=text) for text in losses(manifest, facts)),
     ]
-
-
-def _deaths(manifest: Mapping[str, Any], facts: Facts) -> Iterator[str]:
-    """A sentence for each process that began and did not end in good order."""
-    for one in manifest.get("load_processes") or []:
-        if one["ended_ns"] is not None:
-            continue
-        died_s = (one["last_seen_ns"] - facts.load_started_ns) / 1e9
-        yield (
-            f"load process {one['worker']} (pid {one['pid']} on {one['host']}) died {died_s:.1f} s "
-            f"into the load: the {one['requests']} requests that it had written are kept, the "
-            f"{one['open_streams']} that it had in flight are in no figure"
-        )
 
 
 def saturations(sides: Sequence[LoadSide], figures: Mapping[str, Figure]) -> Iterator[str]:

@@ -5,7 +5,9 @@ are said in messages of our own: how many users have walked away from each worke
 names the number for all of them together; and that a worker cannot go on, which ends the load.
 
 Each process that has users writes a mark when it begins and another when it ends in good order.
-Of one that was killed the second is missing, and its rows and ticks tell how far it came.
+Of one that was killed the second is missing, and its rows and ticks tell how far it came. The
+master writes down who connected: the rows of a worker on another machine come to it by hand, and
+without that list nobody would know of one whose rows were forgotten.
 """
 
 import os
@@ -25,7 +27,7 @@ from harness.collect.clock import local_clock
 from harness.load.lag import LagWatch
 from harness.load.plan import AbandonLoad, LoadPlan
 from harness.load.rows import ShardWriter
-from harness.records import ProcessMark
+from harness.records import ProcessMark, WorkerSeen
 
 _LEFT: Final = "walkaway_left"
 _NO_GOING_ON: Final = "walkaway_no_going_on"
@@ -106,6 +108,22 @@ def end_when_nobody_is_left(environment: Environment, end: Callable[[], None]) -
     environment.events.test_stop.add_listener(lambda **_: end())  # type: ignore[no-untyped-call]
 
 
+def note_workers(runner: MasterRunner, plan: LoadPlan) -> None:
+    """Write down each worker that connects to this master, where the plan keeps rows."""
+    if plan.rows_dir is None:
+        return
+    rows_dir = Path(plan.rows_dir)
+    rows_dir.mkdir(parents=True, exist_ok=True)
+    shard = ShardWriter(rows_dir, WorkerSeen, os.getpid())
+
+    def note(client_id: str, **_: Any) -> None:
+        shard.write(WorkerSeen(name=client_id, at=datetime.now(UTC).isoformat()))
+
+    for client_id in runner.clients:
+        note(client_id)
+    runner.environment.events.worker_connect.add_listener(note)  # type: ignore[no-untyped-call]
+
+
 class ProcessMarks:
     """Says in the rows' folder that this process has begun with the load, and in the end that it
     has ended it in good order.
@@ -118,6 +136,7 @@ class ProcessMarks:
         rows_dir.mkdir(parents=True, exist_ok=True)
         self._plan = plan
         self._worker = max(0, getattr(runner, "worker_index", 0))
+        self._name = runner.client_id if isinstance(runner, WorkerRunner) else ""
         self._clock = local_clock()
         self._shard = ShardWriter(rows_dir, ProcessMark, os.getpid())
         self._leave("began")
@@ -139,6 +158,7 @@ class ProcessMarks:
             url=self._plan.url,
             model=self._plan.model,
             open_plan=_open_plan(self._plan) if event == "began" else None,
+            name=self._name,
         )
         self._shard.write(mark)
 

@@ -16,14 +16,15 @@ from typing import Final, Generic, Self, TypeVar
 
 import msgspec
 
-from harness.records import ClientSample, ProcessMark, RequestRow, VoidTrial
+from harness.records import ClientSample, ProcessMark, RequestRow, VoidTrial, WorkerSeen
 
-Row = TypeVar("Row", RequestRow, ClientSample, ProcessMark, VoidTrial)
+Row = TypeVar("Row", RequestRow, ClientSample, ProcessMark, WorkerSeen, VoidTrial)
 
 KINDS: Final[dict[type[msgspec.Struct], str]] = {
     RequestRow: "requests",
     ClientSample: "client",
     ProcessMark: "process",
+    WorkerSeen: "workers",
     VoidTrial: "void",
 }
 _READ_BYTES: Final = 16 * 2**20
@@ -34,17 +35,23 @@ def _shard(rows_dir: Path, kind: str, host: str, pid: int) -> Path:
 
 
 class ShardWriter(Generic[Row]):
-    """Appends the rows of one process of this host. The folder must exist."""
+    """Appends the rows of one process of this host. The folder must exist.
+
+    Its state is `_unwritten`, what a full disk left of a write: it goes before the next, which
+    would otherwise continue half a line.
+    """
 
     def __init__(self, rows_dir: Path, row_type: type[Row], pid: int) -> None:
         path = _shard(rows_dir, KINDS[row_type], platform.node(), pid)
         self._file = path.open("ab", buffering=0)
         self._encoder = msgspec.json.Encoder()
+        self._unwritten = b""
 
     def write(self, *rows: Row) -> None:
         """Put rows on disk now. Raises OSError where there is no room for all of them."""
-        lines = self._encoder.encode_lines(rows)
-        if self._file.write(lines) < len(lines):
+        lines = self._unwritten + self._encoder.encode_lines(rows)
+        self._unwritten = lines[self._file.write(lines) :]
+        if self._unwritten:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
@@ -109,5 +116,5 @@ class ShardReader(Generic[Row]):
         for line in lines:
             try:
                 yield self._decoder.decode(line)
-            except msgspec.DecodeError:
+            except ValueError:  # no JSON, no row, or torn inside a character
                 self.damaged += 1

@@ -37,6 +37,7 @@ from harness.load.processes import (
     AboutThisProcess,
     Master,
     end_when_nobody_is_left,
+    note_workers,
     tell_how_many_left,
     tell_that_all_was_sent,
     tell_why_not_to_go_on,
@@ -91,6 +92,9 @@ class AbandoningUser(PlannedUser):
                 self._ask_as_canary(load)
             else:
                 self._ask_as_planned(load)
+        except Exception:
+            gevent.sleep(RETRY_PAUSE_S)  # a bug of ours makes no busy loop, either
+            raise
         finally:
             session.peace.end_turn(self._number)
         assert self._last is not None
@@ -188,6 +192,7 @@ def prepare(
     if isinstance(runner, MasterRunner):  # it has no users of its own
         master = Master(runner, end=end, give_up=give_up_here)
         _prepare_master(environment, master, lambda: plan_of_the_page(options) or plan)
+        note_workers(runner, plan)
         return
     if isinstance(runner, WorkerRunner):
         tell_how_many_left(runner, _num_left)

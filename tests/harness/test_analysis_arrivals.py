@@ -13,8 +13,9 @@ from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.latency import latency_figures
 from harness.analysis.summary import summarise
 from harness.headlines import headlines
-from harness.manifest import ScheduledArrivals, UnsentArrivals
+from harness.manifest import LoadProcess, ScheduledArrivals, UnsentArrivals
 from harness.records import Metric
+from tests.harness.conftest import at
 
 if TYPE_CHECKING:
     from tests.harness.conftest import RunBuilder
@@ -160,6 +161,38 @@ def test_a_late_schedule_names_its_bottleneck(
     (text,) = [text for text in warnings(run) if "sent late" in text]
     assert text.startswith("requests were sent late: start_delay_s has a p99 of 30 ms; ")
     assert cause in text
+
+
+def test_what_a_dead_process_did_not_send_is_not_laid_to_slowness(make_run: MakeRun) -> None:
+    run = with_unsent(scheduled(make_run(), planned=2), to_stay=[9.0], to_leave=[])
+    late(run, "a", by=0, sent=100, tokens=[120], outcome="completed", end=131)
+    run.manifest.load_processes = [
+        LoadProcess(
+            worker=1,
+            host="here",
+            pid=8,
+            clock="boot",
+            began_ns=at(0),
+            ended_ns=None,
+            last_seen_ns=at(100),
+            requests=0,
+            open_streams=0,
+        )
+    ]
+    said = [one["text"] for one in summarise(run.frames())["validity"]]
+    for what in ("this load is not the schedule's; ", "sent late: "):
+        (text,) = [text for text in said if what in text]
+        assert "load process 1 (pid 8 on here) died, and nobody else sends its part" in text
+        assert "could not keep up" not in text
+
+
+def test_what_was_not_collected_is_not_laid_to_slowness(make_run: MakeRun) -> None:
+    run = with_unsent(scheduled(make_run(), planned=2), to_stay=[9.0], to_leave=[])
+    late(run, "a", by=0, sent=100, tokens=[120], outcome="completed", end=131)
+    run.manifest.absent_workers = ["there_2"]
+    said = [one["text"] for one in summarise(run.frames())["validity"]]
+    assert any("in a folder that was not collected (there_2)" in text for text in said)
+    assert not [text for text in said if "could not keep up" in text]
 
 
 def test_small_delays_are_no_warning(make_run: MakeRun) -> None:

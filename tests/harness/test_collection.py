@@ -22,6 +22,7 @@ from harness.records import (
     RequestRow,
     Role,
     TokenCounting,
+    WorkerSeen,
 )
 from harness.store import RunFolder
 from tests.harness.conftest import RunBuilder
@@ -36,17 +37,26 @@ def lines(path: Path, *rows: msgspec.Struct) -> None:
     path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
 
 
-def mark(host: str, event: Literal["began", "ended"], t_ns: int, second: int) -> ProcessMark:
+def mark(
+    host: str,
+    event: Literal["began", "ended"],
+    t_ns: int,
+    second: int,
+    *,
+    clock: str | None = None,
+    name: str = "",
+) -> ProcessMark:
     return ProcessMark(
         event=event,
         host=host,
         pid=7,
         worker=0,
-        clock=f"clock of {host}",
+        clock=clock or f"clock of {host}",
         t_ns=t_ns,
         at=f"2026-11-21T10:00:{second:02}+00:00",
         url="http://server:1",
         model="m",
+        name=name,
     )
 
 
@@ -75,10 +85,20 @@ def request(name: str, sent_ns: int) -> RequestRow:
     )
 
 
-def leave_shards(folder: Path, host: str, origin_ns: int, second: int, *, dies: bool) -> Path:
+def leave_shards(
+    folder: Path,
+    host: str,
+    origin_ns: int,
+    second: int,
+    *,
+    dies: bool = False,
+    clock: str | None = None,
+    name: str = "",
+) -> Path:
     """What one load process leaves that begins at this second and asks once, a second later."""
     folder.mkdir()
-    began, ended = mark(host, "began", origin_ns, second), mark(host, "ended", origin_ns + 1, 59)
+    began = mark(host, "began", origin_ns, second, clock=clock, name=name)
+    ended = mark(host, "ended", origin_ns + 1, 59, clock=clock, name=name)
     sent_ns = origin_ns + 1000 * MS
     tick = ClientSample(t_ns=sent_ns, pid=7, lag_ns=9, cpu_s=0.1, streams=1, host=host)
     lines(folder / f"process-{host}-7.ndjson", began, *([] if dies else [ended]))
@@ -89,7 +109,7 @@ def leave_shards(folder: Path, host: str, origin_ns: int, second: int, *, dies: 
 
 @pytest.fixture
 def summary(tmp_path: Path) -> dict[str, Any]:
-    here = leave_shards(tmp_path / "a", "here", HERE_NS, 10, dies=False)
+    here = leave_shards(tmp_path / "a", "here", HERE_NS, 10)
     there = leave_shards(tmp_path / "b", "there", THERE_NS, 13, dies=True)
     folder = collect([there, here], tmp_path / "run", command=["walkaway", "collect"])
     assert (there / "requests-there-7.ndjson").exists()
@@ -112,9 +132,48 @@ def test_times_within_a_request_are_what_they_were(summary: dict[str, Any]) -> N
     assert summary["metrics"]["goodput_rps"]["mean"] == pytest.approx(2 / 3.11)
 
 
+def test_machines_of_one_name_have_clocks_of_their_own(tmp_path: Path) -> None:
+    here = leave_shards(tmp_path / "a", "ubuntu", HERE_NS, 10, clock="A")
+    there = leave_shards(tmp_path / "b", "ubuntu", THERE_NS, 13, clock="B")
+    frames = collect([here, there], tmp_path / "run", command=[]).frames()
+    assert sorted(frames.requests["sent_ns"]) == [HERE_NS + 1000 * MS, HERE_NS + 4000 * MS]
+    assert summarise(frames)["metrics"]["goodput_rps"]["mean"] == pytest.approx(2 / 3.11)
+
+
+def test_rows_by_two_clocks_in_one_folder_are_refused(tmp_path: Path) -> None:
+    shards = leave_shards(tmp_path / "a", "ubuntu", HERE_NS, 10, clock="A")
+    lines(shards / "process-ubuntu-8.ndjson", mark("ubuntu", "began", THERE_NS, 13, clock="B"))
+    with pytest.raises(ConfigError, match=r"ubuntu stamped by two clocks .* a folder of its own"):
+        collect([shards], tmp_path / "run", command=[])
+
+
+def test_a_worker_whose_rows_nobody_brought_is_named(tmp_path: Path) -> None:
+    """The master saw both; of one the folder was not copied."""
+    here = leave_shards(tmp_path / "a", "here", HERE_NS, 10, name="here_1")
+    (master := tmp_path / "master").mkdir()
+    lines(
+        master / "workers-first-3.ndjson",
+        *(WorkerSeen(name=name, at="2026-11-21T10:00:00+00:00") for name in ("here_1", "there_2")),
+    )
+
+    def said(*folders: Path) -> list[str]:
+        folder = collect(folders, tmp_path / f"run-{len(folders)}", command=[])
+        return [one["text"] for one in summarise(folder.frames())["validity"]]
+
+    (text,) = [text for text in said(here, master) if "there_2" in text]
+    assert "left nothing in the folders that were collected: there_2;" in text
+    assert any("the master's list of its workers is not in these folders" in t for t in said(here))
+
+
+def test_a_masters_list_alone_is_no_load(tmp_path: Path) -> None:
+    lines(tmp_path / "workers-first-3.ndjson", WorkerSeen(name="here_1", at=""))
+    with pytest.raises(ConfigError, match="holds no shards of a load"):
+        collect([tmp_path], tmp_path / "run", command=[])
+
+
 def test_what_an_open_loop_never_sent_is_told(tmp_path: Path) -> None:
     """Ten requests were due, one in each 100 ms; one worker sent the first two, the other died."""
-    shards = leave_shards(tmp_path / "a", "here", HERE_NS, 10, dies=False)
+    shards = leave_shards(tmp_path / "a", "here", HERE_NS, 10)
     stretch = Stretch(seconds=1, from_rate=10, to_rate=10)
     loop = OpenLoop(schedule=RateArrivals(stretches=[stretch], burstiness=None), max_streams=4)
     plan = LoadPlan(
@@ -172,7 +231,7 @@ def test_a_folder_without_shards_is_refused(tmp_path: Path) -> None:
 
 def test_probes_are_told(tmp_path: Path) -> None:
     """A probe counts from the moment at which its own client left: one clock."""
-    shards = leave_shards(tmp_path / "a", "there", THERE_NS, 13, dies=False)
+    shards = leave_shards(tmp_path / "a", "there", THERE_NS, 13)
     left_ns = THERE_NS + 1200 * MS
     probe = msgspec.structs.replace(
         request("probe", THERE_NS + 1100 * MS),

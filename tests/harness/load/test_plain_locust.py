@@ -117,6 +117,7 @@ def test_workers_on_several_hosts_tell_together_what_clients_saw(
         *("--master", "--headless", "--only-summary", "--expect-workers", "2"),
         *("--master-bind-host", "127.0.0.1", "--master-bind-port", port, *ours),
         *("--users", "4", "--spawn-rate", "4", "--run-time", "2"),
+        *("--walkaway-rows", str(tmp_path / "master")),
     )
     for process in (master, *workers):
         _, err = process.communicate(timeout=60)
@@ -126,7 +127,10 @@ def test_workers_on_several_hosts_tell_together_what_clients_saw(
     of_each = [ShardReader(folder, RequestRow).read_new() for folder in folders]
     assert all(of_each)
 
-    folder = collect(folders, tmp_path / "run", command=["walkaway", "collect"])
+    alone = collect([folders[0], tmp_path / "master"], tmp_path / "alone", command=[])
+    assert len(alone.read_manifest()["absent_workers"]) == 1
+    folder = collect([*folders, tmp_path / "master"], tmp_path / "run", command=[])
+    assert folder.read_manifest()["absent_workers"] == []
     summary = summarise(folder.frames())
     assert sum(summary["outcomes"].values()) == sum(map(len, of_each))
     assert {one["host"] for one in folder.read_manifest()["load_processes"]} == {
