@@ -23,6 +23,10 @@ PARTS: Final = frozenset(
         *("cancel_latency_prefill_steps", "wasted_in_flight_tokens", "wasted_after_close_tokens"),
     }
 )
+BOTH_WAYS: Final = (
+    "Their steps differ, so a time is called better or worse only where it is so both as measured "
+    "and in steps."
+)
 DETAILS: Final = (
     *("figure", "difference", "95 %", "times", "95 % of times"),
     *("in steps", "95 % in steps", "judged"),
@@ -82,7 +86,7 @@ def sentence(comparison: Comparison, baseline: str) -> str:
     num_judged = sum(counts[of] for of in (Standing.WORSE, Standing.BETTER, Standing.UNSURE))
     if not num_judged:
         return f"No figure can be compared with {baseline}."
-    judged = " Times are judged in steps of each engine." if steps_differ(comparison) else ""
+    judged = f" {BOTH_WAYS}" if steps_differ(comparison) else ""
     if not sure:
         return f"Against {baseline} no sure difference in any of {num_judged} figures.{judged}"
     rest = f"no sure difference in {counts[Standing.UNSURE]} of {num_judged} figures"
@@ -137,8 +141,8 @@ def details(candidate: Contender, comparison: Comparison) -> PlainTable:
     return PlainTable(
         title=f"{candidate.label} against the baseline, figure by figure",
         shows="Difference is candidate less baseline, times is candidate by baseline, in steps the "
-        "same of what each is in steps of its own engine. One in twenty of true equals is called "
-        "a sure difference all the same.",
+        "same of what each is in steps of its own engine. A time is surely better or worse where "
+        "it is so by both. One in twenty of true equals is called a sure difference all the same.",
         columns=DETAILS,
         rows=tuple(_detail(comparison, pair) for pair in comparison.pairs),
     )

@@ -8,7 +8,7 @@ from dashboards.comparison_figures import Ratio
 from dashboards.contenders import Contender, Match
 from dashboards.section import Picture, Section, median_and_p99
 from harness.analysis.figure_pairs import Limits, Pair
-from harness.analysis.standing import MORE_IS_BETTER, Standing, standing
+from harness.analysis.standing import MORE_IS_BETTER, standing
 from harness.analysis.stats import Curve
 from harness.comparison_words import name_of, steps_differ, times
 from harness.records import Metric
@@ -20,13 +20,11 @@ WAITS: Final = (
     ("ttft_s", "first token of those who stayed"),
     ("itl_s", "between tokens of those who stayed"),
 )
-_STEPS_JUDGE: Final = (
-    "Times in steps of each engine: what is left when one is faster because its steps are shorter. "
-    "By these the times are judged."
+_IN_STEPS: Final = (
+    "Times in steps of each engine. What does not wait for a step looks better here the longer the "
+    "steps are: a time counts as surely better or worse only where it is so as measured, too."
 )
-_NOT_JUDGED_HERE: Final = (
-    "As measured. The times among them are judged in steps, above, and have hollow diamonds here."
-)
+_BESIDE_STEPS: Final = "As measured. What waits for a step looks worse the longer the steps are."
 
 
 def sections(match: Match) -> list[Section]:
@@ -45,8 +43,8 @@ def _ratios(match: Match) -> Section:
     )
     if any(steps_differ(comparison) for _, comparison in match.candidates):
         pictures = [
-            _ratio_picture("ratios-in-steps", list(_dots(match, _in_steps)), _STEPS_JUDGE),
-            _ratio_picture("ratios", list(_dots(match, _beside_steps)), _NOT_JUDGED_HERE),
+            _ratio_picture("ratios-in-steps", list(_dots(match, _in_steps)), _IN_STEPS),
+            _ratio_picture("ratios", list(_dots(match, _as_measured)), _BESIDE_STEPS),
         ]
     else:
         pictures = [_ratio_picture("ratios", list(_dots(match, _as_measured)), "As measured.")]
@@ -63,29 +61,23 @@ def _ratio_picture(name: str, dots: list[Ratio], note: str) -> Picture | None:
     return Picture(name=name, figure=draw.ratios(dots), alt=alt, note=note)
 
 
-def _as_measured(pair: Pair) -> tuple[float | None, Limits | None, Standing]:
-    return pair.ratio, pair.ratio_ci95, standing(pair)
+def _as_measured(pair: Pair) -> tuple[float | None, Limits | None]:
+    return pair.ratio, pair.ratio_ci95
 
 
-def _beside_steps(pair: Pair) -> tuple[float | None, Limits | None, Standing]:
-    """Where steps judge, what was measured is shown and not judged a second time."""
-    ratio, limits, stands = _as_measured(pair)
-    return ratio, limits, stands if pair.ratio_in_steps is None else Standing.NOT_JUDGED
-
-
-def _in_steps(pair: Pair) -> tuple[float | None, Limits | None, Standing]:
-    return pair.ratio_in_steps, pair.ratio_in_steps_ci95, standing(pair)
+def _in_steps(pair: Pair) -> tuple[float | None, Limits | None]:
+    return pair.ratio_in_steps, pair.ratio_in_steps_ci95
 
 
 def _dots(
-    match: Match, ratio_of: Callable[[Pair], tuple[float | None, Limits | None, Standing]]
+    match: Match, ratio_of: Callable[[Pair], tuple[float | None, Limits | None]]
 ) -> Iterator[Ratio]:
     for candidate, comparison in match.candidates:
         for pair in comparison.pairs:
-            ratio, limits, stands = ratio_of(pair)
+            ratio, limits = ratio_of(pair)
             if ratio is None:
                 continue
-            name = name_of(pair)
+            name, stands = name_of(pair), standing(pair)
             sure = "" if limits is None else f" ({between(limits, '')})"
             yield Ratio(
                 candidate=candidate.label,

@@ -1,7 +1,7 @@
 """`walkaway compare`: runs side by side on a terminal, what surely differs first to the eye.
 
-A difference is marked where its 95 % interval leaves out 0; one in twenty of true equals is marked
-all the same.
+Marked is what is surely better or worse (`harness.analysis.standing`); one in twenty of true equals
+is marked all the same.
 """
 
 import json
@@ -15,6 +15,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from harness.analysis.standing import is_sure
 from harness.comparison import BASELINE, CANDIDATE, Comparison, compare_runs
 from harness.comparison_words import CERTAIN, cells, not_compared, steps_differ
 from harness.library import load_run
@@ -74,15 +75,16 @@ def _columns(comparison: Comparison, *, without: Sequence[str]) -> Table:
         table.add_column(column, justify="left" if column == "figure" else "right", no_wrap=True)
     for pair in comparison.pairs:
         of = cells(comparison, pair)
-        style = "bold" if pair.is_certain else ""
+        style = "bold" if is_sure(pair) else ""
         table.add_row(*(of[column] for column in shown), style=style)
     return table
 
 
 def _below(comparison: Comparison) -> Iterator[Text]:
     """What the columns mean, single requests, and which figures are not compared, and why."""
-    if any(pair.is_certain for pair in comparison.pairs):
-        text = "the interval leaves out 0; one in twenty of true equals is marked all the same"
+    if any(is_sure(pair) for pair in comparison.pairs):
+        both = " as measured and in steps" if steps_differ(comparison) else ""
+        text = f"surely better or worse{both}; one in twenty of true equals is marked all the same"
         yield Text(f"{CERTAIN} {text}", style="dim")
     if steps_differ(comparison):
         yield Text("in steps: the ratio of what each is in steps of its own engine", style="dim")

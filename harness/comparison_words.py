@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from harness.analysis.figure_pairs import Pair
+from harness.analysis.standing import is_sure
 from harness.comparison import BASELINE, CANDIDATE, Comparison
 from harness.words import DASH, SELF_EVIDENT_UNITS, between, bounded, number, quantity
 
@@ -19,7 +20,7 @@ def name_of(pair: Pair) -> str:
 def cells(comparison: Comparison, pair: Pair) -> dict[str, str]:
     """The figure in both runs and how they differ, by the head of the column."""
     unit = pair.unit if pair.unit in SELF_EVIDENT_UNITS else ""
-    mark = CERTAIN if pair.is_certain else ""
+    mark = CERTAIN if is_sure(pair) else ""
     values = {
         side: bounded(comparison.metrics[side][pair.metric], pair.figure, unit=unit)
         if pair.metric in comparison.metrics[side]

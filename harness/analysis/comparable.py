@@ -105,8 +105,8 @@ def step_remark(baseline: Metric | None, candidate: Metric | None) -> Remark | N
     if abs(candidate.p50 / baseline.p50 - 1) <= STEP_TOLERANCE:
         return None
     return _warning(
-        f"a step takes {quantity(baseline.p50, 's')} and {quantity(candidate.p50, 's')}: compare "
-        "times in steps"
+        f"a step takes {quantity(baseline.p50, 's')} and {quantity(candidate.p50, 's')}: of times "
+        "trust what is so both as measured and in steps"
     )
 
 

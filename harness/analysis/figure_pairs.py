@@ -14,7 +14,7 @@ The interval of a ratio is the same on logarithms, and back. In steps it is that
 the two step times, which are taken as known: each is the median of very many.
 
 A time is also compared in steps of the engine: a server with slower steps lets go later by just
-that, which is no fault of its cancelling.
+that, which is no fault of its cancelling. Which of the two judges: `harness.analysis.standing`.
 """
 
 import math
@@ -49,12 +49,6 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     ratio_ci95: Limits | None = None
     ratio_in_steps: float | None = None
     note: str | None = None
-
-    @property
-    def is_certain(self) -> bool:
-        """Does the interval leave out 0?"""
-        limits = self.difference_ci95
-        return limits is not None and not limits[0] <= 0 <= limits[1]
 
     @property
     def ratio_in_steps_ci95(self) -> Limits | None:

@@ -1,13 +1,19 @@
 """Which of two runs does better at a figure: the candidate, the baseline, or nobody for certain.
 
-Judged is what the server does, not how fast its machine is: a time is judged in steps of each
-engine where they are known. What ought to be nothing and is counted, not sampled, is certain.
+Judged is what the server does, not how fast its machine is. Of a time a part waits for steps of the
+engine and a part does not (a socket, a process that is told), and nobody knows how large each is.
+Where they are as large in both runs and only the steps differ, the truth lies between the ratio as
+measured and the ratio in steps: the first blames whose steps are longer, the second praises it, and
+more so the less of the time waits for steps. So where the steps are known, a time is surely better
+or worse only where it is so by both.
+
+What ought to be nothing and is counted, not sampled, is certain.
 """
 
 from enum import StrEnum
 from typing import Final
 
-from harness.analysis.figure_pairs import Pair
+from harness.analysis.figure_pairs import Limits, Pair
 
 
 class Standing(StrEnum):
@@ -40,20 +46,30 @@ def standing(pair: Pair) -> Standing:
         return Standing.NOT_COMPARED
     if pair.metric in NEITHER:
         return Standing.NOT_JUDGED
-    change = _sure_change(pair, pair.difference)
-    if not change:
+    signs = _signs(pair, pair.difference)
+    if signs not in ({1}, {-1}):
         return Standing.UNSURE
-    is_better = (change > 0) == (pair.metric in MORE_IS_BETTER)
+    is_better = (signs == {1}) == (pair.metric in MORE_IS_BETTER)
     return Standing.BETTER if is_better else Standing.WORSE
 
 
-def _sure_change(pair: Pair, difference: float) -> float:
-    """Above 0: the candidate surely has more; below 0: less; 0: nobody knows."""
+def is_sure(pair: Pair) -> bool:
+    """Does either of the two surely do better?"""
+    return standing(pair) in (Standing.BETTER, Standing.WORSE)
+
+
+def _signs(pair: Pair, difference: float) -> set[int]:
+    """By each way to look at it: 1, the candidate surely has more; -1, less; 0, nobody knows."""
     if pair.metric in COUNTED:
-        return difference
-    limits, even = pair.difference_ci95, 0.0
-    if pair.ratio_in_steps_ci95 is not None:
-        limits, even = pair.ratio_in_steps_ci95, 1.0
-    if limits is None or limits[0] <= even <= limits[1]:
-        return 0.0
-    return limits[0] - even
+        return {_sign((difference, difference), 0.0)}
+    signs = {_sign(pair.difference_ci95, 0.0)}
+    if pair.ratio_in_steps is not None:
+        signs.add(_sign(pair.ratio_in_steps_ci95, 1.0))
+    return signs
+
+
+def _sign(limits: Limits | None, even: float) -> int:
+    """On which side of even the whole interval lies; 0 where it holds it, or is not known."""
+    if limits is None:
+        return 0
+    return (limits[0] > even) - (limits[1] < even)

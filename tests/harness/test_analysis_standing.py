@@ -1,4 +1,4 @@
-"""Who is better at a figure: by interval and direction, and in steps where they are known."""
+"""Who is better at a figure: by interval and direction, as measured and in steps."""
 
 import pytest
 
@@ -44,6 +44,30 @@ def test_a_slower_machine_is_no_worse_server() -> None:
     slow = latency(0.040), latency(0.080, half=0.002)
     assert standing(pair("cancel_latency_s", *slow, (0.02, 0.04))) == Standing.UNSURE
     assert standing(pair("cancel_latency_s", *slow, (0.02, 0.02))) == Standing.WORSE
+
+
+@pytest.mark.parametrize("name", ["cancel_latency_s", "detect_s", "slot_refill_s", "ttft_s"])
+@pytest.mark.parametrize("steps_waited", [0.0, 0.01, 0.5, 1.0])
+@pytest.mark.parametrize("step_s", [0.005, 0.02, 0.2])
+def test_an_identical_build_with_other_steps_is_neither_better_nor_worse(
+    name: str, steps_waited: float, step_s: float
+) -> None:
+    """A millisecond that waits for nothing, and so many steps; known as finely as one likes."""
+    build = [latency(0.001 + steps_waited * of, half=1e-6) for of in (0.010, step_s)]
+    assert standing(pair(name, build[0], build[1], (0.010, step_s))) == Standing.UNSURE
+
+
+def test_what_is_better_by_both_is_better_though_steps_differ() -> None:
+    old, new = latency(0.040), latency(0.030)
+    assert standing(pair("cancel_latency_s", old, new, (0.01, 0.02))) == Standing.BETTER
+    assert standing(pair("cancel_latency_s", new, old, (0.02, 0.01))) == Standing.WORSE
+    assert standing(pair("cancel_latency_s", old, new, (0.02, 0.01))) == Standing.UNSURE
+
+
+def test_where_nothing_is_known_in_steps_nothing_is_sure() -> None:
+    """An interval that reaches down to nothing has no logarithm."""
+    wide, long = latency(0.001, half=0.001), latency(0.040)
+    assert standing(pair("free_s", wide, long, (0.01, 0.02))) == Standing.UNSURE
 
 
 def test_a_count_is_certain_and_other_readings_are_not() -> None:

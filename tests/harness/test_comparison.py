@@ -146,6 +146,23 @@ def test_a_wide_terminal_shows_the_ratio_in_steps(runs: tuple[Path, Path]) -> No
     assert line.split()[-2:] == ["2.82x", "1.41x"]
 
 
+def test_the_terminal_marks_what_the_page_calls_sure(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Twice as long in steps twice as long is not; three times as long is."""
+    copies = [str(shutil.copytree(run, tmp_path / run.name)) for run in runs]
+    for name, times, marks in (("ttft_s", 2, 0), ("cancel_latency_s", 3, 1)):
+        for copy, p50 in zip(map(Path, copies), (0.01, 0.01 * times), strict=True):
+            metrics = json.loads((copy / "summary.json").read_text())["metrics"]
+            metrics[name] |= {"p50": p50, "p50_ci95": (p50 * 0.99, p50 * 1.01)}
+            changed(copy, "summary.json", metrics=metrics)
+        result = CliRunner().invoke(app, ["compare", *copies], env={"COLUMNS": "140"})
+        (line,) = (line for line in result.output.splitlines() if f" {name} p50" in f" {line}")
+        assert line.count("*") == marks
+        legend = "* surely better or worse as measured and in steps"
+        assert (legend in result.output) == bool(marks)
+
+
 def test_several_candidates_as_json(runs: tuple[Path, Path]) -> None:
     first, second = map(str, runs)
     result = CliRunner().invoke(app, ["compare", first, second, first, "--json"])
