@@ -46,6 +46,14 @@ def caps_problem(
     return None
 
 
+def streams_of_each(
+    load: LoadSettings, arrivals: AnyArrivals, *, users: int, processes: int
+) -> int:
+    """How many streams a load process may have open at once; 0 where that is not known yet."""
+    (streams,) = _streams_at_once(load, arrivals, users).values()
+    return -(-streams // processes)
+
+
 def rate_problem(rate: float, most_rate: float) -> str:
     """The words for so many arrivals a second, which are too many."""
     return (

@@ -21,7 +21,9 @@ from harness.analysis.void_trials import all_are_void
 from harness.config import as_plain_data
 from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
 from harness.interruption import Interruption
+from harness.load.handles import check_streams
 from harness.load.plan import read_plan
+from harness.load_caps import streams_of_each
 from harness.load_tally import LoadTally, find_hopeless
 from harness.manifest import Manifest, find_hardware, find_versions, status_after, utc_now
 from harness.measurement import Measurement
@@ -58,6 +60,12 @@ def execute(
 
     An exception of any other kind is a bug: its traceback is saved in the run's folder.
     """
+    workload, asked = resolved.workload, resolved.workload.run
+    check_streams(
+        streams_of_each(
+            workload.load, workload.arrivals, users=asked.users, processes=asked.processes
+        )
+    )
     folder = RunFolder.create(choose_folder(resolved))
     manifest = begin_manifest(resolved, run_id=folder.name)
     try:

@@ -198,7 +198,8 @@ def _about_the_run(facts: Facts) -> Iterator[Remark]:
     if facts.status == "interrupted":
         yield _warning("the run was interrupted: the figures are of what had happened until then")
     elif facts.status == "target_failed":
-        yield _warning("the target failed: the figures are of what had been collected until then")
+        what = "the target or the load failed"
+        yield _warning(f"{what}: the figures are of what had been collected until then")
 
 
 def _about_requests(requests: pd.DataFrame) -> Iterator[Remark]:

@@ -20,12 +20,22 @@ def allow_streams(
 ) -> None:
     """Raise this process's limit as far as it may. Raises ConfigError where that is too little."""
     soft, hard = get(resource.RLIMIT_NOFILE)
-    allowed = _ENOUGH if hard == resource.RLIM_INFINITY else hard
+    allowed = _allowed(hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         put(resource.RLIMIT_NOFILE, (allowed, hard))
+    check_streams(streams, get=get)
+
+
+def check_streams(streams: int, *, get: Callable[[int], Limits] = resource.getrlimit) -> None:
+    """Raises ConfigError where a process of this system may not have so many open."""
+    allowed = _allowed(get(resource.RLIMIT_NOFILE)[1])
     if (needed := streams + _BESIDE_STREAMS) > allowed:
         raise ConfigError(
-            f"{streams:,} users need about {needed:,} open files in one process, and this system "
-            f"allows {allowed:,}; raise the limit (ulimit -Hn, or LimitNOFILE= of the service), "
-            "take fewer users, or spread them over more processes (--processes)"
+            f"{streams:,} streams at once need about {needed:,} open files in one process, and "
+            f"this system allows {allowed:,}; raise the limit (ulimit -Hn, or LimitNOFILE= of the "
+            "service), take fewer, or spread them over more processes (--processes)"
         )
+
+
+def _allowed(hard: int) -> int:
+    return _ENOUGH if hard == resource.RLIM_INFINITY else hard

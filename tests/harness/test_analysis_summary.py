@@ -103,7 +103,10 @@ def test_nobody_left_is_said(make_run: MakeRun) -> None:
 
 
 def test_an_unfinished_run_says_so(make_run: MakeRun) -> None:
-    for status, word in (("interrupted", "interrupted"), ("target_failed", "target failed")):
+    for status, word in (
+        ("interrupted", "interrupted"),
+        ("target_failed", "the target or the load failed"),
+    ):
         run = small_run(make_run())
         run.manifest.status = status  # type: ignore[assignment]
         assert any(word in text for text in texts(summarise(run.frames()), "warning"))

@@ -155,6 +155,16 @@ def test_a_second_interruption_does_without_the_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
+def test_too_few_file_handles_are_told_before_anything_is_started(tmp_path: Path) -> None:
+    command = 'ulimit -n 64 && exec "$0" -m harness run demo --set run.users=40 --out run'
+    shell = ["sh", "-c", command, sys.executable]
+    ended = subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: 40 streams at once need about 140 open files")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.e2e
 def test_an_engine_that_dies_ends_the_run_with_its_results(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with walkaway(tmp_path, "run", "cancel_steps", *ENDLESS, "--out", str(out)) as process:

@@ -6,6 +6,7 @@ import pytest
 
 from harness.config import load_workload
 from harness.errors import ConfigError
+from harness.load_caps import streams_of_each
 from harness.order import RunOrder, resolve_order
 
 RATE = ["arrivals.kind=constant", "arrivals.seconds=1"]
@@ -34,6 +35,23 @@ def test_streams(name: str, settings: list[str], keys: str, streams: int) -> Non
     raised = f"run.most_streams={streams}"
     assert f"--set {raised}" in text
     load_workload(name, [*settings, raised])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "streams"),
+    [
+        ("demo", ["run.users=13"], 13),
+        ("demo", ["run.users=13", "run.processes=2"], 7),
+        ("open_loop", ["arrivals.max_streams=8"], 8),
+        ("cancel_storm", ["load.streams=9", "load.stayers=2"], 11),
+        ("slot_recovery", [], 0),
+    ],
+)
+def test_what_one_process_has_open(name: str, settings: list[str], streams: int) -> None:
+    workload = load_workload(name, settings)
+    users, processes = workload.run.users, workload.run.processes
+    load, arrivals = workload.load, workload.arrivals
+    assert streams_of_each(load, arrivals, users=users, processes=processes) == streams
 
 
 def test_a_cap_may_be_lowered() -> None:

@@ -40,5 +40,7 @@ def test_the_limit_is_raised_as_far_as_the_process_may(soft: int, hard: int, exp
 
 def test_more_users_than_the_system_allows_are_refused_with_what_to_do() -> None:
     system = System(1024, 4096)
-    with pytest.raises(ConfigError, match=r"5,000 users need .* allows 4,096; .*ulimit -Hn"):
+    with pytest.raises(
+        ConfigError, match=r"5,000 streams at once need .* allows 4,096; .*ulimit -Hn"
+    ):
         allow_streams(5000, get=system.get, put=system.put)
