@@ -16,6 +16,7 @@ Some ways of leaving let the client read on. What comes then is counted apart an
 the outcome nor `tokens_read`.
 """
 
+from array import array
 from collections import defaultdict
 from typing import Final
 
@@ -37,7 +38,7 @@ from harness.load.transitions import TRANSITIONS, Signal, State
 from harness.records import Delivery, Outcome, RequestRow, Role, TokenCounting, WireClose
 
 # Events with tokens, of which an honest server sends no more than `max_tokens` of each answer. One
-# that does not know `max_tokens` gets room for long answers, too; each event takes some 100 bytes.
+# that does not know `max_tokens` gets room for long answers, too; each event takes some 20 bytes.
 _MOST_TIMES_ASKED: Final = 16
 _ROOM_EVENTS: Final = 10_000
 
@@ -70,7 +71,7 @@ class StreamMachine:
         self._ticket = ticket
         self._sent_ns = sent_ns
         self._counting = TokenCounting.USAGE if continuous_usage else TokenCounting.EVENTS
-        self._token_times_ns: list[int] = []
+        self._token_times_ns = array("q")  # 8 bytes each, where a list of such ints takes 40
         self._event_tokens: list[int] = []
         self._status_code: int | None = None
         self._finish_reason: str | None = None
@@ -207,7 +208,7 @@ class StreamMachine:
         """The record of this request. Only a request with an outcome has one."""
         if self.outcome is None or self._ended_ns is None:
             raise IllegalSignalError(f"{self!r} has not ended, so there is no row of it yet")
-        ticket, intent, times = self._ticket, self._ticket.intent, self._token_times_ns
+        ticket, intent, times = self._ticket, self._ticket.intent, self._token_times_ns.tolist()
         is_complete = self.outcome is Outcome.COMPLETED
         return RequestRow(
             request_id=ticket.request_id,

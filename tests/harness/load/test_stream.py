@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -285,6 +286,20 @@ def test_tokens_that_an_aborting_server_did_not_send_were_not_read() -> None:
     stream.event(completion(" a", usage=1), 20)
     stream.event(completion("", usage=3, finish_reason="abort"), 30)
     assert (stream.row().tokens_read, stream.row().token_times_ns) == (1, [20])
+
+
+def test_a_token_of_a_long_answer_takes_few_bytes() -> None:
+    stream, num_tokens = machine(), 2000
+    events = [completion(" a", usage=number + 1) for number in range(num_tokens)]
+    tracemalloc.start()
+    try:
+        for number, event in enumerate(events):
+            stream.event(event, 10**15 + number * 20_000_000)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert stream.tokens_read == num_tokens
+    assert held / num_tokens < 24
 
 
 def several(*choices: tuple[int, str | None], usage: int | None = None) -> bytes:
