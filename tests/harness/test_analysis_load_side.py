@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     MakeRun = Callable[[], RunBuilder]
 
 TICKS = 100  # one each 10 ms of the load window
+LONG_S = 100
 
 
 def watched(run: RunBuilder, *, pid: int, busy: float, late_ms: float = 0.1, late: int = 0) -> None:
@@ -32,6 +33,28 @@ def watched(run: RunBuilder, *, pid: int, busy: float, late_ms: float = 0.1, lat
                 host="here",
                 lag_ns=round((late_ms if number < late else 0.1) * 1e6),
                 cpu_s=busy * number / 100,
+                streams=3,
+            )
+        )
+
+
+def watched_long(
+    run: RunBuilder, *, busy: range = range(0), late: range = range(0), late_ms: float = 80
+) -> None:
+    """A load of 100 s, with ten ticks a second: in some of the seconds the process was busy all the
+    time, in some each tick came late."""
+    run.manifest.window.load_ended_ns = at(LONG_S * 1e3)
+    cpu_s = 0.0
+    for tick in range(LONG_S * 10):
+        cpu_s += (1.0 if tick // 10 in busy else 0.1) / 10
+        lag_ms = late_ms if tick // 10 in late else 0.1
+        run.client.append(
+            ClientSample(
+                t_ns=at((tick + 1) * 100),
+                pid=8,
+                host="here",
+                lag_ns=round(lag_ms * 1e6),
+                cpu_s=cpu_s,
                 streams=3,
             )
         )
@@ -65,6 +88,44 @@ def test_a_saturated_client_makes_the_run_invalid(
         assert reason in invalid[0]
         assert "pid 8" in invalid[0]
         assert ("more processes (--processes)" in invalid[0]) == (ticks["busy"] > 0.9)
+
+
+@pytest.mark.parametrize(
+    ("stretch", "reason"),
+    [
+        ({"busy": range(50)}, "at its busiest it used 100% of a core"),
+        ({"busy": range(40, 51)}, "at its busiest it used 100% of a core"),
+        ({"busy": range(0, 100, 2)}, None),
+        ({"busy": range(40, 48)}, None),
+        ({"late": range(96, 100)}, "at its latest, 5 % of its ticks were noticed over 80 ms late"),
+        ({"late": range(97, 100), "late_ms": 49}, None),
+    ],
+)
+def test_one_bad_stretch_is_enough_however_good_the_rest_was(
+    make_run: MakeRun, stretch: dict[str, Any], reason: str | None
+) -> None:
+    run = make_run()
+    watched_long(run, **stretch)
+    invalid = said(run, "invalid")
+    assert len(invalid) == (reason is not None)
+    assert reason is None or reason in invalid[0]
+
+
+def test_what_was_asked_of_it_before_the_first_request_does_not_count(make_run: MakeRun) -> None:
+    run = make_run()
+    watched_long(run, busy=range(20))
+    run.manifest.window.load_started_ns = at(20_000)
+    run.request("s", sent=20_000, tokens=[20_100], outcome="completed", end=20_200)
+    (side,) = load_sides(run.frames(), run_facts(run.frames()))
+    assert side.cpu_share == pytest.approx(0.1)
+
+
+def test_ticks_that_are_far_apart_are_judged_too(make_run: MakeRun) -> None:
+    run = make_run()
+    watched_long(run, busy=range(30, 60))
+    run.client = [tick for tick in run.client if not at(35_000) < tick.t_ns < at(55_000)]
+    (side,) = load_sides(run.frames(), run_facts(run.frames()))
+    assert side.cpu_share == pytest.approx(1.0)
 
 
 def test_late_is_later_than_a_step(make_run: MakeRun) -> None:
