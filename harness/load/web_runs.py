@@ -18,12 +18,15 @@ from locust.env import Environment
 from locust.runners import MasterRunner
 from locust.util.timespan import parse_timespan
 
+from harness.errors import ConfigError
 from harness.load.open_loop import OpenLoopDirector
 from harness.load.options import form_fields, put_in_force
 from harness.load.plan import LoadPlan
 from harness.load.users import AbandoningUser
 from harness.load.web_recorder import Recorder
 from harness.load_caps import USUAL_STREAMS
+from harness.values import MOST_STREAMS
+from harness.web.fields import changed, check_each_applies, refused, why_not_while_running
 
 Form = Mapping[str, str]
 
@@ -53,7 +56,7 @@ class WebRuns:
     @property
     def is_being_judged(self) -> bool:
         """Its users have stopped, and its figures are not there yet."""
-        return self._recorder is not None and not self._recorder.is_over.is_set()
+        return self._recorder is not None and self._recorder.shown["state"] == "running"
 
     def begin(self, form: Form) -> str | None:
         """Prepare a run as the form says. Returns why it cannot be; else Locust may start."""
@@ -67,16 +70,27 @@ class WebRuns:
     def change(self, form: Form) -> str | None:
         """Note that the running load gets another number of users. Returns why it cannot."""
         assert self._recorder is not None
-        if self._is_open_loop:
-            return "requests come by a schedule, which a running test cannot change: stop it first"
-        most = int(self._options.walkaway_most_streams or USUAL_STREAMS)
-        users, rate = form.get("user_count", ""), form.get("spawn_rate", "")
-        if not (users.isdecimal() and 1 <= int(users) <= most):
-            return f"users: must be a whole number from 1 to {most}, not {users!r}"
-        if (why := self._problem(form)) is None:
+        why = self._why_not(form) or self._problem(form)
+        # Locust's dialog closes without a word, so the tab and the live page say it.
+        self._recorder.shown["refused"] = why
+        if why is None:
+            users, rate = form["user_count"], form["spawn_rate"]
             text = f"the page set {users} users, {rate} a second"
             self._recorder.note(text, users=int(users))
         return why
+
+    def _why_not(self, form: Form) -> str | None:
+        """Why the running load cannot become what the form says; None where it can."""
+        ours = {name: text for name, text in form.items() if name.startswith("walkaway_")}
+        if why := why_not_while_running(changed(ours, form_fields(self._options))):
+            return why
+        if self._is_open_loop:
+            return "requests come by a schedule, which a running test cannot change: stop it first"
+        users, most = form.get("user_count", ""), self._options.walkaway_most_streams
+        most_streams = int(most or USUAL_STREAMS)
+        if not (users.isdecimal() and 1 <= int(users) <= most_streams):
+            return refused("user_count", users, most_streams=most_streams)
+        return None
 
     @property
     def users(self) -> tuple[int, float] | None:
@@ -91,6 +105,7 @@ class WebRuns:
     def stop(self, **_: Any) -> None:
         """The users have stopped."""
         if self._recorder is not None:
+            self._recorder.shown["refused"] = None
             self._recorder.stop()
 
     def quit(self, **_: Any) -> None:
@@ -116,15 +131,19 @@ class WebRuns:
             rate = float(form.get("spawn_rate", "1"))
         except ValueError:
             rate = 0.0
-        if not 0 < rate < float("inf"):
-            return f"ramp up: must be more than 0 users per second, not {form['spawn_rate']!r}"
+        if not 0 < rate <= MOST_STREAMS:
+            return refused("spawn_rate", form.get("spawn_rate", ""))
         return None
 
     def _prepare(self, form: Form) -> str | None:
+        shown = {"user_count": "1"} | form_fields(self._options)
         try:
-            fields = form_fields(self._options) | dict(form) | _run_time(form)
+            fields = shown | dict(form) | _run_time(form)
+            check_each_applies(fields, shown)
         except ValueError:
-            return "run time: write for example 20, 20s, 3m, 2h or 1h20m"
+            return "Run time: write for example 20, 20s, 3m, 2h or 1h20m"
+        except ConfigError as error:
+            return str(error)
         if self._recorder is not None:  # its server may still be busy with what was left
             self._recorder.is_over.wait()
         answer = self._waiting.order(self._numbered_order(), fields)

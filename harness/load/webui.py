@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from flask import Blueprint, Response, jsonify, make_response, request, send_file
+from flask import Blueprint, Response, jsonify, make_response, request, send_file, url_for
 from locust.env import Environment
 from locust.runners import (
     STATE_RUNNING,
@@ -20,7 +20,9 @@ from locust.runners import (
 )
 from werkzeug.datastructures import ImmutableMultiDict
 
+from harness.load.options import form_fields
 from harness.load.web_runs import WebRuns
+from harness.web.fields import of_the_form
 from harness.web.live_files import FILES, HEADERS
 from harness.web.tab import tab_rows, told
 
@@ -76,11 +78,16 @@ def extend_page(environment: Environment, order: Mapping[str, Any]) -> None:
         if why is not None:
             return jsonify({"success": False, "message": why, "host": environment.host})
         environment.process_exit_code = 0
-        if runs.users is not None:
-            users, rate = runs.users
-            directors = {"user_count": str(users), "spawn_rate": str(rate), "run_time": ""}
-            request.form = ImmutableMultiDict(request.form.to_dict() | directors)
-        return start()
+        if runs.users is None:
+            return start()
+        options = vars(environment.parsed_options)
+        shown = {name: options[name] for name in ("num_users", "spawn_rate")}
+        users, rate = runs.users
+        directors = {"user_count": str(users), "spawn_rate": str(rate), "run_time": ""}
+        request.form = ImmutableMultiDict(request.form.to_dict() | directors)
+        answer = start()
+        options |= shown  # the next form is not to show directors for users
+        return answer
 
     app.view_functions["locust.swarm"] = web_ui.auth_required_if_enabled(swarm)  # type: ignore[no-untyped-call]
     _add_tab(web_ui, runs)
@@ -93,16 +100,24 @@ def _prefix(environment: Environment) -> str:
     return f"{options.web_base_path or ''}/walkaway"
 
 
+def _shown(runs: WebRuns) -> dict[str, Any]:
+    return runs.shown | {"report_at": url_for("walkaway.report", _external=True)}
+
+
 def _add_tab(web_ui: Any, runs: WebRuns) -> None:
     columns = [("figure", "Figure"), ("value", "Value"), ("about", "What it is")]
     structure = [{"key": key, "title": title} for key, title in columns]
     update = web_ui.update_template_args
 
-    def update_without_warning() -> None:
+    def update_as_we_like() -> None:
         update()
-        web_ui.template_args["missing_host_warning"] = False  # without a host one is started
+        args = web_ui.template_args
+        args["missing_host_warning"] = False  # without a host one is started
+        shown = form_fields(web_ui.environment.parsed_options)
+        args["extra_options"] = of_the_form(args["extra_options"], shown)
 
-    web_ui.update_template_args = update_without_warning
+    web_ui.app.jinja_env.policies["json.dumps_kwargs"] = {"sort_keys": False}  # the form's order
+    web_ui.update_template_args = update_as_we_like
     web_ui.template_args |= {
         "extended_tabs": [{"title": TAB, "key": TAB}],
         "extended_tables": [{"key": TAB, "structure": structure}],
@@ -119,7 +134,7 @@ def _add_tab(web_ui: Any, runs: WebRuns) -> None:
             data = response.get_json()
             if runs.is_being_judged and data["state"] in (STATE_STOPPED, STATE_STOPPING):
                 data["state"] = STATE_RUNNING  # or the page would ask no more before the figures
-            rows = tab_rows(runs.shown, reported=runs.tally.total())
+            rows = tab_rows(_shown(runs), reported=runs.tally.total())
             data["extended_stats"] = [{"key": TAB, "data": rows}]
             response.set_data(json.dumps(data))
         elif request.endpoint == "locust.index":
@@ -137,7 +152,7 @@ def _pages(web_ui: Any, runs: WebRuns) -> Blueprint:
         return response
 
     def figures() -> Response:
-        shown = runs.shown  # the points in it as they came: this process has users to serve
+        shown = _shown(runs)  # the points in it as they came: this process has users to serve
         text = msgspec.json.encode(shown | {"told": told(shown)})
         return Response(text, mimetype="application/json", headers=HEADERS)
 

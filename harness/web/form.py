@@ -5,7 +5,7 @@ stood in it, and what it allows.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,41 +15,38 @@ from harness.config import Workload
 from harness.errors import ConfigError
 from harness.load.options import ARRIVALS, AS_WORKLOAD, HELD, LEAVE, WAYS
 from harness.load.plan import AbandonLoad
-from harness.load_caps import USUAL_RATE, USUAL_STREAMS
+from harness.load_caps import USUAL_STREAMS
 from harness.load_settings import AbandonSettings
 from harness.mix_settings import NeverEntry, slice_values
-from harness.values import LARGEST_INT, LONGEST_S, MOST_STREAMS, MOST_TOKENS
+from harness.values import MOST_TOKENS
+from harness.web.fields import label, refused
 
 BY_HAND: Final = str(Path(__file__).with_name("by_hand.toml"))
 
-# Each field that sets a single key: the key, and what may stand there.
-KEYS: Final = {
-    "user_count": ("run.users", "1 to {most_streams}"),
-    "run_time": ("run.max_seconds", f"more than 0 s, to {LONGEST_S} s"),
-    "walkaway_most_streams": ("run.most_streams", f"1 to {MOST_STREAMS}"),
-    "walkaway_stay_share": ("load.stay_share", "0 to 1"),
-    "walkaway_think": ("load.think", f'"step", "none", or seconds from 0 to {LONGEST_S}'),
-    "walkaway_prompt_tokens": ("load.prompt_tokens", f"1 to {MOST_TOKENS}, or lowest-highest"),
-    "walkaway_answer_tokens": ("load.answer_tokens", f"1 to {MOST_TOKENS}"),
-    "walkaway_stay_tokens": ("load.stay_tokens", f"1 to {MOST_TOKENS}"),
-    "walkaway_stop_after": ("load.stop_after_abandons", f"1 to {LARGEST_INT}, or empty: no limit"),
-    "walkaway_timeout": ("run.timeout_s", f"more than 0 s, to {LONGEST_S} s"),
-    "walkaway_seed": ("run.seed", f"0 to {LARGEST_INT}"),
+KEYS: Final = {  # of the fields that set a single one
+    "user_count": "run.users",
+    "run_time": "run.max_seconds",
+    "walkaway_most_streams": "run.most_streams",
+    "walkaway_stay_share": "load.stay_share",
+    "walkaway_think": "load.think",
+    "walkaway_prompt_tokens": "load.prompt_tokens",
+    "walkaway_answer_tokens": "load.answer_tokens",
+    "walkaway_stay_tokens": "load.stay_tokens",
+    "walkaway_stop_after": "load.stop_after_abandons",
+    "walkaway_timeout": "run.timeout_s",
+    "walkaway_seed": "run.seed",
 }
 _LAST_STREAMS_S: Final = 60  # beyond the schedule, for streams that are still open then
-_TOKENS_ALLOWED: Final = f"numbers from 0 to {MOST_TOKENS} with commas between"
-_RATE_ALLOWED: Final = f"more than 0, to {USUAL_RATE:.0f} (or the workload's own most) a second"
-_SECONDS_ALLOWED: Final = f"0 to {LONGEST_S}, or lowest-highest"
 _DIGITS: Final = r"(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
 _RANGE: Final = re.compile(rf"\s*({_DIGITS})\s*-\s*({_DIGITS})\s*")
 _NUMBER: Final = re.compile(rf"\s*{_DIGITS}\s*")
 
-# The fields and what may stand there, by the keys whose checks judge them.
-_JUDGED: Final = {key: (name, allowed) for name, (key, allowed) in KEYS.items()} | {
-    "arrivals.rate": ("walkaway_rate", _RATE_ALLOWED),
-    "run.most_rate": ("walkaway_rate", _RATE_ALLOWED),
-    "arrivals.seconds": ("run_time", KEYS["run_time"][1]),
-    "load.mix.0.seconds": ("walkaway_seconds", _SECONDS_ALLOWED),
+# The fields by the keys whose checks judge them.
+_JUDGED: Final = {key: name for name, key in KEYS.items()} | {
+    "arrivals.rate": "walkaway_rate",
+    "run.most_rate": "walkaway_rate",
+    "arrivals.seconds": "run_time",
+    "load.mix.0.seconds": "walkaway_seconds",
 }
 _PLACED: Final = re.compile(r"(?:--set [\w.]+|.*?\.toml): (.*)")
 _KEY: Final = re.compile(r"`([\w.]+)`")
@@ -61,7 +58,7 @@ def form_settings(fields: Mapping[str, str]) -> list[str]:
     `fields`: Locust's and ours by name, as text; an empty one leaves the workload as it is.
     """
     settings = []
-    for name, (key, _) in KEYS.items():
+    for name, key in KEYS.items():
         if text := fields.get(name, "").strip():
             settings.append(f"{key}={_as_range(text) if name.endswith('prompt_tokens') else text}")
     return settings + _mix(fields) + _arrivals(fields)
@@ -79,16 +76,11 @@ def in_words_of_the_form(message: str, fields: Mapping[str, str]) -> str:
 def _of_the_form(line: str, fields: Mapping[str, str]) -> str:
     if (placed := _PLACED.fullmatch(line)) is None or (key := _KEY.search(placed[1])) is None:
         return line
-    name, allowed = _JUDGED.get(key[1], ("", ""))
+    name = _JUDGED.get(key[1], "")
     if text := fields.get(name, "").strip():
-        most_streams = fields.get("walkaway_most_streams", "") or USUAL_STREAMS
-        return _refused(name, text, allowed.format(most_streams=most_streams))
+        most = fields.get("walkaway_most_streams") or USUAL_STREAMS
+        return refused(name, text, most_streams=most)
     return placed[1] if line.startswith("--set") else line
-
-
-def _refused(field: str, text: str, allowed: str) -> str:
-    name = field.removeprefix("walkaway_").replace("_", " ")
-    return f"{name}: {text!r} is refused; allowed: {allowed}"
 
 
 def simple_load(workload: Workload) -> AbandonLoad:
@@ -147,56 +139,69 @@ def prefilled(workload: Workload) -> dict[str, str]:
 
 
 def _mix(fields: Mapping[str, str]) -> list[str]:
-    """The settings for how users leave; none where it is as the workload says."""
-    leave, way = fields.get("walkaway_leave", AS_WORKLOAD), fields.get("walkaway_way") or "fin"
+    """The settings for how users leave; none where it is as the workload says. What does not apply
+    must be of its kind all the same."""
+    leave = _choice(fields, "walkaway_leave", LEAVE, AS_WORKLOAD)
+    way = _choice(fields, "walkaway_way", WAYS, "fin")
+    tokens = _parsed(fields, "walkaway_tokens", _token_counts, is_needed=leave == "tokens")
+    seconds = _parsed(fields, "walkaway_seconds", _seconds, is_needed=leave == "time")
     if leave == AS_WORKLOAD:
         return []
-    if leave not in LEAVE:
-        raise ConfigError(f"abandon plan: must be one of {', '.join(LEAVE)}, not {leave!r}")
-    if way not in WAYS:
-        raise ConfigError(f"way to leave: must be one of {', '.join(WAYS)}, not {way!r}")
-    more = ""
-    if leave == "tokens":
-        more = f", tokens=[{_token_counts(fields.get('walkaway_tokens', ''))}]"
-    elif leave == "time":
-        more = f", seconds={_seconds(fields.get('walkaway_seconds', ''))}"
+    more = {"tokens": f", tokens=[{tokens}]", "time": f", seconds={seconds}"}.get(leave, "")
     entry = f'{{plan="{leave}", way="{way}"{more}}}'
     return ["load.abandon_after_tokens=[]", f"load.mix=[{entry}]"]
 
 
 def _arrivals(fields: Mapping[str, str]) -> list[str]:
-    """The settings for when requests come; none where it is as the workload says."""
-    kind = fields.get("walkaway_arrivals", AS_WORKLOAD)
-    if kind == AS_WORKLOAD:
-        return []
-    if kind == "closed":
-        return ['arrivals={kind="closed"}']
-    if kind not in ARRIVALS:
-        raise ConfigError(f"arrivals: must be one of {', '.join(ARRIVALS)}, not {kind!r}")
-    rate, seconds = fields.get("walkaway_rate", "").strip(), fields.get("run_time", "").strip()
-    if not _NUMBER.fullmatch(rate):
-        raise ConfigError(_refused("walkaway_rate", rate, _RATE_ALLOWED))
-    if not seconds:
-        raise ConfigError("arrivals at a rate need an end: give a run time, for example 60s")
-    if not _NUMBER.fullmatch(seconds):
-        raise ConfigError(_refused("run_time", seconds, KEYS["run_time"][1]))
+    """The settings for when requests come; none where it is as the workload says. What does not
+    apply must be of its kind all the same."""
+    kind = _choice(fields, "walkaway_arrivals", ARRIVALS, AS_WORKLOAD)
+    is_at_a_rate = kind not in ("closed", AS_WORKLOAD)
+    rate = _parsed(fields, "walkaway_rate", _number, is_needed=is_at_a_rate)
+    if not is_at_a_rate:
+        return ['arrivals={kind="closed"}'] if kind == "closed" else []
+    if not (seconds := _parsed(fields, "run_time", _number, is_needed=False)):
+        raise ConfigError("Arrivals at a rate need an end: give a run time, for example 60s")
     return [
         f'arrivals={{kind="{kind}", rate={rate}, seconds={seconds}}}',
         f"run.max_seconds={float(seconds) + _LAST_STREAMS_S:g}",
     ]
 
 
-def _token_counts(text: str) -> str:
+def _choice(fields: Mapping[str, str], name: str, choices: Sequence[str], usual: str) -> str:
+    """What was chosen. Raises ConfigError for what is no choice."""
+    chosen = fields.get(name) or usual
+    if chosen not in choices:
+        raise ConfigError(f"{label(name)}: must be one of {', '.join(choices)}, not {chosen!r}")
+    return chosen
+
+
+def _parsed(
+    fields: Mapping[str, str], name: str, parse: Callable[[str], str | None], *, is_needed: bool
+) -> str:
+    """What the text of a field becomes in a setting; "" where it may be empty, and is. Raises
+    ConfigError for a text of which nothing can become."""
+    text = fields.get(name, "").strip()
+    if not text and not is_needed:
+        return ""
+    if (value := parse(text)) is None:
+        raise ConfigError(refused(name, text))
+    return value
+
+
+def _number(text: str) -> str | None:
+    return text if _NUMBER.fullmatch(text) else None
+
+
+def _token_counts(text: str) -> str | None:
     counts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) <= MOST_TOKENS for part in counts):
-        raise ConfigError(_refused("walkaway_tokens", text, _TOKENS_ALLOWED))
+        return None
     return ", ".join(counts)
 
 
-def _seconds(text: str) -> str:
-    if not (_RANGE.fullmatch(text) or _NUMBER.fullmatch(text)):
-        raise ConfigError(_refused("walkaway_seconds", text, _SECONDS_ALLOWED))
-    return _as_range(text)
+def _seconds(text: str) -> str | None:
+    return _as_range(text) if _RANGE.fullmatch(text) or _NUMBER.fullmatch(text) else None
 
 
 def _as_range(text: str) -> str:

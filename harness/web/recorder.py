@@ -34,6 +34,7 @@ from typing import Any, Final
 import msgspec
 
 from harness.errors import ConfigError, TargetError, WalkawayError
+from harness.http_flags import check_target_url
 from harness.interruption import Interruption
 from harness.load.plan import AbandonLoad, LoadPlan
 from harness.load.rows import ShardReader
@@ -249,7 +250,7 @@ def resolve(command: dict[str, Any]) -> ResolvedOrder:
     order = replace(
         order,
         settings=[*order.settings, *form_settings(fields)],
-        target_url=fields.get("host", "").strip() or None,
+        target_url=_host(fields.get("host", "").strip()),
         engine=fields.get("walkaway_engine", "").strip() or order.engine,
         model=fields.get("walkaway_model", "").strip() or None,
     )
@@ -259,6 +260,13 @@ def resolve(command: dict[str, Any]) -> ResolvedOrder:
         raise ConfigError(in_words_of_the_form(str(error), fields)) from error
     check_startable(resolved.workload)
     return resolved
+
+
+def _host(text: str) -> str | None:
+    try:
+        return check_target_url(text) if text else None
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("--target", "Host", 1)) from error
 
 
 def _as_path(kind: type, value: Any) -> Any:

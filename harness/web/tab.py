@@ -10,7 +10,7 @@ import msgspec
 
 from harness.records import Metric, Outcome
 from harness.web.live import LAST
-from harness.words import DASH, bounded, number, quantity
+from harness.words import DASH, SELF_EVIDENT_UNITS, SIGNS, bounded, number, quantity
 
 _ABOUT: Final = {
     "completed": "read to the end",
@@ -25,7 +25,7 @@ _LAST: Final = f"p50, p99 of the last {LAST:,}"
 _TOLD: Final = frozenset({"invalid", "warning"})  # what must be known to read the figures
 FINAL: Final = (
     ("cancel_latency_s", "cancel latency", "the user left, until blocks were free for others"),
-    ("wasted_tokens", "wasted tokens, each", "generated, and read by nobody"),
+    ("wasted_tokens", "wasted tokens", "generated, and read by nobody"),
     ("slot_refill_s", "slot recovery (refill)", "a slot free, until the next request had it"),
     ("slot_recovery_s", "slot recovery (probe)", "left, until a waiting probe's first token"),
     ("ghost_rate", "ghosts", "abandoned, and never let go of"),
@@ -35,7 +35,8 @@ FINAL: Final = (
 
 
 def told(shown: Mapping[str, Any]) -> str:
-    """How far the last run of a page is, in a sentence. `shown`: what its process has told."""
+    """How far the last run of a page is, in a sentence. `shown`: what its process has told, and
+    where the page has its report (`report_at`)."""
     state, why = shown["state"], shown.get("why")
     if state == "done" and why:
         return f"{why}; what there was by then is judged, and kept in {shown['folder']}"
@@ -44,8 +45,11 @@ def told(shown: Mapping[str, Any]) -> str:
     if state == "done" and shown.get("report") is None:
         return f"judged; its report could not be drawn: {shown['folder']}/report.log tells why"
     if state == "done":
-        return "judged: its report is ready"
-    return str(shown.get("phase") or "no test has been started yet")
+        return f"judged: its report is at {shown['report_at']}"
+    phase = str(shown.get("phase") or "no test has been started yet")
+    if refused := shown.get("refused"):
+        return f"not changed: {refused} ({phase})"
+    return phase
 
 
 def tab_rows(shown: Mapping[str, Any], *, reported: int) -> list[dict[str, str]]:
@@ -103,10 +107,16 @@ def final_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def figure_text(metric: Metric) -> str:
-    """ "p50 12 ms, p99 20 ms", or the mean where there are no quantiles."""
+    """ "p50 12 ms, p99 20 ms", or the mean where there are no quantiles; of tokens the mean and the
+    sum come first, as while the run went on."""
+    unit = metric.unit if metric.unit in SELF_EVIDENT_UNITS else ""  # else the label says it
     if metric.p50 is None:
-        return bounded(metric, "mean")
-    return f"p50 {bounded(metric, 'p50')}, p99 {bounded(metric, 'p99')}"
+        return bounded(metric, "mean", unit=unit)
+    quantiles = ", ".join(f"{q} {bounded(metric, q, unit=unit)}" for q in ("p50", "p99"))
+    if metric.unit != "tokens" or metric.mean is None:
+        return quantiles
+    in_all = f"{SIGNS.get(metric.bound, '')}{number(round(metric.n * metric.mean))}"
+    return f"{bounded(metric, 'mean', unit=unit)} each, {in_all} in all; {quantiles}"
 
 
 def _outcome_rows(outcomes: Mapping[str, int]) -> list[dict[str, str]]:

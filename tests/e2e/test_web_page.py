@@ -139,11 +139,56 @@ def refuse(page: Page, field: str, text: str, *reasons: str) -> None:
 def fill_in(page: Page) -> None:
     """First mistakes, then what can be."""
     page.get_by_text("Custom parameters").click()
-    refuse(page, "walkawayStayShare", "7", "stay share: '7' is refused; allowed: 0 to 1")
+    refuse(page, "walkawayStayShare", "7", "Stay share: '7' is refused; allowed: 0 to 1")
     refuse(page, "walkawayEngine", HOSTILE, f"unknown engine `{HOSTILE}`")
+    page.select_option("select[name=walkawayLeave]", "time")
+    refuse(page, "walkawayTokens", "2", "Tokens needs Leave = tokens, and it is time")
     page.select_option("select[name=walkawayLeave]", "tokens")
     page.fill("input[name=walkawayTokens]", "1,4")
     page.select_option("select[name=walkawayWay]", "rst")
+
+
+def edit(page: Page, field: str, text: str) -> None:
+    """Change the running test in Locust's dialog, which closes whatever the answer is."""
+    page.get_by_role("button", name="Edit").click()
+    page.get_by_text("Custom parameters").click()
+    page.fill(f"input[name={field}]", text)
+    page.get_by_role("button", name="Update").click()
+    expect(page.get_by_text("Edit running load test")).to_have_count(0)
+
+
+def change_while_it_runs(page: Page, live: Page) -> None:
+    """First what must not change, which the tab and the live page say, then the number of users."""
+    about = page.locator("tbody tr").first
+    edit(page, "userCount", "99999")
+    expect(about).to_contain_text("not changed: Number of users: '99999' is refused; allowed: 1 to")
+    edit(page, "walkawayStayShare", "0.9")
+    expect(about).to_contain_text("not changed: Stay share cannot change while a test runs")
+    expect(live.locator("#state.bad")).to_contain_text("not changed: Stay share cannot change")
+    edit(page, "userCount", "6")
+    expect(about).to_contain_text("load: 6 users")
+    expect(about).not_to_contain_text("not changed")
+
+
+def start_by_a_schedule(page: Page) -> None:
+    """A second test, which ends by itself after a second."""
+    page.get_by_role("button", name="New").click()
+    page.get_by_text("Advanced options").click()
+    page.fill("input[name=runTime]", "1")
+    page.get_by_text("Custom parameters").click()
+    page.select_option("select[name=walkawayArrivals]", "constant")
+    page.fill("input[name=walkawayRate]", "20")
+    start(page)
+    look_at_our_tab(page)
+
+
+def state_when_judged(page: Page) -> str:
+    """What Locust's header says as soon as our tab says that the run was judged."""
+    said = page.wait_for_function(
+        "() => document.querySelector('tbody tr')?.innerText.includes('judged: its report is at ')"
+        " && document.querySelector('header').innerText"
+    )
+    return str(said.json_value())
 
 
 def check_figures(shown: Mapping[str, str], folder: Path) -> None:
@@ -201,7 +246,11 @@ def test_a_test_is_started_watched_stopped_and_read(web_run: WebRun, page: Page)
     expect(live.locator("#latency circle").first).to_be_attached()
     expect(live.locator("#slots path")).to_have_count(2)
 
+    change_while_it_runs(page, live)
     page.get_by_role("button", name="Stop").click()
+    assert "STOPPED" in state_when_judged(page)
+    row = page.locator("tbody tr").first
+    expect(row).to_contain_text(f"its report is at {web_run.url}/walkaway/report")
     live.get_by_role("link", name="open the report").click(timeout=WAIT_MS)
     assert "What do these users cost" in live.title()
     wait_for_row(page, "ghosts", "(n) => n.endsWith('%')")
@@ -210,14 +259,7 @@ def test_a_test_is_started_watched_stopped_and_read(web_run: WebRun, page: Page)
     expect(page.locator("tbody tr")).to_have_count(0)
     assert said == []
 
-    page.get_by_role("button", name="New").click()  # and once more, by a schedule that ends
-    page.get_by_text("Advanced options").click()
-    page.fill("input[name=runTime]", "1")
-    page.get_by_text("Custom parameters").click()
-    page.select_option("select[name=walkawayArrivals]", "constant")
-    page.fill("input[name=walkawayRate]", "20")
-    start(page)
-    look_at_our_tab(page)
+    start_by_a_schedule(page)  # and once more
     wait_for_row(page, "run", "(n) => n === '2'")
     expect(page.locator("tbody tr").first).not_to_contain_text("load: about 20 arrivals")
     assert web_run.end() == 0  # while it is being judged

@@ -11,6 +11,7 @@ from harness.load.mix import AfterTime, AfterTokens, Never
 from harness.load.options import add_arguments, form_fields, load_plan
 from harness.load.plan import AbandonLoad
 from harness.records import Way
+from harness.web.fields import label
 from harness.web.form import (
     BY_HAND,
     check_startable,
@@ -61,7 +62,7 @@ def test_a_form_shows_what_its_workload_says() -> None:
         ("answer_tokens", "0", "1 to 10000000"),
         ("prompt_tokens", "9-2", "1 to 10000000, or lowest-highest"),
         ("timeout", "0", "more than 0 s, to 604800 s"),
-        ("seed", "-1", "0 to "),
+        ("seed", "-1", "a whole number from 0 to 9.2e18"),
         ("tokens", "1;2", "numbers from 0 to 10000000 with commas between"),
         ("user_count", "20000", "1 to 10000"),
         ("user_count", "9999999", "1 to 10000"),
@@ -93,7 +94,7 @@ def test_what_is_out_of_range_is_refused_in_words_of_the_form(
     with pytest.raises(ConfigError) as refused:
         load_workload(workload, form_settings(fields))
     said = in_words_of_the_form(str(refused.value), fields)
-    assert said.startswith(f"{field.replace('_', ' ')}: {text!r} is refused; allowed: {allowed}")
+    assert said.startswith(f"{label(name)}: {text!r} is refused; allowed: {allowed}")
     for word in ("--set", ".toml", "`", "\n"):
         assert word not in said
 
@@ -103,13 +104,21 @@ def test_the_most_users_are_those_of_the_workload() -> None:
     with pytest.raises(ConfigError) as refused:
         load_workload(BY_HAND, form_settings(fields))
     said = in_words_of_the_form(str(refused.value), fields)
-    assert said == "user count: '20000' is refused; allowed: 1 to 12000"
+    assert said == "Number of users: '20000' is refused; allowed: 1 to 12000"
 
 
 def test_what_no_field_says_is_told_as_it_is() -> None:
     broken = "mine.toml: `run.seed` must be at least 0, not -1"
     assert in_words_of_the_form(broken, {"walkaway_seed": ""}) == broken
     assert in_words_of_the_form("unknown engine `x`", {}) == "unknown engine `x`"
+
+
+@pytest.mark.parametrize(
+    ("field", "text"), [("tokens", "-5,abc"), ("seconds", "soon"), ("rate", "-3")]
+)
+def test_what_does_not_apply_is_looked_at_all_the_same(field: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"{text}' is refused; allowed: "):
+        form_settings({"walkaway_leave": "queued", f"walkaway_{field}": text})
 
 
 @pytest.mark.parametrize(

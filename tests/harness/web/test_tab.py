@@ -21,7 +21,14 @@ OUTCOMES = dict.fromkeys(
         ({"state": "running", "phase": "load: 3 users"}, "load: 3 users"),
         ({"state": "running", "why": "the server is gone"}, "the server is gone"),
         ({"state": "failed", "why": "it ended"}, "it ended"),
-        ({"state": "done", "report": "r.html"}, "judged: its report is ready"),
+        (
+            {"state": "running", "phase": "load: 3 users", "refused": "Seed cannot change"},
+            "not changed: Seed cannot change (load: 3 users)",
+        ),
+        (
+            {"state": "done", "report": "r.html", "report_at": "http://me/report"},
+            "judged: its report is at http://me/report",
+        ),
         (
             {"state": "done", "report": None, "folder": "runs/7"},
             "judged; its report could not be drawn: runs/7/report.log tells why",
@@ -40,7 +47,8 @@ def test_how_far_a_run_is_is_a_sentence(shown: dict[str, Any], text: str) -> Non
 def test_rows_that_lie_elsewhere_are_counted_once_all_are_there() -> None:
     shown = {"state": "running", "phase": "", "requests": 3}
     assert len(tab_rows(shown, reported=5)) == 1
-    last = tab_rows(shown | {"state": "done", "report": "r.html"}, reported=5)[-1]
+    done = {"state": "done", "report": "r.html", "report_at": "http://me/report"}
+    last = tab_rows(shown | done, reported=5)[-1]
     assert (last["figure"], last["value"]) == ("requests elsewhere", "2")
 
 
@@ -61,6 +69,25 @@ def test_at_the_end_what_must_be_known_comes_first() -> None:
     figures = {row["figure"]: row for row in rows}
     assert figures["abandoned"]["value"] == "2"
     assert figures["cancel latency"]["value"] == figure_text(metric) == "p50 2 ms, p99 3 ms"
-    assert figures["wasted tokens, each"]["value"] == DASH
-    assert figures["wasted tokens, each"]["about"] == "not measurable here: no log"
+    assert figures["wasted tokens"]["value"] == DASH
+    assert figures["wasted tokens"]["about"] == "not measurable here: no log"
     assert "ghosts" not in figures
+
+
+@pytest.mark.parametrize(
+    ("metric", "text"),
+    [
+        (
+            Metric(unit="tokens", n=50, method="exact", mean=0.92, p50=1.0, p99=2.0),
+            "0.92 each, 46 in all; p50 1, p99 2",
+        ),
+        (
+            Metric(unit="tokens", n=4, method="exact", bound="lower", mean=2.5, p50=1.0, p99=2.0),
+            "≥ 2.5 each, ≥ 10 in all; p50 ≥ 1, p99 ≥ 2",
+        ),
+        (Metric(unit="preemptions", n=1, method="exact", mean=0.0), "0"),
+        (Metric(unit="ratio", n=9, method="exact", mean=0.0), "0 %"),
+    ],
+)
+def test_a_figure_is_told_as_while_the_run_went_on(metric: Metric, text: str) -> None:
+    assert figure_text(metric) == text
