@@ -177,8 +177,23 @@ def share_out(environment: Environment, open_loop: OpenLoop) -> None:
     assert options is not None
     options.num_users = options.spawn_rate = max(1, options.expect_workers)
     deal_out(environment)
-    if not isinstance(environment.runner, MasterRunner | WorkerRunner):
+    runner = environment.runner
+    if isinstance(runner, MasterRunner):
+        _have_as_many_directors_as_workers(environment, runner)
+    elif not isinstance(runner, WorkerRunner):
         allow_streams(open_loop.max_streams)
+
+
+def _have_as_many_directors_as_workers(environment: Environment, runner: MasterRunner) -> None:
+    """More may connect than were expected, and each has a part of the schedule."""
+    options = environment.parsed_options
+    assert options is not None
+
+    def count(**_: Any) -> None:
+        directors = max(options.expect_workers, runner.worker_count + 1)  # it is not in it yet
+        options.num_users = options.spawn_rate = directors
+
+    environment.events.worker_connect.add_listener(count)  # type: ignore[no-untyped-call]
 
 
 def deal_out(environment: Environment) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import threading
 from collections.abc import Callable
@@ -164,6 +165,33 @@ def test_a_worker_that_was_lost_takes_no_arrivals_with_it(serve: Serve, tmp_path
         one.communicate(timeout=30)
     assert schedule_of(rows) == [(n, 10 * n) for n in range(30)]
     assert sum(path.stat().st_size > 0 for path in tmp_path.glob("requests-*")) == 2
+
+
+def test_a_worker_more_than_was_expected_sends_its_part(serve: Serve, tmp_path: Path) -> None:
+    """All three are there before the master, which would begin with two. Nobody's part waits until
+    another one has ended: there are as many directors as workers."""
+    port = free_port()
+    at = ("--master-host", "127.0.0.1", "--master-port", port)
+    plan = ("--walkaway-plan", str(tmp_path / "plan.json"))
+    workers = [run_locust("--worker", *at, *plan) for _ in range(3)]
+    child = LoadProcess(
+        tmp_path,
+        serve(engine).url,
+        staying(),
+        users=1,
+        open_loop=evenly(rate=100, seconds=0.3),
+        options=(
+            *("--master", "--expect-workers", "2"),
+            *("--master-bind-host", "127.0.0.1", "--master-bind-port", port),
+        ),
+    )
+    rows = child.result()
+    for one in workers:
+        one.communicate(timeout=30)
+    assert schedule_of(rows) == [(n, 10 * n) for n in range(30)]
+    told = re.search(r"spawn jobs of (\d) users at .* to (\d) ready workers", child.log)
+    assert told is not None
+    assert told[1] == told[2]
 
 
 def test_a_trace_is_replayed_with_its_lengths_and_its_shared_pages(
