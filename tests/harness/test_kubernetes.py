@@ -1,6 +1,7 @@
 """The example for Kubernetes: it can be read, and what it starts knows the options it is given."""
 
 import argparse
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,21 @@ def test_the_example_is_a_master_its_address_and_its_workers() -> None:
     assert told[told.index("--master-host") + 1] == service["metadata"]["name"]
     expected = words(master)[words(master).index("--expect-workers") + 1]
     assert int(expected) == worker["spec"]["parallelism"] == worker["spec"]["completions"]
+
+
+@pytest.mark.e2e
+def test_a_pod_ends_as_its_load_ended(tmp_path: Path) -> None:
+    """After the wait in which its rows can be fetched, here a short one."""
+    yaml = pytest.importorskip("yaml")
+    for name, body in {"locust": "exit 5", "sleep": "exit 0", "python": "echo ."}.items():
+        (program := tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        program.chmod(0o755)
+    _, *jobs = yaml.safe_load_all(EXAMPLE.read_text())
+    for job in jobs:
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        command = [*container["command"], *container["args"]]
+        ended = subprocess.run(command, env={"PATH": f"{tmp_path}:/bin"}, check=False)
+        assert ended.returncode == 5
 
 
 def test_its_options_are_ours() -> None:
