@@ -19,7 +19,7 @@ import pandas as pd
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, NotMeasurable, rate
 from harness.analysis.frames import RunFrames
-from harness.analysis.held_open import LEFT, RACE, held_open
+from harness.analysis.held_open import LEFT, RACE, held_open, is_unopened
 from harness.analysis.scraped import typical_step_s
 from harness.analysis.stats import Floats, rate_upper95
 from harness.analysis.token_times import without_tokens
@@ -149,7 +149,7 @@ def _left(frames: RunFrames) -> pd.DataFrame:
     """Those who left, a row for each answer that they had asked for."""
     read = pd.Series(tokens_read(frames.requests), index=frames.requests.index)
     rows = without_tokens(frames.requests).assign(read=read / frames.requests["n"])
-    rows = rows[rows["outcome"].isin(LEFT)]
+    rows = rows[rows["outcome"].isin(LEFT) & ~is_unopened(rows)]
     return rows.loc[rows.index.repeat(rows["n"])]
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from harness.analysis.stats import Floats, Ints
 from harness.analysis.token_times import without_tokens
-from harness.records import Outcome
+from harness.records import Outcome, WireClose
 
 # Their server cannot know why they went: to it they are all the same.
 LEFT = (Outcome.ABANDONED, Outcome.CUT_OFF, Outcome.TIMED_OUT)
@@ -52,12 +52,17 @@ def num_abandoned(requests: pd.DataFrame) -> int:
     return int((requests["outcome"] == Outcome.ABANDONED).sum())
 
 
+def is_unopened(requests: pd.DataFrame) -> pd.Series:
+    """Which requests were given up before there was a connection: no server ever had them."""
+    return requests["wire_close"] == WireClose.UNOPENED
+
+
 def held_open(requests: pd.DataFrame) -> Held:
-    """Of all requests that the server took. Those that it refused, or that failed without a token,
-    it never held."""
+    """Of all requests that the server took. Those that it refused, that failed without a token, or
+    that never had a connection it never held."""
     is_refused = requests["outcome"] == Outcome.REJECTED
     is_refused |= (requests["outcome"] == Outcome.FAILED) & requests["first_token_ns"].isna()
-    taken = without_tokens(requests)[~is_refused]
+    taken = without_tokens(requests)[~is_refused & ~is_unopened(requests)]
     answers = taken["n"].to_numpy(dtype=np.int64) if "n" in taken else np.ones(len(taken), np.int64)
     until = taken["abandoned_ns"].fillna(taken["ended_ns"]).to_numpy(dtype=np.int64)
     is_left = taken["outcome"].isin(LEFT).to_numpy()

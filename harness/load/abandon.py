@@ -36,7 +36,8 @@ from harness.load.plan import AbandonLoad
 from harness.load.ticket import Intent
 
 # Asked with the number of tokens read: None to read on, or how long to think before leaving. Asked
-# with 0 before the request is sent; whoever will leave without a token thinks from the sending on.
+# with 0 before the request is sent; whoever will leave without a token thinks from the sending on:
+# once the request has gone out or, where the plan is a time, from before the connection is opened.
 # It may be asked in the event loop's own call, so it must not wait.
 LeaveRule = Callable[[int], int | None]
 
@@ -102,6 +103,7 @@ def _intent(kind: Slice, moment: _Moment | None) -> Intent:
     return Intent(
         plan=moment.text,
         planned_abandon=moment.tokens,
+        counts_from_start=isinstance(moment.pause, int),
         way=kind.way,
         delivery=kind.delivery,
         n=kind.n,

@@ -131,4 +131,6 @@ class LongPrompts:
 
 
 def _leaving(share: float) -> Intent:
-    return Intent(plan=f"prefill:{share:.2f}", planned_abandon=0, way=Way.FIN)
+    return Intent(
+        plan=f"prefill:{share:.2f}", planned_abandon=0, counts_from_start=True, way=Way.FIN
+    )

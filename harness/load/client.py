@@ -28,8 +28,18 @@ from harness.load.readers import StreamReader, UnaryReader
 from harness.load.sse import EndlessEventError
 from harness.load.stream import StreamMachine
 from harness.load.ticket import Ticket
-from harness.load.transport import LIMIT, PATIENCE_NS, RESENT, WAY, SocketTransport, opened
-from harness.records import Delivery, RequestRow, Role, Way
+from harness.load.transport import (
+    LEAVES_AT_NS,
+    LIMIT,
+    OPENED,
+    PATIENCE_NS,
+    RESENT,
+    WAY,
+    GaveUpError,
+    SocketTransport,
+    opened,
+)
+from harness.records import Delivery, Outcome, RequestRow, Role, Way, WireClose
 
 
 class StreamClient:
@@ -102,18 +112,7 @@ class StreamClient:
         )
         self.open_streams += 1
         try:
-            think_ns = leave_rule(0)
-            first_limit, later_limit = limits(self._plan.timeouts, ticket.intent.delivery, sent_ns)
-            request.extensions |= {
-                PATIENCE_NS: think_ns,
-                WAY: ticket.intent.way,
-                LIMIT: first_limit,
-            }
-            with opened(self._transport, request) as connection:
-                exchange = self._exchange(ticket, stream, connection, leave_rule, later_limit)
-                exchange.see_through(think_ns)
-                if connection.is_kept:
-                    self._held.append(connection)
+            self._see_through(request, ticket, stream, leave_rule, sent_ns)
         except httpx.TimeoutException as error:
             stream.time_out(time.perf_counter_ns(), str(error))
         except (httpx.TransportError, EndlessEventError) as error:
@@ -132,7 +131,34 @@ class StreamClient:
             self.open_streams -= 1
             row = stream.row()
             row.resent = RESENT in request.extensions
+            if OPENED not in request.extensions and row.outcome is not Outcome.FAILED:
+                row.wire_close = WireClose.UNOPENED
             keep(row)
+
+    def _see_through(
+        self,
+        request: httpx.Request,
+        ticket: Ticket,
+        stream: StreamMachine,
+        leave_rule: LeaveRule,
+        sent_ns: int,
+    ) -> None:
+        think_ns = leave_rule(0)
+        first_limit, later_limit = limits(self._plan.timeouts, ticket.intent.delivery, sent_ns)
+        request.extensions |= {WAY: ticket.intent.way, LIMIT: first_limit}
+        if think_ns is not None and ticket.intent.counts_from_start:
+            request.extensions[LEAVES_AT_NS] = sent_ns + think_ns
+        else:
+            request.extensions[PATIENCE_NS] = think_ns
+        try:
+            with opened(self._transport, request) as connection:
+                exchange = self._exchange(ticket, stream, connection, leave_rule, later_limit)
+                exchange.see_through(think_ns)
+                if connection.is_kept:
+                    self._held.append(connection)
+        except GaveUpError:
+            t0_ns = time.perf_counter_ns()
+            stream.leave(t0_ns, think_ns=think_ns or 0, wire_close=WireClose.UNOPENED)
 
     def _build(self, ticket: Ticket, prompt: str) -> httpx.Request:
         body = request_body(

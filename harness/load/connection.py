@@ -91,14 +91,12 @@ class Connection(Answer, httpx.SyncByteStream):
         self._pass_on = pass_on
         self._is_closed = False
 
-    def receive_head(self, patience_ns: int | None) -> None:
+    def receive_head(self, leaves_at_ns: int | None) -> None:
         """Wait for the headers; body bytes that came along are kept for the next receive.
 
-        Raises PatienceEndedError when they have not come after `patience_ns`.
+        Raises PatienceEndedError when they have not come by `leaves_at_ns`.
         """
-        self.leaves_at_ns = None
-        if patience_ns is not None:
-            self.leaves_at_ns = time.perf_counter_ns() + patience_ns
+        self.leaves_at_ns = leaves_at_ns
         overhead = _Overhead("headers", self._timeout_s)
         while not self.has_head:
             if self.leaves_at_ns is None:
@@ -146,6 +144,23 @@ class Connection(Answer, httpx.SyncByteStream):
                 return None
             self._take_in(data)
         return self.take_body()
+
+    def receive_present(self) -> Iterator[bytes]:
+        """The body bytes of what the kernel holds now, receive by receive; it never waits.
+
+        What comes while they are read may come along with the last of them, but is not waited for.
+        """
+        left = self.unread_bytes()
+        if self._body:
+            yield self.take_body()
+        while (left >= 0 or self.broken is not None) and not self.is_complete:
+            data = self._receive_raw_within(0)  # with nothing left it tells whether this is the end
+            if data is None:
+                return
+            left -= len(data)
+            self._take_in(data)
+            if self._body:
+                yield self.take_body()
 
     def unread_bytes(self) -> int:
         """What the kernel holds for us: closing now would send a reset, not an orderly end."""

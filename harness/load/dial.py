@@ -5,10 +5,11 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import httpx
 
+from harness.load.places import Places
 from harness.load.tls import Tls
 from harness.reach import is_out_of_handles, why_unreached
 
@@ -57,6 +58,7 @@ def dial(
     timeout_s: float | None,
     *,
     trust: Callable[[], ssl.SSLContext],
+    places: Places,
     is_small: bool = False,
 ) -> Wire:
     """Open a connection; `is_small`: with the smallest receive buffer that there is.
@@ -67,7 +69,7 @@ def dial(
     context = trust() if scheme == "https" else None
     until_s = None if timeout_s is None else time.perf_counter() + timeout_s
     try:
-        sock = _connect(host, port, until_s, is_small=is_small)
+        sock = _connect(host, port, places, until_s, is_small=is_small)
         with _closed_on_failure(sock):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if context is None:
@@ -86,33 +88,26 @@ def dial(
         raise httpx.ConnectError(why) from error
 
 
-def _connect(host: str, port: int, until_s: float | None, *, is_small: bool) -> socket.socket:
+def _connect(
+    host: str, port: int, places: Places, until_s: float | None, *, is_small: bool
+) -> socket.socket:
     """Try all addresses; one that swallows everything leaves time for those behind it."""
     problem = OSError(f"no address of {host}")
-    places = _places(host, port)
-    for number, (family, place) in enumerate(places):
+    to_try = places.of(host, port)
+    for number, (family, place) in enumerate(to_try):
         left_s = _left(until_s)
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             with _closed_on_failure(sock):
                 if is_small:  # before the handshake, which tells the server
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER_BYTES)
-                sock.settimeout(None if left_s is None else left_s / (len(places) - number))
+                sock.settimeout(None if left_s is None else left_s / (len(to_try) - number))
                 sock.connect(place)
                 return sock
         except OSError as error:
             problem = error
+    places.forget(host, port)
     raise problem
-
-
-def _places(host: str, port: int) -> list[tuple[int, Any]]:
-    """Where a host may be: families and addresses. What is an address already is not looked up:
-    under gevent a look-up goes through a thread, and costs as much as a dozen tokens."""
-    with contextlib.suppress(OSError):
-        socket.inet_pton(socket.AF_INET, host)
-        return [(socket.AF_INET, (host, port))]
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [(family, place) for family, _, _, _, place in found]
 
 
 def _agree(sock: socket.socket, tls: Tls, until_s: float | None) -> None:

@@ -88,18 +88,26 @@ class Exchange:
         connection, stream = self._connection, self._stream
         if connection.has_head:  # else patience has ended already
             leaves_at_ns = connection.leaves_at_ns or time.perf_counter_ns() + think_ns
-            while stream.can_leave:
-                wait_s = (leaves_at_ns - time.perf_counter_ns()) / 1e9
-                chunk = connection.receive_within(wait_s)
-                if chunk is None:
-                    break
-                self._reader.read(chunk, connection.received_ns)
+            self._read_until(leaves_at_ns)
             if connection.is_complete or not stream.can_leave:
                 return  # the answer ended while the user was thinking
         if self._way is Way.CANCEL:
             self._ask_to_cancel(think_ns)
         else:
             self._leave(think_ns)
+
+    def _read_until(self, leaves_at_ns: int) -> None:
+        """Read while the user thinks, and then what has come by then: not what comes meanwhile, or
+        who is sent bytes without a pause would never leave."""
+        connection, stream = self._connection, self._stream
+        while stream.can_leave and (wait_ns := leaves_at_ns - time.perf_counter_ns()) > 0:
+            chunk = connection.receive_within(wait_ns / 1e9)
+            if chunk is None:
+                break
+            self._reader.read(chunk, connection.received_ns)
+        present = connection.receive_present()
+        while stream.can_leave and (chunk := next(present, None)) is not None:
+            self._reader.read(chunk, connection.received_ns)
 
     def _leave(self, think_ns: int) -> None:
         t0_ns, wire_close = leave(self._way, self._connection)

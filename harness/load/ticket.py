@@ -8,11 +8,16 @@ from harness.records import Delivery, Role, Way
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
-    """What the user is up to: when and how to leave (`way`; None: stays), and what is asked for."""
+    """What the user is up to: when and how to leave (`way`; None: stays), and what is asked for.
+
+    `counts_from_start`: who leaves without a token does so at a time that counts from the moment
+    before the connection is opened, and not from when the request has gone out.
+    """
 
     plan: str = "never"
     planned_abandon: int | None = None
     way: Way | None = None
+    counts_from_start: bool = False
     delivery: Delivery = Delivery.STREAM
     n: int = 1
 

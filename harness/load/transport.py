@@ -22,26 +22,36 @@ answers none is read (`identity` is asked for).
 
 import contextlib
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from operator import itemgetter
 from typing import Final
 
 import httpx
 
 from harness.load.client_process import ClientProcess
-from harness.load.connection import Connection, PatienceEndedError
+from harness.load.connection import Connection, Limit, PatienceEndedError
 from harness.load.dial import NoHandleLeftError, Wire, dial, origin_of
 from harness.load.idle import IdleWires
+from harness.load.places import Places
 from harness.reach import is_out_of_handles, tls_context
 from harness.records import Way
 
-# Extensions of a request: leave so long after sending, in this way, and the `Limit` of the first
-# wait.
+# Extensions of a request: when its user leaves, so long after it has gone out or at a time
+# (monotonic), be it on its way or not; in which way; and the `Limit` of all until the first wait.
 PATIENCE_NS: Final = "walkaway.patience_ns"
+LEAVES_AT_NS: Final = "walkaway.leaves_at_ns"
 WAY: Final = "walkaway.way"
 LIMIT: Final = "walkaway.limit"
-# Put there by the transport where the request went out a second time.
+# Put there by the transport where there was a connection, and where the request went out a second
+# time.
+OPENED: Final = "walkaway.opened"
 RESENT: Final = "walkaway.resent"
+
+
+class GaveUpError(Exception):
+    """The user's time to leave came before there was a connection."""
 
 
 class UnansweredError(httpx.RemoteProtocolError):
@@ -61,6 +71,7 @@ class SocketTransport(httpx.BaseTransport):
         self._trust: Callable[[], ssl.SSLContext] = cache(partial(tls_context, ca_file))
         self._keep_alive = keep_alive
         self._idle = IdleWires()
+        self._places = Places()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send the request for a client of httpx's, which reads the body from the stream."""
@@ -68,26 +79,31 @@ class SocketTransport(httpx.BaseTransport):
         return httpx.Response(connection.status_code, headers=connection.headers, stream=connection)
 
     def open(self, request: httpx.Request) -> Connection:
-        """Send the request. Raises httpx.TransportError, and PatienceEndedError.
+        """Send the request. Raises httpx.TransportError, PatienceEndedError and GaveUpError.
 
         What goes out on a connection that the server was closing just then, and had no answer at
         all, goes out once more on a new one, and says so (`RESENT`).
         """
         wire = self._idle.take(origin_of(request.url)) if self._may_share(request) else None
         if wire is not None:
+            request.extensions[OPENED] = True
             with contextlib.suppress(UnansweredError):
                 return self._ask(request, wire)
             request.extensions[RESENT] = True
         return self._ask(request, self.connect(request))
 
     def connect(self, request: httpx.Request) -> Wire:
-        """A connection of its own. Raises httpx.ConnectTimeout and httpx.ConnectError."""
-        return dial(
-            origin_of(request.url),
-            request.extensions["timeout"]["connect"],
-            trust=self._trust,
-            is_small=request.extensions.get(WAY) is Way.STOP_READING,
-        )
+        """A connection of its own. Raises httpx.TransportError and GaveUpError."""
+        with _in_time(request, request.extensions["timeout"]["connect"]) as longest_s:
+            wire = dial(
+                origin_of(request.url),
+                longest_s,
+                trust=self._trust,
+                places=self._places,
+                is_small=request.extensions.get(WAY) is Way.STOP_READING,
+            )
+        request.extensions[OPENED] = True
+        return wire
 
     def load_trust(self) -> None:
         """Read the CAs now: it takes tens of ms, and would be in the first request's time to first
@@ -104,9 +120,9 @@ class SocketTransport(httpx.BaseTransport):
     def _ask(self, request: httpx.Request, wire: Wire) -> Connection:
         connection = None
         try:
-            is_whole = send(wire, request, request.extensions["timeout"]["write"])
+            is_whole = _send_in_time(wire, request)
             connection = self._connection(request, wire, is_whole=is_whole)
-            connection.receive_head(request.extensions.get(PATIENCE_NS))
+            connection.receive_head(_leaves_at_ns(request))
         except PatienceEndedError:
             raise
         except BaseException as error:
@@ -143,6 +159,51 @@ def _in_other_hands(wire: Wire) -> ClientProcess:
         raise (NoHandleLeftError if is_out_of_handles(error) else httpx.ConnectError)(
             why
         ) from error
+
+
+@contextlib.contextmanager
+def _in_time(request: httpx.Request, longest_s: float | None) -> Iterator[float | None]:
+    """How long to wait, in seconds: `longest_s`, or less where the request's limit passes or its
+    user leaves before; then it is that which is told."""
+    now_ns = time.perf_counter_ns()
+    ends = list(_ends(request))
+    until_ns, why = min(ends, key=itemgetter(0), default=(None, None))
+    if until_ns is None or (longest_s is not None and until_ns >= now_ns + longest_s * 1e9):
+        yield longest_s
+        return
+    assert why is not None
+    if until_ns <= now_ns:
+        raise why
+    try:
+        yield (until_ns - now_ns) / 1e9
+    except httpx.TimeoutException as late:
+        raise why from late
+
+
+def _ends(request: httpx.Request) -> Iterator[tuple[int, Exception]]:
+    limit: Limit | None = request.extensions.get(LIMIT)
+    if limit is not None:
+        yield limit.at_ns, httpx.ReadTimeout(limit.complaint)
+    leaves_at_ns: int | None = request.extensions.get(LEAVES_AT_NS)
+    if leaves_at_ns is not None:
+        yield leaves_at_ns, GaveUpError()
+
+
+def _leaves_at_ns(request: httpx.Request) -> int | None:
+    """When the user leaves whose request has gone out just now."""
+    patience_ns: int | None = request.extensions.get(PATIENCE_NS)
+    if patience_ns is None:
+        return request.extensions.get(LEAVES_AT_NS)
+    return time.perf_counter_ns() + patience_ns
+
+
+def _send_in_time(wire: Wire, request: httpx.Request) -> bool:
+    """Like `send`; also False, and no error, where its user leaves before it has gone out."""
+    try:
+        with _in_time(request, request.extensions["timeout"]["write"]) as longest_s:
+            return send(wire, request, longest_s)
+    except GaveUpError:
+        return False
 
 
 def send(wire: Wire, request: httpx.Request, timeout_s: float | None) -> bool:

@@ -205,6 +205,15 @@ def test_who_timed_out_has_left_and_who_was_refused_was_never_there(make_run: Ma
     assert (held.n_left, len(held.started_ns)) == (3, 4)
 
 
+def test_who_never_had_a_connection_was_never_there(make_run: MakeRun) -> None:
+    run = make_run()
+    run.request("a", sent=0, tokens=[], outcome="abandoned", end=50, wire_close="fin")
+    for outcome in ("abandoned", "timed_out", "cut_off"):
+        run.request(outcome, sent=0, tokens=[], outcome=outcome, end=50, wire_close="unopened")
+    held = held_open(run.frames().requests)
+    assert (held.n_left, len(held.started_ns)) == (1, 1)
+
+
 def test_a_page_is_as_old_as_half_of_its_scrape(make_run: MakeRun) -> None:
     run = _lonely(make_run)
     for sample in run.server_metrics:

@@ -161,12 +161,14 @@ class TestBeforeTheFirstToken:
     def test_queued_thinks_from_the_sending_on(self) -> None:
         (one,) = plans(WhileQueued(), number=1)
         assert (one.intent.plan, one.intent.planned_abandon, one.pause) == ("queued", 0, "think")
+        assert not one.intent.counts_from_start
 
     def test_a_share_of_what_a_first_token_takes_here(self) -> None:
         for one in plans(DuringPrefill(share=(0.2, 0.6))):
             share = float(one.intent.plan.removeprefix("prefill:"))
             assert 0.2 <= share <= 0.6
             assert one.intent.planned_abandon == 0
+            assert one.intent.counts_from_start
             assert isinstance(one.pause, int)
             assert one.pause == pytest.approx(share * 100 * MS, abs=MS)
 
@@ -177,6 +179,7 @@ class TestBeforeTheFirstToken:
     def test_a_time_since_the_sending(self) -> None:
         (one,) = plans(AfterTime(seconds=(2.0, 2.0), since="sent"), number=1)
         assert (one.intent.plan, one.intent.planned_abandon) == ("time:2", 0)
+        assert one.intent.counts_from_start
         assert one.pause == 2_000 * MS
 
 

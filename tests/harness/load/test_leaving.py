@@ -15,14 +15,19 @@ import psutil
 import pytest
 
 from harness.load.cancel_endpoint import cancel_url
+from harness.load.connection import Connection
+from harness.load.exchange import Exchange
 from harness.load.leaving import leave
 from harness.load.plan import Timeouts
+from harness.load.readers import StreamReader
+from harness.load.stream import StreamMachine
+from harness.load.ticket import Intent
 from harness.records import Outcome, Way, WireClose
-from tests.harness.load.asking import MS, after, two_tokens
+from tests.harness.load.asking import MS, after, ticket_for, two_tokens
 
 if TYPE_CHECKING:
-    from harness.load.connection import Connection
-    from tests.harness.load.conftest import Connect, Exchange, Script, ScriptedServer
+    from tests.harness.load.conftest import Connect, Script, ScriptedServer
+    from tests.harness.load.conftest import Exchange as Played
 
     Serve = Callable[[Script], ScriptedServer]
 
@@ -41,7 +46,7 @@ SOON = Timeouts(connect_s=30.0, next_byte_s=0.2)
 def test_the_connection_ends(
     serve: Serve, connect: Connect, tokens: int, way: Way, wire_close: WireClose, seen: str
 ) -> None:
-    def script(x: Exchange) -> None:
+    def script(x: Played) -> None:
         if tokens:
             two_tokens(x)
         else:
@@ -59,9 +64,45 @@ def test_the_connection_ends(
     assert 0 < exchange.closed_ns - row.abandoned_ns < 5_000 * MS
 
 
+class _Feeding(StreamReader):
+    """For whatever it reads it has the server send more."""
+
+    def __init__(self, stream: StreamMachine, server: socket.socket) -> None:
+        super().__init__(stream, None)
+        self._server = server
+
+    def read(self, chunk: bytes, t_ns: int, /) -> None:
+        super().read(chunk, t_ns)
+        self._server.sendall(b'data: {"choices":[{"index":0,"text":"x"}]}\n\n')
+
+
+def test_bytes_without_a_pause_keep_nobody_from_leaving() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        far.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        intent = Intent(plan="tokens:0", planned_abandon=0, way=Way.FIN)
+        stream = StreamMachine(ticket_for(intent), sent_ns=0, continuous_usage=False)
+        reader = _Feeding(stream, far)
+        connection = Connection(near, 30)
+        connection.receive_head(None)
+        reader.read(b"", 0)
+        Exchange(
+            connection,
+            stream,
+            reader,
+            leave_rule=after(1),
+            way=Way.FIN,
+            after_first_token=None,
+            cancel=lambda: pytest.fail("nobody asks"),
+        ).see_through(None)
+        row = stream.row()
+    assert (row.outcome, row.wire_close) == (Outcome.ABANDONED, WireClose.RST)
+    assert 1 <= row.tokens_read <= 3
+
+
 class TestHalfClose:
     def test_what_still_comes_is_told_apart(self, serve: Serve, connect: Connect) -> None:
-        def script(x: Exchange) -> None:
+        def script(x: Played) -> None:
             x.accept()
             x.token()
             assert x.client_left_within(30)  # it may still read
@@ -84,7 +125,7 @@ class TestHalfClose:
         assert row.abandoned_ns < row.server_ended_ns
 
     def test_a_server_that_hangs_up_then_is_noted(self, serve: Serve, connect: Connect) -> None:
-        def script(x: Exchange) -> None:
+        def script(x: Played) -> None:
             x.accept()
             x.token()
             assert x.client_left_within(30)
@@ -94,7 +135,7 @@ class TestHalfClose:
         assert row.server_ended_ns is not None
 
     def test_before_the_headers(self, serve: Serve, connect: Connect) -> None:
-        def script(x: Exchange) -> None:
+        def script(x: Played) -> None:
             assert x.client_left_within(30)
             x.accept()
             x.token(finish_reason="length")
@@ -108,7 +149,7 @@ class TestHalfClose:
         )
 
     def test_a_server_that_only_falls_silent_is_left(self, serve: Serve, connect: Connect) -> None:
-        def silent(x: Exchange) -> None:
+        def silent(x: Played) -> None:
             x.accept()
             x.token()
             assert x.client_left_within(30)
@@ -127,7 +168,7 @@ class TestStayingOpen:
         has_left = threading.Event()
         is_full: list[bool] = []
 
-        def script(x: Exchange) -> None:
+        def script(x: Played) -> None:
             x.accept()
             x.token()
             assert has_left.wait(30)
@@ -157,7 +198,7 @@ class TestStayingOpen:
         has_left = threading.Event()
         errors: list[OSError] = []
 
-        def script(x: Exchange) -> None:
+        def script(x: Played) -> None:
             x.accept()
             x.token()
             assert has_left.wait(30)
@@ -202,7 +243,7 @@ class TestKilled:
     def test_what_the_process_had_read_counts(self, serve: Serve, connect: Connect) -> None:
         has_arrived = threading.Event()
 
-        def script(x: Exchange) -> None:
+        def script(x: Played) -> None:
             x.accept()
             x.token()
             x.token()
@@ -222,7 +263,7 @@ class TestKilled:
         assert max(row.token_times_ns) <= row.ended_ns + 50 * MS
 
     def test_no_process_is_left_behind(self, serve: Serve, connect: Connect) -> None:
-        def script(x: Exchange) -> None:
+        def script(x: Played) -> None:
             x.accept()
             x.stream(tokens=2, gap_s=0.001)
 
@@ -232,7 +273,7 @@ class TestKilled:
         assert [p for p in psutil.Process().children() if p.name() == "cat"] == []
 
     def test_it_may_die_by_another_hand(self, serve: Serve, connect: Connect) -> None:
-        def script(x: Exchange) -> None:
+        def script(x: Played) -> None:
             x.accept()
             x.token()
             assert x.client_left_within(30)
@@ -256,7 +297,7 @@ class CancelServer:
         self.asked_ns = 0
         self.paths: list[str] = []
 
-    def __call__(self, x: Exchange) -> None:
+    def __call__(self, x: Played) -> None:
         if x.target.endswith("/cancel"):
             self.asked_ns = time.perf_counter_ns()
             self.paths.append(x.target)

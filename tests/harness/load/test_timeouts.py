@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
+from harness.load.abandon import never
 from harness.load.plan import Timeouts
-from harness.records import Delivery, Outcome, Way
-from tests.harness.load.asking import MS, after, two_tokens
+from harness.load.ticket import Intent
+from harness.records import Delivery, Outcome, Way, WireClose
+from tests.harness.load.asking import MS, User, after, two_tokens
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Connect, Exchange, Script, ScriptedServer
 
     Serve = Callable[[Script], ScriptedServer]
+
+
+LONG = Timeouts(connect_s=30, next_byte_s=30)
+AT_A_TIME = Intent(plan="time:x", planned_abandon=0, way=Way.FIN, counts_from_start=True)
+SAID = (
+    "no token came 0.1 s after the sending",
+    "the answer was not complete 0.1 s after the sending",
+    "the answer was not complete 0.05 s after the sending",
+)
+
+
+@pytest.fixture
+def full() -> Iterator[str]:
+    """The address of a server that has no room for another connection: it says nothing to it."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        crowd = [socket.socket() for _ in range(4)]
+        for one in crowd:
+            one.setblocking(False)
+            one.connect_ex(listener.getsockname())
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        for one in crowd:
+            one.close()
 
 
 class TestTimeouts:
@@ -68,17 +93,64 @@ class TestTimeouts:
         row = client.ask(after(1, think_ns=3_600_000 * MS), Way.FIN)
         assert row.outcome is Outcome.TIMED_OUT
 
-    def test_no_connection(self, connect: Connect) -> None:
-        with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
-            address = full.getsockname()
-            crowd = [socket.socket() for _ in range(4)]
-            for one in crowd:
-                one.setblocking(False)
-                one.connect_ex(address)
-            timeouts = Timeouts(connect_s=0.1, next_byte_s=30)
-            url = f"http://127.0.0.1:{address[1]}"
-            row = connect(url, timeouts=timeouts).ask(after(10**6), Way.FIN)
-            for one in crowd:
-                one.close()
-        assert row.outcome is Outcome.TIMED_OUT
-        assert row.error == f"no connection to 127.0.0.1:{address[1]} within 0.1 s"
+    def test_no_connection(self, full: str, connect: Connect) -> None:
+        timeouts = Timeouts(connect_s=0.1, next_byte_s=30)
+        row = connect(full, timeouts=timeouts).ask(after(10**6), Way.FIN)
+        assert (row.outcome, row.wire_close) == (Outcome.TIMED_OUT, WireClose.UNOPENED)
+        assert row.error == f"no connection to {full.removeprefix('http://')} within 0.1 s"
+
+
+class TestBeforeAnythingWasReceived:
+    """All times count from the sending, however far that came."""
+
+    @pytest.mark.parametrize("what", ["first_token_s", "total_s"])
+    def test_a_limit_passes_while_the_connection_is_opened(
+        self, full: str, connect: Connect, what: str
+    ) -> None:
+        timeouts = msgspec.structs.replace(LONG, **{what: 0.1})
+        row = connect(full, timeouts=timeouts).ask(after(10**6), Way.FIN)
+        assert (row.outcome, row.wire_close) == (Outcome.TIMED_OUT, WireClose.UNOPENED)
+        assert row.error in SAID
+        assert row.ended_ns - row.sent_ns >= 100 * MS
+
+    def test_a_user_leaves_while_the_connection_is_opened(self, full: str) -> None:
+        row = User(full, timeouts=LONG).ask(after(0, think_ns=50 * MS), AT_A_TIME)
+        assert (row.outcome, row.wire_close) == (Outcome.ABANDONED, WireClose.UNOPENED)
+        assert (row.tokens_read, row.think_ns, row.error) == (0, 50 * MS, None)
+        assert row.abandoned_ns is not None
+        assert row.abandoned_ns - row.sent_ns >= 50 * MS
+
+    def test_the_nearest_of_them_ends_it(self, full: str) -> None:
+        timeouts = msgspec.structs.replace(LONG, total_s=0.05)
+        row = User(full, timeouts=timeouts).ask(after(0, think_ns=30_000 * MS), AT_A_TIME)
+        assert (row.outcome, row.error in SAID) == (Outcome.TIMED_OUT, True)
+
+    @pytest.mark.parametrize("leaves", [True, False])
+    def test_while_the_request_is_taken(self, leaves: bool) -> None:
+        """The server's side of the connection is there, and nobody reads from it."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            timeouts = msgspec.structs.replace(LONG, total_s=None if leaves else 0.1)
+            user = User(url, timeouts=timeouts, extra_body={"x": "a" * 32_000_000})
+            row = user.ask(after(0, think_ns=300 * MS) if leaves else never, AT_A_TIME)
+        if leaves:
+            assert (row.outcome, row.wire_close) == (Outcome.ABANDONED, WireClose.FIN)
+            assert row.abandoned_ns is not None
+            assert row.abandoned_ns - row.sent_ns >= 300 * MS
+        else:
+            assert (row.outcome, row.wire_close) == (Outcome.TIMED_OUT, None)
+            assert row.error in SAID
+
+    def test_a_pause_without_a_time_begins_when_the_request_has_gone_out(
+        self, serve: Serve, connect: Connect
+    ) -> None:
+        """However short it is: the request comes to the server."""
+
+        def script(x: Exchange) -> None:
+            assert x.client_left_within(30)
+
+        server = serve(script)
+        row = connect(server.url).ask(after(0), Way.FIN)
+        server.wait_for_arrivals(1)
+        assert (row.outcome, row.wire_close) == (Outcome.ABANDONED, WireClose.FIN)

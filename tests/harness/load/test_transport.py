@@ -167,6 +167,45 @@ def test_draining_takes_what_has_arrived_and_does_not_wait(serve: Serve) -> None
         assert connection.receive_within(0.01) is None
 
 
+def test_what_is_there_is_read_and_what_comes_meanwhile_is_not_waited_for() -> None:
+    ours, peer = socket.socketpair()
+    with ours, peer:
+        peer.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        connection = Connection(ours, 30)
+        connection.receive_head(None)
+        peer.sendall(b"there")
+        chunks = []
+        for chunk in connection.receive_present():
+            chunks.append(chunk)
+            peer.sendall(b"more")
+        assert chunks in ([b"there"], [b"there", b"more"])
+        assert connection.unread_bytes() == len(b"more")
+        assert list(connection.receive_present()) == [b"more"]
+        assert list(connection.receive_present()) == []
+        connection.close()
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_an_end_that_is_there_is_noticed(is_whole: bool) -> None:
+    length = b"" if is_whole else b"content-length: 10\r\n"
+    ours, peer = socket.socketpair()
+    with ours, peer:
+        peer.sendall(b"HTTP/1.1 200 OK\r\n%b\r\n" % length)
+        connection = Connection(ours, 30)
+        connection.receive_head(None)
+        peer.sendall(b"last")
+        peer.shutdown(socket.SHUT_WR)
+        present = connection.receive_present()
+        assert next(present) == b"last"
+        if is_whole:
+            assert list(present) == []
+            assert connection.is_complete
+        else:
+            with pytest.raises(httpx.RemoteProtocolError, match="before the answer was complete"):
+                next(present)
+        connection.close()
+
+
 @pytest.mark.parametrize("patience_ns", [0, 10_000_000])
 @pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 OK\r\ncontent-ty"], ids=["none", "half"])
 def test_patience_may_end_before_the_headers(serve: Serve, sent: bytes, patience_ns: int) -> None:
