@@ -2,10 +2,15 @@
 
 The server answers after 20 ms and sends a token each 5 ms: short enough to be hidden by a client
 that reads by the kilobyte, as Locust's FastHttpUser does where it reads by line. Theirs is the
-server's figure in each line, so a client that is right has a ratio of 1.
+server's figure in each line, so a client that is right has a ratio of 1, and one that is wrong
+may lie on either side of it: tokens that come together have gaps of nearly 0.
+
+The last hundredth of TTFT is of a few answers a round, each late by what else the machine did. It
+is held to less than a gap between two tokens: nobody took a later token for the first one.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -29,7 +34,8 @@ CLIENTS: Final[dict[str, ClientKind]] = {
     "our user": OURS,
     "Locust's FastHttpUser": LocustUser("FastHttpLines"),
 }
-RIGHT: Final = Bound("at most", 1.1)
+RIGHT: Final = Bound("off 1 by at most", 0.1)
+NO_TOKEN_LATE: Final = Bound("off 1 by at most", 0.2)  # 5 ms of 25
 
 
 def measure(*, quick: bool = False) -> Iterable[Ratio]:
@@ -39,11 +45,17 @@ def measure(*, quick: bool = False) -> Iterable[Ratio]:
         for name, kind in CLIENTS.items():
             seen[name].append(watch(kind, TRAFFIC, warm_s=window_s / 2, window_s=window_s))
     for name, watched in seen.items():
-        bound = RIGHT if CLIENTS[name] is OURS else None
-        yield _line(f"TTFT p50, {name} against the server", [_ttfts(w) for w in watched], 50, bound)
-        for percentile in (50, 90):
-            what = f"gap p{percentile}, {name} against the server"
-            yield _line(what, [_gaps(w) for w in watched], percentile, bound)
+        for line in against_the_server(name, watched):
+            yield line if CLIENTS[name] is OURS else replace(line, bound=None)
+
+
+def against_the_server(name: str, rounds: list[Watched]) -> Iterable[Ratio]:
+    """The lines of one client, each with the bound that one keeps to who is right."""
+    ttfts, gaps = [_ttfts(one) for one in rounds], [_gaps(one) for one in rounds]
+    yield _line(f"TTFT p50, {name} against the server", ttfts, 50, RIGHT)
+    yield _line(f"TTFT p99, {name} against the server", ttfts, 99, NO_TOKEN_LATE)
+    yield _line(f"gap p50, {name} against the server", gaps, 50, RIGHT)
+    yield _line(f"gap p90, {name} against the server", gaps, 90, RIGHT)
 
 
 class View(NamedTuple):
@@ -53,7 +65,7 @@ class View(NamedTuple):
     server: list[int]
 
 
-def _line(what: str, rounds: list[View], percentile: int, bound: Bound | None) -> Ratio:
+def _line(what: str, rounds: list[View], percentile: int, bound: Bound) -> Ratio:
     if not all(view.client and view.server for view in rounds):
         raise UnavailableError(f"{what}: no answer fell into the window")
     client = [_ms(view.client, percentile) for view in rounds]

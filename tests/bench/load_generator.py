@@ -9,6 +9,7 @@ is of less than was asked of it, and it is left out where there are more streams
 connection for each request, the others keep theirs.
 """
 
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -48,9 +49,7 @@ def measure(*, quick: bool = False) -> Iterable[Ratio]:
     if quick:
         yield from _compare({BARE: RIVALS[BARE]}, Traffic(streams=5), rounds=1, window_s=0.2)
         return
-    rivals = dict(RIVALS)
-    if find_spec("aiohttp") is None:
-        rivals = {name: kind for name, kind in rivals.items() if "aiohttp" not in name}
+    rivals = rivals_here(has_aiohttp=find_spec("aiohttp") is not None)
     for streams in NUM_STREAMS:
         lines = list(_compare(rivals, Traffic(streams=streams), rounds=ROUNDS, window_s=2.0))
         yield from lines
@@ -59,6 +58,15 @@ def measure(*, quick: bool = False) -> Iterable[Ratio]:
             for name, kind in rivals.items()
             if not any(line.what.endswith(f"{name}, saturated") for line in lines)
         }
+
+
+def rivals_here(*, has_aiohttp: bool) -> dict[str, ClientKind]:
+    """Those that can run here; who cannot is told of."""
+    missing = [] if has_aiohttp else [name for name in RIVALS if name.startswith("aiohttp")]
+    if missing:
+        names = " and ".join(missing)
+        print(f"{names} left out: aiohttp is not installed", file=sys.stderr)  # noqa: T201
+    return {name: kind for name, kind in RIVALS.items() if name not in missing}
 
 
 def _compare(

@@ -18,8 +18,18 @@ class Figure(NamedTuple):
 class Bound(NamedTuple):
     """What the ratio is held to."""
 
-    kind: Literal["at least", "at most"]
+    kind: Literal["at least", "at most", "off 1 by at most"]
     value: float
+
+    def keeps(self, ratio: float) -> bool:
+        """Whether the ratio is within this bound."""
+        match self.kind:
+            case "at least":
+                return ratio >= self.value
+            case "at most":
+                return ratio <= self.value
+            case "off 1 by at most":
+                return abs(ratio - 1) <= self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +50,7 @@ class Ratio:
         """Whether the ratio keeps its bound; true where there is none."""
         if self.bound is None:
             return True
-        if self.is_overrun:
-            return False
-        if self.bound.kind == "at least":
-            return self.ratio >= self.bound.value
-        return self.ratio <= self.bound.value
+        return not self.is_overrun and self.bound.keeps(self.ratio)
 
 
 def times_as_fast(

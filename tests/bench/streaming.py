@@ -1,9 +1,9 @@
 """A client process beside the server of tokens, watched for a while once all its streams are open.
 
 Both are processes of their own, each on a core of its own where there are two: a system may well
-wake the client on the core of the server that sent, where it waits until that has sent more. The client's processor time is read from outside, at two moments;
-what it received between them, and when, is in the times that it writes at its end, beside the
-server's log of what was sent.
+wake the client on the core of the server that sent, where it waits until that has sent more. The
+client's processor time is read from outside, at two moments; what it received between them, and
+when, is in the times that it writes at its end, beside the server's log of what was sent.
 """
 
 import contextlib
@@ -179,6 +179,7 @@ class Watched:
     start_ns: int
     end_ns: int
     cpu_ns: int
+    rss_before_bytes: int
     rss_bytes: int
     sent: Mapping[str, Sent]
     got: Mapping[str, Got]
@@ -248,11 +249,12 @@ def watch(kind: ClientKind, traffic: Traffic, *, warm_s: float, window_s: float)
                 f"{traffic.streams} streams of {kind} did not open: {log[-500:]}"
             )
         _wait(warm_s)
+        rss_before_bytes = _rss_bytes(client.pid)
         start_ns, cpu_ns = perf_counter_ns(), _cpu_ns(client.pid)
         _wait(window_s)
         cpu_ns = _cpu_ns(client.pid) - cpu_ns
         end_ns = perf_counter_ns()
-        rss_bytes = psutil.Process(client.pid).memory_info().rss
+        rss_bytes = _rss_bytes(client.pid)
         client.send_signal(signal.SIGTERM)
         client.communicate(timeout=_READY_S)
         server.communicate(timeout=_READY_S)  # closes its standard input
@@ -261,6 +263,7 @@ def watch(kind: ClientKind, traffic: Traffic, *, warm_s: float, window_s: float)
             start_ns=start_ns,
             end_ns=end_ns,
             cpu_ns=cpu_ns,
+            rss_before_bytes=rss_before_bytes,
             rss_bytes=rss_bytes,
             sent=_read_log(folder / "sent.ndjson"),
             got=kind.read(folder),
@@ -316,6 +319,10 @@ def _line(stdout: IO[str]) -> str:
 
 def _wait(seconds: float) -> None:
     Event().wait(seconds)
+
+
+def _rss_bytes(pid: int) -> int:
+    return int(psutil.Process(pid).memory_info().rss)
 
 
 def _cpu_ns(pid: int) -> int:

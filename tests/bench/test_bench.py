@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.bench.__main__ import BENCHMARKS, report, run, table
-from tests.bench.client_times import View, _line
-from tests.bench.load_generator import BARE, against
+from tests.bench.client_times import RIGHT, View, _line, against_the_server
+from tests.bench.load_generator import BARE, RIVALS, against, rivals_here
 from tests.bench.ratio import Bound, Figure, UnavailableError, share, times_as_fast
 from tests.bench.streaming import Got, Sent, Traffic, Watched
 
@@ -38,13 +38,16 @@ def test_a_bound_is_broken_on_its_own_side_only() -> None:
     assert times_as_fast("speed", "ms", [2.0], [3.0]).holds
     assert share("share", "ms", [1.0], [10.0], Bound("at most", 0.1)).holds
     assert not share("share", "ms", [1.1], [10.0], Bound("at most", 0.1)).holds
+    for ratio, holds in ((0.85, False), (0.95, True), (1.05, True), (1.15, False)):
+        bound = Bound("off 1 by at most", 0.1)
+        assert share("share", "ms", [ratio], [1.0], bound).holds is holds
 
 
 def test_what_came_all_at_once_has_a_ratio_and_what_did_not_come_is_left_out() -> None:
     at_once = View(client=[0, 0, 5_000_000], server=[5_000_000] * 3)
-    assert _line("gap", [at_once], 50, None).ratio == 0
+    assert _line("gap", [at_once], 50, RIGHT).ratio == 0
     with pytest.raises(UnavailableError, match="gap: no answer fell into the window"):
-        _line("gap", [View([], [])], 50, None)
+        _line("gap", [View([], [])], 50, RIGHT)
 
 
 def test_nothing_measured_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,6 +84,7 @@ def a_client(*, received: int) -> Watched:
         start_ns=0,
         end_ns=1_000_000_000,
         cpu_ns=1_000_000,
+        rss_before_bytes=1,
         rss_bytes=1,
         sent={"r": Sent(0, times_ns)},
         got={"r": Got(0, times_ns[:received])},
@@ -92,3 +96,53 @@ def test_a_rival_that_did_not_keep_up_is_shown_and_bounds_nothing() -> None:
     assert against(BARE, Traffic(streams=1), ours, ours).bound is not None
     line = against(BARE, Traffic(streams=1), ours, saturated)
     assert (line.bound, line.what.endswith(", saturated")) == (None, True)
+
+
+def test_who_cannot_run_here_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rivals_here(has_aiohttp=True) == RIVALS
+    assert capsys.readouterr().err == ""
+    assert set(RIVALS) - set(rivals_here(has_aiohttp=False)) == {
+        "aiohttp on asyncio",
+        "aiohttp on uvloop",
+    }
+    said = "aiohttp on asyncio and aiohttp on uvloop left out: aiohttp is not installed\n"
+    assert capsys.readouterr().err == said
+
+
+SERVER_MS = range(20, 220, 5)  # 40 tokens after 20 ms, one each 5 ms
+
+
+def who_saw(tokens_ms: list[float]) -> Watched:
+    """One answer, as the server sent it and as a client stamped it."""
+    sent_ns, got_ns = ([round(ms * 1e6) for ms in times] for times in (SERVER_MS, tokens_ms))
+    return Watched(
+        traffic=Traffic(streams=1),
+        start_ns=-1,
+        end_ns=1_000_000_000,
+        cpu_ns=1,
+        rss_before_bytes=1,
+        rss_bytes=1,
+        sent={"r": Sent(0, sent_ns)},
+        got={"r": Got(0, got_ns)},
+    )
+
+
+BY_THE_KILOBYTE = [float(SERVER_MS[number // 4 * 4 + 3]) for number in range(len(SERVER_MS))]
+
+
+@pytest.mark.parametrize(
+    ("tokens_ms", "broken"),
+    [
+        ([ms + 0.5 for ms in SERVER_MS], []),
+        (BY_THE_KILOBYTE, ["TTFT p50", "TTFT p99", "gap p50", "gap p90"]),
+        ([20.0] * len(SERVER_MS), ["gap p50", "gap p90"]),
+        ([0.0] * len(SERVER_MS), ["TTFT p50", "TTFT p99", "gap p50", "gap p90"]),
+        ([ms + 6.0 for ms in SERVER_MS], ["TTFT p50", "TTFT p99"]),
+    ],
+)
+def test_a_client_that_stamps_wrongly_breaks_the_bounds(
+    tokens_ms: list[float], broken: list[str]
+) -> None:
+    lines = list(against_the_server("a client", [who_saw(tokens_ms)]))
+    assert len(lines) == 4
+    assert [line.what.partition(",")[0] for line in lines if not line.holds] == broken
