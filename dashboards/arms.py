@@ -8,7 +8,8 @@ from dashboards.ladders import CLIENT_TIMES, ladders
 from dashboards.section import Picture, Section
 from dashboards.source import ArmsRun, ArmsSummary
 from dashboards.tables import Cell, Row, SideBySide, metric_rows
-from harness.analysis.paired import FEWEST_ROUNDS, Difference, is_certain
+from harness.analysis.paired import FEWEST_ROUNDS, is_certain
+from harness.differences import Difference
 from harness.headlines import headline_figures
 from harness.words import bounded, difference_in_words, figure_of, number, quantity
 

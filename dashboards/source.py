@@ -15,9 +15,9 @@ from harness.analysis.audit import Entry
 from harness.analysis.cancellation import cancellations
 from harness.analysis.frames import RunFrames
 from harness.analysis.load_side import LoadSide
-from harness.analysis.paired import Difference
 from harness.analysis.validity import Remark
 from harness.analysis.value import Value
+from harness.differences import Difference
 from harness.errors import ConfigError
 from harness.gate.judge import Judgement
 from harness.manifest import Manifest

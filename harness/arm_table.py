@@ -14,9 +14,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from harness.analysis.paired import Difference, is_certain
-from harness.analysis.two_samples import Shift
+from harness.analysis.paired import is_certain
 from harness.analysis.value import Value
+from harness.differences import Difference, Shift
 from harness.headlines import headline_figures
 from harness.records import Metric
 from harness.summary_table import LEVEL_STYLE, plain_table

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from harness.analysis.paired import Difference
 from harness.analysis.value import Stage, Value, ValueRow
+from harness.differences import Difference
 from harness.words import DASH, number, quantity
 
 STAGE_COLUMNS: Final = ("stage", "what", "p50", "p99", "the source's limits")

@@ -3,8 +3,7 @@
 import math
 from typing import Final
 
-from harness.analysis.paired import Difference
-from harness.analysis.two_samples import Shift
+from harness.differences import Difference, Shift
 from harness.records import Metric
 
 DASH: Final = "\N{EN DASH}"

@@ -15,29 +15,12 @@ with a handful of rounds nobody can check it.
 from collections.abc import Sequence
 from typing import Final
 
-import msgspec
 import numpy as np
 
 from harness.analysis.stats import Floats, mean_ci95
+from harness.differences import Difference
 
 FEWEST_ROUNDS: Final = 3
-
-
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """An arm against the reference, in one figure of one metric, over `n` rounds that have both.
-
-    The intervals hold 95 %. What is null is not known; `note` says why then, and how many rounds
-    are left out.
-    """
-
-    arm: str
-    reference: str
-    n: int
-    difference: float | None = None
-    difference_ci95: tuple[float, float] | None = None
-    ratio: float | None = None
-    ratio_ci95: tuple[float, float] | None = None
-    note: str | None = None
 
 
 def compare(

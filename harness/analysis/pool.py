@@ -18,12 +18,13 @@ from harness.analysis.canaries import canary_remarks, known_answers
 from harness.analysis.cancel_figures import latency_by_phase
 from harness.analysis.figure import Figure, Figures
 from harness.analysis.of_each_request import OF_EACH, of_each_request
-from harness.analysis.paired import FEWEST_ROUNDS, Difference, compare
+from harness.analysis.paired import FEWEST_ROUNDS, compare
 from harness.analysis.stats import Floats
 from harness.analysis.summary import ORDER, count_outcomes, in_order
-from harness.analysis.two_samples import Shift, shift_between
+from harness.analysis.two_samples import shift_between
 from harness.analysis.validity import Remark, flags
 from harness.analysis.value import Value, ValueTerms, value_of
+from harness.differences import Difference, Shift
 from harness.records import SCHEMA_VERSION, Metric
 
 # What is compared between arms, of each metric that has it.

@@ -31,23 +31,10 @@ from scipy import stats
 
 from harness.analysis.figure import Sample
 from harness.analysis.stats import Floats
+from harness.differences import Shift
 
 FEWEST: Final = 5  # of each sample: with fewer the test's approximation is no good
 _HALVINGS: Final = 200  # at most: of the range of all differences, down to neighbouring floats
-
-
-class Shift(msgspec.Struct, frozen=True, kw_only=True):
-    """The first sample against the second, each with its number of censored values. What is null is
-    not known; `note` says why then."""
-
-    n: int
-    n_reference: int
-    n_censored: int = 0
-    n_reference_censored: int = 0
-    shift: float | None = None
-    shift_ci95: tuple[float, float] | None = None
-    superiority: float | None = None
-    note: str | None = None
 
 
 def ranked(sample: Sample) -> Floats:

@@ -11,7 +11,8 @@ from typing import Final
 import msgspec
 
 from harness.analysis.account import Account, sum_of
-from harness.analysis.paired import Difference, compare
+from harness.analysis.paired import compare
+from harness.differences import Difference
 from harness.records import Metric
 
 HOUR_S: Final = 3600.0

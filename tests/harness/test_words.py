@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from harness.analysis.figure import Sample, describe
-from harness.analysis.two_samples import Shift, shift_between
+from harness.analysis.two_samples import shift_between
+from harness.differences import Shift
 from harness.records import Metric
 from harness.words import (
     bounded,
