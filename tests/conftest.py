@@ -1,10 +1,15 @@
-"""A real HTTP server on loopback whose answers a test scripts."""
+"""A real HTTP server on loopback whose answers a test scripts. No test is judged by its time."""
 
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes, and the making of one, tells of the machine alone.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 # From the request's path to status, headers and body.
 Script = Callable[[str], tuple[int, dict[str, str], bytes]]
