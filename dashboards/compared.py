@@ -88,9 +88,9 @@ def sentence(comparison: Comparison, baseline: str) -> str:
         return f"No figure can be compared with {baseline}."
     judged = f" {BOTH_WAYS}" if steps_differ(comparison) else ""
     if not sure:
-        return f"Against {baseline} no sure difference in any of {num_judged} figures.{judged}"
+        return f"Against {baseline}: no sure difference in any of {num_judged} figures.{judged}"
     rest = f"no sure difference in {counts[Standing.UNSURE]} of {num_judged} figures"
-    return f"Against {baseline} {'; '.join([*sure, rest])}.{judged}"
+    return f"Against {baseline}: {'; '.join([*sure, rest])}.{judged}"
 
 
 def _named(pairs: Sequence[Pair]) -> str:

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboards.theme import BLUE, CYCLE, GREY, SKY, VERMILION, canvas, plain
+from dashboards.theme import BLUE, CYCLE, DASHES, GREY, SKY, VERMILION, canvas, pattern, plain
 from harness.analysis.figure_pairs import Limits
 from harness.analysis.standing import Standing
 from harness.analysis.stats import Curve, Floats
@@ -20,16 +20,18 @@ SYMBOLS: Final = {
     Standing.UNSURE: "circle-open",
     Standing.NOT_JUDGED: "diamond-open",
 }
-ROW_PX: Final = 44
+GAP: Final = "\N{NO-BREAK SPACE}"
+ROW_PX: Final = 44  # with its name, of one candidate
+NEXT_PX: Final = 14  # each other candidate below the first
+NAME_PX: Final = 12  # a row's name above its first dot
 MOST_POINTS: Final = 400  # of a curve: every quarter of a percent
 LOG_FROM: Final = 30  # times the shortest median: beyond it a linear axis would hide it
-DASHES: Final = ("solid", "dash", "dot", "dashdot")
 FOLDS: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10)
 DECADES: Final = (1e-4, 1e-3, 0.01, 0.1, 1, 10, 100, 1e3, 1e4)
 WIDE: Final = 30  # from the lowest to the highest; beyond it only decades are marked
 WASTE: Final = (
-    ("wasted_in_flight_tokens", "on the way when the user left", SKY),
-    ("wasted_after_close_tokens", "generated after the user had left", VERMILION),
+    ("wasted_in_flight_tokens", "on the way when the user left", SKY, ""),
+    ("wasted_after_close_tokens", "generated after the user had left", VERMILION, "/"),
 )
 RUNGS: Final = (("p50", "circle", 11), ("p90", "diamond", 10), ("p99", "line-ns-open", 16))
 
@@ -47,23 +49,48 @@ class Ratio:
 
 
 def ratios(dots: Sequence[Ratio]) -> go.Figure:
-    """A row a figure, its name above a dot and its interval for each candidate, on a log axis."""
+    """A row a figure, its name above a dot and its interval for each candidate, on a log axis.
+
+    The form of a dot tells how it is judged, so of several candidates each dot bears the number.
+    """
     rows = list(dict.fromkeys(dot.figure for dot in dots))
     candidates = list(dict.fromkeys(dot.candidate for dot in dots))
-    height = 90 + ROW_PX * len(rows) * (1 + (len(candidates) - 1) // 3)
-    figure = canvas(x_title="times the baseline (log)", y_title="", height=height)
+    below_px = NEXT_PX * (len(candidates) - 1)
+    row_px = ROW_PX + below_px
+    figure = canvas(x_title="times the baseline (log)", y_title="", height=90 + row_px * len(rows))
     for place, name in enumerate(candidates):
         of = [dot for dot in dots if dot.candidate == name]
-        shift = (place + 0.5) / len(candidates) - 0.5
-        _add_dots(figure, of, [rows.index(dot.figure) + 0.5 * shift for dot in of], place)
+        shift = (NEXT_PX * place - below_px / 2) / row_px
+        at = [rows.index(dot.figure) + shift for dot in of]
+        number = f"{place + 1} " if len(candidates) > 1 else ""
+        _add_dots(figure, of, at, place, called=f"{number}{name}")
+        if number:
+            _number_dots(figure, of, at, number)
     figure.add_vline(x=1, line={"color": GREY, "width": 1, "dash": "dot"})
-    _name_rows(figure, rows)
+    _name_rows(figure, rows, above=(NAME_PX + below_px / 2) / row_px)
     _fold_axis(figure, [end for dot in dots for end in (dot.ratio, *(dot.limits or ()))])
     figure.update_layout(showlegend=len(candidates) > 1)
     return figure
 
 
-def _name_rows(figure: go.Figure, rows: Sequence[str]) -> None:
+def _number_dots(
+    figure: go.Figure, dots: Sequence[Ratio], rows: Sequence[float], number: str
+) -> None:
+    """Behind each whisker, or dot without one."""
+    figure.add_scatter(
+        x=[dot.limits[1] if dot.limits else dot.ratio for dot in dots],
+        y=list(rows),
+        mode="text",
+        text=[f"{'' if dot.limits else GAP}{GAP}{number}" for dot in dots],
+        textposition="middle right",
+        textfont={"size": 11},
+        cliponaxis=False,
+        hoverinfo="skip",
+        showlegend=False,
+    )
+
+
+def _name_rows(figure: go.Figure, rows: Sequence[str], *, above: float) -> None:
     """In the picture and not beside it: on a phone there would be no room for the dots."""
     figure.update_layout(
         annotations=[
@@ -74,7 +101,7 @@ def _name_rows(figure: go.Figure, rows: Sequence[str]) -> None:
                 "x": 0,
                 "xref": "paper",
                 "xanchor": "left",
-                "y": place - 0.28,
+                "y": place - above,
                 "yanchor": "bottom",
             }
             for place, row in enumerate(rows)
@@ -99,10 +126,14 @@ def _fold_axis(figure: go.Figure, ends: Sequence[float]) -> None:
     )
 
 
-def _add_dots(figure: go.Figure, dots: Sequence[Ratio], rows: Sequence[float], place: int) -> None:
+def _add_dots(
+    figure: go.Figure, dots: Sequence[Ratio], rows: Sequence[float], place: int, *, called: str
+) -> None:
     """The baseline has the first colour in every picture, so the candidates begin at the second."""
-    colour, name = CYCLE[(place + 1) % len(CYCLE)], plain(dots[0].candidate)
-    figure.add_scatter(x=[None], y=[None], mode="markers", marker={"color": colour}, name=name)
+    colour = CYCLE[(place + 1) % len(CYCLE)]
+    figure.add_scatter(
+        x=[None], y=[None], mode="markers", marker={"color": colour}, name=plain(called)
+    )
     for has_limits in (
         False,
         True,
@@ -184,12 +215,12 @@ def waste(runs: Mapping[str, Mapping[str, Metric]]) -> go.Figure:
     """Stacked bars: mean tokens for nobody, sampled before and after the user left; where the parts
     are not known, their sum. The whisker is the interval of the sum."""
     figure = canvas(x_title="", y_title="tokens for nobody, mean", height=300)
-    for name, label, colour in WASTE:
+    for name, label, colour, shape in WASTE:
         figure.add_bar(
             x=[plain(run) for run in runs],
             y=[_mean(metrics.get(name)) if _has_parts(metrics) else 0 for metrics in runs.values()],
             name=label,
-            marker_color=colour,
+            marker={"color": colour, "pattern": pattern(shape)},
             hovertemplate="%{y:.3~g} tokens<extra>" + label + "</extra>",
         )
     if not all(_has_parts(metrics) for metrics in runs.values()):
@@ -197,7 +228,7 @@ def waste(runs: Mapping[str, Mapping[str, Metric]]) -> go.Figure:
             x=[plain(run) for run in runs],
             y=[0 if _has_parts(of) else _mean(of.get("wasted_tokens")) for of in runs.values()],
             name="together",
-            marker_color=GREY,
+            marker={"color": GREY, "pattern": pattern("x")},
         )
     _add_whiskers(figure, {run: metrics["wasted_tokens"] for run, metrics in runs.items()})
     figure.update_layout(barmode="stack", bargap=0.45, legend_traceorder="normal")
@@ -206,7 +237,7 @@ def waste(runs: Mapping[str, Mapping[str, Metric]]) -> go.Figure:
 
 
 def _has_parts(metrics: Mapping[str, Metric]) -> bool:
-    return all(name in metrics for name, _, _ in WASTE)
+    return all(name in metrics for name, *_ in WASTE)
 
 
 def _mean(metric: Metric | None) -> float:

@@ -38,7 +38,8 @@ def _ratios(match: Match) -> Section:
         title="Every figure against the baseline",
         shows="Each dot is a figure of the candidate as so many times that of the baseline, with "
         "its 95 % interval where there is one. A filled circle is surely better, a cross surely "
-        "worse, a hollow circle could be either; a hollow diamond is not judged.",
+        "worse, a hollow circle could be either; a hollow diamond is not judged. Of several "
+        "candidates each has its number behind its dots.",
         good="left of 1, but for figures of which more is better, whose names say so.",
     )
     if any(steps_differ(comparison) for _, comparison in match.candidates):

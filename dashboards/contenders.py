@@ -92,12 +92,16 @@ def _arms_of_one(baseline: Run, candidate: Run) -> Iterator[str]:
 
 
 def labels_of(paths: Sequence[Path]) -> list[str]:
-    """The folders' names; where two are the same, with the way there."""
+    """The folders' names; where two are the same, with the way there; one that is named again is
+    numbered."""
     names = [path.resolve().name for path in paths]
     counts = Counter(names)
-    return [
-        name if counts[name] == 1 else str(path) for name, path in zip(names, paths, strict=True)
-    ]
+    labels = []
+    for place, (name, path) in enumerate(zip(names, paths, strict=True)):
+        label = name if counts[name] == 1 else str(path)
+        before = paths[:place].count(path)
+        labels.append(f"{label} ({before + 1})" if before else label)
+    return labels
 
 
 def _match(baseline: Run, label: str, those: Sequence[tuple[str, Run, Comparison]]) -> Match:

@@ -13,6 +13,14 @@ from harness.records import Metric
 from harness.words import figure_of
 
 KIND: Final = "chunk_frontier"
+QUANTILES: Final = (
+    ("p50", "median", {"line": {"color": BLUE}, "marker": {"symbol": "circle", "size": 8}}),
+    (
+        "p99",
+        "p99",
+        {"line": {"color": VERMILION, "dash": "dash"}, "marker": {"symbol": "square", "size": 8}},
+    ),
+)
 GAPS, FIRST, CANCEL = "itl_s", "ttft_s", "cancel_latency_prefill_s"
 
 
@@ -93,13 +101,13 @@ def _cancel(run: ArmsRun) -> Section:
     if not medians:
         return section.without("No arm tells the cancel latency in prefill.")
     figure = canvas(x_title="chunk size, tokens a step", y_title="cancel latency, ms")
-    for key, name, colour in (("p50", "median", BLUE), ("p99", "p99", VERMILION)):
+    for key, name, look in QUANTILES:
         points = _points(run, None, (CANCEL, key))
         figure.add_scatter(
             x=[size for size, _, _ in points],
             y=[y for _, _, y in points],
             mode="lines+markers",
-            line={"color": colour},
+            **look,
             name=name,
             hovertemplate="chunks of %{x}: %{y:.3~g} ms<extra>" + name + "</extra>",
         )

@@ -125,12 +125,17 @@ def test_several_candidates_share_the_pictures(runs: tuple[Path, Path]) -> None:
     assert page.texts("h1") == ["2 candidates against before"]
     names = [trace["name"] for trace in page.figures()["arm0-curves"]["data"]]
     assert names == ["before", "after", "again"]
-    assert {
-        trace["name"] for trace in page.figures()["arm0-ratios"]["data"] if "name" in trace
-    } == {
-        "after",
-        "again",
-    }
+    ratios = page.figures()["arm0-ratios"]["data"]
+    assert [trace["name"] for trace in ratios if "name" in trace] == ["1 after", "2 again"]
+    numbers = [trace["text"] for trace in ratios if trace["mode"] == "text"]
+    assert [{text.strip("\xa0 ") for text in texts} for texts in numbers] == [{"1"}, {"2"}]
+
+
+def test_a_run_that_is_named_twice_has_two_names(runs: tuple[Path, Path]) -> None:
+    before, after = runs
+    page = compared(before, after, after, before)
+    names = [trace["name"] for trace in page.figures()["arm0-curves"]["data"]]
+    assert names == [str(before), str(after), f"{after} (2)", f"{before} (2)"]
 
 
 def with_arms(run: Path, path: Path, arms: tuple[str, ...]) -> Path:
