@@ -20,12 +20,14 @@ from harness.store import RunFolder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Night:
-    """One run. `flaw`: why its figures are not to be joined with others, if they are not."""
+    """One run. `manifests`: by side (as in `measured`), that of a run of it, which knows its server
+    and its own load. `flaw`: why its figures are not to be joined with others, if they are not."""
 
     name: str
     at: datetime
     measured: Measured
-    manifest: Mapping[str, Any]
+    workload: Mapping[str, Any]
+    manifests: Mapping[str, Mapping[str, Any]]
 
     @property
     def flaw(self) -> str | None:
@@ -51,10 +53,20 @@ class Group:
         """Each run of which the manifest says that it is not like the one before, and how."""
         found = []
         for before, night in pairwise(self.nights):
-            said = [one.text for one in manifest_remarks(before.manifest, night.manifest)]
-            if said:
+            if said := list(_changes(before, night)):
                 found.append((night, "; ".join(said)))
         return found
+
+
+def _changes(before: Night, after: Night) -> Iterator[str]:
+    """What the manifests of two runs say; what only some arms say, with their names."""
+    both = [side for side in after.manifests if side in before.manifests]
+    sides: dict[str, list[str]] = {}
+    for side in both:
+        for one in manifest_remarks(before.manifests[side], after.manifests[side]):
+            sides.setdefault(one.text, []).append(side)
+    for text, of in sides.items():
+        yield text if of == both else f"{', '.join(of)}: {text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +94,8 @@ def read_nights(folder: Path) -> Nights:
 
 def read_night(path: Path) -> Night:
     """Raises ConfigError where the run cannot be read."""
-    measured = read_run(path)
+    measured, folder = read_run(path), RunFolder(path)
+    manifest = folder.read_manifest()
     try:
         at = datetime.fromisoformat(measured.created_at)
     except ValueError as error:
@@ -91,18 +104,24 @@ def read_night(path: Path) -> Night:
         name=path.name,
         at=at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC),
         measured=measured,
-        manifest=_without_seed(RunFolder(path)),
+        workload=manifest["workload"],
+        manifests=_of_sides(folder, manifest, list(measured.sides)),
     )
 
 
-def _without_seed(folder: RunFolder) -> dict[str, Any]:
-    """The manifest, with the server where only the runs of the arms know it. Another seed every
-    night is no change."""
-    manifest = folder.read_manifest()
-    if manifest.get("target") is None and folder.has_arms:
-        first = RunFolder(folder.runs()[0])
-        manifest["target"] = first.read_manifest().get("target")
-    return manifest | {"seed": None}
+def _of_sides(
+    folder: RunFolder, manifest: Mapping[str, Any], sides: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Of an arm, that of its first round, where the rounds were kept; else the run's own. Another
+    seed every night is no change."""
+    first: dict[str, Path] = {}
+    for path in folder.runs() if folder.has_arms else []:
+        first.setdefault(path.name.partition("-")[2], path)
+    return {
+        side: (RunFolder(first[side]).read_manifest() if side in first else dict(manifest))
+        | {"seed": None}
+        for side in sides
+    }
 
 
 def _groups(nights: Sequence[Night]) -> Iterator[Group]:

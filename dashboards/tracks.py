@@ -1,42 +1,71 @@
 """One figure over many runs: its points, which of them may be joined, and what is expected next.
 
 A line joins two neighbours only where their figures can be compared: of the same demand, model and
-slots, by the same method, and of one machine where the figure is a time.
+slots, without or with the same injected faults, by the same method; and where the figure is a time,
+of one machine, which a simulated model's step cost belongs to. Versions and other settings of the
+server break no line: what they do to the figures is what a trend is looked at for.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from dashboards.nights import Group, Night
 from harness.analysis.expected import expected
 from harness.analysis.figure_pairs import Limits, limits_of, unlike
 from harness.gate.baseline import depends_on_machine, other_machine, why_not_comparable
+from harness.gate.measured import Conditions
 from harness.headlines import headline_figures
 from harness.records import Metric
 
-# The metrics that are followed, and what is good.
+# The metrics that are followed: what each shows, and what is good.
 TRACKED: Final = {
-    "cancel_latency_s": "flat, at one or two steps of the engine.",
-    "cancel_latency_steps": "flat, at one or two; it does not depend on the machine.",
-    "ghost_rate": "0 in every run.",
-    "wasted_tokens": "flat, at what was on its way and the step in flight.",
-    "leaked_slots": "0 in every run.",
-    "leaked_blocks": "0 in every run.",
-    "slot_recovery_s": "flat, near the wait for an unloaded server.",
-    "slot_refill_s": "flat, far below a step.",
-    "ttft_s": "flat: those who stay do not pay for those who leave.",
-    "itl_s": "flat, at about a step.",
-    "throughput_tps": "flat, or rising.",
-    "goodput_rps": "flat, or rising.",
+    "cancel_latency_s": (
+        "From a user's leaving until the server held nothing for them.",
+        "flat, at one or two steps of the engine.",
+    ),
+    "cancel_latency_steps": (
+        "The step boundaries that passed until the server held nothing for a user who had left.",
+        "flat, at one or two; it does not depend on the machine.",
+    ),
+    "ghost_rate": (
+        "The share of those who left whose request was not stopped.",
+        "0 in every run.",
+    ),
+    "wasted_tokens": (
+        "Tokens generated that the user did not read, mean of those who left.",
+        "flat, at what was on its way and the step in flight.",
+    ),
+    "leaked_slots": ("Batch slots that stay taken when nobody is there.", "0 in every run."),
+    "leaked_blocks": ("KV blocks that stay taken when nobody is there.", "0 in every run."),
+    "slot_recovery_s": (
+        "From a user's leaving to the first token of somebody who waited, seen by a client.",
+        "flat, near the wait for an unloaded server.",
+    ),
+    "slot_refill_s": (
+        "From a slot's coming free to the next request in it.",
+        "flat, far below a step.",
+    ),
+    "ttft_s": (
+        "Time to the first token of those who stayed.",
+        "flat: those who stay do not pay for those who leave.",
+    ),
+    "itl_s": ("Time between two tokens of those who stayed.", "flat, at about a step."),
+    "throughput_tps": ("Tokens a second, of everybody.", "flat, or rising."),
+    "goodput_rps": ("Requests a second that met every limit.", "flat, or rising."),
 }
+# Of what the server tells of itself: these make its speed, as the machine does.
+OF_SPEED: Final = ("runner", "step_cost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """The figure in one run. `more_than`: it is known only to exceed that, and `value` is None."""
+    """The figure in one run. `config`: what the server of this side tells of itself. `more_than`:
+    it is known only to exceed that, and `value` is None."""
 
     night: Night
+    conditions: Conditions
+    config: Mapping[str, Any]
     metric: Metric
     value: float | None
     more_than: float | None
@@ -79,10 +108,20 @@ class Track:
 
 def may_be_joined(before: Point, after: Point, unit: str) -> bool:
     """Whether the figures of two runs can be compared."""
-    first, second = before.night.measured.conditions, after.night.measured.conditions
+    first, second = before.conditions, after.conditions
     if unlike(before.metric, after.metric) or why_not_comparable(second, first):
         return False
-    return not (depends_on_machine(unit) and other_machine(second, first))
+    if _faults(before.config) != _faults(after.config):
+        return False
+    is_as_fast = other_machine(second, first) is None and all(
+        before.config.get(key) == after.config.get(key) for key in OF_SPEED
+    )
+    return is_as_fast or not depends_on_machine(unit)
+
+
+def _faults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are on: a newer engine knows more of them."""
+    return {name: value for name, value in (config.get("faults") or {}).items() if value}
 
 
 def tracks(group: Group) -> dict[tuple[str, str], list[Track]]:
@@ -111,12 +150,15 @@ def _points(nights: Sequence[Night], side: str, metric: str, figure: str) -> Ite
     for night in nights:
         of = night.measured.sides.get(side)
         one = of.metrics.get(metric) if of is not None else None
-        if one is None:
+        if of is None or one is None:
             continue
         value, more_than = getattr(one, figure), one.lower_bounds.get(figure)
         if value is not None or more_than is not None:
+            target = night.manifests[side].get("target") or {}
             yield Point(
                 night=night,
+                conditions=of.conditions,
+                config=target.get("config") or {},
                 metric=one,
                 value=value,
                 more_than=None if value is not None else more_than,

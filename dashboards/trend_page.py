@@ -33,6 +33,15 @@ class Trend:
     sections: Sequence[Section]
     table: PlainTable
 
+    @property
+    def beside(self) -> str:
+        """How much a reader must know beside the pictures."""
+        parts = (
+            (self.flawed, f"{quantity(len(self.flawed), 'runs')} not joined"),
+            (self.changes, f"{quantity(len(self.changes), 'changes')} of what was run"),
+        )
+        return ", ".join(words for those, words in parts if those)
+
 
 def write_trend(folder: Path, output: Path) -> None:
     """Raises `ConfigError` where the folder cannot be read or the page not be written."""
@@ -110,7 +119,7 @@ def _expected_words(track: Track, limits: Limits) -> str:
 
 def _limits(night: Night) -> list[Limit]:
     """Those of the newest run's workload that are on a figure by itself."""
-    workload = night.manifest["workload"]
+    workload = night.workload
     arms = [arm["name"] for arm in workload.get("arms") or []]
     try:
         lines = (workload.get("gate") or {}).get("limits") or []
@@ -136,22 +145,31 @@ def _section(
     key: Key, of: Sequence[Track], limits: Sequence[Limit], changes: Sequence[tuple[Night, str]]
 ) -> Section:
     metric, figure = key
+    name, (shows, good) = spoken(metric, figure), TRACKED[metric]
     newest = "; ".join(
         f"{'' if track.side == RUN else f'{track.side}: '}{_latest(track)}" for track in of
     )
     picture = Picture(
         name=f"{metric}-{figure}",
         figure=over_nights(of, limits, {night.at: text for night, text in changes}),
-        alt=f"{metric} {figure} of each run over time. The newest: {newest}",
+        alt=f"{name} of each run over time. The newest: {newest}",
         note=f"The newest: {newest}",
     )
     return Section(
         name=f"{metric}-{figure}",
-        title=f"{metric} {figure}",
-        shows="",
-        good=TRACKED[metric],
+        title=name[0].upper() + name[1:],
+        shows=f"{shows} {_of_each(figure)}",
+        good=good,
         pictures=(picture,),
     )
+
+
+def _of_each(figure: str) -> str:
+    """What a point is, of all that was measured in its run."""
+    if figure == "mean":
+        return "A point is a run."
+    share = {"p50": "half", "p99": "99 of 100"}[figure]
+    return f"A point is a run: what {share} in it did not exceed."
 
 
 def _latest(track: Track) -> str:
@@ -165,7 +183,7 @@ def _table(
 ) -> PlainTable:
     return PlainTable(
         title="Every run",
-        shows="The newest first. What changed since the run before stands above.",
+        shows="The newest first. What changed since the run before stands under the pictures.",
         columns=("run", "written (UTC)", "is", *(" ".join(key) for key in found)),
         rows=tuple(
             row for night in reversed(group.nights) for row in _rows(night, list(found), changed)

@@ -1,5 +1,6 @@
 """The page of a trend, read back with a parser: what is joined, marked and left out."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from dashboards.__main__ import main
 from harness.analysis.expected import expected
 from harness.commands import app
 from harness.records import Metric
+from harness.store import RunFolder
 from tests.dashboards.made_up_runs import latency, save_night, save_nights
 from tests.dashboards.reading import Page, body_of
-from tests.harness.gate.gated import GOOD, arm, steps, summary_of_arms
+from tests.harness.gate.gated import GOOD, ROWS, arm, manifest, steps, summary_of_arms
 
 P50 = "group0-cancel_latency_s-p50"
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -40,6 +42,11 @@ def stretches(page: Page, picture: str = P50) -> list[list[float]]:
         else:
             found[-1].append(value)
     return [one for one in found if one]
+
+
+def server(**settings: Any) -> dict[str, Any]:
+    """A manifest's part: the same server, set up differently."""
+    return {"target": {"config": {"max_num_seqs": 12, "device": "cpu", **settings}}}
 
 
 def test_no_run_is_said_to_be_none(tmp_path: Path) -> None:
@@ -92,7 +99,8 @@ def test_an_invalid_run_is_marked_and_not_joined(tmp_path: Path) -> None:
     assert stretches(page) == [[20, 21, 22]]
     (crosses,) = [t for t in page.figures()[P50]["data"] if t["name"].startswith("invalid")]
     assert crosses["y"] == pytest.approx([90, 80])
-    assert "night-002 invalid: the client was starved" in page.texts("li")
+    assert "not joined night-002 invalid: the client was starved" in page.texts("li")
+    assert "2 runs not joined" in page.texts("a")
     assert "The newest says nothing of the server: interrupted" in body_of(page)
 
 
@@ -102,6 +110,11 @@ def test_an_invalid_run_is_marked_and_not_joined(tmp_path: Path) -> None:
         ({"hardware": {"cpu": "another", "cores": 2, "gpus": []}}, "different machines", False),
         ({"target": {"config": {"max_num_seqs": 16, "device": "cpu"}}}, "batch slots", False),
         ({"versions": {"walkaway": "2"}}, "different versions: walkaway None / 2", True),
+        (server(watermark=0.1), "set up differently: watermark None / 0.1", True),
+        (server(step_cost={"fixed_s": 0.02}), "set up differently: step_cost", False),
+        (server(runner="torch"), "set up differently: runner None / torch", False),
+        (server(faults={"lose-abort": 0.1}), "set up differently: faults", False),
+        (server(faults={"lose-abort": 0.0}), "set up differently: faults", True),
     ],
 )
 def test_a_change_is_marked_and_breaks_the_line_where_it_must(
@@ -116,13 +129,25 @@ def test_a_change_is_marked_and_breaks_the_line_where_it_must(
     assert said in marks["customdata"][0]
 
 
-def test_steps_are_joined_over_machines(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "slower",
+    [
+        {"hardware": {"cpu": "another", "cores": 2, "gpus": []}},
+        server(step_cost={"fixed_s": 0.02}),
+    ],
+)
+def test_steps_are_joined_over_machines(tmp_path: Path, slower: dict[str, Any]) -> None:
     save_night(tmp_path, 0, 0.020, others=GOOD)
-    hardware = {"cpu": "another", "cores": 2, "gpus": []}
-    save_night(tmp_path, 1, 0.040, others=GOOD, hardware=hardware)
+    save_night(tmp_path, 1, 0.040, others=GOOD, **slower)
     page = trend_of(tmp_path)
     assert stretches(page, "group0-cancel_latency_steps-mean") == [[1, 1]]
     assert stretches(page) == [[20], [40]]
+
+
+def test_a_fault_breaks_every_line(tmp_path: Path) -> None:
+    save_night(tmp_path, 0, 0.020, others=GOOD)
+    save_night(tmp_path, 1, 0.020, others=GOOD, **server(faults={"lose-abort": 0.1}))
+    assert stretches(trend_of(tmp_path), "group0-ghost_rate-mean") == [[0], [0]]
 
 
 def test_another_method_breaks_the_line(tmp_path: Path) -> None:
@@ -161,7 +186,8 @@ def test_questions_and_servers_are_groups_of_their_own(tmp_path: Path) -> None:
     save_nights(tmp_path, [0.020, 0.021])
     save_night(tmp_path, 2, 0.5, of={"engine": "vllm"})
     save_night(tmp_path, 3, 0.6, of={"workload": "soak"})
-    titles = trend_of(tmp_path).texts("h2")
+    page = trend_of(tmp_path)
+    titles = [text for text in page.texts("h2") if text in page.texts("a")]
     assert titles == ["gate on reference, tiny", "gate on vllm, tiny", "soak on reference, tiny"]
 
 
@@ -175,6 +201,42 @@ def test_arms_are_lines_of_one_picture(tmp_path: Path) -> None:
     picture = "group0-cancel_latency_steps-mean"
     assert line(page, picture, "old")[:2] == [2, 2]
     assert line(page, picture, "new")[:2] == [1, 2]
+
+
+def test_an_arm_is_held_to_the_conditions_of_its_own_runs(tmp_path: Path) -> None:
+    """On the second night one of two arms has a fault."""
+    for day in (0, 1):
+        arms = {name: arm({"cancel_latency_steps": steps(1.0)}) for name in ("old", "new")}
+        arms["new"] |= {"outcomes": {}}
+        night = save_night(tmp_path, day, 0.02, of=summary_of_arms(arms), arms=("old", "new"))
+        for name in ("old", "new"):
+            of_arm = night / "rounds" / f"1-{name}"
+            of_arm.mkdir(parents=True)
+            if name == "old":
+                RunFolder(of_arm).write_rows(ROWS)
+            faults = {"lose-abort": 0.1 if (day, name) == (1, "new") else 0.0}
+            content = manifest(("old", "new"), **server(faults=faults))
+            (of_arm / "manifest.json").write_text(json.dumps(content))
+    page = trend_of(tmp_path)
+    picture = "group0-cancel_latency_steps-mean"
+    assert line(page, picture, "old") == [1, 1, None]
+    assert line(page, picture, "new") == [1, None, 1, None]
+    said = "new: the engine is set up differently: faults.lose-abort 0.0 / 0.1"
+    assert any(said in text for text in page.texts("li"))
+
+
+def test_a_picture_says_what_it_shows_in_plain_words(tmp_path: Path) -> None:
+    save_night(tmp_path, 0, 0.020, others=GOOD)
+    page = trend_of(tmp_path)
+    assert page.texts("h2")[:3] == [
+        "Cancel latency p50",
+        "Cancel latency p99",
+        "Cancel latency steps",
+    ]
+    shows = [text for text in page.texts("p") if "Good:" in text]
+    assert len(shows) == len(page.figures())
+    assert shows[0].startswith("From a user's leaving until the server held nothing for them.")
+    assert all("A point is a run" in text for text in shows)
 
 
 def test_what_cannot_be_read_is_listed_by_name(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from harness.words import (
     number,
     quantity,
     shift_in_words,
+    spoken,
 )
 
 
@@ -53,6 +54,19 @@ def test_three_significant_digits_but_whole_thousands() -> None:
         "1,234",
         "100",
     ]
+
+
+@pytest.mark.parametrize(
+    ("metric", "figure", "words"),
+    [
+        ("cancel_latency_s", "p50", "cancel latency p50"),
+        ("ghost_rate", "mean", "ghost rate"),
+        ("ttft_again_s", "p99", "TTFT again p99"),
+        ("throughput_tps", "mean", "throughput"),
+    ],
+)
+def test_a_figure_is_spoken_of_without_its_unit(metric: str, figure: str, words: str) -> None:
+    assert spoken(metric, figure) == words
 
 
 def test_nothing_has_no_sign() -> None:
