@@ -104,6 +104,14 @@ def _shown(runs: WebRuns) -> dict[str, Any]:
     return runs.shown | {"report_at": url_for("walkaway.report", _external=True)}
 
 
+def _state(runs: WebRuns, web_ui: Any) -> str:
+    """Of the test, as it is now: Locust keeps its answer for a while, and what we put in it."""
+    state: str = web_ui.environment.runner.state
+    if runs.is_being_judged and state in (STATE_STOPPED, STATE_STOPPING):
+        return STATE_RUNNING  # or the page would ask no more before the figures
+    return state
+
+
 def _add_tab(web_ui: Any, runs: WebRuns) -> None:
     columns = [("figure", "Figure"), ("value", "Value"), ("about", "What it is")]
     structure = [{"key": key, "title": title} for key, title in columns]
@@ -131,9 +139,7 @@ def _add_tab(web_ui: Any, runs: WebRuns) -> None:
         if response.status_code != 200:
             return response
         if request.endpoint == "locust.request_stats":
-            data = response.get_json()
-            if runs.is_being_judged and data["state"] in (STATE_STOPPED, STATE_STOPPING):
-                data["state"] = STATE_RUNNING  # or the page would ask no more before the figures
+            data = response.get_json() | {"state": _state(runs, web_ui)}
             rows = tab_rows(_shown(runs), reported=runs.tally.total())
             data["extended_stats"] = [{"key": TAB, "data": rows}]
             response.set_data(json.dumps(data))
