@@ -3,9 +3,8 @@
 from typing import Final
 
 import httpx
-import msgspec
 
-from harness.load.dialect import Chunk, decode_chunk, refusal_message, request_body
+from harness.load.dialect import NONSENSE, Chunk, decode_chunk, refusal_message, request_body
 from harness.load.plan import LoadPlan
 from harness.load.prompts import prompt
 from harness.prompt_scale import PromptScale, fit_scale
@@ -51,5 +50,5 @@ def _prompt_tokens(client: httpx.Client, plan: LoadPlan, size: int) -> int:
 def _decode(body: bytes) -> Chunk:
     try:
         return decode_chunk(body)
-    except msgspec.DecodeError as error:
+    except NONSENSE as error:
         raise CalibrationError(f"its answer makes no sense ({error})") from error

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import httpx
-import msgspec
 
-from harness.load.dialect import DONE, decode_chunk
+from harness.load.dialect import DONE, NONSENSE, decode_chunk
 from harness.manifest import Probing
 
 PROBES: Final = 3
@@ -85,7 +84,7 @@ class Asker:
                 continue
             try:
                 chunk = decode_chunk(data)
-            except msgspec.DecodeError as error:
+            except NONSENSE as error:
                 raise NotServedError("an event is not in the dialect of OpenAI") from error
             if chunk.error is not None:
                 raise NotServedError("an error in the stream")

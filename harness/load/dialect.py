@@ -5,7 +5,7 @@ by the decoder without being built, which matters: this runs for every token.
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -17,12 +17,18 @@ ABORT: Final = "abort"  # vLLM's finish reason of a request that was cancelled
 EXPIRED: Final = "client_timeout"  # the bundled engine's reason: the request's deadline passed
 _MAX_MESSAGE_CHARS: Final = 300
 
+# A server's own words go into rows and files. Whatever is beyond these makes no sense.
+LARGEST_COUNT: Final = 2**31 - 1  # of tokens
+Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_COUNT)]
+AnswerNumber = Annotated[int, msgspec.Meta(ge=0, lt=1024)]
+Reason = Annotated[str, msgspec.Meta(max_length=_MAX_MESSAGE_CHARS)]
+
 
 class Usage(msgspec.Struct):
     """Token counts; with continuous usage, those so far."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
 
 
 class Delta(msgspec.Struct):
@@ -35,11 +41,11 @@ class Delta(msgspec.Struct):
 class Choice(msgspec.Struct):
     """More of one answer, or the whole of it: `text` in completions; in chat `delta`, `message`."""
 
-    index: int = 0
+    index: AnswerNumber = 0
     text: str | None = None
     delta: Delta | None = None
     message: Delta | None = None
-    finish_reason: str | None = None
+    finish_reason: Reason | None = None
 
     def has_text(self) -> bool:
         """Whether the chunk shows the user anything: a role alone or an empty text does not."""
@@ -57,7 +63,7 @@ class Choice(msgspec.Struct):
 class CancellationInfo(msgspec.Struct):
     """Why a server aborted a request of its own accord; the bundled engine tells."""
 
-    reason: str | None = None
+    reason: Reason | None = None
 
 
 class Chunk(msgspec.Struct):
@@ -69,7 +75,9 @@ class Chunk(msgspec.Struct):
     cancellation_info: CancellationInfo | None = None
 
 
-# Reads an event's data, or a whole answer. Raises `msgspec.DecodeError` for anything else.
+# Reads an event's data, or a whole answer. Raises NONSENSE for anything else: what is no JSON, not
+# of this form or not UTF-8 (ValueError, of several kinds), or nested without end.
+NONSENSE: Final = (ValueError, RecursionError)
 decode_chunk: Final[Callable[[bytes], Chunk]] = msgspec.json.Decoder(Chunk).decode
 
 
@@ -113,6 +121,6 @@ def refusal_message(status: int, body: bytes) -> str:
     """The reason that an answer other than 200 gave, from its JSON or else its text."""
     try:
         reason = error_message(msgspec.json.decode(body))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NONSENSE:
         reason = body.decode(errors="replace").strip()[:_MAX_MESSAGE_CHARS]
     return f"HTTP {status}: {reason}" if reason else f"HTTP {status}"

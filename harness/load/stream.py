@@ -9,8 +9,9 @@ text is still empty: half of a character is a token too); else an event that sho
 one token, and the row says so. A request for several answers counts the tokens of all of them, and
 has finished when all have.
 
-What is kept of an answer grows with it. One that goes on far beyond what was asked for, and so may
-never end, fails the request before it takes the memory.
+What is kept of an answer grows with it. One that is far longer than was asked for, by the server's
+count, by its events or by its text, fails the request before it takes the memory; and a count that
+cannot be true goes into no sum.
 
 Some ways of leaving let the client read on. What comes then is counted apart and changes neither
 the outcome nor `tokens_read`.
@@ -20,12 +21,12 @@ from array import array
 from collections import defaultdict
 from typing import Final
 
-import msgspec
-
 from harness.load.dialect import (
     ABORT,
     DONE,
     EXPIRED,
+    LARGEST_COUNT,
+    NONSENSE,
     Choice,
     Chunk,
     Usage,
@@ -37,10 +38,11 @@ from harness.load.ticket import Ticket
 from harness.load.transitions import TRANSITIONS, Signal, State
 from harness.records import Delivery, Outcome, RequestRow, Role, TokenCounting, WireClose
 
-# Events with tokens, of which an honest server sends no more than `max_tokens` of each answer. One
-# that does not know `max_tokens` gets room for long answers, too; each event takes some 20 bytes.
+# Tokens, of which an honest server sends no more than `max_tokens` of each answer. One that does
+# not know `max_tokens` gets room for long answers, too; an event with tokens takes some 20 bytes.
 _MOST_TIMES_ASKED: Final = 16
-_ROOM_EVENTS: Final = 10_000
+_ROOM_TOKENS: Final = 10_000
+_CHARS_A_TOKEN: Final = 64  # no text has so many from its beginning to its end
 
 _BUSY_STATUSES: Final = frozenset({429, 503})
 
@@ -54,7 +56,8 @@ class StreamMachine:
 
     All state changes go through `_apply`; the counters change in `event` and `answer` only. Once
     `outcome` is set `row()` may be asked for; only what is told with `late_` changes it any more.
-    `_counted` is the server's latest count: of each answer, or of all of them under 0.
+    `_counted` is the server's latest count: of each answer, or of all of them under 0. `_uncounted`
+    are the events with text whose count stood still, `_answer_chars` is the length of `_answer`.
     """
 
     def __init__(
@@ -84,10 +87,12 @@ class StreamMachine:
         self._counted: defaultdict[int, int] = defaultdict(int)
         self._unfinished = ticket.intent.n
         asked = ticket.max_tokens * ticket.intent.n
-        self._most_events = _MOST_TIMES_ASKED * asked + _ROOM_EVENTS
+        self._most_tokens = min(_MOST_TIMES_ASKED * asked + _ROOM_TOKENS, LARGEST_COUNT)
+        self._uncounted = 0
         self._late_tokens: int | None = None
         self._server_ended_ns: int | None = None
         self._answer: list[str] | None = [] if ticket.role is Role.CANARY else None
+        self._answer_chars = 0
 
     def __repr__(self) -> str:
         return f"<StreamMachine {self.state.name} outcome={self.outcome} tokens={self.tokens_read}>"
@@ -121,7 +126,7 @@ class StreamMachine:
             return
         try:
             chunk = decode_chunk(data)
-        except msgspec.DecodeError as error:
+        except NONSENSE as error:
             self._end(Signal.ERROR, t_ns, f"an event of the stream makes no sense ({error})")
             return
         if chunk.error is not None:
@@ -133,19 +138,21 @@ class StreamMachine:
         """The whole body of an answer that comes in one piece."""
         try:
             chunk = decode_chunk(body)
-        except msgspec.DecodeError as error:
+        except NONSENSE as error:
             self._end(Signal.ERROR, t_ns, f"the answer makes no sense ({error})")
             return
         if chunk.error is not None:
             self._end(Signal.ERROR, t_ns, error_message(chunk.error))
             return
         self._usage = chunk.usage or self._usage
-        if self._usage.completion_tokens is None:
-            self._counting = TokenCounting.EVENTS
-            self.tokens_read = sum(choice.has_text() for choice in chunk.choices)
-        else:
-            self._counting = TokenCounting.USAGE
-            self.tokens_read = self._usage.completion_tokens
+        tokens = self._usage.completion_tokens
+        self._counting = TokenCounting.EVENTS if tokens is None else TokenCounting.USAGE
+        if tokens is None:
+            tokens = sum(choice.has_text() for choice in chunk.choices)
+        if tokens > self._most_tokens:
+            self._end(Signal.ERROR, t_ns, self._too_long(tokens))
+            return
+        self.tokens_read = tokens
         self._unfinished = len(chunk.choices)  # a server may not know `n`
         self._note_finish(chunk, t_ns)
         if self.outcome is None:
@@ -185,11 +192,16 @@ class StreamMachine:
             return
         try:
             chunk = decode_chunk(data)
-        except msgspec.DecodeError:
+        except NONSENSE:
             return
+        so_far = self._late_tokens
         for choice in chunk.choices:
-            self._late_tokens += self._count(choice, chunk.usage)
+            so_far += self._count(choice, chunk.usage)
             self._finish_reason = choice.finish_reason or self._finish_reason
+        if so_far > self._most_tokens:
+            self.complain(self._too_long(so_far))
+        else:
+            self._late_tokens = so_far
 
     def late_end(self, t_ns: int) -> None:
         """The server ended the answer or the connection after the user had left."""
@@ -269,9 +281,13 @@ class StreamMachine:
         tokens, is_last = 0, False
         for choice in chunk.choices:  # none in the closing account: no token came with it
             tokens += self._count(choice, chunk.usage)
-            if self._answer is not None:
-                self._answer.append(choice.shown())
             is_last = is_last or choice.finish_reason is not None
+        so_far = self.tokens_read + tokens
+        if is_last or not tokens or self._answer is not None:  # else the count is all there is
+            so_far = max(so_far, self._other_lengths(chunk, tokens))
+        if so_far > self._most_tokens:
+            self._end(Signal.ERROR, t_ns, self._too_long(so_far))
+            return
         if tokens:
             if self.state is not State.READING or self.outcome:  # else it changes nothing
                 self._apply(Signal.TOKEN)
@@ -280,9 +296,22 @@ class StreamMachine:
             self._event_tokens.append(tokens)
         if is_last:
             self._note_finish(chunk, t_ns)
-        elif len(self._event_tokens) > self._most_events:
-            why = f"the answer does not end: {len(self._event_tokens)} events with tokens have come"
-            self._end(Signal.ERROR, t_ns, f"{why}, and `max_tokens` is {self._ticket.max_tokens}")
+
+    def _other_lengths(self, chunk: Chunk, tokens: int) -> int:
+        """How long the answer is, in tokens, by the server's account of the whole, by the events
+        that were not counted, or by the text that is kept of a canary's."""
+        texts = [text for choice in chunk.choices if (text := choice.shown())]
+        if texts and not tokens:
+            self._uncounted += 1
+        if self._answer is not None:
+            self._answer += texts
+            self._answer_chars += sum(map(len, texts))
+        told = self._usage.completion_tokens or 0
+        return max(told, self._uncounted, self._answer_chars // _CHARS_A_TOKEN)
+
+    def _too_long(self, tokens: int) -> str:
+        asked = f"`max_tokens` is {self._ticket.max_tokens}"
+        return f"the answer is far longer than was asked for: {tokens} tokens by now, and {asked}"
 
     def _note_finish(self, chunk: Chunk, t_ns: int) -> None:
         for choice in chunk.choices:

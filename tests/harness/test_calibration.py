@@ -48,6 +48,11 @@ def broken(_: httpx.Request) -> httpx.Response:
     [
         (lambda _: httpx.Response(400, json={"error": {"message": "no"}}), "HTTP 400: no"),
         (lambda _: httpx.Response(200, content=b"hm"), "makes no sense"),
+        (
+            lambda _: httpx.Response(200, content=b'{"choices":[{"text":"\xff"}]}'),
+            "makes no sense",
+        ),
+        (lambda _: httpx.Response(200, json={"usage": {"prompt_tokens": 2**70}}), "makes no sense"),
         (lambda _: httpx.Response(200, json={"choices": []}), "do not tell the tokens"),
         (lambda _: httpx.Response(200, json={"usage": {"prompt_tokens": 5}}), "make no sense"),
         (broken, "nothing came"),

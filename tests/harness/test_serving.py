@@ -89,6 +89,12 @@ def stream(handler: BaseHTTPRequestHandler, *events: object) -> None:
     handler.wfile.write(b"data: [DONE]\n\n")
 
 
+def nest_without_end(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    handler.wfile.write(b"data: " + b"[" * 100_000 + b"\n\n")
+
+
 def tokens(n: int) -> list[object]:
     return [{"choices": [{"index": 0, "text": " w"}]}] * n
 
@@ -138,6 +144,8 @@ def test_a_server_that_closes_after_a_stream_without_saying_so_is_well() -> None
         (lambda h: stream(h), "the answer was empty"),
         (lambda h: stream(h, {"error": {"message": "no"}}), "an error in the stream"),
         (lambda h: stream(h, "?"), "an event is not in the dialect of OpenAI"),
+        (lambda h: stream(h, {"error": "\ud800"}), "an event is not in the dialect of OpenAI"),
+        (nest_without_end, "an event is not in the dialect of OpenAI"),
     ],
 )
 def test_the_first_that_is_not_answered_is_the_last_that_is_sent(
