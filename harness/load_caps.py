@@ -18,7 +18,10 @@ from harness.load_settings import (
 
 USUAL_STREAMS: Final = 10_000
 USUAL_RATE: Final = 10_000.0
-_STREAM_COSTS: Final = "each takes a file handle and some 20 KiB of memory in its load process"
+_STREAM_COSTS: Final = (
+    "each takes a file handle and some 20 KiB of memory in its load process, and 25 bytes for each "
+    "token of its answer"
+)
 _RATE_COSTS: Final = "each takes a port of this host, which may be free again only a minute after"
 
 

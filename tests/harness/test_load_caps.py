@@ -32,6 +32,7 @@ def test_streams(name: str, settings: list[str], keys: str, streams: int) -> Non
     text = str(refused.value)
     assert f"{keys} come to {streams:,} streams at once" in text
     assert "a file handle and some 20 KiB of memory" in text
+    assert "25 bytes for each token" in text
     raised = f"run.most_streams={streams}"
     assert f"--set {raised}" in text
     load_workload(name, [*settings, raised])
