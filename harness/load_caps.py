@@ -60,7 +60,7 @@ def streams_of_each(
 def rate_problem(rate: float, most_rate: float) -> str:
     """The words for so many arrivals a second, which are too many."""
     return (
-        f"up to {rate:,.0f} arrivals come in a second, more than `run.most_rate`, "
+        f"`arrivals` bring up to {rate:,.0f} requests a second, more than `run.most_rate`, "
         f"{most_rate:,.0f}; --set run.most_rate={rate:.0f} raises it: {_RATE_COSTS}"
     )
 

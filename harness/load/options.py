@@ -7,6 +7,7 @@ describe one: on the command line, or in the start form of the web page, which s
 import argparse
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,17 +16,21 @@ import msgspec
 from harness.errors import ConfigError
 from harness.http_flags import check_ca_file, parse_headers, typed_command
 from harness.load.plan import LoadPlan, OpenLoop, Timeouts, read_plan
+from harness.load_caps import USUAL_RATE, USUAL_STREAMS
 from harness.records import Way
+from harness.web.fields import AS_WORKLOAD, allowed
 
 if TYPE_CHECKING:
     from harness.arrival_settings import AnyArrivals
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
-AS_WORKLOAD: Final = "workload"
 LEAVE: Final = ("tokens", "time", "prefill", "queued", "last_token", AS_WORKLOAD)
 _NOW: Final = "walkaway_now"
 _HEADER: Final = "--walkaway-header"
 _CA_FILE: Final = "--walkaway-ca-file"
+_MOST_STREAMS: Final = "--walkaway-most-streams"
+_MOST_RATE: Final = "--walkaway-most-rate"
+_RAISED_BY: Final = {"`run.most_streams`": _MOST_STREAMS, "`run.most_rate`": _MOST_RATE}
 HELD: Final = frozenset({"stop_reading", "vanish"})  # these must outlast the users who left so
 WAYS: Final = tuple(way.value for way in Way if way not in HELD)
 ARRIVALS: Final = ("closed", "poisson", "constant", AS_WORKLOAD)
@@ -33,14 +38,21 @@ ARRIVALS: Final = ("closed", "poisson", "constant", AS_WORKLOAD)
 
 def add_arguments(group: argparse._ArgumentGroup) -> None:
     """Declare our options, with plain values: a Locust master sends them to its workers."""
+    _add_of_the_process(group)
+    _add_of_the_server(group)
+    _add_of_the_users(group)
+    _add_of_the_arrivals(group)
 
-    def add(*names: str, **details: Any) -> None:
-        group.add_argument(*names, **details)
 
-    def in_form(*names: str, **details: Any) -> None:
-        # Locust's parser takes this as an argument, but not for an option in a group.
-        setattr(group.add_argument(*names, **details), "include_in_web_ui", True)  # noqa: B010
+def _add_in_form(group: argparse._ArgumentGroup, name: str, **details: Any) -> None:
+    option = group.add_argument(name, **details)
+    option.help = ": ".join(filter(None, (allowed(option.dest, {}), option.help)))
+    # Locust's parser takes this as an argument, but not for an option in a group.
+    setattr(option, "include_in_web_ui", True)  # noqa: B010
 
+
+def _add_of_the_process(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add("--walkaway-plan", metavar="FILE", help="a complete plan; wins over the rest")
     add(
         "--walkaway-exit-with",
@@ -48,45 +60,24 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="FD",
         help="end in good order when this open file reaches its end; 0: standard input",
     )
-    add("--walkaway-rows", metavar="DIR", help="keep one row a request in this folder")
+    add(
+        "--walkaway-rows",
+        metavar="DIR",
+        help="keep one row a request in this folder; of a master, the list of its workers",
+    )
     add("--walkaway-order", metavar="FILE", help="web page: what each run begins with")
-    add("--walkaway-most-streams", default="", metavar="N", help="more users than this are refused")
-    add("--walkaway-path", default="", help="instead of what the kind of server has")
+
+
+def _add_of_the_server(group: argparse._ArgumentGroup) -> None:
+    add, in_form = group.add_argument, partial(_add_in_form, group)
     in_form(
         "--walkaway-engine",
         default="reference",
         help="the kind of server; reference without a host: it is started",
     )
     in_form("--walkaway-model", default="", help="the model's name; empty: the server's only one")
-    in_form(
-        "--walkaway-leave",
-        default="tokens",
-        choices=list(LEAVE),
-        help="abandon plan: when users leave; workload: as its file says",
-    )
-    in_form(
-        "--walkaway-arrivals",
-        default="closed",
-        choices=list(ARRIVALS),
-        help="closed: users wait for their answers; poisson, constant: requests come at a rate",
-    )
-    in_form("--walkaway-rate", default="1", help="of arrivals, a second; for the run time")
-    in_form("--walkaway-tokens", default="1,16,64", help="plan tokens: after one of these counts")
-    in_form("--walkaway-seconds", default="0.1-2", help="plan time: so long after the sending")
-    in_form(
-        "--walkaway-way",
-        default="fin",
-        choices=list(WAYS),
-        help="the way to leave, for any plan but that of the workload",
-    )
-    in_form("--walkaway-stay-share", default="0.25", help="share of those who never leave, 0 to 1")
-    in_form("--walkaway-think", default="step", help='pause before: "step", "none" or seconds')
-    in_form("--walkaway-prompt-tokens", default="64", help="or from-to, as in 32-128")
-    in_form("--walkaway-answer-tokens", default="1000", help="max_tokens of those who leave")
-    in_form("--walkaway-stay-tokens", default="128", help="max_tokens of those who stay")
-    in_form("--walkaway-stop-after", default="", help="stop after so many abandons; empty: never")
+    add("--walkaway-path", default="", help="instead of what the kind of server has")
     in_form("--walkaway-timeout", default="60", metavar="SECONDS", help="longest wait for a byte")
-    in_form("--walkaway-seed", default="0", help="every random choice follows from it")
     add("--walkaway-api-key-env", metavar="VARIABLE", help="variable that holds the API key")
     add(_CA_FILE, metavar="FILE", help="CAs to trust over TLS (PEM)")
     add(
@@ -95,6 +86,60 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
         default=[],
         metavar="NAME=VALUE",
         help="sent with each request; may be given several times",
+    )
+
+
+def _add_of_the_users(group: argparse._ArgumentGroup) -> None:
+    in_form = partial(_add_in_form, group)
+    in_form(
+        "--walkaway-leave",
+        default="tokens",
+        choices=list(LEAVE),
+        help="abandon plan: when users leave; workload: as its file says",
+    )
+    in_form("--walkaway-tokens", default="1,16,64", help="plan tokens: after one of these counts")
+    in_form("--walkaway-seconds", default="0.1-2", help="plan time: so long after the sending")
+    in_form(
+        "--walkaway-way",
+        default="fin",
+        choices=list(WAYS),
+        help="the way to leave, for any plan but that of the workload",
+    )
+    in_form("--walkaway-stay-share", default="0.25", help="share of those who never leave")
+    in_form("--walkaway-think", default="step", help="pause before leaving")
+    in_form("--walkaway-prompt-tokens", default="64", help="length of the prompts")
+    in_form("--walkaway-answer-tokens", default="1000", help="max_tokens of those who leave")
+    in_form("--walkaway-stay-tokens", default="128", help="max_tokens of those who stay")
+    in_form("--walkaway-stop-after", default="", help="ends the load after so many abandons")
+    in_form("--walkaway-seed", default="0", help="every random choice follows from it")
+
+
+def _add_of_the_arrivals(group: argparse._ArgumentGroup) -> None:
+    add, in_form = group.add_argument, partial(_add_in_form, group)
+    in_form(
+        "--walkaway-arrivals",
+        default="closed",
+        choices=list(ARRIVALS),
+        help="closed: users wait for their answers; poisson, constant: requests come at a rate",
+    )
+    in_form("--walkaway-rate", default="1", help="of arrivals, for the run time")
+    add(
+        "--walkaway-max-streams",
+        default="",
+        metavar="N",
+        help="arrivals at a rate: at most so many are open at once, others wait; empty: 1,000",
+    )
+    add(
+        _MOST_STREAMS,
+        default="",
+        metavar="N",
+        help=f"more users or open streams are refused; empty: {USUAL_STREAMS:,}",
+    )
+    add(
+        _MOST_RATE,
+        default="",
+        metavar="N",
+        help=f"more arrivals a second are refused; empty: {USUAL_RATE:,.0f}",
     )
 
 
@@ -168,7 +213,9 @@ def _described(options: argparse.Namespace) -> LoadPlan:
     try:
         workload = load_workload(BY_HAND, form_settings(fields))
     except ConfigError as error:
-        raise ConfigError(in_words_of_the_form(str(error), fields)) from error
+        said = in_words_of_the_form(str(error), fields)
+        flags = [flag for cap, flag in _RAISED_BY.items() if cap in str(error)]
+        raise ConfigError("; ".join([said, *(f"{flag} raises it" for flag in flags)])) from error
     if options.walkaway_rows is not None:
         Path(options.walkaway_rows).mkdir(parents=True, exist_ok=True)
     timeout_s = workload.run.timeout_s

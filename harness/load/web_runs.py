@@ -89,7 +89,7 @@ class WebRuns:
         users, most = form.get("user_count", ""), self._options.walkaway_most_streams
         most_streams = int(most or USUAL_STREAMS)
         if not (users.isdecimal() and 1 <= int(users) <= most_streams):
-            return refused("user_count", users, most_streams=most_streams)
+            return refused("user_count", users, form_fields(self._options))
         return None
 
     @property
@@ -132,7 +132,7 @@ class WebRuns:
         except ValueError:
             rate = 0.0
         if not 0 < rate <= MOST_STREAMS:
-            return refused("spawn_rate", form.get("spawn_rate", ""))
+            return refused("spawn_rate", form.get("spawn_rate", ""), form)
         return None
 
     def _prepare(self, form: Form) -> str | None:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from harness.errors import ConfigError
-from harness.load.options import AS_WORKLOAD
-from harness.load_caps import USUAL_RATE
-from harness.values import LONGEST_S, MOST_STREAMS, MOST_TOKENS
+from harness.load_caps import USUAL_RATE, USUAL_STREAMS
+from harness.values import LONGEST_S, MOST_RATE, MOST_STREAMS, MOST_TOKENS
 
+AS_WORKLOAD: Final = "workload"
 _ANY_INT: Final = "a whole number from {lowest} to 9.2e18"
 
 # What may stand in a field, of ours in the order of the form; "" where there is nothing to say.
@@ -20,6 +20,7 @@ ALLOWED: Final = {
     "spawn_rate": f"more than 0, to {MOST_STREAMS} users a second",
     "run_time": f"more than 0 s, to {LONGEST_S} s",
     "walkaway_most_streams": f"1 to {MOST_STREAMS}",
+    "walkaway_most_rate": f"more than 0, to {MOST_RATE} a second",
     "walkaway_engine": "",
     "walkaway_model": "",
     "walkaway_leave": "",
@@ -32,7 +33,8 @@ ALLOWED: Final = {
     "walkaway_answer_tokens": f"1 to {MOST_TOKENS}",
     "walkaway_stay_tokens": f"1 to {MOST_TOKENS}",
     "walkaway_arrivals": "",
-    "walkaway_rate": f"more than 0, to {USUAL_RATE:.0f} (or the workload's own most) a second",
+    "walkaway_rate": "more than 0, to {most_rate} a second",
+    "walkaway_max_streams": "1 to {most_streams}",
     "walkaway_stop_after": f"{_ANY_INT.format(lowest=1)}, or empty: no limit",
     "walkaway_timeout": f"more than 0 s, to {LONGEST_S} s",
     "walkaway_seed": _ANY_INT.format(lowest=0),
@@ -54,10 +56,18 @@ def label(field: str) -> str:
     return _LABELS.get(field) or field.removeprefix("walkaway_").replace("_", " ").capitalize()
 
 
-def refused(field: str, text: str, **caps: object) -> str:
-    """What is said of a text that may not stand in a field. `caps`: `most_streams` of the users."""
-    allowed = ALLOWED[field].format(**caps)
-    return f"{label(field)}: {text!r} is refused; allowed: {allowed}"
+def refused(field: str, text: str, fields: Mapping[str, str]) -> str:
+    """What is said of a text that may not stand in a field. `fields`: all of them, of which some
+    are caps on others."""
+    return f"{label(field)}: {text!r} is refused; allowed: {allowed(field, fields)}"
+
+
+def allowed(field: str, fields: Mapping[str, str]) -> str:
+    """What may stand in a field, where these are all of them."""
+    return ALLOWED[field].format(
+        most_streams=fields.get("walkaway_most_streams") or USUAL_STREAMS,
+        most_rate=fields.get("walkaway_most_rate") or f"{USUAL_RATE:.0f}",
+    )
 
 
 def changed(fields: Mapping[str, str], before: Mapping[str, str]) -> list[str]:
@@ -91,14 +101,7 @@ def why_not_while_running(names: Iterable[str]) -> str | None:
 def of_the_form(
     options: Mapping[str, Mapping[str, Any]], shown: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """Locust's description of our fields in the order of the form, each with what may stand in it
-    and what does."""
+    """Locust's description of our fields in the order of the form, with what stands in each."""
     return {
-        name: {
-            **options[name],
-            "default_value": shown[name],
-            "help_text": "; ".join(filter(None, (options[name]["help_text"], allowed))),
-        }
-        for name, allowed in ALLOWED.items()
-        if name in options
+        name: {**options[name], "default_value": shown[name]} for name in ALLOWED if name in options
     }

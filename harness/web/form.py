@@ -13,13 +13,12 @@ import msgspec
 
 from harness.config import Workload
 from harness.errors import ConfigError
-from harness.load.options import ARRIVALS, AS_WORKLOAD, HELD, LEAVE, WAYS
+from harness.load.options import ARRIVALS, HELD, LEAVE, WAYS
 from harness.load.plan import AbandonLoad
-from harness.load_caps import USUAL_STREAMS
 from harness.load_settings import AbandonSettings
 from harness.mix_settings import NeverEntry, slice_values
 from harness.values import MOST_TOKENS
-from harness.web.fields import label, refused
+from harness.web.fields import AS_WORKLOAD, label, refused
 
 BY_HAND: Final = str(Path(__file__).with_name("by_hand.toml"))
 
@@ -27,6 +26,7 @@ KEYS: Final = {  # of the fields that set a single one
     "user_count": "run.users",
     "run_time": "run.max_seconds",
     "walkaway_most_streams": "run.most_streams",
+    "walkaway_most_rate": "run.most_rate",
     "walkaway_stay_share": "load.stay_share",
     "walkaway_think": "load.think",
     "walkaway_prompt_tokens": "load.prompt_tokens",
@@ -44,7 +44,8 @@ _NUMBER: Final = re.compile(rf"\s*{_DIGITS}\s*")
 # The fields by the keys whose checks judge them.
 _JUDGED: Final = {key: name for name, key in KEYS.items()} | {
     "arrivals.rate": "walkaway_rate",
-    "run.most_rate": "walkaway_rate",
+    "arrivals.max_streams": "walkaway_max_streams",
+    "arrivals": "walkaway_rate",
     "arrivals.seconds": "run_time",
     "load.mix.0.seconds": "walkaway_seconds",
 }
@@ -78,8 +79,7 @@ def _of_the_form(line: str, fields: Mapping[str, str]) -> str:
         return line
     name = _JUDGED.get(key[1], "")
     if text := fields.get(name, "").strip():
-        most = fields.get("walkaway_most_streams") or USUAL_STREAMS
-        return refused(name, text, most_streams=most)
+        return refused(name, text, fields)
     return placed[1] if line.startswith("--set") else line
 
 
@@ -127,6 +127,7 @@ def prefilled(workload: Workload) -> dict[str, str]:
         "walkaway_arrivals": AS_WORKLOAD,
         "walkaway_leave": AS_WORKLOAD,
         "walkaway_most_streams": str(run.most_streams),
+        "walkaway_most_rate": f"{run.most_rate:.10g}",
         "walkaway_stay_share": str(load.stay_share),
         "walkaway_think": str(load.think),
         "walkaway_prompt_tokens": f"{low}-{high}" if low != high else str(low),
@@ -162,8 +163,10 @@ def _arrivals(fields: Mapping[str, str]) -> list[str]:
         return ['arrivals={kind="closed"}'] if kind == "closed" else []
     if not (seconds := _parsed(fields, "run_time", _number, is_needed=False)):
         raise ConfigError("Arrivals at a rate need an end: give a run time, for example 60s")
+    most = _parsed(fields, "walkaway_max_streams", _number, is_needed=False)
+    more = f", max_streams={most}" if most else ""
     return [
-        f'arrivals={{kind="{kind}", rate={rate}, seconds={seconds}}}',
+        f'arrivals={{kind="{kind}", rate={rate}, seconds={seconds}{more}}}',
         f"run.max_seconds={float(seconds) + _LAST_STREAMS_S:g}",
     ]
 
@@ -185,7 +188,7 @@ def _parsed(
     if not text and not is_needed:
         return ""
     if (value := parse(text)) is None:
-        raise ConfigError(refused(name, text))
+        raise ConfigError(refused(name, text, fields))
     return value
 
 

@@ -74,7 +74,9 @@ def test_a_cap_may_be_lowered() -> None:
     ],
 )
 def test_rates(arrivals: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"up to 20,000 arrivals .* --set run.most_rate=20000"):
+    with pytest.raises(
+        ConfigError, match=r"up to 20,000 requests a second, .* --set run.most_rate=20000"
+    ):
         load_workload("demo", arrivals)
     load_workload("demo", [*arrivals, "run.most_rate=20000"])
 
@@ -90,5 +92,5 @@ def test_a_trace_that_is_replayed_too_fast(tmp_path: Path) -> None:
         return RunOrder(workload="trace_replay", settings=settings)
 
     resolve_order(at_speed(1))
-    with pytest.raises(ConfigError, match=r"trace.jsonl: up to 2. arrivals come .*most_rate=2"):
+    with pytest.raises(ConfigError, match=r"trace.jsonl: `arrivals` bring up to 2. .*most_rate=2"):
         resolve_order(at_speed(2))

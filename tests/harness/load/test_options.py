@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
-from harness.load.options import add_arguments, read_order
+from harness.errors import ConfigError
+from harness.load.options import add_arguments, load_plan, read_order
+from harness.load.plan import LoadPlan
 
 
 def test_a_pages_runs_have_the_same_headers_and_no_secret_in_their_command(
@@ -20,3 +22,56 @@ def test_a_pages_runs_have_the_same_headers_and_no_secret_in_their_command(
     hidden = ["--walkaway-header", "X-Key=***", "--walkaway-header=X-More=***"]
     assert order["command"] == ["locust", *hidden]
     assert (order["ca_file"], order["api_key_env"]) == (None, None)
+
+
+def plan_of(*typed: str, users: int = 1) -> LoadPlan:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser.add_argument_group("walkaway"))
+    options = parser.parse_args(typed)
+    options.num_users, options.run_time, options.host = users, 2, None
+    return load_plan(options)
+
+
+AT_A_RATE = "--walkaway-arrivals=constant"
+
+
+@pytest.mark.parametrize(
+    ("typed", "users", "said", "raised_by"),
+    [
+        ([], 20_000, "Number of users: '20000' is refused; allowed: 1 to 10000", "streams"),
+        (
+            [AT_A_RATE, "--walkaway-rate=20000"],
+            1,
+            "Rate: '20000' is refused; allowed: more than 0, to 10000 a second",
+            "rate",
+        ),
+        (
+            [AT_A_RATE, "--walkaway-max-streams=20000"],
+            1,
+            "Max streams: '20000' is refused; allowed: 1 to 10000",
+            "streams",
+        ),
+    ],
+)
+def test_what_is_beyond_a_cap_is_refused_with_the_flag_that_raises_it(
+    typed: list[str], users: int, said: str, raised_by: str
+) -> None:
+    flag = f"--walkaway-most-{raised_by}"
+    with pytest.raises(ConfigError) as refused:
+        plan_of(*typed, users=users)
+    assert str(refused.value) == f"{said}; {flag} raises it"
+    plan_of(*typed, f"{flag}=20000", users=users)
+
+
+def test_how_many_arrivals_may_be_open_at_once_is_an_option() -> None:
+    usual, fewer = plan_of(AT_A_RATE), plan_of(AT_A_RATE, "--walkaway-max-streams=5")
+    assert usual.open_loop is not None
+    assert fewer.open_loop is not None
+    assert (usual.open_loop.max_streams, fewer.open_loop.max_streams) == (1000, 5)
+
+
+@pytest.mark.parametrize("text", ["0", "2000000"])
+def test_a_cap_that_is_none_is_refused(text: str) -> None:
+    said = f"Most rate: '{text}' is refused; allowed: more than 0, to 1000000 a second"
+    with pytest.raises(ConfigError, match=said):
+        plan_of(f"--walkaway-most-rate={text}")

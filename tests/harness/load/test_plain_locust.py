@@ -33,12 +33,15 @@ def engine(x: Exchange) -> None:
     ("options", "message"),
     [
         (["--walkaway-plan", "nowhere.json"], "cannot read the plan"),
-        (["--walkaway-tokens", "1;2"], "tokens: '1;2' is refused; allowed: "),
-        (["--walkaway-think", "long"], "think: 'long' is refused; allowed: "),
+        (["--walkaway-tokens", "1;2"], "Tokens: '1;2' is refused; allowed: "),
+        (["--walkaway-think", "long"], "Think: 'long' is refused; allowed: "),
         (["--walkaway-api-key-env", "NO_SUCH_KEY_HERE"], "NO_SUCH_KEY_HERE"),
         (["--walkaway-ca-file", "nowhere.pem"], "--walkaway-ca-file nowhere.pem: No such file"),
         (["--walkaway-header", "secret"], "--walkaway-header: must look like Name=value"),
-        (["--users", "20000"], "user count: '20000' is refused; allowed: 1 to 10000"),
+        (
+            ["--users", "20000"],
+            "Number of users: '20000' is refused; allowed: 1 to 10000; --walkaway-most-streams",
+        ),
     ],
 )
 def test_a_mistake_in_the_options_is_one_message(options: list[str], message: str) -> None:

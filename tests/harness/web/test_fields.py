@@ -7,7 +7,7 @@ import pytest
 from harness.errors import ConfigError
 from harness.load.options import add_arguments, form_fields
 from harness.web.fields import (
-    ALLOWED,
+    allowed,
     changed,
     check_each_applies,
     label,
@@ -96,10 +96,10 @@ def test_every_field_of_the_form_is_in_its_place_with_what_it_allows() -> None:
     assert list(shown)[2:6] == [f"walkaway_{n}" for n in ("leave", "tokens", "seconds", "way")]
     assert shown["walkaway_seed"]["default_value"] == "7"
     for name, one in shown.items():
-        assert one["help_text"].endswith(ALLOWED[name])
+        assert one["help_text"].startswith(allowed(name, {}))
 
 
 def test_a_field_is_called_what_the_form_calls_it() -> None:
     assert label("walkaway_stay_share") == "Stay share"
-    said = refused("user_count", "0", most_streams=12)
+    said = refused("user_count", "0", {"walkaway_most_streams": "12"})
     assert said == "Number of users: '0' is refused; allowed: 1 to 12"
