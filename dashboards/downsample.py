@@ -20,13 +20,23 @@ STEPS: Final = 1_000  # of a rising curve: no more than 0.1 % of its height each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Levels:
+    """A series in three numbers. `mean`: by time, each sample holding until the next."""
+
+    highest: float
+    mean: float
+    last: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Points to draw, and how many samples they stand for."""
+    """Points to draw, how many samples they stand for, and the levels of all of these."""
 
     x: Floats
     y: Floats
     samples: int
     intervals: int | None  # null: every sample is drawn
+    levels: Levels | None  # null: there is none
 
     @property
     def note(self) -> str | None:
@@ -44,7 +54,7 @@ def min_max(x: Floats, y: Floats, *, intervals: int = 600) -> Series:
     known = np.isfinite(y)
     x, y = x[known], y[known]
     if len(x) <= 2 * intervals:
-        return Series(x=x, y=y, samples=len(x), intervals=None)
+        return Series(x=x, y=y, samples=len(x), intervals=None, levels=_levels(x, y))
     edges = np.linspace(x[0], x[-1], intervals + 1)
     starts = np.unique(np.searchsorted(x, edges[:-1]))
     bounds = [*starts.tolist(), len(x)]
@@ -52,7 +62,16 @@ def min_max(x: Floats, y: Floats, *, intervals: int = 600) -> Series:
     for start, end in pairwise(bounds):
         part = y[start:end]
         keep.extend(sorted({start + int(part.argmin()), start + int(part.argmax())}))
-    return Series(x=x[keep], y=y[keep], samples=len(x), intervals=intervals)
+    drawn_x, drawn_y, levels = x[keep], y[keep], _levels(x, y)
+    return Series(x=drawn_x, y=drawn_y, samples=len(x), intervals=intervals, levels=levels)
+
+
+def _levels(x: Floats, y: Floats) -> Levels | None:
+    if not len(y):
+        return None
+    held = np.diff(x)
+    mean = np.average(y[:-1], weights=held) if held.sum() > 0 else y.mean()
+    return Levels(highest=float(y.max()), mean=float(mean), last=float(y[-1]))
 
 
 def rising_steps(y: Floats, *, steps: int = STEPS) -> Ints:

@@ -6,7 +6,7 @@ everything came back.
 """
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -28,7 +28,8 @@ class KvUsage:
 
 def requests_in(run: Run, role: str) -> Series | None:
     """How many requests were `running` or `waiting` over time, or None where nobody told."""
-    return _joined(_stepped(run, f"num_{role}"), _scraped(run, role))
+    found = _joined(_stepped(run, f"num_{role}"), _scraped(run, role))
+    return None if found is None else min_max(*found)
 
 
 def preempted_ns(run: Run) -> pd.Series:
@@ -47,21 +48,21 @@ def kv_usage(run: Run) -> KvUsage | None:
     total = (config or {}).get("num_blocks")
     free = _joined(_stepped(run, "free_blocks"), _scraped(run, "free_blocks"))
     if free is not None and total is not None:
-        return KvUsage(series=replace(free, y=total - free.y), total=total, unit="blocks in use")
+        x, blocks = free
+        return KvUsage(series=min_max(x, total - blocks), total=total, unit="blocks in use")
     share = _scraped(run, "kv_usage")
     return (
         None if share is None else KvUsage(series=min_max(*share), total=None, unit="share in use")
     )
 
 
-def _joined(stepped: Points | None, scraped: Points | None) -> Series | None:
+def _joined(stepped: Points | None, scraped: Points | None) -> Points | None:
     """The step log, then what was scraped after the last step."""
     if stepped is None or scraped is None:
-        only = stepped or scraped
-        return None if only is None else min_max(*only)
+        return stepped or scraped
     is_later = scraped[0] > stepped[0][-1]
     x, y = (np.append(a, b[is_later]) for a, b in zip(stepped, scraped, strict=True))
-    return min_max(x, y)
+    return x, y
 
 
 def _stepped(run: Run, column: str) -> Points | None:

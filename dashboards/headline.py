@@ -4,7 +4,7 @@ Nothing here judges a run (limits and verdicts are the gate's): a card says what
 sure it is, and what a good server would show.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -46,14 +46,18 @@ class Card:
 
 
 def cards(
-    metrics: Metrics, flags: Mapping[str, str], in_use: Mapping[str, float] = NOTHING
+    metrics: Metrics,
+    flags: Mapping[str, str],
+    in_use: Mapping[str, float] = NOTHING,
+    unsure: int = 0,
 ) -> list[Card]:
-    """The headline figures that this run has, in reading order."""
+    """The headline figures that this run has, in reading order. `in_use`, `unsure`: as for the
+    sentence."""
     found = {
         "cancel_latency_s": _cancel_card(metrics),
         "slot_recovery_s": _recovery_card(metrics),
         "wasted_tokens": _waste_card(metrics),
-        "ghost_rate": _ghost_card(metrics),
+        "ghost_rate": _ghost_card(metrics, unsure),
         "leaked_slots": _leak_card(metrics, in_use),
         "slot_refill_s": _refill_card(metrics),
         "ttft_s": _timed_card(
@@ -61,6 +65,11 @@ def cards(
         ),
     }
     return [replace(card, flag=flags.get(name)) for name, card in found.items() if card is not None]
+
+
+def without_praise(found: Sequence[Card]) -> list[Card]:
+    """The same of a run that cannot show that anything is as it should be."""
+    return [replace(card, is_clean=None) if card.is_clean else card for card in found]
 
 
 def _timed_card(metrics: Metrics, name: str, label: str, good: str) -> Card | None:
@@ -172,12 +181,14 @@ def _waste_card(metrics: Metrics) -> Card | None:
     )
 
 
-def _ghost_card(metrics: Metrics) -> Card | None:
+def _ghost_card(metrics: Metrics, unsure: int) -> Card | None:
     ghosts = metrics.get("ghost_rate")
     if ghosts is None or ghosts.mean is None or not ghosts.n:
         return None
     count, is_lower = ghost_count(ghosts), ghosts.bound == "lower"
     details = [f"of {ghosts.n:,} {who_left(ghosts)} ({bounded(ghosts, 'mean')})"]
+    if unsure:
+        details.append(f"of {unsure:,} more it is not known")
     if is_lower:
         details.append("still there after the settle time; who ended before then is not seen")
     if ghosts.upper95 is not None:
@@ -187,7 +198,7 @@ def _ghost_card(metrics: Metrics) -> Card | None:
         value=("none seen" if not count else f"≥ {count:,}") if is_lower else f"{count:,}",
         details=tuple(details),
         good=GOOD["ghosts"],
-        is_clean=None if is_lower and not count else count == 0,
+        is_clean=None if (is_lower or unsure) and not count else count == 0,
     )
 
 

@@ -3,7 +3,7 @@
 from dashboards import timelines
 from dashboards.gauges import kv_usage, preempted_ns, requests_in
 from dashboards.ladders import CLIENT_TIMES, client_times
-from dashboards.section import Picture, Section, median_and_p99, over_time
+from dashboards.section import Picture, Section, levels_in_words, median_and_p99, over_time
 from dashboards.source import Run
 from dashboards.timelines import Marks, column_series
 
@@ -20,16 +20,25 @@ def slots(run: Run) -> Section:
     if running is None:
         return section.without("No step log, and no scrape showed how many requests ran.")
     waiting = requests_in(run, "waiting")
-    timeline = timelines.batch_slots(running, waiting, _marks(run), run.clock)
-    return section.drawn(
-        over_time(timeline, "slots", "Running and waiting requests over the run, and abandons."),
+    marks = _marks(run)
+    timeline = timelines.batch_slots(running, waiting, marks, run.clock)
+    levels = levels_in_words(
+        {"running": running} | ({} if waiting is None else {"waiting": waiting})
     )
+    alt = f"Requests over the run, {levels} {_marks_in_words(marks)}"
+    return section.drawn(over_time(timeline, "slots", alt))
 
 
 def _marks(run: Run) -> Marks:
     abandons = run.frames.requests["abandoned_ns"].dropna()
     return Marks(
         abandons=run.clock.seconds(abandons), preemptions=run.clock.seconds(preempted_ns(run))
+    )
+
+
+def _marks_in_words(marks: Marks) -> str:
+    return (
+        f"Marked: users who left, {len(marks.abandons):,}; preemptions, {len(marks.preemptions):,}."
     )
 
 
@@ -43,15 +52,13 @@ def kv(run: Run) -> Section:
     usage = kv_usage(run)
     if usage is None:
         return section.without("No step log, and no scrape showed the KV cache.")
-    return section.drawn(
-        over_time(
-            timelines.kv_blocks(
-                usage.series, _marks(run), run.clock, unit=usage.unit, total=usage.total
-            ),
-            "kv",
-            "KV cache in use over the run.",
-        ),
+    marks = _marks(run)
+    timeline = timelines.kv_blocks(
+        usage.series, marks, run.clock, unit=usage.unit, total=usage.total
     )
+    levels = levels_in_words({usage.unit: usage.series})
+    alt = f"KV cache over the run, {levels} {_marks_in_words(marks)}"
+    return section.drawn(over_time(timeline, "kv", alt))
 
 
 def hardware(run: Run) -> Section:
@@ -78,22 +85,18 @@ def _gpu_pictures(run: Run) -> list[Picture]:
         ("memory_bytes", "GPU memory, GiB", 2.0**-30),
         ("power_w", "GPU power, watts", 1.0),
     )
-    return [
-        over_time(
-            timelines.lines(
-                {
-                    f"GPU {number}": column_series(rows, column, run.clock, scale=scale)
-                    for number, rows in cards
-                },
-                run.clock,
-                y_title=title,
-            ),
-            f"gpu-{column.partition('_')[0]}",
-            f"{title}, over the run.",
-        )
-        for column, title, scale in kinds
-        if run.frames.gpu[column].notna().any()
-    ]
+    pictures = []
+    for column, title, scale in kinds:
+        if run.frames.gpu[column].isna().all():
+            continue
+        series = {
+            f"GPU {number}": column_series(rows, column, run.clock, scale=scale)
+            for number, rows in cards
+        }
+        timeline = timelines.lines(series, run.clock, y_title=title)
+        alt = f"{title}, over the run. {levels_in_words(series)}"
+        pictures.append(over_time(timeline, f"gpu-{column.partition('_')[0]}", alt))
+    return pictures
 
 
 def _cpu_pictures(run: Run) -> list[Picture]:
@@ -104,7 +107,8 @@ def _cpu_pictures(run: Run) -> list[Picture]:
         for process, rows in run.frames.cpu.groupby("process")
     }
     timeline = timelines.lines(series, run.clock, y_title="processor cores in use")
-    return [over_time(timeline, "cpu", "Processor cores in use over the run, by process.")]
+    alt = f"Processor cores in use over the run, by process. {levels_in_words(series)}"
+    return [over_time(timeline, "cpu", alt)]
 
 
 def survivors(run: Run) -> Section:
@@ -157,7 +161,7 @@ def lag(run: Run) -> Section:
         over_time(
             timeline,
             "lag",
-            "Lag of the load process over the run. "
+            f"Lag of the load process over the run, in milliseconds. {levels_in_words(series)} "
             + median_and_p99(run.metrics.get("client_lag_s")),
         ),
     )

@@ -43,15 +43,16 @@ class Listing:
 class Article:
     """Everything the page says about one run, as text.
 
-    `cautions` say that figures mean nothing and stand before them; `warnings` are only announced
-    there, so that the first screen has room for the figures, and stand with the `remarks` below.
+    `cautions` say that figures mean nothing and stand before them, and then no `sentence` is made
+    of these; `warnings` are only counted there, beside what `trust` says in brief, so that the
+    first screen has room for the figures, and stand with the `remarks` below.
     """
 
     anchor: str
     run_id: str
     question: str
     verdict: Verdict | None
-    sentence: str
+    sentence: str | None
     status: str
     cards: Sequence[Card]
     facts: Sequence[tuple[str, str]]

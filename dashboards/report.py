@@ -70,21 +70,26 @@ def _describe_arms(run: ArmsRun, anchor: str) -> Article:
 
 def _describe_run(run: Run, anchor: str) -> Article:
     summary, manifest = run.summary, run.manifest
+    cautions = _said(summary.validity, "invalid")
     in_use = summary.breakdown.get("leaks_in_use", {})
     lost = summary.breakdown.get("leaks_lost", ("slots", "blocks"))
     counters = summary.audit.counters if summary.audit else []
     chosen, data = request_rows(run)
+    unsure = _unsure(run)
+    found = sentence(summary.outcomes, summary.metrics, in_use, lost, unsure)
+    cards = headline.cards(summary.metrics, summary.flags, in_use, unsure)
+    is_sound = summary.status == "complete" and not cautions
     return Article(
         anchor=anchor,
         run_id=summary.run_id,
         question=str(manifest.workload.get("question") or summary.workload),
         verdict=_verdict(run),
-        sentence=sentence(summary.outcomes, summary.metrics, in_use, lost),
+        sentence=None if cautions else found,
         status=summary.status,
-        cards=headline.cards(summary.metrics, summary.flags, in_use),
+        cards=cards if is_sound else headline.without_praise(cards),
         facts=_facts(run),
         trust=trust(run),
-        cautions=_said(summary.validity, "invalid"),
+        cautions=cautions,
         warnings=_said(summary.validity, "warning"),
         remarks=_said(summary.validity, "info"),
         not_measurable=_by_reason(summary.not_measurable),
@@ -103,8 +108,23 @@ def _verdict(run: Run) -> verdict.Verdict:
     summary = run.summary
     invalid = [remark.text for remark in summary.validity if remark.level == "invalid"]
     return verdict.without_limits(
-        summary.outcomes, summary.metrics, invalid=invalid, is_wedged=bool(summary.wedged)
+        summary.outcomes,
+        summary.metrics,
+        status=summary.status,
+        invalid=invalid,
+        unsure=_unsure(run),
+        is_wedged=bool(summary.wedged),
     )
+
+
+def _unsure(run: Run) -> int:
+    """Of how many abandoned requests it is not known whether they are ghosts, though by the
+    lifecycle log it is of others."""
+    ghosts = run.metrics.get("ghost_rate")
+    if ghosts is None or ghosts.method != "exact":
+        return 0
+    is_over = run.cancels["phase"] == "ended"
+    return int((run.cancels["ghost"].isna() & ~is_over).sum())
 
 
 def _sections(run: Run) -> list[Section]:

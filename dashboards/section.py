@@ -4,15 +4,17 @@ A section without data is not drawn empty: it says why, in the words of the summ
 some, so that "not measurable here" is never mistaken for zero.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import plotly.graph_objects as go
 
+from dashboards.downsample import Series
 from dashboards.source import Run
 from dashboards.tables import PlainTable
 from dashboards.timelines import Timeline
 from harness.records import Metric
-from harness.words import bounded
+from harness.words import bounded, number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,17 @@ class Section:
 def over_time(timeline: Timeline, name: str, alt: str) -> Picture:
     """A picture of a timeline, its caption saying how it was down-sampled."""
     return Picture(name=name, figure=timeline.figure, alt=alt, note=timeline.note)
+
+
+def levels_in_words(series: Mapping[str, Series]) -> str:
+    """Lines as a sentence: "running: highest 8, mean 6.1, at the end 0; waiting: ..."."""
+    said = [
+        f"{name}: highest {number(one.levels.highest)}, mean {number(one.levels.mean)}, "
+        f"at the end {number(one.levels.last)}"
+        for name, one in series.items()
+        if one.levels is not None
+    ]
+    return f"{'; '.join(said)}."
 
 
 def why_not(run: Run, names: tuple[str, ...], otherwise: str) -> str:

@@ -15,11 +15,13 @@ def sentence(
     metrics: Metrics,
     in_use: Mapping[str, float] = NOTHING,
     lost: Collection[str] = (),
+    unsure: int = 0,
 ) -> str:
     """The sentence.
 
     `in_use`: what of the leaked slots and blocks requests hold that still run;
-    `lost`: which of `slots` and `blocks` are known to be lost where they are missing.
+    `lost`: which of `slots` and `blocks` are known to be lost where they are missing;
+    `unsure`: of how many more who left it is not known whether they are ghosts.
     """
     abandoned = outcomes.get("abandoned", 0)
     if not sum(outcomes.values()):
@@ -31,7 +33,7 @@ def sentence(
         *_recovery_words(metrics),
         *_waste_words(metrics),
         *_prompt_words(metrics),
-        *_ghost_words(metrics),
+        *_ghost_words(metrics, unsure),
         *_leak_words(metrics, in_use, lost),
     ]
     if not parts:
@@ -124,7 +126,7 @@ def _prompt_words(metrics: Metrics) -> list[str]:
     return [f"Of each prompt that was left before a first token it computed {least}{mean}."]
 
 
-def _ghost_words(metrics: Metrics) -> list[str]:
+def _ghost_words(metrics: Metrics, unsure: int) -> list[str]:
     """By gauge only those are seen who are still there: that there are none does not say that all
     were stopped."""
     ghosts = metrics.get("ghost_rate")
@@ -134,10 +136,22 @@ def _ghost_words(metrics: Metrics) -> list[str]:
     if ghosts.bound == "lower" and not count:
         return [f"None of the {who} was still there after the settle time."]
     if not count:
-        return [f"All {who} were stopped."]
+        stopped = stopped_words(ghosts, unsure)
+        return [f"{stopped[0].upper()}{stopped[1:]}."]
     least = "At least " if ghosts.bound == "lower" else ""
     perhaps = "" if ghosts.of is None else ", or their slots are lost"
-    return [f"{least}{count:,} of {who} went on as if nobody had left{perhaps}."]
+    more = f"; of {unsure:,} more it is not known" if unsure else ""
+    return [f"{least}{count:,} of {who} went on as if nobody had left{perhaps}{more}."]
+
+
+def stopped_words(ghosts: Metric, unsure: int) -> str:
+    """Of a rate of nothing: who was stopped, and of how many that is not known."""
+    who = who_left(ghosts)
+    if not unsure:
+        return f"all {ghosts.n:,} {who} were stopped"
+    return (
+        f"{ghosts.n:,} of {ghosts.n + unsure:,} {who} were stopped, of {unsure:,} it is not known"
+    )
 
 
 def who_left(metric: Metric) -> str:

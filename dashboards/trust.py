@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from dashboards.source import Run
 from dashboards.verdict import Mark
@@ -9,48 +10,84 @@ from harness.accounts import steady_in_words
 from harness.analysis.load_side import saturations
 from harness.analysis.validity import MOST_WARM_UP
 from harness.records import Outcome
-from harness.words import figure_of, quantity
+from harness.words import figure_of, number, quantity
 
-WRONG = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED)
+FULL: Final = 0.9  # of all cores: beyond it who wants one waits for it
+MOST_FULL: Final = 0.05  # of the load
+WRONG: Final = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """One thing that figures rest on, and what is known of it."""
+    """One thing that figures rest on, and what is known of it; in `brief` for the first screen,
+    where it belongs there."""
 
     what: str
     mark: Mark
     text: str
+    brief: str | None = None
 
 
 def trust(run: Run) -> list[Trust]:
     """What must hold for a figure to mean what its name says."""
-    return [_client(run), _steady(run), _answers(run), *_floor(run), _known(run)]
+    return [_client(run), _machine(run), _steady(run), _answers(run), *_floor(run), _known(run)]
 
 
 def _client(run: Run) -> Trust:
     sides = run.summary.load_processes
     if not sides:
         text = "whether it kept up is not known: it was watched for under a second"
-        return Trust(what="client", mark=Mark.UNKNOWN, text=text)
+        return Trust(what="client", mark=Mark.UNKNOWN, text=text, brief="client not watched")
     busiest = quantity(max(side.cpu_share for side in sides), "ratio")
     latest = quantity(max(side.lag_p95_s for side in sides), "s")
     used = f"{busiest} of a core, 95 % of its ticks noticed within {latest}"
     if any(saturations(sides, run.metrics)):
-        return Trust(what="client", mark=Mark.BAD, text=f"saturated: {used}")
-    return Trust(what="client", mark=Mark.GOOD, text=f"not saturated: {used}")
+        text = f"saturated: {used}"
+        return Trust(what="client", mark=Mark.BAD, text=text, brief="client saturated")
+    return Trust(what="client", mark=Mark.GOOD, text=f"not saturated: {used}", brief="client ok")
+
+
+def _machine(run: Run) -> Trust:
+    """The one that the load ran on; the server, too, where the run started it. A client that used
+    little may still have waited long for its turn."""
+    cores = run.manifest.hardware.get("cores")
+    during = run.frames.cpu["t_ns"].between(run.clock.started_ns, run.clock.ended_ns)
+    samples = run.frames.cpu[during]
+    is_whole = samples["process"] == "machine"
+    if not cores or not is_whole.any():
+        text = "how busy it was is not known: it was not sampled during the load"
+        return Trust(what="machine", mark=Mark.UNKNOWN, text=text)
+    busy = samples.loc[is_whole, "cores"]
+    own = samples.loc[~is_whole, "cores"].sum() / len(busy)
+    mean = f"{number(busy.mean())} of {quantity(cores, 'cores')}"
+    used = f"in the mean {mean} busy, {number(own)} of them by this run"
+    share = float((busy > FULL * cores).mean())
+    if share > MOST_FULL:
+        often = quantity(round(share, 2), "ratio")
+        brief = f"machine full {often} of the time"
+        text = (
+            f"over {quantity(FULL, 'ratio')} busy in {often} of the load, {used}: whoever wanted a "
+            "core then waited for it, and the times have that in them"
+        )
+        return Trust(what="machine", mark=Mark.BAD, text=text, brief=brief)
+    return Trust(what="machine", mark=Mark.GOOD, text=used, brief="machine ok")
 
 
 def _steady(run: Run) -> Trust:
     steady = run.summary.steady
-    marks = {True: Mark.GOOD, False: Mark.BAD, None: Mark.UNKNOWN}
     is_steady = steady.get("is_steady")
     text = f"{'steady ' if is_steady else ''}{steady_in_words(steady)}"
     share = steady.get("warmup_share")
     if is_steady and share is not None and share > MOST_WARM_UP:
-        text = f"{quantity(share, 'ratio')} of the load were warm-up: {text}"
-        return Trust(what="window", mark=Mark.BAD, text=text)
-    return Trust(what="window", mark=marks[is_steady], text=text)
+        much = quantity(share, "ratio")
+        text, brief = f"{much} of the load were warm-up: {text}", f"window {much} warm-up"
+        return Trust(what="window", mark=Mark.BAD, text=text, brief=brief)
+    mark, brief = {
+        True: (Mark.GOOD, "window steady"),
+        False: (Mark.BAD, "window not steady"),
+        None: (Mark.UNKNOWN, "window not judged"),
+    }[is_steady]
+    return Trust(what="window", mark=mark, text=text, brief=brief)
 
 
 def _answers(run: Run) -> Trust:
@@ -60,7 +97,8 @@ def _answers(run: Run) -> Trust:
         return Trust(what="answers", mark=Mark.GOOD, text="no request went wrong")
     said = ", ".join(f"{n:,} {one.value.replace('_', ' ')}" for one, n in wrong.items())
     text = f"{said}, of {sum(outcomes.values()):,} requests"
-    return Trust(what="answers", mark=Mark.BAD, text=text)
+    brief = f"{sum(wrong.values()):,} went wrong"
+    return Trust(what="answers", mark=Mark.BAD, text=text, brief=brief)
 
 
 def _floor(run: Run) -> Iterator[Trust]:
@@ -78,4 +116,4 @@ def _known(run: Run) -> Trust:
         return Trust(what="known", mark=Mark.GOOD, text="every figure could be measured")
     figures = "figure" if n == 1 else "figures"
     text = f"{n} {figures} could not be measured; each with its reason below"
-    return Trust(what="known", mark=Mark.UNKNOWN, text=text)
+    return Trust(what="known", mark=Mark.UNKNOWN, text=text, brief=f"{n} not measurable")

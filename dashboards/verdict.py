@@ -2,8 +2,8 @@
 
 Where the workload has limits, the verdict is the gate's on them. Without limits it is held to what
 a good server shows whatever the load: nobody is forgotten, nothing is missing afterwards, a cancel
-waits for the step in progress and little more. What the run cannot tell is not judged, and a run
-that shows nothing is not called good.
+waits for the step in progress and little more, nobody's request fails. What the run cannot tell is
+not judged, and a run that shows nothing, or did not come to its end, is not called good.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from dashboards.sentence import Metrics, amounts, ghost_count, known_leaks, who_left
+from dashboards.sentence import (
+    Metrics,
+    amounts,
+    ghost_count,
+    known_leaks,
+    stopped_words,
+    who_left,
+)
 from harness.gate.judge import Judgement
 from harness.gate.markdown import gravest_first
 from harness.gate.verdict import Check
@@ -74,15 +81,19 @@ def without_limits(
     outcomes: Mapping[str, int],
     metrics: Metrics,
     *,
+    status: str = "complete",
     invalid: Sequence[str] = (),
+    unsure: int = 0,
     is_wedged: bool = False,
 ) -> Verdict:
-    """What is good and what is not, where the workload says no limits."""
-    if invalid:
-        return _unknown("no verdict", "the figures of this run mean nothing; why stands below")
-    if not outcomes.get("abandoned"):
-        return _unknown("no verdict", "nobody left early")
-    points = list(_points(metrics, is_wedged=is_wedged))
+    """What is good and what is not, where the workload says no limits.
+
+    `unsure`: of how many more who left it is not known whether they are ghosts.
+    """
+    if why := list(_why_none(outcomes, status, invalid)):
+        line = (str(Mark.UNKNOWN), "; ".join(why))
+        return Verdict(mark=Mark.UNKNOWN, word="no verdict", basis=_BASIS, lines=(line,))
+    points = [*_failures(outcomes), *_points(metrics, unsure, is_wedged=is_wedged)]
     marks = {mark for mark, _ in points}
     if Mark.BAD in marks:
         mark, word = Mark.BAD, "not good"
@@ -96,9 +107,13 @@ def without_limits(
 _BASIS: Final = "the workload has no limits; held to what a good server shows under any load"
 
 
-def _unknown(word: str, why: str) -> Verdict:
-    line = (str(Mark.UNKNOWN), why)
-    return Verdict(mark=Mark.UNKNOWN, word=word, basis=_BASIS, lines=(line,))
+def _why_none(outcomes: Mapping[str, int], status: str, invalid: Sequence[str]) -> Iterator[str]:
+    if invalid:
+        yield "the figures of this run mean nothing; why stands above"
+    if status != "complete":
+        yield f"the run did not come to its end: {status.replace('_', ' ')}"
+    if not outcomes.get("abandoned"):
+        yield "nobody left early"
 
 
 def _by_mark(points: Sequence[Point]) -> tuple[tuple[str, str], ...]:
@@ -106,10 +121,15 @@ def _by_mark(points: Sequence[Point]) -> tuple[tuple[str, str], ...]:
     return tuple((str(mark), "; ".join(texts)) for mark, texts in said.items() if texts)
 
 
-def _points(metrics: Metrics, *, is_wedged: bool) -> Iterator[Point]:
+def _failures(outcomes: Mapping[str, int]) -> Iterator[Point]:
+    if failed := outcomes.get("failed"):
+        yield Mark.BAD, f"{failed:,} of {sum(outcomes.values()):,} requests failed"
+
+
+def _points(metrics: Metrics, unsure: int, *, is_wedged: bool) -> Iterator[Point]:
     if is_wedged:
         yield Mark.BAD, "it calls itself healthy and answers nobody"
-    yield _ghosts(metrics.get("ghost_rate"))
+    yield _ghosts(metrics.get("ghost_rate"), unsure)
     yield _leaks(metrics)
     yield _latency(metrics)
     yield from _tokens_after(metrics.get("wasted_after_close_tokens"))
@@ -117,7 +137,7 @@ def _points(metrics: Metrics, *, is_wedged: bool) -> Iterator[Point]:
     yield from _canaries(metrics.get("canary_mismatch_rate"))
 
 
-def _ghosts(ghosts: Metric | None) -> Point:
+def _ghosts(ghosts: Metric | None, unsure: int) -> Point:
     if ghosts is None or ghosts.mean is None or not ghosts.n:
         return Mark.UNKNOWN, "whether all were stopped"
     count = ghost_count(ghosts)
@@ -126,7 +146,7 @@ def _ghosts(ghosts: Metric | None) -> Point:
         return Mark.BAD, f"{least}{count:,} of {ghosts.n:,} {who_left(ghosts)} went on"
     if ghosts.bound == "lower":
         return Mark.UNKNOWN, "whether all were stopped: who went on and ended is not seen"
-    return Mark.GOOD, f"all {ghosts.n:,} {who_left(ghosts)} were stopped"
+    return Mark.UNKNOWN if unsure else Mark.GOOD, stopped_words(ghosts, unsure)
 
 
 def _leaks(metrics: Metrics) -> Point:

@@ -25,6 +25,18 @@ def test_one_spike_in_a_long_series_survives() -> None:
     )
 
 
+def test_the_levels_are_of_all_samples_and_the_mean_is_by_time() -> None:
+    y = np.arange(100_000.0)
+    levels = min_max(y, y, intervals=100).levels
+    assert levels is not None
+    assert (levels.highest, levels.last) == (99_999.0, 99_999.0)
+    assert levels.mean == 49_999.0
+    held = min_max(np.array([0.0, 1.0, 10.0]), np.array([8.0, 2.0, 0.0])).levels
+    assert held is not None
+    assert (held.highest, held.mean, held.last) == (8.0, 2.6, 0.0)
+    assert min_max(np.array([1.0]), np.array([np.nan])).levels is None
+
+
 def test_gaps_are_left_out() -> None:
     series = min_max(np.arange(4.0), np.array([1.0, np.nan, 3.0, np.inf]))
     assert series.x.tolist() == [0.0, 2.0]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dashboards.headline import cards
+from dashboards.headline import cards, without_praise
 from dashboards.sentence import sentence
 from harness.analysis.figure import Sample, describe
 from harness.analysis.ghosts import Ghosts, ghost_rate
@@ -58,6 +58,27 @@ def test_ghosts_and_leaks_are_said() -> None:
     assert "3 of 100 abandoned requests went on as if nobody had left." in text
     assert "1 slot and 12 blocks never came back." in text
     assert [card.is_clean for card in cards(metrics, {})] == [None, False, False]
+
+
+def test_of_whom_it_is_not_known_is_said() -> None:
+    none = {"ghost_rate": rate(0.0, n=93)}
+    assert sentence(LEFT, none, unsure=2) == (
+        "93 of 95 abandoned requests were stopped, of 2 it is not known."
+    )
+    (card,) = cards(none, {}, unsure=2)
+    assert (card.value, card.is_clean) == ("0", None)
+    assert "of 2 more it is not known" in card.details
+    some = {"ghost_rate": rate(0.03, n=100)}
+    assert sentence(LEFT, some, unsure=2) == (
+        "3 of 100 abandoned requests went on as if nobody had left; of 2 more it is not known."
+    )
+    assert [card.is_clean for card in cards(some, {}, unsure=2)] == [False]
+
+
+def test_a_run_that_shows_no_good_is_not_praised_but_blamed() -> None:
+    metrics = {"ghost_rate": rate(0.03, n=100), "leaked_slots": gauge("slots", 0.0)}
+    found = without_praise(cards(metrics, {}))
+    assert {card.label: card.is_clean for card in found} == {"Ghosts": False, "Leaked": None}
 
 
 def test_what_ghosts_hold_is_not_said_to_be_lost() -> None:

@@ -177,6 +177,31 @@ def test_what_was_run_and_how_far_to_trust_it_begin_on_the_first_screen(
         expect(page.locator("#run0-trust .warning")).to_have_count(4)
 
 
+def test_how_far_to_trust_the_run_is_said_on_the_first_screen(
+    browser: Browser, make_run: MakeRun
+) -> None:
+    said = [
+        {"level": "invalid", "text": "the load could not keep up " * 6},
+        {"level": "warning", "text": "a long story " * 12},
+    ]
+    hidden = {f"figure_{n}": "the server does not tell" for n in range(6)}
+    steady = {"is_steady": True, "rule": "MSER-5", "warmup_s": 0.1, "steady_tps": 400.0}
+    run = make_run(ghosts=6, validity=said, not_measurable=hidden, steady=steady)
+    with opened(browser, report_of(run)) as (page, _):
+        line = page.get_by_role("link", name="client")
+        expect(line).to_have_text(
+            "client not watched · window steady · 6 not measurable · 1 warning",
+            use_inner_text=True,
+        )
+        for width, height in ((1440, 900), (390, 844)):
+            page.set_viewport_size({"width": width, "height": height})
+            box = line.bounding_box()
+            assert box is not None
+            assert box["y"] + box["height"] < height
+        line.click()
+        expect(page).to_have_url(re.compile("#run0-trust$"))
+
+
 NO_BREATH = """() => {
   const wait = window.setTimeout;
   window.setTimeout = (after, ms) => (ms === undefined ? 0 : wait(after, ms));

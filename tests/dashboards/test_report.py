@@ -99,12 +99,47 @@ def test_warnings_are_announced_before_the_figures(make_run: MakeRun) -> None:
     page = page_of(make_run(validity=said))
     body = body_of(page)
     figures = body.index("Cancel latency")
-    assert body.index("1 warning below") < figures
+    assert body.index("1 warning") < figures
     assert body.index("Nobody left.") < figures  # so they mean nothing
     assert figures < body.index("The load was starved.") < body.index("No GPU.")
     ids = {attributes.get("id") for _, attributes, _ in page.elements}
     assert "#run0-trust" in [attributes.get("href") for _, attributes, _ in page.elements]
     assert "run0-trust" in ids
+
+
+def test_figures_that_mean_nothing_are_neither_told_nor_praised(make_run: MakeRun) -> None:
+    page = page_of(make_run(validity=[{"level": "invalid", "text": "The client was too late."}]))
+    body = body_of(page)
+    assert "When a user left" not in body
+    assert "as it should be" not in body
+    assert body.index("The client was too late.") < body.index("no verdict")
+    assert body.index("no verdict") < body.index("Cancel latency")
+
+
+@pytest.mark.parametrize("status", ["interrupted", "target_failed"])
+def test_a_run_that_broke_off_gets_no_verdict_and_no_praise(make_run: MakeRun, status: str) -> None:
+    page = page_of(make_run(status=status))
+    body = body_of(page)
+    assert f"the run did not come to its end: {status.replace('_', ' ')}" in body
+    assert "as it should be" not in body
+    (verdict,) = (of for _, of, _ in page.elements if of.get("class") == "verdict")
+    assert verdict["data-mark"] == "unknown"
+
+
+def test_a_timeline_is_told_to_who_cannot_see_it(make_run: MakeRun) -> None:
+    page = page_of(make_run(gpu=True))
+    alts = {
+        of["id"]: str(of["aria-label"]) for _, of, _ in page.elements if of.get("role") == "img"
+    }
+    assert "running: highest 4, mean " in alts["run0-slots"]
+    assert "waiting: highest 2, mean 2, at the end 2" in alts["run0-slots"]
+    assert "at the end 0; waiting" in alts["run0-slots"]
+    for name in ("run0-slots", "run0-kv"):
+        assert "users who left, 30; preemptions, 0" in alts[name]
+    assert "blocks in use: highest 16, mean" in alts["run0-kv"]
+    assert "engine worker: highest 0.8, mean 0.8, at the end 0.8" in alts["run0-cpu"]
+    assert "GPU 0: highest 2, mean 2, at the end 2" in alts["run0-gpu-memory"]
+    assert "load process 1: highest 0.1, mean 0.1, at the end 0.1" in alts["run0-lag"]
 
 
 def test_a_server_that_shows_nothing_gets_reasons_instead_of_pictures(make_run: MakeRun) -> None:
@@ -134,6 +169,17 @@ def test_several_runs_stand_side_by_side(make_run: MakeRun) -> None:
     assert {"run0-waste", "run1-waste"} <= set(page.figures())
     names = [attributes["id"] for _, attributes, _ in page.elements if attributes.get("id")]
     assert len(names) == len(set(names))
+
+
+def test_side_by_side_a_run_that_proves_nothing_is_marked(make_run: MakeRun) -> None:
+    invalid = {"validity": [{"level": "invalid", "text": "The client was too late."}]}
+    page = page_of(
+        make_run(),
+        make_run(name="broken-off", status="target_failed"),
+        make_run(name="invalid", status="interrupted", **invalid),
+    )
+    flags = ["".join(text) for tag, of, text in page.elements if tag == "small" and of.get("class")]
+    assert flags == ["target failed", "invalid: its figures mean nothing"]
 
 
 def damage_summary(run: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dashboards.cancel_sections import recovery
 from dashboards.source import Run, read_run
-from dashboards.trust import trust
+from dashboards.trust import Trust, trust
 from dashboards.verdict import Mark
 from tests.dashboards.reading import body_of, decoded, page_of
 
@@ -96,6 +96,44 @@ def test_what_an_endless_request_wasted_is_a_lower_bound_everywhere(make_run: Ma
         if attributes.get("id") == "run0-waste-phase"
     )
     assert "≥" in str(alt)
+
+
+def test_who_was_not_watched_to_the_end_was_not_seen_stopped(make_run: MakeRun) -> None:
+    run = make_run(status="interrupted")
+    without_an_end(run, "u-38")  # the last who left
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["window"]["settled_ns"] = manifest["window"]["load_ended_ns"]
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    summary = json.loads((run / "summary.json").read_text())
+    summary["metrics"]["ghost_rate"]["n"] = 29
+    (run / "summary.json").write_text(json.dumps(summary))
+    body = body_of(page_of(run))
+    assert "29 of 30 abandoned requests were stopped, of 1 it is not known." in body
+    assert "as it should be" not in body
+
+
+def test_a_machine_that_others_kept_busy_is_told(make_run: MakeRun) -> None:
+    run = make_run()
+    cpu = pd.read_parquet(run / "cpu.parquet")
+    ticks = cpu[cpu["process"] == "load"]
+
+    def machine_when(cores: list[float]) -> Trust:
+        busy = [cores[n % len(cores)] for n in range(len(ticks))]
+        whole = ticks.assign(process="machine", cores=busy)
+        pd.concat([cpu, whole]).to_parquet(run / "cpu.parquet")
+        read = read_run(run)
+        assert isinstance(read, Run)
+        (found,) = (one for one in trust(read) if one.what == "machine")
+        return found
+
+    idle, full = machine_when([1.2]), machine_when([1.9])
+    assert (idle.mark, idle.brief) == (Mark.GOOD, "machine ok")
+    assert idle.text == "in the mean 1.2 of 2 cores busy, 1.1 of them by this run"
+    assert (full.mark, full.brief) == (Mark.BAD, "machine full 100 % of the time")
+    assert machine_when([1.9, 0.2]).mark is Mark.BAD  # the mean alone would not tell
+    read = read_run(make_run(name="not-sampled"))
+    assert isinstance(read, Run)
+    assert Mark.UNKNOWN in [one.mark for one in trust(read) if one.what == "machine"]
 
 
 def without_colour(trace: dict[str, Any]) -> tuple[str, ...]:

@@ -91,6 +91,25 @@ def test_what_a_server_hides_is_not_judged() -> None:
     assert "how long a step is, is not known" in text
 
 
+def test_a_run_that_broke_off_is_not_judged() -> None:
+    verdict = without_limits(LEFT, GOOD, status="target_failed")
+    assert (verdict.mark, verdict.word) == (Mark.UNKNOWN, "no verdict")
+    assert verdict.lines == (("not judged", "the run did not come to its end: target failed"),)
+
+
+def test_that_a_request_failed_is_not_good() -> None:
+    verdict = without_limits({**LEFT, "completed": 11, "failed": 12}, GOOD)
+    assert verdict.word == "not good"
+    assert verdict.lines[0] == ("not good", "12 of 123 requests failed")
+
+
+def test_who_was_not_watched_long_enough_was_not_seen_stopped() -> None:
+    verdict = without_limits(LEFT, GOOD, unsure=2)
+    assert verdict.word == "good, as far as it shows"
+    said = "100 of 102 abandoned requests were stopped, of 2 it is not known"
+    assert ("not judged", said) in verdict.lines
+
+
 @pytest.mark.parametrize(
     ("outcomes", "invalid", "why"),
     [
