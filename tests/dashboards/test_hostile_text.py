@@ -13,7 +13,9 @@ from playwright.sync_api import Browser
 
 from dashboards.__main__ import main
 from tests.dashboards.browsing import CHROMIUM, chromium, opened
+from tests.dashboards.made_up_runs import save_night
 from tests.dashboards.test_arms import make_arms
+from tests.harness.gate.gated import GOOD
 
 MakeRun = Callable[..., Path]
 
@@ -27,6 +29,7 @@ EVIL: Final = (
     'onerror="window.pwned=2"><svg onload=window.pwned=3><a href="javascript:window.pwned=4">x</a>'
     "<b>bold</b>&lt;i&gt;{{7*7}}{%x%}]]>'\"`\u2028</td></main>%s"
 )
+EVIL_NAME: Final = "<img src=x onerror=window.pwned=5><b>bold<b>"  # of a folder: without a slash
 # What is no text but a choice of ours, by the name of its key or column.
 OURS: Final = frozenset(
     [
@@ -151,3 +154,35 @@ def test_names_of_arms_stay_text(browser: Browser, tmp_path: Path) -> None:
     report = tmp_path / "report.html"
     assert main(["report", str(run), "-o", str(report)]) == 0
     assert f"128{EVIL.partition('<b>')[0]}" in unharmed(browser, report)
+
+
+def test_a_comparison_keeps_names_text(browser: Browser, make_run: MakeRun) -> None:
+    before, after = make_run(name="before"), make_run(name="after", ghosts=3)
+    for run in (before, after):
+        poison(run, validity=[{"level": "warning", "text": "said"}], token_counting="some way")
+    change_manifest(after, hardware={"cpu": EVIL}, versions={EVIL: EVIL}, seed=8)
+    evil = after.rename(after.parent / EVIL_NAME)
+    page = before / "comparison.html"
+    assert main(["compare", str(before), str(evil), str(evil), "-o", str(page)]) == 0
+    text = unharmed(browser, page)
+    for word in (EVIL_NAME, "different machines (cpu", "some way", "7*7"):
+        assert word in text
+
+
+def test_a_trend_keeps_names_text(browser: Browser, tmp_path: Path) -> None:
+    for day in range(3):
+        run = save_night(tmp_path / "nights", day, 0.02, others=GOOD)
+        poison(run, validity=[{"level": "invalid", "text": "said"}] if day == 1 else [])
+    change_manifest(run, versions={EVIL: EVIL}, hardware={EVIL: EVIL})
+    run.rename(run.parent / EVIL_NAME)
+    (tmp_path / "nights" / f"{EVIL_NAME}, no run").mkdir()
+    page = tmp_path / "trend.html"
+    assert main(["trend", str(tmp_path / "nights"), "-o", str(page)]) == 0
+    text = unharmed(browser, page)
+    for word in (EVIL_NAME, "said", "7*7", "no run"):
+        assert word in text
+
+
+def change_manifest(run: Path, **changes: Any) -> None:
+    manifest = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps(manifest | changes))
