@@ -22,11 +22,13 @@ from harness.process import Child, python_module
 from harness.progress import Snapshot
 from harness.records import ClientSample, ProcessMark, RequestRow
 from harness.store import RunFolder
+from harness.words import quantity
 
 LOOPBACK = "127.0.0.1"
 WATCH_S = 0.2
 CHECK_EVERY = 5  # of these turns
 LAGS_SHOWN = 100  # of the latest: some seconds
+HOURS_FROM_S = 7200  # up to here a time is told in seconds
 GRACE_S = 60.0  # to come up and to go down, beside the plan's own time
 
 
@@ -116,18 +118,23 @@ def describe_load(plan: LoadPlan) -> str:
 def _described(plan: LoadPlan) -> str:
     if plan.open_loop is not None:
         return f"load: {describe_open_loop(plan.open_loop)}"
+    users = quantity(plan.users, "users")
     match plan.load:
         case AbandonLoad(stop_after_abandons=None):
-            return f"load: {plan.users} users for {plan.max_seconds:.0f} s"
+            return f"load: {users} for {_time(plan.max_seconds)}"
         case AbandonLoad(stop_after_abandons=enough):
-            most = f"{plan.max_seconds:.0f} s"
-            return f"load: {plan.users} users until {enough} have walked away, at most {most}"
+            most = _time(plan.max_seconds)
+            return f"load: {users} until {enough} have walked away, at most {most}"
         case SlotRecoveryLoad(slots=slots, trials=trials):
             return f"load: {slots} slots, {trials} trials of each arm"
         case ChunkFrontierLoad(bystanders=others, pairs=pairs):
             return f"load: {others} bystanders, {pairs} long prompts read and as many abandoned"
         case CancelStormLoad(streams=streams, storms=storms):
             return f"load: {storms} storms, in each of which {streams} streams are left at once"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < HOURS_FROM_S else f"{seconds / 3600:.3g} h"
 
 
 def _snapshot(

@@ -4,10 +4,12 @@ Of a run that a web page started, what was typed has only opened the page: its l
 order itself, with what stood in the form.
 """
 
+import math
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from harness.load.plan import AbandonLoad, LoadPlan
 from harness.order import RunOrder
 
 _SEED: Final = "run.seed="
@@ -44,6 +46,17 @@ def command_of(order: RunOrder, *, seed: int) -> str:
     typed = [text for flag, values in flags.items() for value in values for text in (flag, value)]
     scraping = [] if order.has_scraping else ["--no-scrape"]
     return shlex.join(["walkaway", "run", order.workload, *scraping, *typed])
+
+
+def until_stopped(plan: LoadPlan, *, left: int, elapsed_s: float) -> list[str]:
+    """The setting with which a load like this ends when it was stopped, in whole seconds; none for
+    one that came to its own end. `left`: how many users had walked away."""
+    enough = plan.load.stop_after_abandons if isinstance(plan.load, AbandonLoad) else None
+    seconds = math.ceil(elapsed_s)
+    is_at_its_end = seconds >= plan.max_seconds or (enough is not None and left >= enough)
+    if plan.open_loop is not None or is_at_its_end:
+        return []
+    return [f"run.max_seconds={seconds}"]
 
 
 def _last_of_each_key(settings: Iterable[str]) -> Iterable[str]:

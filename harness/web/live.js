@@ -54,20 +54,30 @@ function canvas(place, { label, unit, seconds, ticks, isLog = false }) {
   }
   svg.append(element("text", { x: EDGE.left, y: 13 }, unit));
   place.replaceChildren(svg);
-  return { svg, x, y };
+  return { svg, x, y, edges: { start: EDGE.left, end: width - EDGE.right } };
 }
 
-function line({ svg, x, y }, points, key, look) {
+// `isStepped`: what was seen holds until the next look, and is no slope.
+function line({ svg, x, y }, points, key, look, { isStepped = false } = {}) {
   let path = "";
   let isDrawing = false;
   for (const point of points) {
     const value = point[key];
     if (value !== null && value !== undefined) {
-      path += `${isDrawing ? "L" : "M"}${x(point.t).toFixed(1)} ${y(value).toFixed(1)}`;
+      const [across, up] = [x(point.t).toFixed(1), y(value).toFixed(1)];
+      if (isDrawing && isStepped) path += `H${across}V${up}`;
+      else path += `${isDrawing ? "L" : "M"}${across} ${up}`;
     }
     isDrawing = value !== null && value !== undefined;
   }
   svg.append(element("path", { d: path, class: look }));
+}
+
+// A line across the picture with its name above it: `side` is "start" or "end".
+function level({ svg, y, edges }, value, name, look, side) {
+  const at = y(value);
+  svg.append(element("line", { x1: edges.start, x2: edges.end, y1: at, y2: at, class: `level ${look}` }));
+  svg.append(element("text", { x: edges[side], y: at - 4, "text-anchor": side }, name));
 }
 
 function nothing(place, why) {
@@ -87,15 +97,16 @@ function drawSlots(live, seconds) {
     return nothing(place, "This server’s metrics page tells nothing of its slots, or is not read.");
   }
   const label = `requests in slots and in the queue, and ${live.outcomes.abandoned} users who left`;
-  const ticks = ticksTo(highest(points, "running", "waiting"));
+  const ticks = ticksTo(Math.max(live.slots ?? 0, highest(points, "running", "waiting")));
   const picture = canvas(place, { label, unit: "requests", seconds, ticks });
   for (const t of live.leaves.kept) {
     const at = picture.x(t);
     const stroke = { x1: at, x2: at, y1: HEIGHT - EDGE.bottom, y2: HEIGHT - EDGE.bottom - 10 };
     picture.svg.append(element("line", { ...stroke, class: "mark vermilion" }));
   }
-  line(picture, points, "waiting", "orange dashed");
-  line(picture, points, "running", "blue");
+  if (live.slots) level(picture, live.slots, `${live.slots} slots`, "soft", "end");
+  line(picture, points, "waiting", "orange dashed", { isStepped: true });
+  line(picture, points, "running", "blue", { isStepped: true });
 }
 
 function drawLatency(live, seconds) {
@@ -106,13 +117,19 @@ function drawLatency(live, seconds) {
   const latencies = live.latencies.kept;
   if (!latencies.length) return nothing(place, "Nobody who left has been let go of yet.");
   const values = latencies.map(([, ms]) => Math.max(ms, 1e-3));
-  const ticks = powersAround(Math.min(...values), Math.max(...values));
+  const [step, lag] = [live.step_s * 1e3, live.lag_ms.p99];
+  const hasBelow = lag !== null && lag > Math.min(...values);
+  const marked = [...values, ...(step ? [step] : []), ...(hasBelow ? [lag] : [])];
+  const ticks = powersAround(Math.min(...marked), Math.max(...marked));
   const label = `cancel latency of ${values.length} who left, ${values.at(-1).toPrecision(3)} ms the last`;
   const picture = canvas(place, { label, unit: "ms", seconds, ticks, isLog: true });
   latencies.forEach(([t], i) => {
-    const point = { cx: picture.x(t), cy: picture.y(values[i]), r: 2.5, class: "blue" };
+    const look = hasBelow && values[i] < lag ? "blue hollow" : "blue";
+    const point = { cx: picture.x(t), cy: picture.y(values[i]), r: 2.5, class: look };
     picture.svg.append(element("circle", point));
   });
+  if (step) level(picture, step, `one step: ${short(step)} ms`, "soft", "start");
+  if (hasBelow) level(picture, lag, `client lag, p99: ${short(lag)} ms`, "green", "end");
 }
 
 function drawLine(id, live, seconds, { key, unit, label, look, missing }) {

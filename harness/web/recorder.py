@@ -20,7 +20,6 @@ Each line of its standard input is a JSON command, each of its output a JSON mes
 """
 
 import json
-import math
 import os
 import queue
 import threading
@@ -36,14 +35,15 @@ import msgspec
 from harness.errors import ConfigError, TargetError, WalkawayError
 from harness.http_flags import check_target_url
 from harness.interruption import Interruption
-from harness.load.plan import AbandonLoad, LoadPlan
+from harness.load.plan import LoadPlan
 from harness.load.rows import ShardReader
 from harness.load_process import describe_load
+from harness.manifest import TargetFacts
 from harness.measurement import Measurement
 from harness.order import ResolvedOrder, RunOrder, resolve_order
 from harness.progress import Snapshot
 from harness.records import ClientSample, Outcome, ProcessMark, RequestRow
-from harness.repeat import command_of
+from harness.repeat import command_of, until_stopped
 from harness.run import (
     begin_manifest,
     choose_folder,
@@ -125,8 +125,10 @@ class WatchedLoad:
         marks = ShardReader(folder.shards, ProcessMark)
         assert self.measurement is not None
         has_log = self.measurement.manifest.clock.comparable
+        slots = _slots(self.measurement.manifest.target)
         live = LiveRun(has_log=has_log, started_ns=started_ns)
         tell("plan", plan=plan, run=folder.name)
+        tell("phase", text=_described(plan))
         num_events = 0
         lost: TargetError | None = None
         for turn in count(1):
@@ -141,10 +143,11 @@ class WatchedLoad:
             live.tick(now_ns, self.measurement.gauges())
             shown = live.shown()
             elapsed_s = (now_ns - started_ns) / 1e9
+            of_server = {"slots": slots, "step_s": self.measurement.step_s()}
             tell(
                 "live",
                 rows=live_rows(shown),
-                live=shown | {"elapsed_s": elapsed_s},
+                live=shown | of_server | {"elapsed_s": elapsed_s},
                 requests=live.outcomes.total(),
             )
             if is_over:
@@ -164,19 +167,20 @@ class WatchedLoad:
         assert self.measurement is not None
         elapsed_s = (time.perf_counter_ns() - started_ns) / 1e9
         self.measurement.notes.add(f"{elapsed_s:.1f} s into the load {command['note']}")
-        tell("phase", text=describe_load(msgspec.structs.replace(plan, users=command["users"])))
+        tell("phase", text=_described(msgspec.structs.replace(plan, users=command["users"])))
         return False
 
 
-def until_stopped(plan: LoadPlan, *, left: int, elapsed_s: float) -> list[str]:
-    """The setting with which a load like this ends when it was stopped, in whole seconds; none for
-    one that came to its own end. `left`: how many users had walked away."""
-    enough = plan.load.stop_after_abandons if isinstance(plan.load, AbandonLoad) else None
-    seconds = math.ceil(elapsed_s)
-    is_at_its_end = seconds >= plan.max_seconds or (enough is not None and left >= enough)
-    if plan.open_loop is not None or is_at_its_end:
-        return []
-    return [f"run.max_seconds={seconds}"]
+def _slots(target: TargetFacts | None) -> int | None:
+    """How many batch slots the server has; None where it is not known."""
+    if target is None:
+        return None
+    told: int | None = (target.config or {}).get("max_num_seqs")
+    return told or target.slots_found
+
+
+def _described(plan: LoadPlan) -> str:
+    return f"{describe_load(plan)}, or until Stop"
 
 
 def _look(check_server: Callable[[], None]) -> TargetError | None:

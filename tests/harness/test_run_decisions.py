@@ -340,6 +340,8 @@ def test_the_load_is_described(tmp_path: Path) -> None:
         plan, load=msgspec.structs.replace(plan.load, stop_after_abandons=None)
     )
     assert describe_load(endless) == "load: 12 users for 60 s"
+    alone = msgspec.structs.replace(endless, users=1, max_seconds=86_400)
+    assert describe_load(alone) == "load: 1 user for 24 h"
     many = msgspec.structs.replace(endless, processes=4)
     assert describe_load(many) == "load: 12 users for 60 s, in 4 processes"
 

@@ -42,7 +42,8 @@ def shown(*, ticks: int, has_log: bool = True) -> dict[str, Any]:
         if has_log:
             live.take_events([event("blocks_freed", name, at_ms=at_ms + 1 + n % 20, tokens=2)])
         live.tick(at_ms * MS, {"running": 8.0, "waiting": float(n % 5)} if has_log else {})
-    rows, so_far = live_rows(live.shown()), live.shown() | {"elapsed_s": ticks / 2}
+    of_server = {"slots": 8, "step_s": 0.006} if has_log else {"slots": None, "step_s": None}
+    rows, so_far = live_rows(live.shown()), live.shown() | of_server | {"elapsed_s": ticks / 2}
     run = {"run": "night-1", "phase": "load: 12 users for 60 s", "state": "running"}
     return run | {"rows": rows, "live": so_far}
 
@@ -134,7 +135,7 @@ def test_of_hours_it_draws_no_more_than_of_minutes(browser: Browser, serve: Serv
             "of those who left, a stroke for one in 16 and a latency for one in 16."
         )
         drawn = page.locator("#slots path").last.get_attribute("d") or ""
-        assert MOST_POINTS / 2 <= drawn.count("L") < MOST_POINTS
+        assert MOST_POINTS / 2 <= drawn.count("H") < MOST_POINTS
         for mark in ("#latency circle", "#slots .mark"):
             assert MOST_MARKS / 2 <= page.locator(mark).count() <= MOST_MARKS
         assert noise == []
@@ -157,3 +158,25 @@ def test_where_a_picture_would_be_it_says_why_there_is_none(
             expect(page.locator(plot)).to_contain_text(empty)
         expect(page.get_by_role("link", name="open the report")).to_be_hidden()
         assert noise == []
+
+
+def test_slots_are_held_against_their_number_and_latency_against_step_and_lag(
+    browser: Browser, serve: Serve
+) -> None:
+    figures = shown(ticks=40)  # latencies of 1 to 20 ms, each twice
+    figures["live"]["lag_ms"] = {"n": 9, "p50": 0.1, "p99": 4.5}
+    with opened(browser, serve, figures) as (page, noise):
+        expect(page.locator("#slots")).to_contain_text("8 slots")
+        running = page.locator("#slots path").last.get_attribute("d") or ""
+        assert "L" not in running
+        expect(page.locator("#latency")).to_contain_text("one step: 6 ms")
+        expect(page.locator("#latency")).to_contain_text("client lag, p99: 4.5 ms")
+        expect(page.locator("#latency circle.hollow")).to_have_count(8)
+        assert noise == []
+
+
+def test_on_a_phone_the_pictures_come_first(browser: Browser, serve: Serve) -> None:
+    with opened(browser, serve, shown(ticks=3), width=390) as (page, _):
+        tops = [page.locator(where).bounding_box() for where in ("#slots", "#rows")]
+        slots, figures = (top["y"] for top in tops if top is not None)
+        assert slots < 500 < figures

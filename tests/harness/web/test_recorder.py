@@ -17,9 +17,9 @@ from harness.errors import TargetError
 from harness.load.options import add_arguments, load_plan
 from harness.load.plan import LoadPlan
 from harness.order import RunOrder, resolve_order
-from harness.repeat import command_of
+from harness.repeat import command_of, until_stopped
 from harness.web.form import BY_HAND
-from harness.web.recorder import WatchedLoad, resolve, short, tell, until_stopped
+from harness.web.recorder import WatchedLoad, resolve, short, tell
 
 
 def plan_of(*flags: str) -> LoadPlan:
@@ -66,7 +66,7 @@ def test_another_number_of_users_is_noted_and_shown(capfd: pytest.CaptureFixture
     assert load._is_told_to_stop(plan, 0)
     assert [text.endswith("the page set 8 users, 1 a second") for text in kept] == [True]
     told = json.loads(capfd.readouterr().out)
-    assert (told["event"], told["text"]) == ("phase", "load: 8 users for 60 s")
+    assert (told["event"], told["text"]) == ("phase", "load: 8 users for 60 s, or until Stop")
 
 
 def ordered_by(line: str, monkeypatch: pytest.MonkeyPatch) -> RunOrder:
