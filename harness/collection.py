@@ -12,11 +12,12 @@ The shards of a run whose harness was killed lie in its folder, beside what had 
 server, and with what had been collected from it. All of that is taken over.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -27,6 +28,7 @@ from harness.load.plan import LoadPlan
 from harness.load.rows import ShardReader
 from harness.load_tally import LoadTally
 from harness.manifest import (
+    LoadProcess,
     Manifest,
     ScheduledArrivals,
     TargetFacts,
@@ -35,19 +37,23 @@ from harness.manifest import (
     utc_now,
 )
 from harness.open_loop_order import count_arrivals
-from harness.records import ProcessMark, WorkerSeen
+from harness.records import ClientSample, ProcessMark, WorkerSeen
 from harness.store import RECORDS, RunFolder, RunRows
 from harness.unsent import Sent, find_unsent
+
+OfHost = TypeVar("OfHost", ClientSample, LoadProcess)
 
 _HOLDS_NONE = "holds no shards of a load (process-HOST-PID.ndjson beside requests-...)"
 _NOTE = "collected from shards: the server was not watched, so only what clients saw can be told"
 
 
 class Source(NamedTuple):
-    """The shards of one host in one folder. `ahead_ns`: to be added to its stamps."""
+    """The shards of one host in one folder. `called`: the host's name in the run, as another one may
+    have the same, and processes of the same ids. `ahead_ns`: to be added to its stamps."""
 
     folder: Path
     host: str
+    called: str
     ahead_ns: int
 
 
@@ -68,13 +74,14 @@ def collect(shards: Sequence[Path], out: Path, *, command: list[str]) -> RunFold
     folder.write_rows(
         RunRows(
             requests=chain.from_iterable(tally.requests() for tally in tallies),
-            client=chain.from_iterable(tally.samples() for tally in tallies),
+            client=_by_name(sources, (tally.samples() for tally in tallies)),
             **({} if killed is None else _of_the_server(shards[0])),
         )
     )
     manifest = _manifest_of_clients(first) if killed is None else killed
     manifest.run_id, manifest.command = folder.name, command
-    _note_load(manifest, tallies)
+    processes = _by_name(sources, (tally.processes() for tally in tallies))
+    _note_load(manifest, tallies, list(processes))
     _note_absent(manifest, shards, in_order)
     _note_schedule(manifest, folder, in_order)
     folder.write_manifest(manifest)
@@ -124,6 +131,7 @@ def _sources(
 ) -> Iterator[Source]:
     """Hosts may have the same name, so it is the clock that tells whose stamps are whose."""
     began = {mark.clock: mark for mark in reversed(in_order)}
+    hosts = Counter(host for of_one in marks.values() for host in {mark.host for mark in of_one})
     for path, of_one in marks.items():
         clocks = {mark.host: mark.clock for mark in of_one}
         for mark in of_one:
@@ -132,7 +140,16 @@ def _sources(
                     f"{path}: holds rows of {mark.host} stamped by two clocks (two machines of one "
                     "name, or one that was started anew): keep those of each in a folder of its own"
                 )
-            yield Source(path, mark.host, _ahead_ns(began[mark.clock], in_order[0]))
+            called = mark.host if hosts[mark.host] == 1 else f"{mark.host}, {path}"
+            yield Source(path, mark.host, called, _ahead_ns(began[mark.clock], in_order[0]))
+
+
+def _by_name(sources: Sequence[Source], found: Iterable[Iterable[OfHost]]) -> Iterator[OfHost]:
+    """All that was found, source by source, each with the name that its host has in the run."""
+    for source, rows in zip(sources, found, strict=True):
+        for row in rows:
+            row.host = source.called
+            yield row
 
 
 def _ahead_ns(mark: ProcessMark, first: ProcessMark) -> int:
@@ -166,9 +183,11 @@ def _manifest_of_clients(first: ProcessMark) -> Manifest:
     )
 
 
-def _note_load(manifest: Manifest, tallies: Sequence[LoadTally]) -> None:
+def _note_load(
+    manifest: Manifest, tallies: Sequence[LoadTally], processes: list[LoadProcess]
+) -> None:
     """When the load was and who made it. Raises ConfigError for one that made no request."""
-    manifest.load_processes = [process for tally in tallies for process in tally.processes()]
+    manifest.load_processes = processes
     started = [tally.first_sent_ns for tally in tallies if tally.first_sent_ns is not None]
     ended = [tally.last_ended_ns for tally in tallies if tally.last_ended_ns is not None]
     if not started:

@@ -135,7 +135,10 @@ def test_times_within_a_request_are_what_they_were(summary: dict[str, Any]) -> N
 def test_machines_of_one_name_have_clocks_of_their_own(tmp_path: Path) -> None:
     here = leave_shards(tmp_path / "a", "ubuntu", HERE_NS, 10, clock="A")
     there = leave_shards(tmp_path / "b", "ubuntu", THERE_NS, 13, clock="B")
-    frames = collect([here, there], tmp_path / "run", command=[]).frames()
+    folder = collect([here, there], tmp_path / "run", command=[])
+    frames, both = folder.frames(), {f"ubuntu, {here}", f"ubuntu, {there}"}
+    assert {one["host"] for one in folder.read_manifest()["load_processes"]} == both
+    assert set(frames.client["host"]) == both  # both processes have the same id
     assert sorted(frames.requests["sent_ns"]) == [HERE_NS + 1000 * MS, HERE_NS + 4000 * MS]
     assert summarise(frames)["metrics"]["goodput_rps"]["mean"] == pytest.approx(2 / 3.11)
 
