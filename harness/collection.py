@@ -48,7 +48,7 @@ _NOTE = "collected from shards: the server was not watched, so only what clients
 
 
 class Source(NamedTuple):
-    """The shards of one host in one folder. `called`: the host's name in the run, as another one may
+    """The shards of one host in one folder. `called`: the host's name in the run, as another may
     have the same, and processes of the same ids. `ahead_ns`: to be added to its stamps."""
 
     folder: Path
