@@ -268,7 +268,7 @@ class Connection(Answer, httpx.SyncByteStream):
             return
         if plain := self._decrypt(self._tls, data):
             self.parse(plain)
-        if self._tls.is_over and not self.is_complete:
+        if self._tls.is_over and not self.is_complete and self.broken is None:
             self.parse(b"")
 
     def _decrypt(self, tls: Tls, data: bytes) -> bytes:

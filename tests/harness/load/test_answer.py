@@ -10,73 +10,22 @@ from typing import cast
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.load.answer import MAX_HEAD_BYTES, MAX_HEADERS, Answer
+from harness.load.answer import MAX_HEAD_BYTES, Answer
 from harness.load.connection import Connection
-from harness.load.sse import SSEDecoder
-
-EVENTS = b"".join(b'data: {"n":%d}\r\n\r\n' % n for n in range(4)) + b": beat\n\ndata: \xff\n\n"
-CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
-
-
-def chunked(body: bytes, *, size: int, end: bytes = b"0\r\n\r\n") -> bytes:
-    parts = [body[i : i + size] for i in range(0, len(body), size)]
-    return b"".join(b"%x;x=y\r\n%b\r\n" % (len(part), part) for part in parts) + end
-
-
-GOOD = {
-    "chunked": CHUNKED + chunked(EVENTS, size=7),
-    "trailers": CHUNKED + chunked(EVENTS, size=50, end=b"0\r\na: b\r\nc:\r\n\r\n"),
-    "length": b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(EVENTS) + EVENTS,
-    "more than declared": b"HTTP/1.1 200 OK\r\ncontent-length: 18\r\n\r\n" + EVENTS,
-    "a second answer": b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n" * 2,
-    "until the end": b"HTTP/1.0 200 OK\r\na:\r\nb: c\r\n\r\n" + EVENTS,
-    "informed before": b"HTTP/1.1 100 Continue\r\n\r\n"
-    b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 200 OK\r\n\r\n" + EVENTS,
-    "no content": b"HTTP/1.1 204 No Content\r\nx: y\r\n\r\n",
-    "not modified": b"HTTP/1.1 304 Not Modified\r\ncontent-length: 9\r\n\r\n",
-    "redirect": b"HTTP/1.1 307 X\r\nlocation: /there\r\ncontent-length: 2\r\n\r\nhi",
-    "encoded refusal": b"HTTP/1.1 503 X\r\ncontent-encoding: gzip\r\n\r\n\x1f\x8b",
-}
-BAD = {
-    "nothing": (b"", "before the answer was complete"),
-    "half a head": (b"HTTP/1.1 200 OK\r\ncontent-", "before the answer was complete"),
-    "only a hint": (b"HTTP/1.1 103 Early Hints\r\n\r\n", "before the answer was complete"),
-    "half a body": (GOOD["length"][:-3], "before the answer was complete"),
-    "no last chunk": (GOOD["chunked"][:-5], "before the answer was complete"),
-    "not a chunk": (CHUNKED + chunked(EVENTS, size=9, end=b"zz\r\n"), "not HTTP/1.1: Invalid"),
-    "a chunk too long": (CHUNKED + b"3\r\nabcd\r\n", "not HTTP/1.1: Expected"),
-    "a huge chunk": (CHUNKED + b"f" * 20 + b"\r\n", "not HTTP/1.1: Chunk size overflow"),
-    "two framings": (CHUNKED[:-2] + b"content-length: 3\r\n\r\nabc", "not HTTP/1.1: Content-Len"),
-    "two lengths": (
-        b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab",
-        "not HTTP/1.1",
-    ),
-    "ssh": (b"SSH-2.0-OpenSSH_9.6\r\n", "not HTTP/1.1: Expected HTTP/"),
-    "a bad header": (b"HTTP/1.1 200 OK\r\n\xff\xfe\r\n\r\n", "not HTTP/1.1: Invalid header"),
-    "a bad status": (b"HTTP/1.1 2xx OK\r\n\r\n", "not HTTP/1.1: Invalid status"),
-    "http/2": (b"\x00\x00\x12\x04\x00\x00\x00\x00\x00", "not HTTP/1.1"),
-    "tls": (b"\x15\x03\x03\x00\x02\x02\x46", "not HTTP/1.1: Expected HTTP/"),
-    "switched": (
-        b"HTTP/1.1 101 X\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\nabc",
-        "another protocol",
-    ),
-    "gzip": (
-        b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n\r\n\x1f\x8b",
-        "content-encoding: gzip",
-    ),
-    "zipped chunks": (
-        b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n1\r\na\r\n0\r\n\r\n",
-        "transfer-encoding: gzip, chunked",
-    ),
-    "endless headers": (
-        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * (MAX_HEADERS + 1) + b"\r\n",
-        "headers without end",
-    ),
-}
-EVERYTHING = {**GOOD, **{name: answer for name, (answer, _) in BAD.items()}}
+from tests.harness.load.made_up_answers import (
+    BAD,
+    CHUNKED,
+    EVERYTHING,
+    GOOD,
+    Seen,
+    asking_each_time,
+    cut,
+    seen_by,
+    waiting_for_more,
+)
 
 
 class Wire:
@@ -95,35 +44,13 @@ class Wire:
         pass
 
 
-Seen = tuple[object, ...]
-
-
 def over(*chunks: bytes, timeout_s: float = 30.0) -> Connection:
     return Connection(cast("socket.socket", Wire(iter(chunks))), timeout_s)
 
 
 def seen_by_its_reader(chunks: list[bytes], *, asks_each_time: bool = True) -> Seen:
-    """Status, headers, events, and how it ended."""
-    connection, events, error = over(*chunks), [], None
-    decoder = SSEDecoder()
-
-    def take(chunk: bytes, t_ns: int) -> bool:
-        events.extend(decoder.feed(chunk, t_ns))
-        return not asks_each_time
-
-    try:
-        connection.receive_head(None)
-        while connection.receive_each(take):
-            """There is more."""
-    except httpx.TransportError as problem:
-        error = f"{type(problem).__name__}: {problem}".partition("; it begins")[0]
-    return (
-        connection.status_code if connection.has_head else 0,
-        connection.headers if connection.has_head else [],
-        events,
-        connection.is_complete,
-        error,
-    )
+    ways = [asking_each_time if asks_each_time else waiting_for_more]
+    return seen_by(over(*chunks), itertools.cycle(ways))
 
 
 def read(connection: Connection) -> bytes:
@@ -135,11 +62,6 @@ def all_of(connection: Connection) -> bytes:
     return b"".join(iter(connection.receive, None))
 
 
-def cut(data: bytes, places: list[int]) -> list[bytes]:
-    ends = [0, *sorted({place % (len(data) + 1) for place in places}), len(data)]
-    return [data[a:b] for a, b in itertools.pairwise(ends) if a < b]
-
-
 @pytest.mark.parametrize("name", EVERYTHING)
 def test_byte_by_byte_is_the_same_as_at_once(name: str) -> None:
     answer = EVERYTHING[name]
@@ -147,7 +69,6 @@ def test_byte_by_byte_is_the_same_as_at_once(name: str) -> None:
     assert seen_by_its_reader(bytewise) == seen_by_its_reader([answer] if answer else [])
 
 
-@settings(deadline=None)
 @given(st.sampled_from(list(EVERYTHING.values())), st.lists(st.integers(0, 4000), max_size=12))
 def test_however_it_is_cut(answer: bytes, places: list[int]) -> None:
     at_once = seen_by_its_reader(cut(answer, []))
@@ -155,7 +76,6 @@ def test_however_it_is_cut(answer: bytes, places: list[int]) -> None:
     assert seen_by_its_reader(cut(answer, places), asks_each_time=False) == at_once
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(list(EVERYTHING.values())),
     st.lists(st.tuples(st.integers(0, 4000), st.binary(max_size=3)), min_size=1, max_size=4),
@@ -170,7 +90,6 @@ def test_whatever_it_is_nothing_but_httpx_errors(
     assert seen_by_its_reader(cut(answer, places)) == seen_by_its_reader(cut(answer, []))
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_noise(noise: bytes) -> None:
     assert seen_by_its_reader([noise])[-1] is not None
