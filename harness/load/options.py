@@ -46,7 +46,7 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
 
 def _add_in_form(group: argparse._ArgumentGroup, name: str, **details: Any) -> None:
     option = group.add_argument(name, **details)
-    option.help = ": ".join(filter(None, (allowed(option.dest, {}), option.help)))
+    option.help = "; ".join(filter(None, (allowed(option.dest, {}), option.help)))
     # Locust's parser takes this as an argument, but not for an option in a group.
     setattr(option, "include_in_web_ui", True)  # noqa: B010
 

@@ -5,11 +5,12 @@ process measures (`harness.web.recorder`); here its messages are kept for whoeve
 child waits already while a run goes on, so that a mistake in the form is said at once.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import gevent
 import msgspec
@@ -29,6 +30,7 @@ from harness.values import MOST_STREAMS
 from harness.web.fields import changed, check_each_applies, refused, why_not_while_running
 
 Form = Mapping[str, str]
+_LOG: Final = logging.getLogger(__name__)
 
 
 class WebRuns:
@@ -50,7 +52,9 @@ class WebRuns:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """What is known of the last run."""
+        """What is known of the last run, or of the one that is being started."""
+        if self._starting.locked() and self._waiting.shown["phase"]:
+            return self._waiting.shown
         return {"state": "ready"} if self._recorder is None else self._recorder.shown
 
     @property
@@ -62,6 +66,7 @@ class WebRuns:
         """Prepare a run as the form says. Returns why it cannot be; else Locust may start."""
         if not self._starting.acquire(blocking=False):
             return "a test is being started already"
+        _LOG.info("a test is being started: first comes its server")
         try:
             return self._problem(form) or self._prepare(form)
         finally:

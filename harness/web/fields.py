@@ -35,7 +35,7 @@ ALLOWED: Final = {
     "walkaway_arrivals": "",
     "walkaway_rate": "more than 0, to {most_rate} a second",
     "walkaway_max_streams": "1 to {most_streams}",
-    "walkaway_stop_after": f"{_ANY_INT.format(lowest=1)}, or empty: no limit",
+    "walkaway_stop_after": f"{_ANY_INT.format(lowest=1)}, or empty",
     "walkaway_timeout": f"more than 0 s, to {LONGEST_S} s",
     "walkaway_seed": _ANY_INT.format(lowest=0),
 }
