@@ -161,7 +161,8 @@ class RunFolder:
 
     def write_all_requests(self, requests: pd.DataFrame) -> None:
         """All rows of all arms, for whoever wants them in one file."""
-        requests.to_parquet(self.path / "requests.parquet", index=False)
+        path = self.path / "requests.parquet"
+        requests.to_parquet(path, index=False, write_page_checksum=True)
 
     def frames(self) -> RunFrames:
         """Read the whole run. Raises ConfigError where a file is missing or damaged."""
@@ -186,7 +187,7 @@ class RunFolder:
         path = self.path / f"{name}.parquet"
         part = path.with_suffix(".part")
         some_left = iter(rows)
-        with pq.ParquetWriter(part, schema) as writer:
+        with pq.ParquetWriter(part, schema, write_page_checksum=True) as writer:
             while some := list(islice(some_left, ROWS_AT_ONCE)):
                 columns = zip(_columns(RECORDS[name], some), schema, strict=True)
                 arrays = [pa.array(column, type=field.type) for column, field in columns]
@@ -197,7 +198,7 @@ class RunFolder:
         """Column by column, so that of a large run little more than its frame is held at a time."""
         path = self.path / f"{name}.parquet"
         try:
-            with pq.ParquetFile(path) as file:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 fields = [field for field in file.schema_arrow if field.name not in without]
                 columns = {field.name: _read_column(file, field) for field in fields}
         except (OSError, pa.ArrowInvalid) as error:

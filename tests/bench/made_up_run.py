@@ -134,7 +134,9 @@ def _write(folder: RunFolder, name: str, record: Any, tables: Iterator[Columns])
     """As the store does, so many rows at once."""
     schema = schema_of(record)
     gathered: list[pa.Table] = []
-    with pq.ParquetWriter(folder.path / f"{name}.parquet", schema) as writer:
+    with pq.ParquetWriter(
+        folder.path / f"{name}.parquet", schema, write_page_checksum=True
+    ) as writer:
         for columns in tables:
             arrays = [_array(columns[field.name], field) for field in schema]
             gathered.append(pa.Table.from_arrays(arrays, schema=schema))

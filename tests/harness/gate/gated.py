@@ -9,7 +9,20 @@ import msgspec
 
 from harness.config import as_plain_data, load_workload
 from harness.gate.measured import Measured, read_measured
-from harness.records import SCHEMA_VERSION, Metric, Outcome, RequestRow, Role, TokenCounting
+from harness.records import (
+    SCHEMA_VERSION,
+    ClientSample,
+    CpuSample,
+    GpuSample,
+    LifecycleEvent,
+    Metric,
+    MetricSample,
+    Outcome,
+    RequestRow,
+    Role,
+    StepRow,
+    TokenCounting,
+)
 from harness.store import RunFolder, RunRows
 
 Values = Mapping[str, Sequence[float | None]]
@@ -124,5 +137,34 @@ ROWS = RunRows(
     requests=[
         _row(number, outcome)
         for number, outcome in enumerate((Outcome.ABANDONED, Outcome.ABANDONED, Outcome.COMPLETED))
-    ]
+    ],
+    lifecycle=[
+        LifecycleEvent(
+            seq=1,
+            t_ns=5,
+            event="arrived",
+            request_id="s0",
+            client_request_id="0",
+            step=None,
+            num_generated=0,
+            num_blocks=0,
+            reason=None,
+        )
+    ],
+    steps=[
+        StepRow(
+            step=1,
+            started_ns=5,
+            ended_ns=9,
+            num_running=1,
+            num_waiting=0,
+            free_blocks=3,
+            scheduled={"s0": 1},
+            sampled={"s0": 1},
+        )
+    ],
+    server_metrics=[MetricSample(t_ns=1, duration_ns=2, name="m", labels="{}", value=3.5)],
+    cpu=[CpuSample(t_ns=1, process="machine", cores=0.5, rss_bytes=7)],
+    gpu=[GpuSample(t_ns=1, gpu=0, utilisation=0.25, memory_bytes=9, power_w=None)],
+    client=[ClientSample(t_ns=1, pid=2, lag_ns=3, cpu_s=0.1, streams=4)],
 )

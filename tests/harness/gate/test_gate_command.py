@@ -12,8 +12,11 @@ from rich.console import Console
 
 from harness.errors import ConfigError
 from harness.gate.judge import Judgement
+from harness.gate.run_folder import read_run
 from harness.gate.verdict import Check, Verdict
 from harness.gate_command import GateOrder, gate_and_show, print_judgement
+from harness.judged import UnusableRunError
+from harness.store import RECORDS
 from tests.harness.gate import gated
 from tests.harness.gate.test_gate_files import judgement
 
@@ -127,16 +130,23 @@ def test_rows_that_a_round_has_lost_are_missed(
     assert "the files of the rounds have 0 rows" in said(capsys)["checks"][0]["reason"]
 
 
-def test_bytes_flipped_within_a_file_are_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_byte_flipped_in_any_column_of_any_file_is_found(name: str, tmp_path: Path) -> None:
     run = gated.save(tmp_path / "run")
-    file = run / "requests.parquet"
-    start = pq.read_metadata(file).row_group(0).column(0).data_page_offset
-    content = bytearray(file.read_bytes())
-    content[start : start + 20] = bytes(255 - byte for byte in content[start : start + 20])
-    file.write_bytes(content)
-    assert "requests.parquet cannot be read" in undecided(run, capsys)
+    file = run / f"{name}.parquet"
+    whole = file.read_bytes()
+    columns = pq.read_metadata(file).row_group(0)
+    read_run(run)
+    for number in range(columns.num_columns):
+        column = columns.column(number)
+        end = column.data_page_offset  # of a dictionary, whose last bytes are a value
+        if not column.has_dictionary_page:
+            end += column.total_compressed_size
+        content = bytearray(whole)
+        content[end - 1] ^= 255
+        file.write_bytes(content)
+        with pytest.raises(UnusableRunError, match=f"{name}.parquet cannot be read"):
+            read_run(run)
 
 
 def test_requests_that_ended_otherwise_than_was_counted_are_found(
