@@ -79,26 +79,26 @@ def check_engine_is_ours(
                 "at a URL is started with its own settings"
             )
     for arm in workload.arms:
-        url = target_url if arm.target is None else arm.target.url
-        if arm.engine and url is not None:
+        place = target_url if arm.target is None else arm.target.place
+        if arm.engine and place is not None:
             raise ConfigError(
                 f"workload {workload.name}, arm `{arm.name}`: changes {_keys(arm.engine)}, which "
-                f"the server at {url} would not feel: all such arms would be the same. Leave "
-                "--target out to compare bundled engines, or start a server for each arm and name "
-                "it in the arm: [arms.target] url"
+                f"the server at {place} would not feel: all such arms would be the same. Leave "
+                "--target out to compare bundled engines, or give each arm a server of its own: "
+                "[arms.target] url, or command"
             )
     if target_url is not None and workload.arms and all(arm.target for arm in workload.arms):
         raise ConfigError(f"--target {target_url}: every arm of {workload.name} has its own")
 
 
 def unused_engine_settings(workload: Workload) -> str | None:
-    """Said of a run on a server at a URL whose workload's file has settings of the bundled engine;
-    None where it has none."""
+    """Said of a run on another server than the bundled engine, whose settings the workload's file
+    has; None where it has none."""
     defaults = EngineSettings()
     chosen = {name: value for name, value in workload.engine if value != getattr(defaults, name)}
     if not chosen:
         return None
-    return f"the workload's {_keys(chosen)}: not used, the server was started by somebody else"
+    return f"the workload's {_keys(chosen)}: not used, this server has settings of its own"
 
 
 def _changed(section: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:

@@ -144,16 +144,30 @@ class CollectSettings(Section):
 
 
 class ArmTarget(Section):
-    """`[arms.target]`: the server of this arm. What is absent is as typed for all (`--engine`,
-    `--model`, `--api-key-env`, `--ca-file`; `--header` holds for all servers), but for its metrics
-    pages: those are its own."""
+    """`[arms.target]`: the server of this arm, at a `url` or started by a `command` for each of its
+    runs (`harness.server_command`). What is absent is as typed for all (`--engine`, `--model`,
+    `--api-key-env`, `--ca-file`; `--header` holds for all servers), but for its metrics pages:
+    those are its own."""
 
-    url: Annotated[str, Field(min_length=1)]
+    url: Annotated[str, Field(min_length=1)] | None = None
+    command: Annotated[str, Field(min_length=1)] | None = None
+    ready_s: Annotated[float, Field(gt=0)] = 600.0
     engine: str | None = None
     model: str | None = None
     metrics_urls: list[str] = Field(default_factory=list)
     api_key_env: str | None = None
     ca_file: str | None = None
+
+    @model_validator(mode="after")
+    def _has_one_place(self) -> Self:
+        if (self.url is None) == (self.command is None):
+            raise ValueError("needs either a `url` or a `command`")
+        return self
+
+    @property
+    def place(self) -> str:
+        """Where it is, for a person."""
+        return self.url or f"`{self.command}`"
 
 
 class ArmSettings(Section):

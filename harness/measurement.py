@@ -12,7 +12,6 @@ from dataclasses import replace
 import httpx
 import msgspec
 
-from harness.arms import unused_engine_settings
 from harness.calibration import CalibrationError, calibrate
 from harness.collect.clock import check_clock
 from harness.collect.collector import Collector, Scraping
@@ -22,6 +21,7 @@ from harness.collect.prometheus import find_unseen, read_roles, read_samples
 from harness.collect.source import Notes, SourceError, jittered
 from harness.config import as_plain_data
 from harness.errors import InterruptedRunError
+from harness.finding import find_server
 from harness.interruption import Interruption
 from harness.live import LatencySoFar
 from harness.load.plan import LoadPlan, write_plan
@@ -41,7 +41,7 @@ from harness.order import ResolvedOrder, make_load_plan
 from harness.progress import Progress, Snapshot
 from harness.reach import http_client
 from harness.records import LifecycleEvent
-from harness.server import Server, attach, choose_runner, engine_command, started_engine
+from harness.server import Server
 from harness.server_facts import (
     FITS_NOTHING,
     metrics_pages,
@@ -127,7 +127,15 @@ class Measurement:
         hold then what there was up to there."""
         with ExitStack() as stack:
             client = stack.enter_context(self._client(10.0))
-            server = self._find_server(stack, client)
+            server = find_server(
+                self._resolved,
+                self._folder.log("engine"),
+                stack,
+                client=client,
+                notes=self.notes,
+                progress=self._progress,
+                interruption=self._interruption,
+            )
             metrics_urls = self._note_target(server)
             self._note_version(client, server)
             server = self._with_slots(client, server)
@@ -252,29 +260,6 @@ class Measurement:
         self._progress.phase("asking whether the server still serves")
         timeout_s = self._resolved.workload.run.timeout_s
         self.manifest.probing = probe_service(self._asker(client, server), longest_s=timeout_s)
-
-    def _find_server(self, stack: ExitStack, client: httpx.Client) -> Server:
-        model = self._resolved.order.model
-        if (url := self._resolved.url) is not None:
-            self._progress.phase(f"connecting to {url}")
-            if (note := unused_engine_settings(self._resolved.workload)) is not None:
-                self.notes.add(note)
-            return attach(url, self._target, model=model, client=client, engine=None)
-        settings = self._resolved.workload.engine
-        runner = choose_runner(settings)
-        if settings.runner == "auto" and runner == "simulated":
-            text = "torch is not installed: the engine simulates its model (steps of a set length)"
-            self.notes.add(text)
-            self._progress.phase(text)
-        self._progress.phase(f"starting the reference engine ({runner} runner)")
-        engine, url = stack.enter_context(
-            started_engine(
-                engine_command(settings, runner, model=model),
-                self._folder.log("engine"),
-                interrupted=lambda: self._interruption.requested,
-            )
-        )
-        return attach(url, self._target, model=model, client=client, engine=engine)
 
     def _note_target(self, server: Server) -> list[str]:
         metrics_urls = metrics_pages(self._resolved.metrics_urls, server, self._target)

@@ -27,6 +27,7 @@ from harness.load.plan import LoadPlan, Timeouts
 from harness.load_order import check_files, make_load
 from harness.open_loop_order import check_trace, make_open_loop
 from harness.server import Server
+from harness.server_command import parse_command
 
 ONLY_ARM = "main"
 
@@ -36,11 +37,14 @@ UNKNOWN_SCRAPE_INTERVAL_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOrder:
-    """One `walkaway run`, as it was typed. Without `target_url` the bundled engine is started."""
+    """One `walkaway run`, as it was typed. Without `target_url` the bundled engine is started, or
+    what an arm's own command starts, which then has `ready_s` seconds until it serves."""
 
     workload: str
     settings: list[str] = field(default_factory=list)
     target_url: str | None = None
+    target_command: list[str] | None = None
+    ready_s: float = 0.0
     engine: str = "reference"
     model: str | None = None
     metrics_urls: list[str] = field(default_factory=list)
@@ -115,7 +119,7 @@ def _resolve(
 ) -> ResolvedOrder:
     """An order of a single run, with everything about its server. Raises ConfigError."""
     target = load_target(order.engine)
-    if order.target_url is None and not target.lifecycle:
+    if order.target_url is None and order.target_command is None and not target.lifecycle:
         raise ConfigError(f"--engine {order.engine} needs --target URL: it is not started for you")
     check_files(workload, folder)
     check_trace(workload, folder)
@@ -132,12 +136,15 @@ def _resolve(
 
 
 def _order_for(order: RunOrder, target: ArmTarget | None) -> RunOrder:
-    """The order with an arm's own server in it; raises ConfigError for a CA file that is none."""
+    """The order with an arm's own server in it. Raises ConfigError for a CA file that is none, and
+    for a command that takes no port."""
     if target is None:
         return order
     return replace(
         order,
         target_url=target.url,
+        target_command=None if target.command is None else parse_command(target.command),
+        ready_s=target.ready_s,
         engine=target.engine or order.engine,
         model=target.model or order.model,
         metrics_urls=target.metrics_urls,

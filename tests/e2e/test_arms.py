@@ -1,11 +1,13 @@
 """Several arms in rounds, on real processes: what is kept, what is compared, how it ends."""
 
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -203,15 +205,17 @@ def test_what_was_saved_before_a_kill_can_be_judged_later(tmp_path: Path) -> Non
     assert summary["arms"]["other"]["metrics"] == {}
 
 
-def test_two_builds_by_url_are_compared(tmp_path: Path) -> None:
+def test_two_builds_by_url_and_by_command_are_compared(tmp_path: Path) -> None:
     simulated = ("--runner", "simulated", "--sim-fixed-ms", "3", "--max-num-seqs", "4")
-    with running(*simulated) as good, running(*simulated, "--fault", "delay-abort=0.1") as slow:
+    slow = [sys.executable, "-m", "reference_engine", "--port", "{port}", *simulated]
+    slow += ["--fault", "delay-abort=0.1"]
+    with running(*simulated) as good:
         text = WORKLOAD.format(rounds=3, abandons=6, other="")
         base, _, _ = text.partition("[engine]")
         path = tmp_path / "builds.toml"
         path.write_text(
             f'{base}[[arms]]\nname = "good"\ntarget.url = "{good.url}"\n'
-            f'[[arms]]\nname = "slow"\ntarget.url = "{slow.url}"\n'
+            f'[[arms]]\nname = "slow"\ntarget.command = "{shlex.join(slow)}"\n'
         )
         harness = Harness(path, tmp_path / "run")
         try:
@@ -223,7 +227,10 @@ def test_two_builds_by_url_are_compared(tmp_path: Path) -> None:
         for name, run in runs_of(harness.run).items()
     }
     assert urls["1-good"] == urls["2-good"] == good.url
-    assert urls["1-slow"] == urls["3-slow"] == slow.url
+    assert {urls["1-slow"], urls["3-slow"]}.isdisjoint({good.url})
+    for place in (urls["1-slow"], urls["2-slow"], urls["3-slow"]):
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(place)
     (found,) = harness.run.summary["differences"]["signal_s"]["p50"]
     assert (found["arm"], found["reference"], found["n"]) == ("slow", "good", 3)
     low, high = found["difference_ci95"]

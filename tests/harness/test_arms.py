@@ -232,7 +232,7 @@ def test_what_the_file_says_of_the_engine_is_only_noted(tmp_path: Path) -> None:
     resolved = resolve(tmp_path, BASE.replace("rounds = 4", ""), target_url=url)
     said = unused_engine_settings(resolved.workload)
     assert said == (
-        "the workload's `engine.num_blocks`: not used, the server was started by somebody else"
+        "the workload's `engine.num_blocks`: not used, this server has settings of its own"
     )
     plain = BASE.replace("rounds = 4", "").replace("num_blocks = 99", "")
     assert unused_engine_settings(resolve(tmp_path, plain, target_url=url).workload) is None
