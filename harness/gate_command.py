@@ -127,6 +127,8 @@ def _terms(order: GateOrder, measured: Measured) -> Terms:
     arms = [arm["name"] for arm in workload["arms"]]
     limits = _limits(order, settings, arms)
     names_baseline = any(limit.against == BASELINE for limit in limits)
+    if order.saves_baseline:
+        limits = [limit for limit in limits if limit.against != BASELINE]
     baseline = _baseline(order, measured)
     if baseline is not None and not names_baseline:
         noise = float(settings.get("noise", 0.1))

@@ -26,6 +26,7 @@ Relation = Literal["-", "/"]
 
 RUN: Final = "run"  # the one side of a workload without arms
 BASELINE: Final = "baseline"
+_TAKEN: Final = {BASELINE: "a run that was saved", RUN: "a run without arms"}
 KEYS: Final = ("mean", "p50", "p90", "p95", "p99", "max", "upper95", "lower95")
 KEYS_PER_ROUND: Final = ("mean", "p50", "p99")  # of these a summary keeps a value a round
 
@@ -107,8 +108,14 @@ _HOLDS: Final[Mapping[Operator, Callable[[float, float], bool]]] = {
 
 
 def parse_limits(lines: Iterable[str], *, source: str, arms: Sequence[str]) -> list[Limit]:
-    """All limits of a workload or a file. Raises ConfigError with a line for each thing wrong."""
-    found, problems = [], []
+    """All limits of a workload or a file. Raises ConfigError with a line for each thing wrong, also
+    for an arm with a name that means something else in a limit."""
+    found: list[Limit] = []
+    problems = [
+        f"{source}: an arm cannot be named `{arm}`: in a limit that is {_TAKEN[arm]}"
+        for arm in arms
+        if arm in _TAKEN
+    ]
     for number, line in enumerate(lines, start=1):
         text = " ".join(line.partition("#")[0].split())
         if not text:
@@ -132,7 +139,7 @@ def _parse(text: str, arms: Sequence[str]) -> list[Limit]:
     arm, number = parts.pop("arm") or RUN, _number(parts.pop("number"))
     limit = Limit(arm=arm, number=number, **parts)
     _check_names(limit)
-    if arms and arm == RUN and RUN not in arms and limit.against in (None, BASELINE):
+    if arms and arm == RUN and limit.against in (None, BASELINE):
         return [replace(limit, arm=one) for one in arms]
     _check_sides(limit, arms)
     return [limit]
@@ -191,7 +198,10 @@ def _contradictions(limits: Sequence[Limit]) -> Iterable[str]:
 
 
 def _impossible(limit: Limit) -> str | None:
-    """No figure by itself is below 0, but for those that are differences; no share is above 1."""
+    """No figure by itself is below 0, but for those that are differences, and no ratio; no share is
+    above 1."""
+    if limit.relation == "/" and not _is_kept_between(limit, 0, math.inf):
+        return "a ratio is never below 0"
     if limit.relation is not None:
         return None
     if limit.metric not in _CAN_BE_NEGATIVE and not _is_kept_between(limit, 0, math.inf):

@@ -268,6 +268,12 @@ def test_a_run_is_saved_as_the_baseline_and_the_next_is_held_to_it(tmp_path: Pat
     assert gate(save_rounds(tmp_path / "worse", 2.01, 2.0, 2.02), limit) == 3
 
 
+def test_the_first_baseline_is_saved_though_limits_name_it(tmp_path: Path) -> None:
+    limit = "build / baseline: cancel_latency_steps.mean <= 1.1"
+    assert gate(save_rounds(tmp_path / "first", 1.0, 1.02, 0.98), limit, saves_baseline=True) == 0
+    assert gate(save_rounds(tmp_path / "worse", 2.01, 2.0, 2.02), limit) == 3
+
+
 def test_an_arm_is_compared_under_its_own_load_and_with_its_own_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

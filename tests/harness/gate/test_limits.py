@@ -90,6 +90,15 @@ def test_with_arms_a_limit_that_names_none_holds_for_each() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["baseline", "run"])
+def test_no_arm_has_a_name_that_means_something_else_in_a_limit(name: str) -> None:
+    said = f"an arm cannot be named `{name}`"
+    assert said in refusal(f"new - {name}: itl_s.mean <= 0.5", arms=(name, "new"))
+    settings = [f'arms=[{{name="{name}"}}]', "run.rounds=3"]
+    with pytest.raises(ConfigError, match=said):
+        resolve_order(RunOrder(workload="gate", settings=settings))
+
+
 def test_the_workloads_own_limits_hold_for_rounds_of_it() -> None:
     settings = ['arms=[{name="build"}]', "run.rounds=3"]
     assert resolve_order(RunOrder(workload="gate", settings=settings)).arm_runs
@@ -134,6 +143,11 @@ def test_limits_that_contradict_are_named(first: str, second: str, contradict: b
 )
 def test_a_limit_that_nothing_can_keep_is_named(line: str, said: str) -> None:
     assert f"`{line}` is impossible: {said}" in refusal(line)
+
+
+def test_a_ratio_is_never_negative() -> None:
+    said = refusal("new / old: itl_s.mean <= -1", arms=("old", "new"))
+    assert "`new / old: itl_s.mean <= -1` is impossible: a ratio is never below 0" in said
 
 
 @pytest.mark.parametrize(
