@@ -13,7 +13,7 @@ import pytest
 
 from harness import run_command
 from harness.commands import app
-from harness.errors import TargetError
+from harness.errors import ConfigError, TargetError
 from harness.load.options import add_arguments, load_plan
 from harness.load.plan import LoadPlan
 from harness.order import RunOrder, resolve_order
@@ -108,6 +108,19 @@ def test_the_line_that_repeats_a_run_of_a_page_orders_the_same(
     again = resolve_order(ordered_by(line, monkeypatch))
     as_typed = replace(again.order, settings=ordered.order.settings, out=ordered.order.out)
     assert replace(again, order=replace(as_typed, command=ordered.order.command)) == ordered
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("foo bar", "Host foo bar: must be a URL such as http://127.0.0.1:8000"),
+        ("http://me:secret@host", "Host: holds a user name or password, which"),
+    ],
+)
+def test_a_host_that_is_none_is_said_of_its_field(host: str, why: str) -> None:
+    order = {"workload": "demo", "settings": ["engine.runner=simulated"]}
+    with pytest.raises(ConfigError, match=f"^{why}"):
+        resolve({"order": order, "fields": {"host": host}})
 
 
 def test_of_the_settings_of_one_key_the_line_has_the_last_in_its_place() -> None:
