@@ -3,8 +3,9 @@
 Four processes of rows: the clients (a row a user, a slice a request, and in it the wait for the
 first token), the engine's batch slots and its queue (as many rows as were taken at once: the log
 does not number them), and its steps with what ran and waited. An abandon is a mark in the client's
-row; that it was detected, removed and freed are marks in the slot's, or the queue's. The engine's
-rows are drawn only where its clock is the clients'.
+row; that it was detected, removed and freed are marks in the slot's, or the queue's. What the log
+never let go of reaches to the log's end, and says so. The engine's rows are drawn only where its
+clock is the clients'.
 
 Pure: from frames to events of the Trace Event Format (Google, "Trace Event Format", 2016): X a
 slice with its length, i a mark, C a counter, M a name. Times are microseconds after the first.
@@ -30,6 +31,7 @@ APART: Final = 1_000_000  # Perfetto takes numbers of rows for threads of one ma
 MARKS: Final = {"disconnected": "detect", "removed": "remove", "blocks_freed": "free"}
 ENTERED: Final = {"arrived": QUEUE, "admitted": SLOTS, "preempted": QUEUE, "resumed": SLOTS}
 GONE: Final = frozenset({"blocks_freed", "finished"})
+KEPT: Final = "never freed"
 COUNTERS: Final = {  # Perfetto shows the name and what is counted: "running requests"
     "num_running": ("running", "requests"),
     "num_waiting": ("waiting", "requests"),
@@ -109,24 +111,29 @@ def _requests(lifecycle: pd.DataFrame, slots: Rows, queue: Rows) -> Iterator[Eve
     """What the engine's log tells of each request: its stretches, and the marks in the last."""
     ordered = lifecycle.sort_values("seq")
     names = _client_names(ordered)
+    until_ns = int(ordered["t_ns"].max())
     stretches = sorted(
-        (start_ns, end_ns, where, str(request))
+        (start_ns, until_ns if end_ns is None else end_ns, where, str(request), end_ns is None)
         for request, log in ordered.groupby("request_id", sort=False)
         for start_ns, end_ns, where in _stretches(log["event"].tolist(), log["t_ns"].tolist())
     )
     place_of: dict[str, tuple[int, int]] = {}
-    for start_ns, end_ns, where, request in stretches:
+    for start_ns, end_ns, where, request, is_kept in stretches:
         rows, owner = (slots, "slot") if where == SLOTS else (queue, "queue")
         place_of[request] = where, rows.take(owner, start_ns, end_ns)
-        yield _slice(names[request], *place_of[request], start_ns, end_ns)
+        name = f"{names[request]}, {KEPT}" if is_kept else names[request]
+        yield _slice(name, *place_of[request], start_ns, end_ns)
     marks = ordered[ordered["event"].isin(MARKS) & ordered["request_id"].isin(place_of)]
     columns = marks["t_ns"], marks["event"], marks["request_id"]
     for t_ns, event, request in zip(*columns, strict=True):
         yield _mark(MARKS[event], *place_of[request], int(t_ns), {"request_id": names[request]})
 
 
-def _stretches(events: Sequence[str], times: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """When a request was in the queue and when in a batch slot; what has no end has none here."""
+def _stretches(
+    events: Sequence[str], times: Sequence[int]
+) -> Iterator[tuple[int, int | None, int]]:
+    """From when and to when a request was in the queue or in a batch slot, and which; None: the log
+    does not tell its end."""
     since: int | None = None
     where = QUEUE
     for event, t_ns in zip(events, times, strict=True):
@@ -135,6 +142,8 @@ def _stretches(events: Sequence[str], times: Sequence[int]) -> Iterator[tuple[in
         if since is not None:
             yield since, t_ns, where
         since, where = (None, QUEUE) if event in GONE else (t_ns, ENTERED[event])
+    if since is not None:
+        yield since, None, where
 
 
 def _client_names(lifecycle: pd.DataFrame) -> dict[str, str]:

@@ -11,11 +11,13 @@ from harness.library import load_run
 
 
 def export_run(run: Path, *, trace: Path | None, aiperf: Path | None, force: bool) -> None:
-    """Write what was asked for. Raises ConfigError where nothing was, where a file is there already
-    or cannot be written, and where the run's rows are not there."""
+    """Write what was asked for. Raises ConfigError where nothing was, where a file is named twice,
+    is there already or cannot be written, and where the run's rows are not there."""
     files = [file for file in (trace, aiperf) if file is not None]
     if not files:
         raise ConfigError("nothing to write: name a file with --trace or with --aiperf")
+    if trace is not None and aiperf is not None and trace.resolve() == aiperf.resolve():
+        raise ConfigError(f"{trace}: is named by --trace and by --aiperf: name a file for each")
     for file in files:
         if file.exists() and not force:
             raise ConfigError(f"{file}: is there already; overwrite it with --force")

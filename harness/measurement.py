@@ -114,9 +114,13 @@ class Measurement:
         return News([], seen) if self._collector is None else self._collector.lifecycle.since(seen)
 
     def gauges(self) -> dict[str, float]:
-        """The last scrape, by role; empty where nothing was scraped."""
-        scrape = [] if self._collector is None else self._collector.latest_scrape()
-        return read_roles(scrape, self._target.metrics)
+        """The last scrape, by role; where nothing was scraped, what the latest step tells."""
+        if self._collector is None:
+            return {}
+        if scrape := self._collector.latest_scrape():
+            return read_roles(scrape, self._target.metrics)
+        steps = self._collector.steps.latest()[-1:]
+        return {"running": steps[0].num_running, "waiting": steps[0].num_waiting} if steps else {}
 
     def step_s(self) -> float | None:
         """How long a step of the engine typically took so far; None where it tells of none."""
@@ -352,9 +356,8 @@ class Measurement:
             if self.manifest.clock.comparable:
                 new, seen = self.events_since(seen)
                 latency.add(snapshot.left_ns, new)
-            gauges = read_roles(collector.latest_scrape(), self._target.metrics)
             self._progress.update(
-                replace(snapshot, gauges=gauges, cancel_latency_s=latency.typical_s)
+                replace(snapshot, gauges=self.gauges(), cancel_latency_s=latency.typical_s)
             )
 
         self._progress.phase(describe_load(plan))

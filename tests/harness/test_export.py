@@ -93,6 +93,23 @@ def test_the_marks_stand_in_the_row_of_their_request(make_run: Callable[[], RunB
     } <= found
 
 
+def test_what_was_never_freed_reaches_to_the_end_of_the_log(
+    make_run: Callable[[], RunBuilder],
+) -> None:
+    run = make_run()
+    run.abandon("ghost", t0=100, tokens=[50, 80])
+    run.events("ghost", arrived=5, admitted=10, first_token=50, disconnected=101)
+    run.request("b", sent=110, tokens=[140], outcome="completed", end=195)
+    run.events("b", arrived=111, admitted=112, blocks_freed=194, finished=194)
+    events = traced(run)
+    assert slices(events, SLOTS) == [("ghost, never freed", 10, 184, 1), ("b", 112, 82, 2)]
+    assert [event["name"] for event in events if event["ph"] == "i"] == [
+        "abandon",
+        "detect",
+        "free",
+    ]
+
+
 def test_the_events_are_sorted_and_no_slices_of_a_row_cross(
     make_run: Callable[[], RunBuilder],
 ) -> None:
@@ -193,5 +210,9 @@ def test_the_command_writes_both_files(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, [*order, "--force"]).exit_code == 0
     nowhere = CliRunner().invoke(app, ["export", str(run), "--trace", str(tmp_path / "no" / "t")])
     assert "cannot be written" in str(nowhere.exception)
+    one = str(tmp_path / "one.json")
+    both = CliRunner().invoke(app, ["export", str(run), "--trace", one, "--aiperf", one])
+    assert "is named by --trace and by --aiperf" in str(both.exception)
+    assert not Path(one).exists()
     nothing = CliRunner().invoke(app, ["export", str(run)])
     assert "nothing to write" in str(nothing.exception)
