@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from harness.records import ClientSample, LifecycleEvent, Outcome, RequestRow
+from harness.records import ClientSample, LifecycleEvent, Outcome, RequestRow, WireClose
 
 MOST_POINTS: Final = 600
 MOST_MARKS: Final = 1_000
@@ -119,7 +119,7 @@ class LiveRun:
             leave = Leave(row.abandoned_ns, row.tokens_read)
             if event is not None:
                 self._over(leave, event)
-            elif self._has_log:
+            elif self._has_log and row.wire_close is not WireClose.UNOPENED:
                 self._left.put(row.request_id, leave)
                 self._held += 1
 

@@ -1,6 +1,14 @@
 """What is known of a run while it goes on, from rows and events in whatever order they come."""
 
-from harness.records import ClientSample, LifecycleEvent, Outcome, RequestRow, Role, TokenCounting
+from harness.records import (
+    ClientSample,
+    LifecycleEvent,
+    Outcome,
+    RequestRow,
+    Role,
+    TokenCounting,
+    WireClose,
+)
 from harness.web.live import LAST, MOST_PENDING, Distribution, LiveRun, Thinned
 from harness.web.tab import live_rows
 from harness.words import DASH
@@ -61,6 +69,14 @@ def test_latency_and_waste_do_not_depend_on_who_tells_first() -> None:
         assert (shown["wasted_tokens"], shown["held"]) == (2, 0)
         assert shown["latencies"] == {"kept": [(0.01, 4.0)], "every": 1}
         assert shown["outcomes"]["abandoned"] == 1
+
+
+def test_who_never_had_a_connection_is_held_by_nobody() -> None:
+    live = LiveRun(has_log=True, started_ns=0)
+    row = left("a", at_ms=10, read=0)
+    row.wire_close = WireClose.UNOPENED
+    live.take_rows([row])
+    assert (live.shown()["held"], live.shown()["outcomes"]["abandoned"]) == (0, 1)
 
 
 def test_what_ends_by_itself_was_not_let_go_of_and_still_a_waste() -> None:
