@@ -18,6 +18,7 @@ from rich.text import Text
 from harness.analysis.standing import is_sure
 from harness.comparison import BASELINE, CANDIDATE, Comparison, compare_runs
 from harness.comparison_words import CERTAIN, cells, not_compared, steps_differ
+from harness.errors import ConfigError
 from harness.library import load_run
 from harness.summary_table import LEVEL_STYLE
 from harness.words import shift_in_words
@@ -27,8 +28,18 @@ SPARED: Final = ("times", "in steps", "95 %")  # left out one by one where the t
 
 
 def compare_and_show(baseline: Path, candidates: Sequence[Path], *, as_json: bool) -> None:
-    """Compare and print. Raises ConfigError where two runs cannot be compared, or not be read."""
-    found = compare_runs(load_run(baseline), [load_run(path) for path in candidates])
+    """Compare and print; a candidate that cannot be compared is left out, and said to be. Raises
+    ConfigError where the baseline cannot be read, or no candidate compared with it."""
+    run, found, refused = load_run(baseline), [], []
+    for path in candidates:
+        try:
+            found += compare_runs(run, [load_run(path)])
+        except ConfigError as error:
+            refused.append(str(error))
+    if not found:
+        raise ConfigError("\n".join(refused))
+    for reason in refused:
+        Console(stderr=True).print(Text(f"left out: {reason}", style=LEVEL_STYLE["warning"]))
     if as_json:
         print(json.dumps(msgspec.to_builtins(found), indent=2))  # noqa: T201
         return

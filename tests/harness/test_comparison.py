@@ -183,6 +183,18 @@ def test_tokens_counted_differently_are_not_compared(
     assert any("no figure of tokens is compared" in one.text for one in found.remarks)
 
 
+def test_tokens_of_an_arm_are_told_apart_too(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    whole = json.loads((runs[0] / "summary.json").read_text())
+    for name, counting in (("x", "usage"), ("y", "events")):
+        shutil.copytree(runs[0], tmp_path / name)
+        arms = {"on": whole | {"token_counting": counting}}
+        changed(tmp_path / name, "summary.json", arms=arms, token_counting=None)
+        shutil.copytree(runs[0], tmp_path / name / "rounds" / "1-on")
+    found = compared(tmp_path / "x", tmp_path / "y")
+    wasted = next(one for one in found.pairs if one.metric == "wasted_tokens")
+    assert wasted.note == "tokens are counted differently"
+
+
 def test_a_run_that_is_not_whole_is_told_of(runs: tuple[Path, Path], tmp_path: Path) -> None:
     other = Path(shutil.copytree(runs[1], tmp_path / "other"))
     said = [{"level": "invalid", "text": "nobody left"}]
@@ -200,6 +212,10 @@ def test_other_questions_are_refused(runs: tuple[Path, Path], tmp_path: Path) ->
     result = CliRunner().invoke(app, ["compare", str(runs[0]), str(other)])
     assert isinstance(result.exception, ConfigError)
     assert "cannot be compared: they are of different workloads" in str(result.exception)
+    among = CliRunner().invoke(app, ["compare", *map(str, (runs[0], other, runs[1])), "--json"])
+    assert [one["candidate"] for one in json.loads(among.stdout)] == ["after"]
+    assert "left out: " in among.stderr
+    assert "they are of different workloads" in " ".join(among.stderr.split())
 
 
 def test_arms_are_compared_by_name(runs: tuple[Path, Path], tmp_path: Path) -> None:
