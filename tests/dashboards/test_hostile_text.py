@@ -170,9 +170,10 @@ def test_a_comparison_keeps_names_text(browser: Browser, make_run: MakeRun) -> N
 
 
 def test_a_trend_keeps_names_text(browser: Browser, tmp_path: Path) -> None:
-    for day in range(3):
-        run = save_night(tmp_path / "nights", day, 0.02, others=GOOD)
+    nights = [save_night(tmp_path / "nights", day, 0.02, others=GOOD) for day in range(3)]
+    for day, run in enumerate(nights):
         poison(run, validity=[{"level": "invalid", "text": "said"}] if day == 1 else [])
+    run = nights[-1]
     change_manifest(run, versions={EVIL: EVIL}, hardware={EVIL: EVIL})
     run.rename(run.parent / EVIL_NAME)
     (tmp_path / "nights" / f"{EVIL_NAME}, no run").mkdir()
