@@ -12,6 +12,7 @@ import numpy as np
 
 from harness.analysis.comparable import (
     OF_TOKENS,
+    counting_remark,
     is_counted_alike,
     manifest_remarks,
     step_remark,
@@ -75,7 +76,7 @@ def _common_arms(baseline: Run, candidate: Run) -> list[str]:
 
 
 def _compare(baseline: Run, candidate: Run, arm: str) -> Comparison:
-    first, second = (_arm(run, arm).metrics for run in (baseline, candidate))
+    first, second = (_arm(run, arm) for run in (baseline, candidate))
     shifts, note = _shifts(baseline, candidate, arm)
     return Comparison(
         baseline=baseline.path.resolve().name,
@@ -83,10 +84,12 @@ def _compare(baseline: Run, candidate: Run, arm: str) -> Comparison:
         arm=arm,
         remarks=_remarks(baseline, candidate, arm, note),
         pairs=_pairs(
-            first, second, counted_alike=is_counted_alike(baseline.summary, candidate.summary)
+            first.metrics,
+            second.metrics,
+            counted_alike=is_counted_alike(first.token_counting, second.token_counting),
         ),
         shifts=shifts,
-        metrics={BASELINE: first, CANDIDATE: second},
+        metrics={BASELINE: first.metrics, CANDIDATE: second.metrics},
     )
 
 
@@ -119,14 +122,15 @@ def _step_s(metrics: Mapping[str, Metric]) -> float | None:
 
 
 def _remarks(baseline: Run, candidate: Run, arm: str, note: Remark | None) -> list[Remark]:
-    first, second = (_arm(run, arm).metrics for run in (baseline, candidate))
+    first, second = (_arm(run, arm) for run in (baseline, candidate))
     manifests = [
         msgspec.to_builtins(singles(run, arm)[0].manifest) for run in (baseline, candidate)
     ]
     said = [
         *manifest_remarks(*manifests),
         *summary_remarks(baseline.summary, candidate.summary),
-        step_remark(first.get("step_s"), second.get("step_s")),
+        counting_remark(first.token_counting, second.token_counting),
+        step_remark(first.metrics.get("step_s"), second.metrics.get("step_s")),
         note,
     ]
     return in_level_order([one for one in said if one is not None])

@@ -26,11 +26,13 @@ FIGURES: Final = ("mean", "p50", "p90", "p95", "p99", "max", "upper95", "lower95
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
     """What one arm shows over all its rounds; a run without arms has one. `not_measurable` gives a
-    reason for each figure that could not be known."""
+    reason for each figure that could not be known, `token_counting` what those of tokens rest on.
+    """
 
     outcomes: dict[str, int]
     metrics: dict[str, Metric]
     not_measurable: dict[str, str] = {}
+    token_counting: str | None = None
 
 
 class Run:

@@ -77,25 +77,28 @@ def _of_targets(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> It
 
 
 def summary_remarks(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[Remark]:
-    """What the summaries say of themselves: unfinished or invalid runs, other ways to count."""
+    """What the summaries say of themselves: unfinished or invalid runs."""
     for which, summary in (("baseline", baseline), ("candidate", candidate)):
         if summary.get("status") != "complete":
             yield _warning(f"the {which} is not complete: {summary.get('status')}")
         for said in summary.get("validity", []):
             if said["level"] == "invalid":
                 yield Remark(level="invalid", text=f"the {which}: {said['text']}")
-    if not is_counted_alike(baseline, candidate):
-        first, second = baseline.get("token_counting"), candidate.get("token_counting")
-        yield _warning(
-            f"tokens are counted differently, by {first} and by {second}: no figure of tokens is "
-            "compared"
-        )
 
 
-def is_counted_alike(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> bool:
+def counting_remark(baseline: str | None, candidate: str | None) -> Remark | None:
+    """Said where tokens do not mean the same in both (`token_counting` of their summaries)."""
+    if is_counted_alike(baseline, candidate):
+        return None
+    return _warning(
+        f"tokens are counted differently, by {baseline} and by {candidate}: no figure of tokens is "
+        "compared"
+    )
+
+
+def is_counted_alike(first: str | None, second: str | None) -> bool:
     """Do tokens mean the same in both? Where a summary does not say, they are taken to."""
-    first, second = baseline.get("token_counting"), candidate.get("token_counting")
-    return first == second
+    return None in (first, second) or first == second
 
 
 def step_remark(baseline: Metric | None, candidate: Metric | None) -> Remark | None:

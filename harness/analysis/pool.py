@@ -16,11 +16,13 @@ import pandas as pd
 from harness.analysis.arm_round import ArmRound, pooled_figures
 from harness.analysis.canaries import canary_remarks, known_answers
 from harness.analysis.cancel_figures import latency_by_phase
+from harness.analysis.comparable import OF_TOKENS, is_counted_alike
 from harness.analysis.figure import Figure, Figures
 from harness.analysis.of_each_request import OF_EACH, of_each_request
 from harness.analysis.paired import FEWEST_ROUNDS, compare
 from harness.analysis.stats import Floats
 from harness.analysis.summary import ORDER, count_outcomes, in_order
+from harness.analysis.tokens import token_counting
 from harness.analysis.two_samples import shift_between
 from harness.analysis.validity import Remark, flags
 from harness.analysis.value import Value, ValueTerms, value_of
@@ -36,10 +38,11 @@ def pool(rounds: Sequence[ArmRound], manifest: Mapping[str, Any]) -> dict[str, A
     """The content of the `summary.json` of a workload with arms; needs at least one run.
 
     Keys beside those of a single run: reference (an arm's name), rounds, headlines (as the workload
-    says), arms: {name: outcomes, metrics, not_measurable, flags, breakdown, per_round}, with
-    per_round: {metric: {figure: a value a round}}, and differences: {metric: {figure: an entry for
-    each other arm}}, and shifts: {metric: {arm: `two_samples.Shift` of all its requests against all
-    of the reference}}, and value (`value.Value`; null unless the workload asks for it).
+    says), arms: {name: outcomes, metrics, not_measurable, flags, token_counting, breakdown,
+    per_round}, with per_round: {metric: {figure: a value a round}}, and differences: {metric:
+    {figure: an entry for each other arm}}, and shifts: {metric: {arm: `two_samples.Shift` of all
+    its requests against all of the reference}}, and value (`value.Value`; null unless the workload
+    asks for it).
     """
     workload = manifest["workload"]
     names = [arm["name"] for arm in workload["arms"]]
@@ -86,11 +89,13 @@ def _arm(rounds: Sequence[ArmRound], num_rounds: int) -> dict[str, Any]:
     if not rounds:
         return {"outcomes": {}, **in_order({}), "flags": {}, "per_round": {}, "breakdown": {}}
     figures = pooled_figures(rounds)
+    requests = pd.concat([one.requests for one in rounds], ignore_index=True)
     cancels = pd.concat([one.cancels for one in rounds], ignore_index=True)
     return {
-        "outcomes": count_outcomes(pd.concat([one.requests for one in rounds])),
+        "outcomes": count_outcomes(requests),
         **in_order(figures),
         "flags": flags(figures),
+        "token_counting": token_counting(requests),
         "per_round": _per_round({one.round: one.figures for one in rounds}, figures, num_rounds),
         "breakdown": {"cancel_latency_by_phase": latency_by_phase(cancels)},
     }
@@ -130,11 +135,10 @@ def _differences(
     """Every other arm against the reference, in each figure of each metric that both have by the
     same method: what one arm's log tells exactly another's gauges may see as a bound only."""
     theirs: Mapping[str, Values] = arms[reference]["per_round"]
-    of_reference: Mapping[str, Metric] = arms[reference]["metrics"]
     return {
         metric: {
             key: [
-                _unlike(name, arm["metrics"].get(metric), reference, of_reference.get(metric))
+                _unlike(metric, name, reference, arms)
                 or compare(name, reference, arm["per_round"][metric][key], values)
                 for name, arm in arms.items()
                 if name != reference and key in arm["per_round"].get(metric, {})
@@ -146,17 +150,22 @@ def _differences(
 
 
 def _unlike(
-    name: str, mine: Metric | None, reference: str, theirs: Metric | None
+    metric: str, name: str, reference: str, arms: Mapping[str, Mapping[str, Any]]
 ) -> Difference | None:
     """Said in place of a difference of figures that are not of one kind; None where they are."""
+    mine, theirs = (arms[which]["metrics"].get(metric) for which in (name, reference))
+    counted, otherwise = (arms[which].get("token_counting") for which in (name, reference))
     if mine is None or theirs is None:
         return None
-    if (mine.method, mine.bound) == (theirs.method, theirs.bound):
+    if metric in OF_TOKENS and not is_counted_alike(counted, otherwise):
+        note = f"not compared: tokens by {counted} in {name}, by {otherwise} in {reference}"
+    elif (mine.method, mine.bound) != (theirs.method, theirs.bound):
+        note = (
+            f"not compared: by {mine.method} ({mine.bound}, n {mine.n}) in {name}, "
+            f"by {theirs.method} ({theirs.bound}, n {theirs.n}) in {reference}"
+        )
+    else:
         return None
-    note = (
-        f"not compared: by {mine.method} ({mine.bound}, n {mine.n}) in {name}, "
-        f"by {theirs.method} ({theirs.bound}, n {theirs.n}) in {reference}"
-    )
     return Difference(arm=name, reference=reference, n=0, note=note)
 
 

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from harness.analysis.comparable import OF_TOKENS, is_counted_alike
 from harness.gate.baseline import (
     Baseline,
     depends_on_machine,
@@ -142,7 +143,7 @@ def _known(limit: Limit, measured: Measured, terms: Terms) -> Known | Unknown:
         return figure_range(limit, metric, _rounds(mine, limit))
     if limit.against != BASELINE:
         other = measured.sides[limit.against]
-        return _unlike(limit, metric, other) or between_arms(
+        return _unlike(limit, mine, other) or between_arms(
             limit, _rounds(mine, limit), _rounds(other, limit)
         )
     if terms.baseline is None:
@@ -158,7 +159,7 @@ def _since(limit: Limit, metric: Metric, mine: Side, before: Measured) -> Known 
         )
     if why := why_not_comparable(mine.conditions, side.conditions):
         return Unknown(reason=f"not comparable: {why}", to_decide="a baseline of the same")
-    if unlike := _unlike(limit, metric, side):
+    if unlike := _unlike(limit, mine, side):
         return unlike
     machine = other_machine(mine.conditions, side.conditions)
     if machine is not None and depends_on_machine(metric.unit):
@@ -170,11 +171,20 @@ def _since(limit: Limit, metric: Metric, mine: Side, before: Measured) -> Known 
     return since_baseline(limit, _rounds(mine, limit), _rounds(side, limit))
 
 
-def _unlike(limit: Limit, metric: Metric, other: Side) -> Unknown | None:
+def _unlike(limit: Limit, mine: Side, other: Side) -> Unknown | None:
     """Figures that are not of one kind are not compared."""
-    theirs = other.metrics.get(limit.metric)
+    metric, theirs = mine.metrics[limit.metric], other.metrics.get(limit.metric)
     if theirs is None:
         return _missing(limit, other, "two that can measure it", of=f"{limit.against}: ")
+    if limit.metric in OF_TOKENS and not is_counted_alike(
+        mine.token_counting, other.token_counting
+    ):
+        return Unknown(
+            reason=f"tokens are counted by {mine.token_counting} in {limit.arm}, by "
+            f"{other.token_counting} in {limit.against}",
+            to_decide="tokens counted alike in both (a server that tells of its usage in the "
+            "stream counts them itself)",
+        )
     if (metric.method, metric.bound) == (theirs.method, theirs.bound):
         return None
     return Unknown(

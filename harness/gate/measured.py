@@ -29,13 +29,16 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of the run, or of one of its arms. `per_round`: {metric: {figure: a value a
-    round}}; of a run without arms that is one value. `conditions`: those of this arm."""
+    round}}; of a run without arms that is one value. `conditions`: those of this arm.
+    `token_counting`: what figures of tokens rest on; None where that was not told.
+    """
 
     conditions: Conditions
     metrics: dict[str, Metric]
     not_measurable: dict[str, str]
     per_round: dict[str, dict[str, list[float | None]]]
     abandoned: int
+    token_counting: str | None = None
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +116,7 @@ def _side(
         not_measurable=dict(part.get("not_measurable") or {}),
         per_round=per_round,
         abandoned=int(part["outcomes"].get(Outcome.ABANDONED.value, 0)),
+        token_counting=part.get("token_counting"),
     )
 
 

@@ -222,3 +222,24 @@ def test_figures_by_different_methods_are_not_compared(make_arm: MakeArm) -> Non
     assert found["note"] == (
         "not compared: by gauge (lower, n 1) in on, by counter (point, n 1) in off"
     )
+
+
+def test_tokens_that_are_counted_differently_are_not_compared(make_arm: MakeArm) -> None:
+    rounds = [
+        make_arm(number, arm, gaps=[9 + number, 12], preemptions=2)
+        for number in (1, 2, 3)
+        for arm in ("off", "on")
+    ]
+    by_events = [
+        replace(one, requests=one.requests.assign(token_counting="events"))
+        if one.arm == "on"
+        else one
+        for one in rounds
+    ]
+    summary = pool(by_events, MANIFEST)
+    assert summary["arms"]["off"]["token_counting"] == "usage"
+    (gaps,) = summary["differences"]["itl_s"]["mean"]
+    assert (gaps["n"], gaps["difference"]) == (0, None)
+    assert gaps["note"] == "not compared: tokens by events in on, by usage in off"
+    (first_token,) = summary["differences"]["ttft_s"]["mean"]
+    assert first_token["n"] == 3

@@ -53,9 +53,12 @@ GOOD = {
 
 
 def arm(
-    metrics: Mapping[str, Metric], rounds: Mapping[str, Values] | None = None
+    metrics: Mapping[str, Metric],
+    rounds: Mapping[str, Values] | None = None,
+    counting: str | None = "usage",
 ) -> dict[str, Any]:
     return {
+        "token_counting": counting,
         "outcomes": {"abandoned": 2, "completed": 1},
         "metrics": {name: msgspec.to_builtins(one) for name, one in metrics.items()},
         "not_measurable": {"slot_recovery_s": "the workload has no probes"},

@@ -282,6 +282,38 @@ def test_figures_by_different_methods_are_not_compared() -> None:
     assert "by exact (lower) in new" in found.checks[1].reason
 
 
+def wasting(name: str, values: Rounds, counting: str | None) -> dict[str, dict[str, Any]]:
+    """An arm with so many wasted tokens a round."""
+    metric = gated.steps()
+    metric.unit = "tokens"
+    rounds = {"wasted_tokens": {"mean": list(values)}}
+    return {name: gated.arm({"wasted_tokens": metric}, rounds, counting)}
+
+
+def of_arms(*arms: dict[str, dict[str, Any]]) -> Measured:
+    merged = {name: one for arm in arms for name, one in arm.items()}
+    return gated.measured(gated.summary_of_arms(merged), list(merged))
+
+
+@pytest.mark.parametrize(
+    ("counting", "expected"), [("usage", PASS), ("events", OPEN), (None, PASS)]
+)
+def test_tokens_are_compared_where_they_are_counted_alike(
+    counting: str | None, expected: Verdict
+) -> None:
+    """Of a summary from before that was told nothing is known."""
+    values = [3.0, 3.1, 2.9]
+    old, new = wasting("old", values, counting), wasting("new", values, "usage")
+    arms = judged(of_arms(old, new), "new - old: wasted_tokens.mean <= 1").checks[1]
+    before = of_arms(wasting("new", values, counting))
+    line = "new / baseline: wasted_tokens.mean <= 1.5"
+    since = judged(of_arms(new), line, baseline=before).checks[1]
+    assert [arms.verdict, since.verdict] == [expected] * 2
+    if expected is OPEN:
+        assert arms.reason == "tokens are counted by usage in new, by events in old"
+        assert since.reason == "tokens are counted by usage in new, by events in baseline"
+
+
 # Against a baseline.
 
 
