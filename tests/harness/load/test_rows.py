@@ -1,8 +1,10 @@
 """Shards: what one process wrote another can read, while it is being written and after a crash."""
 
 import platform
+import resource
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from harness.load.rows import ShardReader, ShardWriter
@@ -74,6 +76,35 @@ def test_a_damaged_line_costs_only_itself(tmp_path: Path) -> None:
     reader = ShardReader(tmp_path, RequestRow)
     assert reader.read_new() == [row("a")]
     assert reader.damaged == 1
+
+
+def test_a_line_that_is_torn_inside_a_character_is_damaged(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path, RequestRow, 1) as writer:
+        writer.write(msgspec.structs.replace(row("a"), error="é"), row("b"))
+    (path,) = tmp_path.iterdir()
+    torn, rest = path.read_bytes().split("é".encode()[1:])
+    path.write_bytes(torn + b"\n" + rest.partition(b"\n")[2])
+    reader = ShardReader(tmp_path, RequestRow)
+    assert reader.read_new() == [row("b")]
+    assert reader.damaged == 1
+
+
+def test_a_disk_that_was_full_in_the_middle_of_a_line_costs_no_row(tmp_path: Path) -> None:
+    """As on a full disk, here by a limit on the size of files."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with ShardWriter(tmp_path, RequestRow, 1) as writer:
+        writer.write(row("a"))
+        (path,) = tmp_path.iterdir()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 50, limits[1]))
+        try:
+            with pytest.raises(OSError, match="No space left"):
+                writer.write(row("b"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        writer.write(row("c"))
+    reader = ShardReader(tmp_path, RequestRow)
+    assert reader.read_new() == [row("a"), row("b"), row("c")]
+    assert reader.damaged == 0
 
 
 def test_rows_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
