@@ -29,7 +29,7 @@ from harness.records import (
     Way,
     WireClose,
 )
-from tests.harness.load.load_process import LoadProcess
+from tests.harness.load.load_process import LOCUSTFILE, LoadProcess
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, Script, ScriptedServer
@@ -205,6 +205,27 @@ def test_trouble_is_told_apart(serve: Serve, tmp_path: Path) -> None:
     assert "out of blocks" in errors
     failures = {entry["name"]: entry["num_failures"] for entry in child.stats}
     assert failures == {"rejected": 1, "failed": 2, "cut_off": 0}
+
+
+def test_a_bug_of_ours_makes_no_busy_loop(tmp_path: Path) -> None:
+    """Each user asks, fails, and pauses before it asks again."""
+    broken = tmp_path / "locustfile.py"
+    broken.write_text(
+        f"""
+import runpy
+globals().update(runpy.run_path({str(LOCUSTFILE)!r}))
+from harness.load.client import StreamClient
+def ask(*_):
+    raise RuntimeError("a bug")
+StreamClient.ask = ask
+"""
+    )
+    load = abandoning(tokens=[4], stay_share=0.0, stop_after=None)
+    options = ("-f", str(broken))
+    child = LoadProcess(tmp_path, "http://127.0.0.1:9", load, 1, max_seconds=2.0, options=options)
+    _, log = child.process.communicate(timeout=90)
+    child.stdin.close()
+    assert 1 <= log.count("RuntimeError: a bug") <= 5
 
 
 class TestSlotRecovery:
