@@ -14,17 +14,19 @@ from rich.text import Text
 
 from harness.analysis.paired import FEWEST_ROUNDS
 from harness.errors import ConfigError
-from harness.gate.baseline import Baseline, load_baseline, place_of, save_baseline
-from harness.gate.judge import (
-    Judgement,
-    Terms,
-    judge,
+from harness.gate.baseline import (
+    AGAINST_BASELINE,
+    Baseline,
+    figures_to_hold_to,
     limits_against_baseline,
-    refuse,
+    load_baseline,
+    place_of,
+    save_baseline,
 )
+from harness.gate.judge import Judgement, Terms, judge, refuse
 from harness.gate.junit import as_junit
-from harness.gate.limits import BASELINE, RUN, Limit, parse_limits
-from harness.gate.markdown import as_markdown, gravest_first
+from harness.gate.limits import BASELINE, Limit, parse_limits
+from harness.gate.markdown import LEFT_OUT, as_markdown, gravest_first
 from harness.gate.measured import Measured, num_rounds
 from harness.gate.run_folder import read_run
 from harness.gate.verdict import EXIT_CODES, Verdict
@@ -108,6 +110,8 @@ def print_judgement(console: Console, judgement: Judgement, saved: str | None) -
     parts: list[Text | Table] = [title, table]
     if judgement.baseline is not None:
         parts.append(Text(f"baseline: run {judgement.baseline}", style="dim"))
+    if judgement.left_out:
+        parts.append(Text(f"{LEFT_OUT}: {', '.join(judgement.left_out)}", style="dim"))
     if saved is not None:
         parts.append(Text(saved))
     console.print(Group(*parts), soft_wrap=False)
@@ -128,11 +132,13 @@ def _terms(order: GateOrder, measured: Measured) -> Terms:
     limits = _limits(order, settings, arms)
     names_baseline = any(limit.against == BASELINE for limit in limits)
     if order.saves_baseline:
+        if not names_baseline:
+            _check_can_be_held_to(measured)
         limits = [limit for limit in limits if limit.against != BASELINE]
-    baseline = _baseline(order, measured)
+    baseline, left_out = _baseline(order, measured), list[str]()
     if baseline is not None and not names_baseline:
         noise = float(settings.get("noise", 0.1))
-        against = limits_against_baseline(arms or [RUN], noise)
+        against, left_out = limits_against_baseline(measured, baseline.measured, noise)
         limits += parse_limits(against, source="baseline", arms=arms)
     if not limits and not order.saves_baseline:
         raise ConfigError(
@@ -140,7 +146,10 @@ def _terms(order: GateOrder, measured: Measured) -> Terms:
             "or into a file (--limits), or save a baseline of a good run (--save-baseline)"
         )
     return Terms(
-        limits=limits, baseline=baseline, fewest_abandons=int(settings.get("min_abandons", 100))
+        limits=limits,
+        baseline=baseline,
+        fewest_abandons=int(settings.get("min_abandons", 100)),
+        left_out=left_out,
     )
 
 
@@ -188,6 +197,17 @@ def _check_has_rounds(measured: Measured) -> None:
             f"compared with fewer than {FEWEST_ROUNDS}: walkaway run "
             f"{measured.conditions.workload} --set 'arms=[{{name=\"build\"}}]' --set run.rounds=5"
         )
+
+
+def _check_can_be_held_to(measured: Measured) -> None:
+    """Where no limit names the baseline, later runs are held to those of its figures it has."""
+    for arm, side in measured.sides.items():
+        if not figures_to_hold_to(side):
+            raise ConfigError(
+                f"--save-baseline: of {', '.join(AGAINST_BASELINE)} the arm {arm} has none in "
+                f"{FEWEST_ROUNDS} rounds or more, and no limit says what else a later run is to be "
+                f"held to: write one, as `{arm} / {BASELINE}: leaked_slots.mean <= 1`"
+            )
 
 
 def _check_apart(order: GateOrder) -> None:

@@ -10,13 +10,24 @@ from typing import Any, Final
 
 import msgspec
 
+from harness.analysis.paired import FEWEST_ROUNDS
 from harness.errors import ConfigError
-from harness.gate.measured import Conditions, Measured
+from harness.gate.limits import BASELINE
+from harness.gate.measured import Conditions, Measured, Side
 from harness.judged import other_version
 from harness.records import SCHEMA_VERSION
 
 FOLDER: Final = Path("results") / "baselines"
 _TIMES: Final = ("s", "rps", "tokens/s", "block seconds")
+# Judged against a baseline where no limit says what else: the more of it, the worse.
+AGAINST_BASELINE: Final = (
+    "cancel_latency_steps.mean",
+    "cancel_latency_s.mean",
+    "slot_recovery_s.p50",
+    "wasted_tokens.mean",
+    "ttft_s.p50",
+    "itl_s.p50",
+)
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,3 +101,46 @@ def machine_in_words(conditions: Conditions) -> str:
 def depends_on_machine(unit: str) -> bool:
     """Is a figure in this unit a time, or made from one?"""
     return unit in _TIMES
+
+
+def figures_to_hold_to(side: Side) -> list[str]:
+    """Those of `AGAINST_BASELINE` of which a later run can be said to have so many times as much:
+    there are rounds enough, and none is zero, or all are."""
+    found = []
+    for figure in AGAINST_BASELINE:
+        metric, _, key = figure.partition(".")
+        rounds = side.per_round.get(metric, {}).get(key, [])
+        values = [value for value in rounds if value is not None]
+        has_ratio = all(value > 0 for value in values) or not any(values)
+        if metric in side.metrics and len(values) >= FEWEST_ROUNDS and has_ratio:
+            found.append(figure)
+    return found
+
+
+def limits_against_baseline(
+    measured: Measured, before: Measured, noise: float
+) -> tuple[list[str], list[str]]:
+    """The limits of a comparison for which no line says what is compared, and what is left out of
+    it: times of another machine, where anything else is left.
+
+    An arm of which the baseline has nothing is held to the first figure all the same, which cannot
+    be decided: nothing compared is no pass.
+    """
+    lines, left_out = [], []
+    for arm, side in measured.sides.items():
+        then = before.sides.get(arm)
+        figures = figures_to_hold_to(then) if then is not None else []
+        if then is not None and other_machine(side.conditions, then.conditions) is not None:
+            alike = [one for one in figures if not _is_time(one, then)]
+            if alike:
+                left_out += [f"{arm}: {one}" for one in figures if one not in alike]
+                figures = alike
+        lines += [
+            f"{arm} / {BASELINE}: {figure} <= {1 + noise:g}"
+            for figure in figures or AGAINST_BASELINE[:1]
+        ]
+    return lines, left_out
+
+
+def _is_time(figure: str, side: Side) -> bool:
+    return depends_on_machine(side.metrics[figure.partition(".")[0]].unit)

@@ -21,14 +21,6 @@ from harness.gate.measured import Measured, Side
 from harness.gate.verdict import Check, Verdict, check, overall, undecided
 from harness.records import Metric
 
-# Judged against a baseline where no limit says what else: the more of it, the worse.
-AGAINST_BASELINE: Final = (
-    "cancel_latency_steps.mean",
-    "cancel_latency_s.mean",
-    "wasted_tokens.mean",
-    "ttft_s.p50",
-    "itl_s.p50",
-)
 # What the server alone brings about, be its clients as slow as they like.
 _THE_SERVERS_ALONE: Final = ("ghost_rate", "leaked_slots", "leaked_blocks", "leaked_kv_share")
 # What tells of the same where a server does not show it, the nearest first.
@@ -44,22 +36,25 @@ _THE_RUN: Final = "the run"
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """What the gate says of a run, and of what it follows. `baseline` is the run that it was
-    compared with."""
+    compared with, but for the figures in `left_out`: those are times, of another machine."""
 
     run: str
     workload: str | None
     verdict: Verdict
     checks: list[Check]
     baseline: str | None = None
+    left_out: list[str] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """By what a run is judged. Fewer abandons than `fewest_abandons`, in any arm, are no pass."""
+    """By what a run is judged. Fewer abandons than `fewest_abandons`, in any arm, are no pass.
+    `left_out`: figures that are not compared with the baseline, being times of another machine."""
 
     limits: Sequence[Limit]
     baseline: Baseline | None
     fewest_abandons: int
+    left_out: Sequence[str] = ()
 
 
 def judge(measured: Measured, terms: Terms, *, run: str) -> Judgement:
@@ -76,6 +71,7 @@ def judge(measured: Measured, terms: Terms, *, run: str) -> Judgement:
         verdict=overall(checks),
         checks=checks,
         baseline=None if terms.baseline is None else terms.baseline.measured.run_id,
+        left_out=list(terms.left_out),
     )
 
 
@@ -83,15 +79,6 @@ def refuse(run: str, reason: str, to_decide: str) -> Judgement:
     """The judgement of a run of which nothing can be read."""
     checks = [undecided(_THE_RUN, reason, to_decide)]
     return Judgement(run=run, workload=None, verdict=overall(checks), checks=checks)
-
-
-def limits_against_baseline(arms: Sequence[str], noise: float) -> list[str]:
-    """The limits of a comparison with a baseline for which no line says what is compared."""
-    return [
-        f"{arm} / {BASELINE}: {figure} <= {1 + noise:g}"
-        for arm in arms
-        for figure in AGAINST_BASELINE
-    ]
 
 
 def _check_run(measured: Measured) -> Check:

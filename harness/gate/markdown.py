@@ -8,6 +8,7 @@ from harness.gate.verdict import Check, Verdict
 from harness.words import DASH
 
 SIGNS: Final = {Verdict.PASS: "✅", Verdict.FAIL: "❌", Verdict.CANNOT_DECIDE: "❔"}
+LEFT_OUT: Final = "not compared, being times of another machine than the baseline's"
 MOST_BYTES: Final = 1_000_000  # GitHub takes no step summary of more than 1 MiB
 
 
@@ -18,6 +19,11 @@ def as_markdown(judgement: Judgement) -> str:
         "",
         f"{_cell(judgement.workload or 'unknown workload')}, run `{_code(judgement.run)}`"
         + (f", baseline `{_code(judgement.baseline)}`" if judgement.baseline else ""),
+        *(
+            ["", f"{LEFT_OUT}: {_cell(', '.join(judgement.left_out))}"]
+            if judgement.left_out
+            else []
+        ),
         "",
         "| | limit | measured | why |",
         "|---|---|---|---|",

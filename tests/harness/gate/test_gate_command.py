@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import junitparser
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
@@ -262,7 +263,7 @@ def test_a_run_is_saved_as_the_baseline_and_the_next_is_held_to_it(tmp_path: Pat
     limit = "build: cancel_latency_steps.p99 <= 2"
     assert gate(first, limit, saves_baseline=True) == 0
     assert Path("results/baselines/gate.json").is_file()
-    assert gate(save_rounds(tmp_path / "like", 1.01, 1.0, 1.02), limit) == 4
+    assert gate(save_rounds(tmp_path / "like", 1.01, 1.0, 1.02), limit) == 0
     against = "build / baseline: cancel_latency_steps.mean <= 1.1"
     assert gate(tmp_path / "like", against) == 0
     assert gate(save_rounds(tmp_path / "worse", 2.01, 2.0, 2.02), limit) == 3
@@ -319,6 +320,44 @@ def test_a_run_of_one_round_is_no_baseline(tmp_path: Path) -> None:
         said = refusal(GateOrder(run=run, saves_baseline=True))
         assert "nothing can be compared with fewer than 3: walkaway run gate --set 'arms=" in said
     assert not Path("results").exists()
+
+
+def test_a_run_that_none_can_be_held_to_is_no_baseline_unless_a_limit_says_how(
+    tmp_path: Path,
+) -> None:
+    none = of_rounds(1.0, 1.0, 1.0)
+    none["arms"]["build"]["per_round"] = {"leaked_slots": {"mean": [0.0] * 3}}
+    run = gated.save(tmp_path / "run", none, arms=["build"])
+    gated.save(run / "rounds" / "1-build")
+    limits = Path("limits.txt")
+    limits.write_text("build: cancel_latency_steps.p99 <= 2")
+    said = refusal(GateOrder(run=run, limits=limits, saves_baseline=True))
+    assert "the arm build has none in 3 rounds or more" in said
+    assert gate(run, "build / baseline: leaked_slots.mean <= 1", saves_baseline=True) == 0
+
+
+def test_what_is_left_out_on_another_machine_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = of_rounds(1.0, 1.02, 0.98)
+    seconds = gated.steps()
+    seconds.unit = "s"
+    both["arms"]["build"]["metrics"]["ttft_s"] = msgspec.to_builtins(seconds)
+    both["arms"]["build"]["per_round"]["ttft_s"] = {"p50": [1.0, 1.0, 1.0]}
+    run = gated.save(tmp_path / "run", both, arms=["build"])
+    gated.save(run / "rounds" / "1-build")
+    limit = "build: cancel_latency_steps.p99 <= 2"
+    assert gate(run, limit, saves_baseline=True) == 0
+    gated_elsewhere = gated.manifest(hardware={"cpu": "another", "cores": 64, "gpus": []})
+    (run / "rounds" / "1-build" / "manifest.json").write_text(json.dumps(gated_elsewhere))
+    capsys.readouterr()
+    assert gate(run, limit, markdown=Path("gate.md")) == 0
+    assert said(capsys)["left_out"] == ["build: ttft_s.p50"]
+    words = "not compared, being times of another machine than the baseline's: build: ttft_s.p50"
+    assert words in Path("gate.md").read_text()
+    order = GateOrder(run=run, limits=Path("limits.txt"))
+    gate_and_show(order, as_json=False, quiet=False)
+    assert words in " ".join(capsys.readouterr().out.split())
 
 
 # On a terminal.
