@@ -34,9 +34,10 @@ def open_run(path: Path) -> RunFolder:
 def read_judged(folder: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:
     """Manifest and summary, both of our schema version. Raises UnusableRunError."""
     if not (folder.path / "summary.json").is_file():
+        saved = f"; for what was saved of this one: walkaway report {folder.path}"
         raise UnusableRunError(
             f"{folder.path}: was cut short before it was judged: there is no summary.json",
-            f"a whole run; for what was saved of this one: walkaway report {folder.path}",
+            f"a whole run{saved if folder.may_have_requests() else ''}",
         )
     try:
         manifest, summary = folder.read_manifest(), folder.read_summary()

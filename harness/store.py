@@ -128,6 +128,20 @@ class RunFolder:
         """The folders of the runs of all rounds and arms, round by round."""
         return sorted(self.rounds.iterdir(), key=lambda path: int(path.name.partition("-")[0]))
 
+    def may_have_requests(self) -> bool:
+        """Does it hold any, as rows or as a load left them? One that cannot be read may."""
+        parts = [RunFolder(path) for path in self.runs()] if self.has_arms else [self]
+        return any(part._may_have_requests() for part in parts)
+
+    def _may_have_requests(self) -> bool:
+        path = self.path / "requests.parquet"
+        if not path.is_file():
+            return any(shard.stat().st_size for shard in self.shards.glob("requests-*.ndjson"))
+        try:
+            return bool(pq.read_metadata(path).num_rows)
+        except (OSError, pa.ArrowException):
+            return True
+
     @property
     def traceback(self) -> Path:
         return self.path / "traceback.txt"

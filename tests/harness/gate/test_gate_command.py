@@ -17,7 +17,7 @@ from harness.gate.run_folder import read_run
 from harness.gate.verdict import Check, Verdict
 from harness.gate_command import GateOrder, gate_and_show, print_judgement
 from harness.judged import UnusableRunError
-from harness.store import RECORDS
+from harness.store import RECORDS, RunFolder, RunRows
 from tests.harness.gate import gated
 from tests.harness.gate.test_gate_files import judgement
 
@@ -81,6 +81,38 @@ def test_a_killed_run_is_not_judged(tmp_path: Path, capsys: pytest.CaptureFixtur
     run = gated.save(tmp_path / "run")
     (run / "summary.json").unlink()
     assert "cut short before it was judged" in undecided(run, capsys)
+
+
+def test_a_report_is_advised_only_of_a_killed_run_that_has_requests(tmp_path: Path) -> None:
+    def advice(run: Path) -> str:
+        (run / "summary.json").unlink(missing_ok=True)
+        with pytest.raises(UnusableRunError) as raised:
+            read_run(run)
+        return raised.value.remedy
+
+    run = gated.save(tmp_path / "run")
+    report = f"a whole run; for what was saved of this one: walkaway report {run}"
+    assert advice(run) == report
+    (run / "requests.parquet").write_bytes(b"PAR1 but no more")
+    assert advice(run) == report
+    (run / "requests.parquet").unlink()
+    assert advice(run) == "a whole run"
+    (run / "shards").mkdir()
+    shard = run / "shards" / "requests-here-1.ndjson"
+    shard.touch()
+    assert advice(run) == "a whole run"
+    shard.write_text("{}")
+    assert advice(run) == report
+    RunFolder(tmp_path / "run").write_rows(RunRows())
+    assert advice(run) == "a whole run"
+
+
+def test_a_killed_run_with_arms_has_the_requests_of_its_rounds(tmp_path: Path) -> None:
+    run = save_rounds(tmp_path / "run", 1.0, 1.0, 1.0)
+    (run / "requests.parquet").unlink()
+    assert RunFolder(run).may_have_requests()
+    RunFolder(run / "rounds" / "1-build").write_rows(RunRows())
+    assert not RunFolder(run).may_have_requests()
 
 
 def test_another_schema_version_is_not_judged(

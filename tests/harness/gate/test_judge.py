@@ -376,6 +376,18 @@ def test_another_demand_is_not_compared() -> None:
     )
 
 
+@pytest.mark.parametrize("key", ["keep_alive", "no_such_key"])
+def test_a_key_that_a_baseline_does_not_have_yet_was_at_its_default(key: str) -> None:
+    older = gated.manifest(["build"])["workload"]
+    older["run"].pop(key, None)
+    before = build([1.0, 1.02, 0.98], workload=older)
+    assert judged(build([1.0] * 3), LINE, baseline=before).verdict is PASS
+    newer = gated.manifest(["build"])["workload"]
+    newer["run"][key] = True
+    found = judged(build([1.0] * 3, workload=newer), LINE, baseline=before).checks[1]
+    assert f"`run.{key}` of the baseline: " in found.reason
+
+
 def test_another_seed_and_more_rounds_are_the_same_demand() -> None:
     other = gated.manifest(["build"])["workload"]
     other["run"] |= {"seed": 99, "rounds": 9}
