@@ -101,11 +101,12 @@ def document(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    texts = [_own_line(text) for text in (get_plotlyjs(), *map(_template, scripts))]
+    plotly, *texts = [_own_line(text) for text in (get_plotlyjs(), *map(_template, scripts))]
     return environment.get_template(template).render(
         content,
-        policy=content_security_policy(texts),
+        policy=content_security_policy([plotly, *texts]),
         style=Markup(_template("page.css")),
+        plotly=Markup(plotly),
         scripts=[Markup(text) for text in texts],
         figures=Markup(json_for_script(_figures(sections))),
     )

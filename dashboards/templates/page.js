@@ -1,5 +1,6 @@
 "use strict";
-// Draws the figures in #figures and gives them the ink of the page: light, dark, or paper.
+// Draws the figures in #figures as they come near the screen, in the ink of the page: light, dark, or
+// paper.
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const plots = Object.keys(figures).map((id) => document.getElementById(id));
@@ -33,7 +34,13 @@
   };
 
   const isDrawn = (plot) => plot.classList.contains("js-plotly-plot");
+  // To read Plotly takes longer than all the rest of the page: it is text until a picture needs it.
+  const readPlotly = () => {
+    const text = document.getElementById("plotly").textContent;
+    document.head.append(Object.assign(document.createElement("script"), { textContent: text }));
+  };
   const draw = (plot) => {
+    if (!("Plotly" in window)) readPlotly();
     const { data, layout } = figures[plot.id];
     return Plotly.newPlot(plot, data, inked(layout), config);
   };
@@ -42,14 +49,21 @@
   const repaint = () => relayout({});
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 
-  // One after the other, so that the page answers its reader from the first one on.
+  // Only what comes within a screen of being seen, and one after the other, so that the page answers
+  // its reader meanwhile.
   const breath = () => new Promise((resolve) => setTimeout(resolve));
-  (async () => {
-    for (const plot of plots) {
-      if (!isDrawn(plot)) await draw(plot);
-      await breath();
-    }
-  })();
+  let before = Promise.resolve();
+  const near = new IntersectionObserver(
+    (entries) => {
+      for (const { target, isIntersecting } of entries) {
+        if (!isIntersecting) continue;
+        near.unobserve(target);
+        before = before.then(() => isDrawn(target) || draw(target)).then(breath);
+      }
+    },
+    { rootMargin: "100% 0px" },
+  );
+  plots.forEach((plot) => near.observe(plot));
 
   // Paper: the page is laid out anew without telling the plots, so they are told a width that fits.
   const PAPER_WIDTH_PX = 640;

@@ -11,7 +11,12 @@ from playwright.sync_api import Browser, Dialog, Page, Request, expect, sync_pla
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 WAIT_MS = 60_000  # for what takes a moment: the machine may be busy
 expect.set_options(timeout=WAIT_MS)
-DRAWN = "() => document.querySelectorAll('.plot .main-svg:first-of-type').length == %d"
+ALL_DRAWN = """() => {
+  const missing = [...document.querySelectorAll(".plot")].find(
+    (plot) => !plot.querySelector(".main-svg"));
+  missing?.scrollIntoView();
+  return missing === undefined;
+}"""
 
 
 @contextmanager
@@ -34,8 +39,9 @@ def opened(
     scheme: Literal["light", "dark"] = "light",
     fragment: str = "",
 ) -> Iterator[tuple[Page, list[str]]]:
-    """The page of this file once all its pictures are drawn, and its noise: what it wrote to the
-    console, errors, dialogs, and requests for anything but itself."""
+    """The top of the page of this file, once somebody has scrolled through it and all its pictures
+    are drawn, and its noise: what it wrote to the console, errors, dialogs, and requests for
+    anything but itself."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     context.set_default_timeout(WAIT_MS)
     page, noise = context.new_page(), list[str]()
@@ -54,7 +60,8 @@ def opened(
     page.on("dialog", on_dialog)
     page.on("request", on_request)
     page.goto(url + fragment)
-    page.wait_for_function(DRAWN % page.locator(".plot").count())
+    page.wait_for_function(ALL_DRAWN)
+    page.evaluate("scrollTo(0, 0)")
     try:
         yield page, noise
     finally:

@@ -40,10 +40,11 @@ class Page(HTMLParser):
         return [" ".join("".join(text).split()) for name, _, text in self.elements if name == tag]
 
     def scripts(self) -> list[str]:
+        """All that may run: plotly is text at first."""
         return [
             "".join(text)
             for tag, attributes, text in self.elements
-            if tag == "script" and "type" not in attributes
+            if tag == "script" and attributes.get("type") != "application/json"
         ]
 
     def figures(self) -> dict[str, Any]:

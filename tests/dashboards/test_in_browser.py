@@ -202,26 +202,36 @@ def test_how_far_to_trust_the_run_is_said_on_the_first_screen(
         expect(page).to_have_url(re.compile("#run0-trust$"))
 
 
-NO_BREATH = """() => {
-  const wait = window.setTimeout;
-  window.setTimeout = (after, ms) => (ms === undefined ? 0 : wait(after, ms));
-  addEventListener("afterprint", () => {
-    window.onPaper = [...document.querySelectorAll(".plot")].map((plot) => {
-      const drawn = plot.querySelector(".main-svg");
-      return drawn === null ? 0 : drawn.getBoundingClientRect().width;
-    });
+NOTES_PAPER = """() => addEventListener("afterprint", () => {
+  window.onPaper = [...document.querySelectorAll(".plot")].map((plot) => {
+    const drawn = plot.querySelector(".main-svg");
+    return drawn === null ? 0 : drawn.getBoundingClientRect().width;
   });
-}"""
+})"""
+IDS_OF_DRAWN = """() => [...document.querySelectorAll(".plot")].filter((plot) =>
+    plot.querySelector(".main-svg")).map((plot) => plot.id)"""
+
+
+def test_a_picture_is_drawn_when_it_comes_near_the_screen(
+    browser: Browser, make_run: MakeRun
+) -> None:
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    page.goto(report_of(make_run()).as_uri())
+    last = page.locator(".plot").last
+    last.scroll_into_view_if_needed()
+    expect(last.locator(".main-svg").first).to_be_visible()
+    drawn = page.evaluate(IDS_OF_DRAWN)
+    page.close()
+    assert 0 < len(drawn) < 10  # those far above are left
 
 
 def test_paper_has_all_pictures_however_early_it_is_printed(
     browser: Browser, make_run: MakeRun
 ) -> None:
     page = browser.new_page()
-    page.add_init_script(f"({NO_BREATH})()")  # the page draws one picture, then never gets on
+    page.add_init_script(f"({NOTES_PAPER})()")  # before the page's own listeners
     page.goto(report_of(make_run()).as_uri())
-    page.wait_for_function("() => document.querySelector('.plot .main-svg') !== null")
-    assert page.locator(".plot .main-svg:first-of-type").count() < 10
+    assert len(page.evaluate(IDS_OF_DRAWN)) < 10
     assert page.pdf().startswith(b"%PDF")
     on_paper = page.evaluate("onPaper")
     page.close()
