@@ -40,7 +40,10 @@ def _client(run: Run) -> Trust:
         return Trust(what="client", mark=Mark.UNKNOWN, text=text, brief="client not watched")
     busiest = quantity(max(side.cpu_share for side in sides), "ratio")
     latest = quantity(max(side.lag_p95_s for side in sides), "s")
-    used = f"{busiest} of a core, 95 % of its ticks noticed within {latest}"
+    used = (
+        f"in its worst ten seconds {busiest} of a core, and 5 % of its ticks noticed over "
+        f"{latest} late"
+    )
     if any(saturations(sides, run.metrics)):
         text = f"saturated: {used}"
         return Trust(what="client", mark=Mark.BAD, text=text, brief="client saturated")
