@@ -23,6 +23,7 @@ from harness.gate.baseline import (
     place_of,
     save_baseline,
 )
+from harness.gate.demand import with_defaults
 from harness.gate.judge import Judgement, Terms, judge, refuse
 from harness.gate.junit import as_junit
 from harness.gate.limits import BASELINE, Limit, parse_limits
@@ -65,7 +66,7 @@ def gate_and_show(order: GateOrder, *, as_json: bool, quiet: bool) -> int:
         _check_free(path, may_overwrite=order.may_overwrite)
     saved = None
     try:
-        measured = read_run(order.run)
+        measured = with_defaults(read_run(order.run))
     except UnusableRunError as error:
         judgement = refuse(str(order.run), error.reason, error.remedy)
     else:
@@ -174,7 +175,8 @@ def _baseline(order: GateOrder, measured: Measured) -> Baseline | None:
     path = order.baseline or place_of(workload)
     if order.saves_baseline or (order.baseline is None and not path.is_file()):
         return None
-    return load_baseline(path, workload=workload)
+    baseline = load_baseline(path, workload=workload)
+    return msgspec.structs.replace(baseline, measured=with_defaults(baseline.measured))
 
 
 def _save(order: GateOrder, measured: Measured, judgement: Judgement) -> str | None:

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from pydantic import ValidationError
 
 from harness.analysis.paired import FEWEST_ROUNDS
-from harness.config import Workload, as_plain_data
 from harness.errors import ConfigError
 from harness.gate.limits import BASELINE
 from harness.gate.measured import Conditions, Measured, Side
@@ -79,23 +77,12 @@ def why_not_comparable(mine: Conditions, theirs: Conditions) -> str | None:
         here, there = getattr(mine, name), getattr(theirs, name)
         if here != there:
             return f"the {name} of the baseline: {there}; of this run: {here}"
-    now, then = _with_defaults(mine.demand), _with_defaults(theirs.demand)
-    for section, keys in then.items():
-        for key in sorted({*keys, *now.get(section, {})}):
-            here, there = now.get(section, {}).get(key), keys.get(key)
+    for section, keys in theirs.demand.items():
+        for key in sorted({*keys, *mine.demand.get(section, {})}):
+            here, there = mine.demand.get(section, {}).get(key), keys.get(key)
             if here != there:
                 return f"`{section}.{key}` of the baseline: {there}; of this run: {here}"
     return None
-
-
-def _with_defaults(demand: dict[str, Any]) -> dict[str, Any]:
-    """With the keys that there were not yet when the run was made. A demand that is none any more
-    stays as it is."""
-    try:
-        workload = Workload.model_validate({"name": "any", "question": "any", **demand})
-    except ValidationError:
-        return demand
-    return {section: as_plain_data(getattr(workload, section)) for section in demand}
 
 
 def other_machine(mine: Conditions, theirs: Conditions) -> str | None:

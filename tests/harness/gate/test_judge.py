@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from harness.gate.baseline import Baseline, limits_against_baseline
+from harness.gate.demand import with_defaults
 from harness.gate.judge import Judgement, Terms, judge
 from harness.gate.limits import parse_limits
 from harness.gate.measured import Measured
@@ -380,11 +381,13 @@ def test_another_demand_is_not_compared() -> None:
 def test_a_key_that_a_baseline_does_not_have_yet_was_at_its_default(key: str) -> None:
     older = gated.manifest(["build"])["workload"]
     older["run"].pop(key, None)
-    before = build([1.0, 1.02, 0.98], workload=older)
-    assert judged(build([1.0] * 3), LINE, baseline=before).verdict is PASS
+    before = with_defaults(build([1.0, 1.02, 0.98], workload=older))
+    run = with_defaults(build([1.0] * 3))
+    assert judged(run, LINE, baseline=before).verdict is PASS
     newer = gated.manifest(["build"])["workload"]
     newer["run"][key] = True
-    found = judged(build([1.0] * 3, workload=newer), LINE, baseline=before).checks[1]
+    run = with_defaults(build([1.0] * 3, workload=newer))
+    found = judged(run, LINE, baseline=before).checks[1]
     assert f"`run.{key}` of the baseline: " in found.reason
 
 
