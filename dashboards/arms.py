@@ -6,12 +6,13 @@ from typing import Any, Final
 from dashboards import arm_figures, frontier
 from dashboards.ladders import CLIENT_TIMES, ladders
 from dashboards.section import Picture, Section
+from dashboards.server import server_in_words
 from dashboards.source import ArmsRun, ArmsSummary
 from dashboards.tables import Cell, Row, SideBySide, metric_rows
 from harness.analysis.paired import FEWEST_ROUNDS, is_certain
 from harness.differences import Difference
 from harness.headlines import headline_figures
-from harness.words import bounded, difference_in_words, figure_of, number, quantity
+from harness.words import bounded, difference_in_words, figure_of, number, quantity, spoken
 
 MOST_PICTURES: Final = 6
 REFERENCE: Final = "the reference"
@@ -39,8 +40,7 @@ def _asked_words(summary: ArmsSummary) -> list[str]:
     found: dict[str, list[str]] = {}
     for name, key, one in _compared(summary):
         if name in summary.headlines and one.n:
-            what = f"{name.replace('_', ' ')}{'' if key == 'mean' else f' ({key})'}"
-            found.setdefault(one.arm, []).append(f"{what} {_change(one)}")
+            found.setdefault(one.arm, []).append(f"{spoken(name, key)} {_change(one)}")
     return [f"{arm} has {', '.join(words)}" for arm, words in found.items()]
 
 
@@ -79,18 +79,33 @@ def facts(run: ArmsRun) -> list[tuple[str, str]]:
     shown = [f"{count:,} of {name}" for name, count in counts.items()]
     return [
         ("workload", summary.workload),
-        ("server", summary.engine or "not known"),
+        ("server", server_in_words(summary.engine or "not known", _common_config(run))),
         ("model", summary.model or "not known"),
         ("arms", "; ".join(_arm_words(arm) for arm in run.manifest.workload["arms"])),
-        ("rounds", f"{summary.rounds}, seeds {seed + 1} to {seed + summary.rounds}"),
+        ("rounds", f"{summary.rounds}, {_seeds(seed + 1, seed + summary.rounds)}"),
         ("requests", f"{sum(counts.values()):,}: {', '.join(shown)}"),
         ("scraped", "never" if interval is None else f"every {number(interval * 1e3)} ms"),
     ]
 
 
+def _seeds(first: int, last: int) -> str:
+    return f"seed {first}" if first == last else f"seeds {first} to {last}"
+
+
+def _common_config(run: ArmsRun) -> Mapping[str, Any]:
+    """What the servers of all rounds tell alike of their configuration."""
+    targets = [one.manifest.target for one in run.rounds]
+    first, *others = [(target and target.config) or {} for target in targets] or [{}]
+    return {
+        key: value
+        for key, value in first.items()
+        if all(config.get(key) == value for config in others)
+    }
+
+
 def _arm_words(arm: Mapping[str, Any]) -> str:
     changes = [
-        f"{section}.{key} = {value}"
+        f"{section}.{key} = {', '.join(map(str, value)) if isinstance(value, list) else value}"
         for section in ("target", "engine", "load", "arrivals", "collect")
         for key, value in (arm.get(section) or {}).items()
         if value not in (None, [])
@@ -107,17 +122,25 @@ def not_measurable(run: ArmsRun) -> dict[str, str]:
     return {name: reason for name, reason in reasons.items() if name not in known}
 
 
-def side_by_side(run: ArmsRun) -> SideBySide:
-    """The headline figures of each arm, and under them how it differs from the reference."""
-    summary = run.summary
+def side_by_side(run: ArmsRun) -> list[SideBySide]:
+    """The headline figures of each arm, and under them how it differs from the reference: first
+    those that the question asks for."""
+    summary, pairs = run.summary, _pairs(run.summary)
+    asked = [pair for pair in pairs if pair[0] in summary.headlines]
+    others = [pair for pair in pairs if pair not in asked]
+    tables = (("The arms side by side", asked), ("More figures side by side", others))
+    return [_table(summary, title, those) for title, those in tables if those]
+
+
+def _table(summary: ArmsSummary, title: str, pairs: Sequence[tuple[str, str]]) -> SideBySide:
     rows = [
         (
-            f"{name} {key}{_whose(summary, name)}",
+            f"{spoken(name, key)}{_whose(summary, name)}",
             tuple(_cell(summary, name, key, arm) for arm in summary.arms),
         )
-        for name, key in _pairs(summary)
+        for name, key in pairs
     ]
-    return SideBySide(arms=tuple(summary.arms), rows=tuple(rows))
+    return SideBySide(title=title, arms=tuple(summary.arms), rows=tuple(rows))
 
 
 def _whose(summary: ArmsSummary, name: str) -> str:

@@ -61,7 +61,7 @@ class Article:
     warnings: list[tuple[str, str]]
     remarks: list[tuple[str, str]]
     not_measurable: Sequence[tuple[str, Sequence[str]]]
-    side_by_side: SideBySide | None = None
+    side_by_side: Sequence[SideBySide] = ()
     accounts: Sequence[PlainTable] = ()
     sections: Sequence[Section]
     listing: Listing | None = None

@@ -10,9 +10,10 @@ from dashboards.page import Article, Listing, render, save
 from dashboards.request_rows import request_rows
 from dashboards.section import Section
 from dashboards.sentence import sentence
+from dashboards.server import server_in_words
 from dashboards.source import ArmsRun, Run, read_run
 from dashboards.tables import PlainTable, account_tables, metric_rows
-from dashboards.trust import trust
+from dashboards.trust import trust, trust_of_arms
 from dashboards.value_tables import value_tables
 from dashboards.waste_section import waste
 from harness.accounts import client_facts
@@ -43,16 +44,18 @@ def describe(run: Run | ArmsRun, anchor: str) -> Article:
 
 def _describe_arms(run: ArmsRun, anchor: str) -> Article:
     summary, manifest = run.summary, run.manifest
+    cautions = _said(summary.validity, "invalid")
     return Article(
         anchor=anchor,
         run_id=summary.run_id,
         question=str(manifest.workload.get("question") or summary.workload),
         verdict=None if run.judgement is None else verdict.of_limits(run.judgement),
-        sentence=arms.sentence(run),
+        sentence=None if cautions else arms.sentence(run),
         status=summary.status,
         cards=[],
         facts=arms.facts(run),
-        cautions=_said(summary.validity, "invalid"),
+        trust=trust_of_arms(run),
+        cautions=cautions,
         warnings=_said(summary.validity, "warning"),
         remarks=_said(summary.validity, "info"),
         not_measurable=_by_reason(arms.not_measurable(run)),
@@ -181,7 +184,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     interval = run.manifest.scrape_interval_s
     facts = [
         ("workload", summary.workload),
-        ("server", _server(run)),
+        ("server", server_in_words(summary.engine, (target and target.config) or {})),
         ("model", summary.model or "not known"),
         ("at", target.url if target else "never reached"),
         ("requests", _outcomes(run)),
@@ -199,22 +202,6 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     if known:
         facts.append(("clients know", ", ".join(f"{name} {value}" for name, value in known)))
     return facts
-
-
-def _server(run: Run) -> str:
-    target = run.manifest.target
-    if target is None or not target.config:
-        return run.summary.engine
-    config = target.config
-    shown = (
-        ("runner", "{} runner"),
-        ("device", "on {}"),
-        ("max_num_seqs", "{:,} slots"),
-        ("num_blocks", "{:,} KV blocks"),
-        ("block_size", "{:,} tokens a block"),
-    )
-    details = [form.format(config[key]) for key, form in shown if config.get(key) is not None]
-    return ", ".join([run.summary.engine, *details])
 
 
 def _outcomes(run: Run) -> str:

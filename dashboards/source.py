@@ -1,6 +1,6 @@
 """What a report is made from: a run's frames, its summary and its per-request cancellations."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -94,11 +94,26 @@ class ArmsSummary(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What one round of one arm says of itself. `name`: "2-honoured"."""
+
+    name: str
+    manifest: Manifest
+    summary: Summary
+
+    @property
+    def arm(self) -> str:
+        """The arm's name."""
+        return self.name.partition("-")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ArmsRun:
-    """Several runs of several arms, by what they say together."""
+    """Several runs of several arms, by what they say together, and those of them that ended."""
 
     manifest: Manifest
     summary: ArmsSummary
+    rounds: tuple[Round, ...] = ()
     judgement: Judgement | None = None
 
 
@@ -128,6 +143,7 @@ def read_run(path: Path) -> Run | ArmsRun:
         return ArmsRun(
             manifest=_checked(folder.read_manifest(), Manifest, path / "manifest.json"),
             summary=_checked(folder.read_summary(), ArmsSummary, path / "summary.json"),
+            rounds=tuple(_rounds(folder)),
             judgement=judged_by_own_limits(path, folder.read_manifest()["workload"]),
         )
     frames = folder.frames()
@@ -140,6 +156,18 @@ def read_run(path: Path) -> Run | ArmsRun:
         clock=run_clock(manifest, frames.requests),
         judgement=judged_by_own_limits(path, manifest.workload),
     )
+
+
+def _rounds(folder: RunFolder) -> Iterator[Round]:
+    for path in folder.runs():
+        if not (path / "summary.json").is_file():
+            continue
+        of_one = RunFolder(path)
+        yield Round(
+            name=path.name,
+            manifest=_checked(of_one.read_manifest(), Manifest, path / "manifest.json"),
+            summary=_checked(of_one.read_summary(), Summary, path / "summary.json"),
+        )
 
 
 def _checked(data: object, kind: type[Struct], path: Path) -> Struct:

@@ -48,6 +48,7 @@ class Row:
 class SideBySide:
     """Arms beside each other: a name for each, and a row of cells for each figure."""
 
+    title: str
     arms: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Cell, ...]], ...]
 

@@ -1,10 +1,10 @@
 """How far to trust a run, at a glance: did the load keep up, was it steady, what is not known?"""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
-from dashboards.source import Run
+from dashboards.source import ArmsRun, Run, Summary
 from dashboards.verdict import Mark
 from harness.accounts import steady_in_words
 from harness.analysis.load_side import saturations
@@ -15,6 +15,7 @@ from harness.words import figure_of, number, quantity
 FULL: Final = 0.9  # of all cores: beyond it who wants one waits for it
 MOST_FULL: Final = 0.05  # of the load
 WRONG: Final = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED)
+_GRAVITY: Final = (Mark.GOOD, Mark.UNKNOWN, Mark.BAD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +31,31 @@ class Trust:
 
 def trust(run: Run) -> list[Trust]:
     """What must hold for a figure to mean what its name says."""
-    return [_client(run), _machine(run), _steady(run), _answers(run), *_floor(run), _known(run)]
+    client, window = _client(run.summary), _steady(run.summary)
+    return [client, _machine(run), window, _answers(run), *_floor(run), _known(run)]
 
 
-def _client(run: Run) -> Trust:
-    sides = run.summary.load_processes
+def trust_of_arms(run: ArmsRun) -> list[Trust]:
+    """The same of the client and the window, for each arm: that of its worst round."""
+    return [*_of_arms(_client, run), *_of_arms(_steady, run)]
+
+
+def _of_arms(judge: Callable[[Summary], Trust], run: ArmsRun) -> Iterator[Trust]:
+    """In brief only what is not good, or once that all is."""
+    worst: dict[str, tuple[Trust, str]] = {}
+    for arm in run.summary.arms:
+        if those := [(judge(one.summary), one.name) for one in run.rounds if one.arm == arm]:
+            worst[arm] = max(those, key=lambda pair: _GRAVITY.index(pair[0].mark))
+    are_good = all(one.mark is Mark.GOOD for one, _ in worst.values())
+    for place, (arm, (one, name)) in enumerate(worst.items()):
+        brief = one.brief if are_good else f"{arm}: {one.brief}"
+        is_brief = place == 0 if are_good else one.mark is not Mark.GOOD
+        text = f"{one.text} (in {name})"
+        yield replace(one, what=f"{one.what}, {arm}", text=text, brief=brief if is_brief else None)
+
+
+def _client(summary: Summary) -> Trust:
+    sides = summary.load_processes
     if not sides:
         text = "whether it kept up is not known: it was watched for under a second"
         return Trust(what="client", mark=Mark.UNKNOWN, text=text, brief="client not watched")
@@ -44,7 +65,7 @@ def _client(run: Run) -> Trust:
         f"in its worst ten seconds {busiest} of a core, and 5 % of its ticks noticed over "
         f"{latest} late"
     )
-    if any(saturations(sides, run.metrics)):
+    if any(saturations(sides, summary.metrics)):
         text = f"saturated: {used}"
         return Trust(what="client", mark=Mark.BAD, text=text, brief="client saturated")
     return Trust(what="client", mark=Mark.GOOD, text=f"not saturated: {used}", brief="client ok")
@@ -76,8 +97,8 @@ def _machine(run: Run) -> Trust:
     return Trust(what="machine", mark=Mark.GOOD, text=used, brief="machine ok")
 
 
-def _steady(run: Run) -> Trust:
-    steady = run.summary.steady
+def _steady(summary: Summary) -> Trust:
+    steady = summary.steady
     is_steady = steady.get("is_steady")
     text = f"{'steady ' if is_steady else ''}{steady_in_words(steady)}"
     share = steady.get("warmup_share")

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from harness.manifest import Manifest
+from harness.manifest import Manifest, TargetFacts
 from harness.store import RunFolder
 from tests.dashboards.reading import body_of, decoded, page_of
 
@@ -159,3 +160,64 @@ def test_arms_and_a_plain_run_fit_on_one_page(tmp_path: Path, make_run: Any) -> 
     page = page_of(make_arms(tmp_path, kind="abandon"), make_run(name="plain"))
     assert page.texts("h1") == ["2 runs, side by side"]
     assert "run1-stages" in page.figures()
+
+
+def save_rounds(run: Path, lags_s: dict[str, float]) -> None:
+    """A round of each of these names, whose client noticed its ticks so late."""
+    for slots, (name, lag_s) in enumerate(lags_s.items(), start=8):
+        folder = RunFolder.claim(run / "rounds" / name)
+        manifest = msgspec.convert(RunFolder(run).read_manifest(), Manifest)
+        config = {"runner": "simulated", "max_num_seqs": slots, "num_blocks": 512}
+        target = TargetFacts(
+            engine="reference",
+            url="http://test",
+            metrics_urls=[],
+            model="tiny",
+            started_by_us=True,
+            spec={},
+            config=config,
+        )
+        folder.write_manifest(msgspec.structs.replace(manifest, target=target))
+        side = {"host": "h", "pid": 1, "cpu_share": 0.25, "lag_p95_s": lag_s}
+        folder.write_summary(
+            {
+                "run_id": name,
+                "status": "complete",
+                "workload": "w",
+                "engine": "reference",
+                "model": "tiny",
+                "outcomes": {"completed": 5},
+                "load_processes": [side],
+                "steady": {
+                    "is_steady": True,
+                    "rule": "MSER-5",
+                    "warmup_s": 0.1,
+                    "steady_tps": 400.0,
+                },
+            }
+        )
+
+
+def test_each_arm_says_how_far_to_trust_it_by_its_worst_round(tmp_path: Path) -> None:
+    run = make_arms(tmp_path, kind="abandon")
+    save_rounds(run, {"1-32": 0.001, "1-128": 0.002, "2-32": 0.004, "2-128": 0.3})
+    body = body_of(page_of(run))
+    used = "in its worst ten seconds 25 % of a core, and 5 % of its ticks noticed over"
+    assert f"client, 32good not saturated: {used} 1 ms late (in 1-32)" in body
+    assert f"client, 128not good saturated: {used} 300 ms late (in 2-128)" in body
+    assert "window, 128good steady after 100 ms" in body
+    assert "128: client saturated" in body
+    assert "32: client" not in body  # that it is good need not be said on the first screen
+    assert "reference, simulated runner, 512 KV blocks" in body  # they differ in their slots
+
+
+def test_an_invalid_run_of_arms_says_no_ratio_before_that(tmp_path: Path) -> None:
+    invalid = [{"level": "invalid", "text": "the load could not keep up"}]
+    body = body_of(page_of(make_arms(tmp_path, kind="abandon", validity=invalid)))
+    assert "Against 32" not in body
+    assert body.index("the load could not keep up") < body.index("times")
+    assert body.index("The arms side by side") < body.index("What was run on what")
+
+
+def test_one_round_has_one_seed(tmp_path: Path) -> None:
+    assert "1, seed 8" in body_of(page_of(make_arms(tmp_path, kind="abandon", rounds=1)))
