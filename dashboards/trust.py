@@ -41,15 +41,15 @@ def trust_of_arms(run: ArmsRun) -> list[Trust]:
 
 
 def _of_arms(judge: Callable[[Summary], Trust], run: ArmsRun) -> Iterator[Trust]:
-    """In brief only what is not good, or once that all is."""
+    """In brief once what holds of all arms, else what is not good of which."""
     worst: dict[str, tuple[Trust, str]] = {}
     for arm in run.summary.arms:
         if those := [(judge(one.summary), one.name) for one in run.rounds if one.arm == arm]:
             worst[arm] = max(those, key=lambda pair: _GRAVITY.index(pair[0].mark))
-    are_good = all(one.mark is Mark.GOOD for one, _ in worst.values())
+    are_alike = len({one.brief for one, _ in worst.values()}) == 1
     for place, (arm, (one, name)) in enumerate(worst.items()):
-        brief = one.brief if are_good else f"{arm}: {one.brief}"
-        is_brief = place == 0 if are_good else one.mark is not Mark.GOOD
+        brief = one.brief if are_alike else f"{arm}: {one.brief}"
+        is_brief = place == 0 if are_alike else one.mark is not Mark.GOOD
         text = f"{one.text} (in {name})"
         yield replace(one, what=f"{one.what}, {arm}", text=text, brief=brief if is_brief else None)
 

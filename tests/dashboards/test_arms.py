@@ -208,6 +208,7 @@ def test_each_arm_says_how_far_to_trust_it_by_its_worst_round(tmp_path: Path) ->
     assert "window, 128good steady after 100 ms" in body
     assert "128: client saturated" in body
     assert "32: client" not in body  # that it is good need not be said on the first screen
+    assert "· window steady ·" in body  # of all arms: said once
     assert "reference, simulated runner, 512 KV blocks" in body  # they differ in their slots
 
 
