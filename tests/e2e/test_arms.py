@@ -210,7 +210,7 @@ def test_two_builds_by_url_and_by_command_are_compared(tmp_path: Path) -> None:
     slow = [sys.executable, "-m", "reference_engine", "--port", "{port}", *simulated]
     slow += ["--fault", "delay-abort=0.1"]
     with running(*simulated) as good:
-        text = WORKLOAD.format(rounds=3, abandons=6, other="")
+        text = WORKLOAD.format(rounds=1, abandons=6, other="")
         base, _, _ = text.partition("[engine]")
         path = tmp_path / "builds.toml"
         path.write_text(
@@ -226,13 +226,9 @@ def test_two_builds_by_url_and_by_command_are_compared(tmp_path: Path) -> None:
         name: run.manifest["target"]["url"].rstrip("/")
         for name, run in runs_of(harness.run).items()
     }
-    assert urls["1-good"] == urls["2-good"] == good.url
-    assert {urls["1-slow"], urls["3-slow"]}.isdisjoint({good.url})
-    for place in (urls["1-slow"], urls["2-slow"], urls["3-slow"]):
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(place)
+    assert urls["1-good"] == good.url != urls["1-slow"]
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(urls["1-slow"])
     (found,) = harness.run.summary["differences"]["signal_s"]["p50"]
-    assert (found["arm"], found["reference"], found["n"]) == ("slow", "good", 3)
-    low, high = found["difference_ci95"]
-    assert 0 < low < high, "its worker is told 100 ms later"
-    assert found["difference"] > 0.09, "no faster than the delay"
+    assert (found["arm"], found["reference"], found["n"]) == ("slow", "good", 1)
+    assert found["difference"] > 0.09, "its worker is told 100 ms later"

@@ -94,7 +94,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
     frames = folder.frames()
     assert (frames.requests["outcome"] == "abandoned").sum() >= 20
     assert {"arrived", "blocks_freed"} <= set(frames.lifecycle["event"])
-    assert len(frames.steps) > 20
+    assert not frames.steps.empty
     assert "vllm:num_requests_running" in set(frames.server_metrics["name"])
     assert {"machine", "frontend", "worker", "load"} <= set(frames.cpu["process"])
     assert not frames.client.empty
