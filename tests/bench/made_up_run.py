@@ -391,4 +391,5 @@ def _manifest(plan: Plan) -> Manifest:
 if __name__ == "__main__":
     where, requests, users, *kind = sys.argv[1:]
     asked = Plan(requests=int(requests), users=int(users), is_exact=kind == ["exact"])
+    Path(where).mkdir(parents=True, exist_ok=True)
     write(RunFolder(Path(where)), asked)
