@@ -392,8 +392,7 @@ class Measurement:
 
     def _settle(self, collector: Collector) -> None:
         """Wait the settle time, or until the server's gauges are as before and can be believed."""
-        step_s = typical_step_s(collector.steps.latest())
-        seconds = settle_seconds(self._target, self._resolved.workload.settle, step_s)
+        seconds = settle_seconds(self._target, self._resolved.workload.settle, self.step_s())
         seconds += silence_seconds(self._target, self._resolved.workload)
         self.manifest.settle_s = seconds
         self._progress.phase(f"letting the server settle (at most {seconds:.1f} s)")

@@ -9,19 +9,11 @@ import pytest
 
 from harness.load.dialect import refusal_message
 from harness.load.stream import StreamMachine
-from harness.load.ticket import Intent, Ticket
+from harness.load.ticket import Intent
 from harness.records import Outcome, RequestRow, Role, WireClose
+from tests.harness.load.asking import ticket_for
 
-TICKET = Ticket(
-    request_id="r1",
-    arm="main",
-    role=Role.USER,
-    trial=None,
-    user=0,
-    max_tokens=9,
-    intended_start_ns=5,
-    intent=Intent(n=2),
-)
+TICKET = ticket_for(Intent(n=2))
 MOST = 16 * 18 + 10_000
 FAR_LONGER = "the answer is far longer than was asked for"
 

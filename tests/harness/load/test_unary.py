@@ -11,9 +11,9 @@ import pytest
 from harness.load.readers import StreamReader, UnaryReader
 from harness.load.sse import EndlessEventError
 from harness.load.stream import StreamMachine
-from harness.load.ticket import Intent, Ticket
-from harness.records import Delivery, Outcome, Role, TokenCounting, Way, WireClose
-from tests.harness.load.asking import MS, after
+from harness.load.ticket import Intent
+from harness.records import Delivery, Outcome, TokenCounting, Way, WireClose
+from tests.harness.load.asking import MS, after, ticket_for
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Connect, Exchange, Script, ScriptedServer
@@ -77,7 +77,8 @@ class TestUnary:
         assert error in row.error
 
     def test_a_token_came_when_its_bytes_did(self) -> None:
-        stream = StreamMachine(self._ticket(Delivery.STREAM), sent_ns=0, continuous_usage=False)
+        ticket = ticket_for(Intent(delivery=Delivery.STREAM))
+        stream = StreamMachine(ticket, sent_ns=0, continuous_usage=False)
         stream.headers(200)
         StreamReader(stream, None).read(
             b'data: {"choices": [{"index": 0, "text": "a", "finish_reason": null}]}\n\n', 4711
@@ -85,20 +86,9 @@ class TestUnary:
         stream.cut(4712)
         assert stream.row().token_times_ns == [4711]
 
-    def _ticket(self, delivery: Delivery) -> Ticket:
-        return Ticket(
-            request_id="r1",
-            arm="main",
-            role=Role.USER,
-            trial=None,
-            user=0,
-            max_tokens=9,
-            intended_start_ns=0,
-            intent=Intent(delivery=delivery),
-        )
-
     def test_an_answer_without_end(self) -> None:
-        stream = StreamMachine(self._ticket(Delivery.UNARY), sent_ns=0, continuous_usage=True)
+        ticket = ticket_for(Intent(delivery=Delivery.UNARY))
+        stream = StreamMachine(ticket, sent_ns=0, continuous_usage=True)
         reader = UnaryReader(stream, max_bytes=100)
         reader.read(bytes(100), 0)
         with pytest.raises(EndlessEventError, match="the answer has more than 100 bytes"):
