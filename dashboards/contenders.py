@@ -13,7 +13,7 @@ import pandas as pd
 
 from harness.analysis.cancel_figures import latency_sample
 from harness.analysis.stats import Curve
-from harness.comparison import BASELINE, CANDIDATE, Comparison, compare_runs, singles
+from harness.comparison import BASELINE, CANDIDATE, Comparison, compare_each, singles
 from harness.errors import ConfigError
 from harness.library import Run, load_run
 from harness.records import Metric
@@ -65,13 +65,13 @@ def read_contest(baseline: Path, candidates: Sequence[Path]) -> Contest:
     compared with it."""
     first, *labels = labels_of([baseline, *candidates])
     run, found, refused = load_run(baseline), [], []
-    for label, path in zip(labels, candidates, strict=True):
-        try:
-            other = load_run(path)
-            found += [(label, other, one) for one in compare_runs(run, [other])]
-            refused += [(label, why) for why in _arms_of_one(run, other)]
-        except ConfigError as error:
-            refused.append((label, str(error)))
+    for label, compared in zip(labels, compare_each(run, candidates), strict=True):
+        if isinstance(compared, ConfigError):
+            refused.append((label, str(compared)))
+            continue
+        other, comparisons = compared
+        found += [(label, other, one) for one in comparisons]
+        refused += [(label, why) for why in _arms_of_one(run, other)]
     if not found:
         raise ConfigError("\n".join(reason for _, reason in refused))
     arms = dict.fromkeys(comparison.arm for _, _, comparison in found)

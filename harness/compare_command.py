@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.analysis.standing import is_sure
-from harness.comparison import BASELINE, CANDIDATE, Comparison, compare_runs
+from harness.comparison import BASELINE, CANDIDATE, Comparison, compare_each
 from harness.comparison_words import CERTAIN, cells, not_compared, steps_differ
 from harness.errors import ConfigError
 from harness.library import load_run
@@ -30,12 +30,9 @@ SPARED: Final = ("times", "in steps", "95 %")  # left out one by one where the t
 def compare_and_show(baseline: Path, candidates: Sequence[Path], *, as_json: bool) -> None:
     """Compare and print; a candidate that cannot be compared is left out, and said to be. Raises
     ConfigError where the baseline cannot be read, or no candidate compared with it."""
-    run, found, refused = load_run(baseline), [], []
-    for path in candidates:
-        try:
-            found += compare_runs(run, [load_run(path)])
-        except ConfigError as error:
-            refused.append(str(error))
+    compared = list(compare_each(load_run(baseline), candidates))
+    found = [one for pair in compared if isinstance(pair, tuple) for one in pair[1]]
+    refused = [str(error) for error in compared if isinstance(error, ConfigError)]
     if not found:
         raise ConfigError("\n".join(refused))
     for reason in refused:

@@ -4,7 +4,8 @@ What the figures of two runs are worth together is decided by pure functions (`a
 and `analysis.figure_pairs`); this puts them together and reads the rows, where there are any.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -27,7 +28,7 @@ from harness.analysis.validity import Remark, in_level_order
 from harness.differences import Shift
 from harness.errors import ConfigError
 from harness.headlines import headline_figures
-from harness.library import Arm, Run
+from harness.library import Arm, Run, load_run
 from harness.records import Metric
 
 BASELINE: Final = "baseline"
@@ -58,6 +59,19 @@ def compare_runs(baseline: Run, candidates: Sequence[Run]) -> list[Comparison]:
         for candidate in candidates
         for arm in _common_arms(baseline, candidate)
     ]
+
+
+def compare_each(
+    baseline: Run, candidates: Sequence[Path]
+) -> Iterator[tuple[Run, list[Comparison]] | ConfigError]:
+    """Read and compare one after the other: one that cannot be read, or not be compared, gives its
+    error, and costs the others nothing."""
+    for path in candidates:
+        try:
+            candidate = load_run(path)
+            yield candidate, compare_runs(baseline, [candidate])
+        except ConfigError as error:
+            yield error
 
 
 def _common_arms(baseline: Run, candidate: Run) -> list[str]:
