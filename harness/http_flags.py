@@ -22,11 +22,12 @@ URL_TEXT: Final = re.compile(r"[!-~]+")
 HEADER_VALUE: Final = re.compile(r"[\t -~]*")
 
 
-def check_target_url(url: str) -> str:
-    """The base URL without a slash at its end. Raises ConfigError."""
-    parts = _split("--target", url)
+def check_target_url(url: str, *, flag: str = "--target") -> str:
+    """The base URL without a slash at its end. Raises ConfigError, in which `flag` says where it
+    was typed."""
+    parts = _split(flag, url)
     if parts.query or parts.fragment:
-        raise ConfigError(f"--target {url}: must be the server's base URL, without ? and #")
+        raise ConfigError(f"{flag} {url}: must be the server's base URL, without ? and #")
     return url.rstrip("/").removesuffix("/v1")
 
 

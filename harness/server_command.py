@@ -7,6 +7,7 @@ ready when it tells its models and, where it has a page for its health, that it 
 
 import shlex
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,7 @@ def started_command(
     client: httpx.Client,
     ready_s: float,
     interrupted: Callable[[], bool],
+    clock_ns: Callable[[], int] = time.perf_counter_ns,
 ) -> Iterator[tuple[Child, str]]:
     """The server for the length of a `with` block: its process and its URL.
 
@@ -57,7 +59,8 @@ def started_command(
         raise ConfigError(f"target.command: {words[0]}: {error.strerror}") from error
     with child as server:
         url = f"http://127.0.0.1:{port}"
-        for _ in range(int(ready_s / POLL_S)):
+        until_ns = clock_ns() + int(ready_s * 1e9)
+        while clock_ns() < until_ns:
             if (code := server.wait(POLL_S)) is not None:
                 raise TargetError(f"the server ended with code {code}:\n{server.tail()}")
             if interrupted():

@@ -251,10 +251,11 @@ def resolve(command: dict[str, Any]) -> ResolvedOrder:
     """The order of a command, with the fields of the form in it. Raises ConfigError."""
     fields: dict[str, str] = command["fields"]
     order = msgspec.convert(command["order"], type=RunOrder, dec_hook=_as_path)
+    host = fields.get("host", "").strip()
     order = replace(
         order,
         settings=[*order.settings, *form_settings(fields)],
-        target_url=_host(fields.get("host", "").strip()),
+        target_url=check_target_url(host, flag="Host") if host else None,
         engine=fields.get("walkaway_engine", "").strip() or order.engine,
         model=fields.get("walkaway_model", "").strip() or None,
     )
@@ -264,13 +265,6 @@ def resolve(command: dict[str, Any]) -> ResolvedOrder:
         raise ConfigError(in_words_of_the_form(str(error), fields)) from error
     check_startable(resolved.workload)
     return resolved
-
-
-def _host(text: str) -> str | None:
-    try:
-        return check_target_url(text) if text else None
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("--target", "Host", 1)) from error
 
 
 def _as_path(kind: type, value: Any) -> Any:
