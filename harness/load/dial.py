@@ -93,7 +93,7 @@ def _connect(
 ) -> socket.socket:
     """Try all addresses; one that swallows everything leaves time for those behind it."""
     problem = OSError(f"no address of {host}")
-    to_try = places.of(host, port)
+    to_try = places.of(host, port, _left(until_s))
     for number, (family, place) in enumerate(to_try):
         left_s = _left(until_s)
         sock = socket.socket(family, socket.SOCK_STREAM)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import threading
 
 import httpx
 import pytest
@@ -34,19 +35,19 @@ def test_it_is_asked_once_in_a_while() -> None:
     resolver = Resolver((V4, ("192.0.2.1", 80)))
     places = resolver.kept()
     for _ in range(3):
-        assert places.of("host", 80) == [(V4, ("192.0.2.1", 80))]
+        assert places.of("host", 80, None) == [(V4, ("192.0.2.1", 80))]
     assert resolver.asked == 1
     resolver.now_s += KEPT_S
-    places.of("host", 80)
+    places.of("host", 80, None)
     assert resolver.asked == 2
-    places.of("host", 81)
+    places.of("host", 81, None)
     assert resolver.asked == 3
 
 
 def test_addresses_of_the_first_kind_take_turns() -> None:
     one, two, other = (V4, ("192.0.2.1", 80)), (V4, ("192.0.2.2", 80)), (V6, ("::1", 80, 0, 0))
     places = Resolver(one, two, other).kept()
-    found = [places.of("host", 80) for _ in range(3)]
+    found = [places.of("host", 80, None) for _ in range(3)]
     assert found == [[one, two, other], [two, one, other], [one, two, other]]
 
 
@@ -61,7 +62,7 @@ def test_a_host_without_an_address_is_asked_for_again() -> None:
     places = Places(fail)
     for _ in range(2):
         with pytest.raises(socket.gaierror):
-            places.of("host", 80)
+            places.of("host", 80, None)
     assert asked == 2
 
 
@@ -74,6 +75,23 @@ def test_where_nobody_was_is_forgotten() -> None:
         with pytest.raises(httpx.ConnectError):
             dial(("http", "host", 80), 30.0, trust=ssl.create_default_context, places=places)
         assert resolver.asked == asked
+
+
+def test_nobody_waits_for_a_look_up_longer_than_they_may() -> None:
+    may_answer, asked = threading.Event(), []
+
+    def look_up_late(host: str, port: int) -> list[Place]:
+        asked.append((host, port))
+        may_answer.wait()
+        return [(V4, ("192.0.2.1", 80))]
+
+    places = Places(look_up_late)
+    for _ in range(2):
+        with pytest.raises(httpx.ConnectTimeout, match=r"host:80 within 0\.01 s"):
+            dial(("http", "host", 80), 0.01, trust=ssl.create_default_context, places=places)
+    may_answer.set()
+    assert places.of("host", 80, None) == [(V4, ("192.0.2.1", 80))]
+    assert asked == [("host", 80)], "one question for all who wait"
 
 
 def test_what_is_an_address_already_is_where_it_says() -> None:
