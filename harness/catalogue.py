@@ -13,8 +13,6 @@ import typer
 from harness.config import (
     SHIPPED_TARGETS,
     SHIPPED_WORKLOADS,
-    MetricSource,
-    Target,
     as_plain_data,
     find_file,
     load_target,
@@ -23,6 +21,7 @@ from harness.config import (
 )
 from harness.errors import ConfigError
 from harness.records import Trust
+from harness.target_spec import MetricSource, Target
 from harness.words import quantity
 
 WIDEST: Final = 100  # longer lines are hard to read

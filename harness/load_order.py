@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from harness.arrival_settings import ClosedArrivals
-from harness.config import Target, Workload
+from harness.config import Workload
 from harness.errors import ConfigError
 from harness.load.client_process import PROGRAM
 from harness.load.plan import Load
@@ -23,6 +23,7 @@ from harness.load_settings import (
 from harness.mix_settings import FileEntry, MixEntry, NeverEntry, slice_values
 from harness.server import Server
 from harness.settle import leaves_in_silence
+from harness.target_spec import Target
 from harness.token_file import read_token_counts
 
 

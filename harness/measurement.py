@@ -17,11 +17,12 @@ from harness.collect.clock import check_clock
 from harness.collect.collector import Collector, Scraping
 from harness.collect.gathered import News
 from harness.collect.gpu import NoGpu, open_gpu_sampler
-from harness.collect.prometheus import find_unseen, read_roles, read_samples
+from harness.collect.prometheus import find_unseen, read_roles
 from harness.collect.source import Notes, SourceError, jittered
 from harness.config import as_plain_data
 from harness.errors import InterruptedRunError
 from harness.finding import find_server
+from harness.idle_pages import IdlePages
 from harness.interruption import Interruption
 from harness.live import LatencySoFar
 from harness.load.plan import LoadPlan, write_plan
@@ -55,7 +56,6 @@ from harness.server_facts import (
 from harness.serving import Asker, count_slots, probe_service
 from harness.settle import (
     CalmWatch,
-    may_be_at_work,
     may_end_early,
     settle_seconds,
     silence_seconds,
@@ -64,7 +64,6 @@ from harness.settle import (
 from harness.store import RunFolder, RunRows
 
 SETTLE_POLL_S = 0.02
-LATER_S = 1.0  # after the last idle reading: a ghost has counted tokens by then
 
 
 class Measurement:
@@ -95,14 +94,17 @@ class Measurement:
         self._clock_ns = clock_ns
         self._run_load = run_load
         self._collector: Collector | None = None
-        self._names_read: set[str] = set()  # on the page while nothing ran
+        self._pages: IdlePages | None = None
         self._is_exact = resolved.target.lifecycle and resolved.workload.collect.exact
 
     def rows(self) -> RunRows:
         """What the collector gathered, and a note of the metrics that the server never showed."""
         if self._collector is None:
             return RunRows()
-        if names := {*self._collector.names_seen(), *self._names_read}:
+        names = set(self._collector.names_seen())
+        if self._pages is not None:
+            names |= self._pages.names_read
+        if names:
             unseen = find_unseen(names, self._target.metrics)
             if 0 < len(unseen) < len(self._target.metrics):  # without any the start has warned
                 missing = (f"{self._target.metrics[role].name} ({role})" for role in unseen)
@@ -140,29 +142,24 @@ class Measurement:
                 progress=self._progress,
                 interruption=self._interruption,
             )
-            metrics_urls = self._note_target(server)
+            pages = self._note_target(client, server)
+            self._pages = pages
             self._note_version(client, server)
             server = self._with_slots(client, server)
             first = self._plan_load(client, server)
             self._folder.load_plan.touch(mode=0o600)  # its headers may hold a secret
             write_plan(first, self._folder.load_plan)
             self._note_clock(client, server)
-            self.manifest.idle.before = self._read_idle(client, metrics_urls)
-            self._look_at_metrics(client, metrics_urls)
+            self._read_first(pages)
             self._folder.write_manifest(self.manifest)
-            with self._collect(stack, server, metrics_urls) as collector:
+            with self._collect(stack, server, pages.urls) as collector:
                 for number in range(loops := self._resolved.workload.run.loops):
                     plan = msgspec.structs.replace(first, seed=first.seed + number)
-                    is_last = number == loops - 1
                     with ExitStack() as until_settled:
                         self._load(plan, server, collector, until_settled)
                         self._settle(collector)
                         server.check_alive()
-                        self.manifest.idle.after = self._read_idle(client, metrics_urls)
-                        if loops > 1:
-                            self._keep_loop()
-                        if is_last and self._is_to_be_read_later():
-                            self.manifest.idle.later = self._read_later(client, metrics_urls)
+                        self._read_settled(pages, is_last=number == loops - 1)
                         self.manifest.window.held_until_ns.append(self._clock_ns())
             self._probe(client, server)
 
@@ -234,30 +231,33 @@ class Measurement:
             self.manifest.target.slots_found = slots
         return replace(server, slots_found=slots)
 
-    def _look_at_metrics(self, client: httpx.Client, metrics_urls: list[str]) -> None:
+    def _read_first(self, pages: IdlePages) -> None:
         """Before the load: what the mapping does not find there is best known at once, by name."""
-        if not metrics_urls:
+        if (samples := pages.samples()) is None:
             return
-        try:
-            samples = read_samples(client, metrics_urls, clock_ns=self._clock_ns)
-        except SourceError:
-            return  # said by whoever reads the idle values
+        self.manifest.idle.before = read_roles(samples, self._target.metrics)
         if self.manifest.target is not None:
             self.manifest.target.blocks_found = told_blocks(samples, self._target)
-        text = unseen_metrics(samples, metrics_urls, self._target)
+        text = unseen_metrics(samples, pages.urls, self._target)
         if text is None:
             return
         if text.startswith(FITS_NOTHING):
             self.notes.warn(text)
         self._progress.phase(text)
 
-    def _keep_loop(self) -> None:
-        reading = IdleReading(t_ns=self._clock_ns(), values=self.manifest.idle.after)
-        self.manifest.idle.loops.append(reading)
-
-    def _is_to_be_read_later(self) -> bool:
-        """Where no exact log tells whether what is left goes on."""
-        return bool(self.manifest.idle.after) and not self._is_exact
+    def _read_settled(self, pages: IdlePages, *, is_last: bool) -> None:
+        idle = self.manifest.idle
+        idle.after = pages.roles()
+        if self._resolved.workload.run.loops > 1:
+            idle.loops.append(IdleReading(t_ns=self._clock_ns(), values=idle.after))
+        # Once more where no exact log tells whether what is left goes on.
+        if is_last and idle.after and not self._is_exact:
+            idle.later = pages.roles_later(
+                idle.before,
+                idle.after,
+                pause=self._interruption.pause,
+                is_cut=lambda: self._interruption.requested,
+            )
 
     def _probe(self, client: httpx.Client, server: Server) -> None:
         """Is it wedged? After everything was read: these requests are in no figure."""
@@ -265,7 +265,7 @@ class Measurement:
         timeout_s = self._resolved.workload.run.timeout_s
         self.manifest.probing = probe_service(self._asker(client, server), longest_s=timeout_s)
 
-    def _note_target(self, server: Server) -> list[str]:
+    def _note_target(self, client: httpx.Client, server: Server) -> IdlePages:
         metrics_urls = metrics_pages(self._resolved.metrics_urls, server, self._target)
         interval_s = self.manifest.scrape_interval_s
         if (note := scrape_note(interval_s, metrics_urls)) is not None:
@@ -281,7 +281,9 @@ class Measurement:
             spec=as_plain_data(self._target),
             config=server.config,
         )
-        return metrics_urls
+        return IdlePages(
+            client, metrics_urls, self._target, notes=self.notes, clock_ns=self._clock_ns
+        )
 
     def _note_clock(self, client: httpx.Client, server: Server) -> None:
         if not self._is_exact:
@@ -292,29 +294,6 @@ class Measurement:
             self.notes.warn(str(error))
             return
         self.manifest.clock = Clock(comparable=check.comparable, round_trip_ns=check.round_trip_ns)
-
-    def _read_idle(self, client: httpx.Client, metrics_urls: list[str]) -> dict[str, float]:
-        """The page while nothing runs: also where it is not scraped while the load does."""
-        if not metrics_urls:
-            return {}
-        try:
-            samples = read_samples(client, metrics_urls, clock_ns=self._clock_ns)
-        except SourceError as error:
-            self.notes.warn(str(error))
-            return {}
-        self._names_read |= {sample.name for sample in samples}
-        return read_roles(samples, self._target.metrics)
-
-    def _read_later(self, client: httpx.Client, metrics_urls: list[str]) -> dict[str, float]:
-        """The page once more: as soon as it shows work, or when a step must have ended."""
-        idle = self.manifest.idle
-        until_ns = self._clock_ns() + int(self._target.longest_step_s * 1e9)
-        while True:
-            self._interruption.pause(LATER_S)
-            later = self._read_idle(client, metrics_urls)
-            is_over = self._clock_ns() >= until_ns or self._interruption.requested
-            if is_over or not may_be_at_work(idle.before, idle.after, later):
-                return later
 
     def _collect(self, stack: ExitStack, server: Server, metrics_urls: list[str]) -> Collector:
         gpu = open_gpu_sampler()

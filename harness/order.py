@@ -9,7 +9,6 @@ from harness.arrival_settings import TraceArrivals
 from harness.config import (
     SHIPPED_WORKLOADS,
     ArmTarget,
-    Target,
     Workload,
     find_file,
     load_target,
@@ -28,6 +27,7 @@ from harness.load_order import check_files, make_load
 from harness.open_loop_order import check_trace, make_open_loop
 from harness.server import Server
 from harness.server_command import parse_command
+from harness.target_spec import Target
 
 ONLY_ARM = "main"
 

@@ -10,10 +10,11 @@ from typing import Any, Final
 
 import httpx
 
-from harness.config import EngineSettings, Target
+from harness.config import EngineSettings
 from harness.errors import ConfigError, InterruptedRunError, TargetError
 from harness.process import Child, python_module
 from harness.reach import split_place, why_unreached
+from harness.target_spec import Target
 
 # Importing torch and compiling nothing yet takes seconds; a cold disk takes many.
 ENGINE_READY_S: Final = 120.0

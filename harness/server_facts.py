@@ -7,9 +7,9 @@ from typing import Final
 import httpx
 
 from harness.collect.prometheus import find_unseen
-from harness.config import Target
 from harness.records import MetricSample
 from harness.server import Server
+from harness.target_spec import Target
 
 FITS_NOTHING: Final = "--engine "  # how the text begins that says so
 

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from harness.config import SettleSettings, Target, Workload
+from harness.config import SettleSettings, Workload
 from harness.load_settings import AbandonSettings
 from harness.records import GAUGES, StepRow
+from harness.target_spec import Target
 
 # Counters that move as long as anything is computed.
 _OF_WORK = ("decode_calls", "generated_tokens")

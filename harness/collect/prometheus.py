@@ -8,8 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from harness.bounded_http import why_unread
 from harness.collect.source import SourceError
-from harness.config import MetricRole, MetricSource
 from harness.records import MetricSample
+from harness.target_spec import MetricRole, MetricSource
 
 
 class Scraper:

@@ -13,8 +13,9 @@ from harness.collect.prometheus import (
     read_samples,
 )
 from harness.collect.source import SourceError
-from harness.config import MetricRole, MetricSource, load_target
+from harness.config import load_target
 from harness.records import MetricSample
+from harness.target_spec import MetricRole, MetricSource
 
 Script = Callable[[str], tuple[int, dict[str, str], bytes]]
 Serve = Callable[[Script], str]

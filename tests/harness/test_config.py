@@ -5,16 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import (
-    SHIPPED_WORKLOADS,
-    Target,
-    Workload,
-    load_target,
-    load_workload,
-    shipped,
-)
+from harness.config import SHIPPED_WORKLOADS, Workload, load_target, load_workload, shipped
 from harness.errors import ConfigError
 from harness.load_settings import AbandonSettings, SlotRecoverySettings
+from harness.target_spec import Target
 from harness.toml_file import apply_settings, parse_setting
 
 GOOD = """\

@@ -20,11 +20,8 @@ from harness.config import (
     ArmTarget,
     CollectSettings,
     EngineSettings,
-    MetricRole,
-    MetricSource,
     RunSettings,
     SettleSettings,
-    Target,
     Workload,
     load_target,
     load_workload,
@@ -33,6 +30,7 @@ from harness.config import (
 from harness.gate_settings import GateSettings
 from harness.order import RunOrder, resolve_order
 from harness.records import Trust
+from harness.target_spec import MetricRole, MetricSource, Target
 from harness.value_settings import ValueSettings
 from reference_engine.flags import build_parser
 from tests.harness.documents import (

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.config import SettleSettings, Target, load_target
+from harness.config import SettleSettings, load_target
 from harness.errors import ConfigError, InterruptedRunError, TargetError
 from harness.interruption import Interruption
 from harness.load.mix import AfterTokens, Never
@@ -32,6 +32,7 @@ from harness.settle import (
     typical_step_s,
 )
 from harness.store import RunFolder
+from harness.target_spec import Target
 
 ENGINE_CONFIG = {"max_num_seqs": 5, "max_model_len": 4096}
 
