@@ -79,7 +79,7 @@ def tell(
 
 @pytest.fixture(scope="module")
 def wrong(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    return tell(tmp_path_factory.mktemp("wrong"), WRONG, answer_tokens=2000, settle_s=0.6)
+    return tell(tmp_path_factory.mktemp("wrong"), WRONG, answer_tokens=2000, settle_s=2.0)
 
 
 @pytest.fixture(scope="module")

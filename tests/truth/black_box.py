@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -19,6 +19,9 @@ from tests.e2e.running import Run, measure, scripted_server
 from tests.truth.known import seconds
 from tests.truth.scripted_engine import Script
 from tests.truth.settings import Setting
+
+MOST_TRIES: Final = 3
+TOO_BUSY: Final = "or this machine is too busy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +64,19 @@ class Seen:
 
 
 def look(setting: Setting, script: Script, workload: str, folder: Path) -> Seen:
-    """One run against a server of its own."""
+    """A run against a server of its own.
+
+    One of which the harness itself says that this machine was too busy to read as often as it was
+    to is made again, in another folder; the last one counts, whatever it says.
+    """
+    for number in range(1, MOST_TRIES):
+        seen = _look_once(setting, script, workload, folder / f"try-{number}")
+        if not any(TOO_BUSY in remark["text"] for remark in seen.run.summary["validity"]):
+            return seen
+    return _look_once(setting, script, workload, folder / f"try-{MOST_TRIES}")
+
+
+def _look_once(setting: Setting, script: Script, workload: str, folder: Path) -> Seen:
     folder.mkdir(parents=True)
     target, load = folder / "truth.toml", folder / "load.toml"
     target.write_text(setting.target())
