@@ -12,48 +12,31 @@ from dataclasses import replace
 import httpx
 import msgspec
 
-from harness.calibration import CalibrationError, calibrate
-from harness.collect.clock import check_clock
 from harness.collect.collector import Collector, Scraping
 from harness.collect.gathered import News
 from harness.collect.gpu import NoGpu, open_gpu_sampler
 from harness.collect.prometheus import find_unseen, read_roles
-from harness.collect.source import Notes, SourceError, jittered
-from harness.config import as_plain_data
+from harness.collect.source import Notes, jittered
+from harness.enquiry import Enquiry
 from harness.errors import InterruptedRunError
 from harness.finding import find_server
 from harness.idle_pages import IdlePages
 from harness.interruption import Interruption
 from harness.live import LatencySoFar
 from harness.load.plan import LoadPlan, write_plan
-from harness.load_order import load_notes, prompt_salt
 from harness.load_process import describe_load, run_load
-from harness.load_settings import SlotRecoverySettings
 from harness.manifest import (
-    Clock,
     IdleReading,
     Manifest,
     ScheduledArrivals,
-    TargetFacts,
     find_hardware,
 )
-from harness.open_loop_order import count_arrivals, open_loop_notes
-from harness.order import ResolvedOrder, make_load_plan
+from harness.open_loop_order import count_arrivals
+from harness.order import ResolvedOrder
 from harness.progress import Progress, Snapshot
 from harness.reach import http_client
 from harness.records import LifecycleEvent
 from harness.server import Server
-from harness.server_facts import (
-    FITS_NOTHING,
-    metrics_pages,
-    scrape_note,
-    scrape_warning,
-    told_blocks,
-    told_slots,
-    told_version,
-    unseen_metrics,
-)
-from harness.serving import Asker, count_slots, probe_service
 from harness.settle import (
     CalmWatch,
     may_end_early,
@@ -142,51 +125,37 @@ class Measurement:
                 progress=self._progress,
                 interruption=self._interruption,
             )
-            pages = self._note_target(client, server)
-            self._pages = pages
-            self._note_version(client, server)
-            server = self._with_slots(client, server)
-            first = self._plan_load(client, server)
+            enquiry = self._enquiry(client)
+            pages = self._pages = enquiry.note_target(server)
+            server = enquiry.with_slots(server)
+            first = enquiry.plan_load(server, rows_dir=self._folder.shards)
             self._folder.load_plan.touch(mode=0o600)  # its headers may hold a secret
             write_plan(first, self._folder.load_plan)
-            self._note_clock(client, server)
-            self._read_first(pages)
+            if self._is_exact:
+                enquiry.note_clock(server)
+            enquiry.read_first(pages)
             self._folder.write_manifest(self.manifest)
             with self._collect(stack, server, pages.urls) as collector:
                 for number in range(loops := self._resolved.workload.run.loops):
                     plan = msgspec.structs.replace(first, seed=first.seed + number)
-                    with ExitStack() as until_settled:
-                        self._load(plan, server, collector, until_settled)
-                        self._settle(collector)
-                        server.check_alive()
-                        self._read_settled(pages, is_last=number == loops - 1)
-                        self.manifest.window.held_until_ns.append(self._clock_ns())
-            self._probe(client, server)
+                    self._loop(plan, server, collector, pages, is_last=number == loops - 1)
+            enquiry.probe(server)
 
-    def _plan_load(self, client: httpx.Client, server: Server) -> LoadPlan:
-        """The plan, with prompts as long on this server's tokenizer as they should be."""
-        plan = make_load_plan(self._resolved, server, rows_dir=self._folder.shards)
-        run_id, created_at = self.manifest.run_id, self.manifest.created_at
-        salt = prompt_salt(server, run_id=run_id, created_at=created_at)
-        plan = msgspec.structs.replace(plan, prompt_salt=salt)
-        for text in load_notes(self._resolved.workload, self._target, server):
-            self.notes.add(text)
-        for text in open_loop_notes(plan):
-            self.notes.add(text)
-            self._progress.phase(text)
-        if self._target.bytes_are_tokens:
-            return plan
-        self._progress.phase("asking the server how many tokens it makes of a prompt")
-        try:
-            scale = calibrate(client, plan)
-        except CalibrationError as error:
-            self.notes.warn(
-                f"the length of prompts is not known in the server's tokens: {error}; a byte was "
-                "taken for a token"
-            )
-            return plan
-        self.manifest.prompt_scale = scale
-        return msgspec.structs.replace(plan, prompt_scale=scale)
+    def _loop(
+        self,
+        plan: LoadPlan,
+        server: Server,
+        collector: Collector,
+        pages: IdlePages,
+        *,
+        is_last: bool,
+    ) -> None:
+        with ExitStack() as until_settled:
+            self._load(plan, server, collector, until_settled)
+            self._settle(collector)
+            server.check_alive()
+            self._read_settled(pages, is_last=is_last)
+            self.manifest.window.held_until_ns.append(self._clock_ns())
 
     def _client(self, timeout_s: float) -> httpx.Client:
         """For requests of our own, which may take as long as those of the load may be silent."""
@@ -197,53 +166,15 @@ class Measurement:
             longest_s=max(timeout_s, self._resolved.workload.run.timeout_s),
         )
 
-    def _asker(self, client: httpx.Client, server: Server) -> Asker:
-        body = {"model": server.model, **self._target.extra_body}
-        path, clock_ns = self._target.path, self._clock_ns
-        return Asker(client=client, url=server.url, path=path, body=body, clock_ns=clock_ns)
-
-    def _note_version(self, client: httpx.Client, server: Server) -> None:
-        if self.manifest.target is not None:
-            self.manifest.target.version = told_version(client, server, self._target)
-
-    def _with_slots(self, client: httpx.Client, server: Server) -> Server:
-        """The server with its number of batch slots: as it tells it, or found by trying where it is
-        needed and nobody says it."""
-        load = self._resolved.workload.load
-        is_needed = isinstance(load, SlotRecoverySettings) and load.slots is None
-        is_told = self._target.slots_from == "config" and server.config is not None
-        told = told_slots(client, server, self._target)
-        if told is not None:
-            return self._keep_slots(server, told, "as its page /props tells")
-        if is_told or not is_needed:
-            return server
-        self._progress.phase("trying how many requests the server runs at once")
-        timeout_s = self._resolved.workload.run.timeout_s
-        found = count_slots(self._asker(client, server), longest_s=timeout_s)
-        if found is None:
-            return server
-        how = "the smallest number of parallel requests at which one more waits"
-        return self._keep_slots(server, found, f"found by trying: {how}")
-
-    def _keep_slots(self, server: Server, slots: int, how: str) -> Server:
-        self.notes.add(f"batch slots: {slots}, {how}")
-        if self.manifest.target is not None:
-            self.manifest.target.slots_found = slots
-        return replace(server, slots_found=slots)
-
-    def _read_first(self, pages: IdlePages) -> None:
-        """Before the load: what the mapping does not find there is best known at once, by name."""
-        if (samples := pages.samples()) is None:
-            return
-        self.manifest.idle.before = read_roles(samples, self._target.metrics)
-        if self.manifest.target is not None:
-            self.manifest.target.blocks_found = told_blocks(samples, self._target)
-        text = unseen_metrics(samples, pages.urls, self._target)
-        if text is None:
-            return
-        if text.startswith(FITS_NOTHING):
-            self.notes.warn(text)
-        self._progress.phase(text)
+    def _enquiry(self, client: httpx.Client) -> Enquiry:
+        return Enquiry(
+            self._resolved,
+            client,
+            self.manifest,
+            notes=self.notes,
+            progress=self._progress,
+            clock_ns=self._clock_ns,
+        )
 
     def _read_settled(self, pages: IdlePages, *, is_last: bool) -> None:
         idle = self.manifest.idle
@@ -258,42 +189,6 @@ class Measurement:
                 pause=self._interruption.pause,
                 is_cut=lambda: self._interruption.requested,
             )
-
-    def _probe(self, client: httpx.Client, server: Server) -> None:
-        """Is it wedged? After everything was read: these requests are in no figure."""
-        self._progress.phase("asking whether the server still serves")
-        timeout_s = self._resolved.workload.run.timeout_s
-        self.manifest.probing = probe_service(self._asker(client, server), longest_s=timeout_s)
-
-    def _note_target(self, client: httpx.Client, server: Server) -> IdlePages:
-        metrics_urls = metrics_pages(self._resolved.metrics_urls, server, self._target)
-        interval_s = self.manifest.scrape_interval_s
-        if (note := scrape_note(interval_s, metrics_urls)) is not None:
-            self.notes.add(note)
-        if (warning := scrape_warning(interval_s, self._target)) is not None:
-            self.notes.warn(warning)
-        self.manifest.target = TargetFacts(
-            engine=self._target.name,
-            url=server.url,
-            metrics_urls=metrics_urls,
-            model=server.model,
-            started_by_us=server.engine is not None,
-            spec=as_plain_data(self._target),
-            config=server.config,
-        )
-        return IdlePages(
-            client, metrics_urls, self._target, notes=self.notes, clock_ns=self._clock_ns
-        )
-
-    def _note_clock(self, client: httpx.Client, server: Server) -> None:
-        if not self._is_exact:
-            return
-        try:
-            check = check_clock(client, f"{server.url}/walkaway/clock", clock_ns=self._clock_ns)
-        except SourceError as error:
-            self.notes.warn(str(error))
-            return
-        self.manifest.clock = Clock(comparable=check.comparable, round_trip_ns=check.round_trip_ns)
 
     def _collect(self, stack: ExitStack, server: Server, metrics_urls: list[str]) -> Collector:
         gpu = open_gpu_sampler()
