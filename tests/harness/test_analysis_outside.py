@@ -8,24 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from msgspec import structs
 
 from harness.analysis.arm_round import _over_rounds, analyse_round, pooled_figures
 from harness.analysis.balance import delay_of_aborts
-from harness.analysis.black_box import Outside, figures_from_outside, seen_from_outside
+from harness.analysis.black_box import figures_from_outside
 from harness.analysis.boundaries import step_boundaries
-from harness.analysis.counters import leak_figures
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figure, NotMeasurable, reading
-from harness.analysis.ghosts import Ghosts
 from harness.analysis.held_open import held_open
 from harness.analysis.scraped import lag_ns
-from harness.analysis.stats import rate_upper95
 from harness.analysis.summary import summarise
 from harness.analysis.totals import Balance, as_figure, pooled
-from harness.records import Metric
 from tests.harness.conftest import at
-from tests.harness.made_up import alone_one_by_one, lonely
+from tests.harness.from_outside import lonely_run, metric, reason, seen
+from tests.harness.made_up import alone_one_by_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,21 +29,6 @@ if TYPE_CHECKING:
     from tests.harness.conftest import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
-
-
-def metric(figure: Figure) -> Metric:
-    assert isinstance(figure, Metric), figure
-    return figure
-
-
-def reason(figure: Figure) -> str:
-    assert isinstance(figure, NotMeasurable), figure
-    return figure.reason
-
-
-def seen(run: RunBuilder) -> Outside:
-    frames = run.frames()
-    return seen_from_outside(frames, run_facts(frames))
 
 
 def balance(sums: list[float], count: int = 10, **more: Any) -> Balance:
@@ -87,7 +68,7 @@ def test_six_of_many_do_not_stand_for_them(make_run: MakeRun) -> None:
 def test_rounds_are_pooled_by_their_sums(make_run: MakeRun) -> None:
     """A round of few weighs little."""
     few, many = balance([0.5, 0.6, 0.4]), balance([1.0, 1.2, 0.8], count=100)
-    one = seen(_lonely(make_run))
+    one = seen(lonely_run(make_run))
     rounds = [replace(one, totals={"gauge": found}) for found in (few, many)]
     found = metric(figures_from_outside(rounds)["cancel_latency_s"]["gauge"])
     assert found.mean == pytest.approx((1.5 + 3.0) / (3 * 10 + 3 * 100))
@@ -95,7 +76,7 @@ def test_rounds_are_pooled_by_their_sums(make_run: MakeRun) -> None:
 
 
 def test_at_most_stays_at_most_over_rounds(make_run: MakeRun) -> None:
-    rounds = [analyse_round(_lonely(make_run).frames(), round_number=i, arm="a") for i in (1, 2)]
+    rounds = [analyse_round(lonely_run(make_run).frames(), round_number=i, arm="a") for i in (1, 2)]
     single = metric(rounds[0].figures["cancel_latency_s"])
     found = metric(pooled_figures(rounds)["cancel_latency_s"])
     assert (single.bound, found.bound) == ("upper", "upper")
@@ -106,7 +87,7 @@ def test_at_most_stays_at_most_over_rounds(make_run: MakeRun) -> None:
 
 
 def test_a_method_counts_if_all_rounds_have_it(make_run: MakeRun) -> None:
-    one = seen(_lonely(make_run))
+    one = seen(lonely_run(make_run))
     known, missing = balance([0.1, 0.2]), NotMeasurable("it moved too little")
     rounds = [
         replace(one, totals={"counter": known, "gauge": known}),
@@ -118,7 +99,7 @@ def test_a_method_counts_if_all_rounds_have_it(make_run: MakeRun) -> None:
 
 
 def test_a_round_in_which_nobody_left_says_nothing(make_run: MakeRun) -> None:
-    one = seen(_lonely(make_run))
+    one = seen(lonely_run(make_run))
     empty = replace(one, num_left=0, totals={"gauge": NotMeasurable("nobody left")})
     assert figures_from_outside([one, empty]) == figures_from_outside([one])
     assert figures_from_outside([empty])["cancel_latency_s"] == {}
@@ -147,7 +128,7 @@ def test_what_goes_on_for_ever_makes_the_mean_a_lower_bound() -> None:
 def test_requests_that_are_there_for_ever_make_the_figure_of_a_run_a_lower_bound(
     make_run: MakeRun,
 ) -> None:
-    run = _lonely(make_run)
+    run = lonely_run(make_run)
     run.manifest.idle.after |= {"running": 1.0}
     found = metric(figures_from_outside([seen(run)])["cancel_latency_s"]["gauge"])
     assert found.bound == "lower"
@@ -215,7 +196,7 @@ def test_who_never_had_a_connection_was_never_there(make_run: MakeRun) -> None:
 
 
 def test_a_page_is_as_old_as_half_of_its_scrape(make_run: MakeRun) -> None:
-    run = _lonely(make_run)
+    run = lonely_run(make_run)
     for sample in run.server_metrics:
         sample.duration_ns = 8_000_000
     frames = run.frames()
@@ -265,162 +246,3 @@ def test_one_scrape_that_met_all_who_left_together_is_not_enough_for_a_mean() ->
     assert metric(alike).others["grain"] < metric(at_once).others["grain"]
     assert (metric(at_once).mean, metric(at_once).bound) == (None, "upper")
     assert metric(at_once).needs["mean"] > 40
-
-
-# Ghosts.
-
-
-def ghost_rate(make_run: MakeRun, *found: Ghosts) -> Metric:
-    one = seen(_lonely(make_run))
-    runs = [replace(one, ghosts={"counter": ghosts}) for ghosts in found]
-    return metric(figures_from_outside(runs)["ghost_rate"]["counter"])
-
-
-def test_ghosts_of_rounds_are_added_up(make_run: MakeRun) -> None:
-    """Three rounds of none in ten are none in thirty."""
-    found = ghost_rate(make_run, *[Ghosts(n=10, low=0, high=0)] * 3)
-    assert (found.n, found.mean, found.bound) == (30, 0.0, "point")
-    assert found.upper95 == pytest.approx(rate_upper95(0, 30))
-
-
-def test_a_lower_bound_of_ghosts_has_no_upper_limit(make_run: MakeRun) -> None:
-    found = ghost_rate(make_run, Ghosts(n=10, low=2, high=None), Ghosts(n=10, low=0, high=0))
-    assert (found.mean, found.bound, found.upper95) == (0.1, "lower", None)
-
-
-def test_ghosts_that_may_be_none_are_only_limited(make_run: MakeRun) -> None:
-    found = ghost_rate(make_run, Ghosts(n=10, low=0, high=3))
-    assert (found.mean, found.bound) == (None, "upper")
-    assert found.upper95 == pytest.approx(rate_upper95(3, 10))
-
-
-def counting(run: RunBuilder, *, left: int, aborted: float, max_tokens: int) -> RunBuilder:
-    """Requests that were left, one a second, and a counter of aborts that moved so far."""
-    alone_one_by_one(run, left)
-    run.metrics(running="exact", waiting="exact", aborted="exact")
-    run.manifest.window.load_ended_ns, run.manifest.window.settled_ns = at(9_000), at(12_000)
-    for i, row in enumerate(run.requests):
-        row.max_tokens = max_tokens
-        assert row.request_id == str(i)
-    run.idle(
-        {"running": 0, "waiting": 0, "aborted": 0},
-        {"running": 0, "waiting": 0, "aborted": aborted},
-    )
-    return run
-
-
-def ghosts_of(run: RunBuilder) -> dict[str, Figure]:
-    return figures_from_outside([seen(run)])["ghost_rate"]
-
-
-def test_who_was_not_aborted_and_ended_by_himself_is_a_ghost_by_the_counter(
-    make_run: MakeRun,
-) -> None:
-    """Twenty tokens of 30 ms are over long before the settle time is: the gauge sees nothing."""
-    run = counting(make_run(), left=8, aborted=0.0, max_tokens=20)
-    found = ghosts_of(run)
-    assert reason(found["gauge"]).startswith(
-        "no ghost was there after the settle time, but only 0 of 8 who left had twice that time"
-    )
-    assert (metric(found["counter"]).mean, metric(found["counter"]).bound) == (1.0, "point")
-    assert summarise(run.frames())["metrics"]["ghost_rate"]["mean"] == 1.0
-
-
-def test_a_counter_that_stands_still_makes_no_ghosts(make_run: MakeRun) -> None:
-    """All would still be there, and nobody is."""
-    found = ghosts_of(counting(make_run(), left=8, aborted=0.0, max_tokens=100_000))
-    assert "which what else is known does not explain" in reason(found["counter"])
-    gauge = metric(found["gauge"])
-    assert (gauge.mean, gauge.bound, gauge.upper95) == (0.0, "lower", None)
-
-
-@pytest.mark.parametrize("aborted", [16.0, 9.0])
-def test_a_counter_that_counts_too_much_tells_of_no_ghosts(
-    make_run: MakeRun, aborted: float
-) -> None:
-    found = ghosts_of(counting(make_run(), left=8, aborted=aborted, max_tokens=100_000))
-    assert isinstance(found["counter"], NotMeasurable)
-
-
-def test_a_counter_that_still_moves_tells_of_no_ghosts(make_run: MakeRun) -> None:
-    run = counting(make_run(), left=8, aborted=7.0, max_tokens=20)
-    assert metric(ghosts_of(run)["counter"]).mean == 1 / 8
-    run.manifest.idle.later = {"running": 0, "waiting": 0, "aborted": 8.0}
-    assert reason(ghosts_of(run)["counter"]) == "its_aborted still moved after the settle time"
-
-
-def test_all_aborted_is_known_to_be_none(make_run: MakeRun) -> None:
-    found = ghosts_of(counting(make_run(), left=8, aborted=8.0, max_tokens=100_000))
-    assert list(found) == ["counter", "gauge"]
-    assert metric(found["counter"]).upper95 == pytest.approx(rate_upper95(0, 8))
-
-
-def test_who_left_before_an_answer_or_at_its_end_may_be_no_ghost(make_run: MakeRun) -> None:
-    run = counting(make_run(), left=8, aborted=6.0, max_tokens=20)
-    run.requests[0].first_token_ns = None
-    run.requests[1].max_tokens = 6
-    found = ghosts_of(run)
-    assert list(found) == ["counter", "gauge"] or isinstance(found["gauge"], NotMeasurable)
-    assert (metric(found["counter"]).mean, metric(found["counter"]).bound) == (None, "upper")
-
-
-# Waste and leaks.
-
-
-def test_waste_of_rounds_is_added_up(make_run: MakeRun) -> None:
-    one = seen(_lonely(make_run))
-    waste = metric(one.waste)
-    assert (waste.mean, waste.n, waste.bound) == (4.0, 1, "point")
-    others = {"total_tokens": 2.0, "generated_tokens": 20.0, "cut_off": 1}
-    more = structs.replace(waste, mean=0.5, n=4, bound="lower", others=others)
-    found = metric(
-        figures_from_outside([one, replace(one, waste=more)])["wasted_tokens"]["counter"]
-    )
-    assert (found.mean, found.n, found.bound) == ((4.0 + 2.0) / 5, 5, "lower")
-    assert found.others["cut_off"] == 1
-
-
-def test_a_counter_below_what_was_read_tells_of_no_waste(make_run: MakeRun) -> None:
-    run = _lonely(make_run)
-    run.manifest.idle.after |= {"generated_tokens": 1.0}
-    waste = figures_from_outside([seen(run)])["wasted_tokens"]["counter"]
-    assert (
-        reason(waste) == "its_generated_tokens moved by 1, less than the 2 tokens that clients read"
-    )
-
-
-def test_while_somebody_is_still_served_there_will_be_more_waste(make_run: MakeRun) -> None:
-    run = _lonely(make_run)
-    run.manifest.idle.later = {"running": 0, "waiting": 0, "generated_tokens": 7.0}
-    waste = figures_from_outside([seen(run)])["wasted_tokens"]["counter"]
-    assert (metric(waste).mean, metric(waste).bound) == (4.0, "lower")
-
-
-def test_of_a_request_for_several_answers_all_may_be_wasted(make_run: MakeRun) -> None:
-    """Its answers are generated side by side."""
-    limits = []
-    for answers in (1, 3):
-        run = _lonely(make_run)
-        row = run.requests[0]
-        row.n, row.token_times_ns = answers, sorted(row.token_times_ns * answers)
-        row.event_tokens = [1] * len(row.token_times_ns)
-        waste = metric(figures_from_outside([seen(run)])["wasted_tokens"]["counter"])
-        assert waste.n == 1
-        upper = waste.others["upper"]
-        latency = metric(figures_from_outside([seen(run)])["cancel_latency_s"]["gauge"])
-        assert latency.upper95 is not None
-        limits.append(upper.mean / (latency.upper95 / 0.030 + 2))
-    assert limits == pytest.approx([1, 3])
-
-
-def test_fewer_than_before_are_no_leak(make_run: MakeRun) -> None:
-    run = _lonely(make_run)
-    run.idle({"running": 2.0}, {"running": 0.0})
-    found = leak_figures(run_facts(run.frames()))["leaked_slots"]
-    assert reason(found).startswith("its_running was 2 before the load and 0 after it")
-
-
-def _lonely(make_run: MakeRun) -> RunBuilder:
-    run = make_run()
-    lonely(run)
-    return run

@@ -117,6 +117,20 @@ def save(path: Path, summary_: Mapping[str, Any] | None = None, **more: Any) -> 
     return path
 
 
+def of_rounds(*values: float) -> dict[str, Any]:
+    """Of a run with one arm, whose mean latency in each round is given."""
+    rounds = {"cancel_latency_steps": {"mean": list(values)}}
+    return summary_of_arms({"build": arm({"cancel_latency_steps": steps()}, rounds)})
+
+
+def save_rounds(path: Path, *values: float) -> Path:
+    """A run with one arm; the server's facts are in the manifest of its first round, which has all
+    the rows."""
+    run = save(path, of_rounds(*values), arms=["build"])
+    save(run / "rounds" / "1-build")
+    return run
+
+
 def _row(number: int, outcome: Outcome) -> RequestRow:
     return RequestRow(
         request_id=str(number),

@@ -1,0 +1,39 @@
+"""What a made-up run shows from outside, and a figure taken for what it must be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness.analysis.black_box import Outside, seen_from_outside
+from harness.analysis.facts import run_facts
+from harness.analysis.figure import Figure, NotMeasurable
+from harness.records import Metric
+from tests.harness.made_up import lonely
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.harness.conftest import RunBuilder
+
+    MakeRun = Callable[[], RunBuilder]
+
+
+def metric(figure: Figure) -> Metric:
+    assert isinstance(figure, Metric), figure
+    return figure
+
+
+def reason(figure: Figure) -> str:
+    assert isinstance(figure, NotMeasurable), figure
+    return figure.reason
+
+
+def seen(run: RunBuilder) -> Outside:
+    frames = run.frames()
+    return seen_from_outside(frames, run_facts(frames))
+
+
+def lonely_run(make_run: MakeRun) -> RunBuilder:
+    run = make_run()
+    lonely(run)
+    return run

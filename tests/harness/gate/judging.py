@@ -1,0 +1,40 @@
+"""Limits held against made-up runs, and arms whose rounds are given."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.gate.baseline import Baseline
+from harness.gate.judge import Judgement, Terms, judge
+from harness.gate.limits import parse_limits
+from harness.gate.measured import Measured
+from harness.gate.verdict import Verdict
+from tests.harness.gate import gated
+
+Rounds = Sequence[float | None]
+
+PASS, FAIL, OPEN = Verdict.PASS, Verdict.FAIL, Verdict.CANNOT_DECIDE
+
+
+def judged(
+    run: Measured, *lines: str, baseline: Measured | None = None, fewest: int = 2
+) -> Judgement:
+    arms = [name for name in run.sides if name != "run"]
+    terms = Terms(
+        limits=parse_limits(lines, source="test", arms=arms),
+        baseline=None if baseline is None else Baseline(measured=baseline),
+        fewest_abandons=fewest,
+    )
+    return judge(run, terms, run="folder")
+
+
+def wasting(name: str, values: Rounds, counting: str | None) -> dict[str, dict[str, Any]]:
+    """An arm with so many wasted tokens a round."""
+    metric = gated.steps()
+    metric.unit = "tokens"
+    rounds = {"wasted_tokens": {"mean": list(values)}}
+    return {name: gated.arm({"wasted_tokens": metric}, rounds, counting)}
+
+
+def of_arms(*arms: dict[str, dict[str, Any]]) -> Measured:
+    merged = {name: one for arm in arms for name, one in arm.items()}
+    return gated.measured(gated.summary_of_arms(merged), list(merged))

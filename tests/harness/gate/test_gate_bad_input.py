@@ -1,0 +1,157 @@
+"""`walkaway gate` on folders that are damaged, cut short or empty: none is a pass."""
+
+from pathlib import Path
+
+import junitparser
+import pyarrow.parquet as pq
+import pytest
+
+from harness.gate.run_folder import read_run
+from harness.judged import UnusableRunError
+from harness.store import RECORDS, RunFolder, RunRows
+from tests.harness.gate import gated
+from tests.harness.gate.gating import gate, said
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+def undecided(run: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Why the run cannot be judged."""
+    assert gate(run) == 4
+    reason: str = said(capsys)["checks"][0]["reason"]
+    return reason
+
+
+def test_a_killed_run_is_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = gated.save(tmp_path / "run")
+    (run / "summary.json").unlink()
+    assert "cut short before it was judged" in undecided(run, capsys)
+
+
+def test_a_report_is_advised_only_of_a_killed_run_that_has_requests(tmp_path: Path) -> None:
+    def advice(run: Path) -> str:
+        (run / "summary.json").unlink(missing_ok=True)
+        with pytest.raises(UnusableRunError) as raised:
+            read_run(run)
+        return raised.value.remedy
+
+    run = gated.save(tmp_path / "run")
+    report = f"a whole run; for what was saved of this one: walkaway report {run}"
+    assert advice(run) == report
+    (run / "requests.parquet").write_bytes(b"PAR1 but no more")
+    assert advice(run) == report
+    (run / "requests.parquet").unlink()
+    assert advice(run) == "a whole run"
+    (run / "shards").mkdir()
+    shard = run / "shards" / "requests-here-1.ndjson"
+    shard.touch()
+    assert advice(run) == "a whole run"
+    shard.write_text("{}")
+    assert advice(run) == report
+    RunFolder(tmp_path / "run").write_rows(RunRows())
+    assert advice(run) == "a whole run"
+
+
+def test_a_killed_run_with_arms_has_the_requests_of_its_rounds(tmp_path: Path) -> None:
+    run = gated.save_rounds(tmp_path / "run", 1.0, 1.0, 1.0)
+    (run / "requests.parquet").unlink()
+    assert RunFolder(run).may_have_requests()
+    RunFolder(run / "rounds" / "1-build").write_rows(RunRows())
+    assert not RunFolder(run).may_have_requests()
+
+
+def test_another_schema_version_is_not_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = gated.save(tmp_path / "run", gated.summary(schema_version=99))
+    assert "summary.json: has schema version 99" in undecided(run, capsys)
+
+
+@pytest.mark.parametrize("name", ["requests", "lifecycle"])
+def test_a_corrupt_parquet_file_is_named(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = gated.save(tmp_path / "run")
+    (run / f"{name}.parquet").write_bytes(b"PAR1 but no more")
+    assert f"{name}.parquet cannot be read" in undecided(run, capsys)
+    (run / f"{name}.parquet").unlink()
+    assert f"{name}.parquet cannot be read" in undecided(run, capsys)
+
+
+def test_rows_that_the_summary_is_not_of_are_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = gated.save(tmp_path / "run", gated.summary(outcomes={"abandoned": 500}))
+    assert "requests.parquet has 3 rows, and summary.json is of 500" in undecided(run, capsys)
+
+
+NESTED = pytest.param('{"a":' * 100_000, id="nested")
+
+
+@pytest.mark.parametrize("name", ["requests", "lifecycle", "steps"])
+def test_a_damaged_round_is_named(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = gated.save_rounds(tmp_path / "run", 1.0, 1.0, 1.0)
+    (run / "rounds" / "1-build" / f"{name}.parquet").write_bytes(b"PAR1 but no more")
+    limit = "build: cancel_latency_steps.p99 <= 2"
+    assert gate(run, limit) == 4
+    assert f"1-build/{name}.parquet cannot be read" in said(capsys)["checks"][0]["reason"]
+
+
+def test_rows_that_a_round_has_lost_are_missed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = gated.save_rounds(tmp_path / "run", 1.0, 1.0, 1.0)
+    (run / "rounds" / "1-build" / "requests.parquet").unlink()
+    assert gate(run, "build: cancel_latency_steps.p99 <= 2") == 4
+    assert "the files of the rounds have 0 rows" in said(capsys)["checks"][0]["reason"]
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_byte_flipped_in_any_column_of_any_file_is_found(name: str, tmp_path: Path) -> None:
+    run = gated.save(tmp_path / "run")
+    file = run / f"{name}.parquet"
+    whole = file.read_bytes()
+    columns = pq.read_metadata(file).row_group(0)
+    read_run(run)
+    for number in range(columns.num_columns):
+        column = columns.column(number)
+        end = column.data_page_offset  # of a dictionary, whose last bytes are a value
+        if not column.has_dictionary_page:
+            end += column.total_compressed_size
+        content = bytearray(whole)
+        content[end - 1] ^= 255
+        file.write_bytes(content)
+        with pytest.raises(UnusableRunError, match=f"{name}.parquet cannot be read"):
+            read_run(run)
+
+
+def test_requests_that_ended_otherwise_than_was_counted_are_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = gated.save(tmp_path / "run", gated.summary(outcomes={"abandoned": 3}))
+    assert "did not end as summary.json counts them" in undecided(run, capsys)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 1}', NESTED])
+@pytest.mark.parametrize("name", ["summary.json", "manifest.json"])
+def test_a_damaged_file_is_no_pass(
+    name: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = gated.save(tmp_path / "run")
+    (run / name).write_text(text)
+    assert name in undecided(run, capsys)
+
+
+def test_an_empty_run_is_no_pass(tmp_path: Path) -> None:
+    empty = gated.summary({}, outcomes={"abandoned": 0, "completed": 3})
+    assert gate(gated.save(tmp_path / "run", empty)) == 4
+
+
+def test_reports_are_written_for_a_run_that_cannot_be_judged_too(tmp_path: Path) -> None:
+    run = gated.save(tmp_path / "run")
+    (run / "summary.json").unlink()
+    assert gate(run, junit=Path("gate.xml"), markdown=Path("gate.md")) == 4
+    assert next(iter(junitparser.JUnitXml.fromfile("gate.xml"))).errors == 1
+    assert "cannot decide" in Path("gate.md").read_text()

@@ -1,0 +1,34 @@
+"""Streams fed by hand: a machine whose answer has begun, and chunks of completions."""
+
+import json
+from typing import Any
+
+from harness.load.stream import StreamMachine
+from harness.load.ticket import Intent, Ticket
+from harness.records import Role, Way
+
+TICKET = Ticket(
+    request_id="r1",
+    arm="main",
+    role=Role.USER,
+    trial=None,
+    user=3,
+    max_tokens=9,
+    intended_start_ns=5,
+    intent=Intent(plan="tokens:2", planned_abandon=2, way=Way.RST),
+)
+
+
+def machine(*, status: int = 200, continuous_usage: bool = True) -> StreamMachine:
+    stream = StreamMachine(TICKET, sent_ns=10, continuous_usage=continuous_usage)
+    stream.headers(status)
+    return stream
+
+
+def completion(
+    text: str | None, *, usage: int | None = None, finish_reason: str | None = None
+) -> bytes:
+    chunk: dict[str, Any] = {"choices": [{"text": text, "finish_reason": finish_reason}]}
+    if usage is not None:
+        chunk["usage"] = {"prompt_tokens": 7, "completion_tokens": usage}
+    return json.dumps(chunk).encode()

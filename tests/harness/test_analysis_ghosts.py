@@ -1,0 +1,201 @@
+"""Who is a ghost and who is none yet, of runs of a few steps of 10 ms: by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pandas as pd
+import pytest
+
+from harness.analysis.cancel_figures import latency_by_phase
+from harness.analysis.cancellation import cancellations
+from harness.analysis.figure import NotMeasurable
+from tests.harness.few_steps import figures_of, four_steps, leave_in_decode, metric, ms, only_row
+
+if TYPE_CHECKING:
+    from tests.harness.conftest import RunBuilder
+
+    MakeRun = Callable[[], RunBuilder]
+
+
+def test_an_ignored_disconnect_is_a_censored_latency(make_run: MakeRun) -> None:
+    run = make_run()
+    run.manifest.settle_s = 0.05
+    run.abandon("g", t0=33, tokens=[21, 31])
+    run.events("g", arrived=1, admitted=10.1, first_token=20, generated=1)
+    run.events(
+        "g", reason="length", removed=130.1, blocks_freed=130.2, finished=130.3, generated=12
+    )
+    run.step(10, 20, sampled=("g",), g=5)
+    run.steps(2, 12, "g")
+    row = only_row(run)
+    assert (row["ghost"], row["censored"]) == (True, True)
+    assert row["cancel_latency_s"] == ms(50)
+    assert row["cancel_latency_steps"] == 5  # those that ended at 40 to 80
+    assert (row["wasted_tokens"], row["wasted_after_close_tokens"]) == (10, 10)
+    assert row["slot_seconds"] == ms(130.1 - 33)
+    figures = figures_of(run)
+    latency = metric(figures, "cancel_latency_s")
+    assert (latency.n, latency.n_censored, latency.p50) == (1, 1, None)
+    assert latency.lower_bounds["p50"] == ms(50)
+    detect = metric(figures, "detect_s")
+    assert (detect.n, detect.n_censored, detect.p50) == (1, 1, None)
+    assert figures["signal_s"] == NotMeasurable("no request got as far as this stage")
+    assert metric(figures, "ghost_rate").mean == 1.0
+
+
+def test_a_lost_abort_waits_for_ever(make_run: MakeRun) -> None:
+    run = make_run()
+    run.manifest.settle_s = 0.05
+    run.abandon("g", t0=33, tokens=[21, 31])
+    run.events("g", arrived=1, admitted=10.1, first_token=20, disconnected=34, abort_received=36)
+    run.events("g", reason="length", removed=60.1, blocks_freed=60.2, finished=60.3, generated=5)
+    run.step(10, 20, sampled=("g",), g=5)
+    run.steps(2, 5, "g")
+    row = only_row(run)
+    assert row["ghost"]  # although it was gone within the settle time: nobody stopped it
+    (in_decode,) = latency_by_phase(cancellations(run.frames()))
+    assert (in_decode["phase"], in_decode["ghosts"]) == ("decode", 1)
+    assert row["cancel_latency_s"] == ms(50)
+    assert not row["removed_at_first_boundary"]
+    figures = figures_of(run)
+    assert metric(figures, "signal_s").p50 == ms(2)
+    wait = metric(figures, "wait_s")
+    assert (wait.n_censored, wait.lower_bounds["p50"]) == (1, ms(50 - 3))
+    assert isinstance(figures["free_s"], NotMeasurable)
+
+
+def test_an_abort_after_the_settle_time_is_a_ghost_with_known_stages(make_run: MakeRun) -> None:
+    run = make_run()
+    run.manifest.settle_s = 0.005
+    leave_in_decode(run)
+    four_steps(run, "a")
+    row = only_row(run)
+    assert (row["ghost"], row["cancel_latency_s"]) == (True, ms(5))
+    assert metric(figures_of(run), "wait_s").p50 == ms(4.6)
+
+
+def test_one_that_never_finished_counts_until_the_observation_ended(make_run: MakeRun) -> None:
+    run = make_run()
+    run.manifest.settle_s = 0.05
+    run.manifest.window.settled_ns = run.manifest.window.load_started_ns + 100_000_000  # type: ignore[operator]
+    run.abandon("g", t0=33, tokens=[21, 31])
+    run.events("g", arrived=1, admitted=10.1, first_token=20, generated=1)
+    run.step(10, 20, sampled=("g",), g=5)
+    run.steps(2, 9, "g")
+    row = only_row(run)
+    assert row["ghost"]
+    assert (row["generated_tokens"], row["wasted_tokens"]) == (9, 7)
+    assert row["slot_seconds"] == ms(100 - 33)
+    figures = figures_of(run)
+    assert (metric(figures, "wasted_tokens").bound, metric(figures, "wasted_tokens").mean) == (
+        "lower",
+        7,
+    )
+    assert metric(figures, "wasted_in_flight_tokens").bound == "point"
+
+
+def test_one_not_watched_for_the_settle_time_is_no_ghost_yet(make_run: MakeRun) -> None:
+    run = make_run()
+    run.manifest.status = "target_failed"  # so what was heard last ends the observation: 50 ms
+    run.abandon("g", t0=33, tokens=[21])
+    run.events("g", arrived=1, admitted=10.1, first_token=20, disconnected=34, generated=1)
+    run.step(10, 20, sampled=("g",), g=5)
+    run.steps(2, 4, "g")
+    row = only_row(run)
+    assert row["ghost"] is pd.NA
+    assert (row["censored"], row["cancel_latency_s"]) == (True, ms(50 - 33))
+    assert isinstance(figures_of(run)["ghost_rate"], NotMeasurable)
+
+
+def test_one_that_came_to_its_natural_end_is_a_ghost_however_short_the_watch(
+    make_run: MakeRun,
+) -> None:
+    run = make_run()
+    run.abandon("a", t0=3900, tokens=[20])
+    run.events("a", arrived=0, admitted=0, first_token=10, disconnected=3901)
+    run.events("a", reason="length", removed=3950, blocks_freed=3950, finished=3950)
+    assert only_row(run)["ghost"]
+
+
+def test_one_that_had_ended_before_its_user_left(make_run: MakeRun) -> None:
+    run = make_run()
+    run.abandon("a", t0=33, tokens=[21])
+    run.events("a", arrived=1, admitted=10.1, first_token=20, generated=1)
+    run.events("a", reason="stop", removed=30.1, blocks_freed=30.2, finished=30.3, generated=2)
+    run.step(10, 20, sampled=("a",), a=5)
+    run.steps(2, 3, "a")
+    row = only_row(run)
+    assert (row["phase"], row["ghost"], row["censored"]) == ("ended", pd.NA, False)
+    assert pd.isna(row["cancel_latency_s"])
+    assert row["wasted_tokens"] == 1
+
+
+def test_an_abort_on_its_way_when_the_last_step_began_is_no_ghost(make_run: MakeRun) -> None:
+    """Seen leaving at 39.5, and aborts take up to 1.5 ms to the worker here: the step from 40 to 50
+    began without it. One that ran on for another step was lost."""
+    run = make_run()
+    leave_in_decode(run, "heard")
+    run.events("heard", abort_sent=34)
+    for name, end in (("raced", 50.1), ("lost", 60.1)):
+        run.abandon(name, t0=39, tokens=[21, 31])
+        run.events(name, arrived=1, admitted=10.1, first_token=20, generated=1)
+        run.events(name, disconnected=39.5, abort_sent=39.5, generated=3)
+        run.events(name, "length", removed=end, blocks_freed=end, finished=end, generated=4)
+    four_steps(run, "heard", "raced", "lost")
+    run.steps(6, 7, "other")
+    cancels = cancellations(run.frames()).set_index("request_id")
+    assert cancels["phase"].to_dict() == {"heard": "decode", "raced": "ended", "lost": "decode"}
+    assert not cancels.loc["heard", "ghost"]
+    assert cancels.loc["raced", "ghost"] is pd.NA
+    assert cancels.loc["lost", "ghost"]
+
+
+def test_a_connection_that_ends_after_the_answer_is_neither_a_cancel_nor_a_ghost(
+    make_run: MakeRun,
+) -> None:
+    run = make_run()
+    run.abandon("a", t0=33, tokens=[21])
+    run.events("a", arrived=1, admitted=10.1, first_token=20, generated=1)
+    run.events("a", reason="length", removed=30.1, blocks_freed=30.2, finished=30.3, generated=2)
+    run.events("a", disconnected=34, generated=2)
+    four_steps(run, "a")
+    row = only_row(run)
+    assert (row["phase"], row["ghost"], row["censored"]) == ("ended", pd.NA, False)
+    figures = figures_of(run)
+    for name in ("cancel_latency_s", "detect_s", "signal_s", "wait_s", "free_s", "ghost_rate"):
+        assert isinstance(figures[name], NotMeasurable), name
+
+
+def test_a_ghost_whose_end_came_before_its_user_was_missed_was_never_noticed(
+    make_run: MakeRun,
+) -> None:
+    """Its connection stalled: noticed long after the answer was over, with nothing to cancel."""
+    run = make_run()
+    run.manifest.settle_s = 0.05
+    run.abandon("g", t0=33, tokens=[21, 31])
+    run.events("g", arrived=1, admitted=10.1, first_token=20, generated=1)
+    run.events("g", reason="length", removed=60.1, blocks_freed=60.2, finished=60.3, generated=5)
+    run.events("g", disconnected=90, generated=5)
+    run.step(10, 20, sampled=("g",), g=5)
+    run.steps(2, 9, "g")
+    assert only_row(run)["ghost"]
+    figures = figures_of(run)
+    detect = metric(figures, "detect_s")
+    assert (detect.n, detect.n_censored) == (1, 1)
+    assert isinstance(figures["signal_s"], NotMeasurable)
+
+
+def test_a_share_that_ought_to_be_all_is_bounded_from_below(make_run: MakeRun) -> None:
+    run = make_run()
+    names = [f"a{i}" for i in range(10)]
+    for name in names:
+        leave_in_decode(run, name)
+    four_steps(run, *names)
+    at_once = metric(figures_of(run), "removed_at_first_boundary")
+    assert (at_once.mean, at_once.upper95) == (1.0, None)
+    assert at_once.lower95 == pytest.approx(0.05 ** (1 / 10))  # all ten of ten, had it been this
+    ghosts = metric(figures_of(run), "ghost_rate")
+    assert (ghosts.mean, ghosts.lower95) == (0.0, None)
+    assert ghosts.upper95 == pytest.approx(1 - 0.05 ** (1 / 10))

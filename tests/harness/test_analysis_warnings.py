@@ -1,0 +1,136 @@
+"""What a run is warned of: strange answers, pages read too seldom, methods that do not agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.analysis.summary import summarise
+from harness.analysis.void_trials import about_void_trials
+from harness.records import Delivery, TokenCounting, VoidTrial
+from harness.run import find_void
+from tests.harness.audited import accounts
+
+if TYPE_CHECKING:
+    from tests.harness.conftest import RunBuilder
+
+    MakeRun = Callable[[], RunBuilder]
+
+
+def warnings(run: RunBuilder) -> list[str]:
+    said: list[dict[str, Any]] = summarise(run.frames())["validity"]
+    return [one["text"] for one in said if one["level"] == "warning"]
+
+
+def test_an_ignored_max_tokens_is_said(make_run: MakeRun) -> None:
+    run = make_run()
+    run.request("a", sent=0, tokens=[1, 2, 3], outcome="completed", end=4, max_tokens=2)
+    assert any("1 of 1 answers were longer than their `max_tokens`" in t for t in warnings(run))
+
+
+def test_an_empty_stream_is_said(make_run: MakeRun) -> None:
+    run = make_run()
+    run.request("a", sent=0, tokens=[], outcome="completed", end=4)
+    run.request("b", sent=0, tokens=[1], outcome="completed", end=4)
+    assert any("1 of 2 completed answers held no token" in text for text in warnings(run))
+
+
+def test_a_stream_of_errors_is_said_once_for_each_kind(make_run: MakeRun) -> None:
+    run = make_run()
+    for i in range(3):
+        run.request(
+            f"{i}", sent=0, tokens=[], outcome="failed", end=4, error=f"HTTP 500: block {i}"
+        )
+    run.request("r", sent=0, tokens=[], outcome="rejected", end=4, error="HTTP 429: full")
+    said = [text for text in warnings(run) if "ended with" in text]
+    assert said == [
+        "3 of 4 requests ended with: HTTP 500: block 0",
+        "1 of 4 requests ended with: HTTP 429: full",
+    ]
+
+
+def test_requests_that_went_out_twice_are_said(make_run: MakeRun) -> None:
+    run = make_run()
+    run.request("a", sent=0, tokens=[1], outcome="completed", end=4)
+    assert not [text for text in warnings(run) if "once more" in text]
+    run.request("b", sent=0, tokens=[1], outcome="completed", end=4, resent=True)
+    assert any("1 of 2 requests were sent once more" in text for text in warnings(run))
+
+
+def test_answers_that_are_over_before_anybody_leaves(make_run: MakeRun) -> None:
+    run = make_run()
+    run.request("a", sent=0, tokens=[1, 2], outcome="completed", end=4, planned_abandon=5)
+    said = warnings(run)
+    assert any("1 of 1 who were to leave found the answer over" in text for text in said)
+    assert any("does the target know `ignore_eos`?" in text for text in said)
+    assert any("1 were to leave; of these: 1 completed" in text for text in said)
+
+
+def test_methods_that_nothing_explains_are_a_warning(make_run: MakeRun) -> None:
+    run = make_run()
+    run.metrics(running="exact", waiting="exact")
+    for i in range(30):
+        t0 = 20.0 + 30 * i
+        run.abandon(f"{i}", t0=t0, tokens=[t0 - 5])
+        run.requests[-1].sent_ns += round((t0 - 10) * 1e6)
+        run.events(f"{i}", arrived=t0 - 10, admitted=t0 - 9, removed=t0 + 1, finished=t0 + 2)
+        run.events(f"{i}", blocks_freed=t0 + 2)
+    for t in range(0, 1000, 5):
+        run.scrape(t, "its_running", 3)  # whatever is held: three of nobody
+        run.scrape(t, "its_waiting", t % 2)
+    run.idle({"running": 0, "waiting": 0}, {"running": 0, "waiting": 0})
+    run.scrape(1001, "its_running", 0)
+    run.scrape(1001, "its_waiting", 0)
+    summary = summarise(run.frames())
+    (pair,) = [
+        one
+        for one in summary["agreement"]
+        if (one["metric"], one["method"]) == ("cancel_latency_s", "gauge")
+    ]
+    assert pair["exact"] == pytest.approx(0.002)
+    assert not pair["agrees"]
+    assert any("more apart than interval and refresh rule explain" in t for t in warnings(run))
+
+
+def test_who_left_an_answer_in_one_piece_had_read_nothing(make_run: MakeRun) -> None:
+    run = accounts(make_run())
+    said = "had asked for an answer in one piece"
+    assert not any(said in one["text"] for one in summarise(run.frames())["validity"])
+    run.requests[-1].delivery = Delivery.UNARY
+    assert any(said in one["text"] for one in summarise(run.frames())["validity"])
+
+
+def test_whoever_reads_no_events_counts_none(make_run: MakeRun) -> None:
+    run = make_run()
+    run.abandon("a", t0=50, tokens=[], token_counting=TokenCounting.EVENTS)
+    texts = [one["text"] for one in summarise(run.frames())["validity"]]
+    assert not any("counted as events" in text for text in texts)
+
+
+@pytest.mark.parametrize(("every", "is_said"), [(20, False), (58, True)])
+def test_a_page_that_is_read_more_seldom_than_asked_is_warned_of(
+    make_run: MakeRun, every: int, is_said: bool
+) -> None:
+    run = accounts(make_run())
+    run.server_metrics.clear()
+    run.manifest.scrape_interval_s = 0.02
+    for t in range(5, 1000, every):
+        run.scrape(t, "its_running", float(t < 500))
+    assert any("was to be read every 0.02 s" in text for text in warnings(run)) is is_said
+
+
+def test_void_trials_are_told_with_their_reasons(make_run: MakeRun) -> None:
+    run = accounts(make_run())
+    run.manifest.workload = {"load": {"trials": 2}, "run": {}}
+    void = [VoidTrial(trial=0, arm=arm, why="no slot") for arm in ("control", "abandon")]
+    run.manifest.void_trials = void
+    (said,) = about_void_trials(run.frames().manifest)
+    assert (said.level, said.text) == ("warning", "void trials: 2, because no slot (2)")
+    run.manifest.void_trials = [*void, VoidTrial(trial=1, arm="abandon", why="too short")]
+    (said,) = about_void_trials(run.frames().manifest)
+    assert said.level == "invalid"
+    assert said.text == "void trials: 3, because no slot (2); too short (1)"
+    failure = find_void(run.manifest)
+    assert str(failure) == "no trial means anything; the first, arm control: no slot"
