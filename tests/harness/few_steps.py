@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-import pytest
 
 from harness.analysis.cancel_figures import cancel_figures, waste_figures
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures
-from harness.records import Metric
 
 if TYPE_CHECKING:
     from tests.harness.conftest import RunBuilder
@@ -27,16 +25,6 @@ def figures_of(run: RunBuilder) -> Figures:
     frames = run.frames()
     facts, cancels = run_facts(frames), cancellations(frames)
     return cancel_figures(cancels, facts) | waste_figures(cancels, facts)
-
-
-def metric(figures: Figures, name: str) -> Metric:
-    figure = figures[name]
-    assert isinstance(figure, Metric), figure
-    return figure
-
-
-def ms(value: float) -> Any:
-    return pytest.approx(value / 1e3, abs=1e-9)
 
 
 def leave_in_decode(run: RunBuilder, name: str = "a", **more: Any) -> None:

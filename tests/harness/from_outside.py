@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 from harness.analysis.black_box import Outside, seen_from_outside
 from harness.analysis.facts import run_facts
-from harness.analysis.figure import Figure, NotMeasurable
-from harness.records import Metric
 from tests.harness.made_up import lonely
 
 if TYPE_CHECKING:
@@ -16,16 +14,6 @@ if TYPE_CHECKING:
     from tests.harness.conftest import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
-
-
-def metric(figure: Figure) -> Metric:
-    assert isinstance(figure, Metric), figure
-    return figure
-
-
-def reason(figure: Figure) -> str:
-    assert isinstance(figure, NotMeasurable), figure
-    return figure.reason
 
 
 def seen(run: RunBuilder) -> Outside:

@@ -15,8 +15,8 @@ from harness.analysis.summary import summarise
 from harness.manifest import IdleReading, Probing
 from harness.records import Outcome
 from tests.harness.conftest import at
-from tests.harness.from_outside import metric
 from tests.harness.made_up import lonely
+from tests.harness.told import metric
 
 if TYPE_CHECKING:
     from harness.analysis.frames import RunFrames

@@ -16,6 +16,7 @@ from harness.headlines import headlines
 from harness.manifest import LoadProcess, ScheduledArrivals, UnsentArrivals
 from harness.records import Metric
 from tests.harness.conftest import at
+from tests.harness.told import ms, warnings
 
 if TYPE_CHECKING:
     from tests.harness.conftest import RunBuilder
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     MakeRun = Callable[[], RunBuilder]
 
 MS = 1_000_000
-
-
-def ms(value: float) -> Any:
-    return pytest.approx(value / 1e3, abs=1e-9)
 
 
 def scheduled(run: RunBuilder, *, planned: int, max_streams: int = 100) -> RunBuilder:
@@ -43,11 +40,6 @@ def late(run: RunBuilder, name: str, *, by: float, **request: Any) -> None:
 def latencies(run: RunBuilder) -> Figures:
     frames = run.frames()
     return latency_figures(frames.requests, run_facts(frames))
-
-
-def warnings(run: RunBuilder) -> list[str]:
-    said = summarise(run.frames())["validity"]
-    return [one["text"] for one in said if one["level"] == "warning"]
 
 
 def test_what_was_sent_late_is_as_slow_as_its_user_felt_it(make_run: MakeRun) -> None:

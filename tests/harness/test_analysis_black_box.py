@@ -13,8 +13,8 @@ from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figure, NotMeasurable
 from harness.analysis.summary import summarise
 from harness.analysis.totals import Balance, as_figure
-from tests.harness.from_outside import metric
 from tests.harness.made_up import busy_server
+from tests.harness.told import metric
 
 if TYPE_CHECKING:
     from tests.harness.conftest import RunBuilder

@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import pytest
-
 from harness.analysis.agreement import left_on_the_server
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.summary import summarise
 from harness.records import LifecycleEvent
 from tests.harness.conftest import at
+from tests.harness.told import ms
 
 if TYPE_CHECKING:
     from tests.harness.conftest import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
-
-
-def ms(value: float) -> object:
-    return pytest.approx(value / 1e3, abs=1e-9)
 
 
 def branch(

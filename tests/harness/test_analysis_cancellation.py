@@ -14,7 +14,8 @@ from harness.analysis.facts import run_facts
 from harness.analysis.held import leaks_in_use
 from harness.records import Role
 from tests.harness.conftest import at
-from tests.harness.few_steps import figures_of, four_steps, leave_in_decode, metric, ms, only_row
+from tests.harness.few_steps import figures_of, four_steps, leave_in_decode, only_row
+from tests.harness.told import metric, ms
 
 if TYPE_CHECKING:
     from tests.harness.conftest import RunBuilder
@@ -167,11 +168,11 @@ def test_long_prompts_left_in_their_prefill_have_a_latency_of_their_own(make_run
     run.events("b", arrived=1, admitted=10.1, disconnected=16, abort_received=17)
     run.events("b", removed=20.1, blocks_freed=20.2, finished=20.3)
     figures = figures_of(run)
-    assert metric(figures, "cancel_latency_s").n == 2
-    latency = metric(figures, "cancel_latency_prefill_s")
+    assert metric(figures["cancel_latency_s"]).n == 2
+    latency = metric(figures["cancel_latency_prefill_s"])
     assert (latency.n, latency.p50) == (1, ms(5.2))
     assert latency.of == "long prompts left during their prefill"
-    assert metric(figures, "cancel_latency_prefill_steps").p50 == 1
+    assert metric(figures["cancel_latency_prefill_steps"]).p50 == 1
 
 
 def test_other_users_have_no_such_figure(make_run: MakeRun) -> None:

@@ -11,7 +11,8 @@ import pytest
 from harness.analysis.cancel_figures import latency_by_phase
 from harness.analysis.cancellation import cancellations
 from harness.analysis.figure import NotMeasurable
-from tests.harness.few_steps import figures_of, four_steps, leave_in_decode, metric, ms, only_row
+from tests.harness.few_steps import figures_of, four_steps, leave_in_decode, only_row
+from tests.harness.told import metric, ms
 
 if TYPE_CHECKING:
     from tests.harness.conftest import RunBuilder
@@ -36,13 +37,13 @@ def test_an_ignored_disconnect_is_a_censored_latency(make_run: MakeRun) -> None:
     assert (row["wasted_tokens"], row["wasted_after_close_tokens"]) == (10, 10)
     assert row["slot_seconds"] == ms(130.1 - 33)
     figures = figures_of(run)
-    latency = metric(figures, "cancel_latency_s")
+    latency = metric(figures["cancel_latency_s"])
     assert (latency.n, latency.n_censored, latency.p50) == (1, 1, None)
     assert latency.lower_bounds["p50"] == ms(50)
-    detect = metric(figures, "detect_s")
+    detect = metric(figures["detect_s"])
     assert (detect.n, detect.n_censored, detect.p50) == (1, 1, None)
     assert figures["signal_s"] == NotMeasurable("no request got as far as this stage")
-    assert metric(figures, "ghost_rate").mean == 1.0
+    assert metric(figures["ghost_rate"]).mean == 1.0
 
 
 def test_a_lost_abort_waits_for_ever(make_run: MakeRun) -> None:
@@ -60,8 +61,8 @@ def test_a_lost_abort_waits_for_ever(make_run: MakeRun) -> None:
     assert row["cancel_latency_s"] == ms(50)
     assert not row["removed_at_first_boundary"]
     figures = figures_of(run)
-    assert metric(figures, "signal_s").p50 == ms(2)
-    wait = metric(figures, "wait_s")
+    assert metric(figures["signal_s"]).p50 == ms(2)
+    wait = metric(figures["wait_s"])
     assert (wait.n_censored, wait.lower_bounds["p50"]) == (1, ms(50 - 3))
     assert isinstance(figures["free_s"], NotMeasurable)
 
@@ -73,7 +74,7 @@ def test_an_abort_after_the_settle_time_is_a_ghost_with_known_stages(make_run: M
     four_steps(run, "a")
     row = only_row(run)
     assert (row["ghost"], row["cancel_latency_s"]) == (True, ms(5))
-    assert metric(figures_of(run), "wait_s").p50 == ms(4.6)
+    assert metric(figures_of(run)["wait_s"]).p50 == ms(4.6)
 
 
 def test_one_that_never_finished_counts_until_the_observation_ended(make_run: MakeRun) -> None:
@@ -89,11 +90,11 @@ def test_one_that_never_finished_counts_until_the_observation_ended(make_run: Ma
     assert (row["generated_tokens"], row["wasted_tokens"]) == (9, 7)
     assert row["slot_seconds"] == ms(100 - 33)
     figures = figures_of(run)
-    assert (metric(figures, "wasted_tokens").bound, metric(figures, "wasted_tokens").mean) == (
+    assert (metric(figures["wasted_tokens"]).bound, metric(figures["wasted_tokens"]).mean) == (
         "lower",
         7,
     )
-    assert metric(figures, "wasted_in_flight_tokens").bound == "point"
+    assert metric(figures["wasted_in_flight_tokens"]).bound == "point"
 
 
 def test_one_not_watched_for_the_settle_time_is_no_ghost_yet(make_run: MakeRun) -> None:
@@ -182,7 +183,7 @@ def test_a_ghost_whose_end_came_before_its_user_was_missed_was_never_noticed(
     run.steps(2, 9, "g")
     assert only_row(run)["ghost"]
     figures = figures_of(run)
-    detect = metric(figures, "detect_s")
+    detect = metric(figures["detect_s"])
     assert (detect.n, detect.n_censored) == (1, 1)
     assert isinstance(figures["signal_s"], NotMeasurable)
 
@@ -193,9 +194,9 @@ def test_a_share_that_ought_to_be_all_is_bounded_from_below(make_run: MakeRun) -
     for name in names:
         leave_in_decode(run, name)
     four_steps(run, *names)
-    at_once = metric(figures_of(run), "removed_at_first_boundary")
+    at_once = metric(figures_of(run)["removed_at_first_boundary"])
     assert (at_once.mean, at_once.upper95) == (1.0, None)
     assert at_once.lower95 == pytest.approx(0.05 ** (1 / 10))  # all ten of ten, had it been this
-    ghosts = metric(figures_of(run), "ghost_rate")
+    ghosts = metric(figures_of(run)["ghost_rate"])
     assert (ghosts.mean, ghosts.lower95) == (0.0, None)
     assert ghosts.upper95 == pytest.approx(1 - 0.05 ** (1 / 10))

@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from harness.analysis.capacity import capacity_figures, series_figures, series_of
 from harness.analysis.counters import count_figures, leak_figures, wasted_by_counter
 from harness.analysis.facts import run_facts
-from harness.analysis.figure import Figure, Figures, NotMeasurable
+from harness.analysis.figure import Figures
 from harness.analysis.latency import latency_figures
 from harness.analysis.tokens import token_counting, tokens_per_event, tokens_read
-from harness.records import Metric, Role, TokenCounting
+from harness.records import Role, TokenCounting
+from tests.harness.told import metric, ms, reason
 
 if TYPE_CHECKING:
     from tests.harness.conftest import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
-
-
-def ms(value: float) -> Any:
-    return pytest.approx(value / 1e3, abs=1e-9)
-
-
-def metric(figure: Figure) -> Metric:
-    assert isinstance(figure, Metric), figure
-    return figure
-
-
-def reason(figure: Figure) -> str:
-    assert isinstance(figure, NotMeasurable), figure
-    return figure.reason
 
 
 def latency_of(run: RunBuilder) -> Figures:

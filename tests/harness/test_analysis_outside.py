@@ -20,8 +20,9 @@ from harness.analysis.scraped import lag_ns
 from harness.analysis.summary import summarise
 from harness.analysis.totals import Balance, as_figure, pooled
 from tests.harness.conftest import at
-from tests.harness.from_outside import lonely_run, metric, reason, seen
+from tests.harness.from_outside import lonely_run, seen
 from tests.harness.made_up import alone_one_by_one
+from tests.harness.told import metric, reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable

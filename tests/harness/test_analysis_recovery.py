@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-import pytest
+from typing import TYPE_CHECKING
 
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
@@ -18,7 +16,8 @@ from harness.analysis.recovery import (
     refill_figures,
     refills_after_abandons,
 )
-from harness.records import Metric, Role
+from harness.records import Role
+from tests.harness.told import metric, ms
 
 if TYPE_CHECKING:
     from tests.harness.conftest import RunBuilder
@@ -26,20 +25,10 @@ if TYPE_CHECKING:
     MakeRun = Callable[[], RunBuilder]
 
 
-def ms(value: float) -> Any:
-    return pytest.approx(value / 1e3, abs=1e-9)
-
-
 def refills_of(run: RunBuilder) -> Figures:
     frames = run.frames()
     cancels, facts = cancellations(frames), run_facts(frames)
     return refill_figures(refills_after_abandons(frames, cancels, facts), cancels, facts)
-
-
-def metric(figures: Figures, name: str) -> Metric:
-    figure = figures[name]
-    assert isinstance(figure, Metric), figure
-    return figure
 
 
 def leave(run: RunBuilder, name: str, *, freed: float, t0: float = 33) -> None:
@@ -58,9 +47,9 @@ def test_refilled_in_the_very_next_schedule(make_run: MakeRun) -> None:
     run.step(30, 40, waiting=1, sampled=("a",), a=1)
     run.step(40, 50, sampled=("w",), w=5)
     figures = refills_of(run)
-    refill = metric(figures, "slot_refill_s")
+    refill = metric(figures["slot_refill_s"])
     assert (refill.n, refill.n_censored, refill.p50) == (1, 0, ms(0.3))
-    assert metric(figures, "refilled_next_schedule").mean == 1.0
+    assert metric(figures["refilled_next_schedule"]).mean == 1.0
 
 
 def test_refilled_one_schedule_late(make_run: MakeRun) -> None:
@@ -71,8 +60,8 @@ def test_refilled_one_schedule_late(make_run: MakeRun) -> None:
     run.step(40, 50, waiting=1, sampled=("b",), b=1)
     run.step(50, 60, sampled=("w",), w=5)
     figures = refills_of(run)
-    assert metric(figures, "slot_refill_s").p50 == ms(10.3)
-    assert metric(figures, "refilled_next_schedule").mean == 0.0
+    assert metric(figures["slot_refill_s"]).p50 == ms(10.3)
+    assert metric(figures["refilled_next_schedule"]).mean == 0.0
 
 
 def test_nobody_waited(make_run: MakeRun) -> None:
@@ -115,7 +104,7 @@ def test_who_comes_while_all_slots_are_taken_wants_the_next_one(make_run: MakeRu
     run.events("next", arrived=35, admitted=40.5)
     run.step(30, 40, sampled=("a",), a=1, b=1)
     run.step(40, 50, next=5, b=1)
-    assert metric(refills_of(run), "slot_refill_s").p50 == ms(0.3)
+    assert metric(refills_of(run)["slot_refill_s"]).p50 == ms(0.3)
 
 
 def test_one_who_was_only_queued_gave_no_slot_back(make_run: MakeRun) -> None:
@@ -141,7 +130,7 @@ def test_a_natural_end_is_refilled_first_if_it_came_first(make_run: MakeRun) -> 
     run.step(30, 40, waiting=2, sampled=("a", "n"), a=1, n=1)
     run.step(40, 50, waiting=1, sampled=("v",), v=5)
     run.step(50, 60, sampled=("w",), v=1, w=5)
-    assert metric(refills_of(run), "slot_refill_s").p50 == ms(50.4 - 40.2)
+    assert metric(refills_of(run)["slot_refill_s"]).p50 == ms(50.4 - 40.2)
 
 
 def test_never_refilled_is_censored_not_missing(make_run: MakeRun) -> None:
@@ -150,7 +139,7 @@ def test_never_refilled_is_censored_not_missing(make_run: MakeRun) -> None:
     run.step(30, 40, waiting=1, a=1)
     run.steps(4, 6, "b")
     run.step_log[1].num_waiting = run.step_log[2].num_waiting = run.step_log[3].num_waiting = 1
-    refill = metric(refills_of(run), "slot_refill_s")
+    refill = metric(refills_of(run)["slot_refill_s"])
     assert (refill.n, refill.n_censored, refill.p50) == (1, 1, None)
     assert refill.lower_bounds["p50"] == ms(4000 - 40.2)
 
@@ -216,10 +205,10 @@ def test_slot_recovery_by_probe(make_run: MakeRun) -> None:
     probe(run, "control", 0, sent=400, first=900)
     at_reference(run, 500)
     figures = probe_figures(run.frames().requests)
-    recovery = metric(figures, "slot_recovery_s")
+    recovery = metric(figures["slot_recovery_s"])
     assert (recovery.p50, recovery.method) == (ms(40), "probe")
-    assert metric(figures, "probe_ttft_unloaded_s").p50 == ms(25)
-    assert metric(figures, "probe_ttft_control_s").p50 == ms(400)
+    assert metric(figures["probe_ttft_unloaded_s"]).p50 == ms(25)
+    assert metric(figures["probe_ttft_control_s"]).p50 == ms(400)
 
 
 def test_void_trials_and_probes_never_served(make_run: MakeRun) -> None:
@@ -232,7 +221,7 @@ def test_void_trials_and_probes_never_served(make_run: MakeRun) -> None:
     at_reference(run, 310)
     probe(run, "abandon", 3, sent=200, first=330)
     at_reference(run, 310)
-    recovery = metric(probe_figures(run.frames().requests), "slot_recovery_s")
+    recovery = metric(probe_figures(run.frames().requests)["slot_recovery_s"])
     assert (recovery.n, recovery.n_censored, recovery.p50) == (2, 1, ms(20))
     assert recovery.lower_bounds["p99"] == ms(9000 - 310)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,16 +12,12 @@ from harness.analysis.void_trials import about_void_trials
 from harness.records import Delivery, TokenCounting, VoidTrial
 from harness.run import find_void
 from tests.harness.audited import accounts
+from tests.harness.told import warnings
 
 if TYPE_CHECKING:
     from tests.harness.conftest import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
-
-
-def warnings(run: RunBuilder) -> list[str]:
-    said: list[dict[str, Any]] = summarise(run.frames())["validity"]
-    return [one["text"] for one in said if one["level"] == "warning"]
 
 
 def test_an_ignored_max_tokens_is_said(make_run: MakeRun) -> None:

@@ -11,7 +11,8 @@ from msgspec import structs
 from harness.analysis.black_box import figures_from_outside
 from harness.analysis.counters import leak_figures
 from harness.analysis.facts import run_facts
-from tests.harness.from_outside import lonely_run, metric, reason, seen
+from tests.harness.from_outside import lonely_run, seen
+from tests.harness.told import metric, reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from harness.analysis.cancellation import cancellations
 from harness.analysis.figure import NotMeasurable
 from harness.manifest import Clock
-from tests.harness.few_steps import figures_of, four_steps, leave_in_decode, metric, ms
+from tests.harness.few_steps import figures_of, four_steps, leave_in_decode
+from tests.harness.told import metric, ms
 
 if TYPE_CHECKING:
     from tests.harness.conftest import RunBuilder
@@ -29,8 +30,8 @@ def test_a_request_that_the_log_does_not_know_is_in_no_figure(make_run: MakeRun)
     assert lost[unknown].isna().all(axis=None)
     assert not lost["censored"].any()
     figures = figures_of(run)
-    assert metric(figures, "cancel_latency_s").n == 1
-    assert metric(figures, "wasted_tokens").n == 1
+    assert metric(figures["cancel_latency_s"]).n == 1
+    assert metric(figures["wasted_tokens"]).n == 1
 
 
 def test_a_server_without_lifecycle(make_run: MakeRun) -> None:
@@ -63,18 +64,18 @@ def test_on_two_clocks_only_differences_of_one_are_taken(make_run: MakeRun) -> N
         figure = figures[name]
         assert isinstance(figure, NotMeasurable)
         assert "clock" in figure.reason
-    assert metric(figures, "wait_s").p50 == ms(4.6)
-    assert metric(figures, "wasted_tokens").mean == 1
-    assert metric(figures, "ghost_rate").mean == 0
+    assert metric(figures["wait_s"]).p50 == ms(4.6)
+    assert metric(figures["wasted_tokens"]).mean == 1
+    assert metric(figures["ghost_rate"]).mean == 0
 
 
 def test_without_a_step_log_times_are_known_and_steps_are_not(make_run: MakeRun) -> None:
     run = make_run()
     leave_in_decode(run)
     figures = figures_of(run)
-    assert metric(figures, "cancel_latency_s").p50 == ms(7.2)
-    assert metric(figures, "wasted_tokens").mean == 1
-    assert metric(figures, "slot_seconds_after_abandon").p50 == ms(7.1)
+    assert metric(figures["cancel_latency_s"]).p50 == ms(7.2)
+    assert metric(figures["wasted_tokens"]).mean == 1
+    assert metric(figures["slot_seconds_after_abandon"]).p50 == ms(7.1)
     for name in ("cancel_latency_steps", "removed_at_first_boundary", "gpu_seconds_after_abandon"):
         figure = figures[name]
         assert isinstance(figure, NotMeasurable)

@@ -18,20 +18,15 @@ from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.growth import growth_figures
 from harness.analysis.storms import storm_figures
 from harness.manifest import IdleReading
-from harness.records import CpuSample, Metric, Role
+from harness.records import CpuSample, Role
 from tests.harness.conftest import at
+from tests.harness.told import metric
 
 if TYPE_CHECKING:
     from harness.analysis.frames import RunFrames
     from tests.harness.conftest import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
-
-
-def metric(figures: Figures, name: str) -> Metric:
-    figure = figures[name]
-    assert isinstance(figure, Metric), figure
-    return figure
 
 
 # Asking again.
@@ -55,18 +50,18 @@ def test_a_repetition_is_told_from_the_first_time(make_run: MakeRun) -> None:
     run = make_run()
     ask_twice(run)
     found = asking_again_figures(run.frames().requests)
-    again = metric(found, "ttft_again_s")
+    again = metric(found["ttft_again_s"])
     assert again.n == 1
     assert again.p50 == pytest.approx(0.015)
     assert again.others["asked_first"].p50 == pytest.approx(0.020)
-    assert metric(found, "attempts_per_answer").mean == 2.0
+    assert metric(found["attempts_per_answer"]).mean == 2.0
 
 
 def test_what_was_not_computed_again_was_found(make_run: MakeRun) -> None:
     run = make_run()
     ask_twice(run)
     frames = run.frames()
-    found = metric(cached_again_figures(frames, run_facts(frames)), "cached_again")
+    found = metric(cached_again_figures(frames, run_facts(frames))["cached_again"])
     assert found.n == 1
     assert found.mean == pytest.approx(8 / 12)
 
@@ -116,12 +111,12 @@ def test_an_answer_that_differs_from_the_known_one_is_counted(make_run: MakeRun)
     sing(run, "other", "its own", sent=50, user=1)
     sing(run, "other-then", "its own", sent=200, user=1)
     found = canary_figures(run.frames().requests)
-    mismatch = metric(found, "canary_mismatch_rate")
+    mismatch = metric(found["canary_mismatch_rate"])
     assert mismatch.n == 3
     assert mismatch.mean == pytest.approx(1 / 3)
     assert mismatch.upper95 is not None
-    assert metric(found, "canary_ttft_s").p50 == pytest.approx(0.010)
-    assert metric(found, "canary_itl_s").mean == pytest.approx(0.005)
+    assert metric(found["canary_ttft_s"]).p50 == pytest.approx(0.010)
+    assert metric(found["canary_itl_s"]).mean == pytest.approx(0.005)
 
 
 def test_an_answer_that_was_cut_off_is_none(make_run: MakeRun) -> None:
@@ -176,7 +171,7 @@ def test_a_storm_with_one_ghost_among_others_has_no_known_end(make_run: MakeRun)
         run.abandon(name, t0=100, tokens=[50], trial=0)
         run.events(name, arrived=1, admitted=1, first_token=50)
         run.events(name, reason=reason, removed=150, blocks_freed=150, finished=150)
-    clear = metric(of_storms(run.frames()), "storm_clear_s")
+    clear = metric(of_storms(run.frames())["storm_clear_s"])
     assert (clear.n, clear.n_censored) == (1, 1)
 
 
@@ -185,10 +180,10 @@ def test_a_storm_lasts_from_the_first_who_leaves_to_the_last_block(make_run: Mak
     storm(run, 0, 100)
     storm(run, 1, 300)
     found = of_storms(run.frames())
-    clear = metric(found, "storm_clear_s")
+    clear = metric(found["storm_clear_s"])
     assert (clear.n, clear.n_censored) == (2, 0)
     assert clear.p50 == pytest.approx(0.008)
-    assert metric(found, "storm_spread_s").p50 == pytest.approx(0.002)
+    assert metric(found["storm_spread_s"]).p50 == pytest.approx(0.002)
 
 
 def test_a_storm_with_a_ghost_is_censored(make_run: MakeRun) -> None:
@@ -196,7 +191,7 @@ def test_a_storm_with_a_ghost_is_censored(make_run: MakeRun) -> None:
     storm(run, 0, 100)
     storm(run, 1, 300, reason="length")
     run.steps(300, 320, "x", length=1)  # whole steps: none of them was in its last one
-    clear = metric(of_storms(run.frames()), "storm_clear_s")
+    clear = metric(of_storms(run.frames())["storm_clear_s"])
     assert (clear.n, clear.n_censored) == (2, 1)
 
 
@@ -244,16 +239,16 @@ def test_growth_is_told_by_the_request_that_was_left(make_run: MakeRun) -> None:
     """Two are left in each loop, and each of the server's two processes keeps 600 bytes of it."""
     frames = grow(make_run(), 5, bytes_a_loop=600, handles_a_loop=2)
     found = growth_figures(frames, run_facts(frames))
-    assert metric(found, "memory_per_abandon").mean == pytest.approx(600)
-    assert metric(found, "handles_per_abandon").mean == pytest.approx(1)
-    assert metric(found, "handles_per_abandon").n == 5
+    assert metric(found["memory_per_abandon"]).mean == pytest.approx(600)
+    assert metric(found["handles_per_abandon"]).mean == pytest.approx(1)
+    assert metric(found["handles_per_abandon"]).n == 5
 
 
 def test_a_server_that_stays_as_it_is_does_not_grow(make_run: MakeRun) -> None:
     frames = grow(make_run(), 5, bytes_a_loop=0, handles_a_loop=0)
     found = growth_figures(frames, run_facts(frames))
-    assert metric(found, "memory_per_abandon").mean == 0
-    assert metric(found, "handles_per_abandon").mean_ci95 == (0, 0)
+    assert metric(found["memory_per_abandon"]).mean == 0
+    assert metric(found["handles_per_abandon"]).mean_ci95 == (0, 0)
 
 
 def test_too_few_loops_and_a_server_elsewhere_say_so(make_run: MakeRun) -> None:
