@@ -86,6 +86,19 @@ def run_locust(*options: str) -> subprocess.Popen[str]:
     )
 
 
+def master_on(port: str, *, workers: int) -> tuple[str, ...]:
+    """Locust's options of a master that begins once so many workers are there."""
+    return (
+        *("--master", "--expect-workers", str(workers)),
+        *("--master-bind-host", "127.0.0.1", "--master-bind-port", port),
+    )
+
+
+def worker_on(port: str) -> tuple[str, ...]:
+    """Locust's options of a worker of the master at this port."""
+    return "--worker", "--master-host", "127.0.0.1", "--master-port", port
+
+
 def free_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return str(listener.getsockname()[1])

@@ -21,7 +21,7 @@ from harness.load.mix import AfterTokens, Never
 from harness.load.plan import AbandonLoad, OpenLoop
 from harness.load.traces import TraceReplay
 from harness.records import Outcome, RequestRow
-from tests.harness.load.load_process import LoadProcess, free_port, run_locust
+from tests.harness.load.load_process import LoadProcess, free_port, master_on, run_locust, worker_on
 from tests.harness.load.mixes import load_of, slice_of
 
 if TYPE_CHECKING:
@@ -137,19 +137,17 @@ def test_several_processes_send_one_schedule(serve: Serve, tmp_path: Path) -> No
 def test_a_worker_that_was_lost_takes_no_arrivals_with_it(serve: Serve, tmp_path: Path) -> None:
     """Locust never gives its number to another one: the two that follow are 1 and 2."""
     port = free_port()
-    at = ("--master-bind-host", "127.0.0.1", "--master-bind-port", port)
     child = LoadProcess(
         tmp_path,
         serve(engine).url,
         staying(),
         users=1,
         open_loop=evenly(rate=100, seconds=0.3),
-        options=("--master", "--expect-workers", "2", *at),
+        options=master_on(port, workers=2),
     )
 
     def worker() -> subprocess.Popen[str]:
-        options = ("--master-host", "127.0.0.1", "--master-port", port)
-        return run_locust("--worker", *options, "--walkaway-plan", str(tmp_path / "plan.json"))
+        return run_locust(*worker_on(port), "--walkaway-plan", str(tmp_path / "plan.json"))
 
     def wait_for(word: str) -> None:
         assert child.process.stderr is not None
@@ -171,19 +169,15 @@ def test_a_worker_more_than_was_expected_sends_its_part(serve: Serve, tmp_path: 
     """All three are there before the master, which would begin with two. Nobody's part waits until
     another one has ended: there are as many directors as workers."""
     port = free_port()
-    at = ("--master-host", "127.0.0.1", "--master-port", port)
     plan = ("--walkaway-plan", str(tmp_path / "plan.json"))
-    workers = [run_locust("--worker", *at, *plan) for _ in range(3)]
+    workers = [run_locust(*worker_on(port), *plan) for _ in range(3)]
     child = LoadProcess(
         tmp_path,
         serve(engine).url,
         staying(),
         users=1,
         open_loop=evenly(rate=100, seconds=0.3),
-        options=(
-            *("--master", "--expect-workers", "2"),
-            *("--master-bind-host", "127.0.0.1", "--master-bind-port", port),
-        ),
+        options=master_on(port, workers=2),
     )
     rows = child.result()
     for one in workers:

@@ -14,7 +14,7 @@ from harness.collect.clock import local_clock
 from harness.collection import collect
 from harness.load.rows import ShardReader
 from harness.records import Outcome, RequestRow
-from tests.harness.load.load_process import free_port, run_locust
+from tests.harness.load.load_process import free_port, master_on, run_locust, worker_on
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, ScriptedServer, Secrets
@@ -111,14 +111,11 @@ def test_workers_on_several_hosts_tell_together_what_clients_saw(
     server, port = serve(engine), free_port()
     ours = ("--host", server.url, "--walkaway-tokens", "2", "--walkaway-stay-tokens", "4")
     folders = [tmp_path / "here", tmp_path / "there"]
-    master_at = ("--master-host", "127.0.0.1", "--master-port", port)
     workers = [
-        run_locust("--worker", *master_at, *ours, "--walkaway-rows", str(folder))
-        for folder in folders
+        run_locust(*worker_on(port), *ours, "--walkaway-rows", str(folder)) for folder in folders
     ]
     master = run_locust(
-        *("--master", "--headless", "--only-summary", "--expect-workers", "2"),
-        *("--master-bind-host", "127.0.0.1", "--master-bind-port", port, *ours),
+        *(*master_on(port, workers=2), "--headless", "--only-summary", *ours),
         *("--users", "4", "--spawn-rate", "4", "--run-time", "2"),
         *("--walkaway-rows", str(tmp_path / "master")),
     )
@@ -151,10 +148,9 @@ def test_a_master_whose_workers_sent_nothing_fails(serve: Serve) -> None:
     """The worker has no run time, and so nothing of a schedule that is as long as that."""
     server, port = serve(engine), free_port()
     ours = ("--host", server.url, "--walkaway-arrivals", "constant", "--walkaway-rate", "10")
-    worker = run_locust("--worker", "--master-host", "127.0.0.1", "--master-port", port, *ours)
+    worker = run_locust(*worker_on(port), *ours)
     master = run_locust(
-        *("--master", "--headless", "--only-summary", "--expect-workers", "1"),
-        *("--master-bind-host", "127.0.0.1", "--master-bind-port", port, *ours),
+        *(*master_on(port, workers=1), "--headless", "--only-summary", *ours),
         *("--run-time", "1"),
     )
     _, err = master.communicate(timeout=60)
