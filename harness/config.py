@@ -1,4 +1,4 @@
-"""Workloads and targets: what to do, and how to speak to the server under test.
+"""Workloads, what to do, and how they and the targets are found and read.
 
 Both are TOML files, shipped by name or given as a path. They are read once, checked, and from then
 on frozen; the resolved copy is saved with the run.

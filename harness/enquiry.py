@@ -1,12 +1,12 @@
 """What is asked of a server before the load, and after it whether it still serves.
 
-The answers go into the manifest; what is not to be had is a note or a warning there, not an error.
+The answers go into the manifest. What is not to be had is missing there, or is a note or a warning;
+it is no error.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import httpx
 import msgspec
@@ -18,11 +18,9 @@ from harness.collect.source import Notes, SourceError
 from harness.config import as_plain_data
 from harness.idle_pages import IdlePages
 from harness.load.plan import LoadPlan
-from harness.load_order import load_notes, prompt_salt
 from harness.load_settings import SlotRecoverySettings
 from harness.manifest import Clock, Manifest, TargetFacts
-from harness.open_loop_order import open_loop_notes
-from harness.order import ResolvedOrder, make_load_plan
+from harness.order import ResolvedOrder
 from harness.progress import Progress
 from harness.server import Server
 from harness.server_facts import (
@@ -59,8 +57,8 @@ class Enquiry:
         self._progress = progress
         self._clock_ns = clock_ns
 
-    def note_target(self, server: Server) -> IdlePages:
-        """Which server it is, and where its metrics stand."""
+    def note_target(self, server: Server) -> list[str]:
+        """Which server it is; the URLs of its metrics pages."""
         metrics_urls = metrics_pages(self._resolved.metrics_urls, server, self._target)
         interval_s = self._manifest.scrape_interval_s
         if (note := scrape_note(interval_s, metrics_urls)) is not None:
@@ -77,9 +75,7 @@ class Enquiry:
             config=server.config,
             version=told_version(self._client, server, self._target),
         )
-        return IdlePages(
-            self._client, metrics_urls, self._target, notes=self._notes, clock_ns=self._clock_ns
-        )
+        return metrics_urls
 
     def with_slots(self, server: Server) -> Server:
         """The server with its number of batch slots: as it tells it, or found by trying where it is
@@ -100,17 +96,8 @@ class Enquiry:
         how = "the smallest number of parallel requests at which one more waits"
         return self._keep_slots(server, found, f"found by trying: {how}")
 
-    def plan_load(self, server: Server, *, rows_dir: Path) -> LoadPlan:
+    def with_lengths(self, plan: LoadPlan) -> LoadPlan:
         """The plan, with prompts as long on this server's tokenizer as they should be."""
-        plan = make_load_plan(self._resolved, server, rows_dir=rows_dir)
-        run_id, created_at = self._manifest.run_id, self._manifest.created_at
-        salt = prompt_salt(server, run_id=run_id, created_at=created_at)
-        plan = msgspec.structs.replace(plan, prompt_salt=salt)
-        for text in load_notes(self._resolved.workload, self._target, server):
-            self._notes.add(text)
-        for text in open_loop_notes(plan):
-            self._notes.add(text)
-            self._progress.phase(text)
         if self._target.bytes_are_tokens:
             return plan
         self._progress.phase("asking the server how many tokens it makes of a prompt")

@@ -62,7 +62,7 @@ class IdlePages:
         after: dict[str, float],
         *,
         pause: Callable[[float], None],
-        is_cut: Callable[[], bool],
+        interrupted: Callable[[], bool],
     ) -> dict[str, float]:
         """Once more, after the reading `after` the load: as soon as they show work, or when a step
         must have ended."""
@@ -70,6 +70,6 @@ class IdlePages:
         while True:
             pause(LATER_S)
             later = self.roles()
-            is_over = self._clock_ns() >= until_ns or is_cut()
+            is_over = self._clock_ns() >= until_ns or interrupted()
             if is_over or not may_be_at_work(before, after, later):
                 return later

@@ -24,6 +24,7 @@ from harness.idle_pages import IdlePages
 from harness.interruption import Interruption
 from harness.live import LatencySoFar
 from harness.load.plan import LoadPlan, write_plan
+from harness.load_order import load_notes, prompt_salt
 from harness.load_process import describe_load, run_load
 from harness.manifest import (
     IdleReading,
@@ -31,8 +32,8 @@ from harness.manifest import (
     ScheduledArrivals,
     find_hardware,
 )
-from harness.open_loop_order import count_arrivals
-from harness.order import ResolvedOrder
+from harness.open_loop_order import count_arrivals, open_loop_notes
+from harness.order import ResolvedOrder, make_load_plan
 from harness.progress import Progress, Snapshot
 from harness.reach import http_client
 from harness.records import LifecycleEvent
@@ -126,16 +127,19 @@ class Measurement:
                 interruption=self._interruption,
             )
             enquiry = self._enquiry(client)
-            pages = self._pages = enquiry.note_target(server)
+            urls = enquiry.note_target(server)
+            pages = self._pages = IdlePages(
+                client, urls, self._target, notes=self.notes, clock_ns=self._clock_ns
+            )
             server = enquiry.with_slots(server)
-            first = enquiry.plan_load(server, rows_dir=self._folder.shards)
+            first = enquiry.with_lengths(self._plan_load(server))
             self._folder.load_plan.touch(mode=0o600)  # its headers may hold a secret
             write_plan(first, self._folder.load_plan)
             if self._is_exact:
                 enquiry.note_clock(server)
             enquiry.read_first(pages)
             self._folder.write_manifest(self.manifest)
-            with self._collect(stack, server, pages.urls) as collector:
+            with self._collect(stack, server, urls) as collector:
                 for number in range(loops := self._resolved.workload.run.loops):
                     plan = msgspec.structs.replace(first, seed=first.seed + number)
                     self._loop(plan, server, collector, pages, is_last=number == loops - 1)
@@ -176,6 +180,18 @@ class Measurement:
             clock_ns=self._clock_ns,
         )
 
+    def _plan_load(self, server: Server) -> LoadPlan:
+        plan = make_load_plan(self._resolved, server, rows_dir=self._folder.shards)
+        run_id, created_at = self.manifest.run_id, self.manifest.created_at
+        salt = prompt_salt(server, run_id=run_id, created_at=created_at)
+        plan = msgspec.structs.replace(plan, prompt_salt=salt)
+        for text in load_notes(self._resolved.workload, self._target, server):
+            self.notes.add(text)
+        for text in open_loop_notes(plan):
+            self.notes.add(text)
+            self._progress.phase(text)
+        return plan
+
     def _read_settled(self, pages: IdlePages, *, is_last: bool) -> None:
         idle = self.manifest.idle
         idle.after = pages.roles()
@@ -187,7 +203,7 @@ class Measurement:
                 idle.before,
                 idle.after,
                 pause=self._interruption.pause,
-                is_cut=lambda: self._interruption.requested,
+                interrupted=lambda: self._interruption.requested,
             )
 
     def _collect(self, stack: ExitStack, server: Server, metrics_urls: list[str]) -> Collector:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import httpx
 
-from harness.load.places import Places
+from harness.load.places import NotFoundInTimeError, Places
 from harness.load.tls import Tls
 from harness.reach import is_out_of_handles, why_unreached
 
@@ -77,6 +77,10 @@ def dial(
             tls = Tls(context, host)
             _agree(sock, tls, until_s)
             return Wire(sock, tls)
+    except NotFoundInTimeError as error:
+        raise httpx.ConnectTimeout(
+            f"the address of {host} was not known within {timeout_s} s"
+        ) from error
     except TimeoutError as error:
         raise httpx.ConnectTimeout(
             f"no connection to {host}:{port} within {timeout_s} s"

@@ -36,13 +36,18 @@ def look_up(host: str, port: int) -> list[Place]:
     return [(family, place) for family, _, _, _, place in found]
 
 
-class _Question(NamedTuple):
-    answer: Future[list[Place]]
-    kept_until_s: float
+class NotFoundInTimeError(TimeoutError):
+    """The look-up took longer than who asked could wait."""
+
+
+class _Found(NamedTuple):
+    places: list[Place]
+    until_s: float
 
 
 class Places:
-    """Its state: `_asked`, the question of each host and port whose answer is awaited or kept."""
+    """Its state, by host and port: `_found`, what was found and until when it is believed, and
+    `_asked`, the look-ups under way, each of which ends by taking itself out."""
 
     def __init__(
         self,
@@ -51,44 +56,47 @@ class Places:
     ) -> None:
         self._look_up = look_up
         self._now_s = now_s
-        self._asked: dict[tuple[str, int], _Question] = {}
+        self._found: dict[tuple[str, int], _Found] = {}
+        self._asked: dict[tuple[str, int], Future[list[Place]]] = {}
         self._turns = count()
 
     def of(self, host: str, port: int, timeout_s: float | None) -> list[Place]:
         """Where a host may be, in the order to try.
 
-        Raises OSError, TimeoutError when it is not known in time, and UnicodeError.
+        Raises OSError, NotFoundInTimeError and UnicodeError.
         """
-        question = self._asked.get((host, port))
-        if question is None or (question.answer.done() and question.kept_until_s <= self._now_s()):
-            question = self._ask(host, port)
+        found = self._found.get((host, port))
+        if found is not None and found.until_s > self._now_s():
+            return _in_turn(found.places, next(self._turns))
+        answer = self._asked.get((host, port)) or self._ask(host, port)
         try:
-            places = question.answer.result(timeout_s)
-        except (OSError, UnicodeError):
-            if question.answer.done():
-                self.forget(host, port)
-            raise
-        return _in_turn(places, next(self._turns))
-
-    def _ask(self, host: str, port: int) -> _Question:
-        question = _Question(Future(), self._now_s() + KEPT_S)
-        self._asked[host, port] = question
-        answering = (question.answer, self._look_up, host, port)
-        threading.Thread(target=_answer, args=answering, daemon=True).start()
-        return question
+            return _in_turn(answer.result(timeout_s), next(self._turns))
+        except TimeoutError as error:
+            if answer.done():  # it is the system's own
+                raise
+            raise NotFoundInTimeError from error
 
     def forget(self, host: str, port: int) -> None:
         """Look it up anew the next time: it could not be reached where it was."""
-        self._asked.pop((host, port), None)
+        self._found.pop((host, port), None)
 
+    def _ask(self, host: str, port: int) -> Future[list[Place]]:
+        answer = self._asked[host, port] = Future()
+        threading.Thread(
+            target=self._answer, args=(answer, host, port), name=f"look up {host}", daemon=True
+        ).start()
+        return answer
 
-def _answer(
-    answer: Future[list[Place]], look_up: Callable[[str, int], list[Place]], host: str, port: int
-) -> None:
-    try:
-        answer.set_result(look_up(host, port))
-    except Exception as error:  # noqa: BLE001 - whatever it is, who waits must hear of it
-        answer.set_exception(error)
+    def _answer(self, answer: Future[list[Place]], host: str, port: int) -> None:
+        try:
+            places = self._look_up(host, port)
+        except Exception as error:  # noqa: BLE001  whatever it is, who waits must hear of it
+            del self._asked[host, port]
+            answer.set_exception(error)
+            return
+        self._found[host, port] = _Found(places, self._now_s() + KEPT_S)
+        del self._asked[host, port]
+        answer.set_result(places)
 
 
 def _in_turn(places: list[Place], turn: int) -> list[Place]:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.truth.black_box import Line, Seen, alarms, hold_to_truth, look, user_lines
+from tests.truth.black_box import Line, Seen, alarms, hold_to_truth, look_at_users, user_lines
 from tests.truth.settings import draw, draw_clean
 
-pytestmark = pytest.mark.e2e
+# Three runs at most, each of which may take a minute.
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 GHOSTS, LEAKS, DELAYS = 6, 7, 8
 CLEAN = (1, 2)
@@ -30,7 +31,7 @@ def test_a_setting_is_told_as_it_is(number: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", CLEAN)
 def test_a_server_with_nothing_wrong_raises_no_alarm(number: int, tmp_path: Path) -> None:
     setting = draw_clean(number)
-    seen = look(setting, setting.script, setting.abandon_workload(), tmp_path / "clean")
+    seen = look_at_users(setting, tmp_path)
     assert alarms(seen.run.summary) == []
     assert misses(list(user_lines(seen))) == []
     assert_would_be_noticed(seen)

@@ -5,6 +5,7 @@ clean run has them.
 """
 
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import pytest
@@ -98,6 +99,23 @@ def test_without_a_fault_nothing_is_wrong(clean: Run) -> None:
     assert_nothing_leaked(clean)
     assert clean.metrics["cancel_latency_s"]["p50"] < 3 * STEP_S
     assert clean.metrics["wasted_after_close_tokens"]["mean"] < 2
+
+
+def test_the_gauge_of_running_requests_keeps_up_with_the_step_log(clean: Run) -> None:
+    steps = sorted(clean.rows("steps"), key=lambda row: row["started_ns"])
+    pages = [r for r in clean.rows("server_metrics") if r["name"] == "vllm:num_requests_running"]
+    told = [(page["value"], running_at(steps, page["t_ns"])) for page in pages]
+    under_load = [abs(shown - true) for shown, true in told if true is not None]
+    assert median(under_load) <= 2
+
+
+def running_at(steps: list[dict[str, Any]], t_ns: int) -> int | None:
+    """As the step log says; None where no step was running then, nor two before it."""
+    here = [number for number, row in enumerate(steps) if row["started_ns"] <= t_ns]
+    if len(here) < 3 or t_ns > steps[here[-1]]["ended_ns"]:
+        return None
+    running: int = steps[here[-1]]["num_running"]
+    return running
 
 
 def test_ignore_disconnect_makes_everybody_a_ghost(runs: Runs, clean: Run) -> None:

@@ -169,7 +169,7 @@ def counted_aborts(runs: FaultRuns, fault: str) -> float:
 
 
 def running_at_the_end(runs: FaultRuns, fault: str) -> float:
-    """What the gauge of running requests shows when the last of them has ended long since."""
+    """What the gauge of running requests shows when the last of them has ended."""
     return last_values(runs.good(fault))["vllm:num_requests_running"]
 
 

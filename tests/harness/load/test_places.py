@@ -5,12 +5,13 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
+from queue import Queue
 
 import httpx
 import pytest
 
 from harness.load.dial import dial
-from harness.load.places import KEPT_S, Place, Places, look_up
+from harness.load.places import KEPT_S, NotFoundInTimeError, Place, Places, look_up
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
 
@@ -77,21 +78,67 @@ def test_where_nobody_was_is_forgotten() -> None:
         assert resolver.asked == asked
 
 
+class LateResolver:
+    """Answers when it may, each time it is asked; `now_s` is the time, which passes meanwhile."""
+
+    def __init__(self, answer: list[Place] | Exception) -> None:
+        self.may_answer = threading.Event()
+        self.asked = 0
+        self.now_s = 100.0
+        self._answer = answer
+
+    def look_up(self, _host: str, _port: int) -> list[Place]:
+        self.asked += 1
+        self.may_answer.wait()
+        self.now_s += KEPT_S
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
 def test_nobody_waits_for_a_look_up_longer_than_they_may() -> None:
-    may_answer, asked = threading.Event(), []
-
-    def look_up_late(host: str, port: int) -> list[Place]:
-        asked.append((host, port))
-        may_answer.wait()
-        return [(V4, ("192.0.2.1", 80))]
-
-    places = Places(look_up_late)
+    resolver = LateResolver([(V4, ("192.0.2.1", 80))])
+    places = Places(resolver.look_up, lambda: resolver.now_s)
     for _ in range(2):
-        with pytest.raises(httpx.ConnectTimeout, match=r"host:80 within 0\.01 s"):
+        with pytest.raises(httpx.ConnectTimeout, match="the address of host was not known within"):
             dial(("http", "host", 80), 0.01, trust=ssl.create_default_context, places=places)
-    may_answer.set()
-    assert places.of("host", 80, None) == [(V4, ("192.0.2.1", 80))]
-    assert asked == [("host", 80)], "one question for all who wait"
+    resolver.may_answer.set()
+    for _ in range(2):
+        assert places.of("host", 80, None) == [(V4, ("192.0.2.1", 80))]
+    assert resolver.asked == 1, "one question for all; its answer is kept from when it came"
+
+
+def test_a_failure_that_comes_when_nobody_waits_is_forgotten() -> None:
+    resolver = LateResolver(socket.gaierror(socket.EAI_NONAME, "unknown"))
+    places = Places(resolver.look_up)
+    with pytest.raises(NotFoundInTimeError):
+        places.of("host", 80, 0.01)
+    looking = next(one for one in threading.enumerate() if one.name == "look up host")
+    resolver.may_answer.set()
+    looking.join()
+    with pytest.raises(socket.gaierror):
+        places.of("host", 80, None)
+    assert resolver.asked == 2
+
+
+def test_all_who_wait_hear_of_a_failure() -> None:
+    resolver = LateResolver(socket.gaierror(socket.EAI_NONAME, "unknown"))
+    places = Places(resolver.look_up)
+    heard: Queue[Exception] = Queue()
+
+    def ask() -> None:
+        try:
+            places.of("host", 80, None)
+        except OSError as error:
+            heard.put(error)
+
+    users = [threading.Thread(target=ask) for _ in range(3)]
+    for user in users:
+        user.start()
+    resolver.may_answer.set()
+    for user in users:
+        user.join()
+    assert heard.qsize() == 3
 
 
 def test_what_is_an_address_already_is_where_it_says() -> None:
