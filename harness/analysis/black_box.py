@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import numpy as np
-from scipy import stats
 
 from harness.analysis.attributed import (
     Alone,
@@ -36,6 +35,7 @@ from harness.analysis.ghosts import (
 )
 from harness.analysis.held_open import held_open, num_abandoned
 from harness.analysis.scraped import typical_step_s, why_no_lag
+from harness.analysis.stats import theil_sen
 from harness.analysis.totals import Balance, as_figure, pooled
 from harness.records import Metric
 
@@ -248,11 +248,11 @@ def _slope(frames: RunFrames, facts: Facts, noun: str) -> Figure:
     x, y = np.append(0, left).astype(float), np.append(0.0, lost)
     if len(np.unique(x)) < len(x):
         return NotMeasurable("in one of the loops nobody left")
-    slope, _, low, high = stats.theilslopes(y, x, alpha=0.95)
+    slope, interval = theil_sen(y, x)
     return Metric(
         unit="ratio" if noun == "kv_share" else noun,
         n=len(readings),
-        mean=float(slope) + 0.0,
-        mean_ci95=(float(low), float(high)),
+        mean=slope,
+        mean_ci95=interval,
         method="gauge",
     )

@@ -3,7 +3,7 @@
 import math
 from functools import cache
 
-from scipy import stats
+from harness.analysis.distributions import binomial_quantile
 
 
 @cache
@@ -27,6 +27,6 @@ def fewest_for_rate_below(rate: float) -> int:
 
 
 def _has_interval(n: int, share: float) -> bool:
-    low = int(stats.binom.ppf(0.025, n, share))
-    high = int(stats.binom.ppf(0.975, n, share)) + 1
+    low = binomial_quantile(0.025, n, share)
+    high = binomial_quantile(0.975, n, share) + 1
     return low >= 1 and high <= n

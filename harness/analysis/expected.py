@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from scipy import stats
 
+from harness.analysis.distributions import t_quantile
 from harness.analysis.figure_pairs import Limits
 
 FEWEST_EARLIER: Final = 5
@@ -30,5 +30,5 @@ def expected(earlier: Sequence[float]) -> Limits | None:
     if n < FEWEST_EARLIER:
         return None
     middle, spread = float(values.mean()), float(values.std(ddof=1))
-    half = float(stats.t.ppf(0.975, n - 1)) * spread * math.sqrt(1 + 1 / n)
+    half = t_quantile(0.975, n - 1) * spread * math.sqrt(1 + 1 / n)
     return middle - half, middle + half

@@ -21,13 +21,13 @@ import math
 from typing import Final
 
 import msgspec
-from scipy import stats
 
+from harness.analysis.distributions import normal_quantile
 from harness.records import Metric
 
 Limits = tuple[float, float]
 
-_Z95: Final = float(stats.norm.ppf(0.975))
+_Z95: Final = normal_quantile(0.975)
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):

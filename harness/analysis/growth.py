@@ -8,14 +8,13 @@ from typing import Final
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from harness.analysis.cancel_figures import NOBODY_LEFT
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable, same_reason
 from harness.analysis.frames import RunFrames
 from harness.analysis.held_open import held_open, num_abandoned
-from harness.analysis.stats import Floats, Ints
+from harness.analysis.stats import Floats, Ints, theil_sen
 from harness.records import Metric
 
 # With n readings Sen's widest interval, from the least slope to the largest, holds the true one in
@@ -59,12 +58,12 @@ def _slope(server: pd.DataFrame, column: str, unit: str, times: Ints, left: Floa
     values = np.sum(of_processes, axis=0)
     if len(np.unique(left)) < len(left):
         return NotMeasurable("in one of the loops nobody left")
-    slope, _, low, high = stats.theilslopes(values, left, alpha=0.95)
+    slope, interval = theil_sen(values, left)
     return Metric(
         unit=unit,
         n=len(times),
-        mean=float(slope) + 0.0,
-        mean_ci95=(float(low), float(high)),
+        mean=slope,
+        mean_ci95=interval,
         method="gauge",
     )
 

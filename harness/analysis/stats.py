@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+
+from harness.analysis.distributions import beta_quantile, binomial_quantile, t_quantile
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -114,7 +115,7 @@ def quantile_ci95(curve: Curve, share: float) -> tuple[float, float] | None:
 
 def _interval_ranks(n: int, share: float) -> tuple[int, int]:
     """Between which of n observations (from 1) a quantile lies with 95 %; one may not exist."""
-    return int(stats.binom.ppf(0.025, n, share)), int(stats.binom.ppf(0.975, n, share)) + 1
+    return binomial_quantile(0.025, n, share), binomial_quantile(0.975, n, share) + 1
 
 
 def mean_ci95(values: Floats) -> tuple[float, float] | None:
@@ -123,7 +124,7 @@ def mean_ci95(values: Floats) -> tuple[float, float] | None:
     if n < 2:
         return None
     mean = float(values.mean())
-    half = float(stats.t.ppf(0.975, n - 1)) * float(values.std(ddof=1)) / math.sqrt(n)
+    half = t_quantile(0.975, n - 1) * float(values.std(ddof=1)) / math.sqrt(n)
     return mean - half, mean + half
 
 
@@ -149,8 +150,19 @@ def ratio_ci95(sums: Floats, counts: Ints) -> tuple[float, float] | None:
     ratio = float(sums.sum()) / total
     residuals = sums - ratio * counts
     variance = m / (m - 1) * float(np.square(residuals).sum()) / total**2
-    half = float(stats.t.ppf(0.975, m - 1)) * math.sqrt(variance)
+    half = t_quantile(0.975, m - 1) * math.sqrt(variance)
     return ratio - half, ratio + half
+
+
+def theil_sen(y: Floats, x: Floats) -> tuple[float, tuple[float, float]]:
+    """The median slope of all pairs of points, and its 95 % interval.
+
+    Source: Sen, Journal of the American Statistical Association 63 (1968), 1379-1389.
+    """
+    from scipy import stats  # see harness.analysis.distributions
+
+    slope, _, low, high = stats.theilslopes(y, x, alpha=0.95)
+    return float(slope) + 0.0, (float(low), float(high))  # no -0
 
 
 def rate_upper95(hits: int, n: int) -> float:
@@ -158,7 +170,7 @@ def rate_upper95(hits: int, n: int) -> float:
 
     Source: Clopper and Pearson, Biometrika 26 (1934), 404-413.
     """
-    return 1.0 if hits >= n else float(stats.beta.ppf(0.95, hits + 1, n - hits))
+    return 1.0 if hits >= n else beta_quantile(0.95, hits + 1, n - hits)
 
 
 def rate_lower95(hits: int, n: int) -> float:

@@ -9,8 +9,8 @@ import math
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
+from harness.analysis.distributions import t_quantile
 from harness.analysis.stats import Bools, Floats
 from harness.analysis.token_times import without_tokens
 from harness.records import Outcome, TokenCounting
@@ -62,7 +62,7 @@ def prompt_total(requests: pd.DataFrame, wanted: Bools) -> tuple[float, float] |
     if not guessed:
         return total, 0.0
     k, scatter = len(known), float(known.std(ddof=1))
-    spread = float(stats.t.ppf(0.975, k - 1)) * scatter * math.sqrt(guessed + guessed**2 / k)
+    spread = t_quantile(0.975, k - 1) * scatter * math.sqrt(guessed + guessed**2 / k)
     return (total, spread) if spread < total else None
 
 

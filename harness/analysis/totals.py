@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
+from harness.analysis.distributions import chi2_quantile, normal_quantile
 from harness.analysis.figure import Figure, NotMeasurable
 from harness.analysis.stats import Floats, Ints, ratio_ci95
 from harness.records import Metric
@@ -65,8 +65,8 @@ class Balance:
     def grain(self) -> float:
         """Half the width of Garwood's interval for as many as the scrapes met, and no less than by
         their squares, for each of those who left."""
-        most_met = float(stats.chi2.ppf(0.975, 2 * self.met + 2)) / 2
-        by_squares = float(stats.norm.ppf(0.975)) * math.sqrt(self.squares)
+        most_met = chi2_quantile(0.975, 2 * self.met + 2) / 2
+        by_squares = normal_quantile(0.975) * math.sqrt(self.squares)
         return max((most_met - self.met) * self.span_s, by_squares) / self.n
 
     def block_of(self, t_ns: Ints) -> Ints:

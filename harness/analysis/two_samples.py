@@ -27,8 +27,8 @@ from typing import Final
 
 import msgspec
 import numpy as np
-from scipy import stats
 
+from harness.analysis.distributions import normal_quantile
 from harness.analysis.figure import Sample
 from harness.analysis.stats import Floats
 from harness.differences import Shift
@@ -145,5 +145,5 @@ def _lower_rank(mine: Floats, theirs: Floats) -> int:
     _, ties = np.unique(np.concatenate([mine, theirs]), return_counts=True)
     tie_term = float((ties.astype(float) ** 3 - ties).sum()) / ((n + m) * (n + m - 1))
     spread = np.sqrt(n * m / 12 * ((n + m + 1) - tie_term))
-    rank = int(np.floor(n * m / 2 - float(stats.norm.ppf(0.975)) * spread))
+    rank = int(np.floor(n * m / 2 - normal_quantile(0.975) * spread))
     return min(max(rank, 0), (n * m - 1) // 2)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from scipy import stats
 
+from harness.analysis.distributions import t_quantile
 from harness.analysis.paired import FEWEST_ROUNDS, compare
 from harness.analysis.stats import Floats
 from harness.gate.known import Known, Unknown
@@ -68,7 +68,7 @@ def _welch_ci95(here: Floats, there: Floats) -> tuple[float, float]:
     freedom = sum(parts) ** 2 / sum(
         part**2 / (len(values) - 1) for part, values in zip(parts, (here, there), strict=True)
     )
-    half = float(stats.t.ppf(0.975, freedom)) * math.sqrt(sum(parts))
+    half = t_quantile(0.975, freedom) * math.sqrt(sum(parts))
     return difference - half, difference + half
 
 

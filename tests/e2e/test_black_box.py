@@ -13,7 +13,7 @@ from tests.truth.settings import draw, draw_clean
 # Three runs at most, each of which may take a minute.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
-GHOSTS, LEAKS, DELAYS = 6, 7, 8
+GHOSTS, LEAKS, DELAYS = 6, 2, 8
 CLEAN = (1, 2)
 
 
