@@ -1,6 +1,7 @@
 """Ends that nobody planned: whatever they are, the rows are kept and no process stays behind."""
 
 import signal
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.collect.gathered import gathered_path
 from tests.e2e.running import Harness, Run, is_gone, scripted_server, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -21,12 +23,19 @@ def num_rows_so_far(run: Run) -> int:
     return sum(shard.read_bytes().count(b"\n") for shard in shards)
 
 
+def num_events_so_far(run: Run) -> int:
+    """Events of the engine's log that the collector has put on the disk, while the run goes on."""
+    shard = gathered_path(run.folder / "shards", "lifecycle")
+    return zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(shard.read_bytes()).count(b"\n")
+
+
 @contextmanager
 def midway(folder: Path, *arguments: str) -> Iterator[tuple[Harness, set[int]]]:
-    """A run in the middle of its load, and all processes below it by now."""
+    """A run in the middle of its load, its engine's log read before; all processes below it."""
     harness = Harness("cancel_steps", folder / "run", *arguments)
     try:
         wait_until(lambda: num_rows_so_far(harness.run) >= ENOUGH_ROWS, "the load is under way")
+        wait_until(lambda: num_events_so_far(harness.run) > 0, "the engine's log is being read")
         below = {child.pid for child in psutil.Process(harness.pid).children(recursive=True)}
         assert below
         yield harness, below
