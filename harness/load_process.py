@@ -1,12 +1,15 @@
 """The load, run in a process of its own and watched while it goes on."""
 
 import socket
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from importlib.resources import files
 from itertools import count
+
+import psutil
 
 from harness.errors import TargetError
 from harness.load.plan import (
@@ -30,6 +33,8 @@ CHECK_EVERY = 5  # of these turns
 LAGS_SHOWN = 100  # of the latest: some seconds
 HOURS_FROM_S = 7200  # up to here a time is told in seconds
 GRACE_S = 60.0  # to come up and to go down, beside the plan's own time
+LAST_ROWS_S = 10.0
+LAST_ROWS_POLL_S = 0.02
 
 
 def load_command(folder: RunFolder, processes: int) -> list[str]:
@@ -77,9 +82,9 @@ def run_load(
     The connections that its users left open are reset when `until_settled` is closed.
 
     `check_server` raises when there is no use in going on, `watch` is told the name and the id of
-    each process. Raises TargetError when the load
-    process dies or hangs.
+    each process. Raises TargetError when the load process dies or hangs.
     """
+    until_settled.callback(let_workers_end, folder)
     shards = ShardReader(folder.shards, RequestRow)
     marks = ShardReader(folder.shards, ProcessMark)
     samples = ShardReader(folder.shards, ClientSample)
@@ -91,6 +96,8 @@ def run_load(
     watch("load", load.pid)
     for turn in count(1):
         code = load.wait(WATCH_S)
+        if code == 0:
+            let_workers_end(folder)
         if code == 0 or interrupted():
             return
         if code is not None:
@@ -107,6 +114,35 @@ def run_load(
         counts.update(row.outcome.value for row in rows)
         lags.extend(sample.lag_ns for sample in samples.read_new())
         show(_snapshot(plan, elapsed_s, counts, rows, lags))
+
+
+def let_workers_end(
+    folder: RunFolder,
+    *,
+    clock_s: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], object] = threading.Event().wait,
+) -> None:
+    """Wait for the last rows of each worker that has not said that it ended and is not gone.
+
+    Locust's master does not wait for its workers: a slow one may still write when it has ended.
+    """
+    marks = ShardReader(folder.shards, ProcessMark)
+    at_work: set[int] = set()
+    deadline_s = clock_s() + LAST_ROWS_S
+    while clock_s() < deadline_s:
+        for mark in marks.read_new():
+            (at_work.add if mark.event == "began" else at_work.discard)(mark.pid)
+        at_work = {pid for pid in at_work if _is_running(pid)}
+        if not at_work:
+            return
+        pause(LAST_ROWS_POLL_S)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def describe_load(plan: LoadPlan) -> str:
