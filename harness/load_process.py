@@ -116,11 +116,15 @@ def run_load(
         show(_snapshot(plan, elapsed_s, counts, rows, lags))
 
 
+def _pause(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
 def let_workers_end(
     folder: RunFolder,
     *,
     clock_s: Callable[[], float] = time.monotonic,
-    pause: Callable[[float], object] = threading.Event().wait,
+    pause: Callable[[float], None] = _pause,
 ) -> None:
     """Wait for the last rows of each worker that has not said that it ended and is not gone.
 
