@@ -29,7 +29,7 @@ def measure(*, quick: bool = False) -> Iterable[Ratio]:
     what = f"{many:,} streams of 1/s in one process"
     bound = Bound("at most", MOST_OF_A_CORE)
     yield share(f"{what}: processor time against time", "s", cpu, wall, bound)
-    memory = [(b.rss_bytes - a.rss_bytes) / (many - few) / 1024 for a, b in watched]
+    memory = [max(0, b.rss_bytes - a.rss_bytes) / (many - few) / 1024 for a, b in watched]
     what += f": memory a stream against {ALLOWED_KIB:g} KiB"
     yield share(what, "KiB", memory, [ALLOWED_KIB] * rounds, KEPT)
     window_s = 0.2 if quick else 10.0

@@ -12,6 +12,7 @@ from tests.bench.client_times import RIGHT, View, _line, against_the_server
 from tests.bench.load_generator import BARE, RIVALS, against, rivals_here
 from tests.bench.ratio import Bound, Figure, UnavailableError, share, times_as_fast
 from tests.bench.streaming import Got, Sent, Traffic, Watched
+from tests.bench.token_stamps import _p99_ms
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -48,6 +49,8 @@ def test_what_came_all_at_once_has_a_ratio_and_what_did_not_come_is_left_out() -
     assert _line("gap", [at_once], 50, RIGHT).ratio == 0
     with pytest.raises(UnavailableError, match="gap: no answer fell into the window"):
         _line("gap", [View([], [])], 50, RIGHT)
+    with pytest.raises(UnavailableError, match="lag of stamps: no token fell into the window"):
+        _p99_ms([a_client(received=0)])
 
 
 def test_nothing_measured_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:

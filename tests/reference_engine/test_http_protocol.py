@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from uvicorn.server import ServerState
 
 from reference_engine.frontend.http_protocol import (
+    WatchedProtocol,
     bound_silence,
     is_full,
     num_acknowledged,
@@ -199,8 +200,11 @@ async def test_a_head_without_end_is_refused(start: bytes) -> None:
     assert served.worker.received == []
 
 
-async def test_who_is_refused_may_go_on_sending_for_a_moment() -> None:
+async def test_who_is_refused_may_go_on_sending_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A reset connection would take the refusal along, on some systems before it is read."""
+    monkeypatch.setattr("reference_engine.frontend.http_protocol._LINGER_S", 3600)
     served = Served()
     loop = asyncio.get_running_loop()
     async with served.running():
@@ -220,11 +224,50 @@ async def test_a_long_body_is_no_long_head() -> None:
         await served.worker.aborted.wait()
 
 
+class StoppedLoop(asyncio.SelectorEventLoop):
+    """Its clock stands still until a test moves it on, however long anything takes."""
+
+    now_s = 0.0
+
+    def time(self) -> float:
+        return self.now_s
+
+
+by_a_clock_that_stands = pytest.mark.parametrize(
+    "anyio_backend", [("asyncio", {"loop_factory": StoppedLoop})], ids=["stopped"]
+)
+
+
+def let_pass(seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, StoppedLoop)
+    loop.now_s += seconds
+
+
+@pytest.fixture
+def taken_in(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set when the server has read something."""
+    event = asyncio.Event()
+    data_received = WatchedProtocol.data_received
+
+    def read(protocol: WatchedProtocol, data: bytes) -> None:
+        data_received(protocol, data)
+        event.set()
+
+    monkeypatch.setattr(WatchedProtocol, "data_received", read)
+    return event
+
+
+@by_a_clock_that_stands
 @pytest.mark.parametrize("start", [b"GET / HTT", BODY_TO_COME], ids=["head", "body"])
-async def test_a_request_that_does_not_come_whole_is_refused_in_time(start: bytes) -> None:
+async def test_a_request_that_does_not_come_whole_is_refused_in_time(
+    start: bytes, taken_in: asyncio.Event
+) -> None:
     served = Served(request_timeout_s=0.1)
     async with served.running():
         client = await served.sender(start)
+        await taken_in.wait()
+        let_pass(0.1)
         assert "0.1 s" in error_of(await read_to_the_end(client), 408)
     assert served.worker.received == []
 
@@ -235,16 +278,20 @@ async def test_a_connection_on_which_nothing_comes_is_closed_in_time() -> None:
         assert await read_to_the_end(await served.sender(b"")) == b""
 
 
-async def test_an_answer_may_take_longer_than_its_request() -> None:
+@by_a_clock_that_stands
+async def test_an_answer_may_take_longer_than_its_request(taken_in: asyncio.Event) -> None:
     served = Served(request_timeout_s=0.1)
     async with served.running():
         client = await served.client()
-        await asyncio.sleep(0.2)
+        let_pass(0.2)
         served.worker.say(output(" word", 1, "stop"))
         seen = b""
         while not seen.endswith(b"0\r\n\r\n"):
             seen += await asyncio.get_running_loop().sock_recv(client, 65536)
+        taken_in.clear()
         await asyncio.get_running_loop().sock_sendall(client, b"GET / ")
+        await taken_in.wait()
+        let_pass(0.1)
         assert "0.1 s" in error_of(await read_to_the_end(client), 408), "so is the next request"
     assert b"[DONE]" in seen
 
@@ -277,6 +324,8 @@ def test_what_the_other_end_has_taken_is_counted() -> None:
         before = num_acknowledged(ours)
         ours.sendall(b"x" * 300)
         theirs.recv(300)
+        while num_acknowledged(ours) - before < 300:
+            """The acknowledgement is on its way."""
         assert num_acknowledged(ours) - before == 300
 
 

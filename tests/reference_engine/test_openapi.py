@@ -116,7 +116,7 @@ def test_a_stream_is_as_described_event_by_event(api: Any, chat: bool) -> None:
 
 @pytest.mark.e2e
 def test_a_cancelled_request_is_as_described() -> None:
-    with running("--runner", "simulated", "--sim-fixed-ms", "1") as patient:
+    with running("--runner", "simulated", "--sim-fixed-ms", "20") as patient:  # for a minute
         api = schemathesis.openapi.from_url(f"{patient.url}/openapi.json")
         stream = post_raw(patient, "long", stream=True, keep_alive_s=60)
         patient.wait_for("first_token", "long")

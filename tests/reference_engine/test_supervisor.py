@@ -18,15 +18,16 @@ pytestmark = pytest.mark.e2e
 
 
 class Watched:
-    """A supervisor whose reports and losses can be waited for."""
+    """A supervisor whose reports and losses can be waited for. `ready_again_s`: how long a worker
+    may take to answer once more."""
 
-    def __init__(self) -> None:
+    def __init__(self, ready_again_s: float) -> None:
         self.reports: asyncio.Queue[StepReport] = asyncio.Queue()
         self.when_lost: Callable[[], None] = lambda: None
         self.supervisor = WorkerSupervisor(
             on_report=self.reports.put_nowait,
             on_lost=lambda: self.when_lost(),
-            patience=Patience(before_tries=(0.05, 0.05), ready_again=0.2, exit=0.5),
+            patience=Patience(before_tries=(0.05, 0.05), ready_again=ready_again_s, exit=0.5),
         )
 
     async def end_of(self, request_id: str) -> StepReport:
@@ -37,9 +38,11 @@ class Watched:
                     return report
 
 
-def with_worker(test: Callable[[Watched, Ready], Awaitable[None]]) -> None:
+def with_worker(
+    test: Callable[[Watched, Ready], Awaitable[None]], *, ready_again_s: float = 10
+) -> None:
     async def run() -> None:
-        watched = Watched()
+        watched = Watched(ready_again_s)
         try:
             await test(watched, await watched.supervisor.start(QUICK, Faults()))
         finally:
@@ -77,7 +80,7 @@ def test_a_worker_that_does_not_answer_is_given_up_and_killed() -> None:
         await watched.supervisor.end()
         assert not psutil.pid_exists(ready.pid)
 
-    with_worker(test)
+    with_worker(test, ready_again_s=0.2)
 
 
 @pytest.mark.parametrize(

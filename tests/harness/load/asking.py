@@ -5,18 +5,22 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import httpx
 import msgspec
 
 from harness.load.abandon import LeaveRule, never
 from harness.load.client import StreamClient
+from harness.load.dial import origin_of
 from harness.load.plan import AbandonLoad, LoadPlan, Timeouts
 from harness.load.ticket import STAYS, Intent, Ticket
+from harness.load.transport import SocketTransport
 from harness.records import Delivery, RequestRow, Role, Way
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange
 
 MS = 1_000_000
+LONG_NS = 30_000 * MS  # as long as tests wait for what must come
 PLAN = LoadPlan(
     url="http://127.0.0.1:1",
     path="/v1/completions",
@@ -47,6 +51,24 @@ PLAN = LoadPlan(
 def after(tokens: int, *, think_ns: int = 0) -> LeaveRule:
     """Leave when so many tokens were read."""
     return lambda read: think_ns if read >= tokens else None
+
+
+class Leaping:
+    """The system's clock, for a module's `time`, that leaps ahead by what a test would wait for."""
+
+    ahead_ns = 0
+
+    def perf_counter_ns(self) -> int:
+        return time.perf_counter_ns() + self.ahead_ns
+
+    def perf_counter(self) -> float:
+        return self.perf_counter_ns() / 1e9
+
+
+def know_the_address(transport: SocketTransport, url: str) -> None:
+    """Have it looked up already: that takes a thread, and may take longer than a short limit."""
+    _, host, port = origin_of(httpx.URL(url))
+    transport._places.of(host, port, 30)
 
 
 def ticket_for(intent: Intent) -> Ticket:

@@ -17,9 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import trustme
 
+from harness.load.dial import Wire
+from harness.load.transport import OPENED, SocketTransport
 from tests.harness.load.asking import Client
 
 OK_HEAD = (
@@ -238,6 +241,21 @@ def serve() -> Iterator[Callable[..., ScriptedServer]]:
     yield start
     for server in servers:
         server.close()
+
+
+@pytest.fixture
+def ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[Exchange]:
+    """The server's end of every client's connection, without a thread: what it sends beforehand is
+    there when the client looks, however slow the machine is."""
+    near, far = socket.socketpair()
+
+    def connect(_transport: SocketTransport, request: httpx.Request) -> Wire:
+        request.extensions[OPENED] = True
+        return Wire(near, None)
+
+    monkeypatch.setattr(SocketTransport, "connect", connect)
+    with near, far:
+        yield Exchange(sock=far, request_id="r1", headers={}, body={})
 
 
 Connect = Callable[..., Client]

@@ -12,9 +12,10 @@ import msgspec
 import pytest
 
 from harness.load.client import StreamClient
+from harness.load.readers import StreamReader
 from harness.load.ticket import Ticket
 from harness.records import Outcome, WireClose
-from tests.harness.load.asking import MS, PLAN, User, after, refuse
+from tests.harness.load.asking import LONG_NS, MS, PLAN, Leaping, User, after, refuse
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, Script, ScriptedServer
@@ -81,8 +82,12 @@ class TestStaying:
 class TestLeaving:
     @pytest.mark.parametrize("tokens", [0, 1, 4])
     def test_the_server_sees_the_close_and_the_row_says_when(
-        self, serve: Serve, tokens: int
+        self, serve: Serve, monkeypatch: pytest.MonkeyPatch, tokens: int
     ) -> None:
+        clock = Leaping()
+        clock.ahead_ns = LONG_NS  # with no token to wait for, the pause ends as the headers come
+        monkeypatch.setattr("harness.load.exchange.time", clock)
+
         def script(x: Exchange) -> None:
             x.accept()
             for _ in range(tokens):
@@ -90,8 +95,7 @@ class TestLeaving:
             assert x.client_left_within(30)
 
         server = serve(script)
-        # With no token to wait for, the think time is what lets the headers come first.
-        row = User(server.url).ask(after(tokens, think_ns=0 if tokens else 50 * MS))
+        row = User(server.url).ask(after(tokens, think_ns=0 if tokens else LONG_NS))
         exchange = server.exchanges["r1"]
         assert exchange.is_over.wait(30)
         assert (row.outcome, row.tokens_read) == (Outcome.ABANDONED, tokens)
@@ -107,6 +111,7 @@ class TestLeaving:
 
         server = serve(script)
         row = User(server.url).ask(after(0, think_ns=20 * MS))
+        server.wait_for_arrivals(1)  # it may read the request only after the client has left
         assert server.exchanges["r1"].is_over.wait(30)
         assert (row.outcome, row.status_code, row.tokens_read) == (Outcome.ABANDONED, None, 0)
         assert (row.wire_close, server.exchanges["r1"].closed_how) == (WireClose.FIN, "fin")
@@ -178,8 +183,19 @@ class TestLeaving:
         assert (row.outcome, row.tokens_read) == (Outcome.ABANDONED, 3)
         assert row.wire_close is WireClose.FIN
 
-    def test_reading_goes_on_while_thinking(self, serve: Serve) -> None:
-        thinks = threading.Event()
+    def test_reading_goes_on_while_thinking(
+        self, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """All but 50 ms of the pause are over when the third token has been read."""
+        clock, thinks = Leaping(), threading.Event()
+
+        class Reader(StreamReader):
+            def read(self, chunk: bytes, t_ns: int, /) -> None:
+                super().read(chunk, t_ns)
+                if self._stream.tokens_read:
+                    thinks.set()
+                if self._stream.tokens_read == 3:
+                    clock.ahead_ns = LONG_NS
 
         def script(x: Exchange) -> None:
             x.accept()
@@ -189,17 +205,14 @@ class TestLeaving:
             x.token()
             x.client_left_within(30)
 
-        def rule(tokens_read: int) -> int | None:
-            if tokens_read == 0:
-                return None
-            thinks.set()
-            return 50 * MS
-
-        row = User(serve(script).url).ask(rule)
-        assert (row.outcome, row.tokens_read, row.think_ns) == (Outcome.ABANDONED, 3, 50 * MS)
+        think_ns = LONG_NS + 50 * MS
+        monkeypatch.setattr("harness.load.exchange.time", clock)
+        monkeypatch.setattr("harness.load.client.StreamReader", Reader)
+        row = User(serve(script).url).ask(after(1, think_ns=think_ns))
+        assert (row.outcome, row.tokens_read, row.think_ns) == (Outcome.ABANDONED, 3, think_ns)
         assert row.abandoned_ns is not None
         assert row.abandoned_ns - row.token_times_ns[0] >= 50 * MS
-        assert row.abandoned_ns - row.token_times_ns[2] > 10 * MS  # stamped when they came
+        assert row.token_times_ns[2] - row.token_times_ns[0] < LONG_NS  # stamped when they came
 
     def test_an_answer_that_ends_while_the_user_thinks_is_complete(self, serve: Serve) -> None:
         thinks = threading.Event()

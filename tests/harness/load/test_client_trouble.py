@@ -11,7 +11,7 @@ import pytest
 
 from harness.load.plan import Timeouts
 from harness.records import Outcome
-from tests.harness.load.asking import MS, User, after, refuse
+from tests.harness.load.asking import MS, PLAN, User, after, refuse
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, Script, ScriptedServer
@@ -94,16 +94,15 @@ def test_nobody_there() -> None:
 
 
 @pytest.mark.parametrize("answers", [False, True])
-def test_silence(serve: Serve, answers: bool) -> None:
-    def script(x: Exchange) -> None:
-        if answers:
-            x.accept()
-            x.token()
-        assert x.client_left_within(30)
-
-    row = User(serve(script).url, timeouts=Timeouts(connect_s=30.0, next_byte_s=0.05)).ask()
+def test_silence(ready: Exchange, answers: bool) -> None:
+    if answers:
+        ready.accept()
+        ready.token()
+    row = User(PLAN.url, timeouts=Timeouts(connect_s=30.0, next_byte_s=0.05)).ask()
     assert (row.outcome, row.tokens_read) == (Outcome.TIMED_OUT, int(answers))
     assert row.error == "nothing came for 0.05 s"
+    assert ready.sock.recv(65536).startswith(b"POST ")
+    assert ready.client_left_within(0)
 
 
 def test_a_killed_request_leaves_a_row_and_no_connection(serve: Serve) -> None:

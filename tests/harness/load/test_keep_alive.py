@@ -117,15 +117,26 @@ def test_who_is_to_leave_neither_takes_nor_gives(serve: Serve, way: Way) -> None
 
 
 def test_an_abandoned_one_is_never_used_again(serve: Serve) -> None:
+    """Nor where its answer was read to the end, and the server does not hang up."""
+    leaves, is_over = iter([True, False, True]), threading.Event()
+
     def script(x: Exchange) -> None:
         x.goes_on = True
+        is_left = next(leaves)
         x.accept()
-        x.stream(tokens=3, gap_s=0.001)
+        x.token()
+        assert not is_left or x.client_left_within(30)
+        x.token(finish_reason="length")
+        x.finish()
+        assert not is_left or is_over.wait(30)
 
     server = serve(script)
     client = Client(server.url, keep_alive=True)
-    outcomes = [client.ask(rule, Way.HALF_CLOSE).outcome for rule in (after(1), never, after(1))]
+    rows = [client.ask(rule, Way.HALF_CLOSE) for rule in (after(1), never, after(1))]
+    is_over.set()
+    outcomes = [row.outcome for row in rows]
     assert outcomes == [Outcome.ABANDONED, Outcome.COMPLETED, Outcome.ABANDONED]
+    assert not any(row.resent for row in rows)
     client.client.close()
     assert isinstance(client.client, StreamClient)
 

@@ -84,11 +84,13 @@ class LateResolver:
     def __init__(self, answer: list[Place] | Exception) -> None:
         self.may_answer = threading.Event()
         self.asked = 0
+        self.askers: Queue[threading.Thread] = Queue()
         self.now_s = 100.0
         self._answer = answer
 
     def look_up(self, _host: str, _port: int) -> list[Place]:
         self.asked += 1
+        self.askers.put(threading.current_thread())
         self.may_answer.wait()
         self.now_s += KEPT_S
         if isinstance(self._answer, Exception):
@@ -113,7 +115,7 @@ def test_a_failure_that_comes_when_nobody_waits_is_forgotten() -> None:
     places = Places(resolver.look_up)
     with pytest.raises(NotFoundInTimeError):
         places.of("host", 80, 0.01)
-    looking = next(one for one in threading.enumerate() if one.name == "look up host")
+    looking = resolver.askers.get()
     resolver.may_answer.set()
     looking.join()
     with pytest.raises(socket.gaierror):

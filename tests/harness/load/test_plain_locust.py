@@ -82,7 +82,7 @@ def test_it_reaches_a_server_behind_tls_and_a_key(
     monkeypatch.setenv("A_KEY_OF_TESTS", "sk-1")
     server = serve(engine, tls=secrets.server)
     process = run_locust(
-        *("--headless", "--only-summary", "-u", "1", "-t", "1", "--host", server.url),
+        *("--headless", "--only-summary", "-u", "1", "-t", "3", "--host", server.url),
         *("--walkaway-tokens", "2", "--walkaway-rows", str(tmp_path)),
         *("--walkaway-ca-file", secrets.ca_file, "--walkaway-api-key-env", "A_KEY_OF_TESTS"),
         *("--walkaway-header", "X-Tenant=a=b", "--walkaway-header", "X-More=1"),

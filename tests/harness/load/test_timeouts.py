@@ -13,7 +13,7 @@ from harness.load.abandon import never
 from harness.load.plan import Timeouts
 from harness.load.ticket import Intent
 from harness.records import Delivery, Outcome, Way, WireClose
-from tests.harness.load.asking import MS, User, after, two_tokens
+from tests.harness.load.asking import MS, PLAN, Leaping, User, after, know_the_address, two_tokens
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Connect, Exchange, Script, ScriptedServer
@@ -60,14 +60,27 @@ class TestTimeouts:
         )
         assert 100 * MS <= row.ended_ns - row.sent_ns < 5_000 * MS
 
-    def test_a_first_token_in_time_ends_its_limit(self, serve: Serve, connect: Connect) -> None:
-        def script(x: Exchange) -> None:
-            x.accept()
-            x.stream(tokens=4, gap_s=0.1)
+    def test_a_first_token_in_time_ends_its_limit(
+        self, ready: Exchange, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The others come when it would have passed."""
+        clock = Leaping()
+        monkeypatch.setattr("harness.load.connection.time", clock)
+        monkeypatch.setattr("harness.load.receiving.time", clock)
 
-        timeouts = Timeouts(connect_s=30, next_byte_s=30, first_token_s=0.25)
-        row = connect(serve(script).url, timeouts=timeouts).ask(after(10**6), Way.FIN)
-        assert row.outcome is Outcome.COMPLETED
+        def stay(tokens_read: int) -> int | None:
+            if tokens_read == 1 and not clock.ahead_ns:
+                clock.ahead_ns = 60_000 * MS
+                ready.token()
+                ready.token(finish_reason="length")
+                ready.finish()
+            return None
+
+        ready.accept()
+        ready.token()
+        timeouts = Timeouts(connect_s=30, next_byte_s=30, first_token_s=30)
+        row = connect(PLAN.url, timeouts=timeouts).ask(stay, Way.FIN)
+        assert (row.outcome, row.tokens_read) == (Outcome.COMPLETED, 3)
 
     @pytest.mark.parametrize("delivery", [Delivery.STREAM, Delivery.UNARY])
     def test_the_whole_answer(self, serve: Serve, connect: Connect, delivery: Delivery) -> None:
@@ -95,7 +108,9 @@ class TestTimeouts:
 
     def test_no_connection(self, full: str, connect: Connect) -> None:
         timeouts = Timeouts(connect_s=0.1, next_byte_s=30)
-        row = connect(full, timeouts=timeouts).ask(after(10**6), Way.FIN)
+        client = connect(full, timeouts=timeouts)
+        know_the_address(client.client._transport, full)
+        row = client.ask(after(10**6), Way.FIN)
         assert (row.outcome, row.wire_close) == (Outcome.TIMED_OUT, WireClose.UNOPENED)
         assert row.error == f"no connection to {full.removeprefix('http://')} within 0.1 s"
 
@@ -126,18 +141,16 @@ class TestBeforeAnythingWasReceived:
         assert (row.outcome, row.error in SAID) == (Outcome.TIMED_OUT, True)
 
     @pytest.mark.parametrize("leaves", [True, False])
+    @pytest.mark.usefixtures("ready")
     def test_while_the_request_is_taken(self, leaves: bool) -> None:
         """The server's side of the connection is there, and nobody reads from it."""
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            timeouts = msgspec.structs.replace(LONG, total_s=None if leaves else 0.1)
-            user = User(url, timeouts=timeouts, extra_body={"x": "a" * 32_000_000})
-            row = user.ask(after(0, think_ns=300 * MS) if leaves else never, AT_A_TIME)
+        timeouts = msgspec.structs.replace(LONG, total_s=None if leaves else 0.1)
+        user = User(PLAN.url, timeouts=timeouts, extra_body={"x": "a" * 32_000_000})
+        row = user.ask(after(0, think_ns=50 * MS) if leaves else never, AT_A_TIME)
         if leaves:
             assert (row.outcome, row.wire_close) == (Outcome.ABANDONED, WireClose.FIN)
             assert row.abandoned_ns is not None
-            assert row.abandoned_ns - row.sent_ns >= 300 * MS
+            assert row.abandoned_ns - row.sent_ns >= 50 * MS
         else:
             assert (row.outcome, row.wire_close) == (Outcome.TIMED_OUT, None)
             assert row.error in SAID

@@ -18,7 +18,7 @@ from harness.load.leaving import leave
 from harness.load.tls import Tls
 from harness.load.transport import WAY, SocketTransport, opened
 from harness.records import Outcome, Way, WireClose
-from tests.harness.load.asking import Client, after
+from tests.harness.load.asking import Client, after, know_the_address
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, ScriptedServer, Secrets
@@ -256,8 +256,10 @@ class TestNoConnection:
 
             thread = threading.Thread(target=script)
             thread.start()
+            transport, timeout_s = SocketTransport(), 30 if hangs_up else 0.2
+            know_the_address(transport, url)
             with (
-                httpx.Client(transport=SocketTransport(), timeout=0.2, trust_env=False) as client,
+                httpx.Client(transport=transport, timeout=timeout_s, trust_env=False) as client,
                 pytest.raises(httpx.TransportError) as raised,
             ):
                 client.post(url)

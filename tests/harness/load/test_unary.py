@@ -13,7 +13,7 @@ from harness.load.sse import EndlessEventError
 from harness.load.stream import StreamMachine
 from harness.load.ticket import Intent
 from harness.records import Delivery, Outcome, TokenCounting, Way, WireClose
-from tests.harness.load.asking import MS, after, ticket_for
+from tests.harness.load.asking import LONG_NS, MS, Leaping, after, ticket_for
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Connect, Exchange, Script, ScriptedServer
@@ -41,14 +41,26 @@ class TestUnary:
         assert row.token_counting is TokenCounting.USAGE
 
     @pytest.mark.parametrize("has_headers", [False, True])
-    def test_left_before_the_body(self, serve: Serve, connect: Connect, has_headers: bool) -> None:
+    def test_left_before_the_body(
+        self,
+        serve: Serve,
+        connect: Connect,
+        monkeypatch: pytest.MonkeyPatch,
+        has_headers: bool,
+    ) -> None:
+        clock = Leaping()
+        clock.ahead_ns = LONG_NS  # where headers are to come, the pause ends with them
+        monkeypatch.setattr("harness.load.exchange.time", clock)
+        think_ns = LONG_NS if has_headers else 20 * MS
+
         def script(x: Exchange) -> None:
             if has_headers:
                 x.send(b'HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{"choices":')
             assert x.client_left_within(30)
 
         server = serve(script)
-        row = connect(server.url).ask(after(0, think_ns=50 * MS), Way.FIN, delivery=Delivery.UNARY)
+        row = connect(server.url).ask(after(0, think_ns=think_ns), Way.FIN, delivery=Delivery.UNARY)
+        server.wait_for_arrivals(1)  # it may read the request only after the client has left
         assert server.exchanges["r1"].is_over.wait(30)
         assert (row.outcome, row.tokens_read, row.wire_close) == (
             Outcome.ABANDONED,

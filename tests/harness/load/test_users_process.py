@@ -62,6 +62,13 @@ def engine(x: Exchange) -> None:
     x.stream(tokens=x.body["max_tokens"], gap_s=0.005)
 
 
+def beside_the_locustfile(folder: Path, code: str) -> tuple[str, ...]:
+    """The options of a load process that runs this code, too."""
+    file = folder / "locustfile.py"
+    file.write_text(f"import runpy\nglobals().update(runpy.run_path({str(LOCUSTFILE)!r}))\n{code}")
+    return "-f", str(file)
+
+
 def test_users_leave_as_planned_and_the_server_sees_it_at_once(
     serve: Serve, tmp_path: Path
 ) -> None:
@@ -209,19 +216,16 @@ def test_trouble_is_told_apart(serve: Serve, tmp_path: Path) -> None:
 
 def test_a_bug_of_ours_makes_no_busy_loop(tmp_path: Path) -> None:
     """Each user asks, fails, and pauses before it asks again."""
-    broken = tmp_path / "locustfile.py"
-    broken.write_text(
-        f"""
-import runpy
-globals().update(runpy.run_path({str(LOCUSTFILE)!r}))
+    options = beside_the_locustfile(
+        tmp_path,
+        """
 from harness.load.client import StreamClient
 def ask(*_):
     raise RuntimeError("a bug")
 StreamClient.ask = ask
-"""
+""",
     )
     load = abandoning(tokens=[4], stay_share=0.0, stop_after=None)
-    options = ("-f", str(broken))
     child = LoadProcess(tmp_path, "http://127.0.0.1:9", load, 1, max_seconds=2.0, options=options)
     _, log = child.process.communicate(timeout=90)
     child.stdin.close()
@@ -234,7 +238,7 @@ class TestSlotRecovery:
         trials=2,
         prompt_tokens=(8, 16),
         answer_tokens=2000,
-        control_answer_tokens=40,
+        control_answer_tokens=400,  # two seconds: as long as the load process may be stalled
         probe_tokens=2,
         abandon_after_tokens=4,
     )
@@ -312,12 +316,23 @@ class TestSlotRecovery:
             assert not [ghost for ghost in ghosts if ghost[0] < start_ns < ghost[1]]
 
     def test_fewer_slots_than_planned_void_all_trials(self, serve: Serve, tmp_path: Path) -> None:
+        """Each look at the clock, another 20 s have passed."""
+        options = beside_the_locustfile(
+            tmp_path,
+            """
+from itertools import count
+from types import SimpleNamespace
+from harness.load import slot_recovery
+looks_ns = count(step=20 * 10**9)
+slot_recovery.time = SimpleNamespace(perf_counter_ns=lambda: next(looks_ns))
+""",
+        )
         load = msgspec.structs.replace(self.LOAD, trials=1)
         server = serve(self.engine_with_slots(1, []))
-        child = LoadProcess(tmp_path, server.url, load, users=1, timeout_s=0.5)
+        child = LoadProcess(tmp_path, server.url, load, users=1, options=options)
         rows = child.result()
         assert {row.role for row in rows} == {Role.CHECK}
-        assert child.log.count("is void: for 0.5 s no 2 requests ran at once") == 3
+        assert child.log.count("is void: for 30 s no 2 requests ran at once") == 3
 
     def test_a_check_that_fails_voids_the_trial(self, serve: Serve, tmp_path: Path) -> None:
         load = msgspec.structs.replace(self.LOAD, trials=1)
