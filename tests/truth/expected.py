@@ -95,9 +95,9 @@ def all_known(values: Iterable[float], tolerance: float = EXACT_S) -> Sample:
 def expected_figures(known: Truth, *, settle_s: float) -> dict[str, Figure]:
     """Every figure of the summary that the server can know, by name.
 
-    What clients stamped may be off by one step, and as much as they were late at the worst.
+    When clients read may be off by one step, and as much as they were late at the worst.
     """
-    client_s = known.script["step_s"] + max(known.token_lags_s)
+    client_s = known.script["step_s"] + known.longest_token_lag_s
     return {
         **latency(known, settle_s),
         **waste(known),
@@ -109,25 +109,30 @@ def expected_figures(known: Truth, *, settle_s: float) -> dict[str, Figure]:
 
 
 def latency(known: Truth, settle_s: float) -> dict[str, Figure]:
-    """The way of an abort, stage by stage; a ghost got no further than being seen."""
+    """The way of an abort, stage by stage; a ghost got no further than being seen. It was watched
+    for the settle time, or less where that ended as soon as all was over."""
     done = [(t0, work) for t0, _, work in known.left if is_let_go(work)]
-    ghosts = [(t0, work) for t0, _, work in known.left if not is_let_go(work)]
+    ghosts = [
+        (t0, min(t0 + int(settle_s * 1e9), known.settled_ns), work)
+        for t0, _, work in known.left
+        if not is_let_go(work)
+    ]
     first_boundary = [known.steps_within(w["closed_ns"], w["removed_ns"]) <= 1 for _, w in done]
     return {
         "detect_s": all_known(seconds(t0, work["closed_ns"]) for t0, _, work in known.left),
         "signal_s": Sample(
             values=[(0.0, False) for _ in done]
-            + [(settle_s - seconds(t0, work["closed_ns"]), True) for t0, work in ghosts]
+            + [(seconds(work["closed_ns"], until), True) for _, until, work in ghosts]
         ),
         "wait_s": all_known(seconds(w["closed_ns"], w["removed_ns"]) for _, w in done),
         "free_s": all_known(seconds(w["removed_ns"], w["freed_ns"]) for _, w in done),
         "cancel_latency_s": Sample(
             values=[(seconds(t0, w["freed_ns"]), False) for t0, w in done]
-            + [(settle_s, True) for _ in ghosts]
+            + [(seconds(t0, until), True) for t0, until, _ in ghosts]
         ),
         "cancel_latency_steps": Sample(
             values=[(known.steps_within(t0, w["freed_ns"]), False) for t0, w in done]
-            + [(known.steps_within(t0, t0 + int(settle_s * 1e9)), True) for t0, _ in ghosts]
+            + [(known.steps_within(t0, until), True) for t0, until, _ in ghosts]
         ),
         "removed_at_first_boundary": Number(value=sum(first_boundary) / len(first_boundary)),
         "ghost_rate": Number(value=len(ghosts) / len(known.left)),
@@ -207,13 +212,14 @@ def refills(known: Truth) -> dict[str, Figure]:
 
 
 def survivors(known: Truth, tolerance: float) -> dict[str, Figure]:
-    """What those who were to stay saw, told by when the server sent; all who were served."""
+    """What those who were to stay saw, told by when they asked and when the server sent; all who
+    were served."""
     sent = [work["sent_times_ns"][: row["tokens_read"]] for row, work in known.stayed]
-    finished = [work for row, work in known.stayed if row["outcome"] == "completed"]
+    finished = [pair for pair in known.stayed if pair[0]["outcome"] == "completed"]
     served = sum(row["outcome"] == "completed" for row, _ in known.rows)
     waits = [
-        (seconds(work["arrived_ns"], times[0] if times else work["closed_ns"]), not times)
-        for times, (_, work) in zip(sent, known.stayed, strict=True)
+        (seconds(row["sent_ns"], times[0] if times else row["ended_ns"]), not times)
+        for times, (row, _) in zip(sent, known.stayed, strict=True)
     ]
     waits += [
         (seconds(row["sent_ns"], row["ended_ns"]), True)
@@ -229,7 +235,8 @@ def survivors(known: Truth, tolerance: float) -> dict[str, Figure]:
             (seconds(t[0], t[-1]) / (len(t) - 1) for t in sent if len(t) > 1), tolerance
         ),
         "e2e_s": all_known(
-            (seconds(w["arrived_ns"], w["sent_times_ns"][-1]) for w in finished), tolerance
+            (seconds(row["sent_ns"], work["sent_times_ns"][-1]) for row, work in finished),
+            tolerance,
         ),
         "goodput_rps": Number(value=served / seconds(*known.window_ns)),
     }

@@ -17,8 +17,9 @@ HEAD = """\
 
 `walkaway engine --fault NAME[=VALUE]` is wrong on purpose. Each fault was measured with the same
 workload (simulated runner, steps of 10 ms, 16 slots, 20 users of whom nine in ten leave) as the
-engine without it; `tests/truth/fault_cases.py` says how, and between which limits both must lie.
-Written by `make faults-table`.
+engine without it; with faults that forget who left, answers are shorter, so that all end while the
+run goes on. `tests/truth/fault_cases.py` says how, and between which limits both must lie. Written
+by `make faults-table`.
 
 | fault | setting | figure | correct engine | with the fault |
 |---|---|---|---:|---:|

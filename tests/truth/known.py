@@ -1,7 +1,7 @@
 """What the scripted server knows of a run, joined with when its users left.
 
-The harness's own stamps are used for one thing only: the moment t0 at which a user left, which no
-server can know.
+The harness's own stamps are used only for what no server can know: when a request was sent, and the
+moment t0 at which its user left. How late the server heard of both is held apart.
 """
 
 import bisect
@@ -16,7 +16,7 @@ class Truth:
     `works` is all that the harness could read of, `all_works` what there was. `left` are the
     abandoned requests, `stayed` those that were to be read to their end, each with its work on the
     server; `unseen` the rows of requests that never came to the server. `token_lags_s`: from
-    sending to reading, each token.
+    sending to reading, each token of each request that read any.
     """
 
     def __init__(
@@ -42,17 +42,23 @@ class Truth:
         self.stayed = [(row, work) for row, work in self.rows if row["planned_abandon"] is None]
         self.metrics_read_ns: list[int] = reads_ns["/metrics"]
         self.token_lags_s = [
-            seconds(sent, read)
+            lags_s(work["sent_times_ns"], row["token_times_ns"])
             for row, work in self.rows
-            for sent, read in zip(work["sent_times_ns"], row["token_times_ns"], strict=False)
+            if row["token_times_ns"]
         ]
 
+    @property
+    def longest_token_lag_s(self) -> float:
+        return max(max(lags) for lags in self.token_lags_s)
+
     def load_ns(self) -> tuple[int, int]:
-        """When the first request came and when the last one was heard of or sent to."""
-        works = [work for _, work in self.rows]
-        last = [work["closed_ns"] or work["sent_times_ns"][-1] for work in works]
-        last += [row["ended_ns"] for row in self.unseen]
-        return min(work["arrived_ns"] for work in works), max(last)
+        """When the first request came and when the last token was sent that somebody read."""
+        read = [
+            work["sent_times_ns"][row["tokens_read"] - 1]
+            for row, work in self.rows
+            if row["tokens_read"]
+        ]
+        return min(work["arrived_ns"] for _, work in self.rows), max(read)
 
     def steps_within(self, since_ns: int, until_ns: int) -> int:
         """Steps that ended in (since, until]."""
@@ -78,6 +84,11 @@ class Truth:
             (self.started_ns(ended), math.ceil((work["prompt_tokens"] + number) / size))
             for number, ended in enumerate(work["token_times_ns"])
         ]
+
+
+def lags_s(happened_ns: Sequence[int], seen_ns: Sequence[int]) -> list[float]:
+    """How much later each was seen; what was not seen is left out."""
+    return [seconds(*pair) for pair in zip(happened_ns, seen_ns, strict=False)]
 
 
 def seconds(start_ns: int, end_ns: int) -> float:

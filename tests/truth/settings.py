@@ -13,8 +13,8 @@ from tests.truth.scripted_engine import Script
 USERS = 7
 ABANDONS = 120  # so many that chance moves a mean by less than the truth line allows
 ABANDONS_WITH_GHOSTS = 40  # each ghost keeps a slot for ever
-SETTLE_S = 0.6  # longer than the script lets anything linger that is not to stay for ever
-LATE_S = 1.5  # a late counter: it still moves after the settle time, by a part of the load
+SETTLE_S = 2.0  # much longer than the script lets anything linger that is not to stay for ever
+LATE_S = SETTLE_S + 1.3  # a late counter moves after the settle time still, by a part of the load
 
 TARGET = """
 description = "The scripted server, as a black box"
