@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
@@ -108,7 +109,11 @@ def test_arms_are_pooled_and_compared(parent: Run) -> None:
         assert summary["arms"][arm]["per_round"]["itl_s"]["p50"] == values
     (found,) = summary["differences"]["itl_s"]["p50"]
     assert (found["arm"], found["reference"], found["n"]) == ("other", "fast", 3)
-    assert found["ratio_ci95"][0] > 1.5, "a step takes 12 ms instead of 3"
+    low, high = found["ratio_ci95"]
+    assert low < found["ratio"] < high
+    fast, other = (summary["arms"][arm]["per_round"]["itl_s"]["p50"] for arm in ("fast", "other"))
+    ratios = [slow / quick for slow, quick in zip(other, fast, strict=True)]
+    assert median(ratios) > 1.5, "a step takes 12 ms instead of 3"
 
 
 def test_all_rows_lie_in_one_file_too(parent: Run) -> None:
@@ -161,13 +166,18 @@ def test_when_no_arm_can_run_nothing_is_left_behind(tmp_path: Path) -> None:
 
 def in_second_run(folder: Path) -> Harness:
     """A harness whose first run is over and whose second is under load, without an end."""
-    endless = write(folder, rounds=2, other="sim_fixed_ms = 5", abandons=12)
-    harness = Harness(endless, folder / "run", "--set", "run.max_seconds=300")
+    without_an_end = "sim_fixed_ms = 5\n[arms.load]\nstop_after_abandons = 100000"
+    workload = write(folder, rounds=2, other=without_an_end)
+    harness = Harness(workload, folder / "run", "--set", "run.max_seconds=300")
     shards = folder / "run" / "rounds" / "1-other" / "shards"
-    wait_until(
-        lambda: any(shard.stat().st_size for shard in shards.glob("requests-*.ndjson")),
-        "the second run is under load",
-    )
+    try:
+        wait_until(
+            lambda: any(shard.stat().st_size for shard in shards.glob("requests-*.ndjson")),
+            "the second run is under load",
+        )
+    except BaseException:
+        harness.end()
+        raise
     return harness
 
 
@@ -231,4 +241,8 @@ def test_two_builds_by_url_and_by_command_are_compared(tmp_path: Path) -> None:
         httpx.get(urls["1-slow"])
     (found,) = harness.run.summary["differences"]["signal_s"]["p50"]
     assert (found["arm"], found["reference"], found["n"]) == ("slow", "good", 1)
-    assert found["difference"] > 0.09, "its worker is told 100 ms later"
+    good_s, slow_s = (
+        harness.run.summary["arms"][arm]["metrics"]["signal_s"]["p50"] for arm in ("good", "slow")
+    )
+    assert found["difference"] == pytest.approx(slow_s - good_s)
+    assert good_s < 0.1 <= slow_s, "its worker is told 100 ms later"

@@ -74,7 +74,11 @@ def test_a_cancel_takes_one_step_more_than_it_took_to_hear_of_it(run: Run) -> No
 
 
 def test_hardly_more_than_the_step_in_flight_is_wasted(run: Run) -> None:
-    assert run.metrics["wasted_after_close_tokens"]["mean"] <= 1.2
+    """By most: whoever leaves as the machine stands still is heard of later."""
+    assert run.metrics["wasted_after_close_tokens"]["p50"] <= 1
+    steps = Steps(run)
+    passed = [steps.between(t0, times["abort_received"]) for t0, times in cancels(run)]
+    assert passed.count(0) > len(passed) * 2 / 3, "the worker knew before the step was over"
 
 
 def test_a_freed_slot_is_taken_in_the_very_next_schedule(run: Run) -> None:

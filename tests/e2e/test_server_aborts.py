@@ -9,7 +9,10 @@ from tests.e2e.running import measure
 
 pytestmark = pytest.mark.e2e
 
-SETTINGS = ("load.stop_after_abandons=60", "load.abandon_after_tokens=[1]", "load.stay_share=0.5")
+SETTINGS = (
+    *("load.stop_after_abandons=60", "load.abandon_after_tokens=[1]"),
+    *("load.stay_share=0.5", "load.stay_tokens=3000"),
+)
 
 
 def test_a_deadline_that_passed_on_the_server_is_a_time_out(tmp_path: Path) -> None:
@@ -22,7 +25,7 @@ def test_a_deadline_that_passed_on_the_server_is_a_time_out(tmp_path: Path) -> N
     run = measure("cancel_steps", tmp_path / "run", "--engine", str(engine), *flags)
     outcomes = run.summary["outcomes"]
     assert outcomes["timed_out"] > 0
-    assert outcomes["completed"] == 0, "32 tokens take 0.64 s, and the deadline is 0.3 s"
+    assert outcomes["completed"] == 0, "3,000 tokens take a minute, and the deadline is 0.3 s"
     timed_out = [row for row in run.rows("requests") if row["outcome"] == "timed_out"]
     assert {row["error"] for row in timed_out} == {"the server aborted the request: client_timeout"}
     assert {row["finish_reason"] for row in timed_out} == {"abort"}
