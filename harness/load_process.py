@@ -1,11 +1,13 @@
 """The load, run in a process of its own and watched while it goes on."""
 
+import os
+import signal
 import socket
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib.resources import files
 from itertools import count
 
@@ -33,7 +35,7 @@ CHECK_EVERY = 5  # of these turns
 LAGS_SHOWN = 100  # of the latest: some seconds
 HOURS_FROM_S = 7200  # up to here a time is told in seconds
 GRACE_S = 60.0  # to come up and to go down, beside the plan's own time
-LAST_ROWS_S = 10.0
+LAST_ROWS_S = 10.0  # a worker with nothing more to do than to write takes a moment
 LAST_ROWS_POLL_S = 0.02
 
 
@@ -84,7 +86,6 @@ def run_load(
     `check_server` raises when there is no use in going on, `watch` is told the name and the id of
     each process. Raises TargetError when the load process dies or hangs.
     """
-    until_settled.callback(let_workers_end, folder)
     shards = ShardReader(folder.shards, RequestRow)
     marks = ShardReader(folder.shards, ProcessMark)
     samples = ShardReader(folder.shards, ClientSample)
@@ -92,12 +93,14 @@ def run_load(
     lags: deque[int] = deque(maxlen=LAGS_SHOWN)
     started_s = time.monotonic()
     command = load_command(folder, plan.processes)
-    load = until_settled.enter_context(Child("load", command, folder.log("load")))
+    load = Child("load", command, folder.log("load"))
+    until_settled.callback(end_workers, folder, load.pid)
+    until_settled.enter_context(load)
     watch("load", load.pid)
     for turn in count(1):
         code = load.wait(WATCH_S)
-        if code == 0:
-            let_workers_end(folder)
+        if code == 0:  # the load is over when its workers are
+            let_workers_end(folder, load.pid, interrupted=interrupted)
         if code == 0 or interrupted():
             return
         if code is not None:
@@ -122,30 +125,41 @@ def _pause(seconds: float) -> None:
 
 def let_workers_end(
     folder: RunFolder,
+    session: int,
     *,
+    interrupted: Callable[[], bool] = lambda: False,
     clock_s: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = _pause,
-) -> None:
-    """Wait for the last rows of each worker that has not said that it ended and is not gone.
+) -> set[int]:
+    """Wait for the last rows of each worker of this session that has not said that it ended and is
+    not gone; those that did not end in time.
 
     Locust's master does not wait for its workers: a slow one may still write when it has ended.
     """
     marks = ShardReader(folder.shards, ProcessMark)
     at_work: set[int] = set()
     deadline_s = clock_s() + LAST_ROWS_S
-    while clock_s() < deadline_s:
+    while True:
         for mark in marks.read_new():
             (at_work.add if mark.event == "began" else at_work.discard)(mark.pid)
-        at_work = {pid for pid in at_work if _is_running(pid)}
-        if not at_work:
-            return
+        at_work = {pid for pid in at_work if _is_running(pid, session)}
+        if not at_work or interrupted() or clock_s() >= deadline_s:
+            return at_work
         pause(LAST_ROWS_POLL_S)
 
 
-def _is_running(pid: int) -> bool:
+def end_workers(folder: RunFolder, session: int) -> None:
+    """Nothing outlives its run: who does not end by itself is killed, and told as one that died."""
+    for pid in let_workers_end(folder, session):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _is_running(pid: int, session: int) -> bool:
+    """A number that another process has by now is none of ours."""
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+        return os.getsid(pid) == session and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.NoSuchProcess):
         return False
 
 

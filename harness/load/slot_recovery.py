@@ -234,20 +234,24 @@ class Trial:
             self._progress.wait()
 
     def _check_quiet(self) -> None:
-        """Ask until as many requests as there are slots run at once; each round for longer answers.
+        """Ask until as many requests as there are slots run at once; each round for longer answers,
+        but not for so long that who waits for a slot meanwhile could time out.
 
         They are read to their end: leaving them would put into the way what they are to exclude.
         """
-        timeout_s = self._session.plan.timeouts.next_byte_s
-        patience_ends_ns = time.perf_counter_ns() + int(timeout_s * 1e9)
-        tokens = _CHECK_TOKENS
+        patience_s = self._session.plan.timeouts.next_byte_s
+        patience_ends_ns = time.perf_counter_ns() + int(patience_s * 1e9)
+        tokens, asked_ns = _CHECK_TOKENS, time.perf_counter_ns()
         while not ran_at_once(self._check_slots(tokens)):
-            if time.perf_counter_ns() > patience_ends_ns:
+            now_ns = time.perf_counter_ns()
+            if now_ns > patience_ends_ns:
                 raise TrialSpoiledError(
-                    f"for {timeout_s:g} s no {self._load.slots} requests ran at once (fewer slots "
+                    f"for {patience_s:g} s no {self._load.slots} requests ran at once (fewer slots "
                     "than planned, or requests of before still hold some)"
                 )
-            tokens *= 2
+            if (now_ns - asked_ns) / 1e9 < patience_s / 4:
+                tokens *= 2
+            asked_ns = now_ns
 
     def _check_slots(self, tokens: int) -> list[RequestRow]:
         """One request for each slot, all together, and their rows."""

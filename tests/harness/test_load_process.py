@@ -3,15 +3,21 @@
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from harness.load.rows import ShardWriter
-from harness.load_process import LAST_ROWS_S, let_workers_end
+from harness import load_process
+from harness.load.rows import ShardReader, ShardWriter
+from harness.load_process import LAST_ROWS_S, let_workers_end, run_load
 from harness.records import ProcessMark
 from harness.store import RunFolder
+from tests.e2e.running import is_gone, wait_until
+from tests.harness.load.asking import PLAN
+
+HERE, OURS = os.getpid(), os.getsid(0)
 
 
 def write_mark(folder: RunFolder, pid: int, event: Literal["began", "ended"]) -> None:
@@ -30,6 +36,14 @@ def write_mark(folder: RunFolder, pid: int, event: Literal["began", "ended"]) ->
         shard.write(mark)
 
 
+def marks_of(folder: RunFolder) -> list[ProcessMark]:
+    return ShardReader(folder.shards, ProcessMark).read_new()
+
+
+def events_of(folder: RunFolder) -> list[str]:
+    return [mark.event for mark in marks_of(folder)]
+
+
 def no_pause(_: float) -> None:
     pytest.fail("it waits")
 
@@ -39,43 +53,104 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path / "run")
 
 
-def test_a_worker_that_is_slow_to_end_is_waited_for(folder: RunFolder) -> None:
-    pauses = 0
+class TestLetWorkersEnd:
+    def test_one_that_is_slow_to_end_is_waited_for(self, folder: RunFolder) -> None:
+        pauses = 0
 
-    def end_at_the_third(_: float) -> None:
-        nonlocal pauses
-        pauses += 1
-        if pauses == 3:
-            write_mark(folder, os.getpid(), "ended")
+        def end_at_the_third(_: float) -> None:
+            nonlocal pauses
+            pauses += 1
+            if pauses == 3:
+                write_mark(folder, HERE, "ended")
 
-    write_mark(folder, os.getpid(), "began")
-    let_workers_end(folder, pause=end_at_the_third)
-    assert pauses == 3
+        write_mark(folder, HERE, "began")
+        assert let_workers_end(folder, OURS, pause=end_at_the_third) == set()
+        assert pauses == 3
+
+    def test_one_that_was_killed_is_not(self, folder: RunFolder) -> None:
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
+            write_mark(folder, worker.pid, "began")
+            worker.kill()
+            os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie now
+            assert let_workers_end(folder, OURS, pause=no_pause) == set()
+            worker.wait()
+            assert let_workers_end(folder, OURS, pause=no_pause) == set()
+
+    def test_another_process_of_the_same_number_is_not(self, folder: RunFolder) -> None:
+        write_mark(folder, HERE, "began")
+        assert let_workers_end(folder, OURS + 1, pause=no_pause) == set()
+
+    def test_nor_is_anybody_where_all_have_ended(self, folder: RunFolder) -> None:
+        write_mark(folder, HERE, "began")
+        write_mark(folder, HERE, "ended")
+        assert let_workers_end(folder, OURS, pause=no_pause) == set()
+
+    def test_one_that_never_ends_is_named_when_the_time_is_up(self, folder: RunFolder) -> None:
+        now_s = 0.0
+
+        def pause(seconds: float) -> None:
+            nonlocal now_s
+            now_s += seconds
+
+        write_mark(folder, HERE, "began")
+        assert let_workers_end(folder, OURS, clock_s=lambda: now_s, pause=pause) == {HERE}
+        assert now_s == pytest.approx(LAST_ROWS_S, abs=0.1)
+
+    def test_nobody_waits_who_is_interrupted(self, folder: RunFolder) -> None:
+        write_mark(folder, HERE, "began")
+        assert let_workers_end(folder, OURS, interrupted=lambda: True, pause=no_pause) == {HERE}
 
 
-def test_one_that_was_killed_is_not_waited_for(folder: RunFolder) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
-        write_mark(folder, worker.pid, "began")
-        worker.kill()
-        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie now
-        let_workers_end(folder, pause=no_pause)
-        worker.wait()
-        let_workers_end(folder, pause=no_pause)
+# The worker of a load whose master has gone before.
+SLOW_WORKER = """
+import os, sys, time
+from pathlib import Path
+from harness.store import RunFolder
+from tests.harness.test_load_process import write_mark
+
+folder, stays, hangs = RunFolder(Path(sys.argv[1])), sys.argv[2] == "True", sys.argv[3] == "True"
+reader, writer = os.pipe()
+if os.fork():
+    os.read(reader, 1)
+    if stays:
+        sys.stdin.read()
+    os._exit(0)
+master = os.getppid()
+write_mark(folder, os.getpid(), "began")
+os.write(writer, b".")
+while os.getppid() == master or hangs:
+    time.sleep(0.01)
+time.sleep(0.3)
+write_mark(folder, os.getpid(), "ended")
+"""
 
 
-def test_one_that_never_ends_is_not_waited_for_without_an_end(folder: RunFolder) -> None:
-    now_s = 0.0
-
-    def pause(seconds: float) -> None:
-        nonlocal now_s
-        now_s += seconds
-
-    write_mark(folder, os.getpid(), "began")
-    let_workers_end(folder, clock_s=lambda: now_s, pause=pause)
-    assert now_s == pytest.approx(LAST_ROWS_S, abs=0.1)
-
-
-def test_nobody_is_waited_for_where_all_have_ended(folder: RunFolder) -> None:
-    write_mark(folder, os.getpid(), "began")
-    write_mark(folder, os.getpid(), "ended")
-    let_workers_end(folder, pause=no_pause)
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("is_interrupted", [False, True])
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_load_is_over_when_its_workers_are(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool, hangs: bool
+) -> None:
+    """Whether it ends by itself or is stopped. A worker that hangs is not left behind."""
+    program = folder.path.parent / "slow_worker.py"
+    program.write_text(SLOW_WORKER)
+    command = [sys.executable, str(program), str(folder.path), str(is_interrupted), str(hangs)]
+    monkeypatch.setattr(load_process, "load_command", lambda *_: command)
+    if hangs:
+        monkeypatch.setattr(load_process, "LAST_ROWS_S", 0.1)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    with ExitStack() as until_settled:
+        run_load(
+            PLAN,
+            folder,
+            until_settled=until_settled,
+            check_server=lambda: None,
+            watch=lambda *_: None,
+            show=lambda _: None,
+            interrupted=lambda: is_interrupted and bool(marks_of(folder)),
+        )
+        if not is_interrupted and not hangs:
+            assert events_of(folder) == ["began", "ended"]
+    assert events_of(folder) == (["began"] if hangs else ["began", "ended"])
+    (worker,) = {mark.pid for mark in marks_of(folder)}
+    wait_until(lambda: is_gone(worker), "the worker is gone")
