@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.truth.black_box import Line, Seen, alarms, hold_to_truth, look_at_users, user_lines
+from tests.truth.alarms import alarms
+from tests.truth.black_box import Line, Seen, hold_to_truth, look_at_users, user_lines
 from tests.truth.settings import draw, draw_clean
 
 # Three runs at most, each of which may take a minute.

@@ -10,7 +10,7 @@ from tests.truth.engine_log import Log
 
 pytestmark = pytest.mark.e2e
 
-PAIRS = 4
+PAIRS = 8
 ARMS = '[{name="64", engine={max_num_batched_tokens=64}},{name="1024", engine={}}]'
 
 
@@ -45,9 +45,9 @@ def test_rows_tell_the_three_kinds_apart(parent: Run) -> None:
 
 def test_those_who_left_did_so_during_their_prefill(parent: Run) -> None:
     for name, arm in parent.summary["arms"].items():
-        log = Log(Run(parent.folder / "rounds" / f"1-{name}"))
+        log = Log(of_arm(parent, name))
         prefills = [log.is_in_prefill_at(t0, of) for of, t0 in log.left_ns.items()]
-        assert arm["metrics"]["cancel_latency_prefill_s"]["n"] == sum(prefills) > 0
+        assert arm["metrics"]["cancel_latency_prefill_s"]["n"] == sum(prefills) > PAIRS / 2
         assert arm["metrics"]["ghost_rate"]["mean"] == 0
 
 
@@ -65,6 +65,23 @@ def test_larger_chunks_serve_the_long_prompt_and_cost_the_bystanders(parent: Run
     )
     assert large["ttft_s"]["p50"] < small["ttft_s"]["p50"]
     assert tokens_beside_a_prefill(parent, "64") > 3 * tokens_beside_a_prefill(parent, "1024")
+    assert full_step_ns(parent, 1024) > 3 * full_step_ns(parent, 64)
+
+
+def of_arm(parent: Run, name: str) -> Run:
+    """The arm's run in the only round."""
+    return Run(parent.folder / "rounds" / f"1-{name}")
+
+
+def full_step_ns(parent: Run, budget: int) -> float:
+    """How long a step typically takes that has no room left, as beside a long prompt: all who
+    decode wait for it."""
+    took: list[int] = [
+        step["ended_ns"] - step["started_ns"]
+        for step in of_arm(parent, str(budget)).rows("steps")
+        if sum(step["scheduled_tokens"]) == budget
+    ]
+    return median(took)
 
 
 def tokens_beside_a_prefill(run: Run, arm: str) -> float:

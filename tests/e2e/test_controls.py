@@ -15,16 +15,8 @@ from reference_engine.faults import fault_names
 from tests.e2e.running import Run
 from tests.e2e.test_cancel_steps import Steps
 from tests.truth.engine_log import Log
-from tests.truth.fault_cases import (
-    ABANDONS,
-    CASES,
-    DELAY_S,
-    LEAKED,
-    LOST_SHARE,
-    STEP_S,
-    Case,
-    FaultRuns,
-)
+from tests.truth.fault_cases import CASES, DELAY_S, LEAKED, LOST_SHARE, Case
+from tests.truth.fault_runs import ABANDONS, STEP_S, FaultRuns
 from tests.truth.faults_table import TABLE, is_within, names
 
 pytestmark = pytest.mark.e2e
@@ -105,8 +97,8 @@ def running_at(steps: list[dict[str, Any]], t_ns: int) -> int | None:
     return running
 
 
-def test_ignore_disconnect_makes_everybody_a_ghost(runs: Runs, clean: Run) -> None:
-    run = runs("ignore-disconnect")
+def test_ignore_disconnect_makes_everybody_a_ghost(fault_runs: FaultRuns) -> None:
+    run = fault_runs.with_short_answers("ignore-disconnect")
     assert_not_vacuous(run)
     assert run.metrics["ghost_rate"]["mean"] == 1.0
     latency = run.metrics["cancel_latency_s"]
@@ -120,7 +112,7 @@ def test_ignore_disconnect_makes_everybody_a_ghost(runs: Runs, clean: Run) -> No
     left = [row for row in run.rows("requests") if row["outcome"] == "abandoned"]
     unread = sum(row["max_tokens"] - row["tokens_read"] for row in left)
     assert run.metrics["wasted_tokens"]["mean"] == pytest.approx(unread / len(left))
-    assert_stages_as_in(clean, run, "detect_s")
+    assert_stages_as_in(fault_runs.with_short_answers(""), run, "detect_s")
     assert_nothing_leaked(run)
 
 
@@ -148,8 +140,8 @@ def steps_until_told(run: Run) -> float:
     )
 
 
-def test_lose_abort_is_counted_as_ghosts_one_by_one(runs: Runs, clean: Run) -> None:
-    run = runs(f"lose-abort={LOST_SHARE}")
+def test_lose_abort_is_counted_as_ghosts_one_by_one(fault_runs: FaultRuns) -> None:
+    run = fault_runs.with_short_answers(f"lose-abort={LOST_SHARE}")
     assert_not_vacuous(run)
     heard = Log(run).left_with("abort_received")
     lost = sum(events["finished"]["reason"] != "abort" for events in heard)
@@ -158,6 +150,7 @@ def test_lose_abort_is_counted_as_ghosts_one_by_one(runs: Runs, clean: Run) -> N
     fewest, most = stats.binom.interval(0.999, rate["n"], LOST_SHARE)
     assert fewest <= lost <= most
     assert run.metrics["cancel_latency_s"]["n_censored"] == lost
+    clean = fault_runs.with_short_answers("")
     assert_stages_as_in(clean, run, "detect_s", "signal_s", "free_s")
     assert_nothing_leaked(run)
 

@@ -176,6 +176,25 @@ def test_a_false_account_would_be_noticed(wrong: Told, name: str) -> None:
     assert any(text.startswith((f"{name}.", f"{name}:")) for text in told.complaints())
 
 
+# Which stamp the clients of one plan only would set too early, and what would look late then.
+EARLY_STAMPS = [
+    *(("sent_ns", planned_abandon, "arrival") for planned_abandon in (0, 1, 3, 8, None)),
+    *(("abandoned_ns", planned_abandon, "close") for planned_abandon in (0, 1, 3, 8)),
+]
+
+
+@pytest.mark.parametrize(("stamp", "planned_abandon", "late"), EARLY_STAMPS)
+def test_stamps_of_one_plan_that_are_too_early_would_be_noticed(
+    wrong: Told, stamp: str, planned_abandon: int | None, late: str
+) -> None:
+    run, rows = wrong.run, wrong.run.rows("requests")
+    for row in rows:
+        if row["planned_abandon"] == planned_abandon:
+            move(row, stamp, -0.1)
+    found = complaints(run.summary, run.manifest, rows, wrong.truth)
+    assert any(text.startswith(f"{late}:") for text in found)
+
+
 def test_a_figure_that_nobody_checks_would_be_noticed(wrong: Told) -> None:
     run = wrong.run
     summary = run.summary

@@ -12,12 +12,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
 
-import msgspec
-
-from dashboards.sentence import sentence
 from harness.idle_pages import LATER_S
-from harness.records import Metric
 from tests.e2e.running import Run, measure, scripted_server
+from tests.truth.alarms import alarms
 from tests.truth.known import seconds
 from tests.truth.scripted_engine import Script
 from tests.truth.settings import Setting
@@ -91,11 +88,12 @@ def look_at_users(setting: Setting, folder: Path) -> Seen:
 
 def _was_read_too_seldom(run: Run) -> bool:
     """How long was the interval between two readings, of the one in which somebody leaves? By
-    chance most leave in the long ones."""
+    chance most leave in the long ones. Without any reading the whole load is one interval."""
     window, asked_s = run.manifest["window"], float(run.manifest["scrape_interval_s"])
+    began, ended = window["load_started_ns"], window["load_ended_ns"]
     at_ns = {row["t_ns"] for row in run.rows("server_metrics")}
-    in_load = sorted(t for t in at_ns if window["load_started_ns"] < t < window["settled_ns"])
-    intervals_s = [seconds(*pair) for pair in pairwise(in_load)]
+    in_load = sorted(t for t in at_ns if began < t < ended)
+    intervals_s = [seconds(*pair) for pair in pairwise([began, *in_load, ended])]
     longest_s = LONGEST_READ * asked_s
     return sum(length * length for length in intervals_s) > longest_s * sum(intervals_s)
 
@@ -105,6 +103,11 @@ def hold_to_truth(setting: Setting, folder: Path) -> list[Line]:
     recovery = look(setting, setting.delays_only, setting.recovery_workload(), folder / "recovery")
     users = look_at_users(setting, folder)
     return [*recovery_lines(recovery), *user_lines(users)]
+
+
+def false_alarms(setting: Setting, folder: Path) -> list[str]:
+    """Of one run on a server with nothing wrong."""
+    return alarms(look_at_users(setting, folder).run.summary)
 
 
 # What a probe tells...
@@ -269,47 +272,3 @@ def count_line(what: str, known: float, told: float | None, note: str = "") -> L
     """Exact; what is not rounded is counted all the same."""
     rounded = None if told is None else round(float(told), 6)
     return Line(what=what, known=float(known), limits=(known, known), told=rounded, note=note)
-
-
-# What must not be said of a server with nothing wrong...
-
-ALARMS = ("ghost", "leak", "wedged", "still", "health", "lies", "apart")
-ACCUSING = ("not stopped", "went on as if", "never came back", "still held")
-NEVER_THERE = ("ghost_rate", "leaked_slots", "leaked_blocks", "leaked_kv_share")
-
-
-def alarms(summary: dict[str, Any]) -> list[str]:
-    """Everything in a summary that accuses the server of something."""
-    metrics = summary["metrics"]
-    there = [name for name in NEVER_THERE if name in metrics and metrics[name]["mean"]]
-    found = [f"{name} is {metrics[name]['mean']}" for name in there]
-    if summary["wedged"] is not False:
-        found.append(f"wedged is {summary['wedged']}")
-    found += [
-        f"{one['role']} is called {one['verdict']}"
-        for one in summary["audit"]["counters"]
-        if one["verdict"] not in ("exact", "not told", "cannot be judged")
-    ]
-    for remark in summary["validity"]:
-        is_grave = remark["level"] != "info"
-        if is_grave and any(word in remark["text"] for word in ALARMS):
-            found.append(remark["text"])
-    return found + accusations(summary)
-
-
-def accusations(summary: dict[str, Any]) -> list[str]:
-    """What the report's first sentences say against the server."""
-    breakdown = summary["breakdown"]
-    said = sentence(
-        summary["outcomes"],
-        msgspec.convert(summary["metrics"], dict[str, Metric]),
-        breakdown["leaks_in_use"],
-        breakdown["leaks_lost"],
-    )
-    parts = [part.strip(" .") for part in said.split(". ")]
-    return [part for part in parts if any(words in part for words in ACCUSING)]
-
-
-def false_alarms(setting: Setting, folder: Path) -> list[str]:
-    """Of one run on a server with nothing wrong."""
-    return alarms(look_at_users(setting, folder).run.summary)

@@ -1,7 +1,7 @@
 """Hold a run against the truth: `complaints` names everything in which they disagree."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
@@ -35,21 +35,32 @@ def compare_rows(known: Truth) -> list[str]:
     for t0, row, work in known.left:
         if sum(t < t0 - step_s * 1e9 for t in work["sent_times_ns"]) > row["tokens_read"]:
             wrong.append(f"{row['request_id']}: tokens that were there at t0 were not read")
-    arrivals = [seconds(row["sent_ns"], work["arrived_ns"]) for row, work in known.rows]
-    closes = [seconds(t0, work["closed_ns"]) for t0, _, work in known.left]
-    wrong += compare_lags("arrival", [arrivals], step_s)
-    wrong += compare_lags("close", [closes], step_s)
-    wrong += compare_lags("token", known.token_lags_s, step_s)
+    arrivals = ((row, seconds(row["sent_ns"], work["arrived_ns"])) for row, work in known.rows)
+    closes = ((row, seconds(t0, work["closed_ns"])) for t0, row, work in known.left)
+    wrong += compare_lags("arrival", by_plan(arrivals), step_s)
+    wrong += compare_lags("close", by_plan(closes), step_s)
+    wrong += compare_lags("token", known.token_lags_s, step_s, prompt_share=PROMPT_SHARE)
     return wrong
 
 
-def compare_lags(what: str, groups: list[list[float]], step_s: float) -> list[str]:
-    """Nothing is seen before it happened, and in nearly every group it typically takes no more than
-    a step until it is seen."""
+def by_plan(lags: Iterable[tuple[dict[str, Any], float]]) -> list[list[float]]:
+    """Grouped by when their users meant to leave, if at all: the median of all would hide it if the
+    clients stamped only some kinds wrongly."""
+    found: dict[int | None, list[float]] = {}
+    for row, lag_s in lags:
+        found.setdefault(row["planned_abandon"], []).append(lag_s)
+    return list(found.values())
+
+
+def compare_lags(
+    what: str, groups: list[list[float]], step_s: float, *, prompt_share: float = 1.0
+) -> list[str]:
+    """Nothing is seen before it happened, and in so many groups it typically takes no more than a
+    step until it is seen."""
     first, last = min(map(min, groups)), max(map(max, groups))
     if first < 0:
         return [f"{what}: seen {-first} s before it happened"]
-    if sum(median(lags) <= step_s for lags in groups) < PROMPT_SHARE * len(groups):
+    if sum(median(lags) <= step_s for lags in groups) < prompt_share * len(groups):
         return [f"{what}: seen late, by up to {last} s"]
     return []
 

@@ -1,99 +1,20 @@
 """Which figure each fault of the bundled engine must move, and between which limits.
 
-A case is measured twice in the same way: on a correct engine and on one with the fault, where
-answers are shorter if it forgets who left. Both readings have limits, and these do not meet.
+A case is measured twice in the same way: on a correct engine and on one with the fault. Both
+readings have limits, and these do not meet.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
-from tests.e2e.running import Ended, Run, run_to_end
+from tests.e2e.running import Run
 from tests.reference_engine.running_engine import post_raw, running
 from tests.truth.engine_log import Log
+from tests.truth.fault_runs import ABANDONS, STEP_S, FaultRuns
 
-STEP_S = 0.01
 DELAY_S = 0.1
 LOST_SHARE = 0.3
 LEAKED = 2
-ABANDONS = 60
-
-# An answer takes four seconds: whoever leaves does so long before its end.
-WORKLOAD = f"""
-question = "Does the harness see what is wrong?"
-[run]
-seed = 4
-users = 20
-max_seconds = 30
-timeout_s = 20
-[load]
-kind = "abandon"
-abandon_after_tokens = [0, 1, 4, 8]
-stay_share = 0.1
-think = "step"
-prompt_tokens = [40, 60]
-answer_tokens = 400
-stay_tokens = 10
-stop_after_abandons = {ABANDONS}
-[settle]
-seconds = 2.0
-steps = 0
-[engine]
-runner = "simulated"
-sim_fixed_ms = {STEP_S * 1e3}
-max_num_seqs = 16
-"""
-
-# Requests that these forget, also those still in the queue, end by themselves before the settle
-# time is over, which ends when they have. What is missing then has leaked, and is not in use.
-FORGETFUL = ("ignore-disconnect", "ignore-disconnect-while-waiting", "lose-abort")
-SHORT_ANSWERS = ("--set", "load.answer_tokens=100", "--set", "settle.seconds=20")
-
-TWO_ANSWERS = """
-description = "The bundled engine, asked for two answers at once"
-extra_body = { ignore_eos = true, n = 2 }
-stream_options = { include_usage = true, continuous_usage_stats = true }
-continuous_usage = true
-lifecycle = true
-slots_from = "config"
-scrape_interval_s = 0.05
-settle_s = 2.0
-[metrics]
-running = { name = "vllm:num_requests_running", refresh = "each step", trust = "exact" }
-free_blocks = { name = "walkaway_engine_free_blocks", refresh = "each step", trust = "exact" }
-generated_tokens = { name = "vllm:generation_tokens_total", refresh = "each step", trust = "exact" }
-"""
-
-
-class FaultRuns:
-    """Runs of the engine with one fault (none: "") and other arguments, each made once."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._workload = folder / "controls.toml"
-        self._workload.write_text(WORKLOAD)
-        self.two_answers = folder / "two_answers.toml"
-        self.two_answers.write_text(TWO_ANSWERS)
-        self.ended = cache(self._measure)
-
-    def _measure(self, fault: str, *arguments: str) -> Ended:
-        faults = ("--set", f'engine.faults=["{fault}"]') if fault else ()
-        name = fault.partition("=")[0] or "clean"
-        lengths = SHORT_ANSWERS if name in FORGETFUL else ()
-        folder = self._folder / f"{name}-{len(list(self._folder.iterdir()))}"
-        return run_to_end(self._workload, folder, *faults, *lengths, *arguments)
-
-    def good(self, fault: str, *arguments: str) -> Run:
-        """A run that must have ended well."""
-        ended = self.ended(fault, *arguments)
-        assert ended.code == 0, ended.output[-600:]
-        return ended.run
-
-    def with_two_answers(self, fault: str) -> Run:
-        """Each request asks for two answers at once."""
-        return self.good(fault, "--engine", str(self.two_answers), *SHORT_ANSWERS)
-
 
 Limits = tuple[float, float]
 Reading = Callable[[FaultRuns, str], float]
@@ -124,10 +45,14 @@ def of_metric(name: str, key: str = "mean") -> Reading:
     return read
 
 
+def ghosts(runs: FaultRuns, fault: str) -> float:
+    return float(runs.with_short_answers(fault).metrics["ghost_rate"]["mean"])
+
+
 def ghosts_without_a_token(runs: FaultRuns, fault: str) -> float:
     """Of those who left in the queue or during their prefill, and had no token either when the
     server saw it."""
-    run = runs.good(fault)
+    run = runs.with_short_answers(fault)
     phases = run.summary["breakdown"]["cancel_latency_by_phase"]
     early = [one["cancel_latency_s"] for one in phases if one["phase"] in ("waiting", "prefill")]
     n = sum(one["n"] for one in early) - Log(run).stopped_with_a_first_token()
@@ -201,7 +126,7 @@ CASES = (
     Case(
         fault="ignore-disconnect",
         figure="`ghost_rate`",
-        read=of_metric("ghost_rate"),
+        read=ghosts,
         clean=(0, 0),
         faulty=(1, 1),
     ),
@@ -231,7 +156,7 @@ CASES = (
         fault="lose-abort",
         setting=f"{LOST_SHARE}",
         figure="`ghost_rate`",
-        read=of_metric("ghost_rate"),
+        read=ghosts,
         clean=(0, 0),
         faulty=(0.1, 0.5),
     ),

@@ -8,18 +8,29 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.truth.fault_cases import CASES, Case, FaultRuns, Limits
+from tests.truth.fault_cases import CASES, Case, Limits
+from tests.truth.fault_runs import FaultRuns
 
 TABLE = Path(__file__).parents[2] / "docs" / "faults.md"
 
 HEAD = """\
 # What each fault of the bundled engine moves
 
-`walkaway engine --fault NAME[=VALUE]` is wrong on purpose. Each fault was measured with the same
-workload (simulated runner, steps of 10 ms, 16 slots, 20 users of whom nine in ten leave) as the
-engine without it; with faults that forget who left, answers are shorter, so that all end while the
-run goes on. `tests/truth/fault_cases.py` says how, and between which limits both must lie. Written
-by `make faults-table`.
+`walkaway engine --fault NAME[=VALUE]` is wrong on purpose. Both figures of a row were measured in
+the same way, on a correct engine and on one with the fault: simulated runner, steps of 10 ms, 16
+slots, 20 users of whom nine in ten leave an answer of 400 tokens, until 60 have left. Exceptions,
+for both figures of the row:
+
+- `ignore-disconnect`, `ignore-disconnect-while-waiting`, `lose-abort`: 100 tokens an answer, so
+  that also those that were forgotten end while the run goes on;
+- `abort-parent-only`: two answers of 100 tokens a request;
+- `stall-survivors-on-abort`: one in two leaves;
+- `leak-slot`: until 4 have left;
+- `drop-prefix-on-cancel`: who left asks the same again;
+- `ignore-disconnect-unary`: four requests that are not streamed, all left.
+
+`tests/truth/fault_cases.py` says between which limits the figures must lie. Written by
+`make faults-table`.
 
 | fault | setting | figure | correct engine | with the fault |
 |---|---|---|---:|---:|
