@@ -18,9 +18,11 @@ from typer.testing import CliRunner
 
 from harness.commands import app
 from tests.e2e.running import ROOT, scripted_server
-from tests.e2e.undecided import UNDECIDED, until_decided
+from tests.e2e.undecided import MOST_TRIES, UNDECIDED, until_decided
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+JOB_S = 110
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(MOST_TRIES * JOB_S + 70)]
 
 EXAMPLES = ROOT / "docs" / "ci"
 
@@ -61,11 +63,14 @@ class Job:
                 start_new_session=True,
             )
         try:
-            self.code = process.wait(110)
+            self.code = process.wait(JOB_S)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+    def __str__(self) -> str:
+        return f"exit code {self.code}\n{self.output}"
 
     @property
     def output(self) -> str:

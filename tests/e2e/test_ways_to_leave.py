@@ -4,10 +4,12 @@ The client is the load's own. The engine waits less long for a client that is si
 reads nothing (2 s) than it would by default (10 s), and holds less for it.
 """
 
+import json
 import time
 from collections.abc import Iterator
 from itertools import count
 
+import httpx
 import pytest
 
 from harness.config import load_target
@@ -109,6 +111,18 @@ def cancelled(engine: RunningEngine, *, method: str) -> float:
         return 0
 
 
+def steps_for_nobody(engine: RunningEngine, client_request_id: str) -> list[int]:
+    """Those of a request that began after the worker had heard of its abort."""
+    gone = engine.wait_for("disconnected", client_request_id)
+    heard = engine.wait_for("abort_received", client_request_id)
+    page = httpx.get(f"{engine.url}/walkaway/steps", params={"after": gone["step"]})
+    return [
+        step["step"]
+        for step in map(json.loads, page.text.splitlines())
+        if heard["request_id"] in step["scheduled"] and step["started_ns"] > heard["t_ns"]
+    ]
+
+
 @pytest.mark.parametrize(
     ("way", "wire_close", "method"),
     [
@@ -150,11 +164,15 @@ def test_an_answer_in_one_piece(engine: RunningEngine, leaver: Leaver) -> None:
     before = cancelled(engine, method="connection")
     unary = Intent(way=Way.FIN, planned_abandon=0, delivery=Delivery.UNARY)
     row = leaver.leave(after(0, think_ns=20 * STEP_NS), unary)
+    next_one = leaver.leave(after(10**6), Intent(), max_tokens=1)
     freed = engine.wait_for("blocks_freed", row.request_id)
     assert (row.outcome, row.tokens_read) == (Outcome.ABANDONED, 0)
     assert row.abandoned_ns is not None
     assert row.abandoned_ns - row.sent_ns >= 20 * STEP_NS
     assert freed["num_generated"] < MAX_TOKENS, "it did not run to its end"
+    admitted = engine.wait_for("admitted", next_one.request_id)
+    assert freed["seq"] < admitted["seq"], "it was gone before the next one was let in"
+    assert steps_for_nobody(engine, row.request_id) == []
     assert cancelled(engine, method="connection") == before + 1
 
 
@@ -273,6 +291,9 @@ def test_the_engine_aborted_whom_the_client_left(mixed: Run) -> None:
             assert row["plan"].startswith(("time:", "prefill:")), row
         elif row["plan"] != "last_token":  # a race, which the engine may win
             assert ends[row["request_id"]] == "abort", row
+    for plan in ("time:", "prefill:"):
+        came = [row["request_id"] in arrived for row in left if row["plan"].startswith(plan)]
+        assert 2 * sum(came) > len(came), plan
 
 
 def test_the_workload_of_the_manifest_is_what_was_asked(mixed: Run) -> None:

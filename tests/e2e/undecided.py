@@ -16,8 +16,9 @@ MOST_TRIES = 3
 
 def until_decided(make: Callable[[int], Made], is_decided: Callable[[Made], bool]) -> Made:
     """The first that is decided, of a few; `make` is told how many there were before."""
+    tries: list[Made] = []
     for number in range(MOST_TRIES):
-        made = make(number)
-        if is_decided(made):
-            return made
-    pytest.fail(f"{MOST_TRIES} times in turn nothing could be decided")
+        tries.append(make(number))
+        if is_decided(tries[-1]):
+            return tries[-1]
+    pytest.fail(f"{MOST_TRIES} times in turn nothing could be decided; the last: {tries[-1]}")

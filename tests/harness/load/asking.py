@@ -139,3 +139,9 @@ def two_tokens(x: Exchange) -> None:
     x.token()
     x.token()
     assert x.client_left_within(30)
+
+
+def engine(x: Exchange) -> None:
+    """All tokens that were asked for, one each 5 ms."""
+    x.accept()
+    x.stream(tokens=x.body["max_tokens"], gap_s=0.005)

@@ -86,6 +86,13 @@ def run_locust(*options: str) -> subprocess.Popen[str]:
     )
 
 
+def beside_the_locustfile(folder: Path, code: str) -> tuple[str, ...]:
+    """The options of a load process that runs this code, too."""
+    file = folder / "locustfile.py"
+    file.write_text(f"import runpy\nglobals().update(runpy.run_path({str(LOCUSTFILE)!r}))\n{code}")
+    return "-f", str(file)
+
+
 def master_on(port: str, *, workers: int) -> tuple[str, ...]:
     """Locust's options of a master that begins once so many workers are there."""
     return (

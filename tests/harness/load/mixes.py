@@ -1,6 +1,6 @@
 """Loads for tests: any mix, and otherwise the same numbers."""
 
-from harness.load.mix import LeavePlan, Slice
+from harness.load.mix import AfterTokens, LeavePlan, Never, Slice
 from harness.load.plan import AbandonLoad
 from harness.records import Delivery, Way
 
@@ -25,4 +25,20 @@ def load_of(*mix: Slice) -> AbandonLoad:
         stay_tokens=50,
         shared_prefix_tokens=0,
         stop_after_abandons=None,
+    )
+
+
+def abandoning(*, tokens: list[int], stay_share: float, stop_after: int | None) -> AbandonLoad:
+    """Users of whom some stay for a short answer, and the others leave a long one."""
+    return AbandonLoad(
+        mix=[
+            slice_of(AfterTokens(tokens=tokens), weight=1 - stay_share),
+            slice_of(Never(), weight=stay_share),
+        ],
+        think="step",
+        prompt_tokens=(30, 40),
+        answer_tokens=5000,
+        stay_tokens=8,
+        shared_prefix_tokens=0,
+        stop_after_abandons=stop_after,
     )

@@ -12,14 +12,17 @@ import pytest
 
 from harness.load.plan import CancelStormLoad
 from harness.records import Outcome, RequestRow, Role
+from tests.harness.load.asking import engine
 from tests.harness.load.load_process import LoadProcess
-from tests.harness.load.test_users_process import abandoning, engine
+from tests.harness.load.mixes import abandoning
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.harness.load.conftest import Exchange
-    from tests.harness.load.test_users_process import Serve
+    from tests.harness.load.conftest import Exchange, Script, ScriptedServer
+
+    Serve = Callable[[Script], ScriptedServer]
 
 pytestmark = pytest.mark.e2e
 

@@ -6,30 +6,21 @@ import contextlib
 import signal
 import subprocess
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import psutil
 import pytest
 
-from harness.load.mix import AfterTokens, LeavePlan, Never, Slice
-from harness.load.plan import AbandonLoad, SlotRecoveryLoad
+from harness.load.mix import AfterTokens
 from harness.load.rows import ShardReader
-from harness.records import (
-    ClientSample,
-    Delivery,
-    Outcome,
-    Role,
-    TokenCounting,
-    Way,
-    WireClose,
-)
-from tests.harness.load.load_process import LOCUSTFILE, LoadProcess
+from harness.records import ClientSample, Outcome, TokenCounting, Way, WireClose
+from tests.harness.load.asking import engine
+from tests.harness.load.load_process import LoadProcess, beside_the_locustfile
+from tests.harness.load.mixes import abandoning, slice_of
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, Script, ScriptedServer
@@ -37,36 +28,6 @@ if TYPE_CHECKING:
     Serve = Callable[[Script], ScriptedServer]
 
 pytestmark = pytest.mark.e2e
-
-MS = 1_000_000
-
-
-def slice_of(weight: float, leave: LeavePlan, way: Way = Way.FIN) -> Slice:
-    return Slice(weight=weight, leave=leave, way=way, delivery=Delivery.STREAM, n=1)
-
-
-def abandoning(*, tokens: list[int], stay_share: float, stop_after: int | None) -> AbandonLoad:
-    return AbandonLoad(
-        mix=[slice_of(1 - stay_share, AfterTokens(tokens=tokens)), slice_of(stay_share, Never())],
-        think="step",
-        prompt_tokens=(30, 40),
-        answer_tokens=5000,
-        stay_tokens=8,
-        shared_prefix_tokens=0,
-        stop_after_abandons=stop_after,
-    )
-
-
-def engine(x: Exchange) -> None:
-    x.accept()
-    x.stream(tokens=x.body["max_tokens"], gap_s=0.005)
-
-
-def beside_the_locustfile(folder: Path, code: str) -> tuple[str, ...]:
-    """The options of a load process that runs this code, too."""
-    file = folder / "locustfile.py"
-    file.write_text(f"import runpy\nglobals().update(runpy.run_path({str(LOCUSTFILE)!r}))\n{code}")
-    return "-f", str(file)
 
 
 def test_users_leave_as_planned_and_the_server_sees_it_at_once(
@@ -127,7 +88,7 @@ def test_what_users_left_open_ends_with_the_load(serve: Serve, tmp_path: Path, w
 
     server = serve(script)
     load = abandoning(tokens=[1], stay_share=0.0, stop_after=5)
-    load.mix = [slice_of(1, AfterTokens(tokens=[1]), way)]
+    load.mix = [slice_of(AfterTokens(tokens=[1]), way=way)]
     rows = LoadProcess(tmp_path, server.url, load, users=2).result()
     left = [row for row in rows if row.outcome is Outcome.ABANDONED]
     assert len(left) >= 5
@@ -142,7 +103,7 @@ def test_what_users_left_open_ends_with_the_load(serve: Serve, tmp_path: Path, w
 def test_killed_processes_leave_nothing_behind(serve: Serve, tmp_path: Path) -> None:
     server = serve(engine)
     load = abandoning(tokens=[2], stay_share=0.0, stop_after=10)
-    load.mix = [slice_of(1, AfterTokens(tokens=[2]), Way.KILLED)]
+    load.mix = [slice_of(AfterTokens(tokens=[2]), way=Way.KILLED)]
     child = LoadProcess(tmp_path, server.url, load, users=3)
     family = psutil.Process(child.process.pid)
     seen: set[int] = set()
@@ -230,125 +191,6 @@ StreamClient.ask = ask
     _, log = child.process.communicate(timeout=90)
     child.stdin.close()
     assert 1 <= log.count("RuntimeError: a bug") <= 5
-
-
-class TestSlotRecovery:
-    LOAD = SlotRecoveryLoad(
-        slots=2,
-        trials=2,
-        prompt_tokens=(8, 16),
-        answer_tokens=2000,
-        control_answer_tokens=400,  # two seconds: as long as the load process may be stalled
-        probe_tokens=2,
-        abandon_after_tokens=4,
-    )
-
-    @staticmethod
-    def engine_with_slots(number: int, ghosts: list[tuple[int, int]], ghost_s: float = 0) -> Script:
-        """Who leaves goes on for `ghost_s`; `ghosts` gets from when to when."""
-        slots = threading.Semaphore(number)
-
-        def script(x: Exchange) -> None:
-            x.accept()
-            while not slots.acquire(timeout=0.002):
-                if x.client_left_within(0):
-                    return
-            try:
-                x.stream(tokens=x.body["max_tokens"], gap_s=0.005)
-                if x.closed_ns is not None and ghost_s:
-                    threading.Event().wait(ghost_s)
-                    ghosts.append((x.closed_ns, time.perf_counter_ns()))
-            finally:
-                slots.release()
-
-        return script
-
-    def test_the_probe_waits_for_the_one_who_leaves(self, serve: Serve, tmp_path: Path) -> None:
-        server = serve(self.engine_with_slots(2, []))
-        rows = LoadProcess(tmp_path, server.url, self.LOAD, users=1).result()
-        waits: dict[str, list[int]] = {"abandon": [], "control": []}
-        for trial in range(2):
-            for arm in ("unloaded", "abandon", "control"):
-                mine = [row for row in rows if (row.trial, row.arm) == (trial, arm)]
-                (probe,) = [row for row in mine if row.role is Role.PROBE]
-                fillers = [row for row in mine if row.role is Role.FILLER]
-                assert (probe.outcome, probe.tokens_read) == (Outcome.COMPLETED, 2)
-                assert probe.first_token_ns is not None
-                if arm == "unloaded":
-                    assert (fillers, probe.reference_ns) == ([], None)
-                    continue
-                assert probe.reference_ns is not None
-                assert probe.sent_ns < probe.reference_ns < probe.first_token_ns
-                waits[arm].append(probe.first_token_ns - probe.reference_ns)
-                outcomes = sorted(row.outcome for row in fillers)
-                if arm == "control":
-                    assert outcomes == [Outcome.COMPLETED] * 2
-                    continue
-                assert outcomes == [Outcome.ABANDONED, Outcome.CUT_OFF]
-                (left,) = [row for row in fillers if row.outcome is Outcome.ABANDONED]
-                assert (left.abandoned_ns, left.planned_abandon) == (probe.reference_ns, 4)
-        assert max(waits["abandon"]) < min(waits["control"])
-        # Every request has a row, the checks before each trial too: counters are judged by them.
-        assert len(server.exchanges) == len(rows)
-        checks = [row for row in rows if row.role is Role.CHECK]
-        assert len(checks) >= 2 * 3 * 2  # one for each slot before each trial
-        assert {row.outcome for row in checks} == {Outcome.COMPLETED}
-
-    def test_a_trial_begins_when_all_slots_are_free(self, serve: Serve, tmp_path: Path) -> None:
-        """Not when one is: those who left may go on in the others, unknown to their client."""
-        ghosts: list[tuple[int, int]] = []
-        slots = 3
-        server = serve(self.engine_with_slots(slots, ghosts, ghost_s=0.3))
-        load = msgspec.structs.replace(self.LOAD, slots=slots)
-        child = LoadProcess(tmp_path, server.url, load, users=1)
-        rows = child.result()
-        assert "is void" not in child.log
-        probes = [row for row in rows if row.role is Role.PROBE]
-        assert sorted(row.arm for row in probes) == sorted(["abandon", "control", "unloaded"] * 2)
-        assert len(ghosts) == 2 * slots  # the leaver and those who were cut off, in each trial
-        starts = {
-            (row.trial, row.arm): row.sent_ns
-            for row in rows
-            if row.role is Role.FILLER or (row.role, row.arm) == (Role.PROBE, "unloaded")
-        }
-        assert len(starts) == 6
-        for start_ns in starts.values():
-            assert not [ghost for ghost in ghosts if ghost[0] < start_ns < ghost[1]]
-
-    def test_fewer_slots_than_planned_void_all_trials(self, serve: Serve, tmp_path: Path) -> None:
-        """Each look at the clock, another 20 s have passed."""
-        options = beside_the_locustfile(
-            tmp_path,
-            """
-from itertools import count
-from types import SimpleNamespace
-from harness.load import slot_recovery
-looks_ns = count(step=20 * 10**9)
-slot_recovery.time = SimpleNamespace(perf_counter_ns=lambda: next(looks_ns))
-""",
-        )
-        load = msgspec.structs.replace(self.LOAD, trials=1)
-        server = serve(self.engine_with_slots(1, []))
-        child = LoadProcess(tmp_path, server.url, load, users=1, options=options)
-        rows = child.result()
-        assert {row.role for row in rows} == {Role.CHECK}
-        assert child.log.count("is void: for 30 s no 2 requests ran at once") == 3
-
-    def test_a_check_that_fails_voids_the_trial(self, serve: Serve, tmp_path: Path) -> None:
-        load = msgspec.structs.replace(self.LOAD, trials=1)
-        child = LoadProcess(tmp_path, serve(lambda x: x.accept()).url, load, users=1)
-        rows = child.result()
-        assert [(row.role, row.outcome) for row in rows] == [(Role.CHECK, Outcome.FAILED)] * 6
-        assert child.log.count("is void: a request that checks the slots failed") == 3
-
-    def test_answers_too_short_void_the_trial(self, serve: Serve, tmp_path: Path) -> None:
-        load = msgspec.structs.replace(self.LOAD, trials=1, control_answer_tokens=2)
-        child = LoadProcess(tmp_path, serve(self.engine_with_slots(2, [])).url, load, users=1)
-        rows = child.result()
-        probes = {row.arm: row.outcome for row in rows if row.role is Role.PROBE}
-        assert probes.pop("control", Outcome.CUT_OFF) is Outcome.CUT_OFF
-        assert probes == dict.fromkeys(["abandon", "unloaded"], Outcome.COMPLETED)
-        assert "arm control, is void: a filler ended" in child.log
 
 
 def test_a_user_who_leaves_at_once_waits_for_no_headers(serve: Serve, tmp_path: Path) -> None:
