@@ -6,9 +6,9 @@ import sys
 from reference_engine.config import EngineConfigError
 from reference_engine.faults import FaultError
 from reference_engine.flags import read_settings
-from reference_engine.frontend.connection import EngineStoppedError
-from reference_engine.frontend.listening import ListenError
-from reference_engine.frontend.process import run
+from reference_engine.serve.http import ListenError
+from reference_engine.serve.process import run
+from reference_engine.serve.supervisor import EngineStoppedError
 
 
 def main() -> int:

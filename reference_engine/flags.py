@@ -8,16 +8,18 @@ import msgspec
 
 from reference_engine.config import (
     EngineConfig,
+    FrontendSettings,
+    RateLimits,
     ReclaimPolicy,
     SchedulingPolicy,
+    ShutdownPolicy,
     StepCost,
     VictimPolicy,
 )
 from reference_engine.faults import fault_names, parse_faults
-from reference_engine.frontend.auth import read_api_keys
-from reference_engine.frontend.process import ServeSettings
-from reference_engine.frontend.settings import FrontendSettings, RateLimits, ShutdownPolicy
 from reference_engine.model.shapes import MODEL_SHAPES
+from reference_engine.serve.access import read_api_keys
+from reference_engine.serve.process import ServeSettings
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -11,9 +11,9 @@ from typing import Final, TypeVar
 import msgspec
 
 from reference_engine.config import EngineConfig
-from reference_engine.core.counters import Counters
+from reference_engine.core.accounting import Counters
+from reference_engine.core.request import Sampling
 from reference_engine.faults import Faults
-from reference_engine.request import Sampling
 
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024  # a step's report at full load is under 1 MiB
 _LENGTH: Final = struct.Struct("<I")

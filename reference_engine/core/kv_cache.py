@@ -14,7 +14,7 @@ from typing import NamedTuple
 from reference_engine.config import EngineConfig
 from reference_engine.core.block_pool import BlockPool
 from reference_engine.core.prefix import chain_hashes
-from reference_engine.request import Request
+from reference_engine.core.request import Request
 
 
 class Reclaimed(NamedTuple):

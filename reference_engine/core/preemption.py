@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from reference_engine.config import EngineConfig
 from reference_engine.core.kv_cache import KVCache
-from reference_engine.request import Request
+from reference_engine.core.request import Request
 
 ChooseVictim = Callable[[Sequence[Request]], Request]
 

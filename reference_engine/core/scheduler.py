@@ -19,16 +19,35 @@ The scheduler reads no clock and draws no random numbers. Its only mutable state
 methods, which are called by one thread.
 """
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple, Protocol
 
-from reference_engine.config import EngineConfig
-from reference_engine.core.counters import Counters
+from reference_engine.config import EngineConfig, SchedulingPolicy
+from reference_engine.core.accounting import Counters
 from reference_engine.core.kv_cache import KVCache
 from reference_engine.core.preemption import victim_policy
-from reference_engine.core.queues import WaitingQueue, make_queue
-from reference_engine.core.release import CORRECT, Release
+from reference_engine.core.request import FinishReason, Request, Status
 from reference_engine.core.step import StepPlan
-from reference_engine.request import FinishReason, Request, Status
+
+
+class Release(NamedTuple):
+    """How an ending request is let go. The defaults are right; anything else is a fault.
+
+    `num_leaked` blocks and, with `leaks_slot`, its batch slot are lost for good. With
+    `is_held_back` its blocks wait for `free_held_back`; with `drops_prefix` they leave the prefix
+    cache. It is counted `times`.
+    """
+
+    num_leaked: int = 0
+    leaks_slot: bool = False
+    is_held_back: bool = False
+    drops_prefix: bool = False
+    times: int = 1
+
+
+CORRECT: Final = Release()
 
 
 class Scheduler:
@@ -300,3 +319,86 @@ class Scheduler:
         num_free = self.kv_cache.pool.num_free
         self.counters.count_reclaimed(self.kv_cache.reclaim(request))
         return self.kv_cache.pool.num_free - num_free
+
+
+class WaitingQueue(Protocol):
+    """What the scheduler needs of a queue. `head` and `pop` are for a queue that is not empty."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Request]: ...
+    @property
+    def head(self) -> Request: ...
+    def push(self, request: Request) -> None: ...
+    def push_front(self, request: Request) -> None: ...
+    def pop(self) -> Request: ...
+    def remove(self, request: Request) -> None: ...
+
+
+class FcfsQueue:
+    """First come, first served; who was preempted goes first."""
+
+    def __init__(self) -> None:
+        self._requests: OrderedDict[str, Request] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests.values())
+
+    @property
+    def head(self) -> Request:
+        return next(iter(self._requests.values()))
+
+    def push(self, request: Request) -> None:
+        self._requests[request.request_id] = request
+
+    def push_front(self, request: Request) -> None:
+        self._requests[request.request_id] = request
+        self._requests.move_to_end(request.request_id, last=False)
+
+    def pop(self) -> Request:
+        return self._requests.popitem(last=False)[1]
+
+    def remove(self, request: Request) -> None:
+        del self._requests[request.request_id]
+
+
+class PriorityQueue:
+    """The most important first, of equals the first to arrive: a preempted one is before those."""
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []  # sorted by rank, the head last: popping moves nothing
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return reversed(self._requests)
+
+    @property
+    def head(self) -> Request:
+        return self._requests[-1]
+
+    def push(self, request: Request) -> None:
+        insort(self._requests, request, key=_urgency)
+
+    def push_front(self, request: Request) -> None:
+        self.push(request)
+
+    def pop(self) -> Request:
+        return self._requests.pop()
+
+    def remove(self, request: Request) -> None:
+        at = bisect_left(self._requests, _urgency(request), key=_urgency)
+        assert self._requests[at] is request
+        del self._requests[at]
+
+
+def make_queue(policy: SchedulingPolicy) -> WaitingQueue:
+    return FcfsQueue() if policy == "fcfs" else PriorityQueue()
+
+
+def _urgency(request: Request) -> tuple[int, int]:
+    """Unique, since arrivals are; the largest is the head."""
+    return -request.priority, -request.arrival

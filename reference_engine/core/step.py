@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from reference_engine.request import Request
+from reference_engine.core.request import Request
 
 
 @dataclass(slots=True)

@@ -5,14 +5,15 @@ slot in the cache: `slot = block * block_size + offset`. Spans of a single token
 attend together; every longer span attends by itself.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from reference_engine.core.request import Request
 from reference_engine.core.step import StepPlan
-from reference_engine.request import Request
 
 _HIDDEN = float("-inf")
 
@@ -114,3 +115,10 @@ def _context_blocks(spans: list[Span], block_size: int, device: torch.device) ->
         for span, count in zip(spans, needed, strict=True)
     ]
     return torch.tensor(padded, device=device)
+
+
+def token_by_token(spans: list[Span]) -> Iterator[list[Span]]:
+    """One list of a single token for each forward pass, in order."""
+    for request, first, last in spans:
+        for position in range(first, last):
+            yield [Span(request, position, position + 1)]

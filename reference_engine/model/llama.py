@@ -136,3 +136,16 @@ class Llama(nn.Module):
             x = block(x, rotation, cache, batch)
         logits: Tensor = self.lm_head(self.norm(x.index_select(0, batch.last_rows)))
         return logits
+
+
+_STD = 0.02
+_OUTPUT_STD = 0.12  # logits must differ clearly, yet leave more than a handful of likely words
+
+
+def fill_with_random(model: Llama, seed: int) -> None:
+    """Draw all matrices from N(0, 0.02) (the output matrix from N(0, 0.12)), norms stay at one."""
+    generator = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        if isinstance(module, Projection | nn.Embedding):
+            std = _OUTPUT_STD if module is model.lm_head else _STD
+            nn.init.normal_(module.weight, std=std, generator=generator)

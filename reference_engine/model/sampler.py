@@ -4,15 +4,16 @@ Drawing inverts the cumulative distribution at a number that depends on the requ
 token's position only, so an answer does not depend on what else was in the batch.
 """
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import torch
-from torch import Tensor
-
-from reference_engine.model.randomness import uniform
+from reference_engine.core.request import Request
 from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD
-from reference_engine.request import Request
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_MASK: Final = (1 << 64) - 1
+_GOLDEN: Final = 0x9E3779B97F4A7C15
 _GREEDY_BELOW: Final = 1e-5  # logits divided by less would leave the range of float32
 
 
@@ -20,8 +21,10 @@ def _effective(temperature: float) -> float:
     return temperature if temperature >= _GREEDY_BELOW else 0.0
 
 
-def sample(logits: Tensor, requests: list[Request]) -> list[int]:
+def sample(logits: "Tensor", requests: list[Request]) -> list[int]:
     """One token for each row of logits [S, vocabulary]; words and end of sequence only."""
+    import torch  # here, since the simulated runner needs `mix` without torch
+
     ignored = [float("-inf") if request.sampling.ignore_eos else 0.0 for request in requests]
     eos = logits[:, EOS_TOKEN_ID] + torch.tensor(ignored, device=logits.device)
     logits[:, :FIRST_WORD] = float("-inf")
@@ -40,3 +43,16 @@ def sample(logits: Tensor, requests: list[Request]) -> list[int]:
     drawn = drawn.clamp(max=logits.shape[1] - 1)
     is_greedy = torch.tensor([t == 0 for t in temperatures], device=device)
     return torch.where(is_greedy, greedy, drawn).tolist()
+
+
+def mix(seed: int, position: int) -> int:
+    """64 well-mixed bits: the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    z = (seed + (position + 1) * _GOLDEN) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1)."""
+    return (mix(seed, position) >> 11) * 2.0**-53

@@ -8,13 +8,11 @@ import torch
 from reference_engine.config import EngineConfig, EngineConfigError
 from reference_engine.core.step import StepPlan
 from reference_engine.model.attention import PagedCache
-from reference_engine.model.batch import Span, build_batch, spans_of
-from reference_engine.model.batch_invariance import token_by_token
-from reference_engine.model.llama import Llama
-from reference_engine.model.runner import RunnerInfo
+from reference_engine.model.batch import Span, build_batch, spans_of, token_by_token
+from reference_engine.model.llama import Llama, fill_with_random
+from reference_engine.model.runners import RunnerInfo
 from reference_engine.model.sampler import sample
 from reference_engine.model.shapes import MODEL_SHAPES
-from reference_engine.model.weights import fill_with_random
 
 
 class TorchRunner:

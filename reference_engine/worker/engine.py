@@ -12,11 +12,12 @@ from collections.abc import Callable
 from random import Random
 from typing import NamedTuple, NoReturn
 
-from reference_engine.core.families import Families
+from reference_engine.core.accounting import Families
+from reference_engine.core.request import FinishReason, Phase, Request
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
 from reference_engine.faults import Faults
-from reference_engine.model.runner import Runner
+from reference_engine.model.runners import Runner
 from reference_engine.model.tokenizer import Tokenizer
 from reference_engine.protocol import (
     AbortRequest,
@@ -28,12 +29,9 @@ from reference_engine.protocol import (
     StepRecord,
     StepReport,
 )
-from reference_engine.request import FinishReason, Phase, Request
-from reference_engine.worker.answer import AnswerText
-from reference_engine.worker.endings import abort_targets, is_lost, release_for
-from reference_engine.worker.event_log import EventLog
-from reference_engine.worker.gauges import GaugeReader
+from reference_engine.worker.faults import abort_targets, is_lost, release_for
 from reference_engine.worker.inbox import ConnectionLost, Heard, Inbox
+from reference_engine.worker.journal import EventLog, GaugeReader
 
 
 class World(NamedTuple):
@@ -253,3 +251,37 @@ def _ending(request: Request, phase: Phase) -> Ending:
         num_preemptions=request.num_preemptions,
         num_recomputed_tokens=request.num_recomputed_tokens,
     )
+
+
+class AnswerText:
+    """Give it each token's text; it gives back what may be sent."""
+
+    def __init__(self, stop: tuple[str, ...]) -> None:
+        self._stop = stop
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """The text that can be sent now, and whether a stop string has appeared."""
+        if not self._stop:
+            return text, False
+        pending = self._held + text
+        found = [at for stop in self._stop if (at := pending.find(stop)) >= 0]
+        if found:
+            self._held = ""
+            return pending[: min(found)], True
+        keep = max(_overlap(pending, stop) for stop in self._stop)
+        self._held = pending[len(pending) - keep :]
+        return pending[: len(pending) - keep], False
+
+    def flush(self) -> str:
+        """What was held back, once the answer has ended otherwise."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest proper beginning of `stop` with which `text` ends."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

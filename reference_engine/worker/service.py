@@ -6,14 +6,20 @@ our lifeline: it ends with the frontend, however that ended, and then we leave. 
 frontend's to act on.
 """
 
+import contextlib
 import os
+import secrets
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future
 from importlib.util import find_spec
+from math import isfinite
 from random import Random
 from typing import Final
 
@@ -21,17 +27,189 @@ import msgspec
 
 from reference_engine.config import EngineConfig, EngineConfigError
 from reference_engine.core.scheduler import Scheduler
-from reference_engine.model.runner import Runner
-from reference_engine.model.simulated import SimulatedRunner
+from reference_engine.model.runners import Runner, SimulatedRunner
 from reference_engine.model.tokenizer import EOS_TOKEN_ID
-from reference_engine.protocol import Failed, Ready, WorkerSettings
+from reference_engine.protocol import (
+    AddRequest,
+    Failed,
+    FrameReader,
+    Hello,
+    ProtocolError,
+    Ready,
+    StepReport,
+    ToWorker,
+    WorkerSettings,
+    decode_payload,
+    encode_frame,
+)
 from reference_engine.worker.engine import Engine, World
-from reference_engine.worker.inbox import Inbox
-from reference_engine.worker.listener import FirstWord, Listener
+from reference_engine.worker.inbox import ConnectionLost, Inbox
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _DIED_ON_PURPOSE: Final = 70
 _LAST_STEP_S: Final = 2.0  # what is computed at the end may end, if it is quick about it
+
+
+_HELLO_BYTES: Final = 1024  # from a peer that we do not know yet, more is not kept
+_HELLO_S: Final = 5.0
+_SEND_S: Final = 2  # the step loop waits no longer for a frontend that does not read
+_RECEIVE_BYTES: Final = 256 * 1024
+_MAX_UNSENT: Final = 64  # reports; a worker without a frontend runs out of work at once
+
+
+FirstWord = Ready | Failed
+
+
+class Listener:
+    """Serves connections on a thread of its own; reports are sent by the step loop's.
+
+    `first_word` may come later: a connection waits for it after its Hello.
+    `_connection` is the one that has said its Hello; it and `_unsent` change under `_lock` only.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        inbox: Inbox,
+        *,
+        secret: str,
+        first_word: Future[FirstWord],
+        max_model_len: int,
+    ) -> None:
+        self._listening = listening
+        self._inbox = inbox
+        self._secret = secret.encode()
+        self._first_word = first_word
+        self._max_model_len = max_model_len
+        self._decoder = msgspec.msgpack.Decoder(ToWorker)
+        self._lock = threading.Lock()
+        self._connection: socket.socket | None = None
+        self._unsent: deque[bytes] = deque(maxlen=_MAX_UNSENT)
+
+    def serve(self) -> None:
+        """Never returns by itself; if it fails, the inbox closes and the worker leaves."""
+        try:
+            while True:
+                with contextlib.suppress(ConnectionError):
+                    connection, _ = self._listening.accept()
+                    with connection:
+                        self._serve(connection)
+        finally:
+            self._inbox.close()
+
+    def send(self, report: StepReport) -> None:
+        """Send now, or to the next connection where there is none."""
+        frame = encode_frame(report)
+        with self._lock:
+            if self._connection is None:
+                self._unsent.append(frame)
+                return
+            try:
+                self._connection.sendall(frame)
+            except ConnectionError:
+                self._connection = None  # it has gone, which the reading thread hears too
+            except OSError as error:
+                self._end(f"a report could not be sent: {error}")
+
+    def hang_up(self, why: str) -> None:
+        """End the connection, if there is one."""
+        with self._lock:
+            if self._connection is not None:
+                self._end(why)
+
+    def _end(self, why: str) -> None:
+        """Under the lock. The thread that reads it finds its end, and sees to the rest."""
+        assert self._connection is not None
+        _say(why)
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection = None
+
+    def _serve(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
+        with _reason_said():
+            reader = FrameReader()
+            early = self._greet(connection, reader)
+            try:
+                self._attach(connection)
+                self._hear(early)
+                while data := connection.recv(_RECEIVE_BYTES):
+                    self._hear(reader.feed(data))
+            finally:
+                self._detach()
+
+    def _greet(self, connection: socket.socket, reader: FrameReader) -> list[bytes]:
+        """Have a Hello with the right secret; what came with it. Raises ProtocolError."""
+        num_received, ends = 0, time.monotonic() + _HELLO_S
+        while True:
+            connection.settimeout(max(0.001, ends - time.monotonic()))
+            try:
+                data = connection.recv(_HELLO_BYTES - num_received)
+            except TimeoutError:
+                data = b""
+            if not data:
+                raise ProtocolError(f"no Hello within {_HELLO_S:g} s and {_HELLO_BYTES} bytes")
+            num_received += len(data)
+            if payloads := reader.feed(data):
+                break
+        connection.settimeout(None)
+        hello = decode_payload(self._decoder, payloads[0])
+        if not isinstance(hello, Hello):
+            raise ProtocolError(f"{type(hello).__name__} before Hello")
+        if not secrets.compare_digest(hello.secret.encode(), self._secret):
+            raise ProtocolError("a Hello with a wrong secret")
+        return payloads[1:]
+
+    def _attach(self, connection: socket.socket) -> None:
+        first_word = self._first_word.result()
+        with self._lock:
+            connection.sendall(encode_frame(first_word))
+            while self._unsent:
+                connection.sendall(self._unsent.popleft())
+            self._connection = connection
+
+    def _detach(self) -> None:
+        with self._lock:
+            self._connection = None
+        lost = ConnectionLost(threading.Event())
+        self._inbox.put(lost)
+        lost.applied.wait()
+
+    def _hear(self, payloads: list[bytes]) -> None:
+        for payload in payloads:
+            message = decode_payload(self._decoder, payload)
+            if isinstance(message, Hello):
+                raise ProtocolError("a second Hello")
+            if isinstance(message, AddRequest):
+                self._check(message, self._first_word.result())
+            self._inbox.put(message)
+
+    def _check(self, add: AddRequest, first_word: FirstWord) -> None:
+        """Raises ProtocolError for a request that our engine could not compute."""
+        prompt, sampling = add.prompt_token_ids, add.sampling
+        vocab_size = first_word.vocab_size if isinstance(first_word, Ready) else 0
+        if not prompt or min(prompt) < 0 or max(prompt) >= vocab_size:
+            raise ProtocolError(f"request {add.request_id}: no prompt, or tokens that do not exist")
+        if not 1 <= sampling.max_tokens <= self._max_model_len - len(prompt):
+            raise ProtocolError(f"request {add.request_id}: max_tokens is {sampling.max_tokens}")
+        if not (isfinite(sampling.temperature) and sampling.temperature >= 0):
+            raise ProtocolError(f"request {add.request_id}: temperature {sampling.temperature}")
+
+
+@contextlib.contextmanager
+def _reason_said() -> Iterator[None]:
+    """One line for a connection that was ended by us; none for a peer that has gone, however."""
+    try:
+        yield
+    except ConnectionError:
+        pass
+    except (OSError, ProtocolError) as error:
+        _say(str(error))
+
+
+def _say(why: str) -> None:
+    print(f"worker: connection ended: {why}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def build_runner(config: EngineConfig) -> Runner:

@@ -11,12 +11,12 @@ from time import perf_counter
 from typing import Any, NamedTuple, NoReturn
 
 from reference_engine.config import EngineConfig
+from reference_engine.core.request import Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
 from reference_engine.faults import Faults
 from reference_engine.model.tokenizer import EOS_TOKEN_ID
 from reference_engine.protocol import AddRequest, StepReport, encode_frame
-from reference_engine.request import Sampling
 from reference_engine.worker.engine import Engine, World
 from reference_engine.worker.inbox import Heard
 

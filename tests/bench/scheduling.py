@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from time import perf_counter_ns
 
 from reference_engine.config import EngineConfig
+from reference_engine.core.request import Request, Sampling
 from reference_engine.core.scheduler import Scheduler
-from reference_engine.request import Request, Sampling
 from tests.bench.ratio import Bound, Ratio, share
 
 EOS, WORD = 2, 300

@@ -7,9 +7,9 @@ from zlib import crc32
 import pytest
 
 from reference_engine.config import EngineConfig
+from reference_engine.core.request import Request, Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
-from reference_engine.request import Request, Sampling
 
 EOS = 2
 WORD = 300

@@ -7,17 +7,17 @@ from typing import Any
 
 import msgspec
 
-from reference_engine.core.counters import Counters
-from reference_engine.frontend.answering import GenerationResponse
-from reference_engine.frontend.connection import EngineStoppedError
-from reference_engine.frontend.journal import LifecycleEntry
-from reference_engine.frontend.openai_api import Generation
-from reference_engine.frontend.rate_limit import RateLimiter
-from reference_engine.frontend.settings import FrontendSettings
-from reference_engine.frontend.statistics import Statistics
-from reference_engine.frontend.worker_link import WorkerLink
+from reference_engine.api.openai import Generation
+from reference_engine.api.schemas import LifecycleEntry
+from reference_engine.config import EngineConfig, FrontendSettings
+from reference_engine.core.accounting import Counters
+from reference_engine.core.request import Sampling
+from reference_engine.metrics.collector import Collector
 from reference_engine.protocol import AbortRequest, Ending, Event, Output, StepReport, ToWorker
-from reference_engine.request import Sampling
+from reference_engine.serve.access import RateLimiter
+from reference_engine.serve.generate import GenerationResponse
+from reference_engine.serve.link import WorkerLink
+from reference_engine.serve.supervisor import EngineStoppedError
 
 
 class FakeWorker:
@@ -37,7 +37,7 @@ class FakeWorker:
             self.now_ns,
             send=self.send,
             settings=limits,
-            statistics=Statistics(4096),
+            collector=Collector(EngineConfig()),
             limiter=RateLimiter(limits.rate_limits),
         )
 
@@ -90,7 +90,7 @@ class FakeWorker:
 
     def methods(self) -> dict[str, int]:
         """Aborts sent, by how the client's leaving was detected."""
-        signals = self.link.statistics.signals
+        signals = self.link.collector.signals
         return {str(method): number for (_, method), number in signals.items()}
 
 

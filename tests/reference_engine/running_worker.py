@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import msgspec
 
 from reference_engine.config import EngineConfig, StepCost
+from reference_engine.core.request import Sampling
 from reference_engine.faults import Faults
 from reference_engine.protocol import (
     AbortRequest,
@@ -24,7 +25,6 @@ from reference_engine.protocol import (
     WorkerSettings,
     encode_frame,
 )
-from reference_engine.request import Sampling
 
 SECRET = "open sesame"
 NUM_BLOCKS = 256

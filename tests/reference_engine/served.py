@@ -11,8 +11,8 @@ import uvicorn
 from starlette.requests import ClientDisconnect, Request
 from uvicorn.server import ServerState
 
-from reference_engine.frontend.http_protocol import bound_silence, protocol_for
-from reference_engine.frontend.settings import FrontendSettings
+from reference_engine.config import FrontendSettings
+from reference_engine.serve.http import bound_silence, protocol_for
 from tests.reference_engine.fake_worker import FakeWorker, respond
 from tests.reference_engine.test_detection import behind_nothing
 

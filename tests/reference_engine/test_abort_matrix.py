@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
+from reference_engine.core.request import FinishReason, Request, Status
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
-from reference_engine.request import FinishReason, Request, Status
 from tests.reference_engine.conftest import WORD, make_request, make_scheduler, run_step
 
 NUM_BLOCKS = 8

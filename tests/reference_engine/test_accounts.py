@@ -1,10 +1,10 @@
 """What is counted: per request, in total, and the same by both."""
 
+from reference_engine.core.request import FinishReason, Request, Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
 from reference_engine.faults import Faults
 from reference_engine.protocol import AddRequest, Ending
-from reference_engine.request import FinishReason, Request, Sampling
 from tests.reference_engine.conftest import make_request, make_scheduler, run_step
 from tests.reference_engine.test_engine_loop import Bench, abort
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from reference_engine.config import EngineConfig, EngineConfigError
+from reference_engine.core.request import FinishReason, Status
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
-from reference_engine.request import FinishReason, Status
 from tests.reference_engine.conftest import make_request, make_scheduler, run_step
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from reference_engine.worker.answer import AnswerText
+from reference_engine.worker.engine import AnswerText
 
 
 def pushed(stop: tuple[str, ...], *texts: str) -> tuple[list[str], bool]:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from reference_engine.cancellation import CancelReason
+from reference_engine.config import RateLimits
 from reference_engine.faults import Faults
-from reference_engine.frontend.settings import RateLimits
 from tests.reference_engine.fake_worker import (
     AsgiClient,
     FakeWorker,
@@ -80,7 +80,7 @@ async def test_leaving_between_tokens_is_seen_while_nothing_is_written() -> None
     worker.say(output(" late", 2), output("", 2, "abort"))  # dropped, and harmless
     assert repr(worker.link) == "<WorkerLink live 0 choices 0>"
     assert b"late" not in client.body
-    assert worker.link.statistics.unread_tokens == 1
+    assert worker.link.collector.unread_tokens == 1
 
 
 async def test_blocks_that_a_fault_holds_back_are_waited_for() -> None:
@@ -91,11 +91,11 @@ async def test_blocks_that_a_fault_holds_back_are_waited_for() -> None:
     await client.finished()
     worker.say(output("", 0, "abort", phase="waiting"), holds_blocks=True)
     assert repr(worker.link) == "<WorkerLink live 0 choices 1>"
-    assert not worker.link.statistics.cancellations
+    assert not worker.link.collector.cancellations
     worker.say(events=[worker.event("blocks_freed")])
     assert repr(worker.link) == "<WorkerLink live 0 choices 0>"
     assert worker.entries()[-1].client_request_id == "mine"
-    assert list(worker.link.statistics.cancellations) == [
+    assert list(worker.link.collector.cancellations) == [
         ("user_disconnect", "waiting", "connection")
     ]
 
@@ -218,8 +218,8 @@ async def test_a_finish_that_was_on_its_way_wins_over_the_abort() -> None:
     await client.finished()
     worker.say(output(" word", 1, "length"))
     assert worker.events() == ["arrived", "disconnected", "abort_sent"]
-    assert not worker.link.statistics.cancellations, "the abort had no effect"
-    assert worker.link.statistics.generated_by_end == {"length": 1}
+    assert not worker.link.collector.cancellations, "the abort had no effect"
+    assert worker.link.collector.generated_by_end == {"length": 1}
 
 
 async def test_the_first_reason_wins_when_deadline_and_client_end_it_together() -> None:

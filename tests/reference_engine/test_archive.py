@@ -5,8 +5,7 @@ import tracemalloc
 
 import pytest
 
-from reference_engine.frontend.archive import Archive
-from reference_engine.frontend.client_request import ClientRequest
+from reference_engine.serve.client_request import Archive, ClientRequest
 from tests.reference_engine.fake_worker import generation, output
 
 NUM_TOKENS = 4000

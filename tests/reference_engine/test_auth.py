@@ -7,14 +7,12 @@ import httpx
 import openai
 import pytest
 
-from reference_engine.config import EngineConfig, EngineConfigError
-from reference_engine.frontend.auth import OPEN_PATHS, find_key, read_api_keys
-from reference_engine.frontend.rate_limit import RateLimiter
-from reference_engine.frontend.server import Frontend
-from reference_engine.frontend.settings import FrontendSettings, RateLimits
-from reference_engine.frontend.statistics import Statistics
-from reference_engine.frontend.worker_link import WorkerLink
+from reference_engine.config import EngineConfig, EngineConfigError, FrontendSettings, RateLimits
+from reference_engine.metrics.collector import Collector
 from reference_engine.protocol import Ready, ToWorker, encode_frame
+from reference_engine.serve.access import OPEN_PATHS, RateLimiter, find_key, read_api_keys
+from reference_engine.serve.link import WorkerLink
+from reference_engine.serve.server import Frontend
 from tests.reference_engine.running_engine import running
 
 pytestmark = pytest.mark.anyio
@@ -38,7 +36,7 @@ class Served:
             lambda: 0,
             self.sent.put_nowait,
             settings=frontend_settings,
-            statistics=Statistics(CONFIG.max_model_len),
+            collector=Collector(CONFIG),
             limiter=RateLimiter(frontend_settings.rate_limits),
         )
         worker = Ready(pid=1, device="cpu", vocab_size=2048, gpu_name=None)

@@ -11,9 +11,9 @@ from random import Random
 import pytest
 
 from reference_engine.config import EngineConfig
+from reference_engine.core.request import FinishReason, Request, Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.model.tokenizer import EOS_TOKEN_ID
-from reference_engine.request import FinishReason, Request, Sampling
 
 torch = pytest.importorskip("torch")
 from reference_engine.model.torch_runner import TorchRunner  # noqa: E402

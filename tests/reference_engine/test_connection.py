@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from reference_engine.config import EngineConfigError
-from reference_engine.core.counters import Counters
-from reference_engine.frontend.connection import EngineStoppedError, WorkerConnection
+from reference_engine.core.accounting import Counters
 from reference_engine.protocol import (
     MAX_FRAME_BYTES,
     AbortRequest,
@@ -22,6 +21,7 @@ from reference_engine.protocol import (
     ToWorker,
     encode_frame,
 )
+from reference_engine.serve.supervisor import EngineStoppedError, WorkerConnection
 from tests.reference_engine.running_worker import abort, frame
 
 READY = Ready(pid=1, device="cpu", vocab_size=2048, gpu_name=None)

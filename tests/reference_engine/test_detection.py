@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.middleware.base import BaseHTTPMiddleware
 
-from reference_engine.frontend.detection import EXTENSION, ClientConnection, method_of
+from reference_engine.serve.detection import EXTENSION, ClientConnection, method_of
 from tests.reference_engine.fake_worker import AsgiClient, FakeWorker, output, respond, settled
 from tests.reference_engine.virtual_time import VirtualTimeLoop
 
@@ -204,7 +204,7 @@ async def test_a_client_that_does_not_read_its_end_is_cut_off_too() -> None:
     assert transport.was_aborted
     assert worker.events() == ["arrived", "disconnected"]
     assert worker.aborts() == [], "its request had ended before"
-    assert worker.link.statistics.unread_answers == 1
+    assert worker.link.collector.unread_answers == 1
 
 
 async def test_a_promised_ping_that_does_not_come() -> None:

@@ -9,13 +9,13 @@ from typing import NoReturn
 import pytest
 
 from reference_engine.config import EngineConfig
+from reference_engine.core.request import Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
 from reference_engine.faults import Faults
-from reference_engine.model.runner import RunnerInfo
+from reference_engine.model.runners import RunnerInfo
 from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD, Tokenizer
 from reference_engine.protocol import AbortRequest, AddRequest, SetFaults, StepReport
-from reference_engine.request import Sampling
 from reference_engine.worker.engine import Engine, World
 from reference_engine.worker.inbox import ConnectionLost, Heard, Inbox
 

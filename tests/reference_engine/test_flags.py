@@ -3,9 +3,8 @@
 import msgspec
 import pytest
 
-from reference_engine.config import EngineConfig, EngineConfigError
+from reference_engine.config import EngineConfig, EngineConfigError, FrontendSettings, RateLimits
 from reference_engine.flags import build_parser, read_settings
-from reference_engine.frontend.settings import FrontendSettings, RateLimits
 
 
 def test_without_flags_all_is_as_the_settings_have_it() -> None:

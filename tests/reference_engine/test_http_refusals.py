@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from reference_engine.frontend.http_protocol import WatchedProtocol
+from reference_engine.serve.http import WatchedProtocol
 from tests.reference_engine.fake_worker import output
 from tests.reference_engine.served import Served, StoppedClock, read_to_the_end
 
@@ -51,7 +51,7 @@ async def test_who_is_refused_may_go_on_sending_for_a_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A reset connection would take the refusal along, on some systems before it is read."""
-    monkeypatch.setattr("reference_engine.frontend.http_protocol._LINGER_S", 3600)
+    monkeypatch.setattr("reference_engine.serve.http._LINGER_S", 3600)
     served = Served()
     loop = asyncio.get_running_loop()
     async with served.running():

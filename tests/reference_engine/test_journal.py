@@ -5,9 +5,10 @@ import tracemalloc
 
 import msgspec
 
-from reference_engine.frontend.journal import PAGE_BYTES, LifecycleEntry, Log, Page
-from reference_engine.frontend.server import ndjson
+from reference_engine.api.schemas import LifecycleEntry
 from reference_engine.protocol import StepRecord
+from reference_engine.serve.journal import PAGE_BYTES, Log, Page
+from reference_engine.serve.server import ndjson
 
 
 class Number(msgspec.Struct):

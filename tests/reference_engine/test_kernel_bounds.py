@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from reference_engine.frontend.http_protocol import bound_silence, is_full, num_acknowledged
-from reference_engine.frontend.settings import FrontendSettings
+from reference_engine.config import FrontendSettings
+from reference_engine.serve.http import bound_silence, is_full, num_acknowledged
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own count is Linux's")

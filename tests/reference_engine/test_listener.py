@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import msgspec
 import pytest
 
-from reference_engine.core.counters import Counters
+from reference_engine.core.accounting import Counters
 from reference_engine.protocol import (
     FrameReader,
     FromWorker,
@@ -20,7 +20,7 @@ from reference_engine.protocol import (
     encode_frame,
 )
 from reference_engine.worker.inbox import ConnectionLost, Inbox
-from reference_engine.worker.listener import FirstWord, Listener
+from reference_engine.worker.service import FirstWord, Listener
 
 SECRET = "open sesame"
 READY = Ready(pid=1, device="cpu", vocab_size=2048, gpu_name=None)

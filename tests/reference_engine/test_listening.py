@@ -7,8 +7,8 @@ import sys
 import pytest
 import uvloop
 
-from reference_engine.frontend.listening import ListenError, listen
-from reference_engine.frontend.settings import FrontendSettings
+from reference_engine.config import FrontendSettings
+from reference_engine.serve.http import ListenError, listen
 
 SETTINGS = FrontendSettings(heartbeat_s=7, ack_timeout_s=12.5, send_buffer_bytes=32_768)
 NEVER = FrontendSettings(heartbeat_s=0, ack_timeout_s=86_400)

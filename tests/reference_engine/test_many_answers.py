@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from reference_engine.frontend.client_request import MAX_QUEUED, Outbox
+from reference_engine.core.request import Sampling
 from reference_engine.protocol import AddRequest
-from reference_engine.request import Sampling
+from reference_engine.serve.client_request import MAX_QUEUED, Outbox
 from tests.reference_engine.fake_worker import AsgiClient, FakeWorker, output, respond, settled
 from tests.reference_engine.virtual_time import VirtualTimeLoop
 

@@ -9,14 +9,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from harness.collect.prometheus import find_unseen, parse_page, read_roles
 from harness.config import load_target
 from reference_engine.cancellation import Cancellation, CancelReason, DetectionMethod
-from reference_engine.config import EngineConfig
-from reference_engine.core.counters import Counters
-from reference_engine.frontend.exposition import Page, wants_open_metrics
-from reference_engine.frontend.metrics import metric_families
-from reference_engine.frontend.rate_limit import RateLimiter
-from reference_engine.frontend.settings import FrontendSettings, RateLimits
-from reference_engine.frontend.statistics import Statistics
-from reference_engine.frontend.worker_link import WorkerLink
+from reference_engine.config import EngineConfig, FrontendSettings, RateLimits
+from reference_engine.core.accounting import Counters
+from reference_engine.metrics.collector import Collector
+from reference_engine.metrics.exposition import Page, metric_families, wants_open_metrics
+from reference_engine.protocol import StepRecord, StepReport
+from reference_engine.serve.access import RateLimiter
+from reference_engine.serve.link import WorkerLink
 from tests.reference_engine.running_engine import body, post_raw, running
 
 CONFIG = EngineConfig()
@@ -86,11 +85,10 @@ def busy_link() -> WorkerLink:
         lambda: 0,
         lambda message: None,
         settings=FrontendSettings(),
-        statistics=Statistics(CONFIG.max_model_len),
+        collector=Collector(CONFIG),
         limiter=RateLimiter(RateLimits()),
     )
-    link.num_running, link.num_waiting, link.free_blocks, link.cached_blocks = 3, 5, 1024, 7
-    link.counters = Counters(
+    counters = Counters(
         steps=10,
         slot_steps=20,
         generated_tokens=101,
@@ -101,16 +99,35 @@ def busy_link() -> WorkerLink:
         reclaimed_retained=106,
         finished={"abort": 107, "length": 108},
     )
+    report = StepReport(
+        step=StepRecord(
+            step=10,
+            started_ns=0,
+            ended_ns=1,
+            num_running=3,
+            num_waiting=5,
+            free_blocks=1024,
+            scheduled={"req-1": 16, "req-2": 1},
+            sampled={},
+        ),
+        outputs=[],
+        events=[],
+        num_running=3,
+        num_waiting=5,
+        free_blocks=1024,
+        cached_blocks=7,
+        counters=counters,
+    )
+    link.take_in(report)
     cancellation = Cancellation(CancelReason.USER_DISCONNECT, DetectionMethod.CONNECTION, t_ns=0)
-    link.statistics.signalled(cancellation.reason, cancellation.method)
-    link.statistics.cancelled(cancellation, phase="decode", latency_s=0.02, unread_tokens=9)
-    link.statistics.first_token(0.03)
-    link.statistics.stepped(17)
+    link.collector.signalled(cancellation.reason, cancellation.method)
+    link.collector.cancelled(cancellation, phase="decode", latency_s=0.02, unread_tokens=9)
+    link.collector.first_token(0.03)
     return link
 
 
 def written(*, open_metrics: bool) -> str:
-    page = Page(metric_families(busy_link(), CONFIG), open_metrics=open_metrics)
+    page = Page(metric_families(busy_link().collector, CONFIG), open_metrics=open_metrics)
     return page.write().decode()
 
 
@@ -179,7 +196,7 @@ def test_the_harness_finds_all_that_it_looks_for() -> None:
 
 def test_a_label_may_have_anything_in_it() -> None:
     config = EngineConfig(model='a "quoted"\\\nname')
-    page = Page(metric_families(busy_link(), config), open_metrics=True)
+    page = Page(metric_families(busy_link().collector, config), open_metrics=True)
     families = read_open_metrics(page.write().decode())
     names = {sample.labels["model_name"] for family in families for sample in family.samples}
     assert names == {config.model}

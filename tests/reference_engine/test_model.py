@@ -10,14 +10,13 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
 
 from reference_engine.config import EngineConfig  # noqa: E402
+from reference_engine.core.request import FinishReason, Request, Sampling  # noqa: E402
 from reference_engine.core.scheduler import Scheduler  # noqa: E402
-from reference_engine.model.llama import Llama  # noqa: E402
+from reference_engine.model.llama import Llama, fill_with_random  # noqa: E402
 from reference_engine.model.sampler import sample  # noqa: E402
 from reference_engine.model.shapes import MODEL_SHAPES  # noqa: E402
 from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD  # noqa: E402
 from reference_engine.model.torch_runner import TorchRunner  # noqa: E402
-from reference_engine.model.weights import fill_with_random  # noqa: E402
-from reference_engine.request import FinishReason, Request, Sampling  # noqa: E402
 
 
 def rotated(x: Any, positions: Any) -> Any:

@@ -8,10 +8,10 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
 
 from reference_engine.config import EngineConfig  # noqa: E402
+from reference_engine.core.request import FinishReason, Request, Sampling  # noqa: E402
 from reference_engine.core.scheduler import Scheduler  # noqa: E402
 from reference_engine.model.tokenizer import EOS_TOKEN_ID  # noqa: E402
 from reference_engine.model.torch_runner import TorchRunner  # noqa: E402
-from reference_engine.request import FinishReason, Request, Sampling  # noqa: E402
 
 PROMPT = [3 + 7 * i * i % 256 for i in range(41)]
 NUM_TOKENS = 40

@@ -3,9 +3,9 @@
 import gc
 import tracemalloc
 
+from reference_engine.core.request import Sampling
 from reference_engine.faults import Faults
 from reference_engine.protocol import AddRequest
-from reference_engine.request import Sampling
 from tests.reference_engine.test_engine_loop import Bench, abort
 
 ABORTS_A_ROUND = 4

@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
+from reference_engine.api.bodies import NEUTRAL
+from reference_engine.api.openai import Generation, read_chat, read_completion
+from reference_engine.api.schemas import ApiError
 from reference_engine.config import EngineConfig, EngineConfigError
-from reference_engine.frontend.bodies import NEUTRAL
-from reference_engine.frontend.errors import ApiError
-from reference_engine.frontend.openai_api import Generation, read_chat, read_completion
 from reference_engine.model.tokenizer import FIRST_WORD, Tokenizer
 
 CONFIG = EngineConfig(max_model_len=64, num_blocks=64)

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from reference_engine.frontend.openapi import described, openapi_document
+from reference_engine.api.openapi import described, openapi_document
 from tests.reference_engine.running_engine import RunningEngine, post_raw, running
 from tests.reference_engine.test_auth import Served
 

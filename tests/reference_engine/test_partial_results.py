@@ -113,7 +113,7 @@ async def test_a_cancel_that_came_after_the_last_token() -> None:
     ended = await api.get("req-1")
     assert ended["status"] == "finished"
     assert ended["cancellation"]["reason"] == "api", "asked for, in vain"
-    assert not api.worker.link.statistics.cancellations
+    assert not api.worker.link.collector.cancellations
 
 
 async def test_cancelling_n_answers() -> None:

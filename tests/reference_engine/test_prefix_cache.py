@@ -4,10 +4,9 @@ import pytest
 
 from reference_engine.core.block_pool import BlockPool
 from reference_engine.core.prefix import chain_hashes
-from reference_engine.core.release import Release
-from reference_engine.core.scheduler import Scheduler
+from reference_engine.core.request import FinishReason, Request
+from reference_engine.core.scheduler import Release, Scheduler
 from reference_engine.core.step import StepPlan
-from reference_engine.request import FinishReason, Request
 from tests.reference_engine.conftest import make_request, make_scheduler, run_step
 
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference_engine.core.request import Sampling
 from reference_engine.protocol import (
     AbortRequest,
     AddRequest,
@@ -13,7 +14,6 @@ from reference_engine.protocol import (
     ToWorker,
     encode_frame,
 )
-from reference_engine.request import Sampling
 
 
 @given(cuts=st.lists(st.integers(0, 200), max_size=6))

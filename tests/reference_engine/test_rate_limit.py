@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_engine.frontend.rate_limit import MAX_OWNERS, RateLimiter
-from reference_engine.frontend.settings import RateLimits
+from reference_engine.config import RateLimits
+from reference_engine.serve.access import MAX_OWNERS, RateLimiter
 
 SECOND_NS = 10**9
 

@@ -8,14 +8,14 @@ import pytest
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from reference_engine.frontend.errors import ApiError
-from reference_engine.frontend.reading import (
+from reference_engine.api.bodies import (
     MAX_BODY_BYTES,
     MAX_DROPPED_BYTES,
     REQUEST_ID_PATTERN,
     read_body,
     read_request_id,
 )
+from reference_engine.api.schemas import ApiError
 from tests.reference_engine.running_engine import post_raw, read_until, running
 
 pytestmark = pytest.mark.anyio

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 
+from reference_engine.api.schemas import ApiError
 from reference_engine.cancellation import CancelReason
-from reference_engine.frontend.errors import ApiError
-from reference_engine.frontend.requests_api import RequestsApi
+from reference_engine.serve.server import RequestsApi
 from tests.reference_engine.fake_worker import AsgiClient, FakeWorker, output, respond, settled
 from tests.reference_engine.virtual_time import VirtualTimeLoop
 
@@ -238,7 +238,7 @@ async def test_a_cancel_is_measured_until_its_blocks_are_free() -> None:
     await asyncio.sleep(2)
     api.worker.say(output("", 3, "abort"))
     await client.finished()
-    statistics = api.worker.link.statistics
+    statistics = api.worker.link.collector
     assert statistics.cancel_s.total == pytest.approx(2.0)
     assert dict(statistics.cancellations) == {("api", "decode", "none"): 1}
 
@@ -252,7 +252,7 @@ async def test_what_a_client_still_gets_is_not_unread(stream: bool) -> None:
     api.worker.say(output(" three", 3, "abort"))
     await client.finished()
     assert client.status == 200
-    statistics = api.worker.link.statistics
+    statistics = api.worker.link.collector
     assert list(statistics.cancellations) == [("client_timeout", "decode", "none")]
     assert statistics.unread_tokens == 0
 
@@ -269,7 +269,7 @@ async def test_what_a_client_that_has_left_was_not_sent_is_unread(
     client.leave()
     await client.finished()
     api.worker.say(output(" late", 3, "abort"))
-    assert api.worker.link.statistics.unread_tokens == unread
+    assert api.worker.link.collector.unread_tokens == unread
 
 
 async def test_who_leaves_after_somebody_else_cancelled_has_not_read_the_rest() -> None:
@@ -281,7 +281,7 @@ async def test_who_leaves_after_somebody_else_cancelled_has_not_read_the_rest() 
     client.leave()
     await client.finished()
     api.worker.say(output(" late", 3, "abort"))
-    assert api.worker.link.statistics.unread_tokens == 2
+    assert api.worker.link.collector.unread_tokens == 2
 
 
 async def test_a_request_that_was_lost_has_an_end_in_the_log() -> None:

@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from reference_engine.core.release import Release
-from reference_engine.core.scheduler import Scheduler
+from reference_engine.core.request import FinishReason, IllegalTransitionError, Request, Status
+from reference_engine.core.scheduler import Release, Scheduler
 from reference_engine.core.step import StepPlan
-from reference_engine.request import FinishReason, IllegalTransitionError, Request, Status
 
 SchedulerOf = Callable[..., Scheduler]
 RequestOf = Callable[..., Request]

@@ -18,10 +18,9 @@ from hypothesis.stateful import (
 )
 
 from reference_engine.config import EngineConfig
-from reference_engine.core.release import Release
-from reference_engine.core.scheduler import Scheduler
+from reference_engine.core.request import FinishReason, Request, Sampling
+from reference_engine.core.scheduler import Release, Scheduler
 from reference_engine.core.step import StepPlan
-from reference_engine.request import FinishReason, Request, Sampling
 
 NUM_BLOCKS = 8
 BUDGET = 16

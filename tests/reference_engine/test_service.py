@@ -10,15 +10,9 @@ import psutil
 import pytest
 
 from reference_engine.config import EngineConfig
+from reference_engine.core.request import Sampling
 from reference_engine.faults import Faults
-from reference_engine.protocol import (
-    MAX_FRAME_BYTES,
-    AddRequest,
-    Hello,
-    SetFaults,
-    encode_frame,
-)
-from reference_engine.request import Sampling
+from reference_engine.protocol import MAX_FRAME_BYTES, AddRequest, Hello, SetFaults, encode_frame
 from tests.reference_engine.running_worker import (
     NUM_BLOCKS,
     SECRET,

@@ -3,9 +3,9 @@
 import pytest
 
 from reference_engine.config import StepCost
+from reference_engine.core.request import Request, Sampling
 from reference_engine.core.step import StepPlan
-from reference_engine.model.simulated import SimulatedRunner
-from reference_engine.request import Request, Sampling
+from reference_engine.model.runners import SimulatedRunner
 
 
 def request(num_prompt: int, num_computed: int) -> Request:

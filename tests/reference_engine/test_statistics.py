@@ -1,7 +1,8 @@
 import pytest
 
 from reference_engine.cancellation import Cancellation, CancelReason, DetectionMethod
-from reference_engine.frontend.statistics import Histogram, Statistics, token_bounds
+from reference_engine.config import EngineConfig
+from reference_engine.metrics.collector import Collector, Histogram, token_bounds
 
 
 def test_a_value_on_a_bound_is_below_it_as_prometheus_has_it() -> None:
@@ -17,7 +18,7 @@ def test_bounds_of_lengths_go_up_to_the_context() -> None:
     assert token_bounds(1) == (1,)
 
 
-def ended(statistics: Statistics, **times: float | None) -> None:
+def ended(statistics: Collector, **times: float | None) -> None:
     known: dict[str, float | None] = {"queue_s": None, "prefill_s": None, "decode_s": None}
     known.update(times)
     statistics.ended(
@@ -33,7 +34,7 @@ def ended(statistics: Statistics, **times: float | None) -> None:
 
 
 def test_an_aborted_request_is_in_the_histograms_as_far_as_it_came() -> None:
-    statistics = Statistics(max_model_len=4096)
+    statistics = Collector(EngineConfig())
     ended(statistics)
     ended(statistics, queue_s=1.0)
     ended(statistics, queue_s=1.0, prefill_s=0.5, decode_s=2.0)
@@ -49,7 +50,7 @@ def test_an_aborted_request_is_in_the_histograms_as_far_as_it_came() -> None:
 
 
 def test_a_cancellation_is_counted_by_reason_phase_and_method() -> None:
-    statistics = Statistics(max_model_len=4096)
+    statistics = Collector(EngineConfig())
     cancellation = Cancellation(CancelReason.USER_DISCONNECT, DetectionMethod.CONNECTION, t_ns=0)
     for phase in ("decode", "decode", "waiting"):
         statistics.cancelled(cancellation, phase=phase, latency_s=0.02, unread_tokens=3)

@@ -9,9 +9,8 @@ import psutil
 import pytest
 
 from reference_engine.faults import Faults
-from reference_engine.frontend.connection import EngineStoppedError
-from reference_engine.frontend.supervisor import Patience, WorkerSupervisor
 from reference_engine.protocol import Ready, StepReport
+from reference_engine.serve.supervisor import EngineStoppedError, Patience, WorkerSupervisor
 from tests.reference_engine.running_worker import NUM_BLOCKS, QUICK, add
 
 pytestmark = pytest.mark.e2e

@@ -3,12 +3,12 @@
 import pytest
 
 from reference_engine.config import EngineConfig
-from reference_engine.core.families import Families
-from reference_engine.core.release import CORRECT
+from reference_engine.core.accounting import Families
+from reference_engine.core.request import FinishReason, Sampling
+from reference_engine.core.scheduler import CORRECT
 from reference_engine.faults import FaultError, Faults, parse_faults
 from reference_engine.protocol import AddRequest, StepReport
-from reference_engine.request import FinishReason, Sampling
-from reference_engine.worker.endings import abort_targets, release_for
+from reference_engine.worker.faults import abort_targets, release_for
 from tests.reference_engine.test_engine_loop import Bench, abort, add
 
 

@@ -1,0 +1,242 @@
+"""The bodies of requests, with all their limits: what is checked is what `/openapi.json` says.
+
+Fields of OpenAI's that this engine does not implement are there too, and are accepted only with a
+value that changes nothing. Names that nobody knows are refused, of a name given twice the last
+counts. A body is JSON in UTF-8, whatever its Content-Type says.
+"""
+
+import re
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.datastructures import Headers
+from starlette.requests import Request
+
+from reference_engine.api.schemas import ApiError
+from reference_engine.config import LONGEST_S
+
+MAX_ANSWERS: Final = 16
+MAX_MESSAGES: Final = 1024
+MAX_STOP_STRINGS: Final = 4
+NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
+    "echo": (False,),
+    "logprobs": (False,),
+    "top_p": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "suffix": ("",),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "top_logprobs": (0,),
+    "response_format": ({"type": "text"},),
+    "parallel_tool_calls": (True, False),
+    "store": (False,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+    "min_tokens": (0,),
+}
+"""Fields that are not implemented, and beside null the values with which they are accepted."""
+
+_Length = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+_Name = Annotated[str, Meta(max_length=256)]
+_StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """`include_usage`: after the last event; `continuous_usage_stats`: in every event."""
+
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What both endpoints share."""
+
+    model: _Name
+    max_tokens: _Length | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: _StopString | Annotated[list[_StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = (
+        None
+    )
+    n: Annotated[int, Meta(ge=1, le=MAX_ANSWERS)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_ANSWERS, description="As many as n.")] | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    user: _Name | None = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+            Meta(max_length=16),
+        ]
+        | None
+    ) = None
+    ignore_eos: Annotated[bool, Meta(description="Go on to max_tokens.")] | None = False
+    priority: (
+        Annotated[
+            int,
+            Meta(
+                ge=-(2**31),
+                le=2**31 - 1,
+                description="Smaller is more important, where the scheduler goes by priority.",
+            ),
+        ]
+        | None
+    ) = None
+    deadline_s: (
+        Annotated[
+            float,
+            Meta(gt=0, le=LONGEST_S, description="When it is ended, done or not."),
+        ]
+        | None
+    ) = None
+    keep_alive_s: (
+        Annotated[
+            float,
+            Meta(
+                ge=0.1,
+                le=LONGEST_S,
+                description="The client promises a ping at least so often, and is gone without.",
+            ),
+        ]
+        | None
+    ) = None
+    echo: Any = None
+    logprobs: Any = None
+    top_p: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    suffix: Any = None
+    logit_bias: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    top_logprobs: Any = None
+    response_format: Any = None
+    parallel_tool_calls: Any = None
+    store: Any = None
+    top_k: Any = None
+    min_p: Any = None
+    repetition_penalty: Any = None
+    min_tokens: Any = None
+
+
+class CompletionBody(Body):
+    """Of /v1/completions. One prompt: text, token ids, or a list with one of these in it."""
+
+    prompt: str | list[int | str | list[int]]
+
+
+class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """A piece of a message."""
+
+    text: str
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """`name` is accepted and changes nothing; what cannot be answered with tools is null."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart] | None = None
+    name: _Name | None = None
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: None = None
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class ChatBody(Body):
+    """Of /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: _Length | None = None
+
+
+MAX_BODY_BYTES: Final = 1024 * 1024
+MAX_DROPPED_BYTES: Final = 16 * 1024 * 1024
+MAX_REQUEST_ID_CHARS: Final = 256
+MAX_PAGE: Final = 10_000  # entries: more would hold up the event loop, and with it detection
+_MAX_DIGITS: Final = 15
+_ENGINES_NAME: Final = r"(chatcmpl-|cmpl-)?req-[0-9]+(-[0-9]+)?"
+REQUEST_ID_PATTERN: Final = rf"^(?!{_ENGINES_NAME}$)[!-~]{{0,{MAX_REQUEST_ID_CHARS}}}$"
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole body. Raises ApiError 413 for one that is too large, 400 for none.
+
+    A client that is still sending when its connection ends may never see the answer. So what is too
+    much is read to its end, and dropped, up to MAX_DROPPED_BYTES. It is refused at once where it is
+    announced to be more than that, or where the client waits before it sends any.
+    """
+    most = MAX_BODY_BYTES if "expect" in request.headers else MAX_BODY_BYTES + MAX_DROPPED_BYTES
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:20]) > most:
+        raise _too_large()
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size <= MAX_BODY_BYTES:
+            chunks.append(chunk)
+        if size > most:
+            break
+    if size > MAX_BODY_BYTES:
+        raise _too_large()
+    if not size:
+        raise ApiError(400, "request body: empty; a JSON object is needed, see /openapi.json")
+    return b"".join(chunks)
+
+
+def read_request_id(headers: Headers) -> str | None:
+    """The client's X-Request-Id, or None. Raises ApiError for one that cannot be used."""
+    request_id = headers.get("x-request-id")
+    if request_id and re.fullmatch(_ENGINES_NAME, request_id):
+        raise ApiError(
+            400,
+            "X-Request-Id: req- and a number is how the engine itself names requests, so this id "
+            "could mean somebody else's; use one of another form",
+            param="X-Request-Id",
+        )
+    if request_id and not _is_usable(request_id):
+        raise ApiError(
+            400,
+            f"X-Request-Id: at most {MAX_REQUEST_ID_CHARS} characters, of ASCII that can be seen",
+            param="X-Request-Id",
+        )
+    return request_id or None
+
+
+def echo_of(headers: Headers) -> str | None:
+    """The client's X-Request-Id where it can be sent back."""
+    request_id = headers.get("x-request-id")
+    return request_id if request_id and _is_usable(request_id) else None
+
+
+def read_page(request: Request) -> tuple[int, int]:
+    """`after` and `limit` of the query. Raises ApiError."""
+    limit = _number(request, "limit", default=MAX_PAGE)
+    return _number(request, "after", default=0), min(max(limit, 1), MAX_PAGE)
+
+
+def _is_usable(request_id: str) -> bool:
+    in_range = all("!" <= character <= "~" for character in request_id)
+    return in_range and len(request_id) <= MAX_REQUEST_ID_CHARS
+
+
+def _number(request: Request, name: str, *, default: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
+        raise ApiError(400, f"{name}: a number of at most {_MAX_DIGITS} digits", param=name)
+    return int(text)
+
+
+def _too_large() -> ApiError:
+    return ApiError(413, f"request body: at most {MAX_BODY_BYTES} bytes")

@@ -1,0 +1,205 @@
+"""What a request body means to this engine, or why it is refused.
+
+A body becomes a `Generation`: token ids, sampling, and how the answer is wanted. Whatever is wrong
+with it is said by the name that the client used.
+"""
+
+import re
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
+
+from reference_engine.api.bodies import NEUTRAL, Body, ChatBody, CompletionBody, StreamOptions
+from reference_engine.api.schemas import ApiError
+from reference_engine.config import EngineConfig
+from reference_engine.core.request import Sampling
+from reference_engine.model.tokenizer import Tokenizer
+
+_COMPLETION_DEFAULT_TOKENS: Final = 16  # OpenAI's default for /v1/completions
+_MAX_SHOWN: Final = 300  # characters of what a client sent that an error repeats
+_FIELD: Final = re.compile(r"unknown field `(\w{1,64})`$|required field `(\w+)`$|`\$\.(\w+)[^`]*`$")
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be generated, checked against the engine's limits.
+
+    `n` answers. A smaller `priority` is more important. `deadline_s` after its arrival it is ended,
+    done or not. `keep_alive_s`: the client has promised a ping at least so often.
+    """
+
+    chat: bool
+    model: str
+    prompt_token_ids: list[int]
+    sampling: Sampling
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    n: int = 1
+    priority: int = 0
+    deadline_s: float | None = None
+    keep_alive_s: float | None = None
+
+
+class _Names(NamedTuple):
+    """What the client calls its prompt and its limit."""
+
+    prompt: str
+    max_tokens: str
+
+
+def read_completion(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> Generation:
+    """Body of /v1/completions. Raises ApiError."""
+    body = decode_body(data, CompletionBody)
+    check_model(body.model, config)
+    prompt = _one_prompt(body.prompt)
+    _check_room(_num_tokens(prompt), config.max_model_len, "prompt")
+    token_ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    if any(not 0 <= token < tokenizer.vocab_size for token in token_ids):
+        raise _wrong("prompt", f"token ids go from 0 to {tokenizer.vocab_size - 1}")
+    max_tokens = _COMPLETION_DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    names = _Names("prompt", "max_tokens")
+    return _generation(body, token_ids, max_tokens, config, names)
+
+
+def read_chat(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> Generation:
+    """Body of /v1/chat/completions. Raises ApiError. Default length: what the context holds."""
+    body = decode_body(data, ChatBody)
+    check_model(body.model, config)
+    lines = [f"{message.role}: {message.text}\n" for message in body.messages]
+    prompt = "".join(lines) + "assistant:"
+    _check_room(_num_tokens(prompt), config.max_model_len, "messages")
+    token_ids = tokenizer.encode(prompt)
+    wanted: int | None
+    if body.max_completion_tokens is not None:  # the newer name goes first
+        wanted, name = body.max_completion_tokens, "max_completion_tokens"
+    else:
+        wanted, name = body.max_tokens, "max_tokens"
+    max_tokens = config.max_model_len - len(token_ids) if wanted is None else wanted
+    return _generation(body, token_ids, max_tokens, config, _Names("messages", name))
+
+
+def check_model(model: str, config: EngineConfig) -> None:
+    """Raises ApiError 404 for a model that this engine does not serve."""
+    if model != config.model:
+        raise ApiError(
+            404,
+            f"the model `{model[:_MAX_SHOWN]}` does not exist; this engine serves `{config.model}`",
+            param="model",
+            code="model_not_found",
+        )
+
+
+_StructT = TypeVar("_StructT")
+
+
+def decode_body(data: bytes, kind: type[_StructT]) -> _StructT:
+    """JSON as it has to be. Raises ApiError with the name of the field that is wrong."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"request body: not UTF-8 ({error.reason})") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        text = str(error)
+        if text == "Input data was truncated":  # said of an unpaired surrogate, too
+            text = "JSON that ends too early, or half of a surrogate pair"
+        found = _FIELD.search(text)
+        field = next(filter(None, found.groups()), None) if found else None
+        shown = text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+        raise ApiError(400, f"request body: {shown}", param=field) from error
+
+
+def _one_prompt(prompt: str | list[int | str | list[int]]) -> str | list[int]:
+    """The prompt itself, if there is one and no more."""
+    if isinstance(prompt, str):
+        return prompt
+    token_ids = [item for item in prompt if isinstance(item, int)]
+    if len(token_ids) == len(prompt):
+        return token_ids
+    [first, *others] = prompt
+    if others or isinstance(first, int):
+        raise _wrong("prompt", f"one prompt a request, not a list of {len(prompt)}")
+    return first
+
+
+def _generation(
+    body: Body, prompt: list[int], max_tokens: int, config: EngineConfig, names: _Names
+) -> Generation:
+    _check_neutral(body)
+    _check_length(len(prompt), max_tokens, config.max_model_len, names)
+    options = body.stream_options or StreamOptions()
+    n = body.n or 1
+    if body.best_of not in (None, n):
+        raise _wrong("best_of", f"this engine supports only n, which is {n}")
+    return Generation(
+        chat=isinstance(body, ChatBody),
+        model=body.model,
+        prompt_token_ids=prompt,
+        sampling=Sampling(
+            max_tokens=max_tokens,
+            temperature=1.0 if body.temperature is None else body.temperature,
+            seed=_seed(body.seed, config.seed, prompt),
+            ignore_eos=bool(body.ignore_eos),
+            stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        ),
+        stream=bool(body.stream),
+        include_usage=bool(options.include_usage),
+        continuous_usage=bool(options.continuous_usage_stats),
+        n=n,
+        priority=body.priority or 0,
+        deadline_s=body.deadline_s,
+        keep_alive_s=body.keep_alive_s,
+    )
+
+
+def _seed(seed: int | None, engine_seed: int, prompt: list[int]) -> int:
+    """Without a seed, the engine's and the prompt are it: equal requests get equal answers."""
+    return hash((engine_seed, *prompt)) & (2**63 - 1) if seed is None else seed
+
+
+def _check_neutral(body: Body) -> None:
+    for name, neutral in NEUTRAL.items():
+        value = getattr(body, name)
+        if value is not None and not any(_is_same(value, other) for other in neutral):
+            only = " or ".join(msgspec.json.encode(value).decode() for value in neutral)
+            raise _wrong(name, f"this engine supports only {only}")
+
+
+def _is_same(value: object, other: object) -> bool:
+    """Equal as JSON has it, where true is not 1 and false is not 0."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _num_tokens(prompt: str | list[int]) -> int:
+    """Before they are made: a token a byte, and a body has room for a million of them."""
+    return len(prompt.encode()) if isinstance(prompt, str) else len(prompt)
+
+
+def _check_room(num_prompt_tokens: int, max_model_len: int, name: str) -> None:
+    if num_prompt_tokens == 0:
+        raise _wrong(name, "must not be empty")
+    if num_prompt_tokens >= max_model_len:
+        raise ApiError(
+            400,
+            f"{name}: this model's context holds {max_model_len} tokens; the prompt has "
+            f"{num_prompt_tokens}, which leaves none for an answer",
+            param=name,
+            code="context_length_exceeded",
+        )
+
+
+def _check_length(
+    num_prompt_tokens: int, max_tokens: int, max_model_len: int, names: _Names
+) -> None:
+    if num_prompt_tokens + max_tokens <= max_model_len:
+        return
+    raise ApiError(
+        400,
+        f"{names.max_tokens}: this model's context holds {max_model_len} tokens; the prompt "
+        f"({names.prompt}) has {num_prompt_tokens} and {max_tokens} more are asked for",
+        param=names.max_tokens,
+        code="context_length_exceeded",
+    )
+
+
+def _wrong(name: str, why: str) -> ApiError:
+    return ApiError(400, f"{name}: {why}", param=name)

@@ -1,0 +1,1 @@
+"""What the frontend counts, and how `/metrics` shows it."""

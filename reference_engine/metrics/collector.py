@@ -1,0 +1,159 @@
+"""What requests went through, as the frontend saw it: histograms and counts since it started.
+
+Whoever follows a request calls these as things happen; `/metrics` shows them. Requests that were
+cancelled are in the histograms like all others: a server whose clients leave early is described by
+what it did, not by the part of it that pleased somebody.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from reference_engine.cancellation import Cancellation, CancelReason, DetectionMethod
+from reference_engine.config import EngineConfig
+from reference_engine.core.accounting import Counters
+from reference_engine.protocol import StepReport
+
+# vLLM's bounds (vllm/v1/metrics/loggers.py), with some below: simulated steps last milliseconds.
+FIRST_TOKEN_S: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+NEXT_TOKEN_S: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+REQUEST_S: Final = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0),
+    *(20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+CANCEL_S: Final = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25),
+    *(0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+)
+STEP_TOKENS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+NUM_ANSWERS: Final = (1, 2, 5, 10, 20)
+
+
+class Histogram:
+    """Counts of values by upper bound; `counts` has one more, for those above the last."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def observe_if_reached(self, value: float | None) -> None:
+        if value is not None:
+            self.observe(value)
+
+
+class Collector:
+    """Times in seconds. All its state changes on the event loop.
+
+    Gauges and `counters` are as of the worker's last report.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        lengths = token_bounds(config.max_model_len)
+        self.counters = Counters()
+        self.num_running = 0
+        self.num_waiting = 0
+        self.free_blocks = config.num_blocks
+        self.cached_blocks = 0
+        self.first_token_s = Histogram(FIRST_TOKEN_S)
+        self.next_token_s = Histogram(NEXT_TOKEN_S)
+        self.token_mean_s = Histogram(NEXT_TOKEN_S)
+        self.e2e_s = Histogram(REQUEST_S)
+        self.queue_s = Histogram(REQUEST_S)
+        self.prefill_s = Histogram(REQUEST_S)
+        self.decode_s = Histogram(REQUEST_S)
+        self.inference_s = Histogram(REQUEST_S)
+        self.prompt_tokens = Histogram(lengths)
+        self.generated_tokens = Histogram(lengths)
+        self.most_generated_tokens = Histogram(lengths)
+        self.max_tokens = Histogram(lengths)
+        self.num_answers = Histogram(NUM_ANSWERS)
+        self.step_tokens = Histogram(STEP_TOKENS)
+        self.cancel_s = Histogram(CANCEL_S)
+        self.cancellations: Counter[tuple[str, ...]] = Counter()
+        self.signals: Counter[tuple[str, ...]] = Counter()
+        self.unread_tokens = 0
+        self.unread_answers = 0
+        self.generated_by_end: Counter[str] = Counter()
+
+    def first_token(self, seconds: float) -> None:
+        """From a request's arrival until its first token has come here."""
+        self.first_token_s.observe(seconds)
+
+    def next_token(self, seconds: float) -> None:
+        """Between a request's latest two tokens, as they came here."""
+        self.next_token_s.observe(seconds)
+
+    def reported(self, report: StepReport) -> None:
+        """Take the gauges and counters of a worker's report, and the size of its step."""
+        self.counters = report.counters
+        self.num_running, self.num_waiting = report.num_running, report.num_waiting
+        self.free_blocks, self.cached_blocks = report.free_blocks, report.cached_blocks
+        if report.step is not None:
+            self.step_tokens.observe(sum(report.step.scheduled.values()))
+
+    def ended(  # noqa: PLR0913 the whole account of a request, by name
+        self,
+        *,
+        finish_reason: str,
+        prompt_tokens: int,
+        generated_tokens: int,
+        max_tokens: int,
+        e2e_s: float,
+        queue_s: float | None,
+        prefill_s: float | None,
+        decode_s: float | None,
+    ) -> None:
+        """One answer has ended, whatever way. None: a stage that it did not reach.
+
+        The mean time of a token is vLLM's: decode_s / (generated tokens - 1).
+        """
+        self.generated_by_end[finish_reason] += generated_tokens
+        self.prompt_tokens.observe(prompt_tokens)
+        self.generated_tokens.observe(generated_tokens)
+        self.max_tokens.observe(max_tokens)
+        self.e2e_s.observe(e2e_s)
+        self.queue_s.observe_if_reached(queue_s)
+        self.prefill_s.observe_if_reached(prefill_s)
+        self.decode_s.observe_if_reached(decode_s)
+        if prefill_s is not None and decode_s is not None:
+            self.inference_s.observe(prefill_s + decode_s)
+        if decode_s is not None and generated_tokens > 1:
+            self.token_mean_s.observe(decode_s / (generated_tokens - 1))
+
+    def answered(self, *, n: int, most_generated_tokens: int) -> None:
+        """All `n` answers of a request have ended, the longest with so many tokens."""
+        self.num_answers.observe(n)
+        self.most_generated_tokens.observe(most_generated_tokens)
+
+    def signalled(self, reason: CancelReason, method: DetectionMethod) -> None:
+        """An abort was sent to the worker."""
+        self.signals[reason, method] += 1
+
+    def cancelled(
+        self, cancellation: Cancellation, *, phase: str, latency_s: float, unread_tokens: int
+    ) -> None:
+        """An abort took effect: `latency_s` from the cancelling until its blocks were free.
+
+        `phase` is the value of a Phase. `unread_tokens`: what a client that has left was not sent.
+        """
+        self.cancellations[cancellation.reason, phase, cancellation.method] += 1
+        self.cancel_s.observe(latency_s)
+        self.unread_tokens += unread_tokens
+
+
+def token_bounds(most: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50, ... up to `most`."""
+    steps = (digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5))
+    return tuple(bound for bound in steps if bound <= most)

@@ -1,0 +1,57 @@
+"""The seam between scheduling and computing: whatever can execute a step plan is a runner."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+from reference_engine.config import StepCost
+from reference_engine.core.request import Request
+from reference_engine.core.step import StepPlan
+from reference_engine.model.sampler import mix
+from reference_engine.model.tokenizer import FIRST_WORD
+
+
+class RunnerInfo(NamedTuple):
+    """What the runner runs on. `gpu_name` is None where there is none."""
+
+    device: str
+    vocab_size: int
+    gpu_name: str | None
+
+
+class Runner(Protocol):
+    """Computes steps; called by one thread, one plan at a time."""
+
+    @property
+    def info(self) -> RunnerInfo: ...
+
+    def execute(self, plan: StepPlan) -> Mapping[str, int]:
+        """Compute what is scheduled; a new token for each request that samples in this step."""
+        ...
+
+
+VOCAB_SIZE = 2048
+
+
+def step_seconds(cost: StepCost, scheduled: Mapping[Request, int]) -> float:
+    """How long a step takes under the cost model (its formula is StepCost's)."""
+    total = sum(scheduled.values())
+    decoding = sum(1 for request in scheduled if request.num_owed_tokens == 1)
+    return cost.fixed_s + cost.prefill_token_s * (total - decoding) + cost.decode_token_s * decoding
+
+
+class SimulatedRunner:
+    """Waits through `sleep` instead of computing."""
+
+    def __init__(self, cost: StepCost, sleep: Callable[[float], None]) -> None:
+        self._cost = cost
+        self._sleep = sleep
+        self.info = RunnerInfo(device="cpu", vocab_size=VOCAB_SIZE, gpu_name=None)
+
+    def execute(self, plan: StepPlan) -> Mapping[str, int]:
+        self._sleep(step_seconds(self._cost, plan.scheduled))
+        return {request.request_id: _made_up_token(request) for request in plan.sampling}
+
+
+def _made_up_token(request: Request) -> int:
+    """A word; the same one for the same seed and position. It never ends by itself."""
+    return FIRST_WORD + mix(request.sampling.seed, request.num_tokens) % (VOCAB_SIZE - FIRST_WORD)

@@ -1,0 +1,1 @@
+"""The frontend process: HTTP on one side, the worker on the other."""

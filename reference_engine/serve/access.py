@@ -1,0 +1,150 @@
+"""API keys: who may talk to this engine.
+
+The check wraps the whole application, so that no route can be forgotten; it looks at the request's
+head and steps aside, so that it cannot hide a disconnect.
+"""
+
+import hmac
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from reference_engine.api.bodies import echo_of
+from reference_engine.api.schemas import ApiError
+from reference_engine.config import EngineConfigError, RateLimits
+
+OPEN_PATHS: Final = frozenset({"/health"})
+MAX_KEY_CHARS: Final = 512
+
+
+def read_api_keys(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """The comma-separated keys in the variable `name`. Raises EngineConfigError; shows no key."""
+    keys = tuple(key.strip() for key in environment.get(name, "").split(",") if key.strip())
+    if not keys:
+        raise EngineConfigError(
+            f"--api-key-env {name}: the environment variable {name} has no key in it"
+        )
+    for key in keys:
+        if not (key.isascii() and key.isprintable() and " " not in key):
+            raise EngineConfigError(f"--api-key-env {name}: a key is printable ASCII, no spaces")
+        if len(key) > MAX_KEY_CHARS:
+            raise EngineConfigError(f"--api-key-env {name}: at most {MAX_KEY_CHARS} characters")
+    return keys
+
+
+class KeyCheck:
+    """The application behind its keys; with no keys at all everybody may come in.
+
+    The key that a request came with is in `scope["state"]["owner"]`, or None.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._keys = tuple(keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        owner = find_key(headers.get("authorization"), self._keys)
+        if self._keys and owner is None and scope["path"] not in OPEN_PATHS:
+            refusal = ApiError(
+                401,
+                "Authorization: a valid API key is needed, as `Bearer KEY`",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+            await refusal.response(echo_of(headers))(scope, receive, send)
+            return
+        scope.setdefault("state", {})["owner"] = owner
+        await self._app(scope, receive, send)
+
+
+def find_key(authorization: str | None, keys: Sequence[str]) -> str | None:
+    """The key that the header names. It takes as long for a wrong key as for any other."""
+    scheme, _, given = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer":
+        return None
+    given_bytes = given.strip().encode()
+    found = None
+    for key in keys:
+        if hmac.compare_digest(given_bytes, key.encode()):
+            found = key
+    return found
+
+
+MAX_OWNERS: Final = 10_000
+_MINUTE_NS: Final = 60_000_000_000
+_NO_LIMIT: Final = 10**18
+
+
+class Bucket:
+    """`_level` is as of `_at_ns`, and never above `_capacity`."""
+
+    def __init__(self, capacity: int, now_ns: int) -> None:
+        self._capacity = capacity
+        self._level = float(capacity)
+        self._at_ns = now_ns
+
+    def level(self, now_ns: int) -> float:
+        filled = (now_ns - self._at_ns) / _MINUTE_NS * self._capacity
+        return min(float(self._capacity), self._level + filled)
+
+    def take(self, amount: int, now_ns: int) -> None:
+        self._level, self._at_ns = self.level(now_ns) - amount, now_ns
+
+    def seconds_until_one(self, now_ns: int) -> float:
+        """0 where there is one already."""
+        missing = max(0.0, 1.0 - self.level(now_ns))
+        return missing / self._capacity * _MINUTE_NS / 1e9
+
+
+class _Account:
+    """What one owner may still use."""
+
+    def __init__(self, limits: RateLimits, now_ns: int) -> None:
+        self.requests = Bucket(limits.requests_per_minute or _NO_LIMIT, now_ns)
+        self.tokens = Bucket(limits.tokens_per_minute or _NO_LIMIT, now_ns)
+
+
+class RateLimiter:
+    """Pure: time is an argument, a monotonic stamp. An owner is an API key, or None without keys.
+
+    `_accounts` holds at most MAX_OWNERS, those longest unheard of first: they are forgotten first.
+    """
+
+    def __init__(self, limits: RateLimits) -> None:
+        self._limits = limits
+        self._accounts: dict[str | None, _Account] = {}
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def admit(self, owner: str | None, now_ns: int) -> float | None:
+        """Count one request; or count nothing, and say in how many seconds to try again."""
+        account = self._account(owner, now_ns)
+        wait_s = max(
+            account.requests.seconds_until_one(now_ns), account.tokens.seconds_until_one(now_ns)
+        )
+        if wait_s > 0.0:
+            return wait_s
+        account.requests.take(1, now_ns)
+        return None
+
+    def spend(self, owner: str | None, tokens: int, now_ns: int) -> bool:
+        """Count generated tokens; whether the owner's requests are to be cancelled for them."""
+        if self._limits.tokens_per_minute is None:
+            return False  # asked for every token, and mostly like this
+        account = self._account(owner, now_ns)
+        account.tokens.take(tokens, now_ns)
+        return self._limits.kills and account.tokens.level(now_ns) < 0.0
+
+    def _account(self, owner: str | None, now_ns: int) -> _Account:
+        account = self._accounts.pop(owner, None) or _Account(self._limits, now_ns)
+        if len(self._accounts) >= MAX_OWNERS:
+            del self._accounts[next(iter(self._accounts))]
+        self._accounts[owner] = account
+        return account

@@ -1,0 +1,300 @@
+"""What a client asked for, from its acceptance to its end: n answers, each a request of the engine.
+
+An answer grows here whether its client reads or not: its text so far is what a cancelled request
+leaves behind. What is on its way to the client waits in an `Outbox`, which a slow reader cannot
+make long.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from typing import Final, NamedTuple
+
+import msgspec
+
+from reference_engine.api.openai import Generation
+from reference_engine.cancellation import Cancellation, CancellationToken
+from reference_engine.core.request import FinishReason, Phase
+from reference_engine.protocol import AddRequest, Ending, Event, Output
+
+MAX_QUEUED: Final = 64  # outputs of a request: several steps' worth, so that few are ever joined
+_PHASE_AFTER: Final = {
+    "admitted": Phase.PREFILL,
+    "resumed": Phase.PREFILL,
+    "preempted": Phase.WAITING,
+    "first_token": Phase.DECODE,
+}
+_PHASES: Final = tuple(Phase)
+
+
+class Outbox:
+    """Outputs on their way to a client, each with the index of its answer.
+
+    At most MAX_QUEUED and one for each answer: an output on top of them is joined to the latest one
+    of its answer. So what is held for a client that reads slowly, or not at all, is no longer than
+    its answers.
+    """
+
+    def __init__(self) -> None:
+        self._queue: deque[tuple[int, Output]] = deque()
+        self._changed = asyncio.Event()
+        self._is_closed = False
+        self._failure: Exception | None = None
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def put(self, index: int, output: Output) -> None:
+        if self._is_closed:
+            return
+        if len(self._queue) < MAX_QUEUED or not self._join_to_latest(index, output):
+            self._queue.append((index, output))
+        self._changed.set()
+
+    def close(self, failure: Exception | None = None) -> None:
+        """Nothing more comes: `get` says so, or raises `failure`, once it has given the rest."""
+        self._is_closed, self._failure = True, failure
+        self._changed.set()
+
+    def drop(self) -> None:
+        """Nobody reads any more."""
+        self._queue.clear()
+        self.close()
+
+    async def get(self) -> tuple[int, Output] | None:
+        """The next output; None after the last."""
+        while not self._queue:
+            if self._failure is not None:
+                raise self._failure
+            if self._is_closed:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        return self._queue.popleft()
+
+    def _join_to_latest(self, index: int, output: Output) -> bool:
+        for place in range(len(self._queue) - 1, -1, -1):
+            at, earlier = self._queue[place]
+            if at == index:
+                text = earlier.text + output.text
+                self._queue[place] = at, msgspec.structs.replace(output, text=text)
+                return True
+        return False
+
+
+class Choice:
+    """One answer: a request of the engine. Changed by `WorkerLink` only, but for `num_sent`.
+
+    `num_sent`: tokens that the client was sent, where it reads a stream; `num_unread`: those that
+    it will never have, 0 while it is there.
+    Stamps are the worker's, but for `last_output_ns`, the frontend's.
+    """
+
+    def __init__(self, request_id: str, index: int) -> None:
+        self.request_id = request_id
+        self.index = index
+        self.phase = Phase.WAITING
+        self.num_generated = 0
+        self.num_sent = 0
+        self.num_sent_at_leaving: int | None = None
+        self.ending: Ending | None = None
+        self.stamps: dict[str, int] = {}
+        self.last_output_ns: int | None = None
+        self._texts: list[str] = []
+
+    @property
+    def finish_reason(self) -> str | None:
+        return None if self.ending is None else self.ending.finish_reason
+
+    @property
+    def is_aborted(self) -> bool:
+        return self.finish_reason == FinishReason.ABORT
+
+    @property
+    def num_unread(self) -> int:
+        sent = self.num_sent_at_leaving
+        return 0 if sent is None else self.num_generated - sent
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def note(self, event: Event) -> None:
+        self.stamps.setdefault(event.event, event.t_ns)
+        self.phase = _PHASE_AFTER.get(event.event, self.phase)
+
+    def take(self, output: Output) -> None:
+        self._texts.append(output.text)
+        if output.num_generated > self.num_generated:
+            self.phase = Phase.DECODE
+        self.num_generated, self.ending = output.num_generated, output.ending
+        if output.ending is not None:
+            self.phase = Phase(output.ending.phase)
+
+    def join_text(self) -> None:
+        """Its text as one string; a string for each token takes twelve times as much."""
+        self._texts = [self.text]
+
+    def forget_text(self) -> None:
+        self._texts.clear()
+
+
+class ClientRequest:
+    """One request of a client: its names, its answers, and the token that cancels it.
+
+    `owner` is the API key that it came with; never shown. `has_left`: its client is gone.
+    `has_failed`: the worker was lost, and the request with it.
+    `num_at_cancel`: tokens that were known here when it was cancelled. `created` is wall time in
+    seconds, as OpenAI has it.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        generation: Generation,
+        *,
+        client_request_id: str | None,
+        owner: str | None,
+        created: int,
+        arrived_ns: int,
+    ) -> None:
+        self.request_id = request_id
+        self.answer_id = f"{'chatcmpl' if generation.chat else 'cmpl'}-{request_id}"
+        self.client_request_id = client_request_id
+        self.owner = owner
+        self.chat = generation.chat
+        self.stream = generation.stream
+        self.model = generation.model
+        self.created = created
+        self.arrived_ns = arrived_ns
+        self.num_prompt_tokens = len(generation.prompt_token_ids)
+        self.max_tokens = generation.sampling.max_tokens
+        self.keep_alive_s = generation.keep_alive_s
+        self.choices = [Choice(name, index) for index, name in enumerate(self._names(generation.n))]
+        self.outbox = Outbox()
+        self.token = CancellationToken()
+        self.has_left = False
+        self.has_failed = False
+        self.num_at_cancel = 0
+
+    @property
+    def is_ended(self) -> bool:
+        return self.has_failed or all(choice.ending is not None for choice in self.choices)
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether any of its answers is a partial one."""
+        return any(choice.is_aborted for choice in self.choices)
+
+    @property
+    def num_generated(self) -> int:
+        return sum(choice.num_generated for choice in self.choices)
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that its aborted answers were allowed and did not get."""
+        return sum(self.max_tokens - c.num_generated for c in self.choices if c.is_aborted)
+
+    @property
+    def phase(self) -> Phase:
+        """Of its answers the furthest: of those that go on, or were aborted, if there are any."""
+        going_on = [choice for choice in self.choices if choice.ending is None]
+        aborted = [choice for choice in self.choices if choice.is_aborted]
+        counted = going_on or aborted or self.choices
+        return max((choice.phase for choice in counted), key=_PHASES.index)
+
+    @property
+    def status(self) -> str:
+        if self.has_failed:
+            return "failed"
+        if self.is_ended:
+            return "aborted" if self.is_aborted else "finished"
+        return "waiting" if self.phase is Phase.WAITING else "running"
+
+    def additions(self, generation: Generation) -> list[AddRequest]:
+        """What the worker is told. Each answer but the first samples with a seed of its own."""
+        sampling, parent = generation.sampling, self.request_id if generation.n > 1 else None
+        return [
+            AddRequest(
+                request_id=choice.request_id,
+                prompt_token_ids=generation.prompt_token_ids,
+                sampling=msgspec.structs.replace(
+                    sampling, seed=_derived_seed(sampling.seed, choice.index)
+                ),
+                priority=generation.priority,
+                parent_id=parent,
+            )
+            for choice in self.choices
+        ]
+
+    def cancel(self, cancellation: Cancellation) -> bool:
+        """Whether it was the first; notes how far the request had come."""
+        if not self.token.cancel(cancellation):
+            return False
+        self.num_at_cancel = self.num_generated
+        return True
+
+    def leave(self) -> None:
+        """Its client is gone, and gets nothing more."""
+        self.has_left = True
+        for choice in self.choices:
+            choice.num_sent_at_leaving = choice.num_sent
+
+    def _names(self, n: int) -> list[str]:
+        return [f"{self.request_id}-{index}" for index in range(n)] if n > 1 else [self.request_id]
+
+
+def _derived_seed(seed: int, index: int) -> int:
+    return seed if index == 0 else hash((seed, index)) & (2**63 - 1)
+
+
+class _Entry(NamedTuple):
+    request: ClientRequest
+    until_ns: int
+
+
+class Archive:
+    """Pure: time is an argument, a monotonic stamp. Oldest first."""
+
+    def __init__(self, capacity: int, keep_s: float) -> None:
+        self._capacity = capacity
+        self._keep_ns = int(keep_s * 1e9)
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._latest_of_client: dict[tuple[str, str | None], str] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, request: ClientRequest, now_ns: int) -> None:
+        """Keep an ended request."""
+        for choice in request.choices:
+            if request.is_aborted:
+                choice.join_text()
+            else:
+                choice.forget_text()
+        self._entries[request.request_id] = _Entry(request, now_ns + self._keep_ns)
+        if request.client_request_id is not None:
+            name = request.client_request_id, request.owner
+            self._latest_of_client[name] = request.request_id
+        self._forget(now_ns)
+
+    def by_id(self, request_id: str, now_ns: int) -> ClientRequest | None:
+        self._forget(now_ns)
+        entry = self._entries.get(request_id)
+        return None if entry is None else entry.request
+
+    def latest_of(self, client_id: str, owner: str | None, now_ns: int) -> ClientRequest | None:
+        """The one that ended last, of an owner's requests with that id of the client's own."""
+        self._forget(now_ns)
+        request_id = self._latest_of_client.get((client_id, owner))
+        return None if request_id is None else self._entries[request_id].request
+
+    def _forget(self, now_ns: int) -> None:
+        while self._entries:
+            request_id, (request, until_ns) = next(iter(self._entries.items()))
+            if len(self._entries) <= self._capacity and now_ns < until_ns:
+                return
+            del self._entries[request_id]
+            if request.client_request_id is not None:
+                name = request.client_request_id, request.owner
+                if self._latest_of_client[name] == request_id:
+                    del self._latest_of_client[name]

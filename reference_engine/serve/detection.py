@@ -1,0 +1,206 @@
+"""How the server learns that a client has left, whatever stands between the two.
+
+    FIN, RST           connection_lost, or http.disconnect     CONNECTION   at once
+    vanished           nothing acknowledged in time            HEARTBEAT    heartbeat_s and
+                       (see http_protocol.bound_silence)                    ack_timeout_s
+    reads no more      send does not get through, and its      STALL        stall_timeout_s and a
+                       machine acknowledges nothing more                    quarter, once all
+                                                                            buffers are full
+    promised to ping   did not (the timer is the link's)       PING         its keep_alive_s
+    under a server     OSError from send, of a heartbeat       WRITE,       the next thing sent, at
+    that raises        or of anything else                     HEARTBEAT    most heartbeat_s later
+
+A client whose machine has room for the whole answer, and which reads none of it, looks like any
+other until the answer is over: its machine takes and acknowledges for it.
+
+The connection tells us directly, through an object in the scope that the HTTP protocol put there,
+so that a middleware which keeps `http.disconnect` to itself hides nothing. Under servers that know
+no such object somebody has to wait in `receive`: they tell of a closed connection to nobody else.
+"""
+
+import asyncio
+import contextlib
+import errno
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from starlette.types import Message, Receive, Scope, Send
+
+from reference_engine.cancellation import DetectionMethod
+from reference_engine.faults import Faults
+from reference_engine.serve.client_request import ClientRequest
+from reference_engine.serve.timeouts import Patience, RanOutError
+
+EXTENSION: Final = "walkaway.connection"
+HEARTBEAT: Final = b": heartbeat\n\n"
+# Linux reports a connection whose packets nobody acknowledged with the last hint it had why.
+_UNACKNOWLEDGED: Final = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+_NOBODY_THERE: Final = 499  # nginx's status for it; sent into the void
+
+
+class AbortableTransport(Protocol):
+    """What is needed of the connection's transport."""
+
+    def abort(self) -> None: ...
+
+
+def method_of(error: Exception | None) -> DetectionMethod:
+    """What the end of a connection says about how its client left."""
+    if isinstance(error, OSError) and error.errno in _UNACKNOWLEDGED:
+        return DetectionMethod.HEARTBEAT
+    return DetectionMethod.CONNECTION
+
+
+def is_overlooked(request: ClientRequest, faults: Faults) -> bool:
+    """Whether a fault in force has nothing done about a client that has left."""
+    if faults.ignore_disconnect:
+        return True
+    if faults.ignore_disconnect_unary and not request.stream:
+        return True
+    return faults.ignore_disconnect_while_waiting and request.num_generated == 0
+
+
+class ClientConnection:
+    """The connection that a request came over; one object a request. Tells of its end, once.
+
+    `num_taken`: bytes that the other end has acknowledged.
+    """
+
+    def __init__(
+        self,
+        transport: AbortableTransport,
+        resume_reading: Callable[[], None],
+        num_taken: Callable[[], int],
+    ) -> None:
+        self._transport = transport
+        self._resume_reading = resume_reading
+        self._num_taken = num_taken
+        self._last_taken = 0
+        self._on_lost: Callable[[DetectionMethod], None] | None = None
+        self._lost: DetectionMethod | None = None
+        self._closed = asyncio.Event()
+
+    def watch(self, on_lost: Callable[[DetectionMethod], None]) -> None:
+        """Call `on_lost` when the connection ends, or now if it has ended."""
+        self._resume_reading()  # a connection that nobody reads does not tell that it has ended
+        self._on_lost = on_lost
+        if self._lost is not None:
+            on_lost(self._lost)
+
+    def unwatch(self) -> None:
+        """Tell nobody any more: the connection may outlive the request by far."""
+        self._on_lost = None
+
+    def lost(self, method: DetectionMethod) -> None:
+        """The HTTP protocol's word: the client is gone. What comes later adds nothing."""
+        if self._lost is None:
+            self._lost = method
+            if self._on_lost is not None:
+                self._on_lost(method)
+
+    def closed(self) -> None:
+        """The HTTP protocol's last word: the connection is no more."""
+        self._closed.set()
+
+    def takes_more(self) -> bool:
+        """Whether the other end has taken anything since this was last asked."""
+        before, self._last_taken = self._last_taken, self._num_taken()
+        return self._last_taken > before
+
+    async def abort(self) -> None:
+        """Close it without sending what it holds, and wait until it is closed."""
+        self._transport.abort()
+        await self._closed.wait()
+
+
+class Client:
+    """The client at the other end of one request: sent to, and watched. `on_left` is told once.
+
+    Made by the task that sends to it.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        stall_timeout_s: float,
+        on_left: Callable[[DetectionMethod], None],
+    ) -> None:
+        self._connection: ClientConnection | None = (scope.get("extensions") or {}).get(EXTENSION)
+        self._receive = receive
+        self._send = send
+        self._stall_timeout_s = stall_timeout_s
+        self._until_stall = Patience(
+            stall_timeout_s, None if self._connection is None else self._connection.takes_more
+        )
+        self._on_left = on_left
+        self._has_started = False
+        self._has_left = False
+
+    @property
+    def has_left(self) -> bool:
+        return self._has_left
+
+    async def listen(self) -> None:
+        """Watch until the client has left; cancel it when there is no more need."""
+        if self._connection is not None:
+            self._connection.watch(self._left)
+        try:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            self._left(DetectionMethod.CONNECTION)
+        finally:
+            if self._connection is not None:
+                self._connection.unwatch()
+            self._until_stall.stop()
+
+    async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._has_started = True
+        await self._try({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def send_part(self, body: bytes) -> None:
+        await self._try({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def send_last(self, body: bytes) -> None:
+        await self._try({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def send_heartbeat(self) -> None:
+        beat = {"type": "http.response.body", "body": HEARTBEAT, "more_body": True}
+        await self._try(beat, DetectionMethod.HEARTBEAT)
+
+    async def dismiss(self) -> None:
+        """Be done with a client that has left: nothing that is still held for it gets sent.
+
+        An answer that was never begun gets a beginning, or a middleware takes its absence for a
+        bug.
+        """
+        self._has_left = True
+        if self._connection is not None:
+            await self._connection.abort()
+        if not self._has_started:
+            head = {"type": "http.response.start", "status": _NOBODY_THERE, "headers": []}
+            with contextlib.suppress(OSError):
+                async with asyncio.timeout(self._stall_timeout_s):
+                    await self._send(head)
+                    await self._send({"type": "http.response.body", "body": b""})
+
+    async def _try(
+        self, message: Message, on_error: DetectionMethod = DetectionMethod.WRITE
+    ) -> None:
+        if self._has_left:
+            return
+        try:
+            with self._until_stall:
+                await self._send(message)
+        except RanOutError:
+            self._left(DetectionMethod.STALL)
+        except OSError as error:
+            is_unacknowledged = method_of(error) is DetectionMethod.HEARTBEAT
+            self._left(DetectionMethod.HEARTBEAT if is_unacknowledged else on_error)
+
+    def _left(self, method: DetectionMethod) -> None:
+        if not self._has_left:
+            self._has_left = True
+            self._on_left(method)

@@ -1,0 +1,243 @@
+"""uvicorn's HTTP/1.1 protocol, which tells the application of a client's leaving at once.
+
+It has no pipelining. While an earlier answer is being generated, uvicorn stops reading a connection
+on which the next request has already come, and does not tell the running one that the connection
+has closed: its client could leave unseen. No client of this dialect pipelines; one that does is cut
+off.
+
+A client that closes its side is gone, even if it could still read: a connection that ends the
+proper way looks the same from here. What was still to be sent to it is not sent first, since that
+may take for ever. Nor is a request waited for that does not come whole: its head has a limit,
+reading it has a time.
+"""
+
+import asyncio
+import math
+import socket
+import struct
+import sys
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final
+
+from starlette.responses import Response
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from reference_engine.api.schemas import ApiError
+from reference_engine.cancellation import DetectionMethod
+from reference_engine.config import FrontendSettings
+from reference_engine.serve.detection import EXTENSION, ClientConnection, method_of
+
+MAX_HEAD_BYTES: Final = 65_536  # of what does not come in one piece
+_LINGER_S: Final = 1.0
+_PROBES: Final = 4  # keep-alive probes within the time for an acknowledgement
+# In linux/tcp.h, struct tcp_info.
+_ACKNOWLEDGED_AT: Final = 120  # tcpi_bytes_acked, 64 bits; Linux 4.1
+_WINDOW_AT: Final = 228  # tcpi_snd_wnd: bytes, 32 bits; Linux 5.4
+
+
+class WatchedProtocol(HttpToolsProtocol):
+    """One request at a time on a connection, with a ClientConnection in its scope.
+
+    `_num_unparsed`: bytes since something of the request was complete; the parser keeps them.
+    `_reading`: runs while a request is read, until its last byte.
+    """
+
+    settings: FrontendSettings
+
+    _client: ClientConnection | None = None
+    _num_unparsed = 0
+    _is_in_body = False
+    _is_refused = False
+    _reading: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=self.settings.send_buffer_bytes)
+        self.gone = asyncio.Event()
+        self._start_reading()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        self._num_unparsed += len(data)
+        super().data_received(data)
+        if self._num_unparsed > MAX_HEAD_BYTES:
+            self.refuse(431, f"request head: at most {MAX_HEAD_BYTES} bytes")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_body = False
+        self._start_reading()
+
+    def on_headers_complete(self) -> None:
+        earlier: RequestResponseCycle | None = self.cycle  # None before the first request
+        if earlier is not None and not earlier.response_complete:
+            self.transport.abort()
+            return
+        self._num_unparsed, self._is_in_body = 0, True
+        connection = self.transport.get_extra_info("socket")
+        self._client = ClientConnection(
+            self.transport, self.flow.resume_reading, partial(num_acknowledged, connection)
+        )
+        scope: dict[str, Any] = self.scope  # type: ignore[assignment]
+        scope["extensions"] = {EXTENSION: self._client}
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_unparsed = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._num_unparsed, self._is_in_body = 0, False
+        self._stop_reading()
+        super().on_message_complete()
+
+    def eof_received(self) -> None:
+        if self._client is not None and not self.cycle.response_complete:
+            self._client.lost(DetectionMethod.CONNECTION)
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_reading()
+        self.gone.set()
+        if self._client is not None:
+            method = method_of(exc)
+            connection = self.transport.get_extra_info("socket")
+            if method is DetectionMethod.HEARTBEAT and is_full(connection):
+                method = DetectionMethod.STALL  # the kernel gives up on those, too
+            self._client.lost(method)
+        super().connection_lost(exc)
+        if self._client is not None:
+            self._client.closed()
+
+    def send_400_response(self, msg: str) -> None:
+        self.refuse(400, f"{msg} This is a server of HTTP/1.1.")
+
+    def refuse_if_unread(self, status: int, message: str) -> None:
+        """Wait no longer for a request of which a part has come."""
+        if self._reading is not None and (self._is_in_body or self._num_unparsed):
+            self.refuse(status, message)
+
+    def refuse(self, status: int, message: str) -> None:
+        """Answer whatever is being read with an error, and close.
+
+        Its client may still be sending. A connection that is closed on unread data is reset, and
+        the answer lost: so the rest is dropped for a moment.
+        """
+        if self.transport.is_closing() or self._is_refused:
+            return
+        self._is_refused = True
+        self._stop_reading()
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None:
+            is_being_answered = (
+                cycle.response_started if self._is_in_body else not cycle.response_complete
+            )
+            if is_being_answered:
+                self.transport.abort()
+                return
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.transport.write(_whole_answer(ApiError(status, message).response()))
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._reading = self.loop.call_later(_LINGER_S, self.transport.abort)
+
+    def _start_reading(self) -> None:
+        if self._reading is None:
+            timeout_s = self.settings.request_timeout_s
+            self._reading = self.loop.call_later(timeout_s, self._read_for_too_long)
+
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    def _read_for_too_long(self) -> None:
+        timeout_s = self.settings.request_timeout_s
+        self.refuse_if_unread(408, f"the request did not come whole in {timeout_s:g} s")
+        if not self._is_refused:
+            self.transport.close()  # nothing of it has come
+
+
+def _whole_answer(response: Response) -> bytes:
+    head = [
+        b"HTTP/1.1 %d %s" % (response.status_code, HTTPStatus(response.status_code).phrase.encode())
+    ]
+    head += [b"%s: %s" % header for header in response.raw_headers]
+    return b"\r\n".join([*head, b"connection: close", b"", bytes(response.body)])
+
+
+def protocol_for(settings: FrontendSettings) -> type[WatchedProtocol]:
+    """The protocol with these settings, as a class: uvicorn builds it itself."""
+    return type("ConfiguredProtocol", (WatchedProtocol,), {"settings": settings})
+
+
+def bound_silence(connection: socket.socket, settings: FrontendSettings) -> None:
+    """Have the kernel end connections whose other end has vanished, and hold little for them.
+
+    `connection` may be a listening socket: those that it accepts inherit its options.
+
+    With something on its way: after `ack_timeout_s` without acknowledgement, or after
+    `stall_timeout_s` where that is longer, since the kernel makes no difference between a client
+    that has vanished and one that does not read. With nothing: after `heartbeat_s` it probes, and
+    ends the connection `ack_timeout_s` later.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.send_buffer_bytes)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform != "linux":
+        return  # the system's own times hold
+    idle_s = max(1, math.ceil(settings.heartbeat_s or settings.ack_timeout_s))
+    between_s = max(1, math.floor(settings.ack_timeout_s / _PROBES))
+    timeout_ms = math.ceil(max(settings.ack_timeout_s, settings.stall_timeout_s) * 1000)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, min(idle_s, 32767)),
+        (socket.TCP_KEEPINTVL, min(between_s, 32767)),
+        (socket.TCP_USER_TIMEOUT, timeout_ms),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def num_acknowledged(connection: socket.socket) -> int:
+    """Bytes that the other end has taken so far; 0 where the system does not tell."""
+    return _tcp_info(connection, _ACKNOWLEDGED_AT, "=Q") or 0
+
+
+def is_full(connection: socket.socket) -> bool:
+    """Whether the last that the other end said was that it has no room: nobody reads there."""
+    return _tcp_info(connection, _WINDOW_AT, "=I") == 0
+
+
+def _tcp_info(connection: socket.socket, at: int, kind: str) -> int | None:
+    """One field of what the kernel knows of a connection; None where it does not tell."""
+    if sys.platform != "linux":
+        return None
+    try:
+        info = connection.getsockopt(
+            socket.IPPROTO_TCP, socket.TCP_INFO, at + struct.calcsize(kind)
+        )
+        value: int = struct.unpack_from(kind, info, at)[0]
+    except (OSError, struct.error):
+        return None
+    return value
+
+
+_BACKLOG: Final = 1024
+
+
+class ListenError(RuntimeError):
+    """The address cannot be listened on."""
+
+
+def listen(host: str, port: int, settings: FrontendSettings) -> socket.socket:
+    """A listening socket, IPv4 or IPv6 as the host wants. Raises ListenError."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ListenError(
+            f"cannot listen on {host}, port {port}: {error}; choose another --host or --port"
+        ) from error
+    bound_silence(listener, settings)
+    return listener

@@ -1,0 +1,93 @@
+"""The lifecycle log and the step log: bounded, numbered, honest about what fell out.
+
+Frontend and worker stamp events with the same monotonic clock; the journal numbers them in the
+order in which they become known here. A reader asks for what came after the last number it has,
+and is told how many entries it can never have.
+
+An entry is written once, as the line of JSON that its readers get. So a log is bounded in bytes,
+however large its entries are; a page costs no more than joining its lines; and there is nothing
+here that the garbage collector would walk through.
+
+Measured: a full log of LOG_BYTES takes 258 MiB of resident memory. That is a million events,
+394,000 steps of 16 requests or 34,000 of 256. A full page takes 0.2 to 0.4 ms, an entry 1 to 10 us.
+"""
+
+import sys
+from typing import Final, NamedTuple
+
+import msgspec
+
+LOG_BYTES: Final = 256 * 1024 * 1024
+PAGE_BYTES: Final = 1024 * 1024  # more would hold up the event loop, and with it detection
+_PLACE_BYTES: Final = 24  # a line's place in the list, and what the allocator rounds up
+
+
+class Page(NamedTuple):
+    """Lines after the asked number; `next_after` is what to ask with next.
+
+    `first` and `last` are the numbers of the oldest and newest entry in the log; `dropped` those
+    that were asked for and are gone.
+    """
+
+    lines: list[bytes]
+    first: int
+    last: int
+    next_after: int
+    dropped: int
+
+
+class Log:
+    """The latest entries, numbered from 1; entry n is the n-th that was appended.
+
+    `capacity_bytes` bounds the memory of them all. Line i is entry number `_num_gone` + i + 1;
+    the first `_num_blank` lines are of entries that fell out, and go when they are half of them.
+    """
+
+    def __init__(self, capacity_bytes: int = LOG_BYTES) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._lines: list[bytes] = []
+        self._num_blank = 0
+        self._num_gone = 0
+        self._num_bytes = 0
+        self._encoder = msgspec.json.Encoder()
+
+    @property
+    def next_number(self) -> int:
+        return self._num_gone + len(self._lines) + 1
+
+    def append(self, entry: msgspec.Struct) -> None:
+        line = self._encoder.encode(entry) + b"\n"
+        self._lines.append(line)
+        self._num_bytes += _memory_of(line)
+        while self._num_bytes > self._capacity_bytes:
+            self._drop_oldest()
+
+    def after(self, number: int, limit: int) -> Page:
+        """At most `limit` entries from number + 1 on, or from the first that is still here.
+
+        At most PAGE_BYTES of them, but one in any case.
+        """
+        first, last = self._num_gone + self._num_blank + 1, self.next_number - 1
+        start = max(number + 1, first)
+        index = start - self._num_gone - 1
+        lines: list[bytes] = []
+        num_bytes = 0
+        for line in self._lines[index : index + limit]:
+            num_bytes += len(line)
+            if lines and num_bytes > PAGE_BYTES:
+                break
+            lines.append(line)
+        return Page(lines, first, last, start + len(lines) - 1, start - number - 1)
+
+    def _drop_oldest(self) -> None:
+        self._num_bytes -= _memory_of(self._lines[self._num_blank])
+        self._lines[self._num_blank] = b""
+        self._num_blank += 1
+        if 2 * self._num_blank > len(self._lines):
+            del self._lines[: self._num_blank]
+            self._num_gone += self._num_blank
+            self._num_blank = 0
+
+
+def _memory_of(line: bytes) -> int:
+    return sys.getsizeof(line) + _PLACE_BYTES

@@ -1,0 +1,255 @@
+"""The frontend process: start the worker, serve HTTP until told to stop, take the worker along.
+
+When the worker dies, the frontend ends the open requests with an error, says so, and exits with
+status 1; when the frontend dies, the worker leaves.
+"""
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+import msgspec
+import uvicorn
+import uvloop
+
+from reference_engine.config import EngineConfig, FrontendSettings
+from reference_engine.faults import Faults
+from reference_engine.metrics.collector import Collector
+from reference_engine.protocol import Ready
+from reference_engine.serve.access import RateLimiter
+from reference_engine.serve.http import WatchedProtocol, listen, protocol_for
+from reference_engine.serve.link import WorkerLink
+from reference_engine.serve.server import Frontend
+from reference_engine.serve.supervisor import SHUTTING_DOWN, EngineStoppedError, WorkerSupervisor
+
+_CLOSING_S: Final = 1  # for connections on which nothing is being answered
+_KEEP_ALIVE_S: Final = 75  # longer than the clients', so that they, not we, close idle connections
+
+
+class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says. `port` 0 takes a free one."""
+
+    host: str
+    port: int
+    config: EngineConfig
+    faults: Faults
+    frontend: FrontendSettings
+    allow_faults: bool
+    exit_with_stdin: bool
+
+
+WORKER_DIED: Final = 1
+_LAST_WORD_S: Final = 3.0
+_LAST_READ_S: Final = 1.0
+_Result = TypeVar("_Result")
+
+
+class Stop:
+    """The wish to stop: the first exit status wins, the second wish is an insistence."""
+
+    def __init__(self) -> None:
+        self._wished = asyncio.Event()
+        self._insisted = asyncio.Event()
+        self.exit_status = 0
+
+    def wish(self, exit_status: int) -> None:
+        if self._wished.is_set():
+            self._insisted.set()
+        else:
+            self.exit_status = exit_status
+            self._wished.set()
+
+    async def wait(self) -> None:
+        await self._wished.wait()
+
+    async def insisted(self) -> None:
+        await self._insisted.wait()
+
+
+def watch_for_the_end(stop: Stop, *, with_stdin: bool) -> None:
+    """Signals wish to stop, and so does the end of standard input where that is wanted."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.wish, 128 + number)
+    if with_stdin:
+
+        def read_to_the_end() -> None:
+            # A thread, because stdin may be a file or a device, which no event loop can watch.
+            while sys.stdin is not None and os.read(sys.stdin.fileno(), 4096):
+                pass
+            loop.call_soon_threadsafe(stop.wish, 0)
+
+        threading.Thread(target=read_to_the_end, daemon=True).start()
+
+
+async def end_serving(
+    stop: Stop, link: WorkerLink, server: uvicorn.Server, settings: FrontendSettings
+) -> None:
+    """Once it is wished: take on nothing new, drain if so set, abort what is left.
+
+    Each of those who are aborted is told what there is. That takes the worker's word, which may
+    not come, and a client that reads, which it may not: neither is waited for for long.
+    """
+    await stop.wait()
+    link.is_draining = True
+    if settings.shutdown == "drain" and stop.exit_status != WORKER_DIED:
+        await unless(stop.insisted(), _answered(server, settings.drain_timeout_s))
+    link.shut_down()
+    if not await _answered(server, _LAST_WORD_S):
+        link.lost(SHUTTING_DOWN)
+    await _answered(server, _LAST_READ_S)
+    await _close_all(server, _LAST_READ_S)
+    server.should_exit = True
+
+
+async def unless(
+    stopping: Coroutine[Any, Any, None], doing: Coroutine[Any, Any, _Result]
+) -> _Result | None:
+    """What the doing comes to; None if the stopping came first."""
+    done, stop = asyncio.create_task(doing), asyncio.create_task(stopping)
+    either: set[asyncio.Task[Any]] = {done, stop}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if not done.done():
+        done.cancel()
+        return None
+    return done.result()
+
+
+async def _answered(server: uvicorn.Server, timeout_s: float) -> bool:
+    """Whether all that are being answered now have their answers in time.
+
+    Requests that have not come whole are not waited for.
+    """
+    for connection in _connections(server):
+        connection.refuse_if_unread(503, SHUTTING_DOWN)
+    answering = set(server.server_state.tasks)
+    if not answering:
+        return True
+    _, unanswered = await asyncio.wait(answering, timeout=timeout_s)
+    return not unanswered
+
+
+async def _close_all(server: uvicorn.Server, timeout_s: float) -> None:
+    """Close every connection; who does not read what is still held for it loses it in the end."""
+    connections = _connections(server)
+    for connection in connections:
+        connection.shutdown()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            for connection in connections:
+                await connection.gone.wait()
+    for connection in connections:
+        connection.transport.abort()
+
+
+def _connections(server: uvicorn.Server) -> list[WatchedProtocol]:
+    connections = list(server.server_state.connections)
+    return [connection for connection in connections if isinstance(connection, WatchedProtocol)]
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own handling of signals, which are ours."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def run(settings: ServeSettings) -> int:
+    """Serve until told to stop; the exit status.
+
+    Raises ListenError, EngineConfigError, and EngineStoppedError where the worker has died.
+    """
+    with (
+        listen(settings.host, settings.port, settings.frontend) as listener,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        return runner.run(_serve(settings, listener))
+
+
+async def _serve(settings: ServeSettings, listener: socket.socket) -> int:
+    stop = Stop()
+    watch_for_the_end(stop, with_stdin=settings.exit_with_stdin)
+    worker = WorkerSupervisor(
+        on_report=lambda report: link.take_in(report), on_lost=lambda: link.lost()
+    )
+    link = WorkerLink(
+        time.perf_counter_ns,
+        send=worker.send,
+        settings=settings.frontend,
+        collector=Collector(settings.config),
+        limiter=RateLimiter(settings.frontend.rate_limits),
+    )
+    link.faults = settings.faults
+    try:
+        ready = await unless(stop.wait(), worker.start(settings.config, settings.faults))
+        if ready is not None:
+            frontend = Frontend(
+                link, settings.config, ready, settings.frontend, allow_faults=settings.allow_faults
+            )
+            server = Server(_uvicorn_config(frontend, settings.frontend))
+            ending = asyncio.create_task(end_serving(stop, link, server, settings.frontend))
+            _announce(listener, ready)
+            await _serve_while_it_lives(server, listener, worker, stop)
+            ending.cancel()
+    finally:
+        await worker.end()
+    return stop.exit_status
+
+
+async def _serve_while_it_lives(
+    server: uvicorn.Server, listener: socket.socket, worker: WorkerSupervisor, stop: Stop
+) -> None:
+    """Serve until the server is told to exit. Raises EngineStoppedError if a death told it."""
+    keeping = asyncio.create_task(worker.keep())
+    keeping.add_done_callback(lambda _: stop.wish(WORKER_DIED))
+    # Long-lived objects need not be looked through at each collection, which would be a pause.
+    gc.collect()
+    gc.freeze()
+    await server.serve(sockets=[listener])
+    keeping.cancel()
+    try:
+        await keeping
+    except asyncio.CancelledError:
+        pass
+    except EngineStoppedError:
+        if stop.exit_status == WORKER_DIED:
+            raise
+
+
+def _uvicorn_config(frontend: Frontend, settings: FrontendSettings) -> uvicorn.Config:
+    return uvicorn.Config(
+        frontend.app(),
+        loop="none",
+        http=protocol_for(settings),
+        ws="none",
+        lifespan="off",
+        log_level="error",  # what clients do wrong, they are told
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_CLOSING_S,
+    )
+
+
+def _announce(listener: socket.socket, worker: Ready) -> None:
+    """One line on stdout for whoever started us: connections are accepted from now on."""
+    host, port = listener.getsockname()[:2]
+    line = {
+        "event": "ready",
+        "url": f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
+        "pid": os.getpid(),
+        "worker_pid": worker.pid,
+        "device": worker.device,
+    }
+    print(msgspec.json.encode(line).decode(), flush=True)  # noqa: T201

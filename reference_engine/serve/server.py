@@ -1,0 +1,322 @@
+"""The HTTP server: routes, and how each answers. No middleware, which could hide a disconnect."""
+
+import os
+import time
+from collections.abc import Callable
+from math import ceil
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from reference_engine.api.bodies import echo_of, read_body, read_page, read_request_id
+from reference_engine.api.openai import (
+    Generation,
+    check_model,
+    decode_body,
+    read_chat,
+    read_completion,
+)
+from reference_engine.api.openapi import openapi_document
+from reference_engine.api.schemas import ApiError
+from reference_engine.cancellation import CancelReason
+from reference_engine.config import EngineConfig, FrontendSettings
+from reference_engine.faults import Faults
+from reference_engine.metrics.exposition import Page, metric_families, wants_open_metrics
+from reference_engine.model.tokenizer import Tokenizer
+from reference_engine.protocol import Ready
+from reference_engine.serve.access import KeyCheck
+from reference_engine.serve.client_request import ClientRequest
+from reference_engine.serve.generate import AnswerWriter, GenerationResponse, usage
+from reference_engine.serve.journal import Page as JournalPage
+from reference_engine.serve.link import WorkerLink
+from reference_engine.serve.supervisor import EngineStoppedError
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Frontend:
+    """The endpoints, over one worker. `allow_faults` opens `/walkaway/faults`."""
+
+    def __init__(
+        self,
+        link: WorkerLink,
+        config: EngineConfig,
+        worker: Ready,
+        settings: FrontendSettings,
+        *,
+        allow_faults: bool,
+    ) -> None:
+        self._link = link
+        self._settings = settings
+        self._config = config
+        self._worker = worker
+        self._allow_faults = allow_faults
+        self._tokenizer = Tokenizer(worker.vocab_size)
+        families = metric_families(link.collector, config)
+        self._text_page = Page(families, open_metrics=False)
+        self._open_metrics_page = Page(families, open_metrics=True)
+        self._openapi = msgspec.json.encode(openapi_document(self.routes(), config.model))
+
+    def app(self) -> ASGIApp:
+        handlers = {
+            ApiError: _answer_api_error,
+            HTTPException: _answer_http_error,
+            EngineStoppedError: _answer_stopped,
+            ClientDisconnect: _answer_nobody,
+            Exception: _answer_bug,
+        }
+        app = Starlette(routes=self.routes(), exception_handlers=handlers)
+        app.router.redirect_slashes = False
+        return KeyCheck(app, self._settings.api_keys)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            *RequestsApi(self._link).routes(),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{model}", self.model),
+            Route("/health", self.health),
+            Route("/metrics", self.metrics),
+            Route("/openapi.json", self.openapi),
+            Route("/walkaway/lifecycle", self.lifecycle),
+            Route("/walkaway/steps", self.steps),
+            Route("/walkaway/config", self.config),
+            Route("/walkaway/clock", self.clock),
+            Route("/walkaway/faults", self.faults, methods=["GET", "PUT"]),
+        ]
+
+    async def completions(self, request: Request) -> ASGIApp:
+        return await self._generate(request, read_completion)
+
+    async def chat(self, request: Request) -> ASGIApp:
+        return await self._generate(request, read_chat)
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model_card()]})
+
+    async def model(self, request: Request) -> Response:
+        check_model(request.path_params["model"], self._config)
+        return JSONResponse(self._model_card())
+
+    async def health(self, request: Request) -> Response:
+        return Response(status_code=503 if self._link.is_draining else 200)
+
+    async def metrics(self, request: Request) -> Response:
+        is_open = wants_open_metrics(request.headers.get("accept", ""))
+        page = self._open_metrics_page if is_open else self._text_page
+        return Response(page.write(), headers={"content-type": page.content_type})
+
+    async def openapi(self, request: Request) -> Response:
+        return Response(self._openapi, media_type="application/json")
+
+    async def lifecycle(self, request: Request) -> Response:
+        after, limit = read_page(request)
+        return ndjson(self._link.lifecycle.after(after, limit))
+
+    async def steps(self, request: Request) -> Response:
+        after, limit = read_page(request)
+        return ndjson(self._link.steps.after(after, limit))
+
+    async def config(self, request: Request) -> Response:
+        config = msgspec.to_builtins(self._config)
+        config["device"] = self._worker.device
+        config["vocab_size"] = self._worker.vocab_size
+        config["gpu_name"] = self._worker.gpu_name
+        config["frontend_pid"], config["worker_pid"] = os.getpid(), self._worker.pid
+        config["faults"] = msgspec.to_builtins(self._link.faults)
+        config["frontend"] = self._settings.shown()
+        return JSONResponse(config)
+
+    async def clock(self, request: Request) -> Response:
+        boot_id = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else None
+        now_ns = time.perf_counter_ns()
+        return JSONResponse({"clock": "CLOCK_MONOTONIC", "now_ns": now_ns, "boot_id": boot_id})
+
+    async def faults(self, request: Request) -> Response:
+        if not self._allow_faults:
+            raise ApiError(404, "faults can be set over HTTP only with --allow-faults")
+        if request.method == "PUT":
+            self._link.set_faults(decode_body(await read_body(request), Faults))
+        return Response(msgspec.json.encode(self._link.faults), media_type="application/json")
+
+    def _model_card(self) -> dict[str, str | int]:
+        return {
+            "id": self._config.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "walkaway",
+            "max_model_len": self._config.max_model_len,
+        }
+
+    async def _generate(
+        self, request: Request, read: Callable[[bytes, EngineConfig, Tokenizer], Generation]
+    ) -> ASGIApp:
+        client_request_id = read_request_id(request.headers)
+        owner: str | None = request.state.owner
+        self._check_rate(owner)
+        generation = read(await read_body(request), self._config, self._tokenizer)
+        created = int(time.time())  # noqa: TID251 OpenAI's `created` is wall time
+        return GenerationResponse(
+            self._link, generation, client_request_id, owner=owner, created=created
+        )
+
+    def _check_rate(self, owner: str | None) -> None:
+        wait_s = self._link.limiter.admit(owner, time.perf_counter_ns())
+        if wait_s is not None:
+            raise ApiError(
+                429,
+                f"too many requests or tokens in a minute; try again in {ceil(wait_s)} s",
+                code="rate_limit_exceeded",
+                headers={"retry-after": str(ceil(wait_s))},
+            )
+
+
+def ndjson(page: JournalPage) -> Response:
+    """One entry a line; the headers say where to go on and what can never be had.
+
+    There is more to be had now where next-after is less than last.
+    """
+    headers = {
+        "x-walkaway-first": str(page.first),
+        "x-walkaway-last": str(page.last),
+        "x-walkaway-next-after": str(page.next_after),
+        "x-walkaway-dropped": str(page.dropped),
+    }
+    return Response(b"".join(page.lines), media_type="application/x-ndjson", headers=headers)
+
+
+async def _answer_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response(echo_of(request.headers))
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        text = "there is nothing at this path; /openapi.json says what there is"
+    else:
+        text = f"{error.detail}: {request.method}; /openapi.json says what there is"
+    answer = ApiError(error.status_code, text, headers=error.headers)
+    return answer.response(echo_of(request.headers))
+
+
+async def _answer_stopped(request: Request, error: Exception) -> Response:
+    return ApiError(503, str(error)).response(echo_of(request.headers))
+
+
+async def _answer_nobody(request: Request, error: Exception) -> Response:
+    """The client left in the middle of its body: nothing was done, and nobody reads this."""
+    return Response(status_code=499)
+
+
+async def _answer_bug(request: Request, error: Exception) -> Response:
+    """The traceback goes to the log; the client gets the shape that it understands."""
+    return ApiError(500, "internal error").response(echo_of(request.headers))
+
+
+class RequestsApi:
+    """The endpoints under `/v1/requests`."""
+
+    def __init__(self, link: WorkerLink) -> None:
+        self._link = link
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/requests/{name:path}/cancel", self.cancel, methods=["POST"]),
+            Route("/v1/requests/{name:path}/ping", self.ping, methods=["POST"]),
+            Route("/v1/requests/{name:path}", self.show),
+        ]
+
+    async def show(self, request: Request) -> Response:
+        """The latest request of that name: how it stands, or stood when it ended."""
+        found = self._found(request)[-1]
+        writer = AnswerWriter(found)
+        if found.is_ended and found.is_aborted:
+            body = writer.whole([choice.text for choice in found.choices])
+        else:
+            choices = [
+                {
+                    "index": choice.index,
+                    "finish_reason": choice.finish_reason,
+                    "tokens_generated": choice.num_generated,
+                }
+                for choice in found.choices
+            ]
+            body = {**writer.head, "choices": choices, "usage": usage(found)}
+        return _json({**facts(found), **body})
+
+    async def cancel(self, request: Request) -> Response:
+        """Cancel every live request of that name. Asked again, it says the same about them."""
+        answers = []
+        for found in self._found(request):
+            cancelled = self._link.cancel(found, CancelReason.API)
+            answers.append({**facts(found), "cancelled": cancelled})
+        has_cancelled = any(answer["cancelled"] for answer in answers)
+        name = request.path_params["name"]
+        return _json({"id": name, "cancelled": has_cancelled, "requests": answers})
+
+    async def ping(self, request: Request) -> Response:
+        """The client is still there. `keep_alive_s`: the bound for its next ping, if it has one."""
+        live = [found for found in self._found(request) if not found.is_ended]
+        if not live:
+            raise ApiError(404, "this request has ended", code="request_ended")
+        for found in live:
+            self._link.ping(found)
+        bounds = {found.request_id: found.keep_alive_s for found in live}
+        return _json({"id": request.path_params["name"], "keep_alive_s": bounds})
+
+    def _found(self, request: Request) -> list[ClientRequest]:
+        """At least one, oldest first. Raises ApiError 404."""
+        owner = getattr(request.state, "owner", None)
+        found = find(self._link, request.path_params["name"], owner)
+        if not found:
+            raise ApiError(404, "no such request, or it is no longer known", code="unknown_request")
+        return found
+
+
+def find(link: WorkerLink, name: str, owner: str | None) -> list[ClientRequest]:
+    """The owner's requests of that name: one by the engine's or answer's name, else by its own."""
+    now_ns = link.now_ns()
+    request_id = name.removeprefix("chatcmpl-").removeprefix("cmpl-")
+    request = link.live.get(request_id) or link.archive.by_id(request_id, now_ns)
+    if request is not None and request.owner == owner and name in (request_id, request.answer_id):
+        return [request]
+    live = [r for r in link.live.values() if (r.client_request_id, r.owner) == (name, owner)]
+    if live:
+        return live
+    latest = link.archive.latest_of(name, owner, now_ns)
+    return [] if latest is None else [latest]
+
+
+def facts(request: ClientRequest) -> dict[str, Any]:
+    """How a request stands. `cancellation`: the first, whether or not it came in time."""
+    cancellation = request.token.cancellation
+    endings = [choice.ending for choice in request.choices if choice.ending is not None]
+    return {
+        "id": request.answer_id,
+        "request_id": request.request_id,
+        "client_request_id": request.client_request_id,
+        "status": request.status,
+        "phase": request.phase,
+        "tokens_generated": request.num_generated,
+        "preemptions": sum(ending.num_preemptions for ending in endings),
+        "cancellation": None
+        if cancellation is None
+        else {
+            "reason": cancellation.reason,
+            "method": cancellation.method,
+            "t_ns": cancellation.t_ns,
+        },
+    }
+
+
+def _json(body: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -1,0 +1,236 @@
+"""The worker process and the connection to it: begun, renewed when it breaks, and ended.
+
+What is sent always goes over the connection of the moment. When that breaks, whatever the worker
+was working on is lost (the worker aborts it, too); the worker itself is not, as long as it lives.
+"""
+
+import asyncio
+import secrets
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
+from typing import Final, NamedTuple, cast
+
+import msgspec
+
+from reference_engine.config import EngineConfig, EngineConfigError
+from reference_engine.faults import Faults
+from reference_engine.protocol import (
+    Failed,
+    FrameReader,
+    FromWorker,
+    Hello,
+    ProtocolError,
+    Ready,
+    StepReport,
+    ToWorker,
+    WorkerSettings,
+    decode_payload,
+    encode_frame,
+)
+
+# Also true where the connection alone has broken: which of the two it was is known only later.
+WORKER_LOST: Final = "the engine has lost its worker; what it was working on is lost with it"
+SHUTTING_DOWN: Final = "the server is shutting down"
+
+
+class EngineStoppedError(RuntimeError):
+    """Nothing can be generated now: the worker is lost, or the server is shutting down."""
+
+
+class WorkerConnection(asyncio.Protocol):
+    """One connection. All its state changes on the event loop.
+
+    `ready` is the worker's first word: Ready, EngineConfigError where its settings cannot work, or
+    EngineStoppedError where it ended before. `on_lost` is called when a connection ends that was
+    ready.
+    """
+
+    def __init__(
+        self, secret: str, *, on_report: Callable[[StepReport], None], on_lost: Callable[[], None]
+    ) -> None:
+        self._secret = secret
+        self._on_report = on_report
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._reader = FrameReader()
+        self._decoder = msgspec.msgpack.Decoder(FromWorker)
+        self._is_ready = False
+        self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+
+    def send(self, message: ToWorker) -> None:
+        """Raises EngineStoppedError when the connection has ended."""
+        if self._transport is None:
+            raise EngineStoppedError(WORKER_LOST)
+        self._transport.write(encode_frame(message))
+
+    def close(self) -> None:
+        """Harmless for one that has ended."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+        peer: socket.socket = transport.get_extra_info("socket")
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.send(Hello(secret=self._secret))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._is_ready:
+            self._on_lost()
+        elif not self.ready.done():
+            self.ready.set_exception(EngineStoppedError("the worker has ended the connection"))
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for payload in self._reader.feed(data):
+                self._take_in(decode_payload(self._decoder, payload))
+        except ProtocolError as error:
+            print(f"walkaway engine: connection to the worker: {error}", file=sys.stderr)  # noqa: T201
+            if self._transport is not None:
+                self._transport.abort()
+
+    def _take_in(self, message: FromWorker) -> None:
+        match message:
+            case StepReport() if self._is_ready:
+                self._on_report(message)
+            case Ready() if not self.ready.done():
+                self._is_ready = True
+                self.ready.set_result(message)
+            case Failed(message=why) if not self.ready.done():
+                self.ready.set_exception(EngineConfigError(why))
+            case _:
+                raise ProtocolError(f"{type(message).__name__} out of turn")
+
+
+class Patience(NamedTuple):
+    """Seconds: before each try at a new connection, for its Ready, and for the worker to leave.
+
+    The pauses are for a worker that is dying, to be dead.
+    """
+
+    before_tries: tuple[float, ...] = (0.1, 0.5, 2.0)
+    ready_again: float = 10.0
+    exit: float = 5.0
+
+
+_PATIENCE: Final = Patience()
+
+
+class WorkerSupervisor:
+    """All its state changes on the event loop.
+
+    `on_lost` is called each time that a connection breaks which was ready.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_report: Callable[[StepReport], None],
+        on_lost: Callable[[], None],
+        patience: Patience = _PATIENCE,
+    ) -> None:
+        self._on_report = on_report
+        self._on_lost = on_lost
+        self._patience = patience
+        self._secret = secrets.token_hex(32)
+        self._process: Process | None = None
+        self._port = 0
+        self._connection: WorkerConnection | None = None
+        self._broken = asyncio.Event()
+
+    def send(self, message: ToWorker) -> None:
+        """Raises EngineStoppedError while there is no connection."""
+        if self._connection is None:
+            raise EngineStoppedError(WORKER_LOST)
+        self._connection.send(message)
+
+    async def start(self, config: EngineConfig, faults: Faults) -> Ready:
+        """Once the worker has built its model. Raises EngineConfigError or EngineStoppedError."""
+        command = [sys.executable, "-m", "reference_engine.worker.service"]
+        self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+        settings = WorkerSettings(config=config, faults=faults, secret=self._secret)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(msgspec.json.encode(settings) + b"\n")
+        port = await self._process.stdout.readline()
+        if not port:
+            raise await self._died()
+        self._port = int(port)
+        return await self._connect()
+
+    async def keep(self) -> None:
+        """Renew the connection each time; raises EngineStoppedError when that cannot be done."""
+        while True:
+            await self._broken.wait()
+            self._broken.clear()
+            await self._renew()
+
+    async def end(self) -> None:
+        """Have the worker leave: its lifeline ends. One that does not leave is killed."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        if not await self._exits_within(self._patience.exit):
+            self._process.kill()
+            await self._process.wait()
+
+    async def _connect(self) -> Ready:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(
+            lambda: WorkerConnection(
+                self._secret, on_report=self._on_report, on_lost=self._note_broken
+            ),
+            "127.0.0.1",
+            self._port,
+        )
+        try:
+            ready = await connection.ready
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        return ready
+
+    def _note_broken(self) -> None:
+        self._broken.set()
+        self._on_lost()
+
+    async def _renew(self) -> None:
+        reason = ""
+        for pause_s in self._patience.before_tries:
+            if await self._exits_within(pause_s):
+                raise await self._died()
+            try:
+                async with asyncio.timeout(self._patience.ready_again):
+                    await self._connect()
+            except (OSError, EngineStoppedError) as error:
+                reason = str(error) or "it does not answer"
+            else:
+                return
+        raise EngineStoppedError(
+            f"the worker process lives, but no connection to it can be had: {reason}"
+        )
+
+    async def _exits_within(self, timeout_s: float) -> bool:
+        assert self._process is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._process.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _died(self) -> EngineStoppedError:
+        assert self._process is not None
+        status = await self._process.wait()
+        how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+        return EngineStoppedError(
+            f"the worker process has ended ({how}); its last words, if any, are above"
+        )
