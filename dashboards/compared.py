@@ -8,7 +8,7 @@ from dashboards.contenders import Contender, Contest, Match
 from dashboards.tables import PlainTable
 from harness.analysis.figure_pairs import Pair
 from harness.analysis.standing import Standing, standing
-from harness.analysis.validity import Remark
+from harness.records import Remark
 from harness.comparison import Comparison
 from harness.comparison_words import cells, not_compared, steps_differ, times
 from harness.headlines import headline_figures

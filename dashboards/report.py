@@ -17,7 +17,7 @@ from dashboards.trust import trust, trust_of_arms
 from dashboards.value_tables import value_tables
 from dashboards.waste_section import waste
 from harness.accounts import client_facts
-from harness.analysis.validity import Remark
+from harness.records import Remark
 from harness.gate.judge import Judgement
 from harness.gate.markdown import gravest_first
 from harness.manifest import Manifest

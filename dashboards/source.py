@@ -15,7 +15,7 @@ from harness.analysis.audit import Entry
 from harness.analysis.cancellation import cancellations
 from harness.analysis.frames import RunFrames
 from harness.analysis.load_side import LoadSide
-from harness.analysis.validity import Remark
+from harness.records import Remark
 from harness.analysis.value import Value
 from harness.differences import Difference
 from harness.errors import ConfigError

@@ -24,7 +24,8 @@ from harness.analysis.figure_pairs import Pair, pair_of
 from harness.analysis.of_each_request import OF_EACH, of_each_request
 from harness.analysis.stats import Floats
 from harness.analysis.two_samples import shift_between
-from harness.analysis.validity import Remark, in_level_order
+from harness.records import Remark
+from harness.analysis.validity import in_level_order
 from harness.differences import Shift
 from harness.errors import ConfigError
 from harness.headlines import headline_figures

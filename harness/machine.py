@@ -24,7 +24,8 @@ from typing import Final
 import msgspec
 import psutil
 
-from harness.collect.clock import ClockReading, judge_clock, local_clock
+from harness.collect.clock import ClockReading, judge_clock
+from harness.manifest import local_clock
 from harness.collect.gpu import NoGpu, open_gpu_sampler
 
 ASK_TORCH: Final = (
@@ -33,7 +34,7 @@ ASK_TORCH: Final = (
     "for i in range(torch.cuda.device_count())] if cuda else [])))"
 )
 ASK_CLOCK: Final = (
-    "import time; from harness.collect.clock import local_clock; "
+    "import time; from harness.manifest import local_clock; "
     "print(time.perf_counter_ns(), local_clock())"
 )
 LONGEST_ANSWER_S: Final = 60.0  # a cold disk takes long to load torch

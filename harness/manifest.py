@@ -3,6 +3,7 @@
 import os
 import platform
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from harness.records import SCHEMA_VERSION, VoidTrial
 
 Status = Literal["complete", "interrupted", "target_failed"]
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 VERSIONS_OF = (
     "walkaway",
     "locust",
@@ -216,3 +218,14 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def local_clock() -> str:
+    """Names the clock of this process: all processes of one start of one machine share it."""
+    return boot_id() or platform.node()
+
+
+@cache  # at the end of a load there may be no file handle left to read it with
+def boot_id() -> str | None:
+    """The kernel's id of this start of the machine, where the system tells it."""
+    return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else None

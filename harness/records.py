@@ -288,3 +288,10 @@ class Metric(msgspec.Struct, kw_only=True):
     lower_bounds: dict[str, float] = {}
     needs: dict[str, int] = {}
     others: dict[str, Any] = {}
+
+
+class Remark(msgspec.Struct, frozen=True, kw_only=True):
+    """One sentence about a run: how far its figures may be believed."""
+
+    level: Literal["info", "warning", "invalid"]
+    text: str

@@ -34,7 +34,7 @@ from harness.analysis.recovery import probe_figures, refill_figures, refills_aft
 from harness.analysis.stats import Floats, mean_ci95
 from harness.analysis.storms import storm_figures
 from harness.analysis.summary import compute_figures, summarise
-from harness.analysis.validity import Remark
+from harness.records import Remark
 from harness.records import Metric
 
 # One number a run, whatever else it is made from.

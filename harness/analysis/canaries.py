@@ -11,7 +11,7 @@ import pandas as pd
 from harness.analysis.figure import Figures, NotMeasurable, Sample, describe_or, rate
 from harness.analysis.latency import ttft_sample
 from harness.analysis.token_times import token_gaps, without_tokens
-from harness.analysis.validity import Remark
+from harness.records import Remark
 from harness.records import Outcome, Role
 
 _NO_ANSWER = "no canary had a second answer"

@@ -8,7 +8,7 @@ difference that one may have meant (another seed, other settings of the engine) 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from harness.analysis.validity import Remark
+from harness.records import Remark
 from harness.records import Metric
 from harness.words import quantity
 

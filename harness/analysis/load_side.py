@@ -19,7 +19,7 @@ from harness.analysis.figure import Figure
 from harness.analysis.frames import RunFrames
 from harness.analysis.lost import losses
 from harness.analysis.stats import Ints
-from harness.analysis.validity import Remark
+from harness.records import Remark
 from harness.records import Metric
 
 MOST_CPU: Final = 0.9

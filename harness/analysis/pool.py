@@ -24,7 +24,8 @@ from harness.analysis.stats import Floats
 from harness.analysis.summary import ORDER, count_outcomes, in_order
 from harness.analysis.tokens import token_counting
 from harness.analysis.two_samples import shift_between
-from harness.analysis.validity import Remark, flags
+from harness.records import Remark
+from harness.analysis.validity import flags
 from harness.analysis.value import Value, ValueTerms, value_of
 from harness.differences import Difference, Shift
 from harness.records import SCHEMA_VERSION, Metric

@@ -45,7 +45,8 @@ from harness.analysis.recovery import probe_figures, refill_figures, refills_aft
 from harness.analysis.steady import steady_window
 from harness.analysis.storms import storm_figures
 from harness.analysis.tokens import token_counting
-from harness.analysis.validity import Remark, flags, in_level_order, more_remarks, remarks
+from harness.records import Remark
+from harness.analysis.validity import flags, in_level_order, more_remarks, remarks
 from harness.analysis.void_trials import about_void_trials
 from harness.records import SCHEMA_VERSION, Metric, Outcome
 

@@ -25,19 +25,12 @@ from harness.analysis.recovery import control_answer_tokens, probes
 from harness.analysis.steady import Steady
 from harness.analysis.time_left import race_account, too_little_left
 from harness.analysis.tokens import token_counting, tokens_per_event
-from harness.records import Delivery, Metric, Outcome, Role
+from harness.records import Delivery, Metric, Outcome, Remark, Role
 
 _FLOOR_OF: Final = {"client": "client_lag_s", "probe": "client_lag_s", "gauge": "scrape_interval_s"}
 _MOST_STRETCHED: Final = 1.5  # times the interval that was asked for
 MOST_WARM_UP: Final = 1 / 3  # of the load: less may be chance
 _ERRORS: Final = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED)
-
-
-class Remark(msgspec.Struct, frozen=True, kw_only=True):
-    """One sentence about the run."""
-
-    level: Literal["info", "warning", "invalid"]
-    text: str
 
 
 def flags(figures: dict[str, Figure]) -> dict[str, str]:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-from harness.analysis.validity import Remark
+from harness.records import Remark
 
 _MEASURING: Final = "abandon"  # the arm in which somebody leaves; the others are its controls
 

@@ -4,17 +4,14 @@ The server's reading must lie between two readings taken here around the request
 of the same boot of the same kernel: a container shares it, another host does not.
 """
 
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 import httpx
 
 from harness.collect.source import SourceError
+from harness.manifest import boot_id
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 TRIES = 5
 
 
@@ -67,14 +64,4 @@ def read_clock(client: httpx.Client, url: str, *, clock_ns: Callable[[], int]) -
 def check_clock(client: httpx.Client, url: str, *, clock_ns: Callable[[], int]) -> ClockCheck:
     """Ask a few times and judge. Raises SourceError."""
     readings = [read_clock(client, url, clock_ns=clock_ns) for _ in range(TRIES)]
-    return judge_clock(readings, local_boot_id=_boot_id())
-
-
-def local_clock() -> str:
-    """Names the clock of this process: all of one start of one machine share it."""
-    return _boot_id() or platform.node()
-
-
-@cache  # who asks at the end of a load may have no file handle left
-def _boot_id() -> str | None:
-    return BOOT_ID.read_text().strip() if BOOT_ID.exists() else None
+    return judge_clock(readings, local_boot_id=boot_id())

@@ -27,7 +27,7 @@ from locust.env import Environment
 from locust.exception import StopUser
 from locust.runners import MasterRunner, WorkerRunner
 
-from harness.collect.clock import local_clock
+from harness.manifest import local_clock
 from harness.load.abandon import leave_rule
 from harness.load.arrivals import deal
 from harness.load.handles import allow_streams

@@ -17,23 +17,18 @@ from harness.errors import ConfigError
 from harness.http_flags import check_ca_file, parse_headers, typed_command
 from harness.load.plan import LoadPlan, OpenLoop, Timeouts, read_plan
 from harness.load_caps import USUAL_RATE, USUAL_STREAMS
-from harness.records import Way
-from harness.web.fields import AS_WORKLOAD, allowed
+from harness.web.fields import ARRIVALS, LEAVE, WAYS, allowed
 
 if TYPE_CHECKING:
     from harness.arrival_settings import AnyArrivals
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
-LEAVE: Final = ("tokens", "time", "prefill", "queued", "last_token", AS_WORKLOAD)
 _NOW: Final = "walkaway_now"
 _HEADER: Final = "--walkaway-header"
 _CA_FILE: Final = "--walkaway-ca-file"
 _MOST_STREAMS: Final = "--walkaway-most-streams"
 _MOST_RATE: Final = "--walkaway-most-rate"
 _RAISED_BY: Final = {"`run.most_streams`": _MOST_STREAMS, "`run.most_rate`": _MOST_RATE}
-HELD: Final = frozenset({"stop_reading", "vanish"})  # these must outlast the users who left so
-WAYS: Final = tuple(way.value for way in Way if way not in HELD)
-ARRIVALS: Final = ("closed", "poisson", "constant", AS_WORKLOAD)
 
 
 def add_arguments(group: argparse._ArgumentGroup) -> None:

@@ -23,7 +23,7 @@ import msgspec
 from locust.env import Environment
 from locust.runners import MasterRunner, Runner, WorkerRunner
 
-from harness.collect.clock import local_clock
+from harness.manifest import local_clock
 from harness.load.lag import LagWatch
 from harness.load.plan import AbandonLoad, LoadPlan
 from harness.load.rows import ShardWriter

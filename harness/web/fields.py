@@ -9,9 +9,14 @@ from typing import Any, Final
 
 from harness.errors import ConfigError
 from harness.load_caps import USUAL_RATE, USUAL_STREAMS
+from harness.records import Way
 from harness.values import LONGEST_S, MOST_RATE, MOST_STREAMS, MOST_TOKENS
 
 AS_WORKLOAD: Final = "workload"
+LEAVE: Final = ("tokens", "time", "prefill", "queued", "last_token", AS_WORKLOAD)
+HELD: Final = frozenset({"stop_reading", "vanish"})  # these must outlast the users who left so
+WAYS: Final = tuple(way.value for way in Way if way not in HELD)
+ARRIVALS: Final = ("closed", "poisson", "constant", AS_WORKLOAD)
 _ANY_INT: Final = "a whole number from {lowest} to 9.2e18"
 
 # What may stand in a field, of ours in the order of the form; "" where there is nothing to say.

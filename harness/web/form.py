@@ -13,12 +13,11 @@ import msgspec
 
 from harness.config import Workload
 from harness.errors import ConfigError
-from harness.load.options import ARRIVALS, HELD, LEAVE, WAYS
 from harness.load.plan import AbandonLoad
 from harness.load_settings import AbandonSettings
 from harness.mix_settings import NeverEntry, slice_values
 from harness.values import MOST_TOKENS
-from harness.web.fields import AS_WORKLOAD, label, refused
+from harness.web.fields import ARRIVALS, AS_WORKLOAD, HELD, LEAVE, WAYS, label, refused
 
 BY_HAND: Final = str(Path(__file__).with_name("by_hand.toml"))
 

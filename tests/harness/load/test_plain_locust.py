@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.analysis.summary import summarise
-from harness.collect.clock import local_clock
+from harness.manifest import local_clock
 from harness.collection import collect
 from harness.load.rows import ShardReader
 from harness.records import Outcome, RequestRow
