@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from harness import gate_flags, lookup_commands, result_commands, run_flags
 from harness.command_line import (
     Command,
     Force,
@@ -20,7 +19,34 @@ from harness.command_line import (
     app,
 )
 from harness.errors import ConfigError
+from harness.gate_flags import (
+    BaselineFile,
+    Junit,
+    Limits,
+    Markdown,
+    OnlyExitCode,
+    RunPath,
+    SaveBaseline,
+    Verdicts,
+)
+from harness.lookup_commands import doctor, init, targets, workloads
 from harness.process import become, python_module
+from harness.result_commands import compare, export, trend
+from harness.run_flags import (
+    ApiKeyEnv,
+    CaFile,
+    CancellationDelay,
+    CancellationRate,
+    Engine,
+    Header,
+    MetricsUrl,
+    Model,
+    Processes,
+    Target,
+    Web,
+    WebPort,
+    WorkloadName,
+)
 
 __all__ = ["app"]
 
@@ -58,19 +84,19 @@ def demo(
 @app.command(cls=Command)
 def run(  # noqa: PLR0913  one argument a flag
     *,
-    workload: run_flags.WorkloadName,
-    target: run_flags.Target = None,
-    engine: run_flags.Engine = "reference",
-    model: run_flags.Model = None,
-    metrics_url: run_flags.MetricsUrl = None,
-    api_key_env: run_flags.ApiKeyEnv = None,
-    header: run_flags.Header = None,
-    ca_file: run_flags.CaFile = None,
-    processes: run_flags.Processes = None,
-    request_cancellation_rate: run_flags.CancellationRate = None,
-    request_cancellation_delay: run_flags.CancellationDelay = None,
-    web: run_flags.Web = False,
-    web_port: run_flags.WebPort = 8089,
+    workload: WorkloadName,
+    target: Target = None,
+    engine: Engine = "reference",
+    model: Model = None,
+    metrics_url: MetricsUrl = None,
+    api_key_env: ApiKeyEnv = None,
+    header: Header = None,
+    ca_file: CaFile = None,
+    processes: Processes = None,
+    request_cancellation_rate: CancellationRate = None,
+    request_cancellation_delay: CancellationDelay = None,
+    web: Web = False,
+    web_port: WebPort = 8089,
     settings: Setting = None,
     out: Out = None,
     no_scrape: NoScrape = False,
@@ -145,15 +171,15 @@ def report(
 @app.command(cls=Command)
 def gate(  # noqa: PLR0913  one argument a flag
     *,
-    run: gate_flags.RunPath,
-    limits: gate_flags.Limits = None,
-    baseline: gate_flags.BaselineFile = None,
-    save_baseline: gate_flags.SaveBaseline = False,
-    junit: gate_flags.Junit = None,
-    markdown: gate_flags.Markdown = None,
+    run: RunPath,
+    limits: Limits = None,
+    baseline: BaselineFile = None,
+    save_baseline: SaveBaseline = False,
+    junit: Junit = None,
+    markdown: Markdown = None,
     force: Force = False,
-    as_json: gate_flags.Verdicts = False,
-    quiet: gate_flags.OnlyExitCode = False,
+    as_json: Verdicts = False,
+    quiet: OnlyExitCode = False,
 ) -> None:
     """Judge a run: pass, fail, or cannot decide.
 
@@ -215,12 +241,12 @@ def engine(context: typer.Context) -> None:
 
 
 for _command in (
-    result_commands.compare,
-    result_commands.trend,
-    result_commands.export,
-    lookup_commands.workloads,
-    lookup_commands.targets,
-    lookup_commands.init,
-    lookup_commands.doctor,
+    compare,
+    trend,
+    export,
+    workloads,
+    targets,
+    init,
+    doctor,
 ):
     app.command(cls=Command)(_command)
