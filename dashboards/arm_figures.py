@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from dashboards.theme import BLUE, GREY, canvas, plain
 from harness.analysis.paired import FEWEST_ROUNDS
 from harness.analysis.stats import mean_ci95
-from harness.words import quantity
+from harness.formatting import quantity
 
 SCALES = {"s": (1e3, "milliseconds"), "ratio": (1e2, "percent")}
 

@@ -10,9 +10,9 @@ from dashboards.server import server_in_words
 from dashboards.source import ArmsRun, ArmsSummary
 from dashboards.tables import Cell, Row, SideBySide, metric_rows
 from harness.analysis.paired import FEWEST_ROUNDS, is_certain
-from harness.differences import Difference
-from harness.headlines import headline_figures
-from harness.words import bounded, difference_in_words, figure_of, number, quantity, spoken
+from harness.formatting import bounded, difference_in_words, figure_of, number, quantity, spoken
+from harness.metrics import headline_figures
+from harness.records import Difference
 
 MOST_PICTURES: Final = 6
 REFERENCE: Final = "the reference"

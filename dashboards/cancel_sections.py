@@ -17,8 +17,8 @@ from dashboards.tables import PlainTable
 from dashboards.waste_section import PHASES
 from harness.analysis.cancellation import was_cancelled
 from harness.analysis.recovery import control_answer_tokens, probes
+from harness.formatting import DASH, figure_of
 from harness.records import Metric
-from harness.words import DASH, figure_of
 
 OF_TOTALS: Final = (
     "Nothing here tells when the server let go of a single request; what totals and probes tell "

@@ -6,14 +6,11 @@ from typing import Final
 
 from dashboards.contenders import Contender, Contest, Match
 from dashboards.tables import PlainTable
-from harness.analysis.figure_pairs import Pair
-from harness.analysis.standing import Standing, standing
-from harness.records import Remark
-from harness.comparison import Comparison
-from harness.comparison_words import cells, not_compared, steps_differ, times
-from harness.headlines import headline_figures
-from harness.records import Metric
-from harness.words import DASH, between, bounded, quantity, shift_in_words, spoken
+from harness.analysis.compare import Pair, Standing, standing
+from harness.export.comparison import Comparison, cells, not_compared, steps_differ, times
+from harness.formatting import DASH, between, bounded, quantity, shift_in_words, spoken
+from harness.metrics import headline_figures
+from harness.records import Metric, Remark
 
 MOST_NAMED: Final = 4  # figures in a sentence; the others are counted
 # Parts of figures, or the same in another unit: in the pictures and tables, not in the sentence.

@@ -8,11 +8,10 @@ import numpy as np
 import plotly.graph_objects as go
 
 from dashboards.theme import BLUE, CYCLE, DASHES, GREY, SKY, VERMILION, canvas, pattern, plain
-from harness.analysis.figure_pairs import Limits
-from harness.analysis.standing import Standing
+from harness.analysis.compare import Limits, Standing
 from harness.analysis.stats import Curve, Floats
+from harness.formatting import number, quantity
 from harness.records import Metric
-from harness.words import number, quantity
 
 SYMBOLS: Final = {
     Standing.BETTER: "circle",

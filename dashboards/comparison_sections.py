@@ -7,12 +7,11 @@ from dashboards import comparison_figures as draw
 from dashboards.comparison_figures import Ratio
 from dashboards.contenders import Contender, Match
 from dashboards.section import Picture, Section, median_and_p99
-from harness.analysis.figure_pairs import Limits, Pair
-from harness.analysis.standing import MORE_IS_BETTER, standing
+from harness.analysis.compare import MORE_IS_BETTER, Limits, Pair, standing
 from harness.analysis.stats import Curve
-from harness.comparison_words import name_of, steps_differ, times
+from harness.export.comparison import name_of, steps_differ, times
+from harness.formatting import between, bounded
 from harness.records import Metric
-from harness.words import between, bounded
 
 WAITS: Final = (
     ("slot_recovery_s", "from leaving to the first token of somebody who waited, seen by a client"),

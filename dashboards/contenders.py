@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness.analysis.cancel_figures import latency_sample
+from harness.analysis.cancel import latency_sample
 from harness.analysis.stats import Curve
-from harness.comparison import BASELINE, CANDIDATE, Comparison, compare_each, singles
 from harness.errors import ConfigError
-from harness.library import Run, load_run
+from harness.export.comparison import BASELINE, CANDIDATE, Comparison, compare_each, singles
+from harness.export.library import Run, load_run
 from harness.records import Metric
 
 

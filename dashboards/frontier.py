@@ -9,8 +9,8 @@ from dashboards.arm_figures import SCALES
 from dashboards.section import Picture, Section
 from dashboards.source import ArmsRun
 from dashboards.theme import BLUE, GREY, VERMILION, canvas
+from harness.formatting import figure_of
 from harness.records import Metric
-from harness.words import figure_of
 
 KIND: Final = "chunk_frontier"
 QUANTILES: Final = (

@@ -18,8 +18,8 @@ from dashboards.sentence import (
     level,
     who_left,
 )
+from harness.formatting import bounded, figure_of, interval, is_p99_the_largest, number, quantity
 from harness.records import Metric
-from harness.words import bounded, figure_of, interval, is_p99_the_largest, number, quantity
 
 GOOD: Final = {
     "cancel": "the step in progress is finished, then slot and blocks are free: one or two steps.",

@@ -12,8 +12,8 @@ import plotly.graph_objects as go
 
 from dashboards.downsample import Floats
 from dashboards.theme import BLUE, GREY, VERMILION, canvas, plain
+from harness.formatting import quantity
 from harness.records import Metric
-from harness.words import quantity
 
 CLIENT_TIMES: Final = (
     ("ttft_s", "first token (TTFT)"),

@@ -15,7 +15,7 @@ from harness.analysis.comparable import manifest_remarks
 from harness.errors import ConfigError
 from harness.gate.measured import Measured
 from harness.gate.run_folder import read_run
-from harness.store import RunFolder
+from harness.store.run_folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from harness.errors import ConfigError
 from harness.gate.judge import Judgement, Terms, judge, refuse
 from harness.gate.limits import BASELINE, Limit, parse_limits
 from harness.gate.run_folder import read_run
-from harness.gate_settings import GateSettings
-from harness.judged import UnusableRunError
+from harness.store.run_folder import UnusableRunError
+from harness.workload.workload import GateSettings
 
 
 def judged_by_own_limits(path: Path, workload: dict[str, Any]) -> Judgement | None:

@@ -16,12 +16,12 @@ from dashboards.tables import PlainTable, account_tables, metric_rows
 from dashboards.trust import trust, trust_of_arms
 from dashboards.value_tables import value_tables
 from dashboards.waste_section import waste
-from harness.accounts import client_facts
-from harness.records import Remark
+from harness.export.tables import client_facts
+from harness.formatting import DASH, quantity
 from harness.gate.judge import Judgement
-from harness.gate.markdown import gravest_first
-from harness.manifest import Manifest
-from harness.words import DASH, quantity
+from harness.gate.reports import gravest_first
+from harness.records import Remark
+from harness.store.manifest import Manifest
 
 COUNTED_BY: Final = {
     "usage": "the server's own count in each event",

@@ -15,7 +15,7 @@ from dashboards.chosen import Chosen, choose
 from dashboards.source import Run
 from harness.analysis.cancellation import is_unfinished
 from harness.analysis.stats import Ints
-from harness.analysis.token_times import without_tokens
+from harness.analysis.tokens import without_tokens
 
 MOST_TICKS: Final = 60  # token marks of one request that a timeline can show apart
 _TEXTS: Final = ("request_id", "arm", "role", "outcome", "plan", "way", "wire_close", "error")

@@ -13,8 +13,8 @@ from dashboards.downsample import Series
 from dashboards.source import Run
 from dashboards.tables import PlainTable
 from dashboards.timelines import Timeline
+from harness.formatting import bounded, number
 from harness.records import Metric
-from harness.words import bounded, number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

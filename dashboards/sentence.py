@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from harness.formatting import figure_of, interval, is_only_limited, quantity
 from harness.records import Metric
-from harness.words import figure_of, interval, is_only_limited, quantity
 
 Metrics = Mapping[str, Metric]
 NOTHING: Final[Mapping[str, float]] = {}

@@ -13,16 +13,14 @@ from dashboards.timelines import Clock
 from harness.analysis.agreement import Agreement
 from harness.analysis.audit import Entry
 from harness.analysis.cancellation import cancellations
-from harness.analysis.frames import RunFrames
 from harness.analysis.load_side import LoadSide
-from harness.records import Remark
 from harness.analysis.value import Value
-from harness.differences import Difference
 from harness.errors import ConfigError
 from harness.gate.judge import Judgement
-from harness.manifest import Manifest
-from harness.records import Metric
-from harness.store import RunFolder
+from harness.records import Difference, Metric, Remark
+from harness.store.frames import RunFrames
+from harness.store.manifest import Manifest
+from harness.store.run_folder import RunFolder
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 

@@ -14,8 +14,8 @@ from dashboards.tables import PlainTable
 from harness.analysis.cancellation import was_cancelled
 from harness.analysis.figure import Sample, describe
 from harness.analysis.step_log import StepTimes
+from harness.formatting import DASH, figure_of, quantity
 from harness.records import Metric
-from harness.words import DASH, figure_of, quantity
 
 # metric, from, to, in words, columns of `cancellations` for the ends
 _ROWS: Final = (

@@ -14,8 +14,8 @@ from typing import Final
 import plotly.graph_objects as go
 
 from dashboards.theme import BLUE, GREEN, ORANGE, SKY, VERMILION, canvas, pattern
+from harness.formatting import figure_of
 from harness.records import Metric
-from harness.words import figure_of
 
 STAGES: Final = (
     ("detect_s", "detect: the server saw it", SKY, ""),

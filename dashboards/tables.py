@@ -6,11 +6,11 @@ from typing import Final
 
 import msgspec
 
-from harness.accounts import AGREEMENT_COLUMNS, AUDIT_COLUMNS, agreement_cells, audit_cells
 from harness.analysis.agreement import Agreement
 from harness.analysis.audit import Entry
+from harness.export.tables import AGREEMENT_COLUMNS, AUDIT_COLUMNS, agreement_cells, audit_cells
+from harness.formatting import DASH, SELF_EVIDENT_UNITS, bounded, interval, quantity
 from harness.records import Metric
-from harness.words import DASH, SELF_EVIDENT_UNITS, bounded, interval, quantity
 
 COLUMNS: Final = (
     "n",

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dashboards.nights import Group, Night
-from harness.analysis.expected import expected
-from harness.analysis.figure_pairs import Limits, limits_of, unlike
+from harness.analysis.compare import Limits, expected, limits_of, unlike
 from harness.gate.baseline import depends_on_machine, other_machine, why_not_comparable
 from harness.gate.measured import Conditions
-from harness.headlines import headline_figures
+from harness.metrics import headline_figures
 from harness.records import Metric
 
 # The metrics that are followed: what each shows, and what is good.

@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 from dashboards.arm_figures import SCALES
 from dashboards.theme import CYCLE, GREY, VERMILION, canvas, plain
 from dashboards.tracks import Point, Track
+from harness.formatting import between, quantity
 from harness.gate.limits import Limit
-from harness.words import between, quantity
 
 SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "star", "hexagon")
 

@@ -11,11 +11,10 @@ from dashboards.section import Picture, Section
 from dashboards.tables import PlainTable
 from dashboards.tracks import TRACKED, Track, tracks
 from dashboards.trend_figures import over_nights
-from harness.analysis.expected import FEWEST_EARLIER
-from harness.analysis.figure_pairs import Limits
+from harness.analysis.compare import FEWEST_EARLIER, Limits
 from harness.errors import ConfigError
+from harness.formatting import DASH, between, bounded, quantity, spoken
 from harness.gate.limits import RUN, Limit, parse_limits
-from harness.words import DASH, between, bounded, quantity, spoken
 
 NIGHT: Final = "%Y-%m-%d %H:%M"
 Key = tuple[str, str]  # metric and figure

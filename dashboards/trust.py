@@ -6,11 +6,11 @@ from typing import Final
 
 from dashboards.source import ArmsRun, Run, Summary
 from dashboards.verdict import Mark
-from harness.accounts import steady_in_words
 from harness.analysis.load_side import saturations
-from harness.analysis.validity import MOST_WARM_UP
+from harness.analysis.remarks import MOST_WARM_UP
+from harness.export.tables import steady_in_words
+from harness.formatting import figure_of, number, quantity
 from harness.records import Outcome
-from harness.words import figure_of, number, quantity
 
 FULL: Final = 0.9  # of all cores: beyond it who wants one waits for it
 MOST_FULL: Final = 0.05  # of the load

@@ -2,7 +2,7 @@
 
 from dashboards.tables import PlainTable
 from harness.analysis.value import Value
-from harness.value_words import STAGE_COLUMNS, stage_cells, value_cells, value_columns
+from harness.export.tables import STAGE_COLUMNS, stage_cells, value_cells, value_columns
 
 
 def value_tables(value: Value) -> list[PlainTable]:

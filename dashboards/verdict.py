@@ -19,12 +19,12 @@ from dashboards.sentence import (
     stopped_words,
     who_left,
 )
+from harness.formatting import figure_of, quantity
 from harness.gate.judge import Judgement
-from harness.gate.markdown import gravest_first
+from harness.gate.reports import gravest_first
 from harness.gate.verdict import Check
 from harness.gate.verdict import Verdict as GateVerdict
 from harness.records import Metric
-from harness.words import figure_of, quantity
 
 MOST_STEPS: Final = (("p50", 2.0), ("p99", 5.0))  # the step in progress, and little more
 MOST_TOKENS_AFTER: Final = 2.0  # the step in flight makes one

@@ -13,7 +13,7 @@ from dashboards.source import Run
 from dashboards.tables import PlainTable
 from dashboards.theme import SKY, VERMILION, canvas, pattern
 from harness.analysis.cancellation import is_unfinished
-from harness.words import quantity
+from harness.formatting import quantity
 
 MOST_BARS: Final = 10
 PHASES: Final = {"waiting": "in the queue", "prefill": "in prefill", "decode": "in decode"}

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness.library import Run, load_run
+    from harness.export.library import Run, load_run
 
 __all__ = ["Run", "load_run"]
 
@@ -20,4 +20,4 @@ __all__ = ["Run", "load_run"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("harness.library"), name)
+    return getattr(import_module("harness.export.library"), name)

@@ -20,7 +20,7 @@ def main() -> None:
     """Run the command line and end the process with its exit code."""
     signal.signal(signal.SIGINT, _leave)
     try:
-        from harness.commands import app
+        from harness.commands.verbs import app
 
         app(prog_name="walkaway")
     except WalkawayError as error:
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _leave(_signum: int, _frame: FrameType | None) -> None:
-    """Ctrl-C while nothing is measured (a run has a handler of its own, `harness.interruption`).
+    """Ctrl-C while nothing is measured (a run has a handler of its own, `harness.run.progress`).
 
     SystemExit and no KeyboardInterrupt: the command line's library would end with a code of its
     own, without a word.

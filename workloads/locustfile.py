@@ -13,14 +13,13 @@ from locust.env import Environment  # noqa: TID251
 from locust.runners import WorkerRunner  # noqa: TID251
 
 from harness.errors import ConfigError
-from harness.load.cancel_storm import CancelStormDirector
-from harness.load.chunk_frontier import ChunkFrontierDirector
 from harness.load.open_loop import OpenLoopDirector, deal_out, share_out
 from harness.load.options import add_arguments, load_plan, read_order
-from harness.load.plan import AbandonLoad, CancelStormLoad, ChunkFrontierLoad, SlotRecoveryLoad
+from harness.load.scenarios import CancelStormDirector, ChunkFrontierDirector
 from harness.load.slot_recovery import SlotRecoveryDirector
 from harness.load.users import AbandoningUser, PlannedUser, prepare
-from harness.load.webui import extend_page, report_outcomes
+from harness.web.page import extend_page, report_outcomes
+from harness.workload.plan import AbandonLoad, CancelStormLoad, ChunkFrontierLoad, SlotRecoveryLoad
 
 __all__ = [
     "AbandoningUser",

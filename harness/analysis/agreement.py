@@ -15,18 +15,16 @@ import pandas as pd
 
 from harness.analysis.attributed import Alone, alone_by_gauge, alone_by_rest
 from harness.analysis.balance import delay_of_aborts, held_for_nobody, unread_tokens
-from harness.analysis.branches import branches_of, ends_of
-from harness.analysis.facts import Facts
+from harness.analysis.cancellation import branches_of, ends_of
+from harness.analysis.facts import Facts, is_among
 from harness.analysis.figure import Figures
-from harness.analysis.frames import RunFrames
-from harness.analysis.held_open import LEFT
-from harness.analysis.ids import is_among
+from harness.analysis.open_requests import LEFT
 from harness.analysis.recovery import probes
 from harness.analysis.stats import mean_ci95, ratio_ci95
-from harness.analysis.token_times import without_tokens
-from harness.analysis.tokens import tokens_read
+from harness.analysis.tokens import tokens_read, without_tokens
 from harness.analysis.totals import Balance, sum_by_block
 from harness.records import Metric
+from harness.store.frames import RunFrames
 
 _BY_BLOCKS = {
     ("cancel_latency_s", "counter"): (delay_of_aborts, "held_s"),

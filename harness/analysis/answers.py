@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from harness.analysis.held_open import RACE
-from harness.analysis.token_times import without_tokens
-from harness.analysis.tokens import tokens_read
+from harness.analysis.open_requests import RACE
+from harness.analysis.tokens import tokens_read, without_tokens
 from harness.records import Outcome
 
 MOST_ERRORS = 3  # kinds of errors that are told of

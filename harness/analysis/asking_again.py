@@ -8,11 +8,11 @@ import pandas as pd
 
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable, Sample, describe_or, reading
-from harness.analysis.frames import RunFrames
 from harness.analysis.latency import ttft_sample
 from harness.analysis.step_log import computed_tokens
-from harness.analysis.token_times import without_tokens
+from harness.analysis.tokens import without_tokens
 from harness.records import Metric, Outcome, Role
+from harness.store.frames import RunFrames
 
 
 def asking_again_figures(requests: pd.DataFrame) -> Figures:

@@ -18,11 +18,11 @@ import numpy as np
 
 from harness.analysis.facts import Facts
 from harness.analysis.figure import NotMeasurable, Sample, describe
-from harness.analysis.frames import RunFrames
-from harness.analysis.held_open import Held, held_open
+from harness.analysis.open_requests import Held, held_open
 from harness.analysis.scraped import Readings, readings_of
 from harness.analysis.stats import Floats, Ints
 from harness.records import Metric
+from harness.store.frames import RunFrames
 
 _NOBODY_ALONE = (
     "no request was left at a moment at which no other began or ended until the next scrapes: the "

@@ -35,7 +35,7 @@ The tolerance is one token for each request that can be in flight at once (token
 that the run cut off are among those who left.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal
 
 import msgspec
@@ -45,13 +45,50 @@ import pandas as pd
 from harness.analysis.agreement import left_on_the_server
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
-from harness.analysis.frames import RunFrames
-from harness.analysis.held_open import Held, held_open
-from harness.analysis.others import somebody_else
+from harness.analysis.open_requests import Held, held_open
 from harness.analysis.scraped import readings_of
-from harness.analysis.token_times import read_by, without_tokens
-from harness.analysis.tokens import prompt_total, tokens_per_event, tokens_read
+from harness.analysis.tokens import (
+    prompt_total,
+    read_by,
+    tokens_per_event,
+    tokens_read,
+    without_tokens,
+)
 from harness.records import Metric, Outcome
+from harness.store.frames import RunFrames
+
+FEWEST_GROSS: Final = 2  # counters
+_SO: Final = "gauges and counters are not this run's alone, and no counter is judged"
+
+
+def foreign_requests(frames: RunFrames) -> int:
+    """How many requests the lifecycle log tells of that no process of this load sent.
+
+    An id is the process's tag, the user and a number: a request whose row was lost has its tag.
+    """
+    log = frames.lifecycle
+    arrived = log.loc[log["event"] == "arrived", "client_request_id"]
+    tags = set(frames.requests["request_id"].map(_tag))
+    return int((~arrived.fillna("").map(_tag).isin(tags)).sum())
+
+
+def somebody_else(frames: RunFrames, too_high: Iterable[str]) -> str | None:
+    """What is to be said of other users; None where there is no sign of them. `too_high`: names of
+    the counters that told more than is due."""
+    if foreign := foreign_requests(frames):
+        return f"somebody else used the server while the load ran (requests: {foreign}): {_SO}"
+    names = list(too_high)
+    if len(names) >= FEWEST_GROSS:
+        return (
+            f"{', '.join(names)} all told more than this run's clients caused: somebody else seems "
+            f"to have used the server; {_SO}"
+        )
+    return None
+
+
+def _tag(request_id: str) -> str:
+    return request_id.rsplit("-", 2)[0]
+
 
 Verdict = Literal[
     "exact", "stuck", "double", "gross", "late", "lower", "not told", "cannot be judged"

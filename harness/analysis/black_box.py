@@ -21,11 +21,10 @@ from harness.analysis.attributed import (
     role_that_rests,
 )
 from harness.analysis.balance import delay_of_aborts, held_for_nobody, unread_tokens
-from harness.analysis.cancel_figures import NOBODY_LEFT
+from harness.analysis.cancel import NOBODY_LEFT
 from harness.analysis.counters import wasted_by_counter, wasted_in_all, with_other
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable
-from harness.analysis.frames import RunFrames
 from harness.analysis.ghosts import (
     Ghosts,
     best_first,
@@ -33,11 +32,12 @@ from harness.analysis.ghosts import (
     ghosts_by_counter,
     ghosts_by_gauge,
 )
-from harness.analysis.held_open import held_open, num_abandoned
+from harness.analysis.open_requests import held_open, num_abandoned
 from harness.analysis.scraped import typical_step_s, why_no_lag
 from harness.analysis.stats import theil_sen
 from harness.analysis.totals import Balance, as_figure, pooled
 from harness.records import Metric
+from harness.store.frames import RunFrames
 
 FEWEST_ALONE: Final = 6  # that could be told apart: with fewer a median has no interval
 FEWEST_TOLD: Final = 0.1  # of those who left: fewer that could be told apart stand for nobody

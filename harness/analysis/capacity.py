@@ -8,11 +8,11 @@ import pandas as pd
 
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable, Sample, describe_or, reading
-from harness.analysis.frames import RunFrames
 from harness.analysis.scraped import readings_of, scrape_times_ns
 from harness.analysis.stats import Floats
 from harness.analysis.step_log import num_sampled
 from harness.analysis.tokens import tokens_read
+from harness.store.frames import RunFrames
 
 _NO_WINDOW: Final = "the load window has no length"
 

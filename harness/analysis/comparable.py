@@ -8,9 +8,8 @@ difference that one may have meant (another seed, other settings of the engine) 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from harness.records import Remark
-from harness.records import Metric
-from harness.words import quantity
+from harness.formatting import quantity
+from harness.records import Metric, Remark
 
 STEP_TOLERANCE: Final = 0.1  # steps that differ by more are another speed, not noise
 MOST_KEYS: Final = 6

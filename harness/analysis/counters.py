@@ -10,10 +10,10 @@ from typing import Final
 
 import pandas as pd
 
-from harness.analysis.cancel_figures import NOBODY_LEFT
+from harness.analysis.cancel import NOBODY_LEFT
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable, reading
-from harness.analysis.held_open import LEFT, num_abandoned
+from harness.analysis.open_requests import LEFT, num_abandoned
 from harness.analysis.tokens import prompt_total, tokens_read
 from harness.records import Metric, Outcome
 

@@ -5,9 +5,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from harness.analysis.frames import RunFrames
+from harness.analysis.stats import Bools
 from harness.records import GAUGES, Trust
+from harness.store.frames import RunFrames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,3 +191,11 @@ def _not_there_yet(before: dict[str, float], after: dict[str, float]) -> dict[st
 
 def _known(values: dict[str, Any] | None) -> dict[str, float]:
     return {role: float(value) for role, value in (values or {}).items() if value is not None}
+
+
+def is_among(ids: pd.Series, known: pd.Series | pd.Index) -> Bools:
+    """Whether each of the ids is one of the known; what is null is not."""
+    values = pa.array(known, type=pa.string(), from_pandas=True)
+    asked = pa.array(ids, type=pa.string(), from_pandas=True)
+    found: Bools = pc.is_in(asked, value_set=values, skip_nulls=True).to_numpy(zero_copy_only=False)
+    return found

@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 
-from harness.analysis.enough import fewest_for_quantile
 from harness.analysis.stats import (
     Bools,
     Curve,
@@ -18,6 +17,7 @@ from harness.analysis.stats import (
     Ints,
     clustered_mean_ci95,
     curve_at,
+    fewest_for_quantile,
     kaplan_meier,
     mean_ci95,
     quantile,

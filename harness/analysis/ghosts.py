@@ -18,13 +18,12 @@ import pandas as pd
 
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, NotMeasurable, rate
-from harness.analysis.frames import RunFrames
-from harness.analysis.held_open import LEFT, RACE, held_open, is_unopened
+from harness.analysis.open_requests import LEFT, RACE, held_open, is_unopened
 from harness.analysis.scraped import typical_step_s
 from harness.analysis.stats import Floats, rate_upper95
-from harness.analysis.token_times import without_tokens
-from harness.analysis.tokens import tokens_read
+from harness.analysis.tokens import tokens_read, without_tokens
 from harness.records import Metric
+from harness.store.frames import RunFrames
 
 # Who had no more than this to come may have had the end on the way before any server could know.
 _ON_THE_WAY: Final = 4

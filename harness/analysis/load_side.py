@@ -16,11 +16,52 @@ import pandas as pd
 
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
-from harness.analysis.frames import RunFrames
-from harness.analysis.lost import losses
-from harness.analysis.stats import Ints
-from harness.records import Remark
-from harness.records import Metric
+from harness.analysis.stats import Floats, Ints
+from harness.analysis.tokens import read_by
+from harness.formatting import quantity
+from harness.records import Metric, Remark, Role
+from harness.store.frames import RunFrames
+
+
+def losses(manifest: Mapping[str, Any], facts: Facts) -> Iterator[str]:
+    """A sentence for each process that began and did not end in good order, and one for all workers
+    of whom nothing is there."""
+    for one in _died(manifest):
+        died_s = (one["last_seen_ns"] - facts.load_started_ns) / 1e9
+        yield (
+            f"{_named(one)} died {died_s:.1f} s into the load: the {one['requests']} requests that "
+            f"it had written are kept, the {one['open_streams']} that it had in flight are in no "
+            "figure"
+        )
+    if absent := _absent(manifest):
+        yield (
+            f"workers that had connected to the master and left nothing in the folders that were "
+            f"collected: {', '.join(absent)}; what their users saw is in no figure: collect again "
+            "with their folders, too (one that never began says so in its log)"
+        )
+
+
+def why_unsent(manifest: Mapping[str, Any]) -> str | None:
+    """Who was to send what is missing from a schedule; None where nobody was lost."""
+    if died := _died(manifest):
+        names = ", ".join(_named(one) for one in died)
+        return f"{names} died, and nobody else sends its part of the schedule: its log may tell why"
+    if absent := _absent(manifest):
+        return f"or their rows are in a folder that was not collected ({', '.join(absent)})"
+    return None
+
+
+def _died(manifest: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return [one for one in manifest.get("load_processes") or [] if one["ended_ns"] is None]
+
+
+def _absent(manifest: Mapping[str, Any]) -> Sequence[str]:
+    return manifest.get("absent_workers") or []
+
+
+def _named(one: Mapping[str, Any]) -> str:
+    return f"load process {one['worker']} (pid {one['pid']} on {one['host']})"
+
 
 MOST_CPU: Final = 0.9
 LATE_SHARE: Final = 0.95
@@ -115,3 +156,129 @@ def _step_s(figures: Mapping[str, Figure]) -> float:
         if isinstance(figure, Metric) and figure.p50 is not None:
             return figure.p50
     return 0.0
+
+
+# Late is a p99 of the delay above this share of the median TTFT; but no timer is finer than this.
+_LATE_SHARE: Final = 0.1
+_TIMER_S: Final = 0.01
+# Of a schedule of which a larger share was due and not sent, not even a p95 can be known.
+_MOST_UNSENT: Final = 0.05
+
+
+def sent_of_schedule(frames: RunFrames) -> dict[str, int] | None:
+    """How many requests the schedule had, and how many were sent; None for a closed loop."""
+    arrivals = frames.manifest.get("arrivals")
+    if arrivals is None:
+        return None
+    sent = int((frames.requests["role"] == Role.USER).sum())
+    return {"planned": int(arrivals["planned"]), "sent": sent}
+
+
+def why_schedule_means_nothing(frames: RunFrames, facts: Facts) -> Iterator[str]:
+    """Where so much was left unsent that no figure is of the schedule."""
+    counted = sent_of_schedule(frames)
+    unsent = len(facts.unsent_to_stay_s) + len(facts.unsent_to_leave_s)
+    if counted is None or unsent <= _MOST_UNSENT * (counted["sent"] + unsent):
+        return
+    yield (
+        f"{unsent:,} of {counted['sent'] + unsent:,} requests that were due were not sent when the "
+        f"load ended, more than {_MOST_UNSENT:.0%}: this load is not the schedule's; "
+        f"{why_unsent(frames.manifest) or _why_late(frames)}"
+    )
+
+
+def arrival_warnings(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterator[str]:
+    """What must be said of the schedule; nothing of a closed loop."""
+    arrivals = frames.manifest.get("arrivals")
+    if arrivals is None:
+        return
+    counted = sent_of_schedule(frames)
+    if counted is not None and counted["sent"] < counted["planned"]:
+        yield (
+            f"{counted['planned'] - counted['sent']:,} of {counted['planned']:,} requests of the "
+            "schedule were not sent: the load ended before their turn came, or a load process "
+            "died; those that were due are in `start_delay_s` and in the figures from the intended "
+            "start, as waits that had not ended (censored), and in no other figure"
+        )
+    delay, ttft = figures.get("start_delay_s"), figures.get("ttft_s")
+    if not isinstance(delay, Metric):
+        return
+    lost = why_unsent(frames.manifest) if delay.n_censored else None
+    late_s = delay.lower_bounds["p99"] if delay.p99 is None else delay.p99
+    median_s = ttft.p50 if isinstance(ttft, Metric) and ttft.p50 is not None else 0.0
+    if late_s <= max(_TIMER_S, _LATE_SHARE * median_s):
+        return
+    more = "more than " if delay.p99 is None else ""
+    yield (
+        f"requests were sent late: start_delay_s has a p99 of {more}{quantity(late_s, 's')}; "
+        f"{lost or _why_late(frames)}; believe the figures from the intended start"
+    )
+
+
+def most_open(requests: pd.DataFrame) -> int:
+    """The largest number of requests that were in flight at the same moment."""
+    if requests.empty:
+        return 0
+    times = np.concatenate([requests["sent_ns"], requests["ended_ns"]])
+    changes = np.repeat([1, -1], len(requests))
+    in_order = np.lexsort((changes, times))  # who ends at the moment of a sending ends first
+    return int(np.cumsum(changes[in_order]).max())
+
+
+def _why_late(frames: RunFrames) -> str:
+    max_streams = int(frames.manifest["arrivals"]["max_streams"])
+    if most_open(frames.requests) >= max_streams:
+        return (
+            f"as many streams were open as there may be (`arrivals.max_streams`, {max_streams:,}): "
+            "the server could not keep up with the schedule; raise the cap or lower the rate"
+        )
+    return (
+        "the load generator could not keep up with the schedule: give it more processes "
+        "(`--processes`) or lower the rate"
+    )
+
+
+PARTS: Final = 200
+BATCH: Final = 5
+FEWEST_TOKENS: Final = 400  # two a part, on average
+RULE: Final = "MSER-5 on the tokens read in 200 parts of the load window"
+
+
+class Steady(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict; null where there was not enough to judge by, with the reason in `note`."""
+
+    rule: str = RULE
+    is_steady: bool | None = None
+    warmup_s: float | None = None
+    warmup_share: float | None = None
+    steady_tps: float | None = None
+    note: str | None = None
+
+
+def steady_window(frames: RunFrames, facts: Facts) -> Steady:
+    """Judge the load window."""
+    if facts.load_s <= 0 or frames.requests.empty:
+        return Steady(note="there was no load")
+    edges = np.linspace(facts.load_started_ns, facts.load_ended_ns, PARTS + 1).astype(np.int64)
+    counts = np.diff(read_by(frames.requests, edges))
+    total = float(counts.sum())
+    if total < FEWEST_TOKENS:
+        note = f"not enough data: {total:.0f} tokens were read, and {FEWEST_TOKENS} are needed"
+        return Steady(note=note)
+    means = counts.reshape(-1, BATCH).mean(axis=1)
+    cut, is_steady = truncation(means)
+    part_s = facts.load_s / PARTS
+    return Steady(
+        is_steady=is_steady,
+        warmup_s=cut * BATCH * part_s,
+        warmup_share=cut / len(means),
+        steady_tps=float(means[cut:].mean() / part_s) if is_steady else None,
+    )
+
+
+def truncation(means: Floats) -> tuple[int, bool]:
+    """How many values to leave out at the beginning, and whether the rest is steady."""
+    half = len(means) // 2
+    errors = [float(means[d:].var()) / (len(means) - d) for d in range(half + 1)]
+    cut = int(np.argmin(errors))
+    return cut, cut < half

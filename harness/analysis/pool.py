@@ -1,34 +1,191 @@
 """Several runs of several arms as one summary: what each arm shows over all its rounds, and how the
 arms differ.
 
-How an arm's figures come about is told in `harness.analysis.arm_round`. How far apart the rounds
+How an arm's figures come about is told in `harness.analysis.pool`. How far apart the rounds
 lie is in `per_round`, from which the differences are computed (`harness.analysis.paired`).
 """
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 import pandas as pd
 
-from harness.analysis.arm_round import ArmRound, pooled_figures
-from harness.analysis.canaries import canary_remarks, known_answers
-from harness.analysis.cancel_figures import latency_by_phase
+from harness.analysis.asking_again import asking_again_figures
+from harness.analysis.black_box import (
+    Outside,
+    figures_from_outside,
+    seen_from_outside,
+    with_methods,
+)
+from harness.analysis.cancel import (
+    cancel_figures,
+    latency_by_phase,
+    latency_sample,
+    storm_figures,
+    waste_figures,
+)
+from harness.analysis.cancellation import cancellations
+from harness.analysis.capacity import series_figures, series_of
 from harness.analysis.comparable import OF_TOKENS, is_counted_alike
-from harness.analysis.figure import Figure, Figures
-from harness.analysis.of_each_request import OF_EACH, of_each_request
-from harness.analysis.paired import FEWEST_ROUNDS, compare
-from harness.analysis.stats import Floats
-from harness.analysis.summary import ORDER, count_outcomes, in_order
-from harness.analysis.tokens import token_counting
-from harness.analysis.two_samples import shift_between
-from harness.records import Remark
-from harness.analysis.validity import flags
-from harness.analysis.value import Value, ValueTerms, value_of
-from harness.differences import Difference, Shift
-from harness.records import SCHEMA_VERSION, Metric
+from harness.analysis.facts import Facts, run_facts
+from harness.analysis.figure import Figure, Figures, NotMeasurable
+from harness.analysis.latency import (
+    canary_figures,
+    canary_remarks,
+    known_answers,
+    latency_figures,
+    ttft_sample,
+)
+from harness.analysis.paired import FEWEST_ROUNDS, compare, ranked, shift_between
+from harness.analysis.recovery import probe_figures, refill_figures, refills_after_abandons
+from harness.analysis.remarks import flags
+from harness.analysis.stats import Floats, mean_ci95
+from harness.analysis.summary import ORDER, compute_figures, count_outcomes, in_order, summarise
+from harness.analysis.tokens import over_read_figures, token_counting, without_tokens
+from harness.analysis.value import Account, Value, ValueTerms, account, value_of
+from harness.records import SCHEMA_VERSION, Difference, Metric, Outcome, Remark, Shift
+from harness.store.frames import RunFrames
+
+# One number a run, whatever else it is made from.
+_READINGS: Final = (
+    "goodput_rps",
+    "leaked_slots",
+    "leaked_blocks",
+    "slot_utilisation",
+    "throughput_tps",
+    "preemptions",
+    "recomputed_tokens",
+)
+_SOMETIMES: Final = ("cached_again",)
+_MORE_THAN_TRIALS: Final = 10**12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmRound:
+    """One run of one arm: what pooling needs of it, so that its logs need not be kept."""
+
+    round: int
+    arm: str
+    facts: Facts
+    requests: pd.DataFrame
+    cancels: pd.DataFrame
+    refills: pd.DataFrame
+    series: Mapping[str, Floats]
+    outside: Outside
+    figures: Figures
+    remarks: Sequence[Remark]
+    target: Mapping[str, Any]
+    account: Account | None
+
+
+def analyse_round(frames: RunFrames, *, round_number: int, arm: str) -> ArmRound:
+    """Everything about one run that does not depend on the others."""
+    facts, cancels = run_facts(frames), cancellations(frames)
+    summary, outside = summarise(frames), seen_from_outside(frames, facts)
+    return ArmRound(
+        round=round_number,
+        arm=arm,
+        facts=facts,
+        requests=frames.requests,
+        cancels=cancels,
+        refills=refills_after_abandons(frames, cancels, facts),
+        series=series_of(frames, facts),
+        outside=outside,
+        figures=compute_figures(frames, cancels, facts, outside),
+        remarks=msgspec.convert(summary["validity"], list[Remark]),
+        target=frames.manifest.get("target") or {},
+        account=account(frames),
+    )
+
+
+def pooled_figures(rounds: Sequence[ArmRound]) -> Figures:
+    """The figures of one arm over all its rounds; needs at least one."""
+    facts = rounds[0].facts
+    requests = pd.concat([one.requests for one in rounds], ignore_index=True)
+    cancels = pd.concat([one.cancels for one in rounds], ignore_index=True)
+    refills = pd.concat([one.refills for one in rounds], ignore_index=True)
+    series = {
+        name: np.concatenate([one.series[name] for one in rounds]) for name in rounds[0].series
+    }
+    figures = {
+        **cancel_figures(cancels, facts),
+        **waste_figures(cancels, facts),
+        **refill_figures(refills, cancels, facts),
+        **probe_figures(requests),
+        **latency_figures(requests, facts),
+        **asking_again_figures(requests),
+        **canary_figures(requests),
+        **over_read_figures(requests),
+        **storm_figures(_numbered_apart(rounds), facts),
+        **series_figures(series, facts),
+        **{name: _over_rounds([one.figures[name] for one in rounds]) for name in _READINGS},
+        **_sometimes(rounds),
+    }
+    for name, methods in figures_from_outside([one.outside for one in rounds]).items():
+        figures[name] = with_methods(figures[name], methods)
+    return figures
+
+
+def _numbered_apart(rounds: Sequence[ArmRound]) -> pd.DataFrame:
+    """All cancels, with the trials of different rounds numbered apart."""
+    parts = [
+        one.cancels.assign(trial=one.cancels["trial"] + one.round * _MORE_THAN_TRIALS)
+        for one in rounds
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def _sometimes(rounds: Sequence[ArmRound]) -> Figures:
+    """Readings that only some workloads have."""
+    return {
+        name: _over_rounds([one.figures[name] for one in rounds if name in one.figures])
+        for name in _SOMETIMES
+        if any(name in one.figures for one in rounds)
+    }
+
+
+def _over_rounds(figures: Sequence[Metric | NotMeasurable]) -> Metric | NotMeasurable:
+    """A reading a round as one sample: its mean and its largest, for a quantile of rounds is none
+    of what was counted. A lower bound in one round makes one of the mean."""
+    known = [one for one in figures if isinstance(one, Metric)]
+    if not known:
+        return figures[0]
+    if len({one.method for one in known}) > 1:
+        return NotMeasurable("the rounds have it by different methods")
+    if any(one.mean is None or one.bound == "upper" for one in known):
+        return NotMeasurable("a round tells no more than what it does not exceed")
+    values = np.array([one.mean for one in known], dtype=float)
+    return Metric(
+        unit=known[0].unit,
+        n=len(values),
+        mean=float(values.mean()),
+        mean_ci95=mean_ci95(values),
+        max=float(values.max()),
+        method=known[0].method,
+        bound="point" if all(one.bound == "point" for one in known) else "lower",
+        of=known[0].of,
+    )
+
+
+OF_EACH: Final = ("ttft_s", "e2e_s", "cancel_latency_s")
+
+
+def of_each_request(requests: pd.DataFrame, cancels: pd.DataFrame) -> dict[str, Floats]:
+    """By metric (those of `OF_EACH`), the values in seconds; infinite where they are censored: a
+    ghost, or a user whose first token never came. E2E is of those that were completed."""
+    stayed = without_tokens(requests)[requests["planned_abandon"].isna()]
+    completed = stayed[stayed["outcome"] == Outcome.COMPLETED]
+    took = (completed["last_token_ns"] - completed["sent_ns"]).dropna()
+    return {
+        "ttft_s": ranked(ttft_sample(stayed)),
+        "e2e_s": took.to_numpy(dtype=float) / 1e9,
+        "cancel_latency_s": ranked(latency_sample(cancels)),
+    }
+
 
 # What is compared between arms, of each metric that has it.
 FIGURES: Final = ("mean", "p50", "p99")

@@ -18,8 +18,8 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from harness.analysis.cancel_figures import NOBODY_LEFT
-from harness.analysis.facts import Facts
+from harness.analysis.cancel import NOBODY_LEFT
+from harness.analysis.facts import Facts, is_among
 from harness.analysis.figure import (
     Figure,
     Figures,
@@ -30,11 +30,10 @@ from harness.analysis.figure import (
     same_reason,
     share,
 )
-from harness.analysis.frames import RunFrames
-from harness.analysis.ids import is_among
 from harness.analysis.step_log import StepTimes
-from harness.analysis.token_times import without_tokens
-from harness.records import Role
+from harness.analysis.tokens import without_tokens
+from harness.records import Remark, Role
+from harness.store.frames import RunFrames
 
 _REFILL_FIGURES: Final = ("slot_refill_s", "refilled_next_schedule")
 _REFILL_COLUMNS: Final = ("request_id", "refill_s", "censored", "next_schedule")
@@ -246,3 +245,28 @@ def _arm(waited: pd.DataFrame, arm: str) -> Figure:
         values=rows["recovery_s"].to_numpy(dtype=float), censored=rows["censored"].to_numpy()
     )
     return describe_or(sample, f"no trial of the arm `{arm}` is valid", unit="s", method="probe")
+
+
+_MEASURING: Final = "abandon"  # the arm in which somebody leaves; the others are its controls
+
+
+def all_are_void(manifest: Mapping[str, Any]) -> bool:
+    """Is there no trial left in which anybody left?"""
+    void = [one for one in manifest.get("void_trials") or [] if one["arm"] == _MEASURING]
+    return bool(void) and len(void) >= _planned(manifest)
+
+
+def about_void_trials(manifest: Mapping[str, Any]) -> list[Remark]:
+    """One sentence with all reasons, each with how often it was."""
+    void = manifest.get("void_trials") or []
+    if not void:
+        return []
+    reasons = Counter(one["why"] for one in void)
+    told = "; ".join(f"{why} ({n})" for why, n in reasons.most_common())
+    text = f"void trials: {len(void)}, because {told}"
+    return [Remark(level="invalid" if all_are_void(manifest) else "warning", text=text)]
+
+
+def _planned(manifest: Mapping[str, Any]) -> int:
+    workload = manifest["workload"]
+    return int(workload["load"]["trials"]) * int(workload["run"].get("loops", 1))

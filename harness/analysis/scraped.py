@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.facts import Facts
-from harness.analysis.frames import RunFrames
 from harness.analysis.stats import Floats, Ints
-from harness.analysis.token_times import token_gaps
+from harness.analysis.tokens import token_gaps
+from harness.store.frames import RunFrames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,17 +12,47 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
-from harness.analysis.distributions import beta_quantile, binomial_quantile, t_quantile
+_ROUNDING: Final = 1e-12  # P(X <= 3) of 7 at one half is one half, but computed a little less
+
+
+def normal_quantile(share: float) -> float:
+    """Of the standard normal distribution."""
+    return float(special.ndtri(share))
+
+
+def t_quantile(share: float, freedom: float) -> float:
+    """Of Student's t distribution."""
+    return float(special.stdtrit(freedom, share))
+
+
+def chi2_quantile(share: float, freedom: float) -> float:
+    """Of the chi-squared distribution."""
+    return 2 * float(special.gammaincinv(freedom / 2, share))
+
+
+def beta_quantile(share: float, a: float, b: float) -> float:
+    """Of the beta distribution."""
+    return float(special.betaincinv(a, b, share))
+
+
+def binomial_quantile(share: float, n: int, rate: float) -> int:
+    """The smallest k with P(X <= k) >= share, for the hits X of n trials."""
+    reached = share * (1 - _ROUNDING)
+    return bisect_left(range(n), reached, key=lambda k: float(special.bdtr(k, n, rate)))
+
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
-_ROUNDING = 1e-9  # of a running product of up to some million factors
+_STATS_ROUNDING = 1e-9  # of a running product of up to some million factors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +111,7 @@ def curve_at(values: Floats, censored: Bools, shares: Iterable[float]) -> Curve:
     if censored.any() or not len(values):
         return kaplan_meier(values, censored)
     plain, n = Curve(times=values, censored=censored, left=None), len(values)
-    ranks = [plain.first_with(share - _ROUNDING) for share in shares]
+    ranks = [plain.first_with(share - _STATS_ROUNDING) for share in shares]
     ranks += [rank - 1 for share in shares for rank in _interval_ranks(n, share)]
     in_range = {rank for rank in ranks if 0 <= rank < n}
     return replace(plain, times=np.partition(values, sorted({*in_range, n - 1})))
@@ -89,7 +119,7 @@ def curve_at(values: Floats, censored: Bools, shares: Iterable[float]) -> Curve:
 
 def quantile(curve: Curve, share: float) -> float | None:
     """The smallest time at which `share` are done; None where the curve ends below it."""
-    index = curve.first_with(share - _ROUNDING)
+    index = curve.first_with(share - _STATS_ROUNDING)
     return float(curve.times[index]) if index < curve.n else None
 
 
@@ -159,7 +189,7 @@ def theil_sen(y: Floats, x: Floats) -> tuple[float, tuple[float, float]]:
 
     Source: Sen, Journal of the American Statistical Association 63 (1968), 1379-1389.
     """
-    from scipy import stats  # see harness.analysis.distributions
+    from scipy import stats  # see harness.analysis.stats
 
     slope, _, low, high = stats.theilslopes(y, x, alpha=0.95)
     return float(slope) + 0.0, (float(low), float(high))  # no -0
@@ -176,3 +206,29 @@ def rate_upper95(hits: int, n: int) -> float:
 def rate_lower95(hits: int, n: int) -> float:
     """The bound on the other side: the rate at which `hits` or more of n had 5 %."""
     return 1.0 - rate_upper95(n - hits, n)
+
+
+@cache
+def fewest_for_quantile(share: float) -> int:
+    """The fewest observations with which a quantile has a 95 % interval from order statistics.
+
+    By the rule of `stats.quantile_ci95`: both ranks must exist. p50 needs 6, p99 needs 368.
+    """
+    n = 2
+    while not _has_interval(n, share):
+        n += 1
+    return n
+
+
+def fewest_for_rate_below(rate: float) -> int:
+    """How many trials without a single hit show, at 95 %, that a rate is below this one.
+
+    (1 - rate)^n <= 0.05, so n >= ln 0.05 / ln(1 - rate): 299 for 1 %, 2,995 for 0.1 %.
+    """
+    return math.ceil(math.log(0.05) / math.log1p(-rate))
+
+
+def _has_interval(n: int, share: float) -> bool:
+    low = binomial_quantile(0.025, n, share)
+    high = binomial_quantile(0.975, n, share) + 1
+    return low >= 1 and high <= n

@@ -11,7 +11,6 @@ import msgspec
 import pandas as pd
 
 from harness.analysis.agreement import agreement
-from harness.analysis.arrivals import sent_of_schedule
 from harness.analysis.asking_again import asking_again_figures, cached_again_figures
 from harness.analysis.audit import audit
 from harness.analysis.black_box import (
@@ -21,11 +20,11 @@ from harness.analysis.black_box import (
     seen_from_outside,
     with_methods,
 )
-from harness.analysis.canaries import canary_figures
-from harness.analysis.cancel_figures import (
+from harness.analysis.cancel import (
     cancel_figures,
     latency_by_phase,
     latency_by_way,
+    storm_figures,
     waste_by_abandon_point,
     waste_figures,
 )
@@ -34,21 +33,24 @@ from harness.analysis.capacity import capacity_figures, series_figures, series_o
 from harness.analysis.counters import count_figures, leak_figures, wasted_prompts_by_counter
 from harness.analysis.facts import Facts, run_facts
 from harness.analysis.figure import Figures, NotMeasurable
-from harness.analysis.frames import RunFrames
-from harness.analysis.growth import growth_figures
-from harness.analysis.health import is_wedged
-from harness.analysis.held import leaks_in_use, leaks_lost
-from harness.analysis.latency import latency_figures
-from harness.analysis.load_side import load_sides, remarks_on_the_load
-from harness.analysis.over_read import over_read_figures
-from harness.analysis.recovery import probe_figures, refill_figures, refills_after_abandons
-from harness.analysis.steady import steady_window
-from harness.analysis.storms import storm_figures
-from harness.analysis.tokens import token_counting
-from harness.records import Remark
-from harness.analysis.validity import flags, in_level_order, more_remarks, remarks
-from harness.analysis.void_trials import about_void_trials
-from harness.records import SCHEMA_VERSION, Metric, Outcome
+from harness.analysis.latency import canary_figures, latency_figures
+from harness.analysis.leaks import growth_figures, is_wedged, leaks_in_use, leaks_lost
+from harness.analysis.load_side import (
+    load_sides,
+    remarks_on_the_load,
+    sent_of_schedule,
+    steady_window,
+)
+from harness.analysis.recovery import (
+    about_void_trials,
+    probe_figures,
+    refill_figures,
+    refills_after_abandons,
+)
+from harness.analysis.remarks import flags, in_level_order, more_remarks, remarks
+from harness.analysis.tokens import over_read_figures, token_counting
+from harness.records import SCHEMA_VERSION, Metric, Outcome, Remark
+from harness.store.frames import RunFrames
 
 ORDER: Final = (
     "detect_s",

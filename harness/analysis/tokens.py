@@ -6,14 +6,144 @@ brought: their own final usage / the events that showed text.
 """
 
 import math
+from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from harness.analysis.distributions import t_quantile
-from harness.analysis.stats import Bools, Floats
-from harness.analysis.token_times import without_tokens
-from harness.records import Outcome, TokenCounting
+from harness.analysis.figure import Figures, NotMeasurable, Sample, describe, rate
+from harness.analysis.stats import Bools, Floats, Ints, t_quantile
+from harness.records import Delivery, Outcome, TokenCounting, Way, WireClose
+
+_ROWS_AT_ONCE: Final = 20_000
+_LIST: Final = pa.list_(pa.int64())
+_NEVER_NS: Final = np.iinfo(np.int64).max // 2
+
+
+def token_gaps(requests: pd.DataFrame, wanted: Bools | None = None) -> tuple[Floats, Ints]:
+    """All gaps between consecutive token events of one answer (s), request after request, and how
+    many each request has; only of the `wanted` requests.
+
+    The n answers to one prompt grow in step, so there the event before is the n-th before.
+    """
+    answers, num_events = _answers(requests), _lengths(requests["token_times_ns"])
+    if wanted is not None:
+        answers, num_events = answers[wanted], num_events[wanted]
+    num_gaps = np.maximum(num_events - answers, 0)
+    gaps = np.empty(int(num_gaps.sum()))
+    filled = seen = 0
+    for times, lengths in _parts(requests["token_times_ns"], wanted):
+        gaps_ns = _gaps(times, lengths, answers[seen : seen + len(lengths)])
+        np.divide(gaps_ns, 1e9, out=gaps[filled : filled + len(gaps_ns)])
+        filled, seen = filled + len(gaps_ns), seen + len(lengths)
+    return gaps, num_gaps
+
+
+def read_by(requests: pd.DataFrame, t_ns: Ints) -> Floats:
+    """How many tokens all clients had read by each time, as their events counted them."""
+    ascending = np.sort(t_ns)
+    read = np.zeros(len(t_ns) + 1)
+    brought = _parts(requests["event_tokens"])
+    for (times, _), (tokens, _) in zip(_parts(requests["token_times_ns"]), brought, strict=True):
+        counted_from = np.searchsorted(ascending, times)
+        read += np.bincount(counted_from, weights=tokens, minlength=len(read))
+    return np.cumsum(read)[np.searchsorted(ascending, t_ns)]
+
+
+def read_after(
+    requests: pd.DataFrame, wanted: Bools, planned: Ints, *, pause_ns: Ints, sent_ns: Ints
+) -> Floats:
+    """Of each of the `wanted` requests, how many tokens came after the `planned` ones and not
+    before `pause_ns` from the last of these (none planned: from the sending)."""
+    after, seen = [np.empty(0)], 0
+    brought = _parts(requests["event_tokens"], wanted)
+    arrived = _parts(requests["token_times_ns"], wanted)
+    for (times, lengths), (tokens, _) in zip(arrived, brought, strict=True):
+        some = slice(seen, seen := seen + len(lengths))
+        number = np.repeat(np.arange(len(lengths)), lengths)
+        all_of_each = np.bincount(number, tokens, len(lengths))
+        so_far = np.cumsum(tokens) - (np.cumsum(all_of_each) - all_of_each)[number]
+        is_reached = so_far >= planned[some][number]
+        last_ns = np.full(len(lengths), _NEVER_NS)
+        np.minimum.at(last_ns, number[is_reached], times[is_reached])
+        leaves_ns = np.where(planned[some] == 0, sent_ns[some], last_ns) + pause_ns[some]
+        in_time = np.bincount(number, tokens * (times < leaves_ns[number]), len(lengths))
+        too_many = np.maximum(all_of_each - np.maximum(planned[some], in_time), 0)
+        after.append(too_many.astype(np.float64))
+    return np.concatenate(after)
+
+
+def without_tokens(requests: pd.DataFrame) -> pd.DataFrame:
+    """The same rows without their lists: what is picked of them is copied sooner."""
+    return requests.drop(columns=["token_times_ns", "event_tokens"], errors="ignore")
+
+
+def first_times(requests: pd.DataFrame, *, every_ns: int) -> Ints:
+    """The first of all token times in each interval of that length that holds any (ns), ascending.
+
+    There may be some more of them: each part of the rows has its own firsts.
+    """
+    firsts = [np.empty(0, dtype=np.int64)]
+    for times, _ in _parts(requests["token_times_ns"]):
+        interval, which = pd.factorize(times // every_ns)
+        first = np.full(len(which), _NEVER_NS)
+        np.minimum.at(first, interval, times)
+        firsts.append(first)
+    return np.sort(np.concatenate(firsts))
+
+
+def _parts(lists: pd.Series, wanted: Bools | None = None) -> Iterator[tuple[Ints, Ints]]:
+    """The values of a column of lists, and the length of each list, some rows at a time."""
+    seen = 0
+    for chunk in _chunks(lists):
+        for first in range(0, len(chunk), _ROWS_AT_ONCE):
+            some = chunk.slice(first, _ROWS_AT_ONCE)
+            num_rows = len(some)
+            if wanted is not None:
+                some = some.filter(pa.array(wanted[seen : seen + num_rows]))
+            seen += num_rows
+            yield some.flatten().to_numpy(), _lengths_of(some)
+
+
+def _lengths(lists: pd.Series) -> Ints:
+    return np.concatenate([np.empty(0, np.int64), *map(_lengths_of, _chunks(lists))])
+
+
+def _lengths_of(chunk: pa.ListArray) -> Ints:
+    lengths: Ints = pc.list_value_length(chunk).to_numpy().astype(np.int64)
+    return lengths
+
+
+def _chunks(lists: pd.Series) -> list[pa.ListArray]:
+    is_arrow = isinstance(lists.dtype, pd.ArrowDtype)
+    column = pa.array(lists) if is_arrow else pa.array(lists, type=_LIST)
+    return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+
+
+def _gaps(times: Ints, lengths: Ints, answers: Ints) -> Ints:
+    """The gaps of some requests (ns)."""
+    if (answers == 1).all():  # as nearly always: nothing more is made for millions of tokens
+        first = np.cumsum(lengths) - lengths
+        is_inside = np.ones(len(times), dtype=bool)
+        is_inside[first[lengths > 0]] = False
+        within: Ints = np.diff(times)[is_inside[1:]]
+        return within
+    number = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    place = np.arange(len(times))
+    before = np.maximum(place - answers[number], 0)
+    has_gap = (place >= answers[number]) & (number[before] == number)
+    gaps: Ints = (times - times[before])[has_gap]
+    return gaps
+
+
+def _answers(requests: pd.DataFrame) -> Ints:
+    """How many answers each request had asked for."""
+    if "n" not in requests:
+        return np.ones(len(requests), dtype=np.int64)
+    return requests["n"].to_numpy(dtype=np.int64)
 
 
 def tokens_per_event(requests: pd.DataFrame) -> float | None:
@@ -76,3 +206,36 @@ def token_counting(requests: pd.DataFrame) -> str | None:
     if kinds == {TokenCounting.EVENTS} and tokens_per_event(requests) is not None:
         return "events_calibrated"
     return str(kinds.pop())
+
+
+_NOBODY: Final = "nobody left a stream by plan"
+
+
+def over_read_figures(requests: pd.DataFrame) -> Figures:
+    """over_read_tokens: tokens read at t0 - tokens that the plan allows, of each request left.
+
+    The plan allows `planned_abandon` tokens, or as many as came before the planned moment, if that
+    is more: `think_ns` after the last token planned for (after the sending, where none was).
+    `others.unread_at_t0`: of those who closed (way "fin"), the share with bytes still unread in the
+    kernel, which makes a reset of it.
+    """
+    plain = without_tokens(requests)
+    has_left = (
+        (plain["outcome"] == Outcome.ABANDONED)
+        & (plain["delivery"] == Delivery.STREAM)
+        & plain["planned_abandon"].notna()
+        & plain["think_ns"].notna()
+    ).to_numpy(dtype=bool)
+    if not has_left.any():
+        return {"over_read_tokens": NotMeasurable(_NOBODY)}
+    left = plain[has_left]
+    planned = left["planned_abandon"].to_numpy(dtype=np.int64)
+    think_ns = left["think_ns"].to_numpy(dtype=np.int64)
+    sent_ns = left["sent_ns"].to_numpy(dtype=np.int64)
+    over = read_after(requests, has_left, planned, pause_ns=think_ns, sent_ns=sent_ns)
+    figure = describe(Sample(values=over), unit="tokens", method="client")
+    closed = left[left["way"] == Way.FIN]
+    if len(closed):
+        unread = int((closed["wire_close"] == WireClose.RST).sum())
+        figure.others["unread_at_t0"] = rate(unread, len(closed), method="client")
+    return {"over_read_tokens": figure}

@@ -25,9 +25,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from harness.analysis.distributions import chi2_quantile, normal_quantile
 from harness.analysis.figure import Figure, NotMeasurable
-from harness.analysis.stats import Floats, Ints, ratio_ci95
+from harness.analysis.stats import Floats, Ints, chi2_quantile, normal_quantile, ratio_ci95
 from harness.records import Metric
 
 Limits = tuple[float, float]

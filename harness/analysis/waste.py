@@ -12,11 +12,10 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from harness.analysis.facts import Facts
-from harness.analysis.frames import RunFrames
-from harness.analysis.ids import is_among
+from harness.analysis.facts import Facts, is_among
 from harness.analysis.stats import Floats, Ints
 from harness.analysis.step_log import computed_tokens, shared_blocks
+from harness.store.frames import RunFrames
 
 _SINCE_T0: Final = (
     "wasted_after_close_tokens",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import httpx
 
 from harness.collect.source import SourceError
-from harness.manifest import boot_id
+from harness.store.manifest import boot_id
 
 TRIES = 5
 

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple, Self
 import httpx
 
 from harness.collect.cpu import CpuSampler
-from harness.collect.gathered import Gathered
 from harness.collect.gpu import GpuSampler
 from harness.collect.lifecycle import LogFollower
-from harness.collect.prometheus import Scraper
-from harness.collect.source import Notes, SourceError, poll
+from harness.collect.scrape import Scraper
+from harness.collect.source import Gathered, Notes, SourceError, poll
 from harness.records import CpuSample, GpuSample, LifecycleEvent, MetricSample, StepRow
-from harness.store import RunRows
+from harness.store.run_folder import RunRows
 
 FOLLOW_INTERVAL_S = 0.2  # a target that dies takes with it what was not read yet
 CPU_INTERVAL_S = 0.25

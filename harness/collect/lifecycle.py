@@ -11,8 +11,8 @@ from typing import Generic, NamedTuple, TypeVar
 import httpx
 import msgspec
 
-from harness.bounded_http import why_unread
 from harness.collect.source import Notes, SourceError
+from harness.http_client import why_unread
 from harness.records import LifecycleEvent, StepRow
 
 NEXT_AFTER = "x-walkaway-next-after"

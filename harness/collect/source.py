@@ -8,10 +8,18 @@ Between two turns lies a pause, drawn by a function, so that a source need not k
 it looks at.
 """
 
+import errno
+import os
 import random
 import threading
-from collections.abc import Callable
-from typing import Final
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import msgspec
 
 JITTER: Final = 0.25  # of the interval: enough to lose step with any step within a few turns
 
@@ -77,3 +85,93 @@ def poll(
         except SourceError as error:
             notes.warn(str(error))
         stop.wait(pause_s())
+
+
+MOST_HELD: Final = 10_000
+_GZIP: Final = 16 + zlib.MAX_WBITS
+_QUICK: Final = 1
+_READ_BYTES: Final = 1 << 16
+
+Row = TypeVar("Row", bound=msgspec.Struct)
+
+
+def gathered_path(rows_dir: Path, kind: str) -> Path:
+    """Where rows of this kind lie."""
+    return rows_dir / f"{kind}.ndjson.gz"
+
+
+class News(NamedTuple, Generic[Row]):
+    """Rows that came since `seen` were known; so many are now."""
+
+    rows: list[Row]
+    seen: int
+
+
+class Gathered(Generic[Row]):
+    """The rows of one kind. `add` belongs to the source's thread, the others may be asked by any.
+
+    Its state: under the lock the latest rows, and how many there have been; `_lost`, why no more
+    can be written, as nothing that follows half a turn could be unpacked.
+    """
+
+    def __init__(self, rows_dir: Path, kind: str, row_type: type[Row]) -> None:
+        self._path = gathered_path(rows_dir, kind)
+        self._row_type = row_type
+        self._file = self._path.open("ab", buffering=0)
+        self._packer = zlib.compressobj(_QUICK, wbits=_GZIP)
+        self._encoder = msgspec.json.Encoder()
+        self._lost: str | None = None
+        self._lock = threading.Lock()
+        self._latest: deque[Row] = deque(maxlen=MOST_HELD)
+        self._count = 0
+
+    def add(self, rows: list[Row]) -> None:
+        """Keep these rows. Raises SourceError where there is no room for them on the disk."""
+        with self._lock:
+            self._latest.extend(rows)
+            self._count += len(rows)
+        packed = self._packer.compress(self._encoder.encode_lines(rows))
+        packed += self._packer.flush(zlib.Z_SYNC_FLUSH)
+        self._lost = self._lost or self._write(packed)
+        if self._lost is not None:
+            raise SourceError(f"what is collected can no longer be written ({self._lost})")
+
+    def since(self, seen: int) -> News[Row]:
+        """What came after the first `seen` rows, if it is still held."""
+        with self._lock:
+            new = min(self._count - seen, len(self._latest))
+            return News(list(islice(self._latest, len(self._latest) - new, None)), self._count)
+
+    def latest(self) -> list[Row]:
+        """The rows that are held."""
+        return self.since(0).rows
+
+    def all(self) -> Iterator[Row]:
+        """Every row, read back from the disk part by part."""
+        return read_gathered(self._path, self._row_type)
+
+    def close(self) -> None:
+        """Nothing is added any more; doing it twice is fine."""
+        self._file.close()
+
+    def _write(self, data: bytes) -> str | None:
+        """Why it could not be written; None: it was."""
+        try:
+            is_whole = self._file.write(data) == len(data)
+        except OSError as error:
+            return error.strerror
+        return None if is_whole else os.strerror(errno.ENOSPC)
+
+
+def read_gathered(path: Path, row_type: type[Row]) -> Iterator[Row]:
+    """The rows in a file of `Gathered`, as far as they were written, with a part of them in memory.
+
+    Half a turn at its end is left alone.
+    """
+    decoder = msgspec.json.Decoder(row_type)
+    unpacker = zlib.decompressobj(_GZIP)
+    rest = b""
+    with path.open("rb") as file:
+        while packed := file.read(_READ_BYTES):
+            complete, newline, rest = (rest + unpacker.decompress(packed)).rpartition(b"\n")
+            yield from decoder.decode_lines(complete + newline)

@@ -14,8 +14,8 @@ from harness.analysis.paired import FEWEST_ROUNDS
 from harness.errors import ConfigError
 from harness.gate.limits import BASELINE
 from harness.gate.measured import Conditions, Measured, Side
-from harness.judged import other_version
 from harness.records import SCHEMA_VERSION
+from harness.store.run_folder import other_version
 
 FOLDER: Final = Path("results") / "baselines"
 _TIMES: Final = ("s", "rps", "tokens/s", "block seconds")

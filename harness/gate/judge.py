@@ -1,12 +1,17 @@
 """The whole judgement of a run: is it one that can be judged, and does it keep each limit?"""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from harness.analysis.comparable import OF_TOKENS, is_counted_alike
+from harness.analysis.paired import FEWEST_ROUNDS, compare
+from harness.analysis.stats import Floats, t_quantile
+from harness.formatting import number
 from harness.gate.baseline import (
     Baseline,
     depends_on_machine,
@@ -14,12 +19,90 @@ from harness.gate.baseline import (
     other_machine,
     why_not_comparable,
 )
-from harness.gate.change import between_arms, since_baseline
-from harness.gate.known import Known, Unknown, figure_range
+from harness.gate.interval import Known, Unknown, figure_range
 from harness.gate.limits import BASELINE, Limit
 from harness.gate.measured import Measured, Side
 from harness.gate.verdict import Check, Verdict, check, overall, undecided
 from harness.records import Metric
+
+Values = Sequence[float | None]
+_MORE_ROUNDS: Final = f"at least {FEWEST_ROUNDS} rounds of both (`[[arms]]` and `run.rounds`)"
+
+
+def between_arms(limit: Limit, mine: Values, theirs: Values) -> Known | Unknown:
+    """The paired rounds of two arms."""
+    if limit.relation == "/" and _are_all_zero(mine) and _are_all_zero(theirs):
+        return _both_zero(len(mine))
+    one = compare(limit.arm, str(limit.against), mine, theirs)
+    value, limits = one.ratio, one.ratio_ci95
+    if limit.relation == "-":
+        value, limits = one.difference, one.difference_ci95
+    if value is None or limits is None:
+        to_decide = _MORE_ROUNDS if one.n < FEWEST_ROUNDS else _difference_instead(limit)
+        return Unknown(reason=one.note or "nothing to compare", to_decide=to_decide)
+    return _range(value, limits, f"{one.n} rounds")
+
+
+def since_baseline(limit: Limit, mine: Values, theirs: Values) -> Known | Unknown:
+    """The rounds of the run against those of the baseline."""
+    here, there = _known(mine), _known(theirs)
+    if min(len(here), len(there)) < FEWEST_ROUNDS:
+        return Unknown(
+            reason=f"{len(here)} and {len(there)} rounds (run, baseline) tell of no interval",
+            to_decide=_MORE_ROUNDS,
+        )
+    rounds = f"{len(here)} against {len(there)} rounds"
+    if limit.relation == "-":
+        return _range(float(here.mean() - there.mean()), _welch_ci95(here, there), rounds)
+    if not here.any() and not there.any():
+        return _both_zero(len(here))
+    if (here <= 0).any() or (there <= 0).any():
+        reason = "a round has a value of zero, or below: there is no ratio"
+        return Unknown(reason=reason, to_decide=_difference_instead(limit))
+    logs = np.log(here), np.log(there)
+    low, high = _welch_ci95(*logs)
+    ratio = math.exp(float(logs[0].mean() - logs[1].mean()))
+    return _range(ratio, (math.exp(low), math.exp(high)), rounds)
+
+
+def _welch_ci95(here: Floats, there: Floats) -> tuple[float, float]:
+    """Difference of means ± t(0.975, Welch-Satterthwaite) * its standard error."""
+    difference = float(here.mean() - there.mean())
+    parts = [float(values.var(ddof=1)) / len(values) for values in (here, there)]
+    if not sum(parts):
+        return difference, difference
+    freedom = sum(parts) ** 2 / sum(
+        part**2 / (len(values) - 1) for part, values in zip(parts, (here, there), strict=True)
+    )
+    half = t_quantile(0.975, freedom) * math.sqrt(sum(parts))
+    return difference - half, difference + half
+
+
+def _range(value: float, limits: tuple[float, float], rounds: str) -> Known:
+    low, high = limits
+    return Known(
+        low=low,
+        high=high,
+        shown=f"{number(value)} ({number(low)} to {number(high)}), {rounds}",
+        to_decide="more rounds: `run.rounds`",
+    )
+
+
+def _both_zero(num_rounds: int) -> Known:
+    return Known(low=1.0, high=1.0, shown=f"both 0 in all of {num_rounds} rounds", to_decide="")
+
+
+def _difference_instead(limit: Limit) -> str:
+    return f"a limit on the difference: `{limit.arm} - {limit.against}: ...`"
+
+
+def _are_all_zero(values: Values) -> bool:
+    return bool(values) and all(value == 0 for value in values)
+
+
+def _known(values: Values) -> Floats:
+    return np.array([value for value in values if value is not None], dtype=float)
+
 
 # What the server alone brings about, be its clients as slow as they like.
 _THE_SERVERS_ALONE: Final = ("ghost_rate", "leaked_slots", "leaked_blocks", "leaked_kv_share")
@@ -61,7 +144,7 @@ def judge(measured: Measured, terms: Terms, *, run: str) -> Judgement:
     """Judge a run that could be read."""
     of_the_run = _check_run(measured)
     of_limits = (
-        _only_if_sound(check(limit, _known(limit, measured, terms)), limit, measured)
+        _only_if_sound(check(limit, _judge_known(limit, measured, terms)), limit, measured)
         for limit in terms.limits
     )
     checks = [of_the_run, *of_limits, *_too_few(measured, terms.fewest_abandons)]
@@ -120,7 +203,7 @@ def _too_few(measured: Measured, fewest: int) -> Iterator[Check]:
             )
 
 
-def _known(limit: Limit, measured: Measured, terms: Terms) -> Known | Unknown:
+def _judge_known(limit: Limit, measured: Measured, terms: Terms) -> Known | Unknown:
     """What is known of the figure that a limit is on."""
     mine = measured.sides[limit.arm]
     metric = mine.metrics.get(limit.metric)

@@ -16,8 +16,15 @@ import pyarrow.parquet as pq
 
 from harness.errors import ConfigError
 from harness.gate.measured import Measured, read_measured
-from harness.judged import WHOLE_FILES, UnusableRunError, open_run, read_judged
-from harness.store import RECORDS, ROWS_AT_ONCE, RunFolder
+from harness.store.run_folder import (
+    RECORDS,
+    ROWS_AT_ONCE,
+    WHOLE_FILES,
+    RunFolder,
+    UnusableRunError,
+    open_run,
+    read_judged,
+)
 
 Read = TypeVar("Read")
 

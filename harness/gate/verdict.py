@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from harness.gate.known import Known, Unknown
+from harness.gate.interval import Known, Unknown
 from harness.gate.limits import Limit
 
 

@@ -3,7 +3,7 @@ machine, and asks the user whether to leave: before it is sent, and after each r
 
 Leaving is an act, with a time: the think time passes while the answer is still read (a reader's
 screen goes on filling), then whatever has already arrived is read too, and then t0 is stamped and
-the user gone (`harness.load.leaving` knows the ways). So `tokens_read` is what this host had
+the user gone (`harness.load.leave` knows the ways). So `tokens_read` is what this host had
 received at t0, not merely what the program had got round to, and a token still unread in the
 kernel shows up as a reset.
 
@@ -11,23 +11,21 @@ Some ways leave a connection open with nobody reading. It is held until the load
 server had time to settle after it, and then reset.
 """
 
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import httpx
 
-from harness.load.abandon import LeaveRule, StepEstimate
-from harness.load.cancel_endpoint import CancelRequest, cancel_url
+from harness.load.connect import NoHandleLeftError
 from harness.load.connection import Connection, Limit
-from harness.load.dial import NoHandleLeftError
 from harness.load.dialect import request_body
-from harness.load.exchange import Exchange
-from harness.load.keeper import hold
-from harness.load.plan import LoadPlan, Timeouts
-from harness.load.readers import StreamReader, UnaryReader
+from harness.load.exchange import Exchange, StreamReader, UnaryReader
+from harness.load.leave import CancelRequest, cancel_url
 from harness.load.sse import EndlessEventError
 from harness.load.stream import StreamMachine
-from harness.load.ticket import Ticket
 from harness.load.transport import (
     LEAVES_AT_NS,
     LIMIT,
@@ -40,6 +38,15 @@ from harness.load.transport import (
     opened,
 )
 from harness.records import Delivery, Outcome, RequestRow, Role, Way, WireClose
+from harness.workload.abandon import LeaveRule, StepEstimate, Ticket
+from harness.workload.plan import LoadPlan, Timeouts
+
+_PROGRAM: Final = "import os\nwhile os.read(0, 4096): pass"
+
+
+def hold(descriptors: Sequence[int]) -> None:
+    """Keep these open until standard input ends. The caller may close its own at once."""
+    subprocess.Popen([sys.executable, "-I", "-S", "-c", _PROGRAM], pass_fds=descriptors)
 
 
 class StreamClient:
@@ -86,7 +93,7 @@ class StreamClient:
 
     def close(self) -> None:
         """Close the connections that nobody uses, and reset those that users left open; by a plan
-        that says so, only when the harness has seen the server settle (`harness.load.keeper`)."""
+        that says so, only when the harness has seen the server settle (`harness.load.client`)."""
         if self._held and self._plan.left_open_outlive:
             hold([connection.sock.fileno() for connection in self._held])
         for connection in self._held:

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from harness.load.plan import LoadPlan
 from harness.records import Delivery
+from harness.workload.plan import LoadPlan
 
 DONE: Final = b"[DONE]"
 ABORT: Final = "abort"  # vLLM's finish reason of a request that was cancelled

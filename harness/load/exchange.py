@@ -7,18 +7,111 @@ goes on, then what has already arrived is read, and then the user leaves.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final, Protocol
 
 import httpx
 
-from harness.load.abandon import LeaveRule
-from harness.load.cancel_endpoint import CancelRequest
 from harness.load.connection import Connection, Limit
-from harness.load.leaving import READS_ON, leave
-from harness.load.readers import Reader
-from harness.load.refusal import read_refusal
-from harness.load.sse import EndlessEventError
+from harness.load.leave import READS_ON, CancelRequest, leave
+from harness.load.sse import EndlessEventError, SSEDecoder
 from harness.load.stream import StreamMachine
 from harness.records import Way
+from harness.workload.abandon import LeaveRule, StepEstimate
+
+MAX_ANSWER_BYTES: Final = 1 << 26  # of an answer in one piece
+
+
+class Reader(Protocol):
+    """Takes the bytes of a body as they come, with the time of their receive. What comes after
+    leaving is told apart (`late`)."""
+
+    def read(self, chunk: bytes, t_ns: int, /) -> None: ...
+    def end(self) -> None: ...
+    def read_late(self, chunk: bytes) -> None: ...
+    def end_late(self) -> None: ...
+
+
+class StreamReader:
+    """Server-sent events. Gaps between tokens go to `step`, where somebody asks for them."""
+
+    def __init__(self, stream: StreamMachine, step: StepEstimate | None) -> None:
+        self._stream = stream
+        self._step = step
+        self._decoder = SSEDecoder()
+
+    def read(self, chunk: bytes, t_ns: int, /) -> None:
+        stream = self._stream
+        for event in self._decoder.feed(chunk, t_ns):
+            if stream.outcome is not None:
+                return
+            before = stream.tokens_read
+            stream.event(event, t_ns)
+            if (
+                stream.tokens_read != before
+                and self._step is not None
+                and (gap_ns := stream.last_gap_ns) is not None
+            ):
+                self._step.observe(gap_ns)
+
+    def end(self) -> None:
+        self._stream.body_ended(time.perf_counter_ns())
+
+    def read_late(self, chunk: bytes) -> None:
+        for event in self._decoder.feed(chunk, time.perf_counter_ns()):
+            self._stream.late_event(event)
+
+    def end_late(self) -> None:
+        self._stream.late_end(time.perf_counter_ns())
+
+
+class UnaryReader:
+    """A body that means nothing before it is complete."""
+
+    def __init__(self, stream: StreamMachine, max_bytes: int = MAX_ANSWER_BYTES) -> None:
+        self._stream = stream
+        self._max_bytes = max_bytes
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def read(self, chunk: bytes, _t_ns: int, /) -> None:
+        self._parts.append(chunk)
+        self._size += len(chunk)
+        if self._size > self._max_bytes:
+            raise EndlessEventError(f"the answer has more than {self._max_bytes} bytes")
+
+    def end(self) -> None:
+        self._stream.answer(b"".join(self._parts), time.perf_counter_ns())
+
+    def read_late(self, chunk: bytes) -> None:
+        self.read(chunk, time.perf_counter_ns())
+
+    def end_late(self) -> None:
+        t_ns = time.perf_counter_ns()
+        self._stream.late_event(b"".join(self._parts))
+        self._stream.late_end(t_ns)
+
+
+_MAX_BYTES: Final = 65536
+_SHOWN_CHARS: Final = 200
+
+
+def read_refusal(connection: Connection) -> bytes:
+    """The body of an error, as far as it comes: its status has already decided the outcome.
+
+    In place of a body that helps nobody stands what to do.
+    """
+    if 300 <= connection.status_code < 400 and (place := connection.header(b"location")):
+        shown = place.decode("utf-8", "replace")[:_SHOWN_CHARS]
+        return f"the server redirects to {shown}: name that address as the target".encode()
+    if connection.is_encoded:
+        return b"the body is compressed, though nobody asked for that"
+    body = b""
+    try:
+        while len(body) < _MAX_BYTES and (chunk := connection.receive()) is not None:
+            body += chunk
+    except httpx.TransportError:
+        return body
+    return body
 
 
 class Exchange:

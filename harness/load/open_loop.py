@@ -27,16 +27,16 @@ from locust.env import Environment
 from locust.exception import StopUser
 from locust.runners import MasterRunner, WorkerRunner
 
-from harness.manifest import local_clock
-from harness.load.abandon import leave_rule
-from harness.load.arrivals import deal
-from harness.load.handles import allow_streams
-from harness.load.plan import AbandonLoad, OpenLoop
-from harness.load.schedule import Arrival, plan_arrival, planned_arrivals
+from harness.load.fd_limit import allow_streams
 from harness.load.session import LoadSession
 from harness.load.ticks import KernelAlarm, kernel_can_tick
-from harness.load.traces import Asked
 from harness.load.users import PlannedUser, end_load
+from harness.store.manifest import local_clock
+from harness.workload.abandon import leave_rule
+from harness.workload.arrivals import deal
+from harness.workload.plan import AbandonLoad, OpenLoop
+from harness.workload.schedule import Arrival, plan_arrival, planned_arrivals
+from harness.workload.traces import Asked
 
 _START: Final = "walkaway_schedule"
 # From the word to the first arrival: every process has heard it by then, and has its users.

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from harness.errors import ConfigError
-from harness.http_flags import check_ca_file, parse_headers, typed_command
-from harness.load.plan import LoadPlan, OpenLoop, Timeouts, read_plan
-from harness.load_caps import USUAL_RATE, USUAL_STREAMS
-from harness.web.fields import ARRIVALS, LEAVE, WAYS, allowed
+from harness.http_client import check_ca_file, parse_headers, typed_command
+from harness.workload.caps import USUAL_RATE, USUAL_STREAMS
+from harness.workload.form import ARRIVALS, LEAVE, WAYS, allowed
+from harness.workload.plan import LoadPlan, OpenLoop, Timeouts, read_plan
 
 if TYPE_CHECKING:
-    from harness.arrival_settings import AnyArrivals
+    from harness.workload.arrivals import AnyArrivals
+
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 _NOW: Final = "walkaway_now"
@@ -165,11 +166,11 @@ def put_in_force(options: argparse.Namespace, plan: LoadPlan) -> None:
 
 
 def read_order(options: argparse.Namespace) -> dict[str, Any]:
-    """What each run of a web page begins with (fields of `harness.order.RunOrder`).
+    """What each run of a web page begins with (fields of `harness.run.run_config.RunOrder`).
 
     Raises ConfigError where the file that should say it cannot be read.
     """
-    from harness.web.form import BY_HAND
+    from harness.workload.form import BY_HAND
 
     if options.walkaway_order is None:
         return {
@@ -200,8 +201,8 @@ def form_fields(options: argparse.Namespace) -> dict[str, str]:
 
 def _described(options: argparse.Namespace) -> LoadPlan:
     # Not needed where a plan is given, which is how most load processes begin.
-    from harness.config import load_target, load_workload
-    from harness.web.form import BY_HAND, form_settings, in_words_of_the_form, simple_load
+    from harness.workload.form import BY_HAND, form_settings, in_words_of_the_form, simple_load
+    from harness.workload.workload import load_target, load_workload
 
     target = load_target(options.walkaway_engine)
     fields = {"user_count": "1", **form_fields(options)}
@@ -238,7 +239,7 @@ def _described(options: argparse.Namespace) -> LoadPlan:
 
 
 def _open_loop(arrivals: "AnyArrivals") -> OpenLoop | None:
-    from harness.arrival_settings import RateSettings
+    from harness.workload.arrivals import RateSettings
 
     if not isinstance(arrivals, RateSettings):
         return None

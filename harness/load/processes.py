@@ -23,11 +23,11 @@ import msgspec
 from locust.env import Environment
 from locust.runners import MasterRunner, Runner, WorkerRunner
 
-from harness.manifest import local_clock
 from harness.load.lag import LagWatch
-from harness.load.plan import AbandonLoad, LoadPlan
 from harness.load.rows import ShardWriter
 from harness.records import ProcessMark, WorkerSeen
+from harness.store.manifest import local_clock
+from harness.workload.plan import AbandonLoad, LoadPlan
 
 _LEFT: Final = "walkaway_left"
 _NO_GOING_ON: Final = "walkaway_no_going_on"

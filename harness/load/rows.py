@@ -16,7 +16,13 @@ from typing import Final, Generic, Self, TypeVar
 
 import msgspec
 
-from harness.records import ClientSample, ProcessMark, RequestRow, VoidTrial, WorkerSeen
+from harness.records import (
+    ClientSample,
+    ProcessMark,
+    RequestRow,
+    VoidTrial,
+    WorkerSeen,
+)
 
 Row = TypeVar("Row", RequestRow, ClientSample, ProcessMark, WorkerSeen, VoidTrial)
 
@@ -118,3 +124,15 @@ class ShardReader(Generic[Row]):
                 yield self._decoder.decode(line)
             except ValueError:  # no JSON, no row, or torn inside a character
                 self.damaged += 1
+
+
+def ran_at_once(rows: Sequence[RequestRow]) -> bool:
+    """Whether every stream had a token before any had its last but one.
+
+    Not its last: a client that is busy may take a last token and the first one of the stream that
+    was admitted in its place, a step later, in the wrong order.
+    """
+    times = [row.token_times_ns for row in rows]
+    if any(len(of_row) < 2 for of_row in times):
+        return False
+    return max(of_row[0] for of_row in times) < min(of_row[-2] for of_row in times)

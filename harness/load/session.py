@@ -4,15 +4,15 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Event
+from typing import Final
 
-from harness.load.canary import Peace
 from harness.load.client import StreamClient
-from harness.load.expectation import Expectation
-from harness.load.plan import AbandonLoad, LoadPlan
-from harness.load.prompts import paged_prompt, prompt
 from harness.load.rows import ShardWriter
-from harness.load.ticket import STAYS, Intent, Ticket
 from harness.records import Outcome, RequestRow, Role, VoidTrial
+from harness.workload.abandon import STAYS, Expectation, Intent, Ticket
+from harness.workload.plan import AbandonLoad, LoadPlan
+from harness.workload.prompts import PromptScale, paged_prompt, prompt
 
 
 class LoadSession:
@@ -127,3 +127,38 @@ class LoadSession:
         self.client.close()
         if self._rows is not None:
             self._rows.close()
+
+
+# Canaries: users whose answer is known, so that a change in it shows.
+#
+# A canary asks one question all along and wants the most likely token each time. A server whose
+# arithmetic does not depend on the batch owes it the same answer each time, whatever leaves
+# meanwhile. It learns the answer before any other user comes. Its prompt is the same in all rounds
+# and all arms, whatever their seed.
+_CANARY_SEED: Final = 0
+
+
+def canary_prompt(user: int, *, tokens: int, scale: PromptScale) -> str:
+    """The question of one canary, of so many tokens on this server."""
+    return prompt(seed=_CANARY_SEED, user=user, n=0, num_bytes=scale.num_bytes(tokens))
+
+
+class Peace:
+    """Keeps the order of the first requests: one canary after the other, then everybody else.
+
+    Its state is which canaries have had their first answer. Users are numbered from 0, the
+    canaries first.
+    """
+
+    def __init__(self, canaries: int) -> None:
+        self._answered = [Event() for _ in range(canaries)]
+
+    def wait_for_turn(self, user: int) -> None:
+        """Return when every canary before this user has had its first answer."""
+        for answered in self._answered[:user]:
+            answered.wait()
+
+    def end_turn(self, user: int) -> None:
+        """This user has had an answer, or will have none; no matter who says so again."""
+        if user < len(self._answered):
+            self._answered[user].set()

@@ -28,13 +28,12 @@ from gevent.pool import Group
 from locust import task
 from locust.exception import StopUser
 
-from harness.load.abandon import LeaveRule, never, think_ns
-from harness.load.overlap import ran_at_once
-from harness.load.plan import SlotRecoveryLoad
+from harness.load.rows import ran_at_once
 from harness.load.session import LoadSession
-from harness.load.ticket import STAYS, Intent
 from harness.load.users import PlannedUser, end_load
 from harness.records import Outcome, RequestRow, Role, VoidTrial, Way
+from harness.workload.abandon import STAYS, Intent, LeaveRule, never, think_ns
+from harness.workload.plan import SlotRecoveryLoad
 
 _ARMS: Final = ("unloaded", "abandon", "control")
 # Tokens that each filler must read after the probe was sent: the second of them comes from a step

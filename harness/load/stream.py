@@ -34,9 +34,9 @@ from harness.load.dialect import (
     error_message,
     refusal_message,
 )
-from harness.load.ticket import Ticket
 from harness.load.transitions import TRANSITIONS, Signal, State
 from harness.records import Delivery, Outcome, RequestRow, Role, TokenCounting, WireClose
+from harness.workload.abandon import Ticket
 
 # Tokens, of which an honest server sends no more than `max_tokens` of each answer. One that does
 # not know `max_tokens` gets room for long answers, too; an event with tokens takes some 20 bytes.

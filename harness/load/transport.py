@@ -23,6 +23,7 @@ answers none is read (`identity` is asked for).
 import contextlib
 import ssl
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from operator import itemgetter
@@ -30,13 +31,40 @@ from typing import Final
 
 import httpx
 
+from harness.http_client import is_out_of_handles, tls_context
 from harness.load.client_process import ClientProcess
+from harness.load.connect import NoHandleLeftError, Origin, Places, Wire, dial, origin_of
 from harness.load.connection import Connection, Limit, PatienceEndedError
-from harness.load.dial import NoHandleLeftError, Wire, dial, origin_of
-from harness.load.idle import IdleWires
-from harness.load.places import Places
-from harness.reach import is_out_of_handles, tls_context
 from harness.records import Way
+
+
+class IdleWires:
+    """What is open and unused. There are never more than requests were once under way together."""
+
+    def __init__(self) -> None:
+        self._idle: defaultdict[Origin, list[Wire]] = defaultdict(list)
+
+    def put(self, origin: Origin, wire: Wire) -> None:
+        """Keep a connection on which nothing is expected any more."""
+        self._idle[origin].append(wire)
+
+    def take(self, origin: Origin) -> Wire | None:
+        """The one that was used last; those on which the server has since spoken, most likely to
+        hang up, are closed."""
+        while wires := self._idle[origin]:
+            wire = wires.pop()
+            if not wire.has_input():
+                return wire
+            wire.sock.close()
+        return None
+
+    def close(self) -> None:
+        """Close them all."""
+        for wires in self._idle.values():
+            for wire in wires:
+                wire.sock.close()
+        self._idle.clear()
+
 
 # Extensions of a request: when its user leaves, so long after it has gone out or at a time
 # (monotonic), be it on its way or not; in which way; and the `Limit` of all until the first wait.

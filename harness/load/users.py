@@ -28,12 +28,9 @@ from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
 
 from harness.errors import ConfigError, TargetError
-from harness.load.abandon import leave_rule, never, plan_request
-from harness.load.canary import canary_prompt
-from harness.load.handles import allow_streams
+from harness.load.fd_limit import allow_streams
 from harness.load.lag import LagWatch
 from harness.load.options import plan_of_the_page
-from harness.load.plan import AbandonLoad, LoadPlan
 from harness.load.processes import (
     AboutThisProcess,
     Master,
@@ -43,8 +40,10 @@ from harness.load.processes import (
     tell_that_all_was_sent,
     tell_why_not_to_go_on,
 )
-from harness.load.session import LoadSession
+from harness.load.session import LoadSession, canary_prompt
 from harness.records import Outcome, RequestRow, Role
+from harness.workload.abandon import leave_rule, never, plan_request
+from harness.workload.plan import AbandonLoad, LoadPlan
 
 # After a refusal or a failure a user tries again, but not in a busy loop: a dead server would
 # otherwise be answered with thousands of attempts a second.

@@ -11,6 +11,7 @@ the last values, and of what waits for its counterpart the oldest is forgotten.
 from bisect import insort
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence, Sized
+from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from harness.records import ClientSample, LifecycleEvent, Outcome, RequestRow, WireClose
@@ -221,3 +222,20 @@ def _drawn(thinned: Thinned[T]) -> dict[str, Any]:
 
 def _quantiles(values: Distribution) -> dict[str, float | None]:
     return {"n": values.n, "p50": values.quantile(0.5), "p99": values.quantile(0.99)}
+
+
+FILES: Final = {  # by what their addresses end in
+    "live": Path(__file__).with_name("live.html"),
+    "live.js": Path(__file__).with_name("live.js"),
+    "live.css": Path(__file__).with_name("live.css"),
+}
+
+
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}

@@ -33,18 +33,12 @@ from typing import Any, Final
 import msgspec
 
 from harness.errors import ConfigError, TargetError, WalkawayError
-from harness.http_flags import check_target_url
-from harness.interruption import Interruption
-from harness.load.plan import LoadPlan
+from harness.http_client import check_target_url
 from harness.load.rows import ShardReader
-from harness.load_process import describe_load
-from harness.manifest import TargetFacts
-from harness.measurement import Measurement
-from harness.order import ResolvedOrder, RunOrder, resolve_order
-from harness.progress import Snapshot
 from harness.records import ClientSample, Outcome, ProcessMark, RequestRow
-from harness.repeat import command_of, until_stopped
-from harness.run import (
+from harness.run.load_process import describe_load
+from harness.run.measurement import Measurement
+from harness.run.pipeline import (
     begin_manifest,
     choose_folder,
     conclude,
@@ -53,10 +47,14 @@ from harness.run import (
     draw_report,
     measure,
 )
-from harness.store import RunFolder
-from harness.web.form import check_startable, form_settings, in_words_of_the_form
+from harness.run.progress import Interruption, Snapshot
+from harness.run.run_config import ResolvedOrder, RunOrder, command_of, resolve_order, until_stopped
+from harness.store.manifest import TargetFacts
+from harness.store.run_folder import RunFolder
 from harness.web.live import LiveRun
 from harness.web.tab import final_rows, live_rows
+from harness.workload.form import check_startable, form_settings, in_words_of_the_form
+from harness.workload.plan import LoadPlan
 
 TICK_S: Final = 0.5
 CHECK_EVERY: Final = 4  # of these ticks

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
+from harness.formatting import DASH, SELF_EVIDENT_UNITS, SIGNS, bounded, number, quantity
 from harness.records import Metric, Outcome
 from harness.web.live import LAST
-from harness.words import DASH, SELF_EVIDENT_UNITS, SIGNS, bounded, number, quantity
 
 _ABOUT: Final = {
     "completed": "read to the end",

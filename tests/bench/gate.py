@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Final
 
-from harness.config import as_plain_data, load_workload
-from harness.run import write_summary
-from harness.store import RunFolder
+from harness.run.pipeline import write_summary
+from harness.store.run_folder import RunFolder
+from harness.workload.workload import as_plain_data, load_workload
 from tests.bench.made_up_run import Plan, write
 from tests.bench.ratio import Bound, Ratio, share
 

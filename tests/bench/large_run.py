@@ -14,8 +14,8 @@ from time import perf_counter, process_time
 from typing import Final
 
 from dashboards.report import write_report
-from harness.run import write_summary
-from harness.store import RunFolder
+from harness.run.pipeline import write_summary
+from harness.store.run_folder import RunFolder
 from tests.bench.made_up_run import Plan
 
 

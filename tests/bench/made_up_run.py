@@ -25,10 +25,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.config import as_plain_data, load_target
-from harness.manifest import Clock, Idle, Manifest, TargetFacts, Window
 from harness.records import ClientSample, LifecycleEvent, MetricSample, RequestRow, StepRow
-from harness.store import ROWS_AT_ONCE, RunFolder, RunRows, schema_of
+from harness.store.manifest import Clock, Idle, Manifest, TargetFacts, Window
+from harness.store.run_folder import ROWS_AT_ONCE, RunFolder, RunRows, schema_of
+from harness.workload.workload import as_plain_data, load_target
 
 TOKENS: Final = 100
 PROMPT_TOKENS: Final = 64

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-from harness.store import RunFolder
+from harness.store.run_folder import RunFolder
 from tests.bench.large_run import told_by_child, write_by_child
 from tests.bench.made_up_run import Plan
 from tests.bench.ratio import Bound, Ratio, share

@@ -24,10 +24,9 @@ from typing import IO, Any, Final, NamedTuple, Protocol
 
 import psutil
 
-from harness.load.mix import Never, Slice
-from harness.load.plan import AbandonLoad, LoadPlan, Timeouts, write_plan
 from harness.load.rows import ShardReader
 from harness.records import Delivery, RequestRow, Way
+from harness.workload.plan import AbandonLoad, LoadPlan, Never, Slice, Timeouts, write_plan
 from tests.bench.ratio import UnavailableError
 
 _ROOT: Final = Path(__file__).parents[2]

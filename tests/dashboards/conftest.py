@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.manifest import Clock, Manifest, TargetFacts, Window
 from harness.records import (
     ClientSample,
     CpuSample,
@@ -25,7 +24,8 @@ from harness.records import (
     TokenCounting,
     WireClose,
 )
-from harness.store import RunFolder, RunRows
+from harness.store.manifest import Clock, Manifest, TargetFacts, Window
+from harness.store.run_folder import RunFolder, RunRows
 
 MS = 1_000_000
 STEP = 20 * MS

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.manifest import Manifest, TargetFacts
-from harness.store import RunFolder
+from harness.store.manifest import Manifest, TargetFacts
+from harness.store.run_folder import RunFolder
 from tests.dashboards.reading import body_of, decoded, page_of
 
 ITL = [0.005, 0.011, 0.030]

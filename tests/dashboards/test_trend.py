@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from dashboards.__main__ import main
-from harness.analysis.expected import expected
-from harness.commands import app
+from harness.analysis.compare import expected
+from harness.commands.verbs import app
 from harness.records import Metric
-from harness.store import RunFolder
+from harness.store.run_folder import RunFolder
 from tests.dashboards.made_up_runs import latency, save_night, save_nights
 from tests.dashboards.reading import Page, body_of
 from tests.harness.gate.gated import GOOD, ROWS, arm, manifest, steps, summary_of_arms

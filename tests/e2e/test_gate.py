@@ -16,7 +16,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from harness.commands import app
+from harness.commands.verbs import app
 from tests.e2e.running import ROOT, scripted_server
 from tests.e2e.undecided import MOST_TRIES, UNDECIDED, until_decided
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.collect.gathered import gathered_path
+from harness.collect.source import gathered_path
 from tests.e2e.running import Harness, Run, is_gone, scripted_server, wait_until
 
 pytestmark = pytest.mark.e2e

@@ -12,12 +12,11 @@ from itertools import count
 import httpx
 import pytest
 
-from harness.config import load_target
-from harness.load.abandon import LeaveRule
 from harness.load.client import StreamClient
-from harness.load.plan import AbandonLoad, LoadPlan, Timeouts
-from harness.load.ticket import Intent, Ticket
 from harness.records import Delivery, Outcome, RequestRow, Role, Way, WireClose
+from harness.workload.abandon import Intent, LeaveRule, Ticket
+from harness.workload.plan import AbandonLoad, LoadPlan, Timeouts
+from harness.workload.workload import load_target
 from tests.e2e.running import Run, measure
 from tests.reference_engine.running_engine import RunningEngine, running
 

@@ -17,9 +17,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
+from harness.formatting import DASH
 from harness.records import Metric
 from harness.web.tab import FINAL, figure_text
-from harness.words import DASH
 from tests.dashboards.browsing import CHROMIUM, chromium, violations
 from tests.e2e.running import ROOT, wait_until
 

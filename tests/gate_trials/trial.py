@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 from typing import Final
 
-from harness.interruption import Interruption
-from harness.order import RunOrder, resolve_order
-from harness.progress import QuietProgress
-from harness.rounds import execute_rounds
-from harness.run import execute
+from harness.run.pipeline import execute
+from harness.run.progress import Interruption, QuietProgress
+from harness.run.rounds import execute_rounds
+from harness.run.run_config import RunOrder, resolve_order
 from tests.gate_trials.cases import Case
 
 MOST_TRIES: Final = 4

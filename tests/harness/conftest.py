@@ -11,8 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.analysis.frames import RunFrames
-from harness.manifest import Clock, Idle, Manifest, TargetFacts, Window
 from harness.records import (
     ClientSample,
     LifecycleEvent,
@@ -23,7 +21,9 @@ from harness.records import (
     StepRow,
     TokenCounting,
 )
-from harness.store import RunFolder, RunRows
+from harness.store.frames import RunFrames
+from harness.store.manifest import Clock, Idle, Manifest, TargetFacts, Window
+from harness.store.run_folder import RunFolder, RunRows
 
 ORIGIN_NS = 5_000_000_000_000
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from harness.analysis.cancel_figures import cancel_figures, waste_figures
+from harness.analysis.cancel import cancel_figures, waste_figures
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.run import write_summary
-from harness.store import RunFolder
+from harness.run.pipeline import write_summary
+from harness.store.run_folder import RunFolder
 from tests.harness.conftest import RunBuilder, at
 
 LOAD_MS = 60_000.0

@@ -12,14 +12,14 @@ from harness.analysis.black_box import Methods, figures_from_outside, leak_slope
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import NotMeasurable
 from harness.analysis.summary import summarise
-from harness.manifest import IdleReading, Probing
 from harness.records import Outcome
+from harness.store.manifest import IdleReading, Probing
 from tests.harness.conftest import at
 from tests.harness.made_up import lonely
 from tests.harness.told import metric
 
 if TYPE_CHECKING:
-    from harness.analysis.frames import RunFrames
+    from harness.store.frames import RunFrames
     from tests.harness.conftest import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.analysis.arrivals import most_open
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.latency import latency_figures
+from harness.analysis.load_side import most_open
 from harness.analysis.summary import summarise
-from harness.headlines import headlines
-from harness.manifest import LoadProcess, ScheduledArrivals, UnsentArrivals
+from harness.metrics import headlines
 from harness.records import Metric
+from harness.store.manifest import LoadProcess, ScheduledArrivals, UnsentArrivals
 from tests.harness.conftest import at
 from tests.harness.told import ms, warnings
 

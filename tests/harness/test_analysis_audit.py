@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from harness.analysis.others import foreign_requests
+from harness.analysis.audit import foreign_requests
 from harness.analysis.summary import summarise
 from harness.records import TokenCounting
 from tests.harness.audited import accounts, verdicts

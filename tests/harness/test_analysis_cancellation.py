@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.analysis.cancel_figures import latency_by_phase, waste_by_abandon_point
+from harness.analysis.cancel import latency_by_phase, waste_by_abandon_point
 from harness.analysis.cancellation import cancellations
 from harness.analysis.counters import leak_figures
 from harness.analysis.facts import run_facts
-from harness.analysis.held import leaks_in_use
+from harness.analysis.leaks import leaks_in_use
 from harness.records import Role
 from tests.harness.conftest import at
 from tests.harness.few_steps import figures_of, four_steps, leave_in_decode, only_row

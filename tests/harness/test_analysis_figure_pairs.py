@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from harness.analysis.compare import difference_ci95, pair_of, unlike, wilson_ci95
 from harness.analysis.figure import Sample, describe, rate, reading
-from harness.analysis.figure_pairs import difference_ci95, pair_of, unlike, wilson_ci95
 from harness.records import Metric
 
 

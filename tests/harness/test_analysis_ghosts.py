@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import pytest
 
-from harness.analysis.cancel_figures import latency_by_phase
+from harness.analysis.cancel import latency_by_phase
 from harness.analysis.cancellation import cancellations
 from harness.analysis.figure import NotMeasurable
 from tests.harness.few_steps import figures_of, four_steps, leave_in_decode, only_row

@@ -10,7 +10,7 @@ import pytest
 
 from harness.analysis.cancellation import cancellations
 from harness.analysis.summary import summarise
-from harness.manifest import IdleReading
+from harness.store.manifest import IdleReading
 from tests.harness.conftest import at
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from harness.analysis.audit import audit
 from harness.analysis.balance import delay_of_aborts
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import NotMeasurable
-from harness.analysis.held_open import held_open
+from harness.analysis.open_requests import held_open
 from tests.harness.conftest import at
 
 if TYPE_CHECKING:

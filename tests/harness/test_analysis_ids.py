@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from harness.analysis.ids import is_among
+from harness.analysis.facts import is_among
 
 
 def test_ids_are_found_whatever_they_are_kept_in() -> None:

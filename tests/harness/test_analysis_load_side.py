@@ -10,8 +10,8 @@ import pytest
 from harness.analysis.facts import run_facts
 from harness.analysis.load_side import load_sides
 from harness.analysis.summary import summarise
-from harness.manifest import LoadProcess
 from harness.records import ClientSample
+from harness.store.manifest import LoadProcess
 from tests.harness.conftest import at
 
 if TYPE_CHECKING:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from harness.analysis.arm_round import _over_rounds, analyse_round, pooled_figures
-from harness.analysis.balance import delay_of_aborts
+from harness.analysis.balance import delay_of_aborts, step_boundaries
 from harness.analysis.black_box import figures_from_outside
-from harness.analysis.boundaries import step_boundaries
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figure, NotMeasurable, reading
-from harness.analysis.held_open import held_open
+from harness.analysis.open_requests import held_open
+from harness.analysis.pool import _over_rounds, analyse_round, pooled_figures
 from harness.analysis.scraped import lag_ns
 from harness.analysis.summary import summarise
 from harness.analysis.totals import Balance, as_figure, pooled

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.analysis.figure import NotMeasurable
-from harness.analysis.over_read import over_read_figures
+from harness.analysis.tokens import over_read_figures
 from harness.records import Metric
 
 if TYPE_CHECKING:

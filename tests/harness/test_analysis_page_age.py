@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.analysis.balance import delay_of_aborts, held_for_nobody
+from harness.analysis.balance import delay_of_aborts, held_for_nobody, mean_wait_s
 from harness.analysis.black_box import Methods, latency_methods, seen_from_outside
-from harness.analysis.boundaries import mean_wait_s
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import NotMeasurable
-from harness.analysis.held_open import held_open
+from harness.analysis.open_requests import held_open
 from harness.analysis.scraped import met_step_s, typical_step_s
 from tests.harness.made_up import lonely, stepping_server
 
 if TYPE_CHECKING:
-    from harness.analysis.frames import RunFrames
+    from harness.store.frames import RunFrames
     from tests.harness.conftest import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]

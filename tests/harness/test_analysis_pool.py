@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.analysis.arm_round import ArmRound, analyse_round
 from harness.analysis.figure import reading
-from harness.analysis.pool import all_requests, pool
+from harness.analysis.pool import ArmRound, all_requests, analyse_round, pool
 from harness.records import Metric
 from tests.harness.conftest import RunBuilder, at
 from tests.harness.made_up import lonely

@@ -2,8 +2,7 @@
 
 import pytest
 
-from harness.analysis.figure_pairs import Pair, pair_of, ratio_ci95
-from harness.analysis.standing import Standing, standing
+from harness.analysis.compare import Pair, Standing, pair_of, ratio_ci95, standing
 from harness.records import Metric
 
 

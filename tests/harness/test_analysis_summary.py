@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.analysis.frames import RunFrames
 from harness.analysis.summary import ORDER, summarise
-from harness.manifest import Clock
 from harness.records import Metric, Role, TokenCounting
+from harness.store.frames import RunFrames
+from harness.store.manifest import Clock
 
 if TYPE_CHECKING:
     from tests.harness.conftest import RunBuilder

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.analysis import token_times
-from harness.analysis.token_times import first_times, read_by, token_gaps
+from harness.analysis import tokens as token_times
+from harness.analysis.tokens import first_times, read_by, token_gaps
 
 Lists = Sequence[Sequence[int]]
 

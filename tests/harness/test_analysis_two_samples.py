@@ -6,11 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from harness.analysis.enough import fewest_for_quantile, fewest_for_rate_below
 from harness.analysis.figure import Sample, describe
-from harness.analysis.stats import kaplan_meier, quantile_ci95, rate_upper95, ratio_ci95
-from harness.analysis.steady import truncation
-from harness.analysis.two_samples import FEWEST, shift_between
+from harness.analysis.load_side import truncation
+from harness.analysis.paired import FEWEST, shift_between
+from harness.analysis.stats import (
+    fewest_for_quantile,
+    fewest_for_rate_below,
+    kaplan_meier,
+    quantile_ci95,
+    rate_upper95,
+    ratio_ci95,
+)
 
 values = st.lists(st.integers(0, 40).map(float), min_size=FEWEST, max_size=40)
 

@@ -11,14 +11,21 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from harness.analysis.account import Account, account, sum_of, until
-from harness.analysis.arm_round import analyse_round
-from harness.analysis.pool import pool
-from harness.analysis.value import Value, ValueRow, ValueTerms, value_of
-from harness.arm_table import print_arms
+from harness.analysis.pool import analyse_round, pool
+from harness.analysis.value import (
+    Account,
+    Value,
+    ValueRow,
+    ValueTerms,
+    account,
+    sum_of,
+    until,
+    value_of,
+)
+from harness.commands.run_table import print_arms
+from harness.export.tables import stage_cells, value_cells, value_columns
+from harness.formatting import DASH, number
 from harness.records import Metric
-from harness.value_words import stage_cells, value_cells, value_columns
-from harness.words import DASH, number
 from tests.harness.conftest import RunBuilder, at
 
 if TYPE_CHECKING:

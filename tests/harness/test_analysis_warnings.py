@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from harness.analysis.recovery import about_void_trials
 from harness.analysis.summary import summarise
-from harness.analysis.void_trials import about_void_trials
 from harness.records import Delivery, TokenCounting, VoidTrial
-from harness.run import find_void
+from harness.run.pipeline import find_void
 from tests.harness.audited import accounts
 from tests.harness.told import warnings
 

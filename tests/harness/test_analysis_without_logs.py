@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from harness.analysis.cancellation import cancellations
 from harness.analysis.figure import NotMeasurable
-from harness.manifest import Clock
+from harness.store.manifest import Clock
 from tests.harness.few_steps import figures_of, four_steps, leave_in_decode
 from tests.harness.told import metric, ms
 

@@ -11,19 +11,19 @@ import pytest
 
 from harness.analysis.asking_again import asking_again_figures, cached_again_figures
 from harness.analysis.audit import audit
-from harness.analysis.canaries import canary_figures, canary_remarks, known_answers
+from harness.analysis.cancel import storm_figures
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures, NotMeasurable
-from harness.analysis.growth import growth_figures
-from harness.analysis.storms import storm_figures
-from harness.manifest import IdleReading
+from harness.analysis.latency import canary_figures, canary_remarks, known_answers
+from harness.analysis.leaks import growth_figures
 from harness.records import CpuSample, Role
+from harness.store.manifest import IdleReading
 from tests.harness.conftest import at
 from tests.harness.told import metric
 
 if TYPE_CHECKING:
-    from harness.analysis.frames import RunFrames
+    from harness.store.frames import RunFrames
     from tests.harness.conftest import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]

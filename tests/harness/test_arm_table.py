@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.arm_table import print_arms
+from harness.commands.run_table import print_arms
 
 UNITS = {"preemptions": "preemptions", "itl_s": "s"}
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from harness.arms import ArmRun, arm_runs, unused_engine_settings
-from harness.config import load_workload
 from harness.errors import ConfigError
-from harness.load_settings import AbandonSettings
-from harness.order import ResolvedOrder, RunOrder, resolve_order
+from harness.run.run_config import ResolvedOrder, RunOrder, resolve_order
+from harness.workload.arms import ArmRun, arm_runs, unused_engine_settings
+from harness.workload.load import AbandonSettings
+from harness.workload.workload import load_workload
 
 BASE = """\
 question = "q?"

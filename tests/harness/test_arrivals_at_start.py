@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from harness.arms import arm_runs
-from harness.config import Workload, load_workload
 from harness.errors import ConfigError
-from harness.load.arrivals import RateArrivals, Stretch
-from harness.load.plan import LoadPlan, OpenLoop
-from harness.load.traces import TraceReplay
-from harness.open_loop_order import count_arrivals, describe_open_loop, open_loop_notes
-from harness.order import RunOrder, make_load_plan, resolve_order
-from harness.server import Server
+from harness.run.run_config import RunOrder, make_load_plan, resolve_order
+from harness.run.schedule import count_arrivals, describe_open_loop, open_loop_notes
+from harness.run.server import Server
+from harness.workload.arms import arm_runs
+from harness.workload.arrivals import RateArrivals, Stretch
+from harness.workload.plan import LoadPlan, OpenLoop
+from harness.workload.traces import TraceReplay
+from harness.workload.workload import Workload, load_workload
 
 HEAD = """
 question = "?"

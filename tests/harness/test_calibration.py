@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.calibration import CalibrationError, calibrate
-from harness.prompt_scale import BYTES_ARE_TOKENS, fit_scale
+from harness.run.preflight import CalibrationError, calibrate
+from harness.workload.prompts import BYTES_ARE_TOKENS, fit_scale
 from tests.harness.load.asking import PLAN
 
 Answer = Callable[[httpx.Request], httpx.Response]

@@ -7,11 +7,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.catalogue import TRUST_IN_WORDS
-from harness.commands import app
-from harness.config import SHIPPED_TARGETS, SHIPPED_WORKLOADS, load_target, load_workload, shipped
+from harness.commands.catalogue import TRUST_IN_WORDS
+from harness.commands.verbs import app
 from harness.errors import ConfigError
-from harness.order import RunOrder, resolve_order
+from harness.run.run_config import RunOrder, resolve_order
+from harness.workload.workload import (
+    SHIPPED_TARGETS,
+    SHIPPED_WORKLOADS,
+    load_target,
+    load_workload,
+    shipped,
+)
 
 TEMPLATE = Path("harness/workload_template.toml")
 

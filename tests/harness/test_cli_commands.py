@@ -8,11 +8,11 @@ import pytest
 from typer.main import get_group
 from typer.testing import CliRunner
 
-from harness.commands import app
-from harness.config import SHIPPED_TARGETS, SHIPPED_WORKLOADS, shipped
+from harness.commands.verbs import app
 from harness.errors import ConfigError
-from harness.http_flags import typed_command
-from harness.store import RunFolder, RunRows
+from harness.http_client import typed_command
+from harness.store.run_folder import RunFolder, RunRows
+from harness.workload.workload import SHIPPED_TARGETS, SHIPPED_WORKLOADS, shipped
 
 COMMANDS = tuple(sorted(get_group(app).commands))
 
@@ -60,8 +60,8 @@ def test_help_loads_nothing_that_takes_long() -> None:
     )
     assert "Usage:" in done.stdout
     loaded = set(done.stderr.split())
-    assert "harness.commands" in loaded
-    assert not loaded & {"pandas", "numpy", "scipy", "pyarrow", "httpx", "harness.run"}
+    assert "harness.commands.verbs" in loaded
+    assert not loaded & {"pandas", "numpy", "scipy", "pyarrow", "httpx", "harness.run.pipeline"}
 
 
 def test_help_names_every_command() -> None:

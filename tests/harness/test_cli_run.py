@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.manifest import Manifest
-from harness.run import discard_if_empty
-from harness.store import RunFolder
+from harness.run.pipeline import discard_if_empty
+from harness.store.manifest import Manifest
+from harness.store.run_folder import RunFolder
 
 # The simulated engine with short steps and few abandons: a run takes seconds.
 SMALL = (
@@ -238,7 +238,7 @@ import builtins, os, signal, sys
 import harness.cli
 load = builtins.__import__
 def interrupted(name, *rest):
-    if name == "harness.commands":
+    if name == "harness.commands.verbs":
         os.kill(os.getpid(), signal.SIGINT)
     return load(name, *rest)
 builtins.__import__ = interrupted

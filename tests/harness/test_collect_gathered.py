@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.collect.gathered import MOST_HELD, Gathered, read_gathered
-from harness.collect.source import SourceError
+from harness.collect.source import MOST_HELD, Gathered, SourceError, read_gathered
 from harness.records import CpuSample
 
 # Gathers two turns of rows and is killed: no time is left to close or to write anything.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from harness.collect.gathered import Gathered
+from harness.collect.source import Gathered
 from harness.records import CpuSample
 
 gathered = Gathered(Path(sys.argv[1]), "cpu", CpuSample)

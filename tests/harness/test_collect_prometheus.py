@@ -5,17 +5,11 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from harness.collect.prometheus import (
-    Scraper,
-    find_unseen,
-    parse_page,
-    read_roles,
-    read_samples,
-)
+from harness.collect.scrape import Scraper, find_unseen, parse_page, read_roles, read_samples
 from harness.collect.source import SourceError
-from harness.config import load_target
 from harness.records import MetricSample
-from harness.target_spec import MetricRole, MetricSource
+from harness.workload.target import MetricRole, MetricSource
+from harness.workload.workload import load_target
 
 Script = Callable[[str], tuple[int, dict[str, str], bytes]]
 Serve = Callable[[Script], str]

@@ -7,13 +7,8 @@ import msgspec
 import pytest
 
 from harness.analysis.summary import summarise
-from harness.collect.gathered import Gathered
-from harness.collection import collect
+from harness.collect.source import Gathered
 from harness.errors import ConfigError
-from harness.load.arrivals import RateArrivals, Stretch
-from harness.load.mix import Never
-from harness.load.plan import LoadPlan, OpenLoop, Timeouts
-from harness.manifest import Window
 from harness.records import (
     ClientSample,
     LifecycleEvent,
@@ -24,7 +19,11 @@ from harness.records import (
     TokenCounting,
     WorkerSeen,
 )
-from harness.store import RunFolder
+from harness.run.collection import collect
+from harness.store.manifest import Window
+from harness.store.run_folder import RunFolder
+from harness.workload.arrivals import RateArrivals, Stretch
+from harness.workload.plan import LoadPlan, Never, OpenLoop, Timeouts
 from tests.harness.conftest import RunBuilder
 from tests.harness.load.mixes import load_of, slice_of
 

@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.analysis.comparable import manifest_remarks, step_remark, why_not_at_all
-from harness.commands import app
-from harness.comparison import Comparison, compare_runs
+from harness.commands.verbs import app
 from harness.errors import ConfigError
-from harness.library import load_run
+from harness.export.comparison import Comparison, compare_runs
+from harness.export.library import load_run
 from harness.records import Metric
 from tests.harness.made_up import save_judged
 

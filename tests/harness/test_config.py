@@ -5,11 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import SHIPPED_WORKLOADS, Workload, load_target, load_workload, shipped
 from harness.errors import ConfigError
-from harness.load_settings import AbandonSettings, SlotRecoverySettings
-from harness.target_spec import Target
-from harness.toml_file import apply_settings, parse_setting
+from harness.workload.load import AbandonSettings, SlotRecoverySettings
+from harness.workload.target import Target
+from harness.workload.toml_file import apply_settings, parse_setting
+from harness.workload.workload import (
+    SHIPPED_WORKLOADS,
+    Workload,
+    load_target,
+    load_workload,
+    shipped,
+)
 
 GOOD = """\
 question = "q?"

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from harness import doctor_command, machine
-from harness.commands import app
-from harness.doctor import State, examine, missing
-from harness.doctor_command import lines
+from harness.commands import doctor as doctor_command
+from harness.commands import machine
+from harness.commands.doctor import State, examine, lines, missing
+from harness.commands.machine import Machine, TorchFacts, look_at_machine
+from harness.commands.verbs import app
 from harness.errors import ConfigError
-from harness.machine import Machine, TorchFacts, look_at_machine
 
 GOOD = Machine(
     python="3.11.7",

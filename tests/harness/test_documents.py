@@ -11,27 +11,29 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from typer.main import get_command
 
-from harness import arrival_settings, load_settings, mix_settings
-from harness.commands import app
-from harness.config import (
+from harness.commands.verbs import app
+from harness.records import Trust
+from harness.run.run_config import RunOrder, resolve_order
+from harness.workload import arrivals as arrival_settings
+from harness.workload import load as load_settings
+from harness.workload import mix as mix_settings
+from harness.workload.target import MetricRole, MetricSource, Target
+from harness.workload.workload import (
     SHIPPED_TARGETS,
     SHIPPED_WORKLOADS,
     ArmSettings,
     ArmTarget,
     CollectSettings,
     EngineSettings,
+    GateSettings,
     RunSettings,
     SettleSettings,
+    ValueSettings,
     Workload,
     load_target,
     load_workload,
     shipped,
 )
-from harness.gate_settings import GateSettings
-from harness.order import RunOrder, resolve_order
-from harness.records import Trust
-from harness.target_spec import MetricRole, MetricSource, Target
-from harness.value_settings import ValueSettings
 from reference_engine.flags import build_parser
 from tests.harness.documents import (
     PAGES,

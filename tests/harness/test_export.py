@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from harness.aiperf_rows import aiperf_rows
-from harness.chrome_trace import CLIENTS, QUEUE, SLOTS, STEPS, chrome_trace
-from harness.commands import app
+from harness.commands.verbs import app
 from harness.errors import ConfigError
+from harness.export.aiperf_rows import aiperf_rows
+from harness.export.chrome_trace import CLIENTS, QUEUE, SLOTS, STEPS, chrome_trace
 from tests.harness.conftest import RunBuilder
 from tests.harness.made_up import save_judged
 

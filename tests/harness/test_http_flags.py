@@ -3,7 +3,7 @@
 import pytest
 
 from harness.errors import ConfigError
-from harness.http_flags import check_metrics_url, check_target_url, parse_headers
+from harness.http_client import check_metrics_url, check_target_url, parse_headers
 
 
 @pytest.mark.parametrize(

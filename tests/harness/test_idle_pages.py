@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from harness.collect.source import Notes
-from harness.config import load_target
-from harness.idle_pages import LATER_S, IdlePages
+from harness.run.idle_pages import LATER_S, IdlePages
+from harness.workload.workload import load_target
 
 URL = "http://127.0.0.1/metrics"
 

@@ -14,10 +14,10 @@ from pyarrow import Field
 from pyarrow.parquet import ParquetFile
 
 import harness
-from harness.comparison import compare_runs
 from harness.errors import ConfigError
-from harness.rounds import write_pooled_summary
-from harness.store import RunFolder, _read_column
+from harness.export.comparison import compare_runs
+from harness.run.rounds import write_pooled_summary
+from harness.store.run_folder import RunFolder, _read_column
 from tests.harness.conftest import RunBuilder
 from tests.harness.made_up import save_judged
 
@@ -159,7 +159,7 @@ def test_what_is_not_looked_at_is_not_read(saved: Path, monkeypatch: pytest.Monk
         read.append(field.name)
         return _read_column(file, field)
 
-    monkeypatch.setattr("harness.store._read_column", watched)
+    monkeypatch.setattr("harness.store.run_folder._read_column", watched)
     run = harness.load_run(saved)
     assert run.figures.shape[0]
     assert read == []

@@ -4,9 +4,9 @@ import shlex
 
 import pytest
 
-from harness.live import LatencySoFar
 from harness.records import LifecycleEvent
-from harness.repeat import repeat_command
+from harness.run.measurement import LatencySoFar
+from harness.run.run_config import repeat_command
 
 
 def event(name: str, request: str | None, t_ns: int) -> LifecycleEvent:

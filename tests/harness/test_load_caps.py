@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import load_workload
 from harness.errors import ConfigError
-from harness.load_caps import streams_of_each
-from harness.order import RunOrder, resolve_order
+from harness.run.run_config import RunOrder, resolve_order
+from harness.workload.caps import streams_of_each
+from harness.workload.workload import load_workload
 
 RATE = ["arrivals.kind=constant", "arrivals.seconds=1"]
 

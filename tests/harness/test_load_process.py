@@ -9,11 +9,11 @@ from typing import Literal
 
 import pytest
 
-from harness import load_process
 from harness.load.rows import ShardReader, ShardWriter
-from harness.load_process import LAST_ROWS_S, let_workers_end, run_load
 from harness.records import ProcessMark
-from harness.store import RunFolder
+from harness.run import load_process
+from harness.run.load_process import LAST_ROWS_S, let_workers_end, run_load
+from harness.store.run_folder import RunFolder
 from tests.e2e.running import is_gone, wait_until
 from tests.harness.load.asking import PLAN
 
@@ -105,7 +105,7 @@ class TestLetWorkersEnd:
 SLOW_WORKER = """
 import os, sys, time
 from pathlib import Path
-from harness.store import RunFolder
+from harness.store.run_folder import RunFolder
 from tests.harness.test_load_process import write_mark
 
 folder, stays, hangs = RunFolder(Path(sys.argv[1])), sys.argv[2] == "True", sys.argv[3] == "True"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.interruption import Interruption
-from harness.measurement import Measurement
-from harness.order import RunOrder, resolve_order
-from harness.progress import QuietProgress
-from harness.run import begin_manifest
-from harness.store import RunFolder
+from harness.run.measurement import Measurement
+from harness.run.pipeline import begin_manifest
+from harness.run.progress import Interruption, QuietProgress
+from harness.run.run_config import RunOrder, resolve_order
+from harness.store.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from tests.conftest import Serve

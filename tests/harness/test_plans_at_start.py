@@ -6,15 +6,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from harness.cancellation_flags import cancellation_settings
-from harness.config import Workload, load_target, load_workload
+from harness.commands.run import cancellation_settings
 from harness.errors import ConfigError
-from harness.load.mix import AfterTime, AfterTokens, DuringPrefill, Never, Slice
-from harness.load.plan import AbandonLoad
-from harness.load_order import check_files, load_notes, make_load
 from harness.records import Delivery, Way
-from harness.server import Server
-from harness.token_file import read_token_counts
+from harness.run.load_plan import check_files, load_notes, make_load, read_token_counts
+from harness.run.server import Server
+from harness.workload.plan import AbandonLoad, AfterTime, AfterTokens, DuringPrefill, Never, Slice
+from harness.workload.workload import Workload, load_target, load_workload
 
 HEAD = """
 question = "?"

@@ -14,11 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from harness.collect.prometheus import fetch_page
+from harness.collect.scrape import fetch_page
 from harness.collect.source import SourceError
 from harness.errors import ConfigError
-from harness.http_flags import check_ca_file
-from harness.reach import http_client, split_place, tls_context, why_unreached
+from harness.http_client import check_ca_file, http_client, split_place, tls_context, why_unreached
 
 
 def verification_error(

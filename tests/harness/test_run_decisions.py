@@ -9,20 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.config import SettleSettings, load_target
 from harness.errors import ConfigError, InterruptedRunError, TargetError
-from harness.interruption import Interruption
-from harness.load.mix import AfterTokens, Never
-from harness.load.plan import AbandonLoad, SlotRecoveryLoad, read_plan, write_plan
 from harness.load.session import LoadSession
-from harness.load_order import prompt_salt
-from harness.load_process import describe_load, load_command
-from harness.load_tally import find_hopeless
-from harness.manifest import LoadProcess, status_after
-from harness.order import ResolvedOrder, RunOrder, make_load_plan, resolve_order
 from harness.records import Outcome, StepRow
-from harness.server import Server
-from harness.settle import (
+from harness.run.idle_pages import (
     CalmWatch,
     is_back,
     may_be_at_work,
@@ -31,8 +21,24 @@ from harness.settle import (
     silence_seconds,
     typical_step_s,
 )
-from harness.store import RunFolder
-from harness.target_spec import Target
+from harness.run.load_plan import prompt_salt
+from harness.run.load_process import describe_load, load_command
+from harness.run.progress import Interruption
+from harness.run.run_config import ResolvedOrder, RunOrder, make_load_plan, resolve_order
+from harness.run.server import Server
+from harness.run.shards import find_hopeless
+from harness.store.manifest import LoadProcess, status_after
+from harness.store.run_folder import RunFolder
+from harness.workload.plan import (
+    AbandonLoad,
+    AfterTokens,
+    Never,
+    SlotRecoveryLoad,
+    read_plan,
+    write_plan,
+)
+from harness.workload.target import Target
+from harness.workload.workload import SettleSettings, load_target
 
 ENGINE_CONFIG = {"max_num_seqs": 5, "max_model_len": 4096}
 

@@ -10,7 +10,10 @@ from rich.console import Console
 
 from harness.analysis import figure
 from harness.analysis.totals import Balance, as_figure
-from harness.progress import (
+from harness.commands.run_table import print_summary
+from harness.formatting import interval
+from harness.records import Metric
+from harness.run.progress import (
     LiveProgress,
     PlainProgress,
     QuietProgress,
@@ -18,9 +21,6 @@ from harness.progress import (
     choose_progress,
     describe,
 )
-from harness.records import Metric
-from harness.summary_table import print_summary
-from harness.words import interval
 
 
 def console(*, is_terminal: bool = False, width: int = 80) -> tuple[Console, io.StringIO]:

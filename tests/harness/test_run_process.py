@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import TargetError
-from harness.process import Child, find_ready_line, python_module
+from harness.run.process import Child, find_ready_line, python_module
 
 READY = '{"event":"ready","url":"http://127.0.0.1:1"}'
 UNTIL_INPUT_ENDS = "import sys; sys.stdin.read(); print('bye')"

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from harness.errors import TargetError
-from harness.interruption import Interruption
-from harness.order import RunOrder, resolve_order
-from harness.progress import QuietProgress
-from harness.run import execute, why_not_saved
-from harness.store import RunFolder
+from harness.run.pipeline import execute, why_not_saved
+from harness.run.progress import Interruption, QuietProgress
+from harness.run.run_config import RunOrder, resolve_order
+from harness.store.run_folder import RunFolder
 
 
 class FullDisk(QuietProgress):

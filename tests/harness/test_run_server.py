@@ -6,11 +6,11 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from harness.config import EngineSettings, load_target
 from harness.errors import ConfigError, TargetError
-from harness.http_flags import check_target_url, request_headers
-from harness.server import Server, attach, engine_command
-from harness.target_spec import Target
+from harness.http_client import check_target_url, request_headers
+from harness.run.server import Server, attach, engine_command
+from harness.workload.target import Target
+from harness.workload.workload import EngineSettings, load_target
 
 Script = Callable[[str], tuple[int, dict[str, str], bytes]]
 Serve = Callable[[Script], str]

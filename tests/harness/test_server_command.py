@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from harness.errors import ConfigError, InterruptedRunError, TargetError
-from harness.server_command import parse_command, started_command
+from harness.run.server import parse_command, started_command
 
 SERVER = """\
 import http.server, sys

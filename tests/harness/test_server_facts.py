@@ -3,10 +3,8 @@
 import httpx
 import pytest
 
-from harness.collect.prometheus import parse_page
-from harness.config import load_target
-from harness.server import Server
-from harness.server_facts import (
+from harness.collect.scrape import parse_page
+from harness.run.preflight import (
     metrics_pages,
     scrape_note,
     scrape_warning,
@@ -15,6 +13,8 @@ from harness.server_facts import (
     told_version,
     unseen_metrics,
 )
+from harness.run.server import Server
+from harness.workload.workload import load_target
 
 SERVER = Server(url="http://there", model="m", config=None, engine=None)
 PAGE = """\

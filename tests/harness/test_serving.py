@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
-from harness.reach import http_client
-from harness.serving import Asker, Span, count_slots, find_limit, most_at_once, probe_service
+from harness.http_client import http_client
+from harness.run.serving import Asker, Span, count_slots, find_limit, most_at_once, probe_service
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 

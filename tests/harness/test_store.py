@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.errors import ConfigError
-from harness.manifest import Clock, Manifest
 from harness.records import (
     ClientSample,
     CpuSample,
@@ -24,7 +23,8 @@ from harness.records import (
     StepRow,
     TokenCounting,
 )
-from harness.store import RECORDS, RunFolder, RunRows, name_run, schema_of
+from harness.store.manifest import Clock, Manifest
+from harness.store.run_folder import RECORDS, RunFolder, RunRows, name_run, schema_of
 
 LARGE_NS = 2**53 + 1  # a float would lose its last digit
 
@@ -153,7 +153,7 @@ def test_the_other_frames_come_back(folder: RunFolder) -> None:
 def test_rows_come_one_by_one_and_are_written_in_parts(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.store.ROWS_AT_ONCE", 3)
+    monkeypatch.setattr("harness.store.run_folder.ROWS_AT_ONCE", 3)
     names = [f"r{number}" for number in range(8)]
     folder.write_rows(RunRows(requests=(a_request(request_id=name) for name in names)))
     assert list(folder.frames().requests["request_id"]) == names

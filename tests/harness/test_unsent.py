@@ -2,11 +2,18 @@
 
 import pytest
 
-from harness.load.arrivals import RateArrivals, Stretch
-from harness.load.mix import AfterTokens, DuringPrefill, Never
-from harness.load.plan import AbandonLoad, LoadPlan, OpenLoop, Timeouts
-from harness.manifest import IdleReading, Manifest
-from harness.unsent import Sent, find_unsent
+from harness.run.shards import Sent, find_unsent
+from harness.store.manifest import IdleReading, Manifest
+from harness.workload.arrivals import RateArrivals, Stretch
+from harness.workload.plan import (
+    AbandonLoad,
+    AfterTokens,
+    DuringPrefill,
+    LoadPlan,
+    Never,
+    OpenLoop,
+    Timeouts,
+)
 from tests.harness.load.mixes import load_of, slice_of
 
 S = 1_000_000_000

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from harness.analysis.figure import Sample, describe
-from harness.analysis.two_samples import shift_between
-from harness.differences import Shift
-from harness.records import Metric
-from harness.words import (
+from harness.analysis.paired import shift_between
+from harness.formatting import (
     bounded,
     figure_of,
     interval,
@@ -17,6 +15,7 @@ from harness.words import (
     shift_in_words,
     spoken,
 )
+from harness.records import Metric, Shift
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from harness.config import SHIPPED_WORKLOADS, load_target, load_workload, shipped
 from harness.errors import ConfigError
-from harness.load.plan import AbandonLoad, CancelStormLoad
-from harness.load_order import make_load
-from harness.order import RunOrder, make_load_plan, resolve_order
 from harness.records import Outcome
-from harness.server import Server
+from harness.run.load_plan import make_load
+from harness.run.run_config import RunOrder, make_load_plan, resolve_order
+from harness.run.server import Server
+from harness.workload.plan import AbandonLoad, CancelStormLoad
+from harness.workload.workload import SHIPPED_WORKLOADS, load_target, load_workload, shipped
 
 WORKLOADS = sorted(shipped(SHIPPED_WORKLOADS))
 # The bundled engine's own, where a workload does not say otherwise.

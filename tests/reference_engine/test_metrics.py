@@ -6,8 +6,8 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from harness.collect.prometheus import find_unseen, parse_page, read_roles
-from harness.config import load_target
+from harness.collect.scrape import find_unseen, parse_page, read_roles
+from harness.workload.workload import load_target
 from reference_engine.cancellation import Cancellation, CancelReason, DetectionMethod
 from reference_engine.config import EngineConfig, FrontendSettings, RateLimits
 from reference_engine.core.accounting import Counters

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
 
-from harness.idle_pages import LATER_S
+from harness.run.idle_pages import LATER_S
 from tests.e2e.running import Run, measure, scripted_server
 from tests.truth.alarms import alarms
 from tests.truth.known import seconds

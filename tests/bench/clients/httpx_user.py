@@ -9,11 +9,11 @@ from time import perf_counter_ns
 
 import httpx
 
-from harness.load.readers import StreamReader
+from harness.load.exchange import StreamReader
 from harness.load.rows import ShardWriter
 from harness.load.stream import StreamMachine
-from harness.load.ticket import STAYS, Ticket
 from harness.records import RequestRow, Role
+from harness.workload.abandon import STAYS, Ticket
 from tests.bench.clients.common import BODY, PATH, arguments, headers
 
 

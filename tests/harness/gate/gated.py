@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from harness.config import as_plain_data, load_workload
 from harness.gate.measured import Measured, read_measured
 from harness.records import (
     SCHEMA_VERSION,
@@ -23,7 +22,8 @@ from harness.records import (
     StepRow,
     TokenCounting,
 )
-from harness.store import RunFolder, RunRows
+from harness.store.run_folder import RunFolder, RunRows
+from harness.workload.workload import as_plain_data, load_workload
 
 Values = Mapping[str, Sequence[float | None]]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from harness.commands.gate import GateOrder, gate_and_show
 from harness.errors import ConfigError
-from harness.gate_command import GateOrder, gate_and_show
 
 
 def gate(run: Path, limits: str = "leaked_blocks.max == 0", **more: Any) -> int:

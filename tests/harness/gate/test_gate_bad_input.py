@@ -7,8 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.gate.run_folder import read_run
-from harness.judged import UnusableRunError
-from harness.store import RECORDS, RunFolder, RunRows
+from harness.store.run_folder import RECORDS, RunFolder, RunRows, UnusableRunError
 from tests.harness.gate import gated
 from tests.harness.gate.gating import gate, said
 

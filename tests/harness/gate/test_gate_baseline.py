@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from harness.commands.gate import GateOrder, gate_and_show
 from harness.errors import ConfigError
-from harness.gate_command import GateOrder, gate_and_show
 from tests.harness.gate import gated
 from tests.harness.gate.gating import gate, refusal, said
 

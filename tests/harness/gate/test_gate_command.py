@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from harness.commands.gate import GateOrder, gate_and_show, print_judgement
 from harness.gate.judge import Judgement
 from harness.gate.verdict import Check, Verdict
-from harness.gate_command import GateOrder, gate_and_show, print_judgement
 from tests.harness.gate import gated
 from tests.harness.gate.gating import gate, refusal, said
 from tests.harness.gate.test_gate_files import judgement

@@ -9,8 +9,7 @@ import pytest
 from harness.errors import ConfigError
 from harness.gate.baseline import load_baseline, save_baseline
 from harness.gate.judge import Judgement
-from harness.gate.junit import as_junit
-from harness.gate.markdown import MOST_BYTES, as_markdown
+from harness.gate.reports import MOST_BYTES, as_junit, as_markdown
 from harness.gate.verdict import Check, Verdict
 from tests.harness.gate import gated
 

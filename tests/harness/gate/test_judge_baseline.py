@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from harness.commands.gate import with_defaults
 from harness.gate.baseline import limits_against_baseline
-from harness.gate.demand import with_defaults
 from harness.gate.measured import Measured
 from harness.gate.verdict import Verdict
 from tests.harness.gate import gated

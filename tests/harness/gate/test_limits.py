@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import SHIPPED_WORKLOADS, load_workload, shipped
 from harness.errors import ConfigError
 from harness.gate.limits import Limit, parse_limits
-from harness.gate_settings import GateSettings
-from harness.order import RunOrder, resolve_order
+from harness.run.run_config import RunOrder, resolve_order
+from harness.workload.workload import SHIPPED_WORKLOADS, GateSettings, load_workload, shipped
 
 
 def parse(*lines: str, arms: tuple[str, ...] = ()) -> list[Limit]:

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import httpx
 import msgspec
 
-from harness.load.abandon import LeaveRule, never
 from harness.load.client import StreamClient
-from harness.load.dial import origin_of
-from harness.load.plan import AbandonLoad, LoadPlan, Timeouts
-from harness.load.ticket import STAYS, Intent, Ticket
+from harness.load.connect import origin_of
 from harness.load.transport import SocketTransport
 from harness.records import Delivery, RequestRow, Role, Way
+from harness.workload.abandon import STAYS, Intent, LeaveRule, Ticket, never
+from harness.workload.plan import AbandonLoad, LoadPlan, Timeouts
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange

@@ -21,7 +21,7 @@ import httpx
 import pytest
 import trustme
 
-from harness.load.dial import Wire
+from harness.load.connect import Wire
 from harness.load.transport import OPENED, SocketTransport
 from tests.harness.load.asking import Client
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness.load.plan import Load, LoadPlan, OpenLoop, Timeouts, write_plan
 from harness.load.rows import ShardReader
 from harness.records import RequestRow
+from harness.workload.plan import Load, LoadPlan, OpenLoop, Timeouts, write_plan
 
 LOCUSTFILE = Path(__file__).parents[3] / "workloads" / "locustfile.py"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from harness.load.trace_formats import PAGE_TOKENS, Recorded
+from harness.workload.traces import PAGE_TOKENS, Recorded
 
 _BEGIN: Final = datetime(2025, 1, 1, tzinfo=UTC)
 _SHIPPED: Final = (60, 1)  # requests of the trace that ships, and its seed

@@ -1,8 +1,7 @@
 """Loads for tests: any mix, and otherwise the same numbers."""
 
-from harness.load.mix import AfterTokens, LeavePlan, Never, Slice
-from harness.load.plan import AbandonLoad
 from harness.records import Delivery, Way
+from harness.workload.plan import AbandonLoad, AfterTokens, LeavePlan, Never, Slice
 
 
 def slice_of(

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from harness.load.stream import StreamMachine
-from harness.load.ticket import Intent, Ticket
 from harness.records import Role, Way
+from harness.workload.abandon import Intent, Ticket
 
 TICKET = Ticket(
     request_id="r1",

@@ -3,17 +3,21 @@
 import msgspec
 import pytest
 
-from harness.load.abandon import (
+from harness.load.stream import StreamMachine
+from harness.records import Delivery, Outcome, RequestRow, Role, TokenCounting, Way
+from harness.workload.abandon import (
+    Expectation,
     RequestPlan,
     StepEstimate,
+    Ticket,
     leave_rule,
     leaving_share,
     never,
     plan_request,
     think_ns,
 )
-from harness.load.expectation import Expectation
-from harness.load.mix import (
+from harness.workload.plan import (
+    AbandonLoad,
     AfterAnswerShare,
     AfterGeometricTokens,
     AfterLognormalTokens,
@@ -26,10 +30,6 @@ from harness.load.mix import (
     Never,
     WhileQueued,
 )
-from harness.load.plan import AbandonLoad
-from harness.load.stream import StreamMachine
-from harness.load.ticket import Ticket
-from harness.records import Delivery, Outcome, RequestRow, Role, TokenCounting, Way
 from tests.harness.load.mixes import load_of, slice_of
 
 MS = 1_000_000

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.load.answer import MAX_HEAD_BYTES, Answer
 from harness.load.connection import Connection
+from harness.load.http1 import MAX_HEAD_BYTES, Answer
 from tests.harness.load.made_up_answers import (
     BAD,
     CHUNKED,

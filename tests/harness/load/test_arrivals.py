@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.load.arrivals import RateArrivals, Stretch, deal, expected_arrivals, offsets_s
+from harness.workload.arrivals import RateArrivals, Stretch, deal, expected_arrivals, offsets_s
 
 
 def flat(rate: float, seconds: float, burstiness: float | None) -> RateArrivals:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from harness.load.plan import CancelStormLoad
 from harness.records import Outcome, RequestRow, Role
+from harness.workload.plan import CancelStormLoad
 from tests.harness.load.asking import engine
 from tests.harness.load.load_process import LoadProcess
 from tests.harness.load.mixes import abandoning

@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
-from harness.load.canary import Peace, canary_prompt
+from harness.load.session import Peace, canary_prompt
 from harness.load.stream import StreamMachine
-from harness.load.ticket import STAYS, Ticket
-from harness.prompt_scale import BYTES_ARE_TOKENS, PromptScale
 from harness.records import Role
+from harness.workload.abandon import STAYS, Ticket
+from harness.workload.prompts import BYTES_ARE_TOKENS, PromptScale
 
 TOO_LONG_S = 5.0
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from harness.load.cancel_endpoint import cancel_url
+from harness.load.leave import cancel_url
 from harness.records import Outcome, Way, WireClose
 from tests.harness.load.asking import after
 

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from harness.load.client import StreamClient
-from harness.load.readers import StreamReader
-from harness.load.ticket import Ticket
+from harness.load.exchange import StreamReader
 from harness.records import Outcome, WireClose
+from harness.workload.abandon import Ticket
 from tests.harness.load.asking import LONG_NS, MS, PLAN, Leaping, User, after, refuse
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.load.plan import Timeouts
 from harness.records import Outcome
+from harness.workload.plan import Timeouts
 from tests.harness.load.asking import MS, PLAN, User, after, refuse
 
 if TYPE_CHECKING:

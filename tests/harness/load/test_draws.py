@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from harness.load.draws import geometric, lognormal
+from harness.workload.abandon import geometric, lognormal
 
 RNGS = st.integers(0, 2**63).map(random.Random)
 LIMITS = st.integers(2, 10_000_000)

@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.load.dialect import refusal_message
-from harness.load.readers import StreamReader
+from harness.load.exchange import StreamReader
 from harness.load.rows import ShardReader, ShardWriter
 from harness.load.sse import EndlessEventError, SSEDecoder
 from harness.load.stream import StreamMachine
-from harness.load.ticket import Intent, Ticket
 from harness.records import RequestRow, Role, WireClose
-from harness.store import RunFolder, RunRows
+from harness.store.run_folder import RunFolder, RunRows
+from harness.workload.abandon import Intent, Ticket
 
 RECEIVED_AT_ONCE = 65_536  # bytes
 

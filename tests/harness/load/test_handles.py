@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from harness.errors import ConfigError
-from harness.load.handles import Limits, allow_streams
+from harness.load.fd_limit import Limits, allow_streams
 
 
 class System:

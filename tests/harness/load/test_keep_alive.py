@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from harness.load.abandon import never
 from harness.load.client import StreamClient
-from harness.load.dial import Wire, origin_of
+from harness.load.connect import Wire, origin_of
 from harness.load.transport import WAY, SocketTransport, opened
 from harness.records import Outcome, Way
+from harness.workload.abandon import never
 from tests.harness.load.asking import Client, User, after
 
 if TYPE_CHECKING:

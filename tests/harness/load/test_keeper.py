@@ -6,7 +6,7 @@ import sys
 
 HOLDER = """
 import socket, sys
-from harness.load.keeper import hold
+from harness.load.client import hold
 connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, 0, 0, 0, 0, 0, 0, 0]))
 hold([connection.fileno()])

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.load.connection import Connection
-from harness.load.exchange import Exchange
-from harness.load.plan import Timeouts
-from harness.load.readers import StreamReader
+from harness.load.exchange import Exchange, StreamReader
 from harness.load.stream import StreamMachine
-from harness.load.ticket import Intent
 from harness.records import Outcome, Way, WireClose
+from harness.workload.abandon import Intent
+from harness.workload.plan import Timeouts
 from tests.harness.load.asking import MS, PLAN, after, ticket_for, two_tokens
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ import httpx
 import msgspec
 import pytest
 
-from harness.load.abandon import never
 from harness.load.client import StreamClient
-from harness.load.plan import Timeouts
 from harness.load.transport import SocketTransport
 from harness.records import Delivery, Outcome, RequestRow, Way
+from harness.workload.abandon import never
+from harness.workload.plan import Timeouts
 from tests.harness.load.asking import PLAN, Client
 
 if TYPE_CHECKING:

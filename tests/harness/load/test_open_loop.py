@@ -15,12 +15,11 @@ import msgspec
 import pandas as pd
 import pytest
 
-from harness.analysis.arrivals import most_open
-from harness.load.arrivals import RateArrivals, Stretch
-from harness.load.mix import AfterTokens, Never
-from harness.load.plan import AbandonLoad, OpenLoop
-from harness.load.traces import TraceReplay
+from harness.analysis.load_side import most_open
 from harness.records import Outcome, RequestRow
+from harness.workload.arrivals import RateArrivals, Stretch
+from harness.workload.plan import AbandonLoad, AfterTokens, Never, OpenLoop
+from harness.workload.traces import TraceReplay
 from tests.harness.load.load_process import LoadProcess, free_port, master_on, run_locust, worker_on
 from tests.harness.load.mixes import load_of, slice_of
 

@@ -7,7 +7,7 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.load.options import add_arguments, load_plan, read_order
-from harness.load.plan import LoadPlan
+from harness.workload.plan import LoadPlan
 
 
 def test_a_pages_runs_have_the_same_headers_and_no_secret_in_their_command(

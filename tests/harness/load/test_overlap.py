@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.load.overlap import ran_at_once
+from harness.load.rows import ran_at_once
 from harness.records import Outcome, RequestRow, Role, TokenCounting
 
 

@@ -1,10 +1,9 @@
 """Who leaves a replayed request: drawn by the load's mix, within what the trace tells."""
 
-from harness.load.abandon import RequestPlan
-from harness.load.expectation import Expectation
-from harness.load.mix import AfterAnswerShare, AfterTokens, AtLastToken, LeavePlan, Never
-from harness.load.overlay import plan_replayed
-from harness.load.traces import Asked
+from harness.workload.abandon import Expectation, RequestPlan
+from harness.workload.plan import AfterAnswerShare, AfterTokens, AtLastToken, LeavePlan, Never
+from harness.workload.schedule import plan_replayed
+from harness.workload.traces import Asked
 from tests.harness.load.mixes import load_of, slice_of
 
 SEEN = Expectation()

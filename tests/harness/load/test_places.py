@@ -10,8 +10,7 @@ from queue import Queue
 import httpx
 import pytest
 
-from harness.load.dial import dial
-from harness.load.places import KEPT_S, NotFoundInTimeError, Place, Places, look_up
+from harness.load.connect import KEPT_S, NotFoundInTimeError, Place, Places, dial, look_up
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.analysis.summary import summarise
-from harness.manifest import local_clock
-from harness.collection import collect
 from harness.load.rows import ShardReader
 from harness.records import Outcome, RequestRow
+from harness.run.collection import collect
+from harness.store.manifest import local_clock
 from tests.harness.load.load_process import free_port, master_on, run_locust, worker_on
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.load.prompts import paged_prompt, prompt
+from harness.workload.prompts import paged_prompt, prompt
 
 
 @given(size=st.integers(1, 3000), seed=st.integers(), user=st.integers(0, 9), n=st.integers(0, 9))

@@ -13,10 +13,10 @@ from typing import Final
 
 import pytest
 
-from harness.load.expectation import Expectation
-from harness.load.mix import AfterAnswerShare, Never
-from harness.load.schedule import open_trace, plan_arrival, planned_arrivals
-from harness.load.traces import TraceReplay
+from harness.workload.abandon import Expectation
+from harness.workload.plan import AfterAnswerShare, Never
+from harness.workload.schedule import open_trace, plan_arrival, planned_arrivals
+from harness.workload.traces import TraceReplay
 from tests.harness.load.made_up_traces import as_azure, as_burst_gpt, as_mooncake, conversations
 from tests.harness.load.mixes import load_of, slice_of
 

@@ -9,8 +9,8 @@ import pytest
 
 from harness.load.rows import ShardReader, ShardWriter
 from harness.load.stream import StreamMachine
-from harness.load.ticket import STAYS, Ticket
 from harness.records import ClientSample, RequestRow, Role
+from harness.workload.abandon import STAYS, Ticket
 
 MS = 1_000_000
 

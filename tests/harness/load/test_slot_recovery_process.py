@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from harness.load.plan import SlotRecoveryLoad
 from harness.records import Outcome, Role
+from harness.workload.plan import SlotRecoveryLoad
 from tests.harness.load.load_process import LoadProcess, beside_the_locustfile
 
 if TYPE_CHECKING:

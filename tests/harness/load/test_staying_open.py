@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from harness.load.leaving import leave
+from harness.load.leave import leave
 from harness.records import Outcome, Way, WireClose
 from tests.harness.load.asking import after
 

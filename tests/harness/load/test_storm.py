@@ -1,6 +1,6 @@
 """When the streams of a storm leave: pure, so every moment is worked out by hand."""
 
-from harness.load.storm import Storm
+from harness.workload.abandon import Storm
 
 MS = 1_000_000
 STEP_NS = 20 * MS

@@ -6,9 +6,9 @@ import tracemalloc
 from typing import Any
 
 from harness.load.stream import StreamMachine
-from harness.load.ticket import Intent
 from harness.load.transitions import State
 from harness.records import Outcome, TokenCounting
+from harness.workload.abandon import Intent
 from tests.harness.load.streams import TICKET, completion, machine
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from harness.load.dialect import refusal_message
 from harness.load.stream import StreamMachine
-from harness.load.ticket import Intent
 from harness.records import Outcome, RequestRow, Role, WireClose
+from harness.workload.abandon import Intent
 from tests.harness.load.asking import ticket_for
 
 TICKET = ticket_for(Intent(n=2))

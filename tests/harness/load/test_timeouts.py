@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from harness.load.abandon import never
-from harness.load.plan import Timeouts
-from harness.load.ticket import Intent
 from harness.records import Delivery, Outcome, Way, WireClose
+from harness.workload.abandon import Intent, never
+from harness.workload.plan import Timeouts
 from tests.harness.load.asking import MS, PLAN, Leaping, User, after, know_the_address, two_tokens
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class TestTimeouts:
         """The others come when it would have passed."""
         clock = Leaping()
         monkeypatch.setattr("harness.load.connection.time", clock)
-        monkeypatch.setattr("harness.load.receiving.time", clock)
+        monkeypatch.setattr("harness.load.connection.time", clock)
 
         def stay(tokens_read: int) -> int | None:
             if tokens_read == 1 and not clock.ahead_ns:

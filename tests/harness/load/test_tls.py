@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from harness.errors import ConfigError
+from harness.load.connect import Tls
 from harness.load.connection import Connection
-from harness.load.leaving import leave
-from harness.load.tls import Tls
+from harness.load.leave import leave
 from harness.load.transport import WAY, SocketTransport, opened
 from harness.records import Outcome, Way, WireClose
 from tests.harness.load.asking import Client, after, know_the_address

@@ -7,9 +7,15 @@ import pytest
 
 import workloads
 from harness.errors import ConfigError
-from harness.load.schedule import open_trace, planned_arrivals
-from harness.load.trace_formats import Recorded, read_trace
-from harness.load.traces import TraceReplay, longest_prompt, replayed, tally
+from harness.workload.schedule import open_trace, planned_arrivals
+from harness.workload.traces import (
+    Recorded,
+    TraceReplay,
+    longest_prompt,
+    read_trace,
+    replayed,
+    tally,
+)
 from tests.harness.load.made_up_traces import as_azure, as_burst_gpt, as_mooncake, conversations
 
 MOONCAKE = """\

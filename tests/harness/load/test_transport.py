@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from harness.load.connection import Connection
-from harness.load.leaving import hang_up
+from harness.load.leave import hang_up
 from harness.load.transport import PATIENCE_NS, SocketTransport, opened
 from harness.records import WireClose
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.load.readers import StreamReader, UnaryReader
+from harness.load.exchange import StreamReader, UnaryReader
 from harness.load.sse import EndlessEventError
 from harness.load.stream import StreamMachine
-from harness.load.ticket import Intent
 from harness.records import Delivery, Outcome, TokenCounting, Way, WireClose
+from harness.workload.abandon import Intent
 from tests.harness.load.asking import LONG_NS, MS, Leaping, after, ticket_for
 
 if TYPE_CHECKING:

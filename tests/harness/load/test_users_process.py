@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from harness.load.mix import AfterTokens
 from harness.load.rows import ShardReader
 from harness.records import ClientSample, Outcome, TokenCounting, Way, WireClose
+from harness.workload.plan import AfterTokens
 from tests.harness.load.asking import engine
 from tests.harness.load.load_process import LoadProcess, beside_the_locustfile
 from tests.harness.load.mixes import abandoning, slice_of

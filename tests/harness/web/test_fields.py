@@ -6,7 +6,7 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.load.options import add_arguments, form_fields
-from harness.web.fields import (
+from harness.workload.form import (
     allowed,
     changed,
     check_each_applies,

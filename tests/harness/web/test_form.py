@@ -4,21 +4,20 @@ import argparse
 
 import pytest
 
-from harness.arrival_settings import ClosedArrivals, PoissonArrivals
-from harness.config import load_workload
 from harness.errors import ConfigError
-from harness.load.mix import AfterTime, AfterTokens, Never
 from harness.load.options import add_arguments, form_fields, load_plan
-from harness.load.plan import AbandonLoad
 from harness.records import Way
-from harness.web.fields import label
-from harness.web.form import (
+from harness.workload.arrivals import ClosedArrivals, PoissonArrivals
+from harness.workload.form import (
     BY_HAND,
     check_startable,
     form_settings,
     in_words_of_the_form,
+    label,
     prefilled,
 )
+from harness.workload.plan import AbandonLoad, AfterTime, AfterTokens, Never
+from harness.workload.workload import load_workload
 
 
 def load_of(**fields: str) -> AbandonLoad:

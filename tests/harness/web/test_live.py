@@ -1,5 +1,6 @@
 """What is known of a run while it goes on, from rows and events in whatever order they come."""
 
+from harness.formatting import DASH
 from harness.records import (
     ClientSample,
     LifecycleEvent,
@@ -11,7 +12,6 @@ from harness.records import (
 )
 from harness.web.live import LAST, MOST_PENDING, Distribution, LiveRun, Thinned
 from harness.web.tab import live_rows
-from harness.words import DASH
 
 MS = 1_000_000
 

@@ -9,8 +9,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from harness.web.live import MOST_MARKS, MOST_POINTS, LiveRun
-from harness.web.live_files import FILES, HEADERS
+from harness.web.live import FILES, HEADERS, MOST_MARKS, MOST_POINTS, LiveRun
 from harness.web.tab import live_rows, told
 from tests.conftest import Serve
 from tests.dashboards.browsing import CHROMIUM, chromium, violations

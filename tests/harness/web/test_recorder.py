@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
-from harness import run_command
-from harness.commands import app
+from harness.commands import run as run_command
+from harness.commands.verbs import app
 from harness.errors import ConfigError, TargetError
 from harness.load.options import add_arguments, load_plan
-from harness.load.plan import LoadPlan
-from harness.order import RunOrder, resolve_order
-from harness.repeat import command_of, until_stopped
-from harness.web.form import BY_HAND
+from harness.run.run_config import RunOrder, command_of, resolve_order, until_stopped
 from harness.web.recorder import WatchedLoad, resolve, short, tell
+from harness.workload.form import BY_HAND
+from harness.workload.plan import LoadPlan
 
 
 def plan_of(*flags: str) -> LoadPlan:

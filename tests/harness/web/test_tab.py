@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from harness.formatting import DASH
 from harness.records import Metric
 from harness.web.tab import figure_text, final_rows, tab_rows, told
-from harness.words import DASH
 
 OUTCOMES = dict.fromkeys(
     ["completed", "abandoned", "timed_out", "rejected", "failed", "cut_off"], 0

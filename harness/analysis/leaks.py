@@ -1,0 +1,172 @@
+"""What requests that still run hold when the watching ends: in use, and so not lost.
+
+A leak is what is missing from the idle gauges in the end. Slots and blocks of a ghost that still
+runs are missing too, but known to be in somebody's hands: the lifecycle log says whose request has
+a slot, and the step log for how many tokens it got blocks.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from harness.analysis.cancel import NOBODY_LEFT
+from harness.analysis.facts import Facts, is_among
+from harness.analysis.figure import Figure, Figures, NotMeasurable, same_reason
+from harness.analysis.open_requests import held_open, num_abandoned
+from harness.analysis.stats import Floats, Ints, theil_sen
+from harness.analysis.step_log import computed_tokens, shared_blocks
+from harness.records import Metric
+from harness.store.frames import RunFrames
+
+_GOT_A_SLOT = ("admitted", "resumed")
+_MOVES = (*_GOT_A_SLOT, "preempted", "removed")
+
+
+def leaks_in_use(
+    frames: RunFrames, facts: Facts, figures: Mapping[str, Figure]
+) -> dict[str, float]:
+    """How many of the leaked `slots` and `blocks` requests of this run hold that still run.
+
+    Only what is known and more than none. The gauges are read a moment before the end of the logs,
+    so no more than was leaked.
+    """
+    leaked = {name: figures.get(f"leaked_{name}") for name in ("slots", "blocks")}
+    missing = {name: one.mean or 0.0 for name, one in leaked.items() if isinstance(one, Metric)}
+    if not any(missing.values()):
+        return {}
+    running = _running(frames)
+    held = {"slots": len(running), "blocks": _blocks_of(running, frames, facts)}
+    in_use = {name: min(held[name], value) for name, value in missing.items()}
+    return {name: value for name, value in in_use.items() if value > 0}
+
+
+def leaks_lost(facts: Facts) -> list[str]:
+    """Which of `slots` and `blocks` are lost where they are missing, and not merely still in use.
+
+    With the exact log what is in use is known. Else there is proof only if the server computes
+    nothing any more, or, of blocks, if nothing runs that could hold them.
+    """
+    if facts.has_lifecycle or facts.still_computing is False:
+        return ["slots", "blocks"]
+    return ["blocks"] if facts.idle_change("running") == 0 else []
+
+
+def _running(frames: RunFrames) -> pd.DataFrame:
+    """When each request that has a slot at the end of the log got it (`t_ns`), and how many blocks
+    it had then, by the server's id."""
+    log = frames.lifecycle
+    is_ours = is_among(log["client_request_id"], frames.requests["request_id"])
+    moves = log[is_ours & log["event"].isin(_MOVES)].sort_values("t_ns", kind="stable")
+    last = moves.drop_duplicates("request_id", keep="last").set_index("request_id")
+    return last.loc[last["event"].isin(_GOT_A_SLOT), ["t_ns", "num_blocks"]]
+
+
+def _blocks_of(running: pd.DataFrame, frames: RunFrames, facts: Facts) -> int:
+    """Enough blocks for the tokens computed for each since it got its slot, and those of the cached
+    prefix that it got with it; 0 if nobody told."""
+    if running.empty or frames.steps.empty or facts.block_size is None:
+        return 0
+    computed = computed_tokens(frames.steps, running.index)
+    since = running["t_ns"].to_numpy(dtype=np.int64)[computed["request"]]
+    scheduled = computed[computed["ended_ns"] > since].groupby("request")["scheduled"]
+    tokens, first = scheduled.sum(), scheduled.first()
+    had = running["num_blocks"].to_numpy(dtype=np.int64)[tokens.index]
+    shared = shared_blocks(had, first.to_numpy(dtype=np.int64), facts.block_size)
+    return int(np.ceil(tokens / facts.block_size).sum() + shared.sum())
+
+
+_OF_ITSELF: Final = {
+    True: "calls itself healthy",
+    False: "calls itself ill",
+    None: "has no /health",
+}
+
+
+def is_wedged(probing: Mapping[str, Any]) -> bool | None:
+    """Does the server call itself healthy and yet leave requests without an answer? None where
+    nobody asked, or where no answer came from a server that says nothing of its health."""
+    if not probing:
+        return None
+    if not probing["errors"] or not _is_silent(probing):
+        return False
+    return None if probing["healthy"] is None else bool(probing["healthy"])
+
+
+def health_warnings(probing: Mapping[str, Any]) -> Iterator[str]:
+    """What is to be said of a server that did not serve all of the short requests."""
+    if not probing or not probing["errors"]:
+        return
+    error, state = probing["errors"][0], _OF_ITSELF[probing["healthy"]]
+    if not _is_silent(probing):
+        yield (f"after the settle time the server answers short requests with: {error}; it {state}")
+        return
+    what = "wedged: " if is_wedged(probing) else ""
+    yield (
+        f"{what}after the settle time {len(probing['errors'])} of {probing['sent']} short requests "
+        f"were not answered ({error}), and the server {state}"
+    )
+
+
+def _is_silent(probing: Mapping[str, Any]) -> bool:
+    return bool(probing.get("is_silent", True))
+
+
+# With n readings Sen's widest interval, from the least slope to the largest, holds the true one in
+# 1 - 2 / n! of all cases: 67 % of three, 92 % of four, 98 % of five.
+FEWEST_LOOPS: Final = 5
+_NOT_THE_SERVER: Final = ("machine", "load")  # and "load 0", "load 1", ...
+_FIGURES: Final = {
+    "memory_per_abandon": ("rss_bytes", "bytes"),
+    "handles_per_abandon": ("handles", "handles"),
+}
+
+
+def growth_figures(frames: RunFrames, facts: Facts) -> Figures:
+    """memory_per_abandon and handles_per_abandon, of all the server's processes together.
+
+    Theil and Sen's slope (JASA 63 (1968), 1379-1389) of the readings after each loop over the
+    requests left by then. A server also grows by what it keeps on purpose (caches, logs of a
+    bounded size) until these are full: the first loops of a short run show that.
+    """
+    server = frames.cpu[~frames.cpu["process"].str.startswith(_NOT_THE_SERVER)]
+    times = np.array([t_ns for t_ns, _ in facts.idle_loops], dtype=np.int64)
+    if len(times) < FEWEST_LOOPS:
+        reason = (
+            f"not enough data for a slope: {len(times)} calm readings, and {FEWEST_LOOPS} are "
+            "needed (`run.loops`)"
+        )
+        return same_reason(tuple(_FIGURES), reason)
+    if not num_abandoned(frames.requests):
+        return same_reason(tuple(_FIGURES), NOBODY_LEFT)
+    left = held_open(frames.requests).left_by(times).astype(float)
+    return {
+        name: _slope(server, column, unit, times, left) for name, (column, unit) in _FIGURES.items()
+    }
+
+
+def _slope(server: pd.DataFrame, column: str, unit: str, times: Ints, left: Floats) -> Figure:
+    known = server.dropna(subset=column) if column in server else server.iloc[:0]
+    if known.empty:
+        return NotMeasurable("the server's processes are not on this machine, or not ours to see")
+    of_processes = [_latest(rows, column, times) for _, rows in known.groupby("process")]
+    values = np.sum(of_processes, axis=0)
+    if len(np.unique(left)) < len(left):
+        return NotMeasurable("in one of the loops nobody left")
+    slope, interval = theil_sen(values, left)
+    return Metric(
+        unit=unit,
+        n=len(times),
+        mean=slope,
+        mean_ci95=interval,
+        method="gauge",
+    )
+
+
+def _latest(rows: pd.DataFrame, column: str, times: Ints) -> Floats:
+    """The value at each time: the latest that was read by then."""
+    ordered = rows.sort_values("t_ns", kind="stable")
+    latest = np.searchsorted(ordered["t_ns"].to_numpy(dtype=np.int64), times, side="right") - 1
+    values = ordered[column].to_numpy(dtype=float)
+    return np.asarray(values[np.maximum(latest, 0)], dtype=np.float64)

@@ -1,0 +1,129 @@
+"""How many requests the clients hold open, and when they leave: the client's side of every balance.
+
+A request is held from its sending until its client has read its end or goes away. What the server
+shows beyond that is held for nobody.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from harness.analysis.facts import Facts
+from harness.analysis.stats import Floats, Ints
+from harness.analysis.tokens import without_tokens
+from harness.records import Outcome, Way, WireClose
+
+# Their server cannot know why they went: to it they are all the same.
+LEFT = (Outcome.ABANDONED, Outcome.CUT_OFF, Outcome.TIMED_OUT)
+RACE = "last_token"  # the plan of those who leave as the last token is made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """When answers were asked for and let go of by their clients, each sorted by itself (ns).
+
+    A request for n answers stands n times. `left_ns`: of those that went away before the end;
+    `unanswered_ns`: of those among them that had no answer at all yet; `uncounted_ns`: of these and
+    those who raced for the last token: the server may have aborted nothing of theirs.
+    """
+
+    started_ns: Ints
+    ended_ns: Ints
+    left_ns: Ints
+    unanswered_ns: Ints
+    uncounted_ns: Ints
+
+    @property
+    def n_left(self) -> int:
+        return len(self.left_ns)
+
+    def at(self, t_ns: Ints) -> Floats:
+        """How many are held at each time."""
+        begun = np.searchsorted(self.started_ns, t_ns, side="right")
+        return (begun - np.searchsorted(self.ended_ns, t_ns, side="right")).astype(float)
+
+    def left_by(self, t_ns: Ints) -> Ints:
+        """How many have gone away by each time."""
+        return np.searchsorted(self.left_ns, t_ns, side="right")
+
+
+def num_abandoned(requests: pd.DataFrame) -> int:
+    """How many requests were left on purpose: without any there is nothing to tell of a cancel."""
+    return int((requests["outcome"] == Outcome.ABANDONED).sum())
+
+
+def is_unopened(requests: pd.DataFrame) -> pd.Series:
+    """Which requests were given up before there was a connection: no server ever had them."""
+    return requests["wire_close"] == WireClose.UNOPENED
+
+
+def held_open(requests: pd.DataFrame) -> Held:
+    """Of all requests that the server took. Those that it refused, that failed without a token, or
+    that never had a connection it never held."""
+    is_refused = requests["outcome"] == Outcome.REJECTED
+    is_refused |= (requests["outcome"] == Outcome.FAILED) & requests["first_token_ns"].isna()
+    taken = without_tokens(requests)[~is_refused & ~is_unopened(requests)]
+    answers = taken["n"].to_numpy(dtype=np.int64) if "n" in taken else np.ones(len(taken), np.int64)
+    until = taken["abandoned_ns"].fillna(taken["ended_ns"]).to_numpy(dtype=np.int64)
+    is_left = taken["outcome"].isin(LEFT).to_numpy()
+    is_mute = is_left & taken["first_token_ns"].isna().to_numpy()
+    may_be_uncounted = is_mute | (is_left & (taken["plan"] == RACE).to_numpy())
+    return Held(
+        started_ns=np.sort(np.repeat(taken["sent_ns"].to_numpy(dtype=np.int64), answers)),
+        ended_ns=np.sort(np.repeat(until, answers)),
+        left_ns=np.sort(np.repeat(until[is_left], answers[is_left])),
+        unanswered_ns=np.sort(np.repeat(until[is_mute], answers[is_mute])),
+        uncounted_ns=np.sort(np.repeat(until[may_be_uncounted], answers[may_be_uncounted])),
+    )
+
+
+NEVER: Final = int(np.iinfo(np.int64).max)
+_HELD: Final = (Way.STOP_READING, Way.VANISH)
+
+
+def reset_by_us_ns(left: pd.DataFrame, requests: pd.DataFrame, facts: Facts) -> Ints:
+    """For each request that was left: the earliest moment at which the load may have reset its
+    connection, NEVER for those whose connection ended as they left.
+
+    Where the run did not come as far as to say until when it held them, that is when all requests
+    of the load had ended; of several loads on one server (`run.loops`) a request is of the one that
+    was next to be read idle after it.
+    """
+    t0_ns = left["t0_ns"].to_numpy(dtype=np.int64)
+    held_ns = np.array([*facts.held_until_ns, NEVER], dtype=np.int64)
+    ends_ns = held_ns[np.searchsorted(held_ns, t0_ns)]
+    resets = np.where(ends_ns < NEVER, ends_ns, _ends_of_loads(t0_ns, requests, facts))
+    return np.where(left["way"].isin(_HELD), resets, NEVER)
+
+
+def _ends_of_loads(t0_ns: Ints, requests: pd.DataFrame, facts: Facts) -> Ints:
+    """For each moment, when the last request of its load had ended."""
+    idle_ns = np.array([t_ns for t_ns, _ in facts.idle_loops], dtype=np.int64)
+    ended_ns = requests["ended_ns"].to_numpy(dtype=np.int64)
+    load_of = np.searchsorted(idle_ns, ended_ns)
+    load_end = pd.Series(ended_ns).groupby(load_of).max()
+    own_load = np.searchsorted(idle_ns, t0_ns)
+    return pd.Series(own_load).map(load_end).fillna(NEVER).to_numpy(dtype=np.int64)
+
+
+def reset_warnings(requests: pd.DataFrame, cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
+    """How many figures end with the load's own reset."""
+    held = int(requests.loc[requests["abandoned_ns"].notna(), "way"].isin(_HELD).sum())
+    if not held:
+        return
+    what = f"{held} users left their connections open (stop_reading, vanish)"
+    if not facts.has_lifecycle or not facts.clocks_agree:
+        yield (
+            f"{what}; these are reset when the server had time to settle: where it had not noticed "
+            "before, latencies by gauge and counter are of that reset"
+        )
+        return
+    unnoticed = int(cancels["was_reset_by_us"].sum())
+    if unnoticed:
+        yield (
+            f"{what}, of which the server had not noticed {unnoticed} when the run ended and "
+            "reset them: their latencies are censored there"
+        )

@@ -1,0 +1,133 @@
+"""Scrape a Prometheus text page into samples, and read a target's quantities by role from them."""
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from harness.collect.source import SourceError
+from harness.http_client import why_unread
+from harness.records import MetricSample
+from harness.workload.target import MetricRole, MetricSource
+
+
+class Scraper:
+    """GETs each metrics page; `keep` gets all samples of a turn.
+
+    `names`, which were ever seen, and `latest` are changed by the one thread that calls `scrape`;
+    `latest` is replaced whole and may be read from others.
+    """
+
+    def __init__(
+        self,
+        client: httpx.Client,
+        urls: Sequence[str],
+        *,
+        clock_ns: Callable[[], int],
+        keep: Callable[[list[MetricSample]], None],
+    ) -> None:
+        self._client = client
+        self._urls = urls
+        self._clock_ns = clock_ns
+        self._keep = keep
+        self.names: set[str] = set()
+        self.latest: list[MetricSample] = []
+
+    def scrape(self) -> None:
+        """One GET of every page. Raises SourceError where one cannot be read."""
+        self.latest = read_samples(self._client, self._urls, clock_ns=self._clock_ns)
+        self.names.update(sample.name for sample in self.latest)
+        self._keep(self.latest)
+
+
+def read_samples(
+    client: httpx.Client, urls: Sequence[str], *, clock_ns: Callable[[], int]
+) -> list[MetricSample]:
+    """One reading of every page. Raises SourceError where one cannot be read."""
+    samples: list[MetricSample] = []
+    for url in urls:
+        started_ns = clock_ns()
+        response = fetch_page(client, url)
+        ended_ns = clock_ns()
+        try:
+            samples += parse_page(
+                response.text,
+                t_ns=(started_ns + ended_ns) // 2,
+                duration_ns=ended_ns - started_ns,
+                extra_labels={"metrics_url": url} if len(urls) > 1 else {},
+            )
+        except ValueError as error:
+            kind = response.headers.get("content-type", "none")
+            raise SourceError(
+                f"the page at {url} is not in the Prometheus text format (its content-type: "
+                f"{kind}): name the metrics page with --metrics-url"
+            ) from error
+    return samples
+
+
+def fetch_page(client: httpx.Client, url: str) -> httpx.Response:
+    """The page. Raises SourceError, worded without digits that change from turn to turn."""
+    try:
+        response = client.get(url)
+    except httpx.HTTPError as error:
+        raise SourceError(f"metrics at {url} could not be read ({why_unread(error)})") from error
+    if response.status_code != httpx.codes.OK:
+        raise SourceError(f"metrics at {url} could not be read: status {response.status_code}")
+    return response
+
+
+def parse_page(
+    text: str, *, t_ns: int, duration_ns: int, extra_labels: Mapping[str, str]
+) -> list[MetricSample]:
+    """The page's samples, without creation times and histogram buckets. Raises ValueError where it
+    is in another format."""
+    samples = []
+    for family in text_string_to_metric_families(_without_buckets(text)):
+        for sample in family.samples:
+            if sample.name.endswith("_created"):
+                continue
+            labels = json.dumps({**sample.labels, **extra_labels}, sort_keys=True)
+            samples.append(
+                MetricSample(
+                    t_ns=t_ns,
+                    duration_ns=duration_ns,
+                    name=sample.name,
+                    labels=labels,
+                    value=float(sample.value),
+                )
+            )
+    return samples
+
+
+def _without_buckets(text: str) -> str:
+    """Most of a page, and costly to parse many times a second."""
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.partition("{")[0].endswith("_bucket"))
+
+
+def matches(sample: MetricSample, source: MetricSource) -> bool:
+    """Is this one of the series that the source names?"""
+    if sample.name != source.name:
+        return False
+    labels = json.loads(sample.labels)
+    return all(labels.get(key) == value for key, value in source.labels.items())
+
+
+def read_roles(
+    samples: Iterable[MetricSample], metrics: Mapping[MetricRole, MetricSource]
+) -> dict[str, float]:
+    """Each role's value in one scrape, summed over its series; an absent role has no entry."""
+    values: dict[str, float] = {}
+    for sample in samples:
+        for role, source in metrics.items():
+            if matches(sample, source):
+                values[role] = values.get(role, 0.0) + sample.value
+    return values
+
+
+def find_unseen(
+    names: Collection[str], metrics: Mapping[MetricRole, MetricSource]
+) -> list[MetricRole]:
+    """Roles whose metric is not among these names, whatever its labels."""
+    return [role for role, source in metrics.items() if source.name not in names]

@@ -1,0 +1,265 @@
+"""`walkaway gate`: read the run, judge it, write what was asked for, return the exit code."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+from pydantic import ValidationError
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from harness.analysis.paired import FEWEST_ROUNDS
+from harness.errors import ConfigError
+from harness.formatting import quantity
+from harness.gate.baseline import (
+    AGAINST_BASELINE,
+    Baseline,
+    figures_to_hold_to,
+    limits_against_baseline,
+    load_baseline,
+    place_of,
+    save_baseline,
+)
+from harness.gate.judge import Judgement, Terms, judge, refuse
+from harness.gate.limits import BASELINE, Limit, parse_limits
+from harness.gate.measured import Conditions, Measured, num_rounds
+from harness.gate.reports import LEFT_OUT, as_junit, as_markdown, gravest_first
+from harness.gate.run_folder import read_run
+from harness.gate.verdict import EXIT_CODES, Verdict
+from harness.store.run_folder import RunFolder, UnusableRunError
+from harness.workload.workload import Workload, as_plain_data
+
+WIDEST_LIMIT: Final = 33  # of the terminal's columns: the longest name of a figure
+SHORTEST_WORDS: Final = 20  # columns for what is said of it
+_VERDICT: Final = max(len(verdict) for verdict in Verdict)
+_GAPS: Final = 4  # between the table's three columns
+_STYLES: Final = {
+    Verdict.PASS: "green",
+    Verdict.FAIL: "bold red",
+    Verdict.CANNOT_DECIDE: "yellow",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateOrder:
+    """One `walkaway gate`, as it was typed."""
+
+    run: Path
+    limits: Path | None = None
+    baseline: Path | None = None
+    saves_baseline: bool = False
+    junit: Path | None = None
+    markdown: Path | None = None
+    may_overwrite: bool = False
+
+
+def gate_and_show(order: GateOrder, *, as_json: bool, quiet: bool) -> int:
+    """Judge the run and show it. Returns the exit code; raises ConfigError for wrong usage."""
+    _check_apart(order)
+    for path in (order.junit, order.markdown):
+        _check_free(path, may_overwrite=order.may_overwrite)
+    saved = None
+    try:
+        measured = with_defaults(read_run(order.run))
+    except UnusableRunError as error:
+        judgement = refuse(str(order.run), error.reason, error.remedy)
+    else:
+        if order.saves_baseline:
+            _check_has_rounds(measured)
+        judgement = judge(measured, _terms(order, measured), run=str(order.run))
+        saved = _save(order, measured, judgement)
+    if order.junit is not None:
+        _write(order.junit, as_junit(judgement))
+    if order.markdown is not None:
+        _write(order.markdown, as_markdown(judgement).encode())
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(judgement), indent=2))  # noqa: T201
+    elif not quiet:
+        print_judgement(Console(), judgement, saved)
+    return EXIT_CODES[judgement.verdict]
+
+
+def print_judgement(console: Console, judgement: Judgement, saved: str | None) -> None:
+    """The verdict, then each limit: the gravest first, with what would decide it. `saved`: what
+    became of the baseline that was to be saved."""
+    title = Text.assemble(
+        ("gate: ", "bold"),
+        (f"{judgement.verdict}", _STYLES[judgement.verdict]),
+        f"  {judgement.workload or 'run'} in {judgement.run}",
+    )
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    limit, words = _widths(console.width, max(len(one.name) for one in judgement.checks))
+    table.add_column("verdict", no_wrap=True, width=_VERDICT)
+    table.add_column("limit", overflow="fold", width=limit)
+    table.add_column("measured, or why not", overflow="fold", width=words)
+    for one in gravest_first(judgement.checks):
+        lines = [one.measured or one.reason]
+        if one.verdict is Verdict.CANNOT_DECIDE:
+            lines += [one.reason] if one.measured else []
+            lines += [f"would decide: {one.to_decide}"] if one.to_decide else []
+        table.add_row(
+            Text(str(one.verdict), style=_STYLES[one.verdict]),
+            Text(one.name),
+            Text("\n".join(lines)),
+        )
+    parts: list[Text | Table] = [title, table]
+    if judgement.baseline is not None:
+        parts.append(Text(f"baseline: run {judgement.baseline}", style="dim"))
+    if judgement.left_out:
+        parts.append(Text(f"{LEFT_OUT}: {', '.join(judgement.left_out)}", style="dim"))
+    if saved is not None:
+        parts.append(Text(saved))
+    console.print(Group(*parts), soft_wrap=False)
+
+
+def _widths(terminal: int, longest: int) -> tuple[int, int]:
+    """Columns for the limits, the longest of which is so long, and for what is said of them."""
+    both = terminal - _VERDICT - _GAPS
+    limit = max(len("limit"), min(longest, WIDEST_LIMIT, both - SHORTEST_WORDS))
+    return limit, max(SHORTEST_WORDS, both - limit)
+
+
+def _terms(order: GateOrder, measured: Measured) -> Terms:
+    """By what the run is judged: the file's limits, else the workload's, and the baseline."""
+    workload = RunFolder(order.run).read_manifest()["workload"]
+    settings: dict[str, Any] = workload.get("gate") or {}
+    arms = [arm["name"] for arm in workload["arms"]]
+    limits = _limits(order, settings, arms)
+    names_baseline = any(limit.against == BASELINE for limit in limits)
+    if order.saves_baseline:
+        if not names_baseline:
+            _check_can_be_held_to(measured)
+        limits = [limit for limit in limits if limit.against != BASELINE]
+    baseline, left_out = _baseline(order, measured), list[str]()
+    if baseline is not None and not names_baseline:
+        noise = float(settings.get("noise", 0.1))
+        against, left_out = limits_against_baseline(measured, baseline.measured, noise)
+        limits += parse_limits(against, source="baseline", arms=arms)
+    if not limits and not order.saves_baseline:
+        raise ConfigError(
+            f"{order.run}: nothing to judge it by: write limits into the workload ([gate] limits) "
+            "or into a file (--limits), or save a baseline of a good run (--save-baseline)"
+        )
+    return Terms(
+        limits=limits,
+        baseline=baseline,
+        fewest_abandons=int(settings.get("min_abandons", 100)),
+        left_out=left_out,
+    )
+
+
+def _limits(order: GateOrder, settings: dict[str, Any], arms: Sequence[str]) -> list[Limit]:
+    if order.limits is None:
+        lines, source = settings.get("limits") or [], f"{order.run}: [gate]"
+        return parse_limits(lines, source=source, arms=arms)
+    try:
+        text = order.limits.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{order.limits}: cannot be read: {error}") from error
+    found = parse_limits(text.splitlines(), source=str(order.limits), arms=arms)
+    if not found:
+        raise ConfigError(f"{order.limits}: has no limit: a gate without one would pass anything")
+    return found
+
+
+def _baseline(order: GateOrder, measured: Measured) -> Baseline | None:
+    """The one that was named, else that of the workload where there is one. None while one is to be
+    saved: a run is not compared with what it replaces."""
+    workload = measured.conditions.workload
+    path = order.baseline or place_of(workload)
+    if order.saves_baseline or (order.baseline is None and not path.is_file()):
+        return None
+    baseline = load_baseline(path, workload=workload)
+    return msgspec.structs.replace(baseline, measured=with_defaults(baseline.measured))
+
+
+def _save(order: GateOrder, measured: Measured, judgement: Judgement) -> str | None:
+    """Keep a run that passes, and say what became of it."""
+    if not order.saves_baseline:
+        return None
+    if judgement.verdict is not Verdict.PASS:
+        return "not saved as the baseline: only a run that passes is"
+    path = order.baseline or place_of(measured.conditions.workload)
+    save_baseline(measured, path, may_overwrite=order.may_overwrite)
+    return f"saved as the baseline: {path}"
+
+
+def _check_has_rounds(measured: Measured) -> None:
+    """What can be compared with nothing is kept as no baseline."""
+    rounds = min(num_rounds(side) for side in measured.sides.values())
+    if rounds < FEWEST_ROUNDS:
+        raise ConfigError(
+            f"--save-baseline: this run has {quantity(rounds, 'rounds')}, and nothing can be "
+            f"compared with fewer than {FEWEST_ROUNDS}: walkaway run "
+            f"{measured.conditions.workload} --set 'arms=[{{name=\"build\"}}]' --set run.rounds=5"
+        )
+
+
+def _check_can_be_held_to(measured: Measured) -> None:
+    """Where no limit names the baseline, later runs are held to those of its figures it has."""
+    for arm, side in measured.sides.items():
+        if not figures_to_hold_to(side):
+            raise ConfigError(
+                f"--save-baseline: of {', '.join(AGAINST_BASELINE)} the arm {arm} has none in "
+                f"{FEWEST_ROUNDS} rounds or more, and no limit says what else a later run is to be "
+                f"held to: write one, as `{arm} / {BASELINE}: leaked_slots.mean <= 1`"
+            )
+
+
+def _check_apart(order: GateOrder) -> None:
+    """No file is named twice: one content would replace the other."""
+    named = {
+        "--junit": order.junit,
+        "--markdown": order.markdown,
+        "--baseline": order.baseline,
+        "--limits": order.limits,
+    }
+    flags: dict[Path, str] = {}
+    for flag, path in named.items():
+        if path is None:
+            continue
+        if (other := flags.setdefault(path.resolve(), flag)) != flag:
+            raise ConfigError(f"{path}: is named by {other} and by {flag}: name a file for each")
+
+
+def _check_free(path: Path | None, *, may_overwrite: bool) -> None:
+    """An empty file may be written to: that is how CI hands over its step summary."""
+    if path is None:
+        return
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigError(f"{path}: cannot be written: name a file in a folder that exists")
+    if path.exists() and path.stat().st_size and not may_overwrite:
+        raise ConfigError(f"{path}: exists already; --force replaces it")
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error}") from error
+
+
+def with_defaults(measured: Measured) -> Measured:
+    """The same with whole demands."""
+    sides = {
+        name: replace(side, conditions=_whole_demand(side.conditions))
+        for name, side in measured.sides.items()
+    }
+    return replace(measured, conditions=_whole_demand(measured.conditions), sides=sides)
+
+
+def _whole_demand(conditions: Conditions) -> Conditions:
+    """A demand that no workload could have any more stays as it is."""
+    demand: dict[str, Any] = conditions.demand
+    try:
+        workload = Workload.model_validate({"name": "any", "question": "any", **demand})
+    except ValidationError:
+        return conditions
+    filled = {section: as_plain_data(getattr(workload, section)) for section in demand}
+    return replace(conditions, demand=filled)

@@ -1,0 +1,97 @@
+"""`walkaway run` and `walkaway demo`: do the run, show its result, say how it ended."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from harness.commands.run_table import print_arms, print_summary
+from harness.errors import ConfigError, InterruptedRunError
+from harness.run.pipeline import FinishedRun, draw_report, execute
+from harness.run.progress import Interruption, Progress, choose_progress
+from harness.run.rounds import execute_rounds
+from harness.run.run_config import RunOrder, resolve_order
+from harness.workload.values import LONGEST_S
+from harness.workload.workload import Workload, load_workload
+
+
+def run_and_show(order: RunOrder, *, as_json: bool, quiet: bool) -> None:
+    """Do the run and show what it gave. Raises how it ended, unless it is whole."""
+    progress = choose_progress(Console(stderr=True), is_quiet=quiet)
+    resolved = resolve_order(order)
+    run = execute_rounds if resolved.arm_runs else execute
+    report = None
+    with Interruption() as interruption:
+        finished = run(resolved, progress=progress, interruption=interruption)
+        if finished.summary is not None:
+            report = _draw(finished, progress)
+    if finished.summary is not None:
+        _show(finished.summary, report or finished.folder.path, as_json=as_json)
+    if finished.failure is not None:
+        kept = f"what was collected is in {finished.folder.path}"
+        raise type(finished.failure)(f"{finished.failure}\n{kept}") from finished.failure
+    if report is None:
+        log = finished.folder.log("report")
+        raise RuntimeError(f"the report could not be drawn, see {log}")
+    if interruption.requested:
+        raise InterruptedRunError(f"interrupted, but the run in {finished.folder.path} is whole")
+
+
+def _draw(finished: FinishedRun, progress: Progress) -> Path | None:
+    try:
+        progress.phase("drawing the report")
+        return draw_report(finished.folder)
+    except KeyboardInterrupt as error:  # the second Ctrl-C: the user will not wait for it
+        kept = f"interrupted; what was saved is in {finished.folder.path}"
+        raise InterruptedRunError(kept) from error
+    finally:
+        progress.close()
+
+
+def _show(summary: dict[str, Any], where: Path, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(summary, indent=2))  # noqa: T201
+        return
+    console = Console()
+    if "arms" in summary:
+        print_arms(console, summary)
+    else:
+        print_summary(console, summary)
+    console.print(f"report: {where}", soft_wrap=True, markup=False, highlight=False)
+
+
+_RATE = "--request-cancellation-rate"
+_DELAY = "--request-cancellation-delay"
+_SET_BY_FLAGS = ("stay_share", "mix", "abandon_after_tokens")
+
+
+def cancellation_settings(workload: str, *, rate: float | None, delay_s: float | None) -> list[str]:
+    """As if typed with `--set`; none without the flags. Raises ConfigError."""
+    if rate is None:
+        if delay_s is not None:
+            raise ConfigError(f"{_DELAY}: say with {_RATE} how many percent of the requests")
+        return []
+    if not 0 <= rate <= 100:
+        raise ConfigError(f"{_RATE} {rate:g}: must be a percentage from 0 to 100")
+    _check_free_to_choose(load_workload(workload))
+    delay_s = 0.0 if delay_s is None else delay_s
+    if not 0 <= delay_s <= LONGEST_S:
+        raise ConfigError(f"{_DELAY} {delay_s:g}: must be seconds from 0 to {LONGEST_S}")
+    return [
+        f"load.stay_share={1 - rate / 100!r}",
+        f'load.mix=[{{plan="time", seconds={delay_s!r}, since="sent"}}]',
+        "load.abandon_after_tokens=[]",
+    ]
+
+
+def _check_free_to_choose(workload: Workload) -> None:
+    """Neither a kind of load nor an arm may say itself who leaves, and when."""
+    if workload.load.kind != "abandon":
+        raise ConfigError(f"{_RATE}: workload {workload.name} decides itself who leaves, and when")
+    for arm in workload.arms:
+        if own := [key for key in _SET_BY_FLAGS if key in arm.load]:
+            raise ConfigError(
+                f"{_RATE}: arm `{arm.name}` of workload {workload.name} says itself who leaves "
+                f"(`load.{own[0]}`): take a workload whose arms do not"
+            )

@@ -1,0 +1,323 @@
+"""The end of a run on a terminal: the headline figures, how sure they are, and what is missing.
+
+A narrow terminal is shown fewer columns, never half a figure.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from harness.analysis.agreement import Agreement
+from harness.analysis.audit import Entry
+from harness.analysis.paired import is_certain
+from harness.analysis.value import Value
+from harness.export.tables import (
+    AGREEMENT_COLUMNS,
+    STAGE_COLUMNS,
+    agreement_cells,
+    audit_cells,
+    stage_cells,
+    value_cells,
+    value_columns,
+)
+from harness.formatting import (
+    DASH,
+    SELF_EVIDENT_UNITS,
+    bounded,
+    figure_of,
+    interval,
+    is_only_limited,
+    is_p99_the_largest,
+    number,
+    quantity,
+    shift_in_words,
+)
+from harness.metrics import headline_figures, headlines
+from harness.records import Difference, Metric, Shift
+
+COLUMNS = ("mean", "p50", "p99", "max", "n (cens.)", "method")
+SPARED = ("method", "max", "n (cens.)")  # left out one by one where the terminal is too narrow
+FLOORS = {
+    "client_lag_s": "client lag",
+    "scrape_interval_s": "scraped every",
+    "over_read_tokens": "over-read",
+}
+LEVEL_STYLE = {"info": "dim", "warning": "yellow", "invalid": "bold red"}
+
+
+def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
+    """Print everything a terminal should show of a summary."""
+    metrics = msgspec.convert(summary["metrics"], dict[str, Metric])
+    missing = summary.get("not_measurable", {})
+    parts: list[Table | Text] = [
+        _outcomes(summary),
+        _figures(console, metrics),
+        *_what_the_figures_are(metrics),
+        _floor(metrics, missing),
+    ]
+    parts += _accounts(summary)
+    parts += [_statement(statement) for statement in summary.get("validity", [])]
+    if missing:
+        parts.append(Text("not measurable here: " + ", ".join(missing), style="dim"))
+    console.print(Group(*parts))
+
+
+def _outcomes(summary: Mapping[str, Any]) -> Text:
+    counts = [f"{n} {name.replace('_', ' ')}" for name, n in summary["outcomes"].items() if n]
+    return Text.assemble(
+        (f"{summary['workload']}", "bold"),
+        f" on {summary['engine']} ({summary['model']}): ",
+        ", ".join(counts) or "no requests",
+    )
+
+
+def _figures(console: Console, metrics: Mapping[str, Metric]) -> Table:
+    """The table with as many columns as fit."""
+    tables = [_table(metrics, without=SPARED[:n]) for n in range(len(SPARED) + 1)]
+    unbounded = console.options.update(max_width=1000)
+    needed = [console.measure(table, options=unbounded).maximum for table in tables]
+    fitting = (t for t, width in zip(tables, needed, strict=True) if width <= console.width)
+    return next(fitting, tables[-1])
+
+
+def _table(metrics: Mapping[str, Metric], *, without: Sequence[str]) -> Table:
+    columns = [column for column in COLUMNS if column not in without]
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False)
+    table.add_column("figure", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
+    for name in headlines(metrics):
+        if name in metrics:
+            cells = _cells(metrics[name])
+            table.add_row(label(name, metrics[name]), *(cells[column] for column in columns))
+    return table
+
+
+def _what_the_figures_are(metrics: Mapping[str, Metric]) -> Iterator[Text]:
+    """How far totals may be off, and where a p99 is no more than the largest value."""
+    shown = {name: metrics[name] for name in headlines(metrics) if name in metrics}
+    for name, metric in shown.items():
+        low, high = (metric.others.get(f"bias_{end}") for end in ("low", "high"))
+        limits = interval(metric, "mean")
+        if low is None or high is None or limits is None:
+            continue
+        old = f"{quantity(low, metric.unit)} to {quantity(high, metric.unit)}"
+        yield Text(
+            f"{name}: 95 % interval of the mean {limits}; in it, by the age of "
+            f"its pages it may be off by {old}",
+            style="dim",
+        )
+    if any(is_p99_the_largest(metric) for metric in shown.values()):
+        yield Text("p99 of n < 100 values is the largest of them", style="dim")
+
+
+def label(name: str, metric: Metric) -> str:
+    """The figure's name, and whose it is where that is not plain."""
+    return name if metric.of is None else f"{name} ({metric.of})"
+
+
+def _floor(metrics: Mapping[str, Metric], missing: Mapping[str, str]) -> Text:
+    """How finely the run could see: no figure below it means anything."""
+    parts = []
+    for name, words in FLOORS.items():
+        if (metric := metrics.get(name)) is not None:
+            parts.append(f"{words} {figure_of(metric, 'p50')} (p99 {figure_of(metric, 'p99')})")
+        elif name in missing:
+            parts.append(missing[name])
+    return Text("floor: " + (", ".join(parts) or "not known"), style="dim")
+
+
+def _cells(metric: Metric) -> dict[str, str]:
+    unit = metric.unit if metric.unit in SELF_EVIDENT_UNITS else ""
+    cells = {name: bounded(metric, name, unit=unit) for name in ("mean", "p50", "p99", "max")}
+    # A share has no largest value, but one that it does not exceed, or does not fall below.
+    if metric.upper95 is not None and not is_only_limited(metric):
+        cells["max"] = f"≤ {quantity(metric.upper95, unit)}"
+    if metric.lower95 is not None:
+        cells["max"] = f"≥ {quantity(metric.lower95, unit)}"
+    return cells | {
+        "n (cens.)": f"{metric.n} ({metric.n_censored})" if metric.n_censored else f"{metric.n}",
+        "method": metric.method,
+    }
+
+
+def _accounts(summary: Mapping[str, Any]) -> list[Table | Text]:
+    """Methods that could be compared, and counters that do not tell what is due."""
+    agreement = msgspec.convert(summary.get("agreement", []), list[Agreement])
+    entries = msgspec.convert((summary.get("audit") or {}).get("counters", []), list[Entry])
+    parts: list[Table | Text] = []
+    if agreement:
+        table = plain_table(AGREEMENT_COLUMNS[:-1])
+        for one in agreement:
+            table.add_row(*agreement_cells(one)[:-1])
+        parts.append(table)
+    for entry in entries:
+        if entry.verdict not in ("exact", "not told"):
+            counter, due, told, verdict = audit_cells(entry)
+            parts.append(Text(f"audit: {counter} moved by {told}, due {due}: {verdict}"))
+    return parts
+
+
+def plain_table(columns: Sequence[str]) -> Table:
+    """An empty table; its first two columns are words, the others figures."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    for position, column in enumerate(columns):
+        table.add_column(column, justify="left" if position < 2 else "right")
+    return table
+
+
+def _statement(statement: Mapping[str, str]) -> Text:
+    level = statement["level"]
+    return Text(f"{level}: {statement['text']}", style=LEVEL_STYLE.get(level, ""))
+
+
+MOST_EFFECTS: Final = 6  # lines
+MOST_CERTAIN: Final = 12  # lines: more are for the report, where there is room
+
+Pairs = Sequence[tuple[str, str]]
+Arms = Mapping[str, Mapping[str, Metric]]
+Differences = Mapping[str, Mapping[str, Sequence[Difference]]]
+
+
+def print_arms(console: Console, summary: Mapping[str, Any]) -> None:
+    """Print everything a terminal should show of a summary with arms."""
+    arms = {
+        name: msgspec.convert(arm["metrics"], dict[str, Metric])
+        for name, arm in summary["arms"].items()
+    }
+    differences = msgspec.convert(summary["differences"], dict[str, dict[str, list[Difference]]])
+    title = Text.assemble(
+        (f"{summary['workload']}", "bold"),
+        f" on {summary['engine']} ({summary['model']}): ",
+        f"{len(arms)} arms, {quantity(summary['rounds'], 'rounds')}; "
+        f"the reference is {summary['reference']}",
+    )
+    statements = [
+        Text(f"{said['level']}: {said['text']}", style=LEVEL_STYLE.get(said["level"], ""))
+        for said in summary["validity"]
+    ]
+    pairs = headline_figures(arms, summary["headlines"])
+    certain = _certain(pairs, arms, differences)
+    tables = _side_by_side(console, pairs, arms)
+    value = msgspec.convert(summary.get("value"), Value | None)
+    worth = [] if value is None else _value_tables(value)
+    more = [*_whose(pairs, arms), *worth, *certain, *_effects(summary, arms)]
+    console.print(Group(title, *tables, *more, *statements))
+
+
+def _side_by_side(console: Console, pairs: Pairs, arms: Arms) -> list[Table]:
+    """As many arms beside each other as the terminal is wide enough for, the others below."""
+    names = list(arms)
+    unbounded = console.options.update(max_width=1000)
+    tables: list[Table] = []
+    for num_tables in range(1, len(names) + 1):
+        width = -(-len(names) // num_tables)
+        groups = [names[first : first + width] for first in range(0, len(names), width)]
+        tables = [_arm_table_table(pairs, {name: arms[name] for name in group}) for group in groups]
+        needed = max(console.measure(table, options=unbounded).maximum for table in tables)
+        if needed <= console.width:
+            break
+    return tables
+
+
+def _arm_table_table(pairs: Pairs, arms: Arms) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("figure", no_wrap=True)
+    for name in arms:
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, key in pairs:
+        found = [metrics.get(name) for metrics in arms.values()]
+        cells = [_cell(one, key, tells_method=not _are_alike(found)) for one in found]
+        table.add_row(f"{name} {key}", *cells)
+    return table
+
+
+def _cell(metric: Metric | None, key: str, *, tells_method: bool) -> str:
+    if metric is None:
+        return DASH
+    text = bounded(metric, key, unit=metric.unit if metric.unit in SELF_EVIDENT_UNITS else "")
+    return f"{text} ({metric.method}, n {metric.n})" if tells_method else text
+
+
+def _are_alike(metrics: Sequence[Metric | None]) -> bool:
+    """All by one method, and all a point or all a bound: only such figures are compared."""
+    return len({(one.method, one.bound) for one in metrics if one is not None}) <= 1
+
+
+def _value_tables(value: Value) -> list[Table]:
+    """What cancellation is worth, and how long its stages take."""
+    savings, stages = plain_table(value_columns(value)), plain_table(STAGE_COLUMNS)
+    for row in value.rows:
+        savings.add_row(*value_cells(row))
+    for stage in value.stages:
+        stages.add_row(*stage_cells(stage))
+    return [savings, stages]
+
+
+def _whose(pairs: Pairs, arms: Arms) -> Iterator[Text]:
+    """Whose each figure is, where the users of a run are of several kinds."""
+    for name in dict.fromkeys(name for name, _ in pairs):
+        found = {metrics[name].of for metrics in arms.values() if name in metrics}
+        for of in found - {None}:
+            yield Text(f"{name}: of {of}", style="dim")
+
+
+def _certain(pairs: Pairs, arms: Arms, differences: Differences) -> Iterator[Table | Text]:
+    """In which figures an arm surely differs from the reference: the first, and how many more."""
+    of_pairs = [
+        (name, key, one) for name, key in pairs for one in differences.get(name, {}).get(key, [])
+    ]
+    certain = [row for row in of_pairs if is_certain(row[2])]
+    if certain:
+        table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+        for title in ("certain difference", "arm"):
+            table.add_column(title, overflow="fold")
+        for title in (f"against {certain[0][2].reference}", "95 %"):
+            table.add_column(title, justify="right", overflow="fold")
+        for name, key, one in certain[:MOST_CERTAIN]:
+            table.add_row(f"{name} {key}", one.arm, *_difference_cells(one, _unit(arms, name)))
+        yield table
+    more = len(certain) - MOST_CERTAIN
+    if more > 0:
+        yield Text(f"{more} more are certain at 95 %: see the report", style="dim")
+    if uncertain := len(of_pairs) - len(certain):
+        yield Text(f"{uncertain} other differences are not certain at 95 %", style="dim")
+
+
+def _effects(summary: Mapping[str, Any], arms: Arms) -> Iterator[Text]:
+    """How far the requests of an arm lie from those of the reference, all taken together."""
+    shifts = msgspec.convert(summary.get("shifts", {}), dict[str, dict[str, Shift]])
+    found = [
+        shift_in_words(name, arm, summary["reference"], one, _unit(arms, name))
+        for name, of_arms in shifts.items()
+        for arm, one in of_arms.items()
+        if any(name in metrics for metrics in arms.values())
+    ]
+    lines = [line for line in found if line is not None]
+    yield from (Text(line) for line in lines[:MOST_EFFECTS])
+    if len(lines) > MOST_EFFECTS:
+        yield Text(f"{len(lines) - MOST_EFFECTS} more shifts are in summary.json", style="dim")
+
+
+def _unit(arms: Arms, name: str) -> str:
+    return next(metrics[name].unit for metrics in arms.values() if name in metrics)
+
+
+def _difference_cells(one: Difference, unit: str) -> tuple[str, str]:
+    """How many times as much and between which limits; how much more, where that is not known."""
+    if one.ratio is not None and one.ratio_ci95 is not None:
+        low, high = one.ratio_ci95
+        return f"{number(one.ratio)} times", f"{number(low)} to {number(high)}"
+    if one.difference is None or one.difference_ci95 is None:
+        return DASH, DASH
+    low, high = one.difference_ci95
+    sign = "+" if one.difference > 0 else ""
+    shown = unit if unit in SELF_EVIDENT_UNITS else ""
+    return f"{sign}{quantity(one.difference, shown)}", (
+        f"{quantity(low, shown)} to {quantity(high, shown)}"
+    )

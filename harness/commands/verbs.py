@@ -1,0 +1,388 @@
+"""The commands and their flags; what a command does is imported when it is called.
+
+So `walkaway --help` and a mistyped flag are answered at once: pandas and scipy alone take a second.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.commands.app import (
+    ApiKeyEnv,
+    BaselineFile,
+    CaFile,
+    CancellationDelay,
+    CancellationRate,
+    Command,
+    Engine,
+    Force,
+    Header,
+    Json,
+    JsonResult,
+    Junit,
+    Limits,
+    Markdown,
+    MetricsUrl,
+    Model,
+    NoScrape,
+    OnlyExitCode,
+    Out,
+    Processes,
+    Quiet,
+    RunPath,
+    SaveBaseline,
+    Setting,
+    Target,
+    Verdicts,
+    Web,
+    WebPort,
+    WorkloadName,
+    app,
+    target_names,
+    workload_names,
+)
+from harness.errors import ConfigError
+from harness.run.process import become, python_module
+
+
+def workloads(
+    *,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", hidden=True, autocompletion=workload_names),
+    ] = None,
+    as_json: JsonResult = False,
+) -> None:
+    """List the shipped workloads, or explain one.
+
+    With NAME (or the path of a workload of your own): its question, how to run it, and its file
+    with what each key does.
+
+    Example: walkaway workloads chunk_frontier
+    """
+    from harness.commands.catalogue import show_workload, show_workloads
+
+    show_workloads(as_json=as_json) if name is None else show_workload(name, as_json=as_json)
+
+
+def targets(
+    *,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", hidden=True, autocompletion=target_names)
+    ] = None,
+    as_json: JsonResult = False,
+) -> None:
+    """List the kinds of server that walkaway knows, or explain one.
+
+    With NAME (or a path): which of its metrics are read, when each of them moves, and how far it
+    can be believed. A name is for --engine of `walkaway run`.
+
+    Example: walkaway targets vllm
+    """
+    from harness.commands.catalogue import show_target, show_targets
+
+    show_targets(as_json=as_json) if name is None else show_target(name, as_json=as_json)
+
+
+def init(
+    *,
+    file: Annotated[Path, typer.Argument(metavar="FILE", hidden=True)] = Path("workload.toml"),
+    force: Force = False,
+) -> None:
+    """Write a workload of your own to begin with.
+
+    FILE (workload.toml, if you name none) says what each key does, and runs as it is.
+
+    Example: walkaway init mine.toml
+    """
+    from harness.commands.catalogue import write_template
+
+    write_template(file, force=force)
+
+
+def doctor(*, as_json: JsonResult = False) -> None:
+    """Say what this machine can do, and how to mend what it cannot.
+
+    Exit code 2 where something is missing without which the demo does not run.
+
+    Example: walkaway doctor
+    """
+    from harness.commands.doctor import show_machine
+
+    show_machine(as_json=as_json)
+
+
+def compare(
+    *,
+    baseline: Annotated[Path, typer.Argument(metavar="BASELINE", hidden=True)],
+    candidates: Annotated[list[Path], typer.Argument(metavar="CANDIDATE", hidden=True)],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Draw it as a page there instead."),
+    ] = None,
+    as_json: JsonResult = False,
+) -> None:
+    """Show runs side by side: what differs, and how surely.
+
+    BASELINE and each CANDIDATE are folders of runs of one workload. Times are compared in steps of
+    the engine too where those differ; what cannot be compared is said, and not compared.
+
+    Example: walkaway compare results/before results/after -o comparison.html
+    """
+    if output is not None and as_json:
+        raise ConfigError("--json prints and -o draws: take one of them")
+    if output is not None:
+        runs = map(str, [baseline, *candidates])
+        become(python_module("dashboards", "compare", *runs, "-o", str(output)))
+    from harness.commands.compare import compare_and_show
+
+    compare_and_show(baseline, candidates, as_json=as_json)
+
+
+def trend(
+    *,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", hidden=True)],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Default: trend.html in FOLDER."),
+    ] = None,
+) -> None:
+    """Draw how the figures of many runs moved from night to night.
+
+    FOLDER holds the folders of runs, of any workloads and servers: each has a part of its own. What
+    is no run, or damaged, is listed and left out.
+
+    Example: walkaway trend results -o trend.html
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder; name one that holds the folders of runs")
+    file = output or folder / "trend.html"
+    become(python_module("dashboards", "trend", str(folder), "-o", str(file)))
+
+
+def export(
+    *,
+    run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A timeline for Perfetto or chrome://tracing (JSON)."),
+    ] = None,
+    aiperf: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A row a request as AIPerf's profile_export.jsonl."),
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Write a run for other tools.
+
+    RUN is the folder of a run; of one with arms, a folder in its rounds/.
+
+    Example: walkaway export results/before --trace before.json
+    """
+    from harness.commands.export import export_run
+
+    export_run(run, trace=trace, aiperf=aiperf, force=force)
+
+
+__all__ = ["app"]
+
+
+@app.command(cls=Command)
+def demo(
+    *,
+    settings: Setting = None,
+    out: Out = None,
+    no_scrape: NoScrape = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run the whole chain here and write a report.
+
+    The place to begin. Starts the bundled engine (on CUDA where there is one, else on the CPU),
+    lets users come and walk away, and says what that cost. Takes about a minute.
+
+    Example: walkaway demo --set run.users=16
+    """
+    from harness.commands.run import run_and_show
+    from harness.http_client import typed_command
+    from harness.run.run_config import RunOrder
+
+    order = RunOrder(
+        workload="demo",
+        settings=settings or [],
+        out=out,
+        has_scraping=not no_scrape,
+        command=typed_command([]),
+    )
+    run_and_show(order, as_json=as_json, quiet=quiet)
+
+
+@app.command(cls=Command)
+def run(  # noqa: PLR0913  one argument a flag
+    *,
+    workload: WorkloadName,
+    target: Target = None,
+    engine: Engine = "reference",
+    model: Model = None,
+    metrics_url: MetricsUrl = None,
+    api_key_env: ApiKeyEnv = None,
+    header: Header = None,
+    ca_file: CaFile = None,
+    processes: Processes = None,
+    request_cancellation_rate: CancellationRate = None,
+    request_cancellation_delay: CancellationDelay = None,
+    web: Web = False,
+    web_port: WebPort = 8089,
+    settings: Setting = None,
+    out: Out = None,
+    no_scrape: NoScrape = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a workload and write a report.
+
+    WORKLOAD is a shipped name (see `walkaway workloads`) or the path of a TOML file. It runs
+    against the bundled engine, or any server that speaks OpenAI's dialect.
+
+    Example: walkaway run demo --target http://127.0.0.1:8000 --engine vllm
+    """
+    from harness.commands.run import cancellation_settings, run_and_show
+    from harness.http_client import check_ca_file, parse_headers, typed_command
+    from harness.run.run_config import RunOrder
+
+    of_processes = [] if processes is None else [f"run.processes={processes}"]
+    of_cancellation = cancellation_settings(
+        workload, rate=request_cancellation_rate, delay_s=request_cancellation_delay
+    )
+    order = RunOrder(
+        workload=workload,
+        settings=[*(settings or []), *of_processes, *of_cancellation],
+        target_url=target,
+        engine=engine,
+        model=model,
+        metrics_urls=metrics_url or [],
+        api_key_env=api_key_env,
+        headers=parse_headers(header or []),
+        ca_file=check_ca_file(ca_file),
+        out=out,
+        has_scraping=not no_scrape,
+        command=typed_command(header or []),
+    )
+    if web:
+        from harness.commands.web import serve_page
+
+        raise typer.Exit(serve_page(order, port=web_port))
+    run_and_show(order, as_json=as_json, quiet=quiet)
+
+
+@app.command(cls=Command)
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", hidden=True)],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Default: report.html in the run."),
+    ] = None,
+) -> None:
+    """Draw the report of one run or several again.
+
+    RUN is the folder of a run. One that was cut short before it was judged is judged first.
+
+    Example: walkaway report results/20261121-053012-demo-4f2a -o report.html
+    """
+    from harness.store.run_folder import open_run
+
+    folders = [open_run(run) for run in runs]
+    if output is None and len(runs) > 1:
+        raise ConfigError("several runs: say with -o FILE where their report should go")
+    for folder in folders:
+        if not (folder.path / "summary.json").is_file():
+            from harness.run.rounds import complete_summary
+
+            complete_summary(folder)
+    file = output or runs[0] / "report.html"
+    become(python_module("dashboards", "report", *map(str, runs), "-o", str(file)))
+
+
+@app.command(cls=Command)
+def gate(  # noqa: PLR0913  one argument a flag
+    *,
+    run: RunPath,
+    limits: Limits = None,
+    baseline: BaselineFile = None,
+    save_baseline: SaveBaseline = False,
+    junit: Junit = None,
+    markdown: Markdown = None,
+    force: Force = False,
+    as_json: Verdicts = False,
+    quiet: OnlyExitCode = False,
+) -> None:
+    """Judge a run: pass, fail, or cannot decide.
+
+    RUN is the folder of a run; it is held to limits, and to a baseline where there is one. The exit
+    code is 0 for a pass, 3 where a limit is broken, and 4 where it cannot be decided, which is
+    never a pass; what would decide it is said.
+
+    Example: walkaway gate results/20261121-053012-gate-4f2a --junit gate.xml
+    """
+    from harness.commands.gate import GateOrder, gate_and_show
+
+    order = GateOrder(
+        run=run,
+        limits=limits,
+        baseline=baseline,
+        saves_baseline=save_baseline,
+        junit=junit,
+        markdown=markdown,
+        may_overwrite=force,
+    )
+    raise typer.Exit(gate_and_show(order, as_json=as_json, quiet=quiet))
+
+
+@app.command(cls=Command)
+def collect(
+    shards: Annotated[list[Path], typer.Argument(metavar="SHARDS", hidden=True)],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The run's folder; must be new.")],
+) -> None:
+    """Make one run of the rows of several load processes.
+
+    SHARDS are folders, from one machine or from many: those of --walkaway-rows, or the shards/ of a
+    run that was killed.
+
+    Example: walkaway collect rows-a rows-b --out results/together
+    """
+    from harness.http_client import typed_command
+    from harness.run.collection import collect as collect_shards
+    from harness.run.pipeline import draw_report
+    from harness.run.rounds import complete_summary
+
+    folder = collect_shards(shards, out, command=typed_command([]))
+    complete_summary(folder)
+    typer.echo(draw_report(folder) or folder.path)
+
+
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    }
+)
+def engine(context: typer.Context) -> None:
+    """Serve the bundled engine alone (flags: walkaway engine --help).
+
+    Example: walkaway engine --port 8000 --runner simulated --sim-fixed-ms 20
+    """
+    become(python_module("reference_engine", *context.args))
+
+
+for _command in (
+    compare,
+    trend,
+    export,
+    workloads,
+    targets,
+    init,
+    doctor,
+):
+    app.command(cls=Command)(_command)

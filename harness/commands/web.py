@@ -1,0 +1,76 @@
+"""`walkaway run --web`: Locust's page, whose start form begins with what the workload says."""
+
+import os
+import signal
+import subprocess
+from importlib.resources import files
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import msgspec
+
+from harness.errors import ConfigError
+from harness.run.load_process import LOOPBACK, together
+from harness.run.process import python_module
+from harness.run.run_config import ResolvedOrder, RunOrder, resolve_order
+from harness.workload.form import check_startable, prefilled
+
+HIGHEST_PORT: Final = 65_535
+
+
+def serve_page(order: RunOrder, *, port: int) -> int:
+    """Serve the page until interrupted. Returns Locust's exit code. Raises ConfigError for a
+    workload that cannot be started by hand."""
+    if port > HIGHEST_PORT:
+        raise ConfigError(f"--web-port {port}: must be from 1 to {HIGHEST_PORT}")
+    resolved = resolve_order(order)
+    check_startable(resolved.workload)
+    with TemporaryDirectory(prefix="walkaway-") as folder:
+        file = Path(folder) / "order.json"
+        file.touch(mode=0o600)  # its headers may hold a secret
+        file.write_bytes(msgspec.json.encode(order, enc_hook=str))
+        reading, writing = os.pipe()  # ends with this process, whatever ends it, and Locust with it
+        command = page_command(resolved, file, port=port, exit_with=reading)
+        try:
+            return _until_it_ends(command, reading)
+        finally:
+            os.close(writing)
+
+
+def page_command(
+    resolved: ResolvedOrder, order_file: Path, *, port: int, exit_with: int
+) -> list[str]:
+    """Locust with its page on loopback, the form filled in from the order. Its processes end with
+    the open file `exit_with`."""
+    order, run = resolved.order, resolved.workload.run
+    fields = {
+        **prefilled(resolved.workload),
+        "walkaway_engine": order.engine,
+        "walkaway_model": order.model or "",
+    }
+    return python_module(
+        "locust",
+        *("-f", str(files("workloads") / "locustfile.py")),
+        *("--web-host", LOOPBACK, "--web-port", str(port), "--walkaway-order", str(order_file)),
+        *("--walkaway-exit-with", str(exit_with)),
+        *("--users", str(run.users), "--spawn-rate", str(run.users)),
+        *(() if order.target_url is None else ("--host", order.target_url)),
+        *(f"--{name.replace('_', '-')}={text}" for name, text in fields.items()),
+        *(together(run.processes) if run.processes > 1 else ()),
+    )
+
+
+def _until_it_ends(command: list[str], reading: int) -> int:
+    """Ctrl-C reaches Locust from the terminal; SIGTERM is handed on. It then saves what it has."""
+    with subprocess.Popen(command, pass_fds=[reading]) as locust:
+        os.close(reading)
+        before = {
+            signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+            signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: locust.terminate()),
+        }
+        try:
+            return locust.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,229 @@
+"""Runs side by side: a baseline against each candidate, arm by arm where there are arms.
+
+What the figures of two runs are worth together is decided by pure functions (`analysis.comparable`
+and `analysis.figure_pairs`); this puts them together and reads the rows, where there are any.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from harness.analysis.comparable import (
+    OF_TOKENS,
+    counting_remark,
+    is_counted_alike,
+    manifest_remarks,
+    step_remark,
+    summary_remarks,
+    why_not_at_all,
+)
+from harness.analysis.compare import Pair, is_sure, pair_of
+from harness.analysis.paired import shift_between
+from harness.analysis.pool import OF_EACH, of_each_request
+from harness.analysis.remarks import in_level_order
+from harness.analysis.stats import Floats
+from harness.errors import ConfigError
+from harness.export.library import Arm, Run, load_run
+from harness.formatting import DASH, SELF_EVIDENT_UNITS, between, bounded, number, quantity
+from harness.metrics import headline_figures
+from harness.records import Metric, Remark, Shift
+
+BASELINE: Final = "baseline"
+CANDIDATE: Final = "candidate"
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One candidate against the baseline, of runs with arms in one arm ("" where there are none).
+
+    `baseline` and `candidate` are the runs' names. `shifts` has by metric how far the single
+    requests lie apart, with its interval and how often one of the candidate is larger.
+    """
+
+    baseline: str
+    candidate: str
+    arm: str
+    remarks: list[Remark]
+    pairs: list[Pair]
+    shifts: dict[str, Shift]
+    metrics: dict[str, dict[str, Metric]]
+
+
+def compare_runs(baseline: Run, candidates: Sequence[Run]) -> list[Comparison]:
+    """Compare each candidate with the baseline. Raises ConfigError where two have no question or no
+    arm in common."""
+    return [
+        _compare(baseline, candidate, arm)
+        for candidate in candidates
+        for arm in _common_arms(baseline, candidate)
+    ]
+
+
+def compare_each(
+    baseline: Run, candidates: Sequence[Path]
+) -> Iterator[tuple[Run, list[Comparison]] | ConfigError]:
+    """Read and compare one after the other: one that cannot be read, or not be compared, gives its
+    error, and costs the others nothing."""
+    for path in candidates:
+        try:
+            candidate = load_run(path)
+            yield candidate, compare_runs(baseline, [candidate])
+        except ConfigError as error:
+            yield error
+
+
+def _common_arms(baseline: Run, candidate: Run) -> list[str]:
+    where = f"{baseline.path} and {candidate.path} cannot be compared"
+    manifests = [msgspec.to_builtins(one.manifest) for one in (baseline, candidate)]
+    if (why := why_not_at_all(*manifests)) is not None:
+        raise ConfigError(f"{where}: {why}")
+    if bool(baseline.arms) != bool(candidate.arms):
+        raise ConfigError(f"{where}: only one of them has arms; name one of the runs in rounds/")
+    if not baseline.arms:
+        return [""]
+    if common := [arm for arm in baseline.arms if arm in candidate.arms]:
+        return common
+    names = " and ".join(", ".join(one.arms) for one in (baseline, candidate))
+    raise ConfigError(f"{where}: they have no arm in common ({names})")
+
+
+def _compare(baseline: Run, candidate: Run, arm: str) -> Comparison:
+    first, second = (_arm(run, arm) for run in (baseline, candidate))
+    shifts, note = _shifts(baseline, candidate, arm)
+    return Comparison(
+        baseline=baseline.path.resolve().name,
+        candidate=candidate.path.resolve().name,
+        arm=arm,
+        remarks=_remarks(baseline, candidate, arm, note),
+        pairs=_pairs(
+            first.metrics,
+            second.metrics,
+            counted_alike=is_counted_alike(first.token_counting, second.token_counting),
+        ),
+        shifts=shifts,
+        metrics={BASELINE: first.metrics, CANDIDATE: second.metrics},
+    )
+
+
+def _arm(run: Run, arm: str) -> Arm:
+    return run.arms[arm] if arm else run.whole
+
+
+def _pairs(
+    first: Mapping[str, Metric], second: Mapping[str, Metric], *, counted_alike: bool
+) -> list[Pair]:
+    steps_s = _step_s(first), _step_s(second)
+    pairs = []
+    for name, figure in headline_figures({BASELINE: first, CANDIDATE: second}):
+        if name not in first or name not in second:
+            has = first.get(name) or second[name]
+            which = BASELINE if name in first else CANDIDATE
+            note = f"only the {which} has it"
+            pairs.append(Pair(metric=name, figure=figure, unit=has.unit, note=note))
+        elif name in OF_TOKENS and not counted_alike:
+            unit = first[name].unit
+            note = "tokens are counted differently"
+            pairs.append(Pair(metric=name, figure=figure, unit=unit, note=note))
+        else:
+            pairs.append(pair_of(name, figure, first[name], second[name], steps_s=steps_s))
+    return pairs
+
+
+def _step_s(metrics: Mapping[str, Metric]) -> float | None:
+    return metrics["step_s"].p50 if "step_s" in metrics else None
+
+
+def _remarks(baseline: Run, candidate: Run, arm: str, note: Remark | None) -> list[Remark]:
+    first, second = (_arm(run, arm) for run in (baseline, candidate))
+    manifests = [
+        msgspec.to_builtins(singles(run, arm)[0].manifest) for run in (baseline, candidate)
+    ]
+    said = [
+        *manifest_remarks(*manifests),
+        *summary_remarks(baseline.summary, candidate.summary),
+        counting_remark(first.token_counting, second.token_counting),
+        step_remark(first.metrics.get("step_s"), second.metrics.get("step_s")),
+        note,
+    ]
+    return in_level_order([one for one in said if one is not None])
+
+
+def _shifts(baseline: Run, candidate: Run, arm: str) -> tuple[dict[str, Shift], Remark | None]:
+    """How far single requests lie apart; where the rows of a run are not there, why not."""
+    try:
+        theirs, ours = (_samples(run, arm) for run in (baseline, candidate))
+    except ConfigError as error:
+        text = f"requests are not compared one by one: {error}"
+        return {}, Remark(level="info", text=text)
+    return {
+        metric: shift_between(ours[metric], theirs[metric])
+        for metric in OF_EACH
+        if len(ours[metric]) and len(theirs[metric])
+    }, None
+
+
+def singles(run: Run, arm: str) -> list[Run]:
+    """The runs of an arm, one a round; of a run without arms, the run."""
+    return [one for name, one in run.rounds.items() if name.partition("-")[2] == arm] or [run]
+
+
+def _samples(run: Run, arm: str) -> dict[str, Floats]:
+    parts = [of_each_request(one.outline.requests, one.cancellations) for one in singles(run, arm)]
+    return {metric: np.concatenate([part[metric] for part in parts]) for metric in OF_EACH}
+
+
+CERTAIN: Final = "*"
+TELLING: Final = 0.02  # steps that differ by less change no third digit that means anything
+
+
+def name_of(pair: Pair) -> str:
+    """`cancel_latency_s p50`; of a mean the metric alone."""
+    return pair.metric if pair.figure == "mean" else f"{pair.metric} {pair.figure}"
+
+
+def cells(comparison: Comparison, pair: Pair) -> dict[str, str]:
+    """The figure in both runs and how they differ, by the head of the column."""
+    unit = pair.unit if pair.unit in SELF_EVIDENT_UNITS else ""
+    mark = CERTAIN if is_sure(pair) else ""
+    values = {
+        side: bounded(comparison.metrics[side][pair.metric], pair.figure, unit=unit)
+        if pair.metric in comparison.metrics[side]
+        else DASH
+        for side in (BASELINE, CANDIDATE)
+    }
+    return {
+        "figure": name_of(pair),
+        **values,
+        "difference": f"{_signed(pair.difference, unit)}{mark}",
+        "95 %": between(pair.difference_ci95, unit) or DASH,
+        "times": times(pair.ratio),
+        "in steps": times(pair.ratio_in_steps),
+    }
+
+
+def steps_differ(comparison: Comparison) -> bool:
+    """Whether a ratio in steps tells more than the ratio itself."""
+    return any(
+        pair.ratio and pair.ratio_in_steps and abs(pair.ratio_in_steps / pair.ratio - 1) > TELLING
+        for pair in comparison.pairs
+    )
+
+
+def not_compared(pairs: Iterable[Pair]) -> dict[str, list[str]]:
+    """By reason, the figures that are not compared."""
+    reasons: dict[str, list[str]] = {}
+    for pair in pairs:
+        if pair.note is not None:
+            reasons.setdefault(pair.note, []).append(name_of(pair))
+    return reasons
+
+
+def times(ratio: float | None) -> str:
+    """ "2.8x", or a dash."""
+    return DASH if ratio is None else f"{number(ratio)}x"
+
+
+def _signed(value: float | None, unit: str) -> str:
+    return ("+" if value is not None and value > 0 else "") + quantity(value, unit)

@@ -1,0 +1,169 @@
+"""Runs as values: what `harness.load_run` gives to a notebook, a script or another program.
+
+A run is read when it is asked for: the manifest and the summary at once, the rows (parquet) with
+the first frame that is looked at. Nothing is computed anew, but for what is a frame of its own
+(`cancellations`) and not in a file.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pandas as pd
+
+from harness.analysis.cancellation import cancellations
+from harness.errors import ConfigError
+from harness.records import Metric
+from harness.store.frames import RunFrames
+from harness.store.manifest import Manifest
+from harness.store.run_folder import RunFolder, open_run, read_judged
+
+FIGURES: Final = ("mean", "p50", "p90", "p95", "p99", "max", "upper95", "lower95")
+
+
+class Arm(msgspec.Struct, frozen=True, kw_only=True):
+    """What one arm shows over all its rounds; a run without arms has one. `not_measurable` gives a
+    reason for each figure that could not be known, `token_counting` what those of tokens rest on.
+    """
+
+    outcomes: dict[str, int]
+    metrics: dict[str, Metric]
+    not_measurable: dict[str, str] = {}
+    token_counting: str | None = None
+
+
+class Run:
+    """One run's folder, read only. Times in frames are integers (ns, monotonic clock of the host).
+
+    `summary` is the content of summary.json; the attributes beside it are the same, typed.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, summary: Mapping[str, Any]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.summary = summary
+        self.arms: dict[str, Arm] = msgspec.convert(summary.get("arms", {}), dict[str, Arm])
+
+    def __repr__(self) -> str:
+        return f"<Run {self.manifest.run_id}: {self.manifest.status}, {self.path}>"
+
+    @cached_property
+    def whole(self) -> Arm:
+        """The run without arms. Raises ConfigError where there are arms."""
+        if self.arms:
+            names = ", ".join(self.arms)
+            raise ConfigError(f"{self.path}: has arms: take one of run.arms ({names})")
+        return msgspec.convert(self.summary, Arm)
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """How many requests ended in each way."""
+        return self.whole.outcomes
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """Every figure that this run could tell, by name. Raises ConfigError where there are arms
+        (`arms` has those of each)."""
+        return self.whole.metrics
+
+    @property
+    def not_measurable(self) -> dict[str, str]:
+        """The others, each with the reason."""
+        return self.whole.not_measurable
+
+    @cached_property
+    def rounds(self) -> "dict[str, Run]":
+        """The runs of all rounds and arms, by `<round>-<arm>`; none where there are no arms."""
+        folder = RunFolder(self.path)
+        return {path.name: load_run(path) for path in folder.runs()} if folder.has_arms else {}
+
+    @cached_property
+    def figures(self) -> pd.DataFrame:
+        """One row a metric (of each arm): arm, metric, unit, n, n_censored, method, bound, and the
+        figures as columns, NaN where one is not known."""
+        arms = self.arms or {"": self.whole}
+        return pd.DataFrame.from_records(
+            [
+                _as_row(arm, name, one)
+                for arm, of in arms.items()
+                for name, one in of.metrics.items()
+            ],
+            columns=["arm", "metric", "unit", "n", "n_censored", "method", "bound", *FIGURES],
+        )
+
+    @cached_property
+    def frames(self) -> RunFrames:
+        """All rows. Raises ConfigError where a file is missing or damaged, and where there are arms
+        (each of `rounds` has its own)."""
+        return self._rows.frames()
+
+    @cached_property
+    def outline(self) -> RunFrames:
+        """All rows, those of requests without `token_times_ns` and `event_tokens`: of a large run
+        an eighth of the memory. Raises ConfigError like `frames`."""
+        return self._rows.frames_without_tokens()
+
+    @property
+    def _rows(self) -> RunFolder:
+        if self.arms:
+            raise ConfigError(f"{self.path}: has arms: take the frames of one of run.rounds")
+        return RunFolder(self.path)
+
+    @property
+    def requests(self) -> pd.DataFrame:
+        """One row a request, as its client saw it (`harness.records.RequestRow`)."""
+        return self.frames.requests
+
+    @property
+    def lifecycle(self) -> pd.DataFrame:
+        """One row an event of the bundled engine's log; empty for another server."""
+        return self.outline.lifecycle
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """One row an engine step; empty for another server."""
+        return self.outline.steps
+
+    @property
+    def server_metrics(self) -> pd.DataFrame:
+        """One row a scraped value."""
+        return self.outline.server_metrics
+
+    @cached_property
+    def cancellations(self) -> pd.DataFrame:
+        """One row an abandoned request: when each stage of its cancel came and how long it took
+        (seconds), what it wasted; see `harness.analysis.cancellation.cancellations`."""
+        return cancellations(self.outline)
+
+
+def load_run(path: str | Path) -> Run:
+    """Read a run's folder.
+
+    Raises ConfigError where it is none, where it was written by a walkaway of another schema
+    version, where a file is damaged, and where the run was cut short before it was judged
+    (`walkaway report` judges it).
+    """
+    folder = open_run(Path(path))
+    manifest, summary = read_judged(folder)
+    try:
+        return Run(folder.path, msgspec.convert(manifest, Manifest), summary)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: its files are damaged: {error}") from error
+
+
+def _as_row(arm: str, name: str, metric: Metric) -> dict[str, Any]:
+    return {
+        "arm": arm,
+        "metric": name,
+        "unit": metric.unit,
+        "n": metric.n,
+        "n_censored": metric.n_censored,
+        "method": metric.method,
+        "bound": metric.bound,
+        **{
+            figure: float("nan") if (value := getattr(metric, figure)) is None else value
+            for figure in FIGURES
+        },
+    }

@@ -1,0 +1,130 @@
+"""Two tables of a summary in words: methods against each other, and counters against the clients.
+
+Used by the terminal and by the report, so that both say the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from harness.analysis.agreement import Agreement
+from harness.analysis.audit import Entry
+from harness.analysis.value import Stage, Value, ValueRow
+from harness.formatting import DASH, SELF_EVIDENT_UNITS, number, quantity
+from harness.records import Difference
+
+AGREEMENT_COLUMNS: Final = (
+    "figure",
+    "method",
+    "exact",
+    "value",
+    "difference (95 %)",
+    "may be off by",
+)
+AUDIT_COLUMNS: Final = ("counter", "due", "told", "verdict")
+
+
+def agreement_cells(one: Agreement) -> tuple[str, ...]:
+    """A row of `AGREEMENT_COLUMNS`; a pair that its rules do not explain is marked."""
+    unit = one.unit if one.unit in SELF_EVIDENT_UNITS else ""
+    return (
+        one.metric,
+        f"{one.method} ({one.n})",
+        quantity(one.exact, unit),
+        quantity(one.value, unit),
+        quantity(one.difference, unit)
+        + _span(one.difference_ci95, unit)
+        + ("" if one.agrees else " !"),
+        DASH if one.bias is None else _span(one.bias, unit).strip(" ()"),
+    )
+
+
+def audit_cells(entry: Entry) -> tuple[str, ...]:
+    """A row of `AUDIT_COLUMNS`."""
+    return (
+        entry.role if entry.name is None else f"{entry.role} ({entry.name})",
+        _due(entry.due),
+        DASH if entry.told is None else number(entry.told),
+        entry.verdict if entry.note is None else f"{entry.verdict}: {entry.note}",
+    )
+
+
+def client_facts(client: Mapping[str, float]) -> Sequence[tuple[str, str]]:
+    """What the clients know, for those who do not read JSON; without what is nothing."""
+    return [(name.replace("_", " "), number(value)) for name, value in client.items() if value]
+
+
+def _span(limits: tuple[float, float] | None, unit: str) -> str:
+    if limits is None:
+        return ""
+    return f" ({quantity(limits[0], unit)} to {quantity(limits[1], unit)})"
+
+
+def _due(due: tuple[float, float | None] | None) -> str:
+    if due is None:
+        return DASH
+    low, high = due
+    if high is None:
+        return f"≥ {number(low)}"
+    return number(low) if low == high else f"{number(low)} to {number(high)}"
+
+
+def steady_in_words(steady: Mapping[str, Any]) -> str:
+    """One sentence about the warm-up."""
+    if not steady:
+        return "not judged"
+    if steady["is_steady"] is None:
+        return str(steady["note"])
+    if not steady["is_steady"]:
+        return f"not steady ({steady['rule']})"
+    throughput = quantity(steady["steady_tps"], "tokens/s")
+    return f"after {quantity(steady['warmup_s'], 's')}, then {throughput} read"
+
+
+STAGE_COLUMNS: Final = ("stage", "what", "p50", "p99", "the source's limits")
+
+
+def value_columns(value: Value) -> tuple[str, ...]:
+    """The heads of the first table."""
+    return ("", value.ignored, value.honoured, "change (95 %)")
+
+
+def value_cells(row: ValueRow) -> tuple[str, ...]:
+    """A row of the first table."""
+    return (
+        row.name,
+        quantity(row.ignored, row.unit),
+        quantity(row.honoured, row.unit),
+        _change(row.change, row.unit),
+    )
+
+
+def stage_cells(stage: Stage) -> tuple[str, ...]:
+    """A row of `STAGE_COLUMNS`."""
+    low, high = stage.source_s
+    return (
+        stage.name,
+        stage.what,
+        quantity(stage.p50, "s"),
+        quantity(stage.p99, "s"),
+        f"{quantity(low, 's')} to {quantity(high, 's')}",
+    )
+
+
+def _change(one: Difference, unit: str) -> str:
+    """The ratio as "-98.7 % (-99.1 to -98.1)"; without one the difference, of shares in percentage
+    points: a percent of a percentage would be read as the ratio."""
+    if one.ratio is not None:
+        shown, limits = f"{_percent(one.ratio)} %", one.ratio_ci95
+        between = "" if limits is None else f" ({_percent(limits[0])} to {_percent(limits[1])})"
+        return shown + between
+    if one.difference is not None:
+        sign = "+" if one.difference > 0 else ""
+        if unit == "ratio":
+            return f"{sign}{number(100 * one.difference)} percentage points"
+        return sign + quantity(one.difference, unit)
+    return DASH
+
+
+def _percent(ratio: float) -> str:
+    change = 100 * (ratio - 1)
+    return f"{'+' if change > 0 else ''}{number(change)}"

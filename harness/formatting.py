@@ -1,0 +1,151 @@
+"""Numbers as people read them: three significant digits and the unit that fits the size."""
+
+import math
+from typing import Final
+
+from harness.records import Difference, Metric, Shift
+
+DASH: Final = "\N{EN DASH}"
+SELF_EVIDENT_UNITS: Final = frozenset({"s", "ratio", "bytes"})  # each figure says ms, %, MiB
+SIGNS: Final = {"lower": "≥ ", "upper": "≤ "}
+NEVER_NEGATIVE: Final = frozenset({"s", "tokens", "steps"})  # of others there may be changes
+# In a metric's name. A unit that a quantity has behind it is not said.
+ABBREVIATIONS: Final = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "tps": "", "rps": ""}
+RATES: Final = {"rps": "per s", "tokens/s": "tokens/s"}
+
+
+def number(value: float) -> str:
+    """Three significant digits; whole numbers from a thousand on keep all theirs."""
+    if value == int(value) or abs(value) >= 1000:
+        return f"{value + 0.0:,.0f}"  # nothing has no sign
+    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def quantity(value: float | None, unit: str) -> str:
+    """`0.0203, "s"` is "20.3 ms". A value that is not there is a dash, never 0."""
+    if value is None or not math.isfinite(value):
+        return DASH
+    if unit == "s":
+        return _duration(value)
+    if unit == "ratio":
+        return f"{number(100 * value)} %"
+    if unit == "bytes":
+        return _bytes(value)
+    if not unit:
+        return number(value)
+    if unit in RATES:
+        return f"{number(value)} {RATES[unit]}"
+    return f"{number(value)} {unit.removesuffix('s') if value == 1 else unit}"
+
+
+def _duration(seconds: float) -> str:
+    size = abs(seconds)
+    if size == 0:
+        return "0 s"
+    if size < 1e-3:
+        return f"{number(seconds * 1e6)} µs"
+    if size < 1:
+        return f"{number(seconds * 1e3)} ms"
+    if size < 120:
+        return f"{number(seconds)} s"
+    return f"{number(seconds / 60)} min"
+
+
+def _bytes(value: float) -> str:
+    for name, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(value) >= size:
+            return f"{number(value / size)} {name}"
+    return f"{number(value)} B"
+
+
+def spoken(metric: str, figure: str) -> str:
+    """A figure's name in a sentence: "cancel latency p50", "TTFT p99"; of a mean the metric
+    alone."""
+    parts = (ABBREVIATIONS.get(part, part) for part in metric.removesuffix("_s").split("_"))
+    words = " ".join(part for part in parts if part)
+    return words if figure == "mean" else f"{words} {figure}"
+
+
+def figure_of(metric: Metric, name: str, *, unit: str | None = None) -> str:
+    """One figure of a metric (`p99`, `mean`); one that lies among the censored reads "> 2 s"."""
+    shown_unit = metric.unit if unit is None else unit
+    value, bound = getattr(metric, name), metric.lower_bounds.get(name)
+    if value is None and bound is not None:
+        return f"> {quantity(bound, shown_unit)}"
+    return quantity(value, shown_unit)
+
+
+def bounded(metric: Metric, name: str, *, unit: str | None = None) -> str:
+    """The same with the sign of its bound: "≤ 20 ms" is no more than that. Of a mean of which only
+    a limit is known, the limit."""
+    if name == "mean" and is_only_limited(metric):
+        return f"≤ {quantity(metric.upper95, metric.unit if unit is None else unit)}"
+    sign = SIGNS.get(metric.bound, "") if getattr(metric, name) is not None else ""
+    return sign + figure_of(metric, name, unit=unit)
+
+
+def is_only_limited(metric: Metric) -> bool:
+    """Whether all that is known of the mean is what it does not exceed."""
+    return metric.mean is None and metric.bound == "upper" and metric.upper95 is not None
+
+
+def is_p99_the_largest(metric: Metric) -> bool:
+    """Whether p99 is no more than the largest value: of fewer than a hundred it always is."""
+    return metric.p99 is not None and metric.n < 100 and metric.p99 == metric.max
+
+
+def shift_in_words(name: str, arm: str, reference: str, shift: Shift, unit: str) -> str | None:
+    """ "ttft_s of each request: on against off -12 ms (-20 to -3 ms), larger in 41 % of pairs".
+
+    None where too little is known for that."""
+    if shift.superiority is None:
+        return None
+    how_often = f"larger in {quantity(shift.superiority, 'ratio')} of pairs"
+    parts = [how_often]
+    if shift.shift is not None:
+        sign = "+" if shift.shift > 0 else ""
+        limits = between(shift.shift_ci95, unit)
+        sure = "" if limits is None else f" ({limits})"
+        parts.insert(0, f"{sign}{quantity(shift.shift, unit)}{sure}")
+    endless = shift.n_censored, shift.n_reference_censored
+    if any(endless):
+        parts.append(f"without an end {endless[0]:,} and {endless[1]:,}")
+    return f"{name} of each request: {arm} against {reference} {', '.join(parts)}"
+
+
+def difference_in_words(one: Difference) -> str:
+    """ "on / off = 0.41 (0.35 to 0.48), 5 rounds"; where there is no ratio, the difference."""
+    what, value, limits = f"{one.arm} / {one.reference}", one.ratio, one.ratio_ci95
+    if value is None:
+        what = f"{one.arm} - {one.reference}"
+        value, limits = one.difference, one.difference_ci95
+    shown = DASH if value is None else number(value)
+    shown_limits = "" if limits is None else f" ({number(limits[0])} to {number(limits[1])})"
+    return f"{what} = {shown}{shown_limits}, {quantity(one.n, 'rounds')}"
+
+
+def interval(metric: Metric, name: str, *, unit: str | None = None) -> str | None:
+    """The 95 % interval of a figure, or None where there is none: "1.5 to 2 ms".
+
+    A bound has none: how far the true value lies beyond it is not known. That of a time or of
+    tokens begins at 0 at the earliest: a mean's, symmetrical, may reach below.
+    """
+    if metric.bound != "point":
+        return None
+    limits: tuple[float, float] | None = getattr(metric, f"{name}_ci95", None)
+    may_clip = metric.unit in NEVER_NEGATIVE and (getattr(metric, name) or 0.0) >= 0.0
+    if limits is not None and may_clip:
+        limits = max(limits[0], 0.0), limits[1]
+    return between(limits, metric.unit if unit is None else unit)
+
+
+def between(limits: tuple[float, float] | None, unit: str) -> str | None:
+    """`(0.0015, 0.002), "s"` is "1.5 to 2 ms"; None where there are no limits."""
+    if limits is None:
+        return None
+    low, high = (quantity(limit, unit) for limit in limits)
+    low_number, _, low_unit = low.partition(" ")
+    is_same_unit = bool(low_unit) and low_unit == high.partition(" ")[2]
+    return f"{low_number if is_same_unit else low} to {high}"

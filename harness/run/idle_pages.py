@@ -1,0 +1,156 @@
+"""The metrics pages while nothing runs: before the load, once all is settled, and a while later.
+
+They are read then also where nothing is scraped while the load runs.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Final
+
+import httpx
+
+from harness.collect.scrape import read_roles, read_samples
+from harness.collect.source import Notes, SourceError
+from harness.records import GAUGES, MetricSample, StepRow
+from harness.workload.load import AbandonSettings
+from harness.workload.target import Target
+from harness.workload.workload import SettleSettings, Workload
+
+# Counters that move as long as anything is computed.
+_OF_WORK = ("decode_calls", "generated_tokens")
+
+_WITHOUT_A_WORD = ("stop_reading", "vanish")
+
+# One scrape may fall between two requests, or between an abort and the next gauge update.
+CALM_SCRAPES = 3
+
+
+def settle_seconds(target: Target, settings: SettleSettings, step_s: float | None) -> float:
+    """The target's settle time, or the workload's: seconds or steps, whichever is longer."""
+    seconds = target.settle_s if settings.seconds is None else settings.seconds
+    steps = target.settle_steps if settings.steps is None else settings.steps
+    if steps is None or step_s is None:
+        return seconds
+    return max(seconds, steps * step_s)
+
+
+def leaves_in_silence(workload: Workload) -> bool:
+    """Do some of its users leave without a word?"""
+    load = workload.load
+    return isinstance(load, AbandonSettings) and any(
+        entry.way in _WITHOUT_A_WORD for entry in load.leavers
+    )
+
+
+def silence_seconds(target: Target, workload: Workload) -> float:
+    """How much longer where users leave without a word: a server learns of them only when what it
+    sends them does not get through for so long."""
+    chosen_s = workload.settle.silence_seconds
+    if not leaves_in_silence(workload):
+        return 0.0
+    return (target.silence_s or 0.0) if chosen_s is None else chosen_s
+
+
+def typical_step_s(steps: Sequence[StepRow], latest: int = 500) -> float | None:
+    """Median duration of the latest steps; None before the first."""
+    if not steps:
+        return None
+    return median((row.ended_ns - row.started_ns) / 1e9 for row in steps[-latest:])
+
+
+def may_end_early(target: Target) -> bool:
+    """Only where the gauges can be believed at any time does "back to before" mean idle."""
+    trusted = [target.metrics[role].trust for role in target.metrics if role in GAUGES]
+    return bool(trusted) and all(trust == "exact" for trust in trusted)
+
+
+def is_back(before: Mapping[str, float], now: Mapping[str, float]) -> bool:
+    """Has every gauge that was read before the load the same value again?"""
+    gauges = [role for role in GAUGES if role in before]
+    return bool(gauges) and all(now.get(role) == before[role] for role in gauges)
+
+
+def may_be_at_work(
+    before: Mapping[str, float], after: Mapping[str, float], later: Mapping[str, float]
+) -> bool:
+    """Does somebody still hold a slot after the settle time, while no counter has moved since that
+    would tell whether anything is computed for them?"""
+    is_held = after.get("running", 0.0) > before.get("running", 0.0)
+    return is_held and all(later.get(role) == after.get(role) for role in _OF_WORK)
+
+
+class CalmWatch:
+    """Counts the scrapes in a row that show every gauge as it was before the load."""
+
+    def __init__(self, before: Mapping[str, float]) -> None:
+        self._before = before
+        self._last_ns: int | None = None
+        self._calm = 0
+
+    def is_calm(self, scraped_ns: int, gauges: Mapping[str, float]) -> bool:
+        """Take in a scrape (the same one again changes nothing): were there enough?"""
+        if scraped_ns != self._last_ns:
+            self._last_ns = scraped_ns
+            self._calm = self._calm + 1 if is_back(self._before, gauges) else 0
+        return self._calm >= CALM_SCRAPES
+
+
+LATER_S: Final = 1.0  # after the last idle reading: a ghost has counted tokens by then
+
+
+class IdlePages:
+    """Reads them for one run. What cannot be read is a warning, not an error.
+
+    `names_read`: the metrics that were ever seen on them.
+    """
+
+    def __init__(
+        self,
+        client: httpx.Client,
+        urls: list[str],
+        target: Target,
+        *,
+        notes: Notes,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self.urls = urls
+        self.names_read: set[str] = set()
+        self._client = client
+        self._target = target
+        self._notes = notes
+        self._clock_ns = clock_ns
+
+    def samples(self) -> list[MetricSample] | None:
+        """All that they show; None where there is no page, or one cannot be read."""
+        if not self.urls:
+            return None
+        try:
+            samples = read_samples(self._client, self.urls, clock_ns=self._clock_ns)
+        except SourceError as error:
+            self._notes.warn(str(error))
+            return None
+        self.names_read |= {sample.name for sample in samples}
+        return samples
+
+    def roles(self) -> dict[str, float]:
+        """What they show of the quantities that the target maps, by role."""
+        return read_roles(self.samples() or [], self._target.metrics)
+
+    def roles_later(
+        self,
+        before: dict[str, float],
+        after: dict[str, float],
+        *,
+        pause: Callable[[float], None],
+        interrupted: Callable[[], bool],
+    ) -> dict[str, float]:
+        """Once more, after the reading `after` the load: as soon as they show work, or when a step
+        must have ended."""
+        until_ns = self._clock_ns() + int(self._target.longest_step_s * 1e9)
+        while True:
+            pause(LATER_S)
+            later = self.roles()
+            is_over = self._clock_ns() >= until_ns or interrupted()
+            if is_over or not may_be_at_work(before, after, later):
+                return later

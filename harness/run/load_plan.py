@@ -1,0 +1,261 @@
+"""The load as its process will be told it: short forms written out, files read, and whatever
+cannot happen on this server refused before anything is sent.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pandas as pd
+
+from harness.errors import ConfigError
+from harness.load.client_process import PROGRAM
+from harness.run.idle_pages import leaves_in_silence
+from harness.run.server import Server
+from harness.workload.arrivals import ClosedArrivals
+from harness.workload.load import (
+    AbandonSettings,
+    CancelStormSettings,
+    ChunkFrontierSettings,
+    SlotRecoverySettings,
+)
+from harness.workload.mix import FileEntry, MixEntry, NeverEntry, slice_values
+from harness.workload.plan import Load
+from harness.workload.target import Target
+from harness.workload.values import MOST_TOKENS
+from harness.workload.workload import Workload
+
+MOST_NUMBERS: Final = 100_000
+
+
+def read_token_counts(path: Path, column: str | None) -> list[int]:
+    """All numbers of the file, in its order. Raises ConfigError."""
+    values = _read_lines(path) if column is None else _read_column(path, column)
+    if not values:
+        raise ConfigError(f"{path}: holds no numbers of tokens")
+    if len(values) > MOST_NUMBERS:
+        raise ConfigError(f"{path}: holds {len(values)} numbers; at most {MOST_NUMBERS} are taken")
+    return [_parse(value, path, place) for place, value in enumerate(values, start=1)]
+
+
+def _read_lines(path: Path) -> list[str]:
+    if path.suffix in (".csv", ".parquet"):
+        raise ConfigError(f"{path}: say with `column` which of its columns is meant")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _read_column(path: Path, column: str) -> list[str]:
+    try:
+        # As text: a number must not change on its way through a float.
+        table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, dtype=str)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    if column not in table.columns:
+        names = ", ".join(str(name) for name in table.columns)
+        raise ConfigError(f"{path}: has no column {column!r}; it has: {names}")
+    return [str(value) for value in table[column]]
+
+
+def _parse(value: str, path: Path, place: int) -> int:
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not number.is_integer() or not 0 <= number <= MOST_TOKENS:
+        raise ConfigError(
+            f"{path}: entry {place} is {value!r}, not a number of tokens from 0 to {MOST_TOKENS}"
+        )
+    return int(number)
+
+
+def make_load(workload: Workload, target: Target, server: Server, folder: Path) -> Load:
+    """Resolve the load. Files are looked for in `folder`. Raises ConfigError."""
+    values = workload.load.model_dump()
+    if isinstance(workload.load, AbandonSettings):
+        _check_ways(workload.load.leavers, target)
+        _check_queue(workload, server)
+        _check_canaries(workload)
+        values["mix"] = _slices(workload.load, folder)
+    elif isinstance(workload.load, CancelStormSettings):
+        _check_storm(workload.load, server)
+    elif isinstance(workload.load, ChunkFrontierSettings):
+        _check_bystanders(workload.load, server)
+    elif isinstance(workload.load, SlotRecoverySettings):
+        _check_slots(workload.load, server)
+        if workload.load.slots is None:
+            values["slots"] = _ask_slots(workload, target, server)
+    load: Load = msgspec.convert(values, type=Load)
+    return load
+
+
+def check_files(workload: Workload, folder: Path) -> None:
+    """Read the files that the load names, so that a mistake in them is said before any start.
+
+    Raises ConfigError.
+    """
+    if isinstance(workload.load, AbandonSettings):
+        _slices(workload.load, folder)
+
+
+def load_notes(workload: Workload, target: Target, server: Server) -> list[str]:
+    """What should be known of this load on this server to read its figures."""
+    load = workload.load
+    notes: list[str] = []
+    if not isinstance(load, AbandonSettings):
+        return notes
+    tells_queue = server.config is not None or "waiting" in target.metrics
+    if _is_planned(load, "queued") and not tells_queue:
+        notes.append(
+            "this server tells nothing of its queue: whether those who left as planned while "
+            "queued had waited there is not known"
+        )
+    if (note := _silence_note(workload, target)) is not None:
+        notes.append(note)
+    if not target.extra_body.get("ignore_eos"):
+        notes.append(
+            f"kind {target.name} is not known to honour `ignore_eos`: an answer may end before "
+            "its user leaves"
+        )
+    return notes
+
+
+def _silence_note(workload: Workload, target: Target) -> str | None:
+    settle = workload.settle
+    is_known = target.silence_s is not None or settle.silence_seconds is not None
+    if is_known or not leaves_in_silence(workload):
+        return None
+    settle_s = target.settle_s if settle.seconds is None else settle.seconds
+    return (
+        f"when a server of kind {target.name} gives up a client that left without a word "
+        f"(stop_reading, vanish) is not known: it is watched for the settle time, {settle_s:g} s, "
+        "and whoever is still there then counts as forgotten; `settle.silence_seconds` watches "
+        "longer"
+    )
+
+
+def prompt_salt(server: Server, *, run_id: str, created_at: str) -> str:
+    """What makes this run's prompts other than those of any other run and arm.
+
+    A server that was there before may have answered the same seed already, and remember: it would
+    answer from its prefix cache. One that is started for the run has nothing to remember.
+    """
+    return "" if server.engine is not None else f"{created_at}/{run_id}/"
+
+
+def _slices(load: AbandonSettings, folder: Path) -> list[dict[str, Any]]:
+    """The mix with those who stay in it: the shares of all entries sum to 1."""
+    counts = {
+        folder / entry.file: _read_counts(entry, folder / entry.file, load.answer_tokens)
+        for entry in load.leavers
+        if isinstance(entry, FileEntry)
+    }
+    slices = []
+    total = sum(entry.weight for entry in load.leavers)
+    for entry in load.leavers:
+        weight = entry.weight / total * (1 - load.stay_share)
+        slices.append(slice_values(entry, counts, folder) | {"weight": weight})
+    if load.stay_share > 0:
+        stay = NeverEntry(plan="never", weight=load.stay_share)
+        slices.append(slice_values(stay, counts, folder))
+    return slices
+
+
+def _read_counts(entry: FileEntry, path: Path, answer_tokens: int) -> list[int]:
+    numbers = read_token_counts(path, entry.column)
+    if max(numbers) >= entry.n * answer_tokens:
+        raise ConfigError(
+            f"{path}: goes up to {max(numbers)} tokens, but an answer has "
+            f"{entry.n * answer_tokens} (`load.answer_tokens`): nobody can leave one that is over"
+        )
+    return numbers
+
+
+def _is_planned(load: AbandonSettings, plan: str) -> bool:
+    return any(entry.model_dump()["plan"] == plan for entry in load.leavers)
+
+
+def _check_ways(leavers: Sequence[MixEntry], target: Target) -> None:
+    ways = {entry.way for entry in leavers if not isinstance(entry, NeverEntry)}
+    if "cancel" in ways and target.cancel_path is None:
+        raise ConfigError(
+            f"way `cancel`: servers of kind {target.name} have no cancel endpoint; give the "
+            "target's file a `cancel_path`, or take another way"
+        )
+    if "killed" in ways and shutil.which(PROGRAM) is None:
+        raise ConfigError(f"way `killed` needs the program `{PROGRAM}`, which is not on the PATH")
+
+
+def _check_queue(workload: Workload, server: Server) -> None:
+    """Nobody waits where everybody has a slot; how many come in an open loop nobody knows."""
+    assert isinstance(workload.load, AbandonSettings)
+    if not isinstance(workload.arrivals, ClosedArrivals):
+        return
+    slots, users = _slots_of(server), workload.run.users
+    if slots is not None and _is_planned(workload.load, "queued") and users <= slots:
+        raise ConfigError(
+            f"plan `queued` needs more users than batch slots, or nobody waits: `run.users` is "
+            f"{users} and the server has {slots} slots"
+        )
+
+
+def _check_canaries(workload: Workload) -> None:
+    assert isinstance(workload.load, AbandonSettings)
+    canaries, users = workload.load.canaries, workload.run.users
+    if canaries >= users and canaries:
+        raise ConfigError(
+            f"`load.canaries` is {canaries} of `run.users`, {users}: the canaries are among the "
+            "users, and there must be others beside them"
+        )
+
+
+def _check_storm(load: CancelStormSettings, server: Server) -> None:
+    """A wave leaves when each of its streams has read something, so each must have a slot."""
+    slots, streams = _slots_of(server), load.streams + load.stayers
+    if slots is not None and streams > slots:
+        raise ConfigError(
+            f"`load.streams` + `load.stayers` are {streams}, but the server has {slots} slots: "
+            "the storm would wait for those in the queue for ever"
+        )
+
+
+def _check_bystanders(load: ChunkFrontierSettings, server: Server) -> None:
+    """A long prompt that waits for a slot tells nothing of its prefill."""
+    slots = _slots_of(server)
+    if slots is not None and load.bystanders >= slots:
+        raise ConfigError(
+            f"`load.bystanders` is {load.bystanders}, but the server has {slots} slots: none is "
+            "left for the long prompts"
+        )
+
+
+def _slots_of(server: Server) -> int | None:
+    """As the server tells it, or as it was found by trying; None where nobody knows."""
+    told = (server.config or {}).get("max_num_seqs", server.slots_found)
+    return None if told is None else int(told)
+
+
+def _check_slots(load: SlotRecoverySettings, server: Server) -> None:
+    """The probe must wait for the one slot that is left, so all of them must be known."""
+    told = _slots_of(server)
+    if load.slots is not None and told is not None and load.slots != told:
+        raise ConfigError(
+            f"`load.slots` is {load.slots}, but the server says that it has {told}: leave "
+            "`load.slots` out, or start the server with as many"
+        )
+
+
+def _ask_slots(workload: Workload, target: Target, server: Server) -> int:
+    if target.slots_from == "config" and server.config is not None:
+        return int(server.config["max_num_seqs"])
+    if server.slots_found is not None:
+        return server.slots_found
+    raise ConfigError(
+        f"workload {workload.name}: a server of kind {target.name} does not tell how many batch "
+        f"slots it has, and trying it out showed no limit; say so with --set load.slots=N"
+    )

@@ -1,0 +1,209 @@
+"""The load, run in a process of its own and watched while it goes on."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, suppress
+from importlib.resources import files
+from itertools import count
+
+import psutil
+
+from harness.errors import TargetError
+from harness.formatting import quantity
+from harness.load.rows import ShardReader
+from harness.records import ClientSample, ProcessMark, RequestRow
+from harness.run.process import Child, python_module
+from harness.run.progress import Snapshot
+from harness.run.schedule import describe_open_loop
+from harness.store.run_folder import RunFolder
+from harness.workload.plan import (
+    AbandonLoad,
+    CancelStormLoad,
+    ChunkFrontierLoad,
+    LoadPlan,
+    SlotRecoveryLoad,
+)
+
+LOOPBACK = "127.0.0.1"
+WATCH_S = 0.2
+CHECK_EVERY = 5  # of these turns
+LAGS_SHOWN = 100  # of the latest: some seconds
+HOURS_FROM_S = 7200  # up to here a time is told in seconds
+GRACE_S = 60.0  # to come up and to go down, beside the plan's own time
+LAST_ROWS_S = 10.0  # a worker with nothing more to do than to write takes a moment
+LAST_ROWS_POLL_S = 0.02
+
+
+def load_command(folder: RunFolder, processes: int) -> list[str]:
+    """Locust without a web page, with the plan that lies in the run's folder.
+
+    With several processes Locust starts them itself: one that has no users and tells the others
+    when to begin and to end, and so many that have. A dead one's users come back in the others.
+    """
+    locustfile = str(files("workloads") / "locustfile.py")
+    return python_module(
+        "locust",
+        *("-f", locustfile, "--headless", "--only-summary"),
+        *("--walkaway-plan", str(folder.load_plan), "--walkaway-exit-with", "0"),
+        *(together(processes) if processes > 1 else ()),
+    )
+
+
+def together(processes: int) -> list[str]:
+    """Locust's options for a master and so many workers, on this machine."""
+    port = _free_port()
+    return [
+        *("--processes", str(processes), "--enable-rebalancing"),
+        *("--master-bind-host", LOOPBACK, "--master-bind-port", port, "--master-port", port),
+        *("--expect-workers-max-wait", f"{GRACE_S:.0f}"),
+    ]
+
+
+def _free_port() -> str:
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        return str(listener.getsockname()[1])
+
+
+def run_load(
+    plan: LoadPlan,
+    folder: RunFolder,
+    *,
+    until_settled: ExitStack,
+    check_server: Callable[[], None],
+    watch: Callable[[str, int], None],
+    show: Callable[[Snapshot], None],
+    interrupted: Callable[[], bool],
+) -> None:
+    """Run the load process to its end, or until interrupted. Its rows lie in shards then.
+
+    The connections that its users left open are reset when `until_settled` is closed.
+
+    `check_server` raises when there is no use in going on, `watch` is told the name and the id of
+    each process. Raises TargetError when the load process dies or hangs.
+    """
+    shards = ShardReader(folder.shards, RequestRow)
+    marks = ShardReader(folder.shards, ProcessMark)
+    samples = ShardReader(folder.shards, ClientSample)
+    counts: Counter[str] = Counter()
+    lags: deque[int] = deque(maxlen=LAGS_SHOWN)
+    started_s = time.monotonic()
+    command = load_command(folder, plan.processes)
+    load = Child("load", command, folder.log("load"))
+    until_settled.callback(end_workers, folder, load.pid)
+    until_settled.enter_context(load)
+    watch("load", load.pid)
+    for turn in count(1):
+        code = load.wait(WATCH_S)
+        if code == 0:  # the load is over when its workers are
+            let_workers_end(folder, load.pid, interrupted=interrupted)
+        if code == 0 or interrupted():
+            return
+        if code is not None:
+            raise TargetError(f"the load process ended with code {code}:\n{load.tail()}")
+        if turn % CHECK_EVERY == 0:
+            check_server()
+        elapsed_s = time.monotonic() - started_s
+        if elapsed_s > plan.max_seconds + plan.timeouts.next_byte_s + GRACE_S:
+            raise TargetError(f"the load process did not end in time:\n{load.tail()}")
+        for mark in marks.read_new():
+            if mark.pid != load.pid:
+                watch(f"load {mark.worker}", mark.pid)
+        rows = shards.read_new()
+        counts.update(row.outcome.value for row in rows)
+        lags.extend(sample.lag_ns for sample in samples.read_new())
+        show(_snapshot(plan, elapsed_s, counts, rows, lags))
+
+
+def _pause(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
+def let_workers_end(
+    folder: RunFolder,
+    session: int,
+    *,
+    interrupted: Callable[[], bool] = lambda: False,
+    clock_s: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = _pause,
+) -> set[int]:
+    """Wait for the last rows of each worker of this session that has not said that it ended and is
+    not gone; those that did not end in time.
+
+    Locust's master does not wait for its workers: a slow one may still write when it has ended.
+    """
+    marks = ShardReader(folder.shards, ProcessMark)
+    at_work: set[int] = set()
+    deadline_s = clock_s() + LAST_ROWS_S
+    while True:
+        for mark in marks.read_new():
+            (at_work.add if mark.event == "began" else at_work.discard)(mark.pid)
+        at_work = {pid for pid in at_work if _is_running(pid, session)}
+        if not at_work or interrupted() or clock_s() >= deadline_s:
+            return at_work
+        pause(LAST_ROWS_POLL_S)
+
+
+def end_workers(folder: RunFolder, session: int) -> None:
+    """Nothing outlives its run: who does not end by itself is killed, and told as one that died."""
+    for pid in let_workers_end(folder, session):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _is_running(pid: int, session: int) -> bool:
+    """A number that another process has by now is none of ours."""
+    try:
+        return os.getsid(pid) == session and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return False
+
+
+def describe_load(plan: LoadPlan) -> str:
+    """One line about what is going to happen."""
+    text = _described(plan)
+    return text if plan.processes == 1 else f"{text}, in {plan.processes} processes"
+
+
+def _described(plan: LoadPlan) -> str:
+    if plan.open_loop is not None:
+        return f"load: {describe_open_loop(plan.open_loop)}"
+    users = quantity(plan.users, "users")
+    match plan.load:
+        case AbandonLoad(stop_after_abandons=None):
+            return f"load: {users} for {_time(plan.max_seconds)}"
+        case AbandonLoad(stop_after_abandons=enough):
+            most = _time(plan.max_seconds)
+            return f"load: {users} until {enough} have walked away, at most {most}"
+        case SlotRecoveryLoad(slots=slots, trials=trials):
+            return f"load: {slots} slots, {trials} trials of each arm"
+        case ChunkFrontierLoad(bystanders=others, pairs=pairs):
+            return f"load: {others} bystanders, {pairs} long prompts read and as many abandoned"
+        case CancelStormLoad(streams=streams, storms=storms):
+            return f"load: {storms} storms, in each of which {streams} streams are left at once"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < HOURS_FROM_S else f"{seconds / 3600:.3g} h"
+
+
+def _snapshot(
+    plan: LoadPlan,
+    elapsed_s: float,
+    counts: Counter[str],
+    rows: Sequence[RequestRow],
+    lags: Collection[int],
+) -> Snapshot:
+    enough = plan.load.stop_after_abandons if isinstance(plan.load, AbandonLoad) else None
+    return Snapshot(
+        elapsed_s=elapsed_s,
+        limit_s=plan.max_seconds,
+        outcomes=dict(counts),
+        stop_after_abandons=enough,
+        left_ns={row.request_id: row.abandoned_ns for row in rows if row.abandoned_ns is not None},
+        client_lag_s=max(lags) / 1e9 if lags else None,
+    )

@@ -1,0 +1,407 @@
+"""The measuring part of a run: find the server, start the collector, let the load run, let settle.
+
+Each step leaves its mark in the manifest, so that it tells at any moment how far the run came.
+"""
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import httpx
+import msgspec
+
+from harness.collect.collector import Collector, Scraping
+from harness.collect.gpu import NoGpu, open_gpu_sampler
+from harness.collect.scrape import find_unseen, read_roles
+from harness.collect.source import News, Notes, jittered
+from harness.errors import InterruptedRunError
+from harness.http_client import http_client
+from harness.records import LifecycleEvent
+from harness.run.idle_pages import (
+    CalmWatch,
+    IdlePages,
+    may_end_early,
+    settle_seconds,
+    silence_seconds,
+    typical_step_s,
+)
+from harness.run.load_plan import load_notes, prompt_salt
+from harness.run.load_process import describe_load, run_load
+from harness.run.preflight import Enquiry
+from harness.run.process import Child
+from harness.run.progress import Interruption, Progress, Snapshot
+from harness.run.run_config import ResolvedOrder, make_load_plan
+from harness.run.schedule import count_arrivals, open_loop_notes
+from harness.run.server import (
+    Server,
+    attach,
+    choose_runner,
+    engine_command,
+    started_command,
+    started_engine,
+)
+from harness.store.manifest import IdleReading, Manifest, ScheduledArrivals, find_hardware
+from harness.store.run_folder import RunFolder, RunRows
+from harness.workload.arms import unused_engine_settings
+from harness.workload.plan import LoadPlan, write_plan
+
+
+def find_server(
+    resolved: ResolvedOrder,
+    log: Path,
+    stack: ExitStack,
+    *,
+    client: httpx.Client,
+    notes: Notes,
+    progress: Progress,
+    interruption: Interruption,
+) -> Server:
+    """A server that answers. One that is started writes into `log` and ends with the `stack`.
+
+    Raises TargetError, ConfigError and InterruptedRunError.
+    """
+    order, command = resolved.order, resolved.order.target_command
+    engine: Child | None = None
+    if resolved.url is None and command is None:
+        engine, url = _start_ours(resolved, log, stack, notes, progress, interruption)
+        return attach(url, resolved.target, model=order.model, client=client, engine=engine)
+    if (note := unused_engine_settings(resolved.workload)) is not None:
+        notes.add(note)
+    if command is not None:
+        progress.phase(f"starting {command[0]}")
+        started = started_command(
+            command,
+            log,
+            client=client,
+            ready_s=order.ready_s,
+            interrupted=lambda: interruption.requested,
+        )
+        engine, url = stack.enter_context(started)
+    else:
+        assert resolved.url is not None
+        url = resolved.url
+        progress.phase(f"connecting to {url}")
+    return attach(url, resolved.target, model=order.model, client=client, engine=engine)
+
+
+def _start_ours(
+    resolved: ResolvedOrder,
+    log: Path,
+    stack: ExitStack,
+    notes: Notes,
+    progress: Progress,
+    interruption: Interruption,
+) -> tuple[Child, str]:
+    settings = resolved.workload.engine
+    runner = choose_runner(settings)
+    if settings.runner == "auto" and runner == "simulated":
+        text = "torch is not installed: the engine simulates its model (steps of a set length)"
+        notes.add(text)
+        progress.phase(text)
+    progress.phase(f"starting the reference engine ({runner} runner)")
+    command = engine_command(settings, runner, model=resolved.order.model)
+    return stack.enter_context(
+        started_engine(command, log, interrupted=lambda: interruption.requested)
+    )
+
+
+MOST_REMEMBERED: Final = 1000
+FORGOTTEN_NS: Final = 10_000_000_000  # who was freed so long ago had not left, but was answered
+
+
+class LatencySoFar:
+    """The cancel latency of those who left, from their t0 and the engine's own log.
+
+    Its state: who left and is not yet known to be freed, the other way round, and the latest
+    latencies. A request that is never freed stays among the first and is in no latency: the live
+    figure knows nothing of ghosts.
+    """
+
+    def __init__(self) -> None:
+        self._left_ns: dict[str, int] = {}
+        self._freed_ns: dict[str, int] = {}
+        self._latest_s: deque[float] = deque(maxlen=MOST_REMEMBERED)
+
+    def add(self, left_ns: Mapping[str, int], new: Sequence[LifecycleEvent]) -> None:
+        """Who left since the last call, with their t0, and what has come to the log since."""
+        self._left_ns |= left_ns
+        for event in new:
+            if event.event == "blocks_freed" and event.client_request_id is not None:
+                self._freed_ns[event.client_request_id] = event.t_ns
+        for request in self._left_ns.keys() & self._freed_ns.keys():
+            self._latest_s.append((self._freed_ns.pop(request) - self._left_ns.pop(request)) / 1e9)
+        if new:
+            self._forget(new[-1].t_ns - FORGOTTEN_NS)
+
+    @property
+    def typical_s(self) -> float | None:
+        """The median of the latest; None while there is none."""
+        return median(self._latest_s) if self._latest_s else None
+
+    def _forget(self, before_ns: int) -> None:
+        old = takewhile(lambda freed: freed[1] < before_ns, self._freed_ns.items())
+        for request, _ in list(old):
+            del self._freed_ns[request]
+
+
+SETTLE_POLL_S = 0.02
+
+
+class Measurement:
+    """One measurement in progress.
+
+    Its state is the manifest, filled in step by step, and the collector, once there is one. Both
+    belong to the main thread; what the collector's threads write is read when they have ended.
+    """
+
+    def __init__(
+        self,
+        resolved: ResolvedOrder,
+        folder: RunFolder,
+        manifest: Manifest,
+        progress: Progress,
+        interruption: Interruption,
+        *,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+        run_load: Callable[..., None] = run_load,
+    ) -> None:
+        self.manifest = manifest
+        self.notes = Notes()
+        self._resolved = resolved
+        self._target = resolved.target
+        self._folder = folder
+        self._progress = progress
+        self._interruption = interruption
+        self._clock_ns = clock_ns
+        self._run_load = run_load
+        self._collector: Collector | None = None
+        self._pages: IdlePages | None = None
+        self._is_exact = resolved.target.lifecycle and resolved.workload.collect.exact
+
+    def rows(self) -> RunRows:
+        """What the collector gathered, and a note of the metrics that the server never showed."""
+        if self._collector is None:
+            return RunRows()
+        names = set(self._collector.names_seen())
+        if self._pages is not None:
+            names |= self._pages.names_read
+        if names:
+            unseen = find_unseen(names, self._target.metrics)
+            if 0 < len(unseen) < len(self._target.metrics):  # without any the start has warned
+                missing = (f"{self._target.metrics[role].name} ({role})" for role in unseen)
+                self.notes.add(f"the server shows no metric {', '.join(missing)}")
+        return self._collector.rows()
+
+    def events_since(self, seen: int) -> News[LifecycleEvent]:
+        """What has come to the server's log after so many of its events."""
+        return News([], seen) if self._collector is None else self._collector.lifecycle.since(seen)
+
+    def gauges(self) -> dict[str, float]:
+        """The last scrape, by role; where nothing was scraped, what the latest step tells."""
+        if self._collector is None:
+            return {}
+        if scrape := self._collector.latest_scrape():
+            return read_roles(scrape, self._target.metrics)
+        steps = self._collector.steps.latest()[-1:]
+        return {"running": steps[0].num_running, "waiting": steps[0].num_waiting} if steps else {}
+
+    def step_s(self) -> float | None:
+        """How long a step of the engine typically took so far; None where it tells of none."""
+        return None if self._collector is None else typical_step_s(self._collector.steps.latest())
+
+    def take(self) -> None:
+        """Do it all. Raises TargetError, InterruptedRunError and ConfigError; `manifest` and `rows`
+        hold then what there was up to there."""
+        with ExitStack() as stack:
+            client = stack.enter_context(self._client(10.0))
+            server = find_server(
+                self._resolved,
+                self._folder.log("engine"),
+                stack,
+                client=client,
+                notes=self.notes,
+                progress=self._progress,
+                interruption=self._interruption,
+            )
+            enquiry = self._enquiry(client)
+            urls = enquiry.note_target(server)
+            pages = self._pages = IdlePages(
+                client, urls, self._target, notes=self.notes, clock_ns=self._clock_ns
+            )
+            server = enquiry.with_slots(server)
+            first = enquiry.with_lengths(self._plan_load(server))
+            self._folder.load_plan.touch(mode=0o600)  # its headers may hold a secret
+            write_plan(first, self._folder.load_plan)
+            if self._is_exact:
+                enquiry.note_clock(server)
+            enquiry.read_first(pages)
+            self._folder.write_manifest(self.manifest)
+            with self._collect(stack, server, urls) as collector:
+                for number in range(loops := self._resolved.workload.run.loops):
+                    plan = msgspec.structs.replace(first, seed=first.seed + number)
+                    self._loop(plan, server, collector, pages, is_last=number == loops - 1)
+            enquiry.probe(server)
+
+    def _loop(
+        self,
+        plan: LoadPlan,
+        server: Server,
+        collector: Collector,
+        pages: IdlePages,
+        *,
+        is_last: bool,
+    ) -> None:
+        with ExitStack() as until_settled:
+            self._load(plan, server, collector, until_settled)
+            self._settle(collector)
+            server.check_alive()
+            self._read_settled(pages, is_last=is_last)
+            self.manifest.window.held_until_ns.append(self._clock_ns())
+
+    def _client(self, timeout_s: float) -> httpx.Client:
+        """For requests of our own, which may take as long as those of the load may be silent."""
+        return http_client(
+            self._resolved.headers,
+            ca_file=self._resolved.order.ca_file,
+            timeout_s=timeout_s,
+            longest_s=max(timeout_s, self._resolved.workload.run.timeout_s),
+        )
+
+    def _enquiry(self, client: httpx.Client) -> Enquiry:
+        return Enquiry(
+            self._resolved,
+            client,
+            self.manifest,
+            notes=self.notes,
+            progress=self._progress,
+            clock_ns=self._clock_ns,
+        )
+
+    def _plan_load(self, server: Server) -> LoadPlan:
+        plan = make_load_plan(self._resolved, server, rows_dir=self._folder.shards)
+        run_id, created_at = self.manifest.run_id, self.manifest.created_at
+        salt = prompt_salt(server, run_id=run_id, created_at=created_at)
+        plan = msgspec.structs.replace(plan, prompt_salt=salt)
+        for text in load_notes(self._resolved.workload, self._target, server):
+            self.notes.add(text)
+        for text in open_loop_notes(plan):
+            self.notes.add(text)
+            self._progress.phase(text)
+        return plan
+
+    def _read_settled(self, pages: IdlePages, *, is_last: bool) -> None:
+        idle = self.manifest.idle
+        idle.after = pages.roles()
+        if self._resolved.workload.run.loops > 1:
+            idle.loops.append(IdleReading(t_ns=self._clock_ns(), values=idle.after))
+        # Once more where no exact log tells whether what is left goes on.
+        if is_last and idle.after and not self._is_exact:
+            idle.later = pages.roles_later(
+                idle.before,
+                idle.after,
+                pause=self._interruption.pause,
+                interrupted=lambda: self._interruption.requested,
+            )
+
+    def _collect(self, stack: ExitStack, server: Server, metrics_urls: list[str]) -> Collector:
+        gpu = open_gpu_sampler()
+        stack.callback(gpu.close)
+        if isinstance(gpu, NoGpu):
+            self.notes.add(gpu.reason)
+        self.manifest.hardware = find_hardware(gpu.names)
+        self._collector = Collector(
+            rows_dir=self._folder.shards,
+            client=self._client(5.0),
+            scraping=self._scraping(metrics_urls),
+            lifecycle_url=server.url if self._is_exact else None,
+            gpu=gpu,
+            clock_ns=self._clock_ns,
+            notes=self.notes,
+        )
+        is_local = server.engine is not None or self.manifest.clock.comparable
+        if server.config is not None and is_local:
+            for name in ("frontend", "worker"):
+                self._collector.cpu.watch(name, int(server.config[f"{name}_pid"]))
+        return self._collector
+
+    def _scraping(self, metrics_urls: list[str]) -> Scraping | None:
+        """Scrapes keep no time with the server's steps, and come alike in each run of a seed."""
+        interval_s = self.manifest.scrape_interval_s
+        if interval_s is None or not metrics_urls:
+            return None
+        rng = random.Random(f"{self.manifest.seed}/scrapes")
+        shortest_s = self._target.min_scrape_interval_s
+        return Scraping(metrics_urls, jittered(interval_s, rng, shortest_s=shortest_s))
+
+    def _load(
+        self, plan: LoadPlan, server: Server, collector: Collector, until_settled: ExitStack
+    ) -> None:
+        latency, seen = LatencySoFar(), 0
+
+        def show(snapshot: Snapshot) -> None:
+            nonlocal seen
+            if self.manifest.clock.comparable:
+                new, seen = self.events_since(seen)
+                latency.add(snapshot.left_ns, new)
+            self._progress.update(
+                replace(snapshot, gauges=self.gauges(), cancel_latency_s=latency.typical_s)
+            )
+
+        self._progress.phase(describe_load(plan))
+        self._note_arrivals(plan)
+        if self.manifest.window.load_started_ns is None:
+            self.manifest.window.load_started_ns = self._clock_ns()
+        write_plan(plan, self._folder.load_plan)
+        try:
+            self._run_load(
+                plan,
+                self._folder,
+                until_settled=until_settled,
+                check_server=server.check_alive,
+                watch=collector.cpu.watch,
+                show=show,
+                interrupted=lambda: self._interruption.requested,
+            )
+        finally:
+            self.manifest.window.load_ended_ns = self._clock_ns()
+            hidden = dict.fromkeys(plan.headers, "***")  # a header may hold a secret
+            write_plan(msgspec.structs.replace(plan, headers=hidden), self._folder.load_plan)
+        self._refuse_interruption()
+
+    def _note_arrivals(self, plan: LoadPlan) -> None:
+        """How many requests are going to come: what has no row in the end was not sent."""
+        if plan.open_loop is None:
+            return
+        so_far = self.manifest.arrivals.planned if self.manifest.arrivals is not None else 0
+        self.manifest.arrivals = ScheduledArrivals(
+            planned=so_far + count_arrivals(plan), max_streams=plan.open_loop.max_streams
+        )
+
+    def _settle(self, collector: Collector) -> None:
+        """Wait the settle time, or until the server's gauges are as before and can be believed."""
+        seconds = settle_seconds(self._target, self._resolved.workload.settle, self.step_s())
+        seconds += silence_seconds(self._target, self._resolved.workload)
+        self.manifest.settle_s = seconds
+        self._progress.phase(f"letting the server settle (at most {seconds:.1f} s)")
+        calm = CalmWatch(self.manifest.idle.before)
+        end_ns = self._clock_ns() + int(seconds * 1e9)
+        while self._clock_ns() < end_ns:
+            self._interruption.pause(SETTLE_POLL_S)
+            self._refuse_interruption()
+            scrape = collector.latest_scrape()
+            if may_end_early(self._target) and scrape:
+                gauges = read_roles(scrape, self._target.metrics)
+                if calm.is_calm(scrape[0].t_ns, gauges):
+                    break
+        self.manifest.window.settled_ns = self._clock_ns()
+
+    def _refuse_interruption(self) -> None:
+        if self._interruption.requested:
+            raise InterruptedRunError("interrupted")

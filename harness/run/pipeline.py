@@ -1,0 +1,228 @@
+"""One run, from order to summary.
+
+The measurement may end early: a server that dies and a user who interrupts are ordinary ends. What
+was gathered is written in any case, and where there was any load the run is judged like any other;
+`FinishedRun.failure` says how it ended.
+"""
+
+import errno
+import os
+import secrets
+import shutil
+import traceback
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.analysis.recovery import all_are_void
+from harness.analysis.summary import summarise
+from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
+from harness.load.fd_limit import check_streams
+from harness.run.idle_pages import settle_seconds
+from harness.run.measurement import Measurement
+from harness.run.process import Child, python_module
+from harness.run.progress import Interruption, Progress
+from harness.run.run_config import ResolvedOrder, repeat_command
+from harness.run.shards import LoadTally, Sent, find_hopeless, find_unsent
+from harness.store.manifest import Manifest, find_hardware, find_versions, status_after, utc_now
+from harness.store.run_folder import RunFolder, name_run
+from harness.workload.caps import streams_of_each
+from harness.workload.plan import read_plan
+from harness.workload.workload import as_plain_data
+
+RESULTS = Path("results")
+REPORT_S = 120.0
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRun:
+    """Where a run lies and how it ended.
+
+    `summary` is None for a run that ended before its load began.
+    """
+
+    folder: RunFolder
+    summary: dict[str, Any] | None
+    failure: WalkawayError | None
+
+
+def execute(
+    resolved: ResolvedOrder, *, progress: Progress, interruption: Interruption
+) -> FinishedRun:
+    """Do one run, up to its summary. Raises ConfigError when nothing was measured, and TargetError
+    when nothing was there to be measured, else returns.
+
+    An exception of any other kind is a bug: its traceback is saved in the run's folder.
+    """
+    workload, asked = resolved.workload, resolved.workload.run
+    check_streams(
+        streams_of_each(
+            workload.load, workload.arrivals, users=asked.users, processes=asked.processes
+        )
+    )
+    folder = RunFolder.create(choose_folder(resolved))
+    manifest = begin_manifest(resolved, run_id=folder.name)
+    try:
+        folder.write_manifest(manifest)
+        measurement = Measurement(resolved, folder, manifest, progress, interruption)
+        failure = measure(measurement, folder, progress)
+        if isinstance(failure, TargetError) and discard_if_unreached(folder, manifest):
+            raise failure
+        return conclude(measurement, folder, failure)
+    except ConfigError as error:
+        if discard_if_empty(folder, manifest):
+            raise
+        raise ConfigError(f"{error}\nwhat was collected is in {folder.path}") from error
+    except TargetError:
+        raise
+    except KeyboardInterrupt as error:  # the second Ctrl-C: the user will not wait for the rest
+        raise InterruptedRunError(f"interrupted; what was saved is in {folder.path}") from error
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            raise TargetError(why_not_saved(error.errno, folder)) from error
+        folder.traceback.write_text(traceback.format_exc())
+        error.add_note(f"the traceback is in {folder.traceback}")
+        raise
+    finally:
+        progress.close()
+
+
+def why_not_saved(number: int, folder: RunFolder) -> str:
+    """The words for a disk without room, and how the rows of the load still become a run."""
+    why = (
+        f"the run could not be saved: {os.strerror(number)}; make room. What had been written by "
+        f"then is in {folder.path}"
+    )
+    if not any(folder.shards.glob("process-*")):
+        return why
+    return f"{why}: `walkaway collect {folder.shards} --out NEW_FOLDER` makes a run of it"
+
+
+def choose_folder(resolved: ResolvedOrder) -> Path:
+    """The folder that was asked for, or a new one among the results."""
+    run_id = name_run(utc_now(), resolved.workload.name, secrets.token_hex(2))
+    return resolved.order.out or RESULTS / run_id
+
+
+def discard_if_empty(folder: RunFolder, manifest: Manifest) -> bool:
+    """Remove the folder of a run in which no load began: it was new or empty when we took it."""
+    if manifest.window.load_started_ns is not None:
+        return False
+    shutil.rmtree(folder.path)
+    return True
+
+
+def discard_if_unreached(folder: RunFolder, manifest: Manifest) -> bool:
+    """The same for a server that was not there. The log of an engine that we started is kept."""
+    return not folder.log("engine").exists() and discard_if_empty(folder, manifest)
+
+
+def begin_manifest(resolved: ResolvedOrder, *, run_id: str) -> Manifest:
+    """What is known of a run before it begins."""
+    return Manifest(
+        run_id=run_id,
+        created_at=utc_now().isoformat(timespec="seconds"),
+        command=resolved.order.command,
+        repeat=repeat_command(resolved.order.command, seed=resolved.workload.run.seed),
+        seed=resolved.workload.run.seed,
+        versions=find_versions(),
+        hardware=find_hardware([]),
+        workload=as_plain_data(resolved.workload),
+        settle_s=settle_seconds(resolved.target, resolved.workload.settle, None),
+        scrape_interval_s=resolved.scrape_interval_s,
+    )
+
+
+def measure(
+    measurement: Measurement, folder: RunFolder, progress: Progress
+) -> WalkawayError | None:
+    """Measure, and save whatever came of it. Returns how it failed, if it did."""
+    failure: WalkawayError | None = None
+    try:
+        measurement.take()
+    except (TargetError, InterruptedRunError) as error:
+        failure = error
+    finally:
+        progress.phase("writing what was collected")
+        tally = save(measurement, folder)
+    manifest = measurement.manifest
+    hopeless = find_hopeless(
+        tally.outcomes,
+        tally.first_error,
+        manifest.load_processes,
+        tokens_read=tally.tokens_read,
+    )
+    return failure or hopeless or find_void(manifest)
+
+
+def find_void(manifest: Manifest) -> TargetError | None:
+    """The error to end with after trials none of which means anything."""
+    if not all_are_void(msgspec.to_builtins(manifest)):
+        return None
+    first = manifest.void_trials[0]
+    return TargetError(f"no trial means anything; the first, arm {first.arm}: {first.why}")
+
+
+def save(measurement: Measurement, folder: RunFolder) -> LoadTally:
+    """Put all rows and the manifest on the disk, whatever happened."""
+    tally, manifest = LoadTally(folder.shards), measurement.manifest
+    rows = measurement.rows()
+    folder.write_rows(replace(rows, requests=tally.requests(), client=tally.samples()))
+    manifest.load_processes = tally.processes()
+    manifest.void_trials = tally.void_trials()
+    if tally.first_sent_ns is not None:  # without the time that processes took to come and go
+        manifest.window.load_started_ns = tally.first_sent_ns
+        manifest.window.load_ended_ns = tally.last_ended_ns
+    if tally.damaged:
+        measurement.notes.warn(f"{tally.damaged} rows of the load were damaged and are left out")
+    note_unsent(measurement, folder)
+    manifest.notes = measurement.notes.texts()
+    manifest.warnings = measurement.notes.warnings()
+    folder.write_manifest(manifest)
+    folder.remove_shards()
+    return tally
+
+
+def note_unsent(measurement: Measurement, folder: RunFolder) -> None:
+    """Of an open loop, who was due and never sent: their rows are missing, and nothing else."""
+    manifest = measurement.manifest
+    if manifest.arrivals is None:
+        return
+    try:
+        sent = [Sent(*row) for row in folder.read_sent()]
+        if len(sent) < manifest.arrivals.planned:
+            manifest.arrivals.unsent = find_unsent(read_plan(folder.load_plan), manifest, sent)
+    except ConfigError as error:
+        measurement.notes.warn(f"what was not sent is in no figure: {error}")
+
+
+def conclude(
+    measurement: Measurement,
+    folder: RunFolder,
+    failure: WalkawayError | None,
+) -> FinishedRun:
+    """Judge the run, unless it ended before its load began."""
+    manifest = measurement.manifest
+    manifest.status = status_after(failure)
+    folder.write_manifest(manifest)
+    if manifest.window.load_started_ns is None:
+        return FinishedRun(folder=folder, summary=None, failure=failure)
+    return FinishedRun(folder=folder, summary=write_summary(folder), failure=failure)
+
+
+def write_summary(folder: RunFolder) -> dict[str, Any]:
+    """Compute `summary.json` from the rows that were saved. Raises ConfigError without them."""
+    summary = summarise(folder.frames())
+    folder.write_summary(summary)
+    return summary
+
+
+def draw_report(folder: RunFolder) -> Path | None:
+    """Let the dashboards draw; None where they could not (their log says why)."""
+    command = python_module("dashboards", "report", str(folder.path), "-o", str(folder.report))
+    with Child("report", command, folder.log("report"), quit_s=0) as child:
+        code = child.wait(REPORT_S)
+    return folder.report if code == 0 else None

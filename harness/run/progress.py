@@ -1,0 +1,237 @@
+"""What a run shows while it goes on: a live panel on a terminal, plain lines elsewhere, or nothing.
+
+All of it goes to standard error: standard output belongs to the result.
+"""
+
+import signal
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import FrameType, TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from harness.formatting import quantity
+from harness.records import Outcome
+
+PLAIN_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The state of the load at one moment.
+
+    `left_ns`: who left since the last snapshot, with their t0. `cancel_latency_s` is the median so
+    far, of a server that tells when it let go; `client_lag_s` the longest of late, by which the
+    load itself was slow.
+    """
+
+    elapsed_s: float
+    limit_s: float
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    stop_after_abandons: int | None = None
+    gauges: Mapping[str, float] = field(default_factory=dict)
+    left_ns: Mapping[str, int] = field(default_factory=dict)
+    cancel_latency_s: float | None = None
+    client_lag_s: float | None = None
+
+    @property
+    def left_s(self) -> float:
+        """Of the time, or until enough have left if they go on so."""
+        left_s = max(0.0, self.limit_s - self.elapsed_s)
+        gone = self.outcomes.get("abandoned", 0)
+        if self.stop_after_abandons and gone:
+            more = max(0, self.stop_after_abandons - gone)
+            left_s = min(left_s, self.elapsed_s * more / gone)
+        return left_s
+
+    @property
+    def share_done(self) -> float:
+        """Of the time or of the abandons, whichever will end the load first."""
+        share = self.elapsed_s / self.limit_s
+        if self.stop_after_abandons:
+            share = max(share, self.outcomes.get("abandoned", 0) / self.stop_after_abandons)
+        return min(1.0, share)
+
+
+class Progress(Protocol):
+    """Told by the run what it is doing."""
+
+    def phase(self, text: str) -> None: ...
+
+    def update(self, snapshot: Snapshot) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class QuietProgress:
+    """Shows nothing."""
+
+    def phase(self, text: str) -> None:  # noqa: ARG002
+        return
+
+    def update(self, snapshot: Snapshot) -> None:  # noqa: ARG002
+        return
+
+    def close(self) -> None:
+        return
+
+
+class ArmProgress:
+    """One run among others: says which it is before what it does."""
+
+    def __init__(self, progress: Progress, which: str) -> None:
+        self._progress = progress
+        self._which = which
+
+    def phase(self, text: str) -> None:
+        self._progress.phase(f"{self._which}: {text}")
+
+    def update(self, snapshot: Snapshot) -> None:
+        self._progress.update(snapshot)
+
+    def close(self) -> None:
+        self._progress.close()
+
+
+class PlainProgress:
+    """A line for each phase, and one every few seconds of load."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._next_s = PLAIN_EVERY_S
+
+    def phase(self, text: str) -> None:
+        self._console.print(f"walkaway: {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def update(self, snapshot: Snapshot) -> None:
+        if snapshot.elapsed_s >= self._next_s:
+            self._next_s = snapshot.elapsed_s + PLAIN_EVERY_S
+            self.phase(describe(snapshot))
+
+    def close(self) -> None:
+        return
+
+
+class LiveProgress:
+    """Phases as lines that stay, the load as a panel that moves."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+
+    def phase(self, text: str) -> None:
+        self.close()
+        self._console.print(Text.assemble(("● ", "cyan"), text))
+
+    def update(self, snapshot: Snapshot) -> None:
+        if self._live is None:
+            self._live = Live(console=self._console, refresh_per_second=8, transient=True)
+            self._live.start()
+        self._live.update(_panel(snapshot))
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def choose_progress(console: Console, *, is_quiet: bool) -> Progress:
+    """Nothing when quiet; else what the console can show."""
+    if is_quiet:
+        return QuietProgress()
+    return LiveProgress(console) if console.is_terminal else PlainProgress(console)
+
+
+def describe(snapshot: Snapshot) -> str:
+    """One line: time, outcomes, gauges, latency, lag, and how long it will still take."""
+    parts = [f"{snapshot.elapsed_s:.0f} s of at most {snapshot.limit_s:.0f} s"]
+    parts += [_outcome_text(outcome.value, snapshot) for outcome in _shown_outcomes(snapshot)]
+    parts += [f"{role} {value:.0f}" for role, value in _shown_gauges(snapshot)]
+    parts += [*_shown_times(snapshot), _time_left(snapshot)]
+    return " · ".join(parts)
+
+
+def _panel(snapshot: Snapshot) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    bar = ProgressBar(total=1.0, completed=snapshot.share_done, width=30)
+    grid.add_row("  load", bar, _time_left(snapshot))
+    outcomes = [_outcome_text(outcome.value, snapshot) for outcome in _shown_outcomes(snapshot)]
+    gauges = [f"{role} {value:.0f}" for role, value in _shown_gauges(snapshot)]
+    rows = (("users", outcomes), ("server", gauges), ("so far", _shown_times(snapshot)))
+    for name, texts in rows:
+        if texts:
+            grid.add_row(f"  {name}", " · ".join(texts), "")
+    return grid
+
+
+def _time_left(snapshot: Snapshot) -> str:
+    return f"about {snapshot.left_s:.0f} s left" if snapshot.left_s else "ending"
+
+
+def _shown_times(snapshot: Snapshot) -> list[str]:
+    times = {"cancel latency": snapshot.cancel_latency_s, "client lag": snapshot.client_lag_s}
+    return [f"{name} {quantity(s, 's')}" for name, s in times.items() if s is not None]
+
+
+def _shown_outcomes(snapshot: Snapshot) -> list[Outcome]:
+    """Abandoned and completed always, the others when there are any."""
+    always = (Outcome.ABANDONED, Outcome.COMPLETED)
+    others = [o for o in Outcome if o not in always and snapshot.outcomes.get(o.value)]
+    return [*always, *others]
+
+
+def _outcome_text(outcome: str, snapshot: Snapshot) -> str:
+    count = snapshot.outcomes.get(outcome, 0)
+    if outcome == "abandoned" and snapshot.stop_after_abandons:
+        return f"abandoned {count} of {snapshot.stop_after_abandons}"
+    return f"{outcome.replace('_', ' ')} {count}"
+
+
+def _shown_gauges(snapshot: Snapshot) -> list[tuple[str, float]]:
+    return [
+        (role, snapshot.gauges[role]) for role in ("running", "waiting") if role in snapshot.gauges
+    ]
+
+
+HANDLED = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption:
+    """Handles the two signals inside its `with` block (main thread only).
+
+    `requested` is set by the handler and looked at by whoever waits. It is a plain attribute and no
+    event: a handler runs on the main thread, which may hold the event's lock at that moment.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._previous: list[object] = []
+
+    def handle(self, _signum: int, _frame: FrameType | None) -> None:
+        """Note the first signal; raise KeyboardInterrupt at the second."""
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+    def pause(self, seconds: float) -> None:
+        """Let a little time pass, with the signals handled meanwhile."""
+        threading.Event().wait(seconds)
+
+    def __enter__(self) -> Self:
+        self._previous = [signal.signal(number, self.handle) for number in HANDLED]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, previous in zip(HANDLED, self._previous, strict=True):
+            signal.signal(number, previous)  # type: ignore[arg-type]

@@ -1,0 +1,135 @@
+"""All runs of a workload with arms, one after the other, and what they say together.
+
+Each run is like any other and has a folder of its own. One that fails costs its own figures and
+nobody else's; an interruption ends the rest, and what there is by then is pooled.
+"""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+from harness.analysis.pool import ArmRound, all_requests, analyse_round, pool
+from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
+from harness.run.pipeline import FinishedRun, begin_manifest, choose_folder, execute, write_summary
+from harness.run.progress import ArmProgress, Interruption, Progress
+from harness.run.run_config import ResolvedOrder
+from harness.store.manifest import Manifest, status_after
+from harness.store.run_folder import RunFolder
+from harness.workload.arms import ArmRun
+
+
+def execute_rounds(
+    resolved: ResolvedOrder, *, progress: Progress, interruption: Interruption
+) -> FinishedRun:
+    """Do all runs. Raises ConfigError or TargetError where nothing could be measured, else
+    returns.
+
+    `failure` of the result is the interruption, or else the first failure of a run.
+    """
+    folder = RunFolder.claim(choose_folder(resolved))
+    manifest = begin_manifest(resolved, run_id=folder.name)
+    folder.rounds.mkdir()
+    folder.write_manifest(manifest)
+    try:
+        failures = list(_run_all(resolved, folder, progress, interruption))
+    except KeyboardInterrupt as error:  # the second Ctrl-C: the user will not wait for the rest
+        raise InterruptedRunError(f"interrupted; what was saved is in {folder.path}") from error
+    failure = _gravest(failures)
+    is_nothing_there = not any(folder.rounds.iterdir())
+    if isinstance(failure, ConfigError | TargetError) and is_nothing_there:
+        shutil.rmtree(folder.path)
+        raise failure
+    _complete_manifest(folder, manifest, failure)
+    progress.phase("comparing the arms")
+    return FinishedRun(folder=folder, summary=write_pooled_summary(folder), failure=failure)
+
+
+def write_pooled_summary(folder: RunFolder) -> dict[str, Any] | None:
+    """Compute the folder's `summary.json` and `requests.parquet` from those of its runs.
+
+    None where no run made a request. Runs that were not saved are left out, and said to be.
+    """
+    rounds = list(_analysed(folder))
+    if not rounds:
+        return None
+    summary = pool(rounds, folder.read_manifest())
+    folder.write_all_requests(all_requests(rounds))
+    folder.write_summary(summary)
+    return summary
+
+
+def complete_summary(folder: RunFolder) -> None:
+    """Judge a run that was cut short before it was, with arms or without. Raises ConfigError where
+    no request was made, or where the rows were not put together: the harness was killed."""
+    if folder.has_arms:
+        is_judged = write_pooled_summary(folder) is not None
+    else:
+        _check_saved(folder)
+        is_judged = not folder.frames().requests.empty
+        if is_judged:
+            write_summary(folder)
+    if not is_judged:
+        raise ConfigError(f"{folder.path}: no request was made in this run: nothing to report")
+
+
+def _check_saved(folder: RunFolder) -> None:
+    if folder.shards.is_dir() and not (folder.path / "requests.parquet").exists():
+        raise ConfigError(
+            f"{folder.path}: was killed before its rows were put together; make a run of what it "
+            f"left, with its report: walkaway collect {folder.shards} --out NEW_FOLDER"
+        )
+
+
+def _run_all(
+    resolved: ResolvedOrder, folder: RunFolder, progress: Progress, interruption: Interruption
+) -> Iterator[WalkawayError]:
+    """Do the runs in their order and tell of each failure, with the run that it ended."""
+    last = resolved.arm_runs[-1].round
+    for run in resolved.arm_runs:
+        if interruption.requested:
+            yield InterruptedRunError("interrupted")
+            return
+        which = f"round {run.round} of {last}, arm {run.arm}"
+        failure = _run(resolved, run, folder, ArmProgress(progress, which), interruption)
+        if failure is not None:
+            progress.phase(f"{which}: {str(failure).partition(chr(10))[0]}")
+            yield type(failure)(f"{which}: {failure}")
+
+
+def _run(
+    resolved: ResolvedOrder,
+    run: ArmRun,
+    folder: RunFolder,
+    progress: Progress,
+    interruption: Interruption,
+) -> WalkawayError | None:
+    try:
+        order = resolved.for_arm(run, out=folder.rounds / run.folder_name)
+        return execute(order, progress=progress, interruption=interruption).failure
+    except (ConfigError, TargetError, InterruptedRunError) as error:
+        return error
+
+
+def _gravest(failures: Sequence[WalkawayError]) -> WalkawayError | None:
+    interrupted = (one for one in failures if isinstance(one, InterruptedRunError))
+    return next(chain(interrupted, failures), None)
+
+
+def _complete_manifest(
+    folder: RunFolder, manifest: Manifest, failure: WalkawayError | None
+) -> None:
+    manifest.status = status_after(failure)
+    folder.write_manifest(manifest)
+
+
+def _analysed(folder: RunFolder) -> Iterator[ArmRound]:
+    for path in folder.runs():
+        try:
+            frames = RunFolder(path).frames()
+        except ConfigError:
+            continue
+        if frames.requests.empty:
+            continue
+        number, _, arm = path.name.partition("-")
+        yield analyse_round(frames, round_number=int(number), arm=arm)

@@ -1,0 +1,266 @@
+"""What the user ordered, and the plan for the load that follows from it and from the server."""
+
+import math
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from harness.errors import ConfigError
+from harness.gate.limits import parse_limits
+from harness.http_client import check_ca_file, check_metrics_url, check_target_url, request_headers
+from harness.run.load_plan import check_files, make_load
+from harness.run.schedule import check_trace, make_open_loop
+from harness.run.server import Server, parse_command
+from harness.workload.arms import ArmRun, arm_runs, check_engine_is_ours
+from harness.workload.arrivals import TraceArrivals
+from harness.workload.plan import AbandonLoad, LoadPlan, Timeouts
+from harness.workload.target import Target
+from harness.workload.workload import (
+    SHIPPED_WORKLOADS,
+    ArmTarget,
+    Workload,
+    find_file,
+    load_target,
+    load_workload,
+)
+
+ONLY_ARM = "main"
+
+# Where nothing is known about a server's metrics page: seldom enough to disturb nobody.
+UNKNOWN_SCRAPE_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOrder:
+    """One `walkaway run`, as it was typed. Without `target_url` the bundled engine is started, or
+    what an arm's own command starts, which then has `ready_s` seconds until it serves."""
+
+    workload: str
+    settings: list[str] = field(default_factory=list)
+    target_url: str | None = None
+    target_command: list[str] | None = None
+    ready_s: float = 0.0
+    engine: str = "reference"
+    model: str | None = None
+    metrics_urls: list[str] = field(default_factory=list)
+    api_key_env: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    ca_file: str | None = None
+    out: Path | None = None
+    has_scraping: bool = True
+    command: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedOrder:
+    """An order with its files read and its flags checked. `headers` includes the API key's.
+
+    `arm_runs` are the runs that a workload with arms consists of, in order; each of them is an
+    order of its own (`for_arm`), of which `arm` tells the name. `folder` is where the workload's
+    file lies: files that it names are looked for there.
+    """
+
+    order: RunOrder
+    workload: Workload
+    target: Target
+    url: str | None
+    metrics_urls: list[str]
+    headers: dict[str, str]
+    folder: Path
+    arm: str = ONLY_ARM
+    arm_runs: Sequence[ArmRun] = ()
+
+    def for_arm(self, run: ArmRun, *, out: Path) -> "ResolvedOrder":
+        """The order of one of the runs, whose folder will be `out`."""
+        order = _order_for(replace(self.order, out=out), run.target)
+        return _resolve(order, run.workload, self.folder, arm=run.arm)
+
+    @property
+    def scrape_interval_s(self) -> float | None:
+        """Seconds between two scrapes; None for a run that scrapes nothing."""
+        if not self.order.has_scraping or not self.workload.collect.scrape:
+            return None
+        chosen = self.workload.collect.scrape_interval_s or self.target.scrape_interval_s
+        if chosen is None and self.metrics_urls:
+            return UNKNOWN_SCRAPE_INTERVAL_S
+        return chosen
+
+
+def resolve_order(order: RunOrder) -> ResolvedOrder:
+    """Read and check everything that can be checked before anything is started.
+
+    Raises ConfigError.
+    """
+    workload = load_workload(order.workload, order.settings)
+    folder = find_file(order.workload, package=SHIPPED_WORKLOADS, noun="workload").parent
+    runs = arm_runs(workload, source=order.workload, settings=order.settings)
+    check_engine_is_ours(workload, order.settings, target_url=order.target_url)
+    arms = [arm.name for arm in workload.arms]
+    parse_limits(workload.gate.limits, source=f"{order.workload}: [gate]", arms=arms)
+    for run in runs:
+        try:
+            _resolve(_order_for(order, run.target), run.workload, folder, arm=run.arm)
+        except ConfigError as error:
+            if run.target is None:
+                raise
+            raise ConfigError(f"{order.workload}, arm `{run.arm}`: {error}") from error
+    # Where every arm has a server of its own there is none for the whole.
+    first = runs[0].target if runs and all(run.target for run in runs) else None
+    return replace(_resolve(_order_for(order, first), workload, folder), arm_runs=runs)
+
+
+def _resolve(
+    order: RunOrder, workload: Workload, folder: Path, *, arm: str = ONLY_ARM
+) -> ResolvedOrder:
+    """An order of a single run, with everything about its server. Raises ConfigError."""
+    target = load_target(order.engine)
+    if order.target_url is None and order.target_command is None and not target.lifecycle:
+        raise ConfigError(f"--engine {order.engine} needs --target URL: it is not started for you")
+    check_files(workload, folder)
+    check_trace(workload, folder)
+    return ResolvedOrder(
+        order=order,
+        workload=workload,
+        target=target,
+        url=None if order.target_url is None else check_target_url(order.target_url),
+        metrics_urls=[check_metrics_url(url) for url in order.metrics_urls],
+        headers=request_headers(order.headers, order.api_key_env),
+        folder=folder,
+        arm=arm,
+    )
+
+
+def _order_for(order: RunOrder, target: ArmTarget | None) -> RunOrder:
+    """The order with an arm's own server in it. Raises ConfigError for a CA file that is none, and
+    for a command that takes no port."""
+    if target is None:
+        return order
+    return replace(
+        order,
+        target_url=target.url,
+        target_command=None if target.command is None else parse_command(target.command),
+        ready_s=target.ready_s,
+        engine=target.engine or order.engine,
+        model=target.model or order.model,
+        metrics_urls=target.metrics_urls,
+        api_key_env=target.api_key_env or order.api_key_env,
+        ca_file=check_ca_file(target.ca_file) or order.ca_file,
+    )
+
+
+def make_load_plan(resolved: ResolvedOrder, server: Server, *, rows_dir: Path) -> LoadPlan:
+    """Resolve everything that the load process must know. Raises ConfigError."""
+    workload, target, run = resolved.workload, resolved.target, resolved.workload.run
+    _check_context(workload, server)
+    return LoadPlan(
+        url=server.url,
+        path=target.path,
+        model=server.model,
+        api_key_env=resolved.order.api_key_env,
+        headers=resolved.order.headers,
+        extra_body=target.extra_body,
+        stream_options=target.stream_options,
+        continuous_usage=target.continuous_usage,
+        usage_per_choice=target.usage_per_choice,
+        cancel_path=target.cancel_path,
+        left_open_outlive=True,
+        ca_file=resolved.order.ca_file,
+        keep_alive=run.keep_alive,
+        rows_dir=str(rows_dir.resolve()),
+        seed=workload.run.seed,
+        arm=resolved.arm,
+        users=run.users,
+        processes=run.processes,
+        timeouts=Timeouts(
+            connect_s=run.connect_timeout_s or run.timeout_s,
+            next_byte_s=run.timeout_s,
+            first_token_s=run.first_token_timeout_s,
+            total_s=run.total_timeout_s,
+        ),
+        max_seconds=workload.run.max_seconds,
+        load=make_load(workload, target, server, resolved.folder),
+        open_loop=make_open_loop(workload, server, resolved.folder),
+    )
+
+
+def _check_context(workload: Workload, server: Server) -> None:
+    """A server that tells its context is not asked for more than that; traces are fitted to it."""
+    if isinstance(workload.arrivals, TraceArrivals):
+        return
+    limit = (server.config or {}).get("max_model_len")
+    if limit is None:
+        return
+    for keys, longest in workload.load.longest_requests.items():
+        if longest > int(limit):
+            raise ConfigError(
+                f"workload {workload.name}: {keys} go up to {longest} tokens, but the server's "
+                f"context holds {limit}; make them smaller"
+            )
+
+
+_SEED: Final = "run.seed="
+
+
+def repeat_command(command: Sequence[str], *, seed: int) -> str:
+    """A shell line that does the same again in a new folder; "" where nothing was typed.
+
+    The seed stands in it, so that the line holds when the workload's own is changed. A hidden value
+    of a header (`***`) is for whoever repeats it to fill in.
+    """
+    if not command:
+        return ""
+    kept = list(_without_folder(command))
+    has_seed = any(argument.removeprefix("--set=").startswith(_SEED) for argument in kept)
+    return shlex.join(kept if has_seed else [*kept, "--set", f"{_SEED}{seed}"])
+
+
+def command_of(order: RunOrder, *, seed: int) -> str:
+    """A shell line of `walkaway run` that does what this order says, in a new folder.
+
+    Values of headers are hidden (`***`).
+    """
+    flags = {
+        "--target": [] if order.target_url is None else [order.target_url],
+        "--engine": [order.engine],
+        "--model": [] if order.model is None else [order.model],
+        "--metrics-url": order.metrics_urls,
+        "--api-key-env": [] if order.api_key_env is None else [order.api_key_env],
+        "--header": [f"{name}=***" for name in order.headers],
+        "--ca-file": [] if order.ca_file is None else [order.ca_file],
+        "--set": _last_of_each_key([*order.settings, f"{_SEED}{seed}"]),
+    }
+    typed = [text for flag, values in flags.items() for value in values for text in (flag, value)]
+    scraping = [] if order.has_scraping else ["--no-scrape"]
+    return shlex.join(["walkaway", "run", order.workload, *scraping, *typed])
+
+
+def until_stopped(plan: LoadPlan, *, left: int, elapsed_s: float) -> list[str]:
+    """The setting with which a load like this ends when it was stopped, in whole seconds; none for
+    one that came to its own end. `left`: how many users had walked away."""
+    enough = plan.load.stop_after_abandons if isinstance(plan.load, AbandonLoad) else None
+    seconds = math.ceil(elapsed_s)
+    is_at_its_end = seconds >= plan.max_seconds or (enough is not None and left >= enough)
+    if plan.open_loop is not None or is_at_its_end:
+        return []
+    return [f"run.max_seconds={seconds}"]
+
+
+def _last_of_each_key(settings: Iterable[str]) -> Iterable[str]:
+    """Without those that a later one of the same key undoes."""
+    kept: dict[str, str] = {}
+    for setting in settings:
+        key = setting.partition("=")[0]
+        kept.pop(key, None)  # else it would keep the place of the first
+        kept[key] = setting
+    return kept.values()
+
+
+def _without_folder(command: Sequence[str]) -> Iterator[str]:
+    arguments = iter(command)
+    for argument in arguments:
+        if argument == "--out":
+            next(arguments, None)
+        elif not argument.startswith("--out="):
+            yield argument

@@ -1,0 +1,252 @@
+"""The server under test: found at a URL, or the bundled engine started for this run."""
+
+import shlex
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from harness.errors import ConfigError, InterruptedRunError, TargetError
+from harness.http_client import split_place, why_unreached
+from harness.run.process import Child, python_module
+from harness.workload.target import Target
+from harness.workload.workload import EngineSettings
+
+# Importing torch and compiling nothing yet takes seconds; a cold disk takes many.
+ENGINE_READY_S: Final = 120.0
+BAD_CONFIGURATION: Final = 2
+KNOCK_S: Final = 1.0
+_NAMED_BY: Final = "--target, or an arm's `target`, names"
+
+INSTALL_TORCH: Final = (
+    "install it with: pip install 'walkaway[engine]' (without CUDA packages: add "
+    "--extra-index-url https://download.pytorch.org/whl/cpu), or use --set engine.runner=simulated"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A server that answers. `config` is null unless it speaks the reference engine's contract;
+    `slots_found` its number of batch slots, where the harness had to find out."""
+
+    url: str
+    model: str
+    config: dict[str, Any] | None
+    engine: Child | None
+    slots_found: int | None = None
+
+    def check_alive(self) -> None:
+        """Raise TargetError when it is gone: our own has ended, another one's port is closed."""
+        if self.engine is None:
+            _knock(self.url)
+            return
+        code = self.engine.wait(0)
+        if code is not None:
+            raise TargetError(f"the engine died with code {code}:\n{self.engine.tail()}")
+
+
+def choose_runner(settings: EngineSettings) -> str:
+    """Torch where it is installed, unless told otherwise. Raises ConfigError."""
+    has_torch = find_spec("torch") is not None
+    match settings.runner:
+        case "auto":
+            return "torch" if has_torch else "simulated"
+        case "torch" if not has_torch:
+            raise ConfigError(f"engine.runner is torch, but torch is not here; {INSTALL_TORCH}")
+        case runner:
+            return runner
+
+
+def engine_command(settings: EngineSettings, runner: str, *, model: str | None) -> list[str]:
+    """The command line of the bundled engine; settings left out are its own to choose."""
+    command = python_module("reference_engine", "--host", "127.0.0.1", "--port", "0")
+    command += ["--exit-with-stdin", "--runner", runner, "--device", settings.device]
+    values = settings.model_dump(exclude={"runner", "device", "faults", "allow_faults"})
+    values["model"] = model or settings.model
+    for key, value in values.items():
+        command += _flag(key.replace("_", "-"), value)
+    for fault in settings.faults:
+        command += ["--fault", fault]
+    if settings.allow_faults:
+        command.append("--allow-faults")
+    return command
+
+
+def _flag(name: str, value: object) -> list[str]:
+    match value:
+        case None:
+            return []
+        case bool():
+            return [f"--{name}" if value else f"--no-{name}"]
+        case _:
+            return [f"--{name}", str(value)]
+
+
+@contextmanager
+def started_engine(
+    command: list[str], log: Path, *, interrupted: Callable[[], bool]
+) -> Iterator[tuple[Child, str]]:
+    """The bundled engine for the length of a `with` block: its process and its URL.
+
+    Raises ConfigError where it refuses its settings, TargetError where it does not come up, and
+    InterruptedRunError where the user gave up waiting.
+    """
+    with Child("engine", command, log) as engine:
+        try:
+            ready = engine.wait_until_ready(timeout_s=ENGINE_READY_S, interrupted=interrupted)
+        except TargetError as error:
+            if engine.wait(0) == BAD_CONFIGURATION:
+                refusal = engine.last_line().removeprefix("walkaway engine: ")
+                raise ConfigError(
+                    f"the engine refuses its settings (section [engine] of the workload): "
+                    f"{refusal.removeprefix('error: ')}"
+                ) from error
+            raise
+        if ready is None:
+            raise InterruptedRunError("interrupted while the engine was starting")
+        yield engine, str(ready["url"])
+
+
+def attach(
+    url: str, target: Target, *, model: str | None, client: httpx.Client, engine: Child | None
+) -> Server:
+    """See that the server answers and learn what it tells. Raises TargetError, ConfigError."""
+    config = _read_config(client, url, target) if target.lifecycle else None
+    if model is None:
+        model = str(config["model"]) if config is not None else _only_model(client, url)
+    elif config is None:
+        _get(client, f"{url}/v1/models")
+    return Server(url=url, model=model, config=config, engine=engine)
+
+
+def _knock(url: str) -> None:
+    """Open a connection and close it again: no request, so as not to disturb what is measured."""
+    host, port = split_place(url)
+    try:
+        socket.create_connection((host, port), timeout=KNOCK_S).close()
+    except TimeoutError:
+        return  # slow is not dead
+    except OSError as error:
+        why = why_unreached(error, host, port)
+        raise TargetError(f"the server at {url} is gone: {why}") from error
+
+
+def _read_config(client: httpx.Client, url: str, target: Target) -> dict[str, Any]:
+    response = _get(client, f"{url}/walkaway/config")
+    try:
+        config: dict[str, Any] = response.raise_for_status().json()
+    except (httpx.HTTPStatusError, ValueError) as error:
+        raise ConfigError(
+            f"{url} answers, but not as --engine {target.name} does (GET /walkaway/config: status "
+            f"{response.status_code}); name its kind with --engine, see `walkaway targets`"
+        ) from error
+    return config
+
+
+def _only_model(client: httpx.Client, url: str) -> str:
+    response = _get(client, f"{url}/v1/models")
+    try:
+        models = [str(entry["id"]) for entry in response.raise_for_status().json()["data"]]
+    except (httpx.HTTPStatusError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{url} does not tell its models (GET /v1/models: status {response.status_code}); "
+            f"name one with --model"
+        ) from error
+    if len(models) != 1:
+        listed = ", ".join(models) or "none"
+        raise ConfigError(f"{url} has {len(models)} models ({listed}); name one with --model")
+    return models[0]
+
+
+def _get(client: httpx.Client, url: str) -> httpx.Response:
+    try:
+        response = client.get(url)
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        why = why_unreached(error, *split_place(url))
+        raise TargetError(f"cannot reach {url}, which {_NAMED_BY}: {why}") from error
+    except httpx.HTTPError as error:
+        raise TargetError(
+            f"no answer from {url}, which {_NAMED_BY}: {str(error) or type(error).__name__}"
+        ) from error
+    if response.has_redirect_location:
+        raise ConfigError(
+            f"{url} redirects to {response.headers['location']}: name that address with --target, "
+            "as far as they differ"
+        )
+    return response
+
+
+PORT: Final = "{port}"
+POLL_S: Final = 0.1
+
+
+def parse_command(text: str) -> list[str]:
+    """The words of a command line, as a shell would split them. Raises ConfigError."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"target.command: {text}: {error}") from error
+    if not any(PORT in word for word in words):
+        raise ConfigError(
+            f"target.command: {text}: has no {PORT}: put it where the server is told its port, "
+            f"such as `--port {PORT}`"
+        )
+    return words
+
+
+@contextmanager
+def started_command(
+    command: list[str],
+    log: Path,
+    *,
+    client: httpx.Client,
+    ready_s: float,
+    interrupted: Callable[[], bool],
+    clock_ns: Callable[[], int] = time.perf_counter_ns,
+) -> Iterator[tuple[Child, str]]:
+    """The server for the length of a `with` block: its process and its URL.
+
+    Raises ConfigError for a program that cannot be started, TargetError where it ends or is not
+    ready within `ready_s` seconds, and InterruptedRunError where the user gave up waiting.
+    """
+    port = _free_port()
+    words = [word.replace(PORT, str(port)) for word in command]
+    try:
+        child = Child("server", words, log, quit_s=0)
+    except OSError as error:
+        raise ConfigError(f"target.command: {words[0]}: {error.strerror}") from error
+    with child as server:
+        url = f"http://127.0.0.1:{port}"
+        until_ns = clock_ns() + int(ready_s * 1e9)
+        while clock_ns() < until_ns:
+            if (code := server.wait(POLL_S)) is not None:
+                raise TargetError(f"the server ended with code {code}:\n{server.tail()}")
+            if interrupted():
+                raise InterruptedRunError("interrupted while the server was starting")
+            if _is_ready(client, url):
+                yield server, url
+                return
+        raise TargetError(
+            f"the server was not ready in {ready_s:g} s (target.ready_s):\n{server.tail()}"
+        )
+
+
+def _free_port() -> int:
+    """One that is free now; who takes it first has it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _is_ready(client: httpx.Client, url: str) -> bool:
+    try:
+        health, models = (client.get(f"{url}{path}") for path in ("/health", "/v1/models"))
+    except httpx.HTTPError:
+        return False
+    return models.is_success and (health.is_success or health.status_code == httpx.codes.NOT_FOUND)

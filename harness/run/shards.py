@@ -1,0 +1,192 @@
+"""What a run must know of its load's rows, counted while they pass by on their way to parquet.
+
+However many rows there are, no more than a part of them is in memory at a time.
+"""
+
+from bisect import bisect
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from harness.errors import TargetError
+from harness.load.rows import Row, ShardReader
+from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, VoidTrial
+from harness.store.manifest import LoadProcess, Manifest, UnsentArrivals
+from harness.workload.abandon import Expectation
+from harness.workload.plan import AbandonLoad, LoadPlan
+from harness.workload.schedule import Arrival, plan_arrival, planned_arrivals
+
+_ERRORS = (Outcome.FAILED, Outcome.REJECTED, Outcome.TIMED_OUT)
+_WAITED_IN_VAIN = (
+    "were waiting for their first token when the load ended: the server is stuck, or the load was "
+    "too short for it; with `run.first_token_timeout_s` such a wait ends as timed out"
+)
+_LENGTHS = ("think_ns", "lag_ns")  # no points in time
+_Process = tuple[str, int]  # host, pid
+
+
+class LoadTally:
+    """Reads the shards of a folder, each row once, and remembers what it saw.
+
+    With a `host` only those of that host; `ahead_ns` is added to all their stamps.
+    `first_sent_ns` and `last_ended_ns` are None while no request was seen. `tokens_read`: by all
+    requests together.
+    """
+
+    def __init__(self, rows_dir: Path, *, host: str = "*", ahead_ns: int = 0) -> None:
+        self._ahead_ns = ahead_ns
+        self._requests = ShardReader(rows_dir, RequestRow, host=host)
+        self._samples = ShardReader(rows_dir, ClientSample, host=host)
+        self._marks = ShardReader(rows_dir, ProcessMark, host=host)
+        self._void = ShardReader(rows_dir, VoidTrial, host=host)
+        self._last: dict[_Process, ClientSample] = {}
+        self.outcomes: Counter[Outcome] = Counter()
+        self.tokens_read = 0
+        self.first_error: str | None = None
+        self.first_sent_ns: int | None = None
+        self.last_ended_ns: int | None = None
+
+    @property
+    def damaged(self) -> int:
+        """Lines of the shards that were no rows."""
+        return self._requests.damaged + self._samples.damaged + self._marks.damaged
+
+    def requests(self) -> Iterator[RequestRow]:
+        """All rows of the load."""
+        for part in self._requests.read_in_parts():
+            if rows := self._moved(part):
+                self._count(rows)
+                yield from rows
+
+    def samples(self) -> Iterator[ClientSample]:
+        """What the load processes saw of themselves."""
+        for part in self._samples.read_in_parts():
+            samples = self._moved(part)
+            self._last |= {(sample.host, sample.pid): sample for sample in samples}
+            yield from samples
+
+    def processes(self) -> list[LoadProcess]:
+        """Who took part; asked once, after all rows and samples were seen."""
+        marks = self._moved(self._marks.read_new())
+        ended = {(mark.host, mark.pid): mark.t_ns for mark in marks if mark.event == "ended"}
+        began = (mark for mark in marks if mark.event == "began")
+        return [self._process(mark, ended.get((mark.host, mark.pid))) for mark in began]
+
+    def void_trials(self) -> list[VoidTrial]:
+        """Which trials mean nothing; asked once."""
+        return self._void.read_new()
+
+    def _moved(self, rows: list[Row]) -> list[Row]:
+        """The rows with their stamps on the common clock."""
+        return [_later(row, self._ahead_ns) for row in rows] if self._ahead_ns else rows
+
+    def _count(self, rows: Sequence[RequestRow]) -> None:
+        self.outcomes.update(row.outcome for row in rows)
+        self.tokens_read += sum(row.tokens_read for row in rows)
+        if self.first_error is None:
+            self.first_error = next((row.error for row in rows if row.error), None)
+        first, last = min(row.sent_ns for row in rows), max(row.ended_ns for row in rows)
+        so_far = (self.first_sent_ns, self.last_ended_ns)
+        self.first_sent_ns = first if so_far[0] is None else min(so_far[0], first)
+        self.last_ended_ns = last if so_far[1] is None else max(so_far[1], last)
+
+    def _process(self, mark: ProcessMark, ended_ns: int | None) -> LoadProcess:
+        last = self._last.get((mark.host, mark.pid))
+        return LoadProcess(
+            worker=mark.worker,
+            host=mark.host,
+            pid=mark.pid,
+            clock=mark.clock,
+            began_ns=mark.t_ns,
+            ended_ns=ended_ns,
+            last_seen_ns=mark.t_ns if last is None else last.t_ns,
+            requests=self._requests.num_read(mark.host, mark.pid),
+            open_streams=0 if last is None else last.streams,
+        )
+
+
+def _later(row: Row, by_ns: int) -> Row:
+    changed: dict[str, int | list[int]] = {}
+    for name in row.__struct_fields__:
+        value = getattr(row, name)
+        if not name.endswith("_ns") or name in _LENGTHS or value is None:
+            continue
+        is_list = isinstance(value, list)
+        changed[name] = [each + by_ns for each in value] if is_list else value + by_ns
+    return msgspec.structs.replace(row, **changed)
+
+
+def find_hopeless(
+    outcomes: Counter[Outcome],
+    first_error: str | None,
+    processes: Sequence[LoadProcess],
+    *,
+    tokens_read: int,
+) -> TargetError | None:
+    """The error to end with after a load in which nothing worked at all."""
+    if processes and all(process.ended_ns is None for process in processes):
+        return TargetError("every load process died; see load.log in the run's folder")
+    if not outcomes:
+        return TargetError("the load made no request; see load.log in the run's folder")
+    if outcomes[Outcome.COMPLETED] or outcomes[Outcome.ABANDONED]:
+        return None
+    wrong, n = sum(outcomes[outcome] for outcome in _ERRORS), outcomes.total()
+    if not wrong:
+        return None if tokens_read else TargetError(f"all {n} requests {_WAITED_IN_VAIN}")
+    how_many = f"all {n} requests failed" if wrong == n else f"{wrong} of {n} requests failed"
+    return TargetError(f"{how_many}, and none was answered; the first: {first_error}")
+
+
+class Sent(NamedTuple):
+    """An arrival that was sent: its number in the schedule, and stamps of its row."""
+
+    number: int
+    intended_start_ns: int
+    ended_ns: int
+
+
+class _AnyExpectation(Expectation):
+    """Enough to draw whether somebody leaves; when does not matter."""
+
+    def ttft_ns(self) -> int:
+        return 1
+
+
+def find_unsent(plan: LoadPlan, manifest: Manifest, sent: Sequence[Sent]) -> UnsentArrivals:
+    """Of all loops together. `plan` is the last loop's. Raises ConfigError for an unread trace."""
+    found = UnsentArrivals()
+    ends_ns = [reading.t_ns for reading in manifest.idle.loops]
+    for number in range(plan.seed - manifest.seed + 1):
+        of_loop = [one for one in sent if bisect(ends_ns, one.intended_start_ns) == number]
+        loop = msgspec.structs.replace(plan, seed=manifest.seed + number)
+        for waited_s, arrival in _still_waiting(loop, of_loop):
+            waits = found.to_stay_s if _is_to_stay(loop, arrival) else found.to_leave_s
+            waits.append(waited_s)
+    return found
+
+
+def _still_waiting(plan: LoadPlan, sent: Sequence[Sent]) -> Iterator[tuple[float, Arrival]]:
+    """Who was due when the last request ended, and had waited how long, in seconds."""
+    if plan.open_loop is None or not sent:
+        return
+    intended_ns = {one.number: one.intended_start_ns for one in sent}
+    missing: list[Arrival] = []
+    begins_ns = []
+    for arrival in planned_arrivals(plan.open_loop.schedule, seed=plan.seed):
+        if arrival.number in intended_ns:
+            begins_ns.append(intended_ns[arrival.number] - int(arrival.offset_s * 1e9))
+        else:
+            missing.append(arrival)
+    load_s = (max(one.ended_ns for one in sent) - min(begins_ns)) / 1e9
+    for arrival in missing:
+        if arrival.offset_s <= load_s:
+            yield load_s - arrival.offset_s, arrival
+
+
+def _is_to_stay(plan: LoadPlan, arrival: Arrival) -> bool:
+    assert isinstance(plan.load, AbandonLoad)
+    drawn = plan_arrival(plan.load, arrival, seed=plan.seed, seen=_AnyExpectation())
+    return drawn.intent.planned_abandon is None

@@ -1,0 +1,179 @@
+"""Our part of Locust's web page: its start form begins runs (`harness.web.runs`), a tab and a
+page of ours show them."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from flask import Blueprint, Response, jsonify, make_response, request, send_file, url_for
+from locust.env import Environment
+from locust.runners import (
+    STATE_RUNNING,
+    STATE_SPAWNING,
+    STATE_STOPPED,
+    STATE_STOPPING,
+    WorkerRunner,
+)
+from werkzeug.datastructures import ImmutableMultiDict
+
+from harness.load.options import form_fields
+from harness.web.live import FILES, HEADERS
+from harness.web.runs import WebRuns
+from harness.web.tab import tab_rows, told
+from harness.workload.form import of_the_form
+
+TAB: Final = "walkaway"
+_REPORTED: Final = "walkaway_outcomes"
+_LINK: Final = (
+    '<a href="./walkaway/live" style="position:fixed;right:16px;bottom:16px;z-index:2000;'
+    "padding:8px 14px;border-radius:6px;background:#0072B2;color:#fff;"
+    'font:600 14px system-ui,sans-serif;text-decoration:none">walkaway: live page</a>'
+)
+
+
+def report_outcomes(environment: Environment) -> Counter[str]:
+    """Count what became of the requests, also those of workers, which tell the master with each of
+    their reports. Returns the counter, which goes on counting."""
+    counts: Counter[str] = Counter()
+    add = counts.update
+
+    def note(name: str, **_: Any) -> None:
+        add([name])
+
+    def tell(data: dict[str, Any], **_: Any) -> None:
+        data[_REPORTED] = dict(counts)
+        counts.clear()
+
+    def hear(data: dict[str, Any], **_: Any) -> None:
+        add(data.get(_REPORTED, {}))
+
+    events = environment.events
+    if isinstance(environment.runner, WorkerRunner):
+        events.report_to_master.add_listener(tell)  # type: ignore[no-untyped-call]
+    events.worker_report.add_listener(hear)  # type: ignore[no-untyped-call]
+    events.request.add_listener(note)  # type: ignore[no-untyped-call]
+    return counts
+
+
+def extend_page(environment: Environment, order: Mapping[str, Any]) -> None:
+    """Put our form, tab and page into Locust's; called once, when the users are prepared."""
+    web_ui = environment.web_ui
+    assert web_ui is not None
+    assert web_ui.app is not None
+    app = web_ui.app
+    runs = WebRuns(environment, order)
+    runs.tally = report_outcomes(environment)
+    environment.events.test_stop.add_listener(runs.stop)  # type: ignore[no-untyped-call]
+    environment.events.quit.add_listener(runs.quit)  # type: ignore[no-untyped-call]
+    start = app.view_functions["locust.swarm"]
+
+    def swarm() -> Any:
+        assert environment.runner is not None
+        is_running = environment.runner.state in (STATE_RUNNING, STATE_SPAWNING)
+        why = runs.change(request.form) if is_running else runs.begin(request.form)
+        if why is not None:
+            return jsonify({"success": False, "message": why, "host": environment.host})
+        environment.process_exit_code = 0
+        if runs.users is None:
+            return start()
+        options = vars(environment.parsed_options)
+        shown = {name: options[name] for name in ("num_users", "spawn_rate")}
+        users, rate = runs.users
+        directors = {"user_count": str(users), "spawn_rate": str(rate), "run_time": ""}
+        request.form = ImmutableMultiDict(request.form.to_dict() | directors)
+        answer = start()
+        options |= shown  # the next form is not to show directors for users
+        return answer
+
+    app.view_functions["locust.swarm"] = web_ui.auth_required_if_enabled(swarm)  # type: ignore[no-untyped-call]
+    _add_tab(web_ui, runs)
+    app.register_blueprint(_pages(web_ui, runs), url_prefix=_prefix(environment))
+
+
+def _prefix(environment: Environment) -> str:
+    options = environment.parsed_options
+    assert options is not None
+    return f"{options.web_base_path or ''}/walkaway"
+
+
+def _shown(runs: WebRuns) -> dict[str, Any]:
+    return runs.shown | {"report_at": url_for("walkaway.report", _external=True)}
+
+
+def _state(runs: WebRuns, web_ui: Any) -> str:
+    """Of the test, as it is now: Locust keeps its answer for a while, and what we put in it."""
+    state: str = web_ui.environment.runner.state
+    if runs.is_being_judged and state in (STATE_STOPPED, STATE_STOPPING):
+        return STATE_RUNNING  # or the page would ask no more before the figures
+    return state
+
+
+def _add_tab(web_ui: Any, runs: WebRuns) -> None:
+    columns = [("figure", "Figure"), ("value", "Value"), ("about", "What it is")]
+    structure = [{"key": key, "title": title} for key, title in columns]
+    update = web_ui.update_template_args
+
+    def update_as_we_like() -> None:
+        update()
+        args = web_ui.template_args
+        args["missing_host_warning"] = False  # without a host one is started
+        shown = form_fields(web_ui.environment.parsed_options)
+        args["extra_options"] = of_the_form(args["extra_options"], shown)
+
+    web_ui.app.jinja_env.policies["json.dumps_kwargs"] = {"sort_keys": False}  # the form's order
+    web_ui.update_template_args = update_as_we_like
+    web_ui.template_args |= {
+        "extended_tabs": [{"title": TAB, "key": TAB}],
+        "extended_tables": [{"key": TAB, "structure": structure}],
+        "extended_csv_files": [
+            {"href": "./walkaway/report?download=1", "title": "Download the walkaway report"}
+        ],
+    }
+
+    @web_ui.app.after_request  # type: ignore[untyped-decorator]
+    def add_ours(response: Response) -> Response:
+        if response.status_code != 200:
+            return response
+        if request.endpoint == "locust.request_stats":
+            data = response.get_json() | {"state": _state(runs, web_ui)}
+            rows = tab_rows(_shown(runs), reported=runs.tally.total())
+            data["extended_stats"] = [{"key": TAB, "data": rows}]
+            response.set_data(json.dumps(data))
+        elif request.endpoint == "locust.index":
+            page = response.get_data(as_text=True)
+            response.set_data(page.replace("</body>", f"{_LINK}</body>"))
+        return response
+
+
+def _pages(web_ui: Any, runs: WebRuns) -> Blueprint:
+    pages = Blueprint("walkaway", __name__)
+
+    def file(path: Path) -> Response:
+        response = send_file(path)
+        response.headers.update(HEADERS)
+        return response
+
+    def figures() -> Response:
+        shown = _shown(runs)  # the points in it as they came: this process has users to serve
+        text = msgspec.json.encode(shown | {"told": told(shown)})
+        return Response(text, mimetype="application/json", headers=HEADERS)
+
+    def report() -> Response:
+        path = runs.shown.get("report")
+        if path is None:
+            return make_response("There is no report yet: it is drawn when a test has ended.", 404)
+        name = f"walkaway-{runs.shown['run']}.html"
+        return send_file(path, as_attachment="download" in request.args, download_name=name)
+
+    def add(rule: str, endpoint: str, view: Callable[[], Response]) -> None:
+        pages.add_url_rule(rule, endpoint, web_ui.auth_required_if_enabled(view))
+
+    for name, path in FILES.items():
+        add(f"/{name}", name.replace(".", "-"), partial(file, path))
+    add("/live.json", "figures", figures)
+    add("/report", "report", report)
+    return pages

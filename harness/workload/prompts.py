@@ -1,0 +1,104 @@
+"""Readable prompts of an exact size, different for every request: pure, from a seed and a salt.
+
+Sizes are in bytes of ASCII: the reference engine's tokenizer makes one token of each byte. For
+another engine a prompt is shorter in tokens than planned; the row keeps what its usage said.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+_TEXT: Final = (
+    "the river carried morning light past quiet houses while somebody counted slow boats and "
+    "another person wrote letters about weather bread music stone bridges old maps patient "
+    "gardens winter trains distant bells paper lanterns honest questions small kitchens salt "
+    "wind northern harbours borrowed books forgotten keys gentle arguments long evenings"
+)
+_WORDS: Final = tuple(_TEXT.split())
+
+
+def prompt(
+    *, seed: int, user: int, n: int, num_bytes: int, shared_bytes: int = 0, salt: str = ""
+) -> str:
+    """The prompt of the n-th request of a user: exactly `num_bytes` ASCII characters.
+
+    The first `shared_bytes` of them are the same for all requests of the seed. Then it goes on with
+    a number of its own, so that no prefix cache can answer any further for an earlier request; with
+    another `salt` not even with the same seed, prefix included.
+    """
+    rng = random.Random(f"{salt}{seed}/prefix")
+    shared = _filled(f"{rng.getrandbits(40):010x}, the house rules:", rng, shared_bytes)
+    rng = random.Random(f"{salt}{seed}/{user}/{n}/prompt")
+    return shared + _filled(f"{rng.getrandbits(40):010x}, a letter:", rng, num_bytes - shared_bytes)
+
+
+def paged_prompt(
+    pages: Sequence[int], *, seed: int, page_bytes: float, num_bytes: int, salt: str = ""
+) -> str:
+    """A prompt of exactly `num_bytes` ASCII characters, made of numbered pages of one size.
+
+    Equal pages have equal text, so two prompts begin alike for as long as their pages are the same.
+    The last page is as long as is still needed.
+    """
+    texts = []
+    begin = 0
+    for place, page in enumerate(pages, start=1):
+        end = num_bytes if place == len(pages) else min(round(place * page_bytes), num_bytes)
+        if begin < end:
+            rng = random.Random(f"{salt}{seed}/page/{page}")
+            texts.append(_filled(f"{rng.getrandbits(40):010x}, a page:", rng, end - begin))
+        begin = end
+    return "".join(texts)
+
+
+def prompt_size(limits: tuple[int, int], *, seed: int, user: int, n: int) -> int:
+    """How long the prompt of the n-th request of a user is: uniform between the two limits."""
+    return random.Random(f"{seed}/{user}/{n}/length").randint(*limits)
+
+
+def _filled(beginning: str, rng: random.Random, num_bytes: int) -> str:
+    """Words after the beginning, up to the size."""
+    parts = [beginning]
+    length = len(beginning)
+    while length < num_bytes:
+        word = rng.choice(_WORDS)
+        parts.append(word)
+        length += 1 + len(word)
+    return " ".join(parts)[:num_bytes]
+
+
+class PromptScale(msgspec.Struct, kw_only=True, frozen=True):
+    """tokens = `overhead_tokens` + bytes / `bytes_per_token`.
+
+    The overhead is what the server adds itself (a chat template). `samples` are the (bytes, tokens)
+    pairs that it rests on.
+    """
+
+    bytes_per_token: float = 1.0
+    overhead_tokens: float = 0.0
+    samples: list[tuple[int, int]] = []
+
+    def num_bytes(self, tokens: int) -> int:
+        """The size of a prompt that should be so many tokens; at least one byte."""
+        return max(1, round((tokens - self.overhead_tokens) * self.bytes_per_token))
+
+
+BYTES_ARE_TOKENS: Final = PromptScale()
+
+
+def fit_scale(samples: Sequence[tuple[int, int]]) -> PromptScale | None:
+    """The line of least squares; None where more bytes do not make more tokens, or too few tell."""
+    if len({size for size, _ in samples}) < 2:
+        return None
+    sizes, tokens = np.array(samples, dtype=float).T
+    slope, intercept = np.polyfit(sizes, tokens, 1)
+    if slope * np.ptp(sizes) < 0.5:  # not even one token between the shortest and the longest
+        return None
+    return PromptScale(
+        bytes_per_token=float(1 / slope),
+        overhead_tokens=float(intercept),
+        samples=list(samples),
+    )

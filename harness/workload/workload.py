@@ -1,0 +1,337 @@
+"""Workloads, what to do, and how they and the targets are found and read.
+
+Both are TOML files, shipped by name or given as a path. They are read once, checked, and from then
+on frozen; the resolved copy is saved with the run.
+"""
+
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from harness.errors import ConfigError
+from harness.workload.arrivals import AnyArrivals, ClosedArrivals, Rate, arrivals_problem
+from harness.workload.caps import USUAL_RATE, USUAL_STREAMS, Caps, caps_problem
+from harness.workload.load import AbandonSettings, LoadSettings
+from harness.workload.mix import TimeEntry
+from harness.workload.target import Target
+from harness.workload.toml_file import apply_settings, read_toml, validate
+from harness.workload.values import (
+    LARGEST_INT,
+    MOST_TOKENS,
+    Blocks,
+    Count,
+    Duration,
+    Milliseconds,
+    Name,
+    ScrapeInterval,
+    Seconds,
+    Section,
+    Seed,
+    Share,
+    Slots,
+    Streams,
+    Tokens,
+)
+
+
+class GateSettings(Section):
+    """`[gate]`: limits, a line each (see `harness.gate.limits`).
+
+    `noise`: so much more than the baseline, as a share of it, is no regression yet. `min_abandons`:
+    with fewer requests abandoned (in any arm) the run does not pass.
+    """
+
+    limits: list[str] = Field(default_factory=list)
+    noise: Annotated[float, Field(gt=0, le=10)] = 0.1
+    min_abandons: Annotated[int, Field(ge=0, le=LARGEST_INT)] = 100
+
+
+class ValueSettings(Section):
+    """`[value]`: what cancellation is worth, from an arm that honours it and one that ignores it.
+
+    `price_per_million_tokens` in any currency; absent: no money is told. `assumed_ms_per_token` is
+    for the estimate from tokens alone, beside what was measured.
+    """
+
+    honoured: Name
+    ignored: Name
+    price_per_million_tokens: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    assumed_ms_per_token: Milliseconds = 20.0
+
+
+MOST_LOOPS = 1000
+MOST_PROCESSES = 256
+SHIPPED_WORKLOADS = "workloads"
+SHIPPED_TARGETS = "harness.targets"
+
+
+class RunSettings(Section):
+    """`[run]`: how long and with how many users. With arms: how often each of them is run.
+
+    `reference_arm` is what the other arms are compared with; absent: the first. `loops`: the load
+    is run so often on the same server, which settles after each; from the idle readings between
+    them follows whether something leaks a little every time.
+
+    `timeout_s` is the longest wait for the next byte, and for a connection where
+    `connect_timeout_s` is absent. The others count from the sending: to the first token, and to the
+    end of the answer. `keep_alive`: users who stay ask again on the connection that they have (see
+    `harness.load.transport`). `processes`: so many share the users, or the arrivals. More than
+    `most_streams` open at once and more than `most_rate` arrivals a second are refused.
+    """
+
+    seed: Seed = 0
+    processes: Annotated[int, Field(ge=1, le=MOST_PROCESSES)] = 1
+    rounds: Count = 1
+    loops: Annotated[int, Field(ge=1, le=MOST_LOOPS)] = 1
+    reference_arm: str | None = None
+    users: Streams
+    most_streams: Streams = USUAL_STREAMS
+    most_rate: Rate = USUAL_RATE
+    max_seconds: Duration
+    timeout_s: Duration = 60.0
+    connect_timeout_s: Duration | None = None
+    first_token_timeout_s: Duration | None = None
+    total_timeout_s: Duration | None = None
+    keep_alive: bool = False
+
+
+class EngineSettings(Section):
+    """`[engine]`: settings of the bundled engine; what is absent is left to its own defaults."""
+
+    runner: Literal["auto", "torch", "simulated"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    model: str | None = None
+    seed: Seed | None = None
+    max_num_seqs: Slots | None = None
+    num_blocks: Blocks | None = None
+    block_size: Tokens | None = None
+    max_model_len: Tokens | None = None
+    max_num_batched_tokens: Tokens | None = None
+    scheduling_policy: Literal["fcfs", "priority"] | None = None
+    victim: Literal["policy", "rebuild-cost"] | None = None
+    enable_chunked_prefill: bool | None = None
+    long_prefill_token_threshold: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
+    max_num_partial_prefills: Slots | None = None
+    watermark: Annotated[float, Field(ge=0, lt=1)] | None = None
+    reserve_full_isl: bool | None = None
+    enable_prefix_caching: bool | None = None
+    reclaim: Literal["immediate", "retain"] | None = None
+    force_reclaim_above: Share | None = None
+    batch_invariant: bool | None = None
+    sim_fixed_ms: Milliseconds | None = None
+    sim_prefill_token_ms: Milliseconds | None = None
+    sim_decode_token_ms: Milliseconds | None = None
+    faults: list[str] = Field(default_factory=list)
+    allow_faults: bool = False
+
+
+class SettleSettings(Section):
+    """`[settle]`: how long to wait for the server after the load; overrides the target's.
+
+    `silence_seconds`: how much longer where users leave without a word (stop_reading, vanish).
+    """
+
+    seconds: Seconds | None = None
+    silence_seconds: Seconds | None = None
+    steps: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
+
+
+class CollectSettings(Section):
+    """`[collect]`: how closely the server is watched; what is absent is left to the target.
+
+    `scrape`: whether its metrics page is read at all. `exact`: whether the bundled engine's own
+    logs are read; without them it is measured like any other server.
+    """
+
+    scrape_interval_s: ScrapeInterval | None = None
+    scrape: bool = True
+    exact: bool = True
+
+
+class ArmTarget(Section):
+    """`[arms.target]`: the server of this arm, at a `url` or started by a `command` for each of its
+    runs (`harness.run.server`). What is absent is as typed for all (`--engine`, `--model`,
+    `--api-key-env`, `--ca-file`; `--header` holds for all servers), but for its metrics pages:
+    those are its own."""
+
+    url: Annotated[str, Field(min_length=1)] | None = None
+    command: Annotated[str, Field(min_length=1)] | None = None
+    ready_s: Annotated[float, Field(gt=0)] = 600.0
+    engine: str | None = None
+    model: str | None = None
+    metrics_urls: list[str] = Field(default_factory=list)
+    api_key_env: str | None = None
+    ca_file: str | None = None
+
+    @model_validator(mode="after")
+    def _has_one_place(self) -> Self:
+        if (self.url is None) == (self.command is None):
+            raise ValueError("needs either a `url` or a `command`")
+        return self
+
+    @property
+    def place(self) -> str:
+        """Where it is, for a person."""
+        return self.url or f"`{self.command}`"
+
+
+class ArmSettings(Section):
+    """`[[arms]]`: a variant of the workload, by what it changes in these sections, or by the server
+    that it is run on (`target`).
+
+    The values are checked when the arm is resolved (`harness.workload.arms`), in their place.
+    """
+
+    name: Name
+    target: ArmTarget | None = None
+    engine: dict[str, Any] = Field(default_factory=dict)
+    load: dict[str, Any] = Field(default_factory=dict)
+    arrivals: dict[str, Any] = Field(default_factory=dict)
+    collect: dict[str, Any] = Field(default_factory=dict)
+
+
+class Workload(Section):
+    """One question, and the load that answers it.
+
+    `headlines`: the metrics in which the answer lies; shown first where arms are compared.
+    """
+
+    name: Name
+    question: Annotated[str, Field(min_length=1)]
+    run: RunSettings
+    load: LoadSettings
+    arrivals: AnyArrivals = ClosedArrivals()
+    engine: EngineSettings = EngineSettings()
+    settle: SettleSettings = SettleSettings()
+    collect: CollectSettings = CollectSettings()
+    headlines: list[str] = Field(default_factory=list)
+    arms: list[ArmSettings] = Field(default_factory=list)
+    value: ValueSettings | None = None
+    gate: GateSettings = GateSettings()
+
+    @model_validator(mode="after")
+    def _must_name_its_arms_apart(self) -> Self:
+        names = [arm.name for arm in self.arms]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two of the `arms` are named {sorted(twice)[0]!r}")
+        if not names and self.run.rounds > 1:
+            raise ValueError(
+                f"`run.rounds` is {self.run.rounds}, but there are no `[[arms]]`; one is enough: "
+                "--set 'arms=[{name=\"build\"}]'"
+            )
+        reference = self.run.reference_arm
+        if reference is not None and reference not in names:
+            raise ValueError(
+                f"`run.reference_arm` is {reference!r}, but the arms are: {', '.join(names)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _must_arrive(self) -> Self:
+        if why := arrivals_problem(self.arrivals, self.load, max_seconds=self.run.max_seconds):
+            raise ValueError(why)
+        return self
+
+    @model_validator(mode="after")
+    def _must_keep_to_its_caps(self) -> Self:
+        run = self.run
+        caps = Caps(most_streams=run.most_streams, most_rate=run.most_rate)
+        if why := caps_problem(caps, self.load, self.arrivals, users=run.users):
+            raise ValueError(why)
+        return self
+
+    @model_validator(mode="after")
+    def _must_be_shared_out(self) -> Self:
+        processes = self.run.processes
+        if processes == 1:
+            return self
+        if not isinstance(self.load, AbandonSettings):
+            raise ValueError(
+                f"`run.processes` is {processes}, but a load of kind {self.load.kind!r} is "
+                "directed from one process; take 1"
+            )
+        if self.load.canaries:
+            raise ValueError(
+                f"`run.processes` is {processes}, but `load.canaries` learn their answers one "
+                "after the other, which takes one process; take 1"
+            )
+        if isinstance(self.arrivals, ClosedArrivals) and self.run.users < processes:
+            raise ValueError(
+                f"`run.processes` is {processes}, but there are only {self.run.users} `run.users` "
+                "to share out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _must_leave_before_the_time_is_up(self) -> Self:
+        if not isinstance(self.load, AbandonSettings):
+            return self
+        limit_s = self.run.max_seconds
+        for entry in self.load.leavers:
+            if isinstance(entry, TimeEntry) and entry.seconds[1] >= limit_s:
+                raise ValueError(
+                    f"plan `time`: leaves {entry.seconds[1]:g} s after `{entry.since}`, but "
+                    f"`run.max_seconds` is {limit_s:g}: the run would be over before"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _must_value_two_of_its_arms(self) -> Self:
+        if self.value is None:
+            return self
+        names = {arm.name for arm in self.arms}
+        if not {self.value.honoured, self.value.ignored} <= names:
+            raise ValueError(
+                f"`value` compares the arms {self.value.honoured!r} and {self.value.ignored!r}, "
+                f"but the arms are: {', '.join(sorted(names)) or 'none'}"
+            )
+        return self
+
+
+def load_workload(name_or_path: str, settings: Sequence[str] = ()) -> Workload:
+    """A workload by shipped name or by path, with `--set` settings applied. Raises ConfigError."""
+    path = find_file(name_or_path, package=SHIPPED_WORKLOADS, noun="workload")
+    data = apply_settings({"name": name_of(path), **read_toml(path)}, settings)
+    return validate(Workload, data, source=str(path), settings=settings)
+
+
+def load_target(name_or_path: str) -> Target:
+    """A target description by shipped name or by path. Raises ConfigError."""
+    path = find_file(name_or_path, package=SHIPPED_TARGETS, noun="engine")
+    return validate(Target, {"name": path.stem, **read_toml(path)}, source=str(path))
+
+
+def name_of(path: Path) -> str:
+    """The name of a workload that does not tell its own: its file's, fit for a folder's name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("._-") or "workload"
+
+
+def shipped(package: str) -> dict[str, Path]:
+    """The TOML files that a package carries, by name."""
+    folder = Path(str(files(package)))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def find_file(name_or_path: str, *, package: str, noun: str) -> Path:
+    """A shipped name, else a path; an unknown one is answered with the shipped names."""
+    known = shipped(package)
+    if name_or_path in known:
+        return known[name_or_path]
+    path = Path(name_or_path)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder; name the {noun}'s TOML file in it")
+    names = ", ".join(known)
+    raise ConfigError(
+        f"unknown {noun} `{name_or_path}`: neither a file nor one of those shipped: {names}"
+    )
+
+
+def as_plain_data(section: BaseModel) -> dict[str, Any]:
+    """The section as plain data, defaults filled in, for the run's manifest."""
+    return section.model_dump(mode="json")
