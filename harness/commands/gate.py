@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from msgspec.structs import replace
-from pydantic import ValidationError
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.table import Table
@@ -28,12 +26,11 @@ from harness.gate.baseline import (
 )
 from harness.gate.judge import Judgement, Terms, judge, refuse
 from harness.gate.limits import BASELINE, Limit, parse_limits
-from harness.gate.measured import Conditions, Measured, num_rounds
+from harness.gate.measured import Measured, num_rounds
 from harness.gate.reports import LEFT_OUT, as_junit, as_markdown, gravest_first
 from harness.gate.run_folder import read_run
 from harness.gate.verdict import EXIT_CODES, Verdict
 from harness.store.run_folder import RunFolder, UnusableRunError
-from harness.workload.workload import Workload, as_plain_data
 
 WIDEST_LIMIT: Final = 33  # of the terminal's columns: the longest name of a figure
 SHORTEST_WORDS: Final = 20  # columns for what is said of it
@@ -66,7 +63,7 @@ def gate_and_show(order: GateOrder, *, as_json: bool, quiet: bool) -> int:
         _check_free(path, may_overwrite=order.may_overwrite)
     saved = None
     try:
-        measured = with_defaults(read_run(order.run))
+        measured = read_run(order.run)
     except UnusableRunError as error:
         judgement = refuse(str(order.run), error.reason, error.remedy)
     else:
@@ -175,8 +172,7 @@ def _baseline(order: GateOrder, measured: Measured) -> Baseline | None:
     path = order.baseline or place_of(workload)
     if order.saves_baseline or (order.baseline is None and not path.is_file()):
         return None
-    baseline = load_baseline(path, workload=workload)
-    return msgspec.structs.replace(baseline, measured=with_defaults(baseline.measured))
+    return load_baseline(path, workload=workload)
 
 
 def _save(order: GateOrder, measured: Measured, judgement: Judgement) -> str | None:
@@ -243,23 +239,3 @@ def _write(path: Path, content: bytes) -> None:
         path.write_bytes(content)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error}") from error
-
-
-def with_defaults(measured: Measured) -> Measured:
-    """The same with whole demands."""
-    sides = {
-        name: replace(side, conditions=_whole_demand(side.conditions))
-        for name, side in measured.sides.items()
-    }
-    return replace(measured, conditions=_whole_demand(measured.conditions), sides=sides)
-
-
-def _whole_demand(conditions: Conditions) -> Conditions:
-    """A demand that no workload could have any more stays as it is."""
-    demand: dict[str, Any] = conditions.demand
-    try:
-        workload = Workload.model_validate({"name": "any", "question": "any", **demand})
-    except ValidationError:
-        return conditions
-    filled = {section: as_plain_data(getattr(workload, section)) for section in demand}
-    return replace(conditions, demand=filled)

@@ -168,10 +168,6 @@ def export(
         Path | None,
         typer.Option(metavar="FILE", help="A timeline for Perfetto or chrome://tracing (JSON)."),
     ] = None,
-    aiperf: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A row a request as AIPerf's profile_export.jsonl."),
-    ] = None,
     force: Force = False,
 ) -> None:
     """Write a run for other tools.
@@ -182,7 +178,7 @@ def export(
     """
     from harness.commands.export import export_run
 
-    export_run(run, trace=trace, aiperf=aiperf, force=force)
+    export_run(run, trace=trace, force=force)
 
 
 __all__ = ["app"]

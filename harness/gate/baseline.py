@@ -78,10 +78,13 @@ def why_not_comparable(mine: Conditions, theirs: Conditions) -> str | None:
         if here != there:
             return f"the {name} of the baseline: {there}; of this run: {here}"
     for section, keys in theirs.demand.items():
-        for key in sorted({*keys, *mine.demand.get(section, {})}):
-            here, there = mine.demand.get(section, {}).get(key), keys.get(key)
-            if here != there:
-                return f"`{section}.{key}` of the baseline: {there}; of this run: {here}"
+        here = mine.demand.get(section, {})
+        for key in sorted({*keys, *here}):
+            if key not in keys or key not in here:
+                which = "baseline" if key not in keys else "run"
+                return f"the {which} does not know `{section}.{key}`: save the baseline again"
+            if here[key] != keys[key]:
+                return f"`{section}.{key}` of the baseline: {keys[key]}; of this run: {here[key]}"
     return None
 
 

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from typer.testing import CliRunner
 
 from harness.commands.verbs import app
 from harness.errors import ConfigError
-from harness.export.aiperf_rows import aiperf_rows
 from harness.export.chrome_trace import CLIENTS, QUEUE, SLOTS, STEPS, chrome_trace
 from tests.harness.conftest import RunBuilder
 from tests.harness.made_up import save_judged
@@ -154,65 +152,17 @@ def test_of_another_server_there_are_its_scraped_gauges(make_run: Callable[[], R
     assert not slices(events, SLOTS)
 
 
-def test_requests_in_the_shape_of_aiperf(make_run: Callable[[], RunBuilder]) -> None:
-    left, read, queued, rejected = aiperf_rows(busy(make_run()).frames())
-    assert set(left["metadata"]) == {
-        "session_num",
-        "x_request_id",
-        "x_correlation_id",
-        "conversation_id",
-        "turn_index",
-        "request_start_ns",
-        "request_ack_ns",
-        "request_end_ns",
-        "worker_id",
-        "record_processor_id",
-        "benchmark_phase",
-        "was_cancelled",
-        "cancellation_time_ns",
-    }
-    assert left["metadata"]["request_start_ns"] == 1_767_225_600_000_000_000
-    assert left["metadata"]["cancellation_time_ns"] - left["metadata"]["request_start_ns"] == 1e8
-    assert left["metrics"] == {"error_isl": {"value": 32, "unit": "tokens"}}
-    assert left["error"] == {
-        "code": 499,
-        "type": "RequestCancellationError",
-        "message": "Request was cancelled after 0.100 seconds",
-    }
-    assert (read["error"], read["metadata"]["was_cancelled"]) == (None, False)
-    values = {name: metric["value"] for name, metric in read["metrics"].items()}
-    assert values == {
-        "input_sequence_length": 16,
-        "output_token_count": 3,
-        "output_sequence_length": 3,
-        "time_to_first_token": pytest.approx(120),
-        "request_latency": pytest.approx(170),
-        "inter_chunk_latency": pytest.approx([20, 30]),
-        "inter_token_latency": pytest.approx(25),
-        "output_token_throughput_per_user": pytest.approx(40),
-    }
-    assert queued["metrics"] == {}
-    assert rejected["error"] == {"code": 429, "type": "RejectedError", "message": "rejected"}
-
-
-def test_the_command_writes_both_files(tmp_path: Path) -> None:
-    run, trace, rows = save_judged(tmp_path / "run"), tmp_path / "t.json", tmp_path / "a.jsonl"
-    order = ["export", str(run), "--trace", str(trace), "--aiperf", str(rows)]
+def test_the_command_writes_the_trace(tmp_path: Path) -> None:
+    run, trace = save_judged(tmp_path / "run"), tmp_path / "t.json"
+    order = ["export", str(run), "--trace", str(trace)]
     result = CliRunner().invoke(app, order)
     assert result.exit_code == 0, result.exception
     assert json.loads(trace.read_text())["otherData"]["run_id"] == "made-up"
-    assert [
-        json.loads(line)["metadata"]["x_request_id"] for line in rows.read_text().splitlines()
-    ] == ["a", "b"]
     again = CliRunner().invoke(app, order)
     assert isinstance(again.exception, ConfigError)
     assert "overwrite it with --force" in str(again.exception)
     assert CliRunner().invoke(app, [*order, "--force"]).exit_code == 0
     nowhere = CliRunner().invoke(app, ["export", str(run), "--trace", str(tmp_path / "no" / "t")])
     assert "cannot be written" in str(nowhere.exception)
-    one = str(tmp_path / "one.json")
-    both = CliRunner().invoke(app, ["export", str(run), "--trace", one, "--aiperf", one])
-    assert "is named by --trace and by --aiperf" in str(both.exception)
-    assert not Path(one).exists()
     nothing = CliRunner().invoke(app, ["export", str(run)])
     assert "nothing to write" in str(nothing.exception)

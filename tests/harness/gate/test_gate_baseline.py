@@ -95,20 +95,6 @@ def test_a_run_that_none_can_be_held_to_is_no_baseline_unless_a_limit_says_how(
     assert gate(run, "build / baseline: leaked_slots.mean <= 1", saves_baseline=True) == 0
 
 
-def test_a_baseline_from_before_a_setting_is_compared_where_that_is_at_its_default(
-    tmp_path: Path,
-) -> None:
-    run = gated.save_rounds(tmp_path / "run", 1.0, 1.02, 0.98)
-    limit = "build: cancel_latency_steps.p99 <= 2"
-    assert gate(run, limit, saves_baseline=True) == 0
-    place = Path("results/baselines/gate.json")
-    saved = json.loads(place.read_text())
-    for conditions in (saved["measured"], saved["measured"]["sides"]["build"]):
-        del conditions["conditions"]["demand"]["run"]["keep_alive"]
-    place.write_text(json.dumps(saved))
-    assert gate(run, limit) == 0
-
-
 def test_what_is_left_out_on_another_machine_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

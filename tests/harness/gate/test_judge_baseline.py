@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from harness.commands.gate import with_defaults
 from harness.gate.baseline import limits_against_baseline
 from harness.gate.measured import Measured
 from harness.gate.verdict import Verdict
@@ -73,18 +72,13 @@ def test_another_demand_is_not_compared() -> None:
     )
 
 
-@pytest.mark.parametrize("key", ["keep_alive", "no_such_key"])
-def test_a_key_that_a_baseline_does_not_have_yet_was_at_its_default(key: str) -> None:
+def test_a_baseline_of_another_version_is_to_be_saved_again() -> None:
     older = gated.manifest(["build"])["workload"]
-    older["run"].pop(key, None)
-    before = with_defaults(build([1.0, 1.02, 0.98], workload=older))
-    run = with_defaults(build([1.0] * 3))
-    assert judged(run, LINE, baseline=before).verdict is PASS
-    newer = gated.manifest(["build"])["workload"]
-    newer["run"][key] = True
-    run = with_defaults(build([1.0] * 3, workload=newer))
-    found = judged(run, LINE, baseline=before).checks[1]
-    assert f"`run.{key}` of the baseline: " in found.reason
+    del older["run"]["keep_alive"]
+    found = judged(build([1.0] * 3), LINE, baseline=build([1.0] * 3, workload=older))
+    assert found.verdict is OPEN
+    why = "not comparable: the baseline does not know `run.keep_alive`: save the baseline again"
+    assert found.checks[1].reason == why
 
 
 def test_another_seed_and_more_rounds_are_the_same_demand() -> None:
