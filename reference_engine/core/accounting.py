@@ -3,19 +3,19 @@
 import msgspec
 
 from reference_engine.core.kv_cache import Reclaimed
+from reference_engine.core.request import Request, Status
 
 
 class Counters(msgspec.Struct, kw_only=True, array_like=True):
     """Totals of tokens, blocks, requests.
 
-    `generated_tokens` are all that were sampled, also those nobody read; `recomputed_tokens` those
-    computed again after a preemption. `prefix_queried_tokens` were looked up in the prefix cache at
-    an admission and `prefix_hit_tokens` found, at a resumption `resumed_queried_tokens` and
-    `resumed_hit_tokens`. `reclaimed_*` are blocks of cancelled requests by what became of them,
-    `retained_hits` those of the retained ones that somebody could use later. `saved_tokens`: what
-    aborted requests had left to generate. `prompt_tokens` are of prompts that were computed, or
-    found, to their end; `unread_prompt_tokens` were computed for requests that were aborted before
-    their first token. `slot_steps`: requests computed for, summed over steps.
+    `generated_tokens`: all that were sampled, read or not; `recomputed_tokens`: computed again
+    after a preemption. `prefix_queried_tokens` were looked up in the prefix cache at an admission
+    and `prefix_hit_tokens` found; `resumed_*`: at a resumption. `reclaimed_*`: blocks of cancelled
+    requests by what became of them; `retained_hits`: retained blocks that a later request used.
+    `saved_tokens`: what aborted requests had left to generate. `prompt_tokens`: of prompts that
+    were computed, or found, to their end; `unread_prompt_tokens`: computed for requests that were
+    aborted before their first token. `slot_steps`: requests computed for, summed over steps.
     """
 
     steps: int = 0
@@ -36,39 +36,39 @@ class Counters(msgspec.Struct, kw_only=True, array_like=True):
     unread_prompt_tokens: int = 0
     finished: dict[str, int] = {}
 
-    def count_finish(self, reason: str, times: int) -> None:
-        self.finished[reason] = self.finished.get(reason, 0) + times
+    def count_prefix(self, request: Request, num_hit: int) -> None:
+        """An admission or a resumption found `num_hit` tokens in the prefix cache."""
+        if request.block_hashes is None:
+            return  # there is no prefix cache
+        if request.status is Status.WAITING:
+            self.prefix_queried_tokens += request.num_tokens
+            self.prefix_hit_tokens += num_hit
+        else:
+            self.resumed_queried_tokens += request.num_tokens
+            self.resumed_hit_tokens += num_hit
+
+    def count_computed(self, request: Request, before: int) -> None:
+        """Prompt tokens and lost tokens of a request were computed, from `before` on."""
+        now = request.num_computed_tokens
+        again = max(0, min(now, request.num_lost_tokens) - before)
+        request.num_recomputed_tokens += again
+        self.recomputed_tokens += again
+        if before >= request.num_prompt_tokens:
+            return
+        request.num_prefilled_tokens += min(now, request.num_prompt_tokens) - before
+        if now == request.num_prompt_tokens and not request.num_generated:
+            self.prompt_tokens += now
+
+    def count_finish(self, reason: str) -> None:
+        self.finished[reason] = self.finished.get(reason, 0) + 1
+
+    def count_abort(self, request: Request) -> None:
+        """What an aborted request did not generate, and what it computed in vain."""
+        self.saved_tokens += request.max_tokens_in_all - request.num_tokens
+        if not request.num_generated:
+            self.unread_prompt_tokens += request.num_prefilled_tokens
 
     def count_reclaimed(self, reclaimed: Reclaimed) -> None:
         self.reclaimed_freed += reclaimed.freed
         self.reclaimed_retained += reclaimed.retained
         self.reclaimed_forced += reclaimed.forced
-
-
-class Families:
-    """Which requests belong to which parent. Changes in `add` and `ended` only."""
-
-    def __init__(self) -> None:
-        self._children: dict[str, list[str]] = {}
-        self._parent_of: dict[str, str] = {}
-
-    def __len__(self) -> int:
-        return len(self._children)
-
-    def add(self, parent_id: str, request_id: str) -> None:
-        self._children.setdefault(parent_id, []).append(request_id)
-        self._parent_of[request_id] = parent_id
-
-    def members(self, name: str) -> list[str]:
-        """The children of a parent in order, or the name itself where it is no parent's."""
-        return list(self._children.get(name, [name]))
-
-    def ended(self, request_id: str) -> None:
-        """A request has ended; not an error for one without a parent."""
-        parent_id = self._parent_of.pop(request_id, None)
-        if parent_id is None:
-            return
-        children = self._children[parent_id]
-        children.remove(request_id)
-        if not children:
-            del self._children[parent_id]

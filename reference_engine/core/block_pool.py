@@ -1,12 +1,11 @@
-"""The pool of KV-cache blocks: each is blank, held, cached or leaked, and never two of these.
+"""The pool of KV-cache blocks: each is blank, held or cached, and never two of these.
 
     blank ──take──▶ held ──give back──▶ blank, or cached if the prefix index knows it
     cached ─share─▶ held;  cached ──take (the least recently used, when none is blank)──▶ held
 
 A block is `block_size` token positions of the cache, known by its number. A held block has as many
-references as block tables it stands in; a cached one has none, keeps its tokens' keys and values,
-and is as good as free. Blocks that a fault has lost are kept apart, so that the conservation law
-still holds: blank + cached + held + leaked = total.
+references as block tables have it; a cached block has none, keeps its tokens' keys and values, and
+counts as free. Conservation law: blank + cached + held = total.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -19,8 +18,8 @@ class BlockPool:
     """Hands out block numbers and takes them back.
 
     `_blank` (a queue: the block that was given back first is reused first), `_cached` (least
-    recently used first), `_references` and `_leaked` are the only state beside the index; they
-    change in the methods below, on the scheduler's thread.
+    recently used first) and `_references` are the only state beside the index; they change in the
+    methods below, on the scheduler's thread.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -29,7 +28,6 @@ class BlockPool:
         self._blank: deque[int] = deque(range(num_blocks))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._references: dict[int, int] = {}
-        self._leaked: set[int] = set()
 
     @property
     def num_free(self) -> int:
@@ -45,14 +43,14 @@ class BlockPool:
         return len(self._references)
 
     def cached_of(self, blocks: Iterable[int]) -> list[int]:
-        """Those of `blocks` that nobody holds: sharing them takes them out of the free ones."""
+        """Those of `blocks` without a holder: sharing them takes them out of the free ones."""
         return [block for block in blocks if block in self._cached]
 
     def is_shared(self, block: int) -> bool:
         return self._references.get(block, 0) > 1
 
     def try_take(self, count: int) -> list[int] | None:
-        """`count` blocks without content, or None (and nothing changes) when there are not so many.
+        """`count` blocks without content, or None (and nothing changes) if there are fewer.
 
         Cached blocks lose their content only when no blank one is left.
         """
@@ -72,7 +70,7 @@ class BlockPool:
             self._references[block] = self._references.get(block, 0) + 1
 
     def give_back(self, blocks: Iterable[int]) -> list[int]:
-        """One reference less to each; the blocks that nobody holds any more.
+        """One reference less to each; the blocks that are free now.
 
         Raises KeyError for a block that is not held. The first given back is the first evicted.
         """
@@ -90,27 +88,17 @@ class BlockPool:
                 self._blank.append(block)
         return freed
 
-    def leak(self, blocks: Iterable[int]) -> None:
-        """Lose one reference to each for good, on purpose; others may still hold the block."""
-        for block in blocks:
-            references = self._references.pop(block) - 1
-            if references:
-                self._references[block] = references
-            else:
-                self.index.drop(block)
-                self._leaked.add(block)
-
     def blank(self, block: int) -> None:
-        """Take a cached block's content, as if somebody had needed the room."""
+        """Drop a cached block's content, as if its room had been needed."""
         del self._cached[block]
         self.index.drop(block)
         self._blank.append(block)
 
-    def check_sums(self, *, is_idle: bool) -> None:
-        """Raise AssertionError unless all blocks are somewhere, and when idle nobody's."""
-        total = self.num_free + self.num_held + len(self._leaked)
+    def check_sums(self, *, most_held: int) -> None:
+        """Raise AssertionError unless no block is missing and at most `most_held` are held."""
+        total = self.num_free + self.num_held
         assert total == self.num_blocks, f"{total} blocks of {self.num_blocks}"
-        assert not (is_idle and self._references), "blocks are held for nobody"
+        assert self.num_held <= most_held, "blocks are held that no request needs"
 
     def check_integrity(self, holders: Sequence[Sequence[int]]) -> None:
         """Raise AssertionError unless references equal `holders` (block tables) and all add up."""
@@ -118,7 +106,7 @@ class BlockPool:
         assert held == self._references, "references differ from the block tables"
         blank = set(self._blank)
         assert len(blank) == len(self._blank), "a block is blank twice"
-        states = [blank, self._cached.keys(), self._references.keys(), self._leaked]
+        states = [blank, self._cached.keys(), self._references.keys()]
         total = sum(map(len, states))
         assert total == self.num_blocks, f"{total} blocks of {self.num_blocks}"
         assert len(set().union(*states)) == total, "a block is in two states"

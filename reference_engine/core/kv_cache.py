@@ -1,4 +1,4 @@
-"""Block tables: what a request finds in the cache, what it takes, and where it loses it all.
+"""Block tables: what a request finds in the cache, what it takes, and how it gives it back.
 
     tokens   | cached prefix | computed | scheduled now | not yet |
     blocks   | b0 | b1       | b2 | b3  | b4 (new)      |
@@ -18,10 +18,10 @@ from reference_engine.core.request import Request
 
 
 class Reclaimed(NamedTuple):
-    """What became of the blocks of a cancelled request, shared ones and leaked ones apart.
+    """What became of the blocks of a cancelled request, shared ones apart.
 
-    `freed` are blank at once, `retained` stay in the prefix cache, `forced` would have been
-    retained but for want of room.
+    `freed` are blank at once, `retained` stay in the prefix cache, `forced` would have stayed but
+    for want of room.
     """
 
     freed: int = 0
@@ -61,8 +61,8 @@ class KVCache:
     def admit(self, request: Request, prefix: list[int], num_tokens: int) -> int:
         """Give a request that holds nothing its cached prefix, and room for `num_tokens` more.
 
-        The caller has seen that there are `blocks_to_admit`. Returns how many blocks of the prefix
-        a cancelled request had left behind.
+        There must be `blocks_to_admit`. Returns how many blocks of the prefix a cancelled request
+        had left behind.
         """
         assert not request.block_table
         request.num_computed_tokens = request.num_cached_tokens = len(prefix) * self.block_size
@@ -85,7 +85,7 @@ class KVCache:
         return True
 
     def remember_prompt(self, request: Request, before: int) -> None:
-        """Let others find the prompt blocks that were filled since `before` computed tokens."""
+        """Index the prompt blocks that were filled since `before` computed tokens."""
         if request.block_hashes is None:
             return
         num_computed = min(request.num_computed_tokens, request.num_prompt_tokens)
@@ -96,7 +96,7 @@ class KVCache:
         """Tokens to be computed again if the request lost its blocks and came back at once.
 
         What the prefix cache holds of its prompt costs nothing then. It may cost more by the time
-        the request does come back: its blocks are wanted, or nobody would ask.
+        the request does come back, since another request wants its blocks.
         """
         num_found = len(self.find_prefix(request))
         return max(0, request.num_computed_tokens - num_found * self.block_size)
@@ -104,30 +104,16 @@ class KVCache:
     def free(self, request: Request) -> int:
         """Give all blocks back, the last first, so that a prefix is evicted from its end.
 
-        A request that never had blocks, or has none any more, is not an error. Returns how many
-        nobody holds now: they can be given to others.
+        A request without blocks is not an error. Returns how many can be given to others now.
         """
         table, request.block_table = request.block_table, []
         return len(self.pool.give_back(reversed(table)))
-
-    def leak(self, request: Request, count: int) -> None:
-        """Lose the last `count` blocks of the table, or all that there are."""
-        num_kept = max(0, len(request.block_table) - count)
-        self.pool.leak(request.block_table[num_kept:])
-        del request.block_table[num_kept:]
-
-    def drop_prefix(self, request: Request) -> None:
-        """Make the request's blocks unknown to the prefix cache, also where others share them."""
-        for block in self._left_behind(request):
-            self.pool.blank(block)
-        for block in request.block_table:
-            self.pool.index.drop(block)
 
     def reclaim(self, request: Request) -> Reclaimed:
         """Give the blocks of a cancelled request back as the reclaim policy says."""
         table, pool = request.block_table, self.pool
         is_pressed = pool.num_held > self._force_above
-        left_behind = self._left_behind(request)
+        left_behind = self.left_behind(request)
         known = [block for block in table if block in pool.index and not pool.is_shared(block)]
         num_freed = self.free(request) - len(known)
         known += left_behind
@@ -140,7 +126,7 @@ class KVCache:
             return Reclaimed(freed=num_freed, forced=len(known))
         return Reclaimed(freed=num_freed + len(known))
 
-    def _left_behind(self, request: Request) -> list[int]:
+    def left_behind(self, request: Request) -> list[int]:
         """Cached prompt blocks of a request that lost them by preemption and has not come back."""
         if request.block_table or not request.num_preemptions:
             return []

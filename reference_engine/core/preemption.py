@@ -1,11 +1,10 @@
-"""Who has to give up its blocks when a running request finds none.
+"""Which request gives up its blocks when a running request finds none.
 
-The scheduler asks for a victim among the running requests until the growing one fits, or is itself
-the victim. By the scheduling policy that is whom it ranks last: the youngest, or the least
-important. The rebuild-cost policy asks instead, among the least important, what a preemption would
-throw away, and takes the request that is cheapest to bring back: the fewest computed tokens that
-the prefix cache could not return. The dearest one is never chosen while there is another, so
-somebody always gets to its end.
+The scheduler asks for victims among the running requests until the growing one fits, or is itself
+the victim. The default victim is the request that the scheduling policy ranks last: the youngest,
+or the least important. With `rebuild-cost` it is, among the least important, the one that is
+cheapest to bring back: the fewest computed tokens that the prefix cache could not return. The most
+expensive one is never chosen while there is another, so one request always gets to its end.
 """
 
 from collections.abc import Callable, Sequence

@@ -27,8 +27,7 @@ def chain_hashes(token_ids: Sequence[int], block_size: int) -> list[bytes]:
 class PrefixIndex:
     """Hash to block and back; one block a hash.
 
-    `retained` marks the indexed blocks that a cancelled request left behind and nobody has hit
-    since.
+    `retained`: indexed blocks that a cancelled request left behind and no request has hit since.
     """
 
     def __init__(self) -> None:

@@ -15,8 +15,6 @@ import msgspec
 
 
 class Status(Enum):
-    """Where a request stands."""
-
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
@@ -65,15 +63,16 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 class Request:
     """One request. A smaller `priority` is more important.
 
-    Its mutable fields are changed by the scheduler only: the token list by `update`, the block
-    table and the computed tokens also by the KV cache on the scheduler's behalf, the status through
-    `move_to`. `num_cached_tokens` were found in the prefix cache at the last admission,
-    `num_lost_tokens` is the most that any preemption took away, `num_recomputed_tokens` what was
-    computed again because of that; the computing of the first `num_noted_tokens`, which is prompt
-    and lost tokens, is accounted for. `num_prefilled_tokens` of its prompt were computed, repeats
-    included. `arrival` numbers the requests as they come,
-    `max_tokens_in_all` is how long it may get, prompt and answer together. While fewer than
-    `routine_until` tokens are computed, its steps are routine; a change of status ends that.
+    Only the scheduler changes its fields: the token list in `update`, the block table and the
+    computed tokens also through the KV cache, the status through `move_to`.
+
+    `num_cached_tokens` were found in the prefix cache at the last admission. `num_lost_tokens` is
+    the most that any preemption took away, `num_recomputed_tokens` what was computed again because
+    of that. The computing of the first `num_counted_tokens` (prompt and lost tokens) is counted.
+    `num_prefilled_tokens` of its prompt were computed, repeats included. `arrival` numbers the
+    requests as they come. `max_tokens_in_all` bounds prompt and answer together. While fewer than
+    `plain_decode_until` tokens are computed, its steps are plain decodes; a change of status ends
+    that.
     """
 
     __slots__ = (
@@ -84,15 +83,15 @@ class Request:
         "max_tokens_in_all",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_counted_tokens",
         "num_lost_tokens",
-        "num_noted_tokens",
         "num_preemptions",
         "num_prefilled_tokens",
         "num_prompt_tokens",
         "num_recomputed_tokens",
+        "plain_decode_until",
         "priority",
         "request_id",
-        "routine_until",
         "sampling",
         "status",
         "token_ids",
@@ -120,9 +119,9 @@ class Request:
         self.num_preemptions = 0
         self.num_prefilled_tokens = 0
         self.num_lost_tokens = 0
-        self.num_noted_tokens = len(prompt_token_ids)
+        self.num_counted_tokens = len(prompt_token_ids)
         self.num_recomputed_tokens = 0
-        self.routine_until = 0
+        self.plain_decode_until = 0
         self.block_table: list[int] = []
         self.block_hashes: list[bytes] | None = None
         self.status = Status.WAITING
@@ -134,7 +133,7 @@ class Request:
 
     @property
     def num_generated(self) -> int:
-        """All tokens sampled for this request, read by somebody or not."""
+        """All tokens sampled for this request, read or not."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
@@ -144,19 +143,19 @@ class Request:
 
     @property
     def phase(self) -> Phase:
-        """Where its work stands, in people's words; the scheduler does not ask."""
+        """For people; the scheduler does not ask."""
         if self.status is not Status.RUNNING:
             return Phase.WAITING
         is_behind = self.num_generated == 0 or self.num_owed_tokens > 1
         return Phase.PREFILL if is_behind else Phase.DECODE
 
-    def routine_limit(self, block_size: int) -> int:
-        """Up to how many computed tokens its steps are routine; 0 if the next one is not.
+    def plain_decode_limit(self, block_size: int) -> int:
+        """Up to how many computed tokens its steps are plain decodes; 0 if the next one is not.
 
-        In a routine step it is owed its newest token only, since prompt and lost tokens are
+        In a plain decode it is owed its newest token only, since prompt and lost tokens are
         computed; its block table has room; and the token that comes of it is not its last.
         """
-        if self.num_computed_tokens < self.num_noted_tokens:
+        if self.num_computed_tokens < self.num_counted_tokens:
             return 0
         return min(len(self.block_table) * block_size, self.max_tokens_in_all - 2)
 
@@ -167,7 +166,7 @@ class Request:
                 f"request {self.request_id}: {self.status.value} -> {status.value}"
             )
         self.status = status
-        self.routine_until = 0
+        self.plain_decode_until = 0
 
     def __repr__(self) -> str:
         return (

@@ -1,30 +1,30 @@
 """Continuous batching with one token budget a step.
 
-Each step, every request is owed the tokens that it has and the cache has not; the scheduler gives
-each some of what it is owed, out of one budget. Running requests come first, in the order in which
-they were admitted; then waiting requests are admitted while slots, budget and blocks last. A long
-prompt is thus computed in chunks beside everybody else's next token; one that finds its beginning
-in the prefix cache is owed less; and a resumed request is nothing special. When a running request
-finds no block, a victim is preempted: it loses its blocks, goes to the front of the queue and will
-recompute. Most steps of most requests are routine: one more token into a block that they have. A
-request is looked at closely only when it has computed all that it can by routine.
+In each step every request is owed the tokens that it has and the cache has not; the scheduler gives
+each request some of what it is owed, out of one budget. Running requests come first, in order of
+admission; then waiting requests are admitted while slots, budget and blocks last. A long prompt is
+thus computed in chunks beside the other requests' next tokens; a prompt whose beginning is in the
+prefix cache is owed less; a resumed request is nothing special. When a running request finds no
+block, a victim is preempted: it loses its blocks, goes to the front of the queue and recomputes.
+Most steps of most requests are plain decodes: one more token, into a block that the request has. A
+request is looked at closely only when it has no plain decode left.
 
-Every ending goes through `finish`: it is the only place where a request leaves the queues and loses
-its blocks for good, and it does nothing for a request that is not there any more. It may come at
-any moment, also between `schedule` and `update`: the step's result for a request that is gone is
-dropped, and its token counted.
+Every ending goes through `finish`, the only place where a request leaves the queues for good, and
+then through `free`, which gives its blocks back. `finish` does nothing for an unknown request. It
+may come at any moment, also between `schedule` and `update`: the step's result for a request that
+has ended is dropped, and its token counted.
 
-The scheduler reads no clock and draws no random numbers. Its only mutable state is `waiting`,
-`running`, `requests`, `held_back`, the block pool and the counters; they change in the public
-methods, which are called by one thread.
+The scheduler reads no clock and draws no random numbers. Its mutable state is `waiting`, `running`,
+`requests`, `unfreed`, `num_slots`, the block pool and the counters; they change in the public
+methods, which one thread calls.
 """
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
-from reference_engine.config import EngineConfig, SchedulingPolicy
+from reference_engine.config import EngineConfig
 from reference_engine.core.accounting import Counters
 from reference_engine.core.kv_cache import KVCache
 from reference_engine.core.preemption import victim_policy
@@ -32,40 +32,24 @@ from reference_engine.core.request import FinishReason, Request, Status
 from reference_engine.core.step import StepPlan
 
 
-class Release(NamedTuple):
-    """How an ending request is let go. The defaults are right; anything else is a fault.
-
-    `num_leaked` blocks and, with `leaks_slot`, its batch slot are lost for good. With
-    `is_held_back` its blocks wait for `free_held_back`; with `drops_prefix` they leave the prefix
-    cache. It is counted `times`.
-    """
-
-    num_leaked: int = 0
-    leaks_slot: bool = False
-    is_held_back: bool = False
-    drops_prefix: bool = False
-    times: int = 1
-
-
-CORRECT: Final = Release()
-
-
 class Scheduler:
-    """Decides what each step computes, and keeps the requests' state true to it."""
+    """Decides what each step computes, and keeps the requests' state in line with it."""
 
     def __init__(self, config: EngineConfig, eos_token_id: int) -> None:
         self._config = config
         self._max_chunk_tokens = config.max_chunk_tokens
         self._max_model_len = config.max_model_len
         self._eos_token_id = eos_token_id
-        self._num_leaked_slots = 0
         self._num_arrived = 0
+        self.num_slots = config.max_num_seqs
         self.kv_cache = KVCache(config)
         self._choose_victim = victim_policy(config, self.kv_cache)
-        self.waiting: WaitingQueue = make_queue(config.scheduling_policy)
+        self.waiting: WaitingQueue = (
+            FcfsQueue() if config.scheduling_policy == "fcfs" else PriorityQueue()
+        )
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
-        self.held_back: dict[str, Request] = {}
+        self.unfreed: dict[str, Request] = {}
         self.counters = Counters()
 
     @property
@@ -74,12 +58,12 @@ class Scheduler:
 
     @property
     def num_slots_used(self) -> int:
-        """Slots of running requests, and those that a fault has lost."""
-        return len(self.running) + self._num_leaked_slots
+        """Batch slots that cannot take a request now."""
+        return self._config.max_num_seqs - self.num_slots + len(self.running)
 
     def add(self, request: Request) -> None:
         """Queue a new request. Raises ValueError for an id that is in use."""
-        if request.request_id in self.requests or request.request_id in self.held_back:
+        if request.request_id in self.requests or request.request_id in self.unfreed:
             raise ValueError(f"request id {request.request_id} is in use")
         self._num_arrived += 1
         request.arrival = self._num_arrived
@@ -95,28 +79,29 @@ class Scheduler:
         if not plan.preempted:
             self._admit_waiting(plan)
         assert plan.budget >= 0
-        assert self.num_slots_used <= self._config.max_num_seqs
+        assert len(self.running) <= self.num_slots
         return plan
 
     def update(self, plan: StepPlan, sampled: Mapping[str, int]) -> list[Request]:
         """Take in what the step computed: `sampled` maps request ids to their new token.
 
-        Returns the requests that got a token. Those that ended by it (end of sequence, length) have
-        their `finish_reason` set and are to be passed to `finish`.
+        Returns the requests that got a token. A request that ended by it (end of sequence, length)
+        has its `finish_reason` set; the caller passes it to `finish`.
         """
         grown, gone, eos_token_id = [], Status.FINISHED, self._eos_token_id
         for request, num_tokens in plan.scheduled.items():
             before = request.num_computed_tokens
-            is_routine = before < request.routine_until
-            if not is_routine and request.status is gone:
-                continue  # it ended while the step was computed: its token is for nobody
+            is_plain = before < request.plain_decode_until
+            if not is_plain and request.status is gone:
+                continue  # it ended while the step was computed: its token is dropped
             request.num_computed_tokens = before + num_tokens
-            if not is_routine:
-                self._note_progress(request, before)
+            if not is_plain and before < request.num_counted_tokens:
+                self.counters.count_computed(request, before)
+                self.kv_cache.remember_prompt(request, before)
             if (token := sampled.get(request.request_id)) is None:
                 continue
             request.token_ids.append(token)
-            if token == eos_token_id or not is_routine:
+            if token == eos_token_id or not is_plain:
                 request.finish_reason = self._natural_end(request)
             grown.append(request)
         self.counters.steps = plan.step
@@ -124,70 +109,66 @@ class Scheduler:
         self.counters.generated_tokens += len(sampled)
         return grown
 
-    def finish(
-        self,
-        request_id: str,
-        reason: FinishReason,
-        *,
-        release: Release = CORRECT,
-        on_removed: Callable[[], None] = lambda: None,
-    ) -> int | None:
-        """End a request in whatever state it is.
+    def finish(self, request_id: str, reason: FinishReason) -> Request | None:
+        """End a request in whatever state it is; None if there is no such request.
 
-        Returns how many of its blocks nobody holds any more, None if it is not here. `on_removed`
-        is called when it has left the batch or the queue and still has its blocks.
+        It leaves the batch or the queue at once, and holds its blocks until `free`.
         """
         request = self.requests.pop(request_id, None)
         if request is None:
             return None
         if request.status is Status.RUNNING:
             self.running.remove(request)
-            self._num_leaked_slots += release.leaks_slot
         else:
             self.waiting.remove(request)
         request.move_to(Status.FINISHED)
         request.finish_reason = reason
-        self.counters.count_finish(reason, release.times)
-        on_removed()
-        if release.drops_prefix:
-            self.kv_cache.drop_prefix(request)
-        self.kv_cache.leak(request, release.num_leaked)
-        if release.is_held_back:
-            self.held_back[request_id] = request
-            return 0
-        return self._free(request)
+        self.counters.count_finish(reason)
+        self.unfreed[request_id] = request
+        return request
 
-    def free_held_back(self, request_id: str) -> int:
-        """Give back what `finish` was told to hold back; the blocks that nobody holds any more."""
-        return self._free(self.held_back.pop(request_id))
+    def free(self, request: Request) -> int:
+        """Give back the blocks of a request that has ended; how many can be given to others now."""
+        del self.unfreed[request.request_id]
+        if request.finish_reason is not FinishReason.ABORT:
+            return self.kv_cache.free(request)
+        self.counters.count_abort(request)
+        num_free = self.kv_cache.pool.num_free
+        self.counters.count_reclaimed(self.kv_cache.reclaim(request))
+        return self.kv_cache.pool.num_free - num_free
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless queues, statuses and blocks agree with each other."""
+    def check_integrity(self, lost_blocks: Sequence[int] = ()) -> None:
+        """Raise AssertionError unless queues, statuses and blocks agree with each other.
+
+        `lost_blocks` are held although no block table has them.
+        """
         waiting = list(self.waiting)
         assert all(request.status is Status.RUNNING for request in self.running)
         assert all(r.status in (Status.WAITING, Status.PREEMPTED) for r in waiting)
         assert not any(request.block_table for request in waiting), "a waiting request holds blocks"
         for request in self.running:
-            if request.num_computed_tokens < request.routine_until:
-                assert request.routine_until == request.routine_limit(self.kv_cache.block_size)
+            if request.num_computed_tokens < request.plain_decode_until:
+                limit = request.plain_decode_limit(self.kv_cache.block_size)
+                assert request.plain_decode_until == limit
                 assert request.num_owed_tokens == 1
         assert len(self.running) + len(waiting) == len(self.requests)
-        holders = [*self.requests.values(), *self.held_back.values()]
-        self.kv_cache.pool.check_integrity([r.block_table for r in holders])
+        holders = [*self.requests.values(), *self.unfreed.values()]
+        self.kv_cache.pool.check_integrity([*(r.block_table for r in holders), lost_blocks])
 
-    def check_idle(self) -> None:
+    def check_idle(self, lost_blocks: Sequence[int] = ()) -> None:
         """Raise AssertionError unless an engine without requests holds nothing. Takes no time."""
         assert not self.requests
         assert not self.running
         assert not self.waiting
-        self.kv_cache.pool.check_sums(is_idle=not self.held_back)
+        num_unfreed = sum(len(request.block_table) for request in self.unfreed.values())
+        self.kv_cache.pool.check_sums(most_held=num_unfreed + len(lost_blocks))
 
     def _schedule_running(self, plan: StepPlan) -> None:
         scheduled, budget = plan.scheduled, plan.budget
         for request in tuple(self.running):
             if budget == 0:
                 break
-            if request.num_computed_tokens < request.routine_until:
+            if request.num_computed_tokens < request.plain_decode_until:
                 scheduled[request] = 1
                 budget -= 1
             else:
@@ -206,12 +187,12 @@ class Scheduler:
         plan.budget -= num_tokens
         if num_tokens < owed:
             plan.partial.append(request)
-        request.routine_until = request.routine_limit(self.kv_cache.block_size)
+        request.plain_decode_until = request.plain_decode_limit(self.kv_cache.block_size)
 
     def _make_room(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
         """Grow the request's table, preempting others until it fits; False if it is a victim."""
         if request in plan.preempted:
-            return False  # of one before it in this step
+            return False  # by a request before it in this step
         while not self.kv_cache.try_grow(request, num_tokens):
             victim = self._choose_victim(self.running)
             self._preempt(victim, plan)
@@ -226,7 +207,7 @@ class Scheduler:
         self.kv_cache.free(victim)
         self.counters.preemptions += 1
         victim.num_lost_tokens = max(victim.num_lost_tokens, victim.num_computed_tokens)
-        victim.num_noted_tokens = max(victim.num_prompt_tokens, victim.num_lost_tokens)
+        victim.num_counted_tokens = max(victim.num_prompt_tokens, victim.num_lost_tokens)
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         victim.move_to(Status.PREEMPTED)
@@ -234,14 +215,14 @@ class Scheduler:
         plan.preempted.append(victim)
 
     def _admit_waiting(self, plan: StepPlan) -> None:
-        while self.waiting and plan.budget > 0 and self.num_slots_used < self._config.max_num_seqs:
+        while self.waiting and plan.budget > 0 and len(self.running) < self.num_slots:
             request = self.waiting.head
             prefix = self.kv_cache.find_prefix(request)
             num_tokens = self._first_chunk(request, len(prefix), plan)
             if num_tokens == 0 or not self._fits(request, prefix, num_tokens, plan):
                 return
             self.waiting.pop()
-            self._count_prefix(request, prefix)
+            self.counters.count_prefix(request, len(prefix) * self.kv_cache.block_size)
             self.counters.retained_hits += self.kv_cache.admit(request, prefix, num_tokens)
             (plan.admitted if request.status is Status.WAITING else plan.resumed).append(request)
             request.move_to(Status.RUNNING)
@@ -252,7 +233,7 @@ class Scheduler:
                 plan.partial.append(request)
 
     def _first_chunk(self, request: Request, num_prefix_blocks: int, plan: StepPlan) -> int:
-        """How much of a waiting request can be computed in this step; 0: it has to wait."""
+        """How much of a waiting request this step can compute; 0: it has to wait."""
         owed = request.num_tokens - num_prefix_blocks * self.kv_cache.block_size
         num_tokens = min(owed, self._max_chunk_tokens, plan.budget)
         if num_tokens == owed:
@@ -264,8 +245,8 @@ class Scheduler:
     def _fits(self, request: Request, prefix: list[int], num_tokens: int, plan: StepPlan) -> bool:
         """Whether there are blocks to admit a request. The watermark is for the running ones.
 
-        Where the whole sequence must fit, it must do so beside what the prompts in progress will
-        still take.
+        With `reserve_full_isl` the whole sequence must fit, beside what the prompts in progress
+        will still take.
         """
         cache, needed = self.kv_cache, 0
         covered = len(prefix) * cache.block_size + num_tokens
@@ -276,32 +257,6 @@ class Scheduler:
             needed += self._config.watermark_blocks
         return needed + cache.blocks_to_admit(prefix, covered) <= cache.pool.num_free
 
-    def _count_prefix(self, request: Request, prefix: list[int]) -> None:
-        if request.block_hashes is None:
-            return  # nobody has looked
-        counters, num_hit = self.counters, len(prefix) * self.kv_cache.block_size
-        if request.status is Status.WAITING:
-            counters.prefix_queried_tokens += request.num_tokens
-            counters.prefix_hit_tokens += num_hit
-        else:
-            counters.resumed_queried_tokens += request.num_tokens
-            counters.resumed_hit_tokens += num_hit
-
-    def _note_progress(self, request: Request, before: int) -> None:
-        """See to prompt tokens and lost tokens that were computed: all from `before` on."""
-        if before >= request.num_noted_tokens:
-            return
-        counters, now = self.counters, request.num_computed_tokens
-        again = max(0, min(now, request.num_lost_tokens) - before)
-        request.num_recomputed_tokens += again
-        counters.recomputed_tokens += again
-        if before >= request.num_prompt_tokens:
-            return
-        request.num_prefilled_tokens += min(now, request.num_prompt_tokens) - before
-        self.kv_cache.remember_prompt(request, before)
-        if now == request.num_prompt_tokens and not request.num_generated:
-            counters.prompt_tokens += now
-
     def _natural_end(self, request: Request) -> FinishReason | None:
         is_over = request.token_ids[-1] == self._eos_token_id and not request.sampling.ignore_eos
         if is_over:
@@ -309,20 +264,12 @@ class Scheduler:
         is_full = request.num_tokens >= request.max_tokens_in_all
         return FinishReason.LENGTH if is_full else None
 
-    def _free(self, request: Request) -> int:
-        """Give the blocks of a request back that has ended."""
-        if request.finish_reason is not FinishReason.ABORT:
-            return self.kv_cache.free(request)
-        self.counters.saved_tokens += request.max_tokens_in_all - request.num_tokens
-        if not request.num_generated:
-            self.counters.unread_prompt_tokens += request.num_prefilled_tokens
-        num_free = self.kv_cache.pool.num_free
-        self.counters.count_reclaimed(self.kv_cache.reclaim(request))
-        return self.kv_cache.pool.num_free - num_free
-
 
 class WaitingQueue(Protocol):
-    """What the scheduler needs of a queue. `head` and `pop` are for a queue that is not empty."""
+    """Waiting requests in the order of their admission; no method walks through all of them.
+
+    `head` and `pop` need a queue that is not empty.
+    """
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Request]: ...
@@ -335,7 +282,7 @@ class WaitingQueue(Protocol):
 
 
 class FcfsQueue:
-    """First come, first served; who was preempted goes first."""
+    """First come, first served; a preempted request goes first."""
 
     def __init__(self) -> None:
         self._requests: OrderedDict[str, Request] = OrderedDict()
@@ -365,7 +312,7 @@ class FcfsQueue:
 
 
 class PriorityQueue:
-    """The most important first, of equals the first to arrive: a preempted one is before those."""
+    """The most important first; of equals the first to arrive, so a preempted one goes first."""
 
     def __init__(self) -> None:
         self._requests: list[Request] = []  # sorted by rank, the head last: popping moves nothing
@@ -393,10 +340,6 @@ class PriorityQueue:
         at = bisect_left(self._requests, _urgency(request), key=_urgency)
         assert self._requests[at] is request
         del self._requests[at]
-
-
-def make_queue(policy: SchedulingPolicy) -> WaitingQueue:
-    return FcfsQueue() if policy == "fcfs" else PriorityQueue()
 
 
 def _urgency(request: Request) -> tuple[int, int]:

@@ -10,7 +10,7 @@ class StepPlan:
     """One step, decided but not yet computed.
 
     `scheduled`: in batch order, how many of each request's owed tokens are computed; `partial`:
-    those who get less than they are owed. `budget` is what is left of the step's tokens.
+    the requests that get less than they are owed. `budget` is what is left of the step's tokens.
     """
 
     step: int
@@ -27,16 +27,11 @@ class StepPlan:
 
     @property
     def sampling(self) -> list[Request]:
-        """The requests that get a new token, in batch order."""
-        return [request for request, count in self.scheduled.items() if samples(request, count)]
+        """The requests that get a new token, in batch order: all that they are owed is computed."""
+        return [r for r, count in self.scheduled.items() if count == r.num_owed_tokens]
 
     def take_out(self, request: Request) -> None:
-        """Leave a request out after all; not an error if it was not in."""
+        """Leave a request out; not an error if it was not in."""
         self.budget += self.scheduled.pop(request, 0)
         if request in self.partial:
             self.partial.remove(request)
-
-
-def samples(request: Request, num_tokens: int) -> bool:
-    """Whether a new token comes out when so many of the owed tokens are computed: all of them."""
-    return num_tokens == request.num_owed_tokens

@@ -27,8 +27,6 @@ from typing import Final, Protocol
 from starlette.types import Message, Receive, Scope, Send
 
 from reference_engine.cancellation import DetectionMethod
-from reference_engine.faults import Faults
-from reference_engine.serve.client_request import ClientRequest
 from reference_engine.serve.timeouts import Patience, RanOutError
 
 EXTENSION: Final = "walkaway.connection"
@@ -49,15 +47,6 @@ def method_of(error: Exception | None) -> DetectionMethod:
     if isinstance(error, OSError) and error.errno in _UNACKNOWLEDGED:
         return DetectionMethod.HEARTBEAT
     return DetectionMethod.CONNECTION
-
-
-def is_overlooked(request: ClientRequest, faults: Faults) -> bool:
-    """Whether a fault in force has nothing done about a client that has left."""
-    if faults.ignore_disconnect:
-        return True
-    if faults.ignore_disconnect_unary and not request.stream:
-        return True
-    return faults.ignore_disconnect_while_waiting and request.num_generated == 0
 
 
 class ClientConnection:

@@ -1,13 +1,10 @@
-"""The requests that the worker has: submit, cancel, and hear what each step brought.
+"""The requests that the worker has: submit them, cancel them, and take in what each step brought.
 
-Cancelling has one way, `cancel`, whoever wants it: the first reason wins, the worker is told once.
-A cancelled request stays known until the worker has said how it ended; only then are its text, its
-tokens and its phase what they will stay.
-
-`/metrics` shows the last report, copied here as it comes.
+Every cancellation goes through `cancel`: the first reason wins, and the worker is told once. A
+cancelled request stays known until the worker has reported how it ended; only then are its text,
+its tokens and its phase final.
 """
 
-import asyncio
 from collections.abc import Callable
 from itertools import count
 
@@ -18,23 +15,21 @@ from reference_engine.api.schemas import LifecycleEntry
 from reference_engine.cancellation import Cancellation, CancelReason, DetectionMethod
 from reference_engine.config import FrontendSettings
 from reference_engine.core.request import FinishReason
-from reference_engine.faults import Faults
 from reference_engine.metrics.collector import Collector
-from reference_engine.protocol import AbortRequest, Event, Output, SetFaults, StepReport, ToWorker
+from reference_engine.protocol import AbortRequest, Event, Output, StepReport, ToWorker
 from reference_engine.serve.access import RateLimiter
 from reference_engine.serve.client_request import Archive, Choice, ClientRequest
-from reference_engine.serve.detection import is_overlooked
 from reference_engine.serve.journal import Log
 from reference_engine.serve.supervisor import SHUTTING_DOWN, WORKER_LOST, EngineStoppedError
 from reference_engine.serve.timeouts import RequestTimers
 
 
 class WorkerLink:
-    """The requests that the worker has. All its state changes on the event loop.
+    """All its state changes on the event loop.
 
-    `live` holds those that have not ended, `archive` those that have, `_choices` each answer by the
-    engine's name for it until its blocks are free, which a fault can put off beyond its end.
-    `is_draining`: what is here goes on, nothing more is taken.
+    `live` holds the requests that have not ended, `archive` the ended ones, `_choices` each answer
+    by the engine's name for it until its blocks are free, which may be after its end.
+    `is_draining`: live requests go on, new ones are refused.
     """
 
     def __init__(
@@ -44,13 +39,12 @@ class WorkerLink:
         *,
         settings: FrontendSettings,
         collector: Collector,
-        limiter: RateLimiter,
     ) -> None:
         self.now_ns = now_ns
         self._send = send
         self.settings = settings
         self.collector = collector
-        self.limiter = limiter
+        self.limiter = RateLimiter(settings.rate_limits)
         self._numbers = count(1)
         self.live: dict[str, ClientRequest] = {}
         self.archive = Archive(settings.keep_results, settings.keep_results_s)
@@ -59,7 +53,6 @@ class WorkerLink:
         self.is_draining = False
         self.lifecycle = Log()
         self.steps = Log()
-        self.faults = Faults()
 
     def __repr__(self) -> str:
         return f"<WorkerLink live {len(self.live)} choices {len(self._choices)}>"
@@ -103,7 +96,7 @@ class WorkerLink:
         self._timers[request.request_id].ping()
 
     def disconnected(self, request: ClientRequest, method: DetectionMethod) -> None:
-        """The client left: log it, and cancel its request (unless a fault says otherwise)."""
+        """The client left: log it, and cancel its request."""
         request.outbox.drop()
         if request.is_ended and method is DetectionMethod.STALL:  # nothing to cancel, but to tell
             self.collector.unread_answers += 1
@@ -112,13 +105,11 @@ class WorkerLink:
             return
         request.leave()
         self._note_here(request, "disconnected", self.now_ns(), CancelReason.USER_DISCONNECT)
-        if is_overlooked(request, self.faults):
-            return
-        if self.faults.delay_abort:
-            loop, reason = asyncio.get_running_loop(), CancelReason.USER_DISCONNECT
-            loop.call_later(self.faults.delay_abort, self.cancel, request, reason, method)
-        else:
-            self.cancel(request, CancelReason.USER_DISCONNECT, method)
+        self._cancel_unread(request, method)
+
+    def _cancel_unread(self, request: ClientRequest, method: DetectionMethod) -> None:
+        """Cancel the request of a client that has left."""
+        self.cancel(request, CancelReason.USER_DISCONNECT, method)
 
     def cancel(
         self,
@@ -140,11 +131,6 @@ class WorkerLink:
         self.is_draining = True
         for request in list(self.live.values()):
             self.cancel(request, CancelReason.SERVER_SHUTDOWN)
-
-    def set_faults(self, faults: Faults) -> None:
-        """From now on be wrong in these ways."""
-        self.faults = faults
-        self._send(SetFaults(faults=faults))
 
     def lost(self, why: str = WORKER_LOST) -> None:
         """The worker's connection has ended, or no more is expected: whoever waits is told."""

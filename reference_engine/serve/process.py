@@ -25,7 +25,7 @@ from reference_engine.config import EngineConfig, FrontendSettings
 from reference_engine.faults import Faults
 from reference_engine.metrics.collector import Collector
 from reference_engine.protocol import Ready
-from reference_engine.serve.access import RateLimiter
+from reference_engine.serve.faults import FaultyLink
 from reference_engine.serve.http import WatchedProtocol, listen, protocol_for
 from reference_engine.serve.link import WorkerLink
 from reference_engine.serve.server import Frontend
@@ -183,12 +183,11 @@ async def _serve(settings: ServeSettings, listener: socket.socket) -> int:
     worker = WorkerSupervisor(
         on_report=lambda report: link.take_in(report), on_lost=lambda: link.lost()
     )
-    link = WorkerLink(
+    link = FaultyLink(
         time.perf_counter_ns,
         send=worker.send,
         settings=settings.frontend,
         collector=Collector(settings.config),
-        limiter=RateLimiter(settings.frontend.rate_limits),
     )
     link.faults = settings.faults
     try:

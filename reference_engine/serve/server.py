@@ -33,6 +33,7 @@ from reference_engine.model.tokenizer import Tokenizer
 from reference_engine.protocol import Ready
 from reference_engine.serve.access import KeyCheck
 from reference_engine.serve.client_request import ClientRequest
+from reference_engine.serve.faults import FaultyLink
 from reference_engine.serve.generate import AnswerWriter, GenerationResponse, usage
 from reference_engine.serve.journal import Page as JournalPage
 from reference_engine.serve.link import WorkerLink
@@ -46,7 +47,7 @@ class Frontend:
 
     def __init__(
         self,
-        link: WorkerLink,
+        link: FaultyLink,
         config: EngineConfig,
         worker: Ready,
         settings: FrontendSettings,

@@ -2,21 +2,18 @@
 
     boundary: drain the inbox, apply aborts and additions ─▶ schedule ─▶ execute ─▶ update ─▶ report
 
-Commands are applied between steps only, so nothing can vanish under a running step: a request
-whose abort arrives during a step gets that step's token (counted as generated, read by nobody) and
-is removed at the next boundary; a prompt that is computed in chunks ends with the chunk.
-Everything that happens is stamped into the report of the step.
+Commands are applied between steps only, so nothing vanishes under a running step: a request whose
+abort arrives during a step gets that step's token (counted as generated, never read) and is removed
+at the next boundary; a prompt that is computed in chunks ends with the chunk. Each lifecycle event
+is stamped when it happens, and goes out in the report of its step.
 """
 
 from collections.abc import Callable
-from random import Random
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
-from reference_engine.core.accounting import Families
 from reference_engine.core.request import FinishReason, Phase, Request
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
-from reference_engine.faults import Faults
 from reference_engine.model.runners import Runner
 from reference_engine.model.tokenizer import Tokenizer
 from reference_engine.protocol import (
@@ -29,21 +26,18 @@ from reference_engine.protocol import (
     StepRecord,
     StepReport,
 )
-from reference_engine.worker.faults import abort_targets, is_lost, release_for
 from reference_engine.worker.inbox import ConnectionLost, Heard, Inbox
-from reference_engine.worker.journal import EventLog, GaugeReader
+from reference_engine.worker.journal import EventLog, Gauges, read_gauges
 
 
-class World(NamedTuple):
-    """What the engine needs of the world: time, chance, and for faults a way to stall or to die.
+class EngineIO(NamedTuple):
+    """What the engine needs from outside: a clock, and where its reports go.
 
-    `hang_up` ends the connection to a frontend that asks for what cannot be done, and says why.
+    `hang_up` ends the connection to a frontend that asks for something impossible, and says why.
     """
 
     now_ns: Callable[[], int]
-    random: Random
-    sleep: Callable[[float], None]
-    die: Callable[[], NoReturn]
+    report: Callable[[StepReport], None]
     hang_up: Callable[[str], None]
 
 
@@ -53,27 +47,15 @@ class Engine:
     All its fields change on the loop's thread only, like the scheduler itself.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        runner: Runner,
-        *,
-        faults: Faults,
-        world: World,
-        report: Callable[[StepReport], None],
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, runner: Runner, io: EngineIO) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._tokenizer = Tokenizer(runner.info.vocab_size)
-        self._faults = faults
-        self._world = world
-        self._send_report = report
-        self._log = EventLog(world.now_ns)
-        self._gauges = GaugeReader(scheduler, world.now_ns)
+        self._io = io
+        self._log = EventLog(io.now_ns)
         self._families = Families()
         self._answers: dict[str, AnswerText] = {}
         self._outputs: list[Output] = []
-        self._held_until_ns: dict[str, int] = {}
         self._is_stuck = False
 
     def run(self, inbox: Inbox) -> None:
@@ -82,27 +64,22 @@ class Engine:
             self.step(*drained)
 
     def patience_s(self) -> float | None:
-        """How long the inbox may be waited in: not at all while there is something to compute."""
-        if self._scheduler.has_work and not self._is_stuck:
-            return 0.0
-        if not self._held_until_ns:
-            return None
-        return max(0.0, (min(self._held_until_ns.values()) - self._world.now_ns()) / 1e9)
+        """How long to wait in the inbox: not at all while there is something to compute."""
+        return 0.0 if self._scheduler.has_work and not self._is_stuck else None
 
     def step(self, boundary_ns: int, heard: list[Heard]) -> None:
         """One boundary and, if there is anything to compute, the step after it."""
         self._log.step = self._scheduler.counters.steps + 1
-        self._free_held_back(boundary_ns)
         for message in heard:
             self._apply(message)
         plan = self._scheduler.schedule()
-        self._note_decisions(plan)
-        # Requests may wait without a block left for any of them (the blocks were leaked): then
-        # there is no step to run, and spinning would not help them.
+        self._log_decisions(plan)
+        # If the requests wait for blocks that never come back, there is no step to run, and
+        # trying again at once would not help.
         self._is_stuck = self._scheduler.has_work and not plan.scheduled and not plan.preempted
         self._report(self._execute(plan, boundary_ns) if plan.scheduled else None)
         if not self._scheduler.has_work:
-            self._scheduler.check_idle()
+            self._check_idle()
 
     def _apply(self, heard: Heard) -> None:
         match heard.message:
@@ -110,14 +87,12 @@ class Engine:
                 self._add(add)
             case AbortRequest() as abort:
                 self._abort(heard.t_ns, abort)
-            case SetFaults(faults=faults):
-                self._faults = faults
             case ConnectionLost(applied=applied):
                 for request in list(self._scheduler.requests.values()):
                     self._finish(request, FinishReason.ERROR, "connection_lost")
                 applied.set()
-            case Hello():
-                pass  # the connection's, not the engine's
+            case Hello() | SetFaults():
+                pass  # one is the connection's, the other that of an engine with faults
 
     def _add(self, message: AddRequest) -> None:
         request = Request(
@@ -129,72 +104,57 @@ class Engine:
         try:
             self._scheduler.add(request)
         except ValueError as error:
-            self._world.hang_up(str(error))
+            self._io.hang_up(str(error))
             return
         self._answers[request.request_id] = AnswerText(message.sampling.stop)
         if message.parent_id is not None:
             self._families.add(message.parent_id, message.request_id)
 
     def _abort(self, heard_ns: int, message: AbortRequest) -> None:
-        requests, faults = self._scheduler.requests, self._faults
-        targets = abort_targets(message.request_id, requests, self._families, faults)
-        live = [requests[request_id] for request_id in targets if request_id in requests]
-        if not live:
-            return  # it ended by itself while the abort was on its way
+        """Does nothing for requests that ended while the abort was on its way."""
+        requests = self._scheduler.requests
+        names = self._targets(message.request_id)
+        live = [requests[name] for name in names if name in requests]
         for request in live:
             self._log.note(request, "abort_received", message.reason, t_ns=heard_ns)
-        if faults.die_on_abort:
-            self._world.die()
-        if is_lost(faults, self._world.random):
-            return
-        for request in live:
-            self._finish(request, FinishReason.ABORT, message.reason)
-        if faults.stall_survivors_on_abort:
-            self._world.sleep(faults.stall_survivors_on_abort)
+        if live:
+            self._finish_aborted(live, message.reason)
+
+    def _targets(self, name: str) -> list[str]:
+        """The requests that an abort of `name` means."""
+        return self._families.members(name)
+
+    def _finish_aborted(self, requests: list[Request], why: str) -> None:
+        for request in requests:
+            self._finish(request, FinishReason.ABORT, why)
 
     def _finish(self, request: Request, reason: FinishReason, why: str) -> None:
-        """The worker's one way out: scheduler, log and client all learn of it here."""
-        request_id, phase, log = request.request_id, request.phase, self._log
-        release = release_for(reason, self._faults)
-        num_freed = self._scheduler.finish(
-            request_id,
-            reason,
-            release=release,
-            on_removed=lambda: log.note(request, "removed", why),
-        )
-        if release.is_held_back:
-            hold_ns = int(self._faults.hold_blocks * 1e9)
-            self._held_until_ns[request_id] = self._world.now_ns() + hold_ns
-        else:
-            log.note(request, "blocks_freed", why, num_blocks=num_freed)
-        log.note(request, "finished", reason)
+        """The worker's one way out: scheduler, log and client all learn of the end here."""
+        request_id, phase = request.request_id, request.phase
+        self._scheduler.finish(request_id, reason)
+        self._log.note(request, "removed", why)
+        self._free(request, why)
+        self._log.note(request, "finished", reason)
         self._families.ended(request_id)
         self._output(request, self._answers.pop(request_id).flush(), _ending(request, phase))
 
-    def _free_held_back(self, now_ns: int) -> None:
-        """Give back, at last, what a fault has held back for its time."""
-        for request_id, until_ns in list(self._held_until_ns.items()):
-            if until_ns <= now_ns:
-                del self._held_until_ns[request_id]
-                request = self._scheduler.held_back[request_id]
-                num_freed = self._scheduler.free_held_back(request_id)
-                self._log.note(request, "blocks_freed", "held_back", num_blocks=num_freed)
+    def _free(self, request: Request, why: str) -> None:
+        num_freed = self._scheduler.free(request)
+        self._log.note(request, "blocks_freed", why, num_blocks=num_freed)
 
     def _execute(self, plan: StepPlan, boundary_ns: int) -> StepRecord:
-        pool, scheduler = self._scheduler.kv_cache.pool, self._scheduler
-        num_running, num_waiting = scheduler.num_slots_used, len(scheduler.waiting)
-        free_blocks = pool.num_free
+        gauges = read_gauges(self._scheduler)
         sampled = self._runner.execute(plan)
-        ended_ns = self._world.now_ns()
-        for request in scheduler.update(plan, sampled):
+        ended_ns = self._io.now_ns()
+        for request in self._scheduler.update(plan, sampled):
             self._deliver(request, ended_ns)
         return StepRecord(
             step=plan.step,
             started_ns=boundary_ns,
             ended_ns=ended_ns,
-            num_running=num_running,
-            num_waiting=num_waiting,
-            free_blocks=free_blocks,
+            num_running=gauges.num_running,
+            num_waiting=gauges.num_waiting,
+            free_blocks=gauges.free_blocks,
             scheduled={request.request_id: n for request, n in plan.scheduled.items()},
             sampled=dict.fromkeys(sampled, 1),
         )
@@ -219,7 +179,7 @@ class Engine:
         )
         self._outputs.append(output)
 
-    def _note_decisions(self, plan: StepPlan) -> None:
+    def _log_decisions(self, plan: StepPlan) -> None:
         for event, requests in (
             ("preempted", plan.preempted),
             ("admitted", plan.admitted),
@@ -230,31 +190,61 @@ class Engine:
 
     def _report(self, record: StepRecord | None) -> None:
         outputs, self._outputs = self._outputs, []
-        gauges = self._gauges.read(self._faults.stale_gauge)
-        self._send_report(
+        self._io.report(
             StepReport(
                 step=record,
                 outputs=outputs,
                 events=self._log.take(),
                 counters=self._scheduler.counters,
-                **gauges._asdict(),
+                **self._gauges()._asdict(),
             )
         )
 
+    def _gauges(self) -> Gauges:
+        return read_gauges(self._scheduler)
 
-def _ending(request: Request, phase: Phase) -> Ending:
-    assert request.finish_reason is not None
-    return Ending(
-        finish_reason=request.finish_reason,
-        phase=phase,
-        num_cached_tokens=request.num_cached_tokens,
-        num_preemptions=request.num_preemptions,
-        num_recomputed_tokens=request.num_recomputed_tokens,
-    )
+    def _check_idle(self) -> None:
+        self._scheduler.check_idle()
+
+
+class Families:
+    """The n answers to one prompt are n requests, the children of a parent.
+
+    The parent is a name and nothing else; it is gone with the last of its children.
+    """
+
+    def __init__(self) -> None:
+        self._children: dict[str, list[str]] = {}
+        self._parent_of: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._children)
+
+    def add(self, parent_id: str, request_id: str) -> None:
+        self._children.setdefault(parent_id, []).append(request_id)
+        self._parent_of[request_id] = parent_id
+
+    def members(self, name: str) -> list[str]:
+        """The children of a parent in order, or the name itself where it is no parent's."""
+        return list(self._children.get(name, [name]))
+
+    def ended(self, request_id: str) -> None:
+        """A request has ended; not an error for one without a parent."""
+        parent_id = self._parent_of.pop(request_id, None)
+        if parent_id is None:
+            return
+        children = self._children[parent_id]
+        children.remove(request_id)
+        if not children:
+            del self._children[parent_id]
 
 
 class AnswerText:
-    """Give it each token's text; it gives back what may be sent."""
+    """The text of one answer as it grows, searched for stop strings.
+
+    A stop string may straddle tokens. Text that could be the beginning of one is held back until
+    that is decided, so no part of a stop string ever reaches the client.
+    """
 
     def __init__(self, stop: tuple[str, ...]) -> None:
         self._stop = stop
@@ -274,7 +264,7 @@ class AnswerText:
         return pending[: len(pending) - keep], False
 
     def flush(self) -> str:
-        """What was held back, once the answer has ended otherwise."""
+        """The text that was held back, once the answer has ended otherwise."""
         held, self._held = self._held, ""
         return held
 
@@ -285,3 +275,14 @@ def _overlap(text: str, stop: str) -> int:
         if text.endswith(stop[:length]):
             return length
     return 0
+
+
+def _ending(request: Request, phase: Phase) -> Ending:
+    assert request.finish_reason is not None
+    return Ending(
+        finish_reason=request.finish_reason,
+        phase=phase,
+        num_cached_tokens=request.num_cached_tokens,
+        num_preemptions=request.num_preemptions,
+        num_recomputed_tokens=request.num_recomputed_tokens,
+    )

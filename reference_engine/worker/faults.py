@@ -1,37 +1,141 @@
-"""How an aborted request is let go: as it ought to be, or as the faults in force will have it."""
+"""An engine that is wrong on purpose, in the ways that `Faults` names; all of them touch aborts.
 
-from collections.abc import Iterable
+The engine and the scheduler know nothing of this: what a fault breaks, it breaks from here.
+"""
+
+from collections.abc import Callable
 from random import Random
+from typing import NamedTuple, NoReturn
 
-from reference_engine.core.accounting import Families
-from reference_engine.core.request import FinishReason
-from reference_engine.core.scheduler import CORRECT, Release
+from reference_engine.core.request import FinishReason, Request, Status
+from reference_engine.core.scheduler import Scheduler
 from reference_engine.faults import Faults
+from reference_engine.model.runners import Runner
+from reference_engine.protocol import SetFaults
+from reference_engine.worker.engine import Engine, EngineIO
+from reference_engine.worker.inbox import Heard
+from reference_engine.worker.journal import Gauges
 
 
-def release_for(reason: FinishReason, faults: Faults) -> Release:
-    """What the scheduler is told about an ending; faults touch aborts only."""
-    if reason is not FinishReason.ABORT:
-        return CORRECT
-    return Release(
-        num_leaked=faults.leak_blocks,
-        leaks_slot=faults.leak_slot,
-        is_held_back=faults.hold_blocks > 0,
-        drops_prefix=faults.drop_prefix_on_cancel,
-        times=0 if faults.never_count else 2 if faults.double_count else 1,
-    )
+class FaultIO(NamedTuple):
+    """What faults need beside that: chance, and ways to stall or to die."""
+
+    random: Random
+    sleep: Callable[[float], None]
+    die: Callable[[], NoReturn]
 
 
-def abort_targets(name: str, live: Iterable[str], families: Families, faults: Faults) -> list[str]:
-    """The ids of the requests that an abort of `name` ends, of those that are `live`."""
-    targets = families.members(name)
-    if faults.abort_parent_only:
-        targets = targets[:1]
-    if faults.abort_by_prefix:
-        targets = [request_id for request_id in live if request_id.startswith(name)]
-    return targets
+class _HeldBack(NamedTuple):
+    """An aborted request whose blocks are given back only later."""
+
+    until_ns: int
+    request: Request
 
 
-def is_lost(faults: Faults, random: Random) -> bool:
-    """Whether an abort is forgotten. Draws a number only where a fault says so."""
-    return faults.lose_abort > 0 and random.random() < faults.lose_abort
+class FaultyEngine(Engine):
+    """Correct as long as `faults` are the defaults.
+
+    `_lost_blocks` have no block table and never come back.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, io: EngineIO, *, faults: Faults, by: FaultIO
+    ) -> None:
+        super().__init__(scheduler, runner, io)
+        self._faults = faults
+        self._by = by
+        self._held_back: list[_HeldBack] = []
+        self._lost_blocks: list[int] = []
+        self._latest_gauges: Gauges | None = None
+        self._gauges_at_ns = 0
+
+    def patience_s(self) -> float | None:
+        patience_s = super().patience_s()
+        if patience_s is not None or not self._held_back:
+            return patience_s
+        due_ns = min(held.until_ns for held in self._held_back)
+        return max(0.0, (due_ns - self._io.now_ns()) / 1e9)
+
+    def step(self, boundary_ns: int, heard: list[Heard]) -> None:
+        self._log.step = self._scheduler.counters.steps + 1
+        due = [held for held in self._held_back if held.until_ns <= boundary_ns]
+        for held in due:
+            self._held_back.remove(held)
+            super()._free(held.request, "held_back")
+        super().step(boundary_ns, heard)
+
+    def _apply(self, heard: Heard) -> None:
+        if isinstance(heard.message, SetFaults):
+            self._faults = heard.message.faults
+        super()._apply(heard)
+
+    def _targets(self, name: str) -> list[str]:
+        if self._faults.abort_by_prefix:
+            return [live for live in self._scheduler.requests if live.startswith(name)]
+        targets = super()._targets(name)
+        return targets[:1] if self._faults.abort_parent_only else targets
+
+    def _finish_aborted(self, requests: list[Request], why: str) -> None:
+        faults, by = self._faults, self._by
+        if faults.die_on_abort:
+            by.die()
+        if faults.lose_abort > 0 and by.random.random() < faults.lose_abort:
+            return
+        super()._finish_aborted(requests, why)
+        if faults.stall_survivors_on_abort:
+            by.sleep(faults.stall_survivors_on_abort)
+
+    def _finish(self, request: Request, reason: FinishReason, why: str) -> None:
+        was_running = request.status is Status.RUNNING
+        super()._finish(request, reason, why)
+        if reason is not FinishReason.ABORT:
+            return
+        if self._faults.leak_slot and was_running:
+            self._scheduler.num_slots -= 1
+        if self._faults.double_count:
+            self._scheduler.counters.finished[reason] += 1
+        if self._faults.never_count:
+            self._scheduler.counters.finished[reason] -= 1
+
+    def _free(self, request: Request, why: str) -> None:
+        if request.finish_reason is FinishReason.ABORT:
+            if self._faults.drop_prefix_on_cancel:
+                self._drop_prefix(request)
+            self._lose_blocks(request, self._faults.leak_blocks)
+            if self._faults.hold_blocks:
+                until_ns = self._io.now_ns() + int(self._faults.hold_blocks * 1e9)
+                self._held_back.append(_HeldBack(until_ns, request))
+                return
+        super()._free(request, why)
+
+    def _drop_prefix(self, request: Request) -> None:
+        """Make the request's blocks unknown to the prefix cache, also where others share them."""
+        cache = self._scheduler.kv_cache
+        for block in cache.left_behind(request):
+            cache.pool.blank(block)
+        for block in request.block_table:
+            cache.pool.index.drop(block)
+
+    def _lose_blocks(self, request: Request, count: int) -> None:
+        """Forget up to `count` blocks at the end of the table, but for those that others share."""
+        pool, table = self._scheduler.kv_cache.pool, request.block_table
+        last = table[max(0, len(table) - count) :]
+        lost = [block for block in last if not pool.is_shared(block)]
+        for block in lost:
+            table.remove(block)
+            pool.index.drop(block)
+        self._lost_blocks += lost
+
+    def _gauges(self) -> Gauges:
+        """The truth, or with `stale-gauge` the latest reading while it is young enough."""
+        max_age_s = self._faults.stale_gauge
+        if not max_age_s:
+            return super()._gauges()
+        now_ns = self._io.now_ns()
+        if self._latest_gauges is None or now_ns - self._gauges_at_ns >= max_age_s * 1e9:
+            self._gauges_at_ns = now_ns
+            self._latest_gauges = super()._gauges()
+        return self._latest_gauges
+
+    def _check_idle(self) -> None:
+        self._scheduler.check_idle(self._lost_blocks)

@@ -1,8 +1,7 @@
 """Messages on their way from the socket to the step loop.
 
-Hearing and draining share one lock and one clock reading each. So a message heard before a step
-started is always applied before that step: there is no moment in which a message has been stamped
-but would miss its step boundary.
+`put` and `drain` each read the clock under the same lock. So a message stamped before a step
+started is always applied before that step.
 """
 
 import threading
@@ -13,9 +12,9 @@ from reference_engine.protocol import ToWorker
 
 
 class ConnectionLost(NamedTuple):
-    """The frontend's connection has ended: what it asked for is for nobody.
+    """The frontend's connection has ended, and its requests with it.
 
-    `applied` is set once all of that is gone; only then is there another connection.
+    `applied` is set once they are gone; only then is another connection accepted.
     """
 
     applied: threading.Event
@@ -46,7 +45,7 @@ class Inbox:
             self._changed.notify()
 
     def close(self) -> None:
-        """There will be nothing more to do: `drain` returns None from now on."""
+        """`drain` returns None from now on."""
         with self._changed:
             self._closed = True
             self._changed.notify()

@@ -1,4 +1,4 @@
-"""The lifecycle events of the step in progress, until they go out with its report."""
+"""What goes into the report of a step: the lifecycle events until then, and the gauges."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class EventLog:
         t_ns: int | None = None,
         num_blocks: int | None = None,
     ) -> None:
-        """Log an event of a request, now unless it is said when."""
+        """Log an event of a request, at `t_ns` or now."""
         self._events.append(
             Event(
                 t_ns=self._now_ns() if t_ns is None else t_ns,
@@ -45,33 +45,18 @@ class EventLog:
 
 
 class Gauges(NamedTuple):
-    """Requests and blocks at the end of a step."""
-
     num_running: int
     num_waiting: int
     free_blocks: int
     cached_blocks: int
 
 
-class GaugeReader:
-    """Reads the scheduler, or repeats itself while its last reading is younger than it may be."""
-
-    def __init__(self, scheduler: Scheduler, now_ns: Callable[[], int]) -> None:
-        self._scheduler = scheduler
-        self._now_ns = now_ns
-        self._read_at_ns = 0
-        self._latest: Gauges | None = None
-
-    def read(self, max_age_s: float) -> Gauges:
-        """`max_age_s` 0: the truth."""
-        now_ns = self._now_ns() if max_age_s else 0
-        if self._latest is None or now_ns - self._read_at_ns >= max_age_s * 1e9:
-            pool = self._scheduler.kv_cache.pool
-            self._read_at_ns = now_ns
-            self._latest = Gauges(
-                num_running=self._scheduler.num_slots_used,
-                num_waiting=len(self._scheduler.waiting),
-                free_blocks=pool.num_free,
-                cached_blocks=pool.num_cached,
-            )
-        return self._latest
+def read_gauges(scheduler: Scheduler) -> Gauges:
+    """Requests and blocks of this moment."""
+    pool = scheduler.kv_cache.pool
+    return Gauges(
+        num_running=scheduler.num_slots_used,
+        num_waiting=len(scheduler.waiting),
+        free_blocks=pool.num_free,
+        cached_blocks=pool.num_cached,
+    )

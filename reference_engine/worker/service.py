@@ -1,9 +1,17 @@
 """The worker process: a loopback port, a thread that serves it, and the step loop on the main one.
 
-Started by the frontend, which writes the settings as the first line of our standard input and reads
-the port that we listen on as the only line of our standard output. The rest of standard input is
-our lifeline: it ends with the frontend, however that ended, and then we leave. Ctrl-C is the
-frontend's to act on.
+The frontend starts it, writes the settings as the first line of its standard input, and reads its
+port as the only line of its standard output. When standard input ends, the frontend has ended, and
+the worker leaves. Only the frontend acts on Ctrl-C.
+
+One connection is served at a time:
+
+    accept ─▶ its Hello ─▶ our first word ─▶ messages in, reports out ─▶ it ends ─▶ its requests
+      ▲                                                                             are aborted
+      └────────────────────────────────────────────────────────────────────────────────┘
+
+Meanwhile others wait in the kernel's queue. Nothing that a peer sends can end the worker: a peer
+that breaks the protocol loses its connection and its requests, and one line says why.
 """
 
 import contextlib
@@ -42,28 +50,26 @@ from reference_engine.protocol import (
     decode_payload,
     encode_frame,
 )
-from reference_engine.worker.engine import Engine, World
+from reference_engine.worker.engine import Engine, EngineIO
+from reference_engine.worker.faults import FaultIO, FaultyEngine
 from reference_engine.worker.inbox import ConnectionLost, Inbox
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _DIED_ON_PURPOSE: Final = 70
-_LAST_STEP_S: Final = 2.0  # what is computed at the end may end, if it is quick about it
-
-
-_HELLO_BYTES: Final = 1024  # from a peer that we do not know yet, more is not kept
+_LAST_STEP_S: Final = 2.0  # for the step in progress
+_HELLO_BYTES: Final = 1024  # the most that is read of an unknown peer
 _HELLO_S: Final = 5.0
-_SEND_S: Final = 2  # the step loop waits no longer for a frontend that does not read
+_SEND_S: Final = 2  # the step loop waits so long for a frontend that does not read
 _RECEIVE_BYTES: Final = 256 * 1024
 _MAX_UNSENT: Final = 64  # reports; a worker without a frontend runs out of work at once
-
 
 FirstWord = Ready | Failed
 
 
 class Listener:
-    """Serves connections on a thread of its own; reports are sent by the step loop's.
+    """Serves connections on a thread of its own; the step loop's thread sends the reports.
 
-    `first_word` may come later: a connection waits for it after its Hello.
+    A connection waits for `first_word` after its Hello.
     `_connection` is the one that has said its Hello; it and `_unsent` change under `_lock` only.
     """
 
@@ -107,7 +113,7 @@ class Listener:
             try:
                 self._connection.sendall(frame)
             except ConnectionError:
-                self._connection = None  # it has gone, which the reading thread hears too
+                self._connection = None  # it has ended, which the reading thread learns too
             except OSError as error:
                 self._end(f"a report could not be sent: {error}")
 
@@ -118,7 +124,7 @@ class Listener:
                 self._end(why)
 
     def _end(self, why: str) -> None:
-        """Under the lock. The thread that reads it finds its end, and sees to the rest."""
+        """Under the lock. The reading thread finds its end, and does the rest."""
         assert self._connection is not None
         _say(why)
         with contextlib.suppress(OSError):
@@ -140,7 +146,7 @@ class Listener:
                 self._detach()
 
     def _greet(self, connection: socket.socket, reader: FrameReader) -> list[bytes]:
-        """Have a Hello with the right secret; what came with it. Raises ProtocolError."""
+        """Read a Hello with the right secret; the frames after it. Raises ProtocolError."""
         num_received, ends = 0, time.monotonic() + _HELLO_S
         while True:
             connection.settimeout(max(0.001, ends - time.monotonic()))
@@ -186,7 +192,7 @@ class Listener:
             self._inbox.put(message)
 
     def _check(self, add: AddRequest, first_word: FirstWord) -> None:
-        """Raises ProtocolError for a request that our engine could not compute."""
+        """Raises ProtocolError for a request that the engine could not compute."""
         prompt, sampling = add.prompt_token_ids, add.sampling
         vocab_size = first_word.vocab_size if isinstance(first_word, Ready) else 0
         if not prompt or min(prompt) < 0 or max(prompt) >= vocab_size:
@@ -199,7 +205,7 @@ class Listener:
 
 @contextlib.contextmanager
 def _reason_said() -> Iterator[None]:
-    """One line for a connection that was ended by us; none for a peer that has gone, however."""
+    """One line for a connection that we ended; none for a peer that has gone."""
     try:
         yield
     except ConnectionError:
@@ -230,32 +236,30 @@ def build_runner(config: EngineConfig) -> Runner:
 
 
 def build_engine(settings: WorkerSettings, runner: Runner, listener: Listener) -> Engine:
-    """The engine in the real world."""
-    return Engine(
+    """The engine with real time and real faults."""
+    return FaultyEngine(
         Scheduler(settings.config, EOS_TOKEN_ID),
         runner,
+        EngineIO(time.perf_counter_ns, report=listener.send, hang_up=listener.hang_up),
         faults=settings.faults,
-        world=World(
-            now_ns=time.perf_counter_ns,
-            random=Random(settings.config.seed),
+        by=FaultIO(
+            Random(settings.config.seed),
             sleep=time.sleep,  # noqa: TID251 an edge: a fault that stalls the engine
             die=lambda: os._exit(_DIED_ON_PURPOSE),
-            hang_up=listener.hang_up,
         ),
-        report=listener.send,
     )
 
 
 def compute(
     settings: WorkerSettings, listener: Listener, inbox: Inbox, first_word: Future[FirstWord]
 ) -> None:
-    """Build the model, have the frontend told, and run steps until the inbox closes."""
+    """Build the model, tell the frontend, and run steps until the inbox closes."""
     try:
         runner = build_runner(settings.config)
     except EngineConfigError as error:
         first_word.set_result(Failed(message=str(error)))
         while inbox.drain(timeout_s=None) is not None:
-            pass  # the frontend will have us leave
+            pass  # the frontend ends this process
         return
     engine = build_engine(settings, runner, listener)
     info = runner.info
@@ -270,7 +274,7 @@ def compute(
 
 
 def leave_with_the_frontend(inbox: Inbox) -> None:
-    """Wait for the end of standard input, then have the worker leave, whatever it is doing."""
+    """Wait for the end of standard input, then end the worker, whatever it is doing."""
     while os.read(_STDIN, 4096):
         pass
     inbox.close()
@@ -301,9 +305,9 @@ def main() -> None:
     threading.Thread(target=leave_with_the_frontend, args=(inbox,), daemon=True).start()
     threading.Thread(target=listener.serve, daemon=True).start()
     print(listening.getsockname()[1], flush=True)  # noqa: T201
-    os.dup2(_STDERR, _STDOUT)  # whatever a library has to say is not for the frontend
+    os.dup2(_STDERR, _STDOUT)  # a library's output is not for the frontend
     # Where cores are scarce, noticing that a client has left goes before computing for it: the two
-    # threads above are as urgent as the frontend, this one and all that the model starts are not.
+    # threads above keep the frontend's priority, this one and the model's threads do not.
     os.nice(10)
     compute(settings, listener, inbox, first_word)
 

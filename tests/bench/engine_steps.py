@@ -6,7 +6,6 @@ frame. Only the socket is missing.
 
 import time
 from collections.abc import Mapping
-from random import Random
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn
 
@@ -14,10 +13,9 @@ from reference_engine.config import EngineConfig
 from reference_engine.core.request import Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
-from reference_engine.faults import Faults
 from reference_engine.model.tokenizer import EOS_TOKEN_ID
 from reference_engine.protocol import AddRequest, StepReport, encode_frame
-from reference_engine.worker.engine import Engine, World
+from reference_engine.worker.engine import Engine, EngineIO
 from reference_engine.worker.inbox import Heard
 
 MAX_STREAMS = 16
@@ -79,8 +77,8 @@ class SteppedEngine:
     def answer(self, prompts: list[list[int]], num_tokens: int) -> Answers:
         """Greedy answers of `num_tokens` tokens each."""
         scheduler = Scheduler(self._config, EOS_TOKEN_ID)
-        world = World(time.perf_counter_ns, Random(0), sleep=_never, die=_never, hang_up=_never)
-        engine = Engine(scheduler, self, faults=Faults(), world=world, report=_frame)
+        io = EngineIO(time.perf_counter_ns, report=_frame, hang_up=_never)
+        engine = Engine(scheduler, self, io)
         sampling = Sampling(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
         to_come = [
             AddRequest(request_id=f"r{i}", prompt_token_ids=prompt, sampling=sampling)

@@ -7,7 +7,7 @@ from zlib import crc32
 import pytest
 
 from reference_engine.config import EngineConfig
-from reference_engine.core.request import Request, Sampling
+from reference_engine.core.request import FinishReason, Request, Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
 
@@ -50,13 +50,21 @@ def make_request(
     return Request(request_id, [word] * num_prompt, sampling, priority=priority)
 
 
+def end(
+    scheduler: Scheduler, request_id: str, reason: FinishReason = FinishReason.ABORT
+) -> int | None:
+    """End a request and free its blocks; how many, or None if there is no such request."""
+    request = scheduler.finish(request_id, reason)
+    return None if request is None else scheduler.free(request)
+
+
 def run_step(scheduler: Scheduler, token: int = WORD) -> StepPlan:
     """Schedule, pretend to compute, update, end what ended by itself; integrity checked."""
     plan = scheduler.schedule()
     sampled = {request.request_id: token for request in plan.sampling}
     for request in scheduler.update(plan, sampled):
         if request.finish_reason is not None:
-            scheduler.finish(request.request_id, request.finish_reason)
+            end(scheduler, request.request_id, request.finish_reason)
     scheduler.check_integrity()
     return plan
 

@@ -14,9 +14,8 @@ from reference_engine.core.accounting import Counters
 from reference_engine.core.request import Sampling
 from reference_engine.metrics.collector import Collector
 from reference_engine.protocol import AbortRequest, Ending, Event, Output, StepReport, ToWorker
-from reference_engine.serve.access import RateLimiter
+from reference_engine.serve.faults import FaultyLink
 from reference_engine.serve.generate import GenerationResponse
-from reference_engine.serve.link import WorkerLink
 from reference_engine.serve.supervisor import EngineStoppedError
 
 
@@ -33,12 +32,11 @@ class FakeWorker:
         self.is_dead = False
         self._readings = 0
         limits = FrontendSettings(**settings)
-        self.link = WorkerLink(
+        self.link = FaultyLink(
             self.now_ns,
             send=self.send,
             settings=limits,
             collector=Collector(EngineConfig()),
-            limiter=RateLimiter(limits.rate_limits),
         )
 
     def now_ns(self) -> int:

@@ -11,7 +11,7 @@ import pytest
 from reference_engine.core.request import FinishReason, Request, Status
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
-from tests.reference_engine.conftest import WORD, make_request, make_scheduler, run_step
+from tests.reference_engine.conftest import WORD, end, make_request, make_scheduler, run_step
 
 NUM_BLOCKS = 8
 
@@ -83,7 +83,7 @@ def test_between_two_steps(state: str) -> None:
     scheduler = pressed_scheduler()
     target = BETWEEN_STEPS[state](scheduler)
     held = len(target.block_table)
-    assert scheduler.finish("target", FinishReason.ABORT) == held
+    assert end(scheduler, "target") == held
     check_the_books(scheduler, target)
 
 
@@ -95,7 +95,7 @@ def test_in_the_step_in_flight(state: str) -> None:
     num_before = target.num_generated
     plan = scheduler.schedule()
     sampled = compute(plan)
-    scheduler.finish("target", FinishReason.ABORT)
+    end(scheduler, "target")
     scheduler.check_integrity()
     grown = scheduler.update(plan, sampled)
     assert target not in grown, "its result is dropped"
@@ -111,7 +111,7 @@ def test_when_it_is_preempted_by_the_step_in_flight() -> None:
         scheduler.update(plan, compute(plan))
     assert plan.preempted == [target]
     sampled = compute(plan)
-    scheduler.finish("target", FinishReason.ABORT)
+    end(scheduler, "target")
     scheduler.update(plan, sampled)
     check_the_books(scheduler, target)
 
@@ -125,8 +125,8 @@ def test_finishing_in_this_very_step() -> None:
     plan = scheduler.schedule()
     grown = scheduler.update(plan, compute(plan))
     assert target in grown
-    assert scheduler.finish("target", FinishReason.ABORT) is not None
-    assert scheduler.finish("target", FinishReason.LENGTH) is None, "one way out, once"
+    assert end(scheduler, "target") is not None
+    assert end(scheduler, "target", FinishReason.LENGTH) is None, "one way out, once"
     assert target.finish_reason is FinishReason.ABORT
     check_the_books(scheduler, target)
 
@@ -134,8 +134,8 @@ def test_finishing_in_this_very_step() -> None:
 def test_twice() -> None:
     scheduler = pressed_scheduler()
     target = running(scheduler)
-    assert scheduler.finish("target", FinishReason.ABORT) is not None
-    assert scheduler.finish("target", FinishReason.ABORT) is None
+    assert end(scheduler, "target") is not None
+    assert end(scheduler, "target") is None
     check_the_books(scheduler, target)
 
 
@@ -147,7 +147,7 @@ def test_of_one_that_is_not_there(name: str, request_of: Callable[..., Request])
     run_step(scheduler)
     assert list(scheduler.requests) == ["survivor"]
     free = scheduler.kv_cache.pool.num_free
-    assert scheduler.finish(name, FinishReason.ABORT) is None
+    assert end(scheduler, name) is None
     scheduler.check_integrity()
     assert scheduler.kv_cache.pool.num_free == free
     assert scheduler.counters.finished == {"length": 1}
@@ -158,6 +158,6 @@ def test_of_one_that_finished_in_a_step_whose_abort_comes_late() -> None:
     target = add_both(scheduler, max_tokens=1)
     while target.status is not Status.FINISHED:
         run_step(scheduler)
-    assert scheduler.finish("target", FinishReason.ABORT) is None
+    assert end(scheduler, "target") is None
     scheduler.check_integrity()
     assert scheduler.counters.finished == {"length": 1}

@@ -1,11 +1,11 @@
 """What is counted: per request, in total, and the same by both."""
 
-from reference_engine.core.request import FinishReason, Request, Sampling
+from reference_engine.core.request import Request, Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
 from reference_engine.faults import Faults
 from reference_engine.protocol import AddRequest, Ending
-from tests.reference_engine.conftest import make_request, make_scheduler, run_step
+from tests.reference_engine.conftest import end, make_request, make_scheduler, run_step
 from tests.reference_engine.test_engine_loop import Bench, abort
 
 
@@ -50,12 +50,12 @@ def test_a_prompt_that_was_computed_for_nobody_is_counted() -> None:
     scheduler.add(make_request("read", num_prompt=30))
     run_step(scheduler)
     run_step(scheduler)
-    scheduler.finish("left", FinishReason.ABORT)
+    end(scheduler, "left")
     assert scheduler.counters.unread_prompt_tokens == 16
     assert scheduler.counters.prompt_tokens == 0
     while scheduler.requests["read"].num_generated == 0:
         run_step(scheduler)
-    scheduler.finish("read", FinishReason.ABORT)
+    end(scheduler, "read")
     assert scheduler.counters.unread_prompt_tokens == 16, "that one had a token"
 
 
@@ -63,7 +63,7 @@ def test_saved_tokens_end_at_the_context() -> None:
     scheduler = make_scheduler(max_model_len=20)
     scheduler.add(make_request("a", num_prompt=4, max_tokens=1000))
     run_step(scheduler)
-    scheduler.finish("a", FinishReason.ABORT)
+    end(scheduler, "a")
     assert scheduler.counters.saved_tokens == 15
 
 
@@ -74,7 +74,7 @@ def aborted_while_preempted(reclaim: str) -> Scheduler:
     scheduler.add(request)
     run_step(scheduler)
     preempt(scheduler, request)
-    assert scheduler.finish("left", FinishReason.ABORT) == 0, "it held nothing"
+    assert end(scheduler, "left") == 0, "it held nothing"
     scheduler.check_integrity()
     return scheduler
 
@@ -98,7 +98,7 @@ def test_a_request_that_never_ran_leaves_nothing_behind() -> None:
     scheduler.add(make_request("running", num_prompt=4))
     scheduler.add(make_request("queued", num_prompt=12, prompt="same"))
     run_step(scheduler)
-    scheduler.finish("queued", FinishReason.ABORT)
+    end(scheduler, "queued")
     assert scheduler.kv_cache.pool.num_cached == 3, "what it would have found is another's"
 
 

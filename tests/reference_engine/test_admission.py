@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from reference_engine.config import EngineConfig, EngineConfigError
-from reference_engine.core.request import FinishReason, Status
+from reference_engine.core.request import Status
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
-from tests.reference_engine.conftest import make_request, make_scheduler, run_step
+from tests.reference_engine.conftest import end, make_request, make_scheduler, run_step
 
 
 def scheduled(plan: StepPlan) -> dict[str, int]:
@@ -67,7 +67,7 @@ def test_the_watermark_keeps_blocks_for_those_who_run() -> None:
     run_step(scheduler)
     plan = run_step(scheduler)
     assert scheduled(plan) == {"large": 1}, "9 of 16 blocks are held: 8 are to stay free"
-    scheduler.finish("large", FinishReason.ABORT)
+    end(scheduler, "large")
     assert scheduled(run_step(scheduler)) == {"small": 1}
 
 
@@ -102,7 +102,7 @@ def test_the_most_important_is_admitted_first() -> None:
     plan = run_step(scheduler)
     assert [request.request_id for request in plan.admitted] == ["high", "first"]
     assert [request.request_id for request in scheduler.waiting] == ["second", "low"]
-    scheduler.finish("second", FinishReason.ABORT)
+    end(scheduler, "second")
     assert [request.request_id for request in scheduler.waiting] == ["low"]
 
 

@@ -10,8 +10,8 @@ import pytest
 from reference_engine.config import EngineConfig, EngineConfigError, FrontendSettings, RateLimits
 from reference_engine.metrics.collector import Collector
 from reference_engine.protocol import Ready, ToWorker, encode_frame
-from reference_engine.serve.access import OPEN_PATHS, RateLimiter, find_key, read_api_keys
-from reference_engine.serve.link import WorkerLink
+from reference_engine.serve.access import OPEN_PATHS, find_key, read_api_keys
+from reference_engine.serve.faults import FaultyLink
 from reference_engine.serve.server import Frontend
 from tests.reference_engine.running_engine import running
 
@@ -32,12 +32,11 @@ class Served:
     def __init__(self, **settings: Any) -> None:
         self.sent: asyncio.Queue[ToWorker] = asyncio.Queue()
         frontend_settings = FrontendSettings(**settings)
-        self.link = WorkerLink(
+        self.link = FaultyLink(
             lambda: 0,
             self.sent.put_nowait,
             settings=frontend_settings,
             collector=Collector(CONFIG),
-            limiter=RateLimiter(frontend_settings.rate_limits),
         )
         worker = Ready(pid=1, device="cpu", vocab_size=2048, gpu_name=None)
         self.frontend = Frontend(self.link, CONFIG, worker, frontend_settings, allow_faults=True)

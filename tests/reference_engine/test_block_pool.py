@@ -30,16 +30,6 @@ def test_refuses_a_block_that_nobody_holds() -> None:
         pool.give_back(blocks)
 
 
-def test_leaked_blocks_are_neither_free_nor_held() -> None:
-    pool = BlockPool(3)
-    blocks = pool.try_take(2)
-    assert blocks is not None
-    pool.leak(blocks[:1])
-    pool.give_back(blocks[1:])
-    assert pool.num_free == 2
-    pool.check_integrity([])
-
-
 def test_integrity_check_can_fail() -> None:
     pool = BlockPool(3)
     pool.try_take(1)

@@ -11,12 +11,13 @@ from random import Random
 import pytest
 
 from reference_engine.config import EngineConfig
-from reference_engine.core.request import FinishReason, Request, Sampling
+from reference_engine.core.request import Request, Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.model.tokenizer import EOS_TOKEN_ID
 
 torch = pytest.importorskip("torch")
 from reference_engine.model.torch_runner import TorchRunner  # noqa: E402
+from tests.reference_engine.conftest import end  # noqa: E402
 
 CANARIES = 200
 ANSWER_TOKENS = 8
@@ -51,7 +52,7 @@ class Engine:
         sampled = self.runner.execute(plan) if plan.scheduled else {}
         for request in self.scheduler.update(plan, sampled):
             if request.finish_reason is not None:
-                self.scheduler.finish(request.request_id, request.finish_reason)
+                end(self.scheduler, request.request_id, request.finish_reason)
 
 
 def in_peace() -> list[list[int]]:
@@ -80,7 +81,7 @@ def in_trouble() -> tuple[list[Request], Scheduler]:
             engine.scheduler.add(others[-1])
         live = [r.request_id for r in others if r.request_id in engine.scheduler.requests]
         if live and random.random() < 0.4:
-            engine.scheduler.finish(random.choice(live), FinishReason.ABORT)
+            end(engine.scheduler, random.choice(live))
         engine.step()
     return canaries, engine.scheduler
 

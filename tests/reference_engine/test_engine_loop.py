@@ -16,7 +16,8 @@ from reference_engine.faults import Faults
 from reference_engine.model.runners import RunnerInfo
 from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD, Tokenizer
 from reference_engine.protocol import AbortRequest, AddRequest, SetFaults, StepReport
-from reference_engine.worker.engine import Engine, World
+from reference_engine.worker.engine import EngineIO
+from reference_engine.worker.faults import FaultIO, FaultyEngine
 from reference_engine.worker.inbox import ConnectionLost, Heard, Inbox
 
 
@@ -44,19 +45,17 @@ class Bench:
             max_num_seqs=max_num_seqs, num_blocks=8, block_size=4, max_model_len=32
         )
         self.scheduler = Scheduler(config, EOS_TOKEN_ID)
-        self.engine = Engine(
+        self.engine = FaultyEngine(
             self.scheduler,
             MadeUpRunner(),
+            EngineIO(self.now, report=self.reports.append, hang_up=self.hung_up.append),
             faults=faults,
-            world=World(
-                self.now,
-                Random(1),
-                sleep=self.slept.append,
-                die=self.die,
-                hang_up=self.hung_up.append,
-            ),
-            report=self.reports.append,
+            by=FaultIO(Random(1), sleep=self.slept.append, die=self.die),
         )
+
+    def check_integrity(self) -> None:
+        """But for the blocks that a fault has lost."""
+        self.scheduler.check_integrity(self.engine._lost_blocks)
 
     def now(self) -> int:
         self._now_ns += 1
@@ -185,7 +184,7 @@ def test_the_fault_leak_blocks_loses_blocks_of_aborted_requests_only(
     assert bench.reports[-1].free_blocks == 6, "b ended by itself and gave back all"
     report = bench.step(abort("a"))
     assert report.free_blocks == 7
-    bench.scheduler.check_integrity()
+    bench.check_integrity()
 
 
 def test_a_stop_string_ends_the_answer_before_it(bench_with: Callable[..., Bench]) -> None:

@@ -9,13 +9,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from harness.collect.scrape import find_unseen, parse_page, read_roles
 from harness.workload.workload import load_target
 from reference_engine.cancellation import Cancellation, CancelReason, DetectionMethod
-from reference_engine.config import EngineConfig, FrontendSettings, RateLimits
+from reference_engine.config import EngineConfig, FrontendSettings
 from reference_engine.core.accounting import Counters
 from reference_engine.metrics.collector import Collector
 from reference_engine.metrics.exposition import Page, metric_families, wants_open_metrics
 from reference_engine.protocol import StepRecord, StepReport
-from reference_engine.serve.access import RateLimiter
-from reference_engine.serve.link import WorkerLink
+from reference_engine.serve.faults import FaultyLink
 from tests.reference_engine.running_engine import body, post_raw, running
 
 CONFIG = EngineConfig()
@@ -79,14 +78,13 @@ OF_OUR_OWN = {
 }
 
 
-def busy_link() -> WorkerLink:
+def busy_link() -> FaultyLink:
     """A link whose engine has done things: no figure is like another."""
-    link = WorkerLink(
+    link = FaultyLink(
         lambda: 0,
         lambda message: None,
         settings=FrontendSettings(),
         collector=Collector(CONFIG),
-        limiter=RateLimiter(RateLimits()),
     )
     counters = Counters(
         steps=10,

@@ -10,13 +10,14 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
 
 from reference_engine.config import EngineConfig  # noqa: E402
-from reference_engine.core.request import FinishReason, Request, Sampling  # noqa: E402
+from reference_engine.core.request import Request, Sampling  # noqa: E402
 from reference_engine.core.scheduler import Scheduler  # noqa: E402
 from reference_engine.model.llama import Llama, fill_with_random  # noqa: E402
 from reference_engine.model.sampler import sample  # noqa: E402
 from reference_engine.model.shapes import MODEL_SHAPES  # noqa: E402
 from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD  # noqa: E402
 from reference_engine.model.torch_runner import TorchRunner  # noqa: E402
+from tests.reference_engine.conftest import end  # noqa: E402
 
 
 def rotated(x: Any, positions: Any) -> Any:
@@ -79,7 +80,7 @@ def test_chunked_batched_and_preempted_answers_equal_the_plain_ones() -> None:
         plan = scheduler.schedule()
         for request in scheduler.update(plan, runner.execute(plan)):
             if request.finish_reason is not None:
-                scheduler.finish(request.request_id, request.finish_reason)
+                end(scheduler, request.request_id, request.finish_reason)
     scheduler.check_integrity()
     assert scheduler.counters.preemptions > 0, "the pool is meant to be too small"
     model = Llama(MODEL_SHAPES["tiny"], config.max_model_len)
@@ -136,14 +137,14 @@ def test_the_last_request_of_a_batch_can_be_aborted_and_its_blocks_reused() -> N
     scheduler.add(Request("gone", [9] * 20, sampling))
     plan = scheduler.schedule()
     scheduler.update(plan, runner.execute(plan))
-    scheduler.finish("gone", FinishReason.ABORT)
+    end(scheduler, "gone")
     heir = Request("heir", [11] * 20, sampling)
     scheduler.add(heir)
     while scheduler.has_work:
         plan = scheduler.schedule()
         for request in scheduler.update(plan, runner.execute(plan)):
             if request.finish_reason is not None:
-                scheduler.finish(request.request_id, request.finish_reason)
+                end(scheduler, request.request_id, request.finish_reason)
     model = Llama(MODEL_SHAPES["tiny"], config.max_model_len)
     fill_with_random(model, config.seed)
     assert heir.token_ids[20:] == greedy_answer(model, [11] * 20, 6)
@@ -165,7 +166,7 @@ def test_requests_may_share_their_first_blocks() -> None:
         plan = scheduler.schedule()
         for request in scheduler.update(plan, runner.execute(plan)):
             if request.finish_reason is not None:
-                scheduler.finish(request.request_id, request.finish_reason)
+                end(scheduler, request.request_id, request.finish_reason)
     model = Llama(MODEL_SHAPES["tiny"], config.max_model_len)
     fill_with_random(model, config.seed)
     for request in (first, second):
@@ -186,6 +187,6 @@ def test_the_gpu_answers_as_the_cpu_does() -> None:
             plan = scheduler.schedule()
             for grown in scheduler.update(plan, runner.execute(plan)):
                 if grown.finish_reason is not None:
-                    scheduler.finish(grown.request_id, grown.finish_reason)
+                    end(scheduler, grown.request_id, grown.finish_reason)
         answers.append(request.token_ids)
     assert answers[0] == answers[1]

@@ -8,10 +8,11 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
 
 from reference_engine.config import EngineConfig  # noqa: E402
-from reference_engine.core.request import FinishReason, Request, Sampling  # noqa: E402
+from reference_engine.core.request import Request, Sampling  # noqa: E402
 from reference_engine.core.scheduler import Scheduler  # noqa: E402
 from reference_engine.model.tokenizer import EOS_TOKEN_ID  # noqa: E402
 from reference_engine.model.torch_runner import TorchRunner  # noqa: E402
+from tests.reference_engine.conftest import end  # noqa: E402
 
 PROMPT = [3 + 7 * i * i % 256 for i in range(41)]
 NUM_TOKENS = 40
@@ -39,7 +40,7 @@ class Workbench:
         plan = self.scheduler.schedule()
         for request in self.scheduler.update(plan, self.runner.execute(plan)):
             if request.finish_reason is not None:
-                self.scheduler.finish(request.request_id, request.finish_reason)
+                end(self.scheduler, request.request_id, request.finish_reason)
         self.scheduler.check_integrity()
 
     def run_canary(self, mates: Iterator[None] | None = None) -> tuple[list[int], Any]:
@@ -65,7 +66,7 @@ def coming_and_going(bench: Workbench, beginning: list[int]) -> Iterator[None]:
             tail = [3 + (11 * step + j) % 256 for j in range(1 + 9 * step % 37)]
             bench.add_mate(step, beginning + tail, max_tokens=4 + step % 9)
         if step % 5 == 4:
-            bench.scheduler.finish(f"mate-{step - step % 3 - 3}", FinishReason.ABORT)
+            end(bench.scheduler, f"mate-{step - step % 3 - 3}")
         yield
 
 

@@ -4,10 +4,10 @@ import pytest
 
 from reference_engine.core.block_pool import BlockPool
 from reference_engine.core.prefix import chain_hashes
-from reference_engine.core.request import FinishReason, Request
-from reference_engine.core.scheduler import Release, Scheduler
+from reference_engine.core.request import Request
+from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
-from tests.reference_engine.conftest import make_request, make_scheduler, run_step
+from tests.reference_engine.conftest import end, make_request, make_scheduler, run_step
 
 
 def scheduled(plan: StepPlan) -> dict[str, int]:
@@ -59,7 +59,7 @@ def test_blocks_are_shared_while_both_run_and_counted_once() -> None:
     assert second.block_table[:2] == first.block_table[:2]
     assert second.block_table[2:] != first.block_table[2:]
     assert scheduler.kv_cache.pool.num_held == 4
-    scheduler.finish("a", FinishReason.ABORT)
+    end(scheduler, "a")
     scheduler.check_integrity()
     assert scheduler.kv_cache.pool.num_held == 3, "b still holds what they shared"
     assert (scheduler.counters.reclaimed_freed, scheduler.counters.reclaimed_retained) == (1, 0)
@@ -121,7 +121,7 @@ def cancelled_prompt(scheduler: Scheduler) -> None:
     scheduler.add(make_request("left", num_prompt=12, prompt="same", max_tokens=9))
     for _ in range(3):
         run_step(scheduler)
-    scheduler.finish("left", FinishReason.ABORT)
+    end(scheduler, "left")
     scheduler.check_integrity()
 
 
@@ -163,21 +163,10 @@ def test_immediate_reclaim_leaves_what_others_share() -> None:
     for name in ("stays", "leaves"):
         scheduler.add(make_request(name, num_prompt=12, prompt="same"))
         run_step(scheduler)
-    scheduler.finish("leaves", FinishReason.ABORT)
+    end(scheduler, "leaves")
     scheduler.check_integrity()
     again = make_request("again", num_prompt=12, prompt="same")
     assert len(scheduler.kv_cache.find_prefix(again)) == 2
-
-
-def test_the_fault_drop_prefix_takes_it_from_others_too() -> None:
-    scheduler = make_scheduler()
-    for name in ("stays", "leaves"):
-        scheduler.add(make_request(name, num_prompt=12, prompt="same"))
-        run_step(scheduler)
-    scheduler.finish("leaves", FinishReason.ABORT, release=Release(drops_prefix=True))
-    scheduler.check_integrity()
-    again = make_request("again", num_prompt=12, prompt="same")
-    assert scheduler.kv_cache.find_prefix(again) == []
 
 
 def test_a_prefix_is_not_evicted_to_make_room_for_its_own_request() -> None:

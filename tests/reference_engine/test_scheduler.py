@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from reference_engine.core.request import FinishReason, IllegalTransitionError, Request, Status
-from reference_engine.core.scheduler import Release, Scheduler
+from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
+from tests.reference_engine.conftest import end
 
 SchedulerOf = Callable[..., Scheduler]
 RequestOf = Callable[..., Request]
@@ -63,7 +64,7 @@ def test_a_freed_slot_is_filled_in_the_very_next_schedule(
     scheduler.add(request_of("a"))
     scheduler.add(request_of("b"))
     step(scheduler)
-    scheduler.finish("a", FinishReason.ABORT)
+    end(scheduler, "a")
     assert [request.request_id for request in step(scheduler).admitted] == ["b"]
 
 
@@ -141,7 +142,7 @@ def test_a_request_that_alone_finds_no_block_preempts_itself(
     leaky = request_of("leaky", num_prompt=4)
     scheduler.add(leaky)
     step(scheduler)
-    scheduler.finish("leaky", FinishReason.ABORT, release=Release(num_leaked=1))
+    scheduler.finish("leaky", FinishReason.ABORT)  # and its block is not given back
     scheduler.check_integrity()
     late = request_of("late", num_prompt=12, max_tokens=4)
     scheduler.add(late)
@@ -156,7 +157,7 @@ def test_ids_match_whole(scheduler_of: SchedulerOf, request_of: RequestOf, step:
     scheduler.add(request_of("a"))
     scheduler.add(request_of("ab"))
     step(scheduler)
-    scheduler.finish("a", FinishReason.ABORT)
+    end(scheduler, "a")
     assert list(scheduler.requests) == ["ab"]
 
 

@@ -1,7 +1,7 @@
 """Random adds, steps, aborts and preemptions under random settings: nothing is ever lost.
 
-Whatever the order: every block is blank, cached, held or leaked and no two of these, references
-equal holders, every request is in one place, and in the end everybody is served.
+Whatever the order: every block is blank, cached or held and no two of these, references equal
+holders, every request is in one place, and in the end each request is served.
 """
 
 from typing import ClassVar
@@ -19,8 +19,9 @@ from hypothesis.stateful import (
 
 from reference_engine.config import EngineConfig
 from reference_engine.core.request import FinishReason, Request, Sampling
-from reference_engine.core.scheduler import Release, Scheduler
+from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
+from tests.reference_engine.conftest import end
 
 NUM_BLOCKS = 8
 BUDGET = 16
@@ -66,7 +67,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.finished = 0
         self.sampled = 0
         self.everybody: list[Request] = []
-        self.num_leaked = 0
 
     @rule(
         num_prompt=st.integers(1, 12),
@@ -82,16 +82,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.everybody.append(request)
         self.scheduler.add(request)
 
-    @rule(data=st.data(), held_back=st.booleans(), drops=st.booleans(), leaks=st.integers(0, 12))
-    def abort(self, data: st.DataObject, held_back: bool, drops: bool, leaks: int) -> None:
+    @rule(data=st.data(), is_freed_later=st.booleans())
+    def abort(self, data: st.DataObject, is_freed_later: bool) -> None:
         request_id = f"r{data.draw(st.integers(0, self.added + 1))}"
         was_live = request_id in self.scheduler.requests
-        num_leaked = 1 if leaks == 12 and self.num_leaked == 0 else 0  # one is enough, and rare
-        if was_live and self.scheduler.requests[request_id].block_table:
-            self.num_leaked += num_leaked
-        release = Release(is_held_back=held_back, drops_prefix=drops, num_leaked=num_leaked)
-        freed = self.scheduler.finish(request_id, FinishReason.ABORT, release=release)
-        assert (freed is not None) == was_live
+        request = self.scheduler.finish(request_id, FinishReason.ABORT)
+        assert (request is not None) == was_live
+        if request is not None and not is_freed_later:
+            self.scheduler.free(request)
         self.finished += was_live
 
     @rule(token=st.sampled_from([EOS, WORD]))
@@ -101,7 +99,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), token=st.sampled_from([EOS, WORD]))
     def step_with_an_abort_in_flight(self, data: st.DataObject, token: int) -> None:
         plan = self.decide()
-        self.abort(data, held_back=False, drops=False, leaks=0)
+        self.abort(data, is_freed_later=False)
         self.compute(plan, token)
 
     @precondition(lambda self: self.scheduler.running)
@@ -110,10 +108,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         victim = data.draw(st.sampled_from(self.scheduler.running))
         self.scheduler._preempt(victim, StepPlan(step=0))
 
-    @precondition(lambda self: self.scheduler.held_back)
+    @precondition(lambda self: self.scheduler.unfreed)
     @rule()
-    def free_one_held_back(self) -> None:
-        self.scheduler.free_held_back(next(iter(self.scheduler.held_back)))
+    def free_one(self) -> None:
+        self.scheduler.free(next(iter(self.scheduler.unfreed.values())))
 
     @invariant()
     def nothing_is_lost(self) -> None:
@@ -129,20 +127,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        while self.scheduler.held_back:
-            self.free_one_held_back()
+        while self.scheduler.unfreed:
+            self.free_one()
         self.see_everybody_served()
-        pool = self.scheduler.kv_cache.pool
-        assert pool.num_held == 0
-        assert pool.num_free >= NUM_BLOCKS - self.num_leaked
+        self.scheduler.check_idle()
         SchedulerMachine.preemptions += self.scheduler.counters.preemptions
         SchedulerMachine.hits += self.scheduler.counters.prefix_hit_tokens
 
     def see_everybody_served(self) -> None:
-        """With a block less than there should be, a long request may wait for ever."""
-        if self.num_leaked:
-            for request_id in list(self.scheduler.requests):
-                self.scheduler.finish(request_id, FinishReason.ABORT)
         steps_needed = 0
         while self.scheduler.has_work:
             self.compute(self.decide(), WORD)
@@ -154,7 +146,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.check_integrity()
         assert plan.num_tokens + plan.budget == BUDGET
         blocked = self.scheduler.has_work and not (plan.scheduled or plan.preempted)
-        assert not blocked or self.scheduler.held_back or self.num_leaked
+        assert not blocked or self.scheduler.unfreed
         return plan
 
     def compute(self, plan: StepPlan, token: int) -> None:
@@ -162,7 +154,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.sampled += len(sampled)
         for request in self.scheduler.update(plan, sampled):
             if request.finish_reason is not None:
-                self.scheduler.finish(request.request_id, request.finish_reason)
+                end(self.scheduler, request.request_id, request.finish_reason)
                 self.finished += 1
 
 

@@ -3,13 +3,13 @@
 import pytest
 
 from reference_engine.config import EngineConfig
-from reference_engine.core.accounting import Families
-from reference_engine.core.request import FinishReason, Sampling
-from reference_engine.core.scheduler import CORRECT
+from reference_engine.core.request import Sampling
 from reference_engine.faults import FaultError, Faults, parse_faults
 from reference_engine.protocol import AddRequest, StepReport
-from reference_engine.worker.faults import abort_targets, release_for
+from reference_engine.worker.engine import Families
 from tests.reference_engine.test_engine_loop import Bench, abort, add
+
+DROPS = Faults(drop_prefix_on_cancel=True)
 
 
 def child(request_id: str, parent_id: str) -> AddRequest:
@@ -58,14 +58,14 @@ def test_leak_slot() -> None:
     while bench.scheduler.running:
         report = bench.step()
     assert report.num_running == 1
-    bench.scheduler.check_integrity()
+    bench.check_integrity()
 
 
 def test_hold_blocks() -> None:
     bench, report = after_one_abort(Faults(hold_blocks=1e-6))
     assert [event.event for event in report.events][-2:] == ["removed", "finished"]
     assert report.free_blocks == 4, "two are the survivor's, two are held back"
-    bench.scheduler.check_integrity()
+    bench.check_integrity()
     bench.pass_time(1_000)
     report = bench.step()
     freed = next(event for event in report.events if event.event == "blocks_freed")
@@ -86,12 +86,36 @@ def test_held_back_blocks_return_to_an_engine_that_has_nothing_else_to_do() -> N
     assert bench.engine.patience_s() is None
 
 
-def test_drop_prefix_on_cancel() -> None:
-    bench = Bench(Faults(drop_prefix_on_cancel=True))
+@pytest.mark.parametrize(("faults", "computed"), [(DROPS, 6), (Faults(), 2)])
+def test_drop_prefix_on_cancel(faults: Faults, computed: int) -> None:
+    bench = Bench(faults)
     bench.step(add("gone"))
     report = bench.step(abort("gone"), add("next"))
     assert report.step is not None
+    assert report.step.scheduled == {"next": computed}
+
+
+@pytest.mark.parametrize(("faults", "computed"), [(DROPS, 6), (Faults(), 2)])
+def test_drop_prefix_takes_it_from_requests_that_share_it(faults: Faults, computed: int) -> None:
+    bench = Bench(faults, max_num_seqs=3)
+    bench.step(add("survivor"))
+    bench.step(add("gone"))
+    report = bench.step(abort("gone"), add("next"))
+    assert report.step is not None
+    assert report.step.scheduled == {"survivor": 1, "next": computed}
+    bench.check_integrity()
+
+
+def test_lost_blocks_do_not_serve_as_a_prefix_nor_disturb_an_idle_engine() -> None:
+    bench = Bench(Faults(leak_blocks=2))
+    bench.step(add("survivor"))
+    bench.step(add("gone"))
+    assert bench.step(abort("gone")).free_blocks == 8 - 3, "their common block is not lost"
+    assert bench.step(abort("survivor")).free_blocks == 8 - 3
+    report = bench.step(add("next"))
+    assert report.step is not None
     assert report.step.scheduled == {"next": 6}
+    bench.check_integrity()
 
 
 def test_die_on_abort() -> None:
@@ -130,7 +154,7 @@ def test_a_parents_abort_ends_all_its_children() -> None:
     bench.step(child("p-0", "p"), child("p-1", "p"), child("p-2", "p"), add("other"))
     bench.step(abort("p"))
     assert list(bench.scheduler.requests) == ["other"], "running or waiting"
-    bench.scheduler.check_integrity()
+    bench.check_integrity()
 
 
 def test_abort_parent_only() -> None:
@@ -153,15 +177,24 @@ def test_a_parents_record_goes_with_its_last_child() -> None:
     assert len(families) == 0
 
 
-def test_ids_match_whole_without_the_fault() -> None:
-    assert abort_targets("req-1", ["req-1", "req-10"], Families(), Faults()) == ["req-1"]
-
-
 def test_faults_touch_aborts_only() -> None:
-    everything = Faults(leak_blocks=3, leak_slot=True, hold_blocks=1.0, double_count=True)
-    assert release_for(FinishReason.LENGTH, everything) == CORRECT
-    assert release_for(FinishReason.ABORT, Faults()) == CORRECT
-    assert release_for(FinishReason.ABORT, everything).num_leaked == 3
+    bench = Bench(
+        Faults(
+            leak_blocks=3,
+            leak_slot=True,
+            hold_blocks=1.0,
+            double_count=True,
+            drop_prefix_on_cancel=True,
+            lose_abort=1.0,
+            stall_survivors_on_abort=1.0,
+        )
+    )
+    bench.step(add("a", max_tokens=2), add("b", max_tokens=2))
+    report = bench.step()
+    assert (report.num_running, report.free_blocks, report.cached_blocks) == (0, 8, 1)
+    assert report.counters.finished == {"length": 2}
+    assert bench.slept == []
+    bench.scheduler.check_integrity()
 
 
 def test_all_faults_can_be_named() -> None:
@@ -181,4 +214,4 @@ def test_faults_that_make_no_sense_are_refused(settings: list[str]) -> None:
 def test_a_block_leak_larger_than_the_table_takes_what_is_there() -> None:
     bench, report = after_one_abort(Faults(leak_blocks=100))
     assert report.free_blocks == EngineConfig(num_blocks=8, max_model_len=32).num_blocks - 4
-    bench.scheduler.check_integrity()
+    bench.check_integrity()

@@ -1,0 +1,36 @@
+"""A frontend that is wrong on purpose about clients that have left, in the ways `Faults` names."""
+
+import asyncio
+
+from reference_engine.cancellation import DetectionMethod
+from reference_engine.faults import Faults
+from reference_engine.protocol import SetFaults
+from reference_engine.serve.client_request import ClientRequest
+from reference_engine.serve.link import WorkerLink
+
+
+class FaultyLink(WorkerLink):
+    """Correct as long as `faults` are the defaults. `faults` are those of both processes."""
+
+    faults = Faults()
+
+    def set_faults(self, faults: Faults) -> None:
+        self.faults = faults
+        self._send(SetFaults(faults=faults))
+
+    def _cancel_unread(self, request: ClientRequest, method: DetectionMethod) -> None:
+        if self._is_ignored(request):
+            return
+        cancel = super()._cancel_unread
+        if self.faults.delay_abort:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.faults.delay_abort, cancel, request, method)
+        else:
+            cancel(request, method)
+
+    def _is_ignored(self, request: ClientRequest) -> bool:
+        if self.faults.ignore_disconnect:
+            return True
+        if self.faults.ignore_disconnect_unary and not request.stream:
+            return True
+        return self.faults.ignore_disconnect_while_waiting and request.num_generated == 0
