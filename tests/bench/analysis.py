@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from tests.bench.large_run import told_by_child, write_by_child
-from tests.bench.made_up_run import Plan
 from tests.bench.ratio import Bound, Ratio, share
+from tests.made_up.large import Plan
 
 RUNS: Final = {
     "seen from outside": Plan(requests=1_000_000, users=1_000, is_exact=False),

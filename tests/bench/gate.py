@@ -13,8 +13,8 @@ from typing import Final
 from harness.run.pipeline import write_summary
 from harness.store.run_folder import RunFolder
 from harness.workload.workload import as_plain_data, load_workload
-from tests.bench.made_up_run import Plan, write
 from tests.bench.ratio import Bound, Ratio, share
+from tests.made_up.large import Plan, write
 
 REQUESTS: Final = 100_000
 FEW_REQUESTS: Final = 2_000

@@ -16,13 +16,13 @@ from typing import Final
 from dashboards.report import write_report
 from harness.run.pipeline import write_summary
 from harness.store.run_folder import RunFolder
-from tests.bench.made_up_run import Plan
+from tests.made_up.large import Plan
 
 
 def write_by_child(path: Path, plan: Plan) -> None:
     sizes = [str(path), str(plan.requests), str(plan.users)]
     kind = ["exact"] if plan.is_exact else []
-    command = [sys.executable, "-m", "tests.bench.made_up_run", *sizes, *kind]
+    command = [sys.executable, "-m", "tests.made_up.large", *sizes, *kind]
     subprocess.run(command, check=True)
 
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final
 
 from harness.store.run_folder import RunFolder
 from tests.bench.large_run import told_by_child, write_by_child
-from tests.bench.made_up_run import Plan
 from tests.bench.ratio import Bound, Ratio, share
+from tests.made_up.large import Plan
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page

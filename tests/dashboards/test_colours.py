@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from dashboards.__main__ import main
-from tests.dashboards.made_up_runs import latency, save_night
 from tests.dashboards.reading import Page, page_of
 from tests.dashboards.test_arms import make_arms
 from tests.dashboards.test_report_honesty import without_colour
-from tests.harness.gate.gated import GOOD
-from tests.harness.made_up import save_judged
+from tests.made_up.gated import GOOD, latency, save_night
+from tests.made_up.run import save_judged
 
 
 def frontier(folder: Path) -> Page:

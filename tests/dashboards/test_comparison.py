@@ -8,7 +8,7 @@ import pytest
 
 from dashboards.__main__ import main
 from tests.dashboards.reading import Page, body_of, decoded
-from tests.harness.made_up import save_judged
+from tests.made_up.run import save_judged
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 

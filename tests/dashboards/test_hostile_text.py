@@ -13,9 +13,8 @@ from playwright.sync_api import Browser
 
 from dashboards.__main__ import main
 from tests.dashboards.browsing import CHROMIUM, chromium, opened
-from tests.dashboards.made_up_runs import save_night
 from tests.dashboards.test_arms import make_arms
-from tests.harness.gate.gated import GOOD
+from tests.made_up.gated import GOOD, save_night
 
 MakeRun = Callable[..., Path]
 

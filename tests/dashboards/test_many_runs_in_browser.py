@@ -10,10 +10,9 @@ from playwright.sync_api import Browser
 
 from dashboards.__main__ import main
 from tests.dashboards.browsing import CHROMIUM, chromium, opened, violations
-from tests.dashboards.made_up_runs import save_night, save_nights
 from tests.dashboards.test_in_browser import STICKS_OUT
-from tests.harness.gate.gated import GOOD
-from tests.harness.made_up import save_judged
+from tests.made_up.gated import GOOD, save_night, save_nights
+from tests.made_up.run import save_judged
 
 pytestmark = [
     pytest.mark.e2e,

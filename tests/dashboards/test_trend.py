@@ -13,9 +13,18 @@ from harness.analysis.compare import expected
 from harness.commands.verbs import app
 from harness.records import Metric
 from harness.store.run_folder import RunFolder
-from tests.dashboards.made_up_runs import latency, save_night, save_nights
 from tests.dashboards.reading import Page, body_of
-from tests.harness.gate.gated import GOOD, ROWS, arm, manifest, steps, summary_of_arms
+from tests.made_up.gated import (
+    GOOD,
+    ROWS,
+    arm,
+    latency,
+    manifest,
+    save_night,
+    save_nights,
+    steps,
+    summary_of_arms,
+)
 
 P50 = "group0-cancel_latency_s-p50"
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"

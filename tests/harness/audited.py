@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from harness.analysis.summary import summarise
 
 if TYPE_CHECKING:
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
 
 def accounts(run: RunBuilder) -> RunBuilder:

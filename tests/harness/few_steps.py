@@ -12,7 +12,7 @@ from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures
 
 if TYPE_CHECKING:
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
 
 def only_row(run: RunBuilder) -> pd.Series[Any]:

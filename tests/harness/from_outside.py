@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from harness.analysis.black_box import Outside, seen_from_outside
 from harness.analysis.facts import run_facts
-from tests.harness.made_up import lonely
+from tests.made_up.servers import lonely
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

@@ -14,13 +14,13 @@ from harness.analysis.figure import NotMeasurable
 from harness.analysis.summary import summarise
 from harness.records import Outcome
 from harness.store.manifest import IdleReading, Probing
-from tests.harness.conftest import at
-from tests.harness.made_up import lonely
 from tests.harness.told import metric
+from tests.made_up.rows import at
+from tests.made_up.servers import lonely
 
 if TYPE_CHECKING:
     from harness.store.frames import RunFrames
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

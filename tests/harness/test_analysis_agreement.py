@@ -12,13 +12,13 @@ from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.summary import compute_figures
 from harness.records import Outcome, Role
-from tests.harness.conftest import at
-from tests.harness.made_up import alone_one_by_one
+from tests.made_up.rows import at
+from tests.made_up.servers import alone_one_by_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

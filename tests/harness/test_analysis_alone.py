@@ -11,10 +11,10 @@ from harness.analysis.attributed import Alone, alone_by_gauge, alone_by_rest, de
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import NotMeasurable
 from harness.records import Metric
-from tests.harness.made_up import lonely
+from tests.made_up.servers import lonely
 
 if TYPE_CHECKING:
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

@@ -15,11 +15,11 @@ from harness.analysis.summary import summarise
 from harness.metrics import headlines
 from harness.records import Metric
 from harness.store.manifest import LoadProcess, ScheduledArrivals, UnsentArrivals
-from tests.harness.conftest import at
 from tests.harness.told import ms, warnings
+from tests.made_up.rows import at
 
 if TYPE_CHECKING:
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

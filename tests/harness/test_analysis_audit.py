@@ -12,10 +12,10 @@ from harness.analysis.audit import foreign_requests
 from harness.analysis.summary import summarise
 from harness.records import TokenCounting
 from tests.harness.audited import accounts, verdicts
-from tests.harness.conftest import at
+from tests.made_up.rows import at
 
 if TYPE_CHECKING:
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

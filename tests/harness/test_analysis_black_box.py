@@ -13,11 +13,11 @@ from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figure, NotMeasurable
 from harness.analysis.summary import summarise
 from harness.analysis.totals import Balance, as_figure
-from tests.harness.made_up import busy_server
 from tests.harness.told import metric
+from tests.made_up.servers import busy_server
 
 if TYPE_CHECKING:
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

@@ -10,11 +10,11 @@ from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.summary import summarise
 from harness.records import LifecycleEvent
-from tests.harness.conftest import at
 from tests.harness.told import ms
+from tests.made_up.rows import at
 
 if TYPE_CHECKING:
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

@@ -13,12 +13,12 @@ from harness.analysis.counters import leak_figures
 from harness.analysis.facts import run_facts
 from harness.analysis.leaks import leaks_in_use
 from harness.records import Role
-from tests.harness.conftest import at
 from tests.harness.few_steps import figures_of, four_steps, leave_in_decode, only_row
 from tests.harness.told import metric, ms
+from tests.made_up.rows import at
 
 if TYPE_CHECKING:
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

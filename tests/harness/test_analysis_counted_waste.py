@@ -14,7 +14,7 @@ from harness.analysis.tokens import prompt_total
 from tests.harness.audited import accounts, verdicts
 
 if TYPE_CHECKING:
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

@@ -13,15 +13,15 @@ from harness.analysis.ghosts import Ghosts
 from harness.analysis.stats import rate_upper95
 from harness.analysis.summary import summarise
 from harness.records import Metric
-from tests.harness.conftest import at
 from tests.harness.from_outside import lonely_run, seen
-from tests.harness.made_up import alone_one_by_one
 from tests.harness.told import metric, reason
+from tests.made_up.rows import at
+from tests.made_up.servers import alone_one_by_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

@@ -11,10 +11,10 @@ import pytest
 from harness.analysis.cancellation import cancellations
 from harness.analysis.summary import summarise
 from harness.store.manifest import IdleReading
-from tests.harness.conftest import at
+from tests.made_up.rows import at
 
 if TYPE_CHECKING:
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

@@ -12,10 +12,10 @@ from harness.analysis.balance import delay_of_aborts
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import NotMeasurable
 from harness.analysis.open_requests import held_open
-from tests.harness.conftest import at
+from tests.made_up.rows import at
 
 if TYPE_CHECKING:
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

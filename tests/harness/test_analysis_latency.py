@@ -17,7 +17,7 @@ from harness.records import Role, TokenCounting
 from tests.harness.told import metric, ms, reason
 
 if TYPE_CHECKING:
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

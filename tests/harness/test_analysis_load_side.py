@@ -12,10 +12,10 @@ from harness.analysis.load_side import load_sides
 from harness.analysis.summary import summarise
 from harness.records import ClientSample
 from harness.store.manifest import LoadProcess
-from tests.harness.conftest import at
+from tests.made_up.rows import at
 
 if TYPE_CHECKING:
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

@@ -18,15 +18,15 @@ from harness.analysis.pool import _over_rounds, analyse_round, pooled_figures
 from harness.analysis.scraped import lag_ns
 from harness.analysis.summary import summarise
 from harness.analysis.totals import Balance, as_figure, pooled
-from tests.harness.conftest import at
 from tests.harness.from_outside import lonely_run, seen
-from tests.harness.made_up import alone_one_by_one
 from tests.harness.told import metric, reason
+from tests.made_up.rows import at
+from tests.made_up.servers import alone_one_by_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

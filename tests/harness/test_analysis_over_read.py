@@ -12,7 +12,7 @@ from harness.analysis.tokens import over_read_figures
 from harness.records import Metric
 
 if TYPE_CHECKING:
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

@@ -13,11 +13,11 @@ from harness.analysis.facts import run_facts
 from harness.analysis.figure import NotMeasurable
 from harness.analysis.open_requests import held_open
 from harness.analysis.scraped import met_step_s, typical_step_s
-from tests.harness.made_up import lonely, stepping_server
+from tests.made_up.servers import lonely, stepping_server
 
 if TYPE_CHECKING:
     from harness.store.frames import RunFrames
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

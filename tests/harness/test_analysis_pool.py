@@ -11,8 +11,9 @@ import pytest
 from harness.analysis.figure import reading
 from harness.analysis.pool import ArmRound, all_requests, analyse_round, pool
 from harness.records import Metric
-from tests.harness.conftest import RunBuilder, at
-from tests.harness.made_up import lonely
+from tests.made_up.rows import at
+from tests.made_up.run import RunBuilder
+from tests.made_up.servers import lonely
 
 MakeArm = Callable[..., ArmRound]
 

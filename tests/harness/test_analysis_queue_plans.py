@@ -10,7 +10,7 @@ import pytest
 from harness.analysis.summary import summarise
 
 if TYPE_CHECKING:
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

@@ -20,7 +20,7 @@ from harness.records import Role
 from tests.harness.told import metric, ms
 
 if TYPE_CHECKING:
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

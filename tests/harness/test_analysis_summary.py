@@ -18,7 +18,7 @@ from harness.store.frames import RunFrames
 from harness.store.manifest import Clock
 
 if TYPE_CHECKING:
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

@@ -26,7 +26,8 @@ from harness.commands.run_table import print_arms
 from harness.export.tables import stage_cells, value_cells, value_columns
 from harness.formatting import DASH, number
 from harness.records import Metric
-from tests.harness.conftest import RunBuilder, at
+from tests.made_up.rows import at
+from tests.made_up.run import RunBuilder
 
 if TYPE_CHECKING:
     from pathlib import Path

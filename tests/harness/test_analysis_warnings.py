@@ -15,7 +15,7 @@ from tests.harness.audited import accounts
 from tests.harness.told import warnings
 
 if TYPE_CHECKING:
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

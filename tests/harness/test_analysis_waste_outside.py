@@ -17,7 +17,7 @@ from tests.harness.told import metric, reason
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

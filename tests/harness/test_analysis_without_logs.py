@@ -12,7 +12,7 @@ from tests.harness.few_steps import figures_of, four_steps, leave_in_decode
 from tests.harness.told import metric, ms
 
 if TYPE_CHECKING:
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

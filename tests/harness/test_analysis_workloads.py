@@ -19,12 +19,12 @@ from harness.analysis.latency import canary_figures, canary_remarks, known_answe
 from harness.analysis.leaks import growth_figures
 from harness.records import CpuSample, Role
 from harness.store.manifest import IdleReading
-from tests.harness.conftest import at
 from tests.harness.told import metric
+from tests.made_up.rows import at
 
 if TYPE_CHECKING:
     from harness.store.frames import RunFrames
-    from tests.harness.conftest import RunBuilder
+    from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
 

@@ -24,8 +24,8 @@ from harness.store.manifest import Window
 from harness.store.run_folder import RunFolder
 from harness.workload.arrivals import RateArrivals, Stretch
 from harness.workload.plan import LoadPlan, Never, OpenLoop, Timeouts
-from tests.harness.conftest import RunBuilder
 from tests.harness.load.mixes import load_of, slice_of
+from tests.made_up.run import RunBuilder
 
 MS = 1_000_000
 # One second of one machine, and the same of the other.

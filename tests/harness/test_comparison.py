@@ -16,7 +16,7 @@ from harness.errors import ConfigError
 from harness.export.comparison import Comparison, compare_runs
 from harness.export.library import load_run
 from harness.records import Metric
-from tests.harness.made_up import save_judged
+from tests.made_up.run import save_judged
 
 MANIFEST: dict[str, Any] = {
     "seed": 1,

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 from harness.commands.verbs import app
 from harness.errors import ConfigError
 from harness.export.chrome_trace import CLIENTS, QUEUE, SLOTS, STEPS, chrome_trace
-from tests.harness.conftest import RunBuilder
-from tests.harness.made_up import save_judged
+from tests.made_up.run import RunBuilder, save_judged
 
 Event = dict[str, Any]
 

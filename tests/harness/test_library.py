@@ -18,8 +18,7 @@ from harness.errors import ConfigError
 from harness.export.comparison import compare_runs
 from harness.run.rounds import write_pooled_summary
 from harness.store.run_folder import RunFolder, _read_column
-from tests.harness.conftest import RunBuilder
-from tests.harness.made_up import save_judged
+from tests.made_up.run import RunBuilder, save_judged
 
 DOCUMENT = Path("docs/library.md")
 

@@ -7,7 +7,7 @@ import pytest
 from harness.analysis.figure import Figure, NotMeasurable
 from harness.analysis.summary import summarise
 from harness.records import Metric
-from tests.harness.conftest import RunBuilder
+from tests.made_up.run import RunBuilder
 
 
 def metric(figure: Figure) -> Metric:

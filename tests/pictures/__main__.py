@@ -20,8 +20,8 @@ import httpx
 from playwright.sync_api import Browser, Page
 
 from tests.dashboards.browsing import chromium, opened
-from tests.dashboards.made_up_runs import save_night, save_nights
 from tests.e2e.running import wait_until
+from tests.made_up.gated import save_night, save_nights
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 DEMO: Final = ("demo", "--set", "engine.runner=simulated", "--set", "engine.sim_fixed_ms=10")

@@ -8,7 +8,7 @@ from harness.gate.judge import Judgement, Terms, judge
 from harness.gate.limits import parse_limits
 from harness.gate.measured import Measured
 from harness.gate.verdict import Verdict
-from tests.harness.gate import gated
+from tests.made_up import gated
 
 Rounds = Sequence[float | None]
 

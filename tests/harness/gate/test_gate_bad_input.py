@@ -8,8 +8,8 @@ import pytest
 
 from harness.gate.run_folder import read_run
 from harness.store.run_folder import RECORDS, RunFolder, RunRows, UnusableRunError
-from tests.harness.gate import gated
 from tests.harness.gate.gating import gate, said
+from tests.made_up import gated
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

@@ -8,8 +8,8 @@ import pytest
 
 from harness.commands.gate import GateOrder, gate_and_show
 from harness.errors import ConfigError
-from tests.harness.gate import gated
 from tests.harness.gate.gating import gate, refusal, said
+from tests.made_up import gated
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

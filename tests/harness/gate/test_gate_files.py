@@ -11,7 +11,7 @@ from harness.gate.baseline import load_baseline, save_baseline
 from harness.gate.judge import Judgement
 from harness.gate.reports import MOST_BYTES, as_junit, as_markdown
 from harness.gate.verdict import Check, Verdict
-from tests.harness.gate import gated
+from tests.made_up import gated
 
 CHECKS = [
     Check(name="itl_s.p99 <= 2", verdict=Verdict.PASS, measured="1 s", reason="within"),

@@ -6,8 +6,8 @@ import pytest
 
 from harness.gate.verdict import Check, Verdict, overall
 from harness.records import Metric
-from tests.harness.gate import gated
 from tests.harness.gate.judging import FAIL, OPEN, PASS, judged
+from tests.made_up import gated
 
 
 def the_check(line: str, metric: Metric, **more: Any) -> Check:

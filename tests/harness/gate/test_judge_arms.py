@@ -7,8 +7,8 @@ import pytest
 
 from harness.gate.measured import Measured
 from harness.gate.verdict import Verdict
-from tests.harness.gate import gated
 from tests.harness.gate.judging import FAIL, OPEN, PASS, Rounds, judged, of_arms, wasting
+from tests.made_up import gated
 
 
 def two(old: Rounds, new: Rounds, **more: Any) -> Measured:

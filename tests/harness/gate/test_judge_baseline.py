@@ -7,8 +7,8 @@ import pytest
 from harness.gate.baseline import limits_against_baseline
 from harness.gate.measured import Measured
 from harness.gate.verdict import Verdict
-from tests.harness.gate import gated
 from tests.harness.gate.judging import FAIL, OPEN, PASS, Rounds, judged, of_arms, wasting
+from tests.made_up import gated
 
 
 def build(values: Rounds, *, unit: str = "steps", **more: Any) -> Measured:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,15 @@ from harness.records import (
     ClientSample,
     CpuSample,
     GpuSample,
-    LifecycleEvent,
     Metric,
     MetricSample,
     Outcome,
-    RequestRow,
-    Role,
-    StepRow,
-    TokenCounting,
 )
 from harness.store.run_folder import RunFolder, RunRows
 from harness.workload.workload import as_plain_data, load_workload
+from tests.made_up.rows import lifecycle_event, request_row, step_row
+
+FIRST_NIGHT = datetime(2026, 1, 1, 3, tzinfo=UTC)
 
 Values = Mapping[str, Sequence[float | None]]
 
@@ -131,55 +130,40 @@ def save_rounds(path: Path, *values: float) -> Path:
     return run
 
 
-def _row(number: int, outcome: Outcome) -> RequestRow:
-    return RequestRow(
-        request_id=str(number),
-        arm="main",
-        role=Role.USER,
-        trial=None,
-        user=number,
-        stream=True,
-        planned_abandon=None,
-        think_ns=None,
-        max_tokens=1,
-        intended_start_ns=0,
-        sent_ns=0,
-        ended_ns=1,
-        token_counting=TokenCounting.USAGE,
-        outcome=outcome,
-    )
+def latency(p50: float, **more: Any) -> Metric:
+    figures: dict[str, Any] = {"p50": p50, "p50_ci95": (p50 * 0.98, p50 * 1.02), "p99": 2 * p50}
+    return Metric(unit="s", n=500, method="exact", **figures | more)
 
 
+def save_night(
+    folder: Path,
+    day: int,
+    p50: float | Metric,
+    *,
+    of: dict[str, Any] | None = None,
+    others: Mapping[str, Metric] | None = None,
+    **more: Any,
+) -> Path:
+    """The run of a day. `of`: more of its summary; `others`: more metrics; `more`: of its
+    manifest."""
+    at = FIRST_NIGHT + timedelta(days=day)
+    mine = {"cancel_latency_s": latency(p50) if isinstance(p50, float) else p50}
+    content = summary({**mine, **(others or {})}, **(of or {}))
+    return save(folder / f"night-{day:03}", content, created_at=at.isoformat(), **more)
+
+
+def save_nights(folder: Path, values: Sequence[float]) -> list[Path]:
+    return [save_night(folder, day, value) for day, value in enumerate(values)]
+
+
+_OUTCOMES = (Outcome.ABANDONED, Outcome.ABANDONED, Outcome.COMPLETED)
 ROWS = RunRows(
     requests=[
-        _row(number, outcome)
-        for number, outcome in enumerate((Outcome.ABANDONED, Outcome.ABANDONED, Outcome.COMPLETED))
+        request_row(str(number), sent_ns=0, ended_ns=1, outcome=outcome, user=number)
+        for number, outcome in enumerate(_OUTCOMES)
     ],
-    lifecycle=[
-        LifecycleEvent(
-            seq=1,
-            t_ns=5,
-            event="arrived",
-            request_id="s0",
-            client_request_id="0",
-            step=None,
-            num_generated=0,
-            num_blocks=0,
-            reason=None,
-        )
-    ],
-    steps=[
-        StepRow(
-            step=1,
-            started_ns=5,
-            ended_ns=9,
-            num_running=1,
-            num_waiting=0,
-            free_blocks=3,
-            scheduled={"s0": 1},
-            sampled={"s0": 1},
-        )
-    ],
+    lifecycle=[lifecycle_event(1, 5, "arrived", "0")],
+    steps=[step_row(1, 5, 9, {"0": 1}, "0")],
     server_metrics=[MetricSample(t_ns=1, duration_ns=2, name="m", labels="{}", value=3.5)],
     cpu=[CpuSample(t_ns=1, process="machine", cores=0.5, rss_bytes=7)],
     gpu=[GpuSample(t_ns=1, gpu=0, utilisation=0.25, memory_bytes=9, power_w=None)],

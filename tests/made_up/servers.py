@@ -1,14 +1,11 @@
-"""Servers that tell nothing of single requests, as their metrics pages show them; and a whole run
-of the bundled engine."""
+"""Servers that tell nothing of single requests, as their metrics pages show them."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from harness.run.pipeline import write_summary
-from harness.store.run_folder import RunFolder
-from tests.harness.conftest import RunBuilder, at
+from tests.made_up.rows import at
+from tests.made_up.run import RunBuilder
 
 LOAD_MS = 60_000.0
 
@@ -132,29 +129,3 @@ def stepping_server(run: RunBuilder, *, step: float, stays: float) -> float:
     idle = {"running": 0.0, "waiting": 0.0}
     run.idle({**idle, "aborted": 0.0}, {**idle, "aborted": float(len(aborts))})
     return float(np.mean(latencies)) / 1e3
-
-
-def save_judged(path: Path, *, step_ms: float = 10, freed_ms: float = 111) -> Path:
-    """A run's folder: one request, left at 100 ms, and one that was completed."""
-    path.mkdir(exist_ok=True)
-    run = RunBuilder(path)
-    run.manifest.workload = {"name": "hand-made", "question": "How long?"}
-    run.abandon("a", t0=100, tokens=[50, 80])
-    run.events(
-        "a",
-        generated=3,
-        arrived=5,
-        admitted=10,
-        first_token=50,
-        disconnected=101,
-        abort_sent=102,
-        abort_received=103,
-        removed=freed_ms - 1,
-        blocks_freed=freed_ms,
-        finished=freed_ms + 1,
-    )
-    run.request("b", sent=0, tokens=[60, 90, 120], outcome="completed", end=125)
-    run.steps(1, 12, "a", "b", length=step_ms)
-    run.frames()
-    write_summary(RunFolder(path))
-    return path

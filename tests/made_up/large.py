@@ -11,7 +11,7 @@ their end, and of the other 30 ten each are rejected, fail with their last token
 Their rows hold what a row holds by default, the time of each token, and how many tokens each event
 brought.
 
-`python -m tests.bench.made_up_run FOLDER REQUESTS USERS [exact]` writes one.
+`python -m tests.made_up.large FOLDER REQUESTS USERS [exact]` writes one.
 """
 
 import sys
