@@ -8,18 +8,11 @@ from dashboards.contenders import Contender, Contest, Match
 from dashboards.tables import PlainTable
 from harness.analysis.compare import Pair, Standing, standing
 from harness.export.comparison import Comparison, cells, not_compared, steps_differ, times
-from harness.formatting import DASH, between, bounded, quantity, shift_in_words, spoken
-from harness.metrics import headline_figures
+from harness.formatting import DASH, between, bounded, quantity, shift_in_words
+from harness.metrics import METRICS, headline_figures, spoken
 from harness.records import Metric, Remark
 
 MOST_NAMED: Final = 4  # figures in a sentence; the others are counted
-# Parts of figures, or the same in another unit: in the pictures and tables, not in the sentence.
-PARTS: Final = frozenset(
-    {
-        *("detect_s", "signal_s", "wait_s", "free_s", "cancel_latency_steps"),
-        *("cancel_latency_prefill_steps", "wasted_in_flight_tokens", "wasted_after_close_tokens"),
-    }
-)
 BOTH_WAYS: Final = (
     "Their steps differ, so a time is called better or worse only where it is so both as measured "
     "and in steps."
@@ -72,7 +65,7 @@ def sentence(comparison: Comparison, baseline: str) -> str:
         return "One of the runs is invalid, so its figures say nothing about the server."
     by_standing: dict[Standing, list[Pair]] = {}
     for pair in comparison.pairs:
-        if pair.metric not in PARTS:
+        if METRICS[pair.metric].part_of is None:
             by_standing.setdefault(standing(pair), []).append(pair)
     sure = [
         f"surely {which} at {_named(by_standing[which])}"

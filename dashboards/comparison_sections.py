@@ -7,10 +7,11 @@ from dashboards import comparison_figures as draw
 from dashboards.comparison_figures import Ratio
 from dashboards.contenders import Contender, Match
 from dashboards.section import Picture, Section, median_and_p99
-from harness.analysis.compare import MORE_IS_BETTER, Limits, Pair, standing
+from harness.analysis.compare import Limits, Pair, standing
 from harness.analysis.stats import Curve
 from harness.export.comparison import name_of, steps_differ, times
 from harness.formatting import between, bounded
+from harness.metrics import METRICS
 from harness.records import Metric
 
 WAITS: Final = (
@@ -81,7 +82,9 @@ def _dots(
             sure = "" if limits is None else f" ({between(limits, '')})"
             yield Ratio(
                 candidate=candidate.label,
-                figure=f"{name} (more is better)" if pair.metric in MORE_IS_BETTER else name,
+                figure=f"{name} (more is better)"
+                if METRICS[pair.metric].better == "more"
+                else name,
                 ratio=ratio,
                 limits=limits,
                 standing=stands,

@@ -14,45 +14,10 @@ from dashboards.nights import Group, Night
 from harness.analysis.compare import Limits, expected, limits_of, unlike
 from harness.gate.baseline import depends_on_machine, other_machine, why_not_comparable
 from harness.gate.measured import Conditions
-from harness.metrics import headline_figures
+from harness.metrics import METRICS, headline_figures
 from harness.records import Metric
 
-# The metrics that are followed: what each shows, and what is good.
-TRACKED: Final = {
-    "cancel_latency_s": (
-        "From a user's leaving until the server held nothing for them.",
-        "flat, at one or two steps of the engine.",
-    ),
-    "cancel_latency_steps": (
-        "The step boundaries that passed until the server held nothing for a user who had left.",
-        "flat, at one or two; it does not depend on the machine.",
-    ),
-    "ghost_rate": (
-        "The share of those who left whose request was not stopped.",
-        "0 in every run.",
-    ),
-    "wasted_tokens": (
-        "Tokens generated that the user did not read, mean of those who left.",
-        "flat, at what was on its way and the step in flight.",
-    ),
-    "leaked_slots": ("Batch slots that stay taken when nobody is there.", "0 in every run."),
-    "leaked_blocks": ("KV blocks that stay taken when nobody is there.", "0 in every run."),
-    "slot_recovery_s": (
-        "From a user's leaving to the first token of somebody who waited, seen by a client.",
-        "flat, near the wait for an unloaded server.",
-    ),
-    "slot_refill_s": (
-        "From a slot's coming free to the next request in it.",
-        "flat, far below a step.",
-    ),
-    "ttft_s": (
-        "Time to the first token of those who stayed.",
-        "flat: those who stay do not pay for those who leave.",
-    ),
-    "itl_s": ("Time between two tokens of those who stayed.", "flat, at about a step."),
-    "throughput_tps": ("Tokens a second, of everybody.", "flat, or rising."),
-    "goodput_rps": ("Requests a second that met every limit.", "flat, or rising."),
-}
+TRACKED: Final = [one.name for one in METRICS.values() if one.good is not None]
 # Of what the server tells of itself: these make its speed, as the machine does.
 OF_SPEED: Final = ("runner", "step_cost")
 
@@ -132,7 +97,7 @@ def tracks(group: Group) -> dict[tuple[str, str], list[Track]]:
     }
     sides = list(dict.fromkeys(side for one in group.nights for side in one.measured.sides))
     found = {}
-    for metric, figure in headline_figures(metrics, list(TRACKED)):
+    for metric, figure in headline_figures(metrics, TRACKED):
         if metric in TRACKED:
             of = [_track(group.nights, side, metric, figure) for side in sides]
             found[metric, figure] = [one for one in of if one.points]

@@ -9,12 +9,13 @@ from dashboards.nights import Group, Night, read_nights
 from dashboards.page import document, save
 from dashboards.section import Picture, Section
 from dashboards.tables import PlainTable
-from dashboards.tracks import TRACKED, Track, tracks
+from dashboards.tracks import Track, tracks
 from dashboards.trend_figures import over_nights
 from harness.analysis.compare import FEWEST_EARLIER, Limits
 from harness.errors import ConfigError
-from harness.formatting import DASH, between, bounded, quantity, spoken
+from harness.formatting import DASH, between, bounded, quantity
 from harness.gate.limits import RUN, Limit, parse_limits
+from harness.metrics import METRICS, spoken
 
 NIGHT: Final = "%Y-%m-%d %H:%M"
 Key = tuple[str, str]  # metric and figure
@@ -144,7 +145,7 @@ def _section(
     key: Key, of: Sequence[Track], limits: Sequence[Limit], changes: Sequence[tuple[Night, str]]
 ) -> Section:
     metric, figure = key
-    name, (shows, good) = spoken(metric, figure), TRACKED[metric]
+    name, info = spoken(metric, figure), METRICS[metric]
     newest = "; ".join(
         f"{'' if track.side == RUN else f'{track.side}: '}{_latest(track)}" for track in of
     )
@@ -157,8 +158,8 @@ def _section(
     return Section(
         name=f"{metric}-{figure}",
         title=name[0].upper() + name[1:],
-        shows=f"{shows} {_of_each(figure)}",
-        good=good,
+        shows=f"{info.shows} {_of_each(figure)}",
+        good=info.good or "",
         pictures=(picture,),
     )
 

@@ -9,8 +9,6 @@ DASH: Final = "\N{EN DASH}"
 SELF_EVIDENT_UNITS: Final = frozenset({"s", "ratio", "bytes"})  # each figure says ms, %, MiB
 SIGNS: Final = {"lower": "≥ ", "upper": "≤ "}
 NEVER_NEGATIVE: Final = frozenset({"s", "tokens", "steps"})  # of others there may be changes
-# In a metric's name. A unit that a quantity has behind it is not said.
-ABBREVIATIONS: Final = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "tps": "", "rps": ""}
 RATES: Final = {"rps": "per s", "tokens/s": "tokens/s"}
 
 
@@ -58,14 +56,6 @@ def _bytes(value: float) -> str:
         if abs(value) >= size:
             return f"{number(value / size)} {name}"
     return f"{number(value)} B"
-
-
-def spoken(metric: str, figure: str) -> str:
-    """A figure's name in a sentence: "cancel latency p50", "TTFT p99"; of a mean the metric
-    alone."""
-    parts = (ABBREVIATIONS.get(part, part) for part in metric.removesuffix("_s").split("_"))
-    words = " ".join(part for part in parts if part)
-    return words if figure == "mean" else f"{words} {figure}"
 
 
 def figure_of(metric: Metric, name: str, *, unit: str | None = None) -> str:

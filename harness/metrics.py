@@ -1,78 +1,632 @@
-"""Which figures are shown first, and of arms that are compared, which of their figures."""
+"""The table of metrics: everything that is to be said of a metric, whatever a run measured.
 
-from collections.abc import Collection, Mapping, Sequence
+An entry here and a formula in `harness.analysis` make a metric: the summary, the gate, comparisons,
+the terminal and the pages take its name, unit, words, direction and place from this table. Entries
+stand in the order of `summary.json`; `rank` orders the headlines among themselves.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, Literal
+
+import msgspec
 
 from harness.formatting import is_only_limited
 from harness.records import Metric
 
-HEADLINES = (
-    "cancel_latency_s",
-    "cancel_latency_steps",
-    "cancel_latency_prefill_s",
-    "cancel_latency_prefill_steps",
-    "removed_at_first_boundary",
-    "detect_s",
-    "signal_s",
-    "wait_s",
-    "free_s",
-    "slot_refill_s",
-    "refilled_next_schedule",
-    "slot_recovery_s",
-    "probe_ttft_unloaded_s",
-    "probe_ttft_control_s",
-    "wasted_tokens",
-    "wasted_in_flight_tokens",
-    "wasted_after_close_tokens",
-    "wasted_prompt_tokens",
-    "ghost_rate",
-    "leaked_slots",
-    "leaked_blocks",
-    "leaked_slots_per_abandon",
-    "leaked_blocks_per_abandon",
-    "memory_per_abandon",
-    "handles_per_abandon",
-    "slot_utilisation",
-    "throughput_tps",
-    "ttft_s",
-    "itl_s",
-    "ttft_again_s",
-    "cached_again",
-    "attempts_per_answer",
-    "canary_mismatch_rate",
-    "canary_ttft_s",
-    "canary_itl_s",
-    "storm_clear_s",
-    "storm_spread_s",
+# sample: one value a request, a trial or a step, with quantiles. proportion: hits of n, with a
+# one-sided bound. reading: one number a run. idle: a reading of the server at rest, so certain.
+# slope: change with each abandon, over several loops.
+Kind = Literal["sample", "proportion", "reading", "idle", "slope"]
+Better = Literal["less", "more", "neither"]
+# always; open loop: where requests come by a schedule; arms: only where arms are compared.
+Shown = Literal["always", "open loop", "arms"]
+
+CANCEL_LATENCY: Final = "cancel_latency_s"
+CANCEL_LATENCY_STEPS: Final = "cancel_latency_steps"
+SLOT_RECOVERY: Final = "slot_recovery_s"
+WASTED_TOKENS: Final = "wasted_tokens"
+GHOST_RATE: Final = "ghost_rate"
+STAGES: Final = ("detect_s", "signal_s", "wait_s", "free_s")
+_OPEN_LOOP_SIGN: Final = "ttft_from_intended_s"  # only an open loop has it
+
+
+class MetricInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric. `label` is its name in a sentence, `shows` a sentence, `formula` how it comes
+    about.
+
+    `good`, where the metric is followed over many runs: what one hopes to see. `rank`: its place
+    among the headlines, `shown` in which runs it is one. `in_brief`: it is shown where there is
+    room for few. `never_over`: a censored value stands for one that never ended. `of_tokens`: it
+    rests on how tokens were counted. `from_server_alone`: a slow client does not move it. `part_of`
+    names the metric that it is a part of, or the same in another unit. `baseline_figure` is judged
+    against a baseline where no limit says more. `instead`: the metrics, nearest first, that answer
+    the same question where a server hides this one.
+    """
+
+    name: str
+    unit: str
+    label: str
+    shows: str
+    formula: str
+    kind: Kind = "sample"
+    better: Better = "less"
+    rank: int | None = None
+    shown: Shown = "always"
+    in_brief: bool = False
+    good: str | None = None
+    never_over: bool = False
+    of_tokens: bool = False
+    may_be_negative: bool = False
+    from_server_alone: bool = False
+    part_of: str | None = None
+    baseline_figure: str | None = None
+    instead: tuple[str, ...] = ()
+
+
+_TABLE: Final = (
+    MetricInfo(
+        name="detect_s",
+        unit="s",
+        label="detect",
+        shows="From a user's leaving until the server saw the disconnect.",
+        formula="disconnected - t0",
+        rank=6,
+        never_over=True,
+        part_of=CANCEL_LATENCY,
+    ),
+    MetricInfo(
+        name="signal_s",
+        unit="s",
+        label="signal",
+        shows="From the server's seeing the disconnect until its worker heard of it.",
+        formula="abort received - disconnected",
+        rank=7,
+        never_over=True,
+        part_of=CANCEL_LATENCY,
+    ),
+    MetricInfo(
+        name="wait_s",
+        unit="s",
+        label="wait",
+        shows="From the worker's hearing of it until the request was out of the batch.",
+        formula="removed - abort received",
+        rank=8,
+        never_over=True,
+        part_of=CANCEL_LATENCY,
+    ),
+    MetricInfo(
+        name="free_s",
+        unit="s",
+        label="free",
+        shows="From the request's leaving the batch until its blocks were reclaimed.",
+        formula="blocks reclaimed - removed",
+        rank=9,
+        never_over=True,
+        part_of=CANCEL_LATENCY,
+    ),
+    MetricInfo(
+        name=CANCEL_LATENCY,
+        unit="s",
+        label="cancel latency",
+        shows="From a user's leaving until the server held nothing for them.",
+        formula="blocks reclaimed - t0; of a queued request: left the queue - t0",
+        rank=1,
+        in_brief=True,
+        good="flat, at one or two steps of the engine.",
+        never_over=True,
+        baseline_figure="mean",
+        instead=(SLOT_RECOVERY, "leaked_slots"),
+    ),
+    MetricInfo(
+        name=CANCEL_LATENCY_STEPS,
+        unit="steps",
+        label="cancel latency steps",
+        shows="The step boundaries that passed until the server held nothing for a user who had "
+        "left.",
+        formula="step boundaries in (t0, blocks reclaimed]",
+        rank=2,
+        good="flat, at one or two; it does not depend on the machine.",
+        never_over=True,
+        part_of=CANCEL_LATENCY,
+        baseline_figure="mean",
+        instead=(CANCEL_LATENCY, SLOT_RECOVERY, "leaked_slots"),
+    ),
+    MetricInfo(
+        name="cancel_latency_prefill_s",
+        unit="s",
+        label="cancel latency prefill",
+        shows="The cancel latency of long prompts that were left during their prefill.",
+        formula="as cancel_latency_s, of these requests only",
+        rank=3,
+        never_over=True,
+    ),
+    MetricInfo(
+        name="cancel_latency_prefill_steps",
+        unit="steps",
+        label="cancel latency prefill steps",
+        shows="The same in step boundaries.",
+        formula="as cancel_latency_steps, of these requests only",
+        rank=4,
+        never_over=True,
+        part_of="cancel_latency_prefill_s",
+    ),
+    MetricInfo(
+        name="removed_at_first_boundary",
+        unit="ratio",
+        label="removed at first boundary",
+        shows="The share removed at the first step boundary after the worker heard of the abort.",
+        formula="removed at the first boundary / aborts that the worker heard",
+        kind="proportion",
+        better="more",
+        rank=5,
+    ),
+    MetricInfo(
+        name="slot_refill_s",
+        unit="s",
+        label="slot refill",
+        shows="From a slot's coming free to the next request in it.",
+        formula="next waiting request admitted - blocks reclaimed, paired first come first served",
+        rank=10,
+        in_brief=True,
+        good="flat, far below a step.",
+    ),
+    MetricInfo(
+        name="refilled_next_schedule",
+        unit="ratio",
+        label="refilled next schedule",
+        shows="The share of wanted slots that the very next schedule took.",
+        formula="slots taken in the next schedule / slots given back while a request waited",
+        kind="proportion",
+        better="more",
+        rank=11,
+    ),
+    MetricInfo(
+        name=SLOT_RECOVERY,
+        unit="s",
+        label="slot recovery",
+        shows="From a user's leaving to the first token of a request that waited, seen by its "
+        "client.",
+        formula="first token of the waiting probe - t0",
+        rank=12,
+        in_brief=True,
+        good="flat, near the wait for an unloaded server.",
+        may_be_negative=True,
+        baseline_figure="p50",
+    ),
+    MetricInfo(
+        name="probe_ttft_unloaded_s",
+        unit="s",
+        label="probe TTFT unloaded",
+        shows="The probe's first token on an idle server, to judge slot recovery by.",
+        formula="first token - sent, no filler running",
+        rank=13,
+    ),
+    MetricInfo(
+        name="probe_ttft_control_s",
+        unit="s",
+        label="probe TTFT control",
+        shows="The probe's first token when no filler leaves, to judge slot recovery by.",
+        formula="first token - the moment at which a filler would have left",
+        better="neither",  # the control waits for a natural end, which the workload sets
+        rank=14,
+    ),
+    MetricInfo(
+        name=WASTED_TOKENS,
+        unit="tokens",
+        label="wasted tokens",
+        shows="Tokens generated that the user did not read, for each abandoned request.",
+        formula="generated - read by the client at t0",
+        rank=15,
+        in_brief=True,
+        good="flat, at what was on its way and the step in flight.",
+        of_tokens=True,
+        baseline_figure="mean",
+    ),
+    MetricInfo(
+        name="wasted_in_flight_tokens",
+        unit="tokens",
+        label="wasted in flight tokens",
+        shows="Wasted tokens that were sampled before the user left.",
+        formula="sampled before t0 - read by the client at t0",
+        rank=16,
+        of_tokens=True,
+        part_of=WASTED_TOKENS,
+    ),
+    MetricInfo(
+        name="wasted_after_close_tokens",
+        unit="tokens",
+        label="wasted after close tokens",
+        shows="Wasted tokens that were sampled after the user had left.",
+        formula="sampled in steps that ended after t0",
+        rank=17,
+        of_tokens=True,
+        part_of=WASTED_TOKENS,
+    ),
+    MetricInfo(
+        name="wasted_prompt_tokens",
+        unit="tokens",
+        label="wasted prompt tokens",
+        shows="Prompt tokens computed for each request that was left before its first token.",
+        formula="(prompt counter after - before - prompts of requests with a first token) / "
+        "requests left before their first token",
+        kind="reading",
+        rank=18,
+    ),
+    MetricInfo(
+        name="slot_seconds_after_abandon",
+        unit="s",
+        label="slot seconds after abandon",
+        shows="Time that an abandoned request stayed in the batch.",
+        formula="seconds in the batch after t0",
+    ),
+    MetricInfo(
+        name="block_seconds_after_abandon",
+        unit="block seconds",
+        label="block seconds after abandon",
+        shows="KV blocks that an abandoned request held, times how long.",
+        formula="integral of the blocks held after t0",
+    ),
+    MetricInfo(
+        name="gpu_seconds_after_abandon",
+        unit="s",
+        label="GPU seconds after abandon",
+        shows="Device time spent on an abandoned request.",
+        formula="sum over steps of duration after t0 * the request's share of scheduled tokens",
+    ),
+    MetricInfo(
+        name="ttft_s",
+        unit="s",
+        label="TTFT",
+        shows="Time to the first token of those who stayed.",
+        formula="first token - sent",
+        rank=28,
+        good="flat: those who stay do not pay for those who leave.",
+        baseline_figure="p50",
+    ),
+    MetricInfo(
+        name="itl_s",
+        unit="s",
+        label="ITL",
+        shows="Time between two tokens of those who stayed.",
+        formula="token event - token event before it",
+        rank=29,
+        good="flat, at about a step.",
+        of_tokens=True,
+        baseline_figure="p50",
+    ),
+    MetricInfo(
+        name="tpot_s",
+        unit="s",
+        label="TPOT",
+        shows="Mean time a token after the first, for each request of those who stayed.",
+        formula="(last token - first token) / (tokens - 1)",
+        of_tokens=True,
+    ),
+    MetricInfo(
+        name=_OPEN_LOOP_SIGN,
+        unit="s",
+        label="TTFT from intended",
+        shows="TTFT from the moment at which the schedule wanted the request sent.",
+        formula="first token - intended start",
+        rank=38,
+        shown="open loop",
+    ),
+    MetricInfo(
+        name="e2e_s",
+        unit="s",
+        label="e2e",
+        shows="Time to the last token of those who stayed.",
+        formula="last token - sent, of completed requests",
+        rank=39,
+        shown="open loop",
+    ),
+    MetricInfo(
+        name="e2e_from_intended_s",
+        unit="s",
+        label="e2e from intended",
+        shows="Time to the last token from the moment at which the schedule wanted the request "
+        "sent.",
+        formula="last token - intended start, of completed requests",
+        rank=40,
+        shown="open loop",
+    ),
+    MetricInfo(
+        name="goodput_rps",
+        unit="rps",
+        label="goodput",
+        shows="Completed requests a second.",
+        formula="requests completed in the load window / its length",
+        kind="reading",
+        better="more",
+        rank=42,
+        shown="arms",
+        good="flat, or rising.",
+    ),
+    MetricInfo(
+        name="ttft_again_s",
+        unit="s",
+        label="TTFT again",
+        shows="Time to the first token of requests that repeat an abandoned one.",
+        formula="first token - sent",
+        rank=30,
+    ),
+    MetricInfo(
+        name="cached_again",
+        unit="ratio",
+        label="cached again",
+        shows="The share of a repeated prompt that was still cached.",
+        formula="prompt tokens not computed again / prompt tokens, of repeated requests",
+        kind="reading",
+        better="more",
+        rank=31,
+    ),
+    MetricInfo(
+        name="attempts_per_answer",
+        unit="requests",
+        label="attempts per answer",
+        shows="Requests sent for each answer that was completed.",
+        formula="requests of users / their completed answers",
+        kind="reading",
+        better="neither",
+        rank=32,
+    ),
+    MetricInfo(
+        name="canary_mismatch_rate",
+        unit="ratio",
+        label="canary mismatch rate",
+        shows="The share of canary answers that differ from the first one.",
+        formula="answers that differ from the known one / answers after it",
+        kind="proportion",
+        rank=33,
+    ),
+    MetricInfo(
+        name="canary_ttft_s",
+        unit="s",
+        label="canary TTFT",
+        shows="Time to the first token of a canary.",
+        formula="first token - sent",
+        rank=34,
+    ),
+    MetricInfo(
+        name="canary_itl_s",
+        unit="s",
+        label="canary ITL",
+        shows="Time between two tokens of a canary.",
+        formula="token event - token event before it",
+        rank=35,
+    ),
+    MetricInfo(
+        name="storm_clear_s",
+        unit="s",
+        label="storm clear",
+        shows="From the first leaving of a storm until the server held nothing of it.",
+        formula="last blocks reclaimed - first t0, of one storm",
+        rank=36,
+    ),
+    MetricInfo(
+        name="storm_spread_s",
+        unit="s",
+        label="storm spread",
+        shows="How long the users of one storm took to leave.",
+        formula="last t0 - first t0, of one storm",
+        rank=37,
+    ),
+    MetricInfo(
+        name=GHOST_RATE,
+        unit="ratio",
+        label="ghost rate",
+        shows="The share of abandoned requests that the server did not stop.",
+        formula="abandoned requests not aborted within the settle time / those watched so long",
+        kind="proportion",
+        rank=19,
+        in_brief=True,
+        good="0 in every run.",
+        from_server_alone=True,
+        instead=("leaked_slots", "leaked_kv_share"),
+    ),
+    MetricInfo(
+        name="leaked_slots",
+        unit="slots",
+        label="leaked slots",
+        shows="Batch slots that stay taken on an idle server.",
+        formula="running after the settle time - before the load",
+        kind="idle",
+        rank=20,
+        good="0 in every run.",
+        may_be_negative=True,
+        from_server_alone=True,
+    ),
+    MetricInfo(
+        name="leaked_blocks",
+        unit="blocks",
+        label="leaked blocks",
+        shows="KV blocks that stay taken on an idle server.",
+        formula="free blocks before the load - after the settle time",
+        kind="idle",
+        rank=21,
+        good="0 in every run.",
+        may_be_negative=True,
+        from_server_alone=True,
+        instead=("leaked_kv_share", "leaked_slots"),
+    ),
+    MetricInfo(
+        name="leaked_kv_share",
+        unit="ratio",
+        label="leaked kv share",
+        shows="The share of the KV cache that stays taken on an idle server.",
+        formula="share in use after the settle time - before the load",
+        kind="reading",
+        may_be_negative=True,
+        from_server_alone=True,
+        instead=("leaked_blocks", "leaked_slots"),
+    ),
+    MetricInfo(
+        name="leaked_slots_per_abandon",
+        unit="slots",
+        label="leaked slots per abandon",
+        shows="Batch slots lost with each abandon, over several loops.",
+        formula="Theil-Sen slope of running requests at rest over abandons",
+        kind="slope",
+        rank=22,
+        may_be_negative=True,
+    ),
+    MetricInfo(
+        name="leaked_blocks_per_abandon",
+        unit="blocks",
+        label="leaked blocks per abandon",
+        shows="KV blocks lost with each abandon, over several loops.",
+        formula="Theil-Sen slope of blocks taken at rest over abandons",
+        kind="slope",
+        rank=23,
+        may_be_negative=True,
+    ),
+    MetricInfo(
+        name="leaked_kv_share_per_abandon",
+        unit="ratio",
+        label="leaked kv share per abandon",
+        shows="The share of the KV cache lost with each abandon, over several loops.",
+        formula="Theil-Sen slope of the share taken at rest over abandons",
+        kind="slope",
+        may_be_negative=True,
+    ),
+    MetricInfo(
+        name="memory_per_abandon",
+        unit="bytes",
+        label="memory per abandon",
+        shows="Memory that the server's processes grow by with each abandon.",
+        formula="Theil-Sen slope of resident memory at rest over abandons",
+        kind="slope",
+        rank=24,
+        may_be_negative=True,
+    ),
+    MetricInfo(
+        name="handles_per_abandon",
+        unit="handles",
+        label="handles per abandon",
+        shows="File descriptors that the server's processes grow by with each abandon.",
+        formula="Theil-Sen slope of open file descriptors at rest over abandons",
+        kind="slope",
+        rank=25,
+        may_be_negative=True,
+    ),
+    MetricInfo(
+        name="slot_utilisation",
+        unit="ratio",
+        label="slot utilisation",
+        shows="How full the batch was.",
+        formula="sum over steps of running requests * seconds / (slots * load window)",
+        kind="reading",
+        better="neither",  # slots are also full of ghosts
+        rank=26,
+    ),
+    MetricInfo(
+        name="throughput_tps",
+        unit="tokens/s",
+        label="throughput",
+        shows="Tokens a second, of all requests.",
+        formula="tokens sampled in the load window / its length",
+        kind="reading",
+        better="more",
+        rank=27,
+        good="flat, or rising.",
+        of_tokens=True,
+    ),
+    MetricInfo(
+        name="preemptions",
+        unit="preemptions",
+        label="preemptions",
+        shows="Requests that the engine put back into its queue during the load.",
+        formula="preemptions in the lifecycle log, else counter after - before",
+        kind="reading",
+        rank=43,
+        shown="arms",
+        in_brief=True,
+    ),
+    MetricInfo(
+        name="recomputed_tokens",
+        unit="tokens",
+        label="recomputed tokens",
+        shows="Tokens computed once more after a preemption.",
+        formula="counter after - before",
+        kind="reading",
+        rank=44,
+        shown="arms",
+    ),
+    MetricInfo(
+        name="step_s",
+        unit="s",
+        label="step",
+        shows="How long an engine step takes.",
+        formula="step ended - step started",
+    ),
+    MetricInfo(
+        name="client_lag_s",
+        unit="s",
+        label="client lag",
+        shows="How late the load itself notices: no time below it means anything.",
+        formula="timer noticed - timer due",
+        in_brief=True,
+    ),
+    MetricInfo(
+        name="scrape_interval_s",
+        unit="s",
+        label="scrape interval",
+        shows="How often the metrics pages were read.",
+        formula="scrape - scrape before it",
+    ),
+    MetricInfo(
+        name="over_read_tokens",
+        unit="tokens",
+        label="over-read tokens",
+        shows="Tokens that a client read beyond its plan before it left.",
+        formula="read at t0 - tokens that the plan allows",
+    ),
+    MetricInfo(
+        name="start_delay_s",
+        unit="s",
+        label="start delay",
+        shows="How late requests were sent.",
+        formula="sent - intended start",
+        rank=41,
+        shown="open loop",
+    ),
 )
-# Beside the others where requests come by a schedule.
-OPEN_LOOP_HEADLINES = ("ttft_from_intended_s", "e2e_s", "e2e_from_intended_s", "start_delay_s")
-ARM_HEADLINES = ("goodput_rps", "preemptions", "recomputed_tokens")
+METRICS: Final[Mapping[str, MetricInfo]] = {one.name: one for one in _TABLE}
+
+
+def spoken(metric: str, figure: str) -> str:
+    """The name of a figure in a sentence: "cancel latency p50"; of a mean the metric alone."""
+    label = METRICS[metric].label
+    return label if figure == "mean" else f"{label} {figure}"
 
 
 def headlines(metrics: Collection[str]) -> Sequence[str]:
-    """The metrics that are shown first, of a run that has these."""
-    is_open_loop = OPEN_LOOP_HEADLINES[0] in metrics
-    return (*HEADLINES, *OPEN_LOOP_HEADLINES) if is_open_loop else HEADLINES
+    """The metrics that a run with these shows first."""
+    is_open_loop = _OPEN_LOOP_SIGN in metrics
+    return _ranked("always", "open loop") if is_open_loop else _ranked("always")
+
+
+def _ranked(*shown: Shown) -> list[str]:
+    ranks = {one.name: one.rank for one in _TABLE if one.rank is not None and one.shown in shown}
+    return sorted(ranks, key=ranks.__getitem__)
 
 
 def headline_figures(
-    arms: Mapping[str, Mapping[str, Metric]], first: Sequence[str] = ()
+    arms: Mapping[str, Mapping[str, Metric]], first: Iterable[str] = ()
 ) -> list[tuple[str, str]]:
-    """What arms are compared by, as (metric, figure): median and p99 of times that are known of
-    single requests, else the mean.
-
-    `first`: the metrics that the workload's question is about; the others follow.
+    """The figures that arms or runs are compared by, as (metric, figure): median and p99 of times
+    that are known of single requests, else the mean. The metrics of `first` come before the rest.
     """
     pairs = []
     present = {name for metrics in arms.values() for name in metrics}
-    for name in dict.fromkeys([*first, *headlines(present), *ARM_HEADLINES]):
+    for name in dict.fromkeys([*first, *headlines(present), *_ranked("arms")]):
         found = [metrics[name] for metrics in arms.values() if name in metrics]
-        keys = ("p50", "p99") if any(_is_known_one_by_one(one) for one in found) else ("mean",)
+        keys = ("p50", "p99") if any(_has_single_times(one) for one in found) else ("mean",)
         pairs += [(name, key) for key in keys if any(_has(one, key) for one in found)]
     return pairs
 
 
-def _is_known_one_by_one(metric: Metric) -> bool:
+def _has_single_times(metric: Metric) -> bool:
     return metric.unit == "s" and _has(metric, "p50")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from harness.formatting import quantity
+from harness.metrics import METRICS
 from harness.records import Metric, Remark
 
 STEP_TOLERANCE: Final = 0.1  # steps that differ by more are another speed, not noise
@@ -16,16 +17,7 @@ MOST_KEYS: Final = 6
 OF_SPEED: Final = frozenset({"cpu", "cores", "gpus"})  # of the hardware
 SAID_OR_MEANINGLESS: Final = frozenset({"model", "max_num_seqs", "frontend_pid", "worker_pid"})
 # Figures that rest on how tokens were counted.
-OF_TOKENS: Final = frozenset(
-    {
-        "wasted_tokens",
-        "wasted_in_flight_tokens",
-        "wasted_after_close_tokens",
-        "itl_s",
-        "tpot_s",
-        "throughput_tps",
-    }
-)
+OF_TOKENS: Final = frozenset(one.name for one in METRICS.values() if one.of_tokens)
 
 
 def why_not_at_all(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> str | None:

@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 
 from harness.analysis.stats import normal_quantile, t_quantile
+from harness.metrics import METRICS
 from harness.records import Metric
 
 Limits = tuple[float, float]
@@ -158,30 +159,16 @@ class Standing(StrEnum):
     NOT_JUDGED = "not judged"
 
 
-MORE_IS_BETTER: Final = frozenset(
-    {
-        "removed_at_first_boundary",
-        "refilled_next_schedule",
-        "throughput_tps",
-        "goodput_rps",
-        "cached_again",
-    }
-)
-# More of it is neither: slots are also full of ghosts, and a control waits for whom it waits for.
-NEITHER: Final = frozenset({"slot_utilisation", "probe_ttft_control_s", "attempts_per_answer"})
-COUNTED: Final = frozenset({"leaked_slots", "leaked_blocks"})
-
-
 def standing(pair: Pair) -> Standing:
     """Where the interval leaves out "no difference", the direction of the figure decides."""
     if pair.note is not None or pair.difference is None:
         return Standing.NOT_COMPARED
-    if pair.metric in NEITHER:
+    if METRICS[pair.metric].better == "neither":
         return Standing.NOT_JUDGED
     signs = _signs(pair, pair.difference)
     if signs not in ({1}, {-1}):
         return Standing.UNSURE
-    is_better = (signs == {1}) == (pair.metric in MORE_IS_BETTER)
+    is_better = (signs == {1}) == (METRICS[pair.metric].better == "more")
     return Standing.BETTER if is_better else Standing.WORSE
 
 
@@ -192,7 +179,7 @@ def is_sure(pair: Pair) -> bool:
 
 def _signs(pair: Pair, difference: float) -> set[int]:
     """By each way to look at it: 1, the candidate surely has more; -1, less; 0, nobody knows."""
-    if pair.metric in COUNTED:
+    if METRICS[pair.metric].kind == "idle":
         return {_sign((difference, difference), 0.0)}
     signs = {_sign(pair.difference_ci95, 0.0)}
     if pair.ratio_in_steps is not None:

@@ -44,9 +44,10 @@ from harness.analysis.paired import FEWEST_ROUNDS, compare, ranked, shift_betwee
 from harness.analysis.recovery import probe_figures, refill_figures, refills_after_abandons
 from harness.analysis.remarks import flags
 from harness.analysis.stats import Floats, mean_ci95
-from harness.analysis.summary import ORDER, compute_figures, count_outcomes, in_order, summarise
+from harness.analysis.summary import compute_figures, count_outcomes, in_order, summarise
 from harness.analysis.tokens import over_read_figures, token_counting, without_tokens
 from harness.analysis.value import Account, Value, ValueTerms, account, value_of
+from harness.metrics import METRICS
 from harness.records import SCHEMA_VERSION, Difference, Metric, Outcome, Remark, Shift
 from harness.store.frames import RunFrames
 
@@ -265,7 +266,7 @@ def _per_round(
     """Of each metric, each figure that some round has: a value a round, null where it has none."""
     numbers = range(1, num_rounds + 1)
     found: dict[str, Values] = {}
-    for name in ORDER:
+    for name in METRICS:
         metrics = [rounds.get(number, {}).get(name) for number in numbers]
         values = {
             key: [_comparable(one, pooled.get(name), key) for one in metrics] for key in FIGURES

@@ -5,7 +5,7 @@ reads them: what a cancel took, what it wasted, what the others felt, what leake
 engine was, and how finely all this was seen.
 """
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import pandas as pd
@@ -49,65 +49,9 @@ from harness.analysis.recovery import (
 )
 from harness.analysis.remarks import flags, in_level_order, more_remarks, remarks
 from harness.analysis.tokens import over_read_figures, token_counting
+from harness.metrics import METRICS
 from harness.records import SCHEMA_VERSION, Metric, Outcome, Remark
 from harness.store.frames import RunFrames
-
-ORDER: Final = (
-    "detect_s",
-    "signal_s",
-    "wait_s",
-    "free_s",
-    "cancel_latency_s",
-    "cancel_latency_steps",
-    "cancel_latency_prefill_s",
-    "cancel_latency_prefill_steps",
-    "removed_at_first_boundary",
-    "slot_refill_s",
-    "refilled_next_schedule",
-    "slot_recovery_s",
-    "probe_ttft_unloaded_s",
-    "probe_ttft_control_s",
-    "wasted_tokens",
-    "wasted_in_flight_tokens",
-    "wasted_after_close_tokens",
-    "wasted_prompt_tokens",
-    "slot_seconds_after_abandon",
-    "block_seconds_after_abandon",
-    "gpu_seconds_after_abandon",
-    "ttft_s",
-    "itl_s",
-    "tpot_s",
-    "ttft_from_intended_s",
-    "e2e_s",
-    "e2e_from_intended_s",
-    "goodput_rps",
-    "ttft_again_s",
-    "cached_again",
-    "attempts_per_answer",
-    "canary_mismatch_rate",
-    "canary_ttft_s",
-    "canary_itl_s",
-    "storm_clear_s",
-    "storm_spread_s",
-    "ghost_rate",
-    "leaked_slots",
-    "leaked_blocks",
-    "leaked_kv_share",
-    "leaked_slots_per_abandon",
-    "leaked_blocks_per_abandon",
-    "leaked_kv_share_per_abandon",
-    "memory_per_abandon",
-    "handles_per_abandon",
-    "slot_utilisation",
-    "throughput_tps",
-    "preemptions",
-    "recomputed_tokens",
-    "step_s",
-    "client_lag_s",
-    "scrape_interval_s",
-    "over_read_tokens",
-    "start_delay_s",
-)
 
 
 def summarise(frames: RunFrames) -> dict[str, Any]:
@@ -171,7 +115,7 @@ def summarise(frames: RunFrames) -> dict[str, Any]:
 
 def in_order(figures: Figures) -> dict[str, Any]:
     """The figures as a summary shows them: `metrics`, and `not_measurable` with its reasons."""
-    ordered = {name: figures[name] for name in ORDER if name in figures}
+    ordered = {name: figures[name] for name in METRICS if name in figures}
     return {
         "metrics": {name: one for name, one in ordered.items() if isinstance(one, Metric)},
         "not_measurable": {

@@ -14,19 +14,15 @@ from harness.analysis.paired import FEWEST_ROUNDS
 from harness.errors import ConfigError
 from harness.gate.limits import BASELINE
 from harness.gate.measured import Conditions, Measured, Side
+from harness.metrics import METRICS
 from harness.records import SCHEMA_VERSION
 from harness.store.run_folder import other_version
 
 FOLDER: Final = Path("results") / "baselines"
 _TIMES: Final = ("s", "rps", "tokens/s", "block seconds")
 # Judged against a baseline where no limit says what else: the more of it, the worse.
-AGAINST_BASELINE: Final = (
-    "cancel_latency_steps.mean",
-    "cancel_latency_s.mean",
-    "slot_recovery_s.p50",
-    "wasted_tokens.mean",
-    "ttft_s.p50",
-    "itl_s.p50",
+AGAINST_BASELINE: Final = tuple(
+    f"{one.name}.{one.baseline_figure}" for one in METRICS.values() if one.baseline_figure
 )
 
 

@@ -24,21 +24,11 @@ from harness.analysis.paired import FEWEST_ROUNDS
 from harness.analysis.stats import fewest_for_rate_below, mean_ci95, rate_lower95, rate_upper95
 from harness.formatting import figure_of, number, quantity
 from harness.gate.limits import Limit
+from harness.metrics import METRICS
 from harness.records import Metric
 
 FEWEST_FOR_MEAN: Final = 30
 MOST_TIMES: Final = 1000  # as many abandons: beyond that, nobody will wait for it
-# Of these a censored value was never over: the server did not let go within the settle time.
-NEVER_OVER: Final = (
-    "cancel_latency_s",
-    "cancel_latency_steps",
-    "cancel_latency_prefill_s",
-    "cancel_latency_prefill_steps",
-    "detect_s",
-    "signal_s",
-    "wait_s",
-    "free_s",
-)
 _QUANTILES: Final = ("p50", "p90", "p95", "p99")
 
 
@@ -85,7 +75,7 @@ def figure_range(
 def _among_censored(limit: Limit, metric: Metric) -> Known:
     low = metric.lower_bounds[limit.key]
     never = f"{metric.n_censored:,} of {metric.n:,}"
-    if limit.metric in NEVER_OVER:
+    if METRICS[limit.metric].never_over:
         shown = f"{figure_of(metric, limit.key)}: {never} were never let go"
         return Known(low=math.inf, high=math.inf, shown=shown, to_decide="")
     return Known(

@@ -23,6 +23,7 @@ from harness.gate.interval import Known, Unknown, figure_range
 from harness.gate.limits import BASELINE, Limit
 from harness.gate.measured import Measured, Side
 from harness.gate.verdict import Check, Verdict, check, overall, undecided
+from harness.metrics import METRICS
 from harness.records import Metric
 
 Values = Sequence[float | None]
@@ -104,16 +105,6 @@ def _known(values: Values) -> Floats:
     return np.array([value for value in values if value is not None], dtype=float)
 
 
-# What the server alone brings about, be its clients as slow as they like.
-_THE_SERVERS_ALONE: Final = ("ghost_rate", "leaked_slots", "leaked_blocks", "leaked_kv_share")
-# What tells of the same where a server does not show it, the nearest first.
-_INSTEAD: Final = {
-    "cancel_latency_steps": ("cancel_latency_s", "slot_recovery_s", "leaked_slots"),
-    "cancel_latency_s": ("slot_recovery_s", "leaked_slots"),
-    "ghost_rate": ("leaked_slots", "leaked_kv_share"),
-    "leaked_blocks": ("leaked_kv_share", "leaked_slots"),
-    "leaked_kv_share": ("leaked_blocks", "leaked_slots"),
-}
 _THE_RUN: Final = "the run"
 
 
@@ -180,7 +171,7 @@ def _only_if_sound(one: Check, limit: Limit, measured: Measured) -> Check:
     """A run that broke off can still show that something is wrong, but not that nothing is. An
     invalid one, too, where it is something that no client brings about, however slow."""
     is_sound = measured.status == "complete" and not measured.invalid
-    is_certain = not measured.invalid or limit.metric in _THE_SERVERS_ALONE
+    is_certain = not measured.invalid or METRICS[limit.metric].from_server_alone
     is_kept = is_sound or (one.verdict is Verdict.FAIL and is_certain)
     if is_kept or one.verdict is Verdict.CANNOT_DECIDE:
         return one
@@ -266,7 +257,7 @@ def _unlike(limit: Limit, mine: Side, other: Side) -> Unknown | None:
 
 def _missing(limit: Limit, side: Side, to_decide: str, of: str = "") -> Unknown:
     why = side.not_measurable.get(limit.metric, "the summary does not have it")
-    instead = (name for name in _INSTEAD.get(limit.metric, ()) if name in side.metrics)
+    instead = (name for name in METRICS[limit.metric].instead if name in side.metrics)
     if (nearest := next(instead, None)) is not None:
         to_decide += f", or a limit on `{nearest}`, which this server shows"
     return Unknown(reason=f"{of}not measurable: {why}", to_decide=to_decide)

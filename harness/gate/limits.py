@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from harness.analysis.summary import ORDER
 from harness.errors import ConfigError
+from harness.metrics import METRICS
 
 Operator = Literal["<=", "<", ">=", ">", "=="]
 Relation = Literal["-", "/"]
@@ -35,23 +35,6 @@ _ASCENDING: Final = (
     ("p50", "p90", "p95", "p99", "max"),
     ("lower95", "mean", "upper95"),
     ("mean", "max"),
-)
-_SHARES: Final = (
-    "removed_at_first_boundary",
-    "refilled_next_schedule",
-    "canary_mismatch_rate",
-    "ghost_rate",
-)
-_CAN_BE_NEGATIVE: Final = (  # differences, and slopes
-    "slot_recovery_s",
-    "leaked_slots",
-    "leaked_blocks",
-    "leaked_kv_share",
-    "leaked_slots_per_abandon",
-    "leaked_blocks_per_abandon",
-    "leaked_kv_share_per_abandon",
-    "memory_per_abandon",
-    "handles_per_abandon",
 )
 
 _LINE: Final = re.compile(
@@ -156,8 +139,8 @@ def _number(text: str) -> float:
 
 
 def _check_names(limit: Limit) -> None:
-    if limit.metric not in ORDER:
-        raise ValueError(f"there is no metric `{limit.metric}`{_nearest(limit.metric, ORDER)}")
+    if limit.metric not in METRICS:
+        raise ValueError(f"there is no metric `{limit.metric}`{_nearest(limit.metric, METRICS)}")
     keys = KEYS if limit.relation is None else KEYS_PER_ROUND
     if limit.key not in keys:
         where = "" if limit.relation is None else " of a difference"
@@ -182,7 +165,7 @@ def _check_sides(limit: Limit, arms: Sequence[str]) -> None:
         raise ValueError("compares an arm with itself")
 
 
-def _nearest(name: str, known: Sequence[str]) -> str:
+def _nearest(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"; near it: {', '.join(near)}" if near else ""
 
@@ -204,9 +187,9 @@ def _impossible(limit: Limit) -> str | None:
         return "a ratio is never below 0"
     if limit.relation is not None:
         return None
-    if limit.metric not in _CAN_BE_NEGATIVE and not _is_kept_between(limit, 0, math.inf):
+    if not METRICS[limit.metric].may_be_negative and not _is_kept_between(limit, 0, math.inf):
         return f"{limit.metric} is never below 0"
-    if limit.metric in _SHARES and not _is_kept_between(limit, 0, 1):
+    if METRICS[limit.metric].kind == "proportion" and not _is_kept_between(limit, 0, 1):
         return f"{limit.metric} is a share, from 0 to 1"
     return None
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from harness.formatting import DASH, SELF_EVIDENT_UNITS, SIGNS, bounded, number, quantity
+from harness.metrics import METRICS
 from harness.records import Metric, Outcome
 from harness.web.live import LAST
 
@@ -23,15 +24,7 @@ _ABOUT: Final = {
 _NO_LOG: Final = "this server tells no request's end: known when the run has been judged"
 _LAST: Final = f"p50, p99 of the last {LAST:,}"
 _TOLD: Final = frozenset({"invalid", "warning"})  # what must be known to read the figures
-FINAL: Final = (
-    ("cancel_latency_s", "cancel latency", "the user left, until blocks were free for others"),
-    ("wasted_tokens", "wasted tokens", "generated, and read by nobody"),
-    ("slot_refill_s", "slot recovery (refill)", "a slot free, until the next request had it"),
-    ("slot_recovery_s", "slot recovery (probe)", "left, until a waiting probe's first token"),
-    ("ghost_rate", "ghosts", "abandoned, and never let go of"),
-    ("preemptions", "engine: preemptions", "during the load"),
-    ("client_lag_s", "client lag", "how late the load itself notices: the floor of all times"),
-)
+FINAL: Final = tuple(one for one in METRICS.values() if one.in_brief)
 
 
 def told(shown: Mapping[str, Any]) -> str:
@@ -80,10 +73,10 @@ def live_rows(live: Mapping[str, Any]) -> list[dict[str, str]]:
             DASH if no_log else each,
             no_log or "read by nobody; of those still held not known yet",
         ),
-        _row("slot recovery (refill)", _pair(refill), no_log or "slot free until it was taken"),
+        _row("slot refill", _pair(refill), no_log or "slot free until it was taken"),
         _row("engine: running", _or_dash(gauges.get("running")), "requests in batch slots"),
         _row("engine: waiting", _or_dash(gauges.get("waiting")), "requests in the queue"),
-        _row("engine: preemptions", _or_dash(live["preemptions"]), "since the load began"),
+        _row("preemptions", _or_dash(live["preemptions"]), "since the load began"),
         _row("client lag", _pair(lag), f"{_LAST} ticks: the floor of all times"),
     ]
 
@@ -98,11 +91,11 @@ def final_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
         if statement["level"] in _TOLD
     ]
     rows += _outcome_rows(summary["outcomes"])
-    for name, label, about in FINAL:
-        if name in metrics:
-            rows.append(_row(label, figure_text(metrics[name]), about))
-        elif name in why:
-            rows.append(_row(label, DASH, f"not measurable here: {why[name]}"))
+    for one in FINAL:
+        if one.name in metrics:
+            rows.append(_row(one.label, figure_text(metrics[one.name]), one.shows))
+        elif one.name in why:
+            rows.append(_row(one.label, DASH, f"not measurable here: {why[one.name]}"))
     return rows
 
 

@@ -196,12 +196,13 @@ def check_figures(shown: Mapping[str, str], folder: Path) -> None:
     summary = read(folder / "summary.json")
     expected = {name.replace("_", " "): str(n) for name, n in summary["outcomes"].items()}
     expected["run"] = folder.name
-    for name, label, _ in FINAL:
-        if name in summary["metrics"]:
-            expected[label] = figure_text(msgspec.convert(summary["metrics"][name], Metric))
+    for one in FINAL:
+        if one.name in summary["metrics"]:
+            metric = msgspec.convert(summary["metrics"][one.name], Metric)
+            expected[one.label] = figure_text(metric)
         else:
-            assert name in summary["not_measurable"]
-            expected[label] = DASH
+            assert one.name in summary["not_measurable"]
+            expected[one.label] = DASH
     for statement in summary["validity"]:  # a busy machine has something to say
         if statement["level"] in ("warning", "invalid"):
             expected[statement["level"]] = DASH

@@ -12,7 +12,6 @@ from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.latency import latency_figures
 from harness.analysis.load_side import most_open
 from harness.analysis.summary import summarise
-from harness.metrics import headlines
 from harness.records import Metric
 from harness.store.manifest import LoadProcess, ScheduledArrivals, UnsentArrivals
 from tests.harness.told import ms, warnings
@@ -74,11 +73,6 @@ def test_a_closed_loop_has_no_intended_start_of_its_own(make_run: MakeRun) -> No
     assert not [text for text in warnings(run) if "schedule" in text]
     run = scheduled(make_run(), planned=3)
     assert isinstance(latencies(run)["ttft_from_intended_s"], NotMeasurable)
-
-
-def test_the_figures_of_an_open_loop_are_among_the_first() -> None:
-    assert "start_delay_s" in headlines({"ttft_s", "ttft_from_intended_s"})
-    assert "start_delay_s" not in headlines({"ttft_s", "start_delay_s"})
 
 
 def test_what_was_not_sent_is_counted(make_run: MakeRun) -> None:

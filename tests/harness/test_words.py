@@ -13,7 +13,6 @@ from harness.formatting import (
     number,
     quantity,
     shift_in_words,
-    spoken,
 )
 from harness.records import Metric, Shift
 
@@ -53,19 +52,6 @@ def test_three_significant_digits_but_whole_thousands() -> None:
         "1,234",
         "100",
     ]
-
-
-@pytest.mark.parametrize(
-    ("metric", "figure", "words"),
-    [
-        ("cancel_latency_s", "p50", "cancel latency p50"),
-        ("ghost_rate", "mean", "ghost rate"),
-        ("ttft_again_s", "p99", "TTFT again p99"),
-        ("throughput_tps", "mean", "throughput"),
-    ],
-)
-def test_a_figure_is_spoken_of_without_its_unit(metric: str, figure: str, words: str) -> None:
-    assert spoken(metric, figure) == words
 
 
 def test_nothing_has_no_sign() -> None:

@@ -1,0 +1,50 @@
+"""The table of metrics: complete, consistent with itself, and with what the analysis makes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from harness.analysis.summary import summarise
+from harness.metrics import METRICS, headlines, spoken
+from tests.harness.test_analysis_summary import small_run
+
+if TYPE_CHECKING:
+    from tests.harness.test_analysis_summary import MakeRun
+
+
+def test_ranks_are_a_full_order_of_the_headlines() -> None:
+    ranks = [one.rank for one in METRICS.values() if one.rank is not None]
+    assert sorted(ranks) == list(range(1, len(ranks) + 1))
+
+
+def test_metrics_refer_only_to_metrics() -> None:
+    for one in METRICS.values():
+        named = {*one.instead, one.part_of or one.name}
+        assert named <= METRICS.keys() - ({one.name} if one.part_of else set())
+
+
+def test_the_analysis_gives_every_metric_the_unit_of_the_table(make_run: MakeRun) -> None:
+    metrics = summarise(small_run(make_run()).frames())["metrics"]
+    assert {name: one["unit"] for name, one in metrics.items()} == {
+        name: METRICS[name].unit for name in metrics
+    }
+
+
+@pytest.mark.parametrize(
+    ("metric", "figure", "words"),
+    [
+        ("cancel_latency_s", "p50", "cancel latency p50"),
+        ("ghost_rate", "mean", "ghost rate"),
+        ("ttft_again_s", "p99", "TTFT again p99"),
+        ("throughput_tps", "mean", "throughput"),
+    ],
+)
+def test_a_figure_is_named_without_its_unit(metric: str, figure: str, words: str) -> None:
+    assert spoken(metric, figure) == words
+
+
+def test_figures_from_the_intended_start_make_start_delay_a_headline() -> None:
+    assert "start_delay_s" in headlines({"ttft_s", "ttft_from_intended_s"})
+    assert "start_delay_s" not in headlines({"ttft_s", "start_delay_s"})
