@@ -12,7 +12,7 @@ import msgspec
 
 from reference_engine.config import EngineConfig
 from reference_engine.core.accounting import Counters
-from reference_engine.core.request import Sampling
+from reference_engine.core.request import FinishReason, Phase, Sampling
 from reference_engine.faults import Faults
 
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024  # a step's report at full load is under 1 MiB
@@ -112,8 +112,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     `phase` is what it was doing when it ended. Tokens as in `Request`.
     """
 
-    finish_reason: str
-    phase: str
+    finish_reason: FinishReason
+    phase: Phase
     num_cached_tokens: int
     num_preemptions: int
     num_recomputed_tokens: int
@@ -131,7 +131,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     ending: Ending | None = None
 
     @property
-    def finish_reason(self) -> str | None:
+    def finish_reason(self) -> FinishReason | None:
         return None if self.ending is None else self.ending.finish_reason
 
 

@@ -19,7 +19,7 @@ from reference_engine.api.bodies import (
 )
 from reference_engine.api.schemas import ErrorBody, LifecycleEntry
 from reference_engine.faults import Faults
-from reference_engine.metrics.exposition import OPEN_METRICS_TYPE, TEXT_TYPE
+from reference_engine.metrics.exposition import CONTENT_TYPE
 from reference_engine.protocol import StepRecord
 
 _JSON: Final = "application/json"
@@ -80,10 +80,7 @@ _OPERATIONS: Final = {
         "The model served.", {_JSON: shapes.ModelCard}, errors=(404,)
     ),
     "GET /health": Operation("200, or 503 while the engine stops.", {}, errors=(503,)),
-    "GET /metrics": Operation(
-        "Prometheus metrics; OpenMetrics if `Accept` names it.",
-        {TEXT_TYPE: None, OPEN_METRICS_TYPE: None},
-    ),
+    "GET /metrics": Operation("Prometheus metrics.", {CONTENT_TYPE: None}),
     "GET /openapi.json": Operation("This document.", {_JSON: dict[str, Any]}),
     "GET /walkaway/lifecycle": Operation(
         "Events in requests' lives, one a line.",

@@ -1,23 +1,32 @@
-"""What answers look like, for `/openapi.json`: types only, that the tests hold real answers to."""
+"""What goes out: each answer is one of these types, and `/openapi.json` is made from them.
+
+All `t_ns` and `_ns` stamps are of one monotonic clock.
+"""
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import Response
 
 from reference_engine.cancellation import CancelReason, DetectionMethod
 from reference_engine.core.request import FinishReason, Phase
 
+_KINDS: Final = {401: "authentication_error", 429: "rate_limit_error"}
 
-class CachedTokens(Struct, kw_only=True, forbid_unknown_fields=True):
+
+class Schema(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One JSON object; a `tag_field` always has the tag as its value."""
+
+
+class CachedTokens(Schema):
     """Tokens of the prompt that were found in the prefix cache."""
 
     cached_tokens: int
 
 
-class Usage(Struct, kw_only=True, forbid_unknown_fields=True):
+class Usage(Schema):
     """Tokens of a request: the prompt once, all answers together."""
 
     prompt_tokens: int
@@ -26,8 +35,12 @@ class Usage(Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_tokens_details: CachedTokens | UnsetType = UNSET
 
 
-class CancellationInfo(Struct, kw_only=True, forbid_unknown_fields=True):
-    """How an aborted request ended. `position`: its tokens when it was cancelled."""
+class CancellationInfo(Schema):
+    """How an aborted request ended.
+
+    `position`: tokens that the frontend had when it was cancelled; a step in flight may have added
+    one, which `tokens_generated` has. `reason` is null if the frontend had not asked for the abort.
+    """
 
     reason: CancelReason | None
     phase: Phase
@@ -36,30 +49,8 @@ class CancellationInfo(Struct, kw_only=True, forbid_unknown_fields=True):
     tokens_remaining: int
 
 
-class CompletionChoice(Struct, kw_only=True, forbid_unknown_fields=True):
-    """One answer."""
-
-    index: int
-    text: str
-    logprobs: None
-    finish_reason: FinishReason
-
-
-class Completion(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`partial` and `cancellation_info` are there if the request was aborted."""
-
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage
-    partial: bool | UnsetType = UNSET
-    cancellation_info: CancellationInfo | UnsetType = UNSET
-
-
-class CompletionPiece(Struct, kw_only=True, forbid_unknown_fields=True):
-    """More of one answer."""
+class CompletionChoice(Schema):
+    """One answer, or more of it. `finish_reason` is null until it ends, or if the engine failed."""
 
     index: int
     text: str
@@ -67,56 +58,14 @@ class CompletionPiece(Struct, kw_only=True, forbid_unknown_fields=True):
     finish_reason: FinishReason | None
 
 
-class CompletionChunk(Struct, kw_only=True, forbid_unknown_fields=True):
-    """One event of a stream. `usage` is in the last, or in all, where it was asked for."""
-
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[CompletionPiece]
-    usage: Usage | UnsetType = UNSET
-    partial: bool | UnsetType = UNSET
-    cancellation_info: CancellationInfo | UnsetType = UNSET
-
-
-class AnswerMessage(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the model said."""
-
-    role: Literal["assistant"]
-    content: str
-
-
-class ChatChoice(Struct, kw_only=True, forbid_unknown_fields=True):
-    """One answer."""
-
-    index: int
-    message: AnswerMessage
-    logprobs: None
-    finish_reason: FinishReason
-
-
-class ChatCompletion(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`partial` and `cancellation_info` are there if the request was aborted."""
-
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    partial: bool | UnsetType = UNSET
-    cancellation_info: CancellationInfo | UnsetType = UNSET
-
-
-class ChatDelta(Struct, kw_only=True, forbid_unknown_fields=True):
+class ChatDelta(Schema):
     """The role comes first, and alone."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
 
 
-class ChatPiece(Struct, kw_only=True, forbid_unknown_fields=True):
+class ChatPiece(Schema):
     """More of one answer."""
 
     index: int
@@ -125,28 +74,68 @@ class ChatPiece(Struct, kw_only=True, forbid_unknown_fields=True):
     finish_reason: FinishReason | None
 
 
-class ChatChunk(Struct, kw_only=True, forbid_unknown_fields=True):
-    """One event of a stream. `usage` is in the last, or in all, where it was asked for."""
+class ChatMessage(Schema):
+    """What the model said."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(Schema):
+    """One answer. `finish_reason` is null only if the engine failed."""
+
+    index: int
+    message: ChatMessage
+    logprobs: None
+    finish_reason: FinishReason | None
+
+
+class Answer(Schema, tag_field="object"):
+    """An answer or a piece of it.
+
+    An aborted request's body, or last event, has `partial` and `cancellation_info`.
+    """
 
     id: str
-    object: Literal["chat.completion.chunk"]
     created: int
     model: str
-    choices: list[ChatPiece]
+    choices: list[Any]
     usage: Usage | UnsetType = UNSET
     partial: bool | UnsetType = UNSET
     cancellation_info: CancellationInfo | UnsetType = UNSET
 
 
-class Cancelled(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The first cancellation of a request. `t_ns` is a monotonic stamp."""
+class Completion(Answer, tag="text_completion"):
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class CompletionChunk(Answer, tag="text_completion"):
+    """One event of a stream. `usage` is in the last, or in all, where it was asked for."""
+
+    choices: list[CompletionChoice]
+
+
+class ChatCompletion(Answer, tag="chat.completion"):
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatChunk(Answer, tag="chat.completion.chunk"):
+    """One event of a stream. `usage` is in the last, or in all, where it was asked for."""
+
+    choices: list[ChatPiece]
+
+
+class Cancelled(Schema):
+    """The first cancellation of a request, whether or not it came in time."""
 
     reason: CancelReason
     method: DetectionMethod
     t_ns: int
 
 
-class RequestFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+class RequestFacts(Schema):
     """How a request stands."""
 
     id: str
@@ -159,25 +148,33 @@ class RequestFacts(Struct, kw_only=True, forbid_unknown_fields=True):
     cancellation: Cancelled | None
 
 
-class RequestShown(RequestFacts, kw_only=True, forbid_unknown_fields=True):
-    """With the answers so far: lengths, and of an aborted request the texts."""
+class ChoiceLength(Schema):
+    """One answer of a request that was not aborted: its client had the text."""
+
+    index: int
+    finish_reason: FinishReason | None
+    tokens_generated: int
+
+
+class RequestShown(RequestFacts):
+    """A request with its answers so far: lengths, and of an aborted request the texts."""
 
     object: str
     created: int
     model: str
-    choices: list[dict[str, Any]]
+    choices: list[Annotated[Any, Meta(extra_json_schema={"type": "object"})]]
     usage: Usage
     partial: bool | UnsetType = UNSET
     cancellation_info: CancellationInfo | UnsetType = UNSET
 
 
-class RequestCancelled(RequestFacts, kw_only=True, forbid_unknown_fields=True):
+class RequestCancelled(RequestFacts):
     """`cancelled`: by this very call."""
 
     cancelled: bool
 
 
-class CancelAnswer(Struct, kw_only=True, forbid_unknown_fields=True):
+class CancelAnswer(Schema):
     """All requests of a name."""
 
     id: str
@@ -185,42 +182,46 @@ class CancelAnswer(Struct, kw_only=True, forbid_unknown_fields=True):
     requests: list[RequestCancelled]
 
 
-class PingAnswer(Struct, kw_only=True, forbid_unknown_fields=True):
+class PingAnswer(Schema):
     """Requests of a name, with the most seconds until their next ping."""
 
     id: str
     keep_alive_s: dict[str, float | None]
 
 
-class ModelCard(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The model that is served."""
-
+class ModelCard(Schema, tag_field="object", tag="model"):
     id: str
-    object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int
 
 
-class ModelList(Struct, kw_only=True, forbid_unknown_fields=True):
-    """All one of them."""
-
-    object: Literal["list"]
+class ModelList(Schema, tag_field="object", tag="list"):
     data: list[ModelCard]
 
 
-class ClockAnswer(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The clock of all `_ns` stamps. `boot_id` tells whether it is the reader's own."""
+class ClockAnswer(Schema, tag_field="clock", tag="CLOCK_MONOTONIC"):
+    """The clock of all stamps. `boot_id` says whether it is the reader's own."""
 
-    clock: Literal["CLOCK_MONOTONIC"]
     now_ns: int
     boot_id: str | None
 
 
-_KINDS: Final = {401: "authentication_error", 429: "rate_limit_error"}
+class LifecycleEntry(Schema):
+    """One event in a request's life."""
+
+    seq: int
+    t_ns: int
+    event: str
+    request_id: str
+    client_request_id: str | None
+    step: int
+    num_generated: int
+    num_blocks: int
+    reason: str | None
 
 
-class ErrorText(msgspec.Struct, frozen=True, kw_only=True):
+class ErrorText(Schema):
     """What went wrong. `param` is the field of the request that is to blame."""
 
     message: str
@@ -229,7 +230,7 @@ class ErrorText(msgspec.Struct, frozen=True, kw_only=True):
     code: str | None
 
 
-class ErrorBody(msgspec.Struct, frozen=True):
+class ErrorBody(Schema):
     """The body of every answer with a status of 400 and above."""
 
     error: ErrorText
@@ -253,29 +254,26 @@ class ApiError(Exception):
         self.code = code
         self.headers = headers or {}
 
+    @property
+    def body(self) -> ErrorBody:
+        usual = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = _KINDS.get(self.status, usual)
+        return ErrorBody(
+            error=ErrorText(message=str(self), type=kind, param=self.param, code=self.code)
+        )
+
     def response(self, request_id: str | None = None) -> Response:
         """The answer; a client's X-Request-Id is echoed."""
         echo = {} if request_id is None else {"x-request-id": request_id}
-        usual = "invalid_request_error" if self.status < 500 else "server_error"
-        kind = _KINDS.get(self.status, usual)
-        text = ErrorText(message=str(self), type=kind, param=self.param, code=self.code)
-        return Response(
-            msgspec.json.encode(ErrorBody(text)),
-            status_code=self.status,
-            media_type="application/json",
-            headers={**self.headers, **echo},
-        )
+        return json_response(self.body, self.status, {**self.headers, **echo})
 
 
-class LifecycleEntry(Struct, frozen=True, kw_only=True):
-    """One event, as `GET /walkaway/lifecycle` shows it."""
-
-    seq: int
-    t_ns: int
-    event: str
-    request_id: str
-    client_request_id: str | None
-    step: int
-    num_generated: int
-    num_blocks: int
-    reason: str | None
+def json_response(
+    body: Struct, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    return Response(
+        msgspec.json.encode(body),
+        status_code=status,
+        media_type="application/json",
+        headers=headers,
+    )

@@ -14,8 +14,7 @@ from reference_engine.config import EngineConfig
 from reference_engine.core.request import FinishReason
 from reference_engine.metrics.collector import Collector, Histogram
 
-TEXT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-OPEN_METRICS_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 Samples = Iterable[tuple[str, float]]
 
@@ -98,34 +97,21 @@ def histogram(labels: Labels, name: str, text: str, values: Histogram) -> Family
 
 
 class Page:
-    """What `/metrics` answers, in one of the two formats."""
+    """What `/metrics` answers: all but the numbers is written once, in advance."""
 
-    def __init__(self, families: Sequence[Family], *, open_metrics: bool) -> None:
-        self._families = [
-            (_head(family, open_metrics=open_metrics), family.samples) for family in families
-        ]
-        self._end = "# EOF\n" if open_metrics else ""
-        self.content_type = OPEN_METRICS_TYPE if open_metrics else TEXT_TYPE
+    def __init__(self, families: Sequence[Family]) -> None:
+        self._families = [(_head(family), family.samples) for family in families]
 
     def write(self) -> bytes:
         parts = []
         for head, samples in self._families:
             parts.append(head)
             parts += [f"{series} {value}\n" for series, value in samples()]
-        parts.append(self._end)
         return "".join(parts).encode()
 
 
-def wants_open_metrics(accept: str) -> bool:
-    """Whether an Accept header names OpenMetrics."""
-    kinds = (part.partition(";")[0].strip() for part in accept.lower().split(","))
-    return "application/openmetrics-text" in kinds
-
-
-def _head(family: Family, *, open_metrics: bool) -> str:
-    # OpenMetrics calls a counter by its name without `_total`, the older format with it.
-    is_bare = open_metrics or family.kind != "counter"
-    name = family.name if is_bare else f"{family.name}_total"
+def _head(family: Family) -> str:
+    name = f"{family.name}_total" if family.kind == "counter" else family.name
     return f"# HELP {name} {family.text}\n# TYPE {name} {family.kind}\n"
 
 

@@ -102,7 +102,7 @@ class Choice:
         self._texts: list[str] = []
 
     @property
-    def finish_reason(self) -> str | None:
+    def finish_reason(self) -> FinishReason | None:
         return None if self.ending is None else self.ending.finish_reason
 
     @property
@@ -128,7 +128,7 @@ class Choice:
             self.phase = Phase.DECODE
         self.num_generated, self.ending = output.num_generated, output.ending
         if output.ending is not None:
-            self.phase = Phase(output.ending.phase)
+            self.phase = output.ending.phase
 
     def join_text(self) -> None:
         """Its text as one string; a string for each token takes twelve times as much."""

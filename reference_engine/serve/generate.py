@@ -1,32 +1,170 @@
-"""One request from acceptance to its last byte, with somebody watching for the client's leaving.
+"""One request from acceptance to its last byte, and the JSON that its client gets.
 
-The whole life of a request lies inside this response: it is submitted here, while a task of its own
-watches the client (see `detection`). When the client is gone, its outbox is dropped, the loop over
-its outputs ends, wherever the request stood, and there is one way out. What becomes of the request
-is the link's to decide; a request that somebody else cancels goes on until the worker has said how
-it ended, and its client gets that as the end of its answer.
+A response submits its request, and a task of its own watches the client (see `detection`). When the
+client is gone, its outbox is dropped and the loop over its outputs ends, wherever the request
+stood. The link decides what becomes of the request. A request that is cancelled otherwise goes on
+until the worker has reported how it ended, and its client gets that as the end of its answer.
 """
 
 import asyncio
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from reference_engine.api.openai import Generation
-from reference_engine.api.schemas import ApiError
+from reference_engine.api.schemas import (
+    ApiError,
+    CachedTokens,
+    CancellationInfo,
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChatDelta,
+    ChatMessage,
+    ChatPiece,
+    Completion,
+    CompletionChoice,
+    CompletionChunk,
+    Usage,
+)
 from reference_engine.cancellation import CancelReason
 from reference_engine.core.request import FinishReason
 from reference_engine.protocol import Output
-from reference_engine.serve.client_request import ClientRequest
+from reference_engine.serve.client_request import Choice, ClientRequest
 from reference_engine.serve.detection import Client
 from reference_engine.serve.link import WorkerLink
 from reference_engine.serve.supervisor import EngineStoppedError
 from reference_engine.serve.timeouts import Patience, RanOutError
 
-_NO_BUFFERING = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+_NO_BUFFERING: Final = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+_DONE: Final = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+class AnswerWriter:
+    """Turns one request's state into the JSON of its answer, whole or event by event.
+
+    `include_usage`: at the end of a stream; `continuous_usage`: in each event.
+    """
+
+    def __init__(
+        self, request: ClientRequest, *, include_usage: bool = False, continuous_usage: bool = False
+    ) -> None:
+        self._request = request
+        self._include_usage = include_usage
+        self._continuous_usage = continuous_usage
+        self._head: dict[str, Any] = {
+            "id": request.answer_id,
+            "created": request.created,
+            "model": request.model,
+        }
+
+    def opening(self) -> bytes:
+        """The events before the first token: chat announces its role."""
+        if not self._request.chat:
+            return b""
+        delta = ChatDelta(role="assistant", content="")
+        pieces = [
+            ChatPiece(index=choice.index, delta=delta, logprobs=None, finish_reason=None)
+            for choice in self._request.choices
+        ]
+        return b"".join(self._event([piece], self._usage_so_far(0)) for piece in pieces)
+
+    def token(self, index: int, output: Output) -> bytes:
+        """The event of one output: text, or the finish reason with none."""
+        others = sum(c.num_sent for c in self._request.choices if c.index != index)
+        usage = self._usage_so_far(others + output.num_generated)
+        return self._event([self._piece(index, output)], usage)
+
+    def closing(self, aborted: list[tuple[int, Output]]) -> bytes:
+        """What follows the last token: the ends of aborted answers, usage, and the end mark."""
+        if aborted:
+            pieces = [self._piece(index, output) for index, output in aborted]
+            return self._event(pieces, **self._end()) + _DONE
+        if self._include_usage:
+            return self._event([], usage_of(self._request)) + _DONE
+        return _DONE
+
+    def whole(self, texts: list[str]) -> Completion | ChatCompletion:
+        """The body of an answer that was not streamed, or that was aborted. A text a choice."""
+        choices: list[Any] = [
+            self._choice(choice, text)
+            for choice, text in zip(self._request.choices, texts, strict=True)
+        ]
+        kind = ChatCompletion if self._request.chat else Completion
+        return kind(**self._head, choices=choices, **self._end())
+
+    def _choice(self, choice: Choice, text: str) -> ChatChoice | CompletionChoice:
+        index, end = choice.index, choice.finish_reason
+        if not self._request.chat:
+            return CompletionChoice(index=index, text=text, logprobs=None, finish_reason=end)
+        message = ChatMessage(role="assistant", content=text)
+        return ChatChoice(index=index, message=message, logprobs=None, finish_reason=end)
+
+    def _piece(self, index: int, output: Output) -> ChatPiece | CompletionChoice:
+        end, text = output.finish_reason, output.text
+        if not self._request.chat:
+            return CompletionChoice(index=index, text=text, logprobs=None, finish_reason=end)
+        delta = ChatDelta() if end is not None and not text else ChatDelta(content=text)
+        return ChatPiece(index=index, delta=delta, logprobs=None, finish_reason=end)
+
+    def _usage_so_far(self, num_generated: int) -> Usage | UnsetType:
+        if not self._continuous_usage:
+            return UNSET
+        return _usage(self._request.num_prompt_tokens, num_generated)
+
+    def _end(self) -> dict[str, Any]:
+        """The fields of an answer that has ended."""
+        request = self._request
+        if not request.is_aborted:
+            return {"usage": usage_of(request)}
+        info = _cancellation_info(request)
+        return {"usage": usage_of(request), "partial": True, "cancellation_info": info}
+
+    def _event(self, pieces: list[Any], usage: Usage | UnsetType = UNSET, **end: Any) -> bytes:
+        kind = ChatChunk if self._request.chat else CompletionChunk
+        return _event(kind(**self._head, choices=pieces, usage=usage, **end))
+
+
+def usage_of(request: ClientRequest) -> Usage:
+    """The prompt once, all answers' tokens; cached tokens are those of the first answer.
+
+    The other answers find the prompt in the cache because the first one computed it.
+    """
+    ending = request.choices[0].ending
+    return _usage(
+        request.num_prompt_tokens,
+        request.num_generated,
+        UNSET if ending is None else CachedTokens(cached_tokens=ending.num_cached_tokens),
+    )
+
+
+def _usage(num_prompt: int, num_generated: int, details: CachedTokens | UnsetType = UNSET) -> Usage:
+    return Usage(
+        prompt_tokens=num_prompt,
+        completion_tokens=num_generated,
+        total_tokens=num_prompt + num_generated,
+        prompt_tokens_details=details,
+    )
+
+
+def _cancellation_info(request: ClientRequest) -> CancellationInfo:
+    cancellation = request.token.cancellation
+    return CancellationInfo(
+        reason=None if cancellation is None else cancellation.reason,
+        phase=request.phase,
+        position=request.num_generated if cancellation is None else request.num_at_cancel,
+        tokens_generated=request.num_generated,
+        tokens_remaining=request.num_remaining,
+    )
+
+
+def _event(body: msgspec.Struct) -> bytes:
+    return b"data: " + _encode(body) + b"\n\n"
 
 
 class GenerationResponse:
@@ -107,7 +245,7 @@ class GenerationResponse:
                 await client.send_part(writer.token(index, output))
                 request.choices[index].num_sent = output.num_generated
         except EngineStoppedError as error:
-            await client.send_last(error_event(str(error)))
+            await client.send_last(_event(ApiError(503, str(error)).body))
             return
         finally:
             until_heartbeat.stop()
@@ -138,7 +276,7 @@ class GenerationResponse:
             return
         if not request.is_ended:
             return  # the client has left: nobody is there to be answered
-        body = msgspec.json.encode(AnswerWriter(request).whole(texts))
+        body = _encode(AnswerWriter(request).whole(texts))
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
@@ -156,138 +294,3 @@ class GenerationResponse:
 
 
 DONE = b"data: [DONE]\n\n"
-_encode = msgspec.json.Encoder().encode
-
-
-class AnswerWriter:
-    """Writes the answers to one request.
-
-    `include_usage`: at the end of a stream; `continuous_usage`: with each of its pieces. `head`:
-    what every body begins with.
-    """
-
-    def __init__(
-        self, request: ClientRequest, *, include_usage: bool = False, continuous_usage: bool = False
-    ) -> None:
-        self._request = request
-        self._include_usage = include_usage
-        self._continuous_usage = continuous_usage
-        kind = "chat.completion" if request.chat else "text_completion"
-        self.head = {
-            "id": request.answer_id,
-            "object": kind,
-            "created": request.created,
-            "model": request.model,
-        }
-        self._chunk = {**self.head, "object": "chat.completion.chunk" if request.chat else kind}
-
-    def opening(self) -> bytes:
-        """The events before the first token: chat announces its role."""
-        if not self._request.chat:
-            return b""
-        content = {"delta": {"role": "assistant", "content": ""}}
-        choices = [_choice(choice.index, content, None) for choice in self._request.choices]
-        return b"".join(self._event([choice], 0) for choice in choices)
-
-    def token(self, index: int, output: Output) -> bytes:
-        """The event of one output: text, or the finish reason with none."""
-        num_generated = 0
-        if self._continuous_usage:
-            others = sum(c.num_sent for c in self._request.choices if c.index != index)
-            num_generated = others + output.num_generated
-        return self._event([self._piece(index, output)], num_generated)
-
-    def closing(self, aborted: list[tuple[int, Output]]) -> bytes:
-        """What follows the last token: the ends of aborted answers, usage, and the end mark."""
-        request = self._request
-        if aborted:
-            choices = [self._piece(index, output) for index, output in aborted]
-            return _event({**self._chunk, "choices": choices, **self._partial()}) + DONE
-        if not self._include_usage:
-            return DONE
-        return _event({**self._chunk, "choices": [], "usage": usage(request)}) + DONE
-
-    def whole(self, texts: list[str]) -> dict[str, Any]:
-        """The body of an answer that was not streamed, or that was aborted. A text a choice."""
-        request = self._request
-        choices = [
-            _choice(choice.index, self._whole_content(text), choice.finish_reason)
-            for choice, text in zip(request.choices, texts, strict=True)
-        ]
-        end = self._partial() if request.is_aborted else {"usage": usage(request)}
-        return {**self.head, "choices": choices, **end}
-
-    def _whole_content(self, text: str) -> dict[str, Any]:
-        if self._request.chat:
-            return {"message": {"role": "assistant", "content": text}}
-        return {"text": text}
-
-    def _piece(self, index: int, output: Output) -> dict[str, Any]:
-        if not self._request.chat:
-            content: dict[str, Any] = {"text": output.text}
-        elif output.finish_reason is None or output.text:
-            content = {"delta": {"content": output.text}}
-        else:
-            content = {"delta": {}}
-        return _choice(index, content, output.finish_reason)
-
-    def _partial(self) -> dict[str, Any]:
-        request = self._request
-        info = cancellation_info(request)
-        return {"usage": usage(request), "partial": True, "cancellation_info": info}
-
-    def _event(self, choices: list[dict[str, Any]], num_generated: int) -> bytes:
-        chunk: dict[str, Any] = {**self._chunk, "choices": choices}
-        if self._continuous_usage:
-            chunk["usage"] = _usage(self._request.num_prompt_tokens, num_generated)
-        return _event(chunk)
-
-
-def usage(request: ClientRequest) -> dict[str, Any]:
-    """OpenAI's: the prompt once, all answers' tokens; cached tokens are those of the first answer.
-
-    The other answers find the prompt in the cache because the first one computed it.
-    """
-    counts: dict[str, Any] = _usage(request.num_prompt_tokens, request.num_generated)
-    ending = request.choices[0].ending
-    if ending is not None:
-        counts["prompt_tokens_details"] = {"cached_tokens": ending.num_cached_tokens}
-    return counts
-
-
-def cancellation_info(request: ClientRequest) -> dict[str, Any]:
-    """How an aborted request ended.
-
-    `position`: tokens that the frontend had when it was cancelled; a step in flight may have added
-    one, which `tokens_generated` has. `reason` is null if nobody here had asked for the abort.
-    """
-    cancellation = request.token.cancellation
-    return {
-        "reason": None if cancellation is None else cancellation.reason,
-        "phase": request.phase,
-        "position": request.num_generated if cancellation is None else request.num_at_cancel,
-        "tokens_generated": request.num_generated,
-        "tokens_remaining": request.num_remaining,
-    }
-
-
-def error_event(message: str) -> bytes:
-    """The last event of a stream that cannot go on."""
-    error = {"message": message, "type": "server_error", "param": None, "code": None}
-    return _event({"error": error})
-
-
-def _choice(index: int, content: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-    return {"index": index, **content, "logprobs": None, "finish_reason": finish_reason}
-
-
-def _usage(num_prompt: int, num_generated: int) -> dict[str, int]:
-    return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_generated,
-        "total_tokens": num_prompt + num_generated,
-    }
-
-
-def _event(chunk: dict[str, Any]) -> bytes:
-    return b"data: " + _encode(chunk) + b"\n\n"

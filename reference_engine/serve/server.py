@@ -5,9 +5,10 @@ import time
 from collections.abc import Callable
 from math import ceil
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
+from msgspec.structs import asdict
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -24,17 +25,30 @@ from reference_engine.api.openai import (
     read_completion,
 )
 from reference_engine.api.openapi import openapi_document
-from reference_engine.api.schemas import ApiError
+from reference_engine.api.schemas import (
+    ApiError,
+    CancelAnswer,
+    Cancelled,
+    ChoiceLength,
+    ClockAnswer,
+    ModelCard,
+    ModelList,
+    PingAnswer,
+    RequestCancelled,
+    RequestFacts,
+    RequestShown,
+    json_response,
+)
 from reference_engine.cancellation import CancelReason
 from reference_engine.config import EngineConfig, FrontendSettings
 from reference_engine.faults import Faults
-from reference_engine.metrics.exposition import Page, metric_families, wants_open_metrics
+from reference_engine.metrics.exposition import CONTENT_TYPE, Page, metric_families
 from reference_engine.model.tokenizer import Tokenizer
 from reference_engine.protocol import Ready
 from reference_engine.serve.access import KeyCheck
 from reference_engine.serve.client_request import ClientRequest
 from reference_engine.serve.faults import FaultyLink
-from reference_engine.serve.generate import AnswerWriter, GenerationResponse, usage
+from reference_engine.serve.generate import AnswerWriter, GenerationResponse, usage_of
 from reference_engine.serve.journal import Page as JournalPage
 from reference_engine.serve.link import WorkerLink
 from reference_engine.serve.supervisor import EngineStoppedError
@@ -60,9 +74,7 @@ class Frontend:
         self._worker = worker
         self._allow_faults = allow_faults
         self._tokenizer = Tokenizer(worker.vocab_size)
-        families = metric_families(link.collector, config)
-        self._text_page = Page(families, open_metrics=False)
-        self._open_metrics_page = Page(families, open_metrics=True)
+        self._metrics_page = Page(metric_families(link.collector, config))
         self._openapi = msgspec.json.encode(openapi_document(self.routes(), config.model))
 
     def app(self) -> ASGIApp:
@@ -101,19 +113,17 @@ class Frontend:
         return await self._generate(request, read_chat)
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model_card()]})
+        return json_response(ModelList(data=[self._model_card()]))
 
     async def model(self, request: Request) -> Response:
         check_model(request.path_params["model"], self._config)
-        return JSONResponse(self._model_card())
+        return json_response(self._model_card())
 
     async def health(self, request: Request) -> Response:
         return Response(status_code=503 if self._link.is_draining else 200)
 
     async def metrics(self, request: Request) -> Response:
-        is_open = wants_open_metrics(request.headers.get("accept", ""))
-        page = self._open_metrics_page if is_open else self._text_page
-        return Response(page.write(), headers={"content-type": page.content_type})
+        return Response(self._metrics_page.write(), headers={"content-type": CONTENT_TYPE})
 
     async def openapi(self, request: Request) -> Response:
         return Response(self._openapi, media_type="application/json")
@@ -138,24 +148,22 @@ class Frontend:
 
     async def clock(self, request: Request) -> Response:
         boot_id = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else None
-        now_ns = time.perf_counter_ns()
-        return JSONResponse({"clock": "CLOCK_MONOTONIC", "now_ns": now_ns, "boot_id": boot_id})
+        return json_response(ClockAnswer(now_ns=time.perf_counter_ns(), boot_id=boot_id))
 
     async def faults(self, request: Request) -> Response:
         if not self._allow_faults:
             raise ApiError(404, "faults can be set over HTTP only with --allow-faults")
         if request.method == "PUT":
             self._link.set_faults(decode_body(await read_body(request), Faults))
-        return Response(msgspec.json.encode(self._link.faults), media_type="application/json")
+        return json_response(self._link.faults)
 
-    def _model_card(self) -> dict[str, str | int]:
-        return {
-            "id": self._config.model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "walkaway",
-            "max_model_len": self._config.max_model_len,
-        }
+    def _model_card(self) -> ModelCard:
+        return ModelCard(
+            id=self._config.model,
+            created=0,
+            owned_by="walkaway",
+            max_model_len=self._config.max_model_len,
+        )
 
     async def _generate(
         self, request: Request, read: Callable[[bytes, EngineConfig, Tokenizer], Generation]
@@ -239,30 +247,40 @@ class RequestsApi:
     async def show(self, request: Request) -> Response:
         """The latest request of that name: how it stands, or stood when it ended."""
         found = self._found(request)[-1]
-        writer = AnswerWriter(found)
+        facts, kind = (
+            asdict(facts_of(found)),
+            "chat.completion" if found.chat else "text_completion",
+        )
         if found.is_ended and found.is_aborted:
-            body = writer.whole([choice.text for choice in found.choices])
-        else:
-            choices = [
-                {
-                    "index": choice.index,
-                    "finish_reason": choice.finish_reason,
-                    "tokens_generated": choice.num_generated,
-                }
-                for choice in found.choices
-            ]
-            body = {**writer.head, "choices": choices, "usage": usage(found)}
-        return _json({**facts(found), **body})
+            whole = AnswerWriter(found).whole([choice.text for choice in found.choices])
+            return json_response(RequestShown(**{**facts, **asdict(whole)}, object=kind))
+        lengths = [
+            ChoiceLength(
+                index=choice.index,
+                finish_reason=choice.finish_reason,
+                tokens_generated=choice.num_generated,
+            )
+            for choice in found.choices
+        ]
+        shown = RequestShown(
+            **facts,
+            object=kind,
+            created=found.created,
+            model=found.model,
+            choices=lengths,
+            usage=usage_of(found),
+        )
+        return json_response(shown)
 
     async def cancel(self, request: Request) -> Response:
         """Cancel every live request of that name. Asked again, it says the same about them."""
         answers = []
         for found in self._found(request):
             cancelled = self._link.cancel(found, CancelReason.API)
-            answers.append({**facts(found), "cancelled": cancelled})
-        has_cancelled = any(answer["cancelled"] for answer in answers)
+            answers.append(RequestCancelled(**asdict(facts_of(found)), cancelled=cancelled))
+        has_cancelled = any(answer.cancelled for answer in answers)
         name = request.path_params["name"]
-        return _json({"id": name, "cancelled": has_cancelled, "requests": answers})
+        return json_response(CancelAnswer(id=name, cancelled=has_cancelled, requests=answers))
 
     async def ping(self, request: Request) -> Response:
         """The client is still there. `keep_alive_s`: the bound for its next ping, if it has one."""
@@ -272,7 +290,7 @@ class RequestsApi:
         for found in live:
             self._link.ping(found)
         bounds = {found.request_id: found.keep_alive_s for found in live}
-        return _json({"id": request.path_params["name"], "keep_alive_s": bounds})
+        return json_response(PingAnswer(id=request.path_params["name"], keep_alive_s=bounds))
 
     def _found(self, request: Request) -> list[ClientRequest]:
         """At least one, oldest first. Raises ApiError 404."""
@@ -297,27 +315,16 @@ def find(link: WorkerLink, name: str, owner: str | None) -> list[ClientRequest]:
     return [] if latest is None else [latest]
 
 
-def facts(request: ClientRequest) -> dict[str, Any]:
-    """How a request stands. `cancellation`: the first, whether or not it came in time."""
-    cancellation = request.token.cancellation
+def facts_of(request: ClientRequest) -> RequestFacts:
+    given = request.token.cancellation
     endings = [choice.ending for choice in request.choices if choice.ending is not None]
-    return {
-        "id": request.answer_id,
-        "request_id": request.request_id,
-        "client_request_id": request.client_request_id,
-        "status": request.status,
-        "phase": request.phase,
-        "tokens_generated": request.num_generated,
-        "preemptions": sum(ending.num_preemptions for ending in endings),
-        "cancellation": None
-        if cancellation is None
-        else {
-            "reason": cancellation.reason,
-            "method": cancellation.method,
-            "t_ns": cancellation.t_ns,
-        },
-    }
-
-
-def _json(body: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")
+    return RequestFacts(
+        id=request.answer_id,
+        request_id=request.request_id,
+        client_request_id=request.client_request_id,
+        status=request.status,
+        phase=request.phase,
+        tokens_generated=request.num_generated,
+        preemptions=sum(ending.num_preemptions for ending in endings),
+        cancellation=None if given is None else Cancelled(**given._asdict()),
+    )

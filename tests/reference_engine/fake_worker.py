@@ -11,7 +11,7 @@ from reference_engine.api.openai import Generation
 from reference_engine.api.schemas import LifecycleEntry
 from reference_engine.config import EngineConfig, FrontendSettings
 from reference_engine.core.accounting import Counters
-from reference_engine.core.request import Sampling
+from reference_engine.core.request import FinishReason, Phase, Sampling
 from reference_engine.metrics.collector import Collector
 from reference_engine.protocol import AbortRequest, Ending, Event, Output, StepReport, ToWorker
 from reference_engine.serve.faults import FaultyLink
@@ -175,8 +175,8 @@ def output(
     phase: str = "decode",
 ) -> Output:
     ending = reason and Ending(
-        finish_reason=reason,
-        phase=phase,
+        finish_reason=FinishReason(reason),
+        phase=Phase(phase),
         num_cached_tokens=1,
         num_preemptions=0,
         num_recomputed_tokens=0,

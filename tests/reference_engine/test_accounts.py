@@ -1,6 +1,6 @@
 """What is counted: per request, in total, and the same by both."""
 
-from reference_engine.core.request import Request, Sampling
+from reference_engine.core.request import FinishReason, Phase, Request, Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
 from reference_engine.faults import Faults
@@ -124,8 +124,8 @@ def test_the_log_and_the_account_of_one_that_was_preempted_and_resumed() -> None
     report = bench.step(abort("b"))
     ending = report.outputs[-1].ending
     assert ending == Ending(
-        finish_reason="abort",
-        phase="decode",
+        finish_reason=FinishReason.ABORT,
+        phase=Phase.DECODE,
         num_cached_tokens=12,
         num_preemptions=1,
         num_recomputed_tokens=4,

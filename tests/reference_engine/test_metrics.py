@@ -2,9 +2,8 @@
 
 import httpx
 import pytest
-from prometheus_client.core import Metric
-from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from harness.collect.scrape import find_unseen, parse_page, read_roles
 from harness.workload.workload import load_target
@@ -12,7 +11,7 @@ from reference_engine.cancellation import Cancellation, CancelReason, DetectionM
 from reference_engine.config import EngineConfig, FrontendSettings
 from reference_engine.core.accounting import Counters
 from reference_engine.metrics.collector import Collector
-from reference_engine.metrics.exposition import Page, metric_families, wants_open_metrics
+from reference_engine.metrics.exposition import CONTENT_TYPE, Page, metric_families
 from reference_engine.protocol import StepRecord, StepReport
 from reference_engine.serve.faults import FaultyLink
 from tests.reference_engine.running_engine import body, post_raw, running
@@ -124,48 +123,30 @@ def busy_link() -> FaultyLink:
     return link
 
 
-def written(*, open_metrics: bool) -> str:
-    page = Page(metric_families(busy_link().collector, CONFIG), open_metrics=open_metrics)
-    return page.write().decode()
+def written(config: EngineConfig = CONFIG) -> str:
+    return Page(metric_families(busy_link().collector, config)).write().decode()
 
 
-def parsed(*, open_metrics: bool) -> list[Metric]:
-    text = written(open_metrics=open_metrics)
-    return read_open_metrics(text) if open_metrics else list(text_string_to_metric_families(text))
+def parsed(text: str) -> list[Sample]:
+    families = text_string_to_metric_families(text)
+    return [sample for family in families for sample in family.samples]
 
 
-def read_open_metrics(text: str) -> list[Metric]:
-    return list(openmetrics.text_string_to_metric_families(text))  # type: ignore[no-untyped-call]
-
-
-@pytest.mark.parametrize("open_metrics", [False, True], ids=["text", "openmetrics"])
-def test_all_that_is_asked_for_is_there(open_metrics: bool) -> None:
-    samples = [sample for family in parsed(open_metrics=open_metrics) for sample in family.samples]
+def test_all_that_is_asked_for_is_there_and_no_series_twice() -> None:
+    samples = parsed(written())
     missing = (DASHBOARDS_ASK_FOR | VLLM_HAS_TOO | OF_OUR_OWN) - {sample.name for sample in samples}
     assert not missing
     for sample in samples:
         assert (sample.labels["model_name"], sample.labels["engine"]) == ("tiny", "0")
-
-
-def test_both_formats_say_the_same_and_no_series_twice() -> None:
-    series = [
-        {
-            (sample.name, *sorted(sample.labels.items())): float(sample.value)
-            for family in parsed(open_metrics=open_metrics)
-            for sample in family.samples
-        }
-        for open_metrics in (False, True)
-    ]
-    assert series[0] == series[1]
-    lines = [line for line in written(open_metrics=False).splitlines() if not line.startswith("#")]
-    assert len(lines) == len(series[0])
+    series = {(sample.name, *sorted(sample.labels.items())) for sample in samples}
+    lines = [line for line in written().splitlines() if not line.startswith("#")]
+    assert len(lines) == len(samples) == len(series)
 
 
 def test_the_figures_are_those_of_the_link() -> None:
     values = {
         (sample.name, *sorted(set(sample.labels.values()) - {"tiny", "0"})): sample.value
-        for family in parsed(open_metrics=True)
-        for sample in family.samples
+        for sample in parsed(written())
     }
     assert values["vllm:num_requests_running",] == 3
     assert values["vllm:kv_cache_usage_perc",] == 0.75
@@ -185,8 +166,7 @@ def test_the_figures_are_those_of_the_link() -> None:
 
 def test_the_harness_finds_all_that_it_looks_for() -> None:
     metrics = load_target("reference").metrics
-    text = written(open_metrics=False)
-    samples = parse_page(text, t_ns=0, duration_ns=0, extra_labels={})
+    samples = parse_page(written(), t_ns=0, duration_ns=0, extra_labels={})
     assert find_unseen({sample.name for sample in samples}, metrics) == []
     roles = read_roles(samples, metrics)
     assert (roles["aborted"], roles["free_blocks"], roles["recomputed_tokens"]) == (107, 1024, 104)
@@ -194,25 +174,8 @@ def test_the_harness_finds_all_that_it_looks_for() -> None:
 
 def test_a_label_may_have_anything_in_it() -> None:
     config = EngineConfig(model='a "quoted"\\\nname')
-    page = Page(metric_families(busy_link().collector, config), open_metrics=True)
-    families = read_open_metrics(page.write().decode())
-    names = {sample.labels["model_name"] for family in families for sample in family.samples}
+    names = {sample.labels["model_name"] for sample in parsed(written(config))}
     assert names == {config.model}
-
-
-@pytest.mark.parametrize(
-    ("accept", "is_open"),
-    [
-        ("", False),
-        ("*/*", False),
-        ("text/plain", False),
-        ("application/openmetrics-text; version=1.0.0; charset=utf-8", True),
-        ("application/openmetrics-text;version=1.0.0,text/plain;q=0.5,*/*;q=0.1", True),
-        ("text/plain;q=0.5, Application/OpenMetrics-Text", True),
-    ],
-)
-def test_openmetrics_is_for_those_who_name_it(accept: str, is_open: bool) -> None:
-    assert wants_open_metrics(accept) == is_open
 
 
 @pytest.mark.e2e
@@ -229,10 +192,9 @@ def test_the_sums_agree_with_each_other_after_answers_and_cancellations() -> Non
             leaver.close()
         for i in range(4):
             engine.wait_for("finished", f"leaver-{i}")
-        accept = {"accept": "application/openmetrics-text; version=1.0.0"}
-        answer = httpx.get(f"{url}/metrics", headers=accept)
-    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
-    samples = [sample for family in read_open_metrics(answer.text) for sample in family.samples]
+        answer = httpx.get(f"{url}/metrics")
+    assert answer.headers["content-type"] == CONTENT_TYPE
+    samples = parsed(answer.text)
 
     def total(name: str, **labels: str) -> float:
         values = [s.value for s in samples if s.name == name and labels.items() <= s.labels.items()]
