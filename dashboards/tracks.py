@@ -11,9 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dashboards.nights import Group, Night
-from harness.analysis.compare import Limits, expected, limits_of, unlike
-from harness.gate.baseline import depends_on_machine, other_machine, why_not_comparable
-from harness.gate.measured import Conditions
+from harness.analysis.comparable import (
+    Conditions,
+    depends_on_machine,
+    other_machine,
+    why_not_conditions,
+    why_not_figures,
+)
+from harness.analysis.compare import Limits, expected, limits_of
 from harness.metrics import METRICS, headline_figures
 from harness.records import Metric
 
@@ -31,6 +36,7 @@ class Point:
     conditions: Conditions
     config: Mapping[str, Any]
     metric: Metric
+    counting: str | None
     value: float | None
     more_than: float | None
     limits: Limits | None
@@ -56,7 +62,7 @@ class Track:
         for point in self.points:
             if not point.is_joined:
                 continue
-            if found and may_be_joined(found[-1][-1], point, self.unit):
+            if found and may_be_joined(self.metric, found[-1][-1], point):
                 found[-1].append(point)
             else:
                 found.append([point])
@@ -70,17 +76,20 @@ class Track:
         return expected([point.value for point in stretches[-1][:-1] if point.value is not None])
 
 
-def may_be_joined(before: Point, after: Point, unit: str) -> bool:
+def may_be_joined(metric: str, before: Point, after: Point) -> bool:
     """Whether the figures of two runs can be compared."""
     first, second = before.conditions, after.conditions
-    if unlike(before.metric, after.metric) or why_not_comparable(second, first):
+    counting = before.counting, after.counting
+    if why_not_figures(metric, before.metric, after.metric, counting):
+        return False
+    if why_not_conditions(second, first):
         return False
     if _faults(before.config) != _faults(after.config):
         return False
     is_as_fast = other_machine(second, first) is None and all(
         before.config.get(key) == after.config.get(key) for key in OF_SPEED
     )
-    return is_as_fast or not depends_on_machine(unit)
+    return is_as_fast or not depends_on_machine(after.metric.unit)
 
 
 def _faults(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,6 +133,7 @@ def _points(nights: Sequence[Night], side: str, metric: str, figure: str) -> Ite
                 conditions=of.conditions,
                 config=target.get("config") or {},
                 metric=one,
+                counting=of.token_counting,
                 value=value,
                 more_than=None if value is not None else more_than,
                 limits=None if value is None else limits_of(one, figure),

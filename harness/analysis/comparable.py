@@ -1,12 +1,15 @@
-"""May two runs be compared at all, and what must be said beside their figures if so?
+"""May two figures be compared, and may two runs?
 
-Refused is what has no common question: another workload. Told, as a warning, is what moves figures
-without being the server's doing: another load, model, number of slots, machine, way of watching. A
-difference that one may have meant (another seed, other settings of the engine) is information.
+Figures: `why_not_figures` is the one rule of arms, `walkaway compare`, `walkaway trend` and the
+gate. Runs: `walkaway compare` refuses only runs of different questions (`why_not_runs`) and remarks
+on all else that moves figures. The gate, and a line of a trend, take runs under the same
+`Conditions` (`why_not_conditions`), and times only from the same machine (`other_machine`).
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
+
+import msgspec
 
 from harness.formatting import quantity
 from harness.metrics import METRICS
@@ -16,12 +19,108 @@ STEP_TOLERANCE: Final = 0.1  # steps that differ by more are another speed, not 
 MOST_KEYS: Final = 6
 OF_SPEED: Final = frozenset({"cpu", "cores", "gpus"})  # of the hardware
 SAID_OR_MEANINGLESS: Final = frozenset({"model", "max_num_seqs", "frontend_pid", "worker_pid"})
-# Figures that rest on how tokens were counted.
-OF_TOKENS: Final = frozenset(one.name for one in METRICS.values() if one.of_tokens)
+# The demand on the server. Its own settings (`[engine]`) are not part of it: they are judged.
+DEMAND: Final = ("run", "load", "arrivals")
+NO_DEMAND: Final = ("seed", "rounds", "reference_arm")  # keys of [run]
+UNITS_OF_TIME: Final = frozenset({"s", "rps", "tokens/s", "block seconds"})
+BOUNDS: Final = {"point": "a value", "lower": "a lower bound", "upper": "an upper bound"}
 
 
-def why_not_at_all(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> str | None:
-    """Why two runs have no common question, by their manifests; None where they have one."""
+def why_not_figures(
+    name: str, first: Metric, second: Metric, counting: tuple[str | None, str | None]
+) -> str | None:
+    """Why two figures of metric `name` may not be compared; None where they may.
+
+    `counting`: how each side counted its tokens. A side that does not say is taken to count like
+    the other.
+    """
+    if METRICS[name].of_tokens and not _are_counted_alike(*counting):
+        return f"tokens are counted by {counting[0]} and by {counting[1]}"
+    if first.method != second.method:
+        return f"measured by {first.method} and by {second.method}"
+    if first.bound != second.bound:
+        return f"one is {BOUNDS[first.bound]}, the other {BOUNDS[second.bound]}"
+    if first.of != second.of:
+        return f"one is of {first.of or 'all'}, the other of {second.of or 'all'}"
+    return None
+
+
+def _are_counted_alike(first: str | None, second: str | None) -> bool:
+    return None in (first, second) or first == second
+
+
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """The conditions under which the figures of a run, or of one of its arms, came about.
+
+    `machine` is the processor, cores, GPUs and device: times depend on it, steps do not.
+    """
+
+    workload: str
+    engine: str | None
+    model: str | None
+    slots: int | None
+    demand: dict[str, Any]
+    machine: dict[str, Any]
+
+
+def conditions_of(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> Conditions:
+    """`manifest`: of the run, or of a run of the arm, which knows its server and its own load. The
+    summary names the server where the manifest does not."""
+    workload, hardware = manifest["workload"], manifest["hardware"]
+    target = manifest.get("target") or {}
+    demand = {section: dict(workload[section]) for section in DEMAND}
+    for key in NO_DEMAND:
+        demand["run"].pop(key, None)
+    return Conditions(
+        workload=str(summary["workload"]),
+        engine=target.get("engine", summary["engine"]),
+        model=target.get("model", summary["model"]),
+        slots=_slots(target),
+        demand=demand,
+        machine={
+            "cpu": hardware.get("cpu"),
+            "cores": hardware.get("cores"),
+            "gpus": hardware.get("gpus"),
+            "device": (target.get("config") or {}).get("device"),
+        },
+    )
+
+
+def why_not_conditions(mine: Conditions, baseline: Conditions) -> str | None:
+    """Why no figure of two runs may be compared: the demand or the server is another."""
+    for name in ("engine", "model", "slots"):
+        here, there = getattr(mine, name), getattr(baseline, name)
+        if here != there:
+            return f"the {name} of the baseline: {there}; of this run: {here}"
+    for section, there in baseline.demand.items():
+        here = mine.demand.get(section, {})
+        for key in sorted({*there, *here}):
+            if key not in there or key not in here:
+                which = "run" if key in there else "baseline"
+                return f"the {which} does not know `{section}.{key}`: save the baseline again"
+            if here[key] != there[key]:
+                return f"`{section}.{key}` of the baseline: {there[key]}; of this run: {here[key]}"
+    return None
+
+
+def other_machine(mine: Conditions, baseline: Conditions) -> str | None:
+    """The baseline's machine in words, where this run is from another."""
+    return None if mine.machine == baseline.machine else machine_in_words(baseline)
+
+
+def machine_in_words(conditions: Conditions) -> str:
+    machine = conditions.machine
+    parts = [machine.get("cpu"), f"{machine.get('cores')} cores", *(machine.get("gpus") or [])]
+    return ", ".join(str(part) for part in parts if part)
+
+
+def depends_on_machine(unit: str) -> bool:
+    """Is a figure in this unit a time, or made from one?"""
+    return unit in UNITS_OF_TIME
+
+
+def why_not_runs(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> str | None:
+    """Why two runs, by their manifests, have no question in common; None where they have one."""
     first, second = (one["workload"].get("name") for one in (baseline, candidate))
     if first != second:
         return f"they are of different workloads, `{first}` and `{second}`"
@@ -78,22 +177,16 @@ def summary_remarks(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -
 
 
 def counting_remark(baseline: str | None, candidate: str | None) -> Remark | None:
-    """Said where tokens do not mean the same in both (`token_counting` of their summaries)."""
-    if is_counted_alike(baseline, candidate):
+    """Said where tokens do not mean the same in both."""
+    if _are_counted_alike(baseline, candidate):
         return None
     return _warning(
-        f"tokens are counted differently, by {baseline} and by {candidate}: no figure of tokens is "
-        "compared"
+        f"tokens are counted by {baseline} and by {candidate}: no figure of tokens is compared"
     )
 
 
-def is_counted_alike(first: str | None, second: str | None) -> bool:
-    """Do tokens mean the same in both? Where a summary does not say, they are taken to."""
-    return None in (first, second) or first == second
-
-
 def step_remark(baseline: Metric | None, candidate: Metric | None) -> Remark | None:
-    """Said where the steps of the two engines are not about as long."""
+    """Said where a step of the one engine takes longer than of the other."""
     if baseline is None or candidate is None or not baseline.p50 or not candidate.p50:
         return None
     if abs(candidate.p50 / baseline.p50 - 1) <= STEP_TOLERANCE:
@@ -105,8 +198,9 @@ def step_remark(baseline: Metric | None, candidate: Metric | None) -> Remark | N
 
 
 def _slots(target: Mapping[str, Any]) -> int | None:
-    slots: int | None = (target.get("config") or {}).get("max_num_seqs")
-    return slots or target.get("slots_found")
+    """How many requests the server runs at once: by its own account, else as found out."""
+    config = target.get("config") or {}
+    return config.get("max_num_seqs") or target.get("slots_found")
 
 
 def _changed(

@@ -25,6 +25,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from harness.analysis.comparable import why_not_figures
 from harness.analysis.stats import normal_quantile, t_quantile
 from harness.metrics import METRICS
 from harness.records import Metric
@@ -69,11 +70,13 @@ def pair_of(
     candidate: Metric,
     *,
     steps_s: tuple[float | None, float | None] = (None, None),
+    counting: tuple[str | None, str | None] = (None, None),
 ) -> Pair:
-    """Compare a figure; `steps_s`: how long a step of the baseline and of the candidate takes."""
+    """Compare a figure; `steps_s`: how long a step of the baseline and of the candidate takes,
+    `counting`: how each counted its tokens."""
     a, b = getattr(candidate, figure), getattr(baseline, figure)
     found = Pair(metric=name, figure=figure, unit=baseline.unit, baseline=b, candidate=a)
-    note = unlike(baseline, candidate)
+    note = why_not_figures(name, baseline, candidate, counting)
     if note is None and (a is None or b is None):
         note = "not known of both"
     if note is not None:
@@ -88,19 +91,6 @@ def pair_of(
         ratio_ci95=None if ratio is None else ratio_ci95(a, limits[0], b, limits[1]),
         ratio_in_steps=_in_steps(ratio, baseline.unit, *steps_s),
     )
-
-
-def unlike(baseline: Metric, candidate: Metric) -> str | None:
-    """Why two metrics are not to be compared; None where they may be."""
-    if baseline.method != candidate.method:
-        return f"by {baseline.method} and by {candidate.method}"
-    if baseline.bound != candidate.bound:
-        return f"a {baseline.bound} and a {candidate.bound} bound".replace(
-            "a point bound", "a point"
-        )
-    if baseline.of != candidate.of:
-        return f"of {baseline.of} and of {candidate.of}"
-    return None
 
 
 def limits_of(metric: Metric, figure: str) -> Limits | None:

@@ -30,7 +30,7 @@ from harness.analysis.cancel import (
 )
 from harness.analysis.cancellation import cancellations
 from harness.analysis.capacity import series_figures, series_of
-from harness.analysis.comparable import OF_TOKENS, is_counted_alike
+from harness.analysis.comparable import why_not_figures
 from harness.analysis.facts import Facts, run_facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable
 from harness.analysis.latency import (
@@ -219,7 +219,7 @@ def pool(rounds: Sequence[ArmRound], manifest: Mapping[str, Any]) -> dict[str, A
         "rounds": num_rounds,
         "headlines": workload["headlines"],
         "arms": arms,
-        "differences": _differences(arms, reference),
+        "differences": differences(arms, reference),
         "shifts": _shifts(rounds, names, reference),
         "validity": _remarks(rounds, names, num_rounds),
         "value": _value(rounds, arms, workload),
@@ -288,7 +288,7 @@ def _comparable(one: Figure | None, pooled: Figure | None, key: str) -> float | 
     return value
 
 
-def _differences(
+def differences(
     arms: Mapping[str, Mapping[str, Any]], reference: str
 ) -> dict[str, dict[str, list[Difference]]]:
     """Every other arm against the reference, in each figure of each metric that both have by the
@@ -313,18 +313,13 @@ def _unlike(
 ) -> Difference | None:
     """Said in place of a difference of figures that are not of one kind; None where they are."""
     mine, theirs = (arms[which]["metrics"].get(metric) for which in (name, reference))
-    counted, otherwise = (arms[which].get("token_counting") for which in (name, reference))
     if mine is None or theirs is None:
         return None
-    if metric in OF_TOKENS and not is_counted_alike(counted, otherwise):
-        note = f"not compared: tokens by {counted} in {name}, by {otherwise} in {reference}"
-    elif (mine.method, mine.bound) != (theirs.method, theirs.bound):
-        note = (
-            f"not compared: by {mine.method} ({mine.bound}, n {mine.n}) in {name}, "
-            f"by {theirs.method} ({theirs.bound}, n {theirs.n}) in {reference}"
-        )
-    else:
+    counting = arms[name].get("token_counting"), arms[reference].get("token_counting")
+    why = why_not_figures(metric, mine, theirs, counting)
+    if why is None:
         return None
+    note = f"not compared: {why} ({name}, {reference})"
     return Difference(arm=name, reference=reference, n=0, note=note)
 
 

@@ -12,13 +12,11 @@ import msgspec
 import numpy as np
 
 from harness.analysis.comparable import (
-    OF_TOKENS,
     counting_remark,
-    is_counted_alike,
     manifest_remarks,
     step_remark,
     summary_remarks,
-    why_not_at_all,
+    why_not_runs,
 )
 from harness.analysis.compare import Pair, is_sure, pair_of
 from harness.analysis.paired import shift_between
@@ -77,7 +75,7 @@ def compare_each(
 def _common_arms(baseline: Run, candidate: Run) -> list[str]:
     where = f"{baseline.path} and {candidate.path} cannot be compared"
     manifests = [msgspec.to_builtins(one.manifest) for one in (baseline, candidate)]
-    if (why := why_not_at_all(*manifests)) is not None:
+    if (why := why_not_runs(*manifests)) is not None:
         raise ConfigError(f"{where}: {why}")
     if bool(baseline.arms) != bool(candidate.arms):
         raise ConfigError(f"{where}: only one of them has arms; name one of the runs in rounds/")
@@ -97,11 +95,7 @@ def _compare(baseline: Run, candidate: Run, arm: str) -> Comparison:
         candidate=candidate.path.resolve().name,
         arm=arm,
         remarks=_remarks(baseline, candidate, arm, note),
-        pairs=_pairs(
-            first.metrics,
-            second.metrics,
-            counted_alike=is_counted_alike(first.token_counting, second.token_counting),
-        ),
+        pairs=_pairs(first, second),
         shifts=shifts,
         metrics={BASELINE: first.metrics, CANDIDATE: second.metrics},
     )
@@ -111,9 +105,9 @@ def _arm(run: Run, arm: str) -> Arm:
     return run.arms[arm] if arm else run.whole
 
 
-def _pairs(
-    first: Mapping[str, Metric], second: Mapping[str, Metric], *, counted_alike: bool
-) -> list[Pair]:
+def _pairs(baseline: Arm, candidate: Arm) -> list[Pair]:
+    first, second = baseline.metrics, candidate.metrics
+    counting = baseline.token_counting, candidate.token_counting
     steps_s = _step_s(first), _step_s(second)
     pairs = []
     for name, figure in headline_figures({BASELINE: first, CANDIDATE: second}):
@@ -122,12 +116,9 @@ def _pairs(
             which = BASELINE if name in first else CANDIDATE
             note = f"only the {which} has it"
             pairs.append(Pair(metric=name, figure=figure, unit=has.unit, note=note))
-        elif name in OF_TOKENS and not counted_alike:
-            unit = first[name].unit
-            note = "tokens are counted differently"
-            pairs.append(Pair(metric=name, figure=figure, unit=unit, note=note))
         else:
-            pairs.append(pair_of(name, figure, first[name], second[name], steps_s=steps_s))
+            both = first[name], second[name]
+            pairs.append(pair_of(name, figure, *both, steps_s=steps_s, counting=counting))
     return pairs
 
 

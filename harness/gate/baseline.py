@@ -10,16 +10,16 @@ from typing import Any, Final
 
 import msgspec
 
+from harness.analysis.comparable import depends_on_machine, other_machine
 from harness.analysis.paired import FEWEST_ROUNDS
 from harness.errors import ConfigError
 from harness.gate.limits import BASELINE
-from harness.gate.measured import Conditions, Measured, Side
+from harness.gate.measured import Measured, Side
 from harness.metrics import METRICS
 from harness.records import SCHEMA_VERSION
 from harness.store.run_folder import other_version
 
 FOLDER: Final = Path("results") / "baselines"
-_TIMES: Final = ("s", "rps", "tokens/s", "block seconds")
 # Judged against a baseline where no limit says what else: the more of it, the worse.
 AGAINST_BASELINE: Final = tuple(
     f"{one.name}.{one.baseline_figure}" for one in METRICS.values() if one.baseline_figure
@@ -65,41 +65,6 @@ def load_baseline(path: Path, *, workload: str) -> Baseline:
     if of != workload:
         raise ConfigError(f"{path}: is a baseline of workload {of}, and the run is of {workload}")
     return baseline
-
-
-def why_not_comparable(mine: Conditions, theirs: Conditions) -> str | None:
-    """What was asked for, or of whom, is another: then no figure can be compared."""
-    for name in ("engine", "model", "slots"):
-        here, there = getattr(mine, name), getattr(theirs, name)
-        if here != there:
-            return f"the {name} of the baseline: {there}; of this run: {here}"
-    for section, keys in theirs.demand.items():
-        here = mine.demand.get(section, {})
-        for key in sorted({*keys, *here}):
-            if key not in keys or key not in here:
-                which = "baseline" if key not in keys else "run"
-                return f"the {which} does not know `{section}.{key}`: save the baseline again"
-            if here[key] != keys[key]:
-                return f"`{section}.{key}` of the baseline: {keys[key]}; of this run: {here[key]}"
-    return None
-
-
-def other_machine(mine: Conditions, theirs: Conditions) -> str | None:
-    """The baseline's machine in words, where this run is from another."""
-    if mine.machine == theirs.machine:
-        return None
-    return machine_in_words(theirs)
-
-
-def machine_in_words(conditions: Conditions) -> str:
-    machine = conditions.machine
-    parts = [machine.get("cpu"), f"{machine.get('cores')} cores", *(machine.get("gpus") or [])]
-    return ", ".join(str(part) for part in parts if part)
-
-
-def depends_on_machine(unit: str) -> bool:
-    """Is a figure in this unit a time, or made from one?"""
-    return unit in _TIMES
 
 
 def figures_to_hold_to(side: Side) -> list[str]:

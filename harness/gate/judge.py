@@ -8,17 +8,17 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from harness.analysis.comparable import OF_TOKENS, is_counted_alike
-from harness.analysis.paired import FEWEST_ROUNDS, compare
-from harness.analysis.stats import Floats, t_quantile
-from harness.formatting import number
-from harness.gate.baseline import (
-    Baseline,
+from harness.analysis.comparable import (
     depends_on_machine,
     machine_in_words,
     other_machine,
-    why_not_comparable,
+    why_not_conditions,
+    why_not_figures,
 )
+from harness.analysis.paired import FEWEST_ROUNDS, compare
+from harness.analysis.stats import Floats, t_quantile
+from harness.formatting import number
+from harness.gate.baseline import Baseline
 from harness.gate.interval import Known, Unknown, figure_range
 from harness.gate.limits import BASELINE, Limit
 from harness.gate.measured import Measured, Side
@@ -218,7 +218,7 @@ def _since(limit: Limit, metric: Metric, mine: Side, before: Measured) -> Known 
         return Unknown(
             reason=f"the baseline has no arm {limit.arm}", to_decide="a baseline that has it"
         )
-    if why := why_not_comparable(mine.conditions, side.conditions):
+    if why := why_not_conditions(mine.conditions, side.conditions):
         return Unknown(reason=f"not comparable: {why}", to_decide="a baseline of the same")
     if unlike := _unlike(limit, mine, side):
         return unlike
@@ -237,21 +237,13 @@ def _unlike(limit: Limit, mine: Side, other: Side) -> Unknown | None:
     metric, theirs = mine.metrics[limit.metric], other.metrics.get(limit.metric)
     if theirs is None:
         return _missing(limit, other, "two that can measure it", of=f"{limit.against}: ")
-    if limit.metric in OF_TOKENS and not is_counted_alike(
-        mine.token_counting, other.token_counting
-    ):
-        return Unknown(
-            reason=f"tokens are counted by {mine.token_counting} in {limit.arm}, by "
-            f"{other.token_counting} in {limit.against}",
-            to_decide="tokens counted alike in both (a server that tells of its usage in the "
-            "stream counts them itself)",
-        )
-    if (metric.method, metric.bound) == (theirs.method, theirs.bound):
+    counting = mine.token_counting, other.token_counting
+    why = why_not_figures(limit.metric, metric, theirs, counting)
+    if why is None:
         return None
     return Unknown(
-        reason=f"by {metric.method} ({metric.bound}) in {limit.arm}, by {theirs.method} "
-        f"({theirs.bound}) in {limit.against}",
-        to_decide="the same method in both",
+        reason=f"not comparable: {why} ({limit.arm}, {limit.against})",
+        to_decide="a figure that both have in one way",
     )
 
 

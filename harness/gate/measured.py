@@ -1,30 +1,13 @@
 """What the gate reads of a run: its summary and its manifest, as one shape with or without arms."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
+from harness.analysis.comparable import Conditions, conditions_of
 from harness.gate.limits import RUN
 from harness.records import Metric, Outcome
-
-# What is asked of the server. Its own settings (`[engine]`) are not in it: they are what is judged.
-_DEMAND: Final = ("run", "load", "arrivals")
-_NO_DEMAND: Final = ("seed", "rounds", "reference_arm")
-
-
-class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """Under which the figures came about; what must be alike for two runs to be compared.
-
-    `machine` is the processor, cores, GPUs and device: of it depend times, but not steps.
-    """
-
-    workload: str
-    engine: str | None
-    model: str | None
-    slots: int | None
-    demand: dict[str, Any]
-    machine: dict[str, Any]
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,10 +56,10 @@ def read_measured(
         status=str(summary["status"]),
         is_wedged=bool(summary.get("wedged")),
         invalid=[said["text"] for said in summary["validity"] if said["level"] == "invalid"],
-        conditions=_conditions(summary, manifest, next(iter(of_arms.values()), manifest)),
+        conditions=conditions_of(next(iter(of_arms.values()), manifest), summary),
         sides=_sides_of_arms(summary, manifest, of_arms)
         if workload["arms"]
-        else {RUN: _whole(summary, _conditions(summary, manifest, manifest))},
+        else {RUN: _whole(summary, conditions_of(manifest, summary))},
     )
 
 
@@ -93,7 +76,7 @@ def _sides_of_arms(
     sides = {}
     for name, arm in summary["arms"].items():
         of_run = of_arms.get(name, manifest)
-        sides[name] = _side(arm, arm["per_round"], _conditions(summary, of_run, of_run))
+        sides[name] = _side(arm, arm["per_round"], conditions_of(of_run, summary))
     return sides
 
 
@@ -117,28 +100,4 @@ def _side(
         per_round=per_round,
         abandoned=int(part["outcomes"].get(Outcome.ABANDONED.value, 0)),
         token_counting=part.get("token_counting"),
-    )
-
-
-def _conditions(
-    summary: Mapping[str, Any], manifest: Mapping[str, Any], of_run: Mapping[str, Any]
-) -> Conditions:
-    workload, hardware = manifest["workload"], of_run["hardware"]
-    target = of_run.get("target") or {}
-    config = target.get("config") or {}
-    demand = {section: dict(workload[section]) for section in _DEMAND}
-    for key in _NO_DEMAND:
-        demand["run"].pop(key, None)
-    return Conditions(
-        workload=str(summary["workload"]),
-        engine=target.get("engine", summary["engine"]),
-        model=target.get("model", summary["model"]),
-        slots=config.get("max_num_seqs") or target.get("slots_found"),
-        demand=demand,
-        machine={
-            "cpu": hardware.get("cpu"),
-            "cores": hardware.get("cores"),
-            "gpus": hardware.get("gpus"),
-            "device": config.get("device"),
-        },
     )

@@ -219,9 +219,7 @@ def test_figures_by_different_methods_are_not_compared(make_arm: MakeArm) -> Non
     rounds[1] = replace(rounds[1], figures={**rounds[1].figures, "preemptions": seen})
     (found,) = pool(rounds, MANIFEST)["differences"]["preemptions"]["mean"]
     assert (found["n"], found["difference"], found["ratio"]) == (0, None, None)
-    assert found["note"] == (
-        "not compared: by gauge (lower, n 1) in on, by counter (point, n 1) in off"
-    )
+    assert found["note"] == ("not compared: measured by gauge and by counter (on, off)")
 
 
 def test_tokens_that_are_counted_differently_are_not_compared(make_arm: MakeArm) -> None:
@@ -240,6 +238,6 @@ def test_tokens_that_are_counted_differently_are_not_compared(make_arm: MakeArm)
     assert summary["arms"]["off"]["token_counting"] == "usage"
     (gaps,) = summary["differences"]["itl_s"]["mean"]
     assert (gaps["n"], gaps["difference"]) == (0, None)
-    assert gaps["note"] == "not compared: tokens by events in on, by usage in off"
+    assert gaps["note"] == "not compared: tokens are counted by events and by usage (on, off)"
     (first_token,) = summary["differences"]["ttft_s"]["mean"]
     assert first_token["n"] == 3

@@ -1,0 +1,119 @@
+"""May two figures be compared? Arms, `compare`, `trend` and the gate give one answer."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from dashboards.nights import Night, read_night
+from dashboards.tracks import Point, may_be_joined
+from harness.analysis.comparable import why_not_figures
+from harness.analysis.compare import pair_of
+from harness.analysis.pool import differences
+from harness.gate.verdict import Verdict
+from harness.records import Metric
+from tests.harness.gate.judging import judged, of_arms
+from tests.made_up import gated
+
+NAME = "wasted_tokens"
+PER_ROUND = {NAME: {"mean": [3.0, 3.1, 2.9]}}
+
+
+class Side(NamedTuple):
+    """A figure, and how the tokens of its side were counted."""
+
+    metric: Metric
+    counting: str | None
+
+    @property
+    def as_arm(self) -> dict[str, Any]:
+        return gated.arm({NAME: self.metric}, PER_ROUND, self.counting)
+
+
+def figure(**more: Any) -> Metric:
+    plain: dict[str, Any] = {
+        "n": 500,
+        "mean": 3.0,
+        "mean_ci95": (2.9, 3.1),
+        "p50": 3.0,
+        "method": "exact",
+    }
+    return Metric(unit="tokens", **(plain | more))
+
+
+def in_arms(first: Side, second: Side) -> bool:
+    arms = {
+        name: {**one.as_arm, "metrics": {NAME: one.metric}}
+        for name, one in (("old", first), ("new", second))
+    }
+    (found,) = differences(arms, "old")[NAME]["mean"]
+    return found.difference is not None
+
+
+def in_compare(first: Side, second: Side) -> bool:
+    counting = first.counting, second.counting
+    return pair_of(NAME, "mean", first.metric, second.metric, counting=counting).note is None
+
+
+def in_gate_of_arms(first: Side, second: Side) -> bool:
+    run = of_arms({"old": first.as_arm}, {"new": second.as_arm})
+    return judged(run, f"new - old: {NAME}.mean <= 1").checks[1].verdict is Verdict.PASS
+
+
+def in_gate_of_baseline(first: Side, second: Side) -> bool:
+    run, baseline = of_arms({"new": second.as_arm}), of_arms({"new": first.as_arm})
+    found = judged(run, f"new / baseline: {NAME}.mean <= 1.5", baseline=baseline)
+    return found.checks[1].verdict is Verdict.PASS
+
+
+@pytest.fixture
+def night(tmp_path: Path) -> Night:
+    return read_night(gated.save(tmp_path / "run"))
+
+
+USAGE = Side(figure(), "usage")
+ALIKE = {"alike": USAGE, "counting not said": Side(figure(), None)}
+UNLIKE = {
+    "tokens are counted by usage and by events": Side(figure(), "events"),
+    "measured by exact and by gauge": Side(figure(method="gauge"), "usage"),
+    "one is a value, the other a lower bound": Side(figure(bound="lower"), "usage"),
+    "one is of all, the other of ghosts or lost slots": Side(
+        figure(of="ghosts or lost slots"), "usage"
+    ),
+}
+DOORS = [in_arms, in_compare, in_gate_of_arms, in_gate_of_baseline]
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("other", ALIKE | UNLIKE)
+def test_one_rule_at_every_door(door: Callable[[Side, Side], bool], other: str) -> None:
+    assert door(USAGE, (ALIKE | UNLIKE)[other]) == (other in ALIKE)
+
+
+@pytest.mark.parametrize("other", ALIKE | UNLIKE)
+def test_a_trend_joins_by_the_same_rule(night: Night, other: str) -> None:
+    points = [
+        Point(
+            night=night,
+            conditions=night.measured.sides["run"].conditions,
+            config={},
+            metric=one.metric,
+            counting=one.counting,
+            value=3.0,
+            more_than=None,
+            limits=None,
+        )
+        for one in (USAGE, (ALIKE | UNLIKE)[other])
+    ]
+    assert may_be_joined(NAME, *points) == (other in ALIKE)
+
+
+@pytest.mark.parametrize("why", UNLIKE)
+def test_the_reason_is_said(why: str) -> None:
+    counting = "usage", UNLIKE[why].counting
+    assert why_not_figures(NAME, USAGE.metric, UNLIKE[why].metric, counting) == why
+
+
+def test_figures_without_tokens_are_compared_however_tokens_were_counted() -> None:
+    assert why_not_figures("ttft_s", figure(), figure(), ("usage", "events")) is None
