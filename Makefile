@@ -47,7 +47,7 @@ truth: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.truth
 
 faults-table: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.truth.faults_table
+	$(BIN)/python -m tests.truth.fault_cases
 
 gate-trials: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.gate_trials

@@ -1,5 +1,6 @@
 """Start the real programs, wait for them, and read what they left behind."""
 
+import bisect
 import json
 import os
 import signal
@@ -79,6 +80,54 @@ class Run:
     def _json(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.folder / name).read_text())
         return found
+
+
+Events = dict[str, dict[str, Any]]
+
+
+class Log:
+    """The bundled engine's own account of a run, read without the help of the harness.
+
+    `events`: each request's events by name, by the client's request id. `left_ns`: when each
+    abandoned request was left.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.events: dict[str, Events] = {}
+        for event in run.rows("lifecycle"):
+            self.events.setdefault(event["client_request_id"], {})[event["event"]] = event
+        self.left_ns: dict[str, int] = {
+            row["request_id"]: row["abandoned_ns"]
+            for row in run.rows("requests")
+            if row["outcome"] == "abandoned"
+        }
+        self._ended_ns = sorted(row["ended_ns"] for row in run.rows("steps"))
+
+    def left_with(self, event: str) -> list[Events]:
+        """The events of each abandoned request to which this one happened."""
+        return [events for i in self.left_ns if event in (events := self.events[i])]
+
+    def steps_between(self, since_ns: int, until_ns: int) -> int:
+        """Steps that ended in (since, until]."""
+        ended = self._ended_ns
+        return bisect.bisect_right(ended, until_ns) - bisect.bisect_right(ended, since_ns)
+
+    def is_in_prefill_at(self, t_ns: int, client_id: str) -> bool:
+        """Was it admitted by then, and had no token yet?"""
+        events = self.events.get(client_id, {})
+        has_come = [n in events and events[n]["t_ns"] <= t_ns for n in ("admitted", "first_token")]
+        return has_come == [True, False]
+
+    def stopped_with_a_first_token(self) -> int:
+        """Aborted requests without a token at the abandon and with one at the disconnect."""
+        return sum(
+            events["finished"]["reason"] == "abort"
+            and self.left_ns[client_id]
+            < events["first_token"]["t_ns"]
+            < events["disconnected"]["t_ns"]
+            for client_id, events in self.events.items()
+            if client_id in self.left_ns and {"first_token", "disconnected"} <= events.keys()
+        )
 
 
 class Harness:

@@ -3,12 +3,9 @@
 The shipped workload, only shorter: 20 ms a step, so that steps are counted and not the machine.
 """
 
-import bisect
-from typing import Any
-
 import pytest
 
-from tests.e2e.running import Run, measure
+from tests.e2e.running import Log, Run, measure
 
 pytestmark = pytest.mark.e2e
 
@@ -22,26 +19,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return measure("cancel_steps", folder / "run", *fewer)
 
 
-class Steps:
-    """The engine's clock, told by its step log."""
-
-    def __init__(self, run: Run) -> None:
-        self._ended_ns = sorted(row["ended_ns"] for row in run.rows("steps"))
-
-    def between(self, since_ns: int, until_ns: int) -> int:
-        """Steps that ended in (since, until]."""
-        return bisect.bisect_right(self._ended_ns, until_ns) - bisect.bisect_right(
-            self._ended_ns, since_ns
-        )
-
-
 def cancels(run: Run) -> list[tuple[int, dict[str, int]]]:
     """When each user left, and when each event happened to the request."""
-    times: dict[str, dict[str, int]] = {}
-    for event in run.rows("lifecycle"):
-        times.setdefault(event["client_request_id"], {})[event["event"]] = event["t_ns"]
-    rows: list[dict[str, Any]] = [r for r in run.rows("requests") if r["outcome"] == "abandoned"]
-    return [(row["abandoned_ns"], times[row["request_id"]]) for row in rows]
+    log = Log(run)
+    return [
+        (t0, {name: event["t_ns"] for name, event in log.events[client_id].items()})
+        for client_id, t0 in log.left_ns.items()
+    ]
 
 
 def test_enough_users_left_at_every_point(run: Run) -> None:
@@ -62,12 +46,12 @@ def test_everybody_is_removed_at_the_first_boundary(run: Run) -> None:
 
 
 def test_a_cancel_takes_one_step_more_than_it_took_to_hear_of_it(run: Run) -> None:
-    steps = Steps(run)
+    log = Log(run)
     lived_on, took = [], []
     for t0, times in cancels(run):
         assert t0 <= times["disconnected"] <= times["abort_sent"] <= times["abort_received"]
-        took.append(steps.between(t0, times["blocks_freed"]))
-        lived_on.append(took[-1] - steps.between(t0, times["abort_received"]))
+        took.append(log.steps_between(t0, times["blocks_freed"]))
+        lived_on.append(took[-1] - log.steps_between(t0, times["abort_received"]))
     assert max(lived_on) <= 1
     assert run.metrics["cancel_latency_steps"]["max"] == max(took)
     assert run.metrics["cancel_latency_steps"]["mean"] == pytest.approx(sum(took) / len(took))
@@ -76,8 +60,8 @@ def test_a_cancel_takes_one_step_more_than_it_took_to_hear_of_it(run: Run) -> No
 def test_hardly_more_than_the_step_in_flight_is_wasted(run: Run) -> None:
     """By most: whoever leaves as the machine stands still is heard of later."""
     assert run.metrics["wasted_after_close_tokens"]["p50"] <= 1
-    steps = Steps(run)
-    passed = [steps.between(t0, times["abort_received"]) for t0, times in cancels(run)]
+    log = Log(run)
+    passed = [log.steps_between(t0, times["abort_received"]) for t0, times in cancels(run)]
     assert passed.count(0) > len(passed) * 2 / 3, "the worker knew before the step was over"
 
 

@@ -5,8 +5,7 @@ from statistics import median
 
 import pytest
 
-from tests.e2e.running import Harness, Run
-from tests.truth.engine_log import Log
+from tests.e2e.running import Harness, Log, Run
 
 pytestmark = pytest.mark.e2e
 

@@ -1,7 +1,7 @@
 """Positive controls: an engine that is wrong on purpose, by an amount that is known.
 
 Each fault must move the figure that it is about, by what was set, and leave the others where the
-clean run has them.
+clean run has them. A few faults are tried in `make test`, all of them in `make test-all`.
 """
 
 from collections.abc import Callable
@@ -12,16 +12,24 @@ import pytest
 from scipy import stats
 
 from reference_engine.faults import fault_names
-from tests.e2e.running import Run
-from tests.e2e.test_cancel_steps import Steps
-from tests.truth.engine_log import Log
-from tests.truth.fault_cases import CASES, DELAY_S, LEAKED, LOST_SHARE, Case
-from tests.truth.fault_runs import ABANDONS, STEP_S, FaultRuns
-from tests.truth.faults_table import TABLE, is_within, names
+from tests.e2e.running import Log, Run
+from tests.truth.fault_cases import (
+    ABANDONS,
+    CASES,
+    DELAY_S,
+    LEAKED,
+    LOST_SHARE,
+    STEP_S,
+    TABLE,
+    Case,
+    FaultRuns,
+    is_within,
+)
 
 pytestmark = pytest.mark.e2e
 
 Runs = Callable[[str], Run]
+SOON = ("delay-abort", "leak-blocks")
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +105,7 @@ def running_at(steps: list[dict[str, Any]], t_ns: int) -> int | None:
     return running
 
 
+@pytest.mark.slow
 def test_ignore_disconnect_makes_everybody_a_ghost(fault_runs: FaultRuns) -> None:
     run = fault_runs.with_short_answers("ignore-disconnect")
     assert_not_vacuous(run)
@@ -133,13 +142,14 @@ def test_delay_abort_moves_the_latency_by_the_delay(runs: Runs, clean: Run) -> N
 
 def steps_until_told(run: Run) -> float:
     """How many steps typically ended between the frontend's seeing it and the worker's hearing."""
-    steps = Steps(run)
+    log = Log(run)
     return median(
-        steps.between(events["disconnected"]["t_ns"], events["abort_received"]["t_ns"])
-        for events in Log(run).left_with("abort_received")
+        log.steps_between(events["disconnected"]["t_ns"], events["abort_received"]["t_ns"])
+        for events in log.left_with("abort_received")
     )
 
 
+@pytest.mark.slow
 def test_lose_abort_is_counted_as_ghosts_one_by_one(fault_runs: FaultRuns) -> None:
     run = fault_runs.with_short_answers(f"lose-abort={LOST_SHARE}")
     assert_not_vacuous(run)
@@ -170,6 +180,7 @@ def test_leak_blocks_is_counted_block_by_block(runs: Runs, clean: Run) -> None:
     assert_waste_as_in(clean, run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["", "abort-parent-only"])
 def test_the_counter_tells_what_two_answers_wasted(fault_runs: FaultRuns, fault: str) -> None:
     run = fault_runs.with_two_answers(fault)
@@ -180,7 +191,13 @@ def test_the_counter_tells_what_two_answers_wasted(fault_runs: FaultRuns, fault:
     assert counted["mean"] * counted["n"] == pytest.approx(counted["others"]["total_tokens"])
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.fault for case in CASES])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.fault, marks=() if case.fault in SOON else pytest.mark.slow)
+        for case in CASES
+    ],
+)
 def test_each_fault_moves_its_figure_and_the_clean_engine_does_not(
     fault_runs: FaultRuns, case: Case
 ) -> None:
@@ -199,4 +216,4 @@ def test_the_table_in_the_documents_has_a_row_for_each_case() -> None:
     lines = [line for line in TABLE.read_text().splitlines() if line.startswith("| ")]
     assert len(lines) == 1 + len(CASES)
     for case, line in zip(CASES, lines[1:], strict=True):
-        assert line.startswith(names(case))
+        assert line.startswith(case.names)

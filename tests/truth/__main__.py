@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.truth.black_box import Line, false_alarms, hold_to_truth
+from tests.truth.black_box import Line, alarms, hold_to_truth, look_at_users
 from tests.truth.scripted_engine import Script
 from tests.truth.settings import Setting, draw, draw_clean
 
@@ -46,7 +46,7 @@ def check_setting(setting: Setting, folder: Path) -> int:
 
 def check_clean(setting: Setting, folder: Path) -> int:
     """How many false alarms."""
-    found = false_alarms(setting, folder)
+    found = alarms(look_at_users(setting, folder).run.summary)
     said = "no alarm" if not found else "; ".join(found) + "  MISS"
     say(f"nothing wrong, {setting.number}: {said}")
     return len(found)

@@ -6,20 +6,28 @@ may be off by max(5 ms, 10 %) and one step; counts must be exact where the metho
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
 
+import msgspec
+
+from dashboards.sentence import sentence
+from harness.records import Metric
 from harness.run.idle_pages import LATER_S
-from tests.e2e.running import Run, measure, scripted_server
-from tests.truth.alarms import alarms
-from tests.truth.known import seconds
+from tests.e2e.running import Run
+from tests.truth.known import Observed, observe, seconds
 from tests.truth.scripted_engine import Script
 from tests.truth.settings import Setting
 
 LONGEST_READ: Final = 1.5  # times what was asked for
+
+# Words that accuse a server, in a warning and in the report's first sentences.
+ALARMS: Final = ("ghost", "leak", "wedged", "still", "health", "lies", "apart")
+ACCUSING: Final = ("not stopped", "went on as if", "never came back", "still held")
+NEVER_THERE: Final = ("ghost_rate", "leaked_slots", "leaked_blocks", "leaked_kv_share")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,55 +48,33 @@ class Line:
         return self.told is not None and self.limits[0] <= self.told <= self.limits[1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """A run of the harness and the server's account of it; `works` by the client's request id."""
-
-    script: Script
-    run: Run
-    truth: dict[str, Any]
-    was_made_again: bool = False
-
-    @property
-    def works(self) -> dict[str, dict[str, Any]]:
-        return {work["client_id"]: work for work in self.truth["requests"]}
-
-    def left(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """When each client went away that did so before its end (or was cut off), and its work."""
-        works = self.works
-        for row in self.run.rows("requests"):
-            work = works.get(row["request_id"])
-            if work is not None and row["outcome"] in ("abandoned", "cut_off", "timed_out"):
-                yield row["abandoned_ns"] or row["ended_ns"], work
-
-
-def look(setting: Setting, script: Script, workload: str, folder: Path) -> Seen:
-    """One run against a server of its own."""
+def look(setting: Setting, script: Script, workload: str, folder: Path) -> Observed:
     folder.mkdir(parents=True)
-    target, load = folder / "truth.toml", folder / "load.toml"
+    target = folder / "truth.toml"
     target.write_text(setting.target())
-    load.write_text(workload)
-    with scripted_server(**asdict(script)) as server:
-        run = measure(load, folder / "run", "--target", server.url, "--engine", str(target))
-        return Seen(script=script, run=run, truth=server.truth())
+    return observe(folder, script, workload, engine=str(target))
 
 
-def look_at_users(setting: Setting, folder: Path) -> Seen:
+def look_at_users(setting: Setting, folder: Path) -> Observed:
     """The run in which users walk away.
 
-    It rests on frequent readings of the metrics page. Where these came much more seldom than was
-    asked for, it is made once more; the second one counts, whatever it is like.
+    It rests on frequent readings of the metrics page. If these came much more seldom than asked
+    for, the run is made once more; the second one counts, whatever it is like.
     """
     workload = setting.abandon_workload()
     seen = look(setting, setting.script, workload, folder / "users")
     if not _was_read_too_seldom(seen.run):
         return seen
-    return replace(look(setting, setting.script, workload, folder / "again"), was_made_again=True)
+    return look(setting, setting.script, workload, folder / "again")
+
+
+def was_made_again(seen: Observed) -> bool:
+    return seen.run.folder.parent.name == "again"
 
 
 def _was_read_too_seldom(run: Run) -> bool:
-    """How long was the interval between two readings, of the one in which somebody leaves? By
-    chance most leave in the long ones. Without any reading the whole load is one interval."""
+    """The mean interval between two readings, weighted by its length: a user is likelier to leave
+    in a long one. Without any reading the whole load is one interval."""
     window, asked_s = run.manifest["window"], float(run.manifest["scrape_interval_s"])
     began, ended = window["load_started_ns"], window["load_ended_ns"]
     at_ns = {row["t_ns"] for row in run.rows("server_metrics")}
@@ -105,15 +91,45 @@ def hold_to_truth(setting: Setting, folder: Path) -> list[Line]:
     return [*recovery_lines(recovery), *user_lines(users)]
 
 
-def false_alarms(setting: Setting, folder: Path) -> list[str]:
-    """Of one run on a server with nothing wrong."""
-    return alarms(look_at_users(setting, folder).run.summary)
+# What must not be said of a server with nothing wrong...
+
+
+def alarms(summary: dict[str, Any]) -> list[str]:
+    """Everything in a summary that accuses the server of something."""
+    metrics = summary["metrics"]
+    there = [name for name in NEVER_THERE if name in metrics and metrics[name]["mean"]]
+    found = [f"{name} is {metrics[name]['mean']}" for name in there]
+    if summary["wedged"] is not False:
+        found.append(f"wedged is {summary['wedged']}")
+    found += [
+        f"{one['role']} is called {one['verdict']}"
+        for one in summary["audit"]["counters"]
+        if one["verdict"] not in ("exact", "not told", "cannot be judged")
+    ]
+    for remark in summary["validity"]:
+        is_grave = remark["level"] != "info"
+        if is_grave and any(word in remark["text"] for word in ALARMS):
+            found.append(remark["text"])
+    return found + accusations(summary)
+
+
+def accusations(summary: dict[str, Any]) -> list[str]:
+    """What the report's first sentences say against the server."""
+    breakdown = summary["breakdown"]
+    said = sentence(
+        summary["outcomes"],
+        msgspec.convert(summary["metrics"], dict[str, Metric]),
+        breakdown["leaks_in_use"],
+        breakdown["leaks_lost"],
+    )
+    parts = [part.strip(" .") for part in said.split(". ")]
+    return [part for part in parts if any(words in part for words in ACCUSING)]
 
 
 # What a probe tells...
 
 
-def recovery_lines(seen: Seen) -> Iterator[Line]:
+def recovery_lines(seen: Observed) -> Iterator[Line]:
     rows, works, metrics = seen.run.rows("requests"), seen.works, seen.run.metrics
     t0_of = {r["trial"]: r["abandoned_ns"] for r in rows if r["outcome"] == "abandoned"}
     probes = [r for r in rows if (r["role"], r["arm"]) == ("probe", "abandon")]
@@ -129,9 +145,9 @@ def recovery_lines(seen: Seen) -> Iterator[Line]:
 # What gauges and counters tell...
 
 
-def user_lines(seen: Seen) -> Iterator[Line]:
+def user_lines(seen: Observed) -> Iterator[Line]:
     script, summary = seen.script, seen.run.summary
-    again = "made again: the page was read too seldom" if seen.was_made_again else ""
+    again = "made again: the page was read too seldom" if was_made_again(seen) else ""
     yield count_line("wedged", script.wedge_after > 0, summary["wedged"], again)
     yield audit_line(seen)
     if script.wedge_after:
@@ -160,7 +176,7 @@ def user_lines(seen: Seen) -> Iterator[Line]:
         yield from latency_lines(seen, left)
 
 
-def audit_line(seen: Seen) -> Line:
+def audit_line(seen: Observed) -> Line:
     """Is the verdict on the counter of aborts the one that the script makes true?"""
     verdicts = {one["role"]: one["verdict"] for one in seen.run.summary["audit"]["counters"]}
     expected, told = seen.script.aborted_counter, verdicts["aborted"]
@@ -183,7 +199,7 @@ def counted_ghosts_line(left: list[tuple[int, dict[str, Any]]], rate: dict[str, 
     return count_line(what, known, told)
 
 
-def waste_line(seen: Seen, ghosts: int) -> Line:
+def waste_line(seen: Observed, ghosts: int) -> Line:
     """Tokens in all that nobody read; of ghosts that still run what it was as the page was read:
     after the settle time, and before the pause after which it is read once more."""
     read = sum(row["tokens_read"] for row in seen.run.rows("requests"))
@@ -201,7 +217,7 @@ def waste_line(seen: Seen, ghosts: int) -> Line:
     )
 
 
-def made_by(seen: Seen, t_ns: float) -> int:
+def made_by(seen: Observed, t_ns: float) -> int:
     """Tokens made by a time for those of whom there are rows."""
     works = seen.works
     rows = [row for row in seen.run.rows("requests") if row["request_id"] in works]
@@ -214,7 +230,7 @@ def by_method(metric: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {metric["method"]: metric, **others}
 
 
-def latency_lines(seen: Seen, left: list[tuple[int, dict[str, Any]]]) -> Iterator[Line]:
+def latency_lines(seen: Observed, left: list[tuple[int, dict[str, Any]]]) -> Iterator[Line]:
     """The mean, from totals: the counter moves when a request is out, the gauge when it is free."""
     methods = by_method(seen.run.metrics["cancel_latency_s"])
     held = fmean(seconds(t0, gone_ns(work)) for t0, work in left)

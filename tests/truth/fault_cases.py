@@ -1,49 +1,117 @@
-"""Which figure each fault of the bundled engine must move, and between which limits.
+"""The table of faults: the figure that each fault of the bundled engine must move, and its limits.
 
 A case is measured twice in the same way: on a correct engine and on one with the fault. Both
 readings have limits, and these do not meet.
+
+`python -m tests.truth.fault_cases` measures all cases and writes docs/faults.md, in some minutes;
+the exit status is 1 if a figure lies outside its limits.
 """
 
+import sys
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
-from tests.e2e.running import Run
+from tests.e2e.running import Ended, Log, Run, run_to_end
 from tests.reference_engine.running_engine import post_raw, running
-from tests.truth.engine_log import Log
-from tests.truth.fault_runs import ABANDONS, STEP_S, FaultRuns
 
+TABLE = Path(__file__).parents[2] / "docs" / "faults.md"
+STEP_S = 0.01
+ABANDONS = 60
 DELAY_S = 0.1
 TIMER_S = 0.001  # the frontend's event loop counts in milliseconds, and may be early by one
 LOST_SHARE = 0.3
 LEAKED = 2
 
-Limits = tuple[float, float]
+# An answer takes four seconds: every abandoned request is left long before its end.
+WORKLOAD = f"""
+question = "Does the harness see what is wrong?"
+[run]
+seed = 4
+users = 20
+max_seconds = 30
+timeout_s = 20
+[load]
+kind = "abandon"
+abandon_after_tokens = [0, 1, 4, 8]
+stay_share = 0.1
+think = "step"
+prompt_tokens = [40, 60]
+answer_tokens = 400
+stay_tokens = 10
+stop_after_abandons = {ABANDONS}
+[settle]
+seconds = 2.0
+steps = 0
+[engine]
+runner = "simulated"
+sim_fixed_ms = {STEP_S * 1e3}
+max_num_seqs = 16
+"""
+
+# Forgotten requests, queued ones too, end by themselves before the settle time is over: whatever is
+# missing then has leaked.
+SHORT_ANSWERS = ("--set", "load.answer_tokens=100", "--set", "settle.seconds=20")
+
+TWO_ANSWERS = """
+description = "The bundled engine, asked for two answers at once"
+extra_body = { ignore_eos = true, n = 2 }
+stream_options = { include_usage = true, continuous_usage_stats = true }
+continuous_usage = true
+lifecycle = true
+slots_from = "config"
+scrape_interval_s = 0.05
+settle_s = 2.0
+[metrics]
+running = { name = "vllm:num_requests_running", refresh = "each step", trust = "exact" }
+free_blocks = { name = "walkaway_engine_free_blocks", refresh = "each step", trust = "exact" }
+generated_tokens = { name = "vllm:generation_tokens_total", refresh = "each step", trust = "exact" }
+"""
+
+
+class FaultRuns:
+    """Runs of the engine with one fault (none: "") and other arguments, each made once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._workload = folder / "controls.toml"
+        self._workload.write_text(WORKLOAD)
+        self.two_answers = folder / "two_answers.toml"
+        self.two_answers.write_text(TWO_ANSWERS)
+        self.ended = cache(self._measure)
+
+    def _measure(self, fault: str, *arguments: str) -> Ended:
+        faults = ("--set", f'engine.faults=["{fault}"]') if fault else ()
+        name = fault.partition("=")[0] or "clean"
+        folder = self._folder / f"{name}-{len(list(self._folder.iterdir()))}"
+        return run_to_end(self._workload, folder, *faults, *arguments)
+
+    def good(self, fault: str, *arguments: str) -> Run:
+        """A run that must have ended well."""
+        ended = self.ended(fault, *arguments)
+        assert ended.code == 0, ended.output[-600:]
+        return ended.run
+
+    def with_short_answers(self, fault: str) -> Run:
+        """For faults that forget abandoned requests."""
+        return self.good(fault, *SHORT_ANSWERS)
+
+    def with_two_answers(self, fault: str) -> Run:
+        """Each request asks for two short answers at once."""
+        return self.good(fault, "--engine", str(self.two_answers), *SHORT_ANSWERS)
+
+
+# How a case is read, from a run without the fault and from one with it...
+
 Reading = Callable[[FaultRuns, str], float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A fault, the figure that it moves (in words), and where that lies without it and with it."""
-
-    fault: str
-    setting: str = ""
-    figure: str
-    read: Reading
-    clean: Limits
-    faulty: Limits
-
-    @property
-    def argument(self) -> str:
-        return f"{self.fault}={self.setting}" if self.setting else self.fault
-
-
-def of_metric(name: str, key: str = "mean") -> Reading:
-    """A figure of the summary, by its name."""
-
-    def read(runs: FaultRuns, fault: str) -> float:
-        return float(runs.good(fault).metrics[name][key])
-
-    return read
+def of_metric(name: str, key: str = "mean", *settings: str) -> Reading:
+    """A figure of the summary; `settings`: changes to the workload."""
+    flags = [word for setting in settings for word in ("--set", setting)]
+    return lambda runs, fault: float(runs.good(fault, *flags).metrics[name][key])
 
 
 def ghosts(runs: FaultRuns, fault: str) -> float:
@@ -51,8 +119,8 @@ def ghosts(runs: FaultRuns, fault: str) -> float:
 
 
 def ghosts_without_a_token(runs: FaultRuns, fault: str) -> float:
-    """Of those who left in the queue or during their prefill, and had no token either when the
-    server saw it."""
+    """Among requests abandoned while queued or in prefill, and still without a token when the
+    server saw the disconnect."""
     run = runs.with_short_answers(fault)
     phases = run.summary["breakdown"]["cancel_latency_by_phase"]
     early = [one["cancel_latency_s"] for one in phases if one["phase"] in ("waiting", "prefill")]
@@ -61,7 +129,7 @@ def ghosts_without_a_token(runs: FaultRuns, fault: str) -> float:
 
 
 def ghosts_of_unary(_: FaultRuns, fault: str) -> float:
-    """Of clients who asked for an answer in one piece and left while it was made."""
+    """Clients ask for an answer in one piece and leave while it is made."""
     flags = ["--runner", "simulated", "--sim-fixed-ms", "10"]
     flags += ["--fault", fault] if fault else []
     names = [f"unary-{number}" for number in range(4)]
@@ -78,14 +146,7 @@ def exit_status(runs: FaultRuns, fault: str) -> float:
     return runs.ended(fault).code
 
 
-def gap_of_survivors(runs: FaultRuns, fault: str) -> float:
-    """Every second one stays: a few would have read too little for a mean."""
-    run = runs.good(fault, "--set", "load.stay_share=0.5")
-    return float(run.metrics["itl_s"]["mean"])
-
-
-def innocents(runs: FaultRuns, fault: str) -> float:
-    """Requests that failed although nobody left them."""
+def failed(runs: FaultRuns, fault: str) -> float:
     return float(runs.good(fault).summary["outcomes"]["failed"])
 
 
@@ -93,20 +154,12 @@ def waste_of_two_answers(runs: FaultRuns, fault: str) -> float:
     return float(runs.with_two_answers(fault).metrics["wasted_tokens"]["p50"])
 
 
-def slots_leaked_by_few(runs: FaultRuns, fault: str) -> float:
-    """With so few that leave that there are slots for all of them to the end."""
-    run = runs.good(fault, "--set", "load.stop_after_abandons=4")
-    return float(run.metrics["leaked_slots"]["mean"])
-
-
 def prefix_hits(runs: FaultRuns, fault: str) -> float:
-    """Prompt tokens found in the prefix cache / looked for, where who left asks the same again."""
     found = last_values(runs.good(fault, "--set", 'load.ask_again_after=["abandoned"]'))
     return found["vllm:prefix_cache_hits_total"] / found["vllm:prefix_cache_queries_total"]
 
 
 def counted_aborts(runs: FaultRuns, fault: str) -> float:
-    """The counter of aborted requests / the aborts in the log."""
     run = runs.good(fault)
     ends = [row for row in run.rows("lifecycle") if row["event"] == "finished"]
     counted = run.manifest["idle"]["after"]["aborted"] - run.manifest["idle"]["before"]["aborted"]
@@ -114,7 +167,6 @@ def counted_aborts(runs: FaultRuns, fault: str) -> float:
 
 
 def running_at_the_end(runs: FaultRuns, fault: str) -> float:
-    """What the gauge of running requests shows when the last of them has ended."""
     return last_values(runs.good(fault))["vllm:num_requests_running"]
 
 
@@ -123,123 +175,112 @@ def last_values(run: Run) -> dict[str, float]:
     return {row["name"]: row["value"] for row in rows}
 
 
+signal = of_metric("signal_s", "p50")
+free = of_metric("free_s", "p50")
+leaked_blocks = of_metric("leaked_blocks")
+# With few abandons there are slots for all requests to the end.
+leaked_slots = of_metric("leaked_slots", "mean", "load.stop_after_abandons=4")
+# With one survivor in ten, too few gaps would be read for a mean.
+gaps = of_metric("itl_s", "mean", "load.stay_share=0.5")
+
+Limits = tuple[float, float]
+
+
+class Case(NamedTuple):
+    """A fault, the figure that it moves (in words), its limits without the fault and with it."""
+
+    fault: str
+    setting: str
+    figure: str
+    read: Reading
+    clean: Limits
+    faulty: Limits
+
+    @property
+    def argument(self) -> str:
+        return f"{self.fault}={self.setting}" if self.setting else self.fault
+
+    @property
+    def names(self) -> str:
+        """The beginning of its row: all but the figures."""
+        return f"| {self.fault} | {self.setting or '-'} | {self.figure} |"
+
+
+UNARY = "ghosts among abandoned requests that are not streamed"
+EARLY = "ghosts among requests abandoned before their first token"
+FAILED = "requests that failed without being abandoned"
+GAPS = "`itl_s` of survivors, mean"
+TWO = "`wasted_tokens`, median, two answers a request"
+HITS = "prompt tokens found in the prefix cache, share"
+COUNTED = "aborts counted / aborts"
+GAUGE = "gauge of running requests after the last has ended"
+
+ONE_STEP, DELAYED = (0, STEP_S), (DELAY_S - TIMER_S, DELAY_S + STEP_S)
+SOME_BLOCKS = (LEAKED * ABANDONS / 2, LEAKED * ABANDONS * 2)
+
 CASES = (
-    Case(
-        fault="ignore-disconnect",
-        figure="`ghost_rate`",
-        read=ghosts,
-        clean=(0, 0),
-        faulty=(1, 1),
-    ),
-    Case(
-        fault="ignore-disconnect-unary",
-        figure="ghosts among those who left an answer that is not streamed",
-        read=ghosts_of_unary,
-        clean=(0, 0),
-        faulty=(1, 1),
-    ),
-    Case(
-        fault="ignore-disconnect-while-waiting",
-        figure="ghosts among those who left before their first token",
-        read=ghosts_without_a_token,
-        clean=(0, 0),
-        faulty=(1, 1),
-    ),
-    Case(
-        fault="delay-abort",
-        setting=f"{DELAY_S}",
-        figure="`signal_s`, median",
-        read=of_metric("signal_s", "p50"),
-        clean=(0, STEP_S),
-        faulty=(DELAY_S - TIMER_S, DELAY_S + STEP_S),
-    ),
-    Case(
-        fault="lose-abort",
-        setting=f"{LOST_SHARE}",
-        figure="`ghost_rate`",
-        read=ghosts,
-        clean=(0, 0),
-        faulty=(0.1, 0.5),
-    ),
-    Case(
-        fault="die-on-abort",
-        figure="exit status of the run",
-        read=exit_status,
-        clean=(0, 0),
-        faulty=(5, 5),
-    ),
-    Case(
-        fault="abort-by-prefix",
-        figure="requests that failed although nobody left them",
-        read=innocents,
-        clean=(0, 0),
-        faulty=(1, ABANDONS),
-    ),
-    Case(
-        fault="abort-parent-only",
-        figure="`wasted_tokens`, median, two answers a request",
-        read=waste_of_two_answers,
-        clean=(0, 5),
-        faulty=(60, 105),
-    ),
-    Case(
-        fault="stall-survivors-on-abort",
-        setting="0.1",
-        figure="`itl_s` of survivors, mean",
-        read=gap_of_survivors,
-        clean=(0, 5 * STEP_S),
-        faulty=(0.08, 1),
-    ),
-    Case(
-        fault="leak-blocks",
-        setting=f"{LEAKED}",
-        figure="`leaked_blocks`",
-        read=of_metric("leaked_blocks"),
-        clean=(0, 0),
-        faulty=(LEAKED * ABANDONS / 2, LEAKED * ABANDONS * 2),
-    ),
-    Case(
-        fault="leak-slot",
-        figure="`leaked_slots`",
-        read=slots_leaked_by_few,
-        clean=(0, 0),
-        faulty=(1, 16),
-    ),
-    Case(
-        fault="hold-blocks",
-        setting="0.2",
-        figure="`free_s`, median",
-        read=of_metric("free_s", "p50"),
-        clean=(0, STEP_S),
-        faulty=(0.2, 0.2 + 2 * STEP_S),
-    ),
-    Case(
-        fault="drop-prefix-on-cancel",
-        figure="prompt tokens found in the prefix cache, share",
-        read=prefix_hits,
-        clean=(0.1, 1),
-        faulty=(0, 0),
-    ),
-    Case(
-        fault="double-count",
-        figure="aborts counted / aborts",
-        read=counted_aborts,
-        clean=(1, 1),
-        faulty=(2, 2),
-    ),
-    Case(
-        fault="never-count",
-        figure="aborts counted / aborts",
-        read=counted_aborts,
-        clean=(1, 1),
-        faulty=(0, 0),
-    ),
-    Case(
-        fault="stale-gauge",
-        setting="60",
-        figure="gauge of running requests after the last has ended",
-        read=running_at_the_end,
-        clean=(0, 0),
-        faulty=(1, 16),
-    ),
+    Case("ignore-disconnect", "", "`ghost_rate`", ghosts, (0, 0), (1, 1)),
+    Case("ignore-disconnect-unary", "", UNARY, ghosts_of_unary, (0, 0), (1, 1)),
+    Case("ignore-disconnect-while-waiting", "", EARLY, ghosts_without_a_token, (0, 0), (1, 1)),
+    Case("delay-abort", f"{DELAY_S}", "`signal_s`, median", signal, ONE_STEP, DELAYED),
+    Case("lose-abort", f"{LOST_SHARE}", "`ghost_rate`", ghosts, (0, 0), (0.1, 0.5)),
+    Case("die-on-abort", "", "exit status of the run", exit_status, (0, 0), (5, 5)),
+    Case("abort-by-prefix", "", FAILED, failed, (0, 0), (1, ABANDONS)),
+    Case("abort-parent-only", "", TWO, waste_of_two_answers, (0, 5), (60, 105)),
+    Case("stall-survivors-on-abort", "0.1", GAPS, gaps, (0, 5 * STEP_S), (0.08, 1)),
+    Case("leak-blocks", f"{LEAKED}", "`leaked_blocks`", leaked_blocks, (0, 0), SOME_BLOCKS),
+    Case("leak-slot", "", "`leaked_slots`", leaked_slots, (0, 0), (1, 16)),
+    Case("hold-blocks", "0.2", "`free_s`, median", free, ONE_STEP, (0.2, 0.2 + 2 * STEP_S)),
+    Case("drop-prefix-on-cancel", "", HITS, prefix_hits, (0.1, 1), (0, 0)),
+    Case("double-count", "", COUNTED, counted_aborts, (1, 1), (2, 2)),
+    Case("never-count", "", COUNTED, counted_aborts, (1, 1), (0, 0)),
+    Case("stale-gauge", "60", GAUGE, running_at_the_end, (0, 0), (1, 16)),
 )
+
+
+def is_within(value: float, limits: Limits) -> bool:
+    return limits[0] <= value <= limits[1]
+
+
+# What is written down...
+
+HEAD = """\
+# What each fault of the bundled engine moves
+
+`walkaway engine --fault NAME[=VALUE]` makes the engine wrong on purpose. Each row shows one figure,
+measured in the same way on a correct engine and on one with the fault: simulated runner, steps of
+10 ms, 16 slots, 20 users. Nine in ten requests ask for 400 tokens and are abandoned; a run ends
+after 60 abandons. Some rows differ, for both figures:
+
+- `ignore-disconnect`, `ignore-disconnect-while-waiting`, `lose-abort`: 100 tokens an answer, so
+  that forgotten requests end during the run;
+- `abort-parent-only`: two answers of 100 tokens a request;
+- `stall-survivors-on-abort`: every second request is abandoned;
+- `leak-slot`: the run ends after 4 abandons;
+- `drop-prefix-on-cancel`: after an abandon the user sends the same prompt again;
+- `ignore-disconnect-unary`: four requests that are not streamed, all abandoned.
+
+`tests/truth/fault_cases.py` holds the limits of each figure. Written by `make faults-table`.
+
+| fault | setting | figure | correct engine | with the fault |
+|---|---|---|---:|---:|
+"""
+
+
+def main() -> int:
+    lines, all_right = [], True
+    with tempfile.TemporaryDirectory() as folder:
+        runs = FaultRuns(Path(folder))
+        for case in CASES:
+            clean, faulty = case.read(runs, ""), case.read(runs, case.argument)
+            is_right = is_within(clean, case.clean) and is_within(faulty, case.faulty)
+            lines.append(f"{case.names} {clean:.3g} | {faulty:.3g} |")
+            said = lines[-1] if is_right else f"{lines[-1]} OUTSIDE ITS LIMITS"
+            print(said, flush=True)  # noqa: T201
+            all_right &= is_right
+    TABLE.write_text(HEAD + "\n".join(lines) + "\n")
+    return 0 if all_right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

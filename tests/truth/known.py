@@ -1,13 +1,52 @@
-"""What the scripted server knows of a run, joined with when its users left.
+"""A run against the scripted server, and the server's own account of it.
 
-The harness's own stamps are used only for what no server can know: when a request was sent, and the
-moment t0 at which its user left. How late the server heard of both is held apart.
+The harness's own stamps are used only for what no server can know: when a request was sent, and t0,
+when it was abandoned. How late the server heard of both is held apart.
 """
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
+
+from tests.e2e.running import Run, measure, scripted_server
+from tests.truth.scripted_engine import Script
+
+Work = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """A run as the harness recorded it, and what the server knows of it."""
+
+    script: Script
+    run: Run
+    truth: dict[str, Any]
+
+    @cached_property
+    def works(self) -> dict[str, Work]:
+        """The server's requests by the client's request id."""
+        return {work["client_id"]: work for work in self.truth["requests"]}
+
+    def left(self) -> Iterator[tuple[int, Work]]:
+        """When each client went away before its end (or was cut off), and its work."""
+        for row in self.run.rows("requests"):
+            work = self.works.get(row["request_id"])
+            if work is not None and row["outcome"] in ("abandoned", "cut_off", "timed_out"):
+                yield row["abandoned_ns"] or row["ended_ns"], work
+
+
+def observe(folder: Path, script: Script, workload: str, *, engine: str) -> Observed:
+    """One run against a server of its own. `engine`: the target's name or its file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    load = folder / "load.toml"
+    load.write_text(workload)
+    with scripted_server(**asdict(script)) as server:
+        run = measure(load, folder / "run", "--target", server.url, "--engine", engine)
+        return Observed(script=script, run=run, truth=server.truth())
 
 
 class Truth:

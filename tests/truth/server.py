@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.truth.scripted_engine import Script, ScriptedEngine, Work
-from tests.truth.shown import Shown
+from tests.truth.scripted_engine import Script, ScriptedEngine, Shown, Work
 
 MODEL = "scripted"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

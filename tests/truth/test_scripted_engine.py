@@ -9,8 +9,7 @@ import httpx
 import pytest
 
 from tests.e2e.running import scripted_server
-from tests.truth.scripted_engine import Script, ScriptedEngine, Work
-from tests.truth.shown import Shown
+from tests.truth.scripted_engine import Script, ScriptedEngine, Shown, Work
 
 STEP_NS = 10
 
