@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from dashboards.theme import BLUE, GREY, canvas, plain
-from harness.analysis.paired import FEWEST_ROUNDS
+from harness.analysis.compare import FEWEST_ROUNDS
 from harness.analysis.stats import mean_ci95
 from harness.formatting import quantity
 

@@ -9,7 +9,7 @@ from dashboards.section import Picture, Section
 from dashboards.server import server_in_words
 from dashboards.source import ArmsRun, ArmsSummary
 from dashboards.tables import Cell, Row, SideBySide, metric_rows
-from harness.analysis.paired import FEWEST_ROUNDS, is_certain
+from harness.analysis.compare import FEWEST_ROUNDS, is_certain
 from harness.formatting import bounded, difference_in_words, figure_of, number, quantity
 from harness.metrics import headline_figures, spoken
 from harness.records import Difference

@@ -1,20 +1,29 @@
-"""A figure of two runs side by side: how far apart, how surely, and what of it is the step time.
+"""How far apart two figures are, and how surely: one method for each kind of figure.
 
-The interval of a difference is made from the intervals of the two figures: with a in [l, u] and b
-in [l', u'], a - b lies between
+- Two arms, round by round (`compare_rounds`, paired): Student's t of the paired differences.
+  Student, Biometrika 6 (1908), 1-25.
+- The rounds of two separate runs (`compare_rounds`, not paired): Welch's t.
+  Welch, Biometrika 34 (1947), 28-35.
+- One figure of two runs (`pair_of`): Zou and Donner, from the intervals of the two figures.
+  Statistics in Medicine 27 (2008), 1693-1702. Of shares these are Wilson's, which makes it
+  Newcombe's method: Statistics in Medicine 17 (1998), 873-890.
+- Single requests (`shift_between`): the shift of Hodges and Lehmann, limits by the rank sum test.
+  Annals of Mathematical Statistics 34 (1963), 598-611.
+
+Every interval holds 95 %. A ratio is compared by the same method on logarithms: by chance it is as
+often halved as doubled, and only logarithms show both evenly. The two runs of a round share a seed
+and follow each other closely, so differences between rounds drop out of the pairs. Intervals of
+rounds take rounds for independent and about normal; a handful of rounds cannot check that.
+
+Zou and Donner: with a in [l, u] and b in [l', u'], a - b lies between
 
     (a - b) - sqrt((a - l)^2 + (u' - b)^2)  and  (a - b) + sqrt((u - a)^2 + (b - l')^2).
 
-It keeps the skew of each, needs no rows, and is for means, quantiles and rates alike; of a rate the
-interval is Wilson's, which makes it Newcombe's. The runs are taken for independent of each other.
-Sources: Zou and Donner, Statistics in Medicine 27 (2008), 1693-1702; Newcombe, Statistics in
-Medicine 17 (1998), 873-890; Wilson, Journal of the American Statistical Association 22 (1927), 209.
+This keeps the skew of each figure, needs no rows, and takes the runs for independent.
 
-The interval of a ratio is the same on logarithms, and back. In steps it is that times the ratio of
-the two step times, which are taken as known: each is the median of very many.
-
-A time is also compared in steps of the engine: a server with slower steps lets go later by just
-that, which is no fault of its cancelling. Which of the two judges: `harness.analysis.compare`.
+A time is compared in seconds and in steps of its engine: a server with slower steps lets go later
+by just that, which is no fault of its cancelling. Step times are medians of very many steps, so
+they are taken as known.
 """
 
 import math
@@ -26,13 +35,172 @@ import msgspec
 import numpy as np
 
 from harness.analysis.comparable import why_not_figures
-from harness.analysis.stats import normal_quantile, t_quantile
+from harness.analysis.stats import Floats, mean_ci95, normal_quantile, t_quantile
 from harness.metrics import METRICS
-from harness.records import Metric
+from harness.records import Difference, Metric, Shift
 
 Limits = tuple[float, float]
+Values = Sequence[float | None]  # a figure's value in each round, None where a round has none
 
+FEWEST_ROUNDS: Final = 3
+FEWEST_REQUESTS: Final = 5  # of each sample: the rank sum's normal approximation needs them
+MOST_REQUESTS: Final = 2_000  # of each sample: 4 million differences
 _Z95: Final = normal_quantile(0.975)
+
+
+def compare_rounds(
+    arm: str, reference: str, values: Values, reference_values: Values, *, paired: bool
+) -> Difference:
+    """Compare two sides by one value a round. `paired`: rounds of the same number belong together;
+    else the sides are separate runs, which may have different numbers of rounds."""
+    if paired:
+        both = [
+            (one, other)
+            for one, other in zip(values, reference_values, strict=True)
+            if one is not None and other is not None
+        ]
+        mine, theirs = np.array(both, dtype=float).reshape(-1, 2).T
+    else:
+        mine, theirs = (_known(those) for those in (values, reference_values))
+    n = min(len(mine), len(theirs))
+    if not n:
+        note = "no round has a value of both arms"
+        return Difference(arm=arm, reference=reference, n=0, note=note)
+    difference, difference_ci95 = _apart(mine, theirs, paired=paired)
+    is_positive = bool((mine > 0).all() and (theirs > 0).all())
+    ratio = ratio_ci95 = None
+    if is_positive:
+        log, limits = _apart(np.log(mine), np.log(theirs), paired=paired)
+        ratio = float(np.exp(log))
+        ratio_ci95 = (
+            None if limits is None else (float(np.exp(limits[0])), float(np.exp(limits[1])))
+        )
+    return Difference(
+        arm=arm,
+        reference=reference,
+        n=n,
+        difference=difference,
+        difference_ci95=difference_ci95,
+        ratio=ratio,
+        ratio_ci95=ratio_ci95,
+        note=_note(n, len(values) - n if paired else 0, is_positive=is_positive),
+    )
+
+
+def is_certain(one: Difference) -> bool:
+    """Does the ratio's interval leave out 1, or without one, the difference's interval 0?"""
+    limits, same = one.ratio_ci95, 1.0
+    if limits is None:
+        limits, same = one.difference_ci95, 0.0
+    return limits is not None and not limits[0] <= same <= limits[1]
+
+
+def _known(values: Values) -> Floats:
+    return np.array([value for value in values if value is not None], dtype=float)
+
+
+def _apart(mine: Floats, theirs: Floats, *, paired: bool) -> tuple[float, Limits | None]:
+    """The difference of the means; its interval, where there are rounds enough."""
+    is_enough = min(len(mine), len(theirs)) >= FEWEST_ROUNDS
+    if paired:
+        return float((mine - theirs).mean()), mean_ci95(mine - theirs) if is_enough else None
+    difference = float(mine.mean() - theirs.mean())
+    return difference, _welch_ci95(mine, theirs) if is_enough else None
+
+
+def _welch_ci95(mine: Floats, theirs: Floats) -> Limits:
+    """Difference of means ± t(0.975, Welch-Satterthwaite) * its standard error.
+
+    `scipy.stats.ttest_ind` gives the same, but takes a second to import.
+    """
+    difference = float(mine.mean() - theirs.mean())
+    parts = [float(values.var(ddof=1)) / len(values) for values in (mine, theirs)]
+    if not sum(parts):
+        return difference, difference
+    freedom = sum(parts) ** 2 / sum(
+        part**2 / (len(values) - 1) for part, values in zip(parts, (mine, theirs), strict=True)
+    )
+    half = t_quantile(0.975, freedom) * math.sqrt(sum(parts))
+    return difference - half, difference + half
+
+
+def _note(n: int, num_left_out: int, *, is_positive: bool) -> str | None:
+    """Why something is null, and how many rounds could not be compared."""
+    said = []
+    if n < FEWEST_ROUNDS:
+        said.append(f"not enough data for an interval: {n} of at least {FEWEST_ROUNDS} rounds")
+    elif not is_positive:
+        said.append("not enough data for a ratio: a round has a value of zero, or below")
+    if num_left_out:
+        said.append(f"{num_left_out} of {n + num_left_out} rounds have no value of both arms")
+    return "; ".join(said) or None
+
+
+def shift_between(values: Floats, reference: Floats) -> Shift:
+    """Compare two samples of single requests, in which censored values are infinite: the median of
+    all differences between a value of the one and one of the other.
+
+    A sample of more than `MOST_REQUESTS` values enters as that many evenly spaced order statistics,
+    which moves a limit by less than a thousandth of the interval.
+    """
+    n, m = len(values), len(reference)
+    counted = Shift(
+        n=n,
+        n_reference=m,
+        n_censored=int(np.isinf(values).sum()),
+        n_reference_censored=int(np.isinf(reference).sum()),
+    )
+    if min(n, m) < FEWEST_REQUESTS:
+        note = f"not enough data: {n} and {m} values, and at least {FEWEST_REQUESTS} of each are "
+        return msgspec.structs.replace(counted, note=f"{note}needed")
+    mine, theirs = np.sort(values), np.sort(reference)
+    differences = _all_differences(_thinned(mine), _thinned(theirs))
+    size = len(differences)
+    rank = _lower_rank(mine, theirs) * size // (n * m)
+    ranks = [(size - 1) // 2, size // 2, rank, size - 1 - rank]
+    differences.partition(sorted(set(ranks)))
+    middle, limits = differences[ranks[:2]], differences[ranks[2:]]
+    is_known = bool(np.isfinite(middle).all())
+    return msgspec.structs.replace(
+        counted,
+        shift=float(middle.mean()) if is_known else None,
+        shift_ci95=(float(limits[0]), float(limits[1])) if np.isfinite(limits).all() else None,
+        superiority=_superiority(mine, theirs),
+        note=None if is_known else "too many of the values are only known to exceed a time",
+    )
+
+
+def _thinned(ordered: Floats) -> Floats:
+    n = len(ordered)
+    if n <= MOST_REQUESTS:
+        return ordered
+    ranks = ((np.arange(MOST_REQUESTS) + 0.5) * n / MOST_REQUESTS).astype(np.int64)
+    return np.take(ordered, ranks)
+
+
+def _all_differences(mine: Floats, theirs: Floats) -> Floats:
+    """Two censored values differ by nothing."""
+    with np.errstate(invalid="ignore"):
+        differences = np.subtract.outer(mine, theirs).ravel()
+    differences[np.isnan(differences)] = 0.0
+    return differences
+
+
+def _superiority(mine: Floats, theirs: Floats) -> float:
+    """The share of differences above 0, and half of those that are 0; of sorted samples."""
+    below = np.searchsorted(theirs, mine, side="left").sum()
+    not_above = np.searchsorted(theirs, mine, side="right").sum()
+    return float(below + not_above) / 2 / (len(mine) * len(theirs))
+
+
+def _lower_rank(mine: Floats, theirs: Floats) -> int:
+    """How many of all differences lie below the interval; as many lie above it."""
+    n, m = len(mine), len(theirs)
+    _, ties = np.unique(np.concatenate([mine, theirs]), return_counts=True)
+    tie_term = float((ties.astype(float) ** 3 - ties).sum()) / ((n + m) * (n + m - 1))
+    spread = np.sqrt(n * m / 12 * ((n + m + 1) - tie_term))
+    rank = int(np.floor(n * m / 2 - normal_quantile(0.975) * spread))
+    return min(max(rank, 0), (n * m - 1) // 2)
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):

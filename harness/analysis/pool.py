@@ -2,7 +2,7 @@
 arms differ.
 
 How an arm's figures come about is told in `harness.analysis.pool`. How far apart the rounds
-lie is in `per_round`, from which the differences are computed (`harness.analysis.paired`).
+lie is in `per_round`, from which the differences are computed (`harness.analysis.compare`).
 """
 
 import re
@@ -31,8 +31,9 @@ from harness.analysis.cancel import (
 from harness.analysis.cancellation import cancellations
 from harness.analysis.capacity import series_figures, series_of
 from harness.analysis.comparable import why_not_figures
+from harness.analysis.compare import FEWEST_ROUNDS, compare_rounds, shift_between
 from harness.analysis.facts import Facts, run_facts
-from harness.analysis.figure import Figure, Figures, NotMeasurable
+from harness.analysis.figure import Figure, Figures, NotMeasurable, Sample
 from harness.analysis.latency import (
     canary_figures,
     canary_remarks,
@@ -40,7 +41,6 @@ from harness.analysis.latency import (
     latency_figures,
     ttft_sample,
 )
-from harness.analysis.paired import FEWEST_ROUNDS, compare, ranked, shift_between
 from harness.analysis.recovery import probe_figures, refill_figures, refills_after_abandons
 from harness.analysis.remarks import flags
 from harness.analysis.stats import Floats, mean_ci95
@@ -182,10 +182,15 @@ def of_each_request(requests: pd.DataFrame, cancels: pd.DataFrame) -> dict[str, 
     completed = stayed[stayed["outcome"] == Outcome.COMPLETED]
     took = (completed["last_token_ns"] - completed["sent_ns"]).dropna()
     return {
-        "ttft_s": ranked(ttft_sample(stayed)),
+        "ttft_s": _endless(ttft_sample(stayed)),
         "e2e_s": took.to_numpy(dtype=float) / 1e9,
-        "cancel_latency_s": ranked(latency_sample(cancels)),
+        "cancel_latency_s": _endless(latency_sample(cancels)),
     }
+
+
+def _endless(sample: Sample) -> Floats:
+    """The values of a sample, infinite where they are censored."""
+    return np.where(sample.is_censored, np.inf, sample.values)
 
 
 # What is compared between arms, of each metric that has it.
@@ -298,7 +303,9 @@ def differences(
         metric: {
             key: [
                 _unlike(metric, name, reference, arms)
-                or compare(name, reference, arm["per_round"][metric][key], values)
+                or compare_rounds(
+                    name, reference, arm["per_round"][metric][key], values, paired=True
+                )
                 for name, arm in arms.items()
                 if name != reference and key in arm["per_round"].get(metric, {})
             ]

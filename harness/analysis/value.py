@@ -2,7 +2,7 @@
 
 Every row of the table is a formula on the sums of a run (`account.Account`). The value of an arm is
 the formula on the sums of all its rounds. The change is that of paired rounds: see
-`harness.analysis.paired`.
+`harness.analysis.compare`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +13,8 @@ import msgspec
 
 from harness.analysis.cancellation import cancellations
 from harness.analysis.capacity import slots_in_use_s
+from harness.analysis.compare import compare_rounds
 from harness.analysis.facts import run_facts
-from harness.analysis.paired import compare
 from harness.analysis.step_log import num_sampled
 from harness.analysis.tokens import tokens_read
 from harness.records import Difference, Metric, Outcome
@@ -290,11 +290,12 @@ def _row(
         formula=formula,
         ignored=_applied(compute, sum_of(ignored), terms),
         honoured=_applied(compute, sum_of(honoured), terms),
-        change=compare(
+        change=compare_rounds(
             terms.honoured,
             terms.ignored,
             [_applied(compute, one, terms) for one in honoured],
             [_applied(compute, one, terms) for one in ignored],
+            paired=True,
         ),
     )
 

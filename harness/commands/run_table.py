@@ -14,7 +14,7 @@ from rich.text import Text
 
 from harness.analysis.agreement import Agreement
 from harness.analysis.audit import Entry
-from harness.analysis.paired import is_certain
+from harness.analysis.compare import is_certain
 from harness.analysis.value import Value
 from harness.export.tables import (
     AGREEMENT_COLUMNS,

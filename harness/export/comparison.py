@@ -18,8 +18,7 @@ from harness.analysis.comparable import (
     summary_remarks,
     why_not_runs,
 )
-from harness.analysis.compare import Pair, is_sure, pair_of
-from harness.analysis.paired import shift_between
+from harness.analysis.compare import Pair, is_sure, pair_of, shift_between
 from harness.analysis.pool import OF_EACH, of_each_request
 from harness.analysis.remarks import in_level_order
 from harness.analysis.stats import Floats

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from harness.analysis.comparable import depends_on_machine, other_machine
-from harness.analysis.paired import FEWEST_ROUNDS
+from harness.analysis.compare import FEWEST_ROUNDS
 from harness.errors import ConfigError
 from harness.gate.limits import BASELINE
 from harness.gate.measured import Measured, Side

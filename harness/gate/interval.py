@@ -7,7 +7,7 @@ its limit is not called bad by chance. Where the range comes from:
 - p50 and p99: their intervals from order statistics; p90 and p95 lie between those two;
 - a share: the one-sided 95 % bounds of Clopper and Pearson;
 - a largest value and a count: what was seen, which is certain of this run;
-- what has no interval of its own: that of its rounds, from `paired.FEWEST_ROUNDS` rounds on.
+- what has no interval of its own: that of its rounds, from `compare.FEWEST_ROUNDS` rounds on.
 
 A figure that is only a bound leaves the range open on the other side. A cancel latency that lies
 among those who were never let go is infinite.
@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from harness.analysis.paired import FEWEST_ROUNDS
+from harness.analysis.compare import FEWEST_ROUNDS
 from harness.analysis.stats import fewest_for_rate_below, mean_ci95, rate_lower95, rate_upper95
 from harness.formatting import figure_of, number, quantity
 from harness.gate.limits import Limit

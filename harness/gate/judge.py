@@ -1,12 +1,10 @@
 """The whole judgement of a run: is it one that can be judged, and does it keep each limit?"""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from harness.analysis.comparable import (
     depends_on_machine,
@@ -15,8 +13,7 @@ from harness.analysis.comparable import (
     why_not_conditions,
     why_not_figures,
 )
-from harness.analysis.paired import FEWEST_ROUNDS, compare
-from harness.analysis.stats import Floats, t_quantile
+from harness.analysis.compare import FEWEST_ROUNDS, compare_rounds
 from harness.formatting import number
 from harness.gate.baseline import Baseline
 from harness.gate.interval import Known, Unknown, figure_range
@@ -26,85 +23,7 @@ from harness.gate.verdict import Check, Verdict, check, overall, undecided
 from harness.metrics import METRICS
 from harness.records import Metric
 
-Values = Sequence[float | None]
 _MORE_ROUNDS: Final = f"at least {FEWEST_ROUNDS} rounds of both (`[[arms]]` and `run.rounds`)"
-
-
-def between_arms(limit: Limit, mine: Values, theirs: Values) -> Known | Unknown:
-    """The paired rounds of two arms."""
-    if limit.relation == "/" and _are_all_zero(mine) and _are_all_zero(theirs):
-        return _both_zero(len(mine))
-    one = compare(limit.arm, str(limit.against), mine, theirs)
-    value, limits = one.ratio, one.ratio_ci95
-    if limit.relation == "-":
-        value, limits = one.difference, one.difference_ci95
-    if value is None or limits is None:
-        to_decide = _MORE_ROUNDS if one.n < FEWEST_ROUNDS else _difference_instead(limit)
-        return Unknown(reason=one.note or "nothing to compare", to_decide=to_decide)
-    return _range(value, limits, f"{one.n} rounds")
-
-
-def since_baseline(limit: Limit, mine: Values, theirs: Values) -> Known | Unknown:
-    """The rounds of the run against those of the baseline."""
-    here, there = _known(mine), _known(theirs)
-    if min(len(here), len(there)) < FEWEST_ROUNDS:
-        return Unknown(
-            reason=f"{len(here)} and {len(there)} rounds (run, baseline) tell of no interval",
-            to_decide=_MORE_ROUNDS,
-        )
-    rounds = f"{len(here)} against {len(there)} rounds"
-    if limit.relation == "-":
-        return _range(float(here.mean() - there.mean()), _welch_ci95(here, there), rounds)
-    if not here.any() and not there.any():
-        return _both_zero(len(here))
-    if (here <= 0).any() or (there <= 0).any():
-        reason = "a round has a value of zero, or below: there is no ratio"
-        return Unknown(reason=reason, to_decide=_difference_instead(limit))
-    logs = np.log(here), np.log(there)
-    low, high = _welch_ci95(*logs)
-    ratio = math.exp(float(logs[0].mean() - logs[1].mean()))
-    return _range(ratio, (math.exp(low), math.exp(high)), rounds)
-
-
-def _welch_ci95(here: Floats, there: Floats) -> tuple[float, float]:
-    """Difference of means ± t(0.975, Welch-Satterthwaite) * its standard error."""
-    difference = float(here.mean() - there.mean())
-    parts = [float(values.var(ddof=1)) / len(values) for values in (here, there)]
-    if not sum(parts):
-        return difference, difference
-    freedom = sum(parts) ** 2 / sum(
-        part**2 / (len(values) - 1) for part, values in zip(parts, (here, there), strict=True)
-    )
-    half = t_quantile(0.975, freedom) * math.sqrt(sum(parts))
-    return difference - half, difference + half
-
-
-def _range(value: float, limits: tuple[float, float], rounds: str) -> Known:
-    low, high = limits
-    return Known(
-        low=low,
-        high=high,
-        shown=f"{number(value)} ({number(low)} to {number(high)}), {rounds}",
-        to_decide="more rounds: `run.rounds`",
-    )
-
-
-def _both_zero(num_rounds: int) -> Known:
-    return Known(low=1.0, high=1.0, shown=f"both 0 in all of {num_rounds} rounds", to_decide="")
-
-
-def _difference_instead(limit: Limit) -> str:
-    return f"a limit on the difference: `{limit.arm} - {limit.against}: ...`"
-
-
-def _are_all_zero(values: Values) -> bool:
-    return bool(values) and all(value == 0 for value in values)
-
-
-def _known(values: Values) -> Floats:
-    return np.array([value for value in values if value is not None], dtype=float)
-
-
 _THE_RUN: Final = "the run"
 
 
@@ -204,9 +123,7 @@ def _judge_known(limit: Limit, measured: Measured, terms: Terms) -> Known | Unkn
         return figure_range(limit, metric, _rounds(mine, limit))
     if limit.against != BASELINE:
         other = measured.sides[limit.against]
-        return _unlike(limit, mine, other) or between_arms(
-            limit, _rounds(mine, limit), _rounds(other, limit)
-        )
+        return _unlike(limit, mine, other) or _of_rounds(limit, mine, other)
     if terms.baseline is None:
         return Unknown(reason="there is no baseline", to_decide="one, by --save-baseline")
     return _since(limit, metric, mine, terms.baseline.measured)
@@ -229,7 +146,32 @@ def _since(limit: Limit, metric: Metric, mine: Side, before: Measured) -> Known 
             to_decide="a run on that machine, or a baseline from this one "
             f"({machine_in_words(mine.conditions)})",
         )
-    return since_baseline(limit, _rounds(mine, limit), _rounds(side, limit))
+    return _of_rounds(limit, mine, side)
+
+
+def _of_rounds(limit: Limit, mine: Side, other: Side) -> Known | Unknown:
+    """The rounds of two arms are paired; those of a baseline are of another run."""
+    rounds = _rounds(mine, limit), _rounds(other, limit)
+    is_paired = limit.against != BASELINE
+    one = compare_rounds(limit.arm, str(limit.against), *rounds, paired=is_paired)
+    num_rounds = f"{one.n} rounds" if is_paired else f"{one.n} rounds or more of both"
+    is_ratio = limit.relation == "/"
+    if is_ratio and one.n >= FEWEST_ROUNDS and not any(rounds[0]) and not any(rounds[1]):
+        return Known(low=1.0, high=1.0, shown=f"both 0 in {num_rounds}", to_decide="")
+    value, limits = one.difference, one.difference_ci95
+    if is_ratio:
+        value, limits = one.ratio, one.ratio_ci95
+    if value is None or limits is None:
+        instead = f"a limit on the difference: `{limit.arm} - {limit.against}: ...`"
+        to_decide = _MORE_ROUNDS if one.n < FEWEST_ROUNDS else instead
+        return Unknown(reason=one.note or "nothing to compare", to_decide=to_decide)
+    low, high = limits
+    return Known(
+        low=low,
+        high=high,
+        shown=f"{number(value)} ({number(low)} to {number(high)}), {num_rounds}",
+        to_decide="more rounds: `run.rounds`",
+    )
 
 
 def _unlike(limit: Limit, mine: Side, other: Side) -> Unknown | None:
