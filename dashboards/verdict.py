@@ -20,10 +20,9 @@ from dashboards.sentence import (
     who_left,
 )
 from harness.formatting import figure_of, quantity
-from harness.gate.judge import Judgement
+from harness.gate.judge import Check, Judgement
+from harness.gate.judge import Verdict as GateVerdict
 from harness.gate.reports import gravest_first
-from harness.gate.verdict import Check
-from harness.gate.verdict import Verdict as GateVerdict
 from harness.records import Metric
 
 MOST_STEPS: Final = (("p50", 2.0), ("p99", 5.0))  # the step in progress, and little more

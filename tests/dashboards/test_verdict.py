@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from dashboards.verdict import Mark, of_limits, without_limits
-from harness.gate.judge import Judgement
-from harness.gate.verdict import Check
-from harness.gate.verdict import Verdict as GateVerdict
+from harness.gate.judge import Check, Judgement
+from harness.gate.judge import Verdict as GateVerdict
 from harness.records import Metric
 
 LEFT = {"abandoned": 100}

@@ -11,7 +11,7 @@ from dashboards.tracks import Point, may_be_joined
 from harness.analysis.comparable import why_not_figures
 from harness.analysis.compare import pair_of
 from harness.analysis.pool import differences
-from harness.gate.verdict import Verdict
+from harness.gate.judge import Verdict
 from harness.records import Metric
 from tests.harness.gate.judging import judged, of_arms
 from tests.made_up import gated
