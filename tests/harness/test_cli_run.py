@@ -8,11 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from harness.analysis.summary import summarise
 from harness.run.pipeline import discard_if_empty
 from harness.store.manifest import Manifest
 from harness.store.run_folder import RunFolder
@@ -229,11 +231,22 @@ def test_only_a_run_without_a_load_is_discarded(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_a_report_judges_a_run_that_was_cut_short_before_it_was(tmp_path: Path) -> None:
+def test_the_demo_probes_its_server_after_the_load(tmp_path: Path) -> None:
+    """The probes give slot recovery and nothing else, also when the run is judged again."""
     out = tmp_path / "run"
-    code, _, stderr = run(tmp_path, "run", "cancel_steps", *SMALL, "--quiet", "--out", str(out))
+    code, _, stderr = run(tmp_path, "demo", *SMALL, "--quiet", "--out", str(out))
     assert code == 0, stderr
     before = (out / "summary.json").read_bytes()
+    summary, frames = json.loads(before), RunFolder(out).frames()
+    assert frames.probe_phase is not None
+    assert len(frames.requests) == sum(summary["outcomes"].values())
+    assert not set(frames.requests["request_id"]) & set(frames.probe_phase["request_id"])
+    last_ns = RunFolder(out).read_manifest()["window"]["settled_ns"]
+    assert frames.probe_phase["sent_ns"].min() > last_ns > frames.lifecycle["t_ns"].max()
+    alone = json.loads(json.dumps(summarise(replace(frames, probe_phase=None))))["metrics"]
+    more = {"slot_recovery_s", "probe_ttft_unloaded_s", "probe_ttft_control_s"}
+    assert summary["metrics"].keys() - alone.keys() == more
+    assert {name: summary["metrics"][name] for name in alone} == alone
     (out / "summary.json").unlink()
     (out / "report.html").unlink()
     code, _, stderr = run(tmp_path, "report", str(out))
