@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from harness.commands.app import (
-    All,
     ApiKeyEnv,
     BaselineFile,
     CaFile,
@@ -191,7 +190,6 @@ def demo(
     settings: Setting = None,
     out: Out = None,
     no_scrape: NoScrape = False,
-    shows_all: All = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -211,10 +209,9 @@ def demo(
         settings=settings or [],
         out=out,
         has_scraping=not no_scrape,
-        has_probe_phase=True,
         command=typed_command([]),
     )
-    run_and_show(order, as_json=as_json, quiet=quiet, shows_all=shows_all)
+    run_and_show(order, as_json=as_json, quiet=quiet)
 
 
 @app.command(cls=Command)
@@ -236,7 +233,6 @@ def run(  # noqa: PLR0913  one argument a flag
     settings: Setting = None,
     out: Out = None,
     no_scrape: NoScrape = False,
-    shows_all: All = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -273,7 +269,7 @@ def run(  # noqa: PLR0913  one argument a flag
         from harness.commands.web import serve_page
 
         raise typer.Exit(serve_page(order, port=web_port))
-    run_and_show(order, as_json=as_json, quiet=quiet, shows_all=shows_all)
+    run_and_show(order, as_json=as_json, quiet=quiet)
 
 
 @app.command(cls=Command)

@@ -1,6 +1,7 @@
-"""From a request's body to a `Generation`: token ids, sampling, and the form of the answer.
+"""What a request body means to this engine, or why it is refused.
 
-A refusal names the field as the client does.
+A body becomes a `Generation`: token ids, sampling, and how the answer is wanted. Whatever is wrong
+with it is said by the name that the client used.
 """
 
 import re
@@ -20,7 +21,7 @@ _FIELD: Final = re.compile(r"unknown field `(\w{1,64})`$|required field `(\w+)`$
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """A request within the engine's limits.
+    """What is to be generated, checked against the engine's limits.
 
     `n` answers. A smaller `priority` is more important. `deadline_s` after its arrival it is ended,
     done or not. `keep_alive_s`: the client has promised a ping at least so often.
@@ -40,7 +41,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Names(NamedTuple):
-    """The client's names for its prompt and its limit."""
+    """What the client calls its prompt and its limit."""
 
     prompt: str
     max_tokens: str
@@ -61,7 +62,7 @@ def read_completion(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> 
 
 
 def read_chat(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> Generation:
-    """Body of /v1/chat/completions. Raises ApiError. Default length: the rest of the context."""
+    """Body of /v1/chat/completions. Raises ApiError. Default length: what the context holds."""
     body = decode_body(data, ChatBody)
     check_model(body.model, config)
     lines = [f"{message.role}: {message.text}\n" for message in body.messages]
@@ -92,7 +93,7 @@ _StructT = TypeVar("_StructT")
 
 
 def decode_body(data: bytes, kind: type[_StructT]) -> _StructT:
-    """Raises ApiError with the name of the field that is wrong."""
+    """JSON as it has to be. Raises ApiError with the name of the field that is wrong."""
     try:
         return msgspec.json.decode(data, type=kind)
     except UnicodeDecodeError as error:
@@ -108,7 +109,7 @@ def decode_body(data: bytes, kind: type[_StructT]) -> _StructT:
 
 
 def _one_prompt(prompt: str | list[int | str | list[int]]) -> str | list[int]:
-    """Raises ApiError unless there is exactly one."""
+    """The prompt itself, if there is one and no more."""
     if isinstance(prompt, str):
         return prompt
     token_ids = [item for item in prompt if isinstance(item, int)]
@@ -151,7 +152,7 @@ def _generation(
 
 
 def _seed(seed: int | None, engine_seed: int, prompt: list[int]) -> int:
-    """Without a seed it is made of the engine's and the prompt, so equal requests agree."""
+    """Without a seed, the engine's and the prompt are it: equal requests get equal answers."""
     return hash((engine_seed, *prompt)) & (2**63 - 1) if seed is None else seed
 
 
@@ -164,12 +165,12 @@ def _check_neutral(body: Body) -> None:
 
 
 def _is_same(value: object, other: object) -> bool:
-    """Equal as JSON, where true is not 1 and false is not 0."""
+    """Equal as JSON has it, where true is not 1 and false is not 0."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _num_tokens(prompt: str | list[int]) -> int:
-    """Counted before they are made: a token a byte, and a body has room for a million."""
+    """Before they are made: a token a byte, and a body has room for a million of them."""
     return len(prompt.encode()) if isinstance(prompt, str) else len(prompt)
 
 

@@ -1,4 +1,4 @@
-"""What executes a step plan: the runner's protocol, and a runner without a model."""
+"""The seam between scheduling and computing: whatever can execute a step plan is a runner."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
@@ -11,6 +11,8 @@ from reference_engine.model.tokenizer import FIRST_WORD
 
 
 class RunnerInfo(NamedTuple):
+    """What the runner runs on. `gpu_name` is None where there is none."""
+
     device: str
     vocab_size: int
     gpu_name: str | None
@@ -38,11 +40,7 @@ def step_seconds(cost: StepCost, scheduled: Mapping[Request, int]) -> float:
 
 
 class SimulatedRunner:
-    """Takes the time of its cost model, through `sleep`, and makes up the tokens; needs no torch.
-
-    With the default cost every step takes 20 ms, so latencies can be judged in steps on a machine
-    of any speed.
-    """
+    """Waits through `sleep` instead of computing."""
 
     def __init__(self, cost: StepCost, sleep: Callable[[float], None]) -> None:
         self._cost = cost
@@ -55,5 +53,5 @@ class SimulatedRunner:
 
 
 def _made_up_token(request: Request) -> int:
-    """A word, by seed and position; never the end of sequence."""
+    """A word; the same one for the same seed and position. It never ends by itself."""
     return FIRST_WORD + mix(request.sampling.seed, request.num_tokens) % (VOCAB_SIZE - FIRST_WORD)

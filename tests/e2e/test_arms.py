@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.running import ROOT, Harness, Run, finish, is_gone, measure_arms, wait_until
+from tests.e2e.running import ROOT, Harness, Run, is_gone, wait_until
 from tests.reference_engine.running_engine import running
 from tests.truth.fault_cases import TIMER_S
 
@@ -70,10 +70,14 @@ def report(folder: Path) -> subprocess.CompletedProcess[str]:
 def parent(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("arms")
     workload = write(folder, rounds=3, other="sim_fixed_ms = 12")
-    return measure_arms(workload, folder / "run")
+    harness = Harness(workload, folder / "run")
+    try:
+        assert harness.wait(120) == 0, harness.output
+    finally:
+        harness.end()
+    return harness.run
 
 
-@pytest.mark.slow
 def test_every_run_is_a_run_like_any_other(parent: Run) -> None:
     runs = runs_of(parent)
     assert set(runs) == {"1-fast", "1-other", "2-other", "2-fast", "3-fast", "3-other"}
@@ -87,7 +91,6 @@ def test_every_run_is_a_run_like_any_other(parent: Run) -> None:
         assert all(is_gone(pid) for pid in run.pids())
 
 
-@pytest.mark.slow
 def test_rounds_follow_each_other_in_turn(parent: Run) -> None:
     started = {
         name: run.manifest["window"]["load_started_ns"] for name, run in runs_of(parent).items()
@@ -96,7 +99,6 @@ def test_rounds_follow_each_other_in_turn(parent: Run) -> None:
     assert order == ["1-fast", "1-other", "2-other", "2-fast", "3-fast", "3-other"]
 
 
-@pytest.mark.slow
 def test_arms_are_pooled_and_compared(parent: Run) -> None:
     summary, runs = parent.summary, runs_of(parent)
     assert summary["status"] == parent.manifest["status"] == "complete"
@@ -116,7 +118,6 @@ def test_arms_are_pooled_and_compared(parent: Run) -> None:
     assert found["ratio"] == pytest.approx(geometric_mean(ratios))
 
 
-@pytest.mark.slow
 def test_all_rows_lie_in_one_file_too(parent: Run) -> None:
     rows = parent.rows("requests")
     kept = {
@@ -128,7 +129,6 @@ def test_all_rows_lie_in_one_file_too(parent: Run) -> None:
     assert len(rows) == len(kept)
 
 
-@pytest.mark.slow
 def test_the_report_can_be_drawn_again_and_the_summary_made_again(parent: Run) -> None:
     before = parent.summary
     for name in ("summary.json", "report.html"):
@@ -141,24 +141,29 @@ def test_the_report_can_be_drawn_again_and_the_summary_made_again(parent: Run) -
 
 def test_an_arm_that_cannot_run_does_not_cost_the_others(tmp_path: Path) -> None:
     workload = write(tmp_path, rounds=1, other="num_blocks = 3")
-    ended = finish(workload, tmp_path / "run")
-    assert ended.code == 2, ended.output
-    assert "round 1 of 1, arm other: the engine refuses its settings" in ended.output
-    assert "Traceback" not in ended.output
-    summary = ended.run.summary
+    harness = Harness(workload, tmp_path / "run")
+    try:
+        assert harness.wait() == 2, harness.output
+    finally:
+        harness.end()
+    assert "round 1 of 1, arm other: the engine refuses its settings" in harness.output
+    assert "Traceback" not in harness.output
+    summary = harness.run.summary
     assert summary["arms"]["fast"]["metrics"]["cancel_latency_s"]["n"] >= 12
     assert summary["arms"]["other"]["metrics"] == {}
     said = [one["text"] for one in summary["validity"] if one["level"] == "warning"]
     assert "1 of 2 runs gave no figures: 1-other" in said
-    assert (ended.run.folder / "report.html").exists()
+    assert (harness.run.folder / "report.html").exists()
 
 
-@pytest.mark.slow
 def test_when_no_arm_can_run_nothing_is_left_behind(tmp_path: Path) -> None:
     workload = write(tmp_path, rounds=1, other="sim_fixed_ms = 5")
-    ended = finish(workload, tmp_path / "run", "--set", "engine.num_blocks=3")
-    assert ended.code == 2, ended.output
-    assert not ended.run.folder.exists()
+    harness = Harness(workload, tmp_path / "run", "--set", "engine.num_blocks=3")
+    try:
+        assert harness.wait() == 2, harness.output
+    finally:
+        harness.end()
+    assert not harness.run.folder.exists()
 
 
 def in_second_run(folder: Path) -> Harness:
@@ -178,7 +183,7 @@ def in_second_run(folder: Path) -> Harness:
     return harness
 
 
-def end(harness: Harness, number: signal.Signals) -> int:
+def ended(harness: Harness, number: signal.Signals) -> int:
     below = psutil.Process(harness.pid).children(recursive=True)
     try:
         harness.send(number)
@@ -189,10 +194,9 @@ def end(harness: Harness, number: signal.Signals) -> int:
     return code
 
 
-@pytest.mark.slow
 def test_ctrl_c_ends_the_rest_and_keeps_what_there_is(tmp_path: Path) -> None:
     harness = in_second_run(tmp_path)
-    assert end(harness, signal.SIGINT) == 130, harness.output
+    assert ended(harness, signal.SIGINT) == 130, harness.output
     assert "Traceback" not in harness.output
     assert set(runs_of(harness.run)) == {"1-fast", "1-other"}
     summary: dict[str, Any] = harness.run.summary
@@ -202,10 +206,9 @@ def test_ctrl_c_ends_the_rest_and_keeps_what_there_is(tmp_path: Path) -> None:
     assert (harness.run.folder / "report.html").exists()
 
 
-@pytest.mark.slow
 def test_what_was_saved_before_a_kill_can_be_judged_later(tmp_path: Path) -> None:
     harness = in_second_run(tmp_path)
-    end(harness, signal.SIGKILL)
+    ended(harness, signal.SIGKILL)
     done = report(harness.run.folder)
     assert done.returncode == 0, done.stderr
     summary = harness.run.summary
@@ -214,7 +217,6 @@ def test_what_was_saved_before_a_kill_can_be_judged_later(tmp_path: Path) -> Non
     assert summary["arms"]["other"]["metrics"] == {}
 
 
-@pytest.mark.slow
 def test_two_builds_by_url_and_by_command_are_compared(tmp_path: Path) -> None:
     simulated = ("--runner", "simulated", "--sim-fixed-ms", "3", "--max-num-seqs", "4")
     slow = [sys.executable, "-m", "reference_engine", "--port", "{port}", *simulated]
@@ -227,15 +229,22 @@ def test_two_builds_by_url_and_by_command_are_compared(tmp_path: Path) -> None:
             f'{base}[[arms]]\nname = "good"\ntarget.url = "{good.url}"\n'
             f'[[arms]]\nname = "slow"\ntarget.command = "{shlex.join(slow)}"\n'
         )
-        run = measure_arms(path, tmp_path / "run")
-    urls = {name: one.manifest["target"]["url"].rstrip("/") for name, one in runs_of(run).items()}
+        harness = Harness(path, tmp_path / "run")
+        try:
+            assert harness.wait(100) == 0, harness.output
+        finally:
+            harness.end()
+    urls = {
+        name: run.manifest["target"]["url"].rstrip("/")
+        for name, run in runs_of(harness.run).items()
+    }
     assert urls["1-good"] == good.url != urls["1-slow"]
     with pytest.raises(httpx.ConnectError):
         httpx.get(urls["1-slow"])
-    (found,) = run.summary["differences"]["signal_s"]["p50"]
+    (found,) = harness.run.summary["differences"]["signal_s"]["p50"]
     assert (found["arm"], found["reference"], found["n"]) == ("slow", "good", 1)
     good_s, slow_s = (
-        run.summary["arms"][arm]["metrics"]["signal_s"]["p50"] for arm in ("good", "slow")
+        harness.run.summary["arms"][arm]["metrics"]["signal_s"]["p50"] for arm in ("good", "slow")
     )
     assert found["difference"] == pytest.approx(slow_s - good_s)
     assert good_s < 0.05

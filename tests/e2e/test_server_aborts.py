@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.running import measure, set_flags
+from tests.e2e.running import measure
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 SETTINGS = (
     *("load.stop_after_abandons=60", "load.abandon_after_tokens=[1]"),
@@ -21,7 +21,8 @@ def test_a_deadline_that_passed_on_the_server_is_a_time_out(tmp_path: Path) -> N
     assert before in target
     engine = tmp_path / "hasty.toml"
     engine.write_text(target.replace(before, f"{before}, deadline_s = 0.3"))
-    run = measure("cancel_steps", tmp_path / "run", "--engine", str(engine), *set_flags(*SETTINGS))
+    flags = [flag for setting in SETTINGS for flag in ("--set", setting)]
+    run = measure("cancel_steps", tmp_path / "run", "--engine", str(engine), *flags)
     outcomes = run.summary["outcomes"]
     assert outcomes["timed_out"] > 0
     assert outcomes["completed"] == 0, "3,000 tokens take a minute, and the deadline is 0.3 s"
