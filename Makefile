@@ -1,6 +1,7 @@
 # make demo   set up, then run the whole chain once and say where the report is
-# make test   set up, then run every check: `make check` (format, lint, import contracts, types)
-#             beside `make unit`, then the tests that start processes
+# make test   set up, then check (format, lint, import contracts, types), run the unit tests and the
+#             end-to-end tests that a change needs most: five minutes on two cores
+# make test-all  `make test`, then the rest: browser, README, API fuzzing, controls, long runs
 # make bench  set up, then compare with what others use; BENCH=NAME takes one benchmark of them
 # make bench-gpu  the model's benchmark on a CUDA device
 # make truth  set up, then measure servers whose truth is known; a table, exit status 1 on a miss
@@ -18,7 +19,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
 SOURCES := harness reference_engine dashboards workloads tests
 
-.PHONY: demo test check unit bench bench-gpu truth faults-table gate-trials pictures clean
+.PHONY: demo test test-all check unit bench bench-gpu truth faults-table gate-trials pictures clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -26,7 +27,10 @@ demo: $(VENV)/.installed-demo
 
 test: $(VENV)/.installed-dev
 	$(MAKE) --no-print-directory --jobs=2 check unit
-	$(BIN)/pytest --numprocesses=auto --dist=loadfile -m e2e
+	$(BIN)/pytest --numprocesses=auto --dist=loadfile -m "e2e and not (slow or browser)"
+
+test-all: test
+	$(BIN)/pytest --numprocesses=auto --dist=loadfile -m "slow or browser"
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check $(SOURCES)
@@ -35,7 +39,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed-dev
-	$(BIN)/pytest --numprocesses=auto -m "not e2e"
+	$(BIN)/pytest --numprocesses=auto -m "not (e2e or slow or browser)"
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m tests.bench $(BENCH)

@@ -1,18 +1,28 @@
 """The dashboards' command line: `python -m dashboards report RUN_DIR... -o FILE.html` and more."""
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dashboards.comparison import write_comparison
+from dashboards.comparison_page import write_comparison
 from dashboards.report import write_report
-from dashboards.trend import write_trend
+from dashboards.trend_page import write_trend
 from harness.errors import WalkawayError
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command and say where the result lies. Returns the exit code."""
+    """Run the command and say where the result lies. Returns the exit code.
+
+    The only argument `-` stands for a JSON list of them, which comes on standard input: a run
+    starts this process before it has anything to draw.
+    """
+    if list(arguments) == ["-"]:
+        line = sys.stdin.readline()
+        if not line:
+            return 0
+        arguments = json.loads(line)
     options = _parser().parse_args(arguments)
     try:
         options.write(options)

@@ -1,8 +1,7 @@
-"""Why and by whom a request was cancelled: one token a request, and the first reason wins.
+"""Why a request was cancelled: one token a request, and the first reason wins.
 
-Many may want to end the same request at once: its client leaves, its deadline passes, an operator
-cancels it, the server shuts down. Whoever comes first decides the reason; the others learn that
-they came late. Any thread may cancel.
+Several causes may meet: the client leaves, the deadline passes, an operator cancels, the server
+shuts down. The first one decides the reason; a later one learns that it came late.
 """
 
 import threading
@@ -22,11 +21,11 @@ class CancelReason(StrEnum):
 
 
 class DetectionMethod(StrEnum):
-    """How the server learned that a client is gone; NONE where it decided by itself.
+    """How the server learned that a client is gone; NONE where it was not about the client.
 
-    CONNECTION: the connection ended (FIN or RST). WRITE: something could not be sent. HEARTBEAT:
-    what was sent was not acknowledged in time, as of a client that vanished without a word. PING: a
-    client that had promised to ping did not. STALL: a client stopped reading.
+    CONNECTION: the connection ended (FIN or RST). WRITE: a write failed. HEARTBEAT: sent bytes were
+    not acknowledged in time, so the client vanished. PING: a client that had promised to ping did
+    not. STALL: a client stopped reading.
     """
 
     CONNECTION = "connection"
@@ -54,7 +53,6 @@ class CancellationToken:
 
     @property
     def cancellation(self) -> Cancellation | None:
-        """The first cancellation, or None as long as there is none."""
         return self._cancellation
 
     @property

@@ -5,10 +5,15 @@ from typing import Final, Literal
 
 import msgspec
 
+Device = Literal["auto", "cpu", "cuda"]
+RunnerName = Literal["torch", "simulated"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 VictimPolicy = Literal["policy", "rebuild-cost"]
 ReclaimPolicy = Literal["immediate", "retain"]
 
+ShutdownPolicy = Literal["abort", "drain"]
+
+LONGEST_S: Final = 86_400.0
 # vLLM's share of the context for the threshold that it derives (vllm/config/scheduler.py).
 _LONG_PREFILL_SHARE = 0.04
 
@@ -32,20 +37,20 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One engine. Sizes are in tokens and blocks of `block_size` tokens.
 
-    `victim`: who is preempted when blocks run out: whom the scheduling policy ranks last, or whom
-    it costs least to rebuild. `watermark`: share of the blocks that an admission must leave free
-    while others run. `reserve_full_isl`: admit a request only if the blocks for all its tokens are
-    there, not just those of its first chunk. `reclaim`: what becomes of a cancelled request's
-    prompt blocks: blank at once, or retained in the prefix cache until somebody needs the room;
-    above a KV usage of `force_reclaim_above` (share of blocks held; 1: never) nothing is retained.
-    `long_prefill_token_threshold`: most tokens of one prompt in one step; 0: none, or 4 % of the
-    context where several prompts may be in progress. `batch_invariant`: a request's output does not
-    depend on its batch, bit by bit; slower.
+    `victim`: the request that is preempted when blocks run out: the last by scheduling policy, or
+    the cheapest to rebuild. `watermark`: share of the blocks that an admission must leave free
+    while others run. `reserve_full_isl`: admit a request only if there are blocks for all its
+    tokens, not just for its first chunk. `reclaim`: a cancelled request's prompt blocks are blank
+    at once, or retained in the prefix cache until their room is needed; above a KV usage of
+    `force_reclaim_above` (share of blocks held; 1: never) nothing is retained.
+    `long_prefill_token_threshold`: most tokens of one prompt in one step; 0: no such limit, or 4 %
+    of the context where several prompts may be in progress. `batch_invariant`: a request's output
+    does not depend on its batch, bit by bit; slower.
     """
 
     model: str = "tiny"
-    device: str = "auto"
-    runner: str = "torch"
+    device: Device = "auto"
+    runner: RunnerName = "torch"
     seed: int = 0
     max_num_seqs: int = 8
     num_blocks: int = 4096
@@ -132,16 +137,11 @@ def _at_least(name: str, value: int, least: int) -> None:
         raise EngineConfigError(f"{name} must be at least {least}, not {value}")
 
 
-ShutdownPolicy = Literal["abort", "drain"]
-
-LONGEST_S: Final = 86_400.0
-
-
 class RateLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one API key may do in a minute; None: as much as it likes.
+    """What one API key may do in a minute; None: no limit.
 
-    `kills`: who runs out of tokens also loses the requests that are being generated; otherwise only
-    new ones are refused.
+    `kills`: a key that runs out of tokens also loses its running requests; otherwise only new ones
+    are refused.
     """
 
     requests_per_minute: int | None = None
@@ -150,17 +150,17 @@ class RateLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds, bytes and counts.
+    """How clients are served, in seconds, bytes and counts.
 
     `heartbeat_s`: a stream that was silent for so long gets an SSE comment; 0: never.
-    `request_timeout_s`: a request that has not come whole in so long is refused.
+    `request_timeout_s`: a request that has not arrived whole in so long is refused.
     `ack_timeout_s`: a client whose machine acknowledges nothing for so long is gone.
     `stall_timeout_s`: a client that reads nothing for so long is gone. Where it is longer than
-    `ack_timeout_s`, it counts for both: the kernel, which waits, cannot tell the two.
-    `send_buffer_bytes`: of the socket, and again of the server: more is not held for a slow client.
-    `keep_results`, `keep_results_s`: how many ended requests can be asked for, and for how long.
-    `default_deadline_s`: of a request that asks for none; None: none.
-    `shutdown`: what becomes of running requests, `drain_timeout_s` how long they may drain.
+    `ack_timeout_s`, it holds for both: the kernel cannot tell the two apart.
+    `send_buffer_bytes`: held for a slow client by the socket, and again by the server.
+    `keep_results`, `keep_results_s`: how many ended requests stay known, and for how long.
+    `default_deadline_s`: of a request without one; None: no deadline.
+    `shutdown`: what becomes of running requests; `drain_timeout_s`: how long they may drain.
     """
 
     heartbeat_s: float = 5.0
@@ -194,7 +194,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
         return f"<FrontendSettings {self.shown()}>"
 
     def shown(self) -> dict[str, object]:
-        """What may be shown to anybody: how many API keys there are, none of them."""
+        """The settings for `/walkaway/config`: the number of API keys, not the keys."""
         shown: dict[str, object] = msgspec.to_builtins(self)
         del shown["api_keys"]
         return {**shown, "num_api_keys": len(self.api_keys)}

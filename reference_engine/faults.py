@@ -1,4 +1,4 @@
-"""Ways to be wrong on purpose, so that a harness can be proved to see each of them."""
+"""Ways to be wrong on purpose, so that a harness can be shown to see each of them."""
 
 from typing import Final
 
@@ -15,21 +15,21 @@ class FaultError(ValueError):
 class Faults(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
     """The faults in force. The defaults are those of a correct engine.
 
-    In the frontend, of a client that has left:
+    In the frontend, for a client that has left:
     `ignore-disconnect`: nothing is done. `ignore-disconnect-unary`: nothing, if its answer is not
     streamed. `ignore-disconnect-while-waiting`: nothing, if it had no token yet.
     `delay-abort`: the worker is told so many seconds later.
 
-    In the worker, of an abort:
+    In the worker, for an abort:
     `lose-abort`: it is forgotten with this probability. `die-on-abort`: the worker's process ends.
-    `abort-by-prefix`: requests whose ids begin with the aborted one's go too. `abort-parent-only`:
+    `abort-by-prefix`: requests whose ids begin with the aborted one's end too. `abort-parent-only`:
     of n answers only the first is ended. `stall-survivors-on-abort`: the next step starts so many
     seconds later.
 
-    In the worker, of an aborted request:
-    `leak-blocks`: so many blocks are never given back. `leak-slot`: its batch slot neither.
+    In the worker, for an aborted request:
+    `leak-blocks`: so many blocks are never given back. `leak-slot`: its batch slot is not either.
     `hold-blocks`: its blocks are given back so many seconds later. `drop-prefix-on-cancel`: its
-    prompt's blocks leave the prefix cache, whoever else could have used them.
+    prompt's blocks leave the prefix cache, although others could have used them.
     `double-count`, `never-count`: it is counted twice, or not at all.
 
     `stale-gauge`: the gauges move once in so many seconds.
@@ -66,7 +66,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
 
 
 def fault_names() -> tuple[str, ...]:
-    """The names as they are written on the command line and on the wire."""
+    """As on the command line and on the wire."""
     return tuple(field.encode_name for field in msgspec.structs.fields(Faults))
 
 

@@ -1,21 +1,13 @@
-"""The engine's flags, group by group, each with its default."""
+"""The engine's flags: each setting has one of its name, with the setting's default."""
 
 import argparse
 from collections.abc import Mapping
-from typing import Any, get_args
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from reference_engine.config import (
-    EngineConfig,
-    FrontendSettings,
-    RateLimits,
-    ReclaimPolicy,
-    SchedulingPolicy,
-    ShutdownPolicy,
-    StepCost,
-    VictimPolicy,
-)
+from reference_engine.config import EngineConfig, FrontendSettings, RateLimits, StepCost
 from reference_engine.faults import fault_names, parse_faults
 from reference_engine.model.shapes import MODEL_SHAPES
 from reference_engine.serve.access import read_api_keys
@@ -23,7 +15,6 @@ from reference_engine.serve.process import ServeSettings
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Every setting of the engine, with its default."""
     parser = argparse.ArgumentParser(
         prog="walkaway engine",
         description="Serve the reference engine: OpenAI's dialect, and a log of all that happens.",
@@ -31,14 +22,10 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    config, frontend = EngineConfig(), FrontendSettings()
-    _add_server(parser, frontend)
-    _add_clients(parser, frontend)
-    _add_access(parser, frontend.rate_limits)
-    _add_model(parser, config)
-    _add_sizes(parser, config)
-    _add_simulation(parser, config.step_cost)
-    _add_scheduling(parser, config)
+    _add_server(parser)
+    _add_access(parser)
+    _add_model(parser)
+    _add_scheduling(parser)
     _add_faults(parser)
     return parser
 
@@ -67,57 +54,55 @@ def read_settings(arguments: list[str], environment: Mapping[str, str]) -> Serve
 
 
 def _flags_of(struct: type[msgspec.Struct], args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of a struct that there are flags for: those have their names."""
     names = (field.name for field in msgspec.structs.fields(struct))
     return {name: getattr(args, name) for name in names if hasattr(args, name)}
 
 
 def _add_settings(
-    group: argparse._ArgumentGroup, defaults: msgspec.Struct, *flags: tuple[str, type, str]
+    group: argparse._ArgumentGroup, struct: type[msgspec.Struct], **texts: str | None
 ) -> None:
-    """Flags that are named after a field, and have its default."""
-    for field, kind, text in flags:
+    """One flag a field, with the field's type and default."""
+    defaults, hints = struct(), get_type_hints(struct)
+    for field, text in texts.items():
+        kind, settings = hints[field], dict[str, Any]()
+        if kind is bool:
+            settings["action"] = argparse.BooleanOptionalAction
+        elif get_origin(kind) is Literal:
+            settings["choices"] = get_args(kind)
+        else:
+            [settings["type"]] = set(get_args(kind) or (kind,)) - {NoneType}
         name = "--" + field.replace("_", "-")
-        group.add_argument(name, type=kind, default=getattr(defaults, field), help=text)
+        group.add_argument(name, default=getattr(defaults, field), help=text, **settings)
 
 
-def _add_server(parser: argparse.ArgumentParser, defaults: FrontendSettings) -> None:
+def _add_server(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on")
     group.add_argument("--port", type=_port, default=8000, help="port to listen on; 0: a free one")
     group.add_argument(
         "--exit-with-stdin", action="store_true", help="stop when standard input ends"
     )
-    group.add_argument(
-        "--shutdown",
-        choices=get_args(ShutdownPolicy),
-        default=defaults.shutdown,
-        help="what becomes of running requests when told to stop",
-    )
     _add_settings(
         group,
-        defaults,
-        ("drain_timeout_s", float, "how long running requests may drain"),
-        ("keep_results", int, "ended requests that can be asked for"),
-        ("keep_results_s", float, "and for how long"),
+        FrontendSettings,
+        shutdown="what becomes of running requests at a stop",
+        drain_timeout_s="how long running requests may drain",
+        keep_results="how many ended requests stay known",
+        keep_results_s="how long they stay known",
     )
-
-
-def _add_clients(parser: argparse.ArgumentParser, defaults: FrontendSettings) -> None:
-    group = parser.add_argument_group("clients: when one is gone")
     _add_settings(
-        group,
-        defaults,
-        ("heartbeat_s", float, "a stream silent for so long gets a comment; 0: never"),
-        ("request_timeout_s", float, "its request has not come whole in so long"),
-        ("ack_timeout_s", float, "its machine acknowledged nothing for so long"),
-        ("stall_timeout_s", float, "it read nothing for so long"),
-        ("send_buffer_bytes", int, "most that is held for a slow one"),
-        ("default_deadline_s", float, "of requests that ask for none"),
+        parser.add_argument_group("clients: when one is gone"),
+        FrontendSettings,
+        heartbeat_s="a stream silent for so long gets a comment; 0: never",
+        request_timeout_s="its request has not arrived whole in so long",
+        ack_timeout_s="its machine acknowledged nothing for so long",
+        stall_timeout_s="it read nothing for so long",
+        send_buffer_bytes="the most that is held for a slow client",
+        default_deadline_s="deadline of requests that ask for none",
     )
 
 
-def _add_access(parser: argparse.ArgumentParser, defaults: RateLimits) -> None:
+def _add_access(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("access")
     group.add_argument(
         "--api-key-env",
@@ -126,74 +111,54 @@ def _add_access(parser: argparse.ArgumentParser, defaults: RateLimits) -> None:
     )
     _add_settings(
         group,
-        defaults,
-        ("requests_per_minute", int, "of each key; none: no limit"),
-        ("tokens_per_minute", int, "generated for each key; none: no limit"),
+        RateLimits,
+        requests_per_minute="of each key; none: no limit",
+        tokens_per_minute="generated for each key; none: no limit",
     )
     group.add_argument(
         "--rate-limit-kill",
         action="store_true",
         dest="kills",
-        help="who runs out of tokens also loses the requests being generated",
+        help="a key that runs out of tokens also loses its running requests",
     )
 
 
-def _add_model(parser: argparse.ArgumentParser, defaults: EngineConfig) -> None:
-    group = parser.add_argument_group("model")
-    group.add_argument("--runner", choices=["torch", "simulated"], default=defaults.runner)
-    group.add_argument("--model", choices=sorted(MODEL_SHAPES), default=defaults.model)
-    group.add_argument("--device", choices=["auto", "cpu", "cuda"], default=defaults.device)
-    group.add_argument("--seed", type=int, default=defaults.seed, help="of weights and sampling")
-
-
-def _add_sizes(parser: argparse.ArgumentParser, defaults: EngineConfig) -> None:
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    group, config = parser.add_argument_group("model"), EngineConfig()
+    _add_settings(group, EngineConfig, runner=None)
+    group.add_argument("--model", choices=sorted(MODEL_SHAPES), default=config.model)
+    _add_settings(group, EngineConfig, device=None, seed="of weights and sampling")
     _add_settings(
         parser.add_argument_group("sizes"),
-        defaults,
-        ("max_num_seqs", int, "batch slots"),
-        ("num_blocks", int, "blocks of the KV cache"),
-        ("block_size", int, "tokens in a block"),
-        ("max_model_len", int, "tokens in a context"),
-        ("max_num_batched_tokens", int, "token budget of a step"),
+        EngineConfig,
+        max_num_seqs="batch slots",
+        num_blocks="blocks of the KV cache",
+        block_size="tokens in a block",
+        max_model_len="tokens in a context",
+        max_num_batched_tokens="token budget of a step",
     )
-
-
-def _add_simulation(parser: argparse.ArgumentParser, cost: StepCost) -> None:
     group = parser.add_argument_group("simulated runner: milliseconds a step takes")
-    group.add_argument("--sim-fixed-ms", type=float, default=cost.fixed_s * 1e3)
-    group.add_argument("--sim-prefill-token-ms", type=float, default=cost.prefill_token_s * 1e3)
-    group.add_argument("--sim-decode-token-ms", type=float, default=cost.decode_token_s * 1e3)
+    for field in msgspec.structs.fields(StepCost):
+        name = "--sim-" + field.name.removesuffix("_s").replace("_", "-") + "-ms"
+        group.add_argument(name, type=float, default=field.default * 1e3)
 
 
-def _add_scheduling(parser: argparse.ArgumentParser, defaults: EngineConfig) -> None:
-    """How requests are admitted, chunked, preempted and let go."""
-    group = parser.add_argument_group("scheduling")
-    policies, victims = get_args(SchedulingPolicy), get_args(VictimPolicy)
-    group.add_argument("--scheduling-policy", choices=policies, default=defaults.scheduling_policy)
-    group.add_argument(
-        "--victim",
-        choices=victims,
-        default=defaults.victim,
-        help="whom to preempt: whom the policy ranks last, or who costs least to rebuild",
-    )
-    group.add_argument("--reclaim", choices=get_args(ReclaimPolicy), default=defaults.reclaim)
+def _add_scheduling(parser: argparse.ArgumentParser) -> None:
     _add_settings(
-        group,
-        defaults,
-        ("long_prefill_token_threshold", int, "most tokens of one prompt in a step; 0: none"),
-        ("max_num_partial_prefills", int, "prompts in progress at once"),
-        ("watermark", float, "share of blocks that admissions leave free"),
-        ("force_reclaim_above", float, "KV usage above which cancelled prompts are not retained"),
+        parser.add_argument_group("scheduling"),
+        EngineConfig,
+        scheduling_policy="which waiting request is next",
+        victim="which request to preempt: the policy's last, or the cheapest to rebuild",
+        reclaim="whether a cancelled request's prompt stays in the prefix cache",
+        long_prefill_token_threshold="most tokens of one prompt in a step; 0: none",
+        max_num_partial_prefills="prompts in progress at once",
+        watermark="share of blocks that admissions leave free",
+        force_reclaim_above="KV usage above which cancelled prompts are not retained",
+        enable_chunked_prefill="compute long prompts in several steps",
+        reserve_full_isl="admit only what fits whole",
+        enable_prefix_caching="find the beginnings of prompts in the cache",
+        batch_invariant="outputs that do not depend on the batch, bit by bit; slower",
     )
-    for field, text in (
-        ("enable_chunked_prefill", "compute long prompts in several steps"),
-        ("reserve_full_isl", "admit only what fits whole"),
-        ("enable_prefix_caching", "find the beginnings of prompts in the cache"),
-        ("batch_invariant", "outputs that do not depend on the batch, bit by bit; slower"),
-    ):
-        name = "--" + field.replace("_", "-")
-        action = argparse.BooleanOptionalAction
-        group.add_argument(name, action=action, default=getattr(defaults, field), help=text)
 
 
 def _add_faults(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,7 @@
-"""What frontend and worker say to each other: length-prefixed msgpack frames over one connection.
+"""The messages between frontend and worker: length-prefixed msgpack frames over one connection.
 
 Frontend to worker: Hello first, then AddRequest, AbortRequest, SetFaults. Worker to frontend: Ready
-or Failed once, then one StepReport a step boundary. Whoever breaks the protocol loses the
+or Failed once, then one StepReport a step boundary. A peer that breaks the protocol loses the
 connection, and the requests that came over it.
 """
 
@@ -21,11 +21,11 @@ _Message = TypeVar("_Message")
 
 
 class ProtocolError(RuntimeError):
-    """A frame that the other side cannot have meant."""
+    """A frame that breaks the protocol."""
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the frontend hands to its worker at birth: JSON, one line on its standard input."""
+    """One line of JSON on the worker's standard input, at its start."""
 
     config: EngineConfig
     faults: Faults
@@ -33,13 +33,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", array_like=True):
-    """The first frame: whoever knows the secret is the worker's frontend."""
+    """The first frame; the secret shows that it comes from the worker's frontend."""
 
     secret: str
 
 
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", array_like=True):
-    """`parent_id` is what the children of a request for n answers have in common."""
+    """`parent_id` is common to the children of a request for n answers."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -78,7 +78,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed", array_like
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A stage in a request's life, as the lifecycle log tells it."""
+    """One line of the lifecycle log, but for what the frontend adds."""
 
     t_ns: int
     event: str
@@ -90,7 +90,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One step, as the frames carry it and as the step log shows it.
+    """One step, as the step log shows it.
 
     `num_running`, `num_waiting` and `free_blocks` as it was scheduled; `scheduled` and `sampled`
     map request ids to tokens.
@@ -107,10 +107,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """How a request ended, and what it went through: the account of the one who served it.
-
-    `phase` is what it was doing when it ended. Tokens as in `Request`.
-    """
+    """How a request ended. `phase` is what it was doing then; tokens as in `Request`."""
 
     finish_reason: FinishReason
     phase: Phase
@@ -162,7 +159,7 @@ def encode_frame(message: ToWorker | FromWorker) -> bytes:
 
 
 def decode_payload(decoder: msgspec.msgpack.Decoder[_Message], payload: bytes) -> _Message:
-    """The message in a frame. Raises ProtocolError for whatever is none."""
+    """The message in a frame. Raises ProtocolError."""
     try:
         return decoder.decode(payload)
     except (ValueError, RecursionError) as error:

@@ -132,7 +132,7 @@ def compute_figures(
         **cancel_figures(cancels, facts),
         **waste_figures(cancels, facts),
         **refill_figures(refills_after_abandons(frames, cancels, facts), cancels, facts),
-        **probe_figures(frames.requests),
+        **probe_figures(frames.requests if frames.probe_phase is None else frames.probe_phase),
         **latency_figures(frames.requests, facts),
         **asking_again_figures(frames.requests),
         **cached_again_figures(frames, facts),

@@ -59,6 +59,7 @@ NoScrape = Annotated[
         help="Read /metrics before and after the load only: watching costs the watched.",
     ),
 ]
+All = Annotated[bool, typer.Option("--all", help="Show every figure and note.")]
 Json = Annotated[bool, typer.Option("--json", help="Print summary.json instead of a table.")]
 JsonResult = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]

@@ -17,19 +17,17 @@ from harness.errors import ConfigError
 from harness.formatting import quantity
 from harness.gate.baseline import (
     AGAINST_BASELINE,
-    Baseline,
     figures_to_hold_to,
     limits_against_baseline,
     load_baseline,
     place_of,
     save_baseline,
 )
-from harness.gate.judge import Judgement, Terms, judge, refuse
+from harness.gate.judge import EXIT_CODES, Judgement, Terms, Verdict, judge, refuse
 from harness.gate.limits import BASELINE, Limit, parse_limits
 from harness.gate.measured import Measured, num_rounds
 from harness.gate.reports import LEFT_OUT, as_junit, as_markdown, gravest_first
 from harness.gate.run_folder import read_run
-from harness.gate.verdict import EXIT_CODES, Verdict
 from harness.store.run_folder import RunFolder, UnusableRunError
 
 WIDEST_LIMIT: Final = 33  # of the terminal's columns: the longest name of a figure
@@ -83,8 +81,8 @@ def gate_and_show(order: GateOrder, *, as_json: bool, quiet: bool) -> int:
 
 
 def print_judgement(console: Console, judgement: Judgement, saved: str | None) -> None:
-    """The verdict, then each limit: the gravest first, with what would decide it. `saved`: what
-    became of the baseline that was to be saved."""
+    """The verdict, then each limit, the gravest first. `saved` says what became of the baseline
+    that was to be saved."""
     title = Text.assemble(
         ("gate: ", "bold"),
         (f"{judgement.verdict}", _STYLES[judgement.verdict]),
@@ -116,14 +114,14 @@ def print_judgement(console: Console, judgement: Judgement, saved: str | None) -
 
 
 def _widths(terminal: int, longest: int) -> tuple[int, int]:
-    """Columns for the limits, the longest of which is so long, and for what is said of them."""
+    """Columns for the limits, the longest of which has `longest`, and for what is said of them."""
     both = terminal - _VERDICT - _GAPS
     limit = max(len("limit"), min(longest, WIDEST_LIMIT, both - SHORTEST_WORDS))
     return limit, max(SHORTEST_WORDS, both - limit)
 
 
 def _terms(order: GateOrder, measured: Measured) -> Terms:
-    """By what the run is judged: the file's limits, else the workload's, and the baseline."""
+    """The file's limits, else the workload's; and the baseline."""
     workload = RunFolder(order.run).read_manifest()["workload"]
     settings: dict[str, Any] = workload.get("gate") or {}
     arms = [arm["name"] for arm in workload["arms"]]
@@ -136,8 +134,8 @@ def _terms(order: GateOrder, measured: Measured) -> Terms:
     baseline, left_out = _baseline(order, measured), list[str]()
     if baseline is not None and not names_baseline:
         noise = float(settings.get("noise", 0.1))
-        against, left_out = limits_against_baseline(measured, baseline.measured, noise)
-        limits += parse_limits(against, source="baseline", arms=arms)
+        against, left_out = limits_against_baseline(measured, baseline, noise)
+        limits += against
     if not limits and not order.saves_baseline:
         raise ConfigError(
             f"{order.run}: nothing to judge it by: write limits into the workload ([gate] limits) "
@@ -165,9 +163,9 @@ def _limits(order: GateOrder, settings: dict[str, Any], arms: Sequence[str]) -> 
     return found
 
 
-def _baseline(order: GateOrder, measured: Measured) -> Baseline | None:
-    """The one that was named, else that of the workload where there is one. None while one is to be
-    saved: a run is not compared with what it replaces."""
+def _baseline(order: GateOrder, measured: Measured) -> Measured | None:
+    """The named one, else the workload's, where there is one. None while one is to be saved: a run
+    is not compared with what it replaces."""
     workload = measured.conditions.workload
     path = order.baseline or place_of(workload)
     if order.saves_baseline or (order.baseline is None and not path.is_file()):
@@ -176,7 +174,7 @@ def _baseline(order: GateOrder, measured: Measured) -> Baseline | None:
 
 
 def _save(order: GateOrder, measured: Measured, judgement: Judgement) -> str | None:
-    """Keep a run that passes, and say what became of it."""
+    """Keep a run that passes, and say so."""
     if not order.saves_baseline:
         return None
     if judgement.verdict is not Verdict.PASS:
@@ -187,7 +185,7 @@ def _save(order: GateOrder, measured: Measured, judgement: Judgement) -> str | N
 
 
 def _check_has_rounds(measured: Measured) -> None:
-    """What can be compared with nothing is kept as no baseline."""
+    """A baseline needs rounds: without them nothing can be compared with it."""
     rounds = min(num_rounds(side) for side in measured.sides.values())
     if rounds < FEWEST_ROUNDS:
         raise ConfigError(
@@ -198,7 +196,8 @@ def _check_has_rounds(measured: Measured) -> None:
 
 
 def _check_can_be_held_to(measured: Measured) -> None:
-    """Where no limit names the baseline, later runs are held to those of its figures it has."""
+    """Where no limit names the baseline, later runs are held to the usual figures: at least one
+    must be there."""
     for arm, side in measured.sides.items():
         if not figures_to_hold_to(side):
             raise ConfigError(
@@ -209,7 +208,7 @@ def _check_can_be_held_to(measured: Measured) -> None:
 
 
 def _check_apart(order: GateOrder) -> None:
-    """No file is named twice: one content would replace the other."""
+    """Raises ConfigError where a file is named twice: one content would replace the other."""
     named = {
         "--junit": order.junit,
         "--markdown": order.markdown,
@@ -225,7 +224,7 @@ def _check_apart(order: GateOrder) -> None:
 
 
 def _check_free(path: Path | None, *, may_overwrite: bool) -> None:
-    """An empty file may be written to: that is how CI hands over its step summary."""
+    """An empty file may be written to: CI hands its step summary over like that."""
     if path is None:
         return
     if path.is_dir() or not path.parent.is_dir():

@@ -6,58 +6,52 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.commands.run_table import print_arms, print_summary
 from harness.errors import ConfigError, InterruptedRunError
-from harness.run.pipeline import FinishedRun, draw_report, execute
+from harness.run.pipeline import FinishedRun, execute
 from harness.run.progress import Interruption, Progress, choose_progress
-from harness.run.rounds import execute_rounds
-from harness.run.run_config import RunOrder, resolve_order
+from harness.run.run_config import ResolvedOrder, RunOrder, resolve_order
 from harness.workload.values import LONGEST_S
 from harness.workload.workload import Workload, load_workload
 
 
-def run_and_show(order: RunOrder, *, as_json: bool, quiet: bool) -> None:
+def run_and_show(order: RunOrder, *, as_json: bool, quiet: bool, shows_all: bool) -> None:
     """Do the run and show what it gave. Raises how it ended, unless it is whole."""
     progress = choose_progress(Console(stderr=True), is_quiet=quiet)
     resolved = resolve_order(order)
-    run = execute_rounds if resolved.arm_runs else execute
-    report = None
     with Interruption() as interruption:
-        finished = run(resolved, progress=progress, interruption=interruption)
-        if finished.summary is not None:
-            report = _draw(finished, progress)
+        finished = _run(resolved, progress, interruption)
     if finished.summary is not None:
-        _show(finished.summary, report or finished.folder.path, as_json=as_json)
+        where = finished.report or finished.folder.path
+        _show(finished.summary, where, as_json=as_json, shows_all=shows_all)
     if finished.failure is not None:
         kept = f"what was collected is in {finished.folder.path}"
         raise type(finished.failure)(f"{finished.failure}\n{kept}") from finished.failure
-    if report is None:
+    if finished.report is None:
         log = finished.folder.log("report")
         raise RuntimeError(f"the report could not be drawn, see {log}")
     if interruption.requested:
         raise InterruptedRunError(f"interrupted, but the run in {finished.folder.path} is whole")
 
 
-def _draw(finished: FinishedRun, progress: Progress) -> Path | None:
-    try:
-        progress.phase("drawing the report")
-        return draw_report(finished.folder)
-    except KeyboardInterrupt as error:  # the second Ctrl-C: the user will not wait for it
-        kept = f"interrupted; what was saved is in {finished.folder.path}"
-        raise InterruptedRunError(kept) from error
-    finally:
-        progress.close()
+def _run(resolved: ResolvedOrder, progress: Progress, interruption: Interruption) -> FinishedRun:
+    if not resolved.arm_runs:
+        return execute(resolved, progress=progress, interruption=interruption)
+    from harness.run.rounds import execute_rounds  # analysis takes a second to import
+
+    return execute_rounds(resolved, progress=progress, interruption=interruption)
 
 
-def _show(summary: dict[str, Any], where: Path, *, as_json: bool) -> None:
+def _show(summary: dict[str, Any], where: Path, *, as_json: bool, shows_all: bool) -> None:
     if as_json:
         print(json.dumps(summary, indent=2))  # noqa: T201
         return
+    from harness.commands.run_table import print_arms, print_summary
+
     console = Console()
     if "arms" in summary:
-        print_arms(console, summary)
+        print_arms(console, summary, shows_all=shows_all)
     else:
-        print_summary(console, summary)
+        print_summary(console, summary, shows_all=shows_all)
     console.print(f"report: {where}", soft_wrap=True, markup=False, highlight=False)
 
 

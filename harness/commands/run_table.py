@@ -1,4 +1,4 @@
-"""The end of a run on a terminal: the headline figures, how sure they are, and what is missing.
+"""The end of a run on a terminal: three sentences, at most a dozen rows, and warnings.
 
 A narrow terminal is shown fewer columns, never half a figure.
 """
@@ -28,6 +28,7 @@ from harness.export.tables import (
 from harness.formatting import (
     DASH,
     SELF_EVIDENT_UNITS,
+    SIGNS,
     bounded,
     figure_of,
     interval,
@@ -40,6 +41,29 @@ from harness.formatting import (
 from harness.metrics import headline_figures, headlines
 from harness.records import Difference, Metric, Shift
 
+MOST_ROWS: Final = 12
+# Shown without --all, as far as a run has them.
+FIRST: Final = frozenset(
+    {
+        "cancel_latency_s",
+        "cancel_latency_steps",
+        "cancel_latency_prefill_s",
+        "removed_at_first_boundary",
+        "slot_refill_s",
+        "slot_recovery_s",
+        "wasted_tokens",
+        "ghost_rate",
+        "leaked_slots",
+        "leaked_blocks",
+        "slot_utilisation",
+        "ttft_s",
+        "itl_s",
+        "ttft_from_intended_s",
+        "attempts_per_answer",
+        "canary_mismatch_rate",
+        "storm_clear_s",
+    }
+)
 COLUMNS = ("mean", "p50", "p99", "max", "n (cens.)", "method")
 SPARED = ("method", "max", "n (cens.)")  # left out one by one where the terminal is too narrow
 FLOORS = {
@@ -50,21 +74,96 @@ FLOORS = {
 LEVEL_STYLE = {"info": "dim", "warning": "yellow", "invalid": "bold red"}
 
 
-def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
-    """Print everything a terminal should show of a summary."""
+def print_summary(console: Console, summary: Mapping[str, Any], *, shows_all: bool) -> None:
+    """Three sentences, the first rows of the table, and warnings; all there is with `shows_all`."""
     metrics = msgspec.convert(summary["metrics"], dict[str, Metric])
     missing = summary.get("not_measurable", {})
+    names = [name for name in headlines(metrics) if name in metrics]
+    shown = names if shows_all else [name for name in names if name in FIRST][:MOST_ROWS]
     parts: list[Table | Text] = [
         _outcomes(summary),
-        _figures(console, metrics),
-        *_what_the_figures_are(metrics),
-        _floor(metrics, missing),
+        *(Text(line) for line in headline_sentences(metrics, missing)),
+        _figures(console, {name: metrics[name] for name in shown}),
     ]
-    parts += _accounts(summary)
-    parts += [_statement(statement) for statement in summary.get("validity", [])]
-    if missing:
-        parts.append(Text("not measurable here: " + ", ".join(missing), style="dim"))
+    said = summary.get("validity", [])
+    if shows_all:
+        parts += [*_what_the_figures_are(metrics), _floor(metrics, missing), *_accounts(summary)]
+        parts += [_statement(statement) for statement in said]
+        if missing:
+            parts.append(Text("not measurable here: " + ", ".join(missing), style="dim"))
+    else:
+        parts += [_statement(one) for one in said if one["level"] != "info"]
+        notes = sum(one["level"] == "info" for one in said)
+        parts.append(_what_is_left(len(names) - len(shown), notes))
     console.print(Group(*parts))
+
+
+def _what_is_left(figures: int, notes: int) -> Text:
+    left = " and ".join(
+        quantity(n, noun) for n, noun in ((figures, "figures"), (notes, "notes")) if n
+    )
+    return Text(f"{left} more: --all" if left else "", style="dim")
+
+
+def headline_sentences(metrics: Mapping[str, Metric], missing: Mapping[str, str]) -> list[str]:
+    """What a cancel took, what it wasted, and when somebody else had the slot."""
+    return [
+        _latency_sentence(metrics, missing),
+        _waste_sentence(metrics, missing),
+        _recovery_sentence(metrics, missing),
+    ]
+
+
+def _latency_sentence(metrics: Mapping[str, Metric], missing: Mapping[str, str]) -> str:
+    latency, steps = metrics.get("cancel_latency_s"), metrics.get("cancel_latency_steps")
+    if latency is None:
+        return f"Cancel latency is not measurable here: {_why(missing, 'cancel_latency_s')}."
+    in_steps = "" if steps is None else f", that is {_typical(steps)}"
+    return f"A cancel took {_typical(latency, f'n = {latency.n:,}', *_by(latency))}{in_steps}."
+
+
+def _waste_sentence(metrics: Mapping[str, Metric], missing: Mapping[str, str]) -> str:
+    waste = metrics.get("wasted_tokens")
+    if waste is None:
+        return f"Wasted tokens are not measurable here: {_why(missing, 'wasted_tokens')}."
+    in_all = ""
+    if waste.mean is not None:
+        total = quantity(round(waste.n * waste.mean), "tokens")
+        in_all = f", {SIGNS.get(waste.bound, '')}{total} in all"
+    how = _in_brackets(*_by(waste))
+    return f"The server wasted {bounded(waste, 'mean')} on each user who left{in_all}{how}."
+
+
+def _recovery_sentence(metrics: Mapping[str, Metric], missing: Mapping[str, str]) -> str:
+    recovery = metrics.get("slot_recovery_s")
+    if recovery is None:
+        return f"Slot recovery is not measurable here: {_why(missing, 'slot_recovery_s')}."
+    text = f"A freed slot served the next user after {_typical(recovery, f'n = {recovery.n:,}')}"
+    idle = metrics.get("probe_ttft_unloaded_s")
+    if idle is None or idle.p50 is None:
+        return f"{text}."
+    return f"{text}; an idle server takes {quantity(idle.p50, 's')}."
+
+
+def _typical(metric: Metric, *more: str) -> str:
+    """ "5.02 ms (p99 16.9 ms)", or the mean where no quantile is known."""
+    if metric.p50 is None and "p50" not in metric.lower_bounds:
+        return f"{bounded(metric, 'mean')} on average{_in_brackets(*more)}"
+    p99 = f"p99 {bounded(metric, 'p99')}"
+    return f"{bounded(metric, 'p50')}{_in_brackets(p99, *more)}"
+
+
+def _in_brackets(*texts: str) -> str:
+    return f" ({'; '.join(texts)})" if texts else ""
+
+
+def _by(metric: Metric) -> list[str]:
+    """The method, unless it is the exact log."""
+    return [] if metric.method == "exact" else [f"by {metric.method.replace('_', ' ')}"]
+
+
+def _why(missing: Mapping[str, str], name: str) -> str:
+    return missing.get(name, "the run gives no data for it")
 
 
 def _outcomes(summary: Mapping[str, Any]) -> Text:
@@ -176,6 +275,11 @@ def _statement(statement: Mapping[str, str]) -> Text:
     return Text(f"{level}: {statement['text']}", style=LEVEL_STYLE.get(level, ""))
 
 
+ARM_WORDS: Final = {
+    "cancel_latency_s": "Cancel latency",
+    "wasted_tokens": "Tokens wasted on each user who left",
+    "slot_recovery_s": "Slot recovery",
+}
 MOST_EFFECTS: Final = 6  # lines
 MOST_CERTAIN: Final = 12  # lines: more are for the report, where there is room
 
@@ -184,8 +288,8 @@ Arms = Mapping[str, Mapping[str, Metric]]
 Differences = Mapping[str, Mapping[str, Sequence[Difference]]]
 
 
-def print_arms(console: Console, summary: Mapping[str, Any]) -> None:
-    """Print everything a terminal should show of a summary with arms."""
+def print_arms(console: Console, summary: Mapping[str, Any], *, shows_all: bool) -> None:
+    """The same of a summary with arms: a sentence tells what each arm gave."""
     arms = {
         name: msgspec.convert(arm["metrics"], dict[str, Metric])
         for name, arm in summary["arms"].items()
@@ -197,17 +301,32 @@ def print_arms(console: Console, summary: Mapping[str, Any]) -> None:
         f"{len(arms)} arms, {quantity(summary['rounds'], 'rounds')}; "
         f"the reference is {summary['reference']}",
     )
-    statements = [
-        Text(f"{said['level']}: {said['text']}", style=LEVEL_STYLE.get(said["level"], ""))
-        for said in summary["validity"]
-    ]
     pairs = headline_figures(arms, summary["headlines"])
+    said, sentences = summary["validity"], [Text(line) for line in _arm_sentences(arms)]
+    if not shows_all:
+        statements = [_statement(one) for one in said if one["level"] != "info"]
+        notes = len(said) - len(statements)
+        tables = _side_by_side(console, pairs[:MOST_ROWS], arms)
+        left = _what_is_left(max(0, len(pairs) - MOST_ROWS), notes)
+        console.print(Group(title, *sentences, *tables, *statements, left))
+        return
     certain = _certain(pairs, arms, differences)
     tables = _side_by_side(console, pairs, arms)
     value = msgspec.convert(summary.get("value"), Value | None)
     worth = [] if value is None else _value_tables(value)
     more = [*_whose(pairs, arms), *worth, *certain, *_effects(summary, arms)]
-    console.print(Group(title, *tables, *more, *statements))
+    console.print(Group(title, *sentences, *tables, *more, *(_statement(one) for one in said)))
+
+
+def _arm_sentences(arms: Arms) -> Iterator[str]:
+    """One for each of the three headline figures, with a clause for each arm."""
+    for name, words in ARM_WORDS.items():
+        found = {arm: metrics[name] for arm, metrics in arms.items() if name in metrics}
+        if found:
+            clauses = (f"{arm} {_typical(metric)}" for arm, metric in found.items())
+            yield f"{words}: {', '.join(clauses)}."
+        else:
+            yield f"{words}: not measurable here."
 
 
 def _side_by_side(console: Console, pairs: Pairs, arms: Arms) -> list[Table]:

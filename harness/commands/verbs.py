@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from harness.commands.app import (
+    All,
     ApiKeyEnv,
     BaselineFile,
     CaFile,
@@ -190,6 +191,7 @@ def demo(
     settings: Setting = None,
     out: Out = None,
     no_scrape: NoScrape = False,
+    shows_all: All = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -209,9 +211,10 @@ def demo(
         settings=settings or [],
         out=out,
         has_scraping=not no_scrape,
+        has_probe_phase=True,
         command=typed_command([]),
     )
-    run_and_show(order, as_json=as_json, quiet=quiet)
+    run_and_show(order, as_json=as_json, quiet=quiet, shows_all=shows_all)
 
 
 @app.command(cls=Command)
@@ -233,6 +236,7 @@ def run(  # noqa: PLR0913  one argument a flag
     settings: Setting = None,
     out: Out = None,
     no_scrape: NoScrape = False,
+    shows_all: All = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -269,7 +273,7 @@ def run(  # noqa: PLR0913  one argument a flag
         from harness.commands.web import serve_page
 
         raise typer.Exit(serve_page(order, port=web_port))
-    run_and_show(order, as_json=as_json, quiet=quiet)
+    run_and_show(order, as_json=as_json, quiet=quiet, shows_all=shows_all)
 
 
 @app.command(cls=Command)

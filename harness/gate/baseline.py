@@ -1,8 +1,7 @@
-"""A run that was kept, and whether another may be compared with it.
+"""A run that was kept for later runs to be held to.
 
-The file holds what `harness.gate.measured` reads of a run, so that it can be read without it. Of
-another workload, or of another demand, nothing can be compared; on another machine a time cannot,
-but what is counted in steps, tokens or blocks, and every share, can.
+The file holds what the gate reads of a run (`Measured`), so the run's folder may go. Without a
+limit that names the baseline, each of `AGAINST_BASELINE` may not grow by more than `gate.noise`.
 """
 
 from pathlib import Path
@@ -13,14 +12,13 @@ import msgspec
 from harness.analysis.comparable import depends_on_machine, other_machine
 from harness.analysis.compare import FEWEST_ROUNDS
 from harness.errors import ConfigError
-from harness.gate.limits import BASELINE
+from harness.gate.limits import BASELINE, Limit
 from harness.gate.measured import Measured, Side
 from harness.metrics import METRICS
 from harness.records import SCHEMA_VERSION
 from harness.store.run_folder import other_version
 
 FOLDER: Final = Path("results") / "baselines"
-# Judged against a baseline where no limit says what else: the more of it, the worse.
 AGAINST_BASELINE: Final = tuple(
     f"{one.name}.{one.baseline_figure}" for one in METRICS.values() if one.baseline_figure
 )
@@ -34,7 +32,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def place_of(workload: str) -> Path:
-    """Where the baseline of a workload lies, unless the user says otherwise."""
+    """The file of a workload's baseline, unless the user names another."""
     return FOLDER / f"{workload}.json"
 
 
@@ -52,24 +50,24 @@ def save_baseline(measured: Measured, path: Path, *, may_overwrite: bool) -> Non
         raise ConfigError(f"{path}: cannot be written: {error}") from error
 
 
-def load_baseline(path: Path, *, workload: str) -> Baseline:
-    """Raises ConfigError where it cannot be read, or is of another workload."""
+def load_baseline(path: Path, *, workload: str) -> Measured:
+    """Raises ConfigError where the file cannot be read, or is of another workload."""
     try:
         content = path.read_bytes()
         if said := other_version(msgspec.json.decode(content, type=dict[str, Any])):
             raise ConfigError(f"{path}: {said}; save the baseline again")
-        baseline = msgspec.json.decode(content, type=Baseline)
+        measured = msgspec.json.decode(content, type=Baseline).measured
     except (OSError, RecursionError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"{path}: is no baseline that can be read: {error}") from error
-    of = baseline.measured.conditions.workload
+        raise ConfigError(f"{path}: is not a baseline that can be read: {error}") from error
+    of = measured.conditions.workload
     if of != workload:
         raise ConfigError(f"{path}: is a baseline of workload {of}, and the run is of {workload}")
-    return baseline
+    return measured
 
 
 def figures_to_hold_to(side: Side) -> list[str]:
-    """Those of `AGAINST_BASELINE` of which a later run can be said to have so many times as much:
-    there are rounds enough, and none is zero, or all are."""
+    """The figures of `AGAINST_BASELINE` that a later run can be held to: enough rounds have a
+    value, and none of these is zero, or all are."""
     found = []
     for figure in AGAINST_BASELINE:
         metric, _, key = figure.partition(".")
@@ -83,28 +81,38 @@ def figures_to_hold_to(side: Side) -> list[str]:
 
 def limits_against_baseline(
     measured: Measured, before: Measured, noise: float
-) -> tuple[list[str], list[str]]:
-    """The limits of a comparison for which no line says what is compared, and what is left out of
-    it: times of another machine, where anything else is left.
+) -> tuple[list[Limit], list[str]]:
+    """The limits on a run where no line names the baseline, and the figures left out: times of
+    another machine, unless an arm has nothing else.
 
-    An arm of which the baseline has nothing is held to the first figure all the same, which cannot
-    be decided: nothing compared is no pass.
+    An arm that the baseline lacks is held to the first figure all the same. That cannot be decided:
+    comparing nothing is no pass.
     """
-    lines, left_out = [], []
+    limits, left_out = [], []
     for arm, side in measured.sides.items():
         then = before.sides.get(arm)
         figures = figures_to_hold_to(then) if then is not None else []
         if then is not None and other_machine(side.conditions, then.conditions) is not None:
-            alike = [one for one in figures if not _is_time(one, then)]
+            alike = [one for one in figures if not _is_time(one)]
             if alike:
                 left_out += [f"{arm}: {one}" for one in figures if one not in alike]
                 figures = alike
-        lines += [
-            f"{arm} / {BASELINE}: {figure} <= {1 + noise:g}"
-            for figure in figures or AGAINST_BASELINE[:1]
-        ]
-    return lines, left_out
+        limits += [_at_most(1 + noise, arm, figure) for figure in figures or AGAINST_BASELINE[:1]]
+    return limits, left_out
 
 
-def _is_time(figure: str, side: Side) -> bool:
-    return depends_on_machine(side.metrics[figure.partition(".")[0]].unit)
+def _at_most(times: float, arm: str, figure: str) -> Limit:
+    metric, _, key = figure.partition(".")
+    return Limit(
+        arm=arm,
+        relation="/",
+        against=BASELINE,
+        metric=metric,
+        key=key,
+        operator="<=",
+        number=times,
+    )
+
+
+def _is_time(figure: str) -> bool:
+    return depends_on_machine(METRICS[figure.partition(".")[0]].unit)

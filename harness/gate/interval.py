@@ -1,16 +1,16 @@
-"""What a run knows about one figure: between which values the true one lies.
+"""The range in which the true value of a figure lies, as far as one run knows it.
 
-A limit is judged by that range and not by the figure in its middle, so a build that is as good as
-its limit is not called bad by chance. Where the range comes from:
+A limit is judged by the range and not by the figure in its middle, so a build that is as good as
+its limit is not called bad by chance. Ranges:
 
-- a mean: its 95 % interval; of fewer than `FEWEST_FOR_MEAN` values it means nothing;
+- a mean: its 95 % interval, from `FEWEST_FOR_MEAN` values on;
 - p50 and p99: their intervals from order statistics; p90 and p95 lie between those two;
 - a share: the one-sided 95 % bounds of Clopper and Pearson;
-- a largest value and a count: what was seen, which is certain of this run;
-- what has no interval of its own: that of its rounds, from `compare.FEWEST_ROUNDS` rounds on.
+- a largest value and a count: the value itself, which is certain of this run;
+- a figure without an interval: that of its rounds, from `compare.FEWEST_ROUNDS` rounds on.
 
-A figure that is only a bound leaves the range open on the other side. A cancel latency that lies
-among those who were never let go is infinite.
+A figure that is only a bound leaves the range open on the other side. A cancel latency among
+requests that were never let go is infinite.
 """
 
 import math
@@ -28,14 +28,14 @@ from harness.metrics import METRICS
 from harness.records import Metric
 
 FEWEST_FOR_MEAN: Final = 30
-MOST_TIMES: Final = 1000  # as many abandons: beyond that, nobody will wait for it
+MOST_TIMES: Final = 1000  # as many abandons: a longer run is not worth proposing
 _QUANTILES: Final = ("p50", "p90", "p95", "p99")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """The true value lies between `low` and `high`. `shown` is what was measured, in words;
-    `to_decide` what would narrow the range."""
+    """The true value lies between `low` and `high`. `shown`: the measurement in words; `to_decide`:
+    what would narrow the range."""
 
     low: float
     high: float
@@ -45,7 +45,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknown:
-    """Nothing is known of the figure, why, and what would change that."""
+    """The figure is not known. `to_decide`: what would change that."""
 
     reason: str
     to_decide: str
@@ -54,7 +54,7 @@ class Unknown:
 def figure_range(
     limit: Limit, metric: Metric, per_round: Sequence[float | None]
 ) -> Known | Unknown:
-    """What is known of a figure by itself; `per_round` holds its value a round, where there are."""
+    """The range of a figure by itself. `per_round`: its value in each round."""
     if limit.key in metric.lower_bounds:
         return _among_censored(limit, metric)
     if _is_share(metric) and limit.key in ("mean", "upper95", "lower95"):
@@ -144,7 +144,7 @@ def _has_none(limit: Limit, metric: Metric) -> Unknown:
 
 
 def _certain(metric: Metric, key: str) -> Known:
-    """What was counted or seen: certain, but for its bound."""
+    """A counted value is certain, but for its bound."""
     value = float(getattr(metric, key))
     return _bounded(metric, value, value, quantity(value, metric.unit), "")
 
@@ -190,8 +190,8 @@ def _quantile(limit: Limit, metric: Metric, rounds: Sequence[float]) -> Known | 
 
 
 def _between_quantiles(key: str, metric: Metric) -> tuple[float, float]:
-    """Its own interval; where it has none on a side, a lower quantile is not above it, and a
-    higher one not below."""
+    """The quantile's own interval. On a side where it has none, the interval of a lower (higher)
+    quantile bounds it."""
     place = _QUANTILES.index(key)
     low, high = -math.inf, math.inf
     for other in _QUANTILES[: place + 1]:
@@ -248,5 +248,5 @@ def _is_share(metric: Metric) -> bool:
 
 
 def _is_reading(metric: Metric) -> bool:
-    """One number for the whole run, of which nothing says how much it varies."""
+    """One number for the whole run, without a sign of how much it varies."""
     return metric.mean is not None and metric.mean_ci95 is None and metric.p50 is None

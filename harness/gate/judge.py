@@ -1,7 +1,12 @@
-"""The whole judgement of a run: is it one that can be judged, and does it keep each limit?"""
+"""Judge a run: is it one to judge by, and does it keep each limit?
 
-from collections.abc import Iterator, Sequence
+pass: the whole range in which the true value lies is within the limit. fail: none of it is. Else
+the gate cannot decide, and that is never a pass.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -15,11 +20,9 @@ from harness.analysis.comparable import (
 )
 from harness.analysis.compare import FEWEST_ROUNDS, compare_rounds
 from harness.formatting import number
-from harness.gate.baseline import Baseline
 from harness.gate.interval import Known, Unknown, figure_range
 from harness.gate.limits import BASELINE, Limit
 from harness.gate.measured import Measured, Side
-from harness.gate.verdict import Check, Verdict, check, overall, undecided
 from harness.metrics import METRICS
 from harness.records import Metric
 
@@ -27,9 +30,29 @@ _MORE_ROUNDS: Final = f"at least {FEWEST_ROUNDS} rounds of both (`[[arms]]` and 
 _THE_RUN: Final = "the run"
 
 
+class Verdict(StrEnum):
+    PASS = "pass"
+    FAIL = "fail"
+    CANNOT_DECIDE = "cannot decide"
+
+
+EXIT_CODES: Final = {Verdict.PASS: 0, Verdict.FAIL: 3, Verdict.CANNOT_DECIDE: 4}
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One limit, or one condition on the run. `measured` and `reason` are in words; `to_decide`
+    says what would decide an undecided one."""
+
+    name: str
+    verdict: Verdict
+    measured: str = ""
+    reason: str
+    to_decide: str = ""
+
+
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """What the gate says of a run, and of what it follows. `baseline` is the run that it was
-    compared with, but for the figures in `left_out`: those are times, of another machine."""
+    """The gate's answer. `baseline` is the run compared with; `left_out` are the figures not
+    compared with it, since they are times of another machine."""
 
     run: str
     workload: str | None
@@ -41,37 +64,68 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """By what a run is judged. Fewer abandons than `fewest_abandons`, in any arm, are no pass.
-    `left_out`: figures that are not compared with the baseline, being times of another machine."""
+    """What a run is judged by. A run, or an arm, with fewer abandons than `fewest_abandons` does
+    not pass. `left_out`: as in `Judgement`."""
 
     limits: Sequence[Limit]
-    baseline: Baseline | None
+    baseline: Measured | None
     fewest_abandons: int
     left_out: Sequence[str] = ()
 
 
 def judge(measured: Measured, terms: Terms, *, run: str) -> Judgement:
-    """Judge a run that could be read."""
-    of_the_run = _check_run(measured)
+    """Judge a run that could be read; `run` is its name."""
     of_limits = (
-        _only_if_sound(check(limit, _judge_known(limit, measured, terms)), limit, measured)
+        _only_if_sound(_check_limit(limit, _known(limit, measured, terms)), limit, measured)
         for limit in terms.limits
     )
-    checks = [of_the_run, *of_limits, *_too_few(measured, terms.fewest_abandons)]
+    checks = [_check_run(measured), *of_limits, *_too_few(measured, terms.fewest_abandons)]
     return Judgement(
         run=run,
         workload=measured.conditions.workload,
         verdict=overall(checks),
         checks=checks,
-        baseline=None if terms.baseline is None else terms.baseline.measured.run_id,
+        baseline=None if terms.baseline is None else terms.baseline.run_id,
         left_out=list(terms.left_out),
     )
 
 
 def refuse(run: str, reason: str, to_decide: str) -> Judgement:
-    """The judgement of a run of which nothing can be read."""
-    checks = [undecided(_THE_RUN, reason, to_decide)]
+    """The judgement of a run that cannot be read."""
+    checks = [_undecided(_THE_RUN, reason, to_decide)]
     return Judgement(run=run, workload=None, verdict=overall(checks), checks=checks)
+
+
+def overall(checks: Iterable[Check]) -> Verdict:
+    """A fail wins, then an undecided check; no check at all is no pass."""
+    found = {one.verdict for one in checks}
+    for verdict in (Verdict.FAIL, Verdict.CANNOT_DECIDE):
+        if verdict in found:
+            return verdict
+    return Verdict.PASS if found else Verdict.CANNOT_DECIDE
+
+
+def _undecided(name: str, reason: str, to_decide: str) -> Check:
+    return Check(name=name, verdict=Verdict.CANNOT_DECIDE, reason=reason, to_decide=to_decide)
+
+
+def _check_limit(limit: Limit, known: Known | Unknown) -> Check:
+    if isinstance(known, Unknown):
+        return _undecided(limit.text, known.reason, known.to_decide)
+    holds = {limit.holds(known.low), limit.holds(known.high)}
+    if holds == {True} and (limit.operator != "==" or known.low == known.high):
+        verdict, reason = Verdict.PASS, "within the limit"
+    elif holds == {False} and not known.low < limit.number < known.high:
+        verdict, reason = Verdict.FAIL, "beyond the limit"
+    else:
+        verdict, reason = Verdict.CANNOT_DECIDE, "the limit lies within what the true value can be"
+    return Check(
+        name=limit.text,
+        verdict=verdict,
+        measured=known.shown,
+        reason=reason,
+        to_decide=known.to_decide if verdict is Verdict.CANNOT_DECIDE else "",
+    )
 
 
 def _check_run(measured: Measured) -> Check:
@@ -79,16 +133,16 @@ def _check_run(measured: Measured) -> Check:
         reason = "the server calls itself healthy after the load and answers nobody"
         return Check(name=_THE_RUN, verdict=Verdict.FAIL, reason=reason)
     if measured.invalid:
-        return undecided(_THE_RUN, "; ".join(measured.invalid), "a run for which that is not so")
+        return _undecided(_THE_RUN, "; ".join(measured.invalid), "a run for which that is not so")
     if measured.status != "complete":
         what = measured.status.replace("_", " ")
-        return undecided(_THE_RUN, f"it did not end well: {what}", "a run that is complete")
+        return _undecided(_THE_RUN, f"it ended early: {what}", "a run that is complete")
     return Check(name=_THE_RUN, verdict=Verdict.PASS, reason="complete, and its figures are valid")
 
 
 def _only_if_sound(one: Check, limit: Limit, measured: Measured) -> Check:
-    """A run that broke off can still show that something is wrong, but not that nothing is. An
-    invalid one, too, where it is something that no client brings about, however slow."""
+    """A run that broke off can fail but not pass. An invalid run can fail only by what no client
+    brings about, however slow."""
     is_sound = measured.status == "complete" and not measured.invalid
     is_certain = not measured.invalid or METRICS[limit.metric].from_server_alone
     is_kept = is_sound or (one.verdict is Verdict.FAIL and is_certain)
@@ -106,14 +160,14 @@ def _too_few(measured: Measured, fewest: int) -> Iterator[Check]:
     for name, side in measured.sides.items():
         if side.abandoned < fewest:
             of = "" if len(measured.sides) == 1 else f" in arm {name}"
-            yield undecided(
+            yield _undecided(
                 f"abandons{of} >= {fewest}",
                 f"only {side.abandoned:,} requests were abandoned{of}",
                 f"{fewest - side.abandoned:,} more (or a lower `gate.min_abandons`)",
             )
 
 
-def _judge_known(limit: Limit, measured: Measured, terms: Terms) -> Known | Unknown:
+def _known(limit: Limit, measured: Measured, terms: Terms) -> Known | Unknown:
     """What is known of the figure that a limit is on."""
     mine = measured.sides[limit.arm]
     metric = mine.metrics.get(limit.metric)
@@ -126,7 +180,7 @@ def _judge_known(limit: Limit, measured: Measured, terms: Terms) -> Known | Unkn
         return _unlike(limit, mine, other) or _of_rounds(limit, mine, other)
     if terms.baseline is None:
         return Unknown(reason="there is no baseline", to_decide="one, by --save-baseline")
-    return _since(limit, metric, mine, terms.baseline.measured)
+    return _since(limit, metric, mine, terms.baseline)
 
 
 def _since(limit: Limit, metric: Metric, mine: Side, before: Measured) -> Known | Unknown:
@@ -150,7 +204,7 @@ def _since(limit: Limit, metric: Metric, mine: Side, before: Measured) -> Known 
 
 
 def _of_rounds(limit: Limit, mine: Side, other: Side) -> Known | Unknown:
-    """The rounds of two arms are paired; those of a baseline are of another run."""
+    """Rounds of two arms are paired; rounds of a baseline are of another run."""
     rounds = _rounds(mine, limit), _rounds(other, limit)
     is_paired = limit.against != BASELINE
     one = compare_rounds(limit.arm, str(limit.against), *rounds, paired=is_paired)
@@ -175,7 +229,7 @@ def _of_rounds(limit: Limit, mine: Side, other: Side) -> Known | Unknown:
 
 
 def _unlike(limit: Limit, mine: Side, other: Side) -> Unknown | None:
-    """Figures that are not of one kind are not compared."""
+    """Why the figures of two sides are not compared; None where they are."""
     metric, theirs = mine.metrics[limit.metric], other.metrics.get(limit.metric)
     if theirs is None:
         return _missing(limit, other, "two that can measure it", of=f"{limit.against}: ")

@@ -1,14 +1,13 @@
-"""Limits as people write them, one line each; `#` begins a comment.
+"""Limits, one a line; `#` begins a comment.
 
     cancel_latency_steps.p99 <= 2                  a figure of the run
     new: cancel_latency_steps.p99 <= 2             a figure of an arm
-    new - old: cancel_latency_s.mean <= 0.02       how much more an arm has than another
-    new / old: cancel_latency_s.mean <= 1.2        how many times as much
+    new - old: cancel_latency_s.mean <= 0.02       the difference of two arms
+    new / old: cancel_latency_s.mean <= 1.2        their ratio
     run / baseline: wasted_tokens.mean <= 1.1      the same against the baseline; or: new / baseline
 
-Where there are arms, a line that names none holds for each of them. Left of the operator stands a
-metric of `summary.json` and one of its figures, right of it a number in the metric's unit (of a
-ratio: none).
+A line that names no arm holds for each arm. Left of the operator stand a metric of `summary.json`
+and one of its figures, right of it a number in the metric's unit (a ratio has none).
 """
 
 import difflib
@@ -29,17 +28,6 @@ BASELINE: Final = "baseline"
 _TAKEN: Final = {BASELINE: "a run that was saved", RUN: "a run without arms"}
 KEYS: Final = ("mean", "p50", "p90", "p95", "p99", "max", "upper95", "lower95")
 KEYS_PER_ROUND: Final = ("mean", "p50", "p99")  # of these a summary keeps a value a round
-
-# A workload without limits of its own is held to these by a report: every abandoned request is
-# stopped, nothing is missing afterwards, and a cancel takes the step in progress and little more.
-DEFAULT_LIMITS: Final = (
-    "ghost_rate.mean == 0",
-    "leaked_slots.max == 0",
-    "leaked_blocks.max == 0",
-    "cancel_latency_steps.p50 <= 2",
-    "cancel_latency_steps.p99 <= 5",
-    "wasted_after_close_tokens.mean <= 2",
-)
 
 # Of one metric, each of these figures is never above the next.
 _ASCENDING: Final = (
@@ -73,12 +61,11 @@ class Limit:
 
     @property
     def text(self) -> str:
-        """The line, as one would write it."""
+        """The line."""
         return f"{self.figure} {self.operator} {self.number:.15g}"
 
     @property
     def figure(self) -> str:
-        """What is limited."""
         figure = f"{self.metric}.{self.key}"
         if self.against is not None:
             return f"{self.arm} {self.relation} {self.against}: {figure}"
@@ -102,8 +89,8 @@ _HOLDS: Final[Mapping[Operator, Callable[[float, float], bool]]] = {
 
 
 def parse_limits(lines: Iterable[str], *, source: str, arms: Sequence[str]) -> list[Limit]:
-    """All limits of a workload or a file. Raises ConfigError with a line for each thing wrong, also
-    for an arm with a name that means something else in a limit."""
+    """Raises ConfigError with a line for each mistake, also for an arm whose name means something
+    else in a limit."""
     found: list[Limit] = []
     problems = [
         f"{source}: an arm cannot be named `{arm}`: in a limit that is {_TAKEN[arm]}"
@@ -125,7 +112,7 @@ def parse_limits(lines: Iterable[str], *, source: str, arms: Sequence[str]) -> l
 
 
 def _parse(text: str, arms: Sequence[str]) -> list[Limit]:
-    """One limit; of a line that names no arm where there are some, one for each."""
+    """One limit; for a line that names no arm, one for each arm."""
     match = _LINE.fullmatch(text)
     if match is None:
         raise ValueError(_FORM)
@@ -162,7 +149,7 @@ def _check_names(limit: Limit) -> None:
 
 
 def _check_sides(limit: Limit, arms: Sequence[str]) -> None:
-    """Every side must be an arm, or the run where there are none."""
+    """Raises ValueError for a side that is no arm, and not the run of a workload without arms."""
     sides = arms or [RUN]
     for name in (limit.arm, limit.against):
         if name is None or name in sides or (name == BASELINE and name is limit.against):
@@ -182,7 +169,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _contradictions(limits: Sequence[Limit]) -> Iterable[str]:
-    """What no value can hold: a limit by itself, or two on one figure or on two in order."""
+    """Limits that no value keeps: one by itself, or two on one figure or on ordered figures."""
     for place, first in enumerate(limits):
         if (said := _impossible(first)) is not None:
             yield f"`{first.text}` is impossible: {said}"
@@ -192,8 +179,8 @@ def _contradictions(limits: Sequence[Limit]) -> Iterable[str]:
 
 
 def _impossible(limit: Limit) -> str | None:
-    """No figure by itself is below 0, but for those that are differences, and no ratio; no share is
-    above 1."""
+    """Ratios are never below 0, nor are figures by themselves, unless they are differences; shares
+    are never above 1."""
     if limit.relation == "/" and not _is_kept_between(limit, 0, math.inf):
         return "a ratio is never below 0"
     if limit.relation is not None:
@@ -210,7 +197,7 @@ def _is_kept_between(limit: Limit, low: float, high: float) -> bool:
 
 
 def _can_both_hold(lower: Limit, higher: Limit) -> bool:
-    """Is there a value for each, where the figure of the first is never above the second's?"""
+    """Is there a value for each, if the first figure is never above the second?"""
     is_same = lower.figure == higher.figure
     if not is_same and not _are_ordered(lower, higher):
         return True

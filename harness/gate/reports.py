@@ -1,4 +1,4 @@
-"""A judgement as Markdown, for a step summary or a comment: what decides comes first."""
+"""A judgement as Markdown, for a step summary or a comment, and as JUnit, for a CI's tests."""
 
 import re
 from collections.abc import Sequence
@@ -6,8 +6,7 @@ from typing import Final
 from xml.etree import ElementTree as ET
 
 from harness.formatting import DASH
-from harness.gate.judge import Judgement
-from harness.gate.verdict import Check, Verdict
+from harness.gate.judge import Check, Judgement, Verdict
 
 SIGNS: Final = {Verdict.PASS: "✅", Verdict.FAIL: "❌", Verdict.CANNOT_DECIDE: "❔"}
 LEFT_OUT: Final = "not compared, being times of another machine than the baseline's"
@@ -15,7 +14,7 @@ MOST_BYTES: Final = 1_000_000  # GitHub takes no step summary of more than 1 MiB
 
 
 def as_markdown(judgement: Judgement) -> str:
-    """The file's content: a heading and a table, the gravest first; cut where it grows too long."""
+    """A heading and a table, the gravest first; cut off at `MOST_BYTES`."""
     head = [
         f"### {SIGNS[judgement.verdict]} walkaway gate: {judgement.verdict}",
         "",
@@ -41,7 +40,7 @@ def as_markdown(judgement: Judgement) -> str:
 
 
 def gravest_first(checks: Sequence[Check]) -> list[Check]:
-    """Fails, then what cannot be decided, then what passed."""
+    """Fails, then undecided checks, then passes."""
     order = [Verdict.FAIL, Verdict.CANNOT_DECIDE, Verdict.PASS]
     return sorted(checks, key=lambda one: order.index(one.verdict))
 
@@ -70,7 +69,7 @@ _NO_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 
 
 def as_junit(judgement: Judgement) -> bytes:
-    """The file's content."""
+    """Each limit is a test: a broken one failed, an undecided one ended with an error."""
     verdicts = [one.verdict for one in judgement.checks]
     counts = {
         "tests": str(len(verdicts)),

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 
 from harness.errors import ConfigError
 from harness.gate.measured import Measured, read_measured
+from harness.store.parquet import ROWS_AT_ONCE
 from harness.store.run_folder import (
     RECORDS,
-    ROWS_AT_ONCE,
     WHOLE_FILES,
     RunFolder,
     UnusableRunError,

@@ -5,6 +5,7 @@ describe one: on the command line, or in the start form of the web page, which s
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
+_STDIN: Final = 0
+_PIPE_BYTES: Final = 1 << 16
 _NOW: Final = "walkaway_now"
 _HEADER: Final = "--walkaway-header"
 _CA_FILE: Final = "--walkaway-ca-file"
@@ -49,7 +52,7 @@ def _add_in_form(group: argparse._ArgumentGroup, name: str, **details: Any) -> N
 
 def _add_of_the_process(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--walkaway-plan", metavar="FILE", help="a complete plan; wins over the rest")
+    add("--walkaway-plan", metavar="FILE", help="a complete plan, -: standard input")
     add(
         "--walkaway-exit-with",
         type=int,
@@ -144,11 +147,23 @@ def load_plan(options: argparse.Namespace) -> LoadPlan:
     if options.walkaway_plan is None:
         return _described(options)
     try:
+        if options.walkaway_plan == "-":
+            return msgspec.json.decode(_first_line(_STDIN), type=LoadPlan)
         return read_plan(Path(options.walkaway_plan))
     except OSError as error:
         raise ConfigError(f"--walkaway-plan: cannot read the plan: {error}") from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{options.walkaway_plan} is not a load plan: {error}") from error
+
+
+def _first_line(file: int) -> bytes:
+    """All that comes until a line ends, or the input does."""
+    parts: list[bytes] = []
+    while part := os.read(file, _PIPE_BYTES):
+        parts.append(part)
+        if part.endswith(b"\n"):
+            break
+    return b"".join(parts)
 
 
 def plan_of_the_page(options: argparse.Namespace) -> LoadPlan | None:

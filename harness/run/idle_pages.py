@@ -81,19 +81,42 @@ def may_be_at_work(
 
 
 class CalmWatch:
-    """Counts the scrapes in a row that show every gauge as it was before the load."""
+    """Follows the scrapes after the load: is the server as it was before?
+
+    Its state: how many scrapes in a row showed every gauge as before the load, and since when
+    every value, also of the counters, stands still.
+    """
 
     def __init__(self, before: Mapping[str, float]) -> None:
         self._before = before
-        self._last_ns: int | None = None
+        self._scraped_ns: int | None = None
         self._calm = 0
+        self._values: Mapping[str, float] = {}
+        self._still_since_ns = 0
 
-    def is_calm(self, scraped_ns: int, gauges: Mapping[str, float]) -> bool:
-        """Take in a scrape (the same one again changes nothing): were there enough?"""
-        if scraped_ns != self._last_ns:
-            self._last_ns = scraped_ns
-            self._calm = self._calm + 1 if is_back(self._before, gauges) else 0
+    def take(self, scraped_ns: int, values: Mapping[str, float]) -> None:
+        """A scrape, by role; the same one again changes nothing."""
+        if scraped_ns == self._scraped_ns:
+            return
+        self._scraped_ns = scraped_ns
+        self._calm = self._calm + 1 if is_back(self._before, values) else 0
+        if values != self._values:
+            self._values, self._still_since_ns = values, scraped_ns
+
+    @property
+    def is_calm(self) -> bool:
         return self._calm >= CALM_SCRAPES
+
+    def is_idle(self, now_ns: int, values: Mapping[str, float]) -> bool:
+        """Do these values, read now, prove that nothing is computed or held?
+
+        They do if all stood still for `LATER_S`, the gauges as before the load, and a counter of
+        computed tokens is among them. Then there is no need to read them once more.
+        """
+        has_counter = any(role in values for role in _OF_WORK)
+        stood_ns = now_ns - self._still_since_ns
+        is_still = values == self._values and stood_ns >= LATER_S * 1e9
+        return is_still and has_counter and is_back(self._before, values)
 
 
 LATER_S: Final = 1.0  # after the last idle reading: a ghost has counted tokens by then

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import pandas as pd
 
 from harness.errors import ConfigError
 from harness.load.client_process import PROGRAM
@@ -51,6 +50,8 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def _read_column(path: Path, column: str) -> list[str]:
+    import pandas as pd
+
     try:
         # As text: a number must not change on its way through a float.
         table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, dtype=str)

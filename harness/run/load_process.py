@@ -10,46 +10,40 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from importlib.resources import files
 from itertools import count
+from typing import Protocol
 
+import msgspec
 import psutil
 
 from harness.errors import TargetError
-from harness.formatting import quantity
 from harness.load.rows import ShardReader
 from harness.records import ClientSample, ProcessMark, RequestRow
-from harness.run.process import Child, python_module
+from harness.run.process import QUIT_S, Child, python_module
 from harness.run.progress import Snapshot
-from harness.run.schedule import describe_open_loop
 from harness.store.run_folder import RunFolder
-from harness.workload.plan import (
-    AbandonLoad,
-    CancelStormLoad,
-    ChunkFrontierLoad,
-    LoadPlan,
-    SlotRecoveryLoad,
-)
+from harness.workload.plan import AbandonLoad, LoadPlan
 
 LOOPBACK = "127.0.0.1"
 WATCH_S = 0.2
 CHECK_EVERY = 5  # of these turns
 LAGS_SHOWN = 100  # of the latest: some seconds
-HOURS_FROM_S = 7200  # up to here a time is told in seconds
 GRACE_S = 60.0  # to come up and to go down, beside the plan's own time
 LAST_ROWS_S = 10.0  # a worker with nothing more to do than to write takes a moment
 LAST_ROWS_POLL_S = 0.02
 
 
 def load_command(folder: RunFolder, processes: int) -> list[str]:
-    """Locust without a web page, with the plan that lies in the run's folder.
+    """Locust without a web page. One process reads its plan from standard input.
 
-    With several processes Locust starts them itself: one that has no users and tells the others
-    when to begin and to end, and so many that have. A dead one's users come back in the others.
+    Locust starts several processes itself: a master without users and `processes` workers. All of
+    them read the plan in the run's folder. The master moves a dead worker's users to the others.
     """
     locustfile = str(files("workloads") / "locustfile.py")
+    plan = "-" if processes == 1 else str(folder.load_plan)
     return python_module(
         "locust",
         *("-f", locustfile, "--headless", "--only-summary"),
-        *("--walkaway-plan", str(folder.load_plan), "--walkaway-exit-with", "0"),
+        *("--walkaway-plan", plan, "--walkaway-exit-with", "0"),
         *(together(processes) if processes > 1 else ()),
     )
 
@@ -69,54 +63,89 @@ def _free_port() -> str:
         return str(listener.getsockname()[1])
 
 
-def run_load(
-    plan: LoadPlan,
-    folder: RunFolder,
-    *,
-    until_settled: ExitStack,
-    check_server: Callable[[], None],
-    watch: Callable[[str, int], None],
-    show: Callable[[Snapshot], None],
-    interrupted: Callable[[], bool],
-) -> None:
-    """Run the load process to its end, or until interrupted. Its rows lie in shards then.
+class Watcher(Protocol):
+    """What a load needs of its measurement."""
 
-    The connections that its users left open are reset when `until_settled` is closed.
+    folder: RunFolder
 
-    `check_server` raises when there is no use in going on, `watch` is told the name and the id of
-    each process. Raises TargetError when the load process dies or hangs.
+    @property
+    def is_interrupted(self) -> bool: ...
+
+    def check_server(self) -> None: ...
+
+    def watch(self, name: str, pid: int) -> None: ...
+
+    def show(self, snapshot: Snapshot) -> None: ...
+
+
+class LoadProcess:
+    """Runs the loads of one measurement, each in a process of its own.
+
+    Its state is the process that waits for its plan: importing Locust takes a second, which passes
+    while the server starts.
     """
+
+    def __init__(self) -> None:
+        self._waiting: Child | None = None
+
+    def prepare(self, folder: RunFolder, *, processes: int, until_over: ExitStack) -> None:
+        """Start the process of the first load. It ends with `until_over`, with a plan or without.
+
+        Workers share one standard input, so with several processes none is started before its plan
+        is known.
+        """
+        if processes == 1:
+            child = Child("load", load_command(folder, processes), folder.log("load"), quit_s=0)
+            self._waiting = until_over.enter_context(child)
+
+    def run(self, plan: LoadPlan, run: Watcher, *, until_settled: ExitStack) -> None:
+        """Run a load to its end, or until interrupted. Its rows lie in shards then.
+
+        The connections that its users left open are reset when `until_settled` is closed. Raises
+        TargetError when the server is gone, or the load process dies or hangs.
+        """
+        load, self._waiting = self._waiting, None
+        if load is None:
+            command = load_command(run.folder, plan.processes)
+            load = Child("load", command, run.folder.log("load"))
+        until_settled.callback(end_workers, run.folder, load.pid)
+        until_settled.enter_context(load)
+        run.watch("load", load.pid)
+        load.quit_s = QUIT_S  # from here on it has rows to write
+        if plan.processes == 1:
+            load.say(msgspec.json.encode(plan))
+        follow_load(plan, load, run)
+
+
+def follow_load(plan: LoadPlan, load: Child, run: Watcher) -> None:
+    """Watch the load process until it ends, or until interrupted."""
+    folder = run.folder
     shards = ShardReader(folder.shards, RequestRow)
     marks = ShardReader(folder.shards, ProcessMark)
     samples = ShardReader(folder.shards, ClientSample)
     counts: Counter[str] = Counter()
     lags: deque[int] = deque(maxlen=LAGS_SHOWN)
     started_s = time.monotonic()
-    command = load_command(folder, plan.processes)
-    load = Child("load", command, folder.log("load"))
-    until_settled.callback(end_workers, folder, load.pid)
-    until_settled.enter_context(load)
-    watch("load", load.pid)
     for turn in count(1):
         code = load.wait(WATCH_S)
         if code == 0:  # the load is over when its workers are
-            let_workers_end(folder, load.pid, interrupted=interrupted)
-        if code == 0 or interrupted():
+            let_workers_end(folder, load.pid, interrupted=lambda: run.is_interrupted)
+        if code == 0 or run.is_interrupted:
             return
         if code is not None:
             raise TargetError(f"the load process ended with code {code}:\n{load.tail()}")
         if turn % CHECK_EVERY == 0:
-            check_server()
+            run.check_server()
         elapsed_s = time.monotonic() - started_s
         if elapsed_s > plan.max_seconds + plan.timeouts.next_byte_s + GRACE_S:
             raise TargetError(f"the load process did not end in time:\n{load.tail()}")
         for mark in marks.read_new():
             if mark.pid != load.pid:
-                watch(f"load {mark.worker}", mark.pid)
+                run.watch(f"load {mark.worker}", mark.pid)
         rows = shards.read_new()
         counts.update(row.outcome.value for row in rows)
         lags.extend(sample.lag_ns for sample in samples.read_new())
-        show(_snapshot(plan, elapsed_s, counts, rows, lags))
+        run.show(_snapshot(plan, elapsed_s, counts, rows, lags))
 
 
 def _pause(seconds: float) -> None:
@@ -161,34 +190,6 @@ def _is_running(pid: int, session: int) -> bool:
         return os.getsid(pid) == session and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except (ProcessLookupError, psutil.NoSuchProcess):
         return False
-
-
-def describe_load(plan: LoadPlan) -> str:
-    """One line about what is going to happen."""
-    text = _described(plan)
-    return text if plan.processes == 1 else f"{text}, in {plan.processes} processes"
-
-
-def _described(plan: LoadPlan) -> str:
-    if plan.open_loop is not None:
-        return f"load: {describe_open_loop(plan.open_loop)}"
-    users = quantity(plan.users, "users")
-    match plan.load:
-        case AbandonLoad(stop_after_abandons=None):
-            return f"load: {users} for {_time(plan.max_seconds)}"
-        case AbandonLoad(stop_after_abandons=enough):
-            most = _time(plan.max_seconds)
-            return f"load: {users} until {enough} have walked away, at most {most}"
-        case SlotRecoveryLoad(slots=slots, trials=trials):
-            return f"load: {slots} slots, {trials} trials of each arm"
-        case ChunkFrontierLoad(bystanders=others, pairs=pairs):
-            return f"load: {others} bystanders, {pairs} long prompts read and as many abandoned"
-        case CancelStormLoad(streams=streams, storms=storms):
-            return f"load: {storms} storms, in each of which {streams} streams are left at once"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < HOURS_FROM_S else f"{seconds / 3600:.3g} h"
 
 
 def _snapshot(

@@ -4,15 +4,17 @@ Each step leaves its mark in the manifest, so that it tells at any moment how fa
 """
 
 import random
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib import import_module
 from itertools import takewhile
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Final, Protocol
 
 import httpx
 import msgspec
@@ -33,10 +35,15 @@ from harness.run.idle_pages import (
     typical_step_s,
 )
 from harness.run.load_plan import load_notes, prompt_salt
-from harness.run.load_process import describe_load, run_load
 from harness.run.preflight import Enquiry
 from harness.run.process import Child
-from harness.run.progress import Interruption, Progress, Snapshot
+from harness.run.progress import (
+    Interruption,
+    PrefixedProgress,
+    Progress,
+    Snapshot,
+    describe_load,
+)
 from harness.run.run_config import ResolvedOrder, make_load_plan
 from harness.run.schedule import count_arrivals, open_loop_notes
 from harness.run.server import (
@@ -45,7 +52,7 @@ from harness.run.server import (
     choose_runner,
     engine_command,
     started_command,
-    started_engine,
+    wait_for_engine,
 )
 from harness.store.manifest import IdleReading, Manifest, ScheduledArrivals, find_hardware
 from harness.store.run_folder import RunFolder, RunRows
@@ -107,9 +114,8 @@ def _start_ours(
         progress.phase(text)
     progress.phase(f"starting the reference engine ({runner} runner)")
     command = engine_command(settings, runner, model=resolved.order.model)
-    return stack.enter_context(
-        started_engine(command, log, interrupted=lambda: interruption.requested)
-    )
+    engine = stack.enter_context(Child("engine", command, log))
+    return engine, wait_for_engine(engine, interrupted=lambda: interruption.requested)
 
 
 MOST_REMEMBERED: Final = 1000
@@ -154,6 +160,23 @@ class LatencySoFar:
 SETTLE_POLL_S = 0.02
 
 
+def _import_analysis() -> None:
+    """pandas and scipy take a second to import. It passes while the server starts."""
+    for module in ("harness.store.parquet", "harness.analysis.summary"):
+        import_module(module)
+
+
+class Load(Protocol):
+    """Makes the requests of a measurement: a process of ours, or the users of a web page."""
+
+    def prepare(self, folder: RunFolder, *, processes: int, until_over: ExitStack) -> None:
+        """The server is being started or looked for. What is started ends with `until_over`."""
+
+    def run(self, plan: LoadPlan, run: "Measurement", *, until_settled: ExitStack) -> None:
+        """Return when the load has ended, or is interrupted. Connections that users left open are
+        held until `until_settled` is closed. Raises TargetError when load or server die."""
+
+
 class Measurement:
     """One measurement in progress.
 
@@ -169,20 +192,25 @@ class Measurement:
         progress: Progress,
         interruption: Interruption,
         *,
+        load: Load,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
-        run_load: Callable[..., None] = run_load,
     ) -> None:
         self.manifest = manifest
         self.notes = Notes()
-        self._resolved = resolved
+        self.resolved = resolved
+        self.progress = progress
+        self.server: Server | None = None
         self._target = resolved.target
-        self._folder = folder
-        self._progress = progress
+        self.folder = folder
         self._interruption = interruption
         self._clock_ns = clock_ns
-        self._run_load = run_load
+        self._load = load
+        self._latency = LatencySoFar()
+        self._events_seen = 0
         self._collector: Collector | None = None
         self._pages: IdlePages | None = None
+        self._calm = CalmWatch({})
+        self._imports = threading.Thread(target=_import_analysis)
         self._is_exact = resolved.target.lifecycle and resolved.workload.collect.exact
 
     def rows(self) -> RunRows:
@@ -212,24 +240,64 @@ class Measurement:
         steps = self._collector.steps.latest()[-1:]
         return {"running": steps[0].num_running, "waiting": steps[0].num_waiting} if steps else {}
 
+    def check_server(self) -> None:
+        """Raises TargetError when the server is gone."""
+        assert self.server is not None
+        self.server.check_alive()
+
+    def watch(self, name: str, pid: int) -> None:
+        """Record what a process of the load uses."""
+        assert self._collector is not None
+        self._collector.cpu.watch(name, pid)
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Show the state of the load, with what the server tells beside it."""
+        if self.manifest.clock.comparable:
+            new, self._events_seen = self.events_since(self._events_seen)
+            self._latency.add(snapshot.left_ns, new)
+        self.progress.update(
+            replace(snapshot, gauges=self.gauges(), cancel_latency_s=self._latency.typical_s)
+        )
+
+    @property
+    def is_interrupted(self) -> bool:
+        return self._interruption.requested
+
     def step_s(self) -> float | None:
         """How long a step of the engine typically took so far; None where it tells of none."""
         return None if self._collector is None else typical_step_s(self._collector.steps.latest())
 
-    def take(self) -> None:
-        """Do it all. Raises TargetError, InterruptedRunError and ConfigError; `manifest` and `rows`
-        hold then what there was up to there."""
+    def follow_with(
+        self, resolved: ResolvedOrder, folder: RunFolder, manifest: Manifest, load: Load
+    ) -> "Measurement":
+        """The next measurement of the same server."""
+        following = Measurement(
+            resolved,
+            folder,
+            manifest,
+            PrefixedProgress(self.progress, "probe phase"),
+            self._interruption,
+            load=load,
+            clock_ns=self._clock_ns,
+        )
+        following.server = self.server
+        return following
+
+    def take(self, children: ExitStack, *, when_loaded: Callable[[], None]) -> None:
+        """Load the server and watch it. `when_loaded` is called when the last load is over.
+
+        What is started ends with `children`: the process of the load, and the server, where there
+        is none yet. Raises TargetError, InterruptedRunError and ConfigError; `manifest` and `rows`
+        then hold what there was by then.
+        """
+        processes = self.resolved.workload.run.processes
+        self._load.prepare(self.folder, processes=processes, until_over=children)
+        self._imports.start()
         with ExitStack() as stack:
             client = stack.enter_context(self._client(10.0))
-            server = find_server(
-                self._resolved,
-                self._folder.log("engine"),
-                stack,
-                client=client,
-                notes=self.notes,
-                progress=self._progress,
-                interruption=self._interruption,
-            )
+            if self.server is None:
+                self.server = self._find_server(children, client)
+            server = self.server
             enquiry = self._enquiry(client)
             urls = enquiry.note_target(server)
             pages = self._pages = IdlePages(
@@ -237,78 +305,83 @@ class Measurement:
             )
             server = enquiry.with_slots(server)
             first = enquiry.with_lengths(self._plan_load(server))
-            self._folder.load_plan.touch(mode=0o600)  # its headers may hold a secret
-            write_plan(first, self._folder.load_plan)
             if self._is_exact:
                 enquiry.note_clock(server)
             enquiry.read_first(pages)
-            self._folder.write_manifest(self.manifest)
+            self.folder.write_manifest(self.manifest)
             with self._collect(stack, server, urls) as collector:
-                for number in range(loops := self._resolved.workload.run.loops):
+                for number in range(loops := self.resolved.workload.run.loops):
                     plan = msgspec.structs.replace(first, seed=first.seed + number)
-                    self._loop(plan, server, collector, pages, is_last=number == loops - 1)
+                    is_last = number == loops - 1
+                    with ExitStack() as until_settled:
+                        self._run_load(plan, until_settled)
+                        if is_last:
+                            when_loaded()
+                        self._settle(collector)
+                        server.check_alive()
+                        self._read_settled(pages, is_last=is_last)
+                        self.manifest.window.held_until_ns.append(self._clock_ns())
             enquiry.probe(server)
 
-    def _loop(
-        self,
-        plan: LoadPlan,
-        server: Server,
-        collector: Collector,
-        pages: IdlePages,
-        *,
-        is_last: bool,
-    ) -> None:
-        with ExitStack() as until_settled:
-            self._load(plan, server, collector, until_settled)
-            self._settle(collector)
-            server.check_alive()
-            self._read_settled(pages, is_last=is_last)
-            self.manifest.window.held_until_ns.append(self._clock_ns())
+    def _find_server(self, children: ExitStack, client: httpx.Client) -> Server:
+        return find_server(
+            self.resolved,
+            self.folder.log("engine"),
+            children,
+            client=client,
+            notes=self.notes,
+            progress=self.progress,
+            interruption=self._interruption,
+        )
 
     def _client(self, timeout_s: float) -> httpx.Client:
         """For requests of our own, which may take as long as those of the load may be silent."""
         return http_client(
-            self._resolved.headers,
-            ca_file=self._resolved.order.ca_file,
+            self.resolved.headers,
+            ca_file=self.resolved.order.ca_file,
             timeout_s=timeout_s,
-            longest_s=max(timeout_s, self._resolved.workload.run.timeout_s),
+            longest_s=max(timeout_s, self.resolved.workload.run.timeout_s),
         )
 
     def _enquiry(self, client: httpx.Client) -> Enquiry:
         return Enquiry(
-            self._resolved,
+            self.resolved,
             client,
             self.manifest,
             notes=self.notes,
-            progress=self._progress,
+            progress=self.progress,
             clock_ns=self._clock_ns,
         )
 
     def _plan_load(self, server: Server) -> LoadPlan:
-        plan = make_load_plan(self._resolved, server, rows_dir=self._folder.shards)
+        plan = make_load_plan(self.resolved, server, rows_dir=self.folder.shards)
         run_id, created_at = self.manifest.run_id, self.manifest.created_at
         salt = prompt_salt(server, run_id=run_id, created_at=created_at)
         plan = msgspec.structs.replace(plan, prompt_salt=salt)
-        for text in load_notes(self._resolved.workload, self._target, server):
+        for text in load_notes(self.resolved.workload, self._target, server):
             self.notes.add(text)
         for text in open_loop_notes(plan):
             self.notes.add(text)
-            self._progress.phase(text)
+            self.progress.phase(text)
         return plan
 
     def _read_settled(self, pages: IdlePages, *, is_last: bool) -> None:
         idle = self.manifest.idle
         idle.after = pages.roles()
-        if self._resolved.workload.run.loops > 1:
+        if self.resolved.workload.run.loops > 1:
             idle.loops.append(IdleReading(t_ns=self._clock_ns(), values=idle.after))
-        # Once more where no exact log tells whether what is left goes on.
-        if is_last and idle.after and not self._is_exact:
-            idle.later = pages.roles_later(
-                idle.before,
-                idle.after,
-                pause=self._interruption.pause,
-                interrupted=lambda: self._interruption.requested,
-            )
+        # A second reading where no exact log tells whether what is left goes on.
+        if not is_last or not idle.after or self._is_exact:
+            return
+        if self._calm.is_idle(self._clock_ns(), idle.after):
+            idle.later = dict(idle.after)
+            return
+        idle.later = pages.roles_later(
+            idle.before,
+            idle.after,
+            pause=self._interruption.pause,
+            interrupted=lambda: self._interruption.requested,
+        )
 
     def _collect(self, stack: ExitStack, server: Server, metrics_urls: list[str]) -> Collector:
         gpu = open_gpu_sampler()
@@ -317,7 +390,7 @@ class Measurement:
             self.notes.add(gpu.reason)
         self.manifest.hardware = find_hardware(gpu.names)
         self._collector = Collector(
-            rows_dir=self._folder.shards,
+            rows_dir=self.folder.shards,
             client=self._client(5.0),
             scraping=self._scraping(metrics_urls),
             lifecycle_url=server.url if self._is_exact else None,
@@ -340,39 +413,21 @@ class Measurement:
         shortest_s = self._target.min_scrape_interval_s
         return Scraping(metrics_urls, jittered(interval_s, rng, shortest_s=shortest_s))
 
-    def _load(
-        self, plan: LoadPlan, server: Server, collector: Collector, until_settled: ExitStack
-    ) -> None:
-        latency, seen = LatencySoFar(), 0
-
-        def show(snapshot: Snapshot) -> None:
-            nonlocal seen
-            if self.manifest.clock.comparable:
-                new, seen = self.events_since(seen)
-                latency.add(snapshot.left_ns, new)
-            self._progress.update(
-                replace(snapshot, gauges=self.gauges(), cancel_latency_s=latency.typical_s)
-            )
-
-        self._progress.phase(describe_load(plan))
+    def _run_load(self, plan: LoadPlan, until_settled: ExitStack) -> None:
+        self._latency, self._events_seen = LatencySoFar(), 0
+        self.progress.phase(describe_load(plan))
         self._note_arrivals(plan)
+        self._imports.join()  # importing takes a core, which the load may need
         if self.manifest.window.load_started_ns is None:
             self.manifest.window.load_started_ns = self._clock_ns()
-        write_plan(plan, self._folder.load_plan)
+        self.folder.load_plan.touch(mode=0o600)  # its headers may hold a secret
+        write_plan(plan, self.folder.load_plan)
         try:
-            self._run_load(
-                plan,
-                self._folder,
-                until_settled=until_settled,
-                check_server=server.check_alive,
-                watch=collector.cpu.watch,
-                show=show,
-                interrupted=lambda: self._interruption.requested,
-            )
+            self._load.run(plan, self, until_settled=until_settled)
         finally:
             self.manifest.window.load_ended_ns = self._clock_ns()
-            hidden = dict.fromkeys(plan.headers, "***")  # a header may hold a secret
-            write_plan(msgspec.structs.replace(plan, headers=hidden), self._folder.load_plan)
+            hidden = dict.fromkeys(plan.headers, "***")
+            write_plan(msgspec.structs.replace(plan, headers=hidden), self.folder.load_plan)
         self._refuse_interruption()
 
     def _note_arrivals(self, plan: LoadPlan) -> None:
@@ -386,20 +441,21 @@ class Measurement:
 
     def _settle(self, collector: Collector) -> None:
         """Wait the settle time, or until the server's gauges are as before and can be believed."""
-        seconds = settle_seconds(self._target, self._resolved.workload.settle, self.step_s())
-        seconds += silence_seconds(self._target, self._resolved.workload)
+        seconds = settle_seconds(self._target, self.resolved.workload.settle, self.step_s())
+        seconds += silence_seconds(self._target, self.resolved.workload)
         self.manifest.settle_s = seconds
-        self._progress.phase(f"letting the server settle (at most {seconds:.1f} s)")
-        calm = CalmWatch(self.manifest.idle.before)
+        self.progress.phase(f"letting the server settle (at most {seconds:.1f} s)")
+        calm = self._calm = CalmWatch(self.manifest.idle.before)
+        may_end = may_end_early(self._target)
         end_ns = self._clock_ns() + int(seconds * 1e9)
         while self._clock_ns() < end_ns:
             self._interruption.pause(SETTLE_POLL_S)
             self._refuse_interruption()
             scrape = collector.latest_scrape()
-            if may_end_early(self._target) and scrape:
-                gauges = read_roles(scrape, self._target.metrics)
-                if calm.is_calm(scrape[0].t_ns, gauges):
-                    break
+            if scrape:
+                calm.take(scrape[0].t_ns, read_roles(scrape, self._target.metrics))
+            if may_end and calm.is_calm:
+                break
         self.manifest.window.settled_ns = self._clock_ns()
 
     def _refuse_interruption(self) -> None:

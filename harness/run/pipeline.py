@@ -10,18 +10,19 @@ import os
 import secrets
 import shutil
 import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
-from harness.analysis.recovery import all_are_void
-from harness.analysis.summary import summarise
 from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
 from harness.load.fd_limit import check_streams
 from harness.run.idle_pages import settle_seconds
-from harness.run.measurement import Measurement
+from harness.run.load_process import LoadProcess
+from harness.run.measurement import Load, Measurement
 from harness.run.process import Child, python_module
 from harness.run.progress import Interruption, Progress
 from harness.run.run_config import ResolvedOrder, repeat_command
@@ -37,25 +38,67 @@ REPORT_S = 120.0
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
+class ReportProcess:
+    """The dashboards, which draw the report of a run in a process of their own.
+
+    It may be started before there is anything to draw: plotly takes a second to import.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._child: Child | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._child is not None:
+            self._child.stop()
+
+    def prepare(self) -> None:
+        """Start the process; it waits for its command."""
+        command = python_module("dashboards", "-")
+        self._child = Child("report", command, self._folder.log("report"), quit_s=0)
+
+    def draw(self) -> Path | None:
+        """The report's file; None where it could not be drawn (its log says why)."""
+        if self._child is None:
+            self.prepare()
+        assert self._child is not None
+        file = self._folder.report
+        self._child.say(msgspec.json.encode(["report", str(self._folder.path), "-o", str(file)]))
+        return file if self._child.wait(REPORT_S) == 0 else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRun:
     """Where a run lies and how it ended.
 
-    `summary` is None for a run that ended before its load began.
+    `summary` is None for a run that ended before its load began, `report` also where it could not
+    be drawn.
     """
 
     folder: RunFolder
     summary: dict[str, Any] | None
     failure: WalkawayError | None
+    report: Path | None = None
 
 
 def execute(
-    resolved: ResolvedOrder, *, progress: Progress, interruption: Interruption
+    resolved: ResolvedOrder,
+    *,
+    progress: Progress,
+    interruption: Interruption,
+    load: Load | None = None,
+    repeat: Callable[[], str] | None = None,
+    draws: bool = True,
 ) -> FinishedRun:
-    """Do one run, up to its summary. Raises ConfigError when nothing was measured, and TargetError
+    """Do one run, up to its report. Raises ConfigError when nothing was measured, and TargetError
     when nothing was there to be measured, else returns.
 
-    An exception of any other kind is a bug: its traceback is saved in the run's folder.
+    `load` makes the requests (default: a process of ours); `repeat` gives the shell line that does
+    the run again, as known at its start and again at its end. An exception of any other kind is a
+    bug: its traceback is saved in the run's folder.
     """
     workload, asked = resolved.workload, resolved.workload.run
     check_streams(
@@ -65,13 +108,21 @@ def execute(
     )
     folder = RunFolder.create(choose_folder(resolved))
     manifest = begin_manifest(resolved, run_id=folder.name)
+    if repeat is not None:
+        manifest.repeat = repeat()
     try:
         folder.write_manifest(manifest)
-        measurement = Measurement(resolved, folder, manifest, progress, interruption)
-        failure = measure(measurement, folder, progress)
-        if isinstance(failure, TargetError) and discard_if_unreached(folder, manifest):
-            raise failure
-        return conclude(measurement, folder, failure)
+        with ExitStack() as children:
+            run = Measurement(
+                resolved, folder, manifest, progress, interruption, load=load or LoadProcess()
+            )
+            report = children.enter_context(ReportProcess(folder)) if draws else None
+            failure = measure_all(run, folder, children, report)
+            if isinstance(failure, TargetError) and discard_if_unreached(folder, manifest):
+                raise failure
+            if repeat is not None:
+                manifest.repeat = repeat()
+            return conclude(run, folder, failure, report)
     except ConfigError as error:
         if discard_if_empty(folder, manifest):
             raise
@@ -136,19 +187,55 @@ def begin_manifest(resolved: ResolvedOrder, *, run_id: str) -> Manifest:
     )
 
 
+def measure_all(
+    run: Measurement, folder: RunFolder, children: ExitStack, report: ReportProcess | None
+) -> WalkawayError | None:
+    """The load, and the probe phase where there is one. Returns how they failed, if they did.
+
+    A report is drawn soon after the last load, so its process is started then.
+    """
+    prepare = (lambda: None) if report is None else report.prepare
+    try:
+        if run.resolved.probe_phase is None:
+            return measure(run, folder, children, when_loaded=prepare)
+        failure = measure(run, folder, children)
+        return failure or measure_probes(run, folder, children, when_loaded=prepare)
+    finally:
+        if run.server is not None and run.server.engine is not None:
+            run.server.engine.ask_to_quit()  # it does so while the run is judged
+
+
+def measure_probes(
+    run: Measurement, folder: RunFolder, children: ExitStack, *, when_loaded: Callable[[], None]
+) -> WalkawayError | None:
+    """Probe the server that `run` has loaded, into a folder of their own inside the run's."""
+    resolved, probes = run.resolved.probe_phase, RunFolder.create(folder.probe_phase.path)
+    assert resolved is not None
+    manifest = begin_manifest(resolved, run_id=f"{folder.name}-probe")
+    phase = run.follow_with(resolved, probes, manifest, LoadProcess())
+    failure = measure(phase, probes, children, when_loaded=when_loaded)
+    manifest.status = status_after(failure)
+    probes.write_manifest(manifest)
+    return failure and type(failure)(f"probe phase: {failure}")
+
+
 def measure(
-    measurement: Measurement, folder: RunFolder, progress: Progress
+    run: Measurement,
+    folder: RunFolder,
+    children: ExitStack,
+    *,
+    when_loaded: Callable[[], None] = lambda: None,
 ) -> WalkawayError | None:
     """Measure, and save whatever came of it. Returns how it failed, if it did."""
     failure: WalkawayError | None = None
     try:
-        measurement.take()
+        run.take(children, when_loaded=when_loaded)
     except (TargetError, InterruptedRunError) as error:
         failure = error
     finally:
-        progress.phase("writing what was collected")
-        tally = save(measurement, folder)
-    manifest = measurement.manifest
+        run.progress.phase("writing what was collected")
+        tally = save(run, folder)
+    manifest = run.manifest
     hopeless = find_hopeless(
         tally.outcomes,
         tally.first_error,
@@ -160,6 +247,8 @@ def measure(
 
 def find_void(manifest: Manifest) -> TargetError | None:
     """The error to end with after trials none of which means anything."""
+    from harness.analysis.recovery import all_are_void
+
     if not all_are_void(msgspec.to_builtins(manifest)):
         return None
     first = manifest.void_trials[0]
@@ -200,29 +289,32 @@ def note_unsent(measurement: Measurement, folder: RunFolder) -> None:
 
 
 def conclude(
-    measurement: Measurement,
-    folder: RunFolder,
-    failure: WalkawayError | None,
+    run: Measurement, folder: RunFolder, failure: WalkawayError | None, report: ReportProcess | None
 ) -> FinishedRun:
-    """Judge the run, unless it ended before its load began."""
-    manifest = measurement.manifest
+    """Judge and draw the run, unless it ended before its load began."""
+    manifest = run.manifest
     manifest.status = status_after(failure)
     folder.write_manifest(manifest)
     if manifest.window.load_started_ns is None:
         return FinishedRun(folder=folder, summary=None, failure=failure)
-    return FinishedRun(folder=folder, summary=write_summary(folder), failure=failure)
+    summary = write_summary(folder)
+    drawn = None
+    if report is not None:
+        run.progress.phase("drawing the report")
+        drawn = report.draw()
+    return FinishedRun(folder=folder, summary=summary, failure=failure, report=drawn)
 
 
 def write_summary(folder: RunFolder) -> dict[str, Any]:
     """Compute `summary.json` from the rows that were saved. Raises ConfigError without them."""
+    from harness.analysis.summary import summarise
+
     summary = summarise(folder.frames())
     folder.write_summary(summary)
     return summary
 
 
 def draw_report(folder: RunFolder) -> Path | None:
-    """Let the dashboards draw; None where they could not (their log says why)."""
-    command = python_module("dashboards", "report", str(folder.path), "-o", str(folder.report))
-    with Child("report", command, folder.log("report"), quit_s=0) as child:
-        code = child.wait(REPORT_S)
-    return folder.report if code == 0 else None
+    """Draw a run that was judged before."""
+    with ReportProcess(folder) as report:
+        return report.draw()

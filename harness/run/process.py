@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -35,7 +36,7 @@ class Child:
     ) -> None:
         self.name = name
         self.log = log
-        self._quit_s = quit_s
+        self.quit_s = quit_s
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 argv,
@@ -56,11 +57,23 @@ class Child:
         except subprocess.TimeoutExpired:
             return None
 
+    def say(self, line: bytes) -> None:
+        """One line for its standard input; a process that has ended does not hear it."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(line + b"\n")
+            self._process.stdin.flush()
+
+    def ask_to_quit(self) -> None:
+        """End its standard input, and do not wait for it."""
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+
     def stop(self, *, terminate_s: float = TERMINATE_S) -> int:
         """End it, gently first. Stopping one that has ended only tells its exit code."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        code = self.wait(self._quit_s)
+        self.ask_to_quit()
+        code = self.wait(self.quit_s)
         if code is None:
             self._process.terminate()
             code = self.wait(terminate_s)

@@ -18,8 +18,17 @@ from rich.text import Text
 
 from harness.formatting import quantity
 from harness.records import Outcome
+from harness.run.schedule import describe_open_loop
+from harness.workload.plan import (
+    AbandonLoad,
+    CancelStormLoad,
+    ChunkFrontierLoad,
+    LoadPlan,
+    SlotRecoveryLoad,
+)
 
 PLAIN_EVERY_S = 5.0
+HOURS_FROM_S = 7200  # up to here a time is told in seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +91,8 @@ class QuietProgress:
         return
 
 
-class ArmProgress:
-    """One run among others: says which it is before what it does."""
+class PrefixedProgress:
+    """One part of a run: says which it is before what it does."""
 
     def __init__(self, progress: Progress, which: str) -> None:
         self._progress = progress
@@ -197,6 +206,34 @@ def _shown_gauges(snapshot: Snapshot) -> list[tuple[str, float]]:
     return [
         (role, snapshot.gauges[role]) for role in ("running", "waiting") if role in snapshot.gauges
     ]
+
+
+def describe_load(plan: LoadPlan) -> str:
+    """One line about the load to come."""
+    text = _described(plan)
+    return text if plan.processes == 1 else f"{text}, in {plan.processes} processes"
+
+
+def _described(plan: LoadPlan) -> str:
+    if plan.open_loop is not None:
+        return f"load: {describe_open_loop(plan.open_loop)}"
+    users = quantity(plan.users, "users")
+    match plan.load:
+        case AbandonLoad(stop_after_abandons=None):
+            return f"load: {users} for {_time(plan.max_seconds)}"
+        case AbandonLoad(stop_after_abandons=enough):
+            most = _time(plan.max_seconds)
+            return f"load: {users} until {enough} have walked away, at most {most}"
+        case SlotRecoveryLoad(slots=slots, trials=trials):
+            return f"load: {slots} slots, {trials} trials of each arm"
+        case ChunkFrontierLoad(bystanders=others, pairs=pairs):
+            return f"load: {others} bystanders, {pairs} long prompts read and as many abandoned"
+        case CancelStormLoad(streams=streams, storms=storms):
+            return f"load: {storms} storms, in each of which {streams} streams are left at once"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < HOURS_FROM_S else f"{seconds / 3600:.3g} h"
 
 
 HANDLED = (signal.SIGINT, signal.SIGTERM)

@@ -11,8 +11,15 @@ from typing import Any
 
 from harness.analysis.pool import ArmRound, all_requests, analyse_round, pool
 from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
-from harness.run.pipeline import FinishedRun, begin_manifest, choose_folder, execute, write_summary
-from harness.run.progress import ArmProgress, Interruption, Progress
+from harness.run.pipeline import (
+    FinishedRun,
+    begin_manifest,
+    choose_folder,
+    draw_report,
+    execute,
+    write_summary,
+)
+from harness.run.progress import Interruption, PrefixedProgress, Progress
 from harness.run.run_config import ResolvedOrder
 from harness.store.manifest import Manifest, status_after
 from harness.store.run_folder import RunFolder
@@ -42,7 +49,12 @@ def execute_rounds(
         raise failure
     _complete_manifest(folder, manifest, failure)
     progress.phase("comparing the arms")
-    return FinishedRun(folder=folder, summary=write_pooled_summary(folder), failure=failure)
+    summary, drawn = write_pooled_summary(folder), None
+    if summary is not None:
+        progress.phase("drawing the report")
+        drawn = draw_report(folder)
+    progress.close()
+    return FinishedRun(folder=folder, summary=summary, failure=failure, report=drawn)
 
 
 def write_pooled_summary(folder: RunFolder) -> dict[str, Any] | None:
@@ -91,7 +103,7 @@ def _run_all(
             yield InterruptedRunError("interrupted")
             return
         which = f"round {run.round} of {last}, arm {run.arm}"
-        failure = _run(resolved, run, folder, ArmProgress(progress, which), interruption)
+        failure = _run(resolved, run, folder, PrefixedProgress(progress, which), interruption)
         if failure is not None:
             progress.phase(f"{which}: {str(failure).partition(chr(10))[0]}")
             yield type(failure)(f"{which}: {failure}")
@@ -106,7 +118,7 @@ def _run(
 ) -> WalkawayError | None:
     try:
         order = resolved.for_arm(run, out=folder.rounds / run.folder_name)
-        return execute(order, progress=progress, interruption=interruption).failure
+        return execute(order, progress=progress, interruption=interruption, draws=False).failure
     except (ConfigError, TargetError, InterruptedRunError) as error:
         return error
 

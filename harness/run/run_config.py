@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 from harness.errors import ConfigError
-from harness.gate.limits import parse_limits
 from harness.http_client import check_ca_file, check_metrics_url, check_target_url, request_headers
 from harness.run.load_plan import check_files, make_load
 from harness.run.schedule import check_trace, make_open_loop
@@ -27,6 +26,15 @@ from harness.workload.workload import (
 )
 
 ONLY_ARM = "main"
+_SEED: Final = "run.seed="
+
+# At most 15 s in all, with the start and the end of the load process.
+PROBE_PHASE: Final = (
+    "load.trials=8",
+    "load.control_answer_tokens=64",
+    "run.max_seconds=10",
+    "run.timeout_s=5",
+)
 
 # Where nothing is known about a server's metrics page: seldom enough to disturb nobody.
 UNKNOWN_SCRAPE_INTERVAL_S = 1.0
@@ -50,6 +58,7 @@ class RunOrder:
     ca_file: str | None = None
     out: Path | None = None
     has_scraping: bool = True
+    has_probe_phase: bool = False
     command: list[str] = field(default_factory=list)
 
 
@@ -71,6 +80,7 @@ class ResolvedOrder:
     folder: Path
     arm: str = ONLY_ARM
     arm_runs: Sequence[ArmRun] = ()
+    probe_phase: "ResolvedOrder | None" = None
 
     def for_arm(self, run: ArmRun, *, out: Path) -> "ResolvedOrder":
         """The order of one of the runs, whose folder will be `out`."""
@@ -97,8 +107,11 @@ def resolve_order(order: RunOrder) -> ResolvedOrder:
     folder = find_file(order.workload, package=SHIPPED_WORKLOADS, noun="workload").parent
     runs = arm_runs(workload, source=order.workload, settings=order.settings)
     check_engine_is_ours(workload, order.settings, target_url=order.target_url)
-    arms = [arm.name for arm in workload.arms]
-    parse_limits(workload.gate.limits, source=f"{order.workload}: [gate]", arms=arms)
+    if workload.gate.limits:
+        from harness.gate.limits import parse_limits
+
+        arms = [arm.name for arm in workload.arms]
+        parse_limits(workload.gate.limits, source=f"{order.workload}: [gate]", arms=arms)
     for run in runs:
         try:
             _resolve(_order_for(order, run.target), run.workload, folder, arm=run.arm)
@@ -108,7 +121,17 @@ def resolve_order(order: RunOrder) -> ResolvedOrder:
             raise ConfigError(f"{order.workload}, arm `{run.arm}`: {error}") from error
     # Where every arm has a server of its own there is none for the whole.
     first = runs[0].target if runs and all(run.target for run in runs) else None
-    return replace(_resolve(_order_for(order, first), workload, folder), arm_runs=runs)
+    whole = _resolve(_order_for(order, first), workload, folder)
+    probe_phase = _probe_phase(order, workload) if order.has_probe_phase else None
+    return replace(whole, arm_runs=runs, probe_phase=probe_phase)
+
+
+def _probe_phase(order: RunOrder, after: Workload) -> ResolvedOrder:
+    """A few trials of slot recovery, on the server that the load was on."""
+    settings = [*PROBE_PHASE, f"{_SEED}{after.run.seed}"]
+    workload = load_workload("slot_recovery", settings)
+    folder = find_file("slot_recovery", package=SHIPPED_WORKLOADS, noun="workload").parent
+    return _resolve(replace(order, workload="slot_recovery", settings=settings), workload, folder)
 
 
 def _resolve(
@@ -198,9 +221,6 @@ def _check_context(workload: Workload, server: Server) -> None:
                 f"workload {workload.name}: {keys} go up to {longest} tokens, but the server's "
                 f"context holds {limit}; make them smaller"
             )
-
-
-_SEED: Final = "run.seed="
 
 
 def repeat_command(command: Sequence[str], *, seed: int) -> str:

@@ -88,29 +88,25 @@ def _flag(name: str, value: object) -> list[str]:
             return [f"--{name}", str(value)]
 
 
-@contextmanager
-def started_engine(
-    command: list[str], log: Path, *, interrupted: Callable[[], bool]
-) -> Iterator[tuple[Child, str]]:
-    """The bundled engine for the length of a `with` block: its process and its URL.
+def wait_for_engine(engine: Child, *, interrupted: Callable[[], bool]) -> str:
+    """The URL of the bundled engine, once it serves.
 
-    Raises ConfigError where it refuses its settings, TargetError where it does not come up, and
-    InterruptedRunError where the user gave up waiting.
+    Raises ConfigError if it refuses its settings, TargetError if it does not come up, and
+    InterruptedRunError if the user gives up waiting.
     """
-    with Child("engine", command, log) as engine:
-        try:
-            ready = engine.wait_until_ready(timeout_s=ENGINE_READY_S, interrupted=interrupted)
-        except TargetError as error:
-            if engine.wait(0) == BAD_CONFIGURATION:
-                refusal = engine.last_line().removeprefix("walkaway engine: ")
-                raise ConfigError(
-                    f"the engine refuses its settings (section [engine] of the workload): "
-                    f"{refusal.removeprefix('error: ')}"
-                ) from error
-            raise
-        if ready is None:
-            raise InterruptedRunError("interrupted while the engine was starting")
-        yield engine, str(ready["url"])
+    try:
+        ready = engine.wait_until_ready(timeout_s=ENGINE_READY_S, interrupted=interrupted)
+    except TargetError as error:
+        if engine.wait(0) == BAD_CONFIGURATION:
+            refusal = engine.last_line().removeprefix("walkaway engine: ")
+            raise ConfigError(
+                f"the engine refuses its settings (section [engine] of the workload): "
+                f"{refusal.removeprefix('error: ')}"
+            ) from error
+        raise
+    if ready is None:
+        raise InterruptedRunError("interrupted while the engine was starting")
+    return str(ready["url"])
 
 
 def attach(

@@ -12,7 +12,8 @@ class RunFrames:
 
     `steps` holds its two maps as three aligned list columns: `request_ids`, `scheduled_tokens`,
     `sampled_tokens`. An absent source is an empty frame with its columns. The lists of `requests`
-    are kept as arrow has them: see `harness.analysis.tokens`.
+    are kept as arrow has them: see `harness.analysis.tokens`. `probe_phase` holds the requests of
+    the probes that follow the load of `walkaway demo`: only slot recovery counts them.
     """
 
     manifest: dict[str, Any]
@@ -23,3 +24,4 @@ class RunFrames:
     cpu: pd.DataFrame
     gpu: pd.DataFrame
     client: pd.DataFrame
+    probe_phase: pd.DataFrame | None = None

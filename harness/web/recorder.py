@@ -7,7 +7,6 @@ somebody else's: it says which plan the users should follow, and is told when th
 Each line of its standard input is a JSON command, each of its output a JSON message:
 
     in   {"order": {...}, "fields": {...}}   measure this; may be said again after a refusal
-         {"note": ..., "users": ...}         so many users from now on; the note is kept
          {"stop": true}                      the users have stopped; so does the end of the input
     out  {"event": "ready"}                  waiting for an order
          {"event": "refused", "why": ...}    it cannot be; waiting again
@@ -25,7 +24,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import count
 from typing import Any, Final
@@ -36,18 +35,9 @@ from harness.errors import ConfigError, TargetError, WalkawayError
 from harness.http_client import check_target_url
 from harness.load.rows import ShardReader
 from harness.records import ClientSample, Outcome, ProcessMark, RequestRow
-from harness.run.load_process import describe_load
 from harness.run.measurement import Measurement
-from harness.run.pipeline import (
-    begin_manifest,
-    choose_folder,
-    conclude,
-    discard_if_empty,
-    discard_if_unreached,
-    draw_report,
-    measure,
-)
-from harness.run.progress import Interruption, Snapshot
+from harness.run.pipeline import execute
+from harness.run.progress import Interruption, Snapshot, describe_load
 from harness.run.run_config import ResolvedOrder, RunOrder, command_of, resolve_order, until_stopped
 from harness.store.manifest import TargetFacts
 from harness.store.run_folder import RunFolder
@@ -101,47 +91,38 @@ class WatchedLoad:
     """
 
     def __init__(self, commands: Commands) -> None:
-        self.measurement: Measurement | None = None
         self.cut_short: list[str] = []
         self._commands = commands
 
-    def __call__(
-        self,
-        plan: LoadPlan,
-        folder: RunFolder,
-        *,
-        check_server: Callable[[], None],
-        watch: Callable[[str, int], None],
-        interrupted: Callable[[], bool],
-        **_: object,
-    ) -> None:
+    def prepare(self, folder: RunFolder, *, processes: int, until_over: ExitStack) -> None:
+        """The users are there already, and wait for their plan."""
+
+    def run(self, plan: LoadPlan, run: Measurement, **_: object) -> None:
         """Show what is known so far, until the users have stopped. Raises TargetError for a server
         that has gone, once they have."""
         started_ns = time.perf_counter_ns()
-        rows = ShardReader(folder.shards, RequestRow)
-        samples = ShardReader(folder.shards, ClientSample)
-        marks = ShardReader(folder.shards, ProcessMark)
-        assert self.measurement is not None
-        has_log = self.measurement.manifest.clock.comparable
-        slots = _slots(self.measurement.manifest.target)
-        live = LiveRun(has_log=has_log, started_ns=started_ns)
-        tell("plan", plan=plan, run=folder.name)
+        rows = ShardReader(run.folder.shards, RequestRow)
+        samples = ShardReader(run.folder.shards, ClientSample)
+        marks = ShardReader(run.folder.shards, ProcessMark)
+        live = LiveRun(has_log=run.manifest.clock.comparable, started_ns=started_ns)
+        slots = _slots(run.manifest.target)
+        tell("plan", plan=plan, run=run.folder.name)
         tell("phase", text=_described(plan))
         num_events = 0
         lost: TargetError | None = None
         for turn in count(1):
-            is_over = self._is_told_to_stop(plan, started_ns) or interrupted()
+            is_over = self._commands.next(TICK_S) is not None or run.is_interrupted
             for mark in marks.read_new():
-                watch(f"load {mark.worker}", mark.pid)
-            new, num_events = self.measurement.events_since(num_events)
+                run.watch(f"load {mark.worker}", mark.pid)
+            new, num_events = run.events_since(num_events)
             live.take_rows(rows.read_new())
             live.take_events(new)
             live.take_lag(samples.read_new())
             now_ns = time.perf_counter_ns()
-            live.tick(now_ns, self.measurement.gauges())
+            live.tick(now_ns, run.gauges())
             shown = live.shown()
             elapsed_s = (now_ns - started_ns) / 1e9
-            of_server = {"slots": slots, "step_s": self.measurement.step_s()}
+            of_server = {"slots": slots, "step_s": run.step_s()}
             tell(
                 "live",
                 rows=live_rows(shown),
@@ -153,20 +134,9 @@ class WatchedLoad:
                 self.cut_short = until_stopped(plan, left=left, elapsed_s=elapsed_s)
                 break
             if lost is None and turn % CHECK_EVERY == 0:
-                lost = _look(check_server)
+                lost = _look(run.check_server)
         if lost is not None:
             raise lost
-
-    def _is_told_to_stop(self, plan: LoadPlan, started_ns: int) -> bool:
-        """Within a tick. What else is said, another number of users, is noted and shown."""
-        command = self._commands.next(TICK_S)
-        if command is None or "note" not in command:
-            return command is not None
-        assert self.measurement is not None
-        elapsed_s = (time.perf_counter_ns() - started_ns) / 1e9
-        self.measurement.notes.add(f"{elapsed_s:.1f} s into the load {command['note']}")
-        tell("phase", text=_described(msgspec.structs.replace(plan, users=command["users"])))
-        return False
 
 
 def _slots(target: TargetFacts | None) -> int | None:
@@ -205,33 +175,26 @@ class ToldProgress:
 
 def record(resolved: ResolvedOrder, commands: Commands) -> None:
     """One run, from its folder to its report. Raises WalkawayError where no load began."""
-    folder = RunFolder.create(choose_folder(resolved))
-    manifest = begin_manifest(resolved, run_id=folder.name)
-    manifest.repeat = command_of(resolved.order, seed=manifest.seed)
-    folder.write_manifest(manifest)
-    progress = ToldProgress()
     load = WatchedLoad(commands)
     with Interruption() as interruption:
-        measurement = Measurement(resolved, folder, manifest, progress, interruption, run_load=load)
-        load.measurement = measurement
-        try:
-            failure = measure(measurement, folder, progress)
-        except ConfigError:
-            discard_if_empty(folder, manifest)
-            raise
-        if manifest.window.load_started_ns is None and failure is not None:
-            discard_if_unreached(folder, manifest)
-            raise failure
-        manifest.repeat = command_of(_stopped(resolved.order, load), seed=manifest.seed)
-        finished = conclude(measurement, folder, failure)
-        progress.phase("drawing the report")
-        report = draw_report(folder)
+        finished = execute(
+            resolved,
+            progress=ToldProgress(),
+            interruption=interruption,
+            load=load,
+            repeat=lambda: command_of(
+                _stopped(resolved.order, load), seed=resolved.workload.run.seed
+            ),
+        )
+    why = None if finished.failure is None else short(finished.failure)
+    if finished.summary is None and finished.failure is not None:
+        raise finished.failure
     tell(
         "done",
-        folder=str(folder.path),
+        folder=str(finished.folder.path),
         rows=[] if finished.summary is None else final_rows(finished.summary),
-        report=None if report is None else str(report.resolve()),
-        why=None if failure is None else short(failure),
+        report=None if finished.report is None else str(finished.report.resolve()),
+        why=why,
     )
 
 

@@ -1,8 +1,9 @@
-"""The bodies of requests, with all their limits: what is checked is what `/openapi.json` says.
+"""What comes in: the bodies of requests with all their limits, ids, and page numbers.
 
-Fields of OpenAI's that this engine does not implement are there too, and are accepted only with a
-value that changes nothing. Names that nobody knows are refused, of a name given twice the last
-counts. A body is JSON in UTF-8, whatever its Content-Type says.
+The types that check a body are those that `/openapi.json` shows. OpenAI's fields that this engine
+does not implement are accepted only with a value that changes nothing. Unknown names are refused;
+if a name is given twice, the last one counts. A body is JSON in UTF-8, whatever its Content-Type
+says.
 """
 
 import re
@@ -38,7 +39,7 @@ NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "repetition_penalty": (1,),
     "min_tokens": (0,),
 }
-"""Fields that are not implemented, and beside null the values with which they are accepted."""
+"""Fields that are not implemented, and the values that they may have beside null."""
 
 _Length = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Name = Annotated[str, Meta(max_length=256)]
@@ -53,7 +54,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What both endpoints share."""
+    """The fields that both endpoints share."""
 
     model: _Name
     max_tokens: _Length | None = None
@@ -124,19 +125,17 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionBody(Body):
-    """Of /v1/completions. One prompt: text, token ids, or a list with one of these in it."""
+    """/v1/completions. One prompt: text, token ids, or a list with one of these in it."""
 
     prompt: str | list[int | str | list[int]]
 
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """A piece of a message."""
-
     text: str
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """`name` is accepted and changes nothing; what cannot be answered with tools is null."""
+    """`name` changes nothing; the fields that need tools are null."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart] | None = None
@@ -155,7 +154,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatBody(Body):
-    """Of /v1/chat/completions."""
+    """/v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: _Length | None = None
@@ -173,9 +172,9 @@ REQUEST_ID_PATTERN: Final = rf"^(?!{_ENGINES_NAME}$)[!-~]{{0,{MAX_REQUEST_ID_CHA
 async def read_body(request: Request) -> bytes:
     """The whole body. Raises ApiError 413 for one that is too large, 400 for none.
 
-    A client that is still sending when its connection ends may never see the answer. So what is too
-    much is read to its end, and dropped, up to MAX_DROPPED_BYTES. It is refused at once where it is
-    announced to be more than that, or where the client waits before it sends any.
+    A client that is still sending when its connection ends may never see the answer. So a body that
+    is too large is read to its end and dropped, up to MAX_DROPPED_BYTES. It is refused at once if
+    Content-Length says more than that, or if the client waits for 100-continue.
     """
     most = MAX_BODY_BYTES if "expect" in request.headers else MAX_BODY_BYTES + MAX_DROPPED_BYTES
     announced = request.headers.get("content-length", "")
@@ -196,19 +195,19 @@ async def read_body(request: Request) -> bytes:
 
 
 def read_request_id(headers: Headers) -> str | None:
-    """The client's X-Request-Id, or None. Raises ApiError for one that cannot be used."""
+    """The client's X-Request-Id, or None. Raises ApiError."""
     request_id = headers.get("x-request-id")
     if request_id and re.fullmatch(_ENGINES_NAME, request_id):
         raise ApiError(
             400,
-            "X-Request-Id: req- and a number is how the engine itself names requests, so this id "
-            "could mean somebody else's; use one of another form",
+            "X-Request-Id: the engine itself names requests req- and a number, so this id could "
+            "mean another request; use one of another form",
             param="X-Request-Id",
         )
     if request_id and not _is_usable(request_id):
         raise ApiError(
             400,
-            f"X-Request-Id: at most {MAX_REQUEST_ID_CHARS} characters, of ASCII that can be seen",
+            f"X-Request-Id: at most {MAX_REQUEST_ID_CHARS} visible ASCII characters",
             param="X-Request-Id",
         )
     return request_id or None

@@ -1,7 +1,6 @@
-"""What a request body means to this engine, or why it is refused.
+"""From a request's body to a `Generation`: token ids, sampling, and the form of the answer.
 
-A body becomes a `Generation`: token ids, sampling, and how the answer is wanted. Whatever is wrong
-with it is said by the name that the client used.
+A refusal names the field as the client does.
 """
 
 import re
@@ -21,7 +20,7 @@ _FIELD: Final = re.compile(r"unknown field `(\w{1,64})`$|required field `(\w+)`$
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be generated, checked against the engine's limits.
+    """A request within the engine's limits.
 
     `n` answers. A smaller `priority` is more important. `deadline_s` after its arrival it is ended,
     done or not. `keep_alive_s`: the client has promised a ping at least so often.
@@ -41,7 +40,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Names(NamedTuple):
-    """What the client calls its prompt and its limit."""
+    """The client's names for its prompt and its limit."""
 
     prompt: str
     max_tokens: str
@@ -62,7 +61,7 @@ def read_completion(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> 
 
 
 def read_chat(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> Generation:
-    """Body of /v1/chat/completions. Raises ApiError. Default length: what the context holds."""
+    """Body of /v1/chat/completions. Raises ApiError. Default length: the rest of the context."""
     body = decode_body(data, ChatBody)
     check_model(body.model, config)
     lines = [f"{message.role}: {message.text}\n" for message in body.messages]
@@ -93,7 +92,7 @@ _StructT = TypeVar("_StructT")
 
 
 def decode_body(data: bytes, kind: type[_StructT]) -> _StructT:
-    """JSON as it has to be. Raises ApiError with the name of the field that is wrong."""
+    """Raises ApiError with the name of the field that is wrong."""
     try:
         return msgspec.json.decode(data, type=kind)
     except UnicodeDecodeError as error:
@@ -109,7 +108,7 @@ def decode_body(data: bytes, kind: type[_StructT]) -> _StructT:
 
 
 def _one_prompt(prompt: str | list[int | str | list[int]]) -> str | list[int]:
-    """The prompt itself, if there is one and no more."""
+    """Raises ApiError unless there is exactly one."""
     if isinstance(prompt, str):
         return prompt
     token_ids = [item for item in prompt if isinstance(item, int)]
@@ -152,7 +151,7 @@ def _generation(
 
 
 def _seed(seed: int | None, engine_seed: int, prompt: list[int]) -> int:
-    """Without a seed, the engine's and the prompt are it: equal requests get equal answers."""
+    """Without a seed it is made of the engine's and the prompt, so equal requests agree."""
     return hash((engine_seed, *prompt)) & (2**63 - 1) if seed is None else seed
 
 
@@ -165,12 +164,12 @@ def _check_neutral(body: Body) -> None:
 
 
 def _is_same(value: object, other: object) -> bool:
-    """Equal as JSON has it, where true is not 1 and false is not 0."""
+    """Equal as JSON, where true is not 1 and false is not 0."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _num_tokens(prompt: str | list[int]) -> int:
-    """Before they are made: a token a byte, and a body has room for a million of them."""
+    """Counted before they are made: a token a byte, and a body has room for a million."""
     return len(prompt.encode()) if isinstance(prompt, str) else len(prompt)
 
 

@@ -1,6 +1,6 @@
-"""`/openapi.json`: the routes that there are, with the types that their bodies are read with.
+"""`/openapi.json`: all routes, with the types of what they read and answer.
 
-Every route has to be described here, or the engine does not start; nothing else may be.
+Every route must be described here, or the engine does not start.
 """
 
 from collections.abc import Iterable
@@ -103,7 +103,7 @@ _OPERATIONS: Final = {
 
 
 def openapi_document(routes: Iterable[Route], model: str) -> dict[str, Any]:
-    """Of an engine that serves `model`. Raises KeyError for a route that is not described."""
+    """For an engine that serves `model`. Raises KeyError for a route without a description."""
     kinds: list[Any] = [ErrorBody]
     for operation in _OPERATIONS.values():
         kinds += [_kind(answer) for answer in (operation.body, *operation.answers.values())]
@@ -131,7 +131,6 @@ def openapi_document(routes: Iterable[Route], model: str) -> dict[str, Any]:
 
 
 def described() -> set[str]:
-    """Methods and paths that have a description."""
     return set(_OPERATIONS)
 
 

@@ -1,8 +1,6 @@
 """What requests went through, as the frontend saw it: histograms and counts since it started.
 
-Whoever follows a request calls these as things happen; `/metrics` shows them. Requests that were
-cancelled are in the histograms like all others: a server whose clients leave early is described by
-what it did, not by the part of it that pleased somebody.
+Cancelled requests are in the histograms like all others: they show all that the server did.
 """
 
 from bisect import bisect_left
@@ -10,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from reference_engine.cancellation import Cancellation, CancelReason, DetectionMethod
+from reference_engine.cancellation import Cancellation
 from reference_engine.config import EngineConfig
 from reference_engine.core.accounting import Counters
 from reference_engine.protocol import StepReport
@@ -61,6 +59,8 @@ class Collector:
 
     def __init__(self, config: EngineConfig) -> None:
         lengths = token_bounds(config.max_model_len)
+        self.total_blocks = config.num_blocks
+        self.batch_slots = config.max_num_seqs
         self.counters = Counters()
         self.num_running = 0
         self.num_waiting = 0
@@ -87,13 +87,14 @@ class Collector:
         self.unread_answers = 0
         self.generated_by_end: Counter[str] = Counter()
 
-    def first_token(self, seconds: float) -> None:
-        """From a request's arrival until its first token has come here."""
-        self.first_token_s.observe(seconds)
+    @property
+    def kv_usage(self) -> float:
+        return 1.0 - self.free_blocks / self.total_blocks
 
-    def next_token(self, seconds: float) -> None:
-        """Between a request's latest two tokens, as they came here."""
-        self.next_token_s.observe(seconds)
+    @property
+    def slot_utilisation(self) -> float:
+        counters = self.counters
+        return counters.slot_steps / max(1, counters.steps * self.batch_slots)
 
     def reported(self, report: StepReport) -> None:
         """Take the gauges and counters of a worker's report, and the size of its step."""
@@ -115,7 +116,7 @@ class Collector:
         prefill_s: float | None,
         decode_s: float | None,
     ) -> None:
-        """One answer has ended, whatever way. None: a stage that it did not reach.
+        """One answer has ended. None: a stage that it did not reach.
 
         The mean time of a token is vLLM's: decode_s / (generated tokens - 1).
         """
@@ -132,21 +133,12 @@ class Collector:
         if decode_s is not None and generated_tokens > 1:
             self.token_mean_s.observe(decode_s / (generated_tokens - 1))
 
-    def answered(self, *, n: int, most_generated_tokens: int) -> None:
-        """All `n` answers of a request have ended, the longest with so many tokens."""
-        self.num_answers.observe(n)
-        self.most_generated_tokens.observe(most_generated_tokens)
-
-    def signalled(self, reason: CancelReason, method: DetectionMethod) -> None:
-        """An abort was sent to the worker."""
-        self.signals[reason, method] += 1
-
     def cancelled(
         self, cancellation: Cancellation, *, phase: str, latency_s: float, unread_tokens: int
     ) -> None:
         """An abort took effect: `latency_s` from the cancelling until its blocks were free.
 
-        `phase` is the value of a Phase. `unread_tokens`: what a client that has left was not sent.
+        `unread_tokens` were not sent, because the client had left.
         """
         self.cancellations[cancellation.reason, phase, cancellation.method] += 1
         self.cancel_s.observe(latency_s)

@@ -1,4 +1,4 @@
-"""From a step plan to tensors: the one fiddly place.
+"""From a step plan to tensors.
 
 The tokens of all spans are laid end to end, T in total. Each has a position in its request and a
 slot in the cache: `slot = block * block_size + offset`. Spans of a single token come first: they
@@ -107,7 +107,7 @@ def _group(ordered: list[Span], positions: Tensor, block_size: int) -> list[Grou
 
 
 def _context_blocks(spans: list[Span], block_size: int, device: torch.device) -> Tensor:
-    """The blocks that hold each span and what came before it: as few as will do."""
+    """The blocks that hold each span and what came before it: as few as possible."""
     needed = [-(-span.last // block_size) for span in spans]
     longest = max(needed)
     padded = [
@@ -118,7 +118,17 @@ def _context_blocks(spans: list[Span], block_size: int, device: torch.device) ->
 
 
 def token_by_token(spans: list[Span]) -> Iterator[list[Span]]:
-    """One list of a single token for each forward pass, in order."""
+    """One forward pass for each token, in order, so that answers do not depend on the batch.
+
+    Floating-point sums depend on their order, and a matrix product picks its order by its shape: a
+    row comes out slightly different among 3 rows than among 4, or beside a longer context. Where
+    two logits nearly tie, another token is chosen, and from there on another answer is given.
+
+    With one row and a context padded to whole blocks, all shapes are a function of the token's
+    position. Batch-mates, chunk sizes, recomputation after a preemption, and blocks that another
+    request has left in the prefix cache then change nothing, bit by bit, on any device. The price
+    is batching itself: `make bench BENCH=batch_invariance` measures it.
+    """
     for request, first, last in spans:
         for position in range(first, last):
             yield [Span(request, position, position + 1)]

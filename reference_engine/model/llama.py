@@ -143,7 +143,10 @@ _OUTPUT_STD = 0.12  # logits must differ clearly, yet leave more than a handful 
 
 
 def fill_with_random(model: Llama, seed: int) -> None:
-    """Draw all matrices from N(0, 0.02) (the output matrix from N(0, 0.12)), norms stay at one."""
+    """Draw all matrices from N(0, 0.02) (the output matrix from N(0, 0.12)); norms stay at one.
+
+    The weights are the same on every machine with the same torch.
+    """
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
         if isinstance(module, Projection | nn.Embedding):

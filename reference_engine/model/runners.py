@@ -1,4 +1,4 @@
-"""The seam between scheduling and computing: whatever can execute a step plan is a runner."""
+"""What executes a step plan: the runner's protocol, and a runner without a model."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
@@ -11,8 +11,6 @@ from reference_engine.model.tokenizer import FIRST_WORD
 
 
 class RunnerInfo(NamedTuple):
-    """What the runner runs on. `gpu_name` is None where there is none."""
-
     device: str
     vocab_size: int
     gpu_name: str | None
@@ -40,7 +38,11 @@ def step_seconds(cost: StepCost, scheduled: Mapping[Request, int]) -> float:
 
 
 class SimulatedRunner:
-    """Waits through `sleep` instead of computing."""
+    """Takes the time of its cost model, through `sleep`, and makes up the tokens; needs no torch.
+
+    With the default cost every step takes 20 ms, so latencies can be judged in steps on a machine
+    of any speed.
+    """
 
     def __init__(self, cost: StepCost, sleep: Callable[[float], None]) -> None:
         self._cost = cost
@@ -53,5 +55,5 @@ class SimulatedRunner:
 
 
 def _made_up_token(request: Request) -> int:
-    """A word; the same one for the same seed and position. It never ends by itself."""
+    """A word, by seed and position; never the end of sequence."""
     return FIRST_WORD + mix(request.sampling.seed, request.num_tokens) % (VOCAB_SIZE - FIRST_WORD)

@@ -1,7 +1,12 @@
-"""API keys: who may talk to this engine.
+"""API keys, and how much each key may ask for.
 
-The check wraps the whole application, so that no route can be forgotten; it looks at the request's
-head and steps aside, so that it cannot hide a disconnect.
+The key check wraps the whole application, so it covers every route; it reads the request's head
+only, so it cannot hide a disconnect.
+
+A rate limit is two token buckets a key, of requests and of tokens. A bucket holds a minute's worth
+and fills evenly. A request needs one of each to be admitted. Tokens are taken as they are
+generated, when it is too late to refuse them: that bucket may go below zero, and then takes longer
+to recover.
 """
 
 import hmac
@@ -35,9 +40,9 @@ def read_api_keys(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
 
 
 class KeyCheck:
-    """The application behind its keys; with no keys at all everybody may come in.
+    """The application behind its keys; without any key it is open.
 
-    The key that a request came with is in `scope["state"]["owner"]`, or None.
+    `scope["state"]["owner"]` is the key that a request came with, or None.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -64,7 +69,7 @@ class KeyCheck:
 
 
 def find_key(authorization: str | None, keys: Sequence[str]) -> str | None:
-    """The key that the header names. It takes as long for a wrong key as for any other."""
+    """The key that the header names. A wrong key takes as long as a right one."""
     scheme, _, given = (authorization or "").partition(" ")
     if scheme.lower() != "bearer":
         return None
@@ -97,14 +102,11 @@ class Bucket:
         self._level, self._at_ns = self.level(now_ns) - amount, now_ns
 
     def seconds_until_one(self, now_ns: int) -> float:
-        """0 where there is one already."""
         missing = max(0.0, 1.0 - self.level(now_ns))
         return missing / self._capacity * _MINUTE_NS / 1e9
 
 
 class _Account:
-    """What one owner may still use."""
-
     def __init__(self, limits: RateLimits, now_ns: int) -> None:
         self.requests = Bucket(limits.requests_per_minute or _NO_LIMIT, now_ns)
         self.tokens = Bucket(limits.tokens_per_minute or _NO_LIMIT, now_ns)
@@ -113,7 +115,7 @@ class _Account:
 class RateLimiter:
     """Pure: time is an argument, a monotonic stamp. An owner is an API key, or None without keys.
 
-    `_accounts` holds at most MAX_OWNERS, those longest unheard of first: they are forgotten first.
+    `_accounts` holds at most MAX_OWNERS, and forgets the least recently used first.
     """
 
     def __init__(self, limits: RateLimits) -> None:
@@ -124,7 +126,7 @@ class RateLimiter:
         return len(self._accounts)
 
     def admit(self, owner: str | None, now_ns: int) -> float | None:
-        """Count one request; or count nothing, and say in how many seconds to try again."""
+        """Count one request; or count nothing, and return the seconds to wait."""
         account = self._account(owner, now_ns)
         wait_s = max(
             account.requests.seconds_until_one(now_ns), account.tokens.seconds_until_one(now_ns)
@@ -137,7 +139,7 @@ class RateLimiter:
     def spend(self, owner: str | None, tokens: int, now_ns: int) -> bool:
         """Count generated tokens; whether the owner's requests are to be cancelled for them."""
         if self._limits.tokens_per_minute is None:
-            return False  # asked for every token, and mostly like this
+            return False  # the common case, for every token
         account = self._account(owner, now_ns)
         account.tokens.take(tokens, now_ns)
         return self._limits.kills and account.tokens.level(now_ns) < 0.0

@@ -1,8 +1,8 @@
-"""What a client asked for, from its acceptance to its end: n answers, each a request of the engine.
+"""A client's request from acceptance to end: n answers, each a request of the engine.
 
-An answer grows here whether its client reads or not: its text so far is what a cancelled request
-leaves behind. What is on its way to the client waits in an `Outbox`, which a slow reader cannot
-make long.
+An answer grows here whether its client reads or not: its text so far is the partial result of a
+cancelled request. Outputs on their way to the client wait in an `Outbox`, which a slow reader
+cannot make long.
 """
 
 import asyncio
@@ -29,9 +29,8 @@ _PHASES: Final = tuple(Phase)
 class Outbox:
     """Outputs on their way to a client, each with the index of its answer.
 
-    At most MAX_QUEUED and one for each answer: an output on top of them is joined to the latest one
-    of its answer. So what is held for a client that reads slowly, or not at all, is no longer than
-    its answers.
+    It holds at most MAX_QUEUED outputs and one for each answer: a further one is joined to the
+    latest of its answer. So a slow client's outbox is no longer than its answers.
     """
 
     def __init__(self) -> None:
@@ -51,12 +50,11 @@ class Outbox:
         self._changed.set()
 
     def close(self, failure: Exception | None = None) -> None:
-        """Nothing more comes: `get` says so, or raises `failure`, once it has given the rest."""
+        """After the rest, `get` returns None or raises `failure`."""
         self._is_closed, self._failure = True, failure
         self._changed.set()
 
     def drop(self) -> None:
-        """Nobody reads any more."""
         self._queue.clear()
         self.close()
 
@@ -82,11 +80,10 @@ class Outbox:
 
 
 class Choice:
-    """One answer: a request of the engine. Changed by `WorkerLink` only, but for `num_sent`.
+    """One answer: a request of the engine. Only `WorkerLink` changes it, but for `num_sent`.
 
-    `num_sent`: tokens that the client was sent, where it reads a stream; `num_unread`: those that
-    it will never have, 0 while it is there.
-    Stamps are the worker's, but for `last_output_ns`, the frontend's.
+    `num_sent`: tokens that were sent to the client of a stream; `num_unread`: those that a client
+    that has left will never get. Stamps are the worker's, but for `last_output_ns`.
     """
 
     def __init__(self, request_id: str, index: int) -> None:
@@ -131,7 +128,7 @@ class Choice:
             self.phase = output.ending.phase
 
     def join_text(self) -> None:
-        """Its text as one string; a string for each token takes twelve times as much."""
+        """Keep its text as one string, which takes a twelfth of one string a token."""
         self._texts = [self.text]
 
     def forget_text(self) -> None:
@@ -139,12 +136,11 @@ class Choice:
 
 
 class ClientRequest:
-    """One request of a client: its names, its answers, and the token that cancels it.
+    """Its names, its answers, and the token that cancels it.
 
-    `owner` is the API key that it came with; never shown. `has_left`: its client is gone.
-    `has_failed`: the worker was lost, and the request with it.
-    `num_at_cancel`: tokens that were known here when it was cancelled. `created` is wall time in
-    seconds, as OpenAI has it.
+    `owner` is its API key; never shown. `has_left`: its client is gone. `has_failed`: the worker
+    was lost, and the request with it. `num_at_cancel`: tokens that were known here when it was
+    cancelled. `created` is wall time in seconds, as OpenAI has it.
     """
 
     def __init__(
@@ -182,7 +178,6 @@ class ClientRequest:
 
     @property
     def is_aborted(self) -> bool:
-        """Whether any of its answers is a partial one."""
         return any(choice.is_aborted for choice in self.choices)
 
     @property
@@ -191,12 +186,12 @@ class ClientRequest:
 
     @property
     def num_remaining(self) -> int:
-        """Tokens that its aborted answers were allowed and did not get."""
+        """Tokens that its aborted answers did not get."""
         return sum(self.max_tokens - c.num_generated for c in self.choices if c.is_aborted)
 
     @property
     def phase(self) -> Phase:
-        """Of its answers the furthest: of those that go on, or were aborted, if there are any."""
+        """The furthest phase of the answers that go on, else of the aborted ones, else of all."""
         going_on = [choice for choice in self.choices if choice.ending is None]
         aborted = [choice for choice in self.choices if choice.is_aborted]
         counted = going_on or aborted or self.choices
@@ -211,7 +206,7 @@ class ClientRequest:
         return "waiting" if self.phase is Phase.WAITING else "running"
 
     def additions(self, generation: Generation) -> list[AddRequest]:
-        """What the worker is told. Each answer but the first samples with a seed of its own."""
+        """For the worker. Each answer but the first samples with a seed of its own."""
         sampling, parent = generation.sampling, self.request_id if generation.n > 1 else None
         return [
             AddRequest(
@@ -234,7 +229,6 @@ class ClientRequest:
         return True
 
     def leave(self) -> None:
-        """Its client is gone, and gets nothing more."""
         self.has_left = True
         for choice in self.choices:
             choice.num_sent_at_leaving = choice.num_sent
@@ -253,7 +247,13 @@ class _Entry(NamedTuple):
 
 
 class Archive:
-    """Pure: time is an argument, a monotonic stamp. Oldest first."""
+    """Ended requests that stay known: the last few, for a while.
+
+    The text of an aborted request is kept, that of a finished one is not: its client had it.
+    Measured with answers of 4,000 words of 5 bytes: an aborted request takes 24 KB with one answer
+    and 340 KB with 16, a finished one 3.5 KB and 17 KB. An expired request is never returned, and
+    is dropped at the next call. Time is an argument, a monotonic stamp.
+    """
 
     def __init__(self, capacity: int, keep_s: float) -> None:
         self._capacity = capacity

@@ -1,21 +1,21 @@
-"""How the server learns that a client has left, whatever stands between the two.
+"""How the server learns that a client has left.
 
     FIN, RST           connection_lost, or http.disconnect     CONNECTION   at once
     vanished           nothing acknowledged in time            HEARTBEAT    heartbeat_s and
-                       (see http_protocol.bound_silence)                    ack_timeout_s
+                       (see http.bound_silence)                             ack_timeout_s
     reads no more      send does not get through, and its      STALL        stall_timeout_s and a
                        machine acknowledges nothing more                    quarter, once all
                                                                             buffers are full
-    promised to ping   did not (the timer is the link's)       PING         its keep_alive_s
+    promised to ping   did not (the link has the timer)        PING         its keep_alive_s
     under a server     OSError from send, of a heartbeat       WRITE,       the next thing sent, at
     that raises        or of anything else                     HEARTBEAT    most heartbeat_s later
 
-A client whose machine has room for the whole answer, and which reads none of it, looks like any
-other until the answer is over: its machine takes and acknowledges for it.
+A client that reads nothing while its machine has room for the whole answer looks like any other
+until the answer is over: its machine acknowledges for it.
 
-The connection tells us directly, through an object in the scope that the HTTP protocol put there,
-so that a middleware which keeps `http.disconnect` to itself hides nothing. Under servers that know
-no such object somebody has to wait in `receive`: they tell of a closed connection to nobody else.
+The HTTP protocol puts a ClientConnection into the scope and reports to it directly, so a middleware
+that keeps `http.disconnect` to itself hides nothing. Other servers have no such object, and report
+a closed connection only to a task that waits in `receive`.
 """
 
 import asyncio
@@ -31,26 +31,24 @@ from reference_engine.serve.timeouts import Patience, RanOutError
 
 EXTENSION: Final = "walkaway.connection"
 HEARTBEAT: Final = b": heartbeat\n\n"
-# Linux reports a connection whose packets nobody acknowledged with the last hint it had why.
+# Linux reports unacknowledged packets with the last hint it had why.
 _UNACKNOWLEDGED: Final = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
-_NOBODY_THERE: Final = 499  # nginx's status for it; sent into the void
+_NOBODY_THERE: Final = 499  # nginx's status for it; never read
 
 
 class AbortableTransport(Protocol):
-    """What is needed of the connection's transport."""
-
     def abort(self) -> None: ...
 
 
 def method_of(error: Exception | None) -> DetectionMethod:
-    """What the end of a connection says about how its client left."""
+    """How the client left, by the error that ended its connection."""
     if isinstance(error, OSError) and error.errno in _UNACKNOWLEDGED:
         return DetectionMethod.HEARTBEAT
     return DetectionMethod.CONNECTION
 
 
 class ClientConnection:
-    """The connection that a request came over; one object a request. Tells of its end, once.
+    """The connection of one request. Reports its end once.
 
     `num_taken`: bytes that the other end has acknowledged.
     """
@@ -71,41 +69,41 @@ class ClientConnection:
 
     def watch(self, on_lost: Callable[[DetectionMethod], None]) -> None:
         """Call `on_lost` when the connection ends, or now if it has ended."""
-        self._resume_reading()  # a connection that nobody reads does not tell that it has ended
+        self._resume_reading()  # a connection that is not read does not report its end
         self._on_lost = on_lost
         if self._lost is not None:
             on_lost(self._lost)
 
     def unwatch(self) -> None:
-        """Tell nobody any more: the connection may outlive the request by far."""
+        """Stop reporting: the connection may outlive the request by far."""
         self._on_lost = None
 
     def lost(self, method: DetectionMethod) -> None:
-        """The HTTP protocol's word: the client is gone. What comes later adds nothing."""
+        """From the HTTP protocol: the client is gone. Later calls do nothing."""
         if self._lost is None:
             self._lost = method
             if self._on_lost is not None:
                 self._on_lost(method)
 
     def closed(self) -> None:
-        """The HTTP protocol's last word: the connection is no more."""
+        """From the HTTP protocol: the connection is closed."""
         self._closed.set()
 
     def takes_more(self) -> bool:
-        """Whether the other end has taken anything since this was last asked."""
+        """Whether the other end has taken anything since the last call."""
         before, self._last_taken = self._last_taken, self._num_taken()
         return self._last_taken > before
 
     async def abort(self) -> None:
-        """Close it without sending what it holds, and wait until it is closed."""
+        """Close it, dropping what it holds, and wait until it is closed."""
         self._transport.abort()
         await self._closed.wait()
 
 
 class Client:
-    """The client at the other end of one request: sent to, and watched. `on_left` is told once.
+    """The client of one request: sends to it and watches it. `on_left` is called once.
 
-    Made by the task that sends to it.
+    Made by the task that sends.
     """
 
     def __init__(
@@ -133,7 +131,7 @@ class Client:
         return self._has_left
 
     async def listen(self) -> None:
-        """Watch until the client has left; cancel it when there is no more need."""
+        """Watch until the client has left; to be cancelled when the answer is complete."""
         if self._connection is not None:
             self._connection.watch(self._left)
         try:
@@ -160,7 +158,7 @@ class Client:
         await self._try(beat, DetectionMethod.HEARTBEAT)
 
     async def dismiss(self) -> None:
-        """Be done with a client that has left: nothing that is still held for it gets sent.
+        """Drop what is still held for a client that has left.
 
         An answer that was never begun gets a beginning, or a middleware takes its absence for a
         bug.

@@ -212,7 +212,7 @@ class GenerationResponse:
                 await self._answer(request, client)
                 watch.cancel()
         except BaseException:
-            # This task was cancelled, or has a bug: nobody will read what is generated.
+            # This task was cancelled, or has a bug: the answer will not be read.
             self._link.cancel(request, CancelReason.SERVER_SHUTDOWN)
             raise
 
@@ -275,7 +275,7 @@ class GenerationResponse:
             await client.send_last(bytes(refusal.body))
             return
         if not request.is_ended:
-            return  # the client has left: nobody is there to be answered
+            return  # the client has left
         body = _encode(AnswerWriter(request).whole(texts))
         headers = [
             (b"content-type", b"application/json"),
@@ -289,7 +289,7 @@ class GenerationResponse:
         return ApiError(503, str(error)).response(self._client_request_id)
 
     def _request_id_header(self, request: ClientRequest) -> tuple[bytes, bytes]:
-        """The client's own id, or ours where it gave none."""
+        """The client's own id, or else the engine's."""
         return b"x-request-id", (self._client_request_id or request.request_id).encode("latin-1")
 
 

@@ -1,14 +1,12 @@
-"""uvicorn's HTTP/1.1 protocol, which tells the application of a client's leaving at once.
+"""uvicorn's HTTP/1.1 protocol, which reports a client's leaving at once, and its listening socket.
 
-It has no pipelining. While an earlier answer is being generated, uvicorn stops reading a connection
-on which the next request has already come, and does not tell the running one that the connection
-has closed: its client could leave unseen. No client of this dialect pipelines; one that does is cut
-off.
+There is no pipelining. While an earlier answer is generated, uvicorn stops reading a connection on
+which the next request has already arrived, and does not notice that it closes: its client could
+leave unseen. No client of this dialect pipelines; one that does is cut off.
 
-A client that closes its side is gone, even if it could still read: a connection that ends the
-proper way looks the same from here. What was still to be sent to it is not sent first, since that
-may take for ever. Nor is a request waited for that does not come whole: its head has a limit,
-reading it has a time.
+A client that closes its side is gone, even if it could still read: both look the same from here.
+What was still to be sent to it is dropped, since sending may take for ever. A request that does not
+arrive whole is not waited for either: its head has a limit, reading it has a time.
 """
 
 import asyncio
@@ -28,7 +26,7 @@ from reference_engine.cancellation import DetectionMethod
 from reference_engine.config import FrontendSettings
 from reference_engine.serve.detection import EXTENSION, ClientConnection, method_of
 
-MAX_HEAD_BYTES: Final = 65_536  # of what does not come in one piece
+MAX_HEAD_BYTES: Final = 65_536  # of a head that comes in several pieces
 _LINGER_S: Final = 1.0
 _PROBES: Final = 4  # keep-alive probes within the time for an acknowledgement
 # In linux/tcp.h, struct tcp_info.
@@ -39,7 +37,7 @@ _WINDOW_AT: Final = 228  # tcpi_snd_wnd: bytes, 32 bits; Linux 5.4
 class WatchedProtocol(HttpToolsProtocol):
     """One request at a time on a connection, with a ClientConnection in its scope.
 
-    `_num_unparsed`: bytes since something of the request was complete; the parser keeps them.
+    `_num_unparsed`: bytes that the parser keeps, since nothing of the request is complete.
     `_reading`: runs while a request is read, until its last byte.
     """
 
@@ -105,7 +103,7 @@ class WatchedProtocol(HttpToolsProtocol):
             method = method_of(exc)
             connection = self.transport.get_extra_info("socket")
             if method is DetectionMethod.HEARTBEAT and is_full(connection):
-                method = DetectionMethod.STALL  # the kernel gives up on those, too
+                method = DetectionMethod.STALL  # the kernel ends those, too
             self._client.lost(method)
         super().connection_lost(exc)
         if self._client is not None:
@@ -115,15 +113,15 @@ class WatchedProtocol(HttpToolsProtocol):
         self.refuse(400, f"{msg} This is a server of HTTP/1.1.")
 
     def refuse_if_unread(self, status: int, message: str) -> None:
-        """Wait no longer for a request of which a part has come."""
+        """Refuse a request that has arrived in part."""
         if self._reading is not None and (self._is_in_body or self._num_unparsed):
             self.refuse(status, message)
 
     def refuse(self, status: int, message: str) -> None:
-        """Answer whatever is being read with an error, and close.
+        """Answer the request that is being read with an error, and close.
 
-        Its client may still be sending. A connection that is closed on unread data is reset, and
-        the answer lost: so the rest is dropped for a moment.
+        Its client may still be sending. Closing on unread data would reset the connection and lose
+        the answer, so the rest is read and dropped for a moment.
         """
         if self.transport.is_closing() or self._is_refused:
             return
@@ -170,24 +168,24 @@ def _whole_answer(response: Response) -> bytes:
 
 
 def protocol_for(settings: FrontendSettings) -> type[WatchedProtocol]:
-    """The protocol with these settings, as a class: uvicorn builds it itself."""
+    """A class, since uvicorn makes the protocols itself."""
     return type("ConfiguredProtocol", (WatchedProtocol,), {"settings": settings})
 
 
 def bound_silence(connection: socket.socket, settings: FrontendSettings) -> None:
-    """Have the kernel end connections whose other end has vanished, and hold little for them.
+    """Let the kernel end connections whose other end has vanished, and hold little for them.
 
-    `connection` may be a listening socket: those that it accepts inherit its options.
+    `connection` may be a listening socket: accepted sockets inherit its options on Linux.
 
-    With something on its way: after `ack_timeout_s` without acknowledgement, or after
-    `stall_timeout_s` where that is longer, since the kernel makes no difference between a client
-    that has vanished and one that does not read. With nothing: after `heartbeat_s` it probes, and
-    ends the connection `ack_timeout_s` later.
+    With bytes in flight it ends after `ack_timeout_s` without acknowledgement, or after
+    `stall_timeout_s` if that is longer, since the kernel cannot tell a client that has vanished
+    from one that does not read. Without, it probes after `heartbeat_s`, and ends `ack_timeout_s`
+    later.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.send_buffer_bytes)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform != "linux":
-        return  # the system's own times hold
+        return  # the system's own timeouts hold
     idle_s = max(1, math.ceil(settings.heartbeat_s or settings.ack_timeout_s))
     between_s = max(1, math.floor(settings.ack_timeout_s / _PROBES))
     timeout_ms = math.ceil(max(settings.ack_timeout_s, settings.stall_timeout_s) * 1000)
@@ -200,17 +198,17 @@ def bound_silence(connection: socket.socket, settings: FrontendSettings) -> None
 
 
 def num_acknowledged(connection: socket.socket) -> int:
-    """Bytes that the other end has taken so far; 0 where the system does not tell."""
+    """Bytes that the other end has acknowledged; 0 where the system does not tell."""
     return _tcp_info(connection, _ACKNOWLEDGED_AT, "=Q") or 0
 
 
 def is_full(connection: socket.socket) -> bool:
-    """Whether the last that the other end said was that it has no room: nobody reads there."""
+    """Whether the other end's receive window is zero: its client does not read."""
     return _tcp_info(connection, _WINDOW_AT, "=I") == 0
 
 
 def _tcp_info(connection: socket.socket, at: int, kind: str) -> int | None:
-    """One field of what the kernel knows of a connection; None where it does not tell."""
+    """One field of TCP_INFO; None where the system has none."""
     if sys.platform != "linux":
         return None
     try:

@@ -1,12 +1,11 @@
 """The lifecycle log and the step log: bounded, numbered, honest about what fell out.
 
 Frontend and worker stamp events with the same monotonic clock; the journal numbers them in the
-order in which they become known here. A reader asks for what came after the last number it has,
-and is told how many entries it can never have.
+order in which the frontend learns of them. A reader asks for the entries after a number, and is
+told how many of them are gone.
 
-An entry is written once, as the line of JSON that its readers get. So a log is bounded in bytes,
-however large its entries are; a page costs no more than joining its lines; and there is nothing
-here that the garbage collector would walk through.
+An entry is written once, as the line of JSON that its readers get. So a log is bounded in bytes, a
+page costs no more than joining its lines, and the garbage collector has nothing to walk through.
 
 Measured: a full log of LOG_BYTES takes 258 MiB of resident memory. That is a million events,
 394,000 steps of 16 requests or 34,000 of 256. A full page takes 0.2 to 0.4 ms, an entry 1 to 10 us.
@@ -19,14 +18,14 @@ import msgspec
 
 LOG_BYTES: Final = 256 * 1024 * 1024
 PAGE_BYTES: Final = 1024 * 1024  # more would hold up the event loop, and with it detection
-_PLACE_BYTES: Final = 24  # a line's place in the list, and what the allocator rounds up
+_PLACE_BYTES: Final = 24  # a line's place in the list, and the allocator's rounding
 
 
 class Page(NamedTuple):
-    """Lines after the asked number; `next_after` is what to ask with next.
+    """Lines after a number; `next_after` is the number for the next page.
 
-    `first` and `last` are the numbers of the oldest and newest entry in the log; `dropped` those
-    that were asked for and are gone.
+    `first` and `last` are the numbers of the oldest and newest entry in the log; `dropped` counts
+    the entries that were asked for and are gone.
     """
 
     lines: list[bytes]
@@ -40,7 +39,7 @@ class Log:
     """The latest entries, numbered from 1; entry n is the n-th that was appended.
 
     `capacity_bytes` bounds the memory of them all. Line i is entry number `_num_gone` + i + 1;
-    the first `_num_blank` lines are of entries that fell out, and go when they are half of them.
+    the first `_num_blank` lines have fallen out, and are deleted when they are half of all.
     """
 
     def __init__(self, capacity_bytes: int = LOG_BYTES) -> None:

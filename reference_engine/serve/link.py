@@ -92,13 +92,12 @@ class WorkerLink:
         return request
 
     def ping(self, request: ClientRequest) -> None:
-        """The client of a live request is still there."""
         self._timers[request.request_id].ping()
 
     def disconnected(self, request: ClientRequest, method: DetectionMethod) -> None:
         """The client left: log it, and cancel its request."""
         request.outbox.drop()
-        if request.is_ended and method is DetectionMethod.STALL:  # nothing to cancel, but to tell
+        if request.is_ended and method is DetectionMethod.STALL:  # nothing to cancel, but to count
             self.collector.unread_answers += 1
             self._note_here(request, "disconnected", self.now_ns(), CancelReason.USER_DISCONNECT)
         if request.is_ended or request.has_left:
@@ -117,23 +116,23 @@ class WorkerLink:
         reason: CancelReason,
         method: DetectionMethod = DetectionMethod.NONE,
     ) -> bool:
-        """Have the worker end a request; whether this call did it. Harmless for an ended one."""
+        """End a request; whether this call did it. Harmless for one that has ended."""
         cancellation = Cancellation(reason, method, self.now_ns())
         if request.is_ended or not request.cancel(cancellation):
             return False
         self._note_here(request, "abort_sent", cancellation.t_ns, reason)
-        self.collector.signalled(reason, method)
+        self.collector.signals[reason, method] += 1
         self._send(AbortRequest(request_id=request.request_id, reason=reason))
         return True
 
     def shut_down(self) -> None:
-        """Take no more requests, and cancel whatever is being generated."""
+        """Take no more requests, and cancel the live ones."""
         self.is_draining = True
         for request in list(self.live.values()):
             self.cancel(request, CancelReason.SERVER_SHUTDOWN)
 
     def lost(self, why: str = WORKER_LOST) -> None:
-        """The worker's connection has ended, or no more is expected: whoever waits is told."""
+        """The worker's connection has ended, or no report is expected: fail the live requests."""
         error, now_ns = EngineStoppedError(why), self.now_ns()
         for request in list(self.live.values()):
             request.has_failed = True
@@ -162,7 +161,7 @@ class WorkerLink:
 
     def _take_output(self, output: Output, now_ns: int) -> None:
         if output.request_id not in self._choices:
-            return  # the worker has ended what an earlier connection had asked for
+            return  # of an earlier connection
         request, choice = self._choices[output.request_id]
         num_new = output.num_generated - choice.num_generated
         choice.take(output)
@@ -191,7 +190,8 @@ class WorkerLink:
         self._forget(request)
         self.archive.add(request, now_ns)
         longest = max(choice.num_generated for choice in request.choices)
-        self.collector.answered(n=len(request.choices), most_generated_tokens=longest)
+        self.collector.num_answers.observe(len(request.choices))
+        self.collector.most_generated_tokens.observe(longest)
 
     def _forget(self, request: ClientRequest) -> None:
         del self.live[request.request_id]
@@ -205,7 +205,7 @@ class WorkerLink:
     def _note_here(
         self, request: ClientRequest, event: str, t_ns: int, reason: CancelReason | None = None
     ) -> None:
-        """Log what the frontend itself did or saw, during the worker's latest known step."""
+        """Log an event of the frontend, in the worker's latest known step."""
         self._note(
             Event(
                 t_ns=t_ns,
@@ -218,7 +218,7 @@ class WorkerLink:
         )
 
     def _note_failed(self, request: ClientRequest, t_ns: int) -> None:
-        """Log the end of each answer that the worker, as far as is known here, has not ended."""
+        """Log the end of each answer of which the worker has not reported one."""
         for choice in request.choices:
             if choice.ending is None:
                 event = Event(
@@ -241,11 +241,11 @@ class WorkerLink:
 
 
 def count_tokens(collector: Collector, request: ClientRequest, choice: Choice, now_ns: int) -> None:
-    """New tokens of an answer have come here; several at once count as one interval."""
+    """New tokens of an answer have arrived; several at once count as one interval."""
     if choice.last_output_ns is None:
-        collector.first_token((now_ns - request.arrived_ns) / 1e9)
+        collector.first_token_s.observe((now_ns - request.arrived_ns) / 1e9)
     else:
-        collector.next_token((now_ns - choice.last_output_ns) / 1e9)
+        collector.next_token_s.observe((now_ns - choice.last_output_ns) / 1e9)
     choice.last_output_ns = now_ns
 
 

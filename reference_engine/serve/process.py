@@ -1,7 +1,10 @@
-"""The frontend process: start the worker, serve HTTP until told to stop, take the worker along.
+"""The frontend process: start the worker, serve HTTP until told to stop, end the worker.
 
 When the worker dies, the frontend ends the open requests with an error, says so, and exits with
 status 1; when the frontend dies, the worker leaves.
+
+A signal, the end of stdin and the worker's death all ask to stop through one `Stop` with one exit
+status, which is acted on only where it is awaited. Asking again means: at once.
 """
 
 import asyncio
@@ -32,11 +35,11 @@ from reference_engine.serve.server import Frontend
 from reference_engine.serve.supervisor import SHUTTING_DOWN, EngineStoppedError, WorkerSupervisor
 
 _CLOSING_S: Final = 1  # for connections on which nothing is being answered
-_KEEP_ALIVE_S: Final = 75  # longer than the clients', so that they, not we, close idle connections
+_KEEP_ALIVE_S: Final = 75  # longer than the clients', so that they close idle connections
 
 
 class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says. `port` 0 takes a free one."""
+    """`port` 0 takes a free one."""
 
     host: str
     port: int
@@ -54,7 +57,7 @@ _Result = TypeVar("_Result")
 
 
 class Stop:
-    """The wish to stop: the first exit status wins, the second wish is an insistence."""
+    """The first wish decides the exit status; a second one insists."""
 
     def __init__(self) -> None:
         self._wished = asyncio.Event()
@@ -76,7 +79,7 @@ class Stop:
 
 
 def watch_for_the_end(stop: Stop, *, with_stdin: bool) -> None:
-    """Signals wish to stop, and so does the end of standard input where that is wanted."""
+    """Stop at a signal, and at the end of standard input if `with_stdin`."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.wish, 128 + number)
@@ -94,10 +97,10 @@ def watch_for_the_end(stop: Stop, *, with_stdin: bool) -> None:
 async def end_serving(
     stop: Stop, link: WorkerLink, server: uvicorn.Server, settings: FrontendSettings
 ) -> None:
-    """Once it is wished: take on nothing new, drain if so set, abort what is left.
+    """At a wish: take on nothing new, drain if so set, abort the rest.
 
-    Each of those who are aborted is told what there is. That takes the worker's word, which may
-    not come, and a client that reads, which it may not: neither is waited for for long.
+    Each aborted client gets its partial answer. That needs the worker's report and a client that
+    reads; neither may come, so both waits are short.
     """
     await stop.wait()
     link.is_draining = True
@@ -114,7 +117,7 @@ async def end_serving(
 async def unless(
     stopping: Coroutine[Any, Any, None], doing: Coroutine[Any, Any, _Result]
 ) -> _Result | None:
-    """What the doing comes to; None if the stopping came first."""
+    """The result of `doing`; None if `stopping` came first."""
     done, stop = asyncio.create_task(doing), asyncio.create_task(stopping)
     either: set[asyncio.Task[Any]] = {done, stop}
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -126,10 +129,7 @@ async def unless(
 
 
 async def _answered(server: uvicorn.Server, timeout_s: float) -> bool:
-    """Whether all that are being answered now have their answers in time.
-
-    Requests that have not come whole are not waited for.
-    """
+    """Whether all answers in progress end in time. Requests in arrival are refused."""
     for connection in _connections(server):
         connection.refuse_if_unread(503, SHUTTING_DOWN)
     answering = set(server.server_state.tasks)
@@ -140,7 +140,7 @@ async def _answered(server: uvicorn.Server, timeout_s: float) -> bool:
 
 
 async def _close_all(server: uvicorn.Server, timeout_s: float) -> None:
-    """Close every connection; who does not read what is still held for it loses it in the end."""
+    """Close every connection; after `timeout_s` unread bytes are dropped."""
     connections = _connections(server)
     for connection in connections:
         connection.shutdown()
@@ -158,7 +158,7 @@ def _connections(server: uvicorn.Server) -> list[WatchedProtocol]:
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its own handling of signals, which are ours."""
+    """uvicorn without its own handling of signals."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -209,10 +209,10 @@ async def _serve(settings: ServeSettings, listener: socket.socket) -> int:
 async def _serve_while_it_lives(
     server: uvicorn.Server, listener: socket.socket, worker: WorkerSupervisor, stop: Stop
 ) -> None:
-    """Serve until the server is told to exit. Raises EngineStoppedError if a death told it."""
+    """Serve until the server exits. Raises EngineStoppedError if the worker died."""
     keeping = asyncio.create_task(worker.keep())
     keeping.add_done_callback(lambda _: stop.wish(WORKER_DIED))
-    # Long-lived objects need not be looked through at each collection, which would be a pause.
+    # Collections that walk through long-lived objects would pause the event loop.
     gc.collect()
     gc.freeze()
     await server.serve(sockets=[listener])
@@ -233,7 +233,7 @@ def _uvicorn_config(frontend: Frontend, settings: FrontendSettings) -> uvicorn.C
         http=protocol_for(settings),
         ws="none",
         lifespan="off",
-        log_level="error",  # what clients do wrong, they are told
+        log_level="error",  # a client's mistake is answered, not logged
         access_log=False,
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
@@ -242,7 +242,7 @@ def _uvicorn_config(frontend: Frontend, settings: FrontendSettings) -> uvicorn.C
 
 
 def _announce(listener: socket.socket, worker: Ready) -> None:
-    """One line on stdout for whoever started us: connections are accepted from now on."""
+    """One line on stdout: connections are accepted from now on."""
     host, port = listener.getsockname()[:2]
     line = {
         "event": "ready",

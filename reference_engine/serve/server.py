@@ -189,10 +189,7 @@ class Frontend:
 
 
 def ndjson(page: JournalPage) -> Response:
-    """One entry a line; the headers say where to go on and what can never be had.
-
-    There is more to be had now where next-after is less than last.
-    """
+    """One entry a line. There is another page where next-after is less than last."""
     headers = {
         "x-walkaway-first": str(page.first),
         "x-walkaway-last": str(page.last),
@@ -222,17 +219,23 @@ async def _answer_stopped(request: Request, error: Exception) -> Response:
 
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:
-    """The client left in the middle of its body: nothing was done, and nobody reads this."""
+    """The client left in the middle of its body, so this is never read."""
     return Response(status_code=499)
 
 
 async def _answer_bug(request: Request, error: Exception) -> Response:
-    """The traceback goes to the log; the client gets the shape that it understands."""
+    """The traceback goes to the log."""
     return ApiError(500, "internal error").response(echo_of(request.headers))
 
 
 class RequestsApi:
-    """The endpoints under `/v1/requests`."""
+    """The endpoints under `/v1/requests`: how a request stands, cancel it, ping for it.
+
+    A request has three names: the engine's (`req-7`), its answer's (`cmpl-req-7`,
+    `chatcmpl-req-7`) and its client's X-Request-Id. Names match whole. Requests may share an
+    X-Request-Id: it means all live ones, else the latest ended one. A request of another API key
+    does not exist here.
+    """
 
     def __init__(self, link: WorkerLink) -> None:
         self._link = link
@@ -245,7 +248,7 @@ class RequestsApi:
         ]
 
     async def show(self, request: Request) -> Response:
-        """The latest request of that name: how it stands, or stood when it ended."""
+        """The latest request of that name."""
         found = self._found(request)[-1]
         facts, kind = (
             asdict(facts_of(found)),
@@ -273,7 +276,7 @@ class RequestsApi:
         return json_response(shown)
 
     async def cancel(self, request: Request) -> Response:
-        """Cancel every live request of that name. Asked again, it says the same about them."""
+        """Cancel every live request of that name; doing it again changes nothing."""
         answers = []
         for found in self._found(request):
             cancelled = self._link.cancel(found, CancelReason.API)
@@ -283,7 +286,7 @@ class RequestsApi:
         return json_response(CancelAnswer(id=name, cancelled=has_cancelled, requests=answers))
 
     async def ping(self, request: Request) -> Response:
-        """The client is still there. `keep_alive_s`: the bound for its next ping, if it has one."""
+        """The client is still there. `keep_alive_s`: the time for its next ping."""
         live = [found for found in self._found(request) if not found.is_ended]
         if not live:
             raise ApiError(404, "this request has ended", code="request_ended")
@@ -302,7 +305,7 @@ class RequestsApi:
 
 
 def find(link: WorkerLink, name: str, owner: str | None) -> list[ClientRequest]:
-    """The owner's requests of that name: one by the engine's or answer's name, else by its own."""
+    """The owner's requests of that name: by the engine's or the answer's, else the client's."""
     now_ns = link.now_ns()
     request_id = name.removeprefix("chatcmpl-").removeprefix("cmpl-")
     request = link.live.get(request_id) or link.archive.by_id(request_id, now_ns)

@@ -1,7 +1,8 @@
-"""The worker process and the connection to it: begun, renewed when it breaks, and ended.
+"""The worker process and the connection to it: started, renewed when it breaks, and ended.
 
-What is sent always goes over the connection of the moment. When that breaks, whatever the worker
-was working on is lost (the worker aborts it, too); the worker itself is not, as long as it lives.
+Messages always go over the present connection. When it breaks, the worker's running requests are
+lost (the worker aborts them, too); the worker itself is not, as long as it lives. A worker that
+breaks the protocol loses the connection, as the frontend would.
 """
 
 import asyncio
@@ -31,21 +32,20 @@ from reference_engine.protocol import (
     encode_frame,
 )
 
-# Also true where the connection alone has broken: which of the two it was is known only later.
+# Said also when only the connection has broken: which it was is known later.
 WORKER_LOST: Final = "the engine has lost its worker; what it was working on is lost with it"
 SHUTTING_DOWN: Final = "the server is shutting down"
 
 
 class EngineStoppedError(RuntimeError):
-    """Nothing can be generated now: the worker is lost, or the server is shutting down."""
+    """No generation now: the worker is lost, or the server is shutting down."""
 
 
 class WorkerConnection(asyncio.Protocol):
-    """One connection. All its state changes on the event loop.
+    """All its state changes on the event loop.
 
-    `ready` is the worker's first word: Ready, EngineConfigError where its settings cannot work, or
-    EngineStoppedError where it ended before. `on_lost` is called when a connection ends that was
-    ready.
+    `ready` becomes the worker's Ready, or raises EngineConfigError if its settings cannot work and
+    EngineStoppedError if it ended before. `on_lost` is called when a connection ends after Ready.
     """
 
     def __init__(
@@ -67,7 +67,6 @@ class WorkerConnection(asyncio.Protocol):
         self._transport.write(encode_frame(message))
 
     def close(self) -> None:
-        """Harmless for one that has ended."""
         if self._transport is not None:
             self._transport.close()
 
@@ -107,9 +106,9 @@ class WorkerConnection(asyncio.Protocol):
 
 
 class Patience(NamedTuple):
-    """Seconds: before each try at a new connection, for its Ready, and for the worker to leave.
+    """Seconds: before each new connection, for its Ready, and for the worker to leave.
 
-    The pauses are for a worker that is dying, to be dead.
+    The pauses let a dying worker die.
     """
 
     before_tries: tuple[float, ...] = (0.1, 0.5, 2.0)
@@ -123,7 +122,7 @@ _PATIENCE: Final = Patience()
 class WorkerSupervisor:
     """All its state changes on the event loop.
 
-    `on_lost` is called each time that a connection breaks which was ready.
+    `on_lost` is called when a connection breaks that was ready.
     """
 
     def __init__(
@@ -149,7 +148,7 @@ class WorkerSupervisor:
         self._connection.send(message)
 
     async def start(self, config: EngineConfig, faults: Faults) -> Ready:
-        """Once the worker has built its model. Raises EngineConfigError or EngineStoppedError."""
+        """Returns with the model built. Raises EngineConfigError or EngineStoppedError."""
         command = [sys.executable, "-m", "reference_engine.worker.service"]
         self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
         settings = WorkerSettings(config=config, faults=faults, secret=self._secret)
@@ -163,14 +162,14 @@ class WorkerSupervisor:
         return await self._connect()
 
     async def keep(self) -> None:
-        """Renew the connection each time; raises EngineStoppedError when that cannot be done."""
+        """Renew the connection whenever it breaks; EngineStoppedError if that fails."""
         while True:
             await self._broken.wait()
             self._broken.clear()
             await self._renew()
 
     async def end(self) -> None:
-        """Have the worker leave: its lifeline ends. One that does not leave is killed."""
+        """Close the worker's standard input, and kill it if it does not leave."""
         if self._connection is not None:
             self._connection.close()
         if self._process is None:

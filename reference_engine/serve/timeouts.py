@@ -1,8 +1,8 @@
-"""A bound on how long a task waits for one thing, for waits that are many and mostly short.
+"""Bounds on waits: for a send or an output, for a request's deadline, for its client's pings.
 
-`asyncio.timeout` makes a timer for each wait and throws it away. Here entering a wait is an
-assignment, and one timer looks now and then whether the wait that is going on has gone on for too
-long. What happens then is the same as there: the wait is cancelled.
+`asyncio.timeout` makes a timer for each wait and throws it away. A `Patience` is for waits that are
+many and mostly short: entering one is an assignment, and one timer checks now and then whether the
+present wait is too long. Then the wait is cancelled, as with `asyncio.timeout`.
 """
 
 import asyncio
@@ -10,20 +10,18 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
-_LOOKS: Final = 4  # within the time, where something may go on
+_LOOKS: Final = 4  # within the time, where there may be progress
 
 
 class RanOutError(Exception):
-    """A wait was longer than there was patience for."""
+    """A wait took too long."""
 
 
 class Patience:
     """`with patience: await something()` raises RanOutError after `seconds`, 0: never.
 
-    For waits of the task that makes it, one at a time.
-
-    `goes_on`: whether something has happened since it was last asked. While it has, the wait is not
-    over; one in which nothing happens is, up to a quarter late.
+    For waits of the task that makes it, one at a time. `goes_on`: whether there was progress since
+    the last call. While there is, the wait goes on; without it ends up to a quarter late.
     """
 
     def __init__(self, seconds: float, goes_on: Callable[[], bool] | None = None) -> None:
@@ -37,7 +35,7 @@ class Patience:
         self._num_cancelled = 0
 
     def stop(self) -> None:
-        """No more waits: a timer may be left of an earlier one."""
+        """After the last wait: an earlier one may have left a timer."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -83,7 +81,7 @@ class Patience:
 
 
 class RequestTimers:
-    """Runs from its making until `stop`. None: no such bound."""
+    """A request's deadline and its next ping, until `stop`. None: no such bound."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn
 
-from reference_engine.config import EngineConfig
+from reference_engine.config import Device, EngineConfig
 from reference_engine.core.request import Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
@@ -35,7 +35,7 @@ class Answers(NamedTuple):
     steps: list[StepTime]
 
 
-def config(device: str, *, batch_invariant: bool = False) -> EngineConfig:
+def config(device: Device, *, batch_invariant: bool = False) -> EngineConfig:
     """Room for all streams; all prompts in one step."""
     return EngineConfig(
         device=device,

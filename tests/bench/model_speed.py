@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from statistics import median
 
+from reference_engine.config import Device
 from reference_engine.model.shapes import MODEL_SHAPES
 from tests.bench.engine_steps import SteppedEngine, config, prompts
 from tests.bench.ratio import Bound, Ratio, UnavailableError, share, times_as_fast
@@ -17,7 +18,7 @@ _AT_LEAST = {1: 1.5, 4: None, 16: 1.0}
 _PROMPT_TOKENS, _NUM_TOKENS, _ROUNDS = 232, 48, 15  # contexts of 232 to 279 tokens
 
 
-def measure(*, quick: bool = False, device: str = "cpu") -> Iterator[Ratio]:
+def measure(*, quick: bool = False, device: Device = "cpu") -> Iterator[Ratio]:
     if find_spec("torch") is None:
         raise UnavailableError("needs torch: pip install 'walkaway[engine]'")
     ours = SteppedEngine(config(device))

@@ -30,6 +30,11 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0
         threading.Event().wait(POLL_S)
 
 
+def set_flags(*settings: str) -> list[str]:
+    """`--set` before each."""
+    return [word for setting in settings for word in ("--set", setting)]
+
+
 def is_gone(pid: int) -> bool:
     """Has this process ended? One that only waits to be reaped by its parent has."""
     try:
@@ -177,22 +182,35 @@ class Ended:
     output: str
 
 
-def run_to_end(workload: Path | str, folder: Path, *arguments: str) -> Ended:
-    """One whole run; one that ends well must leave no process behind."""
+def finish(workload: Path | str, folder: Path, *arguments: str, timeout_s: float = 120.0) -> Ended:
+    """One whole run, of any number of arms."""
     harness = Harness(workload, folder, *arguments)
     try:
-        code = harness.wait()
+        code = harness.wait(timeout_s)
     finally:
         harness.end()
-    if code == 0:
-        assert harness.run.pids(), "the run told of no process"
-        assert all(is_gone(pid) for pid in harness.run.pids())
     return Ended(code=code, run=harness.run, output=harness.output)
 
 
+def run_to_end(workload: Path | str, folder: Path, *arguments: str) -> Ended:
+    """One whole run without arms; one that ends well must leave no process behind."""
+    ended = finish(workload, folder, *arguments, timeout_s=60)
+    if ended.code == 0:
+        assert ended.run.pids(), "the run told of no process"
+        assert all(is_gone(pid) for pid in ended.run.pids())
+    return ended
+
+
 def measure(workload: Path | str, folder: Path, *arguments: str) -> Run:
-    """One whole run that must end well."""
+    """One whole run without arms that must end well."""
     ended = run_to_end(workload, folder, *arguments)
+    assert ended.code == 0, ended.output[-600:]
+    return ended.run
+
+
+def measure_arms(workload: Path | str, folder: Path, *arguments: str) -> Run:
+    """One whole run with arms that must end well."""
+    ended = finish(workload, folder, *arguments)
     assert ended.code == 0, ended.output[-600:]
     return ended.run
 

@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.running import ROOT, Harness, Run, is_gone, wait_until
+from tests.e2e.running import ROOT, Harness, Run, finish, is_gone, measure_arms, wait_until
 from tests.reference_engine.running_engine import running
 from tests.truth.fault_cases import TIMER_S
 
@@ -70,14 +70,10 @@ def report(folder: Path) -> subprocess.CompletedProcess[str]:
 def parent(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("arms")
     workload = write(folder, rounds=3, other="sim_fixed_ms = 12")
-    harness = Harness(workload, folder / "run")
-    try:
-        assert harness.wait(120) == 0, harness.output
-    finally:
-        harness.end()
-    return harness.run
+    return measure_arms(workload, folder / "run")
 
 
+@pytest.mark.slow
 def test_every_run_is_a_run_like_any_other(parent: Run) -> None:
     runs = runs_of(parent)
     assert set(runs) == {"1-fast", "1-other", "2-other", "2-fast", "3-fast", "3-other"}
@@ -91,6 +87,7 @@ def test_every_run_is_a_run_like_any_other(parent: Run) -> None:
         assert all(is_gone(pid) for pid in run.pids())
 
 
+@pytest.mark.slow
 def test_rounds_follow_each_other_in_turn(parent: Run) -> None:
     started = {
         name: run.manifest["window"]["load_started_ns"] for name, run in runs_of(parent).items()
@@ -99,6 +96,7 @@ def test_rounds_follow_each_other_in_turn(parent: Run) -> None:
     assert order == ["1-fast", "1-other", "2-other", "2-fast", "3-fast", "3-other"]
 
 
+@pytest.mark.slow
 def test_arms_are_pooled_and_compared(parent: Run) -> None:
     summary, runs = parent.summary, runs_of(parent)
     assert summary["status"] == parent.manifest["status"] == "complete"
@@ -118,6 +116,7 @@ def test_arms_are_pooled_and_compared(parent: Run) -> None:
     assert found["ratio"] == pytest.approx(geometric_mean(ratios))
 
 
+@pytest.mark.slow
 def test_all_rows_lie_in_one_file_too(parent: Run) -> None:
     rows = parent.rows("requests")
     kept = {
@@ -129,6 +128,7 @@ def test_all_rows_lie_in_one_file_too(parent: Run) -> None:
     assert len(rows) == len(kept)
 
 
+@pytest.mark.slow
 def test_the_report_can_be_drawn_again_and_the_summary_made_again(parent: Run) -> None:
     before = parent.summary
     for name in ("summary.json", "report.html"):
@@ -141,29 +141,24 @@ def test_the_report_can_be_drawn_again_and_the_summary_made_again(parent: Run) -
 
 def test_an_arm_that_cannot_run_does_not_cost_the_others(tmp_path: Path) -> None:
     workload = write(tmp_path, rounds=1, other="num_blocks = 3")
-    harness = Harness(workload, tmp_path / "run")
-    try:
-        assert harness.wait() == 2, harness.output
-    finally:
-        harness.end()
-    assert "round 1 of 1, arm other: the engine refuses its settings" in harness.output
-    assert "Traceback" not in harness.output
-    summary = harness.run.summary
+    ended = finish(workload, tmp_path / "run")
+    assert ended.code == 2, ended.output
+    assert "round 1 of 1, arm other: the engine refuses its settings" in ended.output
+    assert "Traceback" not in ended.output
+    summary = ended.run.summary
     assert summary["arms"]["fast"]["metrics"]["cancel_latency_s"]["n"] >= 12
     assert summary["arms"]["other"]["metrics"] == {}
     said = [one["text"] for one in summary["validity"] if one["level"] == "warning"]
     assert "1 of 2 runs gave no figures: 1-other" in said
-    assert (harness.run.folder / "report.html").exists()
+    assert (ended.run.folder / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_when_no_arm_can_run_nothing_is_left_behind(tmp_path: Path) -> None:
     workload = write(tmp_path, rounds=1, other="sim_fixed_ms = 5")
-    harness = Harness(workload, tmp_path / "run", "--set", "engine.num_blocks=3")
-    try:
-        assert harness.wait() == 2, harness.output
-    finally:
-        harness.end()
-    assert not harness.run.folder.exists()
+    ended = finish(workload, tmp_path / "run", "--set", "engine.num_blocks=3")
+    assert ended.code == 2, ended.output
+    assert not ended.run.folder.exists()
 
 
 def in_second_run(folder: Path) -> Harness:
@@ -183,7 +178,7 @@ def in_second_run(folder: Path) -> Harness:
     return harness
 
 
-def ended(harness: Harness, number: signal.Signals) -> int:
+def end(harness: Harness, number: signal.Signals) -> int:
     below = psutil.Process(harness.pid).children(recursive=True)
     try:
         harness.send(number)
@@ -194,9 +189,10 @@ def ended(harness: Harness, number: signal.Signals) -> int:
     return code
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_rest_and_keeps_what_there_is(tmp_path: Path) -> None:
     harness = in_second_run(tmp_path)
-    assert ended(harness, signal.SIGINT) == 130, harness.output
+    assert end(harness, signal.SIGINT) == 130, harness.output
     assert "Traceback" not in harness.output
     assert set(runs_of(harness.run)) == {"1-fast", "1-other"}
     summary: dict[str, Any] = harness.run.summary
@@ -206,9 +202,10 @@ def test_ctrl_c_ends_the_rest_and_keeps_what_there_is(tmp_path: Path) -> None:
     assert (harness.run.folder / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_what_was_saved_before_a_kill_can_be_judged_later(tmp_path: Path) -> None:
     harness = in_second_run(tmp_path)
-    ended(harness, signal.SIGKILL)
+    end(harness, signal.SIGKILL)
     done = report(harness.run.folder)
     assert done.returncode == 0, done.stderr
     summary = harness.run.summary
@@ -217,6 +214,7 @@ def test_what_was_saved_before_a_kill_can_be_judged_later(tmp_path: Path) -> Non
     assert summary["arms"]["other"]["metrics"] == {}
 
 
+@pytest.mark.slow
 def test_two_builds_by_url_and_by_command_are_compared(tmp_path: Path) -> None:
     simulated = ("--runner", "simulated", "--sim-fixed-ms", "3", "--max-num-seqs", "4")
     slow = [sys.executable, "-m", "reference_engine", "--port", "{port}", *simulated]
@@ -229,22 +227,15 @@ def test_two_builds_by_url_and_by_command_are_compared(tmp_path: Path) -> None:
             f'{base}[[arms]]\nname = "good"\ntarget.url = "{good.url}"\n'
             f'[[arms]]\nname = "slow"\ntarget.command = "{shlex.join(slow)}"\n'
         )
-        harness = Harness(path, tmp_path / "run")
-        try:
-            assert harness.wait(100) == 0, harness.output
-        finally:
-            harness.end()
-    urls = {
-        name: run.manifest["target"]["url"].rstrip("/")
-        for name, run in runs_of(harness.run).items()
-    }
+        run = measure_arms(path, tmp_path / "run")
+    urls = {name: one.manifest["target"]["url"].rstrip("/") for name, one in runs_of(run).items()}
     assert urls["1-good"] == good.url != urls["1-slow"]
     with pytest.raises(httpx.ConnectError):
         httpx.get(urls["1-slow"])
-    (found,) = harness.run.summary["differences"]["signal_s"]["p50"]
+    (found,) = run.summary["differences"]["signal_s"]["p50"]
     assert (found["arm"], found["reference"], found["n"]) == ("slow", "good", 1)
     good_s, slow_s = (
-        harness.run.summary["arms"][arm]["metrics"]["signal_s"]["p50"] for arm in ("good", "slow")
+        run.summary["arms"][arm]["metrics"]["signal_s"]["p50"] for arm in ("good", "slow")
     )
     assert found["difference"] == pytest.approx(slow_s - good_s)
     assert good_s < 0.05

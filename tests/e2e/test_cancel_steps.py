@@ -5,7 +5,7 @@ The shipped workload, only shorter: 20 ms a step, so that steps are counted and 
 
 import pytest
 
-from tests.e2e.running import Log, Run, measure
+from tests.e2e.running import Log, Run, measure, set_flags
 
 pytestmark = pytest.mark.e2e
 
@@ -15,7 +15,7 @@ ABANDONS = 60
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("steps")
-    fewer = ("--set", f"load.stop_after_abandons={ABANDONS}")
+    fewer = set_flags(f"load.stop_after_abandons={ABANDONS}")
     return measure("cancel_steps", folder / "run", *fewer)
 
 

@@ -1,13 +1,12 @@
 """The chunk frontier on the bundled engine: who is who in the rows, and what chunk size does."""
 
-from pathlib import Path
 from statistics import median
 
 import pytest
 
-from tests.e2e.running import Harness, Log, Run
+from tests.e2e.running import Log, Run, measure_arms, set_flags
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PAIRS = 8
 ARMS = '[{name="64", engine={max_num_batched_tokens=64}},{name="1024", engine={}}]'
@@ -15,16 +14,13 @@ ARMS = '[{name="64", engine={max_num_batched_tokens=64}},{name="1024", engine={}
 
 @pytest.fixture(scope="module")
 def parent(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    folder: Path = tmp_path_factory.mktemp("frontier")
-    settings = (f"load.pairs={PAIRS}", "run.rounds=1", f"arms={ARMS}")
-    flags = [flag for setting in settings for flag in ("--set", setting)]
-    flags += ["--set", "engine.max_num_batched_tokens=1024"]
-    harness = Harness("chunk_frontier", folder / "run", *flags)
-    try:
-        assert harness.wait(120) == 0, harness.output
-    finally:
-        harness.end()
-    return harness.run
+    settings = set_flags(
+        f"load.pairs={PAIRS}",
+        "run.rounds=1",
+        f"arms={ARMS}",
+        "engine.max_num_batched_tokens=1024",
+    )
+    return measure_arms("chunk_frontier", tmp_path_factory.mktemp("frontier") / "run", *settings)
 
 
 def test_rows_tell_the_three_kinds_apart(parent: Run) -> None:

@@ -112,12 +112,14 @@ def test_the_projects_own_engine_passes_its_gate(tmp_path: Path) -> None:
     assert "✅ walkaway gate: pass" in good.summary.read_text()
 
 
+@pytest.mark.slow
 def test_a_build_that_leaks_does_not(tmp_path: Path) -> None:
     leaky = with_fault("leak-blocks=1", tmp_path)
     assert not_passed(leaky) == ["leaked_blocks.max == 0"]
     assert "❌ fail" in (leaky.folder / "gate-run" / "gate.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_build_that_is_late_by_one_step_does_not(tmp_path: Path) -> None:
     late = with_fault("delay-abort=0.02", tmp_path)
     assert not_passed(late) == ["cancel_latency_steps.p50 < 1.5"]
@@ -132,10 +134,12 @@ def only_gauges(folder: Path, *, ghost_every: int) -> Job:
         return Job(folder, step=order, is_on_github=False)
 
 
+@pytest.mark.slow
 def test_a_server_that_shows_only_gauges_and_lets_go_of_all_passes(tmp_path: Path) -> None:
     judged(partial(only_gauges, ghost_every=0), tmp_path, code=0)
 
 
+@pytest.mark.slow
 def test_a_server_that_shows_only_gauges_and_forgets_some_does_not(tmp_path: Path) -> None:
     forgetful = judged(partial(only_gauges, ghost_every=20), tmp_path, code=3)
     assert "leaked_slots.max == 0" in not_passed(forgetful)
@@ -153,6 +157,7 @@ def two_builds(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return judged(job, tmp_path_factory.mktemp("two-builds"), code=3)
 
 
+@pytest.mark.slow
 def test_two_builds_in_turn_are_gated_on_their_difference(two_builds: Job) -> None:
     assert not_passed(two_builds) == ["new - old: cancel_latency_steps.mean <= 0.5"]
 
@@ -218,6 +223,7 @@ def baseline(two_builds: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return saved
 
 
+@pytest.mark.slow
 def test_a_build_like_its_baseline_passes_and_a_slower_one_does_not(baseline: Baseline) -> None:
     assert baseline.gate(STEPS_LIMIT)[0] == 0
     baseline.change(lambda of: of["sides"].update(new=of["sides"]["old"]))
@@ -230,6 +236,7 @@ def from_a_faster_machine(measured: dict[str, Any]) -> None:
         side["conditions"]["machine"].update(cpu="a faster one")
 
 
+@pytest.mark.slow
 def test_on_other_hardware_times_cannot_be_decided_and_steps_can(baseline: Baseline) -> None:
     baseline.change(from_a_faster_machine)
     assert baseline.gate(STEPS_LIMIT)[0] == 0

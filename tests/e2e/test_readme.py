@@ -28,7 +28,7 @@ from tests.e2e.running import ROOT, scripted_server, wait_until
 from tests.e2e.undecided import UNDECIDED, until_decided
 from tests.harness.documents import README, Block, blocks
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(300)]
 
 SHORT = "--set run.max_seconds=2 --set settle.seconds=1"
 COMMANDS = {

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.running import measure
+from tests.e2e.running import measure, set_flags
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 SETTINGS = (
     *("load.stop_after_abandons=60", "load.abandon_after_tokens=[1]"),
@@ -21,8 +21,7 @@ def test_a_deadline_that_passed_on_the_server_is_a_time_out(tmp_path: Path) -> N
     assert before in target
     engine = tmp_path / "hasty.toml"
     engine.write_text(target.replace(before, f"{before}, deadline_s = 0.3"))
-    flags = [flag for setting in SETTINGS for flag in ("--set", setting)]
-    run = measure("cancel_steps", tmp_path / "run", "--engine", str(engine), *flags)
+    run = measure("cancel_steps", tmp_path / "run", "--engine", str(engine), *set_flags(*SETTINGS))
     outcomes = run.summary["outcomes"]
     assert outcomes["timed_out"] > 0
     assert outcomes["completed"] == 0, "3,000 tokens take a minute, and the deadline is 0.3 s"

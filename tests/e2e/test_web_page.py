@@ -24,6 +24,7 @@ from tests.dashboards.browsing import CHROMIUM, chromium, violations
 from tests.e2e.running import ROOT, wait_until
 
 pytestmark = [
+    pytest.mark.browser,
     pytest.mark.e2e,
     pytest.mark.timeout(300),
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),

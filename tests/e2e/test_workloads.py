@@ -5,25 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.running import ROOT, Harness, Run, measure
+from tests.e2e.running import ROOT, measure, measure_arms, set_flags
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 TRACE = ROOT / "workloads" / "made_up_trace.jsonl"
 
 
-def compare(workload: str, folder: Path, *settings: str) -> Run:
-    """A whole run of a workload with arms, which must end well."""
-    harness = Harness(workload, folder, *(word for one in settings for word in ("--set", one)))
-    try:
-        assert harness.wait(120) == 0, harness.output[-600:]
-    finally:
-        harness.end()
-    return harness.run
-
-
 def test_a_storm_passes_over_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    run = measure("cancel_storm", tmp_path / "run", "--set", "load.storms=4")
+    run = measure("cancel_storm", tmp_path / "run", *set_flags("load.storms=4"))
     metrics = run.metrics
     left = [row for row in run.rows("requests") if row["outcome"] == "abandoned"]
     assert len(left) == 4 * 28
@@ -34,13 +24,12 @@ def test_a_storm_passes_over_and_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_what_is_asked_again_is_found_again_where_it_was_retained(tmp_path: Path) -> None:
-    run = compare(
-        "regenerate",
-        tmp_path / "run",
+    settings = set_flags(
         "run.max_seconds=30",
         "load.stop_after_abandons=16",
         "run.rounds=1",
     )
+    run = measure_arms("regenerate", tmp_path / "run", *settings)
     summary = run.summary
     found = {name: arm["metrics"]["cached_again"]["mean"] for name, arm in summary["arms"].items()}
     assert found["retain"] > 0.9
@@ -49,9 +38,7 @@ def test_what_is_asked_again_is_found_again_where_it_was_retained(tmp_path: Path
 
 
 def test_the_value_of_cancellation_is_told_in_both_tables(tmp_path: Path) -> None:
-    run = compare(
-        "value_of_cancellation",
-        tmp_path / "run",
+    settings = set_flags(
         "run.max_seconds=30",
         "load.stop_after_abandons=20",
         "run.rounds=1",
@@ -59,6 +46,7 @@ def test_the_value_of_cancellation_is_told_in_both_tables(tmp_path: Path) -> Non
         "settle.seconds=3",
         "value.price_per_million_tokens=2.0",
     )
+    run = measure_arms("value_of_cancellation", tmp_path / "run", *settings)
     value = run.summary["value"]
     rows = {row["name"]: (row["ignored"], row["honoured"]) for row in value["rows"]}
     ignored, honoured = rows["tokens wasted per cancel"]
@@ -81,7 +69,7 @@ def test_the_value_of_cancellation_is_told_in_both_tables(tmp_path: Path) -> Non
 
 
 def test_a_trace_is_replayed_and_what_it_asked_for_was_sent(tmp_path: Path) -> None:
-    run = measure("trace_replay", tmp_path / "run", "--set", "arrivals.seconds=4", "--no-scrape")
+    run = measure("trace_replay", tmp_path / "run", *set_flags("arrivals.seconds=4"), "--no-scrape")
     rows = sorted(run.rows("requests"), key=lambda row: row["user"])
     recorded = [json.loads(line) for line in TRACE.read_text().splitlines()]
     part = [one for one in recorded if one["timestamp"] < 4000]
@@ -100,8 +88,7 @@ def test_a_trace_is_replayed_and_what_it_asked_for_was_sent(tmp_path: Path) -> N
 
 def test_a_schedule_that_is_too_fast_for_its_cap_says_so(tmp_path: Path) -> None:
     settings = ("arrivals.rate=100", "arrivals.seconds=1", "arrivals.max_streams=2")
-    words = [word for one in (*settings, "run.max_seconds=2") for word in ("--set", one)]
-    run = measure("open_loop", tmp_path / "run", *words)
+    run = measure("open_loop", tmp_path / "run", *set_flags(*settings, "run.max_seconds=2"))
     planned, sent = run.manifest["arrivals"]["planned"], len(run.rows("requests"))
     assert sent < planned
     said = [one["text"] for one in run.summary["validity"] if one["level"] == "warning"]

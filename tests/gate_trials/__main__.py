@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from harness.commands.gate import GateOrder, gate_and_show
-from harness.gate.verdict import EXIT_CODES, Verdict
+from harness.gate.judge import EXIT_CODES, Verdict
 from harness.workload.workload import load_workload
 from tests.gate_trials.cases import ALL, BASELINES, CLEAN, CLEAN_TWO, Case
 from tests.gate_trials.trial import measure, times_made_again

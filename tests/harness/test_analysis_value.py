@@ -244,7 +244,7 @@ def test_a_terminal_shows_both_tables() -> None:
         "value": msgspec.to_builtins(value),
     }
     console = Console(file=io.StringIO(), width=120)
-    print_arms(console, summary)
+    print_arms(console, summary, shows_all=True)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     for row in value.rows:

@@ -64,7 +64,7 @@ def shown(width: int, num_arms: int) -> list[str]:
 
 def printed(width: int, made: dict[str, Any]) -> list[str]:
     file = io.StringIO()
-    print_arms(Console(file=file, width=width), made)
+    print_arms(Console(file=file, width=width), made, shows_all=True)
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 

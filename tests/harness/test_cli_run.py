@@ -8,11 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from harness.analysis.summary import summarise
 from harness.run.pipeline import discard_if_empty
 from harness.store.manifest import Manifest
 from harness.store.run_folder import RunFolder
@@ -119,25 +121,7 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_keeps_its_results(tmp_path: Path, number: signal.Signals) -> None:
-    out = tmp_path / "run"
-    with walkaway(tmp_path, "run", "cancel_steps", *ENDLESS, "--out", str(out)) as process:
-        wait_for_rows(process, out)
-        process.send_signal(number)
-        stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
-    assert "error: interrupted\nwhat was collected is in" in stderr
-    assert "Traceback" not in stderr
-    assert RunFolder(out).read_manifest()["status"] == "interrupted"
-    assert not RunFolder(out).frames().requests.empty
-    assert not RunFolder(out).frames().lifecycle.empty
-    assert (out / "report.html").exists()
-    assert "interrupted" in stdout
-    assert are_gone(engine_pids(out))
-
-
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_a_second_interruption_does_without_the_report(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with walkaway(tmp_path, "run", "cancel_steps", *ENDLESS, "--out", str(out)) as process:
@@ -162,33 +146,6 @@ def test_too_few_file_handles_are_told_before_anything_is_started(tmp_path: Path
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: 40 streams at once need about 140 open files")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.e2e
-def test_an_engine_that_dies_ends_the_run_with_its_results(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    with walkaway(tmp_path, "run", "cancel_steps", *ENDLESS, "--out", str(out)) as process:
-        wait_for_rows(process, out)
-        psutil.Process(engine_pids(out)[0]).kill()
-        _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 5, stderr
-    assert "error: the engine died with code -9" in stderr
-    assert "Traceback" not in stderr
-    assert RunFolder(out).read_manifest()["status"] == "target_failed"
-    assert not RunFolder(out).frames().requests.empty
-    assert are_gone(engine_pids(out))
-
-
-@pytest.mark.e2e
-def test_children_end_when_the_harness_is_killed_outright(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    with walkaway(tmp_path, "run", "cancel_steps", *ENDLESS, "--out", str(out)) as process:
-        wait_for_rows(process, out)
-        children = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
-        assert len(children) >= 3
-        process.kill()
-    assert are_gone(children)
-    assert RunFolder(out).read_manifest()["status"] == "interrupted"
 
 
 @pytest.mark.e2e
@@ -274,11 +231,22 @@ def test_only_a_run_without_a_load_is_discarded(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_a_report_judges_a_run_that_was_cut_short_before_it_was(tmp_path: Path) -> None:
+def test_the_demo_probes_its_server_after_the_load(tmp_path: Path) -> None:
+    """The probes give slot recovery and nothing else, also when the run is judged again."""
     out = tmp_path / "run"
-    code, _, stderr = run(tmp_path, "run", "cancel_steps", *SMALL, "--quiet", "--out", str(out))
+    code, _, stderr = run(tmp_path, "demo", *SMALL, "--quiet", "--out", str(out))
     assert code == 0, stderr
     before = (out / "summary.json").read_bytes()
+    summary, frames = json.loads(before), RunFolder(out).frames()
+    assert frames.probe_phase is not None
+    assert len(frames.requests) == sum(summary["outcomes"].values())
+    assert not set(frames.requests["request_id"]) & set(frames.probe_phase["request_id"])
+    last_ns = RunFolder(out).read_manifest()["window"]["settled_ns"]
+    assert frames.probe_phase["sent_ns"].min() > last_ns > frames.lifecycle["t_ns"].max()
+    alone = json.loads(json.dumps(summarise(replace(frames, probe_phase=None))))["metrics"]
+    more = {"slot_recovery_s", "probe_ttft_unloaded_s", "probe_ttft_control_s"}
+    assert summary["metrics"].keys() - alone.keys() == more
+    assert {name: summary["metrics"][name] for name in alone} == alone
     (out / "summary.json").unlink()
     (out / "report.html").unlink()
     code, _, stderr = run(tmp_path, "report", str(out))
@@ -287,6 +255,7 @@ def test_a_report_judges_a_run_that_was_cut_short_before_it_was(tmp_path: Path) 
     assert (out / "report.html").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_an_answer_that_no_context_holds_is_refused(tmp_path: Path) -> None:
     settings = ["--set", "engine.runner=simulated", "--set", "load.stay_tokens=999999"]
@@ -296,6 +265,7 @@ def test_an_answer_that_no_context_holds_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "here").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_an_engine_that_refuses_a_setting_is_quoted_in_one_line(tmp_path: Path) -> None:
     settings = ("--set", "engine.model=huge", "--set", "engine.runner=simulated")
@@ -306,6 +276,7 @@ def test_an_engine_that_refuses_a_setting_is_quoted_in_one_line(tmp_path: Path) 
     assert "'huge'" in line
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_a_metrics_page_that_cannot_be_read_is_a_warning(tmp_path: Path) -> None:
     url = "http://127.0.0.1:1/metrics"

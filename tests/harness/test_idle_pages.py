@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from harness.collect.source import Notes
-from harness.run.idle_pages import LATER_S, IdlePages
+from harness.run.idle_pages import CALM_SCRAPES, LATER_S, CalmWatch, IdlePages
 from harness.workload.workload import load_target
 
 URL = "http://127.0.0.1/metrics"
@@ -89,3 +89,47 @@ def test_an_interrupted_look_ends_at_once() -> None:
     server.running = 1.0
     later(server, interrupted=lambda: True)
     assert server.reads == 1
+
+
+BEFORE = {"running": 0.0, "generated_tokens": 50.0}
+STILL = {"running": 0.0, "generated_tokens": 100.0}
+
+
+@pytest.mark.parametrize(
+    ("scrapes", "now", "proves"),
+    [
+        ([(0.0, STILL), (0.5, STILL)], STILL, True),
+        ([(0.1, STILL), (0.5, STILL)], STILL, False),
+        ([(0.0, STILL), (0.5, STILL | {"generated_tokens": 101.0})], STILL, False),
+        ([(0.0, STILL)], STILL | {"generated_tokens": 101.0}, False),
+        ([(0.0, STILL | {"running": 1.0})], STILL | {"running": 1.0}, False),
+        ([(0.0, {"running": 0.0})], {"running": 0.0}, False),
+        ([], STILL, False),
+    ],
+    ids=[
+        "it stood still",
+        "not for long enough",
+        "a counter moved on the way",
+        "a counter moved at the end",
+        "somebody has a slot",
+        "no counter tells",
+        "nothing was scraped",
+    ],
+)
+def test_one_reading_proves_an_idle_server_only_if_all_stood_still(
+    scrapes: list[tuple[float, dict[str, float]]], now: dict[str, float], proves: bool
+) -> None:
+    watch = CalmWatch(BEFORE)
+    for at_s, values in scrapes:
+        watch.take(int(at_s * 1e9), values)
+    assert watch.is_idle(int(LATER_S * 1e9), now) == proves
+
+
+def test_gauges_must_be_back_in_several_scrapes_in_a_row() -> None:
+    watch = CalmWatch(BEFORE)
+    for n in range(CALM_SCRAPES):
+        watch.take(n, STILL)
+        watch.take(n, STILL)  # read again before the next scrape came
+        assert watch.is_calm == (n == CALM_SCRAPES - 1)
+    watch.take(9, STILL | {"running": 1.0})
+    assert not watch.is_calm

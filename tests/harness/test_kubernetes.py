@@ -31,6 +31,7 @@ def test_the_example_is_a_master_its_address_and_its_workers() -> None:
     assert int(expected) == worker["spec"]["parallelism"] == worker["spec"]["completions"]
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_a_pod_ends_as_its_load_ended(tmp_path: Path) -> None:
     """After the wait in which its rows can be fetched, here a short one."""

@@ -17,7 +17,8 @@ import harness
 from harness.errors import ConfigError
 from harness.export.comparison import compare_runs
 from harness.run.rounds import write_pooled_summary
-from harness.store.run_folder import RunFolder, _read_column
+from harness.store.parquet import _read_column
+from harness.store.run_folder import RunFolder
 from tests.made_up.run import RunBuilder, save_judged
 
 DOCUMENT = Path("docs/library.md")
@@ -158,7 +159,7 @@ def test_what_is_not_looked_at_is_not_read(saved: Path, monkeypatch: pytest.Monk
         read.append(field.name)
         return _read_column(file, field)
 
-    monkeypatch.setattr("harness.store.run_folder._read_column", watched)
+    monkeypatch.setattr("harness.store.parquet._read_column", watched)
     run = harness.load_run(saved)
     assert run.figures.shape[0]
     assert read == []

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
@@ -12,7 +13,7 @@ import pytest
 from harness.load.rows import ShardReader, ShardWriter
 from harness.records import ProcessMark
 from harness.run import load_process
-from harness.run.load_process import LAST_ROWS_S, let_workers_end, run_load
+from harness.run.load_process import LAST_ROWS_S, LoadProcess, let_workers_end
 from harness.store.run_folder import RunFolder
 from tests.e2e.running import is_gone, wait_until
 from tests.harness.load.asking import PLAN
@@ -42,6 +43,27 @@ def marks_of(folder: RunFolder) -> list[ProcessMark]:
 
 def events_of(folder: RunFolder) -> list[str]:
     return [mark.event for mark in marks_of(folder)]
+
+
+class Watched:
+    """A measurement that shows nothing and whose server lives."""
+
+    def __init__(self, folder: RunFolder, *, interrupted: Callable[[], bool]) -> None:
+        self.folder = folder
+        self._interrupted = interrupted
+
+    @property
+    def is_interrupted(self) -> bool:
+        return self._interrupted()
+
+    def check_server(self) -> None:
+        """It lives."""
+
+    def watch(self, *_: object) -> None:
+        """Nothing is recorded."""
+
+    def show(self, _: object) -> None:
+        """Nothing is shown."""
 
 
 def no_pause(_: float) -> None:
@@ -139,16 +161,9 @@ def test_a_load_is_over_when_its_workers_are(
     if hangs:
         monkeypatch.setattr(load_process, "LAST_ROWS_S", 0.1)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    run = Watched(folder, interrupted=lambda: is_interrupted and bool(marks_of(folder)))
     with ExitStack() as until_settled:
-        run_load(
-            PLAN,
-            folder,
-            until_settled=until_settled,
-            check_server=lambda: None,
-            watch=lambda *_: None,
-            show=lambda _: None,
-            interrupted=lambda: is_interrupted and bool(marks_of(folder)),
-        )
+        LoadProcess().run(PLAN, run, until_settled=until_settled)
         if not is_interrupted and not hangs:
             assert events_of(folder) == ["began", "ended"]
     assert events_of(folder) == (["began"] if hangs else ["began", "ended"])

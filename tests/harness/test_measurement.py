@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,16 @@ class NoPauses(Interruption):
         """At once."""
 
 
+class NoLoad:
+    """Sends nothing."""
+
+    def prepare(self, *_: object, **__: object) -> None:
+        """Needs no time."""
+
+    def run(self, *_: object, **__: object) -> None:
+        """Over at once."""
+
+
 def page(path: str) -> tuple[int, dict[str, str], bytes]:
     return (200, {}, PAGES[path]) if path in PAGES else (404, {}, b"")
 
@@ -44,9 +55,10 @@ def test_metrics_that_are_missing_are_named_also_where_nothing_was_scraped(
         manifest,
         QuietProgress(),
         NoPauses(),
-        run_load=lambda *_, **__: None,
+        load=NoLoad(),
     )
-    measurement.take()
+    with ExitStack() as children:
+        measurement.take(children, when_loaded=lambda: None)
     measurement.rows()
     assert manifest.idle.after == {"running": 0.0, "generated_tokens": 5.0}
     (note,) = [text for text in measurement.notes.texts() if "shows no metric" in text]

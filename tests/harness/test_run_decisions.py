@@ -13,7 +13,6 @@ from harness.errors import ConfigError, InterruptedRunError, TargetError
 from harness.load.session import LoadSession
 from harness.records import Outcome, StepRow
 from harness.run.idle_pages import (
-    CalmWatch,
     is_back,
     may_be_at_work,
     may_end_early,
@@ -22,8 +21,8 @@ from harness.run.idle_pages import (
     typical_step_s,
 )
 from harness.run.load_plan import prompt_salt
-from harness.run.load_process import describe_load, load_command
-from harness.run.progress import Interruption
+from harness.run.load_process import load_command
+from harness.run.progress import Interruption, describe_load
 from harness.run.run_config import ResolvedOrder, RunOrder, make_load_plan, resolve_order
 from harness.run.server import Server
 from harness.run.shards import find_hopeless
@@ -139,17 +138,6 @@ def test_back_means_every_gauge_but_no_counter() -> None:
     assert not is_back(before, {"running": 0.0, "free_blocks": 8.0})
     assert not is_back(before, {"running": 0.0})
     assert not is_back({}, {})
-
-
-def test_calm_is_three_different_scrapes_in_a_row() -> None:
-    watch = CalmWatch({"running": 0.0})
-    assert not watch.is_calm(1, {"running": 0.0})
-    assert not watch.is_calm(1, {"running": 0.0})
-    assert not watch.is_calm(2, {"running": 0.0})
-    assert not watch.is_calm(3, {"running": 1.0})
-    assert not watch.is_calm(4, {"running": 0.0})
-    assert not watch.is_calm(5, {"running": 0.0})
-    assert watch.is_calm(6, {"running": 0.0})
 
 
 def test_the_plan_says_what_workload_target_and_server_say(tmp_path: Path) -> None:
@@ -355,7 +343,9 @@ def test_the_load_is_described(tmp_path: Path) -> None:
 
 def test_several_processes_talk_on_a_port_of_their_own(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    assert "--processes" not in load_command(folder, 1)
+    alone = load_command(folder, 1)
+    assert "--processes" not in alone
+    assert alone[alone.index("--walkaway-plan") + 1] == "-"
     one = load_command(folder, 3)
     assert one[one.index("--processes") + 1] == "3"
     assert one[one.index("--master-bind-host") + 1] == "127.0.0.1"

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from harness.analysis import figure
 from harness.analysis.totals import Balance, as_figure
-from harness.commands.run_table import print_summary
+from harness.commands.run_table import headline_sentences, print_summary
 from harness.formatting import interval
 from harness.records import Metric
 from harness.run.progress import (
@@ -152,7 +152,7 @@ SUMMARY: dict[str, Any] = {
 
 def test_the_summary_shows_figures_statements_and_what_is_missing() -> None:
     plain, file = console()
-    print_summary(plain, SUMMARY)
+    print_summary(plain, SUMMARY, shows_all=True)
     text = file.getvalue()
     assert "demo on reference (tiny): 3 completed, 9 abandoned\n" in text
     (latency,) = [line for line in text.splitlines() if line.startswith("cancel_latency_s")]
@@ -167,6 +167,42 @@ def test_the_summary_shows_figures_statements_and_what_is_missing() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_without_all_three_sentences_come_first_then_few_rows_and_warnings() -> None:
+    plain, file = console(width=100)
+    info = {"level": "info", "text": "a note"}
+    told = SUMMARY | {"validity": [*SUMMARY["validity"], info]}
+    print_summary(plain, told, shows_all=False)
+    lines = file.getvalue().splitlines()
+    assert lines[:4] == [
+        "demo on reference (tiny): 3 completed, 9 abandoned",
+        "A cancel took 6 ms (p99 > 2 s; n = 9).",
+        "The server wasted ≥ 1.5 tokens on each user who left, ≥ 14 tokens in all (by counter).",
+        "Slot recovery is not measurable here: no probes.",
+    ]
+    rows = [line.split()[0] for line in lines if line.split()[0] in SUMMARY["metrics"]]
+    assert rows == ["cancel_latency_s", "wasted_tokens", "ghost_rate"]
+    assert lines[-2:] == ["warning: too few", "1 figure and 1 note more: --all"]
+
+
+def test_the_sentences_tell_steps_recovery_and_bounds() -> None:
+    steps = Metric(unit="steps", n=9, p50=1.0, p99=2.0, method="exact")
+    latency = Metric(unit="s", n=9, p50=0.01, p99=0.02, method="exact")
+    idle = Metric(unit="s", n=8, p50=0.008, method="probe")
+    recovery = Metric(unit="s", n=8, p50=0.02, p99=0.03, method="probe")
+    metrics = {"cancel_latency_s": latency, "cancel_latency_steps": steps}
+    metrics |= {"slot_recovery_s": recovery, "probe_ttft_unloaded_s": idle}
+    assert headline_sentences(metrics, {"wasted_tokens": "no counter"}) == [
+        "A cancel took 10 ms (p99 20 ms; n = 9), that is 1 step (p99 2 steps).",
+        "Wasted tokens are not measurable here: no counter.",
+        "A freed slot served the next user after 20 ms (p99 30 ms; n = 8); an idle server takes "
+        "8 ms.",
+    ]
+    most = Metric(unit="s", n=9, upper95=0.02, method="gauge", bound="upper")
+    assert headline_sentences({"cancel_latency_s": most}, {})[0] == (
+        "A cancel took ≤ 20 ms on average (n = 9; by gauge)."
+    )
+
+
 @pytest.mark.parametrize(
     ("width", "left_out"), [(80, []), (60, ["method"]), (54, ["method", "max"])]
 )
@@ -174,7 +210,7 @@ def test_a_narrow_terminal_is_shown_fewer_columns_but_whole_figures(
     width: int, left_out: list[str]
 ) -> None:
     narrow, file = console(width=width)
-    print_summary(narrow, SUMMARY)
+    print_summary(narrow, SUMMARY, shows_all=True)
     lines = file.getvalue().splitlines()
     (header,) = [line for line in lines if line.startswith("figure")]
     assert [name for name in ("method", "max") if name not in header] == left_out
@@ -189,7 +225,8 @@ def test_the_floor_stands_below_the_table() -> None:
     read = {"unit": "tokens", "n": 5, "p50": 0.0, "p99": 2.0, "method": "client"}
     metrics |= {"over_read_tokens": read}
     reasons = {"scrape_interval_s": "the run did not scrape"}
-    print_summary(plain, {**SUMMARY, "metrics": metrics, "not_measurable": reasons})
+    told = {**SUMMARY, "metrics": metrics, "not_measurable": reasons}
+    print_summary(plain, told, shows_all=True)
     floor = (
         "client lag 200 µs (p99 4 ms), the run did not scrape, over-read 0 tokens (p99 2 tokens)"
     )
@@ -198,7 +235,7 @@ def test_the_floor_stands_below_the_table() -> None:
 
 def shown(**metrics: Metric) -> str:
     plain, file = console(width=100)
-    print_summary(plain, SUMMARY | {"metrics": msgspec.to_builtins(metrics)})
+    print_summary(plain, SUMMARY | {"metrics": msgspec.to_builtins(metrics)}, shows_all=True)
     return file.getvalue()
 
 

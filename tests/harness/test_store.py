@@ -24,7 +24,8 @@ from harness.records import (
     TokenCounting,
 )
 from harness.store.manifest import Clock, Manifest
-from harness.store.run_folder import RECORDS, RunFolder, RunRows, name_run, schema_of
+from harness.store.parquet import schema_of
+from harness.store.run_folder import RECORDS, RunFolder, RunRows, name_run
 
 LARGE_NS = 2**53 + 1  # a float would lose its last digit
 
@@ -153,7 +154,7 @@ def test_the_other_frames_come_back(folder: RunFolder) -> None:
 def test_rows_come_one_by_one_and_are_written_in_parts(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.store.run_folder.ROWS_AT_ONCE", 3)
+    monkeypatch.setattr("harness.store.parquet.ROWS_AT_ONCE", 3)
     names = [f"r{number}" for number in range(8)]
     folder.write_rows(RunRows(requests=(a_request(request_id=name) for name in names)))
     assert list(folder.frames().requests["request_id"]) == names

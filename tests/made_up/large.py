@@ -27,7 +27,8 @@ import pyarrow.parquet as pq
 
 from harness.records import ClientSample, LifecycleEvent, MetricSample, RequestRow, StepRow
 from harness.store.manifest import Clock, Idle, Manifest, TargetFacts, Window
-from harness.store.run_folder import ROWS_AT_ONCE, RunFolder, RunRows, schema_of
+from harness.store.parquet import ROWS_AT_ONCE, schema_of
+from harness.store.run_folder import RunFolder, RunRows
 from harness.workload.workload import as_plain_data, load_target
 
 TOKENS: Final = 100

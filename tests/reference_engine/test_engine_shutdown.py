@@ -88,6 +88,7 @@ def test_draining_lets_running_and_waiting_requests_end_and_takes_no_more() -> N
         whole.close()
 
 
+@pytest.mark.slow
 def test_draining_has_an_end() -> None:
     with told_to_stop(*DRAIN, "--drain-timeout-s", "0.3", status=143) as engine:
         stream = stream_of(engine, "stream")
@@ -96,6 +97,7 @@ def test_draining_has_an_end() -> None:
         stream.close()
 
 
+@pytest.mark.slow
 def test_being_told_twice_means_at_once() -> None:
     with told_to_stop(*DRAIN, status=143) as engine:
         stream = stream_of(engine, "stream")
@@ -120,6 +122,7 @@ def test_nothing_to_drain_is_drained_at_once() -> None:
         engine.process.send_signal(signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_an_abort_that_the_worker_forgets_holds_nobody_up() -> None:
     with told_to_stop(*SLOW, "--fault", "lose-abort=1", status=143) as engine:
         stream = stream_of(engine, "stream")
@@ -128,6 +131,7 @@ def test_an_abort_that_the_worker_forgets_holds_nobody_up() -> None:
         stream.close()
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_nothing_holds_nobody_up() -> None:
     flags = ("--runner", "simulated", "--sim-fixed-ms", "0", "--send-buffer-bytes", "4096")
     with told_to_stop(*flags, status=143) as engine:
@@ -138,6 +142,7 @@ def test_a_client_that_reads_nothing_holds_nobody_up() -> None:
         deaf.close()
 
 
+@pytest.mark.slow
 def test_an_answer_that_nobody_reads_holds_nobody_up() -> None:
     """Its request has long ended, and its task with it: what is left of it is in a buffer."""
     flags = ("--runner", "simulated", "--sim-fixed-ms", "0", "--send-buffer-bytes", "4096")
@@ -165,6 +170,7 @@ def seconds_to_end_beside_half_a_request(flags: tuple[str, ...]) -> float:
         return time.monotonic() - started_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [SLOW, DRAIN], ids=["abort", "drain"])
 def test_a_request_that_does_not_come_whole_holds_nobody_up(flags: tuple[str, ...]) -> None:
     """Whom it held up, it would hold up each time, for the 3 s that a last word may take."""
@@ -172,6 +178,7 @@ def test_a_request_that_does_not_come_whole_holds_nobody_up(flags: tuple[str, ..
     assert any(took_s < 3 for took_s in tries)
 
 
+@pytest.mark.slow
 def test_what_is_no_http_is_not_printed() -> None:
     with told_to_stop(*SLOW, status=143) as engine:
         address = engine.url.removeprefix("http://").split(":")

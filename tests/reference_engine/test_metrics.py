@@ -117,9 +117,9 @@ def busy_link() -> FaultyLink:
     )
     link.take_in(report)
     cancellation = Cancellation(CancelReason.USER_DISCONNECT, DetectionMethod.CONNECTION, t_ns=0)
-    link.collector.signalled(cancellation.reason, cancellation.method)
+    link.collector.signals[cancellation.reason, cancellation.method] += 1
     link.collector.cancelled(cancellation, phase="decode", latency_s=0.02, unread_tokens=9)
-    link.collector.first_token(0.03)
+    link.collector.first_token_s.observe(0.03)
     return link
 
 

@@ -69,12 +69,14 @@ def ask(api: Any, operation: str, mode: GenerationMode) -> None:
 
 
 # Setting faults as the document allows would break the engine on purpose.
+@pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.parametrize("operation", sorted(described() - {"PUT /walkaway/faults"}))
 def test_what_the_document_allows_breaks_nothing(api: Any, operation: str) -> None:
     ask(api, operation, GenerationMode.POSITIVE)
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     "operation",

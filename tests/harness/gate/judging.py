@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from harness.gate.baseline import Baseline
-from harness.gate.judge import Judgement, Terms, judge
-from harness.gate.limits import parse_limits
+from harness.gate.judge import Judgement, Terms, Verdict, judge
+from harness.gate.limits import Limit, parse_limits
 from harness.gate.measured import Measured
-from harness.gate.verdict import Verdict
 from tests.made_up import gated
 
 Rounds = Sequence[float | None]
@@ -16,15 +14,19 @@ PASS, FAIL, OPEN = Verdict.PASS, Verdict.FAIL, Verdict.CANNOT_DECIDE
 
 
 def judged(
-    run: Measured, *lines: str, baseline: Measured | None = None, fewest: int = 2
+    run: Measured, *lines: str | Limit, baseline: Measured | None = None, fewest: int = 2
 ) -> Judgement:
     arms = [name for name in run.sides if name != "run"]
     terms = Terms(
-        limits=parse_limits(lines, source="test", arms=arms),
-        baseline=None if baseline is None else Baseline(measured=baseline),
+        limits=[one for line in lines for one in _parsed(line, arms)],
+        baseline=baseline,
         fewest_abandons=fewest,
     )
     return judge(run, terms, run="folder")
+
+
+def _parsed(line: str | Limit, arms: list[str]) -> list[Limit]:
+    return [line] if isinstance(line, Limit) else parse_limits([line], source="test", arms=arms)
 
 
 def wasting(name: str, values: Rounds, counting: str | None) -> dict[str, dict[str, Any]]:

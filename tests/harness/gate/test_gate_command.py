@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from harness.commands.gate import GateOrder, gate_and_show, print_judgement
-from harness.gate.judge import Judgement
-from harness.gate.verdict import Check, Verdict
+from harness.gate.judge import Check, Judgement, Verdict
 from tests.harness.gate.gating import gate, refusal, said
 from tests.harness.gate.test_gate_files import judgement
 from tests.made_up import gated

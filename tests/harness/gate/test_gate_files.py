@@ -8,9 +8,8 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.gate.baseline import load_baseline, save_baseline
-from harness.gate.judge import Judgement
+from harness.gate.judge import Check, Judgement, Verdict
 from harness.gate.reports import MOST_BYTES, as_junit, as_markdown
-from harness.gate.verdict import Check, Verdict
 from tests.made_up import gated
 
 CHECKS = [
@@ -61,7 +60,7 @@ def test_a_baseline_comes_back_as_it_was_and_is_not_replaced(tmp_path: Path) -> 
     path = tmp_path / "baselines" / "gate.json"
     measured = gated.measured(gated.summary())
     save_baseline(measured, path, may_overwrite=False)
-    assert load_baseline(path, workload="gate").measured == measured
+    assert load_baseline(path, workload="gate") == measured
     with pytest.raises(ConfigError, match="there is a baseline already; --force replaces it"):
         save_baseline(measured, path, may_overwrite=False)
     save_baseline(measured, path, may_overwrite=True)
@@ -78,7 +77,7 @@ def test_a_baseline_that_cannot_be_used_is_said_by_name(tmp_path: Path) -> None:
         load_baseline(path, workload="gate")
     for text in ("", "{", "[]", '{"schema_version": 1}', "[" * 200_000):
         path.write_text(text)
-        with pytest.raises(ConfigError, match="is no baseline that can be read"):
+        with pytest.raises(ConfigError, match="is not a baseline that can be read"):
             load_baseline(path, workload="gate")
-    with pytest.raises(ConfigError, match="is no baseline that can be read"):
+    with pytest.raises(ConfigError, match="is not a baseline that can be read"):
         load_baseline(tmp_path / "none.json", workload="gate")

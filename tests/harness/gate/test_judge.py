@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from harness.gate.verdict import Check, Verdict, overall
+from harness.gate.judge import Check, Verdict, overall
 from harness.records import Metric
 from tests.harness.gate.judging import FAIL, OPEN, PASS, judged
 from tests.made_up import gated

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from harness.gate.baseline import limits_against_baseline
+from harness.gate.judge import Verdict
 from harness.gate.measured import Measured
-from harness.gate.verdict import Verdict
 from tests.harness.gate.judging import FAIL, OPEN, PASS, Rounds, judged, of_arms, wasting
 from tests.made_up import gated
 
@@ -104,37 +104,36 @@ def showing(*figures: str, values: Rounds = (1.0, 1.02, 0.98), **more: Any) -> M
     return gated.measured(one, ["build"], **more)
 
 
-def test_where_no_line_says_it_all_is_compared_that_the_baseline_has() -> None:
+def test_without_a_limit_all_is_compared_that_the_baseline_has() -> None:
     blind = showing("slot_recovery_s.p50", "ttft_s.p50", "e2e_s.p50")
-    lines, left_out = limits_against_baseline(blind, blind, 0.1)
-    assert lines == [
+    limits, left_out = limits_against_baseline(blind, blind, 0.1)
+    assert [one.text for one in limits] == [
         "build / baseline: slot_recovery_s.p50 <= 1.1",
         "build / baseline: ttft_s.p50 <= 1.1",
     ]
     assert left_out == []
-    assert judged(blind, *lines, baseline=blind).verdict is PASS
+    assert judged(blind, *limits, baseline=blind).verdict is PASS
 
 
 @pytest.mark.parametrize("values", [(1.0, 1.0), (1.0, None, 1.0), (0.0, 1.0, 1.0), (-1.0, 1, 1)])
 def test_what_has_no_ratio_in_the_baseline_is_not_compared(values: Rounds) -> None:
-    lines, _ = limits_against_baseline(BEFORE, showing("ttft_s.p50", values=values), 0.1)
-    assert not any("ttft_s" in line for line in lines)
+    limits, _ = limits_against_baseline(BEFORE, showing("ttft_s.p50", values=values), 0.1)
+    assert "ttft_s" not in [one.metric for one in limits]
 
 
 def test_a_baseline_that_has_nothing_of_an_arm_is_no_pass() -> None:
     for before in (showing("e2e_s.p50"), of_arms(wasting("other", [3.0] * 3, "usage"))):
-        lines, _ = limits_against_baseline(BEFORE, before, 0.1)
-        assert judged(BEFORE, *lines, baseline=before).verdict is OPEN
+        limits, _ = limits_against_baseline(BEFORE, before, 0.1)
+        assert judged(BEFORE, *limits, baseline=before).verdict is OPEN
 
 
-def test_of_another_machines_times_none_is_compared_unless_there_is_nothing_else() -> None:
+def test_times_of_another_machine_are_left_out_unless_there_is_nothing_else() -> None:
     here = showing("cancel_latency_steps.mean", "ttft_s.p50")
     elsewhere = showing("cancel_latency_steps.mean", "ttft_s.p50", **ELSEWHERE)
-    lines, left_out = limits_against_baseline(elsewhere, here, 0.1)
-    assert lines == ["build / baseline: cancel_latency_steps.mean <= 1.1"]
+    limits, left_out = limits_against_baseline(elsewhere, here, 0.1)
+    assert [one.metric for one in limits] == ["cancel_latency_steps"]
     assert left_out == ["build: ttft_s.p50"]
-    assert judged(elsewhere, *lines, baseline=here).verdict is PASS
-    lines, left_out = limits_against_baseline(
-        showing("ttft_s.p50", **ELSEWHERE), showing("ttft_s.p50"), 0.1
-    )
-    assert (lines, left_out) == (["build / baseline: ttft_s.p50 <= 1.1"], [])
+    assert judged(elsewhere, *limits, baseline=here).verdict is PASS
+    times = showing("ttft_s.p50", **ELSEWHERE), showing("ttft_s.p50")
+    limits, left_out = limits_against_baseline(*times, 0.1)
+    assert ([one.metric for one in limits], left_out) == (["ttft_s"], [])

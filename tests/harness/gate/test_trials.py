@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from harness.gate.verdict import Verdict
+from harness.gate.judge import Verdict
 from tests.gate_trials.__main__ import Row
 from tests.gate_trials.cases import CLEAN, FAULTY, Case
 

@@ -48,6 +48,7 @@ def test_who_has_left_asks_the_very_same_once_more(serve: Serve, tmp_path: Path)
     assert len(set(firsts)) == len(firsts)
 
 
+@pytest.mark.slow
 def test_who_has_lost_patience_asks_again_at_once(serve: Serve, tmp_path: Path) -> None:
     answered: defaultdict[str, int] = defaultdict(int)
 
@@ -72,6 +73,7 @@ def test_who_has_lost_patience_asks_again_at_once(serve: Serve, tmp_path: Path) 
     assert median(pauses_ns) < 450 * MS, "otherwise each is 500"
 
 
+@pytest.mark.slow
 def test_canaries_ask_alone_first_and_then_the_same_all_along(serve: Serve, tmp_path: Path) -> None:
     server = serve(engine)
     load = abandoning(tokens=[0, 2], stay_share=0.3, stop_after=20)

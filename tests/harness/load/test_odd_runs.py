@@ -114,6 +114,7 @@ def test_it_redirects(serve: Serve, tmp_path: Path) -> None:
     assert "redirects to https://elsewhere/v1/models: name that address" in ended.output
 
 
+@pytest.mark.slow
 def test_it_is_not_trusted_until_its_ca_is_named(
     serve: Serve, secrets: Secrets, tmp_path: Path
 ) -> None:
@@ -139,6 +140,7 @@ def test_it_is_not_trusted_until_its_ca_is_named(
     assert {row["error"] for row in rows} == {None}
 
 
+@pytest.mark.slow
 def test_no_file_handle_is_left(serve: Serve, tmp_path: Path) -> None:
     """Connections that users left open are open until the load ends."""
 
@@ -163,6 +165,7 @@ def test_no_file_handle_is_left(serve: Serve, tmp_path: Path) -> None:
     assert sum(row["outcome"] == "failed" for row in rows) >= 1
 
 
+@pytest.mark.slow
 def test_no_room_is_left(serve: Serve, tmp_path: Path) -> None:
     """As on a full disk, here by a limit on the size of files."""
 

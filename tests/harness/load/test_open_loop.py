@@ -119,6 +119,7 @@ def test_beyond_the_cap_arrivals_wait_and_what_was_not_sent_has_no_row(
     assert outcomes.count(Outcome.CUT_OFF) == 2
 
 
+@pytest.mark.slow
 def test_several_processes_send_one_schedule(serve: Serve, tmp_path: Path) -> None:
     child = LoadProcess(
         tmp_path,
@@ -133,6 +134,7 @@ def test_several_processes_send_one_schedule(serve: Serve, tmp_path: Path) -> No
     assert len(list(tmp_path.glob("requests-*.ndjson"))) == 2
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_lost_takes_no_arrivals_with_it(serve: Serve, tmp_path: Path) -> None:
     """Locust never gives its number to another one: the two that follow are 1 and 2."""
     port = free_port()
@@ -164,6 +166,7 @@ def test_a_worker_that_was_lost_takes_no_arrivals_with_it(serve: Serve, tmp_path
     assert sum(path.stat().st_size > 0 for path in tmp_path.glob("requests-*")) == 2
 
 
+@pytest.mark.slow
 def test_a_worker_more_than_was_expected_sends_its_part(serve: Serve, tmp_path: Path) -> None:
     """All three are there before the master, which would begin with two. Nobody's part waits until
     another one has ended: there are as many directors as workers."""
@@ -214,6 +217,7 @@ def test_a_trace_is_replayed_with_its_lengths_and_its_shared_pages(
     assert prompts[2][128:140] != prompts[0][128:140]
 
 
+@pytest.mark.slow
 def test_a_trace_that_breaks_off_ends_the_load(serve: Serve, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"timestamp": 0, "input_length": 9, "output_length": 3}\nbroken\n')

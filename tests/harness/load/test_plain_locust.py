@@ -29,6 +29,7 @@ def engine(x: Exchange) -> None:
     x.stream(tokens=x.body["max_tokens"], gap_s=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -76,6 +77,7 @@ def test_plain_locust_makes_a_plan_of_its_options(
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_it_reaches_a_server_behind_tls_and_a_key(
     serve: Serve, secrets: Secrets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +107,7 @@ def move_to_another_host(shards: Path) -> None:
         (shards / name).write_text(text.replace(f'"clock":"{clock}"', '"clock":"of elsewhere"'))
 
 
+@pytest.mark.slow
 def test_workers_on_several_hosts_tell_together_what_clients_saw(
     serve: Serve, tmp_path: Path
 ) -> None:
@@ -144,6 +147,7 @@ def test_workers_on_several_hosts_tell_together_what_clients_saw(
     assert "no figure subtracts those of two machines" in said
 
 
+@pytest.mark.slow
 def test_a_master_whose_workers_sent_nothing_fails(serve: Serve) -> None:
     """The worker has no run time, and so nothing of a schedule that is as long as that."""
     server, port = serve(engine), free_port()

@@ -85,6 +85,7 @@ class TestSlotRecovery:
         assert len(checks) >= 2 * 3 * 2  # one for each slot before each trial
         assert {row.outcome for row in checks} == {Outcome.COMPLETED}
 
+    @pytest.mark.slow
     def test_a_trial_begins_when_all_slots_are_free(self, serve: Serve, tmp_path: Path) -> None:
         """Not when one is: those who left may go on in the others, unknown to their client."""
         ghosts: list[tuple[int, int]] = []
@@ -106,6 +107,7 @@ class TestSlotRecovery:
         for start_ns in starts.values():
             assert not [ghost for ghost in ghosts if ghost[0] < start_ns < ghost[1]]
 
+    @pytest.mark.slow
     def test_fewer_slots_than_planned_void_all_trials(self, serve: Serve, tmp_path: Path) -> None:
         """Each look at the clock, another 10 s have passed: a round takes more than a quarter of
         the patience, so the next one asks for no longer answers."""
@@ -134,6 +136,7 @@ slot_recovery.time = SimpleNamespace(perf_counter_ns=lambda: next(looks_ns))
         assert [(row.role, row.outcome) for row in rows] == [(Role.CHECK, Outcome.FAILED)] * 6
         assert child.log.count("is void: a request that checks the slots failed") == 3
 
+    @pytest.mark.slow
     def test_answers_too_short_void_the_trial(self, serve: Serve, tmp_path: Path) -> None:
         load = msgspec.structs.replace(self.LOAD, trials=1, control_answer_tokens=2)
         child = LoadProcess(tmp_path, serve(self.engine_with_slots(2, [])).url, load, users=1)

@@ -16,6 +16,7 @@ from tests.dashboards.browsing import CHROMIUM, chromium, violations
 from tests.harness.web.test_live import MS, event, left
 
 pytestmark = [
+    pytest.mark.browser,
     pytest.mark.e2e,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
 ]

@@ -1,12 +1,9 @@
 """What the measuring process of a page says of a mistake, and that it needs nobody to listen."""
 
 import argparse
-import json
 import os
 import shlex
-from collections import deque
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +13,7 @@ from harness.commands.verbs import app
 from harness.errors import ConfigError, TargetError
 from harness.load.options import add_arguments, load_plan
 from harness.run.run_config import RunOrder, command_of, resolve_order, until_stopped
-from harness.web.recorder import WatchedLoad, resolve, short, tell
+from harness.web.recorder import resolve, short, tell
 from harness.workload.form import BY_HAND
 from harness.workload.plan import LoadPlan
 
@@ -52,20 +49,6 @@ def test_what_it_says_may_go_unheard() -> None:
         os.dup2(stdout, 1)
         os.close(stdout)
         os.close(unheard)
-
-
-def test_another_number_of_users_is_noted_and_shown(capfd: pytest.CaptureFixture[str]) -> None:
-    plan = plan_of()
-    said = deque([{"note": "the page set 8 users, 1 a second", "users": 8}, {"stop": True}])
-    commands: Any = SimpleNamespace(next=lambda _: said.popleft())
-    load, kept = WatchedLoad(commands), set[str]()
-    measurement: Any = SimpleNamespace(notes=kept)
-    load.measurement = measurement
-    assert not load._is_told_to_stop(plan, 0)
-    assert load._is_told_to_stop(plan, 0)
-    assert [text.endswith("the page set 8 users, 1 a second") for text in kept] == [True]
-    told = json.loads(capfd.readouterr().out)
-    assert (told["event"], told["text"]) == ("phase", "load: 8 users for 60 s, or until Stop")
 
 
 def ordered_by(line: str, monkeypatch: pytest.MonkeyPatch) -> RunOrder:

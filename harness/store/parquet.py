@@ -1,0 +1,135 @@
+"""Parquet files of a run: one table for each kind of row.
+
+Schemas are derived from the records, so a file without rows still has its columns.
+"""
+
+import types
+from collections.abc import Container, Iterable, Sequence
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.errors import ConfigError
+from harness.records import Role, StepRow
+
+ROWS_AT_ONCE: Final = 10_000
+
+# A list entry for each token: in memory these stay arrow arrays, without an object for each.
+TOKEN_LISTS: Final = {
+    "token_times_ns": pa.list_(pa.int64()),
+    "event_tokens": pa.list_(pa.int32()),
+}
+
+# Step maps are stored as aligned lists: parquet's own map type reads back as a list of pairs.
+STEP_LISTS: Final = [
+    pa.field("request_ids", pa.list_(pa.string()), nullable=False),
+    pa.field("scheduled_tokens", pa.list_(pa.int32()), nullable=False),
+    pa.field("sampled_tokens", pa.list_(pa.int32()), nullable=False),
+]
+
+
+def write_table(path: Path, record: type[msgspec.Struct], rows: Iterable[msgspec.Struct]) -> None:
+    """Write the rows, with no more than `ROWS_AT_ONCE` of them in memory."""
+    schema = schema_of(record)
+    part = path.with_suffix(".part")
+    some_left = iter(rows)
+    with pq.ParquetWriter(part, schema, write_page_checksum=True) as writer:
+        while some := list(islice(some_left, ROWS_AT_ONCE)):
+            columns = zip(_columns(record, some), schema, strict=True)
+            arrays = [pa.array(column, type=field.type) for column, field in columns]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+    part.replace(path)
+
+
+def read_frame(path: Path, *, without: Container[str] = ()) -> pd.DataFrame:
+    """Read column by column: a large run takes little more memory than its frame.
+
+    Raises ConfigError for a file that is missing or damaged.
+    """
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            fields = [field for field in file.schema_arrow if field.name not in without]
+            columns = {field.name: _read_column(file, field) for field in fields}
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error}; is {path.parent} a finished run's folder?"
+        ) from error
+    return pd.DataFrame(columns)
+
+
+def read_sent(path: Path) -> list[tuple[int, int, int]]:
+    """Each user's request: user, intended start and end, on the monotonic clock (ns)."""
+    names = ["user", "intended_start_ns", "ended_ns"]
+    is_users = [("role", "=", Role.USER.value)]
+    table = pq.read_table(path, columns=names, filters=is_users)
+    columns = [table[name].to_pylist() for name in names]
+    return list(zip(*columns, strict=True))
+
+
+def may_have_rows(path: Path) -> bool:
+    """A file that cannot be read may have some."""
+    try:
+        return bool(pq.read_metadata(path).num_rows)
+    except (OSError, pa.ArrowException):
+        return True
+
+
+def schema_of(record: type[msgspec.Struct]) -> pa.Schema:
+    """The parquet schema of a record: its fields, null only where the record allows None."""
+    hints = get_type_hints(record)
+    fields = [
+        _field(name, hints[name])
+        for name in record.__struct_fields__
+        if not (record is StepRow and name in ("scheduled", "sampled"))
+    ]
+    return pa.schema([*fields, *STEP_LISTS] if record is StepRow else fields)
+
+
+def _field(name: str, hint: Any) -> pa.Field:
+    if get_origin(hint) in (Union, types.UnionType):
+        (inner,) = [part for part in get_args(hint) if part is not type(None)]
+        return pa.field(name, _arrow_type(inner), nullable=True)
+    return pa.field(name, _arrow_type(hint), nullable=False)
+
+
+def _arrow_type(hint: Any) -> pa.DataType:
+    if get_origin(hint) is list:
+        return pa.list_(_arrow_type(get_args(hint)[0]))
+    if issubclass(hint, str):
+        return pa.string()
+    return {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}[hint]
+
+
+def _read_column(file: pq.ParquetFile, field: pa.Field) -> pd.Series:
+    kind, groups = TOKEN_LISTS.get(field.name, field.type), range(file.num_row_groups)
+    parts = [file.read_row_group(n, columns=[field.name])[0].cast(kind) for n in groups]
+    whole = pa.chunked_array([chunk for part in parts for chunk in part.chunks], type=kind)
+    if field.name in TOKEN_LISTS:
+        return pd.Series(pd.arrays.ArrowExtensionArray(whole))
+    column: pd.Series = whole.to_pandas(types_mapper=_as_nullable if field.nullable else None)
+    return column
+
+
+def _as_nullable(kind: pa.DataType) -> Any:
+    return pd.Int64Dtype() if pa.types.is_int64(kind) else None
+
+
+def _columns(record: type[msgspec.Struct], rows: Sequence[Any]) -> list[list[Any]]:
+    """The rows' values, one list a field of `schema_of(record)`."""
+    plain = [field.name for field in schema_of(record) if field not in STEP_LISTS]
+    columns = [[_plain(getattr(row, name)) for row in rows] for name in plain]
+    if record is StepRow:
+        columns.append([list(row.scheduled) for row in rows])
+        columns.append([list(row.scheduled.values()) for row in rows])
+        columns.append([[row.sampled.get(r, 0) for r in row.scheduled] for row in rows])
+    return columns
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, StrEnum) else value
