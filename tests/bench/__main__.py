@@ -1,6 +1,6 @@
 """Benchmarks against what others use: `python -m tests.bench [NAME...] [--quick] [--json FILE]`.
 
-A benchmark is a module in this folder, named in BENCHMARKS, with one function
+A benchmark is a function of a module in this folder, named in BENCHMARKS,
 
     measure(*, quick: bool = False) -> Iterable[Ratio]
 
@@ -14,28 +14,33 @@ nothing was measured.
 
 import argparse
 import json
+import os
+import platform
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tests.bench.ratio import Bound, Figure, Ratio, UnavailableError
-from tests.bench.surroundings import surroundings
 
-BENCHMARKS = (
-    "scheduling",
-    "model_speed",
-    "model_speed_gpu",
-    "batch_invariance",
-    "load_generator",
-    "token_stamps",
-    "client_times",
-    "many_streams",
-    "analysis",
-    "report",
-    "gate",
-)
+# Where each is: its module, and its function.
+BENCHMARKS = {
+    "scheduling": "scheduling.measure",
+    "model_speed": "model_speed.measure",
+    "model_speed_gpu": "model_speed.measure_gpu",
+    "batch_invariance": "model_speed.measure_batch_invariance",
+    "load_generator": "load_generator.measure",
+    "token_stamps": "token_stamps.measure",
+    "client_times": "client_times.measure",
+    "many_streams": "many_streams.measure",
+    "analysis": "large_run.measure",
+    "report": "report.measure",
+    "gate": "gate.measure",
+}
+_PACKAGES = ("torch", "transformers", "numpy", "msgspec", "uvloop", "httptools")
+_CPUINFO = Path("/proc/cpuinfo")  # Linux; elsewhere the platform's word must do
 
 
 def run(names: Iterable[str], *, quick: bool) -> Iterator[Ratio]:
@@ -43,7 +48,8 @@ def run(names: Iterable[str], *, quick: bool) -> Iterator[Ratio]:
     for name in names:
         print(f"{name} ...", file=sys.stderr)  # noqa: T201
         try:
-            yield from import_module(f"tests.bench.{name}").measure(quick=quick)
+            module, _, function = BENCHMARKS[name].partition(".")
+            yield from getattr(import_module(f"tests.bench.{module}"), function)(quick=quick)
         except UnavailableError as error:
             print(f"{name} left out: {error}", file=sys.stderr)  # noqa: T201
 
@@ -80,6 +86,28 @@ def _figure(figure: Figure) -> str:
 
 def _bound(bound: Bound | None) -> str:
     return "" if bound is None else f"{bound.kind} {bound.value:g}"
+
+
+def surroundings() -> dict[str, object]:
+    """Versions and hardware: figures mean little without them."""
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "versions": versions,
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+    }
+
+
+def _processor() -> str:
+    lines = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def report(ratios: list[Ratio], json_file: Path | None) -> int:

@@ -1,7 +1,12 @@
-"""What a large run takes to be analysed and drawn: the child processes of `analysis` and `report`.
+"""A million requests of 100 tokens each, analysed: seconds and memory, against what they may take.
+
+The runs are made up (`tests/made_up/large.py`). One of a million requests and a thousand users is
+seen from outside only: requests, the load processes' ticks and a scraped page. The other has the
+exact logs, too, a tenth of the requests and a hundred users. Each is written by a child process,
+and each measurement is a fresh one:
 
 `python -m tests.bench.large_run analyse FOLDER` reads the rows of a run and writes its summary, and
-`... draw FOLDER` reads both and writes the report. Each tells how long it took and how much memory
+`... draw FOLDER` reads both and writes the report. Each prints how long it took and how much memory
 it had at most, as JSON.
 """
 
@@ -9,14 +14,45 @@ import json
 import resource
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 from typing import Final
 
 from dashboards.report import write_report
 from harness.run.pipeline import write_summary
 from harness.store.run_folder import RunFolder
+from tests.bench.ratio import Bound, Ratio, share
 from tests.made_up.large import Plan
+
+RUNS: Final = {
+    "seen from outside": Plan(requests=1_000_000, users=1_000, is_exact=False),
+    "with its logs": Plan(requests=100_000, users=100, is_exact=True),
+}
+FEW: Final = Plan(requests=2_000, users=100, is_exact=True)
+MOST_S: Final = 60.0
+MOST_GIB: Final = 4.0
+ROUNDS: Final = 3
+
+
+def measure(*, quick: bool = False) -> Iterable[Ratio]:
+    runs, rounds = ({"with its logs": FEW}, 1) if quick else (RUNS, ROUNDS)
+    for name, plan in runs.items():
+        with TemporaryDirectory(prefix="walkaway-bench-") as folder:
+            write_by_child(Path(folder), plan)
+            told = [told_by_child("analyse", Path(folder)) for _ in range(rounds)]
+        for what, unit, key, most in (
+            ("time", "s", "seconds", MOST_S),
+            ("peak memory", "GiB", "peak_gib", MOST_GIB),
+        ):
+            yield share(
+                f"{plan.requests:,} requests {name}: {what} (theirs: what it may take)",
+                unit,
+                [one[key] for one in told],
+                [most] * rounds,
+                Bound("at most", 1.0),
+            )
 
 
 def write_by_child(path: Path, plan: Plan) -> None:

@@ -20,7 +20,6 @@ from tests.bench.streaming import (
     OURS,
     ClientKind,
     LocustUser,
-    RowScript,
     Script,
     Traffic,
     Watched,
@@ -32,15 +31,15 @@ ROUNDS: Final = 3
 BARE: Final = "bare protocol on uvloop"
 STOCK: Final = "httpx.AsyncClient"
 RIVALS: Final[dict[str, ClientKind]] = {
-    BARE: Script("bare_asyncio"),
-    "bare gevent loop": Script("bare_gevent"),
-    "aiohttp on asyncio": Script("aiohttp_lines"),
-    "aiohttp on uvloop": Script("aiohttp_uvloop"),
+    BARE: Script("on_asyncio", "bare"),
+    "bare gevent loop": Script("on_gevent", "bare"),
+    "aiohttp on asyncio": Script("on_asyncio", "aiohttp"),
+    "aiohttp on uvloop": Script("on_asyncio", "aiohttp-uvloop"),
     "Locust's HttpUser": LocustUser("HttpLines"),
     "Locust's FastHttpUser": LocustUser("FastHttpLines"),
-    "httpx.Client over gevent": Script("httpx_gevent"),
-    STOCK: Script("httpx_async"),
-    "our user on httpx.AsyncClient": RowScript("httpx_user"),
+    "httpx.Client over gevent": Script("on_gevent", "httpx"),
+    STOCK: Script("on_asyncio", "httpx"),
+    "our user on httpx.AsyncClient": Script("httpx_user", "user", writes_rows=True),
 }
 BOUNDS: Final = {BARE: Bound("at most", 4.0), STOCK: Bound("at most", 1 / 3)}
 

@@ -1,4 +1,5 @@
-"""Time per token of the model `tiny` at a context of 256 tokens, against transformers.
+"""Time per token of the model `tiny` at a context of 256 tokens, against transformers; on a CUDA
+device, too; and what `--batch-invariant` costs.
 
 Ours is the worker's whole step, frames for the frontend included. Theirs is `generate` with the
 same weights. Both answer the same prompts, and must give the same greedy tokens.
@@ -19,8 +20,7 @@ _PROMPT_TOKENS, _NUM_TOKENS, _ROUNDS = 232, 48, 15  # contexts of 232 to 279 tok
 
 
 def measure(*, quick: bool = False, device: Device = "cpu") -> Iterator[Ratio]:
-    if find_spec("torch") is None:
-        raise UnavailableError("needs torch: pip install 'walkaway[engine]'")
+    _require_torch()
     ours = SteppedEngine(config(device))
     theirs = TransformersLlama(ours.runner.model, MODEL_SHAPES["tiny"], device)
     for num_streams, at_least in _AT_LEAST.items():
@@ -58,3 +58,36 @@ def _compare(
     )
     yield times_as_fast(f"{name}: time per token", "ms", ours_s, theirs_s, at_least)
     yield share(f"{name}: outside the model, of a step", "ms", outside_s, ours_s)
+
+
+def measure_gpu(*, quick: bool = False) -> Iterator[Ratio]:
+    _require_torch()
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UnavailableError("torch sees no CUDA device here")
+    yield from measure(quick=quick, device="cuda")
+
+
+def measure_batch_invariance(*, quick: bool = False) -> Iterator[Ratio]:
+    """The engine with `--batch-invariant` (ours) and without it (theirs)."""
+    _require_torch()
+    length, num_tokens, rounds = (6, 3, 2) if quick else (232, 24, 5)
+    engines = [SteppedEngine(config("cpu", batch_invariant=with_it)) for with_it in (True, False)]
+    for num_streams in (1, 16):
+        asked = prompts(num_streams, length)
+        prompt_ms: tuple[list[float], list[float]] = ([], [])
+        token_ms: tuple[list[float], list[float]] = ([], [])
+        for _ in range(rounds):
+            for engine, prompt, token in zip(engines, prompt_ms, token_ms, strict=True):
+                times = [1e3 * step.total_s for step in engine.answer(asked, num_tokens).steps]
+                prompt.append(times[0])
+                token.append(median(times[1:]))
+        name = f"batch invariance, {num_streams} stream{'s' * (num_streams > 1)}"
+        yield times_as_fast(f"{name}: prompts of {length} tokens", "ms", *prompt_ms)
+        yield times_as_fast(f"{name}: time per token", "ms", *token_ms)
+
+
+def _require_torch() -> None:
+    if find_spec("torch") is None:
+        raise UnavailableError("needs torch: pip install 'walkaway[engine]'")

@@ -71,24 +71,18 @@ class ClientKind(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A module of tests.bench.clients."""
+    """A client of a module of tests.bench.clients. It leaves times behind, or rows as ours does."""
 
+    module: str
     name: str
+    writes_rows: bool = False
 
     def command(self, url: str, streams: int, folder: Path) -> list[str]:
-        module = f"tests.bench.clients.{self.name}"
-        return [sys.executable, "-m", module, url, str(streams), str(folder / "times.json")]
+        command = [sys.executable, "-m", f"tests.bench.clients.{self.module}", self.name]
+        return [*command, url, str(streams), str(folder / "times.json")]
 
     def read(self, folder: Path) -> dict[str, Got]:
-        return _read_times(folder / "times.json")
-
-
-@dataclass(frozen=True, slots=True)
-class RowScript(Script):
-    """One that leaves rows behind, as ours does."""
-
-    def read(self, folder: Path) -> dict[str, Got]:
-        return _read_rows(folder)
+        return _read_rows(folder) if self.writes_rows else _read_times(folder / "times.json")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from tests.bench.streaming import Got, Sent, Traffic, Watched
 from tests.bench.token_stamps import _p99_ms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     ratios = list(run([name], quick=True))

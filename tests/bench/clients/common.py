@@ -2,7 +2,7 @@
 
 A client asks again as soon as an answer has ended, on each of its streams, until SIGTERM; then it
 writes a file: {request id: [when it was sent, when each token came]}, in nanoseconds. Tokens are
-told by the beginning of their line, their JSON is not read.
+recognised by the beginning of their line; their JSON is not read.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -44,13 +45,14 @@ def raw_request(fields: dict[str, str]) -> bytes:
 
 
 def write(times: Times, file: Path) -> None:
-    """Leave the times behind for whoever started this process."""
+    """Leave the times behind for the process that started this one."""
     file.write_text(json.dumps(times))
 
 
-def arguments() -> argparse.Namespace:
-    """`url`, `streams`, `file`."""
+def arguments(names: Iterable[str]) -> argparse.Namespace:
+    """`name` (of the client), `url`, `streams`, `file`."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("name", choices=list(names))
     parser.add_argument("url")
     parser.add_argument("streams", type=int)
     parser.add_argument("file", type=Path)

@@ -53,7 +53,7 @@ def _ticket(fields: dict[str, str], user: int, sent_ns: int) -> Ticket:
 
 
 async def main() -> None:
-    options = arguments()
+    options = arguments(["user"])
     limits = httpx.Limits(max_connections=None)
     with ShardWriter(options.file.parent, RequestRow, os.getpid()) as rows:
         async with httpx.AsyncClient(timeout=60, limits=limits, trust_env=False) as client:
