@@ -1,14 +1,14 @@
-"""A run as a timeline for Perfetto and chrome://tracing: who waited, ran, left, and was freed.
+"""A run as a timeline for Perfetto and chrome://tracing.
 
-Four processes of rows: the clients (a row a user, a slice a request, and in it the wait for the
-first token), the engine's batch slots and its queue (as many rows as were taken at once: the log
-does not number them), and its steps with what ran and waited. An abandon is a mark in the client's
-row; that it was detected, removed and freed are marks in the slot's, or the queue's. What the log
-never let go of reaches to the log's end, and says so. The engine's rows are drawn only where its
-clock is the clients'.
+Rows stand in four groups: clients (a row a user, a slice a request, and in it the wait for the
+first token), batch slots and queue (as many rows as were taken at once: the log does not number
+them), and steps with the numbers of running and waiting requests. A mark in the client's row shows
+an abandon; marks in the slot's or queue's row show when it was detected, removed and freed. A
+request that was never freed reaches to the end of the log, and its slice says so. The engine's rows
+need the clients' clock.
 
-Pure: from frames to events of the Trace Event Format (Google, "Trace Event Format", 2016): X a
-slice with its length, i a mark, C a counter, M a name. Times are microseconds after the first.
+Events are those of the Trace Event Format (Google, 2016): X a slice with its length, i a mark, C a
+counter, M a name. Times are microseconds after the first.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -44,10 +44,10 @@ Event = dict[str, Any]
 
 @dataclass(slots=True)
 class Rows:
-    """Numbers the rows of one process so that no two slices of a row overlap.
+    """Numbers the rows of one group so that no two slices of a row overlap.
 
-    An owner (a user, the batch slots) has as many rows as it had slices at once. Its state: when
-    each row is free again. Slices must come in the order of their starts.
+    An owner (a user, the batch slots) has as many rows as it had slices at once. Slices must come
+    in the order of their starts.
     """
 
     process: int
@@ -108,7 +108,7 @@ def _clients(requests: pd.DataFrame, rows: Rows) -> Iterator[Event]:
 
 
 def _requests(lifecycle: pd.DataFrame, slots: Rows, queue: Rows) -> Iterator[Event]:
-    """What the engine's log tells of each request: its stretches, and the marks in the last."""
+    """Each request's stretches in queue and slots by the log, and marks in the last of them."""
     ordered = lifecycle.sort_values("seq")
     names = _client_names(ordered)
     until_ns = int(ordered["t_ns"].max())
@@ -132,8 +132,8 @@ def _requests(lifecycle: pd.DataFrame, slots: Rows, queue: Rows) -> Iterator[Eve
 def _stretches(
     events: Sequence[str], times: Sequence[int]
 ) -> Iterator[tuple[int, int | None, int]]:
-    """From when and to when a request was in the queue or in a batch slot, and which; None: the log
-    does not tell its end."""
+    """When a request was in the queue or in a batch slot (from, to, which); `to` is None where the
+    log has no end."""
     since: int | None = None
     where = QUEUE
     for event, t_ns in zip(events, times, strict=True):
@@ -147,7 +147,7 @@ def _stretches(
 
 
 def _client_names(lifecycle: pd.DataFrame) -> dict[str, str]:
-    """The clients' names of the requests; of those that have none, the engine's."""
+    """The client's name of each request, else the engine's."""
     pairs = lifecycle[["request_id", "client_request_id"]].drop_duplicates("request_id")
     return {
         own: own if pd.isna(name) else str(name)
@@ -165,7 +165,7 @@ def _steps(steps: pd.DataFrame) -> Iterator[Event]:
 
 
 def _scraped(samples: pd.DataFrame, facts: Facts) -> Iterator[Event]:
-    """What ran and waited, as scraped, where no step log tells it."""
+    """Running and waiting requests by the metrics page, where there is no step log."""
     for role in SCRAPED:
         of_role = samples[samples["name"] == facts.metric_names.get(role)]
         for t_ns, value in of_role.groupby("t_ns")["value"].sum().items():
@@ -173,7 +173,7 @@ def _scraped(samples: pd.DataFrame, facts: Facts) -> Iterator[Event]:
 
 
 def _names(of_processes: Iterable[Rows]) -> Iterator[Event]:
-    """Events without a time that name the processes and their rows, and put them in order."""
+    """Events without a time that name and order the groups and their rows."""
     for process, name in PROCESSES.items():
         yield _about("process_name", process, 0, {"name": name})
         yield _about("process_sort_index", process, 0, {"sort_index": process})
