@@ -2,6 +2,7 @@
 # make test   set up, then check (format, lint, import contracts, types), run the unit tests and the
 #             end-to-end tests that a change needs most: five minutes on two cores
 # make test-all  `make test`, then the rest: browser, README, API fuzzing, controls, long runs
+# make snapshots  write the texts under tests/snapshots again; look at the diff
 # make bench  set up, then compare with what others use; BENCH=NAME takes one benchmark of them
 # make bench-gpu  the model's benchmark on a CUDA device
 # make truth  set up, then measure servers whose truth is known; a table, exit status 1 on a miss
@@ -19,7 +20,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
 SOURCES := harness reference_engine dashboards workloads tests
 
-.PHONY: demo test test-all check unit bench bench-gpu truth faults-table gate-trials pictures clean
+.PHONY: demo test test-all snapshots check unit bench bench-gpu truth faults-table gate-trials pictures clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -31,6 +32,9 @@ test: $(VENV)/.installed-dev
 
 test-all: test
 	$(BIN)/pytest --numprocesses=auto --dist=loadfile -m "slow or browser"
+
+snapshots: $(VENV)/.installed-dev
+	SNAPSHOTS=write $(BIN)/pytest
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check $(SOURCES)

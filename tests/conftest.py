@@ -1,8 +1,13 @@
-"""A real HTTP server on loopback whose answers a test scripts. No test is judged by its time."""
+"""What all tests share: texts held to a file, and a scripted HTTP server on loopback.
 
+No test is judged by its time.
+"""
+
+import os
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,6 +15,33 @@ from hypothesis import HealthCheck, settings
 # How long an example takes, and the making of one, tells of the machine alone.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+WRITES_SNAPSHOTS = os.environ.get("SNAPSHOTS") == "write"  # `make snapshots`
+
+Snapshot = Callable[[str, str], None]
+
+
+@pytest.fixture
+def snapshot() -> Snapshot:
+    """Holds a text to the file tests/snapshots/NAME.txt: `snapshot(name, text)`."""
+
+    def hold(name: str, text: str) -> None:
+        file = SNAPSHOTS / f"{name}.txt"
+        if WRITES_SNAPSHOTS:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        assert file.exists(), f"{file} is missing: run `make snapshots` and look at it"
+        assert text == file.read_text(), "is it meant? `make snapshots`, then look at the diff"
+
+    return hold
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make snapshots` runs only the tests that hold a text to a file."""
+    if WRITES_SNAPSHOTS:
+        items[:] = [item for item in items if "snapshot" in getattr(item, "fixturenames", ())]
+
 
 # From the request's path to status, headers and body.
 Script = Callable[[str], tuple[int, dict[str, str], bytes]]

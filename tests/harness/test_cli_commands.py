@@ -13,6 +13,7 @@ from harness.errors import ConfigError
 from harness.http_client import typed_command
 from harness.store.run_folder import RunFolder, RunRows
 from harness.workload.workload import SHIPPED_TARGETS, SHIPPED_WORKLOADS, shipped
+from tests.conftest import Snapshot
 
 COMMANDS = tuple(sorted(get_group(app).commands))
 
@@ -33,21 +34,14 @@ def test_targets_are_listed() -> None:
         assert f"  {path}\n" in result.output
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c != "engine"])
-def test_every_help_text_gives_an_example(command: str) -> None:
-    result = CliRunner().invoke(app, [command, "--help"])
+@pytest.mark.parametrize("command", ["walkaway", *(c for c in COMMANDS if c != "engine")])
+def test_the_help_of_a_command(command: str, snapshot: Snapshot) -> None:
+    words = [] if command == "walkaway" else [command]
+    result = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "80"})
     assert result.exit_code == 0
-    assert f"Example: walkaway {command}" in result.output
-    assert "<" not in result.output
-    assert "{" not in result.output
+    assert f"Example: {' '.join(['walkaway', *words])}" in result.output
     assert max(map(len, result.output.splitlines())) <= 80
-
-
-def test_sentences_of_a_help_text_fill_their_lines() -> None:
-    result = CliRunner().invoke(app, ["demo", "--help"], env={"COLUMNS": "80"})
-    assert "(on CUDA where there is one,\n  else on the CPU), lets users come and walk away" in (
-        result.output
-    )
+    snapshot(f"help/{command}", result.output)
 
 
 def test_help_loads_nothing_that_takes_long() -> None:
@@ -62,20 +56,6 @@ def test_help_loads_nothing_that_takes_long() -> None:
     loaded = set(done.stderr.split())
     assert "harness.commands.verbs" in loaded
     assert not loaded & {"pandas", "numpy", "scipy", "pyarrow", "httpx", "harness.run.pipeline"}
-
-
-def test_help_names_every_command() -> None:
-    result = CliRunner().invoke(app, ["--help"])
-    assert result.exit_code == 0
-    for command in COMMANDS:
-        assert command in result.output
-
-
-def test_no_line_of_the_list_of_commands_is_cut() -> None:
-    result = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"})
-    _, _, listed = result.output.partition("Commands:")
-    assert len(listed.split("\n")) > len(COMMANDS)
-    assert "..." not in listed
 
 
 def test_a_report_of_several_runs_must_be_told_where_to_go(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def in_trouble() -> tuple[list[Request], Scheduler]:
     return canaries, engine.scheduler
 
 
+@pytest.mark.slow
 def test_two_hundred_canaries_say_the_same_in_peace_and_in_trouble() -> None:
     expected = in_peace()
     canaries, scheduler = in_trouble()

@@ -84,12 +84,14 @@ def test_an_invariant_answer_is_as_long_as_it_should_be(alone: tuple[list[int], 
     assert len(alone[0]) == len(alone[1]) == NUM_TOKENS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [8, 13, 512])
 def test_mates_that_come_and_go(budget: int, alone: tuple[list[int], Any]) -> None:
     bench = Workbench(batch_invariant=True, max_num_batched_tokens=budget)
     assert_same(bench.run_canary(coming_and_going(bench, [])), alone)
 
 
+@pytest.mark.slow
 def test_a_preempted_canary_recomputes_the_same(alone: tuple[list[int], Any]) -> None:
     bench = Workbench(batch_invariant=True, num_blocks=22, max_num_batched_tokens=24)
     for name in range(2):

@@ -3,6 +3,8 @@
 import gc
 import tracemalloc
 
+import pytest
+
 from reference_engine.core.request import Sampling
 from reference_engine.faults import Faults
 from reference_engine.protocol import AddRequest
@@ -30,6 +32,7 @@ def abort_many(bench: Bench, first: int, count: int) -> None:
         bench.reports.clear()
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_aborts_leave_nothing() -> None:
     bench = Bench(Faults())
     abort_many(bench, 0, 60_000)
