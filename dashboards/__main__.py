@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dashboards.comparison_page import write_comparison
+from dashboards.comparison import write_comparison
 from dashboards.report import write_report
-from dashboards.trend_page import write_trend
+from dashboards.trend import write_trend
 from harness.errors import WalkawayError
 
 

@@ -1,39 +1,224 @@
-"""The first screen in figures: a card for each. The sentence above them is in `sentence`.
+"""The first screen: the run in one sentence, and a card for each headline figure.
 
-Nothing here judges a run (limits and verdicts are the gate's): a card says what was found, how
-sure it is, and what a good server would show.
+Nothing here judges a run (limits and verdicts are the gate's). The sentence says what was found, in
+plain words, for a reader who reads nothing else. A card adds how sure a figure is, and what a good
+server would show.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dashboards.sentence import (
-    NOTHING,
-    Metrics,
-    amounts,
-    ghost_count,
-    has_quantiles,
-    known_leaks,
-    level,
-    who_left,
+from harness.formatting import (
+    bounded,
+    figure_of,
+    interval,
+    is_only_limited,
+    is_p99_the_largest,
+    number,
+    quantity,
 )
-from harness.formatting import bounded, figure_of, interval, is_p99_the_largest, number, quantity
 from harness.records import Metric
 
+Metrics = Mapping[str, Metric]
+NOTHING: Final[Mapping[str, float]] = {}
 GOOD: Final = {
     "cancel": "the step in progress is finished, then slot and blocks are free: one or two steps.",
     "waste": "what was on its way when the user left, plus the one step in flight.",
     "ghosts": "none: every abandoned request is aborted.",
-    "refill": "the very next step, while somebody waits.",
+    "refill": "the very next step, while a request waits.",
     "recovery": "near the unloaded time, far below the wait when nobody leaves.",
-    "survivors": "as fast as without anybody leaving (compare two runs).",
+    "survivors": "as fast as in a run where nobody leaves (compare two runs).",
 }
+
+
+def sentence(
+    outcomes: Mapping[str, int],
+    metrics: Metrics,
+    in_use: Mapping[str, float] = NOTHING,
+    lost: Collection[str] = (),
+    unsure: int = 0,
+) -> str:
+    """The sentence.
+
+    `in_use`: the leaked slots and blocks that requests which still run hold;
+    `lost`: which of `slots` and `blocks` are known to be lost where they are missing;
+    `unsure`: how many more abandoned requests may be ghosts or not.
+    """
+    abandoned = outcomes.get("abandoned", 0)
+    if not sum(outcomes.values()):
+        return "No request was made, so there is nothing to tell."
+    if not abandoned:
+        return "Nobody left early in this run, so it says nothing about cancellation."
+    parts = [
+        *_latency_words(metrics),
+        *_recovery_words(metrics),
+        *_waste_words(metrics),
+        *_prompt_words(metrics),
+        *_ghost_words(metrics, unsure),
+        *_leak_words(metrics, in_use, lost),
+    ]
+    if not parts:
+        return (
+            f"{abandoned:,} users left early, but this server does not show what happened then. "
+            "What could not be measured, and why, is listed below."
+        )
+    return " ".join(parts)
+
+
+def _latency_words(metrics: Metrics) -> list[str]:
+    latency = metrics.get("cancel_latency_s")
+    if latency is None or not latency.n:
+        return []
+    if latency.bound == "upper" or not has_quantiles(latency):
+        return _limited_words(latency) or _mean_words(latency)
+    return [_let_go_words(latency)]
+
+
+def _recovery_words(metrics: Metrics) -> list[str]:
+    recovery, control = metrics.get("slot_recovery_s"), metrics.get("probe_ttft_control_s")
+    if recovery is None or not recovery.n:
+        return []
+    words = (
+        "The next in the queue saw a first token "
+        f"{figure_of(recovery, 'p50')} after a user had left (median)"
+    )
+    if control is None or not control.n:
+        return [f"{words}."]
+    waited = figure_of(control, "p50")
+    return [f"{words}, against {waited} when nobody leaves and a stream must end by itself."]
+
+
+def has_quantiles(metric: Metric) -> bool:
+    """Whether single requests are known; totals tell at most a mean."""
+    return metric.p50 is not None or "p50" in metric.lower_bounds
+
+
+def _let_go_words(latency: Metric) -> str:
+    if latency.p50 is None:
+        return "More than half of the abandoned requests were not stopped while they were watched."
+    median = f"When a user left, the server let go after {figure_of(latency, 'p50')} (median"
+    if latency.p99 is None:
+        return f"{median}), but some requests were not stopped while they were watched."
+    return f"{median}; 99 % within {figure_of(latency, 'p99')})."
+
+
+def _limited_words(latency: Metric) -> list[str]:
+    """Only an upper limit is known, of the mean or of the median. A missing limit says nothing
+    against the server."""
+    if is_only_limited(latency):
+        most = quantity(latency.upper95, latency.unit)
+        return [f"When a user left, the server let go after at most {most} on average."]
+    if latency.bound != "upper" or latency.p50 is None:
+        return []
+    most, late = figure_of(latency, "p50"), figure_of(latency, "p99")
+    which = "median" if latency.p99 is None else f"median; 99 % within {late}"
+    return [f"When a user left, the server let go after at most {most} ({which})."]
+
+
+def _mean_words(latency: Metric) -> list[str]:
+    """Totals tell the mean and nothing about single requests."""
+    if latency.mean is None or latency.bound == "upper":
+        return []
+    least = "at least " if latency.bound == "lower" else ""
+    limits = interval(latency, "mean")
+    sure = "" if limits is None else f" (95 % interval {limits})"
+    mean = figure_of(latency, "mean")
+    return [f"When a user left, the server let go after {least}{mean} on average{sure}."]
+
+
+def _waste_words(metrics: Metrics) -> list[str]:
+    wasted = metrics.get("wasted_tokens")
+    if wasted is None or wasted.mean is None:
+        return []
+    least = "at least " if wasted.bound == "lower" else ""
+    which = "per abandon" if wasted.method == "exact" else "per request left"
+    return [f"It generated {least}{quantity(wasted.mean, 'tokens')} {which} for nobody."]
+
+
+def _prompt_words(metrics: Metrics) -> list[str]:
+    wasted = metrics.get("wasted_prompt_tokens")
+    if wasted is None or not wasted.mean:
+        return []
+    lowest, _ = wasted.mean_ci95 or (wasted.mean, wasted.mean)
+    if lowest <= 0:
+        return []
+    least = "at least " if wasted.bound == "lower" else ""
+    mean = quantity(wasted.mean, "tokens")
+    return [f"It computed {least}{mean} of each prompt that was left before a first token."]
+
+
+def _ghost_words(metrics: Metrics, unsure: int) -> list[str]:
+    """A gauge shows only the requests that are still there: a gauge of 0 does not say that all were
+    stopped."""
+    ghosts = metrics.get("ghost_rate")
+    if ghosts is None or ghosts.mean is None or not ghosts.n:
+        return []
+    count, left = ghost_count(ghosts), f"{ghosts.n:,} {left_requests(ghosts)}"
+    if ghosts.bound == "lower" and not count:
+        return [f"None of the {left} was still there after the settle time."]
+    if not count:
+        stopped = stopped_words(ghosts, unsure)
+        return [f"{stopped[0].upper()}{stopped[1:]}."]
+    least = "At least " if ghosts.bound == "lower" else ""
+    perhaps = "" if ghosts.of is None else ", or their slots are lost"
+    more = f"; {unsure:,} more are not known" if unsure else ""
+    return [f"{least}{count:,} of {left} went on as if nobody had left{perhaps}{more}."]
+
+
+def stopped_words(ghosts: Metric, unsure: int) -> str:
+    """For a rate of 0: how many requests were stopped, and how many are not known."""
+    left = left_requests(ghosts)
+    if not unsure:
+        return f"all {ghosts.n:,} {left} were stopped"
+    return f"{ghosts.n:,} of {ghosts.n + unsure:,} {left} were stopped, {unsure:,} are not known"
+
+
+def left_requests(metric: Metric) -> str:
+    """From outside an abandoned request looks like one that the end of the run cut off."""
+    return "abandoned requests" if metric.method == "exact" else "requests left"
+
+
+def _leak_words(metrics: Metrics, in_use: Mapping[str, float], lost: Collection[str]) -> list[str]:
+    known = known_leaks(metrics)
+    if not known:
+        return []
+    gone = {name: value - in_use.get(name, 0) for name, value in known.items()}
+    words = []
+    if in_use:
+        words.append(f"{amounts(in_use)} are still held by requests whose users have gone.")
+    missing = {name: value for name, value in gone.items() if value > 0}
+    if never_back := {name: value for name, value in missing.items() if name in lost}:
+        words.append(f"{amounts(never_back)} never came back.")
+    if held := {name: value for name, value in missing.items() if name not in lost}:
+        words.append(f"{amounts(held)} are still held after the settle time.")
+    return words or ["Nothing leaked."]
+
+
+def known_leaks(metrics: Metrics) -> dict[str, float]:
+    leaks = {name: level(metrics.get(f"leaked_{name}")) for name in ("slots", "blocks")}
+    return {name: value for name, value in leaks.items() if value is not None}
+
+
+def amounts(of: Mapping[str, float]) -> str:
+    return " and ".join(quantity(value, name) for name, value in of.items())
+
+
+def ghost_count(ghosts: Metric) -> int:
+    """The ghost rate as a number of requests."""
+    return round((ghosts.mean or 0.0) * ghosts.n)
+
+
+def level(metric: Metric | None) -> float | None:
+    """The value of a metric that is a single reading."""
+    if metric is None:
+        return None
+    return next((one for one in (metric.mean, metric.p50, metric.max) if one is not None), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One headline figure. `is_clean` is only set where good is exactly zero; `flag` says why the
+    """One headline figure. `is_clean` is set only where good is exactly zero; `flag` says why the
     figure is not to be believed.
     """
 
@@ -51,8 +236,8 @@ def cards(
     in_use: Mapping[str, float] = NOTHING,
     unsure: int = 0,
 ) -> list[Card]:
-    """The headline figures that this run has, in reading order. `in_use`, `unsure`: as for the
-    sentence."""
+    """The headline figures that this run has, in reading order. `in_use`, `unsure`: see
+    `sentence`."""
     found = {
         "cancel_latency_s": _cancel_card(metrics),
         "slot_recovery_s": _recovery_card(metrics),
@@ -61,14 +246,14 @@ def cards(
         "leaked_slots": _leak_card(metrics, in_use),
         "slot_refill_s": _refill_card(metrics),
         "ttft_s": _timed_card(
-            metrics, "ttft_s", "First token, those who stayed", GOOD["survivors"]
+            metrics, "ttft_s", "First token, users who stayed", GOOD["survivors"]
         ),
     }
     return [replace(card, flag=flags.get(name)) for name, card in found.items() if card is not None]
 
 
 def without_praise(found: Sequence[Card]) -> list[Card]:
-    """The same of a run that cannot show that anything is as it should be."""
+    """For a run that cannot show that anything is as it should be."""
     return [replace(card, is_clean=None) if card.is_clean else card for card in found]
 
 
@@ -124,7 +309,7 @@ def _recovery_card(metrics: Metrics) -> Card | None:
         f"{label} {figure_of(metrics[name], 'p50')} (median)"
         for name, label in (
             ("probe_ttft_unloaded_s", "unloaded"),
-            ("probe_ttft_control_s", "nobody leaves, a stream ends by itself:"),
+            ("probe_ttft_control_s", "when nobody leaves and a stream ends by itself:"),
         )
         if name in metrics
     ]
@@ -139,7 +324,7 @@ def _refill_card(metrics: Metrics) -> Card | None:
 
 
 def _share_words(metrics: Metrics, name: str) -> list[str]:
-    """A share that ought to be all: "99.8 % in the very next schedule"."""
+    """A share that ought to be 100 %: "99.8 % in the very next schedule"."""
     words = {
         "removed_at_first_boundary": "removed at the first step boundary",
         "refilled_next_schedule": "taken in the very next schedule",
@@ -152,10 +337,10 @@ def _share_words(metrics: Metrics, name: str) -> list[str]:
 
 
 def _per_request_left(wasted: Metric) -> str:
-    """A counter does not tell those who left from those whom the run cut off."""
+    """A counter does not tell abandoned requests from those that the run cut off."""
     cut_off = wasted.others.get("cut_off")
-    what = f"mean per request left, of {wasted.n:,}"
-    return f"{what}, of whom the run cut off {cut_off:,}" if cut_off else what
+    mean = f"mean per request left, of {wasted.n:,}"
+    return f"{mean}; the run cut off {cut_off:,} of these" if cut_off else mean
 
 
 def _waste_card(metrics: Metrics) -> Card | None:
@@ -186,11 +371,11 @@ def _ghost_card(metrics: Metrics, unsure: int) -> Card | None:
     if ghosts is None or ghosts.mean is None or not ghosts.n:
         return None
     count, is_lower = ghost_count(ghosts), ghosts.bound == "lower"
-    details = [f"of {ghosts.n:,} {who_left(ghosts)} ({bounded(ghosts, 'mean')})"]
+    details = [f"of {ghosts.n:,} {left_requests(ghosts)} ({bounded(ghosts, 'mean')})"]
     if unsure:
-        details.append(f"of {unsure:,} more it is not known")
+        details.append(f"{unsure:,} more are not known")
     if is_lower:
-        details.append("still there after the settle time; who ended before then is not seen")
+        details.append("still there after the settle time; a ghost that ended before is not seen")
     if ghosts.upper95 is not None:
         details.append(f"true rate at most {quantity(ghosts.upper95, 'ratio')} (95 %)")
     return Card(
@@ -208,7 +393,7 @@ def _leak_card(metrics: Metrics, in_use: Mapping[str, float]) -> Card | None:
         return None
     details = ["idle gauges after the settle time, less those before the load"]
     if in_use:
-        details.append(f"of these, {amounts(in_use)} held by requests that still run (ghosts)")
+        details.append(f"{amounts(in_use)} of these held by requests that still run (ghosts)")
     return Card(
         label="Leaked",
         value=", ".join(quantity(value, name) for name, value in known.items()),

@@ -1,98 +1,43 @@
 """The page: what the templates are given, and how everything from outside is made harmless.
 
-One file, no requests: the browser is told so by a Content-Security-Policy that allows the scripts
-in the page by their hashes and nothing else. Text from a run (model names, errors, labels) reaches
-the page through Jinja's escaping, or as JSON in which "<" cannot occur.
+One file, no requests: a Content-Security-Policy tells the browser to allow the scripts in the page
+by their hashes and nothing else. Text from a run (model names, errors, labels) reaches the page
+through Jinja's escaping, or as JSON in which "<" cannot occur.
+
+Plotly is its published `basic` bundle (scatter, bar and pie traces), a file beside the templates.
 """
 
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
-from dashboards.headline import Card
-from dashboards.section import Section
-from dashboards.tables import COLUMNS, PlainTable, Row, SideBySide
-from dashboards.trust import Trust
-from dashboards.verdict import Verdict
+from dashboards.sections.section import Section
 from harness.errors import ConfigError
 
 TEMPLATES: Final = files("dashboards") / "templates"
-
+PLOTLY: Final = "plotly-basic.min.js"
 GENERATOR: Final = b'<meta name="generator" content="walkaway">'
 _HEAD_BYTES: Final = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """The list of single requests: which they are, in words, and their data (`request_rows`)."""
-
-    words: str
-    data: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Article:
-    """Everything the page says about one run, as text.
-
-    `cautions` say that figures mean nothing and stand before them, and then no `sentence` is made
-    of these; `warnings` are only counted there, beside what `trust` says in brief, so that the
-    first screen has room for the figures, and stand with the `remarks` below.
-    """
-
-    anchor: str
-    run_id: str
-    question: str
-    verdict: Verdict | None
-    sentence: str | None
-    status: str
-    cards: Sequence[Card]
-    facts: Sequence[tuple[str, str]]
-    trust: Sequence[Trust] = ()
-    cautions: list[tuple[str, str]]
-    warnings: list[tuple[str, str]]
-    remarks: list[tuple[str, str]]
-    not_measurable: Sequence[tuple[str, Sequence[str]]]
-    side_by_side: Sequence[SideBySide] = ()
-    accounts: Sequence[PlainTable] = ()
-    sections: Sequence[Section]
-    listing: Listing | None = None
-    rows: Sequence[Row]
-    command: str
-    machine: Sequence[tuple[str, str]]
-
-
-def render(articles: Sequence[Article]) -> str:
-    """The whole report as one HTML document."""
-    sections = {article.anchor: article.sections for article in articles}
-    listed = {one.anchor: one.listing.data for one in articles if one.listing is not None}
-    return document(
-        "report.html.j2",
-        sections,
-        scripts=("page.js", "requests.js"),
-        articles=articles,
-        columns=COLUMNS,
-        requests=Markup(json_for_script(listed)),
-    )
 
 
 def document(
     template: str,
     sections: Mapping[str, Sequence[Section]],
     *,
-    scripts: Sequence[str] = ("page.js",),
+    requests: Mapping[str, object] | None = None,
     **content: object,
 ) -> str:
     """One HTML document. `template` extends `page.html.j2` and is given `content`; it draws the
-    `sections` of each anchor with the macro `pictured`. `scripts` are files beside the templates.
+    `sections` of each anchor with the macro `pictured`. `requests`: what `requests.js` lists, by
+    anchor.
     """
     environment = Environment(
         loader=PackageLoader("dashboards"),
@@ -101,7 +46,8 @@ def document(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    plotly, *texts = [_own_line(text) for text in (get_plotlyjs(), *map(_template, scripts))]
+    scripts = ("page.js",) if requests is None else ("page.js", "requests.js")
+    plotly, *texts = [_own_line(_template(name)) for name in (PLOTLY, *scripts)]
     return environment.get_template(template).render(
         content,
         policy=content_security_policy([plotly, *texts]),
@@ -109,6 +55,7 @@ def document(
         plotly=Markup(plotly),
         scripts=[Markup(text) for text in texts],
         figures=Markup(json_for_script(_figures(sections))),
+        requests=Markup(json_for_script(requests)),
     )
 
 
@@ -142,7 +89,7 @@ def _is_page(file: Path) -> bool:
 
 
 def content_security_policy(scripts: Sequence[str]) -> str:
-    """Nothing may be fetched; only these scripts may run. Styles are inline (plotly sets them)."""
+    """Nothing may be fetched; only these scripts may run. Styles are inline (Plotly sets them)."""
     hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts)
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
@@ -152,12 +99,22 @@ def content_security_policy(scripts: Sequence[str]) -> str:
 
 def json_for_script(data: object) -> str:
     """JSON that may stand in a <script>: no "<", so nothing in it can end the element."""
-    return msgspec.json.encode(data).decode().replace("<", "\\u003c")
+    return msgspec.json.encode(data, enc_hook=_encode_array).decode().replace("<", "\\u003c")
+
+
+def _encode_array(values: object) -> Any:
+    """An array as Plotly reads it: the bytes of its doubles, in base64."""
+    if isinstance(values, np.generic):
+        return values.item()
+    if isinstance(values, np.ndarray):
+        doubles = values.astype("<f8").tobytes()
+        return {"dtype": "f8", "bdata": base64.b64encode(doubles).decode()}
+    raise TypeError(f"no JSON for {type(values)}")
 
 
 def _figures(sections: Mapping[str, Sequence[Section]]) -> Mapping[str, Any]:
     return {
-        f"{anchor}-{picture.name}": msgspec.Raw(picture.figure.to_json().encode())
+        f"{anchor}-{picture.name}": picture.figure
         for anchor, those in sections.items()
         for section in those
         for picture in section.pictures

@@ -2,27 +2,38 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from dashboards import arms, cancel_sections, headline, load_sections, verdict
-from dashboards.page import Article, Listing, render, save
-from dashboards.request_rows import request_rows
-from dashboards.section import Section
-from dashboards.sentence import sentence
-from dashboards.server import server_in_words
-from dashboards.source import ArmsRun, Run, read_run
-from dashboards.tables import PlainTable, account_tables, metric_rows
-from dashboards.trust import trust, trust_of_arms
-from dashboards.value_tables import value_tables
-from dashboards.waste_section import waste
+from dashboards import headline
+from dashboards.headline import Card
+from dashboards.page import document, save
+from dashboards.request_sample import request_rows
+from dashboards.sections import arms, cancel, load
+from dashboards.sections.section import PlainTable, Section
+from dashboards.sections.stages import stages
+from dashboards.sections.tables import (
+    COLUMNS,
+    Cell,
+    Row,
+    SideBySide,
+    account_tables,
+    limits_table,
+    metric_rows,
+    value_tables,
+)
+from dashboards.sections.waste import waste
+from dashboards.source import ArmsRun, ArmsSummary, Run, read_run, server_in_words
+from dashboards.verdict import Trust, Verdict, trust, trust_of_arms, verdict_of
+from harness.analysis.compare import FEWEST_ROUNDS, is_certain
 from harness.export.tables import client_facts
-from harness.formatting import DASH, quantity
-from harness.gate.judge import Judgement
-from harness.gate.reports import gravest_first
-from harness.records import Remark
+from harness.formatting import bounded, number, quantity
+from harness.metrics import headline_figures, spoken
+from harness.records import Difference, Remark
 from harness.store.manifest import Manifest
 
+REFERENCE: Final = "the reference"
 COUNTED_BY: Final = {
     "usage": "the server's own count in each event",
     "events": "text events, one taken for one token",
@@ -31,144 +42,91 @@ COUNTED_BY: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The list of single requests: which they are, in words, and their data (`request_rows`)."""
+
+    text: str
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What one run and several arms say each in its own way."""
+
+    sentence: str
+    facts: Sequence[tuple[str, str]]
+    trust: Sequence[Trust]
+    not_measurable: Mapping[str, str]
+    cards: Sequence[Card] = ()
+    side_by_side: Sequence[SideBySide] = ()
+    accounts: Sequence[PlainTable]
+    sections: Sequence[Section]
+    listing: Listing | None = None
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Article:
+    """Everything the page says about one run, as text.
+
+    `cautions` say that figures mean nothing and stand before them; then no sentence is made of the
+    figures. `warnings` are only counted on the first screen, which needs its room for the figures;
+    they stand with the `remarks` below.
+    """
+
+    anchor: str
+    run_id: str
+    question: str
+    status: str
+    verdict: Verdict | None
+    cautions: Sequence[Remark]
+    warnings: Sequence[Remark]
+    remarks: Sequence[Remark]
+    told: Told
+    not_measurable: Sequence[tuple[str, Sequence[str]]]
+    accounts: Sequence[PlainTable]
+    command: str
+    machine: Sequence[tuple[str, str]]
+
+
 def write_report(folders: Sequence[Path], output: Path) -> None:
     """Write the report of these runs. Raises `ConfigError` for what cannot be read or written."""
-    articles = [describe(read_run(folder), f"run{i}") for i, folder in enumerate(folders)]
-    save(render(articles), output)
+    save(render([describe(read_run(path), f"run{i}") for i, path in enumerate(folders)]), output)
+
+
+def render(articles: Sequence[Article]) -> str:
+    """The whole report as one HTML document."""
+    listings = {one.anchor: one.told.listing for one in articles}
+    return document(
+        "report.html.j2",
+        {article.anchor: article.told.sections for article in articles},
+        requests={anchor: one.data for anchor, one in listings.items() if one is not None},
+        articles=articles,
+        columns=COLUMNS,
+    )
 
 
 def describe(run: Run | ArmsRun, anchor: str) -> Article:
     """Everything that the page says about a run, or about several arms together."""
-    return _describe_arms(run, anchor) if isinstance(run, ArmsRun) else _describe_run(run, anchor)
-
-
-def _describe_arms(run: ArmsRun, anchor: str) -> Article:
-    summary, manifest = run.summary, run.manifest
-    cautions = _said(summary.validity, "invalid")
+    told = _tell_arms(run) if isinstance(run, ArmsRun) else _tell_run(run)
+    summary, manifest, verdict = run.summary, run.manifest, verdict_of(run)
+    limits = [] if verdict is None else [limits_table(verdict)]
     return Article(
         anchor=anchor,
         run_id=summary.run_id,
         question=str(manifest.workload.get("question") or summary.workload),
-        verdict=None if run.judgement is None else verdict.of_limits(run.judgement),
-        sentence=None if cautions else arms.sentence(run),
         status=summary.status,
-        cards=[],
-        facts=arms.facts(run),
-        trust=trust_of_arms(run),
-        cautions=cautions,
-        warnings=_said(summary.validity, "warning"),
-        remarks=_said(summary.validity, "info"),
-        not_measurable=_by_reason(arms.not_measurable(run)),
-        side_by_side=arms.side_by_side(run),
-        accounts=[
-            *_limit_tables(run.judgement),
-            *([] if summary.value is None else value_tables(summary.value)),
-        ],
-        sections=arms.sections(run),
-        rows=arms.metric_rows_of(run),
+        verdict=verdict,
+        cautions=[one for one in summary.validity if one.level == "invalid"],
+        warnings=[one for one in summary.validity if one.level == "warning"],
+        remarks=[one for one in summary.validity if one.level == "info"],
+        told=told,
+        not_measurable=_by_reason(told.not_measurable),
+        accounts=[*limits, *told.accounts],
         command=manifest.repeat or shlex.join(manifest.command),
         machine=_machine(manifest),
     )
-
-
-def _describe_run(run: Run, anchor: str) -> Article:
-    summary, manifest = run.summary, run.manifest
-    cautions = _said(summary.validity, "invalid")
-    in_use = summary.breakdown.get("leaks_in_use", {})
-    lost = summary.breakdown.get("leaks_lost", ("slots", "blocks"))
-    counters = summary.audit.counters if summary.audit else []
-    chosen, data = request_rows(run)
-    unsure = _unsure(run)
-    found = sentence(summary.outcomes, summary.metrics, in_use, lost, unsure)
-    cards = headline.cards(summary.metrics, summary.flags, in_use, unsure)
-    is_sound = summary.status == "complete" and not cautions
-    return Article(
-        anchor=anchor,
-        run_id=summary.run_id,
-        question=str(manifest.workload.get("question") or summary.workload),
-        verdict=_verdict(run),
-        sentence=None if cautions else found,
-        status=summary.status,
-        cards=cards if is_sound else headline.without_praise(cards),
-        facts=_facts(run),
-        trust=trust(run),
-        cautions=cautions,
-        warnings=_said(summary.validity, "warning"),
-        remarks=_said(summary.validity, "info"),
-        not_measurable=_by_reason(summary.not_measurable),
-        accounts=[*_limit_tables(run.judgement), *account_tables(summary.agreement, counters)],
-        sections=_sections(run),
-        listing=Listing(words=chosen.words, data=data) if chosen.total else None,
-        rows=metric_rows(summary.metrics, summary.flags),
-        command=manifest.repeat or shlex.join(manifest.command),
-        machine=_machine(manifest),
-    )
-
-
-def _verdict(run: Run) -> verdict.Verdict:
-    if run.judgement is not None:
-        return verdict.of_limits(run.judgement)
-    summary = run.summary
-    invalid = [remark.text for remark in summary.validity if remark.level == "invalid"]
-    return verdict.without_limits(
-        summary.outcomes,
-        summary.metrics,
-        status=summary.status,
-        invalid=invalid,
-        unsure=_unsure(run),
-        is_wedged=bool(summary.wedged),
-    )
-
-
-def _unsure(run: Run) -> int:
-    """Of how many abandoned requests it is not known whether they are ghosts, though by the
-    lifecycle log it is of others."""
-    ghosts = run.metrics.get("ghost_rate")
-    if ghosts is None or ghosts.method != "exact":
-        return 0
-    is_over = run.cancels["phase"] == "ended"
-    return int((run.cancels["ghost"].isna() & ~is_over).sum())
-
-
-def _sections(run: Run) -> list[Section]:
-    """In reading order. Recovery is a question only of runs that sent probes."""
-    probes = [cancel_sections.recovery] if (run.frames.requests["role"] == "probe").any() else []
-    builders = (
-        *probes,
-        cancel_sections.stages,
-        cancel_sections.latency,
-        cancel_sections.ways,
-        waste,
-        load_sections.slots,
-        load_sections.kv,
-        load_sections.hardware,
-        load_sections.survivors,
-        load_sections.lag,
-    )
-    return [build(run) for build in builders]
-
-
-def _limit_tables(judgement: Judgement | None) -> list[PlainTable]:
-    """The gate's checks one by one, where the workload has limits."""
-    if judgement is None:
-        return []
-    return [
-        PlainTable(
-            title="The limits, one by one",
-            shows="What `walkaway gate` says of each limit of the workload. A limit that lies "
-            "within what the true value can be is not decided, and that is no pass.",
-            columns=("limit", "verdict", "measured", "why"),
-            rows=tuple(
-                (one.name, str(one.verdict), one.measured or DASH, one.reason)
-                for one in gravest_first(judgement.checks)
-            ),
-        )
-    ]
-
-
-def _said(validity: Sequence[Remark], level: str) -> list[tuple[str, str]]:
-    """The remarks of one level, each with its name."""
-    return [(one.level, one.text) for one in validity if one.level == level]
 
 
 def _by_reason(not_measurable: Mapping[str, str]) -> list[tuple[str, list[str]]]:
@@ -179,41 +137,9 @@ def _by_reason(not_measurable: Mapping[str, str]) -> list[tuple[str, list[str]]]
     return list(names.items())
 
 
-def _facts(run: Run) -> list[tuple[str, str]]:
-    summary, target = run.summary, run.manifest.target
-    interval = run.manifest.scrape_interval_s
-    facts = [
-        ("workload", summary.workload),
-        ("server", server_in_words(summary.engine, (target and target.config) or {})),
-        ("model", summary.model or "not known"),
-        ("at", target.url if target else "never reached"),
-        ("requests", _outcomes(run)),
-        ("load", f"{quantity(run.clock.length_s, 's')}, seed {run.manifest.seed}"),
-        ("settle time", quantity(run.manifest.settle_s, "s")),
-        ("scraped", "never" if interval is None else f"every {quantity(interval, 's')}"),
-    ]
-    if summary.token_counting:
-        counted = COUNTED_BY.get(summary.token_counting, summary.token_counting)
-        facts.append(("tokens by", counted))
-    if (probing := run.manifest.probing) is not None:
-        what = "no: wedged" if summary.wedged else f"no: {', '.join(probing.errors)}"
-        facts.append(("serves in the end", what if probing.errors else "yes"))
-    known = client_facts(summary.audit.client if summary.audit else {})
-    if known:
-        facts.append(("clients know", ", ".join(f"{name} {value}" for name, value in known)))
-    return facts
-
-
-def _outcomes(run: Run) -> str:
-    outcomes = run.summary.outcomes
-    counts = [f"{n:,} {name.replace('_', ' ')}" for name, n in outcomes.items() if n]
-    return f"{sum(outcomes.values()):,}" + (f": {', '.join(counts)}" if counts else "")
-
-
 def _machine(manifest: Manifest) -> list[tuple[str, str]]:
-    hardware = manifest.hardware
     shown: list[tuple[str, str]] = [("written", manifest.created_at)]
-    for key, value in hardware.items():
+    for key, value in manifest.hardware.items():
         if key == "memory_bytes":
             shown.append(("memory", quantity(float(value), "bytes")))
         elif isinstance(value, list):
@@ -221,3 +147,218 @@ def _machine(manifest: Manifest) -> list[tuple[str, str]]:
         else:
             shown.append((key, str(value)))
     return [*shown, *manifest.versions.items()]
+
+
+def _tell_run(run: Run) -> Told:
+    summary = run.summary
+    in_use = summary.breakdown.get("leaks_in_use", {})
+    lost = summary.breakdown.get("leaks_lost", ("slots", "blocks"))
+    unsure = _unsure(run)
+    cards = headline.cards(summary.metrics, summary.flags, in_use, unsure)
+    is_sound = summary.status == "complete" and all(
+        one.level != "invalid" for one in summary.validity
+    )
+    sample, data = request_rows(run)
+    return Told(
+        sentence=headline.sentence(summary.outcomes, summary.metrics, in_use, lost, unsure),
+        cards=cards if is_sound else headline.without_praise(cards),
+        facts=_facts(run),
+        trust=trust(run),
+        not_measurable=summary.not_measurable,
+        accounts=account_tables(summary.agreement, summary.audit.counters if summary.audit else []),
+        sections=_sections(run),
+        listing=Listing(text=sample.text, data=data) if sample.total else None,
+        rows=metric_rows(summary.metrics, summary.flags),
+    )
+
+
+def _unsure(run: Run) -> int:
+    """How many abandoned requests may be ghosts or not, where the lifecycle log decides others."""
+    ghosts = run.metrics.get("ghost_rate")
+    if ghosts is None or ghosts.method != "exact":
+        return 0
+    is_over = run.cancels["phase"] == "ended"
+    return int((run.cancels["ghost"].isna() & ~is_over).sum())
+
+
+def _sections(run: Run) -> list[Section]:
+    """In reading order. Recovery is a question only where a run sent probes."""
+    probes = [cancel.recovery] if (run.frames.requests["role"] == "probe").any() else []
+    builders = (
+        *probes,
+        *(stages, cancel.latency, cancel.ways, waste),
+        *(load.slots, load.kv, load.hardware, load.survivors, load.lag),
+    )
+    return [build(run) for build in builders]
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    summary, manifest, target = run.summary, run.manifest, run.manifest.target
+    interval = manifest.scrape_interval_s
+    facts = [
+        ("workload", summary.workload),
+        ("server", server_in_words(summary.engine, (target and target.config) or {})),
+        ("model", summary.model or "not known"),
+        ("at", target.url if target else "never reached"),
+        ("requests", _outcomes(summary.outcomes)),
+        ("load", f"{quantity(run.clock.length_s, 's')}, seed {manifest.seed}"),
+        ("settle time", quantity(manifest.settle_s, "s")),
+        ("scraped", "never" if interval is None else f"every {quantity(interval, 's')}"),
+    ]
+    if summary.token_counting:
+        counted = COUNTED_BY.get(summary.token_counting, summary.token_counting)
+        facts.append(("tokens counted by", counted))
+    if (probing := manifest.probing) is not None:
+        why = "wedged" if summary.wedged else ", ".join(probing.errors)
+        answer = f"no: {why}" if probing.errors else "yes"
+        facts.append(("still serving after the run", answer))
+    if known := client_facts(summary.audit.client if summary.audit else {}):
+        counts = ", ".join(f"{name} {value}" for name, value in known)
+        facts.append(("client-side counts", counts))
+    return facts
+
+
+def _outcomes(outcomes: Mapping[str, int]) -> str:
+    counts = [f"{n:,} {name.replace('_', ' ')}" for name, n in outcomes.items() if n]
+    return f"{sum(outcomes.values()):,}" + (f": {', '.join(counts)}" if counts else "")
+
+
+def _tell_arms(run: ArmsRun) -> Told:
+    summary = run.summary
+    return Told(
+        sentence=_arms_sentence(run),
+        facts=_arms_facts(run),
+        trust=trust_of_arms(run),
+        not_measurable=_in_no_arm(summary),
+        side_by_side=_side_by_side(summary),
+        accounts=[] if summary.value is None else value_tables(summary.value),
+        sections=arms.sections(run),
+        rows=[
+            row
+            for name, arm in summary.arms.items()
+            for row in metric_rows(arm.metrics, arm.flags, of=name)
+        ],
+    )
+
+
+def _arms_sentence(run: ArmsRun) -> str:
+    """The question's own figures; without any, how many figures differ for certain."""
+    summary = run.summary
+    if not any(sum(arm.outcomes.values()) for arm in summary.arms.values()):
+        return "No request was made, so there is nothing to tell."
+    if arms.is_frontier(run.manifest.workload) and (said := arms.frontier_sentence(run)):
+        return said
+    rounds, compared = quantity(summary.rounds, "rounds"), arms.compared(summary)
+    by_arm: dict[str, list[str]] = {}
+    for name, key, one in compared:
+        if name in summary.headlines and one.n:
+            by_arm.setdefault(one.arm, []).append(f"{spoken(name, key)} {_change(one)}")
+    if by_arm:
+        answers = "; ".join(f"{arm} has {', '.join(said)}" for arm, said in by_arm.items())
+        return f"Against {summary.reference}, in {rounds}: {answers}."
+    certain = sum(is_certain(one) for _, _, one in compared)
+    return (
+        f"{len(summary.arms)} arms in {rounds}: {certain} of their headline figures differ for "
+        f"certain from those of {summary.reference}."
+    )
+
+
+def _change(one: Difference) -> str:
+    """ "0.4 times (0.3 to 0.5)": the ratio, or where there is none, the difference."""
+    is_ratio = one.ratio is not None
+    value, limits = (
+        (one.ratio, one.ratio_ci95) if is_ratio else (one.difference, one.difference_ci95)
+    )
+    assert value is not None
+    if limits == ((1.0, 1.0) if is_ratio else (0.0, 0.0)):
+        return "unchanged in every round"
+    shown = f"{number(value)} times" if is_ratio else f"{value:+.3g}"
+    if limits is None:  # the remarks say once how many rounds it takes
+        return shown if one.n < FEWEST_ROUNDS else f"{shown}, {one.note}"
+    return f"{shown} ({number(limits[0])} to {number(limits[1])})"
+
+
+def _arms_facts(run: ArmsRun) -> list[tuple[str, str]]:
+    summary, interval, seed = run.summary, run.manifest.scrape_interval_s, run.manifest.seed
+    counts = {name: sum(arm.outcomes.values()) for name, arm in summary.arms.items()}
+    shown = [f"{count:,} of {name}" for name, count in counts.items()]
+    last = seed + summary.rounds
+    seeds = f"seed {last}" if summary.rounds == 1 else f"seeds {seed + 1} to {last}"
+    return [
+        ("workload", summary.workload),
+        ("server", server_in_words(summary.engine or "not known", _common_config(run))),
+        ("model", summary.model or "not known"),
+        ("arms", "; ".join(_arm_settings(arm) for arm in run.manifest.workload["arms"])),
+        ("rounds", f"{summary.rounds}, {seeds}"),
+        ("requests", f"{sum(counts.values()):,}: {', '.join(shown)}"),
+        ("scraped", "never" if interval is None else f"every {number(interval * 1e3)} ms"),
+    ]
+
+
+def _common_config(run: ArmsRun) -> Mapping[str, Any]:
+    """The settings that are alike in the servers of all rounds."""
+    targets = [one.manifest.target for one in run.rounds]
+    first, *others = [(target and target.config) or {} for target in targets] or [{}]
+    return {
+        key: value
+        for key, value in first.items()
+        if all(config.get(key) == value for config in others)
+    }
+
+
+def _arm_settings(arm: Mapping[str, Any]) -> str:
+    changes = [
+        f"{section}.{key} = {', '.join(map(str, value)) if isinstance(value, list) else value}"
+        for section in ("target", "engine", "load", "arrivals", "collect")
+        for key, value in (arm.get(section) or {}).items()
+        if value not in (None, [])
+    ]
+    return f"{arm['name']}: {', '.join(changes) or 'as the workload says'}"
+
+
+def _in_no_arm(summary: ArmsSummary) -> dict[str, str]:
+    """Figures that no arm has, with the reason."""
+    reasons: dict[str, str] = {}
+    for arm in summary.arms.values():
+        reasons |= arm.not_measurable
+    known = {name for arm in summary.arms.values() for name in arm.metrics}
+    return {name: reason for name, reason in reasons.items() if name not in known}
+
+
+def _side_by_side(summary: ArmsSummary) -> list[SideBySide]:
+    """The headline figures of each arm, and under them how it differs from the reference: first
+    those that the question asks for."""
+    pairs = headline_figures(summary.metrics, summary.headlines)
+    asked = [pair for pair in pairs if pair[0] in summary.headlines]
+    others = [pair for pair in pairs if pair not in asked]
+    tables = (("The arms side by side", asked), ("More figures side by side", others))
+    return [
+        SideBySide(
+            title=title,
+            arms=tuple(summary.arms),
+            rows=tuple(_arms_row(summary, name, key) for name, key in those),
+        )
+        for title, those in tables
+        if those
+    ]
+
+
+def _arms_row(summary: ArmsSummary, name: str, key: str) -> tuple[str, tuple[Cell, ...]]:
+    """With the kind of users that the figure is of, where a run has several kinds."""
+    found = [metrics[name].of for metrics in summary.metrics.values() if name in metrics]
+    of = f" ({found[0]})" if found and found[0] is not None else ""
+    cells = tuple(_cell(summary, name, key, arm) for arm in summary.arms)
+    return f"{spoken(name, key)}{of}", cells
+
+
+def _cell(summary: ArmsSummary, name: str, key: str, arm: str) -> Cell:
+    metric = summary.arms[arm].metrics.get(name)
+    if metric is None:
+        return Cell(text="not measurable")
+    text = bounded(metric, key)
+    if arm == summary.reference:
+        return Cell(text=text, under=REFERENCE)
+    one = summary.difference(name, key, arm)
+    if one is None or one.difference is None:
+        return Cell(text=text, under=None if one is None or one.n else one.note)
+    return Cell(text=text, under=_change(one))

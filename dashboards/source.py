@@ -1,22 +1,21 @@
-"""What a report is made from: a run's frames, its summary and its per-request cancellations."""
+"""The runs that a report is made from: frames, summary, and the cancellation of each request."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from dashboards.own_limits import judged_by_own_limits
-from dashboards.timelines import Clock
 from harness.analysis.agreement import Agreement
 from harness.analysis.audit import Entry
 from harness.analysis.cancellation import cancellations
 from harness.analysis.load_side import LoadSide
 from harness.analysis.value import Value
 from harness.errors import ConfigError
-from harness.gate.judge import Judgement
 from harness.records import Difference, Metric, Remark
 from harness.store.frames import RunFrames
 from harness.store.manifest import Manifest
@@ -24,9 +23,17 @@ from harness.store.run_folder import RunFolder
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
+CONFIG_SHOWN: Final = (
+    ("runner", "{} runner"),
+    ("device", "on {}"),
+    ("max_num_seqs", "{:,} slots"),
+    ("num_blocks", "{:,} KV blocks"),
+    ("block_size", "{:,} tokens a block"),
+)
+
 
 class Audit(msgspec.Struct, kw_only=True):
-    """What the clients know, and each of the server's counters against it."""
+    """The clients' own counts, and each of the server's counters against them."""
 
     client: dict[str, float] = {}
     counters: list[Entry] = []
@@ -86,14 +93,14 @@ class ArmsSummary(msgspec.Struct, kw_only=True):
         return {name: arm.metrics for name, arm in self.arms.items()}
 
     def difference(self, metric: str, figure: str, arm: str) -> Difference | None:
-        """How an arm differs from the reference, where that was compared."""
+        """How an arm differs from the reference; None where that was not compared."""
         found = self.differences.get(metric, {}).get(figure, [])
         return next((one for one in found if one.arm == arm), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What one round of one arm says of itself. `name`: "2-honoured"."""
+    """One round of one arm. `name`: "2-honoured"."""
 
     name: str
     manifest: Manifest
@@ -101,34 +108,50 @@ class Round:
 
     @property
     def arm(self) -> str:
-        """The arm's name."""
         return self.name.partition("-")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmsRun:
-    """Several runs of several arms, by what they say together, and those of them that ended."""
+    """All rounds of several arms together; `rounds` are those with a summary of their own."""
 
+    path: Path
     manifest: Manifest
     summary: ArmsSummary
     rounds: tuple[Round, ...] = ()
-    judgement: Judgement | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """When the load began and ended and the watching ended, in monotonic nanoseconds."""
+
+    started_ns: int
+    ended_ns: int
+    settled_ns: int
+
+    def seconds(self, stamps: pd.Series) -> npt.NDArray[np.float64]:
+        """Stamps as seconds since the load began."""
+        return (stamps.to_numpy(dtype=np.float64) - self.started_ns) / 1e9
+
+    @property
+    def length_s(self) -> float:
+        """How long the load ran."""
+        return (self.ended_ns - self.started_ns) / 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One finished run, in memory."""
 
+    path: Path
     manifest: Manifest
     summary: Summary
     frames: RunFrames
     cancels: pd.DataFrame
     clock: Clock
-    judgement: Judgement | None = None
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
-        """The figures of the whole run."""
         return self.summary.metrics
 
 
@@ -139,20 +162,20 @@ def read_run(path: Path) -> Run | ArmsRun:
     folder = RunFolder(path)
     if folder.has_arms:
         return ArmsRun(
+            path=path,
             manifest=_checked(folder.read_manifest(), Manifest, path / "manifest.json"),
             summary=_checked(folder.read_summary(), ArmsSummary, path / "summary.json"),
             rounds=tuple(_rounds(folder)),
-            judgement=judged_by_own_limits(path, folder.read_manifest()["workload"]),
         )
     frames = folder.frames()
     manifest = _checked(frames.manifest, Manifest, path / "manifest.json")
     return Run(
+        path=path,
         manifest=manifest,
         summary=_checked(folder.read_summary(), Summary, path / "summary.json"),
         frames=frames,
         cancels=cancellations(frames),
         clock=run_clock(manifest, frames.requests),
-        judgement=judged_by_own_limits(path, manifest.workload),
     )
 
 
@@ -188,3 +211,11 @@ def run_clock(manifest: Manifest, requests: pd.DataFrame) -> Clock:
     return Clock(
         started_ns=started, ended_ns=ended, settled_ns=ended if settled is None else settled
     )
+
+
+def server_in_words(engine: str, config: Mapping[str, Any]) -> str:
+    """ "reference, simulated runner, 16 slots": the engine, and what it tells of its `config`."""
+    details = [
+        form.format(config[key]) for key, form in CONFIG_SHOWN if config.get(key) is not None
+    ]
+    return ", ".join([engine, *details])

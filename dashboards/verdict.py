@@ -1,54 +1,44 @@
-"""The first word of a report: is it good, and by what?
+"""The first word of a report, and how far to trust the run behind it.
 
-Where the workload has limits, the verdict is the gate's on them. Without limits it is held to what
-a good server shows whatever the load: nobody is forgotten, nothing is missing afterwards, a cancel
-waits for the step in progress and little more, nobody's request fails. What the run cannot tell is
-not judged, and a run that shows nothing, or did not come to its end, is not called good.
+The verdict is the gate's: by the workload's own limits, or where it has none by the gate's default
+limits. What the run cannot tell, the gate cannot decide, and that is no pass.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from dashboards.sentence import (
-    Metrics,
-    amounts,
-    ghost_count,
-    known_leaks,
-    stopped_words,
-    who_left,
-)
-from harness.formatting import figure_of, quantity
-from harness.gate.judge import Check, Judgement
+from dashboards.source import ArmsRun, Run, Summary
+from harness.analysis.load_side import saturations
+from harness.analysis.remarks import MOST_WARM_UP
+from harness.errors import ConfigError
+from harness.export.tables import steady_in_words
+from harness.formatting import DASH, figure_of, number, quantity
+from harness.gate.judge import Check, Judgement, Terms, judge, refuse
 from harness.gate.judge import Verdict as GateVerdict
+from harness.gate.limits import BASELINE, DEFAULT_LIMITS, Limit, parse_limits
 from harness.gate.reports import gravest_first
-from harness.records import Metric
+from harness.gate.run_folder import read_run
+from harness.records import Outcome
+from harness.store.run_folder import UnusableRunError
+from harness.workload.workload import GateSettings
 
-MOST_STEPS: Final = (("p50", 2.0), ("p99", 5.0))  # the step in progress, and little more
-MOST_TOKENS_AFTER: Final = 2.0  # the step in flight makes one
+FULL: Final = 0.9  # of all cores: beyond it a process that wants a core waits for it
+MOST_FULL: Final = 0.05  # of the load
+WRONG: Final = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED)
 
 
 class Mark(StrEnum):
-    """What is said of one thing."""
+    """How good one thing is."""
 
     GOOD = "good"
-    BAD = "not good"
     UNKNOWN = "not judged"
+    BAD = "not good"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """`word` names it, `mark` colours it; each of `lines` is a mark and what is so marked."""
-
-    mark: Mark
-    word: str
-    basis: str
-    lines: tuple[tuple[str, str], ...]
-
-
-Point = tuple[Mark, str]
-
+_GRAVITY: Final = list(Mark)
 _MARK_OF: Final = {
     GateVerdict.PASS: Mark.GOOD,
     GateVerdict.FAIL: Mark.BAD,
@@ -56,151 +46,206 @@ _MARK_OF: Final = {
 }
 
 
-def of_limits(judgement: Judgement) -> Verdict:
-    """The gate's verdict: what fails and what cannot be decided one by one, the rest counted."""
-    checks = gravest_first(judgement.checks)
-    told = [one for one in checks if one.verdict is not GateVerdict.PASS]
-    lines = [(str(one.verdict), _check_words(one)) for one in told]
-    if kept := len(checks) - len(told):
-        lines.append((str(GateVerdict.PASS), f"{kept} of {len(checks)} checks"))
-    return Verdict(
-        mark=_MARK_OF[judgement.verdict],
-        word=str(judgement.verdict),
-        basis="by the workload's own limits, one by one below",
-        lines=tuple(lines),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """`mark` colours it; each of `lines` is a verdict and the checks so judged. `checks`: a row for
+    each limit, with its verdict, what was measured and why."""
+
+    mark: Mark
+    word: str
+    basis: str
+    lines: tuple[tuple[str, str], ...]
+    checks: tuple[tuple[str, str, str, str], ...]
+
+
+def verdict_of(run: Run | ArmsRun) -> Verdict | None:
+    """None for arms without limits of their own: one of them may be meant to do badly.
+
+    A limit against a baseline is left to `walkaway gate`: a report is about its run alone.
+    """
+    workload = run.manifest.workload
+    settings = workload.get("gate") or {}
+    lines = settings.get("limits")
+    if not lines and isinstance(run, ArmsRun):
+        return None
+    judgement = _judge(run.path, lines or DEFAULT_LIMITS, settings, workload)
+    return _in_words(judgement, "the workload's own limits" if lines else "the gate's defaults")
+
+
+def _judge(
+    path: Path,
+    lines: Sequence[str],
+    settings: Mapping[str, Any],
+    workload: Mapping[str, Any],
+) -> Judgement:
+    try:
+        limits = workload_limits(lines, workload)
+    except (ConfigError, KeyError, TypeError) as error:
+        return refuse(path.name, f"its limits cannot be read: {error}", "limits that can be")
+    try:
+        measured = read_run(path)
+    except UnusableRunError as error:
+        return refuse(path.name, error.reason, error.remedy)
+    fewest = int(settings.get("min_abandons", GateSettings().min_abandons))
+    limits = [limit for limit in limits if limit.against != BASELINE]
+    return judge(
+        measured, Terms(limits=limits, baseline=None, fewest_abandons=fewest), run=path.name
     )
 
 
-def _check_words(one: Check) -> str:
+def workload_limits(lines: Sequence[str], workload: Mapping[str, Any]) -> list[Limit]:
+    arms = [arm["name"] for arm in workload.get("arms") or []]
+    return parse_limits(lines, source="[gate]", arms=arms)
+
+
+def _in_words(judgement: Judgement, basis: str) -> Verdict:
+    """Fails one by one, with the reason; several undecided checks by name; the passes counted."""
+    checks = gravest_first(judgement.checks)
+    of = {verdict: [one for one in checks if one.verdict is verdict] for verdict in GateVerdict}
+    undecided = of[GateVerdict.CANNOT_DECIDE]
+    lines = [(GateVerdict.FAIL, _with_reason(one)) for one in of[GateVerdict.FAIL]]
+    if len(undecided) == 1:
+        lines.append((GateVerdict.CANNOT_DECIDE, _with_reason(undecided[0])))
+    elif undecided:
+        lines.append((GateVerdict.CANNOT_DECIDE, "; ".join(one.name for one in undecided)))
+    if kept := len(of[GateVerdict.PASS]):
+        lines.append((GateVerdict.PASS, f"{kept} of {len(checks)} checks"))
+    return Verdict(
+        mark=_MARK_OF[judgement.verdict],
+        word=str(judgement.verdict),
+        basis=f"by {basis}, one by one below",
+        lines=tuple((str(verdict), text) for verdict, text in lines),
+        checks=tuple(
+            (one.name, str(one.verdict), one.measured or DASH, one.reason) for one in checks
+        ),
+    )
+
+
+def _with_reason(one: Check) -> str:
     measured = f"{one.measured}, " if one.measured else ""
     return f"{one.name}: {measured}{one.reason}"
 
 
-def without_limits(
-    outcomes: Mapping[str, int],
-    metrics: Metrics,
-    *,
-    status: str = "complete",
-    invalid: Sequence[str] = (),
-    unsure: int = 0,
-    is_wedged: bool = False,
-) -> Verdict:
-    """What is good and what is not, where the workload says no limits.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """One thing that figures rest on, and what is known about it. `brief`: the form for the first
+    screen, where it belongs there."""
 
-    `unsure`: of how many more who left it is not known whether they are ghosts.
-    """
-    if why := list(_why_none(outcomes, status, invalid)):
-        line = (str(Mark.UNKNOWN), "; ".join(why))
-        return Verdict(mark=Mark.UNKNOWN, word="no verdict", basis=_BASIS, lines=(line,))
-    points = [*_failures(outcomes), *_points(metrics, unsure, is_wedged=is_wedged)]
-    marks = {mark for mark, _ in points}
-    if Mark.BAD in marks:
-        mark, word = Mark.BAD, "not good"
-    elif Mark.GOOD in marks:
-        mark, word = Mark.GOOD, "good, as far as it shows" if Mark.UNKNOWN in marks else "good"
-    else:
-        mark, word = Mark.UNKNOWN, "no verdict"
-    return Verdict(mark=mark, word=word, basis=_BASIS, lines=_by_mark(points))
+    what: str
+    mark: Mark
+    text: str
+    brief: str | None = None
 
 
-_BASIS: Final = "the workload has no limits; held to what a good server shows under any load"
+def trust(run: Run) -> list[Trust]:
+    """What must hold for a figure to mean what its name says."""
+    client, window = _client(run.summary), _steady(run.summary)
+    return [client, _machine(run), window, _answers(run), *_floor(run), _known(run)]
 
 
-def _why_none(outcomes: Mapping[str, int], status: str, invalid: Sequence[str]) -> Iterator[str]:
-    if invalid:
-        yield "the figures of this run mean nothing; why stands above"
-    if status != "complete":
-        yield f"the run did not come to its end: {status.replace('_', ' ')}"
-    if not outcomes.get("abandoned"):
-        yield "nobody left early"
+def trust_of_arms(run: ArmsRun) -> list[Trust]:
+    """The client and the window in the worst round of each arm."""
+    return [*_of_arms(_client, run), *_of_arms(_steady, run)]
 
 
-def _by_mark(points: Sequence[Point]) -> tuple[tuple[str, str], ...]:
-    said = {mark: [text for one, text in points if one is mark] for mark in (Mark.BAD, *Mark)}
-    return tuple((str(mark), "; ".join(texts)) for mark, texts in said.items() if texts)
+def _of_arms(judge: Callable[[Summary], Trust], run: ArmsRun) -> Iterator[Trust]:
+    """In brief what holds for all arms is said once, else what is not good in which arm."""
+    worst: dict[str, tuple[Trust, str]] = {}
+    for arm in run.summary.arms:
+        if those := [(judge(one.summary), one.name) for one in run.rounds if one.arm == arm]:
+            worst[arm] = max(those, key=lambda pair: _GRAVITY.index(pair[0].mark))
+    are_alike = len({one.brief for one, _ in worst.values()}) == 1
+    for place, (arm, (one, name)) in enumerate(worst.items()):
+        brief = one.brief if are_alike else f"{arm}: {one.brief}"
+        is_brief = place == 0 if are_alike else one.mark is not Mark.GOOD
+        text = f"{one.text} (in {name})"
+        yield replace(one, what=f"{one.what}, {arm}", text=text, brief=brief if is_brief else None)
 
 
-def _failures(outcomes: Mapping[str, int]) -> Iterator[Point]:
-    if failed := outcomes.get("failed"):
-        yield Mark.BAD, f"{failed:,} of {sum(outcomes.values()):,} requests failed"
+def _client(summary: Summary) -> Trust:
+    sides = summary.load_processes
+    if not sides:
+        text = "not known whether it kept up: it was watched for under a second"
+        return Trust(what="client", mark=Mark.UNKNOWN, text=text, brief="client not watched")
+    busiest = quantity(max(side.cpu_share for side in sides), "ratio")
+    latest = quantity(max(side.lag_p95_s for side in sides), "s")
+    used = (
+        f"in its worst ten seconds {busiest} of a core, and 5 % of its ticks noticed over "
+        f"{latest} late"
+    )
+    if any(saturations(sides, summary.metrics)):
+        text = f"saturated: {used}"
+        return Trust(what="client", mark=Mark.BAD, text=text, brief="client saturated")
+    return Trust(what="client", mark=Mark.GOOD, text=f"not saturated: {used}", brief="client ok")
 
 
-def _points(metrics: Metrics, unsure: int, *, is_wedged: bool) -> Iterator[Point]:
-    if is_wedged:
-        yield Mark.BAD, "it calls itself healthy and answers nobody"
-    yield _ghosts(metrics.get("ghost_rate"), unsure)
-    yield _leaks(metrics)
-    yield _latency(metrics)
-    yield from _tokens_after(metrics.get("wasted_after_close_tokens"))
-    yield from _recovery(metrics)
-    yield from _canaries(metrics.get("canary_mismatch_rate"))
-
-
-def _ghosts(ghosts: Metric | None, unsure: int) -> Point:
-    if ghosts is None or ghosts.mean is None or not ghosts.n:
-        return Mark.UNKNOWN, "whether all were stopped"
-    count = ghost_count(ghosts)
-    if count:
-        least = "at least " if ghosts.bound == "lower" else ""
-        return Mark.BAD, f"{least}{count:,} of {ghosts.n:,} {who_left(ghosts)} went on"
-    if ghosts.bound == "lower":
-        return Mark.UNKNOWN, "whether all were stopped: who went on and ended is not seen"
-    return Mark.UNKNOWN if unsure else Mark.GOOD, stopped_words(ghosts, unsure)
-
-
-def _leaks(metrics: Metrics) -> Point:
-    known = known_leaks(metrics)
-    missing = {name: value for name, value in known.items() if value > 0}
-    if missing:
-        return Mark.BAD, f"missing afterwards: {amounts(missing)}"
-    if not known:
-        return Mark.UNKNOWN, "whether anything leaked"
-    return Mark.GOOD, f"no {' and no '.join(name.removesuffix('s') for name in known)} is missing"
-
-
-def _latency(metrics: Metrics) -> Point:
-    """In steps, so that a slow machine and a fast one are judged alike."""
-    steps, seconds = metrics.get("cancel_latency_steps"), metrics.get("cancel_latency_s")
-    if steps is None or not steps.n:
-        known = seconds is not None and seconds.n
-        return (
-            Mark.UNKNOWN,
-            f"cancel latency{' (how long a step is, is not known)' if known else ''}",
+def _machine(run: Run) -> Trust:
+    """The machine of the load, which is also the server's where the run started it. A client that
+    used little may still have waited long for its turn."""
+    cores = run.manifest.hardware.get("cores")
+    during = run.frames.cpu["t_ns"].between(run.clock.started_ns, run.clock.ended_ns)
+    samples = run.frames.cpu[during]
+    is_whole = samples["process"] == "machine"
+    if not cores or not is_whole.any():
+        text = "not known how busy it was: it was not sampled during the load"
+        return Trust(what="machine", mark=Mark.UNKNOWN, text=text)
+    busy = samples.loc[is_whole, "cores"]
+    own = samples.loc[~is_whole, "cores"].sum() / len(busy)
+    mean = f"{number(busy.mean())} of {quantity(cores, 'cores')}"
+    used = f"{mean} busy on average, {number(own)} of them by this run"
+    share = float((busy > FULL * cores).mean())
+    if share > MOST_FULL:
+        often = quantity(round(share, 2), "ratio")
+        brief = f"machine full {often} of the time"
+        text = (
+            f"over {quantity(FULL, 'ratio')} busy in {often} of the load, {used}: a process that "
+            "wanted a core then waited for it, and the times include that wait"
         )
-    shown = f"{figure_of(steps, 'p50')} in the median, {figure_of(steps, 'p99', unit='')} at p99"
-    values = [(getattr(steps, key), most) for key, most in MOST_STEPS]
-    is_good = all(value is not None and value <= most for value, most in values)
-    return Mark.GOOD if is_good else Mark.BAD, f"let go after {shown}"
+        return Trust(what="machine", mark=Mark.BAD, text=text, brief=brief)
+    return Trust(what="machine", mark=Mark.GOOD, text=used, brief="machine ok")
 
 
-def _tokens_after(after: Metric | None) -> Iterator[Point]:
-    if after is None or after.mean is None:
+def _steady(summary: Summary) -> Trust:
+    steady = summary.steady
+    is_steady = steady.get("is_steady")
+    text = f"{'steady ' if is_steady else ''}{steady_in_words(steady)}"
+    share = steady.get("warmup_share")
+    if is_steady and share is not None and share > MOST_WARM_UP:
+        much = quantity(share, "ratio")
+        text, brief = f"{much} of the load were warm-up: {text}", f"window {much} warm-up"
+        return Trust(what="window", mark=Mark.BAD, text=text, brief=brief)
+    mark, brief = {
+        True: (Mark.GOOD, "window steady"),
+        False: (Mark.BAD, "window not steady"),
+        None: (Mark.UNKNOWN, "window not judged"),
+    }[is_steady]
+    return Trust(what="window", mark=mark, text=text, brief=brief)
+
+
+def _answers(run: Run) -> Trust:
+    outcomes = run.summary.outcomes
+    wrong = {one: n for one in WRONG if (n := outcomes.get(one.value, 0))}
+    if not wrong:
+        return Trust(what="answers", mark=Mark.GOOD, text="no request went wrong")
+    said = ", ".join(f"{n:,} {one.value.replace('_', ' ')}" for one, n in wrong.items())
+    text = f"{said}, of {sum(outcomes.values()):,} requests"
+    brief = f"{sum(wrong.values()):,} went wrong"
+    return Trust(what="answers", mark=Mark.BAD, text=text, brief=brief)
+
+
+def _floor(run: Run) -> Iterator[Trust]:
+    lag = run.metrics.get("client_lag_s")
+    if lag is None or lag.p99 is None:
         return
-    is_good = after.mean <= MOST_TOKENS_AFTER
-    if is_good and after.bound == "lower":
-        return
-    mean = quantity(after.mean, "tokens")
-    yield Mark.GOOD if is_good else Mark.BAD, f"{mean} generated after each leaving"
+    flagged = len(run.summary.flags)
+    text = f"{figure_of(lag, 'p99')}: a shorter time that a client stamped is flagged ({flagged})"
+    yield Trust(what="floor", mark=Mark.BAD if flagged else Mark.GOOD, text=text)
 
 
-def _recovery(metrics: Metrics) -> Iterator[Point]:
-    """Nearer to an idle server's first token than to that of a queue from which nobody leaves?"""
-    names = ("slot_recovery_s", "probe_ttft_unloaded_s", "probe_ttft_control_s")
-    medians = [metrics[name].p50 for name in names if name in metrics]
-    if len(medians) < len(names):
-        return
-    recovery, unloaded, control = medians
-    if unloaded is None or control is None:
-        return
-    is_good = recovery is not None and recovery - unloaded < control - recovery
-    shown = figure_of(metrics["slot_recovery_s"], "p50")
-    yield Mark.GOOD if is_good else Mark.BAD, f"the slot worked for the next after {shown}"
-
-
-def _canaries(mismatch: Metric | None) -> Iterator[Point]:
-    if mismatch is None or mismatch.mean is None or not mismatch.n:
-        return
-    if mismatch.mean > 0:
-        yield Mark.BAD, f"{quantity(mismatch.mean, 'ratio')} of the others' answers changed"
-    else:
-        yield Mark.GOOD, "no bystander's answer changed"
+def _known(run: Run) -> Trust:
+    n = len(run.summary.not_measurable)
+    if not n:
+        return Trust(what="known", mark=Mark.GOOD, text="every figure could be measured")
+    figures = "figure" if n == 1 else "figures"
+    text = f"{n} {figures} could not be measured; each with its reason below"
+    return Trust(what="known", mark=Mark.UNKNOWN, text=text, brief=f"{n} not measurable")

@@ -350,19 +350,3 @@ def _sign(limits: Limits | None, even: float) -> int:
     if limits is None:
         return 0
     return (limits[0] > even) - (limits[1] < even)
-
-
-FEWEST_EARLIER: Final = 5
-MOST_EARLIER: Final = 30  # older ones are history
-
-
-def expected(earlier: Sequence[float]) -> Limits | None:
-    """Between which values the next one is to be expected; None of too few. The last are the
-    latest."""
-    values = np.array(earlier[-MOST_EARLIER:], dtype=float)
-    n = len(values)
-    if n < FEWEST_EARLIER:
-        return None
-    middle, spread = float(values.mean()), float(values.std(ddof=1))
-    half = t_quantile(0.975, n - 1) * spread * math.sqrt(1 + 1 / n)
-    return middle - half, middle + half

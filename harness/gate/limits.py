@@ -29,6 +29,17 @@ _TAKEN: Final = {BASELINE: "a run that was saved", RUN: "a run without arms"}
 KEYS: Final = ("mean", "p50", "p90", "p95", "p99", "max", "upper95", "lower95")
 KEYS_PER_ROUND: Final = ("mean", "p50", "p99")  # of these a summary keeps a value a round
 
+# A workload without limits of its own is held to these by a report: every abandoned request is
+# stopped, nothing is missing afterwards, and a cancel takes the step in progress and little more.
+DEFAULT_LIMITS: Final = (
+    "ghost_rate.mean == 0",
+    "leaked_slots.max == 0",
+    "leaked_blocks.max == 0",
+    "cancel_latency_steps.p50 <= 2",
+    "cancel_latency_steps.p99 <= 5",
+    "wasted_after_close_tokens.mean <= 2",
+)
+
 # Of one metric, each of these figures is never above the next.
 _ASCENDING: Final = (
     ("p50", "p90", "p95", "p99", "max"),

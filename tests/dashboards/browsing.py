@@ -39,9 +39,8 @@ def opened(
     scheme: Literal["light", "dark"] = "light",
     fragment: str = "",
 ) -> Iterator[tuple[Page, list[str]]]:
-    """The top of the page of this file, once somebody has scrolled through it and all its pictures
-    are drawn, and its noise: what it wrote to the console, errors, dialogs, and requests for
-    anything but itself."""
+    """The top of a file's page, once all its pictures have been scrolled to and drawn, and its
+    noise: what it wrote to the console, errors, dialogs, and requests for anything but itself."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     context.set_default_timeout(WAIT_MS)
     page, noise = context.new_page(), list[str]()

@@ -1,7 +1,8 @@
-"""A report read back with a parser."""
+"""A page read back with a parser: its elements, its figures, and all of it as text."""
 
 import base64
 import json
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from dashboards.__main__ import main
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
+LINES = {"h1", "h2", "h3", "p", "li", "dt", "dd", "tr", "figcaption"}  # each a line of the text
 
 
 class Page(HTMLParser):
@@ -39,8 +41,20 @@ class Page(HTMLParser):
     def texts(self, tag: str) -> list[str]:
         return [" ".join("".join(text).split()) for name, _, text in self.elements if name == tag]
 
+    @property
+    def body(self) -> str:
+        return " ".join(self.texts("main"))
+
+    def alts(self) -> dict[str, str]:
+        """The text of each picture for readers who cannot see it, by the picture's id."""
+        return {
+            str(of["id"]): str(of["aria-label"])
+            for _, of, _ in self.elements
+            if of.get("role") == "img"
+        }
+
     def scripts(self) -> list[str]:
-        """All that may run: plotly is text at first."""
+        """Everything that may run: Plotly is text at first."""
         return [
             "".join(text)
             for tag, attributes, text in self.elements
@@ -48,10 +62,11 @@ class Page(HTMLParser):
         ]
 
     def figures(self) -> dict[str, Any]:
+        """What Plotly is given, by the picture's id; columns as lists."""
         (text,) = (
             text for _, attributes, text in self.elements if attributes.get("id") == "figures"
         )
-        figures: dict[str, Any] = json.loads("".join(text))
+        figures: dict[str, Any] = json.loads("".join(text), object_hook=_decoded)
         return figures
 
     def policy(self) -> str:
@@ -63,19 +78,64 @@ class Page(HTMLParser):
         assert policy is not None
         return policy
 
+    def told(self) -> str:
+        """All that the page tells: its text a line an element, then its figures."""
+        lines = [
+            f"{tag} {' '.join(' '.join(part.split()) for part in text if part.strip())}"
+            for tag, _, text in self.elements
+            if tag in LINES
+        ]
+        for name, figure in self.figures().items():
+            lines += ["", f"{name}: {self.alts()[name]}", *_told(figure)]
+        return "\n".join(lines) + "\n"
 
-def page_of(*runs: Path) -> Page:
-    output = runs[0] / "report.html"
-    assert main(["report", *map(str, runs), "-o", str(output)]) == 0
+
+def _decoded(found: dict[str, Any]) -> Any:
+    """Plotly's typed arrays, in base64."""
+    if "bdata" not in found:
+        return found
+    return np.frombuffer(base64.b64decode(found["bdata"]), found["dtype"]).tolist()
+
+
+def _told(figure: dict[str, Any]) -> Iterator[str]:
+    for trace in figure["data"]:
+        shown = [f"{key} {_column(trace[key])}" for key in ("x", "y")]
+        shown += [f"{key} {trace[key]}" for key in ("mode", "name", "yaxis") if key in trace]
+        errors = [f"{key} {_column(trace[key]['array'])}" for key in trace if "error" in key]
+        marker = trace.get("marker", {})
+        looks = [str(trace.get("line", {}).get("dash", "")), str(marker.get("symbol", ""))]
+        looks.append(str(marker.get("pattern", {}).get("shape", "")))
+        yield f"  {trace['type']}: {'; '.join([*shown, *errors, *filter(None, looks)])}"
+    layout = figure["layout"]
+    for axis in ("xaxis", "yaxis"):
+        of = layout[axis]
+        keys = ("type", "range", "ticktext", "categoryarray", "autorange")
+        said = [f"{key} {_rounded(of[key])}" for key in keys if key in of]
+        yield f"  {axis} {of['title']['text']}: {'; '.join(said)}"
+    for note in layout.get("annotations", []):
+        yield f"  note {note['text']} at {_rounded([note['x'], note['y']])}"
+    for shape in layout.get("shapes", []):
+        ends = [shape[key] for key in ("x0", "x1", "y0", "y1")]
+        yield f"  {shape['type']} {_rounded(ends)}"
+
+
+def _column(values: list[Any]) -> str:
+    """Few values as they are; many by their number, ends and mean."""
+    if len(values) <= 6:
+        return str(_rounded(values))
+    numbers = [value for value in values if isinstance(value, int | float)]
+    mean = f", mean {sum(numbers) / len(numbers):.4g}" if numbers else ""
+    return f"{len(values)} from {_rounded(values[0])} to {_rounded(values[-1])}{mean}"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def page_by(command: str, *paths: Path, output: Path | None = None) -> Page:
+    """The page that a command of the dashboards writes."""
+    output = output or paths[0] / f"{command}.html"
+    assert main([command, *map(str, paths), "-o", str(output)]) == 0
     return Page(output.read_text(encoding="utf-8"))
-
-
-def body_of(page: Page) -> str:
-    return " ".join(page.texts("main"))
-
-
-def decoded(column: Any) -> list[float]:
-    """A column as plotly writes it: a list, or a typed array in base64."""
-    if isinstance(column, dict):
-        return [float(x) for x in np.frombuffer(base64.b64decode(column["bdata"]), column["dtype"])]
-    return list(column)

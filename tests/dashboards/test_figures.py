@@ -1,19 +1,38 @@
-"""Figures say what the frames say; checked on the data that plotly is given."""
+"""Figures say what the frames say: checked on the data that Plotly is given."""
 
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dashboards import figures, ladders, timelines
-from dashboards.downsample import min_max
-from dashboards.stages import cancel_stages
-from dashboards.timelines import Clock, Marks
-from dashboards.waste_section import phase_bars, point_bars, waste_bars
+from dashboards.figures import bars, curves, ladders, timeline
+from dashboards.figures.canvas import Figure
+from dashboards.figures.curves import rising_note, rising_steps
+from dashboards.figures.timeline import Marks, min_max
+from dashboards.sections.section import CLIENT_TIMES
+from dashboards.sections.waste import phase_bars, point_bars
+from dashboards.source import Clock
 from harness.records import Metric
 
 CLOCK = Clock(started_ns=1_000, ended_ns=10_000_001_000, settled_ns=12_000_001_000)
+
+
+def drawn(figure: Figure) -> go.Figure:
+    """Raises ValueError where Plotly does not know a property."""
+    return go.Figure(figure)
+
+
+def stages_of(metrics: dict[str, Metric]) -> go.Figure:
+    return drawn(bars.cancel_stages(metrics))
+
+
+def client_times(metrics: dict[str, Metric]) -> go.Figure:
+    rows = [(label, metrics[name]) for name, label in CLIENT_TIMES if name in metrics]
+    return drawn(ladders.ladders(rows))
 
 
 def cancels(seconds: list[float], censored: list[bool]) -> pd.DataFrame:
@@ -29,14 +48,14 @@ def cancels(seconds: list[float], censored: list[bool]) -> pd.DataFrame:
 
 
 def test_without_ghosts_the_curve_is_the_plain_distribution() -> None:
-    (curve,) = figures.cancel_latency(cancels([0.03, 0.01, 0.02, 0.04], [False] * 4)).data
+    (curve,) = drawn(curves.cancel_latency(cancels([0.03, 0.01, 0.02, 0.04], [False] * 4))).data
     assert curve.x == pytest.approx([0, 10, 20, 30, 40])
     assert curve.y == pytest.approx([0, 0.25, 0.5, 0.75, 1])
 
 
 def test_a_ghost_stays_in_the_count_and_is_drawn_where_watching_ended() -> None:
     frame = cancels([0.01, 2.0, 0.02, 0.03], [False, True, False, False])
-    curve, ghosts = figures.cancel_latency(frame).data
+    curve, ghosts = drawn(curves.cancel_latency(frame)).data
     assert max(curve.y) == pytest.approx(0.75)
     assert list(ghosts.x) == [2000]
     assert list(ghosts.y) == pytest.approx([0.75])
@@ -45,14 +64,14 @@ def test_a_ghost_stays_in_the_count_and_is_drawn_where_watching_ended() -> None:
 
 def test_a_ghost_watched_for_a_short_time_weighs_as_kaplan_and_meier_say() -> None:
     frame = cancels([0.01, 0.02, 0.03], [False, True, False])
-    curve, ghosts = figures.cancel_latency(frame).data
+    curve, ghosts = drawn(curves.cancel_latency(frame)).data
     assert curve.y == pytest.approx([0, 1 / 3, 1 / 3, 1])
     assert list(ghosts.y) == pytest.approx([1 / 3])
 
 
 def test_steps_are_counted_without_ghosts() -> None:
     frame = cancels([0.01, 2.0, 0.02], [False, True, False])
-    (bars,) = figures.cancel_steps(frame).data
+    (bars,) = drawn(curves.cancel_steps(frame)).data
     assert (list(bars.x), list(bars.y)) == ([1], [2])
 
 
@@ -64,7 +83,7 @@ def stage(p50: float | None, p99: float | None, bound: float | None = None) -> M
 
 
 def test_stages_are_stacked_in_milliseconds() -> None:
-    figure = cancel_stages({"detect_s": stage(0.002, 0.004), "wait_s": stage(0.001, 0.003)})
+    figure = stages_of({"detect_s": stage(0.002, 0.004), "wait_s": stage(0.001, 0.003)})
     detect, wait = figure.data
     assert (list(detect.x), list(detect.y)) == ([2, 4], ["median", "99th percentile"])
     assert list(wait.x) == [1, 3]
@@ -73,7 +92,7 @@ def test_stages_are_stacked_in_milliseconds() -> None:
 
 
 def test_a_stage_that_never_ended_is_open_and_ends_its_row() -> None:
-    figure = cancel_stages(
+    figure = stages_of(
         {
             "detect_s": stage(0.002, 0.004),
             "signal_s": stage(0.001, None, bound=1.99),
@@ -90,7 +109,7 @@ def test_a_stage_that_never_ended_is_open_and_ends_its_row() -> None:
 
 
 def test_an_open_stage_that_leaves_room_for_the_others_is_drawn_to_scale() -> None:
-    figure = cancel_stages({"detect_s": stage(0.02, 0.04), "wait_s": stage(0.02, None, bound=0.1)})
+    figure = stages_of({"detect_s": stage(0.02, 0.04), "wait_s": stage(0.02, None, bound=0.1)})
     _, wait = figure.data
     assert list(wait.x) == [20, 100]
     assert "cut off" not in figure.layout.annotations[0].text
@@ -98,7 +117,7 @@ def test_an_open_stage_that_leaves_room_for_the_others_is_drawn_to_scale() -> No
 
 def test_a_server_that_never_notices_gets_no_pretty_bar_and_a_legend() -> None:
     never = stage(None, None, bound=2.0)
-    figure = cancel_stages({"detect_s": never})
+    figure = stages_of({"detect_s": never})
     (bar,) = figure.data
     assert (list(bar.x), list(bar.marker.pattern.shape)) == ([2000, 2000], ["/", "/"])
     assert figure.layout.showlegend
@@ -110,12 +129,12 @@ def test_waste_keeps_its_points_in_order() -> None:
         {"planned_abandon": 0, "n": 3, "in_flight_mean": 0.5, "after_close_mean": 1.0},
         {"planned_abandon": 16, "n": 3, "in_flight_mean": 0.0, "after_close_mean": 2.0},
     ]
-    in_flight, after = waste_bars(point_bars(points), x_title="").data
+    in_flight, after = drawn(bars.waste_bars(point_bars(points), x_title="")).data
     assert list(after.x) == ["0", "16"]
     assert list(after.y) == [1.0, 2.0]
     assert list(in_flight.y) == [0.5, 0.0]
     assert list(after.text) == ["1.5", "2"]
-    _, after = waste_bars(point_bars(points, unfinished={16}), x_title="").data
+    _, after = drawn(bars.waste_bars(point_bars(points, unfinished={16}), x_title="")).data
     assert list(after.text) == ["1.5", "≥ 2"]
 
 
@@ -124,10 +143,10 @@ def test_many_abandon_points_are_put_together_into_bars_of_as_many_requests() ->
         {"planned_abandon": k, "n": 1, "in_flight_mean": 0.0, "after_close_mean": float(k)}
         for k in range(1, 41)
     ]
-    bars = point_bars(points, most=4)
-    assert [bar.label for bar in bars] == ["1 to 10", "11 to 20", "21 to 30", "31 to 40"]
-    assert [bar.n for bar in bars] == [10] * 4
-    assert bars[0].after_close == pytest.approx(5.5)
+    found = point_bars(points, most=4)
+    assert [bar.label for bar in found] == ["1 to 10", "11 to 20", "21 to 30", "31 to 40"]
+    assert [bar.n for bar in found] == [10] * 4
+    assert found[0].parts == pytest.approx((0.0, 5.5))
 
 
 def test_waste_has_a_bar_for_each_phase_that_anybody_left_in() -> None:
@@ -143,24 +162,37 @@ def test_waste_has_a_bar_for_each_phase_that_anybody_left_in() -> None:
     waiting, decode = phase_bars(frame)
     assert (waiting.text, decode.text) == ("0", "≥ 2")  # one was still held in the end
     assert (waiting.label, waiting.n) == ("in the queue (1)", 1)
-    assert (decode.n, decode.in_flight, decode.after_close) == (2, 0.5, 1.5)
+    assert (decode.n, decode.parts, decode.total) == (2, (0.5, 1.5), 2.0)
 
 
 def test_each_arm_is_a_row_and_a_probe_that_gave_up_is_a_cross() -> None:
     waited = pd.DataFrame(
         {
-            "arm": ["unloaded", "abandon", "abandon", "control", "control"],
-            "recovery_s": [0.005, 0.02, 0.03, 0.05, 9.0],
-            "censored": [False, False, False, False, True],
+            "arm": ["unloaded", *["abandon"] * 5, "control", "control"],
+            "recovery_s": [0.005, 0.02, 0.03, 0.022, 0.024, 0.2, 0.05, 9.0],
+            "censored": [*[False] * 7, True],
         }
     )
-    *boxes, gave_up = figures.slot_recovery(waited).data
-    assert {box.name: list(box.x) for box in boxes} == {
+    figure = drawn(curves.slot_recovery(waited))
+    *dots, gave_up = figure.data
+    assert {one.name: list(one.x) for one in dots} == {
         "unloaded": [5],
-        "abandon": [20, 30],
+        "abandon": pytest.approx([20, 30, 22, 24, 200]),
         "control": [50],
     }
-    assert (list(gave_up.x), list(gave_up.y)) == ([9000], ["control"])
+    rows = dict(zip(figure.layout.yaxis.ticktext, figure.layout.yaxis.tickvals, strict=True))
+    for one in dots:
+        assert all(abs(y - rows[one.name]) < 0.3 for y in one.y)
+    assert (list(gave_up.x), list(gave_up.y)) == ([9000], [rows["control"]])
+    box, median, low, high = (
+        (one.x0, one.x1)
+        for one in figure.layout.shapes
+        if round((one.y0 + one.y1) / 2) == rows["abandon"]
+    )
+    assert box == pytest.approx((22, 30))
+    assert median == pytest.approx((24, 24))
+    assert low == pytest.approx((20, 22))
+    assert high == pytest.approx((30, 30))  # 200 ms lie beyond one and a half times the box
 
 
 def test_a_log_axis_has_whole_decades_with_their_units() -> None:
@@ -168,23 +200,25 @@ def test_a_log_axis_has_whole_decades_with_their_units() -> None:
         "itl_s": stage(0.0203, 0.0228),
         "e2e_s": stage(0.4, 1.7),
     }
-    axis = ladders.client_times(times).layout.xaxis
+    axis = client_times(times).layout.xaxis
     assert list(axis.ticktext) == ["10 ms", "100 ms", "1 s", "10 s"]
     assert list(axis.tickvals) == [10, 100, 1000, 10000]
     assert axis.range[0] < 1 < 4 < axis.range[1]
-    narrow = ladders.client_times({"itl_s": stage(0.01, 0.01)}).layout.xaxis
+    narrow = client_times({"itl_s": stage(0.01, 0.01)}).layout.xaxis
     assert list(narrow.ticktext) == ["10 ms", "100 ms"]
-    wide = ladders.client_times({"itl_s": stage(1e-5, 90)}).layout.xaxis
+    wide = client_times({"itl_s": stage(1e-5, 90)}).layout.xaxis
     assert len(wide.ticktext) <= ladders.MOST_TICKS
 
 
 def test_a_latency_with_late_ghosts_is_on_such_an_axis_too() -> None:
-    axis = figures.cancel_latency(cancels([0.005, 0.01, 2.0], [False, False, True])).layout.xaxis
+    axis = drawn(
+        curves.cancel_latency(cancels([0.005, 0.01, 2.0], [False, False, True]))
+    ).layout.xaxis
     assert list(axis.ticktext) == ["1 ms", "10 ms", "100 ms", "1 s", "10 s"]
 
 
 def test_a_wait_that_brought_no_token_is_an_arrow_and_not_left_out() -> None:
-    *_, arrow = ladders.client_times({"ttft_s": stage(None, None, bound=7.7)}).data
+    *_, arrow = client_times({"ttft_s": stage(None, None, bound=7.7)}).data
     assert (list(arrow.x), list(arrow.y)) == ([7700], ["first token (TTFT)"])
     assert arrow.name == "longer than"
 
@@ -192,34 +226,96 @@ def test_a_wait_that_brought_no_token_is_an_arrow_and_not_left_out() -> None:
 def test_phases_with_enough_requests_have_their_own_curve() -> None:
     frame = cancels([0.01] * 6 + [0.03] * 5 + [0.05], [False] * 12)
     frame["phase"] = ["waiting"] * 6 + ["decode"] * 5 + ["prefill"]
-    names = [curve.name for curve in figures.cancel_latency(frame).data]
+    names = [curve.name for curve in drawn(curves.cancel_latency(frame)).data]
     assert names == ["all", "left while waiting", "left in decode"]
 
 
 def test_many_abandons_share_marks_but_none_is_lost_to_the_eye() -> None:
     stamps = np.linspace(0, 10, 5_000)
-    marks = timelines.thin_marks(stamps, length_s=10)
-    assert timelines.MARKS <= len(marks) <= timelines.MARKS + 1
-    assert np.diff(marks).max() <= 2 * 10 / timelines.MARKS
-    assert timelines.thin_marks(stamps[:5], length_s=10).tolist() == stamps[:5].tolist()
+    marks = timeline.thin_marks(stamps, length_s=10)
+    assert timeline.MARKS <= len(marks) <= timeline.MARKS + 1
+    assert np.diff(marks).max() <= 2 * 10 / timeline.MARKS
+    assert timeline.thin_marks(stamps[:5], length_s=10).tolist() == stamps[:5].tolist()
 
 
 @pytest.mark.parametrize(("number", "note"), [(40, None), (5_000, "share one")])
 def test_a_caption_says_where_marks_are_shared(number: int, note: str | None) -> None:
     series = min_max(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
-    marks = timelines.Marks(abandons=np.linspace(0, 10, number), preemptions=np.empty(0))
-    clock = timelines.Clock(started_ns=0, ended_ns=10**10, settled_ns=10**10)
-    said = timelines.batch_slots(series, None, marks, clock).note
+    marks = Marks(abandons=np.linspace(0, 10, number), preemptions=np.empty(0))
+    said = timeline.notes([series], marks)
     assert said is None if note is None else note in str(said)
 
 
 def test_the_time_axis_spans_the_run_and_the_settling() -> None:
     series = min_max(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
     marks = Marks(abandons=np.array([0.5]), preemptions=np.array([0.7]))
-    slots = timelines.batch_slots(series, None, marks, CLOCK)
-    assert [one.name for one in slots.figure.data[1:]] == ["a user left", "preempted"]
-    lag = timelines.lines({"<b>load</b>": series}, CLOCK, y_title="ms")
-    for timeline in (slots, lag):
-        assert list(timeline.figure.layout.xaxis.range) == [0, 12]
-        assert timeline.figure.layout.shapes[0].x0 == 10
-    assert lag.figure.data[0].name == "&lt;b&gt;load&lt;/b&gt;"
+    slots = drawn(timeline.batch_slots(series, None, marks, CLOCK))
+    assert [one.name for one in slots.data[1:]] == ["a user left", "preempted"]
+    lag = drawn(timeline.lines({"<b>load</b>": series}, CLOCK, y_title="ms"))
+    for figure in (slots, lag):
+        assert list(figure.layout.xaxis.range) == [0, 12]
+        assert figure.layout.shapes[0].x0 == 10
+    assert lag.data[0].name == "&lt;b&gt;load&lt;/b&gt;"
+
+
+def test_a_short_series_is_drawn_whole() -> None:
+    x = np.arange(10.0)
+    series = min_max(x, x**2, intervals=5)
+    assert series.y.tolist() == (x**2).tolist()
+    assert series.note is None
+
+
+def test_one_spike_in_a_long_series_survives() -> None:
+    y = np.zeros(100_000)
+    y[54_321] = 9.0
+    series = min_max(np.arange(100_000.0), y, intervals=100)
+    assert len(series.x) <= 200
+    assert series.x[series.y == 9.0].tolist() == [54_321.0]
+    assert series.note == (
+        "100,000 samples, drawn as the lowest and highest of each of 100 intervals"
+    )
+
+
+def test_the_levels_are_of_all_samples_and_the_mean_is_by_time() -> None:
+    y = np.arange(100_000.0)
+    levels = min_max(y, y, intervals=100).levels
+    assert levels == (99_999.0, 49_999.0, 99_999.0)
+    held = min_max(np.array([0.0, 1.0, 10.0]), np.array([8.0, 2.0, 0.0])).levels
+    assert held == (8.0, 2.6, 0.0)
+    assert min_max(np.array([1.0]), np.array([np.nan])).levels is None
+
+
+def test_gaps_are_left_out() -> None:
+    series = min_max(np.arange(4.0), np.array([1.0, np.nan, 3.0, np.inf]))
+    assert series.x.tolist() == [0.0, 2.0]
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.integers(1, 20))
+def test_extremes_are_kept_and_order_too(values: list[float], intervals: int) -> None:
+    x, y = np.arange(float(len(values))), np.array(values)
+    series = min_max(x, y, intervals=intervals)
+    assert series.y.min() == y.min()
+    assert series.y.max() == y.max()
+    assert (np.diff(series.x) > 0).all()
+    assert series.samples == len(values)
+    assert set(zip(series.x, series.y, strict=True)) <= set(zip(x, y, strict=True))
+
+
+def test_a_short_curve_is_drawn_whole() -> None:
+    assert rising_steps(np.linspace(0, 1, 12), steps=10).tolist() == list(range(12))
+    assert rising_note(12, steps=12) is None
+
+
+@settings(deadline=None)  # what a busy machine takes for it says nothing
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=400))
+def test_a_long_curve_is_drawn_nowhere_above_itself(rises: list[int]) -> None:
+    y = np.cumsum(rises).astype(float)
+    kept = rising_steps(y, steps=10)
+    assert len(kept) <= 13
+    assert (kept[0], kept[-1]) == (0, len(y) - 1)
+    shown = y[kept[np.searchsorted(kept, np.arange(len(y)), side="right") - 1]]
+    assert (shown <= y).all()
+    assert (y - shown <= (y[-1] - y[0]) / 10).all()
+    assert rising_note(5_000, steps=10) == (
+        "5,000 requests, drawn in 10 steps: nowhere above the true curve."
+    )

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from dashboards.headline import cards, without_praise
-from dashboards.sentence import sentence
+from dashboards.headline import cards, sentence, without_praise
 from harness.analysis.figure import Sample, describe
 from harness.analysis.ghosts import Ghosts, ghost_rate
 from harness.records import Metric
@@ -60,17 +59,17 @@ def test_ghosts_and_leaks_are_said() -> None:
     assert [card.is_clean for card in cards(metrics, {})] == [None, False, False]
 
 
-def test_of_whom_it_is_not_known_is_said() -> None:
+def test_requests_that_may_be_ghosts_or_not_are_counted() -> None:
     none = {"ghost_rate": rate(0.0, n=93)}
     assert sentence(LEFT, none, unsure=2) == (
-        "93 of 95 abandoned requests were stopped, of 2 it is not known."
+        "93 of 95 abandoned requests were stopped, 2 are not known."
     )
     (card,) = cards(none, {}, unsure=2)
     assert (card.value, card.is_clean) == ("0", None)
-    assert "of 2 more it is not known" in card.details
+    assert "2 more are not known" in card.details
     some = {"ghost_rate": rate(0.03, n=100)}
     assert sentence(LEFT, some, unsure=2) == (
-        "3 of 100 abandoned requests went on as if nobody had left; of 2 more it is not known."
+        "3 of 100 abandoned requests went on as if nobody had left; 2 more are not known."
     )
     assert [card.is_clean for card in cards(some, {}, unsure=2)] == [False]
 
@@ -89,7 +88,7 @@ def test_what_ghosts_hold_is_not_said_to_be_lost() -> None:
     )
     (card,) = cards(metrics, {}, in_use)
     assert card.value == "8 slots, 181 blocks"
-    assert "of these, 8 slots and 181 blocks held by requests that still run (ghosts)" in (
+    assert "8 slots and 181 blocks of these held by requests that still run (ghosts)" in (
         card.details
     )
     assert sentence(LEFT, metrics, {"slots": 8.0, "blocks": 100.0}, ["blocks"]).endswith(
@@ -123,13 +122,13 @@ def test_a_mean_that_is_only_known_to_be_small_is_said_to_be() -> None:
 
 
 def test_a_limit_that_is_not_known_accuses_nobody() -> None:
-    """Those who stood alone were seen for too short a time."""
+    """Requests that were watched for too short a time."""
     sample = Sample(values=np.full(6, 0.02), censored=np.full(6, fill_value=True))
     unknown = describe(sample, unit="s", method="gauge", bound="upper")
     assert "not stopped" not in sentence(LEFT, {"cancel_latency_s": unknown})
 
 
-def test_that_nobody_is_there_any_more_does_not_say_that_all_were_stopped() -> None:
+def test_a_gauge_of_0_does_not_say_that_all_were_stopped() -> None:
     ghosts = ghost_rate([Ghosts(n=51, low=0, high=None)], "gauge")
     assert sentence(LEFT, {"ghost_rate": ghosts}) == (
         "None of the 51 requests left was still there after the settle time."
@@ -158,20 +157,20 @@ def test_an_upper_limit_of_each_latency_is_said_to_be_one() -> None:
     ("mean", "interval", "is_said"),
     [(378.0, None, True), (378.0, (-40.0, 800.0), False), (0.0, None, False), (-3.0, None, False)],
 )
-def test_prompts_that_were_computed_for_nobody_are_told(
+def test_prompts_that_were_computed_in_vain_are_told(
     mean: float, interval: tuple[float, float] | None, is_said: bool
 ) -> None:
     wasted = Metric(unit="tokens", n=68, mean=mean, mean_ci95=interval, method="counter")
     said = sentence(LEFT, {"wasted_prompt_tokens": wasted})
-    assert ("before a first token it computed 378 tokens" in said) is is_said
+    assert ("It computed 378 tokens of each prompt that was left before" in said) is is_said
 
 
-def test_waste_by_a_counter_is_of_all_who_left() -> None:
+def test_waste_by_a_counter_is_of_all_requests_left() -> None:
     others = {"cut_off": 12}
     wasted = Metric(unit="tokens", n=62, mean=3.0, method="counter", others=others)
     assert "3 tokens per request left for nobody" in sentence(LEFT, {"wasted_tokens": wasted})
     (card,) = cards({"wasted_tokens": wasted}, {})
-    assert card.details[0] == "mean per request left, of 62, of whom the run cut off 12"
+    assert card.details[0] == "mean per request left, of 62; the run cut off 12 of these"
 
 
 def test_only_what_is_known_is_asked_to_be_nothing() -> None:

@@ -13,13 +13,14 @@ from playwright.sync_api import Browser
 
 from dashboards.__main__ import main
 from tests.dashboards.browsing import CHROMIUM, chromium, opened
-from tests.dashboards.test_arms import make_arms
+from tests.made_up.arms import save_arms
+from tests.made_up.changed import change, change_workload
 from tests.made_up.gated import GOOD, save_night
 
 MakeRun = Callable[..., Path]
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
 ]
 
@@ -137,9 +138,7 @@ def test_every_text_of_a_run_stays_text(browser: Browser, make_run: MakeRun) -> 
         audit={"client": {"sent": 40.0}, "counters": [entry]},
         token_counting="some way",
     )
-    manifest = json.loads((run / "manifest.json").read_text())
-    manifest["workload"]["gate"] = {"limits": [EVIL]}
-    (run / "manifest.json").write_text(json.dumps(manifest))
+    change_workload(run, gate={"limits": [EVIL]})
     report = run / "report.html"
     assert main(["report", str(run), "-o", str(report)]) == 0
     text = unharmed(browser, report)
@@ -148,7 +147,7 @@ def test_every_text_of_a_run_stays_text(browser: Browser, make_run: MakeRun) -> 
 
 
 def test_names_of_arms_stay_text(browser: Browser, tmp_path: Path) -> None:
-    run = make_arms(tmp_path, kind="abandon")
+    run = save_arms(tmp_path, kind="abandon")
     poison(run)
     report = tmp_path / "report.html"
     assert main(["report", str(run), "-o", str(report)]) == 0
@@ -159,7 +158,7 @@ def test_a_comparison_keeps_names_text(browser: Browser, make_run: MakeRun) -> N
     before, after = make_run(name="before"), make_run(name="after", ghosts=3)
     for run in (before, after):
         poison(run, validity=[{"level": "warning", "text": "said"}], token_counting="some way")
-    change_manifest(after, hardware={"cpu": EVIL}, versions={EVIL: EVIL}, seed=8)
+    change(after, "manifest.json", hardware={"cpu": EVIL}, versions={EVIL: EVIL}, seed=8)
     evil = after.rename(after.parent / EVIL_NAME)
     page = before / "comparison.html"
     assert main(["compare", str(before), str(evil), str(evil), "-o", str(page)]) == 0
@@ -173,7 +172,7 @@ def test_a_trend_keeps_names_text(browser: Browser, tmp_path: Path) -> None:
     for day, run in enumerate(nights):
         poison(run, validity=[{"level": "invalid", "text": "said"}] if day == 1 else [])
     run = nights[-1]
-    change_manifest(run, versions={EVIL: EVIL}, hardware={EVIL: EVIL})
+    change(run, "manifest.json", versions={EVIL: EVIL}, hardware={EVIL: EVIL})
     run.rename(run.parent / EVIL_NAME)
     (tmp_path / "nights" / f"{EVIL_NAME}, no run").mkdir()
     page = tmp_path / "trend.html"
@@ -181,8 +180,3 @@ def test_a_trend_keeps_names_text(browser: Browser, tmp_path: Path) -> None:
     text = unharmed(browser, page)
     for word in (EVIL_NAME, "said", "7*7", "no run"):
         assert word in text
-
-
-def change_manifest(run: Path, **changes: Any) -> None:
-    manifest = json.loads((run / "manifest.json").read_text())
-    (run / "manifest.json").write_text(json.dumps(manifest | changes))

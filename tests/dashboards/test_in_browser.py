@@ -1,4 +1,4 @@
-"""The report as a real browser shows it: all is drawn and fits, and anybody can use it."""
+"""Pages as a real browser shows them: everything is drawn and fits, and anybody can use it."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -11,15 +11,18 @@ from playwright.sync_api import Browser, Page, expect
 
 from dashboards.__main__ import main
 from tests.dashboards.browsing import CHROMIUM, chromium, opened, violations
-from tests.dashboards.test_report_honesty import without_an_end
+from tests.made_up.changed import without_an_end
+from tests.made_up.gated import GOOD, save_night, save_nights
+from tests.made_up.run import save_judged
 
 MakeRun = Callable[..., Path]
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
 ]
 
+LONG = "a-name-of-a-run-that-cannot-be-broken-anywhere" * 2
 STICKS_OUT = """() => [...document.querySelectorAll("main *")].filter((one) =>
     !one.closest(".scroll") && !one.parentElement.closest("svg") &&
     one.getBoundingClientRect().right > innerWidth).map((one) => one.outerHTML.slice(0, 80))"""
@@ -53,6 +56,38 @@ def test_everything_is_drawn_and_fits_and_axe_finds_nothing_serious(
         assert page.locator(".plot").count() == 10
         page.locator("tbody a").first.click()
         expect(page.locator(".one ol")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.evaluate(STICKS_OUT) == []
+        assert noise == []
+        assert violations(Axe().run(page).response) == []
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A comparison of two runs, and a trend of four."""
+    folder = tmp_path_factory.mktemp("pages")
+    runs = [save_judged(folder / "before"), save_judged(folder / LONG, step_ms=20)]
+    save_nights(folder / "runs", [0.020, 0.021, 0.022])
+    save_night(folder / "runs", 3, 0.030, others=GOOD, versions={"a" * 80: "b" * 80})
+    (folder / "runs" / LONG).mkdir()
+    compare = ["compare", *map(str, runs), "-o", str(folder / "comparison.html")]
+    trend = ["trend", str(folder / "runs"), "-o", str(folder / "trend.html")]
+    assert (main(compare), main(trend)) == (0, 0)
+    return {name: folder / f"{name}.html" for name in ("comparison", "trend")}
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
+@pytest.mark.parametrize(("name", "pictures"), [("comparison", 7), ("trend", 6)])
+def test_pages_of_many_runs_are_drawn_and_fit(
+    browser: Browser,
+    pages: dict[str, Path],
+    name: str,
+    pictures: int,
+    width: int,
+    scheme: Literal["light", "dark"],
+) -> None:
+    with opened(browser, pages[name], width=width, scheme=scheme) as (page, noise):
+        assert page.locator(".plot").count() == pictures
         assert page.evaluate("document.documentElement.scrollWidth") == width
         assert page.evaluate(STICKS_OUT) == []
         assert noise == []
@@ -164,19 +199,6 @@ def test_the_timeline_of_a_request_without_an_end_is_open(
         assert page.locator(".one .open").count() == 0
 
 
-def test_what_was_run_and_how_far_to_trust_it_begin_on_the_first_screen(
-    browser: Browser, make_run: MakeRun
-) -> None:
-    warnings = [{"level": "warning", "text": "a long story " * 12} for _ in range(4)]
-    with opened(browser, report_of(make_run(validity=warnings))) as (page, _):
-        for name in ("What was run on what", "How far to trust this"):
-            box = page.get_by_role("heading", name=name).bounding_box()
-            assert box is not None
-            assert box["y"] + box["height"] < 900
-        page.get_by_role("link", name="4 warnings").click()
-        expect(page.locator("#run0-trust .warning")).to_have_count(4)
-
-
 def test_how_far_to_trust_the_run_is_said_on_the_first_screen(
     browser: Browser, make_run: MakeRun
 ) -> None:
@@ -200,6 +222,7 @@ def test_how_far_to_trust_the_run_is_said_on_the_first_screen(
             assert box["y"] + box["height"] < height
         line.click()
         expect(page).to_have_url(re.compile("#run0-trust$"))
+        expect(page.locator("#run0-trust .warning")).to_have_count(1)
 
 
 NOTES_PAPER = """() => addEventListener("afterprint", () => {

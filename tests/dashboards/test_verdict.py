@@ -1,148 +1,169 @@
-"""The verdict: good and not good are told apart, and what is not known is not judged."""
+"""The verdict is the gate's; how far to trust a run is said beside it."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
-from dashboards.verdict import Mark, of_limits, without_limits
-from harness.gate.judge import Check, Judgement
-from harness.gate.judge import Verdict as GateVerdict
-from harness.records import Metric
+from dashboards.source import ArmsRun, Run, read_run
+from dashboards.verdict import Mark, Trust, Verdict, trust, verdict_of
+from tests.made_up.arms import save_arms
+from tests.made_up.changed import change, change_metric, change_rows, change_workload
 
-LEFT = {"abandoned": 100}
-
-
-def metric(unit: str, **figures: Any) -> Metric:
-    return Metric(unit=unit, n=100, method=figures.pop("method", "exact"), **figures)
-
-
-GOOD = {
-    "ghost_rate": metric("ratio", mean=0.0),
-    "leaked_slots": metric("slots", mean=0.0),
-    "cancel_latency_s": metric("s", p50=0.01, p99=0.02),
-    "cancel_latency_steps": metric("steps", p50=1.0, p99=2.0),
-    "wasted_after_close_tokens": metric("tokens", mean=1.0),
+MakeRun = Callable[..., Path]
+INTERVALS: dict[str, dict[str, Any]] = {
+    "cancel_latency_steps": {"p50_ci95": (1, 1), "p99_ci95": (1, 2)},
+    "wasted_after_close_tokens": {"mean_ci95": (1.0, 1.1)},
 }
 
 
-def test_a_server_that_stops_all_and_loses_nothing_is_good() -> None:
-    verdict = without_limits(LEFT, GOOD)
-    assert (verdict.mark, verdict.word) == (Mark.GOOD, "good")
-    ((mark, text),) = verdict.lines
-    assert mark == "good"
-    assert text == (
-        "all 100 abandoned requests were stopped; no slot is missing; let go after 1 step in the "
-        "median, 2 at p99; 1 token generated after each leaving"
-    )
+def verdict(run: Path) -> Verdict:
+    found = verdict_of(read_run(run))
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def sound(make_run: MakeRun) -> Path:
+    """A run whose every figure is surely within the gate's default limits."""
+    run = make_run()
+    for name, intervals in INTERVALS.items():
+        change_metric(run, name, **intervals)
+    return run
+
+
+def test_without_limits_the_gates_defaults_judge(sound: Path) -> None:
+    found = verdict(sound)
+    assert (found.mark, found.word) == (Mark.GOOD, "pass")
+    assert found.basis.startswith("by the gate's defaults")
+    assert found.lines == (("pass", "7 of 7 checks"),)
+    assert len(found.checks) == 7
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("metric", "changed"),
     [
-        ({"ghost_rate": metric("ratio", mean=0.03)}, "3 of 100 abandoned requests went on"),
-        ({"leaked_slots": metric("slots", mean=1.0)}, "missing afterwards: 1 slot"),
-        ({"cancel_latency_steps": metric("steps", p50=3.0, p99=4.0)}, "let go after 3 steps"),
-        (
-            {"cancel_latency_steps": metric("steps", p50=1.0, lower_bounds={"p99": 90.0})},
-            "> 90 at p99",
-        ),
-        ({"wasted_after_close_tokens": metric("tokens", mean=40.0)}, "40 tokens generated"),
-        ({"canary_mismatch_rate": metric("ratio", mean=0.5)}, "50 % of the others' answers"),
-        (
-            {
-                "slot_recovery_s": metric("s", p50=0.9),
-                "probe_ttft_unloaded_s": metric("s", p50=0.01),
-                "probe_ttft_control_s": metric("s", p50=1.0),
-            },
-            "the slot worked for the next after 900 ms",
-        ),
+        ("ghost_rate", {"mean": 0.1}),
+        ("leaked_slots", {"mean": 1.0}),
+        ("leaked_blocks", {"mean": 4.0}),
+        ("cancel_latency_steps", {"p50": 3, "p50_ci95": (3, 3), "p99": 4, "p99_ci95": (4, 5)}),
+        ("cancel_latency_steps", {"p99": 9.0, "p99_ci95": (8, 12)}),
+        ("wasted_after_close_tokens", {"mean": 40.0, "mean_ci95": (39, 41)}),
     ],
 )
-def test_one_thing_that_is_wrong_is_enough(changed: dict[str, Metric], said: str) -> None:
-    verdict = without_limits(LEFT, GOOD | changed)
-    assert verdict.mark is Mark.BAD
-    mark, text = verdict.lines[0]
-    assert mark == "not good"
-    assert said in text
-    assert verdict.lines[1][0] == "good"
-
-
-def test_what_is_not_known_keeps_good_from_being_said_without_a_word() -> None:
-    verdict = without_limits(LEFT, {"ghost_rate": GOOD["ghost_rate"]})
-    assert (verdict.mark, verdict.word) == (Mark.GOOD, "good, as far as it shows")
-    assert [mark for mark, _ in verdict.lines] == ["good", "not judged"]
-
-
-def test_a_wedged_server_is_not_good() -> None:
-    assert without_limits(LEFT, GOOD, is_wedged=True).mark is Mark.BAD
-
-
-def test_what_a_server_hides_is_not_judged() -> None:
-    seen = {
-        "ghost_rate": metric("ratio", mean=0.0, bound="lower", method="gauge"),
-        "cancel_latency_s": metric("s", mean=0.02, method="gauge"),
-    }
-    verdict = without_limits(LEFT, seen)
-    assert (verdict.mark, verdict.word) == (Mark.UNKNOWN, "no verdict")
-    ((mark, text),) = verdict.lines
-    assert mark == "not judged"
-    assert "who went on and ended is not seen" in text
-    assert "how long a step is, is not known" in text
-
-
-def test_a_run_that_broke_off_is_not_judged() -> None:
-    verdict = without_limits(LEFT, GOOD, status="target_failed")
-    assert (verdict.mark, verdict.word) == (Mark.UNKNOWN, "no verdict")
-    assert verdict.lines == (("not judged", "the run did not come to its end: target failed"),)
-
-
-def test_that_a_request_failed_is_not_good() -> None:
-    verdict = without_limits({**LEFT, "completed": 11, "failed": 12}, GOOD)
-    assert verdict.word == "not good"
-    assert verdict.lines[0] == ("not good", "12 of 123 requests failed")
-
-
-def test_who_was_not_watched_long_enough_was_not_seen_stopped() -> None:
-    verdict = without_limits(LEFT, GOOD, unsure=2)
-    assert verdict.word == "good, as far as it shows"
-    said = "100 of 102 abandoned requests were stopped, of 2 it is not known"
-    assert ("not judged", said) in verdict.lines
+def test_one_broken_limit_fails_the_run(sound: Path, metric: str, changed: dict[str, Any]) -> None:
+    change_metric(sound, metric, **changed)
+    found = verdict(sound)
+    assert (found.mark, found.word) == (Mark.BAD, "fail")
+    mark, text = found.lines[0]
+    assert mark == "fail"
+    assert text.startswith(metric)
+    assert found.lines[-1][0] == "pass"
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "invalid", "why"),
+    ("changes", "why"),
     [
-        ({"completed": 9}, [], "nobody left early"),
-        (LEFT, ["the load could not keep up"], "the figures of this run mean nothing"),
+        ({"status": "interrupted"}, "interrupted"),
+        ({"validity": [{"level": "invalid", "text": "a slow client"}]}, "a slow client"),
+        ({"metrics": {}}, "not measurable"),
     ],
 )
-def test_a_run_that_shows_nothing_is_not_called_good(
-    outcomes: dict[str, int], invalid: list[str], why: str
+def test_a_run_that_proves_nothing_is_no_pass(
+    sound: Path, changes: dict[str, Any], why: str
 ) -> None:
-    verdict = without_limits(outcomes, GOOD, invalid=invalid)
-    assert verdict.mark is Mark.UNKNOWN
-    assert why in verdict.lines[0][1]
+    change(sound, "summary.json", **changes)
+    found = verdict(sound)
+    assert (found.mark, found.word) == (Mark.UNKNOWN, "cannot decide")
+    assert any(why in reason for *_, reason in found.checks)
 
 
-def check(verdict: GateVerdict, name: str) -> Check:
-    return Check(name=name, verdict=verdict, measured="0.2", reason="because")
+def test_too_few_abandons_are_no_pass(sound: Path) -> None:
+    change_workload(sound, gate={})
+    assert verdict(sound).word == "cannot decide"
+    assert "only 30 requests were abandoned" in verdict(sound).lines[0][1]
 
 
-def test_with_limits_the_word_is_the_gates() -> None:
-    judgement = Judgement(
-        run="r",
-        workload="w",
-        verdict=GateVerdict.FAIL,
-        checks=[
-            check(GateVerdict.PASS, "a < 1"),
-            check(GateVerdict.CANNOT_DECIDE, "b < 1"),
-            check(GateVerdict.FAIL, "c < 1"),
-        ],
-    )
-    verdict = of_limits(judgement)
-    assert (verdict.mark, verdict.word) == (Mark.BAD, "fail")
-    assert verdict.lines == (
-        ("fail", "c < 1: 0.2, because"),
-        ("cannot decide", "b < 1: 0.2, because"),
-        ("pass", "1 of 3 checks"),
-    )
+def test_a_wedged_server_fails(sound: Path) -> None:
+    change(sound, "summary.json", wedged=True)
+    assert verdict(sound).word == "fail"
+
+
+def test_a_workloads_own_limits_take_the_place_of_the_defaults(make_run: MakeRun) -> None:
+    run = make_run(ghosts=3)
+    limits = ["ghost_rate.mean == 0", "leaked_slots.max == 0", "run / baseline: ttft_s.p50 <= 2"]
+    change_workload(run, gate={"limits": limits, "min_abandons": 0})
+    found = verdict(run)
+    assert found.word == "fail"
+    assert found.basis.startswith("by the workload's own limits")
+    # A limit against a baseline is the gate's: a report is about its run alone.
+    assert [name for name, *_ in found.checks] == [limits[0], "the run", limits[1]]
+
+
+def test_limits_that_cannot_be_read_are_no_pass(make_run: MakeRun) -> None:
+    run = make_run()
+    change_workload(run, gate={"limits": ["ghosts are none"]})
+    assert verdict(run).word == "cannot decide"
+    assert "its limits cannot be read" in verdict(run).lines[0][1]
+
+
+def test_arms_without_limits_get_no_verdict(tmp_path: Path) -> None:
+    run = read_run(save_arms(tmp_path, kind="abandon"))
+    assert isinstance(run, ArmsRun)
+    assert verdict_of(run) is None
+
+
+def trusted(run: Path, name: str) -> Trust:
+    read = read_run(run)
+    assert isinstance(read, Run)
+    (found,) = (one for one in trust(read) if one.what == name)
+    return found
+
+
+@pytest.mark.parametrize(("share", "mark"), [(0.2, Mark.GOOD), (0.35, Mark.BAD)])
+def test_a_window_that_was_mostly_warm_up_is_not_good(
+    make_run: MakeRun, share: float, mark: Mark
+) -> None:
+    steady = {"is_steady": True, "rule": "MSER-5", "warmup_s": 2.13, "steady_tps": 400.0}
+    window = trusted(make_run(steady=steady | {"warmup_share": share}), "window")
+    assert window.mark is mark
+    if mark is Mark.BAD:
+        assert window.text.startswith("35 % of the load were warm-up: steady after 2.13 s")
+
+
+@pytest.mark.parametrize(
+    ("cores", "mark", "brief"),
+    [
+        ([1.2], Mark.GOOD, "machine ok"),
+        ([1.9], Mark.BAD, "machine full 100 % of the time"),
+        ([1.9, 0.2], Mark.BAD, "machine full 50 % of the time"),  # the mean alone would not tell
+        ([], Mark.UNKNOWN, None),
+    ],
+)
+def test_a_full_machine_is_told(
+    make_run: MakeRun, cores: list[float], mark: Mark, brief: str | None
+) -> None:
+    run = make_run()
+
+    def with_the_machine(cpu: pd.DataFrame) -> pd.DataFrame:
+        ticks = cpu[cpu["process"] == "load"]
+        busy = [cores[n % len(cores)] for n in range(len(ticks))]
+        return pd.concat([cpu, ticks.assign(process="machine", cores=busy)])
+
+    if cores:
+        change_rows(run, "cpu", with_the_machine)
+    machine = trusted(run, "machine")
+    assert machine.mark is mark
+    assert machine.brief == brief or (machine.brief or "").startswith("machine full")
+    if mark is Mark.GOOD:
+        assert machine.text == "1.2 of 2 cores busy on average, 1.1 of them by this run"
+
+
+def test_requests_that_went_wrong_are_counted(make_run: MakeRun) -> None:
+    run = make_run()
+    change(run, "summary.json", outcomes={"abandoned": 30, "completed": 6, "timed_out": 4})
+    answers = trusted(run, "answers")
+    assert (answers.mark, answers.brief) == (Mark.BAD, "4 went wrong")
+    assert answers.text == "4 timed out, of 40 requests"

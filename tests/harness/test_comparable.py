@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from dashboards.nights import Night, read_night
-from dashboards.tracks import Point, may_be_joined
+from dashboards.run_history import PastRun, Point, may_be_joined, read_past_run
 from harness.analysis.comparable import why_not_figures
 from harness.analysis.compare import pair_of
 from harness.analysis.pool import differences
@@ -68,8 +67,8 @@ def in_gate_of_baseline(first: Side, second: Side) -> bool:
 
 
 @pytest.fixture
-def night(tmp_path: Path) -> Night:
-    return read_night(gated.save(tmp_path / "run"))
+def night(tmp_path: Path) -> PastRun:
+    return read_past_run(gated.save(tmp_path / "run"))
 
 
 USAGE = Side(figure(), "usage")
@@ -92,10 +91,10 @@ def test_one_rule_at_every_door(door: Callable[[Side, Side], bool], other: str) 
 
 
 @pytest.mark.parametrize("other", ALIKE | UNLIKE)
-def test_a_trend_joins_by_the_same_rule(night: Night, other: str) -> None:
+def test_a_trend_joins_by_the_same_rule(night: PastRun, other: str) -> None:
     points = [
         Point(
-            night=night,
+            run=night,
             conditions=night.measured.sides["run"].conditions,
             config={},
             metric=one.metric,

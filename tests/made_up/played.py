@@ -39,6 +39,16 @@ SETTLE = 2_000 * MS
 ABANDON_POINTS = (0, 4, 16)
 
 
+WORKLOAD: dict[str, Any] = {
+    "name": "synthetic",
+    "run": {},
+    "load": {},
+    "arrivals": {},
+    "arms": [],
+    "gate": {"limits": [], "min_abandons": 10},
+}
+
+
 class SyntheticRun:
     """`abandons` requests one after the other in each of four slots, the first `ghosts` of which
     the server never lets go of; every fourth request beside them stays to its end.
@@ -207,7 +217,7 @@ def manifest_of(run: SyntheticRun, *, question: str, lifecycle: bool) -> Manifes
         seed=7,
         versions={"walkaway": "0.1.0", "python": "3.11.7"},
         hardware={"cpu": "abacus", "cores": 2, "memory_bytes": 4 * 2**30, "gpus": []},
-        workload={"name": "synthetic", "question": question},
+        workload=WORKLOAD | {"question": question},
         target=target_facts(
             spec={"metrics": {"running": {"name": "slots_busy", "labels": {}, "trust": "exact"}}},
             config=config if lifecycle else None,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from dashboards.sentence import sentence
+from dashboards.headline import sentence
 from harness.records import Metric
 from harness.run.idle_pages import LATER_S
 from tests.e2e.running import Run

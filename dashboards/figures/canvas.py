@@ -1,0 +1,130 @@
+"""How every picture looks: one palette, one empty canvas.
+
+A figure is what Plotly draws: `{"data": traces, "layout": ...}`. The colours are Okabe and Ito's,
+which people with any common colour blindness can tell apart, in an order that alternates light and
+dark; dashes and patterns tell the same without any colour. A picture carries no ink colour of its
+own: the page gives text, axes and grid lines theirs when it is shown, so one figure serves light,
+dark and paper.
+"""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+Figure = dict[str, Any]
+Floats = npt.NDArray[np.float64]
+Limits = tuple[float, float]
+
+BLUE: Final = "#0072B2"
+ORANGE: Final = "#E69F00"
+GREEN: Final = "#009E73"
+VERMILION: Final = "#D55E00"
+SKY: Final = "#56B4E9"
+PURPLE: Final = "#CC79A7"
+GREY: Final = "#8A8F98"
+HATCH: Final = "#14171A"
+CYCLE: Final = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, GREY)
+DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")  # beside a colour
+DOTTED: Final = {"color": GREY, "width": 1, "dash": "dot"}
+
+HEIGHT_PX: Final = 320
+SCALES: Final = {"s": (1e3, "milliseconds"), "ratio": (1e2, "percent")}  # of an axis, by unit
+
+
+def canvas(*, x_title: str, y_title: str, height: int = HEIGHT_PX) -> Figure:
+    """An empty figure with our margins, legend and axes, transparent, without ink colours."""
+    layout = {
+        "height": height,
+        "margin": {"l": 8, "r": 12, "t": 8, "b": 8},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "colorway": list(CYCLE),
+        "font": {"size": 13},
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"},
+        "hovermode": "closest",
+        "xaxis": _axis(x_title),
+        "yaxis": {**_axis(y_title), "rangemode": "tozero"},
+    }
+    return {"data": [], "layout": layout}
+
+
+def _axis(title: str) -> dict[str, Any]:
+    """Fixed: a drag over a picture scrolls the page, above all on a phone."""
+    text = {"text": title, "font": {"size": 13}}
+    return {"title": text, "automargin": True, "zeroline": False, "fixedrange": True}
+
+
+def add_scatter(figure: Figure, **trace: Any) -> None:
+    figure["data"].append({"type": "scatter", **trace})
+
+
+def add_bar(figure: Figure, **trace: Any) -> None:
+    figure["data"].append({"type": "bar", **trace})
+
+
+def set_layout(figure: Figure, **values: Any) -> None:
+    figure["layout"].update(values)
+
+
+def set_x(figure: Figure, **values: Any) -> None:
+    figure["layout"]["xaxis"].update(values)
+
+
+def set_y(figure: Figure, **values: Any) -> None:
+    figure["layout"]["yaxis"].update(values)
+
+
+def add_shape(figure: Figure, **shape: Any) -> None:
+    figure["layout"].setdefault("shapes", []).append(shape)
+
+
+def add_vertical(figure: Figure, x: object, **more: Any) -> None:
+    """A dotted line at `x` over the whole height."""
+    place = {"x0": x, "x1": x, "xref": "x", "y0": 0, "y1": 1, "yref": "y domain"}
+    add_shape(figure, type="line", line=DOTTED, **place, **more)
+
+
+def add_text(figure: Figure, text: str, **place: Any) -> None:
+    """Text at a place in the picture; `text` is read as markup."""
+    label = {"text": text, "showarrow": False, **place}
+    figure["layout"].setdefault("annotations", []).append(label)
+
+
+def add_second_y(figure: Figure) -> None:
+    """The axis `y2`: invisible, from the foot of the picture (0) to its head (1)."""
+    axis = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
+    set_layout(figure, yaxis2=axis)
+
+
+def pattern(shape: str | list[str]) -> dict[str, Any]:
+    """Hatching over the colour of a bar: `""` is none."""
+    return {"shape": shape, "fillmode": "overlay", "fgcolor": HATCH, "size": 7, "solidity": 0.25}
+
+
+def whiskers(
+    values: Sequence[tuple[float | None, Limits | None]],
+    *,
+    colour: str = GREY,
+    thickness: int = 2,
+    width: int = 5,
+) -> dict[str, Any]:
+    """Error bars from values and their intervals; a value without an interval gets none."""
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [None if limits is None else limits[1] - (value or 0) for value, limits in values],
+        "arrayminus": [
+            None if limits is None else (value or 0) - limits[0] for value, limits in values
+        ],
+        "color": colour,
+        "thickness": thickness,
+        "width": width,
+    }
+
+
+def plain(text: object) -> str:
+    """Text from outside, for a place where Plotly would read markup."""
+    return escape(str(text), quote=False)

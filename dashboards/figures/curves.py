@@ -1,0 +1,254 @@
+"""Distributions of cancels and of recoveries: every request counts, also one without an end.
+
+A curve is Kaplan and Meier's: a request that the server never stopped counts as longer than it was
+watched, even if it ended by itself before.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from dashboards.figures.canvas import (
+    BLUE,
+    CYCLE,
+    DASHES,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    VERMILION,
+    Figure,
+    Floats,
+    add_bar,
+    add_scatter,
+    add_shape,
+    canvas,
+    plain,
+    set_layout,
+    set_x,
+    set_y,
+)
+from dashboards.figures.ladders import log_time_axis
+from dashboards.figures.timeline import thin_marks
+from harness.analysis.cancellation import was_cancelled
+from harness.analysis.stats import Curve, kaplan_meier
+
+STEPS: Final = 1_000  # in which a curve is drawn: none is more than 0.1 % of its height
+RECOVERY_ARMS: Final = (("unloaded", GREEN), ("abandon", BLUE), ("control", GREY))
+PHASES: Final = (
+    ("waiting", "left while waiting", ORANGE, "dash"),
+    ("prefill", "left in prefill", GREEN, "dot"),
+    ("decode", "left in decode", PURPLE, "dashdot"),
+)
+FEWEST_OF_A_PHASE: Final = 5  # fewer do not make a distribution
+LOG_FROM: Final = 20  # times the median: beyond it a linear axis would hide the middle
+_BOX: Final = 0.25  # of a row: half the height of a box
+_GOLDEN: Final = 0.618034  # multiples of it, less their whole part, spread dots evenly
+
+
+def rising_steps(y: Floats, *, steps: int = STEPS) -> npt.NDArray[np.int64]:
+    """Which points of a rising curve to draw: the first and the last, and between them the first
+    that reaches each of `steps` equal parts of its height. Drawn as steps it then lies nowhere
+    above the true one, and below by less than such a part."""
+    if len(y) <= steps + 2:
+        return np.arange(len(y))
+    levels = np.linspace(y[0], y[-1], steps + 1)
+    reached = np.minimum(np.searchsorted(y, levels), len(y) - 1)
+    return np.unique(np.concatenate([[0], reached, [len(y) - 1]]))
+
+
+def rising_note(points: int, *, steps: int = STEPS) -> str | None:
+    """What a caption must say of a curve of so many points."""
+    if points <= steps:
+        return None
+    return f"{points:,} requests, drawn in {steps:,} steps: nowhere above the true curve."
+
+
+def cancel_latency(cancels: pd.DataFrame) -> Figure:
+    """The share of abandoned requests that the server had let go of, by time since they left: all,
+    and by what the request was doing. A cross marks how long a request without an end was watched.
+    Needs at least one request."""
+    figure = _empty("milliseconds")
+    cancels = cancels[was_cancelled(cancels)]
+    curve = _curve(cancels)
+    times, shares = _add_curve(figure, curve.times, curve.done, name="all", line={"width": 3})
+    phases = cancels["phase"].value_counts()
+    if len(phases) > 1:
+        for phase, label, colour, dash in PHASES:
+            if phases.get(phase, 0) >= FEWEST_OF_A_PHASE:
+                one = _curve(cancels[cancels["phase"] == phase])
+                line = {"color": colour, "width": 1.8, "dash": dash}
+                _add_curve(figure, one.times, one.done, name=label, line=line)
+    longest = curve.times.max()
+    if curve.censored.any():
+        ends = thin_marks(np.unique(curve.times[curve.censored]), longest)
+        add_scatter(
+            figure,
+            x=ends * 1e3,
+            y=shares[np.searchsorted(times, ends, side="right") - 1],
+            mode="markers",
+            marker={"symbol": "x", "size": 9, "color": VERMILION},
+            name=f"never stopped: {curve.n_censored}",
+            hovertemplate="counts as longer than %{x:.4~g} ms<extra></extra>",
+        )
+    if longest > LOG_FROM * np.median(curve.times):
+        log_time_axis(figure, curve.times[curve.times > 0], title="since the user left (log)")
+    else:
+        set_x(figure, range=[0, 1.03e3 * longest])
+    return figure
+
+
+def cancel_curves(curves: Mapping[str, Curve], *, units: Mapping[str, float], of: str) -> Figure:
+    """A curve for each run, flat after the last request that was let go.
+
+    `units`: how many seconds the unit of the x axis has, by run; `of`: the name of that unit.
+    """
+    figure = _empty(of)
+    known = {label: _let_go(curve, units[label]) for label, curve in curves.items()}
+    end = max(float(times[-1]) for times, _ in known.values())
+    for place, (label, (times, shares)) in enumerate(known.items()):
+        colour, dash = CYCLE[place % len(CYCLE)], DASHES[place % len(DASHES)]
+        _add_curve(
+            figure,
+            np.append(times, end),
+            np.append(shares, shares[-1]),
+            name=plain(label),
+            line={"width": 2.5, "color": colour, "dash": dash},
+            unit_s=1.0,
+            hovertemplate="%{y:.1%} within %{x:.3~g}",
+        )
+    middles = [float(np.median(times)) for times, _ in known.values()]
+    if 0 < LOG_FROM * min(middles) < end:
+        set_x(figure, type="log")
+    else:
+        set_x(figure, range=[0, 1.03 * (end or 1.0)])
+    return figure
+
+
+def _let_go(curve: Curve, unit_s: float) -> tuple[Floats, Floats]:
+    """Times (in the unit) and shares of the requests that were let go."""
+    known = ~curve.censored
+    if not known.any():
+        return np.zeros(1), np.zeros(1)
+    return curve.times[known] / unit_s, curve.done[known]
+
+
+def _empty(unit: str) -> Figure:
+    figure = canvas(x_title=f"{unit} since the user left", y_title="let go of")
+    set_y(figure, tickformat=".0%", range=[0, 1.03])
+    return figure
+
+
+def _curve(cancels: pd.DataFrame) -> Curve:
+    return kaplan_meier(
+        cancels["cancel_latency_s"].to_numpy(dtype=float),
+        cancels["censored"].to_numpy(dtype=bool),
+    )
+
+
+def _add_curve(
+    figure: Figure,
+    times: Floats,
+    shares: Floats,
+    *,
+    name: str,
+    line: Mapping[str, Any],
+    unit_s: float = 1e-3,
+    **more: Any,
+) -> tuple[Floats, Floats]:
+    """Draw it, from (0, 0) on, on an axis of that unit. Returns its points."""
+    times, shares = np.append(0.0, times), np.append(0.0, shares)
+    drawn = rising_steps(shares)
+    add_scatter(
+        figure,
+        x=times[drawn] / unit_s,
+        y=shares[drawn],
+        mode="lines",
+        line={"shape": "hv", "color": BLUE, **line},
+        name=name,
+        **{"hovertemplate": "%{y:.1%} within %{x:.3~s} ms", **more},
+    )
+    return times, shares
+
+
+def cancel_steps(cancels: pd.DataFrame) -> Figure:
+    """How many abandoned requests took how many step boundaries."""
+    figure = canvas(x_title="step boundaries until let go", y_title="requests", height=240)
+    steps = cancels.loc[~cancels["censored"].astype(bool), "cancel_latency_steps"].dropna()
+    counts = steps.astype(int).value_counts().sort_index()
+    add_bar(
+        figure,
+        x=counts.index.tolist(),
+        y=counts.tolist(),
+        marker={"color": BLUE},
+        hovertemplate="%{y} requests took %{x} steps<extra></extra>",
+    )
+    set_layout(figure, bargap=0.35)
+    lowest, highest = int(counts.index.min()), int(counts.index.max())
+    set_x(figure, range=[min(lowest, 0) - 0.5, max(highest, 4) + 0.5])
+    if highest < 20:
+        set_x(figure, dtick=1)
+    return figure
+
+
+def slot_recovery(waited: pd.DataFrame) -> Figure:
+    """Every trial of `analysis.recovery.probes` as a dot, one row an arm, with its quartiles.
+
+    A probe that saw no first token is a cross where it gave up, and in no box.
+    """
+    figure = canvas(x_title="milliseconds to the probe's first token", y_title="", height=260)
+    is_censored = waited["censored"].astype(bool)
+    rows = {arm: len(RECOVERY_ARMS) - 1 - place for place, (arm, _) in enumerate(RECOVERY_ARMS)}
+    for arm, colour in RECOVERY_ARMS:
+        seconds = waited.loc[(waited["arm"] == arm) & ~is_censored, "recovery_s"]
+        dots_ms = seconds.to_numpy(dtype=float) * 1e3
+        spread = np.arange(1, len(dots_ms) + 1) * _GOLDEN % 1 - 0.5
+        add_scatter(
+            figure,
+            x=dots_ms,
+            y=rows[arm] + 2 * _BOX * 0.8 * spread,
+            mode="markers",
+            marker={"color": colour, "size": 6, "opacity": 0.65},
+            name=arm,
+            hovertemplate="%{x:.3~s} ms<extra>" + arm + "</extra>",
+        )
+        if len(dots_ms):
+            _add_box(figure, dots_ms, rows[arm], colour)
+    gave_up = waited[is_censored & waited["arm"].isin(list(rows))]
+    add_scatter(
+        figure,
+        x=gave_up["recovery_s"].to_numpy(dtype=float) * 1e3,
+        y=[rows[arm] for arm in gave_up["arm"]],
+        mode="markers",
+        marker={"symbol": "x", "size": 9, "color": VERMILION},
+        hovertemplate="no first token within %{x:.3~s} ms<extra></extra>",
+    )
+    set_layout(figure, showlegend=False)
+    set_y(
+        figure,
+        tickvals=list(rows.values()),
+        ticktext=list(rows),
+        range=[-0.5, len(rows) - 0.5],
+        rangemode="normal",
+        showgrid=False,
+    )
+    set_x(figure, rangemode="tozero")
+    return figure
+
+
+def _add_box(figure: Figure, values: Floats, row: float, colour: str) -> None:
+    """The middle half of the values, a line at their median, and whiskers to the last value within
+    one and a half times the length of the box."""
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+    reach = 1.5 * (high - low)
+    first = values[values >= low - reach].min()
+    last = values[values <= high + reach].max()
+    line = {"color": colour, "width": 2}
+    ends = {"y0": row - _BOX, "y1": row + _BOX}
+    add_shape(figure, type="rect", x0=low, x1=high, line=line, **ends)
+    add_shape(figure, type="line", x0=middle, x1=middle, line=line, **ends)
+    for x0, x1 in ((first, low), (high, last)):
+        add_shape(figure, type="line", x0=x0, x1=x1, y0=row, y1=row, line=line)

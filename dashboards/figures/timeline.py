@@ -1,0 +1,225 @@
+"""Pictures over time, all on one clock: seconds since the load began.
+
+A long series is cut into equal intervals of time, each of which keeps its lowest and its highest
+sample where they stood. A spike of one sample is still drawn, which averaging would hide.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle, pairwise
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from dashboards.figures.canvas import (
+    BLUE,
+    CYCLE,
+    DASHES,
+    GREEN,
+    GREY,
+    HEIGHT_PX,
+    ORANGE,
+    PURPLE,
+    VERMILION,
+    Figure,
+    Floats,
+    add_scatter,
+    add_second_y,
+    add_text,
+    add_vertical,
+    canvas,
+    plain,
+    set_layout,
+    set_x,
+)
+from dashboards.source import Clock
+from harness.formatting import number
+
+MARKS: Final = 400  # abandon marks that a line of usual width can show apart
+INTERVALS: Final = 600  # of a long series
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Points to draw, how many samples they stand for, and the levels of all samples: the highest,
+    the mean by time (each sample holds until the next) and the last. Without samples no level."""
+
+    x: Floats
+    y: Floats
+    samples: int
+    intervals: int | None  # None: every sample is drawn
+    levels: tuple[float, float, float] | None
+
+    @property
+    def note(self) -> str | None:
+        """What a caption must say about it."""
+        if self.intervals is None:
+            return None
+        return (
+            f"{self.samples:,} samples, drawn as the lowest and highest "
+            f"of each of {self.intervals:,} intervals"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """When users left and requests were preempted, in seconds since the load began."""
+
+    abandons: Floats
+    preemptions: Floats
+
+    @property
+    def text(self) -> str:
+        return (
+            f"Marked: users who left, {len(self.abandons):,}; "
+            f"preemptions, {len(self.preemptions):,}."
+        )
+
+
+def min_max(x: Floats, y: Floats, *, intervals: int = INTERVALS) -> Series:
+    """Keep at most two samples (the lowest and the highest) of each interval. `x` must ascend."""
+    known = np.isfinite(y)
+    x, y = x[known], y[known]
+    levels = _levels(x, y)
+    if len(x) <= 2 * intervals:
+        return Series(x=x, y=y, samples=len(x), intervals=None, levels=levels)
+    edges = np.linspace(x[0], x[-1], intervals + 1)
+    starts = np.unique(np.searchsorted(x, edges[:-1]))
+    keep: list[int] = []
+    for start, end in pairwise([*starts.tolist(), len(x)]):
+        part = y[start:end]
+        keep.extend(sorted({start + int(part.argmin()), start + int(part.argmax())}))
+    return Series(x=x[keep], y=y[keep], samples=len(x), intervals=intervals, levels=levels)
+
+
+def _levels(x: Floats, y: Floats) -> tuple[float, float, float] | None:
+    if not len(y):
+        return None
+    held = np.diff(x)
+    mean = np.average(y[:-1], weights=held) if held.sum() > 0 else y.mean()
+    return float(y.max()), float(mean), float(y[-1])
+
+
+def column_series(frame: pd.DataFrame, column: str, clock: Clock, *, scale: float = 1.0) -> Series:
+    """One column of a frame of samples, ready to draw."""
+    ordered = frame.sort_values("t_ns")
+    values = ordered[column].to_numpy(dtype=np.float64, na_value=np.nan) * scale
+    return min_max(clock.seconds(ordered["t_ns"]), values)
+
+
+def levels_in_words(series: Mapping[str, Series]) -> str:
+    """Lines as a sentence: "running: highest 8, mean 6.1, at the end 0; waiting: ..."."""
+    said = [
+        f"{name}: highest {number(highest)}, mean {number(mean)}, at the end {number(last)}"
+        for name, one in series.items()
+        if one.levels is not None
+        for highest, mean, last in [one.levels]
+    ]
+    return f"{'; '.join(said)}."
+
+
+def notes(series: Sequence[Series], marks: Marks | None = None) -> str | None:
+    """What the caption must add about points and marks that are not drawn."""
+    said = [one.note for one in series if one.note is not None][:1]
+    if marks is not None and max(len(marks.abandons), len(marks.preemptions)) > MARKS:
+        said.append("marks too close to be told apart share one")
+    return "; ".join(said) or None
+
+
+def batch_slots(running: Series, waiting: Series | None, marks: Marks, clock: Clock) -> Figure:
+    """Occupied slots and the queue, with a mark for each abandon and each preemption."""
+    figure = _over_time(clock, y_title="requests", height=HEIGHT_PX)
+    _add_steps(figure, running, name="running (in a slot)", colour=BLUE)
+    if waiting is not None:
+        _add_steps(figure, waiting, name="waiting", colour=ORANGE, dash="dot")
+    _add_marks(figure, marks, clock)
+    return figure
+
+
+def kv_blocks(used: Series, marks: Marks, clock: Clock, *, unit: str, total: int | None) -> Figure:
+    """KV cache in use over time. `total`, where known, is named in the axis title."""
+    title = unit if total is None else f"{unit} (of {total:,})"
+    figure = _over_time(clock, y_title=title)
+    _add_steps(figure, used, name=unit, colour=GREEN)
+    _add_marks(figure, marks, clock)
+    return figure
+
+
+def lines(series: Mapping[str, Series], clock: Clock, *, y_title: str) -> Figure:
+    """One line for each named series."""
+    figure = _over_time(clock, y_title=y_title)
+    looks = zip(cycle(CYCLE), cycle(DASHES), strict=False)
+    for (name, one), (colour, dash) in zip(series.items(), looks, strict=False):
+        add_scatter(
+            figure,
+            x=one.x,
+            y=one.y,
+            mode="lines",
+            line={"width": 1.6, "color": colour, "dash": dash},
+            name=plain(name),
+            hovertemplate="%{y:.3~g} at %{x:.2f} s",
+        )
+    set_layout(figure, showlegend=len(series) > 1)
+    return figure
+
+
+def _over_time(clock: Clock, *, y_title: str, height: int = 260) -> Figure:
+    """An empty figure over the whole run, with a line where the load ended."""
+    figure = canvas(x_title="seconds since the load began", y_title=y_title, height=height)
+    length_s, watched_s = clock.length_s, (clock.settled_ns - clock.started_ns) / 1e9
+    set_x(figure, range=[0, max(watched_s, length_s)])
+    if length_s < watched_s:
+        add_vertical(figure, length_s)
+        font = {"color": GREY, "size": 11}
+        place = {"x": length_s, "xanchor": "left", "xref": "x"}
+        place |= {"y": 0, "yanchor": "bottom", "yref": "y domain"}
+        add_text(figure, "load ends", textangle=90, font=font, **place)
+    return figure
+
+
+def _add_steps(
+    figure: Figure, series: Series, *, name: str, colour: str, dash: str = "solid"
+) -> None:
+    add_scatter(
+        figure,
+        x=series.x,
+        y=series.y,
+        mode="lines",
+        line={"shape": "hv", "width": 1.8, "color": colour, "dash": dash},
+        name=name,
+        hovertemplate="%{y:,} at %{x:.2f} s",
+    )
+
+
+def _add_marks(figure: Figure, marks: Marks, clock: Clock) -> None:
+    """Abandons along the foot of the picture, preemptions along its head."""
+    foot = {"symbol": "line-ns-open", "size": 12, "color": VERMILION, "line": {"width": 1.5}}
+    head = {"symbol": "triangle-down", "size": 9, "color": PURPLE}
+    for stamps, height, marker, name in (
+        (marks.abandons, 0.03, foot, "a user left"),
+        (marks.preemptions, 0.97, head, "preempted"),
+    ):
+        drawn = thin_marks(stamps, clock.length_s)
+        if len(drawn):
+            add_scatter(
+                figure,
+                x=drawn,
+                y=np.full(len(drawn), height),
+                yaxis="y2",
+                mode="markers",
+                marker=marker,
+                name=name,
+                hovertemplate=name + " at %{x:.2f} s<extra></extra>",
+            )
+    add_second_y(figure)
+
+
+def thin_marks(stamps: Floats, length_s: float) -> Floats:
+    """At most `MARKS` marks: those in one sliver of the axis share the first one's."""
+    stamps = np.sort(stamps)
+    if len(stamps) <= MARKS or length_s <= 0:
+        return stamps
+    slivers = np.floor(stamps / (length_s / MARKS))
+    _, first = np.unique(slivers, return_index=True)
+    return stamps[first]

@@ -1,0 +1,188 @@
+"""Which requests a page lists, and what it knows about each.
+
+A run may have a million requests and a page cannot. So the worst are listed, in this order: ghosts;
+requests that failed, timed out or were rejected; then by how far a request lies in the tail of its
+own kind: abandoned requests by cancel latency, the others by first token. A sample of the rest,
+drawn with the run's seed, shows what is usual: one run always lists the same requests.
+
+The page gets them as JSON, a list a column, and puts them in place as text. Times are milliseconds
+since the request was sent; what is not known is null.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from dashboards.source import Run
+from harness.analysis.cancellation import is_unfinished
+from harness.analysis.stats import Floats, Ints
+from harness.analysis.tokens import without_tokens
+from harness.records import Outcome
+
+WORST: Final = 2_000
+SAMPLE: Final = 500
+MOST_TICKS: Final = 60  # token marks of one request that a timeline can show apart
+_WRONG: Final = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED)
+_TEXTS: Final = ("request_id", "arm", "role", "outcome", "plan", "way", "wire_close", "error")
+_NUMBERS: Final = ("planned_abandon", "prompt_tokens", "tokens_read", "max_tokens", "status_code")
+_CLIENT_STAMPS: Final = {
+    "intended": "intended_start_ns",
+    "first_token": "first_token_ns",
+    "last_token": "last_token_ns",
+    "left": "abandoned_ns",
+    "ended": "ended_ns",
+}
+_BEGINS: Final = {
+    "arrived": "arrived",
+    "admitted": "admitted",
+    "preempted": "preempted",
+    "resumed": "resumed",
+    "saw": "disconnected",
+    "heard": "abort_received",
+}
+_ENDS: Final = {"removed": "removed", "freed": "blocks_freed"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Positions of rows, the worst first, then the sample; `total`: the number of requests."""
+
+    positions: Ints
+    worst: int
+    total: int
+    seed: int
+
+    @property
+    def text(self) -> str:
+        if len(self.positions) == self.total:
+            return f"All {self.total:,} requests of the run are listed, the worst first."
+        return (
+            f"The worst {self.worst:,} of {self.total:,} requests are listed, and a random sample "
+            f"of {len(self.positions) - self.worst:,} of the others (seed {self.seed})."
+        )
+
+
+def sample_requests(
+    requests: pd.DataFrame,
+    cancels: pd.DataFrame,
+    *,
+    seed: int,
+    worst: int = WORST,
+    sample: int = SAMPLE,
+) -> Sample:
+    """Rows of `requests`; `cancels` is `cancellations` of that run."""
+    order = worst_first(requests, cancels)
+    total = len(order)
+    if total <= worst + sample:
+        return Sample(positions=order, worst=total, total=total, seed=seed)
+    others = order[worst:]
+    drawn = np.sort(np.random.default_rng(seed).choice(len(others), sample, replace=False))
+    return Sample(
+        positions=np.concatenate([order[:worst], others[drawn]]),
+        worst=worst,
+        total=total,
+        seed=seed,
+    )
+
+
+def worst_first(requests: pd.DataFrame, cancels: pd.DataFrame) -> Ints:
+    """The positions of all rows, the worst first; among equals the earlier."""
+    left = cancels.set_index("request_id")
+    ids = requests["request_id"]
+    is_ghost = ids.isin(left.index[left["ghost"].fillna(value=False).astype(bool)])
+    is_wrong = requests["outcome"].isin(_WRONG)
+    kind = np.select([is_ghost.to_numpy(), is_wrong.to_numpy()], [0, 1], default=2)
+    let_go = left["cancel_latency_s"].reindex(ids).to_numpy(dtype=float)
+    order: Ints = np.lexsort((-_tail(let_go, _ttft(requests)), kind))
+    return order
+
+
+def _tail(let_go: Floats, ttft: Floats) -> Floats:
+    """Where each request lies in the distribution of its kind: 1 is the largest, 0 not known."""
+    has_left = ~np.isnan(let_go)
+    shares: Floats = np.where(has_left, _share(let_go), _share(np.where(has_left, np.nan, ttft)))
+    return shares
+
+
+def _share(values: Floats) -> Floats:
+    ranks = pd.Series(values).rank(pct=True, method="max").fillna(0.0)
+    return np.asarray(ranks, dtype=np.float64)
+
+
+def _ttft(requests: pd.DataFrame) -> Floats:
+    gap = requests["first_token_ns"] - requests["sent_ns"]
+    return gap.to_numpy(dtype=float, na_value=np.nan)
+
+
+def request_rows(run: Run) -> tuple[Sample, Mapping[str, Any]]:
+    """The rows that are listed, and their data: `columns`, `stamps`, `ticks` and `worst`."""
+    requests = run.frames.requests
+    sample = sample_requests(requests, run.cancels, seed=run.manifest.seed)
+    rows = requests.iloc[sample.positions].reset_index(drop=True)
+    sent_ns = rows["sent_ns"].to_numpy(dtype=np.int64)
+    return sample, {
+        "worst": sample.worst,
+        "watched_s": run.manifest.settle_s,
+        "columns": {**_columns(rows), **_cancel_columns(rows, run.cancels)},
+        "stamps": _stamps(rows, run, sent_ns),
+        "ticks": _ticks(rows["token_times_ns"], sent_ns),
+    }
+
+
+def _columns(rows: pd.DataFrame) -> dict[str, list[Any]]:
+    plain = without_tokens(rows)
+    texts = {name: _objects(plain[name]) for name in _TEXTS}
+    return texts | {name: _objects(plain[name]) for name in _NUMBERS}
+
+
+def _cancel_columns(rows: pd.DataFrame, cancels: pd.DataFrame) -> dict[str, list[Any]]:
+    """What became of abandoned requests; null for the others."""
+    left = cancels.set_index("request_id").reindex(rows["request_id"])
+    names = ("phase", "ghost", "censored", "finish_reason", "cancel_latency_steps", "wasted_tokens")
+    found = {name: _objects(left[name]) for name in names}
+    found["is_unfinished"] = is_unfinished(left).tolist()
+    return found | {"let_go_ms": _milliseconds(left["cancel_latency_s"] * 1e3)}
+
+
+def _stamps(rows: pd.DataFrame, run: Run, sent_ns: Ints) -> dict[str, list[float | None]]:
+    """When each thing happened. The server's stamps only where its clock is the client's."""
+    stamps = {name: _since(rows[column], sent_ns) for name, column in _CLIENT_STAMPS.items()}
+    if not run.manifest.clock.comparable:
+        return stamps
+    events = run.frames.lifecycle
+    events = events[events["client_request_id"].isin(rows["request_id"])]
+    for names, keep in ((_BEGINS, "min"), (_ENDS, "max")):
+        for name, event in names.items():
+            of_event = events[events["event"] == event].groupby("client_request_id")["t_ns"]
+            t_ns = of_event.agg(keep).astype("Int64")
+            stamps[name] = _since(t_ns.reindex(rows["request_id"]), sent_ns)
+    return stamps
+
+
+def _since(stamps: pd.Series, sent_ns: Ints) -> list[float | None]:
+    """Milliseconds since the sending. In whole numbers first: a float has too few digits for ns."""
+    known = stamps.notna().to_numpy()
+    whole = stamps.astype("Int64").to_numpy(dtype=np.int64, na_value=0)
+    return _milliseconds(pd.Series(np.where(known, (whole - sent_ns) / 1e6, np.nan)))
+
+
+def _milliseconds(values: pd.Series) -> list[float | None]:
+    rounded = values.to_numpy(dtype=float, na_value=np.nan).round(3)
+    return [None if np.isnan(one) else one for one in rounded.tolist()]
+
+
+def _ticks(token_times: pd.Series, sent_ns: Ints) -> list[list[float]]:
+    """When text came, in tenths of milliseconds; every n-th event where there are many."""
+    lists: Sequence[list[int]] = pa.array(token_times, type=pa.list_(pa.int64())).to_pylist()
+    return [
+        [round((t - sent) / 1e6, 1) for t in times[:: max(1, -(-len(times) // MOST_TICKS))]]
+        for times, sent in zip(lists, sent_ns.tolist(), strict=True)
+    ]
+
+
+def _objects(column: pd.Series) -> list[Any]:
+    return [None if pd.isna(one) else one for one in column.tolist()]

@@ -1,0 +1,260 @@
+"""All runs of a folder over time: by question and server, and each figure as a track.
+
+Only small files are read. A folder that is no run, or a damaged one, is listed with its reason; the
+others are drawn all the same. Runs of one question against one kind of server and model are a
+group.
+
+A line joins two neighbours only where their figures can be compared: one demand, model and number
+of slots, without or with equal injected faults, one method; for a time also one machine, which
+includes the step cost of a simulated model. Versions and other settings of the server break no
+line: a trend is there to show what they do to the figures.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from harness.analysis.comparable import (
+    Conditions,
+    depends_on_machine,
+    manifest_remarks,
+    other_machine,
+    why_not_conditions,
+    why_not_figures,
+)
+from harness.analysis.compare import Limits, limits_of
+from harness.errors import ConfigError
+from harness.gate.measured import Measured
+from harness.gate.run_folder import read_run
+from harness.metrics import METRICS, headline_figures
+from harness.records import Metric
+from harness.store.run_folder import RunFolder
+
+TRACKED: Final = [one.name for one in METRICS.values() if one.good is not None]
+# Settings of the server that make its speed, as the machine does.
+OF_SPEED: Final = ("runner", "step_cost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastRun:
+    """One run. `manifests`: by side (as in `measured`) the manifest of a run of that side, which
+    knows its server and its own load. `flaw`: why its figures are not joined with others."""
+
+    name: str
+    at: datetime
+    measured: Measured
+    workload: Mapping[str, Any]
+    manifests: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def flaw(self) -> str | None:
+        if self.measured.invalid:
+            return f"invalid: {self.measured.invalid[0]}"
+        if self.measured.is_wedged:
+            return "wedged: the server no longer answered after the load"
+        if self.measured.status != "complete":
+            return self.measured.status.replace("_", " ")
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Runs with one question against one kind of server and model, the oldest first."""
+
+    workload: str
+    engine: str
+    model: str
+    runs: tuple[PastRun, ...]
+
+    def changes(self) -> list[tuple[PastRun, str]]:
+        """Each run whose manifest differs from that of the run before, and how."""
+        found = []
+        for before, run in pairwise(self.runs):
+            if said := list(_changes(before, run)):
+                found.append((run, "; ".join(said)))
+        return found
+
+
+def _changes(before: PastRun, after: PastRun) -> Iterator[str]:
+    """How two runs' manifests differ; a difference in some arms only is said with their names."""
+    both = [side for side in after.manifests if side in before.manifests]
+    sides: dict[str, list[str]] = {}
+    for side in both:
+        for one in manifest_remarks(before.manifests[side], after.manifests[side]):
+            sides.setdefault(one.text, []).append(side)
+    for text, of in sides.items():
+        yield text if of == both else f"{', '.join(of)}: {text}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunHistory:
+    """All runs of a folder. `skipped`: folders that are in no group, by name, and why."""
+
+    groups: tuple[Group, ...]
+    skipped: tuple[tuple[str, str], ...]
+
+
+def read_history(folder: Path) -> RunHistory:
+    """Raises ConfigError where the folder itself cannot be read."""
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.is_dir())
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be read: {error.strerror}") from error
+    runs, skipped = [], []
+    for path in paths:
+        try:
+            runs.append(read_past_run(path))
+        except ConfigError as error:
+            skipped.append((path.name, str(error)))
+    return RunHistory(groups=tuple(_groups(runs)), skipped=tuple(skipped))
+
+
+def read_past_run(path: Path) -> PastRun:
+    measured, folder = read_run(path), RunFolder(path)
+    manifest = folder.read_manifest()
+    try:
+        at = datetime.fromisoformat(measured.created_at)
+    except ValueError as error:
+        raise ConfigError(f"{path}: created_at is no date: {measured.created_at}") from error
+    return PastRun(
+        name=path.name,
+        at=at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC),
+        measured=measured,
+        workload=manifest["workload"],
+        manifests=_of_sides(folder, manifest, list(measured.sides)),
+    )
+
+
+def _of_sides(
+    folder: RunFolder, manifest: Mapping[str, Any], sides: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """For an arm that of its first round, where the rounds were kept; else the run's own. Another
+    seed is no change."""
+    first: dict[str, Path] = {}
+    for path in folder.runs() if folder.has_arms else []:
+        first.setdefault(path.name.partition("-")[2], path)
+    return {
+        side: (RunFolder(first[side]).read_manifest() if side in first else dict(manifest))
+        | {"seed": None}
+        for side in sides
+    }
+
+
+def _groups(runs: Sequence[PastRun]) -> Iterator[Group]:
+    by_key: dict[tuple[str, str, str], list[PastRun]] = {}
+    for run in runs:
+        of = run.measured.conditions
+        key = (of.workload, of.engine or "not known", of.model or "not known")
+        by_key.setdefault(key, []).append(run)
+    for (workload, engine, model), those in sorted(by_key.items()):
+        in_order = sorted(those, key=lambda run: (run.at, run.name))
+        yield Group(workload=workload, engine=engine, model=model, runs=tuple(in_order))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """The figure in one run. `config`: the settings that the server of this side tells.
+    `more_than`: the figure is known only to exceed that, and `value` is None."""
+
+    run: PastRun
+    conditions: Conditions
+    config: Mapping[str, Any]
+    metric: Metric
+    counting: str | None
+    value: float | None
+    more_than: float | None
+    limits: Limits | None
+
+    @property
+    def is_joined(self) -> bool:
+        return self.value is not None and self.run.flaw is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Track:
+    """A figure of one side (an arm; "run" where there are none) in every run that knows it."""
+
+    metric: str
+    figure: str
+    unit: str
+    side: str
+    points: tuple[Point, ...]
+
+    def stretches(self) -> list[list[Point]]:
+        """Points that may be joined, stretch by stretch."""
+        found: list[list[Point]] = []
+        for point in self.points:
+            if not point.is_joined:
+                continue
+            if found and may_be_joined(self.metric, found[-1][-1], point):
+                found[-1].append(point)
+            else:
+                found.append([point])
+        return found
+
+
+def may_be_joined(metric: str, before: Point, after: Point) -> bool:
+    """Whether the figures of two runs can be compared."""
+    first, second = before.conditions, after.conditions
+    counting = before.counting, after.counting
+    if why_not_figures(metric, before.metric, after.metric, counting):
+        return False
+    if why_not_conditions(second, first):
+        return False
+    if _faults(before.config) != _faults(after.config):
+        return False
+    is_as_fast = other_machine(second, first) is None and all(
+        before.config.get(key) == after.config.get(key) for key in OF_SPEED
+    )
+    return is_as_fast or not depends_on_machine(after.metric.unit)
+
+
+def _faults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The faults that are on: a newer engine knows more faults."""
+    return {name: value for name, value in (config.get("faults") or {}).items() if value}
+
+
+def tracks(group: Group) -> dict[tuple[str, str], list[Track]]:
+    """By metric and figure, a track for each side that has it."""
+    metrics = {
+        f"{number} {side}": of.metrics
+        for number, run in enumerate(group.runs)
+        for side, of in run.measured.sides.items()
+    }
+    sides = list(dict.fromkeys(side for one in group.runs for side in one.measured.sides))
+    found = {}
+    for metric, figure in headline_figures(metrics, TRACKED):
+        if metric in TRACKED:
+            of = [_track(group.runs, side, metric, figure) for side in sides]
+            found[metric, figure] = [one for one in of if one.points]
+    return {key: of for key, of in found.items() if of}
+
+
+def _track(runs: Sequence[PastRun], side: str, metric: str, figure: str) -> Track:
+    points = tuple(_points(runs, side, metric, figure))
+    unit = points[-1].metric.unit if points else ""
+    return Track(metric=metric, figure=figure, unit=unit, side=side, points=points)
+
+
+def _points(runs: Sequence[PastRun], side: str, metric: str, figure: str) -> Iterator[Point]:
+    for run in runs:
+        of = run.measured.sides.get(side)
+        one = of.metrics.get(metric) if of is not None else None
+        if of is None or one is None:
+            continue
+        value, more_than = getattr(one, figure), one.lower_bounds.get(figure)
+        if value is not None or more_than is not None:
+            target = run.manifests[side].get("target") or {}
+            yield Point(
+                run=run,
+                conditions=of.conditions,
+                config=target.get("config") or {},
+                metric=one,
+                counting=of.token_counting,
+                value=value,
+                more_than=None if value is not None else more_than,
+                limits=None if value is None else limits_of(one, figure),
+            )

@@ -1,0 +1,187 @@
+"""The sections of a run with several arms, and of the chunk frontier where that is its question:
+what a larger chunk buys the long prompt, and what it costs the other users."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from dashboards.figures import dots
+from dashboards.figures.canvas import SCALES
+from dashboards.sections.section import CLIENT_TIMES, Picture, Section, ladder_picture
+from dashboards.source import ArmsRun, ArmsSummary
+from harness.analysis.compare import is_certain
+from harness.formatting import difference_in_words, figure_of
+from harness.metrics import headline_figures
+from harness.records import Difference, Metric
+
+MOST_PICTURES: Final = 6
+FRONTIER: Final = "chunk_frontier"
+GAPS, FIRST, CANCEL = "itl_s", "ttft_s", "cancel_latency_prefill_s"
+
+
+def sections(run: ArmsRun) -> list[Section]:
+    """The frontier where that is the question; then the figures that differ, round by round."""
+    asked = [_frontier(run), _cancel_by_chunk(run)] if is_frontier(run.manifest.workload) else []
+    return [*asked, _rounds(run), _survivors(run), _requests(run)]
+
+
+def compared(summary: ArmsSummary) -> list[tuple[str, str, Difference]]:
+    """Every headline figure of every arm against the reference, as (metric, figure, difference)."""
+    return [
+        (name, key, one)
+        for name, key in headline_figures(summary.metrics, summary.headlines)
+        for one in summary.differences.get(name, {}).get(key, [])
+    ]
+
+
+def _rounds(run: ArmsRun) -> Section:
+    summary = run.summary
+    section = Section(
+        name="rounds",
+        title="Round by round",
+        shows="A dot for each round; the bar is the mean of the rounds with its 95 % interval "
+        "(Student's t, from three rounds on).",
+        good="dots of an arm that lie close together, and arms that do not overlap.",
+    )
+    drawn = _worth_drawing(summary)
+    if not drawn:
+        return section.without("No headline figure has a value in any round.")
+    return section.drawn(*(_round_picture(summary, name, key) for name, key in drawn))
+
+
+def _round_picture(summary: ArmsSummary, name: str, key: str) -> Picture:
+    values = {arm: one.per_round.get(name, {}).get(key, []) for arm, one in summary.arms.items()}
+    unit = next(arm.metrics[name].unit for arm in summary.arms.values() if name in arm.metrics)
+    differences = summary.differences.get(name, {}).get(key, [])
+    return Picture(
+        name=f"rounds-{name}-{key}",
+        figure=dots.per_round(values, unit=unit),
+        note=f"{name}, {key}",
+        alt=f"{name} {key} of each arm, one dot a round. "
+        + "; ".join(difference_in_words(one) for one in differences),
+    )
+
+
+def _worth_drawing(summary: ArmsSummary) -> list[tuple[str, str]]:
+    """The question's own figures, then those that differ for certain."""
+    certain = {(name, key) for name, key, one in compared(summary) if is_certain(one)}
+    drawable = [
+        (name, key)
+        for name, key in headline_figures(summary.metrics, summary.headlines)
+        if any(key in arm.per_round.get(name, {}) for arm in summary.arms.values())
+    ]
+    asked = [pair for pair in drawable if pair[0] in summary.headlines]
+    others = [pair for pair in drawable if pair in certain and pair not in asked]
+    return [*asked, *others][:MOST_PICTURES] or drawable[:1]
+
+
+def _survivors(run: ArmsRun) -> Section:
+    section = Section(
+        name="survivors",
+        title="What the other users felt, arm by arm",
+        shows="Times of users who were to stay to the end, of all rounds together: median (dot), "
+        "p90 (diamond), p99 (bar).",
+        good="arms alike: the difference is what cancellation costs the users who stay.",
+    )
+    found = [
+        ladder_picture(name, label, run.summary.metrics, prefix="survivors-")
+        for name, label in CLIENT_TIMES
+    ]
+    pictures = [one for one in found if one is not None]
+    if not pictures:
+        return section.without("Nobody stayed to the end in any arm.")
+    return section.drawn(*pictures)
+
+
+def _requests(run: ArmsRun) -> Section:
+    section = Section(name="requests", title="Single requests", shows="", good="")
+    first = next(iter(run.summary.arms))
+    return section.without(
+        "Each round of each arm is a run of its own, with a report that goes down to single "
+        f"requests: walkaway report RUN/rounds/1-{first}, where RUN is this run's folder."
+    )
+
+
+def is_frontier(workload: Mapping[str, Any]) -> bool:
+    return bool(workload["load"]["kind"] == FRONTIER)
+
+
+def frontier_sentence(run: ArmsRun) -> str | None:
+    """The two ends of the frontier in words; None where an end is not known."""
+    ends = [(size, run.summary.arms[name].metrics) for name, size in _chunk_sizes(run).items()]
+    ends = [(size, found) for size, found in ends if {GAPS, FIRST} <= found.keys()]
+    if len(ends) < 2:
+        return None
+    (small, at_small), (large, at_large) = ends[0], ends[-1]
+    cancel = ""
+    if CANCEL in at_small and CANCEL in at_large:
+        cancel = (
+            " A request abandoned during its prefill was let go of after "
+            f"{figure_of(at_small[CANCEL], 'p50')} and {figure_of(at_large[CANCEL], 'p50')} "
+            "(medians)."
+        )
+    return (
+        f"From chunks of {small:,} tokens to {large:,}, the long prompt's first token comes after "
+        f"{figure_of(at_large[FIRST], 'p50')} instead of {figure_of(at_small[FIRST], 'p50')} "
+        f"(medians), and a bystander waits up to {figure_of(at_large[GAPS], 'p99')} instead of "
+        f"{figure_of(at_small[GAPS], 'p99')} for the next token (99th percentiles).{cancel}"
+    )
+
+
+def _chunk_sizes(run: ArmsRun) -> dict[str, int]:
+    """Each arm's tokens a step, smallest first; an arm that does not say its own is left out."""
+    sizes = {
+        arm["name"]: arm["engine"]["max_num_batched_tokens"]
+        for arm in run.manifest.workload["arms"]
+        if "max_num_batched_tokens" in arm["engine"]
+    }
+    return dict(sorted(sizes.items(), key=lambda item: item[1]))
+
+
+def _frontier(run: ArmsRun) -> Section:
+    section = Section(
+        name="frontier",
+        title="What a larger chunk costs, and for whom",
+        shows="Each point is a chunk size (tokens a step): to the right, bystanders wait longer "
+        "between two tokens (99th percentile); further up, the long prompt waits longer for its "
+        "first (median).",
+        good="a point low and to the left; where the line bends is the size to choose.",
+    )
+    gaps, first = _by_chunk(run, GAPS, "p99"), _by_chunk(run, FIRST, "p50")
+    points = [(size, gaps[size], first[size]) for size in gaps if size in first]
+    if not points:
+        return section.without("No arm has both figures.")
+    figure = dots.frontier(points)
+    return section.drawn(Picture(name="frontier", figure=figure, alt=frontier_sentence(run) or ""))
+
+
+def _cancel_by_chunk(run: ArmsRun) -> Section:
+    section = Section(
+        name="frontier-cancel",
+        title="How long a prefill goes on without its user",
+        shows="Cancel latency of prompts abandoned during their prefill, by chunk size: median, "
+        "and 99th percentile. No request is let go of before the step in progress ends, and a step "
+        "is as long as its chunk.",
+        good="about half a step in the median, one step at most.",
+    )
+    by_figure = {key: _by_chunk(run, CANCEL, key) for key, *_ in dots.QUANTILES}
+    if not by_figure["p50"]:
+        return section.without("No arm tells the cancel latency in prefill.")
+    said = ", ".join(f"{size:,}: {y:.3g} ms" for size, y in by_figure["p50"].items())
+    return section.drawn(
+        Picture(
+            name="frontier-cancel",
+            figure=dots.cancel_by_chunk(by_figure),
+            alt=f"Median cancel latency in prefill by chunk size: {said}.",
+        )
+    )
+
+
+def _by_chunk(run: ArmsRun, name: str, key: str) -> dict[int, float]:
+    """A figure in milliseconds by chunk size, of every arm that has it."""
+    found = {}
+    for arm, size in _chunk_sizes(run).items():
+        metric: Metric | None = run.summary.arms[arm].metrics.get(name)
+        value = None if metric is None else getattr(metric, key)
+        if value is not None:
+            found[size] = float(value) * SCALES["s"][0]
+    return found

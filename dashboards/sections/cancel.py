@@ -1,0 +1,139 @@
+"""How long the server took to let go, by way of leaving and by phase, and how soon the slot worked
+for another request."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from dashboards.figures import curves
+from dashboards.figures.ladders import ladders
+from dashboards.sections.section import Picture, PlainTable, Section, median_and_p99, why_not
+from dashboards.source import Run
+from harness.analysis.cancellation import was_cancelled
+from harness.analysis.recovery import control_answer_tokens, probes
+from harness.formatting import DASH, figure_of
+from harness.records import Metric
+
+ONLY_TOTALS: Final = (
+    "Nothing here tells when the server let go of a single request; what totals and probes tell "
+    "stands above."
+)
+WAYS: Final = {
+    "fin": "closed",
+    "rst": "reset",
+    "half_close": "half-closed",
+    "stop_reading": "stopped reading",
+    "vanish": "vanished",
+    "killed": "was killed",
+    "cancel": "asked to cancel",
+}
+PHASES: Final = {"waiting": "in the queue", "prefill": "in prefill", "decode": "in decode"}
+
+
+def latency(run: Run) -> Section:
+    section = Section(
+        name="cancel-latency",
+        title="How long until the server let go",
+        shows="The share of abandoned requests whose slot and blocks were free again, by time "
+        "since the user left. A request that was never stopped (a ghost) counts as longer than the "
+        "settle time, even if it ended by itself before: it is a cross.",
+        good="a steep line that reaches 100 % within one or two engine steps.",
+    )
+    if not was_cancelled(run.cancels).any():
+        return section.without(why_not(run, ("cancel_latency_s",), ONLY_TOTALS))
+    pictures = [
+        Picture(
+            name="cancel-latency",
+            figure=curves.cancel_latency(run.cancels),
+            alt="Share of abandoned requests let go of, by time since the user left. "
+            + median_and_p99(run.metrics.get("cancel_latency_s")),
+            note=curves.rising_note(int(was_cancelled(run.cancels).sum())),
+        )
+    ]
+    is_let_go = ~run.cancels["censored"].astype(bool)
+    if run.cancels.loc[is_let_go, "cancel_latency_steps"].notna().any():
+        pictures.append(
+            Picture(
+                name="cancel-steps",
+                figure=curves.cancel_steps(run.cancels),
+                alt="Bars: abandoned requests by the number of engine steps until let go. "
+                + median_and_p99(run.metrics.get("cancel_latency_steps")),
+                note="Counted in engine steps, so that a slow machine and a fast one compare; "
+                "ghosts are left out here.",
+            )
+        )
+    return section.drawn(*pictures)
+
+
+def ways(run: Run) -> Section:
+    """By how the user left, and by what the request was doing then."""
+    section = Section(
+        name="ways",
+        title="By way of leaving",
+        shows="Cancel latency by how the user left, and by where the request was then: median "
+        "(dot), p90 (diamond), p99 (bar). An arrow: never stopped while it was watched.",
+        good="short times, alike in every row: a server that sees a closed connection at once may "
+        "overlook one that is only silent.",
+    )
+    rows = [*_rows(run, "way", WAYS), *_rows(run, "phase", PHASES)]
+    if not rows:
+        return section.without(why_not(run, ("cancel_latency_s",), ONLY_TOTALS))
+    table = PlainTable(
+        title="Cancel latency by way and phase",
+        shows="Ghosts were never stopped within the settle time.",
+        columns=("left", "requests", "ghosts", "median", "p99", "largest"),
+        rows=tuple(_cells(label, ghosts, metric) for label, ghosts, metric in rows),
+    )
+    medians = "; ".join(f"{label}: {figure_of(metric, 'p50')}" for label, _, metric in rows)
+    return section.drawn(
+        Picture(
+            name="ways",
+            figure=ladders([(label, metric) for label, _, metric in rows]),
+            alt=f"A ladder of quantiles of the cancel latency in each row. Medians: {medians}.",
+        ),
+        tables=(table,),
+    )
+
+
+def _rows(run: Run, kind: str, labels: Mapping[str, str]) -> list[tuple[str, int | None, Metric]]:
+    """One breakdown of the summary: label, ghosts (None: not told), cancel latency."""
+    found: list[Mapping[str, Any]] = run.summary.breakdown.get(f"cancel_latency_by_{kind}") or []
+    return [
+        (
+            labels.get(one[kind], str(one[kind])),
+            one.get("ghosts"),
+            msgspec.convert(one["cancel_latency_s"], Metric),
+        )
+        for one in found
+    ]
+
+
+def _cells(label: str, ghosts: int | None, metric: Metric) -> tuple[str, ...]:
+    figures = [figure_of(metric, key) for key in ("p50", "p99", "max")]
+    return (label, f"{metric.n:,}", DASH if ghosts is None else f"{ghosts:,}", *figures)
+
+
+def recovery(run: Run) -> Section:
+    tokens = control_answer_tokens(run.frames.manifest)
+    after = "" if tokens is None else f", here after {tokens:,} tokens, as the workload says"
+    section = Section(
+        name="recovery",
+        title="How soon the slot worked for another request",
+        shows="A probe waits for a slot. Each dot is one trial: from the moment a user left to the "
+        "probe's first token (abandon), the probe on an idle server (unloaded), and the same queue "
+        f"when nobody leaves (control): then the probe waits for a filler's natural end{after}. "
+        "The box holds the middle half, its line is the median.",
+        good="abandon close to unloaded, and far from control.",
+    )
+    waited = probes(run.frames.requests)
+    if waited.empty:
+        return section.without("No trial of this run is valid.")
+    return section.drawn(
+        Picture(
+            name="recovery",
+            figure=curves.slot_recovery(waited),
+            alt="One dot for each trial in three rows: unloaded, abandon and control. Recovery: "
+            + median_and_p99(run.metrics.get("slot_recovery_s")),
+        )
+    )

@@ -1,0 +1,261 @@
+"""The server and the load over time, the users who stayed, and the measurement floor.
+
+What the server showed of itself comes from its step log, else from what was scraped. A step's
+numbers are those with which it began, and hold until the next one begins. An idle engine makes no
+steps, so the step log ends with the last request; what was scraped after it shows whether
+everything came back.
+"""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from dashboards.figures import timeline
+from dashboards.figures.canvas import Floats
+from dashboards.figures.ladders import ladders
+from dashboards.figures.timeline import Marks, Series, column_series, levels_in_words, min_max
+from dashboards.sections.section import CLIENT_TIMES, Picture, Section, median_and_p99
+from dashboards.source import Run
+
+Points = tuple[Floats, Floats]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvUsage:
+    """KV cache in use: in blocks where the server counts them, else as a share."""
+
+    series: Series
+    total: int | None
+    unit: str
+
+
+def slots(run: Run) -> Section:
+    section = Section(
+        name="slots",
+        title="Batch slots over time",
+        shows="Requests in a slot and in the queue; each mark on the axis is a user who left, each "
+        "triangle a request that was preempted.",
+        good="slots stay full while requests wait, and nothing is left when the load has ended.",
+    )
+    running = _requests_in(run, "running")
+    if running is None:
+        return section.without("No step log, and no scrape showed how many requests ran.")
+    waiting = _requests_in(run, "waiting")
+    series = {"running": running} | ({} if waiting is None else {"waiting": waiting})
+    marks = _marks(run)
+    return section.drawn(
+        Picture(
+            name="slots",
+            figure=timeline.batch_slots(running, waiting, marks, run.clock),
+            alt=f"Requests over the run, {levels_in_words(series)} {marks.text}",
+            note=timeline.notes(list(series.values()), marks),
+        )
+    )
+
+
+def kv(run: Run) -> Section:
+    section = Section(
+        name="kv",
+        title="KV cache over time",
+        shows="How much of the KV cache is held by requests; marks as above.",
+        good="it falls with every abandon and ends where it began.",
+    )
+    usage = _kv_usage(run)
+    if usage is None:
+        return section.without("No step log, and no scrape showed the KV cache.")
+    marks = _marks(run)
+    return section.drawn(
+        Picture(
+            name="kv",
+            figure=timeline.kv_blocks(
+                usage.series, marks, run.clock, unit=usage.unit, total=usage.total
+            ),
+            alt="KV cache over the run, "
+            f"{levels_in_words({usage.unit: usage.series})} {marks.text}",
+            note=timeline.notes([usage.series], marks),
+        )
+    )
+
+
+def _marks(run: Run) -> Marks:
+    abandons = run.frames.requests["abandoned_ns"].dropna()
+    return Marks(
+        abandons=run.clock.seconds(abandons), preemptions=run.clock.seconds(_preempted_ns(run))
+    )
+
+
+def hardware(run: Run) -> Section:
+    section = Section(
+        name="hardware",
+        title="Processor and GPU over time",
+        shows="How busy the server's processes were, the load, and the GPU where there is one.",
+        good="the load's processes leave the server room; a busy load measures itself.",
+    )
+    pictures = [*_gpu_pictures(run), *_cpu_pictures(run)]
+    if not pictures:
+        return section.without("Neither processor nor GPU were sampled in this run.")
+    if run.frames.gpu.empty:
+        section = section.without("No GPU was sampled, so only the processor is shown.")
+    return section.drawn(*pictures)
+
+
+def _gpu_pictures(run: Run) -> list[Picture]:
+    if run.frames.gpu.empty:
+        return []
+    cards = list(run.frames.gpu.groupby("gpu"))
+    kinds = (
+        ("utilisation", "GPU busy, share of time", 1.0),
+        ("memory_bytes", "GPU memory, GiB", 2.0**-30),
+        ("power_w", "GPU power, watts", 1.0),
+    )
+    pictures = []
+    for column, title, scale in kinds:
+        if run.frames.gpu[column].isna().all():
+            continue
+        series = {
+            f"GPU {number}": column_series(rows, column, run.clock, scale=scale)
+            for number, rows in cards
+        }
+        name = f"gpu-{column.partition('_')[0]}"
+        pictures.append(_lines(run, name, series, title, f"{title}, over the run."))
+    return pictures
+
+
+def _cpu_pictures(run: Run) -> list[Picture]:
+    if run.frames.cpu.empty:
+        return []
+    series = {
+        str(process): column_series(rows, "cores", run.clock)
+        for process, rows in run.frames.cpu.groupby("process")
+    }
+    alt = "Processor cores in use over the run, by process."
+    return [_lines(run, "cpu", series, "processor cores in use", alt)]
+
+
+def _lines(run: Run, name: str, series: dict[str, Series], y_title: str, alt: str) -> Picture:
+    return Picture(
+        name=name,
+        figure=timeline.lines(series, run.clock, y_title=y_title),
+        alt=f"{alt} {levels_in_words(series)}",
+        note=timeline.notes(list(series.values())),
+    )
+
+
+def survivors(run: Run) -> Section:
+    section = Section(
+        name="survivors",
+        title="What the other users felt",
+        shows="Times of users who were to stay to the end: median (dot), p90 (diamond), p99 (bar).",
+        good="no worse than in a run where nobody leaves; only a comparison of two runs can tell.",
+    )
+    present = [
+        (name, label, run.metrics[name])
+        for name, label in CLIENT_TIMES
+        if name in run.metrics and run.metrics[name].n
+    ]
+    if not present:
+        return section.without(
+            run.summary.not_measurable.get("ttft_s", "Nobody stayed to the end.")
+        )
+    said = " ".join(
+        f"{name[:-2].upper().replace('_', ' ')}: {median_and_p99(one)}" for name, _, one in present
+    )
+    return section.drawn(
+        Picture(
+            name="survivors",
+            figure=ladders([(label, one) for _, label, one in present]),
+            alt=f"Median, 90th and 99th percentile of the times of surviving users. {said}",
+        ),
+    )
+
+
+def lag(run: Run) -> Section:
+    section = Section(
+        name="lag",
+        title="The measurement floor",
+        shows="How late the load process noticed each tick of its own timer while there was load: "
+        "what the harness itself adds. Its 99th percentile is the floor.",
+        good="far below every figure above; a figure smaller than this is not to be believed.",
+    )
+    is_load = run.frames.client["t_ns"].between(run.clock.started_ns, run.clock.ended_ns)
+    ticks = run.frames.client[is_load]
+    if ticks.empty:
+        return section.without("The load did not watch itself in this run.")
+    series = {
+        f"load process {number}": column_series(rows, "lag_ns", run.clock, scale=1e-6)
+        for number, (_, rows) in enumerate(ticks.groupby("pid"), start=1)
+    }
+    floor = median_and_p99(run.metrics.get("client_lag_s"))
+    alt = f"Lag of the load process over the run, in milliseconds. {floor}"
+    return section.drawn(_lines(run, "lag", series, "late by, milliseconds", alt))
+
+
+def _requests_in(run: Run, role: str) -> Series | None:
+    """How many requests were `running` or `waiting` over time; None where nothing told it."""
+    found = _joined(_stepped(run, f"num_{role}"), _scraped(run, role))
+    return None if found is None else min_max(*found)
+
+
+def _preempted_ns(run: Run) -> pd.Series:
+    """When requests were preempted: by the lifecycle log; without one, the scrapes at which the
+    server's counter of preemptions had risen."""
+    events = run.frames.lifecycle
+    if not events.empty:
+        return events.loc[events["event"] == "preempted", "t_ns"]
+    values = _values(run, "preemptions")
+    return values.index.to_series()[values.diff().fillna(0.0) > 0]
+
+
+def _kv_usage(run: Run) -> KvUsage | None:
+    """KV blocks in use over time; a share of the cache where blocks are not shown; else None."""
+    config = run.manifest.target.config if run.manifest.target else None
+    total = (config or {}).get("num_blocks")
+    free = _joined(_stepped(run, "free_blocks"), _scraped(run, "free_blocks"))
+    if free is not None and total is not None:
+        x, blocks = free
+        return KvUsage(series=min_max(x, total - blocks), total=total, unit="blocks in use")
+    share = _scraped(run, "kv_usage")
+    if share is None:
+        return None
+    return KvUsage(series=min_max(*share), total=None, unit="share in use")
+
+
+def _joined(stepped: Points | None, scraped: Points | None) -> Points | None:
+    """The step log, then what was scraped after the last step."""
+    if stepped is None or scraped is None:
+        return stepped or scraped
+    is_later = scraped[0] > stepped[0][-1]
+    x, y = (np.append(a, b[is_later]) for a, b in zip(stepped, scraped, strict=True))
+    return x, y
+
+
+def _stepped(run: Run, column: str) -> Points | None:
+    steps = run.frames.steps.sort_values("started_ns")
+    if steps.empty:
+        return None
+    level = steps[column].to_numpy(dtype=np.float64)
+    x = run.clock.seconds(pd.concat([steps["started_ns"], steps["ended_ns"].tail(1)]))
+    return x, np.append(level, level[-1])
+
+
+def _scraped(run: Run, role: str) -> Points | None:
+    values = _values(run, role)
+    if values.empty:
+        return None
+    return run.clock.seconds(values.index.to_series()), values.to_numpy()
+
+
+def _values(run: Run, role: str) -> pd.Series:
+    """What the server showed under that role, by time; empty where it did not."""
+    metrics = run.manifest.target.spec.get("metrics", {}) if run.manifest.target else {}
+    source = metrics.get(role)
+    if source is None:
+        return pd.Series(dtype=np.float64)
+    scraped = run.frames.server_metrics
+    rows = scraped[scraped["name"] == source["name"]]
+    wanted = source.get("labels", {}).items()
+    is_wanted = [wanted <= json.loads(labels).items() for labels in rows["labels"]]
+    values: pd.Series = rows[np.array(is_wanted, dtype=bool)].groupby("t_ns")["value"].sum()
+    return values

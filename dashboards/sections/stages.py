@@ -1,0 +1,139 @@
+"""Where the time of a cancel goes: stage by stage, in time and in steps of the engine.
+
+A stage in steps is the number of step boundaries passed in it. A request that got no further than
+the beginning of a stage is censored there, in steps as in seconds.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from dashboards.figures.bars import STAGE_ROWS, STAGES, cancel_stages, open_at_most, stage_parts
+from dashboards.sections.section import Picture, PlainTable, Section, why_not
+from dashboards.source import Run
+from harness.analysis.cancellation import was_cancelled
+from harness.analysis.figure import Sample, describe
+from harness.analysis.step_log import StepTimes
+from harness.formatting import DASH, figure_of, quantity
+from harness.records import Metric
+
+# metric, from, to, columns of `cancellations` for the ends
+_ROWS: Final = (
+    ("detect_s", "the user leaves", "the server sees it", "t0_ns", "detected_ns"),
+    ("signal_s", "the server sees it", "its worker hears of it", "detected_ns", "heard_ns"),
+    ("wait_s", "the worker hears of it", "out of the batch", "heard_ns", "removed_ns"),
+    ("free_s", "out of the batch", "blocks reclaimed", "removed_ns", "freed_ns"),
+)
+
+
+def stages(run: Run) -> Section:
+    section = Section(
+        name="stages",
+        title="Where the time of a cancel goes",
+        shows="From the user's leaving to the last block given back, and on to the next request "
+        "in the slot, stage by stage. Each stage is summarised on its own, so a row need not add "
+        "up to the cancel latency.",
+        good="detect and signal well below a step, wait at most the step in progress, free next to "
+        "nothing, refill in the very next step.",
+    )
+    present = {name: run.metrics[name] for name, *_ in STAGES if name in run.metrics}
+    if not present:
+        names = tuple(name for name, *_ in STAGES)
+        return section.without(why_not(run, names, "This server tells no stages of a cancel."))
+    rows = [
+        f"{label[0].upper()}{label[1:]}: "
+        + ", ".join(f"{name[:-2]} {figure_of(one, key)}" for name, one in present.items())
+        for key, label in STAGE_ROWS
+    ]
+    return section.drawn(
+        Picture(
+            name="stages",
+            figure=cancel_stages(present),
+            alt=f"Stacked bars of the stages of a cancel. {'. '.join(rows)}.",
+            note=_not_drawn(present),
+        ),
+        tables=(stage_table(run.metrics, stages_in_steps(run.cancels, run.frames.steps)),),
+    )
+
+
+def _not_drawn(metrics: Mapping[str, Metric]) -> str | None:
+    """What the bars leave open, and every quantile that they leave out."""
+    rows = {label: stage_parts(metrics, key) for key, label in STAGE_ROWS}
+    said = []
+    if any(part.is_open for parts in rows.values() for part in parts.values()):
+        said.append(
+            "An arrow: known only to last longer, because so many requests were never stopped; the "
+            "row ends there."
+        )
+    if open_at_most(rows.values()) < math.inf:
+        said.append("There it is cut off and not to scale, to leave room for the stages before it.")
+    names = {
+        label: [name[:-2] for name, *_ in STAGES if name not in parts]
+        for label, parts in rows.items()
+    }
+    left_out = [f"{label} of {', '.join(those)}" for label, those in names.items() if those]
+    if left_out:
+        said.append(f"Not drawn: {'; '.join(left_out)}.")
+    return " ".join(said) or None
+
+
+def stage_table(metrics: Mapping[str, Metric], in_steps: Mapping[str, Metric]) -> PlainTable:
+    """A row for each stage that is known, with the refill of the slot and the whole."""
+    rows = [
+        _row(f"{start} \N{RIGHTWARDS ARROW} {end}", metrics[name], in_steps.get(name))
+        for name, start, end, _, _ in _ROWS
+        if name in metrics
+    ]
+    if whole := metrics.get("cancel_latency_s"):
+        rows.append(_row("in all: cancel latency", whole, metrics.get("cancel_latency_steps")))
+    if refill := metrics.get("slot_refill_s"):
+        label = "blocks reclaimed \N{RIGHTWARDS ARROW} refilled: the next one takes the slot"
+        rows.append((*_row(label, refill, None)[:-2], _next_schedule(metrics), DASH))
+    return PlainTable(
+        title="Stage by stage",
+        shows="For the requests that came as far as the stage. In steps: the number of engine step "
+        "boundaries that passed meanwhile.",
+        columns=("stage", "requests", "median", "p99", "in steps: median", "p99"),
+        rows=tuple(rows),
+    )
+
+
+def _row(label: str, metric: Metric, steps: Metric | None) -> tuple[str, ...]:
+    in_time = [figure_of(metric, key) for key in ("p50", "p99")]
+    in_steps = [DASH if steps is None else figure_of(steps, key, unit="") for key in ("p50", "p99")]
+    return (label, f"{metric.n:,}", *in_time, *in_steps)
+
+
+def _next_schedule(metrics: Mapping[str, Metric]) -> str:
+    share = metrics.get("refilled_next_schedule")
+    if share is None or share.mean is None:
+        return DASH
+    return f"next step: {quantity(share.mean, 'ratio')}"
+
+
+def stages_in_steps(cancels: pd.DataFrame, steps: pd.DataFrame) -> dict[str, Metric]:
+    """Each stage of `cancellations` in step boundaries passed; nothing without a step log."""
+    if steps.empty or cancels.empty:
+        return {}
+    times = StepTimes.of(steps)
+    has_begun = was_cancelled(cancels)
+    latency_ns = (cancels["cancel_latency_s"].fillna(0.0) * 1e9).round().astype("Int64")
+    found = {}
+    for name, _, _, start, end in _ROWS:
+        is_over = cancels[name].notna()
+        is_stuck = has_begun & ~is_over & cancels["censored"].astype(bool)
+        rows = cancels[is_over | is_stuck]
+        if len(rows):
+            seen = rows[end].where(is_over, rows["t0_ns"] + latency_ns)
+            passed = times.boundaries_passed(
+                rows[start].to_numpy(dtype=np.int64), seen.to_numpy(dtype=np.int64)
+            )
+            sample = Sample(
+                values=np.maximum(passed, 0).astype(float), censored=is_stuck[rows.index].to_numpy()
+            )
+            found[name] = describe(sample, unit="steps", method="exact")
+        has_begun = has_begun & is_over
+    return found

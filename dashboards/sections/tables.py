@@ -1,0 +1,160 @@
+"""The tables of a page: every figure with how it was obtained, the limits, and the accounts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from dashboards.sections.section import PlainTable
+from dashboards.verdict import Verdict
+from harness.analysis.agreement import Agreement
+from harness.analysis.audit import Entry
+from harness.analysis.value import Value
+from harness.export.tables import (
+    AGREEMENT_COLUMNS,
+    AUDIT_COLUMNS,
+    STAGE_COLUMNS,
+    agreement_cells,
+    audit_cells,
+    stage_cells,
+    value_cells,
+    value_columns,
+)
+from harness.formatting import DASH, SELF_EVIDENT_UNITS, bounded, interval, quantity
+from harness.records import Metric
+
+COLUMNS: Final = ("n", "censored", "mean", "p50", "p90", "p95", "p99", "max", "method")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """The text of a table's cell, and what stands in small type under it."""
+
+    text: str
+    under: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One metric: its cells in the order of `COLUMNS`, and what else is known about it."""
+
+    name: str
+    unit: str | None
+    cells: tuple[Cell, ...]
+    flag: str | None
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideBySide:
+    """Arms beside each other: a name for each, and a row of cells for each figure."""
+
+    title: str
+    arms: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+
+
+def limits_table(verdict: Verdict) -> PlainTable:
+    """The gate's checks one by one."""
+    return PlainTable(
+        title="The limits, one by one",
+        shows="The gate's verdict on each limit. A limit that lies within what the true value can "
+        "be is not decided, and that is no pass.",
+        columns=("limit", "verdict", "measured", "why"),
+        rows=verdict.checks,
+    )
+
+
+def value_tables(value: Value) -> list[PlainTable]:
+    """The worth of cancellation: savings, with a formula a row, then stages."""
+    return [
+        PlainTable(
+            title="What cancellation is worth",
+            shows=f'One load where cancellation is ignored ("{value.ignored}") and where it is '
+            f'honoured ("{value.honoured}"). The change is of paired rounds.',
+            columns=(*value_columns(value), "formula"),
+            rows=tuple((*value_cells(row), row.formula) for row in value.rows),
+        ),
+        PlainTable(
+            title="How long a cancel takes, stage by stage",
+            shows="Measured where it is honoured, beside the limits that the source gives.",
+            columns=STAGE_COLUMNS,
+            rows=tuple(stage_cells(stage) for stage in value.stages),
+        ),
+    ]
+
+
+def account_tables(agreement: Sequence[Agreement], counters: Sequence[Entry]) -> list[PlainTable]:
+    """Methods against each other, and counters against the clients' own counts; those with rows."""
+    tables = [
+        PlainTable(
+            title="Two methods for one quantity",
+            shows="The exact log against what is seen without it. Times may be off by the age "
+            'of the metrics page and the grain of few scrapes; "!" marks a difference that neither '
+            "explains.",
+            columns=AGREEMENT_COLUMNS,
+            rows=tuple(agreement_cells(one) for one in agreement),
+        ),
+        PlainTable(
+            title="The server's counters, audited",
+            shows="How far each counter had to move by the clients' counts, and how far it did.",
+            columns=AUDIT_COLUMNS,
+            rows=tuple(audit_cells(entry) for entry in counters),
+        ),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def metric_rows(
+    metrics: Mapping[str, Metric], flags: Mapping[str, str], *, of: str | None = None
+) -> tuple[Row, ...]:
+    """A row for each metric, in the order given. `flags`: why some are not to be believed. `of`:
+    the arm, where there are several."""
+    before = "" if of is None else f"{of}: "
+    return tuple(_row(before + name, one, flags.get(name)) for name, one in metrics.items())
+
+
+def _row(name: str, metric: Metric, flag: str | None) -> Row:
+    is_evident = metric.unit in SELF_EVIDENT_UNITS
+    unit = metric.unit if is_evident else ""
+    figures = [
+        Cell(text=bounded(metric, key, unit=unit), under=interval(metric, key, unit=unit))
+        for key in ("p50", "p90", "p95", "p99", "max")
+    ]
+    mean_limits = interval(metric, "mean", unit=unit) or _one_sided(metric)
+    return Row(
+        name=name,
+        unit=None if is_evident else metric.unit,
+        cells=(
+            Cell(text=f"{metric.n:,}"),
+            Cell(text=f"{metric.n_censored:,}"),
+            Cell(text=bounded(metric, "mean", unit=unit), under=mean_limits),
+            *figures,
+            Cell(text=metric.method, under=None if metric.bound == "point" else metric.bound),
+        ),
+        flag=flag,
+        remarks=(() if metric.of is None else (f"of {metric.of}",))
+        + tuple(
+            f"no interval of {key.removesuffix('_ci95')}: not enough data, {fewest:,} would be"
+            for key, fewest in metric.needs.items()
+        )
+        + tuple(f"{name}: {_other(value, metric)}" for name, value in metric.others.items()),
+    )
+
+
+def _one_sided(metric: Metric) -> str | None:
+    if metric.upper95 is not None:
+        return f"at most {quantity(metric.upper95, metric.unit)}"
+    if metric.lower95 is not None:
+        return f"at least {quantity(metric.lower95, metric.unit)}"
+    return None
+
+
+def _other(value: object, metric: Metric) -> str:
+    """A figure by another method: a number, or a metric of its own."""
+    if isinstance(value, Mapping):
+        other = msgspec.convert(value, Metric)
+        figures = [f"{key} {bounded(other, key)}" for key in ("mean", "p50", "p99")]
+        return ", ".join([*(text for text in figures if DASH not in text), f"n {other.n:,}"])
+    return quantity(value, metric.unit) if isinstance(value, int | float) else str(value)

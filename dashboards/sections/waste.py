@@ -1,0 +1,161 @@
+"""Tokens that nobody read: by when a user left, and by what the request was doing then."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from dashboards.figures.bars import WasteBar, waste_bars
+from dashboards.sections.cancel import PHASES
+from dashboards.sections.section import Picture, PlainTable, Section, median_and_p99, why_not
+from dashboards.source import Run
+from harness.analysis.cancellation import is_unfinished
+from harness.formatting import quantity
+
+MOST_BARS: Final = 10
+PARTS: Final = ["wasted_in_flight_tokens", "wasted_after_close_tokens"]
+_SPENT: Final = ["slot_seconds", "gpu_seconds"]
+_LOWER: Final = "≥: at least so many; some requests were still held when the watching ended."
+
+
+def waste(run: Run) -> Section:
+    """By abandon point and by phase, and the time that went the same way."""
+    section = Section(
+        name="waste",
+        title="Tokens for nobody",
+        shows="Mean tokens per abandoned request that were generated and never read, by how many "
+        "the user had read before leaving, and by what the server was doing then.",
+        good="small bars of one height wherever the user leaves; after the close no more than the "
+        "one step in flight.",
+    )
+    pictures = [*_by_point(run), *_by_phase(run)]
+    if not pictures:
+        names = (*reversed(PARTS), "wasted_tokens")
+        return section.without(
+            why_not(run, names, "This server does not tell what it generated for each request.")
+        )
+    return section.drawn(*pictures, tables=_time_table(run.cancels))
+
+
+def _by_point(run: Run) -> list[Picture]:
+    points = run.summary.breakdown.get("waste_by_abandon_point") or []
+    is_open = is_unfinished(run.cancels)
+    bars = point_bars(points, unfinished=set(run.cancels.loc[is_open, "planned_abandon"].dropna()))
+    if not bars:
+        return []
+    said = []
+    if len(points) > len(bars):
+        said.append(
+            f"{len(points):,} abandon points, in {len(bars)} groups of about as many requests."
+        )
+    return [
+        Picture(
+            name="waste",
+            figure=waste_bars(bars, x_title="tokens the user was to read before leaving"),
+            alt="Stacked bars of wasted tokens for each abandon point. "
+            + median_and_p99(run.metrics.get("wasted_tokens")),
+            note=" ".join([*said, *_about_bounds(bars)]) or None,
+        )
+    ]
+
+
+def _by_phase(run: Run) -> list[Picture]:
+    bars = phase_bars(run.cancels)
+    if not bars:
+        return []
+    said = "; ".join(f"{bar.label}: {bar.text}" for bar in bars)
+    return [
+        Picture(
+            name="waste-phase",
+            figure=waste_bars(bars, x_title="where the request was when its user left"),
+            alt=f"Stacked bars of mean wasted tokens for each phase. {said}.",
+            note=" ".join(_about_bounds(bars)) or None,
+        )
+    ]
+
+
+def _about_bounds(bars: Sequence[WasteBar]) -> list[str]:
+    return [_LOWER] if any(bar.text.startswith("≥") for bar in bars) else []
+
+
+def point_bars(
+    points: Sequence[Mapping[str, Any]],
+    most: int = MOST_BARS,
+    unfinished: Collection[int] = (),
+) -> list[WasteBar]:
+    """A bar for each abandon point; beyond `most`, neighbours are put together so that each bar
+    stands for about as many requests. A point in `unfinished` gives a lower bound."""
+    if not points:
+        return []
+    counts = np.array([point["n"] for point in points])
+    if len(points) <= most:
+        groups = np.arange(len(points))
+    else:
+        groups = np.minimum((np.cumsum(counts) - counts / 2) * most // counts.sum(), most - 1)
+    bars = []
+    for group in np.unique(groups):
+        those = [point for point, of in zip(points, groups, strict=True) if of == group]
+        first, last = those[0]["planned_abandon"], those[-1]["planned_abandon"]
+        weights = [point["n"] for point in those]
+        in_flight, after_close = (
+            float(np.average([point[name] for point in those], weights=weights))
+            for name in ("in_flight_mean", "after_close_mean")
+        )
+        is_lower = any(point["planned_abandon"] in unfinished for point in those)
+        label = f"{first:,}" if first == last else f"{first:,} to {last:,}"
+        bars.append(_bar(label, sum(weights), in_flight, after_close, is_lower=is_lower))
+    return bars
+
+
+def phase_bars(cancels: pd.DataFrame) -> list[WasteBar]:
+    """A bar for each phase in which a user left, from the requests whose waste is known."""
+    return [
+        _bar(
+            f"{label} ({len(rows):,})",
+            len(rows),
+            *(float(rows[name].mean()) for name in PARTS),
+            is_lower=bool(is_unfinished(rows).any()),
+        )
+        for label, rows in _by_label(cancels.dropna(subset=PARTS))
+    ]
+
+
+def _by_label(cancels: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    found = [(label, cancels[cancels["phase"] == phase]) for phase, label in PHASES.items()]
+    return [(label, rows) for label, rows in found if len(rows)]
+
+
+def _bar(label: str, n: int, in_flight: float, after_close: float, *, is_lower: bool) -> WasteBar:
+    total = in_flight + after_close
+    return WasteBar(
+        label=label,
+        n=n,
+        total=total,
+        parts=(in_flight, after_close),
+        text=_shown(total, "", is_lower=is_lower),
+    )
+
+
+def _shown(value: float, unit: str, *, is_lower: bool) -> str:
+    return ("≥ " if is_lower else "") + quantity(value, unit)
+
+
+def _time_table(cancels: pd.DataFrame) -> tuple[PlainTable, ...]:
+    """How long an abandoned request kept its slot and used the engine, by phase."""
+    rows = []
+    for label, those in _by_label(cancels.dropna(subset=_SPENT)):
+        is_lower = bool(is_unfinished(those).any())
+        means = [_shown(float(those[name].mean()), "s", is_lower=is_lower) for name in _SPENT]
+        rows.append((label, f"{len(those):,}", *means))
+    if not rows:
+        return ()
+    return (
+        PlainTable(
+            title="Time for nobody, by where the request was",
+            shows="Means per abandoned request, after its user had left: how long it kept its "
+            "batch slot, and its share of the time of the engine's steps.",
+            columns=("left", "requests", "slot time", "step time"),
+            rows=tuple(rows),
+        ),
+    )

@@ -1,0 +1,161 @@
+"""From a folder of runs to one HTML file: how the figures moved from run to run."""
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dashboards.figures.history import over_runs
+from dashboards.page import document, save
+from dashboards.run_history import Group, PastRun, Track, read_history, tracks
+from dashboards.sections.section import Picture, PlainTable, Section
+from dashboards.verdict import workload_limits
+from harness.errors import ConfigError
+from harness.formatting import DASH, bounded, quantity
+from harness.gate.limits import RUN, Limit
+from harness.metrics import METRICS, spoken
+
+WRITTEN: Final = "%Y-%m-%d %H:%M"
+Key = tuple[str, str]  # metric and figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trend:
+    """What the page says about one group."""
+
+    anchor: str
+    title: str
+    sentence: str
+    flawed: Sequence[tuple[str, str]]
+    changes: Sequence[tuple[str, str]]
+    sections: Sequence[Section]
+    table: PlainTable
+
+    @property
+    def beside(self) -> str:
+        """How many runs and changes stand beside the pictures."""
+        parts = (
+            (self.flawed, f"{quantity(len(self.flawed), 'runs')} not joined"),
+            (self.changes, f"{quantity(len(self.changes), 'changes')} of what was run"),
+        )
+        return ", ".join(text for those, text in parts if those)
+
+
+def write_trend(folder: Path, output: Path) -> None:
+    """Raises `ConfigError` where the folder cannot be read or the page not be written."""
+    history = read_history(folder)
+    trends = [_trend(group, f"group{number}") for number, group in enumerate(history.groups)]
+    html = document(
+        "trend.html.j2",
+        {trend.anchor: trend.sections for trend in trends},
+        folder=folder.resolve().name,
+        num_runs=quantity(sum(len(group.runs) for group in history.groups), "runs"),
+        trends=trends,
+        skipped=history.skipped,
+    )
+    save(html, output)
+
+
+def _trend(group: Group, anchor: str) -> Trend:
+    found, changes = tracks(group), group.changes()
+    limits = _limits(group.runs[-1])
+    return Trend(
+        anchor=anchor,
+        title=f"{group.workload} on {group.engine}, {group.model}",
+        sentence=_sentence(group),
+        flawed=[(run.name, run.flaw) for run in group.runs if run.flaw is not None],
+        changes=[(f"{run.at:{WRITTEN}} {run.name}", text) for run, text in changes],
+        sections=[
+            _section(key, of, _limits_on(limits, key, found), changes) for key, of in found.items()
+        ],
+        table=_table(group, found, {run.name for run, _ in changes}),
+    )
+
+
+def _sentence(group: Group) -> str:
+    newest, n = group.runs[-1], len(group.runs)
+    if n == 1:
+        return f"One run, of {newest.at:{WRITTEN}}: the first point of a trend."
+    since = f"{n} runs from {group.runs[0].at:{WRITTEN}} to {newest.at:{WRITTEN}}."
+    if newest.flaw is not None:
+        return f"{since} The newest says nothing about the server: {newest.flaw}."
+    return since
+
+
+def _limits(run: PastRun) -> list[Limit]:
+    """The limits of a run's workload that are on a figure by itself."""
+    lines = (run.workload.get("gate") or {}).get("limits") or []
+    try:
+        found = workload_limits(lines, run.workload)
+    except ConfigError:
+        return []  # the gate says what is wrong; here there is no line to draw
+    return [limit for limit in found if limit.against is None]
+
+
+def _limits_on(limits: Sequence[Limit], key: Key, keys: Mapping[Key, object]) -> list[Limit]:
+    """The limits to draw over a figure: on it, or (over the metric's first figure) on a figure
+    without a picture."""
+    metric, figure = key
+    first = next(other for other in keys if other[0] == metric)
+    return [
+        limit
+        for limit in limits
+        if limit.metric == metric
+        and (limit.key == figure or (key == first and (metric, limit.key) not in keys))
+    ]
+
+
+def _section(
+    key: Key, of: Sequence[Track], limits: Sequence[Limit], changes: Sequence[tuple[PastRun, str]]
+) -> Section:
+    metric, figure = key
+    name, about = spoken(metric, figure), METRICS[metric]
+    newest = "; ".join(
+        ("" if track.side == RUN else f"{track.side}: ") + bounded(track.points[-1].metric, figure)
+        for track in of
+    )
+    picture = Picture(
+        name=f"{metric}-{figure}",
+        figure=over_runs(of, limits, {run.at: text for run, text in changes}),
+        alt=f"{name} of each run over time. The newest: {newest}",
+        note=f"The newest: {newest}",
+    )
+    return Section(
+        name=f"{metric}-{figure}",
+        title=name[0].upper() + name[1:],
+        shows=f"{about.shows} {_of_each(figure)}",
+        good=about.good or "",
+        pictures=(picture,),
+    )
+
+
+def _of_each(figure: str) -> str:
+    if figure == "mean":
+        return "A point is a run."
+    share = {"p50": "half", "p99": "99 of 100"}[figure]
+    return f"A point is a run: the value that {share} in it did not exceed."
+
+
+def _table(
+    group: Group, found: Mapping[Key, Sequence[Track]], changed: Container[str]
+) -> PlainTable:
+    return PlainTable(
+        title="Every run",
+        shows="The newest first. What changed since the run before stands under the pictures.",
+        columns=("run", "written (UTC)", "is", *(" ".join(key) for key in found)),
+        rows=tuple(row for run in reversed(group.runs) for row in _rows(run, list(found), changed)),
+    )
+
+
+def _rows(run: PastRun, keys: Sequence[Key], changed: Container[str]) -> Iterator[tuple[str, ...]]:
+    state = "valid" if run.flaw is None else run.flaw.partition(":")[0]
+    for side, of in run.measured.sides.items():
+        yield (
+            run.name if side == RUN else f"{run.name}, {side}",
+            f"{run.at:{WRITTEN}}",
+            f"{state}, changed" if run.name in changed else state,
+            *(
+                bounded(of.metrics[metric], figure) if metric in of.metrics else DASH
+                for metric, figure in keys
+            ),
+        )

@@ -1,0 +1,99 @@
+"""One page of each kind, made of made-up runs: what `test_pages` holds to the committed texts.
+
+`python -m tests.dashboards.pages` writes these texts anew; read the difference before it is
+committed.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from tests.dashboards.reading import Page, page_by
+from tests.made_up.arms import save_arms
+from tests.made_up.changed import without_metrics
+from tests.made_up.gated import GOOD, latency, save_night
+from tests.made_up.played import save_played
+from tests.made_up.run import save_judged
+
+TEXTS: Final = Path(__file__).parent / "texts"
+STEADY: Final = {"is_steady": True, "rule": "MSER-5", "warmup_s": 0.1, "steady_tps": 400.0}
+
+
+def plain(folder: Path) -> Page:
+    said = [{"level": level, "text": f"{level} text"} for level in ("warning", "info")]
+    return page_by("report", save_played(folder / "run", validity=said, steady=STEADY))
+
+
+def ghosts(folder: Path) -> Page:
+    return page_by("report", save_played(folder / "run", ghosts=6, gpu=True))
+
+
+def many(folder: Path) -> Page:
+    return page_by("report", save_played(folder / "run", abandons=750, ghosts=40))
+
+
+def black_box(folder: Path) -> Page:
+    hidden = {"detect_s": "this server tells no stages", "ghost_rate": "nor ghosts"}
+    return page_by("report", save_played(folder / "run", lifecycle=False, not_measurable=hidden))
+
+
+def nothing(folder: Path) -> Page:
+    return page_by("report", save_played(folder / "run", abandons=0))
+
+
+def invalid(folder: Path) -> Page:
+    said = [{"level": "invalid", "text": "the client was too late"}]
+    runs = [save_played(folder / "run", validity=said), save_played(folder / "other")]
+    runs.append(save_played(folder / "broken", status="target_failed"))
+    return page_by("report", *runs)
+
+
+def arms(folder: Path) -> Page:
+    return page_by("report", save_arms(folder, kind="abandon"))
+
+
+def frontier(folder: Path) -> Page:
+    return page_by("report", save_arms(folder, kind="chunk_frontier"))
+
+
+def comparison(folder: Path) -> Page:
+    """Of the third run no parts of the waste are known."""
+    runs = [save_judged(folder / "before"), save_judged(folder / "after", step_ms=20, freed_ms=131)]
+    runs.append(without_metrics(save_judged(folder / "third"), "wasted_in_flight_tokens"))
+    return page_by("compare", *runs)
+
+
+def trend(folder: Path) -> Page:
+    """With a run that is not joined, one that is known only to be more, and a change."""
+    runs = folder / "runs"
+    save_night(runs, 0, 0.020, others=GOOD)
+    save_night(runs, 1, 0.021, of={"status": "interrupted"})
+    save_night(runs, 2, latency(0.02, p99=None, n_censored=20, lower_bounds={"p99": 2.0}))
+    save_night(runs, 3, 0.020, versions={"walkaway": "2"})
+    (runs / "notes").mkdir()
+    return page_by("trend", runs)
+
+
+PAGES: Final[dict[str, Callable[[Path], Page]]] = {
+    one.__name__: one
+    for one in (
+        *(plain, ghosts, many, black_box, nothing, invalid, arms, frontier, comparison, trend),
+    )
+}
+
+
+def told(name: str, folder: Path) -> str:
+    """All that the page tells; the folder it was made in is no part of it."""
+    return PAGES[name](folder).told().replace(str(folder), "FOLDER")
+
+
+def write() -> None:
+    TEXTS.mkdir(exist_ok=True)
+    for name in PAGES:
+        with TemporaryDirectory() as folder:
+            (TEXTS / f"{name}.txt").write_text(told(name, Path(folder)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

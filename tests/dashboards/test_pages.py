@@ -1,0 +1,29 @@
+"""Everything that a page of each kind tells, text and figures, against texts that are committed:
+`python -m tests.dashboards.pages` writes them anew."""
+
+from pathlib import Path
+
+import plotly.graph_objects as go
+import pytest
+
+from tests.dashboards.pages import PAGES, TEXTS, told
+from tests.dashboards.reading import page_by
+from tests.made_up.played import save_played
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_tells_what_it_told_before(name: str, tmp_path: Path) -> None:
+    assert told(name, tmp_path) == (TEXTS / f"{name}.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["ghosts", "arms", "frontier", "comparison", "trend"])
+def test_plotly_knows_every_word_of_the_figures(name: str, tmp_path: Path) -> None:
+    figures = PAGES[name](tmp_path).figures()
+    assert figures
+    for figure in figures.values():
+        go.Figure(figure)  # raises ValueError for a property that there is not
+
+
+def test_the_page_is_small(tmp_path: Path) -> None:
+    page_by("report", save_played(tmp_path / "run", abandons=750))
+    assert (tmp_path / "run" / "report.html").stat().st_size < 2_000_000

@@ -1,0 +1,119 @@
+"""What the sections of a report must not make look better, or clearer, than it was."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from dashboards.sections.cancel import recovery
+from dashboards.sections.stages import stage_table, stages_in_steps
+from dashboards.source import Run, read_run
+from tests.dashboards.reading import page_by
+from tests.made_up.changed import change, change_metric, change_workload, without_an_end
+
+MakeRun = Callable[..., Path]
+
+
+def run_of(path: Path) -> Run:
+    run = read_run(path)
+    assert isinstance(run, Run)
+    return run
+
+
+def test_a_stage_in_steps_is_the_boundaries_that_passed_in_it(make_run: MakeRun) -> None:
+    run = run_of(make_run())
+    steps = stages_in_steps(run.cancels, run.frames.steps)
+    medians = {name: metric.p50 for name, metric in steps.items()}
+    # Seen and heard within the step in which the user leaves; out of the batch at its end.
+    assert medians == {"detect_s": 0, "signal_s": 0, "wait_s": 1, "free_s": 0}
+    assert {metric.n for metric in steps.values()} == {30}
+
+
+def test_a_ghost_is_censored_in_the_stage_that_it_never_left(make_run: MakeRun) -> None:
+    run = run_of(make_run(ghosts=12))
+    steps = stages_in_steps(run.cancels, run.frames.steps)
+    assert (steps["detect_s"].n, steps["detect_s"].n_censored) == (30, 9)  # three of the 12 stay
+    assert (steps["wait_s"].n, steps["wait_s"].n_censored) == (21, 0)
+    assert steps["detect_s"].p99 is None
+
+
+def test_without_a_step_log_there_are_times_only(make_run: MakeRun) -> None:
+    run = run_of(make_run())
+    assert stages_in_steps(run.cancels, pd.DataFrame()) == {}
+    rows = stage_table(run.metrics, {}).rows
+    assert rows[2][1:] == ("30", "11 ms", "12 ms", "\N{EN DASH}", "\N{EN DASH}")
+    assert rows[4][2:] == ("13.1 ms", "13.1 ms", "1", "1")
+
+
+def test_every_quantile_that_the_stages_leave_out_is_named(make_run: MakeRun) -> None:
+    run = make_run(ghosts=30)
+    metrics = json.loads((run / "summary.json").read_text())["metrics"]
+    never = {"unit": "s", "n": 30, "n_censored": 30, "method": "exact"}
+    metrics["signal_s"] = {**never, "lower_bounds": {"p50": 2.0, "p99": 2.0}}
+    del metrics["wait_s"], metrics["free_s"]
+    change(run, "summary.json", metrics=metrics)
+    page = page_by("report", run)
+    left_out = "wait, free, slot_refill"
+    assert f"Not drawn: median of {left_out}; 99th percentile of {left_out}." in page.body
+    assert page.figures()["run0-stages"]["layout"]["showlegend"]
+    assert "Median: detect 1 ms, signal > 2 s" in page.alts()["run0-stages"]
+
+
+def test_what_an_endless_request_wasted_is_a_lower_bound_everywhere(make_run: MakeRun) -> None:
+    run = make_run(ghosts=1)
+    without_an_end(run, "u-0")
+    page = page_by("report", run)
+    drawn = page.figures()
+    assert [text[0] for text in drawn["run0-waste"]["data"][-1]["text"]] == ["≥", "1", "1"]
+    assert [text[0] for text in drawn["run0-waste-phase"]["data"][-1]["text"]] == ["≥"]
+    assert "some requests were still held when the watching ended" in page.body
+    (row,) = (line for line in page.texts("tr") if line.startswith("in prefill") and " ms" in line)
+    assert row.count("≥") == 2
+    assert "≥" in page.alts()["run0-waste-phase"]
+
+
+def test_a_request_that_was_not_watched_to_the_end_was_not_seen_stopped(make_run: MakeRun) -> None:
+    run = make_run(status="interrupted")
+    without_an_end(run, "u-38")  # the last user to leave
+    window = json.loads((run / "manifest.json").read_text())["window"]
+    change(run, "manifest.json", window=window | {"settled_ns": window["load_ended_ns"]})
+    change_metric(run, "ghost_rate", n=29)
+    body = page_by("report", run).body
+    assert "29 of 30 abandoned requests were stopped, 1 are not known." in body
+    assert "as it should be" not in body
+
+
+def test_the_slots_are_followed_from_the_first_step_until_all_are_free(make_run: MakeRun) -> None:
+    running = page_by("report", make_run()).figures()["run0-slots"]["data"][0]
+    x, y = running["x"], running["y"]
+    assert x == sorted(x)
+    assert (x[0], y[0]) == (0.0, 4)  # four came at once, and the first step began with them
+    assert x[1] == pytest.approx(0.020)
+    last_step = max(n for n, t in enumerate(x) if y[n] > 0)
+    assert x[last_step] % 0.020 == pytest.approx(0.019)  # and the last shows until its end
+    assert (max(y), y[-1]) == (4, 0)  # scraped, after the last
+
+
+def test_the_lag_is_that_of_the_load(make_run: MakeRun) -> None:
+    run = make_run()
+    (lag,) = page_by("report", run).figures()["run0-lag"]["data"]
+    window = json.loads((run / "manifest.json").read_text())["window"]
+    assert max(lag["x"]) <= (window["load_ended_ns"] - window["load_started_ns"]) / 1e9
+
+
+def test_a_bound_of_one_side_stands_under_its_share(make_run: MakeRun) -> None:
+    run = make_run()
+    share = {"unit": "ratio", "n": 500, "mean": 1.0, "lower95": 0.994, "method": "exact"}
+    change_metric(run, "refilled_next_schedule", **share)
+    cells = page_by("report", run).texts("td")
+    assert "100 %at least 99.4 %" in cells
+    assert "0 %at most 3.1 %" in cells  # ghosts
+
+
+def test_the_control_is_said_to_be_the_workloads_choice(make_run: MakeRun) -> None:
+    run = make_run()
+    change_workload(run, load={"control_answer_tokens": 64})
+    said = "a filler's natural end, here after 64 tokens, as the workload says"
+    assert said in recovery(run_of(run)).shows
