@@ -1,4 +1,4 @@
-"""May two figures be compared? Arms, `compare`, `trend` and the gate give one answer."""
+"""May two figures be compared, and two runs? Arms, `compare`, `trend` and the gate agree."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from dashboards.run_history import PastRun, Point, may_be_joined, read_past_run
-from harness.analysis.comparable import why_not_figures
+from harness.analysis.comparable import (
+    manifest_remarks,
+    step_remark,
+    why_not_figures,
+    why_not_runs,
+)
 from harness.analysis.compare import pair_of
 from harness.analysis.pool import differences
 from harness.gate.judge import Verdict
@@ -116,3 +121,88 @@ def test_the_reason_is_said(why: str) -> None:
 
 def test_figures_without_tokens_are_compared_however_tokens_were_counted() -> None:
     assert why_not_figures("ttft_s", figure(), figure(), ("usage", "events")) is None
+
+
+# Runs.
+
+MANIFEST: dict[str, Any] = {
+    "seed": 1,
+    "workload": {"name": "demo", "load": {"kind": "abandon", "stay_share": 0.2}},
+    "target": {"engine": "reference", "model": "tiny", "config": {"max_num_seqs": 8}},
+    "hardware": {"cpu": "slow", "cores": 2, "platform": "Linux"},
+    "versions": {"walkaway": "1"},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "said"),
+    [
+        ({"seed": 2}, "info", "different seeds: 1 and 2"),
+        (
+            {"workload": {"name": "demo", "load": {"kind": "abandon", "stay_share": 0.5}}},
+            "warning",
+            "not the same [load]: stay_share 0.2 / 0.5",
+        ),
+        (
+            {"target": MANIFEST["target"] | {"model": "large"}},
+            "warning",
+            "different models: tiny and large",
+        ),
+        (
+            {"target": MANIFEST["target"] | {"engine": "vllm"}},
+            "warning",
+            "different kinds of server: reference and vllm",
+        ),
+        (
+            {"target": MANIFEST["target"] | {"config": {"max_num_seqs": 16}}},
+            "warning",
+            "different numbers of batch slots: 8 and 16",
+        ),
+        (
+            {"target": MANIFEST["target"] | {"config": {"max_num_seqs": 8, "faults": {"x": 1}}}},
+            "info",
+            "set up differently: faults None / {'x': 1}",
+        ),
+        (
+            {"target": MANIFEST["target"] | {"version": "0.2"}},
+            "info",
+            "different versions of the server: not known and 0.2",
+        ),
+        (
+            {"hardware": {"cpu": "fast", "cores": 2, "platform": "other"}},
+            "warning",
+            "different machines (cpu slow / fast)",
+        ),
+        ({"versions": {"walkaway": "2"}}, "info", "different versions: walkaway 1 / 2"),
+    ],
+)
+def test_what_is_said_of_two_manifests(changes: dict[str, Any], level: str, said: str) -> None:
+    (remark,) = manifest_remarks(MANIFEST, MANIFEST | changes)
+    assert remark.level == level
+    assert said in remark.text
+
+
+def test_alike_manifests_need_no_words() -> None:
+    assert not list(manifest_remarks(MANIFEST, MANIFEST))
+
+
+@pytest.mark.parametrize(
+    ("workload", "why"),
+    [
+        ({"name": "soak"}, "different workloads, `demo` and `soak`"),
+        ({"name": "demo", "load": {"kind": "cancel_storm"}}, "`abandon` and `cancel_storm`"),
+        (MANIFEST["workload"], None),
+    ],
+)
+def test_what_has_no_common_question_is_refused(workload: dict[str, Any], why: str | None) -> None:
+    found = why_not_runs(MANIFEST, MANIFEST | {"workload": workload})
+    assert (found is None) if why is None else (found is not None and why in found)
+
+
+def test_steps_of_another_length_are_told_of() -> None:
+    short, long = (Metric(unit="s", n=9, p50=p50, method="exact") for p50 in (0.020, 0.025))
+    remark = step_remark(short, long)
+    assert remark is not None
+    assert "a step takes 20 ms and 25 ms" in remark.text
+    assert step_remark(short, short) is None
+    assert step_remark(None, long) is None
