@@ -19,7 +19,7 @@ from harness.load.scenarios import CancelStormDirector, ChunkFrontierDirector
 from harness.load.slot_recovery import SlotRecoveryDirector
 from harness.load.users import AbandoningUser, PlannedUser, prepare
 from harness.web.page import extend_page, report_outcomes
-from harness.workload.plan import AbandonLoad, CancelStormLoad, ChunkFrontierLoad, SlotRecoveryLoad
+from harness.workload.load import AbandonLoad, CancelStormLoad, ChunkFrontierLoad, SlotRecoveryLoad
 
 __all__ = [
     "AbandoningUser",
@@ -65,11 +65,11 @@ def follow_plan(environment: Environment, **_: Any) -> None:
                 extend_page(environment, read_order(options))
             else:
                 report_outcomes(environment)
-        elif plan.open_loop is None:
+        elif plan.schedule is None:
             prepare(environment, options, plan, USERS[type(plan.load)])
         else:
             prepare(environment, options, plan, OpenLoopDirector)
-            share_out(environment, plan.open_loop)
+            share_out(environment, plan.schedule)
     except ConfigError as error:
         sys.stderr.write(f"walkaway: {error}\n")
         sys.exit(error.exit_code)

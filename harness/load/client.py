@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import httpx
+import msgspec
 
 from harness.load.connect import NoHandleLeftError
 from harness.load.connection import Connection, Limit
@@ -38,8 +39,10 @@ from harness.load.transport import (
     opened,
 )
 from harness.records import Delivery, Outcome, RequestRow, Role, Way, WireClose
-from harness.workload.abandon import LeaveRule, StepEstimate, Ticket
-from harness.workload.plan import LoadPlan, Timeouts
+from harness.workload.abandon import LeaveRule, RequestSpec
+from harness.workload.observed_latency import StepEstimate
+from harness.workload.plan import LoadPlan
+from harness.workload.workload import RunSettings
 
 _PROGRAM: Final = "import os\nwhile os.read(0, 4096): pass"
 
@@ -70,21 +73,20 @@ class StreamClient:
         self._held: list[Connection] = []
         headers = {
             "accept-encoding": "identity",
-            "connection": "keep-alive" if plan.keep_alive else "close",
+            "connection": "keep-alive" if plan.run.keep_alive else "close",
             "content-type": "application/json",
         }
         if api_key is not None:
             headers["authorization"] = f"Bearer {api_key}"
-        timeouts = plan.timeouts
-        self._transport = SocketTransport(ca_file=plan.ca_file, keep_alive=plan.keep_alive)
+        self._transport = SocketTransport(ca_file=plan.ca_file, keep_alive=plan.run.keep_alive)
         self._http = httpx.Client(
             transport=self._transport,
-            timeout=httpx.Timeout(timeouts.next_byte_s, connect=timeouts.connect_s),
+            timeout=httpx.Timeout(plan.run.timeout_s, connect=_connect_s(plan.run)),
             headers=headers | plan.headers,
             trust_env=False,
         )
         # For each request the same: once put together, it costs a fifth of what httpx takes for it.
-        self._url = httpx.URL(plan.url.rstrip("/") + plan.path)
+        self._url = httpx.URL(plan.url.rstrip("/") + plan.target.path)
         if self._url.scheme == "https":
             self._transport.load_trust()
         ours = (b"accept", b"x-request-id")
@@ -103,23 +105,23 @@ class StreamClient:
 
     def ask(
         self,
-        ticket: Ticket,
+        spec: RequestSpec,
         prompt: str,
         leave_rule: LeaveRule,
         keep: Callable[[RequestRow], None],
     ) -> None:
         """Send one request and see it through. `keep` gets its row, also if this call is killed."""
-        request = self._build(ticket, prompt)
+        request = self._build(spec, prompt)
         sent_ns = time.perf_counter_ns()
         stream = StreamMachine(
-            ticket,
+            spec,
             sent_ns=sent_ns,
-            continuous_usage=self._plan.continuous_usage,
-            usage_per_choice=self._plan.usage_per_choice,
+            continuous_usage=self._plan.target.continuous_usage,
+            usage_per_choice=self._plan.target.usage_per_choice,
         )
         self.open_streams += 1
         try:
-            self._see_through(request, ticket, stream, leave_rule, sent_ns)
+            self._see_through(request, spec, stream, leave_rule, sent_ns)
         except httpx.TimeoutException as error:
             stream.time_out(time.perf_counter_ns(), str(error))
         except (httpx.TransportError, EndlessEventError) as error:
@@ -145,21 +147,21 @@ class StreamClient:
     def _see_through(
         self,
         request: httpx.Request,
-        ticket: Ticket,
+        spec: RequestSpec,
         stream: StreamMachine,
         leave_rule: LeaveRule,
         sent_ns: int,
     ) -> None:
         think_ns = leave_rule(0)
-        first_limit, later_limit = limits(self._plan.timeouts, ticket.intent.delivery, sent_ns)
-        request.extensions |= {WAY: ticket.intent.way, LIMIT: first_limit}
-        if think_ns is not None and ticket.intent.counts_from_start:
+        first_limit, later_limit = limits(self._plan.run, spec.delivery, sent_ns)
+        request.extensions |= {WAY: spec.way, LIMIT: first_limit}
+        if think_ns is not None and spec.counts_from_start:
             request.extensions[LEAVES_AT_NS] = sent_ns + think_ns
         else:
             request.extensions[PATIENCE_NS] = think_ns
         try:
             with opened(self._transport, request) as connection:
-                exchange = self._exchange(ticket, stream, connection, leave_rule, later_limit)
+                exchange = self._exchange(spec, stream, connection, leave_rule, later_limit)
                 exchange.see_through(think_ns)
                 if connection.is_kept:
                     self._held.append(connection)
@@ -167,62 +169,65 @@ class StreamClient:
             t0_ns = time.perf_counter_ns()
             stream.leave(t0_ns, think_ns=think_ns or 0, wire_close=WireClose.UNOPENED)
 
-    def _build(self, ticket: Ticket, prompt: str) -> httpx.Request:
+    def _build(self, spec: RequestSpec, prompt: str) -> httpx.Request:
         body = request_body(
-            self._plan,
+            self._plan.target,
+            self._plan.model,
             prompt,
-            max_tokens=ticket.max_tokens,
-            delivery=ticket.intent.delivery,
-            n=ticket.intent.n,
-            temperature=0.0 if ticket.role is Role.CANARY else None,
+            max_tokens=spec.max_tokens,
+            delivery=spec.delivery,
+            n=spec.n,
+            temperature=0.0 if spec.role is Role.CANARY else None,
         )
-        is_stream = ticket.intent.delivery is Delivery.STREAM
+        is_stream = spec.delivery is Delivery.STREAM
         fields = [
-            (b"x-request-id", ticket.request_id.encode()),
+            (b"x-request-id", spec.request_id.encode()),
             (b"accept", b"text/event-stream" if is_stream else b"application/json"),
         ]
         return httpx.Request(
             "POST",
             self._url,
-            content=body,
+            content=msgspec.json.encode(body),
             headers=self._fields + fields,
             extensions={"timeout": self._timeout},
         )
 
     def _exchange(
         self,
-        ticket: Ticket,
+        spec: RequestSpec,
         stream: StreamMachine,
         connection: Connection,
         leave_rule: LeaveRule,
         later_limit: Limit | None,
     ) -> Exchange:
-        is_stream = ticket.intent.delivery is Delivery.STREAM
+        is_stream = spec.delivery is Delivery.STREAM
         return Exchange(
             connection,
             stream,
             StreamReader(stream, self.step) if is_stream else UnaryReader(stream),
             leave_rule=leave_rule,
-            way=ticket.intent.way or Way.FIN,
+            way=spec.way or Way.FIN,
             after_first_token=later_limit,
-            cancel=lambda: self._cancel_request(ticket.request_id),
+            cancel=lambda: self._cancel_request(spec.request_id),
         )
 
     def _cancel_request(self, request_id: str) -> CancelRequest:
-        assert self._plan.cancel_path is not None
-        url = cancel_url(self._plan.url, self._plan.cancel_path, request_id)
-        return CancelRequest(self._http, self._transport, url, self._plan.timeouts.connect_s)
+        assert self._plan.target.cancel_path is not None
+        url = cancel_url(self._plan.url, self._plan.target.cancel_path, request_id)
+        return CancelRequest(self._http, self._transport, url, _connect_s(self._plan.run))
 
 
-def limits(
-    timeouts: Timeouts, delivery: Delivery, sent_ns: int
-) -> tuple[Limit | None, Limit | None]:
+def _connect_s(run: RunSettings) -> float:
+    return run.connect_timeout_s or run.timeout_s
+
+
+def limits(run: RunSettings, delivery: Delivery, sent_ns: int) -> tuple[Limit | None, Limit | None]:
     """What holds until the first token, and what from there on."""
     total = first = None
-    if (total_s := timeouts.total_s) is not None:
+    if (total_s := run.total_timeout_s) is not None:
         complaint = f"the answer was not complete {total_s:g} s after the sending"
         total = first = Limit(sent_ns + int(total_s * 1e9), complaint)
-    if (first_s := timeouts.first_token_s) is not None and delivery is Delivery.STREAM:
+    if (first_s := run.first_token_timeout_s) is not None and delivery is Delivery.STREAM:
         first_token = Limit(
             sent_ns + int(first_s * 1e9), f"no token came {first_s:g} s after the sending"
         )

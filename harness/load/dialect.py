@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from harness.records import Delivery
-from harness.workload.plan import LoadPlan
+from harness.workload.target import Target
 
 DONE: Final = b"[DONE]"
 ABORT: Final = "abort"  # vLLM's finish reason of a request that was cancelled
@@ -82,28 +82,29 @@ decode_chunk: Final[Callable[[bytes], Chunk]] = msgspec.json.Decoder(Chunk).deco
 
 
 def request_body(
-    plan: LoadPlan,
+    target: Target,
+    model: str,
     prompt: str,
     *,
     max_tokens: int,
-    delivery: Delivery,
-    n: int,
+    delivery: Delivery = Delivery.STREAM,
+    n: int = 1,
     temperature: float | None = None,
-) -> bytes:
-    """The JSON body of one request. Without a `temperature` the server's own holds."""
-    body: dict[str, Any] = {"model": plan.model, "max_tokens": max_tokens}
-    if plan.path.endswith("/chat/completions"):
+) -> dict[str, Any]:
+    """The body of one request. Without a `temperature` the server's own holds."""
+    body: dict[str, Any] = {"model": model, "max_tokens": max_tokens}
+    if target.path.endswith("/chat/completions"):
         body["messages"] = [{"role": "user", "content": prompt}]
     else:
         body["prompt"] = prompt
     body["stream"] = delivery is Delivery.STREAM
-    if body["stream"] and plan.stream_options is not None:
-        body["stream_options"] = plan.stream_options
+    if body["stream"] and target.stream_options is not None:
+        body["stream_options"] = target.stream_options
     if n > 1:
         body["n"] = n
     if temperature is not None:
         body["temperature"] = temperature
-    return msgspec.json.encode(body | plan.extra_body)
+    return body | target.extra_body
 
 
 def error_message(error: Any) -> str:

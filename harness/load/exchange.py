@@ -16,7 +16,8 @@ from harness.load.leave import READS_ON, CancelRequest, leave
 from harness.load.sse import EndlessEventError, SSEDecoder
 from harness.load.stream import StreamMachine
 from harness.records import Way
-from harness.workload.abandon import LeaveRule, StepEstimate
+from harness.workload.abandon import LeaveRule
+from harness.workload.observed_latency import StepEstimate
 
 MAX_ANSWER_BYTES: Final = 1 << 26  # of an answer in one piece
 

@@ -15,7 +15,7 @@ another host, whose clock is not the master's, the schedule begins when the word
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from itertools import islice
 from typing import Any, ClassVar, Final, NamedTuple
 
 import gevent
@@ -32,11 +32,9 @@ from harness.load.session import LoadSession
 from harness.load.ticks import KernelAlarm, kernel_can_tick
 from harness.load.users import PlannedUser, end_load
 from harness.store.manifest import local_clock
-from harness.workload.abandon import leave_rule
-from harness.workload.arrivals import deal
-from harness.workload.plan import AbandonLoad, OpenLoop
-from harness.workload.schedule import Arrival, plan_arrival, planned_arrivals
-from harness.workload.traces import Asked
+from harness.workload.arrivals import OpenArrivals
+from harness.workload.load import AbandonLoad
+from harness.workload.schedule import Arrival
 
 _START: Final = "walkaway_schedule"
 # From the word to the first arrival: every process has heard it by then, and has its users.
@@ -77,12 +75,10 @@ class OpenLoopDirector(PlannedUser):
         if cls.share is None and isinstance(self.environment.runner, WorkerRunner):
             raise StopUser  # it came when the schedule was dealt out already
         cls._directed = session
-        open_loop = session.plan.open_loop
-        assert open_loop is not None
         share = cls.share or Share(begins_ns=_soon_ns(), clock=local_clock())
         cls.share = None  # it is of this load only
         try:
-            _send_all(session, open_loop, share)
+            _send_all(session, share)
         except Exception:  # Locust logs it, and would wait for the time to be up
             end_load(self.environment)
             raise
@@ -90,11 +86,13 @@ class OpenLoopDirector(PlannedUser):
         raise StopUser
 
 
-def _send_all(session: LoadSession, open_loop: OpenLoop, share: Share) -> None:
+def _send_all(session: LoadSession, share: Share) -> None:
     """Send each request of the share at its time; return when all streams have ended."""
-    streams = Pool(-(-open_loop.max_streams // share.workers))
+    schedule = session.plan.schedule
+    assert schedule is not None
+    streams = Pool(-(-schedule.max_streams // share.workers))
     ready: Queue[Request] = Queue(maxsize=_READY)
-    preparing = gevent.spawn(_prepare_all, session, open_loop, share, ready)
+    preparing = gevent.spawn(_prepare_all, session, share, ready)
     try:
         with _alarm() as wait_until:
             for request in ready:
@@ -131,13 +129,10 @@ def _alarm() -> Iterator[Callable[[int], None]]:
         alarm.close()
 
 
-def _prepare_all(
-    session: LoadSession, open_loop: OpenLoop, share: Share, ready: "Queue[Request]"
-) -> None:
+def _prepare_all(session: LoadSession, share: Share, ready: "Queue[Request]") -> None:
     """Prepare request by request, as far ahead as there is room; then, or on an error, end it."""
-    schedule = planned_arrivals(open_loop.schedule, seed=session.plan.seed)
     try:
-        for arrival in deal(schedule, worker=share.worker, workers=share.workers):
+        for arrival in islice(session.plan.planned_arrivals(), share.worker, None, share.workers):
             intended_start_ns = share.begins_ns + int(arrival.offset_s * 1e9)
             ready.put(Request(intended_start_ns, _prepared(session, arrival, intended_start_ns)))
             gevent.sleep(0)  # a prompt takes a while to write: others may want to read meanwhile
@@ -149,26 +144,24 @@ def _prepare_all(
 
 def _prepared(session: LoadSession, arrival: Arrival, intended_start_ns: int) -> Callable[[], None]:
     """Everything about a request that can be known before its time. Returns what sends it."""
-    load, seed, user = session.plan.load, session.plan.seed, arrival.number
+    load = session.plan.load
     assert isinstance(load, AbandonLoad)
-    plan = plan_arrival(load, arrival, seed=seed, seen=session.seen)
-    ticket = session.ticket(user=user, max_tokens=plan.max_tokens, intent=plan.intent)
-    ticket = replace(ticket, intended_start_ns=intended_start_ns)
-    text = _text(session, load, user, plan.prompt_tokens, arrival.asked)
-    rule = leave_rule(plan, load.think, session.client.step)
-    return lambda: session.client.ask(ticket, text, rule, session.keep)
+    spec = arrival.draw_request(load, seed=session.plan.run.seed, seen=session.seen)
+    spec = session.issue(spec, intended_start_ns=intended_start_ns)
+    text = _text(session, load, arrival, spec.prompt_tokens)
+    rule = spec.leave_rule(load.think, session.client.step)
+    return lambda: session.client.ask(spec, text, rule, session.keep)
 
 
-def _text(
-    session: LoadSession, load: AbandonLoad, user: int, tokens: int, asked: Asked | None
-) -> str:
+def _text(session: LoadSession, load: AbandonLoad, arrival: Arrival, tokens: int) -> str:
+    asked = arrival.replayed
     if asked is not None and asked.pages:
         return session.paged_prompt(asked.pages, page_tokens=asked.page_tokens, tokens=tokens)
     shared_tokens = load.shared_prefix_tokens
-    return session.prompt(user=user, n=0, tokens=tokens, shared_tokens=shared_tokens)
+    return session.prompt(user=arrival.number, n=0, tokens=tokens, shared_tokens=shared_tokens)
 
 
-def share_out(environment: Environment, open_loop: OpenLoop) -> None:
+def share_out(environment: Environment, schedule: OpenArrivals) -> None:
     """Let each load process have one director, and all of them the same schedule.
 
     Raises ConfigError where one process alone may not open so many streams.
@@ -181,7 +174,7 @@ def share_out(environment: Environment, open_loop: OpenLoop) -> None:
     if isinstance(runner, MasterRunner):
         _have_as_many_directors_as_workers(environment, runner)
     elif not isinstance(runner, WorkerRunner):
-        allow_streams(open_loop.max_streams)
+        allow_streams(schedule.max_streams)
 
 
 def _have_as_many_directors_as_workers(environment: Environment, runner: MasterRunner) -> None:

@@ -10,19 +10,23 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from harness.errors import ConfigError
 from harness.http_client import check_ca_file, parse_headers, typed_command
-from harness.workload.caps import USUAL_RATE, USUAL_STREAMS
-from harness.workload.form import ARRIVALS, LEAVE, WAYS, allowed
-from harness.workload.plan import LoadPlan, OpenLoop, Timeouts, read_plan
-
-if TYPE_CHECKING:
-    from harness.workload.arrivals import AnyArrivals
-
+from harness.workload.form import (
+    ARRIVALS,
+    BY_HAND,
+    LEAVE,
+    WAYS,
+    allowed,
+    form_settings,
+    in_words_of_the_form,
+)
+from harness.workload.plan import LoadPlan, read_plan
+from harness.workload.workload import USUAL_RATE, USUAL_STREAMS, load_target, load_workload
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 _STDIN: Final = 0
@@ -152,7 +156,7 @@ def load_plan(options: argparse.Namespace) -> LoadPlan:
         return read_plan(Path(options.walkaway_plan))
     except OSError as error:
         raise ConfigError(f"--walkaway-plan: cannot read the plan: {error}") from error
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise ConfigError(f"{options.walkaway_plan} is not a load plan: {error}") from error
 
 
@@ -172,12 +176,12 @@ def plan_of_the_page(options: argparse.Namespace) -> LoadPlan | None:
     The page hands it on among the options, which a Locust master sends to its workers.
     """
     now = getattr(options, _NOW, None)
-    return None if now is None else msgspec.json.decode(now, type=LoadPlan)
+    return None if now is None else LoadPlan.model_validate_json(now)
 
 
 def put_in_force(options: argparse.Namespace, plan: LoadPlan) -> None:
     """Let the load that begins next follow this plan."""
-    setattr(options, _NOW, msgspec.json.encode(plan).decode())
+    setattr(options, _NOW, plan.model_dump_json())
 
 
 def read_order(options: argparse.Namespace) -> dict[str, Any]:
@@ -185,8 +189,6 @@ def read_order(options: argparse.Namespace) -> dict[str, Any]:
 
     Raises ConfigError where the file that should say it cannot be read.
     """
-    from harness.workload.form import BY_HAND
-
     if options.walkaway_order is None:
         return {
             "workload": BY_HAND,
@@ -215,11 +217,9 @@ def form_fields(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _described(options: argparse.Namespace) -> LoadPlan:
-    # Not needed where a plan is given, which is how most load processes begin.
-    from harness.workload.form import BY_HAND, form_settings, in_words_of_the_form, simple_load
-    from harness.workload.workload import load_target, load_workload
-
     target = load_target(options.walkaway_engine)
+    if options.walkaway_path:
+        target = target.model_copy(update={"path": options.walkaway_path})
     fields = {"user_count": "1", **form_fields(options)}
     try:
         workload = load_workload(BY_HAND, form_settings(fields))
@@ -229,33 +229,15 @@ def _described(options: argparse.Namespace) -> LoadPlan:
         raise ConfigError("; ".join([said, *(f"{flag} raises it" for flag in flags)])) from error
     if options.walkaway_rows is not None:
         Path(options.walkaway_rows).mkdir(parents=True, exist_ok=True)
-    timeout_s = workload.run.timeout_s
     return LoadPlan(
         url=options.host or DEFAULT_URL,
-        path=options.walkaway_path or target.path,
         model=options.walkaway_model or "tiny",
+        target=target,
+        run=workload.run,
+        load=workload.load,
+        arrivals=workload.arrivals,
         api_key_env=options.walkaway_api_key_env,
         headers=parse_headers(options.walkaway_header, flag=_HEADER),
         ca_file=check_ca_file(options.walkaway_ca_file, flag=_CA_FILE),
-        extra_body=target.extra_body,
-        stream_options=target.stream_options,
-        continuous_usage=target.continuous_usage,
-        usage_per_choice=target.usage_per_choice,
-        cancel_path=target.cancel_path,
         rows_dir=options.walkaway_rows,
-        seed=workload.run.seed,
-        arm="main",
-        users=workload.run.users,
-        timeouts=Timeouts(connect_s=timeout_s, next_byte_s=timeout_s),
-        max_seconds=workload.run.max_seconds,
-        load=simple_load(workload),
-        open_loop=_open_loop(workload.arrivals),
     )
-
-
-def _open_loop(arrivals: "AnyArrivals") -> OpenLoop | None:
-    from harness.workload.arrivals import RateSettings
-
-    if not isinstance(arrivals, RateSettings):
-        return None
-    return OpenLoop(schedule=arrivals.schedule, max_streams=arrivals.max_streams)

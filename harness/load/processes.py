@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import gevent
-import msgspec
 from locust.env import Environment
 from locust.runners import MasterRunner, Runner, WorkerRunner
 
@@ -27,7 +26,7 @@ from harness.load.lag import LagWatch
 from harness.load.rows import ShardWriter
 from harness.records import ProcessMark, WorkerSeen
 from harness.store.manifest import local_clock
-from harness.workload.plan import AbandonLoad, LoadPlan
+from harness.workload.plan import LoadPlan
 
 _LEFT: Final = "walkaway_left"
 _NO_GOING_ON: Final = "walkaway_no_going_on"
@@ -58,8 +57,7 @@ class Master:
 
     def follow(self, plan: LoadPlan) -> None:
         """A load by this plan begins."""
-        load = plan.load
-        self._stop_after = load.stop_after_abandons if isinstance(load, AbandonLoad) else None
+        self._stop_after = plan.stop_after_abandons
         self._left.clear()
         self._done.clear()
 
@@ -164,11 +162,11 @@ class ProcessMarks:
 
 
 def _open_plan(plan: LoadPlan) -> dict[str, Any] | None:
-    if plan.open_loop is None:
+    if plan.schedule is None:
         return None
-    told = msgspec.structs.replace(plan, headers={}, extra_body={}, api_key_env=None)
-    shown: dict[str, Any] = msgspec.to_builtins(told)
-    return shown
+    target = plan.target.model_copy(update={"extra_body": {}})
+    told = plan.model_copy(update={"headers": {}, "target": target, "api_key_env": None})
+    return told.model_dump(mode="json")
 
 
 class AboutThisProcess:

@@ -11,6 +11,7 @@ those that were to be left by their `planned_abandon` (0: before the first token
 
 import statistics
 import time
+from dataclasses import replace
 from itertools import count
 
 import gevent
@@ -22,9 +23,10 @@ from locust.exception import StopUser
 from harness.load.session import LoadSession
 from harness.load.users import NOT_A_FAILURE, RETRY_PAUSE_S, PlannedUser, end_load
 from harness.records import RequestRow, Role, Way
-from harness.workload.abandon import STAYS, Intent, LeaveRule, Storm, Ticket, leaving_share, never
-from harness.workload.plan import CancelStormLoad, ChunkFrontierLoad
+from harness.workload.abandon import LeaveRule, RequestSpec, never
+from harness.workload.load import CancelStormLoad, ChunkFrontierLoad
 from harness.workload.prompts import prompt_size
+from harness.workload.storm import Storm, leaving_share
 
 _DIRECTOR = 0  # the bystanders are numbered from 1
 
@@ -65,18 +67,21 @@ class Bystander:
 
     def stream(self) -> None:
         """Ask and read until killed."""
-        seed = self._session.plan.seed
+        seed = self._session.plan.run.seed
         for n in count():
             size = prompt_size(
                 self._load.bystander_prompt_tokens, seed=seed, user=self._number, n=n
             )
-            ticket = self._session.ticket(
+            spec = RequestSpec(
                 role=Role.BYSTANDER,
                 user=self._number,
                 max_tokens=self._load.bystander_answer_tokens,
+                prompt_tokens=size,
             )
             text = self._session.prompt(user=self._number, n=n, tokens=size)
-            self._session.client.ask(ticket, text, self._note_progress, self._keep)
+            self._session.client.ask(
+                self._session.issue(spec), text, self._note_progress, self._keep
+            )
 
     def _note_progress(self, tokens_read: int) -> None:
         if tokens_read:
@@ -89,38 +94,44 @@ class Bystander:
 
 
 class LongPrompts:
-    """The director's requests. Its state is the times to first token that it has seen."""
+    """The director's requests. Its state: how many it has sent, and the times to first token."""
 
     def __init__(self, session: LoadSession, load: ChunkFrontierLoad) -> None:
         self._session = session
         self._load = load
-        self._numbers = count()
+        self._number = 0
         self._ttfts_ns: list[int] = []
 
     def send_all(self) -> None:
         """Each pair: one to read and one to leave; none to leave before one could be read."""
         for _ in range(self._load.pairs):
-            self._ask(max_tokens=self._load.read_tokens)
+            self._ask(self._spec(self._load.read_tokens))
             if self._ttfts_ns:
-                share = leaving_share(seed=self._session.plan.seed, n=len(self._ttfts_ns))
-                self._ask(max_tokens=self._load.answer_tokens, leaves_at=share)
+                share = leaving_share(seed=self._session.plan.run.seed, n=len(self._ttfts_ns))
+                left = replace(
+                    self._spec(self._load.answer_tokens),
+                    plan=f"prefill:{share:.2f}",
+                    planned_abandon=0,
+                    way=Way.FIN,
+                    pause=int(share * statistics.median(self._ttfts_ns)),
+                )
+                self._ask(left)
 
-    def _ask(self, *, max_tokens: int, leaves_at: float | None = None) -> None:
-        seed, n = self._session.plan.seed, next(self._numbers)
-        size = prompt_size(self._load.prompt_tokens, seed=seed, user=_DIRECTOR, n=n)
-        ticket = self._session.ticket(
+    def _spec(self, max_tokens: int) -> RequestSpec:
+        seed, n = self._session.plan.run.seed, self._number
+        return RequestSpec(
             role=Role.LONG_PROMPT,
             user=_DIRECTOR,
             max_tokens=max_tokens,
-            intent=STAYS if leaves_at is None else _leaving(leaves_at),
+            prompt_tokens=prompt_size(self._load.prompt_tokens, seed=seed, user=_DIRECTOR, n=n),
         )
-        text = self._session.prompt(user=_DIRECTOR, n=n, tokens=size)
-        rule = never if leaves_at is None else self._leave_at(leaves_at)
-        self._session.client.ask(ticket, text, rule, self._keep)
 
-    def _leave_at(self, share: float) -> LeaveRule:
-        pause_ns = int(share * statistics.median(self._ttfts_ns))
-        return lambda _tokens_read: pause_ns
+    def _ask(self, spec: RequestSpec) -> None:
+        session = self._session
+        text = session.prompt(user=_DIRECTOR, n=self._number, tokens=spec.prompt_tokens)
+        self._number += 1
+        rule = spec.leave_rule("none", session.client.step)
+        session.client.ask(session.issue(spec), text, rule, self._keep)
 
     def _keep(self, row: RequestRow) -> None:
         self._session.keep(row)
@@ -128,12 +139,6 @@ class LongPrompts:
             self._ttfts_ns.append(row.first_token_ns - row.sent_ns)
         if row.outcome not in NOT_A_FAILURE:
             gevent.sleep(RETRY_PAUSE_S)
-
-
-def _leaving(share: float) -> Intent:
-    return Intent(
-        plan=f"prefill:{share:.2f}", planned_abandon=0, counts_from_start=True, way=Way.FIN
-    )
 
 
 class CancelStormDirector(PlannedUser):
@@ -188,25 +193,35 @@ class Asker:
             return storm.pause_ns(stream, tokens_read, now_ns=now_ns, step_ns=step.median_ns())
 
         tokens = self._load.abandon_after_tokens
-        ticket = self._session.ticket(
-            user=stream,
-            max_tokens=self._load.answer_tokens,
-            trial=number,
-            intent=Intent(plan=f"storm:{tokens}", planned_abandon=tokens, way=Way.FIN),
+        self._ask(
+            RequestSpec(
+                user=stream,
+                max_tokens=self._load.answer_tokens,
+                prompt_tokens=self._prompt_tokens(stream, number),
+                trial=number,
+                plan=f"storm:{tokens}",
+                planned_abandon=tokens,
+                way=Way.FIN,
+            ),
+            number,
+            rule,
         )
-        self._ask(ticket, number, rule)
 
     def stay(self, user: int) -> None:
         """A stayer: ask and read until killed."""
         for n in count():
-            ticket = self._session.ticket(user=user, max_tokens=self._load.stay_tokens)
-            self._ask(ticket, n, never)
+            size = self._prompt_tokens(user, n)
+            spec = RequestSpec(user=user, max_tokens=self._load.stay_tokens, prompt_tokens=size)
+            self._ask(spec, n, never)
 
-    def _ask(self, ticket: Ticket, n: int, rule: LeaveRule) -> None:
-        session, seed = self._session, self._session.plan.seed
-        size = prompt_size(self._load.prompt_tokens, seed=seed, user=ticket.user, n=n)
-        text = session.prompt(user=ticket.user, n=n, tokens=size)
-        session.client.ask(ticket, text, rule, self._keep)
+    def _prompt_tokens(self, user: int, n: int) -> int:
+        seed = self._session.plan.run.seed
+        return prompt_size(self._load.prompt_tokens, seed=seed, user=user, n=n)
+
+    def _ask(self, spec: RequestSpec, n: int, rule: LeaveRule) -> None:
+        session = self._session
+        text = session.prompt(user=spec.user, n=n, tokens=spec.prompt_tokens)
+        session.client.ask(session.issue(spec), text, rule, self._keep)
 
     def _keep(self, row: RequestRow) -> None:
         self._session.keep(row)

@@ -3,15 +3,18 @@
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Final
 
 from harness.load.client import StreamClient
 from harness.load.rows import ShardWriter
-from harness.records import Outcome, RequestRow, Role, VoidTrial
-from harness.workload.abandon import STAYS, Expectation, Intent, Ticket
-from harness.workload.plan import AbandonLoad, LoadPlan
+from harness.records import Outcome, RequestRow, VoidTrial
+from harness.workload.abandon import RequestSpec
+from harness.workload.load import AbandonLoad
+from harness.workload.observed_latency import ObservedLatency
+from harness.workload.plan import LoadPlan
 from harness.workload.prompts import PromptScale, paged_prompt, prompt
 
 
@@ -37,7 +40,7 @@ class LoadSession:
         self.plan = plan
         self._pid = pid
         self.client = StreamClient(plan, api_key=api_key, give_up=give_up)
-        self.seen = Expectation()
+        self.seen = ObservedLatency()
         load = plan.load
         self.peace = Peace(load.canaries if isinstance(load, AbandonLoad) else 0)
         self._rows = (
@@ -46,44 +49,28 @@ class LoadSession:
         self._tell = tell
         self._enough = enough
         self._give_up = give_up
-        self._stop_after = (
-            plan.load.stop_after_abandons if isinstance(plan.load, AbandonLoad) else None
-        )
+        self._stop_after = plan.stop_after_abandons
         self.abandons = 0
         self._sent = 0
         # Not from the seed: a server that outlives this run must see ids that it never saw.
         self._tag = secrets.token_hex(4)
 
-    def ticket(
-        self,
-        *,
-        user: int,
-        max_tokens: int,
-        intent: Intent = STAYS,
-        role: Role = Role.USER,
-        arm: str | None = None,
-        trial: int | None = None,
-        repeats: str | None = None,
-    ) -> Ticket:
-        """A ticket for a request that should start now."""
+    def issue(self, spec: RequestSpec, *, intended_start_ns: int | None = None) -> RequestSpec:
+        """The request with an id, to start at that time or now."""
         self._sent += 1
-        return Ticket(
-            request_id=f"walkaway-{self._tag}-{user}-{self._sent}",
-            arm=self.plan.arm if arm is None else arm,
-            role=role,
-            trial=trial,
-            user=user,
-            max_tokens=max_tokens,
-            intended_start_ns=time.perf_counter_ns(),
-            intent=intent,
-            repeats=repeats,
+        now_ns = time.perf_counter_ns()
+        return replace(
+            spec,
+            request_id=f"walkaway-{self._tag}-{spec.user}-{self._sent}",
+            arm=spec.arm or self.plan.arm,
+            intended_start_ns=now_ns if intended_start_ns is None else intended_start_ns,
         )
 
     def prompt(self, *, user: int, n: int, tokens: int, shared_tokens: int = 0) -> str:
         """The prompt of the n-th request of a user, of so many tokens on this server."""
         scale = self.plan.prompt_scale
         return prompt(
-            seed=self.plan.seed,
+            seed=self.plan.run.seed,
             salt=self.plan.prompt_salt,
             user=user,
             n=n,
@@ -96,7 +83,7 @@ class LoadSession:
         scale = self.plan.prompt_scale
         return paged_prompt(
             pages,
-            seed=self.plan.seed,
+            seed=self.plan.run.seed,
             salt=self.plan.prompt_salt,
             page_bytes=page_tokens * scale.bytes_per_token,
             num_bytes=scale.num_bytes(tokens),

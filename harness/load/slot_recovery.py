@@ -18,6 +18,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from typing import Final
 
@@ -32,8 +33,8 @@ from harness.load.rows import ran_at_once
 from harness.load.session import LoadSession
 from harness.load.users import PlannedUser, end_load
 from harness.records import Outcome, RequestRow, Role, VoidTrial, Way
-from harness.workload.abandon import STAYS, Intent, LeaveRule, never, think_ns
-from harness.workload.plan import SlotRecoveryLoad
+from harness.workload.abandon import LeaveRule, RequestSpec, never, think_ns
+from harness.workload.load import SlotRecoveryLoad
 
 _ARMS: Final = ("unloaded", "abandon", "control")
 # Tokens that each filler must read after the probe was sent: the second of them comes from a step
@@ -62,7 +63,7 @@ class SlotRecoveryDirector(PlannedUser):
         load = session.plan.load
         assert isinstance(load, SlotRecoveryLoad)
         for number in range(load.trials):
-            rng = random.Random(f"{session.plan.seed}/{number}/arms")
+            rng = random.Random(f"{session.plan.run.seed}/{number}/arms")
             for arm in rng.sample(_ARMS, len(_ARMS)):
                 try:
                     Trial(session, load, arm=arm, number=number).run()
@@ -104,8 +105,10 @@ class Trial:
         self._load = load
         self._arm = arm
         self._number = number
-        self._rng = random.Random(f"{session.plan.seed}/{number}/{arm}")
+        self._rng = random.Random(f"{session.plan.run.seed}/{number}/{arm}")
         self._think_fraction = self._rng.random()
+        assert load.slots is not None  # asked from the server before the load
+        self._slots = load.slots
         self._check_users = count(load.slots + 1)
         self._streams = Group()
         self._progress = Event()
@@ -124,8 +127,8 @@ class Trial:
             self._streams.kill()
 
     def _run_loaded(self) -> None:
-        leaver = self._rng.randrange(self._load.slots)
-        fillers = [self._start_filler(i, leaves=i == leaver) for i in range(self._load.slots)]
+        leaver = self._rng.randrange(self._slots)
+        fillers = [self._start_filler(i, leaves=i == leaver) for i in range(self._slots)]
         self._wait_until(lambda: all(filler.tokens > 0 for filler in fillers))
         probe = self._start_probe()
         marks = [filler.tokens + _TOKENS_TO_QUEUE for filler in fillers]
@@ -148,65 +151,47 @@ class Trial:
         self._reference_ns = time.perf_counter_ns() + pause_ns
         return None
 
-    # The streams of a trial...
+    # The streams of a trial
 
     def _start_filler(self, index: int, *, leaves: bool) -> Filler:
-        leaves_for_real = leaves and self._arm == "abandon"
+        load, tokens = self._load, self._load.abandon_after_tokens
         filler = Filler(self._progress, self._leave if leaves else never)
         is_control = self._arm == "control"
-        self._start(
-            role=Role.FILLER,
-            user=index,
-            max_tokens=self._load.control_answer_tokens if is_control else self._load.answer_tokens,
-            intent=self._leaving() if leaves_for_real else STAYS,
-            leave_rule=filler.decide,
-            keep=self._keep_filler,
-        )
+        max_tokens = load.control_answer_tokens if is_control else load.answer_tokens
+        spec = self._spec(Role.FILLER, index, max_tokens)
+        if leaves and not is_control:
+            spec = replace(spec, plan=f"tokens:{tokens}", planned_abandon=tokens, way=Way.FIN)
+        self._start(spec, filler.decide, self._keep_filler)
         return filler
 
-    def _leaving(self) -> Intent:
-        tokens = self._load.abandon_after_tokens
-        return Intent(plan=f"tokens:{tokens}", planned_abandon=tokens, way=Way.FIN)
-
     def _start_probe(self) -> gevent.Greenlet:
-        return self._start(
-            role=Role.PROBE,
-            user=self._load.slots,
-            max_tokens=self._load.probe_tokens,
-            leave_rule=never,
-            keep=self._keep_probe,
-        )
+        spec = self._spec(Role.PROBE, self._slots, self._load.probe_tokens)
+        return self._start(spec, never, self._keep_probe)
 
-    def _start(
-        self,
-        *,
-        role: Role,
-        user: int,
-        max_tokens: int,
-        intent: Intent = STAYS,
-        leave_rule: LeaveRule,
-        keep: Callable[[RequestRow], None],
-    ) -> gevent.Greenlet:
-        ticket = self._session.ticket(
+    def _spec(self, role: Role, user: int, max_tokens: int) -> RequestSpec:
+        # A seed for each: how many checks there were must not change what the others are asked.
+        rng = random.Random(
+            f"{self._session.plan.run.seed}/{self._number}/{self._arm}/{user}/length"
+        )
+        return RequestSpec(
             role=role,
             user=user,
             max_tokens=max_tokens,
+            prompt_tokens=rng.randint(*self._load.prompt_tokens),
             arm=self._arm,
             trial=self._number,
-            intent=intent,
-        )
-        return self._streams.spawn(
-            self._session.client.ask, ticket, self._prompt(user), leave_rule, keep
         )
 
-    def _prompt(self, user: int) -> str:
-        # Its own seed: how many checks there were must not change what the others are asked.
-        rng = random.Random(f"{self._session.plan.seed}/{self._number}/{self._arm}/{user}/length")
-        return self._session.prompt(
-            user=user,
+    def _start(
+        self, spec: RequestSpec, leave_rule: LeaveRule, keep: Callable[[RequestRow], None]
+    ) -> gevent.Greenlet:
+        spec = self._session.issue(spec)
+        text = self._session.prompt(
+            user=spec.user,
             n=self._number * len(_ARMS) + _ARMS.index(self._arm),
-            tokens=rng.randint(*self._load.prompt_tokens),
+            tokens=spec.prompt_tokens,
         )
+        return self._streams.spawn(self._session.client.ask, spec, text, leave_rule, keep)
 
     def _keep_filler(self, row: RequestRow) -> None:
         if row.outcome is Outcome.ABANDONED:
@@ -219,7 +204,7 @@ class Trial:
     def _keep_probe(self, row: RequestRow) -> None:
         self._session.keep(msgspec.structs.replace(row, reference_ns=self._reference_ns))
 
-    # Waiting on what the streams say...
+    # Waiting on what the streams say
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition on the fillers; each of them has the client's time-out to move."""
@@ -238,14 +223,14 @@ class Trial:
 
         They are read to their end: leaving them would put into the way what they are to exclude.
         """
-        patience_s = self._session.plan.timeouts.next_byte_s
+        patience_s = self._session.plan.run.timeout_s
         patience_ends_ns = time.perf_counter_ns() + int(patience_s * 1e9)
         tokens, asked_ns = _CHECK_TOKENS, time.perf_counter_ns()
         while not ran_at_once(self._check_slots(tokens)):
             now_ns = time.perf_counter_ns()
             if now_ns > patience_ends_ns:
                 raise TrialSpoiledError(
-                    f"for {patience_s:g} s no {self._load.slots} requests ran at once (fewer slots "
+                    f"for {patience_s:g} s no {self._slots} requests ran at once (fewer slots "
                     "than planned, or requests of before still hold some)"
                 )
             if (now_ns - asked_ns) / 1e9 < patience_s / 4:
@@ -260,14 +245,9 @@ class Trial:
             rows.append(row)
             self._session.keep(row)
 
-        for _ in range(self._load.slots):
-            self._start(
-                role=Role.CHECK,
-                user=next(self._check_users),
-                max_tokens=min(tokens, self._load.answer_tokens),
-                leave_rule=never,
-                keep=keep,
-            )
+        for _ in range(self._slots):
+            max_tokens = min(tokens, self._load.answer_tokens)
+            self._start(self._spec(Role.CHECK, next(self._check_users), max_tokens), never, keep)
         self._streams.join()
         if any(row.outcome is not Outcome.COMPLETED for row in rows):
             raise TrialSpoiledError("a request that checks the slots failed: its row tells")

@@ -36,7 +36,7 @@ from harness.load.dialect import (
 )
 from harness.load.transitions import TRANSITIONS, Signal, State
 from harness.records import Delivery, Outcome, RequestRow, Role, TokenCounting, WireClose
-from harness.workload.abandon import Ticket
+from harness.workload.abandon import RequestSpec
 
 # Tokens, of which an honest server sends no more than `max_tokens` of each answer. One that does
 # not know `max_tokens` gets room for long answers, too; an event with tokens takes some 20 bytes.
@@ -62,7 +62,7 @@ class StreamMachine:
 
     def __init__(
         self,
-        ticket: Ticket,
+        spec: RequestSpec,
         *,
         sent_ns: int,
         continuous_usage: bool,
@@ -71,7 +71,7 @@ class StreamMachine:
         self.state = State.SENT
         self.outcome: Outcome | None = None
         self.tokens_read = 0
-        self._ticket = ticket
+        self._spec = spec
         self._sent_ns = sent_ns
         self._counting = TokenCounting.USAGE if continuous_usage else TokenCounting.EVENTS
         self._token_times_ns = array("q")  # 8 bytes each, where a list of such ints takes 40
@@ -85,13 +85,13 @@ class StreamMachine:
         self._error: str | None = None
         self._usage_per_choice = usage_per_choice
         self._counted: defaultdict[int, int] = defaultdict(int)
-        self._unfinished = ticket.intent.n
-        asked = ticket.max_tokens * ticket.intent.n
+        self._unfinished = spec.n
+        asked = spec.max_tokens * spec.n
         self._most_tokens = min(_MOST_TIMES_ASKED * asked + _ROOM_TOKENS, LARGEST_COUNT)
         self._uncounted = 0
         self._late_tokens: int | None = None
         self._server_ended_ns: int | None = None
-        self._answer: list[str] | None = [] if ticket.role is Role.CANARY else None
+        self._answer: list[str] | None = [] if spec.role is Role.CANARY else None
         self._answer_chars = 0
 
     def __repr__(self) -> str:
@@ -106,7 +106,7 @@ class StreamMachine:
     def last_gap_ns(self) -> int | None:
         """Time between the two latest token events of one answer, where there are two: answers to
         one prompt grow in step, so with n of them the event before is the n-th before."""
-        times, n = self._token_times_ns, self._ticket.intent.n
+        times, n = self._token_times_ns, self._spec.n
         return times[-1] - times[-1 - n] if len(times) > n else None
 
     # What the server did...
@@ -220,19 +220,19 @@ class StreamMachine:
         """The record of this request. Only a request with an outcome has one."""
         if self.outcome is None or self._ended_ns is None:
             raise IllegalSignalError(f"{self!r} has not ended, so there is no row of it yet")
-        ticket, intent, times = self._ticket, self._ticket.intent, self._token_times_ns.tolist()
+        spec, times = self._spec, self._token_times_ns.tolist()
         is_complete = self.outcome is Outcome.COMPLETED
         return RequestRow(
-            request_id=ticket.request_id,
-            arm=ticket.arm,
-            role=ticket.role,
-            trial=ticket.trial,
-            user=ticket.user,
-            stream=intent.delivery is Delivery.STREAM,
-            planned_abandon=intent.planned_abandon,
+            request_id=spec.request_id,
+            arm=spec.arm,
+            role=spec.role,
+            trial=spec.trial,
+            user=spec.user,
+            stream=spec.delivery is Delivery.STREAM,
+            planned_abandon=spec.planned_abandon,
             think_ns=self._think_ns,
-            max_tokens=ticket.max_tokens,
-            intended_start_ns=ticket.intended_start_ns,
+            max_tokens=spec.max_tokens,
+            intended_start_ns=spec.intended_start_ns,
             sent_ns=self._sent_ns,
             first_token_ns=times[0] if times else None,
             last_token_ns=times[-1] if times else None,
@@ -249,13 +249,13 @@ class StreamMachine:
             finish_reason=self._finish_reason,
             prompt_tokens=self._usage.prompt_tokens,
             completion_tokens=self._usage.completion_tokens if is_complete else None,
-            plan=intent.plan,
-            way="" if intent.way is None else intent.way.value,
-            delivery=intent.delivery,
-            n=intent.n,
+            plan=spec.plan,
+            way="" if spec.way is None else spec.way.value,
+            delivery=spec.delivery,
+            n=spec.n,
             tokens_after_leaving=self._late_tokens,
             server_ended_ns=self._server_ended_ns,
-            repeats=ticket.repeats,
+            repeats=spec.repeats,
             answer=None if self._answer is None else "".join(self._answer),
         )
 
@@ -310,7 +310,7 @@ class StreamMachine:
         return max(told, self._uncounted, self._answer_chars // _CHARS_A_TOKEN)
 
     def _too_long(self, tokens: int) -> str:
-        asked = f"`max_tokens` is {self._ticket.max_tokens}"
+        asked = f"`max_tokens` is {self._spec.max_tokens}"
         return f"the answer is far longer than was asked for: {tokens} tokens by now, and {asked}"
 
     def _note_finish(self, chunk: Chunk, t_ns: int) -> None:

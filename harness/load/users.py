@@ -16,13 +16,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, ClassVar, Final
 
 import gevent
 import gevent.socket
-import msgspec
 from locust import User, task
 from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
@@ -42,8 +42,9 @@ from harness.load.processes import (
 )
 from harness.load.session import LoadSession, canary_prompt
 from harness.records import Outcome, RequestRow, Role
-from harness.workload.abandon import leave_rule, never, plan_request
-from harness.workload.plan import AbandonLoad, LoadPlan
+from harness.workload.abandon import RequestSpec, never
+from harness.workload.load import AbandonLoad
+from harness.workload.plan import LoadPlan
 
 # After a refusal or a failure a user tries again, but not in a busy loop: a dead server would
 # otherwise be answered with thousands of attempts a second.
@@ -103,31 +104,33 @@ class AbandoningUser(PlannedUser):
     def _ask_as_planned(self, load: AbandonLoad) -> None:
         session, n, last = self.session, self._asked, self._last
         self._asked += 1
-        plan = plan_request(load, seed=session.plan.seed, user=self._number, n=n, seen=session.seen)
-        repeats = None
+        spec = load.draw_request(
+            seed=session.plan.run.seed, user=self._number, n=n, seen=session.seen
+        )
         if last is not None and last.outcome in load.ask_again_after:
-            repeats = last.request_id
+            spec = replace(spec, repeats=last.request_id)
         else:
             self._text = session.prompt(
                 user=self._number,
                 n=n,
-                tokens=plan.prompt_tokens,
+                tokens=spec.prompt_tokens,
                 shared_tokens=load.shared_prefix_tokens,
             )
-        ticket = session.ticket(
-            user=self._number, max_tokens=plan.max_tokens, intent=plan.intent, repeats=repeats
-        )
-        rule = leave_rule(plan, load.think, session.client.step)
+        spec = session.issue(spec)
+        rule = spec.leave_rule(load.think, session.client.step)
         gevent.sleep(_BREATH_S)
-        session.client.ask(ticket, self._text, rule, self._keep)
+        session.client.ask(spec, self._text, rule, self._keep)
 
     def _ask_as_canary(self, load: AbandonLoad) -> None:
-        session = self.session
-        text = canary_prompt(
-            self._number, tokens=load.prompt_tokens[1], scale=session.plan.prompt_scale
+        session, tokens = self.session, load.prompt_tokens[1]
+        text = canary_prompt(self._number, tokens=tokens, scale=session.plan.prompt_scale)
+        spec = RequestSpec(
+            user=self._number,
+            max_tokens=load.canary_tokens,
+            prompt_tokens=tokens,
+            role=Role.CANARY,
         )
-        ticket = session.ticket(user=self._number, max_tokens=load.canary_tokens, role=Role.CANARY)
-        session.client.ask(ticket, text, never, self._keep)
+        session.client.ask(session.issue(spec), text, never, self._keep)
 
     def _keep(self, row: RequestRow) -> None:
         self._last = row
@@ -183,8 +186,8 @@ def prepare(
     environment.user_classes = list(user_classes)
     environment.process_exit_code = 0  # whoever reads the rows judges, not Locust
     if options.walkaway_plan is not None:
-        options.num_users = options.spawn_rate = plan.users
-        options.run_time = plan.max_seconds
+        options.num_users = options.spawn_rate = plan.run.users
+        options.run_time = plan.run.max_seconds
     if options.walkaway_exit_with is not None:
         gevent.spawn(_end_with, options.walkaway_exit_with)
     api_key = _api_key(plan)
@@ -198,7 +201,7 @@ def prepare(
     if isinstance(runner, WorkerRunner):
         tell_how_many_left(runner, _num_left)
     # How many of all users a worker gets, it learns later.
-    allow_streams(0 if isinstance(runner, WorkerRunner) else plan.users)
+    allow_streams(0 if isinstance(runner, WorkerRunner) else plan.run.users)
     lag = LagWatch(open_streams=_num_open, give_up=give_up_here)
     about = AboutThisProcess(lag, runner)
     about.begin(plan)
@@ -212,7 +215,7 @@ def prepare(
         # A master tells its workers the server; a plan in a file names its own.
         url = plan.url if options.walkaway_plan is not None else environment.host or plan.url
         PlannedUser.session = LoadSession(
-            now or msgspec.structs.replace(plan, url=url),
+            now or plan.model_copy(update={"url": url}),
             api_key=api_key if now is None else _api_key(now),
             pid=os.getpid(),
             tell=lambda row: _tell_locust(environment, row),
@@ -272,7 +275,7 @@ def _num_left() -> int:
 
 
 def _most_streams(plan: LoadPlan) -> int:
-    return plan.users if plan.open_loop is None else plan.open_loop.max_streams
+    return plan.run.users if plan.schedule is None else plan.schedule.max_streams
 
 
 def _leave_it_to_the_master() -> None:

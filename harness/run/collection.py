@@ -37,7 +37,7 @@ from harness.store.manifest import (
     utc_now,
 )
 from harness.store.run_folder import RECORDS, RunFolder, RunRows
-from harness.workload.plan import LoadPlan
+from harness.workload.plan import plan_from_mark
 from harness.workload.workload import as_plain_data, load_target
 
 OfHost = TypeVar("OfHost", ClientSample, LoadProcess)
@@ -221,15 +221,15 @@ def _note_schedule(manifest: Manifest, folder: RunFolder, marks: Sequence[Proces
     last = max(began, key=lambda mark: mark.at, default=None)
     if last is None or last.open_plan is None:
         return
-    plan = msgspec.convert(last.open_plan, LoadPlan)
+    plan = plan_from_mark(last.open_plan)
     try:
         if manifest.arrivals is None:
             if len({(mark.host, mark.clock, mark.pid) for mark in began}) < len(began):
                 return  # several loads of a page, one after the other
-            manifest.seed = plan.seed
-            assert plan.open_loop is not None
+            manifest.seed = plan.run.seed
+            assert plan.schedule is not None
             manifest.arrivals = ScheduledArrivals(
-                planned=count_arrivals(plan), max_streams=plan.open_loop.max_streams
+                planned=count_arrivals(plan), max_streams=plan.schedule.max_streams
             )
         sent = [Sent(*row) for row in folder.read_sent()]
         if len(sent) < manifest.arrivals.planned:

@@ -13,7 +13,7 @@ import httpx
 from harness.collect.scrape import read_roles, read_samples
 from harness.collect.source import Notes, SourceError
 from harness.records import GAUGES, MetricSample, StepRow
-from harness.workload.load import AbandonSettings
+from harness.workload.load import AbandonLoad
 from harness.workload.target import Target
 from harness.workload.workload import SettleSettings, Workload
 
@@ -38,7 +38,7 @@ def settle_seconds(target: Target, settings: SettleSettings, step_s: float | Non
 def leaves_in_silence(workload: Workload) -> bool:
     """Do some of its users leave without a word?"""
     load = workload.load
-    return isinstance(load, AbandonSettings) and any(
+    return isinstance(load, AbandonLoad) and any(
         entry.way in _WITHOUT_A_WORD for entry in load.leavers
     )
 

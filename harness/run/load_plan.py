@@ -5,23 +5,22 @@ cannot happen on this server refused before anything is sent.
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from harness.errors import ConfigError
 from harness.load.client_process import PROGRAM
+from harness.records import Way
 from harness.run.idle_pages import leaves_in_silence
 from harness.run.server import Server
+from harness.workload.abandon import AbandonPlan, FilePlan, StayPlan
 from harness.workload.arrivals import ClosedArrivals
 from harness.workload.load import (
-    AbandonSettings,
-    CancelStormSettings,
-    ChunkFrontierSettings,
-    SlotRecoverySettings,
+    AbandonLoad,
+    AnyLoad,
+    CancelStormLoad,
+    ChunkFrontierLoad,
+    SlotRecoveryLoad,
 )
-from harness.workload.mix import FileEntry, MixEntry, NeverEntry, slice_values
-from harness.workload.plan import Load
 from harness.workload.target import Target
 from harness.workload.values import MOST_TOKENS
 from harness.workload.workload import Workload
@@ -75,24 +74,23 @@ def _parse(value: str, path: Path, place: int) -> int:
     return int(number)
 
 
-def make_load(workload: Workload, target: Target, server: Server, folder: Path) -> Load:
+def make_load(workload: Workload, target: Target, server: Server, folder: Path) -> AnyLoad:
     """Resolve the load. Files are looked for in `folder`. Raises ConfigError."""
-    values = workload.load.model_dump()
-    if isinstance(workload.load, AbandonSettings):
-        _check_ways(workload.load.leavers, target)
-        _check_queue(workload, server)
-        _check_canaries(workload)
-        values["mix"] = _slices(workload.load, folder)
-    elif isinstance(workload.load, CancelStormSettings):
-        _check_storm(workload.load, server)
-    elif isinstance(workload.load, ChunkFrontierSettings):
-        _check_bystanders(workload.load, server)
-    elif isinstance(workload.load, SlotRecoverySettings):
-        _check_slots(workload.load, server)
-        if workload.load.slots is None:
-            values["slots"] = _ask_slots(workload, target, server)
-    load: Load = msgspec.convert(values, type=Load)
-    return load
+    match workload.load:
+        case AbandonLoad() as load:
+            _check_ways(load.leavers, target)
+            _check_queue(workload, server)
+            _check_canaries(workload)
+            return _with_files_read(load, folder)
+        case CancelStormLoad() as load:
+            _check_storm(load, server)
+        case ChunkFrontierLoad() as load:
+            _check_bystanders(load, server)
+        case SlotRecoveryLoad() as load:
+            _check_slots(load, server)
+            if load.slots is None:
+                return load.model_copy(update={"slots": _ask_slots(workload, target, server)})
+    return workload.load
 
 
 def check_files(workload: Workload, folder: Path) -> None:
@@ -100,15 +98,15 @@ def check_files(workload: Workload, folder: Path) -> None:
 
     Raises ConfigError.
     """
-    if isinstance(workload.load, AbandonSettings):
-        _slices(workload.load, folder)
+    if isinstance(workload.load, AbandonLoad):
+        _with_files_read(workload.load, folder)
 
 
 def load_notes(workload: Workload, target: Target, server: Server) -> list[str]:
     """What should be known of this load on this server to read its figures."""
     load = workload.load
     notes: list[str] = []
-    if not isinstance(load, AbandonSettings):
+    if not isinstance(load, AbandonLoad):
         return notes
     tells_queue = server.config is not None or "waiting" in target.metrics
     if _is_planned(load, "queued") and not tells_queue:
@@ -149,52 +147,46 @@ def prompt_salt(server: Server, *, run_id: str, created_at: str) -> str:
     return "" if server.engine is not None else f"{created_at}/{run_id}/"
 
 
-def _slices(load: AbandonSettings, folder: Path) -> list[dict[str, Any]]:
-    """The mix with those who stay in it: the shares of all entries sum to 1."""
-    counts = {
-        folder / entry.file: _read_counts(entry, folder / entry.file, load.answer_tokens)
-        for entry in load.leavers
-        if isinstance(entry, FileEntry)
-    }
-    slices = []
-    total = sum(entry.weight for entry in load.leavers)
-    for entry in load.leavers:
-        weight = entry.weight / total * (1 - load.stay_share)
-        slices.append(slice_values(entry, counts, folder) | {"weight": weight})
-    if load.stay_share > 0:
-        stay = NeverEntry(plan="never", weight=load.stay_share)
-        slices.append(slice_values(stay, counts, folder))
-    return slices
+def _with_files_read(load: AbandonLoad, folder: Path) -> AbandonLoad:
+    if not load.mix:
+        return load
+    plans = [
+        plan.with_counts(_read_counts(plan, folder / plan.file, load.answer_tokens))
+        if isinstance(plan, FilePlan)
+        else plan
+        for plan in load.leavers
+    ]
+    return load.model_copy(update={"mix": plans})
 
 
-def _read_counts(entry: FileEntry, path: Path, answer_tokens: int) -> list[int]:
-    numbers = read_token_counts(path, entry.column)
-    if max(numbers) >= entry.n * answer_tokens:
+def _read_counts(plan: FilePlan, path: Path, answer_tokens: int) -> list[int]:
+    numbers = read_token_counts(path, plan.column)
+    if max(numbers) >= plan.n * answer_tokens:
         raise ConfigError(
             f"{path}: goes up to {max(numbers)} tokens, but an answer has "
-            f"{entry.n * answer_tokens} (`load.answer_tokens`): nobody can leave one that is over"
+            f"{plan.n * answer_tokens} (`load.answer_tokens`): nobody can leave one that is over"
         )
     return numbers
 
 
-def _is_planned(load: AbandonSettings, plan: str) -> bool:
-    return any(entry.model_dump()["plan"] == plan for entry in load.leavers)
+def _is_planned(load: AbandonLoad, name: str) -> bool:
+    return any(plan.plan == name for plan in load.leavers)
 
 
-def _check_ways(leavers: Sequence[MixEntry], target: Target) -> None:
-    ways = {entry.way for entry in leavers if not isinstance(entry, NeverEntry)}
-    if "cancel" in ways and target.cancel_path is None:
+def _check_ways(leavers: Sequence[AbandonPlan], target: Target) -> None:
+    ways = {plan.way for plan in leavers if not isinstance(plan, StayPlan)}
+    if Way.CANCEL in ways and target.cancel_path is None:
         raise ConfigError(
             f"way `cancel`: servers of kind {target.name} have no cancel endpoint; give the "
             "target's file a `cancel_path`, or take another way"
         )
-    if "killed" in ways and shutil.which(PROGRAM) is None:
+    if Way.KILLED in ways and shutil.which(PROGRAM) is None:
         raise ConfigError(f"way `killed` needs the program `{PROGRAM}`, which is not on the PATH")
 
 
 def _check_queue(workload: Workload, server: Server) -> None:
     """Nobody waits where everybody has a slot; how many come in an open loop nobody knows."""
-    assert isinstance(workload.load, AbandonSettings)
+    assert isinstance(workload.load, AbandonLoad)
     if not isinstance(workload.arrivals, ClosedArrivals):
         return
     slots, users = _slots_of(server), workload.run.users
@@ -206,7 +198,7 @@ def _check_queue(workload: Workload, server: Server) -> None:
 
 
 def _check_canaries(workload: Workload) -> None:
-    assert isinstance(workload.load, AbandonSettings)
+    assert isinstance(workload.load, AbandonLoad)
     canaries, users = workload.load.canaries, workload.run.users
     if canaries >= users and canaries:
         raise ConfigError(
@@ -215,7 +207,7 @@ def _check_canaries(workload: Workload) -> None:
         )
 
 
-def _check_storm(load: CancelStormSettings, server: Server) -> None:
+def _check_storm(load: CancelStormLoad, server: Server) -> None:
     """A wave leaves when each of its streams has read something, so each must have a slot."""
     slots, streams = _slots_of(server), load.streams + load.stayers
     if slots is not None and streams > slots:
@@ -225,7 +217,7 @@ def _check_storm(load: CancelStormSettings, server: Server) -> None:
         )
 
 
-def _check_bystanders(load: ChunkFrontierSettings, server: Server) -> None:
+def _check_bystanders(load: ChunkFrontierLoad, server: Server) -> None:
     """A long prompt that waits for a slot tells nothing of its prefill."""
     slots = _slots_of(server)
     if slots is not None and load.bystanders >= slots:
@@ -241,7 +233,7 @@ def _slots_of(server: Server) -> int | None:
     return None if told is None else int(told)
 
 
-def _check_slots(load: SlotRecoverySettings, server: Server) -> None:
+def _check_slots(load: SlotRecoveryLoad, server: Server) -> None:
     """The probe must wait for the one slot that is left, so all of them must be known."""
     told = _slots_of(server)
     if load.slots is not None and told is not None and load.slots != told:

@@ -21,7 +21,7 @@ from harness.records import ClientSample, ProcessMark, RequestRow
 from harness.run.process import QUIT_S, Child, python_module
 from harness.run.progress import Snapshot
 from harness.store.run_folder import RunFolder
-from harness.workload.plan import AbandonLoad, LoadPlan
+from harness.workload.plan import LoadPlan
 
 LOOPBACK = "127.0.0.1"
 WATCH_S = 0.2
@@ -106,13 +106,13 @@ class LoadProcess:
         """
         load, self._waiting = self._waiting, None
         if load is None:
-            command = load_command(run.folder, plan.processes)
+            command = load_command(run.folder, plan.run.processes)
             load = Child("load", command, run.folder.log("load"))
         until_settled.callback(end_workers, run.folder, load.pid)
         until_settled.enter_context(load)
         run.watch("load", load.pid)
         load.quit_s = QUIT_S  # from here on it has rows to write
-        if plan.processes == 1:
+        if plan.run.processes == 1:
             load.say(msgspec.json.encode(plan))
         follow_load(plan, load, run)
 
@@ -137,7 +137,7 @@ def follow_load(plan: LoadPlan, load: Child, run: Watcher) -> None:
         if turn % CHECK_EVERY == 0:
             run.check_server()
         elapsed_s = time.monotonic() - started_s
-        if elapsed_s > plan.max_seconds + plan.timeouts.next_byte_s + GRACE_S:
+        if elapsed_s > plan.run.max_seconds + plan.run.timeout_s + GRACE_S:
             raise TargetError(f"the load process did not end in time:\n{load.tail()}")
         for mark in marks.read_new():
             if mark.pid != load.pid:
@@ -199,12 +199,11 @@ def _snapshot(
     rows: Sequence[RequestRow],
     lags: Collection[int],
 ) -> Snapshot:
-    enough = plan.load.stop_after_abandons if isinstance(plan.load, AbandonLoad) else None
     return Snapshot(
         elapsed_s=elapsed_s,
-        limit_s=plan.max_seconds,
+        limit_s=plan.run.max_seconds,
         outcomes=dict(counts),
-        stop_after_abandons=enough,
+        stop_after_abandons=plan.stop_after_abandons,
         left_ns={row.request_id: row.abandoned_ns for row in rows if row.abandoned_ns is not None},
         client_lag_s=max(lags) / 1e9 if lags else None,
     )

@@ -17,7 +17,6 @@ from statistics import median
 from typing import Final, Protocol
 
 import httpx
-import msgspec
 
 from harness.collect.collector import Collector, Scraping
 from harness.collect.gpu import NoGpu, open_gpu_sampler
@@ -311,7 +310,7 @@ class Measurement:
             self.folder.write_manifest(self.manifest)
             with self._collect(stack, server, urls) as collector:
                 for number in range(loops := self.resolved.workload.run.loops):
-                    plan = msgspec.structs.replace(first, seed=first.seed + number)
+                    plan = first.with_seed(first.run.seed + number)
                     is_last = number == loops - 1
                     with ExitStack() as until_settled:
                         self._run_load(plan, until_settled)
@@ -357,7 +356,7 @@ class Measurement:
         plan = make_load_plan(self.resolved, server, rows_dir=self.folder.shards)
         run_id, created_at = self.manifest.run_id, self.manifest.created_at
         salt = prompt_salt(server, run_id=run_id, created_at=created_at)
-        plan = msgspec.structs.replace(plan, prompt_salt=salt)
+        plan = plan.model_copy(update={"prompt_salt": salt})
         for text in load_notes(self.resolved.workload, self._target, server):
             self.notes.add(text)
         for text in open_loop_notes(plan):
@@ -426,17 +425,16 @@ class Measurement:
             self._load.run(plan, self, until_settled=until_settled)
         finally:
             self.manifest.window.load_ended_ns = self._clock_ns()
-            hidden = dict.fromkeys(plan.headers, "***")
-            write_plan(msgspec.structs.replace(plan, headers=hidden), self.folder.load_plan)
+            write_plan(plan.without_secrets(), self.folder.load_plan)
         self._refuse_interruption()
 
     def _note_arrivals(self, plan: LoadPlan) -> None:
         """How many requests are going to come: what has no row in the end was not sent."""
-        if plan.open_loop is None:
+        if plan.schedule is None:
             return
         so_far = self.manifest.arrivals.planned if self.manifest.arrivals is not None else 0
         self.manifest.arrivals = ScheduledArrivals(
-            planned=so_far + count_arrivals(plan), max_streams=plan.open_loop.max_streams
+            planned=so_far + count_arrivals(plan), max_streams=plan.schedule.max_streams
         )
 
     def _settle(self, collector: Collector) -> None:

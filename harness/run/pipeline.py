@@ -29,7 +29,6 @@ from harness.run.run_config import ResolvedOrder, repeat_command
 from harness.run.shards import LoadTally, Sent, find_hopeless, find_unsent
 from harness.store.manifest import Manifest, find_hardware, find_versions, status_after, utc_now
 from harness.store.run_folder import RunFolder, name_run
-from harness.workload.caps import streams_of_each
 from harness.workload.plan import read_plan
 from harness.workload.workload import as_plain_data
 
@@ -100,12 +99,7 @@ def execute(
     the run again, as known at its start and again at its end. An exception of any other kind is a
     bug: its traceback is saved in the run's folder.
     """
-    workload, asked = resolved.workload, resolved.workload.run
-    check_streams(
-        streams_of_each(
-            workload.load, workload.arrivals, users=asked.users, processes=asked.processes
-        )
-    )
+    check_streams(resolved.workload.streams_of_each_process)
     folder = RunFolder.create(choose_folder(resolved))
     manifest = begin_manifest(resolved, run_id=folder.name)
     if repeat is not None:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Final
 
 import httpx
-import msgspec
 
 from harness.collect.clock import check_clock
 from harness.collect.scrape import find_unseen, read_roles
@@ -24,7 +23,7 @@ from harness.run.run_config import ResolvedOrder
 from harness.run.server import Server
 from harness.run.serving import Asker, count_slots, probe_service
 from harness.store.manifest import Clock, Manifest, TargetFacts
-from harness.workload.load import SlotRecoverySettings
+from harness.workload.load import SlotRecoveryLoad
 from harness.workload.plan import LoadPlan
 from harness.workload.prompts import PromptScale, fit_scale, prompt
 from harness.workload.target import Target
@@ -48,14 +47,13 @@ def calibrate(client: httpx.Client, plan: LoadPlan) -> PromptScale:
 
 
 def _prompt_tokens(client: httpx.Client, plan: LoadPlan, size: int) -> int:
-    text = prompt(seed=plan.seed, user=_NOBODY, n=size, num_bytes=size)
-    body = request_body(plan, text, max_tokens=1, delivery=Delivery.UNARY, n=1)
+    text = prompt(seed=plan.run.seed, user=_NOBODY, n=size, num_bytes=size)
+    body = request_body(plan.target, plan.model, text, max_tokens=1, delivery=Delivery.UNARY)
     try:
         answer = client.post(
-            plan.url.rstrip("/") + plan.path,
-            content=body,
-            headers={"content-type": "application/json"},
-            timeout=plan.timeouts.next_byte_s,
+            plan.url.rstrip("/") + plan.target.path,
+            json=body,
+            timeout=plan.run.timeout_s,
         )
     except httpx.HTTPError as error:
         raise CalibrationError(str(error)) from error
@@ -202,7 +200,7 @@ class Enquiry:
         """The server with its number of batch slots: as it tells it, or found by trying where it is
         needed and nobody says it."""
         load = self._resolved.workload.load
-        is_needed = isinstance(load, SlotRecoverySettings) and load.slots is None
+        is_needed = isinstance(load, SlotRecoveryLoad) and load.slots is None
         is_told = self._target.slots_from == "config" and server.config is not None
         told = told_slots(self._client, server, self._target)
         if told is not None:
@@ -231,7 +229,7 @@ class Enquiry:
             )
             return plan
         self._manifest.prompt_scale = scale
-        return msgspec.structs.replace(plan, prompt_scale=scale)
+        return plan.model_copy(update={"prompt_scale": scale})
 
     def note_clock(self, server: Server) -> None:
         """Whether its stamps and ours are of one clock: asked of servers with exact logs."""
@@ -271,6 +269,10 @@ class Enquiry:
         return replace(server, slots_found=slots)
 
     def _asker(self, server: Server) -> Asker:
-        body = {"model": server.model, **self._target.extra_body}
-        path, clock_ns = self._target.path, self._clock_ns
-        return Asker(client=self._client, url=server.url, path=path, body=body, clock_ns=clock_ns)
+        return Asker(
+            client=self._client,
+            url=server.url,
+            target=self._target,
+            model=server.model,
+            clock_ns=self._clock_ns,
+        )

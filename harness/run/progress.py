@@ -19,13 +19,13 @@ from rich.text import Text
 from harness.formatting import quantity
 from harness.records import Outcome
 from harness.run.schedule import describe_open_loop
-from harness.workload.plan import (
+from harness.workload.load import (
     AbandonLoad,
     CancelStormLoad,
     ChunkFrontierLoad,
-    LoadPlan,
     SlotRecoveryLoad,
 )
+from harness.workload.plan import LoadPlan
 
 PLAIN_EVERY_S = 5.0
 HOURS_FROM_S = 7200  # up to here a time is told in seconds
@@ -211,18 +211,18 @@ def _shown_gauges(snapshot: Snapshot) -> list[tuple[str, float]]:
 def describe_load(plan: LoadPlan) -> str:
     """One line about the load to come."""
     text = _described(plan)
-    return text if plan.processes == 1 else f"{text}, in {plan.processes} processes"
+    return text if plan.run.processes == 1 else f"{text}, in {plan.run.processes} processes"
 
 
 def _described(plan: LoadPlan) -> str:
-    if plan.open_loop is not None:
-        return f"load: {describe_open_loop(plan.open_loop)}"
-    users = quantity(plan.users, "users")
+    if plan.schedule is not None:
+        return f"load: {describe_open_loop(plan.schedule)}"
+    users = quantity(plan.run.users, "users")
     match plan.load:
         case AbandonLoad(stop_after_abandons=None):
-            return f"load: {users} for {_time(plan.max_seconds)}"
+            return f"load: {users} for {_time(plan.run.max_seconds)}"
         case AbandonLoad(stop_after_abandons=enough):
-            most = _time(plan.max_seconds)
+            most = _time(plan.run.max_seconds)
             return f"load: {users} until {enough} have walked away, at most {most}"
         case SlotRecoveryLoad(slots=slots, trials=trials):
             return f"load: {slots} slots, {trials} trials of each arm"

@@ -10,11 +10,11 @@ from typing import Final
 from harness.errors import ConfigError
 from harness.http_client import check_ca_file, check_metrics_url, check_target_url, request_headers
 from harness.run.load_plan import check_files, make_load
-from harness.run.schedule import check_trace, make_open_loop
+from harness.run.schedule import check_trace, fit_to_trace
 from harness.run.server import Server, parse_command
 from harness.workload.arms import ArmRun, arm_runs, check_engine_is_ours
 from harness.workload.arrivals import TraceArrivals
-from harness.workload.plan import AbandonLoad, LoadPlan, Timeouts
+from harness.workload.plan import LoadPlan
 from harness.workload.target import Target
 from harness.workload.workload import (
     SHIPPED_WORKLOADS,
@@ -175,36 +175,23 @@ def _order_for(order: RunOrder, target: ArmTarget | None) -> RunOrder:
 
 def make_load_plan(resolved: ResolvedOrder, server: Server, *, rows_dir: Path) -> LoadPlan:
     """Resolve everything that the load process must know. Raises ConfigError."""
-    workload, target, run = resolved.workload, resolved.target, resolved.workload.run
+    workload, target = resolved.workload, resolved.target
     _check_context(workload, server)
+    load = make_load(workload, target, server, resolved.folder)
+    load, arrivals = fit_to_trace(workload, load, server, resolved.folder)
     return LoadPlan(
         url=server.url,
-        path=target.path,
         model=server.model,
+        target=target,
+        run=workload.run,
+        load=load,
+        arrivals=arrivals,
+        arm=resolved.arm,
         api_key_env=resolved.order.api_key_env,
         headers=resolved.order.headers,
-        extra_body=target.extra_body,
-        stream_options=target.stream_options,
-        continuous_usage=target.continuous_usage,
-        usage_per_choice=target.usage_per_choice,
-        cancel_path=target.cancel_path,
-        left_open_outlive=True,
         ca_file=resolved.order.ca_file,
-        keep_alive=run.keep_alive,
         rows_dir=str(rows_dir.resolve()),
-        seed=workload.run.seed,
-        arm=resolved.arm,
-        users=run.users,
-        processes=run.processes,
-        timeouts=Timeouts(
-            connect_s=run.connect_timeout_s or run.timeout_s,
-            next_byte_s=run.timeout_s,
-            first_token_s=run.first_token_timeout_s,
-            total_s=run.total_timeout_s,
-        ),
-        max_seconds=workload.run.max_seconds,
-        load=make_load(workload, target, server, resolved.folder),
-        open_loop=make_open_loop(workload, server, resolved.folder),
+        left_open_outlive=True,
     )
 
 
@@ -259,10 +246,10 @@ def command_of(order: RunOrder, *, seed: int) -> str:
 def until_stopped(plan: LoadPlan, *, left: int, elapsed_s: float) -> list[str]:
     """The setting with which a load like this ends when it was stopped, in whole seconds; none for
     one that came to its own end. `left`: how many users had walked away."""
-    enough = plan.load.stop_after_abandons if isinstance(plan.load, AbandonLoad) else None
+    enough = plan.stop_after_abandons
     seconds = math.ceil(elapsed_s)
-    is_at_its_end = seconds >= plan.max_seconds or (enough is not None and left >= enough)
-    if plan.open_loop is not None or is_at_its_end:
+    is_at_its_end = seconds >= plan.run.max_seconds or (enough is not None and left >= enough)
+    if plan.schedule is not None or is_at_its_end:
         return []
     return [f"run.max_seconds={seconds}"]
 

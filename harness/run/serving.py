@@ -5,15 +5,16 @@ are read to their natural end, because leaving them would be an abandon that nob
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 import httpx
 
-from harness.load.dialect import DONE, NONSENSE, decode_chunk
+from harness.load.dialect import DONE, NONSENSE, decode_chunk, request_body
 from harness.store.manifest import Probing
+from harness.workload.target import Target
 
 PROBES: Final = 3
 PROBE_TOKENS: Final = 4
@@ -45,22 +46,18 @@ class Asker:
 
     client: httpx.Client
     url: str
-    path: str
-    body: Mapping[str, object]
+    target: Target
+    model: str
     clock_ns: Callable[[], int]
 
     def ask(self, prompt: str, max_tokens: int, *, longest_s: float) -> list[int]:
         """The times of arrival of all text events (ns). Raises NotServedError."""
-        is_chat = self.path.endswith("/chat/completions")
-        asked = (
-            {"messages": [{"role": "user", "content": prompt}]} if is_chat else {"prompt": prompt}
-        )
-        body = {"max_tokens": max_tokens, "stream": True, **asked, **self.body}
+        body = request_body(self.target, self.model, prompt, max_tokens=max_tokens)
         until_ns = self.clock_ns() + int(longest_s * 1e9)
         try:
             with self.client.stream(
                 "POST",
-                self.url + self.path,
+                self.url + self.target.path,
                 json=body,
                 headers={"connection": "close"},
                 timeout=longest_s,

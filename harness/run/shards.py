@@ -15,9 +15,10 @@ from harness.errors import TargetError
 from harness.load.rows import Row, ShardReader
 from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, VoidTrial
 from harness.store.manifest import LoadProcess, Manifest, UnsentArrivals
-from harness.workload.abandon import Expectation
-from harness.workload.plan import AbandonLoad, LoadPlan
-from harness.workload.schedule import Arrival, plan_arrival, planned_arrivals
+from harness.workload.load import AbandonLoad
+from harness.workload.observed_latency import ObservedLatency
+from harness.workload.plan import LoadPlan
+from harness.workload.schedule import Arrival
 
 _ERRORS = (Outcome.FAILED, Outcome.REJECTED, Outcome.TIMED_OUT)
 _WAITED_IN_VAIN = (
@@ -148,7 +149,7 @@ class Sent(NamedTuple):
     ended_ns: int
 
 
-class _AnyExpectation(Expectation):
+class _AnyLatency(ObservedLatency):
     """Enough to draw whether somebody leaves; when does not matter."""
 
     def ttft_ns(self) -> int:
@@ -159,9 +160,9 @@ def find_unsent(plan: LoadPlan, manifest: Manifest, sent: Sequence[Sent]) -> Uns
     """Of all loops together. `plan` is the last loop's. Raises ConfigError for an unread trace."""
     found = UnsentArrivals()
     ends_ns = [reading.t_ns for reading in manifest.idle.loops]
-    for number in range(plan.seed - manifest.seed + 1):
+    for number in range(plan.run.seed - manifest.seed + 1):
         of_loop = [one for one in sent if bisect(ends_ns, one.intended_start_ns) == number]
-        loop = msgspec.structs.replace(plan, seed=manifest.seed + number)
+        loop = plan.with_seed(manifest.seed + number)
         for waited_s, arrival in _still_waiting(loop, of_loop):
             waits = found.to_stay_s if _is_to_stay(loop, arrival) else found.to_leave_s
             waits.append(waited_s)
@@ -170,12 +171,12 @@ def find_unsent(plan: LoadPlan, manifest: Manifest, sent: Sequence[Sent]) -> Uns
 
 def _still_waiting(plan: LoadPlan, sent: Sequence[Sent]) -> Iterator[tuple[float, Arrival]]:
     """Who was due when the last request ended, and had waited how long, in seconds."""
-    if plan.open_loop is None or not sent:
+    if plan.schedule is None or not sent:
         return
     intended_ns = {one.number: one.intended_start_ns for one in sent}
     missing: list[Arrival] = []
     begins_ns = []
-    for arrival in planned_arrivals(plan.open_loop.schedule, seed=plan.seed):
+    for arrival in plan.planned_arrivals():
         if arrival.number in intended_ns:
             begins_ns.append(intended_ns[arrival.number] - int(arrival.offset_s * 1e9))
         else:
@@ -188,5 +189,5 @@ def _still_waiting(plan: LoadPlan, sent: Sequence[Sent]) -> Iterator[tuple[float
 
 def _is_to_stay(plan: LoadPlan, arrival: Arrival) -> bool:
     assert isinstance(plan.load, AbandonLoad)
-    drawn = plan_arrival(plan.load, arrival, seed=plan.seed, seen=_AnyExpectation())
-    return drawn.intent.planned_abandon is None
+    drawn = arrival.draw_request(plan.load, seed=plan.run.seed, seen=_AnyLatency())
+    return drawn.planned_abandon is None

@@ -106,7 +106,7 @@ class WatchedLoad:
         marks = ShardReader(run.folder.shards, ProcessMark)
         live = LiveRun(has_log=run.manifest.clock.comparable, started_ns=started_ns)
         slots = _slots(run.manifest.target)
-        tell("plan", plan=plan, run=run.folder.name)
+        tell("plan", plan=plan.model_dump(mode="json"), run=run.folder.name)
         tell("phase", text=_described(plan))
         num_events = 0
         lost: TargetError | None = None

@@ -27,10 +27,10 @@ from harness.load.open_loop import OpenLoopDirector
 from harness.load.options import form_fields, put_in_force
 from harness.load.users import AbandoningUser
 from harness.run.process import python_module
-from harness.workload.caps import USUAL_STREAMS
 from harness.workload.form import changed, check_each_applies, refused, why_not_while_running
 from harness.workload.plan import LoadPlan
 from harness.workload.values import MOST_STREAMS
+from harness.workload.workload import USUAL_STREAMS
 
 JUDGED_S: Final = 120.0  # a run that was stopped is settled, judged and drawn within this
 
@@ -219,7 +219,7 @@ class WebRuns:
 
     @property
     def _is_open_loop(self) -> bool:
-        return self._plan is not None and self._plan.open_loop is not None
+        return self._plan is not None and self._plan.schedule is not None
 
     def _problem(self, form: Form) -> str | None:
         runner = self._environment.runner
@@ -251,7 +251,7 @@ class WebRuns:
             return str(answer["why"])
         self._number += 1
         self._recorder, self._waiting = self._waiting, self._new_recorder()
-        self._follow(msgspec.convert(answer["plan"], type=LoadPlan))
+        self._follow(LoadPlan.model_validate(answer["plan"], strict=False))
         return None
 
     def _follow(self, plan: LoadPlan) -> None:
@@ -261,7 +261,7 @@ class WebRuns:
         self._environment.user_classes = [user_class]
         put_in_force(self._options, plan)
         self.tally.clear()
-        gevent.spawn_later(plan.max_seconds, self._stop_if, self._number)
+        gevent.spawn_later(plan.run.max_seconds, self._stop_if, self._number)
 
     def _numbered_order(self) -> dict[str, Any]:
         """Of the runs of a page whose folder was named, each has a folder of its own in it."""

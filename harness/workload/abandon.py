@@ -1,41 +1,406 @@
-"""Who leaves, when, and after what pause: pure, from the plan and a seed.
+"""Abandon plans: when a user leaves. Pure: each plan draws itself from the request's own generator.
 
-Each request's plan follows from (seed, user, n), so two runs of one plan ask for the same things
-however their users happened to be scheduled. Two kinds of plan also need to know what is usual on
-this server (a share of the time to first token, a share of an answer): that is `Expectation`.
+A plan is an entry of `[[load.mix]]` and is used as it was read: the TOML file, the load process and
+the draw know one class. To add a kind of leaving, add a subclass of `AbandonPlan` here and to
+`AnyPlan`; how to leave (the act on the connection) is a `Way`, see `harness.load.leave`.
 
-The pause between the last token wanted and the act of leaving keeps users out of step with the
-server: leaving right after a token would put every t0 at the same point of the engine's step.
+The pause between the last token wanted and leaving keeps users out of step with the server: leaving
+right after a token would put every t0 at the same point of the engine's step.
 """
 
 import math
 import random
-import statistics
-from collections import deque
+from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal
 
-from harness.records import Delivery, Outcome, RequestRow, Role, Way
-from harness.workload.plan import (
-    AbandonLoad,
-    AfterAnswerShare,
-    AfterGeometricTokens,
-    AfterLognormalTokens,
-    AfterTime,
-    AfterTokens,
-    AfterUniformTokens,
-    AtLastToken,
-    DuringPrefill,
-    LeavePlan,
-    Never,
-    Slice,
-    WhileQueued,
-)
+from pydantic import Field, PlainValidator
+
+from harness.records import Delivery, Role, Way
+from harness.workload.observed_latency import ObservedLatency, StepEstimate
+from harness.workload.values import LONGEST_S, MOST_TOKENS, Section
+
+MOST_ANSWERS: Final = 128
+
+# Called with the number of tokens read; returns None to read on, or how long to think (ns) before
+# leaving. Called with 0 before the request is sent: a user who leaves without a token thinks from
+# the sending on or, where the pause is a time, from before the connection is opened. The event
+# loop's own callback may call it, so it must not wait.
+LeaveRule = Callable[[int], int | None]
+
+# The pause before leaving: the load's `think`, a race around the last step, or so many ns.
+Pause = Literal["think", "race"] | int
 
 _NORMAL: Final = NormalDist()
 _LARGEST_SHARE: Final = 1 - 2**-53  # the inverse of the normal distribution ends before 1
+# The race begins with so many tokens to come. Leaving within a step can be cancelled before the
+# last step begins; within the next, the last token is being made; then the answer is over.
+_RACE_TOKENS: Final = 2
+_RACE_STEPS: Final = (0.5, 2.5)
+
+
+def never(_tokens_read: int) -> None:
+    """The leave rule of users who stay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSpec:
+    """One request before it is sent; names and meanings are those of `RequestRow`.
+
+    The user reads `planned_abandon` tokens (0: none; None: stays), pauses, and leaves in the `way`.
+    `think_fraction` in [0, 1) places the pause within its range. `request_id`, `arm` and
+    `intended_start_ns` are set when the request is issued (`harness.load.session`).
+    """
+
+    user: int
+    max_tokens: int
+    prompt_tokens: int
+    plan: str = "never"
+    planned_abandon: int | None = None
+    way: Way | None = None
+    pause: Pause = "think"
+    think_fraction: float = 0.0
+    delivery: Delivery = Delivery.STREAM
+    n: int = 1
+    role: Role = Role.USER
+    arm: str = ""
+    trial: int | None = None
+    repeats: str | None = None
+    request_id: str = ""
+    intended_start_ns: int = 0
+
+    @property
+    def counts_from_start(self) -> bool:
+        """Whether a pause without a token begins before the connection is opened."""
+        return isinstance(self.pause, int)
+
+    def leave_rule(self, think: str | float, step: StepEstimate) -> LeaveRule:
+        planned = self.planned_abandon
+        if planned is None:
+            return never
+
+        def leave_when_read(tokens_read: int) -> int | None:
+            return None if tokens_read < planned else self._pause_ns(think, step)
+
+        return leave_when_read
+
+    def _pause_ns(self, think: str | float, step: StepEstimate) -> int:
+        if isinstance(self.pause, int):
+            return self.pause
+        step_ns = step.median_ns()
+        if self.pause == "race":
+            shortest, longest = _RACE_STEPS
+            return int((shortest + self.think_fraction * (longest - shortest)) * step_ns)
+        return think_ns(think, fraction=self.think_fraction, step_ns=step_ns)
+
+
+def think_ns(think: str | float, *, fraction: float, step_ns: int) -> int:
+    """The pause before leaving: "step" is uniform over one step, a number uniform from 0 to it."""
+    if isinstance(think, str):
+        longest_ns = {"none": 0, "step": step_ns}[think]
+    else:
+        longest_ns = int(think * 1e9)
+    return int(fraction * longest_ns)
+
+
+def _range_parser(highest: float, what: str) -> PlainValidator:
+    def parse(value: object) -> list[float]:
+        match value:
+            case bool():
+                pass
+            case int() | float() if 0 <= value <= highest:
+                return [float(value), float(value)]
+            case [int(low) | float(low), int(high) | float(high)] if 0 <= low <= high <= highest:
+                return [float(low), float(high)]
+        raise ValueError(
+            f"must be {what} from 0 to {highest:g}, or [lowest, highest], not {value!r}"
+        )
+
+    return PlainValidator(parse)
+
+
+def _parse_counts(value: object) -> list[int]:
+    counts = value if isinstance(value, list) else [value]
+    good = [n for n in counts if type(n) is int and 0 <= n <= MOST_TOKENS]
+    if not counts or len(good) != len(counts):
+        raise ValueError(
+            f"must be a number of tokens from 0 to {MOST_TOKENS}, or a list of them, not {value!r}"
+        )
+    return good
+
+
+TokenCount = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+Counts = Annotated[list[int], PlainValidator(_parse_counts)]
+Shares = Annotated[list[float], _range_parser(1, "a share")]
+SecondsRange = Annotated[list[float], _range_parser(LONGEST_S, "seconds")]
+
+
+class AbandonPlan(Section):
+    """What every plan has. `weight`: its share of those who leave, over the sum of weights; `n`:
+    answers asked for in one request, of which the plan counts all tokens together."""
+
+    plan: str
+    weight: Annotated[float, Field(ge=0, le=1e9)] = 1.0
+    way: Annotated[Way, Field(strict=False)] = Way.FIN
+    delivery: Annotated[Delivery, Field(strict=False)] = Delivery.STREAM
+    n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] = 1
+
+    @abstractmethod
+    def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
+        """The request with its moment of leaving; unchanged where the user stays."""
+
+    @property
+    def waits_for_tokens(self) -> bool:
+        """Whether the user reads tokens before leaving: a unary answer does not show them."""
+        return True
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the answer is read to its end or nearly: it then has `stay_tokens`."""
+        return False
+
+    def problem(self, answer_tokens: int, stay_tokens: int) -> str | None:
+        """Why nobody can leave like this; None: they can."""
+        if self.delivery is Delivery.UNARY and self.waits_for_tokens:
+            return "a unary answer shows no tokens before it is complete"
+        return self.token_problem(self.n * (stay_tokens if self.is_read else answer_tokens))
+
+    def token_problem(self, asked_for: int) -> str | None:
+        """Why it cannot be when so many tokens are asked for, in all answers together."""
+        if self.waits_for_tokens and asked_for <= self.n:
+            return "an answer of one token is over when it comes"
+        return None
+
+    def _leaving(
+        self, asked: RequestSpec, plan: str, tokens: int, pause: Pause = "think"
+    ) -> RequestSpec:
+        return replace(asked, plan=plan, planned_abandon=tokens, way=self.way, pause=pause)
+
+
+def beyond(tokens: float, asked_for: int) -> str | None:
+    """The complaint about a number of tokens that an answer does not have."""
+    if tokens < asked_for:
+        return None
+    return (
+        f"{tokens:g} tokens, but `answer_tokens` allow {asked_for}: nobody can leave an answer "
+        "that is over"
+    )
+
+
+class _AfterTokens(AbandonPlan):
+    """Plans that draw a number of tokens."""
+
+    @abstractmethod
+    def draw_tokens(self, rng: random.Random, limit: int) -> int:
+        """After how many tokens of `limit` in all."""
+
+    def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
+        tokens = self.draw_tokens(rng, asked.n * asked.max_tokens)
+        return self._leaving(asked, f"tokens:{tokens}", tokens)
+
+
+class TokensPlan(_AfterTokens):
+    """After exactly so many tokens, or one of a list. 0: once the request is sent."""
+
+    plan: Literal["tokens"]
+    tokens: Counts
+
+    @property
+    def waits_for_tokens(self) -> bool:
+        return max(self.tokens) > 0
+
+    def token_problem(self, asked_for: int) -> str | None:
+        return beyond(max(self.tokens), asked_for)
+
+    def draw_tokens(self, rng: random.Random, limit: int) -> int:
+        return rng.choice(self.tokens)
+
+
+class UniformPlan(_AfterTokens):
+    """Uniform from `lowest` to `highest`, both included."""
+
+    plan: Literal["tokens_uniform"]
+    lowest: TokenCount
+    highest: TokenCount
+
+    def token_problem(self, asked_for: int) -> str | None:
+        if self.lowest > self.highest:
+            return f"`lowest` is {self.lowest}, more than `highest`, {self.highest}"
+        return beyond(self.highest, asked_for)
+
+    def draw_tokens(self, rng: random.Random, limit: int) -> int:
+        return rng.randint(self.lowest, self.highest)
+
+
+class GeometricPlan(_AfterTokens):
+    """The same chance to leave after each token, 1 / `mean`, cut off at the end of the answer."""
+
+    plan: Literal["tokens_geometric"]
+    mean: Annotated[float, Field(ge=1, le=MOST_TOKENS)]
+
+    def token_problem(self, asked_for: int) -> str | None:
+        return super().token_problem(asked_for) or beyond(self.mean, asked_for)
+
+    def draw_tokens(self, rng: random.Random, limit: int) -> int:
+        return geometric(rng, mean=self.mean, limit=limit)
+
+
+class LognormalPlan(_AfterTokens):
+    """The logarithm is normal around that of `median`, with standard deviation `sigma`; cut off at
+    the end of the answer."""
+
+    plan: Literal["tokens_lognormal"]
+    median: Annotated[float, Field(ge=1, le=MOST_TOKENS)]
+    sigma: Annotated[float, Field(ge=0, le=10)]
+
+    def token_problem(self, asked_for: int) -> str | None:
+        return super().token_problem(asked_for) or beyond(self.median, asked_for)
+
+    def draw_tokens(self, rng: random.Random, limit: int) -> int:
+        return lognormal(rng, median=self.median, sigma=self.sigma, limit=limit)
+
+
+class FilePlan(AbandonPlan):
+    """After a number of tokens drawn from a file: one a line, or a `column` of CSV or parquet.
+
+    It becomes a `TokensPlan` when the file is read, before the load begins."""
+
+    plan: Literal["tokens_from_file"]
+    file: Annotated[str, Field(min_length=1)]
+    column: str | None = None
+
+    def with_counts(self, counts: list[int]) -> TokensPlan:
+        return TokensPlan(
+            plan="tokens",
+            tokens=counts,
+            weight=self.weight,
+            way=self.way,
+            delivery=self.delivery,
+            n=self.n,
+        )
+
+    def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
+        raise TypeError(f"{self.file} was not read")
+
+
+class SharePlan(AbandonPlan):
+    """After a share of the expected answer, uniform between the two."""
+
+    plan: Literal["answer_share"]
+    share: Shares
+
+    def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
+        share = rng.uniform(*self.share)
+        whole = asked.n * seen.answer_tokens(asked.max_tokens)
+        # At least one token is read, and at least one is not.
+        tokens = max(1, min(math.ceil(share * whole), whole - 1))
+        return self._leaving(asked, f"share:{share:.2f}", tokens)
+
+
+class TimePlan(AbandonPlan):
+    """So many seconds, uniform between the two, after the request was sent or its first token."""
+
+    plan: Literal["time"]
+    seconds: SecondsRange
+    since: Literal["sent", "first_token"] = "sent"
+
+    @property
+    def waits_for_tokens(self) -> bool:
+        return self.since == "first_token"
+
+    def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
+        wait_s = rng.uniform(*self.seconds)
+        if self.since == "sent":
+            return self._leaving(asked, f"time:{wait_s:.4g}", 0, int(wait_s * 1e9))
+        return self._leaving(asked, f"first_token+{wait_s:.4g}", 1, int(wait_s * 1e9))
+
+
+class QueuedPlan(AbandonPlan):
+    """Once it is sent, after the think time: still in the queue, where there is one."""
+
+    plan: Literal["queued"]
+
+    @property
+    def waits_for_tokens(self) -> bool:
+        return False
+
+    def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
+        return self._leaving(asked, "queued", 0)
+
+
+class PrefillPlan(AbandonPlan):
+    """At a share of the time to first token seen so far; before any was seen, the user stays."""
+
+    plan: Literal["prefill"]
+    share: Shares = Field(default_factory=lambda: [0.1, 0.9])
+
+    @property
+    def waits_for_tokens(self) -> bool:
+        return False
+
+    def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
+        share, ttft_ns = rng.uniform(*self.share), seen.ttft_ns()
+        if ttft_ns is None:
+            return asked
+        return self._leaving(asked, f"prefill:{share:.2f}", 0, int(share * ttft_ns))
+
+
+class LastTokenPlan(AbandonPlan):
+    """As the last of `stay_tokens` is made: from half a step before the last step begins to half a
+    step after it has ended. A quarter can still be cancelled, half leave while the last token is
+    made, and a quarter comes too late."""
+
+    plan: Literal["last_token"]
+
+    @property
+    def is_read(self) -> bool:
+        return True
+
+    def token_problem(self, asked_for: int) -> str | None:
+        if asked_for <= _RACE_TOKENS * self.n:
+            return (
+                "the race for the last token begins two before it: `stay_tokens` must be 3 or more"
+            )
+        return None
+
+    def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
+        tokens = asked.n * (asked.max_tokens - _RACE_TOKENS)
+        return self._leaving(asked, "last_token", tokens, "race")
+
+
+class StayPlan(AbandonPlan):
+    """Reads to the end of `stay_tokens`."""
+
+    plan: Literal["never"]
+
+    @property
+    def is_read(self) -> bool:
+        return True
+
+    @property
+    def waits_for_tokens(self) -> bool:
+        return False
+
+    def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
+        return asked
+
+
+AnyPlan = Annotated[
+    TokensPlan
+    | UniformPlan
+    | GeometricPlan
+    | LognormalPlan
+    | FilePlan
+    | SharePlan
+    | TimePlan
+    | QueuedPlan
+    | PrefillPlan
+    | LastTokenPlan
+    | StayPlan,
+    Field(discriminator="plan"),
+]
 
 
 def geometric(rng: random.Random, *, mean: float, limit: int) -> int:
@@ -57,267 +422,3 @@ def lognormal(rng: random.Random, *, median: float, sigma: float, limit: int) ->
     share = min(max(rng.random() * reach, math.ulp(0.0)), _LARGEST_SHARE)
     drawn = round(median * math.exp(sigma * _NORMAL.inv_cdf(share)))
     return min(max(1, drawn), limit - 1)
-
-
-_WINDOW: Final = 101  # latest observations; enough that one stall does not move the median
-
-
-class Expectation:
-    """Medians of the latest times to first token, and of the answers that ended by themselves."""
-
-    def __init__(self) -> None:
-        self._ttfts_ns: deque[int] = deque(maxlen=_WINDOW)
-        self._own_ends: deque[int] = deque(maxlen=_WINDOW)
-
-    def observe(self, row: RequestRow) -> None:
-        """Note what a request that has ended tells."""
-        if row.delivery is Delivery.STREAM and row.first_token_ns is not None:
-            self._ttfts_ns.append(row.first_token_ns - row.sent_ns)
-        if row.outcome is Outcome.COMPLETED and row.finish_reason == "stop":
-            self._own_ends.append(row.tokens_read // row.n)
-
-    def ttft_ns(self) -> int | None:
-        """The usual time to first token; None before any was seen."""
-        return int(statistics.median(self._ttfts_ns)) if self._ttfts_ns else None
-
-    def answer_tokens(self, max_tokens: int) -> int:
-        """The usual length of one answer: all that was asked for, unless answers end before."""
-        if not self._own_ends:
-            return max_tokens
-        return min(max_tokens, int(statistics.median(self._own_ends)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Intent:
-    """What the user is up to: when and how to leave (`way`; None: stays), and what is asked for.
-
-    `counts_from_start`: who leaves without a token does so at a time that counts from the moment
-    before the connection is opened, and not from when the request has gone out.
-    """
-
-    plan: str = "never"
-    planned_abandon: int | None = None
-    way: Way | None = None
-    counts_from_start: bool = False
-    delivery: Delivery = Delivery.STREAM
-    n: int = 1
-
-
-STAYS: Final = Intent()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
-    """What is known of a request before it is sent; the meanings are those of `RequestRow`."""
-
-    request_id: str
-    arm: str
-    role: Role
-    trial: int | None
-    user: int
-    max_tokens: int
-    intended_start_ns: int
-    intent: Intent
-    repeats: str | None = None
-
-
-# Asked with the number of tokens read: None to read on, or how long to think before leaving. Asked
-# with 0 before the request is sent; whoever will leave without a token thinks from the sending on:
-# once the request has gone out or, where the plan is a time, from before the connection is opened.
-# It may be asked in the event loop's own call, so it must not wait.
-LeaveRule = Callable[[int], int | None]
-
-# How long the pause is: as the load says, around the last step of the answer, or so many ns.
-Pause = Literal["think", "race"] | int
-
-_FIRST_STEP_NS: Final = 20_000_000  # assumed until a gap was seen: a usual decode step
-# With so many tokens to come the race is on: who leaves within a step can be cancelled before the
-# last step begins; within the next, the last token is being made; then nothing is left to leave.
-_RACE_TOKENS: Final = 2
-_RACE_STEPS: Final = (0.5, 2.5)
-_LEAVING_SHARES: Final = (0.1, 0.9)  # neither before the prefill has begun nor after it is over
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestPlan:
-    """What one request asks for.
-
-    After the `planned_abandon` tokens of its `intent` (0: the sending) begins the `pause`.
-    `think_fraction` in [0, 1) places it within its range.
-    """
-
-    intent: Intent
-    pause: Pause
-    think_fraction: float
-    max_tokens: int
-    prompt_tokens: int
-
-
-class _Moment(NamedTuple):
-    text: str
-    tokens: int
-    pause: Pause = "think"
-
-
-def plan_request(
-    load: AbandonLoad, *, seed: int, user: int, n: int, seen: Expectation
-) -> RequestPlan:
-    """The n-th request of a user."""
-    rng = random.Random(f"{seed}/{user}/{n}/request")
-    (kind,) = rng.choices(load.mix, [kind.weight for kind in load.mix])
-    prompt_tokens = rng.randint(*load.prompt_tokens)
-    fraction = rng.random()
-    # Only those who will have left ask for the long answer: it is not for reading.
-    is_read = isinstance(kind.leave, Never | AtLastToken)
-    max_tokens = load.stay_tokens if is_read else load.answer_tokens
-    moment = _moment(kind, rng, max_tokens, seen)
-    if moment is None:
-        max_tokens = load.stay_tokens
-    return RequestPlan(
-        intent=_intent(kind, moment),
-        pause="think" if moment is None else moment.pause,
-        think_fraction=fraction,
-        max_tokens=max_tokens,
-        prompt_tokens=prompt_tokens,
-    )
-
-
-def _intent(kind: Slice, moment: _Moment | None) -> Intent:
-    if moment is None:
-        return Intent(delivery=kind.delivery, n=kind.n)
-    return Intent(
-        plan=moment.text,
-        planned_abandon=moment.tokens,
-        counts_from_start=isinstance(moment.pause, int),
-        way=kind.way,
-        delivery=kind.delivery,
-        n=kind.n,
-    )
-
-
-def _moment(kind: Slice, rng: random.Random, max_tokens: int, seen: Expectation) -> _Moment | None:
-    """When a request of this kind is left; None: it is not."""
-    match kind.leave:
-        case Never():
-            return None
-        case WhileQueued():
-            return _Moment("queued", 0)
-        case DuringPrefill(share=share):
-            part, ttft_ns = rng.uniform(*share), seen.ttft_ns()
-            if ttft_ns is None:
-                return None
-            return _Moment(f"prefill:{part:.2f}", 0, int(part * ttft_ns))
-        case AfterTime(seconds=seconds, since=since):
-            wait_s = rng.uniform(*seconds)
-            if since == "sent":
-                return _Moment(f"time:{wait_s:.4g}", 0, int(wait_s * 1e9))
-            return _Moment(f"first_token+{wait_s:.4g}", 1, int(wait_s * 1e9))
-        case AtLastToken():
-            return _Moment("last_token", kind.n * (max_tokens - _RACE_TOKENS), "race")
-        case AfterAnswerShare(share=share):
-            part = rng.uniform(*share)
-            whole = kind.n * seen.answer_tokens(max_tokens)
-            return _Moment(f"share:{part:.2f}", _tokens_of_share(part, whole))
-        case leave:
-            tokens = _draw_tokens(leave, rng, kind.n * max_tokens)
-            return _Moment(f"tokens:{tokens}", tokens)
-
-
-def _tokens_of_share(part: float, whole: int) -> int:
-    """At least one token is read, and at least one is not."""
-    return max(1, min(math.ceil(part * whole), whole - 1))
-
-
-def _draw_tokens(leave: LeavePlan, rng: random.Random, limit: int) -> int:
-    match leave:
-        case AfterTokens(tokens=tokens):
-            return rng.choice(tokens)
-        case AfterUniformTokens(lowest=lowest, highest=highest):
-            return rng.randint(lowest, highest)
-        case AfterGeometricTokens(mean=mean):
-            return geometric(rng, mean=mean, limit=limit)
-        case AfterLognormalTokens(median=median, sigma=sigma):
-            return lognormal(rng, median=median, sigma=sigma, limit=limit)
-        case _:
-            raise TypeError(f"{leave!r} is no count of tokens")
-
-
-def never(_tokens_read: int) -> None:
-    """The rule of those who stay."""
-
-
-def leave_rule(plan: RequestPlan, think: str | float, step: "StepEstimate") -> LeaveRule:
-    """What the reader of this request asks after each receive."""
-    planned = plan.intent.planned_abandon
-    if planned is None:
-        return never
-
-    def leave_when_read(tokens_read: int) -> int | None:
-        if tokens_read < planned:
-            return None
-        if isinstance(plan.pause, int):
-            return plan.pause
-        step_ns = step.median_ns()
-        if plan.pause == "race":
-            shortest, longest = _RACE_STEPS
-            return int((shortest + plan.think_fraction * (longest - shortest)) * step_ns)
-        return think_ns(think, fraction=plan.think_fraction, step_ns=step_ns)
-
-    return leave_when_read
-
-
-def leaving_share(*, seed: int, n: int) -> float:
-    """At which share of the usual time to first token the n-th long prompt is left: uniform from
-    0.1 to 0.9.
-    """
-    return random.Random(f"{seed}/{n}/leave").uniform(*_LEAVING_SHARES)
-
-
-def think_ns(think: str | float, *, fraction: float, step_ns: int) -> int:
-    """The pause before leaving: "step" is uniform over one step, a number uniform from 0 to it."""
-    if isinstance(think, str):
-        longest_ns = {"none": 0, "step": step_ns}[think]
-    else:
-        longest_ns = int(think * 1e9)
-    return int(fraction * longest_ns)
-
-
-class StepEstimate:
-    """How long a step of the server takes, judged by the latest gaps between its tokens."""
-
-    def __init__(self) -> None:
-        self._gaps_ns: deque[int] = deque(maxlen=_WINDOW)
-
-    def observe(self, gap_ns: int) -> None:
-        """Note one gap. Tokens that came in one receive tell nothing: their gap is zero."""
-        if gap_ns > 0:
-            self._gaps_ns.append(gap_ns)
-
-    def median_ns(self) -> int:
-        """The median of the latest gaps."""
-        return int(statistics.median(self._gaps_ns)) if self._gaps_ns else _FIRST_STEP_NS
-
-
-_LEAD_STEPS: Final = 3  # how far ahead; every stream gets a token in each step
-
-
-class Storm:
-    """So many `streams` that will leave together, each after at least `tokens`.
-
-    Its state is who has read enough, and the moment, once it is set.
-    """
-
-    def __init__(self, *, streams: int, tokens: int) -> None:
-        self._missing = set(range(streams))
-        self._tokens = tokens
-        self._moment_ns: int | None = None
-
-    def pause_ns(self, stream: int, tokens_read: int, *, now_ns: int, step_ns: int) -> int | None:
-        """How long from now the stream leaves; None while the moment is not set."""
-        if tokens_read >= self._tokens:
-            self._missing.discard(stream)
-        if self._moment_ns is None:
-            if self._missing:
-                return None
-            self._moment_ns = now_ns + _LEAD_STEPS * step_ns
-        return max(0, self._moment_ns - now_ns)

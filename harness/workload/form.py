@@ -9,16 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from harness.errors import ConfigError
 from harness.records import Way
-from harness.workload.caps import USUAL_RATE, USUAL_STREAMS
-from harness.workload.load import AbandonSettings
-from harness.workload.mix import NeverEntry, slice_values
-from harness.workload.plan import AbandonLoad
+from harness.workload.load import AbandonLoad
 from harness.workload.values import LONGEST_S, MOST_RATE, MOST_STREAMS, MOST_TOKENS
-from harness.workload.workload import Workload
+from harness.workload.workload import USUAL_RATE, USUAL_STREAMS, Workload
 
 AS_WORKLOAD: Final = "workload"
 LEAVE: Final = ("tokens", "time", "prefill", "queued", "last_token", AS_WORKLOAD)
@@ -183,18 +178,6 @@ def _of_the_form(line: str, fields: Mapping[str, str]) -> str:
     return placed[1] if line.startswith("--set") else line
 
 
-def simple_load(workload: Workload) -> AbandonLoad:
-    """The load of a form without a run: one way of leaving, and those who stay."""
-    load = workload.load
-    assert isinstance(load, AbandonSettings)
-    leaver, stay = load.leavers[0], NeverEntry(plan="never")
-    mix = [
-        slice_values(leaver, {}, Path()) | {"weight": 1 - load.stay_share},
-        slice_values(stay, {}, Path()) | {"weight": load.stay_share},
-    ]
-    return msgspec.convert({**load.model_dump(), "mix": mix}, type=AbandonLoad)
-
-
 def check_startable(workload: Workload) -> None:
     """Raise ConfigError for a workload that cannot be started and stopped by hand."""
     name, load = workload.name, workload.load
@@ -203,12 +186,12 @@ def check_startable(workload: Workload) -> None:
             f"workload {name} has arms, which alternate by a plan; the web page starts one load: "
             "run it without --web"
         )
-    if not isinstance(load, AbandonSettings):
+    if not isinstance(load, AbandonLoad):
         raise ConfigError(
             f"workload {name} directs its requests by a plan of its own; the web page starts "
             'users who leave (load.kind = "abandon"): run it without --web'
         )
-    if held := HELD & {entry.way for entry in load.leavers}:
+    if held := HELD & {plan.way for plan in load.leavers}:
         raise ConfigError(
             f"way to leave: {', '.join(sorted(held))} leaves connections open, which must be held "
             "until the server has settled, and the users of the web page end before: take another "
@@ -221,7 +204,7 @@ def check_startable(workload: Workload) -> None:
 def prefilled(workload: Workload) -> dict[str, str]:
     """What stands in the fields of a form for this workload."""
     load, run = workload.load, workload.run
-    assert isinstance(load, AbandonSettings)
+    assert isinstance(load, AbandonLoad)
     low, high = load.prompt_tokens
     return {
         "walkaway_arrivals": AS_WORKLOAD,

@@ -1,11 +1,23 @@
-"""`[load]`: what the users do, one class a kind; `workload.plan` tells what a kind means."""
+"""`[load]`: what the users do, one class a kind. The load process gets the same, resolved: the
+files that it names are read, and what the server knows is filled in (`harness.run.load_plan`).
+"""
 
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from harness.workload.mix import AnyMixEntry, MixEntry, TokenCount, TokensEntry
+from harness.workload.abandon import (
+    AbandonPlan,
+    AnyPlan,
+    RequestSpec,
+    StayPlan,
+    TokenCount,
+    TokensPlan,
+)
+from harness.workload.observed_latency import ObservedLatency
 from harness.workload.values import (
     MOST_STREAMS,
     Count,
@@ -20,11 +32,13 @@ from harness.workload.values import (
 )
 
 
-class _Asks(Section):
+class Load(Section):
     """What all loads have in common: prompts, and answers of one length or several (`_answers`, by
-    their keys)."""
+    their keys). `_streams`: the keys that add up to the streams open at once."""
 
     _answers: ClassVar[Sequence[str]]
+    _streams: ClassVar[Sequence[str]] = ()
+    kind: str
     prompt_tokens: TokenRange
 
     @property
@@ -35,18 +49,32 @@ class _Asks(Section):
             for key in self._answers
         }
 
+    def streams_at_once(self, users: int) -> tuple[str, int]:  # noqa: ARG002
+        """How many streams may be open at once, and the keys that say it."""
+        keys = " + ".join(f"`load.{key}`" for key in self._streams)
+        return keys, sum(getattr(self, key) or 0 for key in self._streams)
 
-class AbandonSettings(_Asks):
-    """`[load]` of kind "abandon": closed-loop users who leave (see `harness.workload.plan`).
 
-    A share `stay_share` is read to the end; how the others leave stands in the `mix`, or short in
-    `abandon_after_tokens`: one of these numbers of tokens.
+class AbandonLoad(Load):
+    """Users who open streams and leave: each sends its next request when one ended (closed loop),
+    or is an arrival that asks once (open loop, `[arrivals]`).
+
+    A share `stay_share` reads its answer of `stay_tokens` to the end. The others ask for
+    `answer_tokens`, long enough that a server that goes on can be told from one that finished, and
+    leave by a plan of the `mix`, drawn by weight (`abandon_after_tokens` is short for one plan).
+    `think` is the pause before leaving: "step" (uniform over one observed gap between tokens),
+    "none", or seconds (uniform from 0). All prompts begin with the same `shared_prefix_tokens`.
+
+    After an outcome in `ask_again_after` a user sends the same request once more. A user that timed
+    out pauses `retry_pause_s` before the next request. The first `canaries` of the users leave
+    nothing and ask for `canary_tokens` (`harness.load.session`). The load ends after
+    `stop_after_abandons` abandons, or when the run's time is up.
     """
 
     _answers = ("answer_tokens", "stay_tokens", "canary_tokens")
     kind: Literal["abandon"]
     abandon_after_tokens: list[TokenCount] = Field(default_factory=list)
-    mix: list[AnyMixEntry] = Field(default_factory=list)
+    mix: list[AnyPlan] = Field(default_factory=list)
     stay_share: Share
     think: Think = "step"
     answer_tokens: Tokens
@@ -65,11 +93,11 @@ class AbandonSettings(_Asks):
                 "needs either `abandon_after_tokens` or a `mix`, and not both; an empty list, [], "
                 "takes one of them back"
             )
-        if self.mix and self.stay_share < 1 and sum(entry.weight for entry in self.mix) <= 0:
+        if self.mix and self.stay_share < 1 and sum(plan.weight for plan in self.mix) <= 0:
             raise ValueError("the weights of the `mix` sum to nothing: nobody can be drawn")
-        for number, entry in enumerate(self.mix, start=1):
-            if why := entry.problem(self.answer_tokens, self.stay_tokens):
-                raise ValueError(f"entry {number} of the `mix` ({entry.plan}): {why}")
+        for number, plan in enumerate(self.mix, start=1):
+            if why := plan.problem(self.answer_tokens, self.stay_tokens):
+                raise ValueError(f"entry {number} of the `mix` ({plan.plan}): {why}")
         return self
 
     @model_validator(mode="after")
@@ -89,15 +117,49 @@ class AbandonSettings(_Asks):
         return self
 
     @property
-    def leavers(self) -> Sequence[MixEntry]:
-        """Those of the mix who can be drawn, written out where it was given short."""
+    def leavers(self) -> Sequence[AbandonPlan]:
+        """The plans of the mix that can be drawn, written out where the mix was given short."""
         if self.mix:
-            return [entry for entry in self.mix if entry.weight > 0]
-        return [TokensEntry(plan="tokens", tokens=self.abandon_after_tokens)]
+            return [plan for plan in self.mix if plan.weight > 0]
+        return [TokensPlan(plan="tokens", tokens=self.abandon_after_tokens)]
+
+    @property
+    def shares(self) -> list[tuple[AbandonPlan, float]]:
+        """Each plan with its share of all requests, those who stay included."""
+        leavers = self.leavers
+        total = sum(plan.weight for plan in leavers)
+        shares = [(plan, plan.weight / total * (1 - self.stay_share)) for plan in leavers]
+        if self.stay_share > 0:
+            shares.append((StayPlan(plan="never"), self.stay_share))
+        return shares
+
+    def streams_at_once(self, users: int) -> tuple[str, int]:
+        return "`run.users`", users
+
+    def draw_request(
+        self, *, seed: int, user: int, n: int = 0, seen: ObservedLatency
+    ) -> RequestSpec:
+        """The n-th request of a user; it follows from (seed, user, n) and from what was `seen`, so
+        two runs of one plan ask for the same however their users happened to be scheduled."""
+        rng = random.Random(f"{seed}/{user}/{n}/request")
+        plans, shares = zip(*self.shares, strict=True)
+        plan: AbandonPlan = rng.choices(plans, shares)[0]
+        prompt_tokens = rng.randint(*self.prompt_tokens)
+        asked = RequestSpec(
+            user=user,
+            # Only requests that are left ask for the long answer: it is not for reading.
+            max_tokens=self.stay_tokens if plan.is_read else self.answer_tokens,
+            prompt_tokens=prompt_tokens,
+            think_fraction=rng.random(),
+            delivery=plan.delivery,
+            n=plan.n,
+        )
+        drawn = plan.draw(rng, asked, seen)
+        return replace(drawn, max_tokens=self.stay_tokens) if drawn.way is None else drawn
 
 
-class _LeavesAtOnePoint(_Asks):
-    """What loads have in common whose streams all leave after the same number of tokens."""
+class _LeavesAtOnePoint(Load):
+    """A load whose streams all leave after the same number of tokens."""
 
     abandon_after_tokens: Annotated[int, Field(ge=0)]
     answer_tokens: Tokens
@@ -112,10 +174,13 @@ class _LeavesAtOnePoint(_Asks):
         return self
 
 
-class CancelStormSettings(_LeavesAtOnePoint):
-    """`[load]` of kind "cancel_storm": waves that leave as a whole, and stayers beside them."""
+class CancelStormLoad(_LeavesAtOnePoint):
+    """`storms` waves of `streams` requests, each left as a whole: all of a wave leave at the same
+    moment, when each has read `abandon_after_tokens` at least. Beside them `stayers` read answers
+    of `stay_tokens`, one after the other."""
 
     _answers = ("answer_tokens", "stay_tokens")
+    _streams = ("streams", "stayers")
     kind: Literal["cancel_storm"]
     streams: Streams
     stayers: Annotated[int, Field(ge=0, le=MOST_STREAMS)] = 0
@@ -124,10 +189,16 @@ class CancelStormSettings(_LeavesAtOnePoint):
     stay_tokens: Tokens
 
 
-class SlotRecoverySettings(_LeavesAtOnePoint):
-    """`[load]` of kind "slot_recovery". Without `slots` the target is asked how many it has."""
+class SlotRecoveryLoad(_LeavesAtOnePoint):
+    """One director: fill the slots, queue a probe, abandon one, time the probe's first token.
+
+    `trials` of each arm, interleaved: `unloaded` (the probe alone), `abandon`, and `control` (no
+    filler leaves). `slots` is the server's number of batch slots, asked from the server where the
+    file does not say: before each trial as many short requests must run at once, or it is void.
+    """
 
     _answers = ("answer_tokens", "control_answer_tokens", "probe_tokens")
+    _streams = ("slots",)
     kind: Literal["slot_recovery"]
     slots: Slots | None = None
     trials: Count
@@ -135,10 +206,17 @@ class SlotRecoverySettings(_LeavesAtOnePoint):
     probe_tokens: Tokens
 
 
-class ChunkFrontierSettings(_Asks):
-    """`[load]` of kind "chunk_frontier": bystanders who decode, and long prompts beside them."""
+class ChunkFrontierLoad(Load):
+    """Bystanders who stream all along, and one director who sends long prompts beside them.
+
+    The `bystanders` ask for `bystander_answer_tokens` again and again and never leave. The director
+    sends its prompts one after the other, in `pairs`: one of which `read_tokens` are read, and one
+    that asks for `answer_tokens` and is left during its prefill, after a share (uniform from 0.1 to
+    0.9) of the median time to first token so far.
+    """
 
     _answers = ("answer_tokens", "read_tokens")
+    _streams = ("bystanders",)
     kind: Literal["chunk_frontier"]
     bystanders: Streams
     bystander_prompt_tokens: TokenRange
@@ -154,7 +232,7 @@ class ChunkFrontierSettings(_Asks):
         return {**super().longest_requests, key: bystander}
 
 
-LoadSettings = Annotated[
-    AbandonSettings | SlotRecoverySettings | ChunkFrontierSettings | CancelStormSettings,
+AnyLoad = Annotated[
+    AbandonLoad | SlotRecoveryLoad | ChunkFrontierLoad | CancelStormLoad,
     Field(discriminator="kind"),
 ]

@@ -6,9 +6,9 @@ another engine a prompt is shorter in tokens than planned; the row keeps what it
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
 import numpy as np
 
 _TEXT: Final = (
@@ -54,7 +54,7 @@ def paged_prompt(
     return "".join(texts)
 
 
-def prompt_size(limits: tuple[int, int], *, seed: int, user: int, n: int) -> int:
+def prompt_size(limits: Sequence[int], *, seed: int, user: int, n: int) -> int:
     """How long the prompt of the n-th request of a user is: uniform between the two limits."""
     return random.Random(f"{seed}/{user}/{n}/length").randint(*limits)
 
@@ -70,7 +70,8 @@ def _filled(beginning: str, rng: random.Random, num_bytes: int) -> str:
     return " ".join(parts)[:num_bytes]
 
 
-class PromptScale(msgspec.Struct, kw_only=True, frozen=True):
+@dataclass(frozen=True, kw_only=True)
+class PromptScale:
     """tokens = `overhead_tokens` + bytes / `bytes_per_token`.
 
     The overhead is what the server adds itself (a chat template). `samples` are the (bytes, tokens)
@@ -79,7 +80,7 @@ class PromptScale(msgspec.Struct, kw_only=True, frozen=True):
 
     bytes_per_token: float = 1.0
     overhead_tokens: float = 0.0
-    samples: list[tuple[int, int]] = []
+    samples: list[tuple[int, int]] = field(default_factory=list)
 
     def num_bytes(self, tokens: int) -> int:
         """The size of a prompt that should be so many tokens; at least one byte."""

@@ -1,92 +1,96 @@
-"""The schedule of an open loop, from its plan: who arrives when, and asks for what.
+"""The schedule of an open loop: who arrives when, and asks for what.
 
-The same for whoever asks: the harness, which counts the arrivals, and each load process, which
-sends its share of them. A trace is read as it is needed, a line at a time.
+The harness, which counts the arrivals, and each load process, which sends its share of them, draw
+the same schedule from the same plan. A trace is read as it is needed, a line at a time.
+
+How long a replayed request is, in this order:
+
+1. a prompt is multiplied by `prompt_factor` (and so are its pages), and rounded up;
+2. a prompt is made at least as long as the lower, at most as long as the upper limit of
+   `load.prompt_tokens`: what is beyond is cut from its end, so that what prompts share stays
+   shared;
+3. an answer is cut to `load.stay_tokens`.
+
+A request without prompt or answer is left out and counted: BurstGPT records failures so, and how
+long their answers would have been is unknown.
 """
 
+import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import msgspec
+from typing import Final
 
 from harness.errors import ConfigError
-from harness.workload.abandon import Expectation, Intent, RequestPlan, plan_request
-from harness.workload.arrivals import RateArrivals, offsets_s
-from harness.workload.plan import AbandonLoad
-from harness.workload.traces import Asked, Recorded, TraceReplay, read_trace, replayed
+from harness.workload.abandon import RequestSpec
+from harness.workload.arrivals import OpenArrivals, RateArrivals, TraceArrivals
+from harness.workload.load import AbandonLoad
+from harness.workload.observed_latency import ObservedLatency
+from harness.workload.traces import PAGE_TOKENS, Recorded, read_trace
+
+_ROUNDING: Final = 1e-6  # of a product that should be whole
 
 
-class _KnownAnswer(Expectation):
-    """What was seen, but the length of the answer is known."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What a request of a trace asks for: its lengths, and the pages of so many tokens each that
+    its prompt begins with."""
 
-    def __init__(self, seen: Expectation, tokens: int) -> None:
-        super().__init__()
-        self._seen = seen
-        self._tokens = tokens
-
-    def ttft_ns(self) -> int | None:
-        return self._seen.ttft_ns()
-
-    def answer_tokens(self, max_tokens: int) -> int:
-        return min(self._tokens, max_tokens)
-
-
-def plan_replayed(
-    load: AbandonLoad, asked: Asked, *, seed: int, number: int, seen: Expectation
-) -> RequestPlan:
-    """The `number`-th request of the trace, and whether and when its user leaves."""
-    as_recorded = msgspec.structs.replace(
-        load,
-        prompt_tokens=(asked.prompt_tokens, asked.prompt_tokens),
-        stay_tokens=asked.answer_tokens,
-    )
-    known = _KnownAnswer(seen, asked.answer_tokens)
-    plan = plan_request(as_recorded, seed=seed, user=number, n=0, seen=known)
-    intent, whole = plan.intent, plan.intent.n * asked.answer_tokens
-    if intent.planned_abandon is None:
-        return plan
-    is_too_short_to_race = intent.plan == "last_token" and intent.planned_abandon < 1
-    if intent.planned_abandon < whole and not is_too_short_to_race:
-        return plan
-    return replace(
-        plan,
-        intent=Intent(delivery=intent.delivery, n=intent.n),
-        pause="think",
-        max_tokens=asked.answer_tokens,
-    )
+    prompt_tokens: int
+    answer_tokens: int
+    pages: tuple[int, ...] = ()
+    page_tokens: float = PAGE_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """The `number`-th arrival, from 0, over all load processes. `asked`: where a trace says it."""
+    """The `number`-th arrival, from 0, over all load processes. `replayed`: of a trace."""
 
     number: int
     offset_s: float
-    asked: Asked | None = None
+    replayed: Replayed | None = None
+
+    def draw_request(self, load: AbandonLoad, *, seed: int, seen: ObservedLatency) -> RequestSpec:
+        """What the arrival asks for, and whether and when it leaves."""
+        asked = self.replayed
+        if asked is None:
+            return load.draw_request(seed=seed, user=self.number, seen=seen)
+        lengths = {
+            "prompt_tokens": [asked.prompt_tokens, asked.prompt_tokens],
+            "stay_tokens": asked.answer_tokens,
+        }
+        as_recorded = load.model_copy(update=lengths)
+        known = seen.with_answers_of(asked.answer_tokens)
+        spec = as_recorded.draw_request(seed=seed, user=self.number, seen=known)
+        planned = spec.planned_abandon
+        if planned is None:
+            return spec
+        is_too_short_to_race = spec.plan == "last_token" and planned < 1
+        if planned < spec.n * asked.answer_tokens and not is_too_short_to_race:
+            return spec
+        return replace(
+            spec,
+            plan="never",
+            planned_abandon=None,
+            way=None,
+            pause="think",
+            max_tokens=asked.answer_tokens,
+        )
 
 
-def planned_arrivals(schedule: RateArrivals | TraceReplay, *, seed: int) -> Iterator[Arrival]:
+def planned_arrivals(arrivals: OpenArrivals, load: AbandonLoad, *, seed: int) -> Iterator[Arrival]:
     """All arrivals in order. Raises ConfigError for a trace that cannot be read."""
-    if isinstance(schedule, RateArrivals):
+    if isinstance(arrivals, RateArrivals):
         rng = random.Random(f"{seed}/arrivals")
-        for number, offset_s in enumerate(offsets_s(schedule, rng)):
+        for number, offset_s in enumerate(arrivals.offsets_s(rng)):
             yield Arrival(number=number, offset_s=offset_s)
         return
-    with open_trace(schedule.file) as recorded:
-        for number, (offset_s, asked) in enumerate(replayed(recorded, schedule)):
-            yield Arrival(number=number, offset_s=offset_s, asked=asked)
-
-
-def plan_arrival(
-    load: AbandonLoad, arrival: Arrival, *, seed: int, seen: Expectation
-) -> RequestPlan:
-    """What who arrives asks for, and whether and when they leave."""
-    if arrival.asked is None:
-        return plan_request(load, seed=seed, user=arrival.number, n=0, seen=seen)
-    return plan_replayed(load, arrival.asked, seed=seed, number=arrival.number, seen=seen)
+    assert isinstance(arrivals, TraceArrivals)
+    with open_trace(arrivals.file) as recorded:
+        for number, (offset_s, asked) in enumerate(replayed(recorded, arrivals, load)):
+            yield Arrival(number=number, offset_s=offset_s, replayed=asked)
 
 
 @contextmanager
@@ -98,3 +102,88 @@ def open_trace(file: str) -> Iterator[Iterator[Recorded]]:
             yield read_trace(lines, name=file)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: the trace cannot be read: {error}") from error
+
+
+def window(requests: Iterable[Recorded], trace: TraceArrivals) -> Iterator[tuple[float, Recorded]]:
+    """The part to replay, each request with its offset in the replay (s)."""
+    begin_s: float | None = None
+    for request in requests:
+        if begin_s is None:
+            begin_s = request.at_s + trace.from_s
+        since_s = request.at_s - begin_s
+        if trace.seconds is not None and since_s >= trace.seconds:
+            return
+        if since_s >= 0:
+            yield since_s / trace.speed, request
+
+
+def replayed(
+    requests: Iterable[Recorded], trace: TraceArrivals, load: AbandonLoad
+) -> Iterator[tuple[float, Replayed]]:
+    """Each request to send: its offset (s) and what it asks for."""
+    for offset_s, request in window(requests, trace):
+        if request.is_whole:
+            yield offset_s, _fitted(request, trace, load)
+
+
+def _fitted(request: Recorded, trace: TraceArrivals, load: AbandonLoad) -> Replayed:
+    shortest, longest = load.prompt_tokens
+    return Replayed(
+        prompt_tokens=min(max(_scaled(request, trace), shortest), longest),
+        answer_tokens=min(request.answer_tokens, load.stay_tokens),
+        pages=request.pages,
+        page_tokens=PAGE_TOKENS * _factor(trace),
+    )
+
+
+def _scaled(request: Recorded, trace: TraceArrivals) -> int:
+    return math.ceil(request.prompt_tokens * _factor(trace) - _ROUNDING)
+
+
+def _factor(trace: TraceArrivals) -> float:
+    """The factor of prompts; "fit" must have been worked out before."""
+    assert isinstance(trace.prompt_factor, float)
+    return trace.prompt_factor
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What a replay makes of its part of a trace, in requests and in tokens (of the trace, after
+    `prompt_factor`)."""
+
+    requests: int = 0
+    left_out: int = 0
+    prompts_cut: int = 0
+    answers_cut: int = 0
+    prompt_tokens: int = 0
+    prompt_tokens_cut: int = 0
+    answer_tokens: int = 0
+    answer_tokens_cut: int = 0
+    has_pages: bool = False
+
+
+def tally(requests: Iterable[Recorded], trace: TraceArrivals, load: AbandonLoad) -> Tally:
+    """Count what `replayed` gives, and what it changes."""
+    found = Tally()
+    for _, request in window(requests, trace):
+        if not request.is_whole:
+            found.left_out += 1
+            continue
+        asked, prompt = _fitted(request, trace, load), _scaled(request, trace)
+        prompt_cut = max(0, prompt - asked.prompt_tokens)
+        answer_cut = request.answer_tokens - asked.answer_tokens
+        found.requests += 1
+        found.prompts_cut += prompt_cut > 0
+        found.answers_cut += answer_cut > 0
+        found.prompt_tokens += prompt
+        found.prompt_tokens_cut += prompt_cut
+        found.answer_tokens += request.answer_tokens
+        found.answer_tokens_cut += answer_cut
+        found.has_pages |= bool(request.pages)
+    return found
+
+
+def longest_prompt(requests: Iterable[Recorded], trace: TraceArrivals) -> int:
+    """Tokens of the longest prompt in the part to replay, as it was recorded; 0 without any."""
+    part = (request for _, request in window(requests, trace) if request.is_whole)
+    return max((request.prompt_tokens for request in part), default=0)

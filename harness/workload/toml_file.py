@@ -31,6 +31,7 @@ RULES: Final = {
     "model_type": "must be a section of keys",
     "model_attributes_type": "must be a section of keys",
     "literal_error": "must be one of {expected}",
+    "enum": "must be one of {expected}",
     "greater_than": "must be more than {gt}",
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be less than {lt}",

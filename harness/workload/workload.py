@@ -1,4 +1,4 @@
-"""Workloads, what to do, and how they and the targets are found and read.
+"""Workloads, and how they and the targets are found and read.
 
 Both are TOML files, shipped by name or given as a path. They are read once, checked, and from then
 on frozen; the resolved copy is saved with the run.
@@ -8,15 +8,21 @@ import re
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
 from harness.errors import ConfigError
-from harness.workload.arrivals import AnyArrivals, ClosedArrivals, Rate, arrivals_problem
-from harness.workload.caps import USUAL_RATE, USUAL_STREAMS, Caps, caps_problem
-from harness.workload.load import AbandonSettings, LoadSettings
-from harness.workload.mix import TimeEntry
+from harness.workload.abandon import TimePlan
+from harness.workload.arrivals import (
+    AnyArrivals,
+    ClosedArrivals,
+    OpenArrivals,
+    Rate,
+    RateArrivals,
+    arrivals_problem,
+)
+from harness.workload.load import AbandonLoad, AnyLoad
 from harness.workload.target import Target
 from harness.workload.toml_file import apply_settings, read_toml, validate
 from harness.workload.values import (
@@ -36,6 +42,20 @@ from harness.workload.values import (
     Streams,
     Tokens,
 )
+
+MOST_LOOPS: Final = 1000
+MOST_PROCESSES: Final = 256
+SHIPPED_WORKLOADS: Final = "workloads"
+SHIPPED_TARGETS: Final = "harness.targets"
+# Beyond these a load is taken for a slip of the finger; `run.most_streams` and `run.most_rate`
+# raise them.
+USUAL_STREAMS: Final = 10_000
+USUAL_RATE: Final = 10_000.0
+_STREAM_COSTS: Final = (
+    "each takes a file handle and some 20 KiB of memory in its load process, and 25 bytes for each "
+    "token of its answer"
+)
+_RATE_COSTS: Final = "each takes a port of this host, which may be free again only a minute after"
 
 
 class GateSettings(Section):
@@ -61,12 +81,6 @@ class ValueSettings(Section):
     ignored: Name
     price_per_million_tokens: Annotated[float, Field(ge=0, le=1e9)] | None = None
     assumed_ms_per_token: Milliseconds = 20.0
-
-
-MOST_LOOPS = 1000
-MOST_PROCESSES = 256
-SHIPPED_WORKLOADS = "workloads"
-SHIPPED_TARGETS = "harness.targets"
 
 
 class RunSettings(Section):
@@ -203,7 +217,7 @@ class Workload(Section):
     name: Name
     question: Annotated[str, Field(min_length=1)]
     run: RunSettings
-    load: LoadSettings
+    load: AnyLoad
     arrivals: AnyArrivals = ClosedArrivals()
     engine: EngineSettings = EngineSettings()
     settle: SettleSettings = SettleSettings()
@@ -238,10 +252,18 @@ class Workload(Section):
 
     @model_validator(mode="after")
     def _must_keep_to_its_caps(self) -> Self:
-        run = self.run
-        caps = Caps(most_streams=run.most_streams, most_rate=run.most_rate)
-        if why := caps_problem(caps, self.load, self.arrivals, users=run.users):
-            raise ValueError(why)
+        keys, streams = self._streams_at_once()
+        if streams > self.run.most_streams:
+            raise ValueError(
+                f"{keys} come to {streams:,} streams at once, more than `run.most_streams`, "
+                f"{self.run.most_streams:,}; --set run.most_streams={streams} raises it: "
+                f"{_STREAM_COSTS}"
+            )
+        if (
+            isinstance(self.arrivals, RateArrivals)
+            and self.arrivals.highest_rate > self.run.most_rate
+        ):
+            raise ValueError(rate_problem(self.arrivals.highest_rate, self.run.most_rate))
         return self
 
     @model_validator(mode="after")
@@ -249,7 +271,7 @@ class Workload(Section):
         processes = self.run.processes
         if processes == 1:
             return self
-        if not isinstance(self.load, AbandonSettings):
+        if not isinstance(self.load, AbandonLoad):
             raise ValueError(
                 f"`run.processes` is {processes}, but a load of kind {self.load.kind!r} is "
                 "directed from one process; take 1"
@@ -268,13 +290,13 @@ class Workload(Section):
 
     @model_validator(mode="after")
     def _must_leave_before_the_time_is_up(self) -> Self:
-        if not isinstance(self.load, AbandonSettings):
+        if not isinstance(self.load, AbandonLoad):
             return self
         limit_s = self.run.max_seconds
-        for entry in self.load.leavers:
-            if isinstance(entry, TimeEntry) and entry.seconds[1] >= limit_s:
+        for plan in self.load.leavers:
+            if isinstance(plan, TimePlan) and plan.seconds[1] >= limit_s:
                 raise ValueError(
-                    f"plan `time`: leaves {entry.seconds[1]:g} s after `{entry.since}`, but "
+                    f"plan `time`: leaves {plan.seconds[1]:g} s after `{plan.since}`, but "
                     f"`run.max_seconds` is {limit_s:g}: the run would be over before"
                 )
         return self
@@ -290,6 +312,25 @@ class Workload(Section):
                 f"but the arms are: {', '.join(sorted(names)) or 'none'}"
             )
         return self
+
+    @property
+    def streams_of_each_process(self) -> int:
+        """How many streams a load process may have open at once; 0 where that is not known yet."""
+        _, streams = self._streams_at_once()
+        return -(-streams // self.run.processes)
+
+    def _streams_at_once(self) -> tuple[str, int]:
+        if isinstance(self.arrivals, OpenArrivals):
+            return "`arrivals.max_streams`", self.arrivals.max_streams
+        return self.load.streams_at_once(self.run.users)
+
+
+def rate_problem(rate: float, most_rate: float) -> str:
+    """The complaint about so many arrivals a second."""
+    return (
+        f"`arrivals` bring up to {rate:,.0f} requests a second, more than `run.most_rate`, "
+        f"{most_rate:,.0f}; --set run.most_rate={rate:.0f} raises it: {_RATE_COSTS}"
+    )
 
 
 def load_workload(name_or_path: str, settings: Sequence[str] = ()) -> Workload:

@@ -25,8 +25,12 @@ from typing import IO, Any, Final, NamedTuple, Protocol
 import psutil
 
 from harness.load.rows import ShardReader
-from harness.records import Delivery, RequestRow, Way
-from harness.workload.plan import AbandonLoad, LoadPlan, Never, Slice, Timeouts, write_plan
+from harness.records import RequestRow
+from harness.workload.abandon import StayPlan
+from harness.workload.load import AbandonLoad
+from harness.workload.plan import LoadPlan, write_plan
+from harness.workload.target import Target
+from harness.workload.workload import RunSettings
 from tests.bench.ratio import UnavailableError
 
 _ROOT: Final = Path(__file__).parents[2]
@@ -121,31 +125,27 @@ def _locust(users: str) -> list[str]:
 
 
 def _plan(url: str, streams: int, folder: Path) -> LoadPlan:
-    stays = Slice(weight=1, leave=Never(), way=Way.FIN, delivery=Delivery.STREAM, n=1)
     return LoadPlan(
         url=url,
-        path="/v1/completions",
         model="bench",
-        api_key_env=None,
-        headers={},
-        extra_body={},
-        stream_options={"include_usage": True, "continuous_usage_stats": True},
-        continuous_usage=True,
-        rows_dir=str(folder),
-        seed=0,
-        arm="main",
-        users=streams,
-        timeouts=Timeouts(connect_s=60.0, next_byte_s=60.0, total_s=600.0),
-        max_seconds=600.0,
+        target=Target(
+            name="bench",
+            description="",
+            stream_options={"include_usage": True, "continuous_usage_stats": True},
+            continuous_usage=True,
+            settle_s=0.0,
+        ),
+        run=RunSettings(users=streams, total_timeout_s=600.0, max_seconds=600.0),
         load=AbandonLoad(
-            mix=[stays],
+            kind="abandon",
+            mix=[StayPlan(plan="never")],
+            stay_share=0.0,
             think="none",
-            prompt_tokens=(64, 64),
+            prompt_tokens=[64, 64],
             answer_tokens=100,
             stay_tokens=100,
-            shared_prefix_tokens=0,
-            stop_after_abandons=None,
         ),
+        rows_dir=str(folder),
     )
 
 

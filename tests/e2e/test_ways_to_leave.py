@@ -8,16 +8,18 @@ import json
 import time
 from collections.abc import Iterator
 from itertools import count
+from typing import Any
 
 import httpx
 import pytest
 
 from harness.load.client import StreamClient
-from harness.records import Delivery, Outcome, RequestRow, Role, Way, WireClose
-from harness.workload.abandon import Intent, LeaveRule, Ticket
-from harness.workload.plan import AbandonLoad, LoadPlan, Timeouts
-from harness.workload.workload import load_target
+from harness.records import Delivery, Outcome, RequestRow, Way, WireClose
+from harness.workload.abandon import LeaveRule, RequestSpec
+from harness.workload.plan import LoadPlan
+from harness.workload.workload import RunSettings, load_target
 from tests.e2e.running import Run, measure
+from tests.harness.workload.mixes import STAY, load_of
 from tests.reference_engine.running_engine import RunningEngine, running
 
 pytestmark = pytest.mark.e2e
@@ -45,49 +47,28 @@ class Leaver:
 
     def __init__(self, engine: RunningEngine) -> None:
         self._engine = engine
-        target = load_target("reference")
         plan = LoadPlan(
             url=engine.url,
-            path=target.path,
             model="tiny",
-            api_key_env=None,
-            headers={},
-            extra_body=target.extra_body,
-            stream_options=target.stream_options,
-            continuous_usage=target.continuous_usage,
-            cancel_path=target.cancel_path,
-            rows_dir=None,
-            seed=0,
-            arm="main",
-            users=1,
-            timeouts=Timeouts(connect_s=10, next_byte_s=10),
-            max_seconds=60,
-            load=AbandonLoad(
-                mix=[],
-                think="none",
-                prompt_tokens=(8, 8),
-                answer_tokens=MAX_TOKENS,
-                stay_tokens=8,
-                shared_prefix_tokens=0,
-                stop_after_abandons=None,
-            ),
+            target=load_target("reference"),
+            run=RunSettings(users=1, timeout_s=10, max_seconds=60),
+            load=load_of(STAY, think="none"),
         )
         self.client = StreamClient(plan, api_key=None)
 
-    def leave(self, rule: LeaveRule, intent: Intent, *, max_tokens: int = MAX_TOKENS) -> RequestRow:
-        """The row of one request that was left as intended."""
+    def leave(self, rule: LeaveRule, *, max_tokens: int = MAX_TOKENS, **leaving: Any) -> RequestRow:
+        """The row of one request that was left as the fields of its spec say."""
         rows: list[RequestRow] = []
-        ticket = Ticket(
+        spec = RequestSpec(
             request_id=f"leaver-{next(NUMBERS)}",
             arm="main",
-            role=Role.USER,
-            trial=None,
             user=0,
             max_tokens=max_tokens,
+            prompt_tokens=8,
             intended_start_ns=time.perf_counter_ns(),
-            intent=intent,
+            **leaving,
         )
-        self.client.ask(ticket, f"hello {ticket.request_id}", rule, rows.append)
+        self.client.ask(spec, f"hello {spec.request_id}", rule, rows.append)
         return rows[0]
 
 
@@ -138,7 +119,7 @@ def test_a_stream(
     engine: RunningEngine, leaver: Leaver, way: Way, wire_close: WireClose, method: str
 ) -> None:
     before = cancelled(engine, method=method)
-    row = leaver.leave(after(5, think_ns=STEP_NS // 2), Intent(way=way, planned_abandon=5))
+    row = leaver.leave(after(5, think_ns=STEP_NS // 2), way=way, planned_abandon=5)
     freed = engine.wait_for("blocks_freed", row.request_id)
 
     assert (row.outcome, row.wire_close) == (Outcome.ABANDONED, wire_close)
@@ -161,9 +142,13 @@ def test_a_stream(
 
 def test_an_answer_in_one_piece(engine: RunningEngine, leaver: Leaver) -> None:
     before = cancelled(engine, method="connection")
-    unary = Intent(way=Way.FIN, planned_abandon=0, delivery=Delivery.UNARY)
-    row = leaver.leave(after(0, think_ns=20 * STEP_NS), unary)
-    next_one = leaver.leave(after(10**6), Intent(), max_tokens=1)
+    unary: dict[str, Any] = {
+        "way": Way.FIN,
+        "planned_abandon": 0,
+        "delivery": Delivery.UNARY,
+    }
+    row = leaver.leave(after(0, think_ns=20 * STEP_NS), **unary)
+    next_one = leaver.leave(after(10**6), max_tokens=1)
     freed = engine.wait_for("blocks_freed", row.request_id)
     assert (row.outcome, row.tokens_read) == (Outcome.ABANDONED, 0)
     assert row.abandoned_ns is not None
@@ -176,15 +161,19 @@ def test_an_answer_in_one_piece(engine: RunningEngine, leaver: Leaver) -> None:
 
 
 def test_an_answer_in_one_piece_that_is_cancelled(engine: RunningEngine, leaver: Leaver) -> None:
-    unary = Intent(way=Way.CANCEL, planned_abandon=0, delivery=Delivery.UNARY)
-    row = leaver.leave(after(0, think_ns=20 * STEP_NS), unary)
+    unary: dict[str, Any] = {
+        "way": Way.CANCEL,
+        "planned_abandon": 0,
+        "delivery": Delivery.UNARY,
+    }
+    row = leaver.leave(after(0, think_ns=20 * STEP_NS), **unary)
     freed = engine.wait_for("blocks_freed", row.request_id)
     assert (row.outcome, row.finish_reason, row.error) == (Outcome.ABANDONED, "abort", None)
     assert row.tokens_after_leaving == freed["num_generated"]  # what there was is sent
 
 
 def test_several_answers_end_together(engine: RunningEngine, leaver: Leaver) -> None:
-    row = leaver.leave(after(10), Intent(way=Way.RST, planned_abandon=10, n=3))
+    row = leaver.leave(after(10), way=Way.RST, planned_abandon=10, n=3)
     ended: list[int] = []
     while len(ended) < 3:
         ended = [
@@ -197,7 +186,7 @@ def test_several_answers_end_together(engine: RunningEngine, leaver: Leaver) -> 
 
 
 def test_several_answers_read_to_the_end(leaver: Leaver) -> None:
-    row = leaver.leave(after(10**6), Intent(n=3), max_tokens=7)
+    row = leaver.leave(after(10**6), n=3, max_tokens=7)
     assert (row.outcome, row.tokens_read, row.completion_tokens) == (Outcome.COMPLETED, 21, 21)
 
 
@@ -209,10 +198,10 @@ def test_while_it_is_queued(engine: RunningEngine, leaver: Leaver) -> None:
     def look_who_else_comes(tokens_read: int) -> int | None:
         if tokens_read < 4:
             return None
-        rows.append(leaver.leave(after(0, think_ns=4 * STEP_NS), Intent(way=Way.FIN)))
+        rows.append(leaver.leave(after(0, think_ns=4 * STEP_NS), way=Way.FIN))
         return 0
 
-    in_the_way.leave(look_who_else_comes, Intent(way=Way.FIN, n=4))
+    in_the_way.leave(look_who_else_comes, way=Way.FIN, n=4)
     (row,) = rows
     engine.wait_for("finished", row.request_id)
     assert (row.outcome, row.tokens_read) == (Outcome.ABANDONED, 0)

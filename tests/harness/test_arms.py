@@ -8,7 +8,7 @@ import pytest
 from harness.errors import ConfigError
 from harness.run.run_config import ResolvedOrder, RunOrder, resolve_order
 from harness.workload.arms import ArmRun, arm_runs, unused_engine_settings
-from harness.workload.load import AbandonSettings
+from harness.workload.load import AbandonLoad
 from harness.workload.workload import load_workload
 
 BASE = """\
@@ -77,7 +77,7 @@ def test_an_arm_changes_what_it_names_and_nothing_else(tmp_path: Path) -> None:
     assert by_name["plain"].engine.num_blocks == 99
     assert (by_name["small"].engine.num_blocks, by_name["small"].engine.watermark) == (7, 0.5)
     load = by_name["short"].load
-    assert isinstance(load, AbandonSettings)
+    assert isinstance(load, AbandonLoad)
     assert (load.stay_tokens, load.answer_tokens) == (3, 100)
     assert {workload.engine.block_size for workload in by_name.values()} == {8}
     for workload in by_name.values():

@@ -4,14 +4,13 @@ import json
 from collections.abc import Callable
 
 import httpx
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.run.preflight import CalibrationError, calibrate
 from harness.workload.prompts import BYTES_ARE_TOKENS, fit_scale
-from tests.harness.load.asking import PLAN
+from tests.harness.load.asking import PLAN, plan_of
 
 Answer = Callable[[httpx.Request], httpx.Response]
 
@@ -30,7 +29,7 @@ def tokenizer(request: httpx.Request) -> httpx.Response:
 
 
 def test_what_the_server_counts_decides() -> None:
-    chat = msgspec.structs.replace(PLAN, path="/v1/chat/completions")
+    chat = plan_of(PLAN.url, target={"path": "/v1/chat/completions"})
     scale = calibrate(client(tokenizer), chat)
     assert scale.bytes_per_token == pytest.approx(4)
     assert scale.overhead_tokens == pytest.approx(11)

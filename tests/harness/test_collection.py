@@ -22,9 +22,9 @@ from harness.records import (
 from harness.run.collection import collect
 from harness.store.manifest import Window
 from harness.store.run_folder import RunFolder
-from harness.workload.arrivals import RateArrivals, Stretch
-from harness.workload.plan import LoadPlan, Never, OpenLoop, Timeouts
-from tests.harness.load.mixes import load_of, slice_of
+from harness.workload.arrivals import ConstantArrivals
+from tests.harness.load.asking import plan_of
+from tests.harness.workload.mixes import STAY, load_of
 from tests.made_up.run import RunBuilder
 
 MS = 1_000_000
@@ -176,28 +176,10 @@ def test_a_masters_list_alone_is_no_load(tmp_path: Path) -> None:
 def test_what_an_open_loop_never_sent_is_told(tmp_path: Path) -> None:
     """Ten requests were due, one in each 100 ms; one worker sent the first two, the other died."""
     shards = leave_shards(tmp_path / "a", "here", HERE_NS, 10)
-    stretch = Stretch(seconds=1, from_rate=10, to_rate=10)
-    loop = OpenLoop(schedule=RateArrivals(stretches=[stretch], burstiness=None), max_streams=4)
-    plan = LoadPlan(
-        url="http://server:1",
-        path="/v1/completions",
-        model="m",
-        api_key_env=None,
-        headers={},
-        extra_body={},
-        stream_options=None,
-        continuous_usage=True,
-        rows_dir=None,
-        seed=3,
-        arm="main",
-        users=1,
-        timeouts=Timeouts(connect_s=1, next_byte_s=1),
-        max_seconds=9,
-        load=load_of(slice_of(Never())),
-        open_loop=loop,
-    )
+    arrivals = ConstantArrivals(kind="constant", rate=10, seconds=1, max_streams=4)
+    plan = plan_of("http://server:1", seed=3, load=load_of(STAY), arrivals=arrivals)
     began = mark("here", "began", HERE_NS, 10)
-    began.open_plan = msgspec.to_builtins(plan)
+    began.open_plan = plan.model_dump(mode="json")
     lines(shards / "process-here-7.ndjson", began, mark("here", "ended", HERE_NS + 1, 59))
     rows = [request(f"r{n}", HERE_NS + 100 * n * MS) for n in range(2)]
     for number, row in enumerate(rows):

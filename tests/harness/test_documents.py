@@ -12,11 +12,11 @@ from pydantic_core import PydanticUndefined
 from typer.main import get_command
 
 from harness.commands.verbs import app
-from harness.records import Trust
+from harness.records import Trust, Way
 from harness.run.run_config import RunOrder, resolve_order
 from harness.workload import arrivals as arrival_settings
 from harness.workload import load as load_settings
-from harness.workload import mix as mix_settings
+from harness.workload.abandon import AbandonPlan, AnyPlan
 from harness.workload.target import MetricRole, MetricSource, Target
 from harness.workload.workload import (
     SHIPPED_TARGETS,
@@ -55,10 +55,10 @@ IS_PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b")
 
 SECTIONS: Mapping[str, type[BaseModel]] = {
     "### `[run]`": RunSettings,
-    '### `[load]` with `kind = "abandon"`': load_settings.AbandonSettings,
-    '### `[load]` with `kind = "slot_recovery"`': load_settings.SlotRecoverySettings,
-    '### `[load]` with `kind = "chunk_frontier"`': load_settings.ChunkFrontierSettings,
-    '### `[load]` with `kind = "cancel_storm"`': load_settings.CancelStormSettings,
+    '### `[load]` with `kind = "abandon"`': load_settings.AbandonLoad,
+    '### `[load]` with `kind = "slot_recovery"`': load_settings.SlotRecoveryLoad,
+    '### `[load]` with `kind = "chunk_frontier"`': load_settings.ChunkFrontierLoad,
+    '### `[load]` with `kind = "cancel_storm"`': load_settings.CancelStormLoad,
     "### `[engine]`": EngineSettings,
     "### `[settle]`": SettleSettings,
     "### `[collect]`": CollectSettings,
@@ -110,11 +110,14 @@ def test_every_section_of_a_workload_is_told() -> None:
 
 
 def test_every_way_and_plan_of_a_mix_is_told() -> None:
-    common = mix_settings.MixEntry.model_fields
+    common = {**AbandonPlan.model_fields}
+    common.pop("plan")
     rows = [(code_in(key)[0], rest) for key, *rest in table_rows(WORKLOADS, "### `[[load.mix]]`")]
     of_all, others = dict(rows[: len(common)]), dict(rows[len(common) :])
-    assert {key: of_all[key][0] for key in of_all} == keys_with_defaults(mix_settings.MixEntry)
-    entries = get_args(get_args(mix_settings.AnyMixEntry)[0])
+    assert {key: of_all[key][0] for key in of_all} == {
+        key: default for key, default in keys_with_defaults(AbandonPlan).items() if key in common
+    }
+    entries = get_args(get_args(AnyPlan)[0])
     plans = {}
     for entry in entries:
         (plan,) = get_args(entry.model_fields["plan"].annotation)
@@ -122,7 +125,7 @@ def test_every_way_and_plan_of_a_mix_is_told() -> None:
     told = {plan: {code.split()[0] for code in code_in(others[plan][0])} for plan in plans}
     assert told == plans
     heads = {"plan", "way"}
-    assert others.keys() == {*heads, *plans, *get_args(mix_settings.WayName)}
+    assert others.keys() == {*heads, *plans, *Way}
 
 
 def test_every_key_of_arrivals_is_told() -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from harness.errors import ConfigError, InterruptedRunError, TargetError
@@ -28,14 +27,8 @@ from harness.run.server import Server
 from harness.run.shards import find_hopeless
 from harness.store.manifest import LoadProcess, status_after
 from harness.store.run_folder import RunFolder
-from harness.workload.plan import (
-    AbandonLoad,
-    AfterTokens,
-    Never,
-    SlotRecoveryLoad,
-    read_plan,
-    write_plan,
-)
+from harness.workload.load import SlotRecoveryLoad
+from harness.workload.plan import read_plan, write_plan
 from harness.workload.target import Target
 from harness.workload.workload import SettleSettings, load_target
 
@@ -142,16 +135,10 @@ def test_back_means_every_gauge_but_no_counter() -> None:
 
 def test_the_plan_says_what_workload_target_and_server_say(tmp_path: Path) -> None:
     plan = make_load_plan(order("run.users=3"), server(ENGINE_CONFIG), rows_dir=tmp_path)
-    assert plan.users == 3
+    assert plan.run.users == 3
     assert plan.url == "http://127.0.0.1:1"
-    assert plan.extra_body == {"ignore_eos": True}
-    assert plan.continuous_usage
-    assert isinstance(plan.load, AbandonLoad)
-    leave, stay = plan.load.mix
-    assert isinstance(leave.leave, AfterTokens)
-    assert leave.leave.tokens == [0, 1, 4, 16, 64]
-    assert (leave.weight, stay.weight, stay.leave) == (0.75, 0.25, Never())
-    assert plan.cancel_path == "/v1/requests/{id}/cancel"
+    assert plan.target == load_target("reference")
+    assert plan.load == order().workload.load
     write_plan(plan, tmp_path / "plan.json")
     assert read_plan(tmp_path / "plan.json") == plan
 
@@ -171,7 +158,7 @@ def test_the_salt_of_a_plan_is_in_its_prompts(tmp_path: Path) -> None:
     plan = make_load_plan(order(), server(ENGINE_CONFIG), rows_dir=tmp_path)
     texts = {}
     for salt in ("", "1-on/", "1-off/", "1-on/ "):
-        salted = msgspec.structs.replace(plan, prompt_salt=salt.strip(), rows_dir=None)
+        salted = plan.model_copy(update={"prompt_salt": salt.strip(), "rows_dir": None})
         session = LoadSession(
             salted,
             api_key=None,
@@ -331,14 +318,13 @@ def test_a_load_whose_processes_all_died_is_a_failure() -> None:
 def test_the_load_is_described(tmp_path: Path) -> None:
     plan = make_load_plan(order(), server(ENGINE_CONFIG), rows_dir=tmp_path)
     assert describe_load(plan) == "load: 12 users until 600 have walked away, at most 60 s"
-    endless = msgspec.structs.replace(
-        plan, load=msgspec.structs.replace(plan.load, stop_after_abandons=None)
-    )
-    assert describe_load(endless) == "load: 12 users for 60 s"
-    alone = msgspec.structs.replace(endless, users=1, max_seconds=86_400)
-    assert describe_load(alone) == "load: 1 user for 24 h"
-    many = msgspec.structs.replace(endless, processes=4)
-    assert describe_load(many) == "load: 12 users for 60 s, in 4 processes"
+    endless = order("run.users=1", "run.max_seconds=86400", "run.processes=1")
+    load = endless.workload.load.model_copy(update={"stop_after_abandons": None})
+    plan = make_load_plan(endless, server(ENGINE_CONFIG), rows_dir=tmp_path)
+    plan = plan.model_copy(update={"load": load})
+    assert describe_load(plan) == "load: 1 user for 24 h"
+    many = make_load_plan(order("run.processes=4"), server(ENGINE_CONFIG), rows_dir=tmp_path)
+    assert describe_load(many).endswith("at most 60 s, in 4 processes")
 
 
 def test_several_processes_talk_on_a_port_of_their_own(tmp_path: Path) -> None:

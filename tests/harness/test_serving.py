@@ -14,6 +14,7 @@ import pytest
 
 from harness.http_client import http_client
 from harness.run.serving import Asker, Span, count_slots, find_limit, most_at_once, probe_service
+from harness.workload.target import Target
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -103,8 +104,8 @@ def asker(client: httpx.Client, url: str) -> Asker:
     return Asker(
         client=client,
         url=url,
-        path="/v1/completions",
-        body={"model": "m"},
+        target=Target(name="t", description="d", settle_s=0.0),
+        model="m",
         clock_ns=time.perf_counter_ns,
     )
 

@@ -12,8 +12,8 @@ import httpx
 from harness.load.exchange import StreamReader
 from harness.load.rows import ShardWriter
 from harness.load.stream import StreamMachine
-from harness.records import RequestRow, Role
-from harness.workload.abandon import STAYS, Ticket
+from harness.records import RequestRow
+from harness.workload.abandon import RequestSpec
 from tests.bench.clients.common import BODY, PATH, arguments, headers
 
 
@@ -24,9 +24,7 @@ async def ask_for_ever(
     while True:
         sent_ns = perf_counter_ns()
         fields, _ = headers({}, sent_ns)
-        stream = StreamMachine(
-            _ticket(fields, user, sent_ns), sent_ns=sent_ns, continuous_usage=True
-        )
+        stream = StreamMachine(_spec(fields, user, sent_ns), sent_ns=sent_ns, continuous_usage=True)
         reader = StreamReader(stream, None)
         try:
             async with client.stream("POST", url, content=BODY, headers=fields) as response:
@@ -39,16 +37,14 @@ async def ask_for_ever(
             rows.write(stream.row())
 
 
-def _ticket(fields: dict[str, str], user: int, sent_ns: int) -> Ticket:
-    return Ticket(
+def _spec(fields: dict[str, str], user: int, sent_ns: int) -> RequestSpec:
+    return RequestSpec(
         request_id=fields["x-request-id"],
         arm="main",
-        role=Role.USER,
-        trial=None,
         user=user,
         max_tokens=100,
+        prompt_tokens=64,
         intended_start_ns=sent_ns,
-        intent=STAYS,
     )
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import msgspec
 
 from harness.load.client import StreamClient
 from harness.load.connect import origin_of
 from harness.load.transport import SocketTransport
-from harness.records import Delivery, RequestRow, Role, Way
-from harness.workload.abandon import STAYS, Intent, LeaveRule, Ticket, never
-from harness.workload.plan import AbandonLoad, LoadPlan, Timeouts
+from harness.records import Delivery, RequestRow, Way
+from harness.workload.abandon import LeaveRule, RequestSpec, never
+from harness.workload.plan import LoadPlan
+from harness.workload.target import Target
+from harness.workload.workload import RunSettings
+from tests.harness.workload.mixes import STAY, load_of
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange
@@ -22,29 +25,31 @@ MS = 1_000_000
 LONG_NS = 30_000 * MS  # as long as tests wait for what must come
 PLAN = LoadPlan(
     url="http://127.0.0.1:1",
-    path="/v1/completions",
     model="m",
-    api_key_env=None,
     headers={"x-extra": "1"},
-    extra_body={"ignore_eos": True},
-    stream_options={"include_usage": True},
-    continuous_usage=True,
-    rows_dir=None,
-    seed=0,
-    arm="main",
-    users=1,
-    timeouts=Timeouts(connect_s=30.0, next_byte_s=30.0),
-    max_seconds=60.0,
-    load=AbandonLoad(
-        mix=[],
-        think="none",
-        prompt_tokens=(8, 8),
-        answer_tokens=9,
-        stay_tokens=9,
-        shared_prefix_tokens=0,
-        stop_after_abandons=None,
+    target=Target(
+        name="t",
+        description="d",
+        extra_body={"ignore_eos": True},
+        stream_options={"include_usage": True},
+        continuous_usage=True,
+        cancel_path="/v1/requests/{id}/cancel",
+        settle_s=0.0,
     ),
+    run=RunSettings(users=1, timeout_s=30.0, max_seconds=60.0),
+    load=load_of(STAY, think="none", prompt_tokens=[8, 8], answer_tokens=9, stay_tokens=9),
 )
+SPEC = RequestSpec(user=0, max_tokens=9, prompt_tokens=8, request_id="r1", arm="main")
+
+
+def plan_of(url: str, *, target: dict[str, Any] | None = None, **changes: Any) -> LoadPlan:
+    """PLAN with another server; `target` changes that section, what else is named the run's."""
+    own = {name: changes.pop(name) for name in list(changes) if name in LoadPlan.model_fields}
+    sections = {
+        "target": PLAN.target.model_copy(update=target),
+        "run": PLAN.run.model_copy(update=changes),
+    }
+    return PLAN.model_copy(update={"url": url, **sections, **own})
 
 
 def after(tokens: int, *, think_ns: int = 0) -> LeaveRule:
@@ -70,25 +75,11 @@ def know_the_address(transport: SocketTransport, url: str) -> None:
     transport._places.of(host, port, 30)
 
 
-def ticket_for(intent: Intent) -> Ticket:
-    return Ticket(
-        request_id="r1",
-        arm="main",
-        role=Role.USER,
-        trial=None,
-        user=0,
-        max_tokens=9,
-        intended_start_ns=time.perf_counter_ns(),
-        intent=intent,
-    )
-
-
 class User:
     """Asks once at a time; `row` is what was kept of the latest request."""
 
-    def __init__(self, url: str, **changes: object) -> None:
-        plan = msgspec.structs.replace(PLAN, url=url, **changes)
-        self._client = StreamClient(plan, api_key="secret")
+    def __init__(self, url: str, **changes: Any) -> None:
+        self._client = StreamClient(plan_of(url, **changes), api_key="secret")
         self._rows: list[RequestRow] = []
 
     @property
@@ -99,29 +90,27 @@ class User:
     def close(self) -> None:
         self._client.close()
 
-    def ask(self, rule: LeaveRule = never, intent: Intent = STAYS) -> RequestRow:
+    def ask(self, rule: LeaveRule = never, spec: RequestSpec = SPEC) -> RequestRow:
         self._rows.clear()
         try:
-            self._client.ask(ticket_for(intent), "Hello", rule, self._rows.append)
+            self._client.ask(spec, "Hello", rule, self._rows.append)
         finally:
             assert self._client.open_streams == 0
         return self.row
 
 
 class Client:
-    """Asks with an intent; `rows` are what was kept."""
+    """Asks, to leave in a way; `rows` are what was kept."""
 
-    def __init__(self, url: str, **changes: object) -> None:
-        cancel = "/v1/requests/{id}/cancel"
-        plan = msgspec.structs.replace(PLAN, url=url, cancel_path=cancel, **changes)
-        self.client = StreamClient(plan, api_key="secret")
+    def __init__(self, url: str, **changes: Any) -> None:
+        self.client = StreamClient(plan_of(url, **changes), api_key="secret")
         self.rows: list[RequestRow] = []
 
     def ask(
         self, rule: LeaveRule, way: Way, *, delivery: Delivery = Delivery.STREAM, n: int = 1
     ) -> RequestRow:
-        intent = Intent(plan="p", planned_abandon=1, way=way, delivery=delivery, n=n)
-        self.client.ask(ticket_for(intent), "Hello", rule, self.rows.append)
+        spec = replace(SPEC, plan="p", planned_abandon=1, way=way, delivery=delivery, n=n)
+        self.client.ask(spec, "Hello", rule, self.rows.append)
         return self.rows[-1]
 
 

@@ -9,7 +9,11 @@ from typing import Any
 
 from harness.load.rows import ShardReader
 from harness.records import RequestRow
-from harness.workload.plan import Load, LoadPlan, OpenLoop, Timeouts, write_plan
+from harness.workload.arrivals import AnyArrivals, ClosedArrivals
+from harness.workload.load import AnyLoad
+from harness.workload.plan import LoadPlan, write_plan
+from harness.workload.target import Target
+from harness.workload.workload import RunSettings
 
 LOCUSTFILE = Path(__file__).parents[3] / "workloads" / "locustfile.py"
 
@@ -21,32 +25,23 @@ class LoadProcess:
         self,
         folder: Path,
         url: str,
-        load: Load,
+        load: AnyLoad,
         users: int,
         timeout_s: float = 30.0,
         *,
-        open_loop: OpenLoop | None = None,
+        arrivals: AnyArrivals | None = None,
         max_seconds: float = 60.0,
         options: tuple[str, ...] = (),
     ) -> None:
         self.folder = folder
         plan = LoadPlan(
             url=url,
-            path="/v1/completions",
             model="m",
-            api_key_env=None,
-            headers={},
-            extra_body={},
-            stream_options=None,
-            continuous_usage=True,
-            rows_dir=str(folder),
-            seed=3,
-            arm="main",
-            users=users,
-            timeouts=Timeouts(connect_s=timeout_s, next_byte_s=timeout_s),
-            max_seconds=max_seconds,
+            target=Target(name="t", description="d", settle_s=0.0, continuous_usage=True),
+            run=RunSettings(seed=3, users=users, timeout_s=timeout_s, max_seconds=max_seconds),
             load=load,
-            open_loop=open_loop,
+            arrivals=arrivals or ClosedArrivals(),
+            rows_dir=str(folder),
         )
         write_plan(plan, folder / "plan.json")
         self.process = run_locust(

@@ -4,23 +4,24 @@ import json
 from typing import Any
 
 from harness.load.stream import StreamMachine
-from harness.records import Role, Way
-from harness.workload.abandon import Intent, Ticket
+from harness.records import Way
+from harness.workload.abandon import RequestSpec
 
-TICKET = Ticket(
+SPEC = RequestSpec(
     request_id="r1",
     arm="main",
-    role=Role.USER,
-    trial=None,
     user=3,
     max_tokens=9,
+    prompt_tokens=7,
     intended_start_ns=5,
-    intent=Intent(plan="tokens:2", planned_abandon=2, way=Way.RST),
+    plan="tokens:2",
+    planned_abandon=2,
+    way=Way.RST,
 )
 
 
 def machine(*, status: int = 200, continuous_usage: bool = True) -> StreamMachine:
-    stream = StreamMachine(TICKET, sent_ns=10, continuous_usage=continuous_usage)
+    stream = StreamMachine(SPEC, sent_ns=10, continuous_usage=continuous_usage)
     stream.headers(status)
     return stream
 

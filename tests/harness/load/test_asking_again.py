@@ -7,14 +7,13 @@ from itertools import groupby
 from statistics import median
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 
 from harness.records import Outcome, RequestRow, Role
-from harness.workload.plan import CancelStormLoad
+from harness.workload.load import CancelStormLoad
 from tests.harness.load.asking import engine
 from tests.harness.load.load_process import LoadProcess
-from tests.harness.load.mixes import abandoning
+from tests.harness.workload.mixes import abandoning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +31,7 @@ MS = 1_000_000
 def test_who_has_left_asks_the_very_same_once_more(serve: Serve, tmp_path: Path) -> None:
     server = serve(engine)
     load = abandoning(tokens=[1, 3], stay_share=0.5, stop_after=20)
-    load = msgspec.structs.replace(load, ask_again_after=[Outcome.ABANDONED])
+    load = load.model_copy(update={"ask_again_after": [Outcome.ABANDONED]})
     rows = _ended(LoadProcess(tmp_path, server.url, load, users=3).result())
 
     prompts = {x.request_id: x.body["prompt"] for x in server.exchanges.values()}
@@ -61,7 +60,7 @@ def test_who_has_lost_patience_asks_again_at_once(serve: Serve, tmp_path: Path) 
 
     server = serve(slow_at_first)
     load = abandoning(tokens=[1], stay_share=0.0, stop_after=4)
-    load = msgspec.structs.replace(load, ask_again_after=[Outcome.TIMED_OUT], retry_pause_s=0.0)
+    load = load.model_copy(update={"ask_again_after": [Outcome.TIMED_OUT], "retry_pause_s": 0.0})
     rows = LoadProcess(tmp_path, server.url, load, users=1, timeout_s=1.0).result()
     timed_out = {row.request_id: row for row in rows if row.outcome is Outcome.TIMED_OUT}
     again = [row for row in rows if row.repeats in timed_out]
@@ -77,7 +76,7 @@ def test_who_has_lost_patience_asks_again_at_once(serve: Serve, tmp_path: Path) 
 def test_canaries_ask_alone_first_and_then_the_same_all_along(serve: Serve, tmp_path: Path) -> None:
     server = serve(engine)
     load = abandoning(tokens=[0, 2], stay_share=0.3, stop_after=20)
-    load = msgspec.structs.replace(load, canaries=2, canary_tokens=4)
+    load = load.model_copy(update={"canaries": 2, "canary_tokens": 4})
     rows = _ended(LoadProcess(tmp_path, server.url, load, users=5).result())
 
     canaries = [row for row in rows if row.role is Role.CANARY]
@@ -109,11 +108,12 @@ def _sent(row: RequestRow) -> int:
 def test_a_storm_is_left_at_one_moment_and_comes_again(serve: Serve, tmp_path: Path) -> None:
     server = serve(engine)
     load = CancelStormLoad(
+        kind="cancel_storm",
         streams=4,
         stayers=1,
         storms=3,
         abandon_after_tokens=3,
-        prompt_tokens=(10, 20),
+        prompt_tokens=[10, 20],
         answer_tokens=5000,
         stay_tokens=20,
     )

@@ -8,7 +8,7 @@ import pytest
 from harness.load.session import Peace, canary_prompt
 from harness.load.stream import StreamMachine
 from harness.records import Role
-from harness.workload.abandon import STAYS, Ticket
+from harness.workload.abandon import RequestSpec
 from harness.workload.prompts import BYTES_ARE_TOKENS, PromptScale
 
 TOO_LONG_S = 5.0
@@ -67,17 +67,16 @@ def test_a_turn_may_be_ended_again() -> None:
 def test_the_text_of_canaries_is_kept(
     choice: dict[str, object], role: Role, kept: str | None
 ) -> None:
-    ticket = Ticket(
+    spec = RequestSpec(
         request_id="r",
         arm="main",
         role=role,
-        trial=None,
         user=0,
+        prompt_tokens=1,
         max_tokens=2,
         intended_start_ns=1,
-        intent=STAYS,
     )
-    stream = StreamMachine(ticket, sent_ns=1, continuous_usage=False)
+    stream = StreamMachine(spec, sent_ns=1, continuous_usage=False)
     stream.headers(200)
     for number in range(2):
         last = {"finish_reason": "length"} if number else {}

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import httpx
-import msgspec
 import pytest
 
 from harness.load.client import StreamClient
 from harness.load.exchange import StreamReader
 from harness.records import Outcome, WireClose
-from harness.workload.abandon import Ticket
-from tests.harness.load.asking import LONG_NS, MS, PLAN, Leaping, User, after, refuse
+from harness.workload.abandon import RequestSpec
+from tests.harness.load.asking import LONG_NS, MS, Leaping, User, after, refuse
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, Script, ScriptedServer
@@ -33,8 +32,8 @@ class _Builder(StreamClient):
 
     built_ns = 0
 
-    def _build(self, ticket: Ticket, prompt: str) -> httpx.Request:
-        request = super()._build(ticket, prompt)
+    def _build(self, spec: RequestSpec, prompt: str) -> httpx.Request:
+        request = super()._build(spec, prompt)
         self.built_ns = time.perf_counter_ns()
         return request
 
@@ -42,8 +41,7 @@ class _Builder(StreamClient):
 class TestStaying:
     def test_a_request_counts_from_its_sending_not_from_its_making(self, serve: Serve) -> None:
         user = User(serve(_stream).url)
-        plan = msgspec.structs.replace(PLAN, url=user._client._plan.url)
-        user._client = client = _Builder(plan, api_key=None)
+        user._client = client = _Builder(user._client._plan, api_key=None)
         assert user.ask().sent_ns >= client.built_ns > 0
 
     def test_no_stamp_is_of_a_time_to_come(self, serve: Serve) -> None:
@@ -73,7 +71,8 @@ class TestStaying:
 
     def test_chat(self, serve: Serve) -> None:
         server = serve(_stream)
-        User(server.url, path="/v1/chat/completions", stream_options=None).ask()
+        chat = {"path": "/v1/chat/completions", "stream_options": None}
+        User(server.url, target=chat).ask()
         body = server.exchanges["r1"].body
         assert body["messages"] == [{"role": "user", "content": "Hello"}]
         assert not {"prompt", "stream_options"} & set(body)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.records import Outcome
-from harness.workload.plan import Timeouts
 from tests.harness.load.asking import MS, PLAN, User, after, refuse
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ def test_silence(ready: Exchange, answers: bool) -> None:
     if answers:
         ready.accept()
         ready.token()
-    row = User(PLAN.url, timeouts=Timeouts(connect_s=30.0, next_byte_s=0.05)).ask()
+    row = User(PLAN.url, connect_timeout_s=30.0, timeout_s=0.05).ask()
     assert (row.outcome, row.tokens_read) == (Outcome.TIMED_OUT, int(answers))
     assert row.error == "nothing came for 0.05 s"
     assert ready.sock.recv(65536).startswith(b"POST ")

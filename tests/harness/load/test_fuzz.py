@@ -24,7 +24,7 @@ from harness.load.sse import EndlessEventError, SSEDecoder
 from harness.load.stream import StreamMachine
 from harness.records import RequestRow, Role, WireClose
 from harness.store.run_folder import RunFolder, RunRows
-from harness.workload.abandon import Intent, Ticket
+from harness.workload.abandon import RequestSpec
 
 RECEIVED_AT_ONCE = 65_536  # bytes
 
@@ -124,18 +124,18 @@ def pieces(stream: bytes, cuts: Sequence[int]) -> Iterator[bytes]:
 
 
 def machine_of(how: dict[str, Any]) -> StreamMachine:
-    ticket = Ticket(
+    spec = RequestSpec(
         request_id="r1",
         arm="main",
         role=how["role"],
-        trial=None,
         user=0,
+        prompt_tokens=1,
         max_tokens=how["max_tokens"],
         intended_start_ns=1,
-        intent=Intent(n=how["n"]),
+        n=how["n"],
     )
     stream = StreamMachine(
-        ticket,
+        spec,
         sent_ns=2,
         continuous_usage=how["continuous_usage"],
         usage_per_choice=how["usage_per_choice"],

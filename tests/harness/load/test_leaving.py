@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -12,9 +13,7 @@ from harness.load.connection import Connection
 from harness.load.exchange import Exchange, StreamReader
 from harness.load.stream import StreamMachine
 from harness.records import Outcome, Way, WireClose
-from harness.workload.abandon import Intent
-from harness.workload.plan import Timeouts
-from tests.harness.load.asking import MS, PLAN, after, ticket_for, two_tokens
+from tests.harness.load.asking import MS, PLAN, SPEC, after, two_tokens
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Connect, Script, ScriptedServer
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     Serve = Callable[[Script], ScriptedServer]
 
-SOON = Timeouts(connect_s=30.0, next_byte_s=0.2)
+SOON_S = 0.2
 
 
 @pytest.mark.parametrize(
@@ -72,8 +71,8 @@ def test_bytes_without_a_pause_keep_nobody_from_leaving() -> None:
     near, far = socket.socketpair()
     with near, far:
         far.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-        intent = Intent(plan="tokens:0", planned_abandon=0, way=Way.FIN)
-        stream = StreamMachine(ticket_for(intent), sent_ns=0, continuous_usage=False)
+        spec = dataclasses.replace(SPEC, plan="tokens:0", planned_abandon=0, way=Way.FIN)
+        stream = StreamMachine(spec, sent_ns=0, continuous_usage=False)
         reader = _Feeding(stream, far)
         connection = Connection(near, 30)
         connection.receive_head(None)
@@ -143,5 +142,5 @@ class TestHalfClose:
     def test_a_server_that_only_falls_silent_is_left(self, ready: Played, connect: Connect) -> None:
         ready.accept()
         ready.token()
-        row = connect(PLAN.url, timeouts=SOON).ask(after(1), Way.HALF_CLOSE)
+        row = connect(PLAN.url, timeout_s=SOON_S).ask(after(1), Way.HALF_CLOSE)
         assert (row.outcome, row.server_ended_ns) == (Outcome.ABANDONED, None)

@@ -12,15 +12,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import httpx
-import msgspec
 import pytest
 
 from harness.load.client import StreamClient
 from harness.load.transport import SocketTransport
 from harness.records import Delivery, Outcome, RequestRow, Way
 from harness.workload.abandon import never
-from harness.workload.plan import Timeouts
-from tests.harness.load.asking import PLAN, Client
+from tests.harness.load.asking import PLAN, Client, plan_of
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, Script, ScriptedServer
@@ -114,7 +112,7 @@ def test_a_byte_now_and_then_is_no_answer(serve: Serve, monkeypatch: pytest.Monk
         perf_counter_ns=time.perf_counter_ns, perf_counter=lambda: next(looks_s)
     )
     monkeypatch.setattr("harness.load.connection.time", clock)
-    row = row_of(serve(script).url, timeouts=Timeouts(connect_s=30.0, next_byte_s=30.0))
+    row = row_of(serve(script).url)
     assert row.outcome is Outcome.TIMED_OUT
     assert row.error == "30 s after they began the headers had not come to an end"
 
@@ -142,8 +140,7 @@ def test_a_refusal_before_the_request_was_sent_is_read(ready: Exchange) -> None:
 def test_no_file_handle_left(serve: Serve) -> None:
     server = serve(says(OK + b"\r\n"))
     client, reasons = Client(server.url), list[str]()
-    plan = msgspec.structs.replace(PLAN, url=server.url)
-    client.client = StreamClient(plan, api_key=None, give_up=reasons.append)
+    client.client = StreamClient(plan_of(server.url), api_key=None, give_up=reasons.append)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.dup(0)
     os.close(lowest_free)

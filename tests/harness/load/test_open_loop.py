@@ -17,11 +17,10 @@ import pytest
 
 from harness.analysis.load_side import most_open
 from harness.records import Outcome, RequestRow
-from harness.workload.arrivals import RateArrivals, Stretch
-from harness.workload.plan import AbandonLoad, AfterTokens, Never, OpenLoop
-from harness.workload.traces import TraceReplay
+from harness.workload.arrivals import ConstantArrivals, TraceArrivals
+from harness.workload.load import AbandonLoad
 from tests.harness.load.load_process import LoadProcess, free_port, master_on, run_locust, worker_on
-from tests.harness.load.mixes import load_of, slice_of
+from tests.harness.workload.mixes import STAY, load_of, tokens
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, Script, ScriptedServer
@@ -33,27 +32,19 @@ pytestmark = pytest.mark.e2e
 MS = 1_000_000
 
 
-def evenly(*, rate: float, seconds: float, max_streams: int = 100) -> OpenLoop:
-    stretch = Stretch(seconds=seconds, from_rate=rate, to_rate=rate)
-    schedule = RateArrivals(stretches=[stretch], burstiness=None)
-    return OpenLoop(schedule=schedule, max_streams=max_streams)
+def evenly(*, rate: float, seconds: float, max_streams: int = 100) -> ConstantArrivals:
+    return ConstantArrivals(kind="constant", rate=rate, seconds=seconds, max_streams=max_streams)
 
 
-def replay_of(trace: Path) -> TraceReplay:
+def replay_of(trace: Path) -> TraceArrivals:
     """Twice as fast, with prompts a quarter as long."""
-    return TraceReplay(
-        file=str(trace),
-        from_s=0,
-        seconds=None,
-        speed=2,
-        prompt_factor=0.25,
-        prompt_tokens=(1, 270),
-        answer_tokens=100,
+    return TraceArrivals(
+        kind="trace", file=str(trace), speed=2.0, prompt_factor=0.25, max_streams=10
     )
 
 
 def staying() -> AbandonLoad:
-    return load_of(slice_of(Never()))
+    return load_of(STAY)
 
 
 def engine(x: Exchange) -> None:
@@ -75,10 +66,10 @@ def test_nobody_waits_for_the_answers_of_others(serve: Serve, tmp_path: Path) ->
         everybody.wait(30)
         engine(x)
 
-    load = load_of(slice_of(Never()), slice_of(AfterTokens(tokens=[3])))
+    load = load_of(STAY, tokens(3))
     server = serve(script)
     rows = LoadProcess(
-        tmp_path, server.url, load, users=1, open_loop=evenly(rate=40, seconds=0.5)
+        tmp_path, server.url, load, users=1, arrivals=evenly(rate=40, seconds=0.5)
     ).result()
     assert schedule_of(rows) == [(n, 25 * n) for n in range(20)]
     assert all(row.sent_ns >= row.intended_start_ns for row in rows)
@@ -107,8 +98,8 @@ def test_beyond_the_cap_arrivals_wait_and_what_was_not_sent_has_no_row(
         x.client_left_within(None)
 
     server = serve(script)
-    open_loop = evenly(rate=1000, seconds=0.2, max_streams=2)
-    child = LoadProcess(tmp_path, server.url, staying(), users=1, open_loop=open_loop)
+    arrivals = evenly(rate=1000, seconds=0.2, max_streams=2)
+    child = LoadProcess(tmp_path, server.url, staying(), users=1, arrivals=arrivals)
     assert enough.wait(30)
     child.stdin.close()
     rows = child.result()
@@ -126,7 +117,7 @@ def test_several_processes_send_one_schedule(serve: Serve, tmp_path: Path) -> No
         serve(engine).url,
         staying(),
         users=1,
-        open_loop=evenly(rate=100, seconds=0.3),
+        arrivals=evenly(rate=100, seconds=0.3),
         options=("--processes", "2"),
     )
     rows = child.result()
@@ -143,7 +134,7 @@ def test_a_worker_that_was_lost_takes_no_arrivals_with_it(serve: Serve, tmp_path
         serve(engine).url,
         staying(),
         users=1,
-        open_loop=evenly(rate=100, seconds=0.3),
+        arrivals=evenly(rate=100, seconds=0.3),
         options=master_on(port, workers=2),
     )
 
@@ -178,7 +169,7 @@ def test_a_worker_more_than_was_expected_sends_its_part(serve: Serve, tmp_path: 
         serve(engine).url,
         staying(),
         users=1,
-        open_loop=evenly(rate=100, seconds=0.3),
+        arrivals=evenly(rate=100, seconds=0.3),
         options=master_on(port, workers=2),
     )
     rows = child.result()
@@ -202,9 +193,9 @@ def test_a_trace_is_replayed_with_its_lengths_and_its_shared_pages(
     rows = LoadProcess(
         tmp_path,
         server.url,
-        staying(),
+        load_of(STAY, prompt_tokens=[1, 270], stay_tokens=100),
         users=1,
-        open_loop=OpenLoop(schedule=replay_of(trace), max_streams=10),
+        arrivals=replay_of(trace),
         options=("--processes", "2"),
     ).result()
     assert schedule_of(rows) == [(0, 0), (1, 10), (2, 30)]
@@ -221,8 +212,8 @@ def test_a_trace_is_replayed_with_its_lengths_and_its_shared_pages(
 def test_a_trace_that_breaks_off_ends_the_load(serve: Serve, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"timestamp": 0, "input_length": 9, "output_length": 3}\nbroken\n')
-    open_loop = OpenLoop(schedule=replay_of(trace), max_streams=10)
-    child = LoadProcess(tmp_path, serve(engine).url, staying(), users=1, open_loop=open_loop)
+    arrivals = replay_of(trace)
+    child = LoadProcess(tmp_path, serve(engine).url, staying(), users=1, arrivals=arrivals)
     _, log = child.process.communicate(timeout=60)
     child.stdin.close()
     assert f"{trace}:2: " in log

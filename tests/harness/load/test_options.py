@@ -65,9 +65,9 @@ def test_what_is_beyond_a_cap_is_refused_with_the_flag_that_raises_it(
 
 def test_how_many_arrivals_may_be_open_at_once_is_an_option() -> None:
     usual, fewer = plan_of(AT_A_RATE), plan_of(AT_A_RATE, "--walkaway-max-streams=5")
-    assert usual.open_loop is not None
-    assert fewer.open_loop is not None
-    assert (usual.open_loop.max_streams, fewer.open_loop.max_streams) == (1000, 5)
+    assert usual.schedule is not None
+    assert fewer.schedule is not None
+    assert (usual.schedule.max_streams, fewer.schedule.max_streams) == (1000, 5)
 
 
 @pytest.mark.parametrize("text", ["0", "2000000"])

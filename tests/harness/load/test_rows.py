@@ -10,23 +10,22 @@ import pytest
 from harness.load.rows import ShardReader, ShardWriter
 from harness.load.stream import StreamMachine
 from harness.records import ClientSample, RequestRow, Role
-from harness.workload.abandon import STAYS, Ticket
+from harness.workload.abandon import RequestSpec
 
 MS = 1_000_000
 
 
 def row(request_id: str) -> RequestRow:
-    ticket = Ticket(
+    spec = RequestSpec(
         request_id=request_id,
         arm="main",
         role=Role.USER,
-        trial=None,
         user=0,
+        prompt_tokens=1,
         max_tokens=1,
         intended_start_ns=0,
-        intent=STAYS,
     )
-    stream = StreamMachine(ticket, sent_ns=1, continuous_usage=True)
+    stream = StreamMachine(spec, sent_ns=1, continuous_usage=True)
     stream.cut(2)
     return stream.row()
 

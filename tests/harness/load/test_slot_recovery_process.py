@@ -8,11 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 
 from harness.records import Outcome, Role
-from harness.workload.plan import SlotRecoveryLoad
+from harness.workload.load import SlotRecoveryLoad
 from tests.harness.load.load_process import LoadProcess, beside_the_locustfile
 
 if TYPE_CHECKING:
@@ -25,9 +24,10 @@ pytestmark = pytest.mark.e2e
 
 class TestSlotRecovery:
     LOAD = SlotRecoveryLoad(
+        kind="slot_recovery",
         slots=2,
         trials=2,
-        prompt_tokens=(8, 16),
+        prompt_tokens=[8, 16],
         answer_tokens=2000,
         control_answer_tokens=400,  # two seconds: as long as the load process may be stalled
         probe_tokens=2,
@@ -91,7 +91,7 @@ class TestSlotRecovery:
         ghosts: list[tuple[int, int]] = []
         slots = 3
         server = serve(self.engine_with_slots(slots, ghosts, ghost_s=0.3))
-        load = msgspec.structs.replace(self.LOAD, slots=slots)
+        load = self.LOAD.model_copy(update={"slots": slots})
         child = LoadProcess(tmp_path, server.url, load, users=1)
         rows = child.result()
         assert "is void" not in child.log
@@ -121,7 +121,7 @@ looks_ns = count(step=10 * 10**9)
 slot_recovery.time = SimpleNamespace(perf_counter_ns=lambda: next(looks_ns))
 """,
         )
-        load = msgspec.structs.replace(self.LOAD, trials=1)
+        load = self.LOAD.model_copy(update={"trials": 1})
         server = serve(self.engine_with_slots(1, []))
         child = LoadProcess(tmp_path, server.url, load, users=1, options=options)
         rows = child.result()
@@ -130,7 +130,7 @@ slot_recovery.time = SimpleNamespace(perf_counter_ns=lambda: next(looks_ns))
         assert child.log.count("is void: for 30 s no 2 requests ran at once") == 3
 
     def test_a_check_that_fails_voids_the_trial(self, serve: Serve, tmp_path: Path) -> None:
-        load = msgspec.structs.replace(self.LOAD, trials=1)
+        load = self.LOAD.model_copy(update={"trials": 1})
         child = LoadProcess(tmp_path, serve(lambda x: x.accept()).url, load, users=1)
         rows = child.result()
         assert [(row.role, row.outcome) for row in rows] == [(Role.CHECK, Outcome.FAILED)] * 6
@@ -138,7 +138,7 @@ slot_recovery.time = SimpleNamespace(perf_counter_ns=lambda: next(looks_ns))
 
     @pytest.mark.slow
     def test_answers_too_short_void_the_trial(self, serve: Serve, tmp_path: Path) -> None:
-        load = msgspec.structs.replace(self.LOAD, trials=1, control_answer_tokens=2)
+        load = self.LOAD.model_copy(update={"trials": 1, "control_answer_tokens": 2})
         child = LoadProcess(tmp_path, serve(self.engine_with_slots(2, [])).url, load, users=1)
         rows = child.result()
         probes = {row.arm: row.outcome for row in rows if row.role is Role.PROBE}

@@ -8,7 +8,7 @@ import pytest
 from harness.load.stream import IllegalSignalError, StreamMachine
 from harness.load.transitions import TRANSITIONS, Signal, State
 from harness.records import Outcome, TokenCounting, WireClose
-from tests.harness.load.streams import TICKET, completion, machine
+from tests.harness.load.streams import SPEC, completion, machine
 
 
 def test_a_stream_read_to_its_end() -> None:
@@ -45,7 +45,7 @@ def test_an_abandoned_stream_keeps_its_t0_and_what_was_read() -> None:
 
 
 def test_leaving_before_the_first_token_or_the_headers() -> None:
-    sent = StreamMachine(TICKET, sent_ns=10, continuous_usage=True)
+    sent = StreamMachine(SPEC, sent_ns=10, continuous_usage=True)
     for stream, status_code in ((machine(), 200), (sent, None)):
         assert stream.can_leave
         stream.leave(12, think_ns=0, wire_close=WireClose.FIN)
@@ -124,7 +124,7 @@ class TestEndings:
     def test_before_the_headers(self) -> None:
         ends = {"cut": Outcome.CUT_OFF, "break_off": Outcome.FAILED, "time_out": Outcome.TIMED_OUT}
         for end, outcome in ends.items():
-            stream = StreamMachine(TICKET, sent_ns=10, continuous_usage=True)
+            stream = StreamMachine(SPEC, sent_ns=10, continuous_usage=True)
             getattr(stream, end)(30, *([] if end == "cut" else ["why"]))
             assert (stream.outcome, stream.row().status_code) == (outcome, None)
 

@@ -8,8 +8,7 @@ from typing import Any
 from harness.load.stream import StreamMachine
 from harness.load.transitions import State
 from harness.records import Outcome, TokenCounting
-from harness.workload.abandon import Intent
-from tests.harness.load.streams import TICKET, completion, machine
+from tests.harness.load.streams import SPEC, completion, machine
 
 
 def chat(**delta: str) -> bytes:
@@ -96,9 +95,9 @@ def several(*choices: tuple[int, str | None], usage: int | None = None) -> bytes
 class TestSeveralAnswers:
     @staticmethod
     def machine(*, per_choice: bool = False, continuous_usage: bool = True) -> StreamMachine:
-        ticket = dataclasses.replace(TICKET, intent=Intent(n=2))
+        spec = dataclasses.replace(SPEC, n=2)
         stream = StreamMachine(
-            ticket,
+            spec,
             sent_ns=10,
             continuous_usage=continuous_usage,
             usage_per_choice=per_choice,
@@ -154,7 +153,7 @@ class TestSeveralAnswers:
 
 def test_an_answer_that_never_ends_fails_before_it_takes_the_memory() -> None:
     stream = machine(continuous_usage=False)
-    most = 16 * TICKET.max_tokens + 10_000
+    most = 16 * SPEC.max_tokens + 10_000
     for t_ns in range(most):
         stream.event(completion("a"), t_ns)
     assert stream.outcome is None

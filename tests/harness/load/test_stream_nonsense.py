@@ -10,17 +10,17 @@ import pytest
 from harness.load.dialect import refusal_message
 from harness.load.stream import StreamMachine
 from harness.records import Outcome, RequestRow, Role, WireClose
-from harness.workload.abandon import Intent
-from tests.harness.load.asking import ticket_for
+from tests.harness.load.asking import SPEC
 
-TICKET = ticket_for(Intent(n=2))
+TWO = dataclasses.replace(SPEC, n=2)
 MOST = 16 * 18 + 10_000
 FAR_LONGER = "the answer is far longer than was asked for"
 
 
 def machine(role: Role = Role.USER, **how: Any) -> StreamMachine:
-    ticket = dataclasses.replace(TICKET, role=role)
-    stream = StreamMachine(ticket, sent_ns=10, **{"continuous_usage": True} | how)
+    stream = StreamMachine(
+        dataclasses.replace(TWO, role=role), sent_ns=10, **{"continuous_usage": True} | how
+    )
     stream.headers(200)
     return stream
 
@@ -149,8 +149,8 @@ class TestCountsThatCannotBeTrue:
         assert FAR_LONGER in (row.error or "")
 
     def test_counts_that_files_hold_are_kept_as_they_are(self) -> None:
-        ticket = dataclasses.replace(TICKET, max_tokens=10_000_000, intent=Intent(n=128))
-        stream = StreamMachine(ticket, sent_ns=1, continuous_usage=True)
+        many = dataclasses.replace(SPEC, max_tokens=10_000_000, n=128)
+        stream = StreamMachine(many, sent_ns=1, continuous_usage=True)
         stream.headers(200)
         stream.event(event("a", usage=2**31 - 1), 20)
         stream.cut(30)

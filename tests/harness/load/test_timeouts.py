@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 
 from harness.records import Delivery, Outcome, Way, WireClose
-from harness.workload.abandon import Intent, never
-from harness.workload.plan import Timeouts
-from tests.harness.load.asking import MS, PLAN, Leaping, User, after, know_the_address, two_tokens
+from harness.workload.abandon import never
+from tests.harness.load.asking import (
+    MS,
+    PLAN,
+    SPEC,
+    Leaping,
+    User,
+    after,
+    know_the_address,
+    two_tokens,
+)
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Connect, Exchange, Script, ScriptedServer
@@ -20,8 +28,7 @@ if TYPE_CHECKING:
     Serve = Callable[[Script], ScriptedServer]
 
 
-LONG = Timeouts(connect_s=30, next_byte_s=30)
-AT_A_TIME = Intent(plan="time:x", planned_abandon=0, way=Way.FIN, counts_from_start=True)
+AT_A_TIME = dataclasses.replace(SPEC, plan="time:x", planned_abandon=0, way=Way.FIN, pause=1)
 SAID = (
     "no token came 0.1 s after the sending",
     "the answer was not complete 0.1 s after the sending",
@@ -51,8 +58,7 @@ class TestTimeouts:
             while not x.client_left_within(0.01):
                 x.chunk(b": heartbeat\n\n")
 
-        timeouts = Timeouts(connect_s=30, next_byte_s=30, first_token_s=0.1)
-        row = connect(serve(script).url, timeouts=timeouts).ask(after(10**6), Way.FIN)
+        row = connect(serve(script).url, first_token_timeout_s=0.1).ask(after(10**6), Way.FIN)
         assert (row.outcome, row.error) == (
             Outcome.TIMED_OUT,
             "no token came 0.1 s after the sending",
@@ -77,8 +83,7 @@ class TestTimeouts:
 
         ready.accept()
         ready.token()
-        timeouts = Timeouts(connect_s=30, next_byte_s=30, first_token_s=30)
-        row = connect(PLAN.url, timeouts=timeouts).ask(stay, Way.FIN)
+        row = connect(PLAN.url, first_token_timeout_s=30.0).ask(stay, Way.FIN)
         assert (row.outcome, row.tokens_read) == (Outcome.COMPLETED, 3)
 
     @pytest.mark.parametrize("delivery", [Delivery.STREAM, Delivery.UNARY])
@@ -90,8 +95,7 @@ class TestTimeouts:
             x.accept()
             x.stream(tokens=1000, gap_s=0.01)
 
-        timeouts = Timeouts(connect_s=30, next_byte_s=30, first_token_s=30, total_s=0.1)
-        row = connect(serve(script).url, timeouts=timeouts).ask(
+        row = connect(serve(script).url, first_token_timeout_s=30.0, total_timeout_s=0.1).ask(
             after(10**6), Way.FIN, delivery=delivery
         )
         assert (row.outcome, row.error) == (
@@ -100,14 +104,12 @@ class TestTimeouts:
         )
 
     def test_they_hold_while_the_user_thinks(self, serve: Serve, connect: Connect) -> None:
-        timeouts = Timeouts(connect_s=30, next_byte_s=30, total_s=0.1)
-        client = connect(serve(two_tokens).url, timeouts=timeouts)
+        client = connect(serve(two_tokens).url, total_timeout_s=0.1)
         row = client.ask(after(1, think_ns=3_600_000 * MS), Way.FIN)
         assert row.outcome is Outcome.TIMED_OUT
 
     def test_no_connection(self, full: str, connect: Connect) -> None:
-        timeouts = Timeouts(connect_s=0.1, next_byte_s=30)
-        client = connect(full, timeouts=timeouts)
+        client = connect(full, connect_timeout_s=0.1)
         know_the_address(client.client._transport, full)
         row = client.ask(after(10**6), Way.FIN)
         assert (row.outcome, row.wire_close) == (Outcome.TIMED_OUT, WireClose.UNOPENED)
@@ -117,34 +119,33 @@ class TestTimeouts:
 class TestBeforeAnythingWasReceived:
     """All times count from the sending, however far that came."""
 
-    @pytest.mark.parametrize("what", ["first_token_s", "total_s"])
+    @pytest.mark.parametrize("what", ["first_token_timeout_s", "total_timeout_s"])
     def test_a_limit_passes_while_the_connection_is_opened(
         self, full: str, connect: Connect, what: str
     ) -> None:
-        timeouts = msgspec.structs.replace(LONG, **{what: 0.1})
-        row = connect(full, timeouts=timeouts).ask(after(10**6), Way.FIN)
+        row = connect(full, **{what: 0.1}).ask(after(10**6), Way.FIN)
         assert (row.outcome, row.wire_close) == (Outcome.TIMED_OUT, WireClose.UNOPENED)
         assert row.error in SAID
         assert row.ended_ns - row.sent_ns >= 100 * MS
 
     def test_a_user_leaves_while_the_connection_is_opened(self, full: str) -> None:
-        row = User(full, timeouts=LONG).ask(after(0, think_ns=50 * MS), AT_A_TIME)
+        row = User(full).ask(after(0, think_ns=50 * MS), AT_A_TIME)
         assert (row.outcome, row.wire_close) == (Outcome.ABANDONED, WireClose.UNOPENED)
         assert (row.tokens_read, row.think_ns, row.error) == (0, 50 * MS, None)
         assert row.abandoned_ns is not None
         assert row.abandoned_ns - row.sent_ns >= 50 * MS
 
     def test_the_nearest_of_them_ends_it(self, full: str) -> None:
-        timeouts = msgspec.structs.replace(LONG, total_s=0.05)
-        row = User(full, timeouts=timeouts).ask(after(0, think_ns=30_000 * MS), AT_A_TIME)
+        row = User(full, total_timeout_s=0.05).ask(after(0, think_ns=30_000 * MS), AT_A_TIME)
         assert (row.outcome, row.error in SAID) == (Outcome.TIMED_OUT, True)
 
     @pytest.mark.parametrize("leaves", [True, False])
     @pytest.mark.usefixtures("ready")
     def test_while_the_request_is_taken(self, leaves: bool) -> None:
         """The server's side of the connection is there, and nobody reads from it."""
-        timeouts = msgspec.structs.replace(LONG, total_s=None if leaves else 0.1)
-        user = User(PLAN.url, timeouts=timeouts, extra_body={"x": "a" * 32_000_000})
+        total_s = None if leaves else 0.1
+        large = {"extra_body": {"x": "a" * 32_000_000}}
+        user = User(PLAN.url, target=large, total_timeout_s=total_s)
         row = user.ask(after(0, think_ns=50 * MS) if leaves else never, AT_A_TIME)
         if leaves:
             assert (row.outcome, row.wire_close) == (Outcome.ABANDONED, WireClose.FIN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -12,8 +13,7 @@ from harness.load.exchange import StreamReader, UnaryReader
 from harness.load.sse import EndlessEventError
 from harness.load.stream import StreamMachine
 from harness.records import Delivery, Outcome, TokenCounting, Way, WireClose
-from harness.workload.abandon import Intent
-from tests.harness.load.asking import LONG_NS, MS, Leaping, after, ticket_for
+from tests.harness.load.asking import LONG_NS, MS, SPEC, Leaping, after
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Connect, Exchange, Script, ScriptedServer
@@ -89,8 +89,7 @@ class TestUnary:
         assert error in row.error
 
     def test_a_token_came_when_its_bytes_did(self) -> None:
-        ticket = ticket_for(Intent(delivery=Delivery.STREAM))
-        stream = StreamMachine(ticket, sent_ns=0, continuous_usage=False)
+        stream = StreamMachine(SPEC, sent_ns=0, continuous_usage=False)
         stream.headers(200)
         StreamReader(stream, None).read(
             b'data: {"choices": [{"index": 0, "text": "a", "finish_reason": null}]}\n\n', 4711
@@ -99,8 +98,8 @@ class TestUnary:
         assert stream.row().token_times_ns == [4711]
 
     def test_an_answer_without_end(self) -> None:
-        ticket = ticket_for(Intent(delivery=Delivery.UNARY))
-        stream = StreamMachine(ticket, sent_ns=0, continuous_usage=True)
+        unary = dataclasses.replace(SPEC, delivery=Delivery.UNARY)
+        stream = StreamMachine(unary, sent_ns=0, continuous_usage=True)
         reader = UnaryReader(stream, max_bytes=100)
         reader.read(bytes(100), 0)
         with pytest.raises(EndlessEventError, match="the answer has more than 100 bytes"):

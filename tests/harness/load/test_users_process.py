@@ -17,10 +17,9 @@ import pytest
 
 from harness.load.rows import ShardReader
 from harness.records import ClientSample, Outcome, TokenCounting, Way, WireClose
-from harness.workload.plan import AfterTokens
 from tests.harness.load.asking import engine
 from tests.harness.load.load_process import LoadProcess, beside_the_locustfile
-from tests.harness.load.mixes import abandoning, slice_of
+from tests.harness.workload.mixes import abandoning, tokens
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, Script, ScriptedServer
@@ -88,7 +87,7 @@ def test_what_users_left_open_ends_with_the_load(serve: Serve, tmp_path: Path, w
 
     server = serve(script)
     load = abandoning(tokens=[1], stay_share=0.0, stop_after=5)
-    load.mix = [slice_of(AfterTokens(tokens=[1]), way=way)]
+    load = load.model_copy(update={"mix": [tokens(1, way=way)]})
     rows = LoadProcess(tmp_path, server.url, load, users=2).result()
     left = [row for row in rows if row.outcome is Outcome.ABANDONED]
     assert len(left) >= 5
@@ -103,7 +102,7 @@ def test_what_users_left_open_ends_with_the_load(serve: Serve, tmp_path: Path, w
 def test_killed_processes_leave_nothing_behind(serve: Serve, tmp_path: Path) -> None:
     server = serve(engine)
     load = abandoning(tokens=[2], stay_share=0.0, stop_after=10)
-    load.mix = [slice_of(AfterTokens(tokens=[2]), way=Way.KILLED)]
+    load = load.model_copy(update={"mix": [tokens(2, way=Way.KILLED)]})
     child = LoadProcess(tmp_path, server.url, load, users=3)
     family = psutil.Process(child.process.pid)
     seen: set[int] = set()

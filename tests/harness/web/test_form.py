@@ -7,6 +7,7 @@ import pytest
 from harness.errors import ConfigError
 from harness.load.options import add_arguments, form_fields, load_plan
 from harness.records import Way
+from harness.workload.abandon import TimePlan, TokensPlan
 from harness.workload.arrivals import ClosedArrivals, PoissonArrivals
 from harness.workload.form import (
     BY_HAND,
@@ -16,7 +17,7 @@ from harness.workload.form import (
     label,
     prefilled,
 )
-from harness.workload.plan import AbandonLoad, AfterTime, AfterTokens, Never
+from harness.workload.load import AbandonLoad
 from harness.workload.workload import load_workload
 
 
@@ -32,16 +33,16 @@ def load_of(**fields: str) -> AbandonLoad:
 
 
 def test_users_leave_as_the_fields_say() -> None:
-    leaver, stayer = load_of(tokens="2, 5", way="rst", stay_share="0.2").mix
-    assert (leaver.leave, leaver.way) == (AfterTokens(tokens=[2, 5]), Way.RST)
-    assert (stayer.leave, stayer.weight) == (Never(), 0.2)
-    leaver, _ = load_of(leave="time", seconds="0.5-2").mix
-    assert leaver.leave == AfterTime(seconds=(0.5, 2.0), since="sent")
+    load = load_of(tokens="2, 5", way="rst", stay_share="0.2")
+    assert load.mix == [TokensPlan(plan="tokens", tokens=[2, 5], way=Way.RST)]
+    assert load.stay_share == 0.2
+    load = load_of(leave="time", seconds="0.5-2")
+    assert load.mix == [TimePlan(plan="time", seconds=[0.5, 2.0])]
 
 
 def test_a_length_is_a_number_or_a_range() -> None:
-    assert load_of(prompt_tokens="32-128").prompt_tokens == (32, 128)
-    assert load_of(prompt_tokens="32").prompt_tokens == (32, 32)
+    assert load_of(prompt_tokens="32-128").prompt_tokens == [32, 128]
+    assert load_of(prompt_tokens="32").prompt_tokens == [32, 32]
 
 
 def test_an_empty_field_leaves_the_workload_as_it_is() -> None:

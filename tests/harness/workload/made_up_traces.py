@@ -1,6 +1,6 @@
 """Traffic that nobody sent, in the three shapes that traces come in: from a seed, as text.
 
-.venv/bin/python -m tests.harness.load.made_up_traces > workloads/made_up_trace.jsonl
+.venv/bin/python -m tests.harness.workload.made_up_traces > workloads/made_up_trace.jsonl
 """
 
 import json

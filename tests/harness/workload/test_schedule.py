@@ -1,6 +1,7 @@
-"""What a workload says about arrivals is written out, or refused before anything is sent."""
+"""Arrivals are resolved for the server, a trace is found and read, or refused before the start."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,9 +10,10 @@ from harness.run.run_config import RunOrder, make_load_plan, resolve_order
 from harness.run.schedule import count_arrivals, describe_open_loop, open_loop_notes
 from harness.run.server import Server
 from harness.workload.arms import arm_runs
-from harness.workload.arrivals import RateArrivals, Stretch
-from harness.workload.plan import LoadPlan, OpenLoop
-from harness.workload.traces import TraceReplay
+from harness.workload.arrivals import OpenArrivals, TraceArrivals
+from harness.workload.load import AbandonLoad
+from harness.workload.observed_latency import ObservedLatency
+from harness.workload.plan import LoadPlan, plan_from_mark
 from harness.workload.workload import Workload, load_workload
 
 HEAD = """
@@ -49,57 +51,32 @@ def plan(folder: Path, arrivals: str, *settings: str, context: int | None = None
     return make_load_plan(resolved, server, rows_dir=folder)
 
 
-def open_loop(folder: Path, arrivals: str, *settings: str, context: int | None = None) -> OpenLoop:
-    found = plan(folder, arrivals, *settings, context=context).open_loop
+def schedule(
+    folder: Path, arrivals: str, *settings: str, context: int | None = None
+) -> OpenArrivals:
+    found = plan(folder, arrivals, *settings, context=context).schedule
     assert found is not None
     return found
 
 
-def replay(folder: Path, more: str = "", *, context: int | None = None) -> TraceReplay:
+def replay(
+    folder: Path, more: str = "", *, context: int | None = None
+) -> tuple[TraceArrivals, AbandonLoad]:
     (folder / "mine.csv").write_text(TRACE)
-    found = open_loop(folder, f'kind="trace"\nfile="mine.csv"\n{more}', context=context).schedule
-    assert isinstance(found, TraceReplay)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("arrivals", "stretches", "burstiness"),
-    [
-        ('kind="constant"\nrate=2\nseconds=5', [(5, 2, 2)], None),
-        ('kind="poisson"\nrate=2\nseconds=5', [(5, 2, 2)], 1.0),
-        ('kind="gamma"\nrate=2\nseconds=5\nburstiness=0.25', [(5, 2, 2)], 0.25),
-        ('kind="ramp"\nfrom_rate=0\nto_rate=9\nseconds=5', [(5, 0, 9)], 1.0),
-        (
-            'kind="steps"\nsteps=[{rate=2,seconds=5},{rate=0,seconds=1}]\nspacing="even"',
-            [(5, 2, 2), (1, 0, 0)],
-            None,
-        ),
-        ('kind="ramp"\nfrom_rate=1\nto_rate=1\nseconds=5\nspacing=4', [(5, 1, 1)], 4.0),
-    ],
-)
-def test_each_kind_is_a_rate_and_a_spacing(
-    tmp_path: Path,
-    arrivals: str,
-    stretches: list[tuple[float, float, float]],
-    burstiness: float | None,
-) -> None:
-    found = open_loop(tmp_path, arrivals)
-    assert found.max_streams == 1000
-    assert found.schedule == RateArrivals(
-        stretches=[Stretch(seconds=s, from_rate=a, to_rate=b) for s, a, b in stretches],
-        burstiness=burstiness,
-    )
+    found = plan(folder, f'kind="trace"\nfile="mine.csv"\n{more}', context=context)
+    assert isinstance(found.arrivals, TraceArrivals)
+    assert isinstance(found.load, AbandonLoad)
+    return found.arrivals, found.load
 
 
 def test_without_arrivals_users_are_a_closed_loop(tmp_path: Path) -> None:
     closed = plan(tmp_path, 'kind="closed"')
-    assert closed.open_loop is None
+    assert closed.schedule is None
     assert count_arrivals(closed) == 0
-    assert load_workload("demo").arrivals.kind == "closed"
 
 
 def test_a_setting_opens_the_loop_and_raises_the_cap(tmp_path: Path) -> None:
-    found = open_loop(
+    found = schedule(
         tmp_path,
         'kind="closed"',
         *("arrivals.kind=constant", "arrivals.rate=3", "arrivals.seconds=4"),
@@ -113,46 +90,6 @@ def test_the_schedule_is_counted_as_it_will_be_sent(tmp_path: Path) -> None:
     assert count_arrivals(plan(tmp_path, 'kind="constant"\nrate=2\nseconds=5')) == 10
 
 
-@pytest.mark.parametrize(
-    ("arrivals", "message"),
-    [
-        ('kind="often"', "`arrivals.kind` must be one of 'closed', 'constant'"),
-        ('kind="poisson"\nseconds=5', "key `arrivals.rate` is missing"),
-        ('kind="poisson"\nrate=0\nseconds=5', "`arrivals.rate` must be more than 0"),
-        ('kind="poisson"\nrate=2e6\nseconds=5', "`arrivals.rate` must be at most 1000000"),
-        ('kind="poisson"\nrate=1\nseconds=101', "arrivals come for 101 s, but the load ends after"),
-        ('kind="gamma"\nrate=1\nseconds=1\nburstiness=0', "`arrivals.burstiness` must be at least"),
-        ('kind="ramp"\nfrom_rate=0\nto_rate=0\nseconds=1', "0 arrivals are expected"),
-        ('kind="steps"\nsteps=[]', "`arrivals.steps` must have at least 1"),
-        ('kind="steps"\nsteps=[{rate=1}]', "key `arrivals.steps.0.seconds` is missing"),
-        (
-            'kind="ramp"\nfrom_rate=1\nto_rate=2\nseconds=1\nspacing="odd"',
-            'must be "even", "poisson"',
-        ),
-        ('kind="trace"\nfile="f"\nprompt_factor="big"', 'must be "fit" or a number above 0'),
-        ('kind="trace"\nfile="f"\nspeed=0', "`arrivals.speed` must be more than 0"),
-        (
-            'kind="constant"\nrate=1\nseconds=1\nmax_streams=0',
-            "`arrivals.max_streams` must be at l",
-        ),
-        ('kind="closed"\nrate=1', "unknown key `arrivals.rate`; allowed: kind"),
-    ],
-)
-def test_what_cannot_be_is_refused(tmp_path: Path, arrivals: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        workload(tmp_path, arrivals)
-
-
-def test_only_users_who_ask_once_can_come_by_a_schedule(tmp_path: Path) -> None:
-    poisson = 'kind="poisson"\nrate=1\nseconds=1'
-    for setting in ("load.canaries=1", 'load.ask_again_after=["abandoned"]'):
-        with pytest.raises(ConfigError, match="need users who ask again"):
-            workload(tmp_path, poisson, setting)
-    settings = ["arrivals.kind=poisson", "arrivals.rate=1", "arrivals.seconds=1"]
-    with pytest.raises(ConfigError, match='"poisson" needs `load'):
-        load_workload("cancel_storm", settings)
-
-
 def test_arms_may_differ_in_their_arrivals(tmp_path: Path) -> None:
     arms = "".join(f'[[arms]]\nname="{r}"\n[arms.arrivals]\nrate={r}\n' for r in (2, 4))
     asked = workload(tmp_path, 'kind="constant"\nrate=1\nseconds=1', more=arms)
@@ -163,7 +100,7 @@ def test_arms_may_differ_in_their_arrivals(tmp_path: Path) -> None:
     server = Server(url="http://127.0.0.1:1", model="m", config=None, engine=None)
     for run, arrivals in zip(resolved.arm_runs, (2, 4), strict=True):
         of_arm = make_load_plan(resolved.for_arm(run, out=tmp_path), server, rows_dir=tmp_path)
-        assert (of_arm.arm, of_arm.processes, count_arrivals(of_arm)) == (run.arm, 3, arrivals)
+        assert (of_arm.arm, of_arm.run.processes, count_arrivals(of_arm)) == (run.arm, 3, arrivals)
     with pytest.raises(ConfigError, match="every arm has its own"):
         arm_runs(asked, source="mine.toml", settings=["arrivals.rate=9"])
 
@@ -177,23 +114,26 @@ def test_an_arm_with_arrivals_of_another_kind_has_its_keys_alone(tmp_path: Path)
 
 class TestTraces:
     def test_lengths_are_limited_by_the_load(self, tmp_path: Path) -> None:
-        found = replay(tmp_path, "from_s=1\nseconds=90\nspeed=3")
-        assert (found.prompt_tokens, found.answer_tokens) == ((8, 2000), 50)
+        found, load = replay(tmp_path, "from_s=1\nseconds=90\nspeed=3")
+        assert (load.prompt_tokens, load.stay_tokens) == ([8, 2000], 50)
         assert (found.from_s, found.seconds, found.speed, found.prompt_factor) == (1, 90, 3, 1)
         assert found.file == str(tmp_path / "mine.csv")
 
     def test_prompts_are_fitted_to_the_context_beside_the_longest_answer(
         self, tmp_path: Path
     ) -> None:
-        assert replay(tmp_path, context=1100).prompt_tokens == (8, 1000)
+        assert replay(tmp_path, context=1100)[1].prompt_tokens == [8, 1000]
         with pytest.raises(ConfigError, match="room for prompts of 7, but"):
             replay(tmp_path, context=107)
 
-    def test_fit_makes_the_longest_prompt_fit_and_never_longer(self, tmp_path: Path) -> None:
-        assert replay(tmp_path, 'prompt_factor="fit"').prompt_factor == 0.5
-        assert replay(tmp_path, 'prompt_factor="fit"', context=300).prompt_factor == 0.05
-        only_short = 'prompt_factor="fit"\nfrom_s=50'
-        assert replay(tmp_path, only_short).prompt_factor == 1
+    @pytest.mark.parametrize(
+        ("more", "context", "factor"), [("", None, 0.5), ("", 300, 0.05), ("from_s=50", None, 1)]
+    )
+    def test_fit_makes_the_longest_prompt_fit_and_never_longer(
+        self, tmp_path: Path, more: str, context: int | None, factor: float
+    ) -> None:
+        found, _ = replay(tmp_path, f'prompt_factor="fit"\n{more}', context=context)
+        assert found.prompt_factor == factor
 
     def test_what_was_changed_is_said(self, tmp_path: Path) -> None:
         (tmp_path / "mine.csv").write_text(TRACE)
@@ -233,6 +173,80 @@ class TestTraces:
         there.mkdir()
         (there / "mine.csv").write_text(TRACE)
         monkeypatch.chdir(there)
-        found = open_loop(tmp_path, 'kind="trace"\nfile="mine.csv"').schedule
-        assert isinstance(found, TraceReplay)
+        found = schedule(tmp_path, 'kind="trace"\nfile="mine.csv"')
+        assert isinstance(found, TraceArrivals)
         assert found.file == str(there / "mine.csv")
+
+
+def old_plan(schedule: dict[str, Any]) -> dict[str, Any]:
+    """What version 0.1 kept with its rows."""
+    leave = {"weight": 0.75, "leave": {"plan": "tokens", "tokens": [1]}, "way": "rst"}
+    stay = {"weight": 0.25, "leave": {"plan": "never"}, "way": "fin"}
+    more = {"delivery": "stream", "n": 1}
+    return {
+        "url": "http://127.0.0.1:1",
+        "path": "/v1/completions",
+        "model": "m",
+        "arm": "main",
+        "api_key_env": None,
+        "headers": {},
+        "extra_body": {},
+        "prompt_salt": "s",
+        "seed": 5,
+        "users": 1,
+        "processes": 2,
+        "max_seconds": 100.0,
+        "timeouts": {"connect_s": 60.0, "next_byte_s": 60.0, "first_token_s": None},
+        "load": {
+            "kind": "abandon",
+            "mix": [{**leave, **more}, {**stay, **more}],
+            "think": "step",
+            "prompt_tokens": [8, 2000],
+            "answer_tokens": 100,
+            "stay_tokens": 50,
+            "shared_prefix_tokens": 0,
+            "stop_after_abandons": None,
+        },
+        "open_loop": {"schedule": schedule, "max_streams": 7},
+    }
+
+
+@pytest.mark.parametrize(
+    ("schedule", "arrivals"),
+    [
+        (
+            {"burstiness": 1.0, "stretches": [[3, 0, 9]]},
+            'kind="ramp"\nfrom_rate=0\nto_rate=9\nseconds=3',
+        ),
+        (
+            {"burstiness": None, "stretches": [[3, 2, 2], [1, 5, 5]]},
+            'kind="steps"\nspacing="even"\nsteps=[{rate=2,seconds=3},{rate=5,seconds=1}]',
+        ),
+        ({"speed": 2.0, "seconds": 90.0}, 'kind="trace"\nfile="mine.csv"\nspeed=2\nseconds=90'),
+    ],
+)
+def test_the_plan_of_an_older_version_has_the_same_arrivals(
+    tmp_path: Path, schedule: dict[str, Any], arrivals: str
+) -> None:
+    (tmp_path / "mine.csv").write_text(TRACE)
+    names = ("seconds", "from_rate", "to_rate")
+    if "stretches" in schedule:
+        stretches = [dict(zip(names, one, strict=True)) for one in schedule["stretches"]]
+        schedule = {"kind": "rate", **schedule, "stretches": stretches}
+    else:
+        trace = {"kind": "trace", "file": str(tmp_path / "mine.csv"), "from_s": 0.0}
+        lengths = {"prompt_factor": 1.0, "prompt_tokens": [8, 2000], "answer_tokens": 50}
+        schedule = trace | lengths | schedule
+    old = plan_from_mark(old_plan(schedule))
+    new = plan(tmp_path, f"{arrivals}\nmax_streams=7", "run.seed=5", "load.stay_share=0.25")
+    assert isinstance(old.load, AbandonLoad)
+    assert isinstance(new.load, AbandonLoad)
+    assert old.schedule is not None
+    assert (old.schedule.max_streams, old.run.processes) == (7, 2)
+    assert list(old.planned_arrivals()) == list(new.planned_arrivals())
+    for arrival in old.planned_arrivals():
+        drawn = [
+            arrival.draw_request(load, seed=5, seen=ObservedLatency())
+            for load in (old.load, new.load)
+        ]
+        assert drawn[0].planned_abandon == drawn[1].planned_abandon

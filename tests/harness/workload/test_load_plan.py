@@ -11,8 +11,10 @@ from harness.errors import ConfigError
 from harness.records import Delivery, Way
 from harness.run.load_plan import check_files, load_notes, make_load, read_token_counts
 from harness.run.server import Server
-from harness.workload.plan import AbandonLoad, AfterTime, AfterTokens, DuringPrefill, Never, Slice
+from harness.workload.abandon import AbandonPlan, PrefillPlan, TimePlan
+from harness.workload.load import AbandonLoad, CancelStormLoad
 from harness.workload.workload import Workload, load_target, load_workload
+from tests.harness.workload.mixes import STAY, tokens
 
 HEAD = """
 question = "?"
@@ -38,99 +40,54 @@ def workload(folder: Path, mix: str, *settings: str, stay_share: float = 0.0) ->
     return load_workload(str(path), settings)
 
 
-def slices(folder: Path, mix: str, *settings: str, stay_share: float = 0.0) -> list[Slice]:
+def shares(
+    folder: Path, mix: str, *settings: str, stay_share: float = 0.0
+) -> list[tuple[AbandonPlan, float]]:
     asked = workload(folder, mix, *settings, stay_share=stay_share)
     load = make_load(asked, load_target("reference"), server(), folder)
     assert isinstance(load, AbandonLoad)
-    return load.mix
+    return load.shares
 
 
-class TestWrittenOut:
+class TestResolved:
     def test_weights_and_those_who_stay(self, tmp_path: Path) -> None:
         mix = '{plan="tokens", tokens=3, weight=3}, {plan="prefill", way="rst", delivery="unary"}'
-        first, second, stay = slices(tmp_path, mix, stay_share=0.2)
-        assert [s.weight for s in (first, second, stay)] == pytest.approx([0.6, 0.2, 0.2])
-        assert (first.leave, first.way, first.n) == (AfterTokens(tokens=[3]), Way.FIN, 1)
-        assert second.leave == DuringPrefill(share=(0.1, 0.9))
-        assert (second.way, second.delivery) == (Way.RST, Delivery.UNARY)
-        assert stay.leave == Never()
+        found = shares(tmp_path, mix, stay_share=0.2)
+        assert [share for _, share in found] == pytest.approx([0.6, 0.2, 0.2])
+        first, second, stay = (plan for plan, _ in found)
+        assert first == tokens(3, weight=3.0)
+        assert second == PrefillPlan(
+            plan="prefill", share=[0.1, 0.9], way=Way.RST, delivery=Delivery.UNARY
+        )
+        assert stay == STAY
 
     def test_an_entry_without_weight_is_not_there(self, tmp_path: Path) -> None:
         mix = '{plan="tokens", tokens=3}, {plan="tokens_from_file", file="no", weight=0}'
-        assert len(slices(tmp_path, mix)) == 1
+        assert len(shares(tmp_path, mix)) == 1
 
     def test_one_number_is_a_range(self, tmp_path: Path) -> None:
-        (only,) = slices(tmp_path, '{plan="time", seconds=2, since="first_token"}')
-        assert only.leave == AfterTime(seconds=(2.0, 2.0), since="first_token")
+        ((plan, _),) = shares(tmp_path, '{plan="time", seconds=2, since="first_token"}')
+        assert plan == TimePlan(plan="time", seconds=[2.0, 2.0], since="first_token")
 
     def test_numbers_of_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "seen").write_text("3\n5\n\n3\n")
-        (only,) = slices(tmp_path, '{plan="tokens_from_file", file="seen"}')
-        assert only.leave == AfterTokens(tokens=[3, 5, 3])
+        ((plan, _),) = shares(tmp_path, '{plan="tokens_from_file", file="seen"}')
+        assert plan == tokens(3, 5, 3)
 
     def test_aiperf_flags(self, tmp_path: Path) -> None:
         settings = cancellation_settings("demo", rate=40, delay_s=0.25)
-        leave, stay = slices(tmp_path, '{plan="queued"}', *settings)
-        assert (leave.leave, stay.leave) == (
-            AfterTime(seconds=(0.25, 0.25), since="sent"),
-            Never(),
-        )
-        assert (leave.weight, stay.weight) == pytest.approx((0.4, 0.6))
+        leave, stay = shares(tmp_path, '{plan="queued"}', *settings)
+        assert (leave[0], stay[0]) == (TimePlan(plan="time", seconds=[0.25, 0.25]), STAY)
+        assert (leave[1], stay[1]) == pytest.approx((0.4, 0.6))
 
     def test_aiperf_flags_over_the_short_form(self) -> None:
         asked = load_workload("demo", cancellation_settings("demo", rate=100, delay_s=None))
         load = make_load(asked, load_target("reference"), server(), Path())
         assert isinstance(load, AbandonLoad)
-        assert [one.leave for one in load.mix] == [AfterTime(seconds=(0.0, 0.0), since="sent")]
+        assert [plan for plan, _ in load.shares] == [TimePlan(plan="time", seconds=[0.0, 0.0])]
 
-
-@pytest.mark.parametrize(
-    ("mix", "message"),
-    [
-        ("", "needs either `abandon_after_tokens` or a `mix`"),
-        ('{plan="tokens", tokens=100}', "entry 1 of the `mix` (tokens): 100 tokens, but"),
-        ('{plan="tokens", tokens=[1, 200], n=2}', "200 tokens, but `answer_tokens` allow 200"),
-        ('{plan="tokens", tokens=-1}', "must be a number of tokens from 0"),
-        ('{plan="tokens", tokens=[]}', "must be a number of tokens from 0"),
-        ('{plan="tokens", tokens=true}', "must be a number of tokens from 0"),
-        ('{plan="tokens_uniform", lowest=5, highest=4}', "`lowest` is 5, more than `highest`, 4"),
-        ('{plan="tokens_uniform", lowest=5, highest=100}', "100 tokens, but"),
-        ('{plan="tokens_geometric", mean=0.5}', "`load.mix.0.mean` must be at least 1"),
-        ('{plan="tokens_geometric", mean=100}', "100 tokens, but"),
-        ('{plan="tokens_lognormal", median=100, sigma=1}', "100 tokens, but"),
-        ('{plan="tokens_lognormal", median=9, sigma=-1}', "`load.mix.0.sigma` must be at least 0"),
-        ('{plan="answer_share", share=1.1}', "must be a share from 0 to 1"),
-        ('{plan="prefill", share=[0.9, 0.1]}', "must be a share from 0 to 1"),
-        ('{plan="time", seconds=-1}', "must be seconds from 0"),
-        ('{plan="time", seconds=inf}', "must be seconds from 0"),
-        ('{plan="queued", weight=-1}', "`load.mix.0.weight` must be at least 0"),
-        ('{plan="queued", weight=0}', "the weights of the `mix` sum to nothing"),
-        ('{plan="queued", way="sulk"}', "`load.mix.0.way` must be one of"),
-        ('{plan="queued", n=0}', "`load.mix.0.n` must be at least 1"),
-        ('{plan="sulk"}', "`load.mix.0.plan` must be one of"),
-        ('{way="rst"}', "`load.mix.0.plan` is missing"),
-        ('{plan="tokens", tokens=3, delivery="unary"}', "a unary answer shows no tokens"),
-        ('{plan="last_token", delivery="unary"}', "a unary answer shows no tokens"),
-        ('{plan="time", seconds=1, since="first_token", delivery="unary"}', "a unary answer"),
-    ],
-)
-def test_a_plan_that_cannot_be_is_refused(tmp_path: Path, mix: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        workload(tmp_path, mix)
-    assert message in str(caught.value)
-    assert "mine.toml" in str(caught.value)
-
-
-@pytest.mark.parametrize("plan", ['{plan="last_token"}', '{plan="last_token", n=3}'])
-def test_two_tokens_leave_no_time_to_race_for_the_last(tmp_path: Path, plan: str) -> None:
-    with pytest.raises(ConfigError, match="`stay_tokens` must be 3 or more"):
-        workload(tmp_path, plan, "load.stay_tokens=2")
-    workload(tmp_path, plan, "load.stay_tokens=3")
-
-
-def test_the_short_form_and_a_mix_exclude_each_other(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="and not both"):
-        workload(tmp_path, '{plan="queued"}', "load.abandon_after_tokens=[1]")
+    def test_a_race_for_the_last_of_three_tokens(self, tmp_path: Path) -> None:
+        workload(tmp_path, '{plan="last_token", n=3}', "load.stay_tokens=3")
 
 
 class TestOnThisServer:
@@ -159,6 +116,19 @@ class TestOnThisServer:
         with pytest.raises(ConfigError, match="but the server has 4 slots: none"):
             make_load(asked, target, server(slots=4), tmp_path)
         make_load(asked, target, server(slots=5), tmp_path)
+
+    def test_a_storm_must_fit_the_slots(self) -> None:
+        storm, target = load_workload("cancel_storm"), load_target("reference")
+        load = make_load(storm, target, server(slots=32), Path())
+        assert isinstance(load, CancelStormLoad)
+        assert (load.streams, load.stayers) == (28, 4)
+        with pytest.raises(ConfigError, match="are 32, but the server has 31 slots"):
+            make_load(storm, target, server(slots=31), Path())
+
+    def test_canaries_must_have_company(self) -> None:
+        alone = load_workload("innocent_bystanders", ["run.users=3"])
+        with pytest.raises(ConfigError, match="there must be others beside them"):
+            make_load(alone, load_target("reference"), server(), Path())
 
     def test_a_silence_that_nobody_knows_the_end_of(self, tmp_path: Path) -> None:
         target, mix = load_target("vllm"), '{plan="tokens", tokens=3, way="vanish"}'
@@ -251,13 +221,6 @@ def test_aiperf_flags_leave_arms_alone_that_say_themselves_who_leaves() -> None:
         cancellation_settings("innocent_bystanders", rate=10, delay_s=None)
     assert str(caught.value).startswith("--request-cancellation-rate: arm `0` of workload innocent")
     assert "--set" not in str(caught.value), "nobody typed one"
-
-
-def test_nobody_leaves_after_the_run() -> None:
-    flags = cancellation_settings("chat_stop", rate=50, delay_s=20)
-    assert load_workload("chat_stop", [*flags, "run.max_seconds=21"]).load.kind == "abandon"
-    with pytest.raises(ConfigError, match=r"leaves 20 s after `sent`, but `run.max_seconds` is 20"):
-        load_workload("chat_stop", [*flags, "run.max_seconds=20"])
 
 
 def test_without_flags_nothing_changes() -> None:

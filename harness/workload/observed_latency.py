@@ -1,0 +1,56 @@
+"""What the load has seen of the server so far: plans of leaving are placed by it."""
+
+import statistics
+from collections import deque
+from typing import Final
+
+from harness.records import Delivery, Outcome, RequestRow
+
+_WINDOW: Final = 101  # latest observations; enough that one stall does not move the median
+_FIRST_STEP_NS: Final = 20_000_000  # assumed until a gap was seen: a usual decode step
+
+
+class ObservedLatency:
+    """Medians of the latest times to first token, and of the answers that ended by themselves."""
+
+    def __init__(self) -> None:
+        self._ttfts_ns: deque[int] = deque(maxlen=_WINDOW)
+        self._own_ends: deque[int] = deque(maxlen=_WINDOW)
+
+    def observe(self, row: RequestRow) -> None:
+        if row.delivery is Delivery.STREAM and row.first_token_ns is not None:
+            self._ttfts_ns.append(row.first_token_ns - row.sent_ns)
+        if row.outcome is Outcome.COMPLETED and row.finish_reason == "stop":
+            self._own_ends.append(row.tokens_read // row.n)
+
+    def with_answers_of(self, tokens: int) -> "ObservedLatency":
+        """The same times to first token, and answers of a known length."""
+        known = ObservedLatency()
+        known._ttfts_ns = self._ttfts_ns
+        known._own_ends.append(tokens)
+        return known
+
+    def ttft_ns(self) -> int | None:
+        """None before the first token of any request."""
+        return int(statistics.median(self._ttfts_ns)) if self._ttfts_ns else None
+
+    def answer_tokens(self, max_tokens: int) -> int:
+        """The usual length of one answer: `max_tokens`, unless answers end before."""
+        if not self._own_ends:
+            return max_tokens
+        return min(max_tokens, int(statistics.median(self._own_ends)))
+
+
+class StepEstimate:
+    """How long a step of the server takes: the median of the latest gaps between tokens."""
+
+    def __init__(self) -> None:
+        self._gaps_ns: deque[int] = deque(maxlen=_WINDOW)
+
+    def observe(self, gap_ns: int) -> None:
+        """Note one gap. A gap of zero (two tokens in one receive) says nothing of the step."""
+        if gap_ns > 0:
+            self._gaps_ns.append(gap_ns)
+
+    def median_ns(self) -> int:
+        return int(statistics.median(self._gaps_ns)) if self._gaps_ns else _FIRST_STEP_NS

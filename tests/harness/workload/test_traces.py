@@ -1,0 +1,298 @@
+"""Recorded traffic: the three formats, their mistakes, and what a replayed request asks for.
+
+Published traces are not shipped: WALKAWAY_TRACES names a folder that holds them, as .csv and
+.jsonl, since formats in the wild differ from what one makes up. Made-up traces in the same three
+shapes are read by the same tests, always.
+"""
+
+import csv
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import workloads
+from harness.errors import ConfigError
+from harness.workload.abandon import AbandonPlan, LastTokenPlan, RequestSpec, SharePlan
+from harness.workload.arrivals import TraceArrivals
+from harness.workload.load import AbandonLoad
+from harness.workload.observed_latency import ObservedLatency
+from harness.workload.schedule import (
+    Arrival,
+    Replayed,
+    longest_prompt,
+    open_trace,
+    planned_arrivals,
+    replayed,
+    tally,
+)
+from harness.workload.traces import Recorded, read_trace
+from tests.harness.workload.made_up_traces import (
+    as_azure,
+    as_burst_gpt,
+    as_mooncake,
+    conversations,
+)
+from tests.harness.workload.mixes import STAY, load_of, tokens
+
+MOONCAKE = """\
+{"timestamp": 0, "input_length": 1100, "output_length": 50, "hash_ids": [0, 1, 2]}
+{"timestamp": 2500, "input_length": 600, "output_length": 7, "hash_ids": [0, 3]}
+"""
+AZURE = """\
+TIMESTAMP,ContextTokens,GeneratedTokens\r
+2023-11-16 18:15:46.6805900,374,44\r
+2023-11-16 18:15:50.9951690,396,109\r
+"""
+BURST_GPT = """\
+Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,ChatGPT,1087,0,1087,Conversation log
+118,GPT-4,417,276,693,API log
+"""
+
+
+def read(text: str) -> list[Recorded]:
+    return list(read_trace(text.splitlines(keepends=True), name="trace"))
+
+
+def trace_of(**changes: Any) -> TraceArrivals:
+    return TraceArrivals(**{"kind": "trace", "file": "trace", **changes})
+
+
+def limits(prompts: tuple[int, int] = (1, 10_000), answers: int = 1000) -> AbandonLoad:
+    return load_of(STAY, prompt_tokens=list(prompts), stay_tokens=answers)
+
+
+def test_mooncake_has_milliseconds_and_pages() -> None:
+    first, second = read(MOONCAKE)
+    assert first == Recorded(at_s=0, prompt_tokens=1100, answer_tokens=50, pages=(0, 1, 2))
+    assert (second.at_s, second.pages) == (2.5, (0, 3))
+
+
+def test_azure_has_dates() -> None:
+    first, second = read(AZURE)
+    assert (first.prompt_tokens, first.answer_tokens) == (374, 44)
+    assert second.at_s - first.at_s == pytest.approx(4.314579, abs=1e-5)
+
+
+def test_burst_gpt_has_failures_that_are_left_out_and_counted() -> None:
+    requests = read(BURST_GPT)
+    assert [one.at_s for one in requests] == [5, 45, 118]
+    assert [offset for offset, _ in replayed(requests, trace_of(), limits())] == [0, 113]
+    found = tally(requests, trace_of(), limits())
+    assert (found.requests, found.left_out) == (2, 1)
+
+
+def test_spaces_after_commas_empty_lines_and_other_columns_do_no_harm() -> None:
+    spaced = (
+        "\n\nTIMESTAMP, Id, ContextTokens, GeneratedTokens\n\n2024-05-10 00:00:00+00:00, x, 1, 2\n"
+    )
+    assert [(one.prompt_tokens, one.answer_tokens) for one in read(spaced)] == [(1, 2)]
+    assert len(read("\n" + MOONCAKE.replace("\n", "\n\n"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "trace: the file is empty"),
+        ("\nwhat is this\n", "trace:2: neither Mooncake's JSON lines nor a CSV"),
+        ("TIMESTAMP,Tokens\n", "trace:1: neither"),
+        (MOONCAKE + "{}\n", "trace:3: Object missing required field `timestamp`"),
+        (MOONCAKE + '{"timestamp": 3\n', "trace:3: "),
+        (MOONCAKE.replace("600", '"600"'), r"trace:2: Expected `int`.*\$.input_length"),
+        (MOONCAKE.replace("600", "-1"), "trace:2: `input_length` is -1, not a number of tokens"),
+        (
+            MOONCAKE.replace("2500", "-2500"),
+            "trace:2: this request came 2.5 s before the one above",
+        ),
+        (AZURE.replace("374", "many"), "trace:2: `ContextTokens` is 'many', not a number"),
+        (AZURE.replace("109", ""), "trace:3: `GeneratedTokens` is '', not a number"),
+        (AZURE.replace(",109", ""), "trace:3: `GeneratedTokens` is '', not a number"),
+        (AZURE.replace("109", "109,1"), "trace:3: more fields than the header has columns"),
+        (AZURE.replace("2023-11-16 18:15:50", "soon"), "trace:3: `TIMESTAMP` is 'soon"),
+        pytest.param(
+            AZURE.replace("109", "1" * 140_000), "trace:3: field larger than", id="long field"
+        ),
+        pytest.param("x" * 140_000, "trace:1: field larger than", id="long first field"),
+        (BURST_GPT.replace("45,", "nan,"), "trace:3: `Timestamp` is 'nan', not a time"),
+        (BURST_GPT.replace("417", "4.5"), "trace:4: `Request tokens` is '4.5', not a number"),
+    ],
+)
+def test_a_mistake_is_said_with_file_line_and_field(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(text)
+
+
+def test_a_window_is_cut_before_time_is_scaled() -> None:
+    requests = [Recorded(at_s=100 + t, prompt_tokens=1, answer_tokens=1) for t in range(10)]
+    trace = trace_of(from_s=2.0, seconds=4.0, speed=2.0)
+    assert [offset for offset, _ in replayed(requests, trace, limits())] == [0, 0.5, 1, 1.5]
+
+
+def test_lengths_are_multiplied_then_cut_and_it_is_counted() -> None:
+    requests = [
+        Recorded(at_s=0, prompt_tokens=1001, answer_tokens=50, pages=(7, 8)),
+        Recorded(at_s=1, prompt_tokens=100, answer_tokens=900),
+        Recorded(at_s=2, prompt_tokens=10, answer_tokens=5),
+    ]
+    trace, load = trace_of(prompt_factor=0.5), limits((8, 400), 100)
+    asked = [one for _, one in replayed(requests, trace, load)]
+    assert [one.prompt_tokens for one in asked] == [400, 50, 8]
+    assert [one.answer_tokens for one in asked] == [50, 100, 5]
+    assert (asked[0].pages, asked[0].page_tokens) == ((7, 8), 256)
+    found = tally(requests, trace, load)
+    assert (found.prompts_cut, found.prompt_tokens_cut, found.prompt_tokens) == (1, 101, 556)
+    assert (found.answers_cut, found.answer_tokens_cut, found.answer_tokens) == (1, 800, 955)
+    assert longest_prompt(requests, trace) == 1001
+
+
+def test_a_file_is_read_as_far_as_it_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\ufeff" + MOONCAKE + "broken\n")
+    schedule = planned_arrivals(trace_of(file=str(path), seconds=2.0), limits(), seed=1)
+    arrival = next(schedule)
+    assert (arrival.number, arrival.offset_s) == (0, 0)
+    assert not list(schedule)  # the next is beyond the window: what follows it is never read
+
+
+def test_a_file_that_is_not_there_or_no_text_is_a_mistake_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"TIMESTAMP\xff\xfe")
+    for name in ("nowhere", "bytes"):
+        with (
+            pytest.raises(ConfigError, match=f"{name}: the trace cannot be read"),
+            open_trace(str(tmp_path / name)) as requests,
+        ):
+            list(requests)
+
+
+@pytest.mark.parametrize("write", [as_mooncake, as_azure, as_burst_gpt])
+def test_what_was_written_in_a_format_is_read_from_it(
+    write: Callable[[list[Recorded]], Iterator[str]],
+) -> None:
+    written = conversations(50, seed=3)
+    found = list(read_trace(write(written), name="trace"))
+    begin_s = found[0].at_s
+    assert [one.at_s - begin_s for one in found] == pytest.approx([one.at_s for one in written])
+    assert [(one.prompt_tokens, one.answer_tokens) for one in found] == [
+        (one.prompt_tokens, one.answer_tokens) for one in written
+    ]
+    assert [one.pages for one in found] == [
+        one.pages if write is as_mooncake else () for one in written
+    ]
+
+
+def test_the_trace_that_ships_is_the_one_that_is_made_up_here() -> None:
+    shipped = Path(workloads.__file__).with_name("made_up_trace.jsonl")
+    assert shipped.read_text() == "".join(as_mooncake(conversations(60, seed=1)))
+
+
+SEEN: Final = ObservedLatency()
+
+
+def leaving(plan: AbandonPlan, *, answer: int, number: int = 0, n: int = 1) -> RequestSpec:
+    """A replayed request whose user leaves by this plan."""
+    asked = Replayed(prompt_tokens=77, answer_tokens=answer)
+    arrival = Arrival(number=number, offset_s=0, replayed=asked)
+    load = load_of(plan.model_copy(update={"n": n}))
+    return arrival.draw_request(load, seed=7, seen=SEEN)
+
+
+class TestLeaving:
+    def test_a_user_who_stays_asks_for_what_was_recorded(self) -> None:
+        spec = leaving(STAY, answer=33)
+        assert (spec.prompt_tokens, spec.max_tokens, spec.plan) == (77, 33, "never")
+
+    def test_a_user_who_leaves_asks_for_more_so_that_a_ghost_shows(self) -> None:
+        spec = leaving(tokens(8), answer=33)
+        assert (spec.max_tokens, spec.planned_abandon) == (1000, 8)
+
+    def test_a_user_who_would_leave_after_the_recorded_end_reads_to_it(self) -> None:
+        spec = leaving(tokens(33), answer=33)
+        assert (spec.planned_abandon, spec.way, spec.max_tokens) == (None, None, 33)
+        assert leaving(tokens(33), answer=33, n=2).planned_abandon == 33
+
+    def test_a_share_is_of_the_recorded_answer(self) -> None:
+        half = SharePlan(plan="answer_share", share=[0.5, 0.5])
+        specs = [leaving(half, answer=30, number=n) for n in range(5)]
+        assert [(spec.planned_abandon, spec.max_tokens) for spec in specs] == [(15, 1000)] * 5
+        assert leaving(half, answer=1).planned_abandon is None
+
+    def test_no_race_for_the_last_of_one_token(self) -> None:
+        assert leaving(LastTokenPlan(plan="last_token"), answer=1).planned_abandon is None
+        race = leaving(LastTokenPlan(plan="last_token"), answer=9)
+        assert (race.pause, race.max_tokens) == ("race", 9)
+
+
+FOLDER: Final = os.environ.get("WALKAWAY_TRACES")
+PUBLISHED: Final = sorted(
+    file for file in (Path(FOLDER).iterdir() if FOLDER else ()) if file.suffix in (".csv", ".jsonl")
+)
+MADE_UP: Final = {"mooncake.jsonl": as_mooncake, "azure.csv": as_azure, "burst.csv": as_burst_gpt}
+COLUMNS: Final = {
+    "ContextTokens": "GeneratedTokens",
+    "Request tokens": "Response tokens",
+    "input_length": "output_length",
+}
+EACH_TRACE: Final = pytest.mark.parametrize(
+    "trace", [*MADE_UP, *map(str, PUBLISHED)], ids=lambda name: Path(name).name
+)
+SPEED: Final = 4.0
+LONGEST: Final = 10**7
+
+
+@pytest.fixture
+def file(trace: str, tmp_path: Path) -> Path:
+    if trace not in MADE_UP:
+        return Path(trace)
+    path = tmp_path / trace
+    path.write_text("".join(MADE_UP[trace](conversations(60, seed=2))), newline="")
+    return path
+
+
+def lengths(file: Path) -> list[tuple[int, int]]:
+    """The tokens of prompt and answer of each line, by the names of its columns."""
+    text = file.read_text(encoding="utf-8-sig")
+    if file.suffix == ".jsonl":
+        lines = [json.loads(line) for line in text.splitlines()]
+    else:
+        lines = list(csv.DictReader(text.splitlines()))
+    (prompt,) = [name for name in COLUMNS if name in lines[0]]
+    return [(int(line[prompt]), int(line[COLUMNS[prompt]])) for line in lines]
+
+
+@pytest.mark.skipif(FOLDER is None, reason="WALKAWAY_TRACES names no folder of published traces")
+def test_the_folder_holds_traces() -> None:
+    assert PUBLISHED
+
+
+@EACH_TRACE
+def test_each_line_is_a_request_at_its_time_that_asks_for_what_was_recorded(file: Path) -> None:
+    with open_trace(str(file)) as recorded:
+        read = list(recorded)
+    assert [(one.prompt_tokens, one.answer_tokens) for one in read] == lengths(file)
+    times_s = [one.at_s for one in read]
+    assert times_s == sorted(times_s)
+    assert times_s[-1] > times_s[0]
+
+    load = load_of(
+        STAY,
+        SharePlan(plan="answer_share", share=[0.1, 0.9]),
+        prompt_tokens=[1, LONGEST],
+        stay_tokens=LONGEST,
+    )
+    trace = trace_of(file=str(file), speed=SPEED)
+    arrivals = list(planned_arrivals(trace, load, seed=3))
+    due_s = [(one.at_s - times_s[0]) / SPEED for one in read if one.is_whole]
+    assert [one.offset_s for one in arrivals] == pytest.approx(due_s)
+    specs = [one.draw_request(load, seed=3, seen=SEEN) for one in arrivals]
+    wanted = [(prompt, answer) for prompt, answer in lengths(file) if prompt and answer]
+    assert [spec.prompt_tokens for spec in specs] == [prompt for prompt, _ in wanted]
+    stays = [spec.planned_abandon is None for spec in specs]
+    assert any(stays)
+    assert not all(stays)
+    for spec, is_staying, (_, answer) in zip(specs, stays, wanted, strict=True):
+        assert spec.max_tokens == (answer if is_staying else load.answer_tokens)
