@@ -152,7 +152,7 @@ def load_plan(options: argparse.Namespace) -> LoadPlan:
         return _described(options)
     try:
         if options.walkaway_plan == "-":
-            return msgspec.json.decode(_first_line(_STDIN), type=LoadPlan)
+            return LoadPlan.model_validate_json(_first_line(_STDIN))
         return read_plan(Path(options.walkaway_plan))
     except OSError as error:
         raise ConfigError(f"--walkaway-plan: cannot read the plan: {error}") from error

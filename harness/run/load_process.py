@@ -12,7 +12,6 @@ from importlib.resources import files
 from itertools import count
 from typing import Protocol
 
-import msgspec
 import psutil
 
 from harness.errors import TargetError
@@ -113,7 +112,7 @@ class LoadProcess:
         run.watch("load", load.pid)
         load.quit_s = QUIT_S  # from here on it has rows to write
         if plan.run.processes == 1:
-            load.say(msgspec.json.encode(plan))
+            load.say(plan.model_dump_json().encode())
         follow_load(plan, load, run)
 
 
