@@ -92,7 +92,7 @@ def write_comparison(baseline: Path, candidates: Sequence[Path], output: Path) -
         {one.anchor: one.sections for one in articles},
         title=_title(compared),
         question=str(compared.baseline.manifest.workload.get("question") or ""),
-        workload=str(compared.baseline.summary.get("workload")),
+        workload=str(compared.baseline.summary.workload),
         refused=compared.refused,
         articles=articles,
         runs=_runs_table(compared),
@@ -242,18 +242,18 @@ def _facts(one: ComparedRun) -> Iterator[tuple[str, str]]:
     manifest, summary = one.run.manifest, one.run.summary
     hardware = manifest.hardware
     step = one.metrics.get("step_s")
-    yield "run", str(summary.get("run_id"))
+    yield "run", str(summary.run_id)
     yield "written", manifest.created_at
-    yield "status", str(summary.get("status")).replace("_", " ")
-    yield "server", str(summary.get("engine"))
-    yield "model", str(summary.get("model"))
+    yield "status", str(summary.status).replace("_", " ")
+    yield "server", str(summary.engine)
+    yield "model", str(summary.model)
     if manifest.target is not None:
         yield "server's version", manifest.target.version or DASH
         config = manifest.target.config or {}
         yield "slots", str(config.get("max_num_seqs") or manifest.target.slots_found or DASH)
     yield "a step", DASH if step is None else quantity(step.p50, "s")
     yield "machine", f"{hardware.get('cpu')}, {hardware.get('cores')} cores"
-    yield "tokens counted by", str(summary.get("token_counting") or DASH)
+    yield "tokens counted by", getattr(summary, "token_counting", None) or DASH
     yield "walkaway", manifest.versions.get("walkaway", DASH)
     yield "seed", str(manifest.seed)
 

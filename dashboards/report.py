@@ -24,13 +24,13 @@ from dashboards.sections.tables import (
     value_tables,
 )
 from dashboards.sections.waste import waste
-from dashboards.source import ArmsRun, ArmsSummary, Run, read_run, server_in_words
+from dashboards.source import ArmsRun, Run, read_run, server_in_words
 from dashboards.verdict import Trust, Verdict, trust, trust_of_arms, verdict_of
 from harness.analysis.compare import FEWEST_ROUNDS, is_certain
 from harness.export.tables import client_facts
 from harness.formatting import bounded, number, quantity
 from harness.metrics import headline_figures, spoken
-from harness.records import Difference, Remark
+from harness.records import ArmsSummary, Difference, Remark
 from harness.store.manifest import Manifest
 
 REFERENCE: Final = "the reference"
@@ -196,8 +196,8 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     summary, manifest, target = run.summary, run.manifest, run.manifest.target
     interval = manifest.scrape_interval_s
     facts = [
-        ("workload", summary.workload),
-        ("server", server_in_words(summary.engine, (target and target.config) or {})),
+        ("workload", str(summary.workload)),
+        ("server", server_in_words(str(summary.engine), (target and target.config) or {})),
         ("model", summary.model or "not known"),
         ("at", target.url if target else "never reached"),
         ("requests", _outcomes(summary.outcomes)),
@@ -285,7 +285,7 @@ def _arms_facts(run: ArmsRun) -> list[tuple[str, str]]:
     last = seed + summary.rounds
     seeds = f"seed {last}" if summary.rounds == 1 else f"seeds {seed + 1} to {last}"
     return [
-        ("workload", summary.workload),
+        ("workload", str(summary.workload)),
         ("server", server_in_words(summary.engine or "not known", _common_config(run))),
         ("model", summary.model or "not known"),
         ("arms", "; ".join(_arm_settings(arm) for arm in run.manifest.workload["arms"])),

@@ -10,13 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from harness.analysis.agreement import Agreement
-from harness.analysis.audit import Entry
 from harness.analysis.cancellation import cancellations
-from harness.analysis.load_side import LoadSide
-from harness.analysis.value import Value
 from harness.errors import ConfigError
-from harness.records import Difference, Metric, Remark
+from harness.records import ArmsSummary, Metric, Summary
 from harness.store.frames import RunFrames
 from harness.store.manifest import Manifest
 from harness.store.run_folder import RunFolder
@@ -30,72 +26,6 @@ CONFIG_SHOWN: Final = (
     ("num_blocks", "{:,} KV blocks"),
     ("block_size", "{:,} tokens a block"),
 )
-
-
-class Audit(msgspec.Struct, kw_only=True):
-    """The clients' own counts, and each of the server's counters against them."""
-
-    client: dict[str, float] = {}
-    counters: list[Entry] = []
-
-
-class Summary(msgspec.Struct, kw_only=True):
-    """`summary.json`, as far as a report needs it."""
-
-    run_id: str
-    status: str
-    workload: str
-    engine: str
-    model: str | None
-    outcomes: dict[str, int]
-    metrics: dict[str, Metric] = {}
-    not_measurable: dict[str, str] = {}
-    flags: dict[str, str] = {}
-    validity: list[Remark] = []
-    token_counting: str | None = None
-    agreement: list[Agreement] = []
-    audit: Audit | None = None
-    steady: dict[str, Any] = {}
-    wedged: bool | None = None
-    load_processes: list[LoadSide] = []
-    breakdown: dict[str, Any] = {}
-
-
-class Arm(msgspec.Struct, kw_only=True):
-    """One arm of a summary with several. `per_round`: metric, figure, a value for each round."""
-
-    outcomes: dict[str, int]
-    metrics: dict[str, Metric] = {}
-    not_measurable: dict[str, str] = {}
-    flags: dict[str, str] = {}
-    per_round: dict[str, dict[str, list[float | None]]] = {}
-
-
-class ArmsSummary(msgspec.Struct, kw_only=True):
-    """`summary.json` of a workload with arms, as far as a report needs it."""
-
-    run_id: str
-    status: str
-    workload: str
-    engine: str | None
-    model: str | None
-    reference: str
-    rounds: int
-    headlines: list[str]
-    arms: dict[str, Arm]
-    differences: dict[str, dict[str, list[Difference]]]
-    validity: list[Remark] = []
-    value: Value | None = None
-
-    @property
-    def metrics(self) -> dict[str, dict[str, Metric]]:
-        """The figures of each arm."""
-        return {name: arm.metrics for name, arm in self.arms.items()}
-
-    def difference(self, metric: str, figure: str, arm: str) -> Difference | None:
-        """How an arm differs from the reference; None where that was not compared."""
-        found = self.differences.get(metric, {}).get(figure, [])
-        return next((one for one in found if one.arm == arm), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +94,7 @@ def read_run(path: Path) -> Run | ArmsRun:
         return ArmsRun(
             path=path,
             manifest=_checked(folder.read_manifest(), Manifest, path / "manifest.json"),
-            summary=_checked(folder.read_summary(), ArmsSummary, path / "summary.json"),
+            summary=_summary(folder, ArmsSummary),
             rounds=tuple(_rounds(folder)),
         )
     frames = folder.frames()
@@ -172,7 +102,7 @@ def read_run(path: Path) -> Run | ArmsRun:
     return Run(
         path=path,
         manifest=manifest,
-        summary=_checked(folder.read_summary(), Summary, path / "summary.json"),
+        summary=_summary(folder, Summary),
         frames=frames,
         cancels=cancellations(frames),
         clock=run_clock(manifest, frames.requests),
@@ -187,8 +117,15 @@ def _rounds(folder: RunFolder) -> Iterator[Round]:
         yield Round(
             name=path.name,
             manifest=_checked(of_one.read_manifest(), Manifest, path / "manifest.json"),
-            summary=_checked(of_one.read_summary(), Summary, path / "summary.json"),
+            summary=_summary(of_one, Summary),
         )
+
+
+def _summary(folder: RunFolder, kind: type[Struct]) -> Struct:
+    summary = folder.read_summary()
+    if not isinstance(summary, kind):
+        raise ConfigError(f"{folder.path}: summary.json is not of the workload of manifest.json")
+    return summary
 
 
 def _checked(data: object, kind: type[Struct], path: Path) -> Struct:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from dashboards.source import ArmsRun, Run, Summary
+from dashboards.source import ArmsRun, Run
 from harness.analysis.load_side import saturations
 from harness.analysis.remarks import MOST_WARM_UP
 from harness.errors import ConfigError
@@ -21,7 +21,7 @@ from harness.gate.judge import Verdict as GateVerdict
 from harness.gate.limits import BASELINE, DEFAULT_LIMITS, Limit, parse_limits
 from harness.gate.reports import gravest_first
 from harness.gate.run_folder import read_run
-from harness.records import Outcome
+from harness.records import Outcome, Summary
 from harness.store.run_folder import UnusableRunError
 from harness.workload.workload import GateSettings
 
@@ -207,9 +207,9 @@ def _machine(run: Run) -> Trust:
 
 def _steady(summary: Summary) -> Trust:
     steady = summary.steady
-    is_steady = steady.get("is_steady")
+    is_steady = None if steady is None else steady.is_steady
     text = f"{'steady ' if is_steady else ''}{steady_in_words(steady)}"
-    share = steady.get("warmup_share")
+    share = None if steady is None else steady.warmup_share
     if is_steady and share is not None and share > MOST_WARM_UP:
         much = quantity(share, "ratio")
         text, brief = f"{much} of the load were warm-up: {text}", f"window {much} warm-up"

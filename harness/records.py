@@ -326,3 +326,182 @@ class Shift(msgspec.Struct, frozen=True, kw_only=True):
     shift_ci95: tuple[float, float] | None = None
     superiority: float | None = None
     note: str | None = None
+
+
+class Agreement(msgspec.Struct, frozen=True, kw_only=True):
+    """One quantity by the exact logs and by another method.
+
+    `bias`: how far the method may lie off by its own rules (least, most): the age of the page, and
+    the grain of few scrapes. `agrees`: whether the
+    exact value is among those that interval and bias leave possible.
+    """
+
+    metric: str
+    unit: str
+    method: str
+    exact: float
+    value: float
+    n: int
+    difference: float = 0.0
+    difference_ci95: tuple[float, float] | None = None
+    bias: tuple[float, float] | None = None
+    agrees: bool = True
+    note: str | None = None
+
+
+AuditVerdict = Literal[
+    "exact", "stuck", "double", "gross", "late", "lower", "not told", "cannot be judged"
+]
+
+
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One counter: what it must have moved by (from, to; null: no limit), and what it did."""
+
+    role: str
+    name: str | None
+    due: tuple[float, float | None] | None
+    told: float | None
+    verdict: AuditVerdict
+    note: str | None = None
+
+
+class Audit(msgspec.Struct, kw_only=True):
+    """What the clients know, each of the server's counters against it, and what is to be said of
+    other users of the server (null: no sign of any)."""
+
+    client: dict[str, float] = {}
+    counters: list[AuditEntry] = []
+    somebody_else: str | None = None
+
+
+class LoadSide(msgspec.Struct, frozen=True, kw_only=True):
+    """One load process in the load window: each figure is that of its worst ten seconds.
+    `cpu_share`: of one core."""
+
+    host: str
+    pid: int
+    cpu_share: float
+    lag_p95_s: float
+
+
+class Steady(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict; null where there was not enough to judge by, with the reason in `note`."""
+
+    rule: str
+    is_steady: bool | None = None
+    warmup_s: float | None = None
+    warmup_share: float | None = None
+    steady_tps: float | None = None
+    note: str | None = None
+
+
+class ValueRow(msgspec.Struct, kw_only=True):
+    """One row: what it is of, its formula in words, both arms' values, and how they differ.
+
+    Null is what cannot be known. `change`: honoured against ignored.
+    """
+
+    name: str
+    unit: str
+    formula: str
+    ignored: float | None
+    honoured: float | None
+    change: Difference
+
+
+class Stage(msgspec.Struct, kw_only=True):
+    """A stage of a cancel where it is honoured, and between which limits the source puts it."""
+
+    name: str
+    what: str
+    p50: float | None
+    p99: float | None
+    source_s: tuple[float, float]
+
+
+class Value(msgspec.Struct, kw_only=True):
+    """The `value` of a summary: two tables."""
+
+    honoured: str
+    ignored: str
+    rows: list[ValueRow]
+    stages: list[Stage]
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """The content of `summary.json`.
+
+    `not_measurable` has a reason for each metric that the run cannot tell, `flags` what lies below
+    the measurement floor. `agreement`: two methods for one quantity. `steady`: how much of the load
+    was warm-up. `wedged`: healthy by its own account, but it serves no request (null: not asked).
+    `load_processes`: how busy each was. `arrivals`: how many requests an open loop's schedule had,
+    `planned`, and how many were `sent`. In `breakdown`, `leaks_in_use` says what of the leaked
+    slots and blocks requests hold that still run, `leaks_lost` which of them are known to be lost
+    where they are missing.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    status: str
+    workload: str | None
+    engine: str | None
+    model: str | None
+    outcomes: dict[str, int]
+    metrics: dict[str, Metric]
+    not_measurable: dict[str, str] = {}
+    flags: dict[str, str] = {}
+    validity: list[Remark]
+    agreement: list[Agreement] = []
+    audit: Audit | None = None
+    steady: Steady | None = None
+    wedged: bool | None = None
+    load_processes: list[LoadSide] = []
+    arrivals: dict[str, int] | None = None
+    token_counting: str | None = None
+    breakdown: dict[str, Any] = {}
+
+
+class ArmSummary(msgspec.Struct, kw_only=True):
+    """One arm over all its rounds. `per_round`: {metric: {figure: a value a round}}."""
+
+    outcomes: dict[str, int]
+    metrics: dict[str, Metric]
+    not_measurable: dict[str, str] = {}
+    flags: dict[str, str] = {}
+    token_counting: str | None = None
+    per_round: dict[str, dict[str, list[float | None]]]
+    breakdown: dict[str, Any] = {}
+
+
+class ArmsSummary(msgspec.Struct, kw_only=True):
+    """The content of the `summary.json` of a workload with arms.
+
+    `reference` is an arm's name, `headlines` as the workload says. `differences`: {metric: {figure:
+    an entry for each other arm}}; `shifts`: {metric: {arm: all its requests against all of the
+    reference}}; `value` is null unless the workload asks for it.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    status: str
+    workload: str
+    engine: str | None
+    model: str | None
+    reference: str
+    rounds: int
+    headlines: list[str]
+    arms: dict[str, ArmSummary]
+    differences: dict[str, dict[str, list[Difference]]]
+    shifts: dict[str, dict[str, Shift]] = {}
+    validity: list[Remark]
+    value: Value | None = None
+
+    @property
+    def metrics(self) -> dict[str, dict[str, Metric]]:
+        """The figures of each arm."""
+        return {name: arm.metrics for name, arm in self.arms.items()}
+
+    def difference(self, metric: str, figure: str, arm: str) -> Difference | None:
+        """How an arm differs from the reference, where that was compared."""
+        found = self.differences.get(metric, {}).get(figure, [])
+        return next((one for one in found if one.arm == arm), None)

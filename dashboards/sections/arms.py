@@ -7,11 +7,11 @@ from typing import Any, Final
 from dashboards.figures import dots
 from dashboards.figures.canvas import SCALES
 from dashboards.sections.section import CLIENT_TIMES, Picture, Section, ladder_picture
-from dashboards.source import ArmsRun, ArmsSummary
+from dashboards.source import ArmsRun
 from harness.analysis.compare import is_certain
 from harness.formatting import difference_in_words, figure_of
 from harness.metrics import headline_figures
-from harness.records import Difference, Metric
+from harness.records import ArmsSummary, Difference, Metric
 
 MOST_PICTURES: Final = 6
 FRONTIER: Final = "chunk_frontier"

@@ -8,9 +8,6 @@ import msgspec
 
 from dashboards.sections.section import PlainTable
 from dashboards.verdict import Verdict
-from harness.analysis.agreement import Agreement
-from harness.analysis.audit import Entry
-from harness.analysis.value import Value
 from harness.export.tables import (
     AGREEMENT_COLUMNS,
     AUDIT_COLUMNS,
@@ -22,7 +19,7 @@ from harness.export.tables import (
     value_columns,
 )
 from harness.formatting import DASH, SELF_EVIDENT_UNITS, bounded, interval, quantity
-from harness.records import Metric
+from harness.records import Agreement, AuditEntry, Metric, Value
 
 COLUMNS: Final = ("n", "censored", "mean", "p50", "p90", "p95", "p99", "max", "method")
 
@@ -85,7 +82,9 @@ def value_tables(value: Value) -> list[PlainTable]:
     ]
 
 
-def account_tables(agreement: Sequence[Agreement], counters: Sequence[Entry]) -> list[PlainTable]:
+def account_tables(
+    agreement: Sequence[Agreement], counters: Sequence[AuditEntry]
+) -> list[PlainTable]:
     """Methods against each other, and counters against the clients' own counts; those with rows."""
     tables = [
         PlainTable(

@@ -23,7 +23,7 @@ from harness.analysis.recovery import probes
 from harness.analysis.stats import mean_ci95, ratio_ci95
 from harness.analysis.tokens import tokens_read, without_tokens
 from harness.analysis.totals import Balance, sum_by_block
-from harness.records import Metric
+from harness.records import Agreement, Metric
 from harness.store.frames import RunFrames
 
 _BY_BLOCKS = {
@@ -36,27 +36,6 @@ _ALONE = {"gauge_attributed": alone_by_gauge, "counter_attributed": alone_by_res
 # it stands how late the client itself was.
 _TOKENS_WAY_S: Final = 0.010
 _PLAIN_EXACT = "the difference is of two counts: it has no interval"
-
-
-class Agreement(msgspec.Struct, frozen=True, kw_only=True):
-    """One quantity by the exact logs and by another method.
-
-    `bias`: how far the method may lie off by its own rules (least, most): the age of the page, and
-    the grain of few scrapes. `agrees`: whether the
-    exact value is among those that interval and bias leave possible.
-    """
-
-    metric: str
-    unit: str
-    method: str
-    exact: float
-    value: float
-    n: int
-    difference: float = 0.0
-    difference_ci95: tuple[float, float] | None = None
-    bias: tuple[float, float] | None = None
-    agrees: bool = True
-    note: str | None = None
 
 
 def agreement(frames: RunFrames, figures: Figures, facts: Facts) -> list[Agreement]:

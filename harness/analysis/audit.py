@@ -36,7 +36,7 @@ that the run cut off are among those who left.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, Literal
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -54,7 +54,7 @@ from harness.analysis.tokens import (
     tokens_read,
     without_tokens,
 )
-from harness.records import Metric, Outcome
+from harness.records import Audit, AuditEntry, AuditVerdict, Metric, Outcome
 from harness.store.frames import RunFrames
 
 FEWEST_GROSS: Final = 2  # counters
@@ -90,29 +90,15 @@ def _tag(request_id: str) -> str:
     return request_id.rsplit("-", 2)[0]
 
 
-Verdict = Literal[
-    "exact", "stuck", "double", "gross", "late", "lower", "not told", "cannot be judged"
-]
 ROLES: Final = ("generated_tokens", "prompt_tokens", "aborted", "ended", "running")
 
 
 _MOST_STRETCHED: Final = 2.0  # times the usual reading
 _FEWEST_TELLING: Final = 3  # scrapes
-_NOT_YET: Final[tuple[Verdict, str]] = (
+_NOT_YET: Final[tuple[AuditVerdict, str]] = (
     "cannot be judged",
     "it is right only when nothing runs, and something still runs",
 )
-
-
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One counter: what it must have moved by (from, to; null: no limit), and what it did."""
-
-    role: str
-    name: str | None
-    due: tuple[float, float | None] | None
-    told: float | None
-    verdict: Verdict
-    note: str | None = None
 
 
 class Due(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,10 +109,8 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
     tolerance: float = 0.0
 
 
-def audit(frames: RunFrames, facts: Facts, waste: Figure) -> dict[str, Any]:
-    """`client`: what the clients know. `counters`: an entry for each role. `somebody_else`: what is
-    to be said of other users of the server; null: no sign of any. With others no counter is judged.
-    """
+def audit(frames: RunFrames, facts: Facts, waste: Figure) -> Audit:
+    """The clients' account against each counter; where others used the server, none is judged."""
     held = held_open(frames.requests)
     entries = [
         _entry(frames, facts, role, _due(frames, facts, role, held, waste)) for role in ROLES
@@ -137,11 +121,11 @@ def audit(frames: RunFrames, facts: Facts, waste: Figure) -> dict[str, Any]:
         if one.role != "running" and one.verdict in ("gross", "double")
     ]
     others = somebody_else(frames, too_high)
-    return {
-        "client": client_account(frames.requests),
-        "counters": entries if others is None else [_not_judged(one) for one in entries],
-        "somebody_else": others,
-    }
+    return Audit(
+        client=client_account(frames.requests),
+        counters=entries if others is None else [_not_judged(one) for one in entries],
+        somebody_else=others,
+    )
 
 
 def client_account(requests: pd.DataFrame) -> dict[str, float]:
@@ -200,10 +184,10 @@ def _prompts_due(requests: pd.DataFrame, most: float) -> Due | None:
     return Due(low=low[0] - low[1], high=high[0] + high[1], tolerance=most)
 
 
-def _entry(frames: RunFrames, facts: Facts, role: str, due: Due | None) -> Entry:
+def _entry(frames: RunFrames, facts: Facts, role: str, due: Due | None) -> AuditEntry:
     name, told = facts.metric_names.get(role), facts.idle_change(role)
     if name is None or told is None:
-        return Entry(
+        return AuditEntry(
             role=role,
             name=name,
             due=None if due is None else (due.low, _finite(due.high)),
@@ -212,10 +196,10 @@ def _entry(frames: RunFrames, facts: Facts, role: str, due: Due | None) -> Entry
         )
     if due is None:
         why = "too few clients were told how long their prompt was"
-        return Entry(role=role, name=name, due=None, told=told, verdict="not told", note=why)
+        return AuditEntry(role=role, name=name, due=None, told=told, verdict="not told", note=why)
     is_open = _is_still_moving(facts, role)
     verdict, note = _NOT_YET if is_open else _verdict(frames, facts, role, due, told)
-    return Entry(
+    return AuditEntry(
         role=role,
         name=name,
         due=(due.low, _finite(due.high)),
@@ -225,7 +209,7 @@ def _entry(frames: RunFrames, facts: Facts, role: str, due: Due | None) -> Entry
     )
 
 
-def _not_judged(entry: Entry) -> Entry:
+def _not_judged(entry: AuditEntry) -> AuditEntry:
     if entry.told is None:
         return entry
     return msgspec.structs.replace(
@@ -240,7 +224,7 @@ def _is_still_moving(facts: Facts, role: str) -> bool:
 
 def _verdict(
     frames: RunFrames, facts: Facts, role: str, due: Due, told: float
-) -> tuple[Verdict, str | None]:
+) -> tuple[AuditVerdict, str | None]:
     low, high, slack = due.low, due.high, due.tolerance
     if role == "running" and not _has_moved(frames, facts):
         return "stuck", "it did not move while answers came"

@@ -13,7 +13,7 @@ import msgspec
 
 from harness.formatting import quantity
 from harness.metrics import METRICS
-from harness.records import Metric, Remark
+from harness.records import ArmsSummary, Metric, Remark, Summary
 
 STEP_TOLERANCE: Final = 0.1  # steps that differ by more are another speed, not noise
 MOST_KEYS: Final = 6
@@ -63,7 +63,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     machine: dict[str, Any]
 
 
-def conditions_of(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> Conditions:
+def conditions_of(manifest: Mapping[str, Any], summary: Summary | ArmsSummary) -> Conditions:
     """`manifest`: of the run, or of a run of the arm, which knows its server and its own load. The
     summary names the server where the manifest does not."""
     workload, hardware = manifest["workload"], manifest["hardware"]
@@ -72,9 +72,9 @@ def conditions_of(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> Co
     for key in NO_DEMAND:
         demand["run"].pop(key, None)
     return Conditions(
-        workload=str(summary["workload"]),
-        engine=target.get("engine", summary["engine"]),
-        model=target.get("model", summary["model"]),
+        workload=str(summary.workload),
+        engine=target.get("engine", summary.engine),
+        model=target.get("model", summary.model),
         slots=_slots(target),
         demand=demand,
         machine={
@@ -166,14 +166,16 @@ def _of_targets(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> It
         yield _info(f"the engine is set up differently: {_listed(settings)}")
 
 
-def summary_remarks(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[Remark]:
+def summary_remarks(
+    baseline: Summary | ArmsSummary, candidate: Summary | ArmsSummary
+) -> Iterator[Remark]:
     """What the summaries say of themselves: unfinished or invalid runs."""
     for which, summary in (("baseline", baseline), ("candidate", candidate)):
-        if summary.get("status") != "complete":
-            yield _warning(f"the {which} is not complete: {summary.get('status')}")
-        for said in summary.get("validity", []):
-            if said["level"] == "invalid":
-                yield Remark(level="invalid", text=f"the {which}: {said['text']}")
+        if summary.status != "complete":
+            yield _warning(f"the {which} is not complete: {summary.status}")
+        for said in summary.validity:
+            if said.level == "invalid":
+                yield Remark(level="invalid", text=f"the {which}: {said.text}")
 
 
 def counting_remark(baseline: str | None, candidate: str | None) -> Remark | None:

@@ -10,7 +10,6 @@ reason: whatever lies below it is flagged, figure by figure.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import pandas as pd
 
@@ -19,7 +18,7 @@ from harness.analysis.figure import Figure
 from harness.analysis.stats import Floats, Ints
 from harness.analysis.tokens import read_by
 from harness.formatting import quantity
-from harness.records import Metric, Remark, Role
+from harness.records import LoadSide, Metric, Remark, Role, Steady
 from harness.store.frames import RunFrames
 
 
@@ -69,16 +68,6 @@ LEAST_LATE_S: Final = 0.05
 FEWEST_TICKS: Final = 50  # a second of them: with fewer nobody is judged
 STRETCH_NS: Final = 10_000_000_000
 _EVERY_NS: Final = 1_000_000_000  # from where one stretch begins to where the next does
-
-
-class LoadSide(msgspec.Struct, frozen=True, kw_only=True):
-    """One load process in the load window: each figure is that of its worst ten seconds.
-    `cpu_share`: of one core."""
-
-    host: str
-    pid: int
-    cpu_share: float
-    lag_p95_s: float
 
 
 def load_sides(frames: RunFrames, facts: Facts) -> list[LoadSide]:
@@ -244,31 +233,21 @@ FEWEST_TOKENS: Final = 400  # two a part, on average
 RULE: Final = "MSER-5 on the tokens read in 200 parts of the load window"
 
 
-class Steady(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict; null where there was not enough to judge by, with the reason in `note`."""
-
-    rule: str = RULE
-    is_steady: bool | None = None
-    warmup_s: float | None = None
-    warmup_share: float | None = None
-    steady_tps: float | None = None
-    note: str | None = None
-
-
 def steady_window(frames: RunFrames, facts: Facts) -> Steady:
     """Judge the load window."""
     if facts.load_s <= 0 or frames.requests.empty:
-        return Steady(note="there was no load")
+        return Steady(rule=RULE, note="there was no load")
     edges = np.linspace(facts.load_started_ns, facts.load_ended_ns, PARTS + 1).astype(np.int64)
     counts = np.diff(read_by(frames.requests, edges))
     total = float(counts.sum())
     if total < FEWEST_TOKENS:
         note = f"not enough data: {total:.0f} tokens were read, and {FEWEST_TOKENS} are needed"
-        return Steady(note=note)
+        return Steady(rule=RULE, note=note)
     means = counts.reshape(-1, BATCH).mean(axis=1)
     cut, is_steady = truncation(means)
     part_s = facts.load_s / PARTS
     return Steady(
+        rule=RULE,
         is_steady=is_steady,
         warmup_s=cut * BATCH * part_s,
         warmup_share=cut / len(means),

@@ -44,11 +44,20 @@ from harness.analysis.latency import (
 from harness.analysis.recovery import probe_figures, refill_figures, refills_after_abandons
 from harness.analysis.remarks import flags
 from harness.analysis.stats import Floats, mean_ci95
-from harness.analysis.summary import compute_figures, count_outcomes, in_order, summarise
+from harness.analysis.summary import compute_figures, count_outcomes, measured, reasons, summarise
 from harness.analysis.tokens import over_read_figures, token_counting, without_tokens
-from harness.analysis.value import Account, Value, ValueTerms, account, value_of
+from harness.analysis.value import Account, ValueTerms, account, value_of
 from harness.metrics import METRICS
-from harness.records import SCHEMA_VERSION, Difference, Metric, Outcome, Remark, Shift
+from harness.records import (
+    ArmsSummary,
+    ArmSummary,
+    Difference,
+    Metric,
+    Outcome,
+    Remark,
+    Shift,
+    Value,
+)
 from harness.store.frames import RunFrames
 
 # One number a run, whatever else it is made from.
@@ -97,7 +106,7 @@ def analyse_round(frames: RunFrames, *, round_number: int, arm: str) -> ArmRound
         series=series_of(frames, facts),
         outside=outside,
         figures=compute_figures(frames, cancels, facts, outside),
-        remarks=msgspec.convert(summary["validity"], list[Remark]),
+        remarks=summary.validity,
         target=frames.manifest.get("target") or {},
         account=account(frames),
     )
@@ -198,39 +207,28 @@ FIGURES: Final = ("mean", "p50", "p99")
 Values = dict[str, list[float | None]]
 
 
-def pool(rounds: Sequence[ArmRound], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of the `summary.json` of a workload with arms; needs at least one run.
-
-    Keys beside those of a single run: reference (an arm's name), rounds, headlines (as the workload
-    says), arms: {name: outcomes, metrics, not_measurable, flags, token_counting, breakdown,
-    per_round}, with per_round: {metric: {figure: a value a round}}, and differences: {metric:
-    {figure: an entry for each other arm}}, and shifts: {metric: {arm: `two_samples.Shift` of all
-    its requests against all of the reference}}, and value (`value.Value`; null unless the workload
-    asks for it).
-    """
+def pool(rounds: Sequence[ArmRound], manifest: Mapping[str, Any]) -> ArmsSummary:
+    """The summary of a workload with arms; needs at least one run."""
     workload = manifest["workload"]
     names = [arm["name"] for arm in workload["arms"]]
     num_rounds = workload["run"]["rounds"]
     reference = workload["run"]["reference_arm"] or names[0]
     arms = {name: _arm([one for one in rounds if one.arm == name], num_rounds) for name in names}
-    summary = {
-        "schema_version": SCHEMA_VERSION,
-        "run_id": manifest.get("run_id"),
-        "status": manifest.get("status"),
-        "workload": workload["name"],
-        "engine": _all_of("engine", rounds),
-        "model": _all_of("model", rounds),
-        "reference": reference,
-        "rounds": num_rounds,
-        "headlines": workload["headlines"],
-        "arms": arms,
-        "differences": differences(arms, reference),
-        "shifts": _shifts(rounds, names, reference),
-        "validity": _remarks(rounds, names, num_rounds),
-        "value": _value(rounds, arms, workload),
-    }
-    plain: dict[str, Any] = msgspec.to_builtins(summary)
-    return plain
+    return ArmsSummary(
+        run_id=manifest.get("run_id") or "",
+        status=manifest["status"],
+        workload=workload["name"],
+        engine=_all_of("engine", rounds),
+        model=_all_of("model", rounds),
+        reference=reference,
+        rounds=num_rounds,
+        headlines=workload["headlines"],
+        arms=arms,
+        differences=differences(arms, reference),
+        shifts=_shifts(rounds, names, reference),
+        validity=_remarks(rounds, names, num_rounds),
+        value=_value(rounds, arms, workload),
+    )
 
 
 def all_requests(rounds: Sequence[ArmRound]) -> pd.DataFrame:
@@ -248,21 +246,22 @@ def _all_of(key: str, rounds: Sequence[ArmRound]) -> str | None:
     return ", ".join(found) or None
 
 
-def _arm(rounds: Sequence[ArmRound], num_rounds: int) -> dict[str, Any]:
+def _arm(rounds: Sequence[ArmRound], num_rounds: int) -> ArmSummary:
     """What the summary says about one arm."""
     if not rounds:
-        return {"outcomes": {}, **in_order({}), "flags": {}, "per_round": {}, "breakdown": {}}
+        return ArmSummary(outcomes={}, metrics={}, per_round={})
     figures = pooled_figures(rounds)
     requests = pd.concat([one.requests for one in rounds], ignore_index=True)
     cancels = pd.concat([one.cancels for one in rounds], ignore_index=True)
-    return {
-        "outcomes": count_outcomes(requests),
-        **in_order(figures),
-        "flags": flags(figures),
-        "token_counting": token_counting(requests),
-        "per_round": _per_round({one.round: one.figures for one in rounds}, figures, num_rounds),
-        "breakdown": {"cancel_latency_by_phase": latency_by_phase(cancels)},
-    }
+    return ArmSummary(
+        outcomes=count_outcomes(requests),
+        metrics=measured(figures),
+        not_measurable=reasons(figures),
+        flags=flags(figures),
+        token_counting=token_counting(requests),
+        per_round=_per_round({one.round: one.figures for one in rounds}, figures, num_rounds),
+        breakdown=msgspec.to_builtins({"cancel_latency_by_phase": latency_by_phase(cancels)}),
+    )
 
 
 def _per_round(
@@ -294,20 +293,18 @@ def _comparable(one: Figure | None, pooled: Figure | None, key: str) -> float | 
 
 
 def differences(
-    arms: Mapping[str, Mapping[str, Any]], reference: str
+    arms: Mapping[str, ArmSummary], reference: str
 ) -> dict[str, dict[str, list[Difference]]]:
     """Every other arm against the reference, in each figure of each metric that both have by the
     same method: what one arm's log tells exactly another's gauges may see as a bound only."""
-    theirs: Mapping[str, Values] = arms[reference]["per_round"]
+    theirs: Mapping[str, Values] = arms[reference].per_round
     return {
         metric: {
             key: [
                 _unlike(metric, name, reference, arms)
-                or compare_rounds(
-                    name, reference, arm["per_round"][metric][key], values, paired=True
-                )
+                or compare_rounds(name, reference, arm.per_round[metric][key], values, paired=True)
                 for name, arm in arms.items()
-                if name != reference and key in arm["per_round"].get(metric, {})
+                if name != reference and key in arm.per_round.get(metric, {})
             ]
             for key, values in figures.items()
         }
@@ -316,13 +313,13 @@ def differences(
 
 
 def _unlike(
-    metric: str, name: str, reference: str, arms: Mapping[str, Mapping[str, Any]]
+    metric: str, name: str, reference: str, arms: Mapping[str, ArmSummary]
 ) -> Difference | None:
     """Said in place of a difference of figures that are not of one kind; None where they are."""
-    mine, theirs = (arms[which]["metrics"].get(metric) for which in (name, reference))
+    mine, theirs = (arms[which].metrics.get(metric) for which in (name, reference))
     if mine is None or theirs is None:
         return None
-    counting = arms[name].get("token_counting"), arms[reference].get("token_counting")
+    counting = arms[name].token_counting, arms[reference].token_counting
     why = why_not_figures(metric, mine, theirs, counting)
     if why is None:
         return None
@@ -346,7 +343,7 @@ def _shifts(
 
 
 def _value(
-    rounds: Sequence[ArmRound], arms: Mapping[str, Any], workload: Mapping[str, Any]
+    rounds: Sequence[ArmRound], arms: Mapping[str, ArmSummary], workload: Mapping[str, Any]
 ) -> Value | None:
     if not workload.get("value"):
         return None
@@ -354,7 +351,7 @@ def _value(
     numbers = range(1, workload["run"]["rounds"] + 1)
     of_run = {(one.arm, one.round): one.account for one in rounds}
     accounts = {name: [of_run.get((name, number)) for number in numbers] for name in arms}
-    return value_of(accounts, terms, arms[terms.honoured]["metrics"])
+    return value_of(accounts, terms, arms[terms.honoured].metrics)
 
 
 def _samples(rounds: Sequence[ArmRound]) -> dict[str, Floats]:

@@ -10,18 +10,18 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from harness.analysis.agreement import Agreement, disagreements
+from harness.analysis.agreement import disagreements
 from harness.analysis.answers import strange_answers, why_nobody_left
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
 from harness.analysis.leaks import health_warnings
-from harness.analysis.load_side import Steady, arrival_warnings, why_schedule_means_nothing
+from harness.analysis.load_side import arrival_warnings, why_schedule_means_nothing
 from harness.analysis.open_requests import LEFT, RACE, reset_warnings
 from harness.analysis.recovery import control_answer_tokens, probes
 from harness.analysis.scraped import readings_of, typical_step_s
 from harness.analysis.stats import fewest_for_rate_below
 from harness.analysis.tokens import token_counting, tokens_per_event, without_tokens
-from harness.records import Delivery, Metric, Outcome, Remark, Role
+from harness.records import Agreement, Delivery, Metric, Outcome, Remark, Role, Steady
 from harness.store.frames import RunFrames
 
 QUEUED = "queued"  # the plan of those who leave while they wait

@@ -5,8 +5,6 @@ reads them: what a cancel took, what it wasted, what the others felt, what leake
 engine was, and how finely all this was seen.
 """
 
-from typing import Any
-
 import msgspec
 import pandas as pd
 
@@ -49,23 +47,13 @@ from harness.analysis.recovery import (
 )
 from harness.analysis.remarks import flags, in_level_order, more_remarks, remarks
 from harness.analysis.tokens import over_read_figures, token_counting
-from harness.metrics import METRICS
-from harness.records import SCHEMA_VERSION, Metric, Outcome, Remark
+from harness.metrics import METRICS, WASTED_TOKENS
+from harness.records import Metric, Outcome, Remark, Summary
 from harness.store.frames import RunFrames
 
 
-def summarise(frames: RunFrames) -> dict[str, Any]:
-    """The content of `summary.json`: plain data, every field of every metric present.
-
-    Keys: schema_version, run_id, status, workload, engine, model, outcomes, metrics,
-    not_measurable (name: reason), flags (figures below the measurement floor), validity,
-    agreement (two methods for one quantity), audit (the clients' account against the server's
-    counters), steady (how much of the load was warm-up), wedged (healthy by its own account, but it
-    serves nobody; null: nobody asked), load_processes (how busy each was), arrivals (how many
-    requests an open loop's schedule had, `planned`, and how many were `sent`), token_counting,
-    breakdown (of them `leaks_in_use`: what of the leaked slots and blocks requests hold that still
-    run; `leaks_lost`: which of them are known to be lost where they are missing).
-    """
+def summarise(frames: RunFrames) -> Summary:
+    """Everything that one run tells; metrics stand in the order of the table of metrics."""
     facts = run_facts(frames)
     cancels = cancellations(frames)
     found = compute_figures(frames, cancels, facts, seen_from_outside(frames, facts))
@@ -74,54 +62,55 @@ def summarise(frames: RunFrames) -> dict[str, Any]:
     manifest = frames.manifest
     agreed, steady = agreement(frames, found, facts), steady_window(frames, facts)
     probing = manifest.get("probing") or {}
-    accounts = audit(frames, facts, found["wasted_tokens"])
+    accounts = audit(frames, facts, found[WASTED_TOKENS])
     said = remarks(frames, cancels, facts, flagged, in_use)
     said += about_void_trials(manifest)
-    if accounts["somebody_else"] is not None:
-        said.append(Remark(level="warning", text=accounts["somebody_else"]))
+    if accounts.somebody_else is not None:
+        said.append(Remark(level="warning", text=accounts.somebody_else))
     sides = load_sides(frames, facts)
     said += remarks_on_the_load(sides, manifest, facts, found)
     said += more_remarks(frames, facts, found, steady, agreed, probing)
     target = manifest.get("target") or {}
-    summary = {
-        "schema_version": SCHEMA_VERSION,
-        "run_id": manifest.get("run_id"),
-        "status": facts.status,
-        "workload": (manifest.get("workload") or {}).get("name"),
-        "engine": target.get("engine"),
-        "model": target.get("model"),
-        "outcomes": count_outcomes(frames.requests),
-        **in_order(found),
-        "flags": flagged,
-        "validity": in_level_order(said),
-        "agreement": agreed,
-        "audit": accounts,
-        "steady": steady,
-        "wedged": is_wedged(probing),
-        "load_processes": sides,
-        "arrivals": sent_of_schedule(frames),
-        "token_counting": token_counting(frames.requests),
-        "breakdown": {
-            "waste_by_abandon_point": waste_by_abandon_point(cancels),
-            "cancel_latency_by_phase": latency_by_phase(cancels),
-            "cancel_latency_by_way": latency_by_way(cancels),
-            "leaks_in_use": in_use,
-            "leaks_lost": leaks_lost(facts),
-        },
-    }
-    plain: dict[str, Any] = msgspec.to_builtins(summary)
-    return plain
+    return Summary(
+        run_id=manifest.get("run_id") or "",
+        status=facts.status,
+        workload=(manifest.get("workload") or {}).get("name"),
+        engine=target.get("engine"),
+        model=target.get("model"),
+        outcomes=count_outcomes(frames.requests),
+        metrics=measured(found),
+        not_measurable=reasons(found),
+        flags=flagged,
+        validity=in_level_order(said),
+        agreement=agreed,
+        audit=accounts,
+        steady=steady,
+        wedged=is_wedged(probing),
+        load_processes=sides,
+        arrivals=sent_of_schedule(frames),
+        token_counting=token_counting(frames.requests),
+        breakdown=msgspec.to_builtins(
+            {
+                "waste_by_abandon_point": waste_by_abandon_point(cancels),
+                "cancel_latency_by_phase": latency_by_phase(cancels),
+                "cancel_latency_by_way": latency_by_way(cancels),
+                "leaks_in_use": in_use,
+                "leaks_lost": leaks_lost(facts),
+            }
+        ),
+    )
 
 
-def in_order(figures: Figures) -> dict[str, Any]:
-    """The figures as a summary shows them: `metrics`, and `not_measurable` with its reasons."""
-    ordered = {name: figures[name] for name in METRICS if name in figures}
-    return {
-        "metrics": {name: one for name, one in ordered.items() if isinstance(one, Metric)},
-        "not_measurable": {
-            name: one.reason for name, one in ordered.items() if isinstance(one, NotMeasurable)
-        },
-    }
+def measured(figures: Figures) -> dict[str, Metric]:
+    """The figures that are known, in the order of the table of metrics."""
+    found = {name: figures.get(name) for name in METRICS}
+    return {name: one for name, one in found.items() if isinstance(one, Metric)}
+
+
+def reasons(figures: Figures) -> dict[str, str]:
+    """Why the others are not known, in the same order."""
+    found = {name: figures.get(name) for name in METRICS}
+    return {name: one.reason for name, one in found.items() if isinstance(one, NotMeasurable)}
 
 
 def compute_figures(

@@ -17,7 +17,7 @@ from harness.analysis.compare import compare_rounds
 from harness.analysis.facts import run_facts
 from harness.analysis.step_log import num_sampled
 from harness.analysis.tokens import tokens_read
-from harness.records import Difference, Metric, Outcome
+from harness.records import Metric, Outcome, Stage, Value, ValueRow
 from harness.store.frames import RunFrames
 
 
@@ -108,39 +108,6 @@ class ValueTerms(msgspec.Struct, kw_only=True, frozen=True):
     ignored: str
     assumed_ms_per_token: float = 20.0
     price_per_million_tokens: float | None = None
-
-
-class ValueRow(msgspec.Struct, kw_only=True):
-    """One row: what it is of, its formula in words, both arms' values, and how they differ.
-
-    Null is what cannot be known. `change`: honoured against ignored.
-    """
-
-    name: str
-    unit: str
-    formula: str
-    ignored: float | None
-    honoured: float | None
-    change: Difference
-
-
-class Stage(msgspec.Struct, kw_only=True):
-    """A stage of a cancel where it is honoured, and between which limits the source puts it."""
-
-    name: str
-    what: str
-    p50: float | None
-    p99: float | None
-    source_s: tuple[float, float]
-
-
-class Value(msgspec.Struct, kw_only=True):
-    """The `value` of a summary: two tables."""
-
-    honoured: str
-    ignored: str
-    rows: list[ValueRow]
-    stages: list[Stage]
 
 
 Formula = Callable[[Account, ValueTerms], float | None]

@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
+import msgspec
 from rich.console import Console
 
 from harness.errors import ConfigError, InterruptedRunError
+from harness.records import ArmsSummary, Summary
 from harness.run.pipeline import FinishedRun, execute
 from harness.run.progress import Interruption, Progress, choose_progress
 from harness.run.run_config import ResolvedOrder, RunOrder, resolve_order
@@ -41,14 +42,14 @@ def _run(resolved: ResolvedOrder, progress: Progress, interruption: Interruption
     return execute_rounds(resolved, progress=progress, interruption=interruption)
 
 
-def _show(summary: dict[str, Any], where: Path, *, as_json: bool, shows_all: bool) -> None:
+def _show(summary: Summary | ArmsSummary, where: Path, *, as_json: bool, shows_all: bool) -> None:
     if as_json:
-        print(json.dumps(summary, indent=2))  # noqa: T201
+        print(json.dumps(msgspec.to_builtins(summary), indent=2))  # noqa: T201
         return
     from harness.commands.run_table import print_arms, print_summary
 
     console = Console()
-    if "arms" in summary:
+    if isinstance(summary, ArmsSummary):
         print_arms(console, summary, shows_all=shows_all)
     else:
         print_summary(console, summary, shows_all=shows_all)

@@ -4,18 +4,14 @@ A narrow terminal is shown fewer columns, never half a figure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from harness.analysis.agreement import Agreement
-from harness.analysis.audit import Entry
 from harness.analysis.compare import is_certain
-from harness.analysis.value import Value
 from harness.export.tables import (
     AGREEMENT_COLUMNS,
     STAGE_COLUMNS,
@@ -39,7 +35,7 @@ from harness.formatting import (
     shift_in_words,
 )
 from harness.metrics import headline_figures, headlines
-from harness.records import Difference, Metric, Shift
+from harness.records import ArmsSummary, Difference, Metric, Remark, Summary, Value
 
 MOST_ROWS: Final = 12
 # Shown without --all, as far as a run has them.
@@ -74,10 +70,9 @@ FLOORS = {
 LEVEL_STYLE = {"info": "dim", "warning": "yellow", "invalid": "bold red"}
 
 
-def print_summary(console: Console, summary: Mapping[str, Any], *, shows_all: bool) -> None:
+def print_summary(console: Console, summary: Summary, *, shows_all: bool) -> None:
     """Three sentences, the first rows of the table, and warnings; all there is with `shows_all`."""
-    metrics = msgspec.convert(summary["metrics"], dict[str, Metric])
-    missing = summary.get("not_measurable", {})
+    metrics, missing = summary.metrics, summary.not_measurable
     names = [name for name in headlines(metrics) if name in metrics]
     shown = names if shows_all else [name for name in names if name in FIRST][:MOST_ROWS]
     parts: list[Table | Text] = [
@@ -85,15 +80,15 @@ def print_summary(console: Console, summary: Mapping[str, Any], *, shows_all: bo
         *(Text(line) for line in headline_sentences(metrics, missing)),
         _figures(console, {name: metrics[name] for name in shown}),
     ]
-    said = summary.get("validity", [])
+    said = summary.validity
     if shows_all:
         parts += [*_what_the_figures_are(metrics), _floor(metrics, missing), *_accounts(summary)]
         parts += [_statement(statement) for statement in said]
         if missing:
             parts.append(Text("not measurable here: " + ", ".join(missing), style="dim"))
     else:
-        parts += [_statement(one) for one in said if one["level"] != "info"]
-        notes = sum(one["level"] == "info" for one in said)
+        parts += [_statement(one) for one in said if one.level != "info"]
+        notes = sum(one.level == "info" for one in said)
         parts.append(_what_is_left(len(names) - len(shown), notes))
     console.print(Group(*parts))
 
@@ -166,11 +161,11 @@ def _why(missing: Mapping[str, str], name: str) -> str:
     return missing.get(name, "the run gives no data for it")
 
 
-def _outcomes(summary: Mapping[str, Any]) -> Text:
-    counts = [f"{n} {name.replace('_', ' ')}" for name, n in summary["outcomes"].items() if n]
+def _outcomes(summary: Summary) -> Text:
+    counts = [f"{n} {name.replace('_', ' ')}" for name, n in summary.outcomes.items() if n]
     return Text.assemble(
-        (f"{summary['workload']}", "bold"),
-        f" on {summary['engine']} ({summary['model']}): ",
+        (f"{summary.workload}", "bold"),
+        f" on {summary.engine} ({summary.model}): ",
         ", ".join(counts) or "no requests",
     )
 
@@ -245,17 +240,15 @@ def _cells(metric: Metric) -> dict[str, str]:
     }
 
 
-def _accounts(summary: Mapping[str, Any]) -> list[Table | Text]:
+def _accounts(summary: Summary) -> list[Table | Text]:
     """Methods that could be compared, and counters that do not tell what is due."""
-    agreement = msgspec.convert(summary.get("agreement", []), list[Agreement])
-    entries = msgspec.convert((summary.get("audit") or {}).get("counters", []), list[Entry])
     parts: list[Table | Text] = []
-    if agreement:
+    if summary.agreement:
         table = plain_table(AGREEMENT_COLUMNS[:-1])
-        for one in agreement:
+        for one in summary.agreement:
             table.add_row(*agreement_cells(one)[:-1])
         parts.append(table)
-    for entry in entries:
+    for entry in summary.audit.counters if summary.audit else []:
         if entry.verdict not in ("exact", "not told"):
             counter, due, told, verdict = audit_cells(entry)
             parts.append(Text(f"audit: {counter} moved by {told}, due {due}: {verdict}"))
@@ -270,9 +263,8 @@ def plain_table(columns: Sequence[str]) -> Table:
     return table
 
 
-def _statement(statement: Mapping[str, str]) -> Text:
-    level = statement["level"]
-    return Text(f"{level}: {statement['text']}", style=LEVEL_STYLE.get(level, ""))
+def _statement(said: Remark) -> Text:
+    return Text(f"{said.level}: {said.text}", style=LEVEL_STYLE[said.level])
 
 
 ARM_WORDS: Final = {
@@ -288,32 +280,27 @@ Arms = Mapping[str, Mapping[str, Metric]]
 Differences = Mapping[str, Mapping[str, Sequence[Difference]]]
 
 
-def print_arms(console: Console, summary: Mapping[str, Any], *, shows_all: bool) -> None:
+def print_arms(console: Console, summary: ArmsSummary, *, shows_all: bool) -> None:
     """The same of a summary with arms: a sentence tells what each arm gave."""
-    arms = {
-        name: msgspec.convert(arm["metrics"], dict[str, Metric])
-        for name, arm in summary["arms"].items()
-    }
-    differences = msgspec.convert(summary["differences"], dict[str, dict[str, list[Difference]]])
+    arms = summary.metrics
     title = Text.assemble(
-        (f"{summary['workload']}", "bold"),
-        f" on {summary['engine']} ({summary['model']}): ",
-        f"{len(arms)} arms, {quantity(summary['rounds'], 'rounds')}; "
-        f"the reference is {summary['reference']}",
+        (f"{summary.workload}", "bold"),
+        f" on {summary.engine} ({summary.model}): ",
+        f"{len(arms)} arms, {quantity(summary.rounds, 'rounds')}; "
+        f"the reference is {summary.reference}",
     )
-    pairs = headline_figures(arms, summary["headlines"])
-    said, sentences = summary["validity"], [Text(line) for line in _arm_sentences(arms)]
+    pairs = headline_figures(arms, summary.headlines)
+    said, sentences = summary.validity, [Text(line) for line in _arm_sentences(arms)]
     if not shows_all:
-        statements = [_statement(one) for one in said if one["level"] != "info"]
+        statements = [_statement(one) for one in said if one.level != "info"]
         notes = len(said) - len(statements)
         tables = _side_by_side(console, pairs[:MOST_ROWS], arms)
         left = _what_is_left(max(0, len(pairs) - MOST_ROWS), notes)
         console.print(Group(title, *sentences, *tables, *statements, left))
         return
-    certain = _certain(pairs, arms, differences)
+    certain = _certain(pairs, arms, summary.differences)
     tables = _side_by_side(console, pairs, arms)
-    value = msgspec.convert(summary.get("value"), Value | None)
-    worth = [] if value is None else _value_tables(value)
+    worth = [] if summary.value is None else _value_tables(summary.value)
     more = [*_whose(pairs, arms), *worth, *certain, *_effects(summary, arms)]
     console.print(Group(title, *sentences, *tables, *more, *(_statement(one) for one in said)))
 
@@ -408,12 +395,11 @@ def _certain(pairs: Pairs, arms: Arms, differences: Differences) -> Iterator[Tab
         yield Text(f"{uncertain} other differences are not certain at 95 %", style="dim")
 
 
-def _effects(summary: Mapping[str, Any], arms: Arms) -> Iterator[Text]:
+def _effects(summary: ArmsSummary, arms: Arms) -> Iterator[Text]:
     """How far the requests of an arm lie from those of the reference, all taken together."""
-    shifts = msgspec.convert(summary.get("shifts", {}), dict[str, dict[str, Shift]])
     found = [
-        shift_in_words(name, arm, summary["reference"], one, _unit(arms, name))
-        for name, of_arms in shifts.items()
+        shift_in_words(name, arm, summary.reference, one, _unit(arms, name))
+        for name, of_arms in summary.shifts.items()
         for arm, one in of_arms.items()
         if any(name in metrics for metrics in arms.values())
     ]

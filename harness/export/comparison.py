@@ -23,10 +23,10 @@ from harness.analysis.pool import OF_EACH, of_each_request
 from harness.analysis.remarks import in_level_order
 from harness.analysis.stats import Floats
 from harness.errors import ConfigError
-from harness.export.library import Arm, Run, load_run
+from harness.export.library import Run, load_run
 from harness.formatting import DASH, SELF_EVIDENT_UNITS, between, bounded, number, quantity
 from harness.metrics import headline_figures
-from harness.records import Metric, Remark, Shift
+from harness.records import ArmSummary, Metric, Remark, Shift, Summary
 
 BASELINE: Final = "baseline"
 CANDIDATE: Final = "candidate"
@@ -100,11 +100,11 @@ def _compare(baseline: Run, candidate: Run, arm: str) -> Comparison:
     )
 
 
-def _arm(run: Run, arm: str) -> Arm:
+def _arm(run: Run, arm: str) -> Summary | ArmSummary:
     return run.arms[arm] if arm else run.whole
 
 
-def _pairs(baseline: Arm, candidate: Arm) -> list[Pair]:
+def _pairs(baseline: Summary | ArmSummary, candidate: Summary | ArmSummary) -> list[Pair]:
     first, second = baseline.metrics, candidate.metrics
     counting = baseline.token_counting, candidate.token_counting
     steps_s = _step_s(first), _step_s(second)

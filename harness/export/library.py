@@ -5,7 +5,6 @@ the first frame that is looked at. Nothing is computed anew, but for what is a f
 (`cancellations`) and not in a file.
 """
 
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +14,7 @@ import pandas as pd
 
 from harness.analysis.cancellation import cancellations
 from harness.errors import ConfigError
-from harness.records import Metric
+from harness.records import ArmsSummary, ArmSummary, Metric, Summary
 from harness.store.frames import RunFrames
 from harness.store.manifest import Manifest
 from harness.store.run_folder import RunFolder, open_run, read_judged
@@ -23,39 +22,29 @@ from harness.store.run_folder import RunFolder, open_run, read_judged
 FIGURES: Final = ("mean", "p50", "p90", "p95", "p99", "max", "upper95", "lower95")
 
 
-class Arm(msgspec.Struct, frozen=True, kw_only=True):
-    """What one arm shows over all its rounds; a run without arms has one. `not_measurable` gives a
-    reason for each figure that could not be known, `token_counting` what those of tokens rest on.
-    """
-
-    outcomes: dict[str, int]
-    metrics: dict[str, Metric]
-    not_measurable: dict[str, str] = {}
-    token_counting: str | None = None
-
-
 class Run:
     """One run's folder, read only. Times in frames are integers (ns, monotonic clock of the host).
 
-    `summary` is the content of summary.json; the attributes beside it are the same, typed.
+    `summary` is the content of summary.json; `arms` has a summary of each arm, where there are
+    arms.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, summary: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, manifest: Manifest, summary: Summary | ArmsSummary) -> None:
         self.path = path
         self.manifest = manifest
         self.summary = summary
-        self.arms: dict[str, Arm] = msgspec.convert(summary.get("arms", {}), dict[str, Arm])
+        self.arms = summary.arms if isinstance(summary, ArmsSummary) else {}
 
     def __repr__(self) -> str:
         return f"<Run {self.manifest.run_id}: {self.manifest.status}, {self.path}>"
 
-    @cached_property
-    def whole(self) -> Arm:
+    @property
+    def whole(self) -> Summary:
         """The run without arms. Raises ConfigError where there are arms."""
-        if self.arms:
+        if isinstance(self.summary, ArmsSummary):
             names = ", ".join(self.arms)
             raise ConfigError(f"{self.path}: has arms: take one of run.arms ({names})")
-        return msgspec.convert(self.summary, Arm)
+        return self.summary
 
     @property
     def outcomes(self) -> dict[str, int]:
@@ -83,7 +72,7 @@ class Run:
     def figures(self) -> pd.DataFrame:
         """One row a metric (of each arm): arm, metric, unit, n, n_censored, method, bound, and the
         figures as columns, NaN where one is not known."""
-        arms = self.arms or {"": self.whole}
+        arms: dict[str, Summary | ArmSummary] = {**self.arms} or {"": self.whole}
         return pd.DataFrame.from_records(
             [
                 _as_row(arm, name, one)

@@ -4,13 +4,10 @@ Used by the terminal and by the report, so that both say the same.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
-from harness.analysis.agreement import Agreement
-from harness.analysis.audit import Entry
-from harness.analysis.value import Stage, Value, ValueRow
 from harness.formatting import DASH, SELF_EVIDENT_UNITS, number, quantity
-from harness.records import Difference
+from harness.records import Agreement, AuditEntry, Difference, Stage, Steady, Value, ValueRow
 
 AGREEMENT_COLUMNS: Final = (
     "figure",
@@ -38,7 +35,7 @@ def agreement_cells(one: Agreement) -> tuple[str, ...]:
     )
 
 
-def audit_cells(entry: Entry) -> tuple[str, ...]:
+def audit_cells(entry: AuditEntry) -> tuple[str, ...]:
     """A row of `AUDIT_COLUMNS`."""
     return (
         entry.role if entry.name is None else f"{entry.role} ({entry.name})",
@@ -68,16 +65,16 @@ def _due(due: tuple[float, float | None] | None) -> str:
     return number(low) if low == high else f"{number(low)} to {number(high)}"
 
 
-def steady_in_words(steady: Mapping[str, Any]) -> str:
+def steady_in_words(steady: Steady | None) -> str:
     """One sentence about the warm-up."""
-    if not steady:
+    if steady is None:
         return "not judged"
-    if steady["is_steady"] is None:
-        return str(steady["note"])
-    if not steady["is_steady"]:
-        return f"not steady ({steady['rule']})"
-    throughput = quantity(steady["steady_tps"], "tokens/s")
-    return f"after {quantity(steady['warmup_s'], 's')}, then {throughput} read"
+    if steady.is_steady is None:
+        return str(steady.note)
+    if not steady.is_steady:
+        return f"not steady ({steady.rule})"
+    throughput = quantity(steady.steady_tps, "tokens/s")
+    return f"after {quantity(steady.warmup_s, 's')}, then {throughput} read"
 
 
 STAGE_COLUMNS: Final = ("stage", "what", "p50", "p99", "the source's limits")

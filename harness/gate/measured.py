@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from harness.analysis.comparable import Conditions, conditions_of
-from harness.gate.limits import RUN
-from harness.records import Metric, Outcome
+from harness.gate.limits import KEYS_PER_ROUND, RUN
+from harness.records import ArmsSummary, ArmSummary, Metric, Outcome, Summary
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_measured(
-    summary: Mapping[str, Any],
+    summary: Summary | ArmsSummary,
     manifest: Mapping[str, Any],
     of_arms: Mapping[str, Mapping[str, Any]],
 ) -> Measured:
@@ -46,20 +46,16 @@ def read_measured(
     which knows its server and its own load; none where there are no arms, or the rounds were
     not kept.
 
-    Raises KeyError, TypeError, ValueError or msgspec.ValidationError where they are not what they
-    should be.
+    Raises KeyError, TypeError or ValueError where the manifest is not what it should be.
     """
-    workload = manifest["workload"]
     return Measured(
-        run_id=str(summary["run_id"]),
+        run_id=str(summary.run_id),
         created_at=str(manifest["created_at"]),
-        status=str(summary["status"]),
-        is_wedged=bool(summary.get("wedged")),
-        invalid=[said["text"] for said in summary["validity"] if said["level"] == "invalid"],
+        status=summary.status,
+        is_wedged=isinstance(summary, Summary) and bool(summary.wedged),
+        invalid=[said.text for said in summary.validity if said.level == "invalid"],
         conditions=conditions_of(next(iter(of_arms.values()), manifest), summary),
-        sides=_sides_of_arms(summary, manifest, of_arms)
-        if workload["arms"]
-        else {RUN: _whole(summary, conditions_of(manifest, summary))},
+        sides=_sides(summary, manifest, of_arms),
     )
 
 
@@ -68,36 +64,41 @@ def num_rounds(side: Side) -> int:
     return max((len(values) for of in side.per_round.values() for values in of.values()), default=0)
 
 
-def _sides_of_arms(
-    summary: Mapping[str, Any],
+def _sides(
+    summary: Summary | ArmsSummary,
     manifest: Mapping[str, Any],
     of_arms: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Side]:
+    if isinstance(summary, Summary):
+        return {RUN: _side(summary, _one_round(summary), conditions_of(manifest, summary))}
     sides = {}
-    for name, arm in summary["arms"].items():
+    for name, arm in summary.arms.items():
         of_run = of_arms.get(name, manifest)
-        sides[name] = _side(arm, arm["per_round"], conditions_of(of_run, summary))
+        sides[name] = _side(arm, arm.per_round, conditions_of(of_run, summary))
     return sides
 
 
-def _whole(summary: Mapping[str, Any], conditions: Conditions) -> Side:
-    values = {
-        name: {key: [one[key]] for key in ("mean", "p50", "p99") if one[key] is not None}
-        for name, one in summary["metrics"].items()
-    }
-    return _side(summary, values, conditions)
+def _one_round(summary: Summary) -> dict[str, dict[str, list[float | None]]]:
+    """The figures of a run without arms, as those of its only round."""
+    figures = {name: _known_figures(one) for name, one in summary.metrics.items()}
+    return {name: {key: [value] for key, value in of.items()} for name, of in figures.items()}
+
+
+def _known_figures(metric: Metric) -> dict[str, float]:
+    found = {key: getattr(metric, key) for key in KEYS_PER_ROUND}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _side(
-    part: Mapping[str, Any],
+    part: Summary | ArmSummary,
     per_round: dict[str, dict[str, list[float | None]]],
     conditions: Conditions,
 ) -> Side:
     return Side(
         conditions=conditions,
-        metrics=msgspec.convert(part["metrics"], dict[str, Metric]),
-        not_measurable=dict(part.get("not_measurable") or {}),
+        metrics=part.metrics,
+        not_measurable=part.not_measurable,
         per_round=per_round,
-        abandoned=int(part["outcomes"].get(Outcome.ABANDONED.value, 0)),
-        token_counting=part.get("token_counting"),
+        abandoned=part.outcomes.get(Outcome.ABANDONED.value, 0),
+        token_counting=part.token_counting,
     )

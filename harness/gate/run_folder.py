@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from harness.errors import ConfigError
 from harness.gate.measured import Measured, read_measured
+from harness.records import ArmsSummary, Summary
 from harness.store.parquet import ROWS_AT_ONCE
 from harness.store.run_folder import (
     RECORDS,
@@ -40,7 +41,7 @@ def read_run(path: Path) -> Measured:
         return read_measured(summary, manifest, _manifests(rounds))
     except (KeyError, TypeError, ValueError, AttributeError, msgspec.MsgspecError) as error:
         raise UnusableRunError(
-            f"{path}: summary.json or manifest.json is not as walkaway writes it: {error!r}",
+            f"{path}: manifest.json is not as walkaway writes it: {error!r}",
             _made_again(folder),
         ) from error
 
@@ -56,12 +57,13 @@ def _manifests(rounds: Sequence[RunFolder]) -> dict[str, dict[str, Any]]:
         raise UnusableRunError(str(error), WHOLE_FILES) from error
 
 
-def _check_rows(folder: RunFolder, rounds: Sequence[RunFolder], summary: Mapping[str, Any]) -> None:
+def _check_rows(
+    folder: RunFolder, rounds: Sequence[RunFolder], summary: Summary | ArmsSummary
+) -> None:
     """Every file of rows can be read, and the requests are those that were summarised."""
-    sides = summary["arms"].values() if "arms" in summary else [summary]
     counted: Counter[str] = Counter()
-    for side in sides:
-        counted.update(side["outcomes"])
+    for side in summary.arms.values() if isinstance(summary, ArmsSummary) else [summary]:
+        counted.update(side.outcomes)
     _check_requests(folder, [folder], counted)
     whole = [one for one in rounds if (one.path / "requests.parquet").is_file()]
     if rounds:

@@ -14,12 +14,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
 from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
 from harness.load.fd_limit import check_streams
+from harness.records import ArmsSummary, Summary
 from harness.run.idle_pages import settle_seconds
 from harness.run.load_process import LoadProcess
 from harness.run.measurement import Load, Measurement
@@ -78,7 +79,7 @@ class FinishedRun:
     """
 
     folder: RunFolder
-    summary: dict[str, Any] | None
+    summary: Summary | ArmsSummary | None
     failure: WalkawayError | None
     report: Path | None = None
 
@@ -299,7 +300,7 @@ def conclude(
     return FinishedRun(folder=folder, summary=summary, failure=failure, report=drawn)
 
 
-def write_summary(folder: RunFolder) -> dict[str, Any]:
+def write_summary(folder: RunFolder) -> Summary:
     """Compute `summary.json` from the rows that were saved. Raises ConfigError without them."""
     from harness.analysis.summary import summarise
 

@@ -7,10 +7,10 @@ nobody else's; an interruption ends the rest, and what there is by then is poole
 import shutil
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any
 
 from harness.analysis.pool import ArmRound, all_requests, analyse_round, pool
 from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
+from harness.records import ArmsSummary
 from harness.run.pipeline import (
     FinishedRun,
     begin_manifest,
@@ -57,7 +57,7 @@ def execute_rounds(
     return FinishedRun(folder=folder, summary=summary, failure=failure, report=drawn)
 
 
-def write_pooled_summary(folder: RunFolder) -> dict[str, Any] | None:
+def write_pooled_summary(folder: RunFolder) -> ArmsSummary | None:
     """Compute the folder's `summary.json` and `requests.parquet` from those of its runs.
 
     None where no run made a request. Runs that were not saved are left out, and said to be.

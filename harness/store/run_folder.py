@@ -6,7 +6,7 @@ pyarrow take half a second to import: they are loaded when rows are first read o
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +17,7 @@ import msgspec
 from harness.errors import ConfigError
 from harness.records import (
     SCHEMA_VERSION,
+    ArmsSummary,
     ClientSample,
     CpuSample,
     GpuSample,
@@ -24,6 +25,7 @@ from harness.records import (
     MetricSample,
     RequestRow,
     StepRow,
+    Summary,
 )
 from harness.store.manifest import Manifest
 
@@ -139,14 +141,31 @@ class RunFolder:
     def write_manifest(self, manifest: Manifest) -> None:
         _replace(self.path / "manifest.json", msgspec.json.encode(manifest))
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        _replace(self.path / "summary.json", json.dumps(summary, allow_nan=False).encode())
+    def write_summary(self, summary: Summary | ArmsSummary) -> None:
+        content = msgspec.to_builtins(summary)
+        _replace(self.path / "summary.json", json.dumps(content, allow_nan=False).encode())
 
     def read_manifest(self) -> dict[str, Any]:
         return self._read_json("manifest.json")
 
-    def read_summary(self) -> dict[str, Any]:
-        return self._read_json("summary.json")
+    def read_summary(self) -> Summary | ArmsSummary:
+        """Raises UnusableRunError for another schema version, and for what no run writes."""
+        content = self._read_json("summary.json")
+        self._check_version("summary.json", content)
+        try:
+            return as_summary(content)
+        except msgspec.ValidationError as error:
+            raise UnusableRunError(
+                f"{self.path}: summary.json is not as walkaway writes it: {error}",
+                f"the summary made again: delete it, then walkaway report {self.path}",
+            ) from error
+
+    def _check_version(self, name: str, content: Any) -> None:
+        if said := other_version(content):
+            raise UnusableRunError(
+                f"{self.path / name}: {said}",
+                "the walkaway that wrote it (see its `versions`), or a new run",
+            )
 
     def write_rows(self, rows: RunRows) -> None:
         """Write every parquet file, with no more than a part of `rows` in memory."""
@@ -238,7 +257,7 @@ def open_run(path: Path) -> RunFolder:
     return RunFolder(path)
 
 
-def read_judged(folder: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_judged(folder: RunFolder) -> tuple[dict[str, Any], Summary | ArmsSummary]:
     """Manifest and summary, both of our schema version. Raises UnusableRunError."""
     if not (folder.path / "summary.json").is_file():
         saved = f"; for what was saved of this one: walkaway report {folder.path}"
@@ -247,16 +266,20 @@ def read_judged(folder: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:
             f"a whole run{saved if folder.may_have_requests() else ''}",
         )
     try:
-        manifest, summary = folder.read_manifest(), folder.read_summary()
+        manifest = folder.read_manifest()
+        folder._check_version("manifest.json", manifest)
+        return manifest, folder.read_summary()
+    except UnusableRunError:
+        raise
     except ConfigError as error:
         raise UnusableRunError(str(error), WHOLE_FILES) from error
-    for name, content in (("manifest.json", manifest), ("summary.json", summary)):
-        if said := other_version(content):
-            raise UnusableRunError(
-                f"{folder.path / name}: {said}",
-                "the walkaway that wrote it (see its `versions`), or a new run",
-            )
-    return manifest, summary
+
+
+def as_summary(content: Any) -> Summary | ArmsSummary:
+    """The content of a `summary.json`. Raises msgspec.ValidationError."""
+    if isinstance(content, dict) and "arms" in content:
+        return msgspec.convert(content, ArmsSummary)
+    return msgspec.convert(content, Summary)
 
 
 def other_version(content: Any) -> str | None:

@@ -34,7 +34,7 @@ import msgspec
 from harness.errors import ConfigError, TargetError, WalkawayError
 from harness.http_client import check_target_url
 from harness.load.rows import ShardReader
-from harness.records import ClientSample, Outcome, ProcessMark, RequestRow
+from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, Summary
 from harness.run.measurement import Measurement
 from harness.run.pipeline import execute
 from harness.run.progress import Interruption, Snapshot, describe_load
@@ -192,7 +192,7 @@ def record(resolved: ResolvedOrder, commands: Commands) -> None:
     tell(
         "done",
         folder=str(finished.folder.path),
-        rows=[] if finished.summary is None else final_rows(finished.summary),
+        rows=final_rows(finished.summary) if isinstance(finished.summary, Summary) else [],
         report=None if finished.report is None else str(finished.report.resolve()),
         why=why,
     )

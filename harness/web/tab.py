@@ -6,11 +6,9 @@ The live page shows the same rows.
 from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
-
 from harness.formatting import DASH, SELF_EVIDENT_UNITS, SIGNS, bounded, number, quantity
 from harness.metrics import METRICS
-from harness.records import Metric, Outcome
+from harness.records import Metric, Outcome, Summary
 from harness.web.live import LAST
 
 _ABOUT: Final = {
@@ -81,21 +79,17 @@ def live_rows(live: Mapping[str, Any]) -> list[dict[str, str]]:
     ]
 
 
-def final_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
+def final_rows(summary: Summary) -> list[dict[str, str]]:
     """Of a run that was judged: the figures of its summary."""
-    metrics = msgspec.convert(summary["metrics"], dict[str, Metric])
-    why: Mapping[str, str] = summary.get("not_measurable", {})
-    rows = [
-        _row(statement["level"], DASH, statement["text"])
-        for statement in summary.get("validity", [])
-        if statement["level"] in _TOLD
-    ]
-    rows += _outcome_rows(summary["outcomes"])
+    rows = [_row(said.level, DASH, said.text) for said in summary.validity if said.level in _TOLD]
+    rows += _outcome_rows(summary.outcomes)
     for one in FINAL:
-        if one.name in metrics:
-            rows.append(_row(one.label, figure_text(metrics[one.name]), one.shows))
-        elif one.name in why:
-            rows.append(_row(one.label, DASH, f"not measurable here: {why[one.name]}"))
+        if one.name in summary.metrics:
+            rows.append(_row(one.label, figure_text(summary.metrics[one.name]), one.shows))
+        elif one.name in summary.not_measurable:
+            rows.append(
+                _row(one.label, DASH, f"not measurable here: {summary.not_measurable[one.name]}")
+            )
     return rows
 
 

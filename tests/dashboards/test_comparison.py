@@ -10,6 +10,7 @@ from dashboards.__main__ import main
 from tests.dashboards.reading import Page, page_by
 from tests.made_up.changed import change, change_metric, linked_copy
 from tests.made_up.run import save_judged
+from tests.made_up.summaries import content_of_arms
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +118,7 @@ def with_arms(run: Path, path: Path, arms: tuple[str, ...]) -> Path:
     """A run with arms of one round, each of them this run."""
     linked_copy(run, path)
     whole = json.loads((path / "summary.json").read_text())
-    change(path, "summary.json", arms=dict.fromkeys(arms, whole))
+    change(path, "summary.json", **content_of_arms(dict.fromkeys(arms, whole)))
     for arm in arms:
         linked_copy(run, path / "rounds" / f"1-{arm}")
     return path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.analysis.summary import summarise
+from tests.harness.told import summary_of
 
 if TYPE_CHECKING:
     from tests.made_up.run import RunBuilder
@@ -32,5 +32,5 @@ def accounts(run: RunBuilder) -> RunBuilder:
 
 
 def verdicts(run: RunBuilder) -> dict[str, str]:
-    counters = summarise(run.frames())["audit"]["counters"]
+    counters = summary_of(run.frames())["audit"]["counters"]
     return {entry["role"]: entry["verdict"] for entry in counters}

@@ -11,10 +11,9 @@ from harness.analysis.balance import unread_tokens
 from harness.analysis.black_box import Methods, figures_from_outside, leak_slopes, seen_from_outside
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import NotMeasurable
-from harness.analysis.summary import summarise
 from harness.records import Outcome
 from harness.store.manifest import IdleReading, Probing
-from tests.harness.told import metric
+from tests.harness.told import metric, summary_of
 from tests.made_up.rows import at
 from tests.made_up.servers import lonely
 
@@ -48,7 +47,7 @@ def test_ghosts_are_those_who_are_still_there(make_run: MakeRun) -> None:
     assert (found.mean, found.bound) == (1.0, "lower")
     assert (found.others["still_generating"], found.of) == (25.0, "ghosts or lost slots")
     assert "lost_slots" not in found.others
-    texts = [one["text"] for one in summarise(frames)["validity"]]
+    texts = [one["text"] for one in summary_of(frames)["validity"]]
     assert any("ghosts: 25 tokens more were counted" in text for text in texts)
 
 
@@ -57,7 +56,7 @@ def test_a_lost_slot_is_no_ghost(make_run: MakeRun) -> None:
     lonely(run)
     run.manifest.idle.after |= {"running": 1.0}
     run.manifest.idle.later = {"running": 1.0, "waiting": 0.0, "generated_tokens": 6.0}
-    summary = summarise(run.frames())
+    summary = summary_of(run.frames())
     texts = [one["text"] for one in summary["validity"]]
     assert any("no token was counted any more: lost slots" in text for text in texts)
     ghosts = summary["metrics"]["ghost_rate"]
@@ -71,7 +70,7 @@ def test_a_counter_that_rests_until_a_release_proves_no_loss(make_run: MakeRun) 
     run.metrics(running="exact", waiting="exact", generated_tokens="exact_when_idle")
     run.manifest.idle.after |= {"running": 1.0}
     run.manifest.idle.later = {"running": 1.0, "waiting": 0.0, "generated_tokens": 6.0}
-    summary = summarise(run.frames())
+    summary = summary_of(run.frames())
     assert summary["breakdown"]["leaks_lost"] == []
     assert any("still generate is not known" in one["text"] for one in summary["validity"])
     assert summary["metrics"]["ghost_rate"]["of"] == "ghosts or lost slots"
@@ -85,7 +84,7 @@ def test_calls_to_decode_tell_whether_anything_is_computed(make_run: MakeRun) ->
     run.manifest.idle.after |= {"running": 1.0, "decode_calls": 10.0}
     for later, lost in ((10.0, ["slots", "blocks"]), (30.0, [])):
         run.manifest.idle.later = {"running": 1.0, "generated_tokens": 6.0, "decode_calls": later}
-        summary = summarise(run.frames())
+        summary = summary_of(run.frames())
         assert summary["breakdown"]["leaks_lost"] == lost
         texts = [one["text"] for one in summary["validity"]]
         assert any("ghosts: the server still computed" in t for t in texts) is (not lost)
@@ -140,7 +139,7 @@ def test_wedged_is_healthy_without_answers(
     run = make_run()
     lonely(run)
     run.manifest.probing = Probing(sent=1, healthy=healthy, errors=errors, is_silent=bool(errors))
-    summary = summarise(run.frames())
+    summary = summary_of(run.frames())
     assert summary["wedged"] is wedged
     warned = [one["text"] for one in summary["validity"] if one["level"] == "warning"]
     assert any("were not answered" in text for text in warned) is bool(errors)
@@ -150,7 +149,7 @@ def test_a_wrong_answer_is_an_answer(make_run: MakeRun) -> None:
     run = make_run()
     lonely(run)
     run.manifest.probing = Probing(sent=2, healthy=True, errors=["status 429"])
-    summary = summarise(run.frames())
+    summary = summary_of(run.frames())
     assert summary["wedged"] is False
     texts = [one["text"] for one in summary["validity"]]
     assert (
@@ -164,7 +163,7 @@ def test_who_was_cut_off_makes_no_figure_of_cancellation(make_run: MakeRun) -> N
     lonely(run)
     for row in run.requests:
         row.outcome, row.abandoned_ns = Outcome.CUT_OFF, None
-    summary = summarise(run.frames())
+    summary = summary_of(run.frames())
     for name in ("cancel_latency_s", "ghost_rate", "wasted_tokens"):
         assert "no request was abandoned" in summary["not_measurable"][name]
     assert summary["audit"]["client"]["cut_off"] == 1

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.analysis.agreement import Agreement, agreement
+from harness.analysis.agreement import agreement
 from harness.analysis.black_box import seen_from_outside
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.summary import compute_figures
-from harness.records import Outcome, Role
+from harness.records import Agreement, Outcome, Role
 from tests.made_up.rows import at
 from tests.made_up.servers import alone_one_by_one
 

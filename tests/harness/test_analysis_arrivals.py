@@ -11,10 +11,9 @@ from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.latency import latency_figures
 from harness.analysis.load_side import most_open
-from harness.analysis.summary import summarise
 from harness.records import Metric
 from harness.store.manifest import LoadProcess, ScheduledArrivals, UnsentArrivals
-from tests.harness.told import ms, warnings
+from tests.harness.told import ms, summary_of, warnings
 from tests.made_up.rows import at
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def test_what_was_due_and_never_sent_had_waited_until_the_end(make_run: MakeRun)
     assert isinstance(sending, Metric)
     assert intended.others["all_users"].n == 4
     assert (sending.n, sending.n_censored) == (1, 0)
-    assert summarise(run.frames())["arrivals"] == {"planned": 4, "sent": 1}
+    assert summary_of(run.frames())["arrivals"] == {"planned": 4, "sent": 1}
 
 
 @pytest.mark.parametrize(("unsent", "is_invalid"), [(1, False), (2, True)])
@@ -118,7 +117,7 @@ def test_a_run_that_left_much_unsent_is_invalid(
     run = with_unsent(scheduled(make_run(), planned=22), to_stay=[1.0] * unsent, to_leave=[])
     for number in range(20 - unsent):
         late(run, f"r{number}", by=0, sent=100, tokens=[120], outcome="completed", end=131)
-    said = summarise(run.frames())["validity"]
+    said = summary_of(run.frames())["validity"]
     texts = [one["text"] for one in said if one["level"] == "invalid" and "due" in one["text"]]
     assert bool(texts) is is_invalid
 
@@ -165,7 +164,7 @@ def test_what_a_dead_process_did_not_send_is_not_laid_to_slowness(make_run: Make
             open_streams=0,
         )
     ]
-    said = [one["text"] for one in summarise(run.frames())["validity"]]
+    said = [one["text"] for one in summary_of(run.frames())["validity"]]
     for what in ("this load is not the schedule's; ", "sent late: "):
         (text,) = [text for text in said if what in text]
         assert "load process 1 (pid 8 on here) died, and nobody else sends its part" in text
@@ -176,7 +175,7 @@ def test_what_was_not_collected_is_not_laid_to_slowness(make_run: MakeRun) -> No
     run = with_unsent(scheduled(make_run(), planned=2), to_stay=[9.0], to_leave=[])
     late(run, "a", by=0, sent=100, tokens=[120], outcome="completed", end=131)
     run.manifest.absent_workers = ["there_2"]
-    said = [one["text"] for one in summarise(run.frames())["validity"]]
+    said = [one["text"] for one in summary_of(run.frames())["validity"]]
     assert any("in a folder that was not collected (there_2)" in text for text in said)
     assert not [text for text in said if "could not keep up" in text]
 

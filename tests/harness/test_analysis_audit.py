@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from harness.analysis.audit import foreign_requests
-from harness.analysis.summary import summarise
 from harness.records import TokenCounting
 from tests.harness.audited import accounts, verdicts
+from tests.harness.told import summary_of
 from tests.made_up.rows import at
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ MS = 1_000_000
 def test_an_honest_server_is_exact(make_run: MakeRun) -> None:
     run = accounts(make_run())
     assert set(verdicts(run).values()) == {"exact"}
-    client = summarise(run.frames())["audit"]["client"]
+    client = summary_of(run.frames())["audit"]["client"]
     assert (client["sent"], client["completed"], client["abandoned_while_reading"]) == (2, 1, 1)
     assert (client["tokens_read"], client["prompt_tokens_known"]) == (100, 20)
 
@@ -170,7 +170,7 @@ def test_a_page_that_took_long_is_judged_by_when_it_was_asked_for(make_run: Make
 def test_several_counters_that_tell_too_much_tell_of_somebody_else(make_run: MakeRun) -> None:
     run = accounts(make_run())
     run.manifest.idle.after |= {"generated_tokens": 500.0, "ended": 9.0}
-    summary = summarise(run.frames())
+    summary = summary_of(run.frames())
     found = {one["role"]: one["verdict"] for one in summary["audit"]["counters"]}
     assert set(found.values()) == {"cannot be judged"}
     (said,) = [one["text"] for one in summary["validity"] if "somebody else" in one["text"]]
@@ -187,7 +187,7 @@ def test_the_log_tells_of_somebody_else(make_run: MakeRun) -> None:
     run.events("walkaway-aa-0-3", arrived=2)  # its row was lost with its process
     assert foreign_requests(run.frames()) == 0
     run.events("walkaway-bb-0-1", arrived=2)
-    summary = summarise(run.frames())
+    summary = summary_of(run.frames())
     texts = [one["text"] for one in summary["validity"] if one["level"] == "warning"]
     assert any(text.startswith("somebody else used the server") for text in texts)
     assert summary["audit"]["counters"][0]["verdict"] == "cannot be judged"

@@ -11,9 +11,8 @@ import pytest
 from harness.analysis.balance import delay_of_aborts, held_for_nobody
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figure, NotMeasurable
-from harness.analysis.summary import summarise
 from harness.analysis.totals import Balance, as_figure
-from tests.harness.told import metric
+from tests.harness.told import metric, summary_of
 from tests.made_up.servers import busy_server
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ def test_why_no_method_could_tell_is_said_of_each(make_run: MakeRun) -> None:
     run.another_engine()
     run.metrics(running="exact", generated_tokens="exact")
     run.abandon("a", t0=100, tokens=[50, 80])
-    reason = summarise(run.frames())["not_measurable"]["cancel_latency_s"]
+    reason = summary_of(run.frames())["not_measurable"]["cancel_latency_s"]
     assert "gave no lifecycle log" in reason
     assert "running requests were not scraped during the load" in reason
     assert "its_generated_tokens was not scraped during the load" in reason
@@ -128,7 +127,7 @@ def test_a_latency_below_zero_is_never_shown(make_run: MakeRun) -> None:
     assert (known.mean, known.bound) == (None, "upper")
     assert known.upper95 is not None
     assert 0.010 < known.upper95 < 0.150
-    said = [one["text"] for one in summarise(frames)["validity"]]
+    said = [one["text"] for one in summary_of(frames)["validity"]]
     assert any("not enough data for a mean by gauge (more would not do" in text for text in said)
 
 

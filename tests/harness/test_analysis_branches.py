@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from harness.analysis.agreement import left_on_the_server
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
-from harness.analysis.summary import summarise
 from harness.records import LifecycleEvent
-from tests.harness.told import ms
+from tests.harness.told import ms, summary_of
 from tests.made_up.rows import at
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def test_the_other_methods_are_held_against_each_answer(make_run: MakeRun) -> No
     frames = run.frames()
     (left,) = (one for _, one in left_on_the_server(frames, run_facts(frames)).iterrows())
     assert (left["answers"], left["held_s"], left["wasted"]) == (2, ms(7.2 + 9), 3)
-    summary = summarise(frames)
+    summary = summary_of(frames)
     (pair,) = (one for one in summary["agreement"] if one["metric"] == "wasted_tokens")
     assert (pair["exact"], pair["value"], pair["n"], pair["agrees"]) == (3, 3, 1, True)
     verdicts = {one["role"]: one["verdict"] for one in summary["audit"]["counters"]}

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.analysis.summary import summarise
 from harness.analysis.tokens import prompt_total
 from tests.harness.audited import accounts, verdicts
+from tests.harness.told import summary_of
 
 if TYPE_CHECKING:
     from tests.made_up.run import RunBuilder
@@ -34,7 +34,7 @@ def early_leaver(run: RunBuilder, *, counted: float) -> None:
 def test_prompts_that_were_computed_for_nobody_are_waste(make_run: MakeRun) -> None:
     run = make_run()
     early_leaver(run, counted=36)
-    wasted = summarise(run.frames())["metrics"]["wasted_prompt_tokens"]
+    wasted = summary_of(run.frames())["metrics"]["wasted_prompt_tokens"]
     assert (wasted["mean"], wasted["n"], wasted["bound"]) == (8.0, 2, "point")
     assert wasted["others"]["total_tokens"] == 16
 
@@ -44,7 +44,7 @@ def test_a_counter_that_leaves_aborted_prompts_out_gives_a_lower_bound(make_run:
     early_leaver(run, counted=20)
     assert run.manifest.target is not None
     run.manifest.target.spec["metrics"]["prompt_tokens"]["trust"] = "lower"
-    wasted = summarise(run.frames())["metrics"]["wasted_prompt_tokens"]
+    wasted = summary_of(run.frames())["metrics"]["wasted_prompt_tokens"]
     assert (wasted["mean"], wasted["bound"]) == (0.0, "lower")
 
 
@@ -55,7 +55,7 @@ def test_prompts_that_nobody_was_told_of_are_guessed_and_the_interval_says_so(
     early_leaver(run, counted=50)
     run.request("r3", sent=0, tokens=[10, 20], outcome="completed", end=25, prompt_tokens=14)
     run.abandon("r4", t0=50, tokens=[30])
-    wasted = summarise(run.frames())["metrics"]["wasted_prompt_tokens"]
+    wasted = summary_of(run.frames())["metrics"]["wasted_prompt_tokens"]
     low, high = wasted["mean_ci95"]
     assert low < wasted["mean"] < high
 
@@ -69,7 +69,7 @@ def test_a_prompt_may_be_counted_for_each_of_several_answers(
     for row in run.requests:
         row.n = 2
     assert verdicts(run)["prompt_tokens"] == "exact"
-    reason = summarise(run.frames())["not_measurable"]["wasted_prompt_tokens"]
+    reason = summary_of(run.frames())["not_measurable"]["wasted_prompt_tokens"]
     assert "each of several answers" in reason
 
 
@@ -97,14 +97,14 @@ def test_blocks_follow_from_their_share_where_their_number_is_told(make_run: Mak
     run.metrics(running="exact", kv_usage="exact")
     run.abandon("a", t0=50, tokens=[10])
     run.idle({"running": 0.0, "kv_usage": 0.0}, {"running": 0.0, "kv_usage": 0.0102})
-    assert "leaked_blocks" in summarise(run.frames())["not_measurable"]
+    assert "leaked_blocks" in summary_of(run.frames())["not_measurable"]
     assert run.manifest.target is not None
     run.manifest.target.blocks_found = 1000
-    assert summarise(run.frames())["metrics"]["leaked_blocks"]["mean"] == 10
+    assert summary_of(run.frames())["metrics"]["leaked_blocks"]["mean"] == 10
 
 
 def test_who_was_cut_off_is_counted_among_those_left(make_run: MakeRun) -> None:
     run = accounts(make_run())
     run.request("c", sent=0, tokens=[10], outcome="cut_off", end=20, prompt_tokens=10)
-    wasted = summarise(run.frames())["metrics"]["wasted_tokens"]
+    wasted = summary_of(run.frames())["metrics"]["wasted_tokens"]
     assert (wasted["n"], wasted["others"]["cut_off"]) == (2, 1)

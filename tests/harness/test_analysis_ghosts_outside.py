@@ -11,10 +11,9 @@ from harness.analysis.black_box import figures_from_outside
 from harness.analysis.figure import Figure, NotMeasurable
 from harness.analysis.ghosts import Ghosts
 from harness.analysis.stats import rate_upper95
-from harness.analysis.summary import summarise
 from harness.records import Metric
 from tests.harness.from_outside import lonely_run, seen
-from tests.harness.told import metric, reason
+from tests.harness.told import metric, reason, summary_of
 from tests.made_up.rows import at
 from tests.made_up.servers import alone_one_by_one
 
@@ -79,7 +78,7 @@ def test_who_was_not_aborted_and_ended_by_himself_is_a_ghost_by_the_counter(
         "no ghost was there after the settle time, but only 0 of 8 who left had twice that time"
     )
     assert (metric(found["counter"]).mean, metric(found["counter"]).bound) == (1.0, "point")
-    assert summarise(run.frames())["metrics"]["ghost_rate"]["mean"] == 1.0
+    assert summary_of(run.frames())["metrics"]["ghost_rate"]["mean"] == 1.0
 
 
 def test_a_counter_that_stands_still_makes_no_ghosts(make_run: MakeRun) -> None:

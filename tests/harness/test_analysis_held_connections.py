@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from harness.analysis.cancellation import cancellations
-from harness.analysis.summary import summarise
 from harness.store.manifest import IdleReading
+from tests.harness.told import summary_of
 from tests.made_up.rows import at
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def row_of(run: RunBuilder) -> pd.Series[Any]:
 
 
 def warnings(run: RunBuilder) -> list[str]:
-    said = [one["text"] for one in summarise(run.frames())["validity"]]
+    said = [one["text"] for one in summary_of(run.frames())["validity"]]
     return [text for text in said if "left their connections open" in text]
 
 
@@ -125,7 +125,7 @@ def test_each_way_to_leave_is_told_by_itself(make_run: MakeRun) -> None:
     leave(run, "a", noticed=301)
     leave(run, "b", noticed=35, way="fin")
     last_of_the_load(run, 400)
-    told = summarise(run.frames())["breakdown"]["cancel_latency_by_way"]
+    told = summary_of(run.frames())["breakdown"]["cancel_latency_by_way"]
     assert [(one["way"], one["cancel_latency_s"]["n"], one["ghosts"]) for one in told] == [
         ("fin", 1, 0),
         ("stop_reading", 1, 0),

@@ -61,6 +61,6 @@ def test_a_race_that_the_server_won_takes_nothing_from_the_delay_of_the_others(
     assert found.counts.sum() == USERS - 1
     assert found.mean == pytest.approx(0.010, abs=0.001)
     facts = run_facts(frames)
-    entries = {one.role: one for one in audit(frames, facts, NotMeasurable("no"))["counters"]}
-    assert entries["aborted"].due == (USERS - 2, USERS)
+    entries = {one.role: one for one in audit(frames, facts, NotMeasurable("no")).counters}
     assert entries["aborted"].verdict == "exact"
+    assert entries["aborted"].due == (USERS - 2, USERS)

@@ -9,9 +9,9 @@ import pytest
 
 from harness.analysis.facts import run_facts
 from harness.analysis.load_side import load_sides
-from harness.analysis.summary import summarise
 from harness.records import ClientSample
 from harness.store.manifest import LoadProcess
+from tests.harness.told import summary_of
 from tests.made_up.rows import at
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def watched_long(
 
 def said(run: RunBuilder, level: str) -> list[str]:
     run.request("s", sent=0, tokens=[100, 110, 120], outcome="completed", end=121)
-    summary = summarise(run.frames())
+    summary = summary_of(run.frames())
     return [one["text"] for one in summary["validity"] if one["level"] == level]
 
 

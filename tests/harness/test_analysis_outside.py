@@ -16,10 +16,9 @@ from harness.analysis.figure import Figure, NotMeasurable, reading
 from harness.analysis.open_requests import held_open
 from harness.analysis.pool import _over_rounds, analyse_round, pooled_figures
 from harness.analysis.scraped import lag_ns
-from harness.analysis.summary import summarise
 from harness.analysis.totals import Balance, as_figure, pooled
 from tests.harness.from_outside import lonely_run, seen
-from tests.harness.told import metric, reason
+from tests.harness.told import metric, reason, summary_of
 from tests.made_up.rows import at
 from tests.made_up.servers import alone_one_by_one
 
@@ -47,7 +46,7 @@ def test_who_stood_alone_is_told_beside_the_totals_never_before_them(make_run: M
     methods = figures_from_outside([seen(run)])["cancel_latency_s"]
     assert list(methods)[-2:] == ["gauge_attributed", "counter_attributed"]
     assert (metric(methods["gauge_attributed"]).n, metric(methods["gauge"]).n) == (6, 6)
-    leading = summarise(run.frames())["metrics"]["cancel_latency_s"]
+    leading = summary_of(run.frames())["metrics"]["cancel_latency_s"]
     assert leading["p50"] is None
 
 

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from harness.analysis.figure import reading
-from harness.analysis.pool import ArmRound, all_requests, analyse_round, pool
+from harness.analysis.pool import ArmRound, all_requests, analyse_round
 from harness.records import Metric
+from tests.harness.told import pooled_summary
 from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder
 from tests.made_up.servers import lonely
@@ -57,7 +58,7 @@ def pooled(make_arm: MakeArm) -> dict[str, Any]:
         make_arm(3, "off", gaps=[90], preemptions=12),
         make_arm(3, "on", gaps=[10], preemptions=6),
     ]
-    return pool(rounds, MANIFEST)
+    return pooled_summary(rounds, MANIFEST)
 
 
 def test_observations_are_pooled_not_their_averages(make_arm: MakeArm) -> None:
@@ -91,7 +92,7 @@ def test_values_a_round_and_how_the_arms_differ(make_arm: MakeArm) -> None:
 def test_another_arm_may_be_the_reference(make_arm: MakeArm) -> None:
     rounds = [make_arm(1, arm, gaps=[9], preemptions=2) for arm in ("off", "on")]
     workload = MANIFEST["workload"] | {"run": {"rounds": 3, "reference_arm": "on"}}
-    summary = pool(rounds, MANIFEST | {"workload": workload})
+    summary = pooled_summary(rounds, MANIFEST | {"workload": workload})
     (found,) = summary["differences"]["preemptions"]["mean"]
     assert (found["arm"], found["reference"], found["n"]) == ("off", "on", 1)
 
@@ -102,7 +103,7 @@ def test_what_is_missing_is_said_and_left_out_of_the_pairs(make_arm: MakeArm) ->
         make_arm(1, "on", gaps=[10], preemptions=4),
         make_arm(3, "off", gaps=[10], preemptions=8),
     ]
-    summary = pool(rounds, MANIFEST)
+    summary = pooled_summary(rounds, MANIFEST)
     assert summary["arms"]["on"]["per_round"]["preemptions"]["mean"] == [4.0, None, None]
     assert summary["differences"]["preemptions"]["mean"][0]["n"] == 1
     (text, *_) = [said["text"] for said in summary["validity"] if said["level"] == "warning"]
@@ -110,7 +111,7 @@ def test_what_is_missing_is_said_and_left_out_of_the_pairs(make_arm: MakeArm) ->
 
 
 def test_an_arm_without_any_run_has_no_figures(make_arm: MakeArm) -> None:
-    summary = pool([make_arm(1, "on", gaps=[10], preemptions=4)], MANIFEST)
+    summary = pooled_summary([make_arm(1, "on", gaps=[10], preemptions=4)], MANIFEST)
     assert summary["arms"]["off"]["metrics"] == {}
     assert summary["differences"] == {}
 
@@ -148,7 +149,7 @@ def test_a_ghost_and_a_first_token_that_never_came_have_the_largest_ranks(tmp_pa
             outcome = "cut_off" if is_ghost else "completed"
             run.request(f"{name} stays", sent=140, tokens=tokens, outcome=outcome, end=160)
         rounds.append(analyse_round(run.frames(), round_number=1, arm=arm))
-    shifts = pool(rounds, MANIFEST)["shifts"]
+    shifts = pooled_summary(rounds, MANIFEST)["shifts"]
     for metric in ("cancel_latency_s", "ttft_s"):
         found = shifts[metric]["on"]
         assert (found["n"], found["n_censored"], found["n_reference_censored"]) == (6, 4, 0)
@@ -166,7 +167,7 @@ def test_limits_and_other_methods_are_not_compared_between_rounds(tmp_path: Path
             run = RunBuilder(folder)
             lonely(run)
             rounds.append(analyse_round(run.frames(), round_number=number, arm=arm))
-    summary = pool(rounds, MANIFEST)
+    summary = pooled_summary(rounds, MANIFEST)
     on = summary["arms"]["on"]
     assert on["metrics"]["cancel_latency_s"]["bound"] == "upper"
     assert "cancel_latency_s" not in on["per_round"]
@@ -174,7 +175,7 @@ def test_limits_and_other_methods_are_not_compared_between_rounds(tmp_path: Path
     assert on["per_round"]["wasted_tokens"] == {"mean": [4.0, 4.0, 4.0]}
     exact = reading(9.0, unit="tokens", method="exact")
     mixed = [replace(one, figures=one.figures | {"wasted_tokens": exact}) for one in rounds[3:4]]
-    summary = pool([*rounds[:3], *mixed, *rounds[4:]], MANIFEST)
+    summary = pooled_summary([*rounds[:3], *mixed, *rounds[4:]], MANIFEST)
     assert summary["arms"]["on"]["per_round"]["wasted_tokens"] == {"mean": [None, 4.0, 4.0]}
 
 
@@ -196,14 +197,17 @@ def test_a_round_in_which_nobody_left_is_pooled_with_others(tmp_path: Path) -> N
         assert run.manifest.target.config is not None
         run.manifest.target.config["max_num_seqs"] = 1
         made.append(analyse_round(run.frames(), round_number=number, arm="off"))
-    off = pool(made, MANIFEST)["arms"]["off"]
+    off = pooled_summary(made, MANIFEST)["arms"]["off"]
     assert off["metrics"]["slot_refill_s"]["n"] == 1
 
 
 def test_too_few_rounds_are_told_of_once(make_arm: MakeArm) -> None:
     rounds = [make_arm(1, arm, gaps=[9], preemptions=2) for arm in ("off", "on")]
     workload = MANIFEST["workload"] | {"run": {"rounds": 1, "reference_arm": None}}
-    texts = [said["text"] for said in pool(rounds, MANIFEST | {"workload": workload})["validity"]]
+    texts = [
+        said["text"]
+        for said in pooled_summary(rounds, MANIFEST | {"workload": workload})["validity"]
+    ]
     (said,) = [text for text in texts if "paired rounds" in text]
     assert said.endswith("an interval takes at least 3 of them, and `run.rounds` is 1")
 
@@ -217,7 +221,7 @@ def test_figures_by_different_methods_are_not_compared(make_arm: MakeArm) -> Non
     assert isinstance(counted, Metric)
     seen = msgspec.structs.replace(counted, method="gauge", bound="lower")
     rounds[1] = replace(rounds[1], figures={**rounds[1].figures, "preemptions": seen})
-    (found,) = pool(rounds, MANIFEST)["differences"]["preemptions"]["mean"]
+    (found,) = pooled_summary(rounds, MANIFEST)["differences"]["preemptions"]["mean"]
     assert (found["n"], found["difference"], found["ratio"]) == (0, None, None)
     assert found["note"] == ("not compared: measured by gauge and by counter (on, off)")
 
@@ -234,7 +238,7 @@ def test_tokens_that_are_counted_differently_are_not_compared(make_arm: MakeArm)
         else one
         for one in rounds
     ]
-    summary = pool(by_events, MANIFEST)
+    summary = pooled_summary(by_events, MANIFEST)
     assert summary["arms"]["off"]["token_counting"] == "usage"
     (gaps,) = summary["differences"]["itl_s"]["mean"]
     assert (gaps["n"], gaps["difference"]) == (0, None)

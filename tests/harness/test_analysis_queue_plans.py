@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.analysis.summary import summarise
+from tests.harness.told import summary_of
 
 if TYPE_CHECKING:
     from tests.made_up.run import RunBuilder
@@ -34,6 +34,6 @@ def test_a_queue_that_nobody_was_seen_in(
     for number, value in enumerate(waiting):
         run.scrape(100.0 * number, "its_waiting", value)
     run.idle({"waiting": 0.0}, {"waiting": 0.0})
-    texts = [one["text"] for one in summarise(run.frames())["validity"]]
+    texts = [one["text"] for one in summary_of(run.frames())["validity"]]
     found = [text for text in texts if "to leave while queued" in text]
     assert [text.startswith(said or "?") for text in found] == ([True] if said else [])

@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.analysis.summary import summarise
 from harness.metrics import METRICS
 from harness.records import Metric, Role, TokenCounting
 from harness.store.frames import RunFrames
 from harness.store.manifest import Clock
+from tests.harness.told import summary_of
 
 if TYPE_CHECKING:
     from tests.made_up.run import RunBuilder
@@ -44,7 +44,7 @@ def texts(summary: dict[str, Any], level: str) -> list[str]:
 
 
 def test_a_whole_summary(make_run: MakeRun) -> None:
-    summary = summarise(small_run(make_run()).frames())
+    summary = summary_of(small_run(make_run()).frames())
     assert summary["outcomes"] == {
         "completed": 1,
         "abandoned": 1,
@@ -73,7 +73,7 @@ def test_a_whole_summary(make_run: MakeRun) -> None:
 
 
 def test_it_is_json_and_the_figures_come_in_their_order(make_run: MakeRun) -> None:
-    summary = summarise(small_run(make_run()).frames())
+    summary = summary_of(small_run(make_run()).frames())
     read_back = json.loads(json.dumps(summary, allow_nan=False))
     assert list(read_back) == list(summary)
     names = list(summary["metrics"])
@@ -84,11 +84,11 @@ def test_it_is_json_and_the_figures_come_in_their_order(make_run: MakeRun) -> No
 
 def test_the_same_frames_give_the_same_summary(make_run: MakeRun) -> None:
     frames = small_run(make_run()).frames()
-    assert summarise(frames) == summarise(frames)
+    assert summary_of(frames) == summary_of(frames)
 
 
 def test_an_empty_run_is_invalid(make_run: MakeRun) -> None:
-    summary = summarise(make_run().frames())
+    summary = summary_of(make_run().frames())
     assert texts(summary, "invalid") == ["no request ended: there is nothing to tell"]
     assert summary["metrics"] == {}
     assert sum(summary["outcomes"].values()) == 0
@@ -98,7 +98,7 @@ def test_nobody_left_is_said(make_run: MakeRun) -> None:
     run = small_run(make_run())
     gone = run.requests.pop(0).request_id
     run.lifecycle = [event for event in run.lifecycle if event.client_request_id != gone]
-    summary = summarise(run.frames())
+    summary = summary_of(run.frames())
     assert texts(summary, "warning") == ["nobody left: the run says nothing about cancellation"]
     assert summary["not_measurable"]["cancel_latency_s"] == "no request was abandoned"
 
@@ -110,16 +110,16 @@ def test_an_unfinished_run_says_so(make_run: MakeRun) -> None:
     ):
         run = small_run(make_run())
         run.manifest.status = status  # type: ignore[assignment]
-        assert any(word in text for text in texts(summarise(run.frames()), "warning"))
+        assert any(word in text for text in texts(summary_of(run.frames()), "warning"))
 
 
 def test_too_little_left_to_run(make_run: MakeRun) -> None:
     run = small_run(make_run())
     # 2 generated at t0 and 10 ms a step: with 402 tokens just twice the settle time of 2 s is left.
     run.requests[0].max_tokens = 402
-    assert texts(summarise(run.frames()), "warning") == []
+    assert texts(summary_of(run.frames()), "warning") == []
     run.requests[0].max_tokens = 401
-    (text,) = texts(summarise(run.frames()), "warning")
+    (text,) = texts(summary_of(run.frames()), "warning")
     assert "1 of 1 abandoned requests had less than twice the settle time (2 s)" in text
 
 
@@ -127,14 +127,14 @@ def test_what_went_wrong_is_counted(make_run: MakeRun) -> None:
     run = small_run(make_run())
     run.request("t", sent=0, tokens=[21], outcome="timed_out", end=90)
     run.request("f", sent=0, tokens=[], outcome="failed", end=90)
-    (text,) = texts(summarise(run.frames()), "warning")
+    (text,) = texts(summary_of(run.frames()), "warning")
     assert text == "2 of 4 requests went wrong: 1 failed, 1 timed out"
 
 
 def test_a_figure_below_the_floor_is_flagged(make_run: MakeRun) -> None:
     run = small_run(make_run())
     run.lag(100, 15)
-    summary = summarise(run.frames())
+    summary = summary_of(run.frames())
     # Gaps of 10 ms between tokens; nothing that the engine itself stamped is touched.
     assert set(summary["flags"]) == {"itl_s", "tpot_s"}
     assert "client_lag_s p99 is 15 ms" in summary["flags"]["itl_s"]
@@ -145,7 +145,7 @@ def test_holes_in_the_log_are_said(make_run: MakeRun) -> None:
     run = small_run(make_run())
     run.abandon("lost", t0=33, tokens=[21])
     run.manifest.notes = ["3 lifecycle events fell out of the engine's log"]
-    summary = summarise(run.frames())
+    summary = summary_of(run.frames())
     assert set(run.manifest.notes) <= set(texts(summary, "info"))
     assert "1 of 2 abandoned requests are not in the lifecycle log" in texts(summary, "warning")[0]
 
@@ -153,7 +153,7 @@ def test_holes_in_the_log_are_said(make_run: MakeRun) -> None:
 def test_what_may_be_wrong_with_the_collection_is_a_warning(make_run: MakeRun) -> None:
     run = small_run(make_run())
     run.manifest.warnings = ["the page of metrics could not be read 3 times"]
-    assert texts(summarise(run.frames()), "warning") == run.manifest.warnings
+    assert texts(summary_of(run.frames()), "warning") == run.manifest.warnings
 
 
 def leave_and_run_on(run: RunBuilder) -> None:
@@ -175,7 +175,7 @@ def test_what_ghosts_hold_is_missing_but_not_lost(make_run: MakeRun) -> None:
     run = make_run()
     leave_and_run_on(run)
     run.idle({"running": 0, "free_blocks": 100}, {"running": 2, "free_blocks": 90})
-    summary = summarise(run.frames())
+    summary = summary_of(run.frames())
     assert summary["metrics"]["leaked_slots"]["mean"] == 2
     assert summary["metrics"]["leaked_blocks"]["mean"] == 10
     # Of 4 tokens each: 9 of "g" lie in 3 blocks, 7 of "cut" in 2; the other 5 blocks are lost.
@@ -190,13 +190,13 @@ def test_no_more_is_in_use_than_is_missing(make_run: MakeRun) -> None:
     run = make_run()
     leave_and_run_on(run)
     run.idle({"running": 0, "free_blocks": 100}, {"running": 1, "free_blocks": 100})
-    assert summarise(run.frames())["breakdown"]["leaks_in_use"] == {"slots": 1}
+    assert summary_of(run.frames())["breakdown"]["leaks_in_use"] == {"slots": 1}
 
 
 def test_what_is_lost_is_in_nobodys_hands(make_run: MakeRun) -> None:
     run = small_run(make_run())
     run.idle({"running": 0, "free_blocks": 9}, {"running": 0, "free_blocks": 2})
-    summary = summarise(run.frames())
+    summary = summary_of(run.frames())
     assert summary["breakdown"]["leaks_in_use"] == {}
     assert texts(summary, "warning") == []
 
@@ -207,7 +207,7 @@ def test_the_length_of_the_control_is_the_workloads_choice(make_run: MakeRun) ->
     run.request(
         "p", sent=0, tokens=[10], outcome="completed", end=9, role=Role.PROBE, arm="unloaded"
     )
-    (text,) = texts(summarise(run.frames()), "info")
+    (text,) = texts(summary_of(run.frames()), "info")
     assert "a filler's natural end, here after 64 tokens" in text
 
 
@@ -215,7 +215,7 @@ def test_a_busy_server_and_two_clocks_are_said(make_run: MakeRun) -> None:
     run = small_run(make_run())
     run.idle({"running": 2}, {"running": 2})
     run.manifest.clock = Clock(comparable=False)
-    first, second = texts(summarise(run.frames()), "warning")
+    first, second = texts(summary_of(run.frames()), "warning")
     assert first.startswith("2 requests of somebody else")
     assert "clock" in second
 
@@ -225,7 +225,7 @@ def test_void_trials_are_said(make_run: MakeRun) -> None:
     run.request(
         "p", sent=0, tokens=[10], outcome="completed", end=9, role=Role.PROBE, arm="abandon"
     )
-    assert texts(summarise(run.frames()), "warning") == [
+    assert texts(summary_of(run.frames()), "warning") == [
         "1 of 1 probe trials are void: nobody left, or the probe was served before"
     ]
 
@@ -239,7 +239,7 @@ def test_a_run_against_another_engine(make_run: MakeRun) -> None:
     run.request("s", sent=0, tokens=[21, 31, 41], outcome="completed", end=42)
     for row in run.requests:
         row.token_counting = TokenCounting.EVENTS
-    summary = summarise(run.frames())
+    summary = summary_of(run.frames())
     assert summary["metrics"]["wasted_tokens"]["mean"] == 55
     assert summary["metrics"]["wasted_tokens"]["bound"] == "lower"
     assert summary["metrics"]["leaked_slots"]["mean"] == 1
@@ -255,7 +255,7 @@ def test_exact_waste_has_the_counter_beside_it(make_run: MakeRun) -> None:
     run = small_run(make_run())
     run.metrics(generated_tokens="exact")
     run.idle({"generated_tokens": 0}, {"generated_tokens": 6})
-    waste = summarise(run.frames())["metrics"]["wasted_tokens"]
+    waste = summary_of(run.frames())["metrics"]["wasted_tokens"]
     assert (waste["method"], waste["mean"]) == ("exact", 1.0)
     assert waste["others"]["counter"]["mean"] == 1.0
 
@@ -289,7 +289,7 @@ def test_many_requests_have_the_figures_of_one(make_run: MakeRun) -> None:
     run = small_run(make_run())
     run.manifest.window.settled_ns = None
     copies = 500
-    summary = summarise(large(run.frames(), copies))
+    summary = summary_of(large(run.frames(), copies))
     latency = summary["metrics"]["cancel_latency_s"]
     assert (latency["n"], latency["n_censored"]) == (copies, 0)
     assert latency["p99"] == latency["p50"] == pytest.approx(0.0072)
@@ -302,5 +302,5 @@ def test_a_long_warm_up_is_said(make_run: MakeRun, quiet: int, is_said: bool) ->
     run = make_run()
     tokens = [float(t) for t in range(quiet, 1000)]
     run.request("a", sent=0, tokens=tokens, outcome="completed", end=1000)
-    said = texts(summarise(run.frames()), "warning")
+    said = texts(summary_of(run.frames()), "warning")
     assert any("the first 45% of the load were warm-up" in text for text in said) is is_said

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.analysis.summary import summarise
+from tests.harness.told import summary_of
 
 if TYPE_CHECKING:
     from tests.made_up.run import RunBuilder
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def texts(run: RunBuilder, word: str) -> list[str]:
-    return [one["text"] for one in summarise(run.frames())["validity"] if word in one["text"]]
+    return [one["text"] for one in summary_of(run.frames())["validity"] if word in one["text"]]
 
 
 def leave(run: RunBuilder, name: str, t0: float = 33, reason: str = "abort", **more: Any) -> None:
@@ -86,7 +86,7 @@ def test_a_race_that_the_server_won_makes_no_ghost(make_run: MakeRun) -> None:
         run.events(name, arrived=1, admitted=10.1, first_token=20)
         run.events(name, "length", removed=60.1, blocks_freed=60.2, finished=60.3, generated=5)
     steps(run, "races", "leaves")
-    ghosts = summarise(run.frames())["metrics"]["ghost_rate"]
+    ghosts = summary_of(run.frames())["metrics"]["ghost_rate"]
     assert (ghosts["n"], ghosts["mean"]) == (1, 1.0)
 
 

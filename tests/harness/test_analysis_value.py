@@ -11,11 +11,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from harness.analysis.pool import analyse_round, pool
+from harness.analysis.pool import analyse_round
 from harness.analysis.value import (
     Account,
-    Value,
-    ValueRow,
     ValueTerms,
     account,
     sum_of,
@@ -25,9 +23,11 @@ from harness.analysis.value import (
 from harness.commands.run_table import print_arms
 from harness.export.tables import stage_cells, value_cells, value_columns
 from harness.formatting import DASH, number
-from harness.records import Metric
+from harness.records import Metric, Value, ValueRow
+from tests.harness.told import pooled_summary
 from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder
+from tests.made_up.summaries import made_up_arms_summary
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -223,10 +223,10 @@ def test_the_summary_of_arms_holds_it_where_the_workload_asks(tmp_path: Path) ->
             "price_per_million_tokens": None,
         },
     }
-    value = msgspec.convert(pool(made, {"workload": workload})["value"], Value)
+    value = msgspec.convert(pooled_summary(made, {"workload": workload})["value"], Value)
     found = {row.name: row.ignored for row in value.rows}
     assert found["tokens wasted per cancel"] == 11
-    assert pool(made, {"workload": workload | {"value": None}})["value"] is None
+    assert pooled_summary(made, {"workload": workload | {"value": None}})["value"] is None
 
 
 def test_a_terminal_shows_both_tables() -> None:
@@ -244,7 +244,7 @@ def test_a_terminal_shows_both_tables() -> None:
         "value": msgspec.to_builtins(value),
     }
     console = Console(file=io.StringIO(), width=120)
-    print_arms(console, summary, shows_all=True)
+    print_arms(console, made_up_arms_summary(summary), shows_all=True)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     for row in value.rows:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.analysis.recovery import about_void_trials
-from harness.analysis.summary import summarise
 from harness.records import Delivery, TokenCounting, VoidTrial
 from harness.run.pipeline import find_void
 from tests.harness.audited import accounts
-from tests.harness.told import warnings
+from tests.harness.told import summary_of, warnings
 
 if TYPE_CHECKING:
     from tests.made_up.run import RunBuilder
@@ -79,7 +78,7 @@ def test_methods_that_nothing_explains_are_a_warning(make_run: MakeRun) -> None:
     run.idle({"running": 0, "waiting": 0}, {"running": 0, "waiting": 0})
     run.scrape(1001, "its_running", 0)
     run.scrape(1001, "its_waiting", 0)
-    summary = summarise(run.frames())
+    summary = summary_of(run.frames())
     (pair,) = [
         one
         for one in summary["agreement"]
@@ -93,15 +92,15 @@ def test_methods_that_nothing_explains_are_a_warning(make_run: MakeRun) -> None:
 def test_who_left_an_answer_in_one_piece_had_read_nothing(make_run: MakeRun) -> None:
     run = accounts(make_run())
     said = "had asked for an answer in one piece"
-    assert not any(said in one["text"] for one in summarise(run.frames())["validity"])
+    assert not any(said in one["text"] for one in summary_of(run.frames())["validity"])
     run.requests[-1].delivery = Delivery.UNARY
-    assert any(said in one["text"] for one in summarise(run.frames())["validity"])
+    assert any(said in one["text"] for one in summary_of(run.frames())["validity"])
 
 
 def test_whoever_reads_no_events_counts_none(make_run: MakeRun) -> None:
     run = make_run()
     run.abandon("a", t0=50, tokens=[], token_counting=TokenCounting.EVENTS)
-    texts = [one["text"] for one in summarise(run.frames())["validity"]]
+    texts = [one["text"] for one in summary_of(run.frames())["validity"]]
     assert not any("counted as events" in text for text in texts)
 
 

@@ -310,6 +310,6 @@ def test_an_abort_is_not_due_for_who_left_as_the_last_token_came(
     run.metrics(aborted="exact")
     run.idle({"aborted": 0}, {"aborted": 0})
     frames = run.frames()
-    told = audit(frames, run_facts(frames), NotMeasurable("-"))["counters"]
+    told = audit(frames, run_facts(frames), NotMeasurable("-")).counters
     (entry,) = [one for one in told if one.role == "aborted"]
     assert entry.due == due

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from harness.commands.run_table import print_arms
+from tests.made_up.summaries import made_up_arms_summary
 
 UNITS = {"preemptions": "preemptions", "itl_s": "s"}
 
@@ -64,7 +65,7 @@ def shown(width: int, num_arms: int) -> list[str]:
 
 def printed(width: int, made: dict[str, Any]) -> list[str]:
     file = io.StringIO()
-    print_arms(Console(file=file, width=width), made, shows_all=True)
+    print_arms(Console(file=file, width=width), made_up_arms_summary(made), shows_all=True)
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 

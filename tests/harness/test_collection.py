@@ -6,7 +6,6 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from harness.analysis.summary import summarise
 from harness.collect.source import Gathered
 from harness.errors import ConfigError
 from harness.records import (
@@ -24,6 +23,7 @@ from harness.store.manifest import Window
 from harness.store.run_folder import RunFolder
 from harness.workload.arrivals import ConstantArrivals
 from tests.harness.load.asking import plan_of
+from tests.harness.told import summary_of
 from tests.harness.workload.mixes import STAY, load_of
 from tests.made_up.run import RunBuilder
 
@@ -122,7 +122,7 @@ def summary(tmp_path: Path) -> dict[str, Any]:
     assert list(by_host["token_times_ns"]["of-there"]) == [HERE_NS + 4100 * MS, HERE_NS + 4110 * MS]
     assert sorted(frames.client["t_ns"]) == [HERE_NS + 1000 * MS, HERE_NS + 4000 * MS]
     assert set(frames.client["lag_ns"]) == {9}
-    return summarise(frames)
+    return summary_of(frames)
 
 
 def test_times_within_a_request_are_what_they_were(summary: dict[str, Any]) -> None:
@@ -139,7 +139,7 @@ def test_machines_of_one_name_have_clocks_of_their_own(tmp_path: Path) -> None:
     assert {one["host"] for one in folder.read_manifest()["load_processes"]} == both
     assert set(frames.client["host"]) == both  # both processes have the same id
     assert sorted(frames.requests["sent_ns"]) == [HERE_NS + 1000 * MS, HERE_NS + 4000 * MS]
-    assert summarise(frames)["metrics"]["goodput_rps"]["mean"] == pytest.approx(2 / 3.11)
+    assert summary_of(frames)["metrics"]["goodput_rps"]["mean"] == pytest.approx(2 / 3.11)
 
 
 def test_rows_by_two_clocks_in_one_folder_are_refused(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_worker_whose_rows_nobody_brought_is_named(tmp_path: Path) -> None:
 
     def said(*folders: Path) -> list[str]:
         folder = collect(folders, tmp_path / f"run-{len(folders)}", command=[])
-        return [one["text"] for one in summarise(folder.frames())["validity"]]
+        return [one["text"] for one in summary_of(folder.frames())["validity"]]
 
     (text,) = [text for text in said(here, master) if "there_2" in text]
     assert "left nothing in the folders that were collected: there_2;" in text
@@ -187,7 +187,7 @@ def test_what_an_open_loop_never_sent_is_told(tmp_path: Path) -> None:
     lines(shards / "requests-here-7.ndjson", *rows)
 
     folder = collect([shards], tmp_path / "run", command=[])
-    summary = summarise(folder.frames())
+    summary = summary_of(folder.frames())
     assert summary["arrivals"] == {"planned": 10, "sent": 2}
     unsent = folder.read_manifest()["arrivals"]["unsent"]
     assert unsent == {"to_stay_s": [pytest.approx(0.01)], "to_leave_s": []}  # the others: not due
@@ -230,7 +230,7 @@ def test_probes_are_told(tmp_path: Path) -> None:
     )
     lines(shards / "requests-there-8.ndjson", probe)
     folder = collect([shards], tmp_path / "run", command=["walkaway", "collect"])
-    metrics = summarise(folder.frames())["metrics"]
+    metrics = summary_of(folder.frames())["metrics"]
     assert metrics["slot_recovery_s"]["p50"] == pytest.approx(0.030)
 
 
@@ -249,7 +249,7 @@ def test_of_a_run_whose_harness_was_killed_what_the_server_told_is_kept(tmp_path
     gathered.close()
 
     folder = collect([killed.shards], tmp_path / "run", command=["walkaway", "collect"])
-    summary = summarise(folder.frames())
+    summary = summary_of(folder.frames())
     assert summary["engine"] == "reference"
     assert summary["metrics"]["cancel_latency_s"]["p50"] == pytest.approx(0.007)
     assert summary["status"] == "interrupted"

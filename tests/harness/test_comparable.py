@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from dashboards.run_history import PastRun, Point, may_be_joined, read_past_run
@@ -16,7 +17,7 @@ from harness.analysis.comparable import (
 from harness.analysis.compare import pair_of
 from harness.analysis.pool import differences
 from harness.gate.judge import Verdict
-from harness.records import Metric
+from harness.records import ArmSummary, Metric
 from tests.harness.gate.judging import judged, of_arms
 from tests.made_up import gated
 
@@ -48,7 +49,7 @@ def figure(**more: Any) -> Metric:
 
 def in_arms(first: Side, second: Side) -> bool:
     arms = {
-        name: {**one.as_arm, "metrics": {NAME: one.metric}}
+        name: msgspec.convert(one.as_arm, ArmSummary)
         for name, one in (("old", first), ("new", second))
     }
     (found,) = differences(arms, "old")[NAME]["mean"]

@@ -15,6 +15,7 @@ from harness.errors import ConfigError
 from harness.export.comparison import Comparison, compare_runs
 from harness.export.library import load_run
 from tests.made_up.run import save_judged
+from tests.made_up.summaries import content_of_arms
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,7 @@ def test_tokens_of_an_arm_that_are_counted_differently_are_not_compared(
     for name, counting in (("x", "usage"), ("y", "events")):
         shutil.copytree(runs[0], tmp_path / name)
         arms = {"on": whole | {"token_counting": counting}}
-        changed(tmp_path / name, "summary.json", arms=arms, token_counting=None)
+        changed(tmp_path / name, "summary.json", **content_of_arms(arms), token_counting=None)
         shutil.copytree(runs[0], tmp_path / name / "rounds" / "1-on")
     found = compared(tmp_path / "x", tmp_path / "y")
     wasted = next(one for one in found.pairs if one.metric == "wasted_tokens")
@@ -130,7 +131,7 @@ def test_arms_are_compared_by_name(runs: tuple[Path, Path], tmp_path: Path) -> N
     for name, arms in (("x", ("off", "on")), ("y", ("on", "more")), ("z", ("other",))):
         shutil.copytree(runs[0], tmp_path / name)
         whole = json.loads((runs[0] / "summary.json").read_text())
-        changed(tmp_path / name, "summary.json", arms=dict.fromkeys(arms, whole))
+        changed(tmp_path / name, "summary.json", **content_of_arms(dict.fromkeys(arms, whole)))
         for arm in arms:
             shutil.copytree(runs[0], tmp_path / name / "rounds" / f"1-{arm}")
     found = compared(tmp_path / "x", tmp_path / "y")
@@ -148,7 +149,7 @@ def test_an_arm_is_held_to_the_load_of_its_own_runs(
     whole = json.loads((runs[0] / "summary.json").read_text())
     for name, stay_share in (("x", 0.2), ("y", 0.7)):
         shutil.copytree(runs[0], tmp_path / name)
-        changed(tmp_path / name, "summary.json", arms={"on": whole})
+        changed(tmp_path / name, "summary.json", **content_of_arms({"on": whole}))
         of_arm = tmp_path / name / "rounds" / "1-on"
         shutil.copytree(runs[0], of_arm)
         manifest = json.loads((of_arm / "manifest.json").read_text())

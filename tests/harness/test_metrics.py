@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.analysis.summary import summarise
 from harness.metrics import METRICS, headlines, spoken
 from tests.harness.test_analysis_summary import small_run
+from tests.harness.told import summary_of
 
 if TYPE_CHECKING:
     from tests.harness.test_analysis_summary import MakeRun
@@ -26,7 +26,7 @@ def test_metrics_refer_only_to_metrics() -> None:
 
 
 def test_the_analysis_gives_every_metric_the_unit_of_the_table(make_run: MakeRun) -> None:
-    metrics = summarise(small_run(make_run()).frames())["metrics"]
+    metrics = summary_of(small_run(make_run()).frames())["metrics"]
     assert {name: one["unit"] for name, one in metrics.items()} == {
         name: METRICS[name].unit for name in metrics
     }

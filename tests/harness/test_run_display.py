@@ -21,6 +21,7 @@ from harness.run.progress import (
     choose_progress,
     describe,
 )
+from tests.made_up.summaries import made_up_summary
 
 
 def console(*, is_terminal: bool = False, width: int = 80) -> tuple[Console, io.StringIO]:
@@ -152,7 +153,7 @@ SUMMARY: dict[str, Any] = {
 
 def test_the_summary_shows_figures_statements_and_what_is_missing() -> None:
     plain, file = console()
-    print_summary(plain, SUMMARY, shows_all=True)
+    print_summary(plain, made_up_summary(SUMMARY), shows_all=True)
     text = file.getvalue()
     assert "demo on reference (tiny): 3 completed, 9 abandoned\n" in text
     (latency,) = [line for line in text.splitlines() if line.startswith("cancel_latency_s")]
@@ -171,7 +172,7 @@ def test_without_all_three_sentences_come_first_then_few_rows_and_warnings() -> 
     plain, file = console(width=100)
     info = {"level": "info", "text": "a note"}
     told = SUMMARY | {"validity": [*SUMMARY["validity"], info]}
-    print_summary(plain, told, shows_all=False)
+    print_summary(plain, made_up_summary(told), shows_all=False)
     lines = file.getvalue().splitlines()
     assert lines[:4] == [
         "demo on reference (tiny): 3 completed, 9 abandoned",
@@ -210,7 +211,7 @@ def test_a_narrow_terminal_is_shown_fewer_columns_but_whole_figures(
     width: int, left_out: list[str]
 ) -> None:
     narrow, file = console(width=width)
-    print_summary(narrow, SUMMARY, shows_all=True)
+    print_summary(narrow, made_up_summary(SUMMARY), shows_all=True)
     lines = file.getvalue().splitlines()
     (header,) = [line for line in lines if line.startswith("figure")]
     assert [name for name in ("method", "max") if name not in header] == left_out
@@ -226,7 +227,7 @@ def test_the_floor_stands_below_the_table() -> None:
     metrics |= {"over_read_tokens": read}
     reasons = {"scrape_interval_s": "the run did not scrape"}
     told = {**SUMMARY, "metrics": metrics, "not_measurable": reasons}
-    print_summary(plain, told, shows_all=True)
+    print_summary(plain, made_up_summary(told), shows_all=True)
     floor = (
         "client lag 200 µs (p99 4 ms), the run did not scrape, over-read 0 tokens (p99 2 tokens)"
     )
@@ -235,7 +236,9 @@ def test_the_floor_stands_below_the_table() -> None:
 
 def shown(**metrics: Metric) -> str:
     plain, file = console(width=100)
-    print_summary(plain, SUMMARY | {"metrics": msgspec.to_builtins(metrics)}, shows_all=True)
+    print_summary(
+        plain, made_up_summary(SUMMARY | {"metrics": msgspec.to_builtins(metrics)}), shows_all=True
+    )
     return file.getvalue()
 
 

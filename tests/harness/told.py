@@ -1,13 +1,29 @@
 """What an analysis told: a figure, why there is none, a time, the warnings of a run."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from harness.analysis.figure import Figure, NotMeasurable
+from harness.analysis.pool import ArmRound, pool
 from harness.analysis.summary import summarise
 from harness.records import Metric
+from harness.store.frames import RunFrames
 from tests.made_up.run import RunBuilder
+
+
+def summary_of(frames: RunFrames) -> dict[str, Any]:
+    """The content of the run's `summary.json`."""
+    content: dict[str, Any] = msgspec.to_builtins(summarise(frames))
+    return content
+
+
+def pooled_summary(rounds: Sequence[ArmRound], manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of the `summary.json` of several runs; without a status they are complete."""
+    content: dict[str, Any] = msgspec.to_builtins(pool(rounds, {"status": "complete", **manifest}))
+    return content
 
 
 def metric(figure: Figure) -> Metric:
@@ -25,5 +41,5 @@ def ms(value: float) -> Any:
 
 
 def warnings(run: RunBuilder) -> list[str]:
-    said: list[dict[str, Any]] = summarise(run.frames())["validity"]
+    said: list[dict[str, Any]] = summary_of(run.frames())["validity"]
     return [one["text"] for one in said if one["level"] == "warning"]

@@ -7,6 +7,7 @@ import msgspec
 
 from harness.store.manifest import Manifest, TargetFacts
 from harness.store.run_folder import RunFolder
+from tests.made_up.summaries import made_up_arms_summary, made_up_summary
 
 ITL = [0.005, 0.011, 0.030]
 TTFT = [0.640, 0.270, 0.180]
@@ -83,7 +84,7 @@ def save_arms(folder: Path, *, kind: str, **changes: Any) -> Path:
         "validity": [{"level": "warning", "text": "too few rounds"}],
     }
     run.write_manifest(manifest)
-    run.write_summary({**summary, **changes})
+    run.write_summary(made_up_arms_summary({**summary, **changes}))
     return run.path
 
 
@@ -105,19 +106,21 @@ def save_rounds(run: Path, lags_s: dict[str, float]) -> None:
         folder.write_manifest(msgspec.structs.replace(manifest, target=target))
         side = {"host": "h", "pid": 1, "cpu_share": 0.25, "lag_p95_s": lag_s}
         folder.write_summary(
-            {
-                "run_id": name,
-                "status": "complete",
-                "workload": "w",
-                "engine": "reference",
-                "model": "tiny",
-                "outcomes": {"completed": 5},
-                "load_processes": [side],
-                "steady": {
-                    "is_steady": True,
-                    "rule": "MSER-5",
-                    "warmup_s": 0.1,
-                    "steady_tps": 400.0,
-                },
-            }
+            made_up_summary(
+                {
+                    "run_id": name,
+                    "status": "complete",
+                    "workload": "w",
+                    "engine": "reference",
+                    "model": "tiny",
+                    "outcomes": {"completed": 5},
+                    "load_processes": [side],
+                    "steady": {
+                        "is_steady": True,
+                        "rule": "MSER-5",
+                        "warmup_s": 0.1,
+                        "steady_tps": 400.0,
+                    },
+                }
+            )
         )

@@ -18,7 +18,7 @@ from harness.records import (
     MetricSample,
     Outcome,
 )
-from harness.store.run_folder import RunFolder, RunRows
+from harness.store.run_folder import RunFolder, RunRows, as_summary
 from harness.workload.workload import as_plain_data, load_workload
 from tests.made_up.rows import lifecycle_event, request_row, step_row
 
@@ -73,7 +73,8 @@ def summary(metrics: Mapping[str, Metric] = GOOD, **more: Any) -> dict[str, Any]
 
 
 def summary_of_arms(arms: Mapping[str, dict[str, Any]], **more: Any) -> dict[str, Any]:
-    return {**_head(), "arms": dict(arms), **more}
+    rounds = {"reference": next(iter(arms)), "rounds": 1, "headlines": [], "differences": {}}
+    return {**_head(), **rounds, "arms": dict(arms), **more}
 
 
 def _head() -> dict[str, Any]:
@@ -104,14 +105,14 @@ def manifest(arms: Sequence[str] = (), **more: Any) -> dict[str, Any]:
 
 def measured(summary_: Mapping[str, Any], arms: Sequence[str] = (), **more: Any) -> Measured:
     plain = manifest(arms, **more)
-    return read_measured(summary_, plain, dict.fromkeys(arms, plain))
+    return read_measured(as_summary(summary_), plain, dict.fromkeys(arms, plain))
 
 
 def save(path: Path, summary_: Mapping[str, Any] | None = None, **more: Any) -> Path:
     """A run's folder; its rows are as many as `arm` counts."""
     folder = RunFolder.claim(path)
     folder.write_rows(ROWS)
-    folder.write_summary(summary() if summary_ is None else summary_)
+    (path / "summary.json").write_text(json.dumps(summary() if summary_ is None else summary_))
     (path / "manifest.json").write_text(json.dumps(manifest(**more)))
     return path
 

@@ -21,7 +21,7 @@ from harness.records import (
     WireClose,
 )
 from harness.store.manifest import Clock, Manifest, Window
-from harness.store.run_folder import RunFolder, RunRows
+from harness.store.run_folder import RunFolder, RunRows, as_summary
 from tests.made_up.rows import (
     lifecycle_event,
     made_up_manifest,
@@ -278,5 +278,5 @@ def save_played(
     folder = RunFolder.create(path)
     folder.write_rows(rows_of(run, lifecycle=lifecycle, gpu=gpu))
     folder.write_manifest(manifest_of(run, question=question, lifecycle=lifecycle))
-    folder.write_summary(summary_of(run, metrics, **summary))
+    folder.write_summary(as_summary(summary_of(run, metrics, **summary)))
     return folder.path

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.analysis.summary import summarise
 from harness.load.rows import ShardReader
 from harness.records import Outcome, RequestRow
 from harness.run.collection import collect
 from harness.store.manifest import local_clock
 from tests.harness.load.load_process import free_port, master_on, run_locust, worker_on
+from tests.harness.told import summary_of
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, ScriptedServer, Secrets
@@ -134,7 +134,7 @@ def test_workers_on_several_hosts_tell_together_what_clients_saw(
     assert len(alone.read_manifest()["absent_workers"]) == 1
     folder = collect([*folders, tmp_path / "master"], tmp_path / "run", command=[])
     assert folder.read_manifest()["absent_workers"] == []
-    summary = summarise(folder.frames())
+    summary = summary_of(folder.frames())
     assert sum(summary["outcomes"].values()) == sum(map(len, of_each))
     assert {one["host"] for one in folder.read_manifest()["load_processes"]} == {
         platform.node(),

@@ -8,6 +8,7 @@ import pytest
 from harness.formatting import DASH
 from harness.records import Metric
 from harness.web.tab import figure_text, final_rows, tab_rows, told
+from tests.made_up.summaries import made_up_summary
 
 OUTCOMES = dict.fromkeys(
     ["completed", "abandoned", "timed_out", "rejected", "failed", "cut_off"], 0
@@ -64,7 +65,7 @@ def test_at_the_end_what_must_be_known_comes_first() -> None:
             {"level": "invalid", "text": "the client was too slow"},
         ],
     }
-    rows = final_rows(summary)
+    rows = final_rows(made_up_summary(summary))
     assert [row["about"] for row in rows[:2]] == ["a process died", "the client was too slow"]
     figures = {row["figure"]: row for row in rows}
     assert figures["abandoned"]["value"] == "2"
