@@ -1,6 +1,5 @@
 """The gate as CI runs it: the project's own, and the examples that are there to be copied."""
 
-import json
 import os
 import shutil
 import signal
@@ -17,8 +16,7 @@ import yaml
 from typer.testing import CliRunner
 
 from harness.commands.verbs import app
-from tests.e2e.running import ROOT, scripted_server
-from tests.e2e.undecided import MOST_TRIES, UNDECIDED, until_decided
+from tests.e2e.running import MOST_TRIES, ROOT, UNDECIDED, scripted_server, until_decided
 
 JOB_S = 110
 
@@ -92,13 +90,6 @@ def judged(run: Callable[[Path], Job], folder: Path, *, code: int) -> Job:
     return until_decided(make, lambda job: job.code == code and job.junit()["the run"].is_passed)
 
 
-def with_fault(fault: str, folder: Path) -> Job:
-    """GitLab's step, on a build that has a fault."""
-    step = f"{steps('gitlab-ci.yml', 'gate')[-1]['run']} {SHORT}"
-    step += f" --set engine.allow_faults=true --set 'engine.faults=[\"{fault}\"]'"
-    return judged(partial(Job, step=step, is_on_github=False), folder, code=3)
-
-
 def not_passed(job: Job) -> list[str]:
     return [name for name, case in job.junit().items() if not case.is_passed]
 
@@ -113,16 +104,21 @@ def test_the_projects_own_engine_passes_its_gate(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_build_that_leaks_does_not(tmp_path: Path) -> None:
-    leaky = with_fault("leak-blocks=1", tmp_path)
-    assert not_passed(leaky) == ["leaked_blocks.max == 0"]
-    assert "❌ fail" in (leaky.folder / "gate-run" / "gate.md").read_text()
-
-
-@pytest.mark.slow
-def test_a_build_that_is_late_by_one_step_does_not(tmp_path: Path) -> None:
-    late = with_fault("delay-abort=0.02", tmp_path)
-    assert not_passed(late) == ["cancel_latency_steps.p50 < 1.5"]
+@pytest.mark.parametrize(
+    ("fault", "limit"),
+    [
+        ("leak-blocks=1", "leaked_blocks.max == 0"),
+        ("delay-abort=0.02", "cancel_latency_steps.p50 < 1.5"),
+    ],
+)
+def test_a_build_with_a_fault_fails_by_the_limit_that_it_breaks(
+    fault: str, limit: str, tmp_path: Path
+) -> None:
+    step = f"{steps('gitlab-ci.yml', 'gate')[-1]['run']} {SHORT}"
+    step += f" --set engine.allow_faults=true --set 'engine.faults=[\"{fault}\"]'"
+    bad = judged(partial(Job, step=step, is_on_github=False), tmp_path, code=3)
+    assert not_passed(bad) == [limit]
+    assert "❌ fail" in (bad.folder / "gate-run" / "gate.md").read_text()
 
 
 def only_gauges(folder: Path, *, ghost_every: int) -> Job:
@@ -188,58 +184,16 @@ def test_the_examples_say_that_nobody_told_them_where_walkaway_is(tmp_path: Path
         assert "WALKAWAY: set this variable" in done.stderr
 
 
-# A baseline, from the same run: whose new build is known to be the slower one.
-
-# Of the median: that of a round does not change when the machine stands still for a moment.
-STEPS_LIMIT = "new / baseline: cancel_latency_steps.p50 <= 1.7"
-
-
-class Baseline:
-    """The commands that keep one and hold a run to it, in a folder of their own."""
-
-    def __init__(self, run: Path) -> None:
-        self._run = run
-        self.file = Path("results") / "baselines" / "two_builds.json"
-
-    def gate(self, limit: str, *flags: str) -> tuple[int, str]:
-        """Exit code and what was printed."""
-        Path("limits.txt").write_text(limit)
-        order = ["gate", str(self._run), "--limits", "limits.txt", *flags]
-        result = CliRunner().invoke(app, order)
-        return result.exit_code, result.output
-
-    def change(self, change: Callable[[dict[str, Any]], None]) -> None:
-        content = json.loads(self.file.read_text())
-        change(content["measured"])
-        self.file.write_text(json.dumps(content))
-
-
-@pytest.fixture
-def baseline(two_builds: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Baseline:
+@pytest.mark.slow
+def test_a_real_run_is_a_baseline_and_is_like_itself(
+    two_builds: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    saved = Baseline(two_builds.folder / "gate-run")
-    code, said = saved.gate("new: leaked_blocks.max == 0", "--save-baseline")
-    assert (code, saved.file.is_file()) == (0, True), said
-    return saved
-
-
-@pytest.mark.slow
-def test_a_build_like_its_baseline_passes_and_a_slower_one_does_not(baseline: Baseline) -> None:
-    assert baseline.gate(STEPS_LIMIT)[0] == 0
-    baseline.change(lambda of: of["sides"].update(new=of["sides"]["old"]))
-    code, said = baseline.gate(STEPS_LIMIT)
-    assert (code, "fail" in said) == (3, True)
-
-
-def from_a_faster_machine(measured: dict[str, Any]) -> None:
-    for side in measured["sides"].values():
-        side["conditions"]["machine"].update(cpu="a faster one")
-
-
-@pytest.mark.slow
-def test_on_other_hardware_times_cannot_be_decided_and_steps_can(baseline: Baseline) -> None:
-    baseline.change(from_a_faster_machine)
-    assert baseline.gate(STEPS_LIMIT)[0] == 0
-    code, said = baseline.gate("new / baseline: cancel_latency_s.mean <= 100", "--json")
-    assert code == 4
-    assert "a time on another machine than the baseline's (a faster one" in said
+    run, limits = str(two_builds.folder / "gate-run"), Path("limits.txt")
+    limits.write_text("new: leaked_blocks.max == 0")
+    order = ["gate", run, "--limits", str(limits)]
+    saved = CliRunner().invoke(app, [*order, "--save-baseline"])
+    assert saved.exit_code == 0, saved.output
+    assert Path("results/baselines/two_builds.json").is_file()
+    limits.write_text("new / baseline: cancel_latency_steps.p50 <= 1.7")
+    assert CliRunner().invoke(app, order).exit_code == 0

@@ -24,8 +24,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.running import ROOT, scripted_server, wait_until
-from tests.e2e.undecided import UNDECIDED, until_decided
+from tests.e2e.running import ROOT, UNDECIDED, scripted_server, until_decided, wait_until
 from tests.harness.documents import README, Block, blocks
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(300)]

@@ -17,8 +17,9 @@ import pytest
 
 from harness.analysis.summary import summarise
 from harness.run.pipeline import discard_if_empty
-from harness.store.manifest import Manifest
+from harness.store.manifest import Window
 from harness.store.run_folder import RunFolder
+from tests.made_up.rows import made_up_manifest
 
 # The simulated engine with short steps and few abandons: a run takes seconds.
 SMALL = (
@@ -215,18 +216,8 @@ def test_an_interruption_while_libraries_are_loaded_is_a_message() -> None:
 def test_only_a_run_without_a_load_is_discarded(tmp_path: Path) -> None:
     for started_ns in (None, 7):
         folder = RunFolder.create(tmp_path / f"run-{started_ns}")
-        manifest = Manifest(
-            run_id="x",
-            created_at="",
-            command=[],
-            seed=0,
-            versions={},
-            hardware={},
-            workload={},
-            settle_s=2.0,
-            scrape_interval_s=None,
-        )
-        manifest.window.load_started_ns = started_ns
+        window = Window(load_started_ns=started_ns)
+        manifest = made_up_manifest(window=window)
         assert discard_if_empty(folder, manifest) == (started_ns is None)
         assert folder.path.exists() == (started_ns is not None)
 

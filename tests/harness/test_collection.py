@@ -15,7 +15,6 @@ from harness.records import (
     ProcessMark,
     RequestRow,
     Role,
-    TokenCounting,
     WorkerSeen,
 )
 from harness.run.collection import collect
@@ -25,6 +24,7 @@ from harness.workload.arrivals import ConstantArrivals
 from tests.harness.load.asking import plan_of
 from tests.harness.told import summary_of
 from tests.harness.workload.mixes import STAY, load_of
+from tests.made_up.rows import request_row
 from tests.made_up.run import RunBuilder
 
 MS = 1_000_000
@@ -61,26 +61,14 @@ def mark(
 
 def request(name: str, sent_ns: int) -> RequestRow:
     times = [sent_ns + 100 * MS, sent_ns + 110 * MS]
-    return RequestRow(
-        request_id=name,
-        arm="main",
-        role=Role.USER,
-        trial=None,
-        user=0,
-        stream=True,
-        planned_abandon=None,
+    return request_row(
+        name,
+        sent_ns=sent_ns,
+        ended_ns=times[-1],
+        outcome=Outcome.COMPLETED,
+        token_times_ns=times,
         think_ns=4,
         max_tokens=2,
-        intended_start_ns=sent_ns,
-        sent_ns=sent_ns,
-        first_token_ns=times[0],
-        last_token_ns=times[-1],
-        ended_ns=times[-1],
-        tokens_read=2,
-        token_times_ns=times,
-        event_tokens=[1, 1],
-        token_counting=TokenCounting.USAGE,
-        outcome=Outcome.COMPLETED,
     )
 
 

@@ -7,20 +7,11 @@ import pytest
 from harness.records import LifecycleEvent
 from harness.run.measurement import LatencySoFar
 from harness.run.run_config import repeat_command
+from tests.made_up.rows import lifecycle_event
 
 
 def event(name: str, request: str | None, t_ns: int) -> LifecycleEvent:
-    return LifecycleEvent(
-        seq=1,
-        t_ns=t_ns,
-        event=name,
-        request_id="of the server",
-        client_request_id=request,
-        step=None,
-        num_generated=0,
-        num_blocks=0,
-        reason=None,
-    )
+    return lifecycle_event(1, t_ns, name, "a", client_request_id=request)
 
 
 def test_the_latency_so_far_needs_both_ends_whichever_is_told_first() -> None:

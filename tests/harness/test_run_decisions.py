@@ -31,6 +31,7 @@ from harness.workload.load import SlotRecoveryLoad
 from harness.workload.plan import read_plan, write_plan
 from harness.workload.target import Target
 from harness.workload.workload import SettleSettings, load_target
+from tests.made_up.rows import step_row
 
 ENGINE_CONFIG = {"max_num_seqs": 5, "max_model_len": 4096}
 
@@ -47,16 +48,7 @@ def order(*settings: str, workload: str = "demo", engine: str = "reference") -> 
 
 
 def step(duration_ns: int) -> StepRow:
-    return StepRow(
-        step=1,
-        started_ns=100,
-        ended_ns=100 + duration_ns,
-        num_running=0,
-        num_waiting=0,
-        free_blocks=0,
-        scheduled={},
-        sampled={},
-    )
+    return step_row(1, 100, 100 + duration_ns, {})
 
 
 @pytest.mark.parametrize(

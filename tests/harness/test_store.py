@@ -3,8 +3,8 @@
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
@@ -15,41 +15,28 @@ from harness.records import (
     ClientSample,
     CpuSample,
     GpuSample,
-    LifecycleEvent,
     MetricSample,
     Outcome,
     RequestRow,
-    Role,
     StepRow,
-    TokenCounting,
 )
 from harness.store.manifest import Clock, Manifest
 from harness.store.parquet import schema_of
 from harness.store.run_folder import RECORDS, RunFolder, RunRows, name_run
+from tests.made_up.rows import lifecycle_event, request_row
 
 LARGE_NS = 2**53 + 1  # a float would lose its last digit
 
 
-def a_request(**changes: object) -> RequestRow:
-    row = RequestRow(
-        request_id="r1",
-        arm="main",
-        role=Role.USER,
-        trial=None,
-        user=3,
-        stream=True,
-        planned_abandon=4,
-        think_ns=None,
-        max_tokens=10,
-        intended_start_ns=LARGE_NS,
+def a_request(name: str = "r1", outcome: Outcome = Outcome.ABANDONED, **more: Any) -> RequestRow:
+    return request_row(
+        name,
         sent_ns=LARGE_NS + 1,
         ended_ns=LARGE_NS + 9,
+        outcome=outcome,
         token_times_ns=[LARGE_NS + 2, LARGE_NS + 3],
-        event_tokens=[1, 1],
-        token_counting=TokenCounting.USAGE,
-        outcome=Outcome.ABANDONED,
+        **{"planned_abandon": 4, "abandoned_ns": None, **more},
     )
-    return msgspec.structs.replace(row, **changes)
 
 
 def a_manifest() -> Manifest:
@@ -86,7 +73,7 @@ def test_an_empty_run_has_every_column(folder: RunFolder) -> None:
 
 def test_requests_come_back_as_they_were(folder: RunFolder) -> None:
     left = a_request(abandoned_ns=LARGE_NS + 5)
-    stayed = a_request(request_id="r2", planned_abandon=None, outcome=Outcome.COMPLETED)
+    stayed = a_request("r2", Outcome.COMPLETED, planned_abandon=None)
     folder.write_rows(RunRows(requests=[left, stayed]))
     requests = folder.frames().requests
     assert list(requests["request_id"]) == ["r1", "r2"]
@@ -122,17 +109,7 @@ def test_the_maps_of_a_step_become_aligned_lists(folder: RunFolder) -> None:
 
 
 def test_the_other_frames_come_back(folder: RunFolder) -> None:
-    event = LifecycleEvent(
-        seq=1,
-        t_ns=5,
-        event="arrived",
-        request_id="s1",
-        client_request_id="r1",
-        step=None,
-        num_generated=0,
-        num_blocks=0,
-        reason=None,
-    )
+    event = lifecycle_event(1, 5, "arrived", "r1")
     folder.write_rows(
         RunRows(
             lifecycle=[event],
@@ -156,7 +133,7 @@ def test_rows_come_one_by_one_and_are_written_in_parts(
 ) -> None:
     monkeypatch.setattr("harness.store.parquet.ROWS_AT_ONCE", 3)
     names = [f"r{number}" for number in range(8)]
-    folder.write_rows(RunRows(requests=(a_request(request_id=name) for name in names)))
+    folder.write_rows(RunRows(requests=(a_request(name) for name in names)))
     assert list(folder.frames().requests["request_id"]) == names
     file = pq.ParquetFile(folder.path / "requests.parquet")
     assert [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] == [3, 3, 2]

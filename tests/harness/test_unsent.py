@@ -10,6 +10,7 @@ from harness.workload.load import AbandonLoad
 from harness.workload.plan import LoadPlan
 from tests.harness.load.asking import plan_of as plan_for
 from tests.harness.workload.mixes import STAY, load_of, tokens
+from tests.made_up.rows import made_up_manifest
 
 S = 1_000_000_000
 
@@ -21,17 +22,7 @@ def plan_of(load: AbandonLoad, *, seed: int = 7) -> LoadPlan:
 
 
 def manifest_of(*loops_ended_s: float) -> Manifest:
-    manifest = Manifest(
-        run_id="r",
-        created_at="",
-        command=[],
-        seed=7,
-        versions={},
-        hardware={},
-        workload={},
-        settle_s=1,
-        scrape_interval_s=None,
-    )
+    manifest = made_up_manifest(seed=7)
     manifest.idle.loops = [IdleReading(t_ns=int(t * S), values={}) for t in loops_ended_s]
     return manifest
 

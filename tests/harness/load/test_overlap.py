@@ -3,26 +3,14 @@
 import pytest
 
 from harness.load.rows import ran_at_once
-from harness.records import Outcome, RequestRow, Role, TokenCounting
+from harness.records import Outcome, RequestRow
+from tests.made_up.rows import request_row
 
 
 def row(*token_times_ns: int) -> RequestRow:
-    return RequestRow(
-        request_id="r",
-        arm="unloaded",
-        role=Role.CHECK,
-        trial=0,
-        user=3,
-        stream=True,
-        planned_abandon=None,
-        think_ns=None,
-        max_tokens=8,
-        intended_start_ns=0,
-        sent_ns=0,
-        ended_ns=100,
-        token_times_ns=list(token_times_ns),
-        token_counting=TokenCounting.USAGE,
-        outcome=Outcome.COMPLETED,
+    times = list(token_times_ns)
+    return request_row(
+        "r", sent_ns=0, ended_ns=100, outcome=Outcome.COMPLETED, token_times_ns=times
     )
 
 

@@ -6,51 +6,26 @@ from harness.records import (
     LifecycleEvent,
     Outcome,
     RequestRow,
-    Role,
-    TokenCounting,
     WireClose,
 )
 from harness.web.live import LAST, MOST_PENDING, Distribution, LiveRun, Thinned
 from harness.web.tab import live_rows
+from tests.made_up.rows import lifecycle_event, request_row
 
 MS = 1_000_000
 
 
 def left(name: str, *, at_ms: int, read: int) -> RequestRow:
-    return RequestRow(
-        request_id=name,
-        arm="main",
-        role=Role.USER,
-        trial=None,
-        user=0,
-        stream=True,
-        planned_abandon=read,
-        think_ns=0,
-        max_tokens=100,
-        intended_start_ns=0,
-        sent_ns=0,
-        abandoned_ns=at_ms * MS,
-        ended_ns=at_ms * MS,
-        tokens_read=read,
-        token_counting=TokenCounting.USAGE,
-        outcome=Outcome.ABANDONED,
-    )
+    t0 = at_ms * MS
+    more = {"planned_abandon": read, "tokens_read": read}
+    return request_row(name, sent_ns=0, ended_ns=t0, outcome=Outcome.ABANDONED, **more)
 
 
 def event(
     what: str, name: str, *, at_ms: int, tokens: int = 0, reason: str = "user_disconnect"
 ) -> LifecycleEvent:
-    return LifecycleEvent(
-        seq=0,
-        t_ns=at_ms * MS,
-        event=what,
-        request_id=f"s-{name}",
-        client_request_id=name,
-        step=None,
-        num_generated=tokens,
-        num_blocks=0,
-        reason=reason if what == "blocks_freed" else None,
-    )
+    why = reason if what == "blocks_freed" else None
+    return lifecycle_event(0, at_ms * MS, what, name, num_generated=tokens, reason=why)
 
 
 def test_latency_and_waste_do_not_depend_on_who_tells_first() -> None:
