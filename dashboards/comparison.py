@@ -14,8 +14,8 @@ from dashboards.figures.dots import Ratio
 from dashboards.page import document, save
 from dashboards.sections.section import (
     Picture,
-    PlainTable,
     Section,
+    Table,
     ladder_picture,
     median_and_p99,
 )
@@ -79,7 +79,7 @@ class ArmArticle:
     anchor: str
     arm: str
     answers: Sequence[Answer]
-    tables: Sequence[PlainTable]
+    tables: Sequence[Table]
     sections: Sequence[Section]
 
 
@@ -175,9 +175,9 @@ def _apart(pair: Pair) -> str:
     return f"{times(pair.ratio)}{in_steps}"
 
 
-def _side_by_side(arm: ComparedArm) -> PlainTable:
+def _side_by_side(arm: ComparedArm) -> Table:
     metrics = {one.label: one.metrics for one in arm.runs}
-    return PlainTable(
+    return Table(
         title="Side by side",
         shows="Each figure of each run; behind a time stands how many steps of its engine it is.",
         columns=("figure", *metrics),
@@ -201,8 +201,8 @@ def _value(metrics: Mapping[str, Metric], name: str, key: str) -> str:
     return f"{text} = {quantity(value / step.p50, 'steps')}"
 
 
-def _details(candidate: ComparedRun, comparison: Comparison) -> PlainTable:
-    return PlainTable(
+def _details(candidate: ComparedRun, comparison: Comparison) -> Table:
+    return Table(
         title=f"{candidate.label} against the baseline, figure by figure",
         shows="Difference: candidate less baseline. Times: candidate by baseline. In steps: that "
         "ratio, each time in steps of its own engine. A time is surely better or worse where it is "
@@ -223,14 +223,14 @@ def _detail(comparison: Comparison, pair: Pair) -> tuple[str, ...]:
     )
 
 
-def _runs_table(compared: ComparedRuns) -> PlainTable:
+def _runs_table(compared: ComparedRuns) -> Table:
     """A row a fact, a column a run."""
     runs: dict[str, ComparedRun] = {}
     for one in (one for arm in compared.arms for one in arm.runs):
         runs.setdefault(one.label, one)
     facts = {label: dict(_facts(one)) for label, one in runs.items()}
     names = dict.fromkeys(name for of in facts.values() for name in of)
-    return PlainTable(
+    return Table(
         title="What was run on what",
         shows="As each run's manifest says; the baseline first.",
         columns=("", *facts),

@@ -11,14 +11,12 @@ from dashboards.headline import Card
 from dashboards.page import document, save
 from dashboards.request_sample import request_rows
 from dashboards.sections import arms, cancel, load
-from dashboards.sections.section import PlainTable, Section
+from dashboards.sections.section import Cell, Section, Table
 from dashboards.sections.stages import stages
 from dashboards.sections.tables import (
-    COLUMNS,
-    Cell,
-    Row,
-    SideBySide,
+    SIDE_BY_SIDE,
     account_tables,
+    every_figure,
     limits_table,
     metric_rows,
     value_tables,
@@ -59,20 +57,20 @@ class Told:
     trust: Sequence[Trust]
     not_measurable: Mapping[str, str]
     cards: Sequence[Card] = ()
-    side_by_side: Sequence[SideBySide] = ()
-    accounts: Sequence[PlainTable]
+    side_by_side: Sequence[Table] = ()
+    accounts: Sequence[Table]
     sections: Sequence[Section]
     listing: Listing | None = None
-    rows: Sequence[Row]
+    rows: Sequence[tuple[str | Cell, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Article:
     """Everything the page says about one run, as text.
 
-    `cautions` say that figures mean nothing and stand before them; then no sentence is made of the
-    figures. `warnings` are only counted on the first screen, which needs its room for the figures;
-    they stand with the `remarks` below.
+    `remarks` by level: `invalid` says that figures mean nothing and stands before them; then no
+    sentence is made of the figures. A `warning` is only counted on the first screen, which needs
+    its room for the figures, and stands with the `info` below.
     """
 
     anchor: str
@@ -80,31 +78,26 @@ class Article:
     question: str
     status: str
     verdict: Verdict | None
-    cautions: Sequence[Remark]
-    warnings: Sequence[Remark]
-    remarks: Sequence[Remark]
+    remarks: Mapping[str, Sequence[Remark]]
     told: Told
     not_measurable: Sequence[tuple[str, Sequence[str]]]
-    accounts: Sequence[PlainTable]
+    tables: Sequence[Table]
+    every_figure: Table
     command: str
     machine: Sequence[tuple[str, str]]
 
 
 def write_report(folders: Sequence[Path], output: Path) -> None:
     """Write the report of these runs. Raises `ConfigError` for what cannot be read or written."""
-    save(render([describe(read_run(path), f"run{i}") for i, path in enumerate(folders)]), output)
-
-
-def render(articles: Sequence[Article]) -> str:
-    """The whole report as one HTML document."""
+    articles = [describe(read_run(path), f"run{i}") for i, path in enumerate(folders)]
     listings = {one.anchor: one.told.listing for one in articles}
-    return document(
+    html = document(
         "report.html.j2",
         {article.anchor: article.told.sections for article in articles},
         requests={anchor: one.data for anchor, one in listings.items() if one is not None},
         articles=articles,
-        columns=COLUMNS,
     )
+    save(html, output)
 
 
 def describe(run: Run | ArmsRun, anchor: str) -> Article:
@@ -118,12 +111,14 @@ def describe(run: Run | ArmsRun, anchor: str) -> Article:
         question=str(manifest.workload.get("question") or summary.workload),
         status=summary.status,
         verdict=verdict,
-        cautions=[one for one in summary.validity if one.level == "invalid"],
-        warnings=[one for one in summary.validity if one.level == "warning"],
-        remarks=[one for one in summary.validity if one.level == "info"],
+        remarks={
+            level: [one for one in summary.validity if one.level == level]
+            for level in ("invalid", "warning", "info")
+        },
         told=told,
         not_measurable=_by_reason(told.not_measurable),
-        accounts=[*limits, *told.accounts],
+        tables=[*limits, *told.accounts],
+        every_figure=every_figure(told.rows),
         command=manifest.repeat or shlex.join(manifest.command),
         machine=_machine(manifest),
     )
@@ -325,7 +320,7 @@ def _in_no_arm(summary: ArmsSummary) -> dict[str, str]:
     return {name: reason for name, reason in reasons.items() if name not in known}
 
 
-def _side_by_side(summary: ArmsSummary) -> list[SideBySide]:
+def _side_by_side(summary: ArmsSummary) -> list[Table]:
     """The headline figures of each arm, and under them how it differs from the reference: first
     those that the question asks for."""
     pairs = headline_figures(summary.metrics, summary.headlines)
@@ -333,9 +328,10 @@ def _side_by_side(summary: ArmsSummary) -> list[SideBySide]:
     others = [pair for pair in pairs if pair not in asked]
     tables = (("The arms side by side", asked), ("More figures side by side", others))
     return [
-        SideBySide(
+        Table(
             title=title,
-            arms=tuple(summary.arms),
+            shows=SIDE_BY_SIDE,
+            columns=("figure", *summary.arms),
             rows=tuple(_arms_row(summary, name, key) for name, key in those),
         )
         for title, those in tables
@@ -343,12 +339,11 @@ def _side_by_side(summary: ArmsSummary) -> list[SideBySide]:
     ]
 
 
-def _arms_row(summary: ArmsSummary, name: str, key: str) -> tuple[str, tuple[Cell, ...]]:
+def _arms_row(summary: ArmsSummary, name: str, key: str) -> tuple[str | Cell, ...]:
     """With the kind of users that the figure is of, where a run has several kinds."""
     found = [metrics[name].of for metrics in summary.metrics.values() if name in metrics]
     of = f" ({found[0]})" if found and found[0] is not None else ""
-    cells = tuple(_cell(summary, name, key, arm) for arm in summary.arms)
-    return f"{spoken(name, key)}{of}", cells
+    return (f"{spoken(name, key)}{of}", *(_cell(summary, name, key, arm) for arm in summary.arms))
 
 
 def _cell(summary: ArmsSummary, name: str, key: str, arm: str) -> Cell:
@@ -357,8 +352,9 @@ def _cell(summary: ArmsSummary, name: str, key: str, arm: str) -> Cell:
         return Cell(text="not measurable")
     text = bounded(metric, key)
     if arm == summary.reference:
-        return Cell(text=text, under=REFERENCE)
+        return Cell(text=text, under=(REFERENCE,))
     one = summary.difference(name, key, arm)
-    if one is None or one.difference is None:
-        return Cell(text=text, under=None if one is None or one.n else one.note)
-    return Cell(text=text, under=_change(one))
+    if one is None:
+        return Cell(text=text)
+    under = _change(one) if one.difference is not None else None if one.n else one.note
+    return Cell(text=text, under=() if under is None else (under,))

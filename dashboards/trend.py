@@ -8,7 +8,7 @@ from typing import Final
 from dashboards.figures.history import over_runs
 from dashboards.page import document, save
 from dashboards.run_history import Group, PastRun, Track, read_history, tracks
-from dashboards.sections.section import Picture, PlainTable, Section
+from dashboards.sections.section import Picture, Section, Table
 from dashboards.verdict import workload_limits
 from harness.errors import ConfigError
 from harness.formatting import DASH, bounded, quantity
@@ -29,7 +29,7 @@ class Trend:
     flawed: Sequence[tuple[str, str]]
     changes: Sequence[tuple[str, str]]
     sections: Sequence[Section]
-    table: PlainTable
+    table: Table
 
     @property
     def beside(self) -> str:
@@ -136,10 +136,8 @@ def _of_each(figure: str) -> str:
     return f"A point is a run: the value that {share} in it did not exceed."
 
 
-def _table(
-    group: Group, found: Mapping[Key, Sequence[Track]], changed: Container[str]
-) -> PlainTable:
-    return PlainTable(
+def _table(group: Group, found: Mapping[Key, Sequence[Track]], changed: Container[str]) -> Table:
+    return Table(
         title="Every run",
         shows="The newest first. What changed since the run before stands under the pictures.",
         columns=("run", "written (UTC)", "is", *(" ".join(key) for key in found)),

@@ -18,12 +18,11 @@ from harness.export.tables import steady_in_words
 from harness.formatting import DASH, figure_of, number, quantity
 from harness.gate.judge import Check, Judgement, Terms, judge, refuse
 from harness.gate.judge import Verdict as GateVerdict
-from harness.gate.limits import BASELINE, DEFAULT_LIMITS, Limit, parse_limits
+from harness.gate.limits import BASELINE, DEFAULT_LIMITS, FEWEST_ABANDONS, Limit, parse_limits
 from harness.gate.reports import gravest_first
 from harness.gate.run_folder import read_run
 from harness.records import Outcome, Summary
 from harness.store.run_folder import UnusableRunError
-from harness.workload.workload import GateSettings
 
 FULL: Final = 0.9  # of all cores: beyond it a process that wants a core waits for it
 MOST_FULL: Final = 0.05  # of the load
@@ -86,7 +85,7 @@ def _judge(
         measured = read_run(path)
     except UnusableRunError as error:
         return refuse(path.name, error.reason, error.remedy)
-    fewest = int(settings.get("min_abandons", GateSettings().min_abandons))
+    fewest = int(settings.get("min_abandons", FEWEST_ABANDONS))
     limits = [limit for limit in limits if limit.against != BASELINE]
     return judge(
         measured, Terms(limits=limits, baseline=None, fewest_abandons=fewest), run=path.name

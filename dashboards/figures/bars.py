@@ -20,15 +20,9 @@ from dashboards.figures.canvas import (
     VERMILION,
     Figure,
     Limits,
-    add_bar,
-    add_scatter,
-    add_text,
     canvas,
     pattern,
     plain,
-    set_layout,
-    set_x,
-    set_y,
     whiskers,
 )
 from harness.formatting import figure_of
@@ -87,8 +81,7 @@ def cancel_stages(metrics: Mapping[str, Metric]) -> Figure:
         if not drawn:
             continue
         shapes = [OPEN if part.is_open else shape for _, part in drawn]
-        add_bar(
-            figure,
+        figure.add_bar(
             name=label,
             orientation="h",
             y=[row for row, _ in drawn],
@@ -99,10 +92,10 @@ def cancel_stages(metrics: Mapping[str, Metric]) -> Figure:
         )
     for row, parts in rows:
         _label_open_end(figure, row, parts, most_s)
-    legend = figure["layout"]["legend"] | {"traceorder": "normal"}
-    set_layout(figure, barmode="stack", bargap=0.45, legend=legend, showlegend=True)
+    legend = figure.layout["legend"] | {"traceorder": "normal"}
+    figure.set_layout(barmode="stack", bargap=0.45, legend=legend, showlegend=True)
     upwards = [row for row, _ in reversed(rows)]
-    set_y(figure, categoryarray=upwards, categoryorder="array", tickmode="linear")
+    figure.set_y(categoryarray=upwards, categoryorder="array", tickmode="linear")
     return figure
 
 
@@ -126,8 +119,7 @@ def _label_open_end(
     for name, part in parts.items():
         if part.is_open:
             cut = ", cut off" if part.seconds > most_s else ""
-            add_text(
-                figure,
+            figure.add_text(
                 f"{name[:-2]} {plain(part.text)}{cut} \N{RIGHTWARDS ARROW}",
                 x=sum(_drawn_s(one, most_s) for one in parts.values()) * 1e3,
                 y=row,
@@ -160,8 +152,7 @@ def waste_bars(bars: Sequence[WasteBar], *, x_title: str) -> Figure:
         looks.append(("both together", GREY, "x"))
         heights.append([bar.total if bar.parts is None else 0.0 for bar in bars])
     for (label, colour, shape), values in zip(looks, heights, strict=True):
-        add_bar(
-            figure,
+        figure.add_bar(
             name=label,
             x=labels,
             y=values,
@@ -174,22 +165,21 @@ def waste_bars(bars: Sequence[WasteBar], *, x_title: str) -> Figure:
     if has_limits:
         _add_limits(figure, has_limits)
     else:
-        figure["data"][-1] |= {
+        figure.data[-1] |= {
             "text": [bar.text for bar in bars],
             "textposition": "outside",
             "textangle": 0,
             "cliponaxis": False,
         }
-    legend = figure["layout"]["legend"] | {"traceorder": "normal"}
-    set_layout(figure, barmode="stack", bargap=0.4, legend=legend)
-    set_x(figure, type="category")
+    legend = figure.layout["legend"] | {"traceorder": "normal"}
+    figure.set_layout(barmode="stack", bargap=0.4, legend=legend)
+    figure.set_x(type="category")
     return figure
 
 
 def _add_limits(figure: Figure, bars: Sequence[WasteBar]) -> None:
     """A whisker over each sum."""
-    add_scatter(
-        figure,
+    figure.add_scatter(
         x=[plain(bar.label) for bar in bars],
         y=[bar.total for bar in bars],
         mode="markers",

@@ -1,20 +1,19 @@
 """How every picture looks: one palette, one empty canvas.
 
-A figure is what Plotly draws: `{"data": traces, "layout": ...}`. The colours are Okabe and Ito's,
-which people with any common colour blindness can tell apart, in an order that alternates light and
-dark; dashes and patterns tell the same without any colour. A picture carries no ink colour of its
-own: the page gives text, axes and grid lines theirs when it is shown, so one figure serves light,
-dark and paper.
+The colours are Okabe and Ito's, which people with any common colour blindness can tell apart, in an
+order that alternates light and dark; dashes and patterns tell the same without any colour. A
+picture carries no ink colour of its own: the page gives text, axes and grid lines theirs when it is
+shown, so one figure serves light, dark and paper.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-Figure = dict[str, Any]
 Floats = npt.NDArray[np.float64]
 Limits = tuple[float, float]
 
@@ -34,6 +33,47 @@ HEIGHT_PX: Final = 320
 SCALES: Final = {"s": (1e3, "milliseconds"), "ratio": (1e2, "percent")}  # of an axis, by unit
 
 
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What Plotly draws: `data` holds the traces; both are in its own words."""
+
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
+
+    def add_scatter(self, **trace: Any) -> None:
+        self.data.append({"type": "scatter", **trace})
+
+    def add_bar(self, **trace: Any) -> None:
+        self.data.append({"type": "bar", **trace})
+
+    def set_layout(self, **values: Any) -> None:
+        self.layout.update(values)
+
+    def set_x(self, **values: Any) -> None:
+        self.layout["xaxis"].update(values)
+
+    def set_y(self, **values: Any) -> None:
+        self.layout["yaxis"].update(values)
+
+    def add_shape(self, **shape: Any) -> None:
+        self.layout.setdefault("shapes", []).append(shape)
+
+    def add_vertical(self, x: object, **more: Any) -> None:
+        """A dotted line at `x` over the whole height."""
+        place = {"x0": x, "x1": x, "xref": "x", "y0": 0, "y1": 1, "yref": "y domain"}
+        self.add_shape(type="line", line=DOTTED, **place, **more)
+
+    def add_text(self, text: str, **place: Any) -> None:
+        """Text at a place in the picture; `text` is read as markup."""
+        label = {"text": text, "showarrow": False, **place}
+        self.layout.setdefault("annotations", []).append(label)
+
+    def add_second_y(self) -> None:
+        """The axis `y2`: invisible, from the foot of the picture (0) to its head (1)."""
+        axis = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
+        self.set_layout(yaxis2=axis)
+
+
 def canvas(*, x_title: str, y_title: str, height: int = HEIGHT_PX) -> Figure:
     """An empty figure with our margins, legend and axes, transparent, without ink colours."""
     layout = {
@@ -48,55 +88,13 @@ def canvas(*, x_title: str, y_title: str, height: int = HEIGHT_PX) -> Figure:
         "xaxis": _axis(x_title),
         "yaxis": {**_axis(y_title), "rangemode": "tozero"},
     }
-    return {"data": [], "layout": layout}
+    return Figure([], layout)
 
 
 def _axis(title: str) -> dict[str, Any]:
     """Fixed: a drag over a picture scrolls the page, above all on a phone."""
     text = {"text": title, "font": {"size": 13}}
     return {"title": text, "automargin": True, "zeroline": False, "fixedrange": True}
-
-
-def add_scatter(figure: Figure, **trace: Any) -> None:
-    figure["data"].append({"type": "scatter", **trace})
-
-
-def add_bar(figure: Figure, **trace: Any) -> None:
-    figure["data"].append({"type": "bar", **trace})
-
-
-def set_layout(figure: Figure, **values: Any) -> None:
-    figure["layout"].update(values)
-
-
-def set_x(figure: Figure, **values: Any) -> None:
-    figure["layout"]["xaxis"].update(values)
-
-
-def set_y(figure: Figure, **values: Any) -> None:
-    figure["layout"]["yaxis"].update(values)
-
-
-def add_shape(figure: Figure, **shape: Any) -> None:
-    figure["layout"].setdefault("shapes", []).append(shape)
-
-
-def add_vertical(figure: Figure, x: object, **more: Any) -> None:
-    """A dotted line at `x` over the whole height."""
-    place = {"x0": x, "x1": x, "xref": "x", "y0": 0, "y1": 1, "yref": "y domain"}
-    add_shape(figure, type="line", line=DOTTED, **place, **more)
-
-
-def add_text(figure: Figure, text: str, **place: Any) -> None:
-    """Text at a place in the picture; `text` is read as markup."""
-    label = {"text": text, "showarrow": False, **place}
-    figure["layout"].setdefault("annotations", []).append(label)
-
-
-def add_second_y(figure: Figure) -> None:
-    """The axis `y2`: invisible, from the foot of the picture (0) to its head (1)."""
-    axis = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
-    set_layout(figure, yaxis2=axis)
 
 
 def pattern(shape: str | list[str]) -> dict[str, Any]:

@@ -22,14 +22,8 @@ from dashboards.figures.canvas import (
     VERMILION,
     Figure,
     Floats,
-    add_bar,
-    add_scatter,
-    add_shape,
     canvas,
     plain,
-    set_layout,
-    set_x,
-    set_y,
 )
 from dashboards.figures.ladders import log_time_axis
 from dashboards.figures.timeline import thin_marks
@@ -85,8 +79,7 @@ def cancel_latency(cancels: pd.DataFrame) -> Figure:
     longest = curve.times.max()
     if curve.censored.any():
         ends = thin_marks(np.unique(curve.times[curve.censored]), longest)
-        add_scatter(
-            figure,
+        figure.add_scatter(
             x=ends * 1e3,
             y=shares[np.searchsorted(times, ends, side="right") - 1],
             mode="markers",
@@ -97,7 +90,7 @@ def cancel_latency(cancels: pd.DataFrame) -> Figure:
     if longest > LOG_FROM * np.median(curve.times):
         log_time_axis(figure, curve.times[curve.times > 0], title="since the user left (log)")
     else:
-        set_x(figure, range=[0, 1.03e3 * longest])
+        figure.set_x(range=[0, 1.03e3 * longest])
     return figure
 
 
@@ -122,9 +115,9 @@ def cancel_curves(curves: Mapping[str, Curve], *, units: Mapping[str, float], of
         )
     middles = [float(np.median(times)) for times, _ in known.values()]
     if 0 < LOG_FROM * min(middles) < end:
-        set_x(figure, type="log")
+        figure.set_x(type="log")
     else:
-        set_x(figure, range=[0, 1.03 * (end or 1.0)])
+        figure.set_x(range=[0, 1.03 * (end or 1.0)])
     return figure
 
 
@@ -138,7 +131,7 @@ def _let_go(curve: Curve, unit_s: float) -> tuple[Floats, Floats]:
 
 def _empty(unit: str) -> Figure:
     figure = canvas(x_title=f"{unit} since the user left", y_title="let go of")
-    set_y(figure, tickformat=".0%", range=[0, 1.03])
+    figure.set_y(tickformat=".0%", range=[0, 1.03])
     return figure
 
 
@@ -162,8 +155,7 @@ def _add_curve(
     """Draw it, from (0, 0) on, on an axis of that unit. Returns its points."""
     times, shares = np.append(0.0, times), np.append(0.0, shares)
     drawn = rising_steps(shares)
-    add_scatter(
-        figure,
+    figure.add_scatter(
         x=times[drawn] / unit_s,
         y=shares[drawn],
         mode="lines",
@@ -179,18 +171,17 @@ def cancel_steps(cancels: pd.DataFrame) -> Figure:
     figure = canvas(x_title="step boundaries until let go", y_title="requests", height=240)
     steps = cancels.loc[~cancels["censored"].astype(bool), "cancel_latency_steps"].dropna()
     counts = steps.astype(int).value_counts().sort_index()
-    add_bar(
-        figure,
+    figure.add_bar(
         x=counts.index.tolist(),
         y=counts.tolist(),
         marker={"color": BLUE},
         hovertemplate="%{y} requests took %{x} steps<extra></extra>",
     )
-    set_layout(figure, bargap=0.35)
+    figure.set_layout(bargap=0.35)
     lowest, highest = int(counts.index.min()), int(counts.index.max())
-    set_x(figure, range=[min(lowest, 0) - 0.5, max(highest, 4) + 0.5])
+    figure.set_x(range=[min(lowest, 0) - 0.5, max(highest, 4) + 0.5])
     if highest < 20:
-        set_x(figure, dtick=1)
+        figure.set_x(dtick=1)
     return figure
 
 
@@ -206,8 +197,7 @@ def slot_recovery(waited: pd.DataFrame) -> Figure:
         seconds = waited.loc[(waited["arm"] == arm) & ~is_censored, "recovery_s"]
         dots_ms = seconds.to_numpy(dtype=float) * 1e3
         spread = np.arange(1, len(dots_ms) + 1) * _GOLDEN % 1 - 0.5
-        add_scatter(
-            figure,
+        figure.add_scatter(
             x=dots_ms,
             y=rows[arm] + 2 * _BOX * 0.8 * spread,
             mode="markers",
@@ -218,24 +208,22 @@ def slot_recovery(waited: pd.DataFrame) -> Figure:
         if len(dots_ms):
             _add_box(figure, dots_ms, rows[arm], colour)
     gave_up = waited[is_censored & waited["arm"].isin(list(rows))]
-    add_scatter(
-        figure,
+    figure.add_scatter(
         x=gave_up["recovery_s"].to_numpy(dtype=float) * 1e3,
         y=[rows[arm] for arm in gave_up["arm"]],
         mode="markers",
         marker={"symbol": "x", "size": 9, "color": VERMILION},
         hovertemplate="no first token within %{x:.3~s} ms<extra></extra>",
     )
-    set_layout(figure, showlegend=False)
-    set_y(
-        figure,
+    figure.set_layout(showlegend=False)
+    figure.set_y(
         tickvals=list(rows.values()),
         ticktext=list(rows),
         range=[-0.5, len(rows) - 0.5],
         rangemode="normal",
         showgrid=False,
     )
-    set_x(figure, rangemode="tozero")
+    figure.set_x(rangemode="tozero")
     return figure
 
 
@@ -248,7 +236,7 @@ def _add_box(figure: Figure, values: Floats, row: float, colour: str) -> None:
     last = values[values <= high + reach].max()
     line = {"color": colour, "width": 2}
     ends = {"y0": row - _BOX, "y1": row + _BOX}
-    add_shape(figure, type="rect", x0=low, x1=high, line=line, **ends)
-    add_shape(figure, type="line", x0=middle, x1=middle, line=line, **ends)
+    figure.add_shape(type="rect", x0=low, x1=high, line=line, **ends)
+    figure.add_shape(type="line", x0=middle, x1=middle, line=line, **ends)
     for x0, x1 in ((first, low), (high, last)):
-        add_shape(figure, type="line", x0=x0, x1=x1, y0=row, y1=row, line=line)
+        figure.add_shape(type="line", x0=x0, x1=x1, y0=row, y1=row, line=line)

@@ -14,14 +14,8 @@ from dashboards.figures.canvas import (
     VERMILION,
     Figure,
     Limits,
-    add_scatter,
-    add_text,
-    add_vertical,
     canvas,
     plain,
-    set_layout,
-    set_x,
-    set_y,
     whiskers,
 )
 from harness.analysis.compare import FEWEST_ROUNDS, Standing
@@ -81,10 +75,10 @@ def ratios(dots: Sequence[Ratio]) -> Figure:
         _add_candidate(figure, of, at, place, called=f"{count}{name}")
         if count:
             _number_dots(figure, of, at, count)
-    add_vertical(figure, 1)
+    figure.add_vertical(1)
     _name_rows(figure, rows, above=(NAME_PX + below_px / 2) / row_px)
     _fold_axis(figure, [end for dot in dots for end in (dot.ratio, *(dot.limits or ()))])
-    set_layout(figure, showlegend=len(candidates) > 1)
+    figure.set_layout(showlegend=len(candidates) > 1)
     return figure
 
 
@@ -93,15 +87,14 @@ def _add_candidate(
 ) -> None:
     """The baseline has the first colour in every picture, so the candidates begin at the second."""
     colour = CYCLE[(place + 1) % len(CYCLE)]
-    add_scatter(
-        figure, x=[None], y=[None], mode="markers", marker={"color": colour}, name=plain(called)
+    figure.add_scatter(
+        x=[None], y=[None], mode="markers", marker={"color": colour}, name=plain(called)
     )
     placed = list(zip(dots, rows, strict=True))
     for has_limits in (False, True):  # Plotly draws a missing interval as a whisker of length 0
         of = [(dot, row) for dot, row in placed if (dot.limits is not None) == has_limits]
         ends = [(dot.ratio, dot.limits) for dot, _ in of]
-        add_scatter(
-            figure,
+        figure.add_scatter(
             x=[dot.ratio for dot, _ in of],
             y=[row for _, row in of],
             mode="markers",
@@ -119,8 +112,7 @@ def _add_candidate(
 
 def _number_dots(figure: Figure, dots: Sequence[Ratio], rows: Sequence[float], count: str) -> None:
     """Behind each whisker, or dot without one."""
-    add_scatter(
-        figure,
+    figure.add_scatter(
         x=[dot.limits[1] if dot.limits else dot.ratio for dot in dots],
         y=list(rows),
         mode="text",
@@ -138,9 +130,8 @@ def _name_rows(figure: Figure, rows: Sequence[str], *, above: float) -> None:
     for place, row in enumerate(rows):
         where = {"x": 0, "xref": "paper", "xanchor": "left"}
         where |= {"y": place - above, "yanchor": "bottom"}
-        add_text(figure, plain(row), font={"size": 12}, **where)
-    set_y(
-        figure,
+        figure.add_text(plain(row), font={"size": 12}, **where)
+    figure.set_y(
         tickvals=list(range(len(rows))),
         showticklabels=False,
         range=[len(rows) - 0.5, -0.8],
@@ -151,8 +142,7 @@ def _name_rows(figure: Figure, rows: Sequence[str], *, above: float) -> None:
 def _fold_axis(figure: Figure, ends: Sequence[float]) -> None:
     low, high = min(*ends, 0.8), max(*ends, 1.25)
     folds = FOLDS if high < WIDE * low else DECADES
-    set_x(
-        figure,
+    figure.set_x(
         type="log",
         range=[float(np.log10(low)) - 0.05, float(np.log10(high)) + 0.05],
         tickvals=list(folds),
@@ -167,8 +157,7 @@ def per_round(values: Mapping[str, Sequence[float | None]], *, unit: str) -> Fig
     values = {plain(arm): those for arm, those in values.items()}
     known = {arm: [one for one in those if one is not None] for arm, those in values.items()}
     known = {arm: those for arm, those in known.items() if those}
-    add_scatter(
-        figure,
+    figure.add_scatter(
         x=[arm for arm, those in known.items() for _ in those],
         y=[one * scale for those in known.values() for one in those],
         mode="markers",
@@ -179,8 +168,7 @@ def per_round(values: Mapping[str, Sequence[float | None]], *, unit: str) -> Fig
     )
     means = {arm: float(np.mean(those)) for arm, those in known.items()}
     halves = [_half_width(those) * scale for those in known.values()]
-    add_scatter(
-        figure,
+    figure.add_scatter(
         x=list(means),
         y=[mean * scale for mean in means.values()],
         error_y={"type": "data", "array": halves, "color": GREY, "thickness": 2, "width": 8},
@@ -190,7 +178,7 @@ def per_round(values: Mapping[str, Sequence[float | None]], *, unit: str) -> Fig
         hovertemplate="%{x}: %{customdata}<extra>mean</extra>",
         name="mean and its 95 % interval",
     )
-    set_x(figure, type="category", categoryorder="array", categoryarray=list(values))
+    figure.set_x(type="category", categoryorder="array", categoryarray=list(values))
     return figure
 
 
@@ -205,8 +193,7 @@ def frontier(points: Sequence[tuple[int, float, float]]) -> Figure:
         x_title="bystanders: between two tokens (p99), ms",
         y_title="long prompt: first token, ms",
     )
-    add_scatter(
-        figure,
+    figure.add_scatter(
         x=[x for _, x, _ in points],
         y=[y for _, _, y in points],
         text=[f"{size:,}" for size, _, _ in points],
@@ -218,7 +205,7 @@ def frontier(points: Sequence[tuple[int, float, float]]) -> Figure:
         hovertemplate="chunks of %{text}: %{x:.3~g} ms, %{y:.3~g} ms<extra></extra>",
         showlegend=False,
     )
-    set_x(figure, rangemode="tozero")
+    figure.set_x(rangemode="tozero")
     return figure
 
 
@@ -226,8 +213,7 @@ def cancel_by_chunk(by_figure: Mapping[str, Mapping[int, float]]) -> Figure:
     """Cancel latency (ms) by chunk size, for the median and p99."""
     figure = canvas(x_title="chunk size, tokens a step", y_title="cancel latency, ms")
     for key, name, look in QUANTILES:
-        add_scatter(
-            figure,
+        figure.add_scatter(
             x=list(by_figure[key]),
             y=list(by_figure[key].values()),
             mode="lines+markers",
@@ -236,5 +222,5 @@ def cancel_by_chunk(by_figure: Mapping[str, Mapping[int, float]]) -> Figure:
             hovertemplate="chunks of %{x}: %{y:.3~g} ms<extra>" + name + "</extra>",
         )
     sizes = list(by_figure["p50"])
-    set_x(figure, type="log", tickvals=sizes, ticktext=[f"{size:,}" for size in sizes])
+    figure.set_x(type="log", tickvals=sizes, ticktext=[f"{size:,}" for size in sizes])
     return figure

@@ -10,15 +10,8 @@ from dashboards.figures.canvas import (
     SCALES,
     VERMILION,
     Figure,
-    add_scatter,
-    add_second_y,
-    add_shape,
-    add_text,
-    add_vertical,
     canvas,
     plain,
-    set_layout,
-    set_x,
     whiskers,
 )
 from dashboards.run_history import Point, Track
@@ -58,8 +51,8 @@ def over_runs(
     for limit in limits:
         _add_limit(figure, limit, scale)
     _add_changes(figure, changes)
-    set_x(figure, type="date")
-    set_layout(figure, showlegend=len(figure["data"]) > 1)
+    figure.set_x(type="date")
+    figure.set_layout(showlegend=len(figure.data) > 1)
     return figure
 
 
@@ -75,8 +68,7 @@ def _add_line(figure: Figure, track: Track, scale: float, place: int) -> None:
         else (one.limits[0] * scale, one.limits[1] * scale)
         for one in points
     ]
-    add_scatter(
-        figure,
+    figure.add_scatter(
         x=[None if one is None else one.run.at.isoformat() for one in points],
         y=values,
         error_y=whiskers(list(zip(values, ends, strict=True)), thickness=1, width=2),
@@ -109,8 +101,7 @@ def _add_points(
     place."""
     drawn = [(one.run.at, value, text) for one, value, text in points if value is not None]
     if drawn:
-        add_scatter(
-            figure,
+        figure.add_scatter(
             x=[at.isoformat() for at, _, _ in drawn],
             y=[value * scale for _, value, _ in drawn],
             mode="markers",
@@ -125,19 +116,18 @@ def _add_limit(figure: Figure, limit: Limit, scale: float) -> None:
     y = limit.number * scale
     place = {"x0": 0, "x1": 1, "xref": "x domain", "y0": y, "y1": y, "yref": "y"}
     line = {"color": VERMILION, "width": 1.5, "dash": "dash"}
-    add_shape(figure, type="line", line=line, **place)
+    figure.add_shape(type="line", line=line, **place)
     where = {"x": 0, "xanchor": "left", "xref": "x domain", "y": y, "yanchor": "bottom"}
     text = plain(f"limit: {limit.figure} {limit.operator} {limit.number:g}")
-    add_text(figure, text, font={"size": 11}, yref="y", **where)
+    figure.add_text(text, font={"size": 11}, yref="y", **where)
 
 
 def _add_changes(figure: Figure, changes: Mapping[datetime, str]) -> None:
     if not changes:
         return
     for at in changes:
-        add_vertical(figure, at.isoformat(), layer="below")
-    add_scatter(
-        figure,
+        figure.add_vertical(at.isoformat(), layer="below")
+    figure.add_scatter(
         x=[at.isoformat() for at in changes],
         y=[0.02] * len(changes),
         yaxis="y2",
@@ -147,4 +137,4 @@ def _add_changes(figure: Figure, changes: Mapping[datetime, str]) -> None:
         hovertemplate="%{customdata}<extra></extra>",
         name="something else changed",
     )
-    add_second_y(figure)
+    figure.add_second_y()

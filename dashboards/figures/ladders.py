@@ -15,11 +15,8 @@ from dashboards.figures.canvas import (
     VERMILION,
     Figure,
     Floats,
-    add_scatter,
     canvas,
     plain,
-    set_x,
-    set_y,
     whiskers,
 )
 from harness.formatting import quantity
@@ -40,8 +37,7 @@ def ladders(rows: Sequence[Row], *, intervals: bool = False) -> Figure:
     figure = canvas(x_title="", y_title="", height=_AROUND_PX + _ROW_PX * max(len(present), 3))
     for label, metric in present:
         rungs = _rungs(metric)
-        add_scatter(
-            figure,
+        figure.add_scatter(
             x=[value * 1e3 for value in rungs],
             y=[label] * len(rungs),
             mode="lines",
@@ -53,8 +49,7 @@ def ladders(rows: Sequence[Row], *, intervals: bool = False) -> Figure:
         drawn = [
             (label, value, metric) for label, metric in present if (value := getattr(metric, key))
         ]
-        add_scatter(
-            figure,
+        figure.add_scatter(
             x=[value * 1e3 for _, value, _ in drawn],
             y=[label for label, *_ in drawn],
             mode="markers",
@@ -64,11 +59,11 @@ def ladders(rows: Sequence[Row], *, intervals: bool = False) -> Figure:
             hovertemplate="%{customdata}<extra>" + key + "</extra>",
         )
         if intervals and key == "p50":
-            figure["data"][-1]["error_x"] = whiskers([_median_ms(one) for *_, one in drawn])
+            figure.data[-1]["error_x"] = whiskers([_median_ms(one) for *_, one in drawn])
     _add_open_ends(figure, present)
     if every := [value for _, metric in present for value in _rungs(metric)]:
         log_time_axis(figure, np.array(every), title="time (log)")
-    set_y(figure, autorange="reversed", rangemode="normal")
+    figure.set_y(autorange="reversed", rangemode="normal")
     return figure
 
 
@@ -81,8 +76,7 @@ def _median_ms(metric: Metric) -> tuple[float, tuple[float, float] | None]:
 def _add_open_ends(figure: Figure, rows: Sequence[Row]) -> None:
     ends = [(label, bound) for label, metric in rows if (bound := _open_end(metric))]
     if ends:
-        add_scatter(
-            figure,
+        figure.add_scatter(
             x=[bound * 1e3 for _, bound in ends],
             y=[label for label, _ in ends],
             mode="markers",
@@ -110,9 +104,8 @@ def log_time_axis(figure: Figure, seconds: Floats, *, title: str) -> None:
     first = math.floor(math.log10(seconds.min() * 1e3))
     last = max(math.ceil(math.log10(seconds.max() * 1e3)), first + 1)
     ticks = [10.0**n for n in range(first, last + 1, 1 + (last - first) // MOST_TICKS)]
-    figure["layout"]["xaxis"]["title"]["text"] = title
-    set_x(
-        figure,
+    figure.layout["xaxis"]["title"]["text"] = title
+    figure.set_x(
         type="log",
         range=[first - 0.1, last + 0.15],
         tickvals=ticks,

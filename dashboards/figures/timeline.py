@@ -24,14 +24,8 @@ from dashboards.figures.canvas import (
     VERMILION,
     Figure,
     Floats,
-    add_scatter,
-    add_second_y,
-    add_text,
-    add_vertical,
     canvas,
     plain,
-    set_layout,
-    set_x,
 )
 from dashboards.source import Clock
 from harness.formatting import number
@@ -151,8 +145,7 @@ def lines(series: Mapping[str, Series], clock: Clock, *, y_title: str) -> Figure
     figure = _over_time(clock, y_title=y_title)
     looks = zip(cycle(CYCLE), cycle(DASHES), strict=False)
     for (name, one), (colour, dash) in zip(series.items(), looks, strict=False):
-        add_scatter(
-            figure,
+        figure.add_scatter(
             x=one.x,
             y=one.y,
             mode="lines",
@@ -160,7 +153,7 @@ def lines(series: Mapping[str, Series], clock: Clock, *, y_title: str) -> Figure
             name=plain(name),
             hovertemplate="%{y:.3~g} at %{x:.2f} s",
         )
-    set_layout(figure, showlegend=len(series) > 1)
+    figure.set_layout(showlegend=len(series) > 1)
     return figure
 
 
@@ -168,21 +161,20 @@ def _over_time(clock: Clock, *, y_title: str, height: int = 260) -> Figure:
     """An empty figure over the whole run, with a line where the load ended."""
     figure = canvas(x_title="seconds since the load began", y_title=y_title, height=height)
     length_s, watched_s = clock.length_s, (clock.settled_ns - clock.started_ns) / 1e9
-    set_x(figure, range=[0, max(watched_s, length_s)])
+    figure.set_x(range=[0, max(watched_s, length_s)])
     if length_s < watched_s:
-        add_vertical(figure, length_s)
+        figure.add_vertical(length_s)
         font = {"color": GREY, "size": 11}
         place = {"x": length_s, "xanchor": "left", "xref": "x"}
         place |= {"y": 0, "yanchor": "bottom", "yref": "y domain"}
-        add_text(figure, "load ends", textangle=90, font=font, **place)
+        figure.add_text("load ends", textangle=90, font=font, **place)
     return figure
 
 
 def _add_steps(
     figure: Figure, series: Series, *, name: str, colour: str, dash: str = "solid"
 ) -> None:
-    add_scatter(
-        figure,
+    figure.add_scatter(
         x=series.x,
         y=series.y,
         mode="lines",
@@ -202,8 +194,7 @@ def _add_marks(figure: Figure, marks: Marks, clock: Clock) -> None:
     ):
         drawn = thin_marks(stamps, clock.length_s)
         if len(drawn):
-            add_scatter(
-                figure,
+            figure.add_scatter(
                 x=drawn,
                 y=np.full(len(drawn), height),
                 yaxis="y2",
@@ -212,7 +203,7 @@ def _add_marks(figure: Figure, marks: Marks, clock: Clock) -> None:
                 name=name,
                 hovertemplate=name + " at %{x:.2f} s<extra></extra>",
             )
-    add_second_y(figure)
+    figure.add_second_y()
 
 
 def thin_marks(stamps: Floats, length_s: float) -> Floats:

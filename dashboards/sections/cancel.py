@@ -8,7 +8,7 @@ import msgspec
 
 from dashboards.figures import curves
 from dashboards.figures.ladders import ladders
-from dashboards.sections.section import Picture, PlainTable, Section, median_and_p99, why_not
+from dashboards.sections.section import Picture, Section, Table, median_and_p99, why_not
 from dashboards.source import Run
 from harness.analysis.cancellation import was_cancelled
 from harness.analysis.recovery import control_answer_tokens, probes
@@ -79,7 +79,7 @@ def ways(run: Run) -> Section:
     rows = [*_rows(run, "way", WAYS), *_rows(run, "phase", PHASES)]
     if not rows:
         return section.without(why_not(run, ("cancel_latency_s",), ONLY_TOTALS))
-    table = PlainTable(
+    table = Table(
         title="Cancel latency by way and phase",
         shows="Ghosts were never stopped within the settle time.",
         columns=("left", "requests", "ghosts", "median", "p99", "largest"),

@@ -34,13 +34,23 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlainTable:
-    """A table of text with what it shows; the first cell of a row names it."""
+class Cell:
+    """A text, and in small type behind it its unit, under it more lines and a warning (`flag`)."""
+
+    text: str
+    unit: str | None = None
+    flag: str | None = None
+    under: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table with what it shows; the first cell of a row names it."""
 
     title: str
     shows: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: tuple[tuple[str | Cell, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +63,10 @@ class Section:
     shows: str
     good: str
     pictures: tuple[Picture, ...] = ()
-    tables: tuple[PlainTable, ...] = ()
+    tables: tuple[Table, ...] = ()
     reason: str | None = None
 
-    def drawn(self, *pictures: Picture, tables: tuple[PlainTable, ...] = ()) -> "Section":
+    def drawn(self, *pictures: Picture, tables: tuple[Table, ...] = ()) -> "Section":
         return replace(self, pictures=pictures, tables=tables)
 
     def without(self, reason: str) -> "Section":

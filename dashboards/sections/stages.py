@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from dashboards.figures.bars import STAGE_ROWS, STAGES, cancel_stages, open_at_most, stage_parts
-from dashboards.sections.section import Picture, PlainTable, Section, why_not
+from dashboards.sections.section import Picture, Section, Table, why_not
 from dashboards.source import Run
 from harness.analysis.cancellation import was_cancelled
 from harness.analysis.figure import Sample, describe
@@ -80,7 +80,7 @@ def _not_drawn(metrics: Mapping[str, Metric]) -> str | None:
     return " ".join(said) or None
 
 
-def stage_table(metrics: Mapping[str, Metric], in_steps: Mapping[str, Metric]) -> PlainTable:
+def stage_table(metrics: Mapping[str, Metric], in_steps: Mapping[str, Metric]) -> Table:
     """A row for each stage that is known, with the refill of the slot and the whole."""
     rows = [
         _row(f"{start} \N{RIGHTWARDS ARROW} {end}", metrics[name], in_steps.get(name))
@@ -92,7 +92,7 @@ def stage_table(metrics: Mapping[str, Metric], in_steps: Mapping[str, Metric]) -
     if refill := metrics.get("slot_refill_s"):
         label = "blocks reclaimed \N{RIGHTWARDS ARROW} refilled: the next one takes the slot"
         rows.append((*_row(label, refill, None)[:-2], _next_schedule(metrics), DASH))
-    return PlainTable(
+    return Table(
         title="Stage by stage",
         shows="For the requests that came as far as the stage. In steps: the number of engine step "
         "boundaries that passed meanwhile.",

@@ -1,12 +1,11 @@
 """The tables of a page: every figure with how it was obtained, the limits, and the accounts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from dashboards.sections.section import PlainTable
+from dashboards.sections.section import Cell, Table
 from dashboards.verdict import Verdict
 from harness.export.tables import (
     AGREEMENT_COLUMNS,
@@ -21,40 +20,17 @@ from harness.export.tables import (
 from harness.formatting import DASH, SELF_EVIDENT_UNITS, bounded, interval, quantity
 from harness.records import Agreement, AuditEntry, Metric, Value
 
-COLUMNS: Final = ("n", "censored", "mean", "p50", "p90", "p95", "p99", "max", "method")
+SIDE_BY_SIDE: Final = (
+    "Each figure is of all rounds together. Under it, against the reference: the ratio (or where a "
+    "round has a value of zero, the difference), mean of the rounds taken in pairs, with its "
+    "95\N{NO-BREAK SPACE}% interval."
+)
+FIGURES: Final = ("n", "censored", "mean", "p50", "p90", "p95", "p99", "max", "method")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """The text of a table's cell, and what stands in small type under it."""
-
-    text: str
-    under: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One metric: its cells in the order of `COLUMNS`, and what else is known about it."""
-
-    name: str
-    unit: str | None
-    cells: tuple[Cell, ...]
-    flag: str | None
-    remarks: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SideBySide:
-    """Arms beside each other: a name for each, and a row of cells for each figure."""
-
-    title: str
-    arms: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
-
-
-def limits_table(verdict: Verdict) -> PlainTable:
+def limits_table(verdict: Verdict) -> Table:
     """The gate's checks one by one."""
-    return PlainTable(
+    return Table(
         title="The limits, one by one",
         shows="The gate's verdict on each limit. A limit that lies within what the true value can "
         "be is not decided, and that is no pass.",
@@ -63,17 +39,17 @@ def limits_table(verdict: Verdict) -> PlainTable:
     )
 
 
-def value_tables(value: Value) -> list[PlainTable]:
+def value_tables(value: Value) -> list[Table]:
     """The worth of cancellation: savings, with a formula a row, then stages."""
     return [
-        PlainTable(
+        Table(
             title="What cancellation is worth",
             shows=f'One load where cancellation is ignored ("{value.ignored}") and where it is '
             f'honoured ("{value.honoured}"). The change is of paired rounds.',
             columns=(*value_columns(value), "formula"),
             rows=tuple((*value_cells(row), row.formula) for row in value.rows),
         ),
-        PlainTable(
+        Table(
             title="How long a cancel takes, stage by stage",
             shows="Measured where it is honoured, beside the limits that the source gives.",
             columns=STAGE_COLUMNS,
@@ -82,12 +58,10 @@ def value_tables(value: Value) -> list[PlainTable]:
     ]
 
 
-def account_tables(
-    agreement: Sequence[Agreement], counters: Sequence[AuditEntry]
-) -> list[PlainTable]:
+def account_tables(agreement: Sequence[Agreement], counters: Sequence[AuditEntry]) -> list[Table]:
     """Methods against each other, and counters against the clients' own counts; those with rows."""
     tables = [
-        PlainTable(
+        Table(
             title="Two methods for one quantity",
             shows="The exact log against what is seen without it. Times may be off by the age "
             'of the metrics page and the grain of few scrapes; "!" marks a difference that neither '
@@ -95,7 +69,7 @@ def account_tables(
             columns=AGREEMENT_COLUMNS,
             rows=tuple(agreement_cells(one) for one in agreement),
         ),
-        PlainTable(
+        Table(
             title="The server's counters, audited",
             shows="How far each counter had to move by the clients' counts, and how far it did.",
             columns=AUDIT_COLUMNS,
@@ -105,41 +79,57 @@ def account_tables(
     return [table for table in tables if table.rows]
 
 
+def every_figure(rows: Sequence[tuple[str | Cell, ...]]) -> Table:
+    """All rows of `metric_rows`."""
+    return Table(
+        title="Every figure",
+        shows="Censored samples are known only to exceed their value; a quantile that lies among "
+        'them reads ">". Under a figure stands its 95\N{NO-BREAK SPACE}% interval, or for a rate '
+        "its 95\N{NO-BREAK SPACE}% bound; under the method, whether the figure is a bound itself. "
+        "The project's documentation says what each name means.",
+        columns=("metric", *FIGURES),
+        rows=tuple(rows) or (("No figure.",),),
+    )
+
+
 def metric_rows(
     metrics: Mapping[str, Metric], flags: Mapping[str, str], *, of: str | None = None
-) -> tuple[Row, ...]:
+) -> list[tuple[str | Cell, ...]]:
     """A row for each metric, in the order given. `flags`: why some are not to be believed. `of`:
     the arm, where there are several."""
     before = "" if of is None else f"{of}: "
-    return tuple(_row(before + name, one, flags.get(name)) for name, one in metrics.items())
+    return [_row(before + name, one, flags.get(name)) for name, one in metrics.items()]
 
 
-def _row(name: str, metric: Metric, flag: str | None) -> Row:
+def _row(name: str, metric: Metric, flag: str | None) -> tuple[str | Cell, ...]:
     is_evident = metric.unit in SELF_EVIDENT_UNITS
     unit = metric.unit if is_evident else ""
-    figures = [
-        Cell(text=bounded(metric, key, unit=unit), under=interval(metric, key, unit=unit))
-        for key in ("p50", "p90", "p95", "p99", "max")
-    ]
-    mean_limits = interval(metric, "mean", unit=unit) or _one_sided(metric)
-    return Row(
-        name=name,
-        unit=None if is_evident else metric.unit,
-        cells=(
-            Cell(text=f"{metric.n:,}"),
-            Cell(text=f"{metric.n_censored:,}"),
-            Cell(text=bounded(metric, "mean", unit=unit), under=mean_limits),
-            *figures,
-            Cell(text=metric.method, under=None if metric.bound == "point" else metric.bound),
-        ),
-        flag=flag,
-        remarks=(() if metric.of is None else (f"of {metric.of}",))
-        + tuple(
+    remarks = [
+        *([] if metric.of is None else [f"of {metric.of}"]),
+        *(
             f"no interval of {key.removesuffix('_ci95')}: not enough data, {fewest:,} would be"
             for key, fewest in metric.needs.items()
-        )
-        + tuple(f"{name}: {_other(value, metric)}" for name, value in metric.others.items()),
+        ),
+        *(f"{name}: {_other(value, metric)}" for name, value in metric.others.items()),
+    ]
+    return (
+        Cell(text=name, unit=None if is_evident else metric.unit, flag=flag, under=tuple(remarks)),
+        f"{metric.n:,}",
+        f"{metric.n_censored:,}",
+        _over(
+            bounded(metric, "mean", unit=unit),
+            interval(metric, "mean", unit=unit) or _one_sided(metric),
+        ),
+        *(
+            _over(bounded(metric, key, unit=unit), interval(metric, key, unit=unit))
+            for key in ("p50", "p90", "p95", "p99", "max")
+        ),
+        _over(metric.method, None if metric.bound == "point" else metric.bound),
     )
+
+
+def _over(text: str, under: str | None) -> Cell:
+    return Cell(text=text, under=() if under is None else (under,))
 
 
 def _one_sided(metric: Metric) -> str | None:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from dashboards.figures.bars import WasteBar, waste_bars
 from dashboards.sections.cancel import PHASES
-from dashboards.sections.section import Picture, PlainTable, Section, median_and_p99, why_not
+from dashboards.sections.section import Picture, Section, Table, median_and_p99, why_not
 from dashboards.source import Run
 from harness.analysis.cancellation import is_unfinished
 from harness.formatting import quantity
@@ -141,7 +141,7 @@ def _shown(value: float, unit: str, *, is_lower: bool) -> str:
     return ("≥ " if is_lower else "") + quantity(value, unit)
 
 
-def _time_table(cancels: pd.DataFrame) -> tuple[PlainTable, ...]:
+def _time_table(cancels: pd.DataFrame) -> tuple[Table, ...]:
     """How long an abandoned request kept its slot and used the engine, by phase."""
     rows = []
     for label, those in _by_label(cancels.dropna(subset=_SPENT)):
@@ -151,7 +151,7 @@ def _time_table(cancels: pd.DataFrame) -> tuple[PlainTable, ...]:
     if not rows:
         return ()
     return (
-        PlainTable(
+        Table(
             title="Time for nobody, by where the request was",
             shows="Means per abandoned request, after its user had left: how long it kept its "
             "batch slot, and its share of the time of the engine's steps.",

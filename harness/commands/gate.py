@@ -24,7 +24,7 @@ from harness.gate.baseline import (
     save_baseline,
 )
 from harness.gate.judge import EXIT_CODES, Judgement, Terms, Verdict, judge, refuse
-from harness.gate.limits import BASELINE, Limit, parse_limits
+from harness.gate.limits import BASELINE, FEWEST_ABANDONS, Limit, parse_limits
 from harness.gate.measured import Measured, num_rounds
 from harness.gate.reports import LEFT_OUT, as_junit, as_markdown, gravest_first
 from harness.gate.run_folder import read_run
@@ -144,7 +144,7 @@ def _terms(order: GateOrder, measured: Measured) -> Terms:
     return Terms(
         limits=limits,
         baseline=baseline,
-        fewest_abandons=int(settings.get("min_abandons", 100)),
+        fewest_abandons=int(settings.get("min_abandons", FEWEST_ABANDONS)),
         left_out=left_out,
     )
 

@@ -31,6 +31,7 @@ KEYS_PER_ROUND: Final = ("mean", "p50", "p99")  # of these a summary keeps a val
 
 # A workload without limits of its own is held to these by a report: every abandoned request is
 # stopped, nothing is missing afterwards, and a cancel takes the step in progress and little more.
+FEWEST_ABANDONS: Final = 100  # with fewer, no pass; `gate.min_abandons` takes its place
 DEFAULT_LIMITS: Final = (
     "ghost_rate.mean == 0",
     "leaked_slots.max == 0",

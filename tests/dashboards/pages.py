@@ -1,12 +1,7 @@
-"""One page of each kind, made of made-up runs: what `test_pages` holds to the committed texts.
-
-`python -m tests.dashboards.pages` writes these texts anew; read the difference before it is
-committed.
-"""
+"""One page of each kind, made of made-up runs."""
 
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 from tests.dashboards.reading import Page, page_by
@@ -16,7 +11,6 @@ from tests.made_up.gated import GOOD, latency, save_night
 from tests.made_up.played import save_played
 from tests.made_up.run import save_judged
 
-TEXTS: Final = Path(__file__).parent / "texts"
 STEADY: Final = {"is_steady": True, "rule": "MSER-5", "warmup_s": 0.1, "steady_tps": 400.0}
 
 
@@ -44,8 +38,8 @@ def nothing(folder: Path) -> Page:
 
 def invalid(folder: Path) -> Page:
     said = [{"level": "invalid", "text": "the client was too late"}]
-    runs = [save_played(folder / "run", validity=said), save_played(folder / "other")]
-    runs.append(save_played(folder / "broken", status="target_failed"))
+    runs = [save_played(folder / "run", validity=said, abandons=3)]
+    runs.append(save_played(folder / "broken", status="target_failed", abandons=3))
     return page_by("report", *runs)
 
 
@@ -81,19 +75,3 @@ PAGES: Final[dict[str, Callable[[Path], Page]]] = {
         *(plain, ghosts, many, black_box, nothing, invalid, arms, frontier, comparison, trend),
     )
 }
-
-
-def told(name: str, folder: Path) -> str:
-    """All that the page tells; the folder it was made in is no part of it."""
-    return PAGES[name](folder).told().replace(str(folder), "FOLDER")
-
-
-def write() -> None:
-    TEXTS.mkdir(exist_ok=True)
-    for name in PAGES:
-        with TemporaryDirectory() as folder:
-            (TEXTS / f"{name}.txt").write_text(told(name, Path(folder)), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write()

@@ -23,7 +23,7 @@ CLOCK = Clock(started_ns=1_000, ended_ns=10_000_001_000, settled_ns=12_000_001_0
 
 def drawn(figure: Figure) -> go.Figure:
     """Raises ValueError where Plotly does not know a property."""
-    return go.Figure(figure)
+    return go.Figure(data=figure.data, layout=figure.layout)
 
 
 def stages_of(metrics: dict[str, Metric]) -> go.Figure:

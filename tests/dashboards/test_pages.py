@@ -1,19 +1,19 @@
-"""Everything that a page of each kind tells, text and figures, against texts that are committed:
-`python -m tests.dashboards.pages` writes them anew."""
+"""Everything that a page of each kind tells, text and figures."""
 
 from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
 
-from tests.dashboards.pages import PAGES, TEXTS, told
+from tests.conftest import Snapshot
+from tests.dashboards.pages import PAGES
 from tests.dashboards.reading import page_by
 from tests.made_up.played import save_played
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_tells_what_it_told_before(name: str, tmp_path: Path) -> None:
-    assert told(name, tmp_path) == (TEXTS / f"{name}.txt").read_text(encoding="utf-8")
+def test_a_page_tells_what_it_told_before(name: str, tmp_path: Path, snapshot: Snapshot) -> None:
+    snapshot(f"pages/{name}", PAGES[name](tmp_path).told().replace(str(tmp_path), "FOLDER"))
 
 
 @pytest.mark.parametrize("name", ["ghosts", "arms", "frontier", "comparison", "trend"])
