@@ -1,8 +1,7 @@
 """What the user ordered, and the plan for the load that follows from it and from the server."""
 
-import math
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -26,7 +25,7 @@ from harness.workload.workload import (
 )
 
 ONLY_ARM = "main"
-_SEED: Final = "run.seed="
+SEED_KEY: Final = "run.seed="
 
 # At most 15 s in all, with the start and the end of the load process.
 PROBE_PHASE: Final = (
@@ -128,7 +127,7 @@ def resolve_order(order: RunOrder) -> ResolvedOrder:
 
 def _probe_phase(order: RunOrder, after: Workload) -> ResolvedOrder:
     """A few trials of slot recovery, on the server that the load was on."""
-    settings = [*PROBE_PHASE, f"{_SEED}{after.run.seed}"]
+    settings = [*PROBE_PHASE, f"{SEED_KEY}{after.run.seed}"]
     workload = load_workload("slot_recovery", settings)
     folder = find_file("slot_recovery", package=SHIPPED_WORKLOADS, noun="workload").parent
     return _resolve(replace(order, workload="slot_recovery", settings=settings), workload, folder)
@@ -219,49 +218,8 @@ def repeat_command(command: Sequence[str], *, seed: int) -> str:
     if not command:
         return ""
     kept = list(_without_folder(command))
-    has_seed = any(argument.removeprefix("--set=").startswith(_SEED) for argument in kept)
-    return shlex.join(kept if has_seed else [*kept, "--set", f"{_SEED}{seed}"])
-
-
-def command_of(order: RunOrder, *, seed: int) -> str:
-    """A shell line of `walkaway run` that does what this order says, in a new folder.
-
-    Values of headers are hidden (`***`).
-    """
-    flags = {
-        "--target": [] if order.target_url is None else [order.target_url],
-        "--engine": [order.engine],
-        "--model": [] if order.model is None else [order.model],
-        "--metrics-url": order.metrics_urls,
-        "--api-key-env": [] if order.api_key_env is None else [order.api_key_env],
-        "--header": [f"{name}=***" for name in order.headers],
-        "--ca-file": [] if order.ca_file is None else [order.ca_file],
-        "--set": _last_of_each_key([*order.settings, f"{_SEED}{seed}"]),
-    }
-    typed = [text for flag, values in flags.items() for value in values for text in (flag, value)]
-    scraping = [] if order.has_scraping else ["--no-scrape"]
-    return shlex.join(["walkaway", "run", order.workload, *scraping, *typed])
-
-
-def until_stopped(plan: LoadPlan, *, left: int, elapsed_s: float) -> list[str]:
-    """The setting with which a load like this ends when it was stopped, in whole seconds; none for
-    one that came to its own end. `left`: how many users had walked away."""
-    enough = plan.stop_after_abandons
-    seconds = math.ceil(elapsed_s)
-    is_at_its_end = seconds >= plan.run.max_seconds or (enough is not None and left >= enough)
-    if plan.schedule is not None or is_at_its_end:
-        return []
-    return [f"run.max_seconds={seconds}"]
-
-
-def _last_of_each_key(settings: Iterable[str]) -> Iterable[str]:
-    """Without those that a later one of the same key undoes."""
-    kept: dict[str, str] = {}
-    for setting in settings:
-        key = setting.partition("=")[0]
-        kept.pop(key, None)  # else it would keep the place of the first
-        kept[key] = setting
-    return kept.values()
+    has_seed = any(argument.removeprefix("--set=").startswith(SEED_KEY) for argument in kept)
+    return shlex.join(kept if has_seed else [*kept, "--set", f"{SEED_KEY}{seed}"])
 
 
 def _without_folder(command: Sequence[str]) -> Iterator[str]:

@@ -74,7 +74,7 @@ def extend_page(environment: Environment, order: Mapping[str, Any]) -> None:
     def swarm() -> Any:
         assert environment.runner is not None
         is_running = environment.runner.state in (STATE_RUNNING, STATE_SPAWNING)
-        why = runs.change(request.form) if is_running else runs.begin(request.form)
+        why = runs.refuse_change() if is_running else runs.begin(request.form)
         if why is not None:
             return jsonify({"success": False, "message": why, "host": environment.host})
         environment.process_exit_code = 0

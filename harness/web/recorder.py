@@ -1,33 +1,31 @@
-"""The child process that measures what a web page starts: `python -m harness.web.recorder`.
+"""The child process that measures one run of a web page: `python -m harness.web.recorder`.
 
 Locust's process is monkey-patched and busy with users; this one is neither. It does what
-`walkaway run` does around a load, from finding the server to drawing the report, but the load is
-somebody else's: it says which plan the users should follow, and is told when they have stopped.
+`walkaway run` does, but the load is that of the page's users: it says which plan they should
+follow, and its standard input says when they have stopped.
 
-Each line of its standard input is a JSON command, each of its output a JSON message:
-
-    in   {"order": {...}, "fields": {...}}   measure this; may be said again after a refusal
-         {"stop": true}                      the users have stopped; so does the end of the input
-    out  {"event": "ready"}                  waiting for an order
-         {"event": "refused", "why": ...}    it cannot be; waiting again
+    in   {"order": {...}, "fields": {...}}   the first line: measure this
+         any further line, or the end        the users have stopped
+    out  {"event": "refused", "why": ...}    it cannot be; the process ends
          {"event": "plan", "plan": {...}}    users may start, by this plan
          {"event": "live", "live": {...}, "rows": [...], "requests": ...}
                                              what is known so far, for the page and for the tab
          {"event": "phase", "text": ...}     what it is doing
-         {"event": "lost", "why": ...}       there is no going on: stop the users
+         {"event": "lost", "why": ...}       the server is gone: stop the users
          {"event": "done", "folder": ..., "rows": ..., "report": ..., "why": ...}
 """
 
 import json
+import math
 import os
-import queue
+import shlex
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import count
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
@@ -38,7 +36,7 @@ from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, Summ
 from harness.run.measurement import Measurement
 from harness.run.pipeline import execute
 from harness.run.progress import Interruption, Snapshot, describe_load
-from harness.run.run_config import ResolvedOrder, RunOrder, command_of, resolve_order, until_stopped
+from harness.run.run_config import SEED_KEY, ResolvedOrder, RunOrder, resolve_order
 from harness.store.manifest import TargetFacts
 from harness.store.run_folder import RunFolder
 from harness.web.live import LiveRun
@@ -61,38 +59,28 @@ def tell(event: str, **message: Any) -> None:
             line = line[os.write(_STDOUT, line) :]
 
 
-class Commands:
-    """The lines of standard input, read by a thread: whoever measures must not wait for them."""
+class Stop(threading.Event):
+    """Set by the next line on standard input, or by its end."""
 
-    def __init__(self) -> None:
-        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    def __init__(self, stdin: BinaryIO) -> None:
+        super().__init__()
+        self._stdin = stdin
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        # Not sys.stdin: its lock, held by a thread that reads, would not let the process end.
-        with open(0, "rb", buffering=0, closefd=False) as stdin:
-            for line in stdin:
-                self._lines.put(line)
-        self._lines.put(b"")
-
-    def next(self, timeout_s: float | None = None) -> Any:
-        """The next command; {"stop": true} at the end of the input, None when none came in time."""
-        try:
-            line = self._lines.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-        return json.loads(line) if line else {"stop": True}
+        self._stdin.readline()
+        self.set()
 
 
-class WatchedLoad:
-    """The load of somebody else, from the plan to the word that it has stopped.
+class PageLoad:
+    """The users of a page, from their plan to the word that they have stopped.
 
     `cut_short`: the settings of a load that ends by itself when this one was stopped.
     """
 
-    def __init__(self, commands: Commands) -> None:
+    def __init__(self, stop: Stop) -> None:
         self.cut_short: list[str] = []
-        self._commands = commands
+        self._stop = stop
 
     def prepare(self, folder: RunFolder, *, processes: int, until_over: ExitStack) -> None:
         """The users are there already, and wait for their plan."""
@@ -111,7 +99,7 @@ class WatchedLoad:
         num_events = 0
         lost: TargetError | None = None
         for turn in count(1):
-            is_over = self._commands.next(TICK_S) is not None or run.is_interrupted
+            is_over = self._stop.wait(TICK_S) or run.is_interrupted
             for mark in marks.read_new():
                 run.watch(f"load {mark.worker}", mark.pid)
             new, num_events = run.events_since(num_events)
@@ -173,9 +161,9 @@ class ToldProgress:
         return
 
 
-def record(resolved: ResolvedOrder, commands: Commands) -> None:
+def record(resolved: ResolvedOrder, stop: Stop) -> None:
     """One run, from its folder to its report. Raises WalkawayError where no load began."""
-    load = WatchedLoad(commands)
+    load = PageLoad(stop)
     with Interruption() as interruption:
         finished = execute(
             resolved,
@@ -198,7 +186,7 @@ def record(resolved: ResolvedOrder, commands: Commands) -> None:
     )
 
 
-def _stopped(order: RunOrder, load: WatchedLoad) -> RunOrder:
+def _stopped(order: RunOrder, load: PageLoad) -> RunOrder:
     """The order of a run that is as long as this one, unless its users would leave too late."""
     shorter = replace(order, settings=[*order.settings, *load.cut_short])
     try:
@@ -206,6 +194,47 @@ def _stopped(order: RunOrder, load: WatchedLoad) -> RunOrder:
     except ConfigError:
         return order
     return shorter
+
+
+def command_of(order: RunOrder, *, seed: int) -> str:
+    """A shell line of `walkaway run` that does what this order says, in a new folder.
+
+    Values of headers are hidden (`***`).
+    """
+    flags = {
+        "--target": [] if order.target_url is None else [order.target_url],
+        "--engine": [order.engine],
+        "--model": [] if order.model is None else [order.model],
+        "--metrics-url": order.metrics_urls,
+        "--api-key-env": [] if order.api_key_env is None else [order.api_key_env],
+        "--header": [f"{name}=***" for name in order.headers],
+        "--ca-file": [] if order.ca_file is None else [order.ca_file],
+        "--set": _last_of_each_key([*order.settings, f"{SEED_KEY}{seed}"]),
+    }
+    typed = [text for flag, values in flags.items() for value in values for text in (flag, value)]
+    scraping = [] if order.has_scraping else ["--no-scrape"]
+    return shlex.join(["walkaway", "run", order.workload, *scraping, *typed])
+
+
+def until_stopped(plan: LoadPlan, *, left: int, elapsed_s: float) -> list[str]:
+    """The setting with which a load like this ends when it was stopped, in whole seconds; none for
+    one that came to its own end. `left`: how many users had walked away."""
+    enough = plan.stop_after_abandons
+    seconds = math.ceil(elapsed_s)
+    is_at_its_end = seconds >= plan.run.max_seconds or (enough is not None and left >= enough)
+    if plan.schedule is not None or is_at_its_end:
+        return []
+    return [f"run.max_seconds={seconds}"]
+
+
+def _last_of_each_key(settings: Iterable[str]) -> Iterable[str]:
+    """Without those that a later one of the same key undoes."""
+    kept: dict[str, str] = {}
+    for setting in settings:
+        key = setting.partition("=")[0]
+        kept.pop(key, None)  # else it would keep the place of the first
+        kept[key] = setting
+    return kept.values()
 
 
 def resolve(command: dict[str, Any]) -> ResolvedOrder:
@@ -233,16 +262,15 @@ def _as_path(kind: type, value: Any) -> Any:
 
 
 def main() -> None:
-    """Wait for an order that can be, and do it."""
-    commands = Commands()
-    tell("ready")
-    while not (command := commands.next()).get("stop"):
+    """Measure the one run that standard input describes."""
+    # Not sys.stdin: its lock, held by a thread that reads, would not let the process end.
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        if not (line := stdin.readline()):
+            return
         try:
-            record(resolve(command), commands)
+            record(resolve(json.loads(line)), Stop(stdin))
         except WalkawayError as error:
             tell("refused", why=short(error))
-        else:
-            return
 
 
 def short(error: WalkawayError) -> str:

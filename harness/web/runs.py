@@ -1,8 +1,7 @@
 """The runs of a web page, one after the other, each with a child process that measures it.
 
-Start begins a run like `walkaway run`, Stop ends it, and Start again begins the next. A child
-process measures (`harness.web.recorder`); here its messages are kept for whoever asks. The next
-child waits already while a run goes on, so that a mistake in the form is said at once.
+Start begins a run like `walkaway run`, Stop ends it, and Start again begins the next. The child
+measures (`harness.web.recorder`); its messages are kept here for the page.
 """
 
 import json
@@ -27,19 +26,23 @@ from harness.load.open_loop import OpenLoopDirector
 from harness.load.options import form_fields, put_in_force
 from harness.load.users import AbandoningUser
 from harness.run.process import python_module
-from harness.workload.form import changed, check_each_applies, refused, why_not_while_running
+from harness.workload.form import check_each_applies, refused
 from harness.workload.plan import LoadPlan
 from harness.workload.values import MOST_STREAMS
-from harness.workload.workload import USUAL_STREAMS
+
+Form = Mapping[str, str]
 
 JUDGED_S: Final = 120.0  # a run that was stopped is settled, judged and drawn within this
+NOT_WHILE_RUNNING: Final = "nothing can change while a test runs: stop it, and start another"
 
 
 class Recorder:
-    """The child that measures one run. `is_over` is set when it has ended; `on_lost` is called when
-    there is no use in going on."""
+    """The child that measures one run. `has_answered` is set when it has told its plan or why there
+    is none, `is_over` when it has ended; `on_lost` is called when the server is gone."""
 
-    def __init__(self, *, on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self, order: Mapping[str, Any], fields: Form, *, on_lost: Callable[[], None]
+    ) -> None:
         self._on_lost = on_lost
         self._process = subprocess.Popen(
             python_module("harness.web.recorder"),
@@ -51,23 +54,13 @@ class Recorder:
         self.has_answered = Event()
         self.is_over = Event()
         self.shown: dict[str, Any] = {"phase": "", "state": "ready"}
+        self._say(json.dumps({"order": order, "fields": fields}))
         gevent.spawn(self._listen)
-
-    def order(self, order: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, Any]:
-        """Let it measure this; its answer: a plan, or why not."""
-        self.has_answered.clear()
-        self._say({"order": order, "fields": fields})
-        self.has_answered.wait()
-        return self.answer
-
-    def note(self, text: str, *, users: int) -> None:
-        """There are so many users from now on; have this kept with the run."""
-        self._say({"note": text, "users": users})
 
     def stop(self) -> None:
         """The users have stopped."""
-        self.shown["phase"] = "letting the server settle"
-        self._say({"stop": True})
+        self.shown |= {"phase": "letting the server settle", "refused": None}
+        self._say("stop")
 
     def close(self) -> None:
         """Let it finish what it has begun, and wait for it."""
@@ -75,10 +68,10 @@ class Recorder:
         self._process.stdin.close()
         self.is_over.wait(JUDGED_S)
 
-    def _say(self, command: Mapping[str, Any]) -> None:
+    def _say(self, line: str) -> None:
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(command).encode() + b"\n")
+            self._process.stdin.write(f"{line}\n".encode())
             self._process.stdin.flush()
         except (OSError, ValueError):
             return  # it has ended; `_listen` says so
@@ -95,8 +88,9 @@ class Recorder:
             )
             self.shown |= {"state": "failed", "why": why}
             self._on_lost()
-        self.answer = {"event": "refused", "why": self.shown.get("why", f"code {code}")}
-        self.has_answered.set()
+        if not self.has_answered.is_set():
+            self.answer = {"event": "refused", "why": f"the measuring process ended: code {code}"}
+            self.has_answered.set()
         self.is_over.set()
 
     def _hear(self, raw: dict[str, msgspec.Raw]) -> None:
@@ -118,26 +112,25 @@ class Recorder:
                 self._on_lost()
             case "done":
                 self.shown |= message | {"state": "done"}
-            case _:
-                pass  # "ready": it waits
+            case other:
+                raise AssertionError(other)
 
 
-Form = Mapping[str, str]
 _LOG: Final = logging.getLogger(__name__)
 
 
 class WebRuns:
     """The runs of one web page.
 
-    Its state is the child that measures the last run, the one that waits for the next, the number
-    of the run and its plan. Only greenlets of this process touch them.
+    Its state is the child that measures the last run, the one of the run that is being started, the
+    number of the run and its plan. Only greenlets of this process touch them.
     """
 
     def __init__(self, environment: Environment, order: Mapping[str, Any]) -> None:
         self._environment = environment
         self._order = order
         self._starting = BoundedSemaphore()
-        self._waiting = self._new_recorder()
+        self._next: Recorder | None = None
         self._recorder: Recorder | None = None
         self._plan: LoadPlan | None = None
         self._number = 0
@@ -146,8 +139,8 @@ class WebRuns:
     @property
     def shown(self) -> dict[str, Any]:
         """What is known of the last run, or of the one that is being started."""
-        if self._starting.locked() and self._waiting.shown["phase"]:
-            return self._waiting.shown
+        if self._next is not None and self._next.shown["phase"]:
+            return self._next.shown
         return {"state": "ready"} if self._recorder is None else self._recorder.shown
 
     @property
@@ -165,30 +158,12 @@ class WebRuns:
         finally:
             self._starting.release()
 
-    def change(self, form: Form) -> str | None:
-        """Note that the running load gets another number of users. Returns why it cannot."""
+    def refuse_change(self) -> str:
+        """Why a running load stays as it is. Locust's dialog closes without a word, so the tab and
+        the live page say it."""
         assert self._recorder is not None
-        why = self._why_not(form) or self._problem(form)
-        # Locust's dialog closes without a word, so the tab and the live page say it.
-        self._recorder.shown["refused"] = why
-        if why is None:
-            users, rate = form["user_count"], form["spawn_rate"]
-            text = f"the page set {users} users, {rate} a second"
-            self._recorder.note(text, users=int(users))
-        return why
-
-    def _why_not(self, form: Form) -> str | None:
-        """Why the running load cannot become what the form says; None where it can."""
-        ours = {name: text for name, text in form.items() if name.startswith("walkaway_")}
-        if why := why_not_while_running(changed(ours, form_fields(self._options))):
-            return why
-        if self._is_open_loop:
-            return "requests come by a schedule, which a running test cannot change: stop it first"
-        users, most = form.get("user_count", ""), self._options.walkaway_most_streams
-        most_streams = int(most or USUAL_STREAMS)
-        if not (users.isdecimal() and 1 <= int(users) <= most_streams):
-            return refused("user_count", users, form_fields(self._options))
-        return None
+        self._recorder.shown["refused"] = NOT_WHILE_RUNNING
+        return NOT_WHILE_RUNNING
 
     @property
     def users(self) -> tuple[int, float] | None:
@@ -203,12 +178,11 @@ class WebRuns:
     def stop(self, **_: Any) -> None:
         """The users have stopped."""
         if self._recorder is not None:
-            self._recorder.shown["refused"] = None
             self._recorder.stop()
 
     def quit(self, **_: Any) -> None:
-        """Let the run that goes on be saved, and the child that waits end."""
-        for recorder in (self._recorder, self._waiting):
+        """Let the run that goes on be saved, and one that is being started end."""
+        for recorder in (self._recorder, self._next):
             if recorder is not None:
                 recorder.close()
 
@@ -244,14 +218,15 @@ class WebRuns:
             return str(error)
         if self._recorder is not None:  # its server may still be busy with what was left
             self._recorder.is_over.wait()
-        answer = self._waiting.order(self._numbered_order(), fields)
-        if answer["event"] == "refused":
-            if self._waiting.is_over.is_set():
-                self._waiting = self._new_recorder()
-            return str(answer["why"])
+        following = Recorder(self._numbered_order(), fields, on_lost=self._stop_users)
+        self._next = following
+        following.has_answered.wait()
+        self._next = None
+        if following.answer["event"] == "refused":
+            return str(following.answer["why"])
         self._number += 1
-        self._recorder, self._waiting = self._waiting, self._new_recorder()
-        self._follow(LoadPlan.model_validate(answer["plan"], strict=False))
+        self._recorder = following
+        self._follow(LoadPlan.model_validate(following.answer["plan"], strict=False))
         return None
 
     def _follow(self, plan: LoadPlan) -> None:
@@ -269,9 +244,6 @@ class WebRuns:
             return dict(self._order)
         folders = (Path(out) / str(number) for number in count(1))
         return {**self._order, "out": str(next(one for one in folders if not one.exists()))}
-
-    def _new_recorder(self) -> Recorder:
-        return Recorder(on_lost=self._stop_users)
 
     def _stop_users(self) -> None:
         assert self._environment.runner is not None

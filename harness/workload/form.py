@@ -5,7 +5,7 @@ stood in it, and what it allows.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -96,14 +96,6 @@ def check_each_applies(fields: Mapping[str, str], shown: Mapping[str, str]) -> N
                 f"{label(name)} needs {label(of)} = {' or '.join(values)}, and it is {is_now}: "
                 f"{fields[name]!r} would change nothing"
             )
-
-
-def why_not_while_running(names: Iterable[str]) -> str | None:
-    """Why a running test cannot be changed in these fields; None where it can."""
-    ours = [label(name) for name in names if name.startswith("walkaway_")]
-    if not ours:
-        return None
-    return f"{', '.join(ours)} cannot change while a test runs: stop it, and start another"
 
 
 def of_the_form(

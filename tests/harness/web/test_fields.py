@@ -8,12 +8,10 @@ from harness.errors import ConfigError
 from harness.load.options import add_arguments, form_fields
 from harness.workload.form import (
     allowed,
-    changed,
     check_each_applies,
     label,
     of_the_form,
     refused,
-    why_not_while_running,
 )
 
 SHOWN = {
@@ -70,14 +68,6 @@ def test_what_applies_may_change_and_what_was_shown_may_stay(fields: dict[str, s
     form = SHOWN | {f"walkaway_{name}": text for name, text in fields.items()}
     check_each_applies(form, SHOWN)
     check_each_applies(form | {"walkaway_leave": "workload"}, form)
-
-
-def test_a_running_test_changes_in_the_number_of_its_users_alone() -> None:
-    form = SHOWN | {"user_count": "9", "walkaway_way": " fin "}
-    assert changed(form, SHOWN) == ["user_count"]
-    assert why_not_while_running(changed(form, SHOWN)) is None
-    why = why_not_while_running(["walkaway_stay_share", "walkaway_seed"])
-    assert why == "Stay share, Seed cannot change while a test runs: stop it, and start another"
 
 
 def test_every_field_of_the_form_is_in_its_place_with_what_it_allows() -> None:

@@ -12,8 +12,8 @@ from harness.commands import run as run_command
 from harness.commands.verbs import app
 from harness.errors import ConfigError, TargetError
 from harness.load.options import add_arguments, load_plan
-from harness.run.run_config import RunOrder, command_of, resolve_order, until_stopped
-from harness.web.recorder import resolve, short, tell
+from harness.run.run_config import RunOrder, resolve_order
+from harness.web.recorder import command_of, resolve, short, tell, until_stopped
 from harness.workload.form import BY_HAND
 from harness.workload.plan import LoadPlan
 
