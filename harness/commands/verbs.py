@@ -43,6 +43,7 @@ from harness.commands.app import (
     target_names,
     workload_names,
 )
+from harness.commands.doctor import doctor
 from harness.errors import ConfigError
 from harness.run.process import become, python_module
 
@@ -100,18 +101,6 @@ def init(
     from harness.commands.catalogue import write_template
 
     write_template(file, force=force)
-
-
-def doctor(*, as_json: JsonResult = False) -> None:
-    """Say what this machine can do, and how to mend what it cannot.
-
-    Exit code 2 where something is missing without which the demo does not run.
-
-    Example: walkaway doctor
-    """
-    from harness.commands.doctor import show_machine
-
-    show_machine(as_json=as_json)
 
 
 def compare(

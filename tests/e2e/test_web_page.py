@@ -41,7 +41,7 @@ class WebRun:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._log = out.with_suffix(".output")
-        command = [sys.executable, "-m", "harness", "run", "harness/web/by_hand.toml", "--web"]
+        command = [sys.executable, "-m", "harness", "run", "harness/workload/by_hand.toml", "--web"]
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
                 [
