@@ -10,15 +10,15 @@ from harness.errors import ConfigError, InterruptedRunError
 from harness.records import ArmsSummary, Summary
 from harness.run.pipeline import FinishedRun, execute
 from harness.run.progress import Interruption, Progress, choose_progress
-from harness.run.run_config import ResolvedOrder, RunOrder, resolve_order
+from harness.run.run_config import ResolvedRun, RunConfig, resolve_run
 from harness.workload.values import LONGEST_S
 from harness.workload.workload import Workload, load_workload
 
 
-def run_and_show(order: RunOrder, *, as_json: bool, quiet: bool, shows_all: bool) -> None:
+def run_and_show(config: RunConfig, *, as_json: bool, quiet: bool, shows_all: bool) -> None:
     """Do the run and show what it gave. Raises how it ended, unless it is whole."""
     progress = choose_progress(Console(stderr=True), is_quiet=quiet)
-    resolved = resolve_order(order)
+    resolved = resolve_run(config)
     with Interruption() as interruption:
         finished = _run(resolved, progress, interruption)
     if finished.summary is not None:
@@ -34,7 +34,7 @@ def run_and_show(order: RunOrder, *, as_json: bool, quiet: bool, shows_all: bool
         raise InterruptedRunError(f"interrupted, but the run in {finished.folder.path} is whole")
 
 
-def _run(resolved: ResolvedOrder, progress: Progress, interruption: Interruption) -> FinishedRun:
+def _run(resolved: ResolvedRun, progress: Progress, interruption: Interruption) -> FinishedRun:
     if not resolved.arm_runs:
         return execute(resolved, progress=progress, interruption=interruption)
     from harness.run.rounds import execute_rounds  # analysis takes a second to import

@@ -193,9 +193,9 @@ def demo(
     """
     from harness.commands.run import run_and_show
     from harness.http_client import typed_command
-    from harness.run.run_config import RunOrder
+    from harness.run.run_config import RunConfig
 
-    order = RunOrder(
+    order = RunConfig(
         workload="demo",
         settings=settings or [],
         out=out,
@@ -238,13 +238,13 @@ def run(  # noqa: PLR0913  one argument a flag
     """
     from harness.commands.run import cancellation_settings, run_and_show
     from harness.http_client import check_ca_file, parse_headers, typed_command
-    from harness.run.run_config import RunOrder
+    from harness.run.run_config import RunConfig
 
     of_processes = [] if processes is None else [f"run.processes={processes}"]
     of_cancellation = cancellation_settings(
         workload, rate=request_cancellation_rate, delay_s=request_cancellation_delay
     )
-    order = RunOrder(
+    order = RunConfig(
         workload=workload,
         settings=[*(settings or []), *of_processes, *of_cancellation],
         target_url=target,

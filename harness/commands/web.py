@@ -13,23 +13,23 @@ import msgspec
 from harness.errors import ConfigError
 from harness.run.load_process import LOOPBACK, together
 from harness.run.process import python_module
-from harness.run.run_config import ResolvedOrder, RunOrder, resolve_order
+from harness.run.run_config import ResolvedRun, RunConfig, resolve_run
 from harness.workload.form import check_startable, prefilled
 
 HIGHEST_PORT: Final = 65_535
 
 
-def serve_page(order: RunOrder, *, port: int) -> int:
+def serve_page(config: RunConfig, *, port: int) -> int:
     """Serve the page until interrupted. Returns Locust's exit code. Raises ConfigError for a
     workload that cannot be started by hand."""
     if port > HIGHEST_PORT:
         raise ConfigError(f"--web-port {port}: must be from 1 to {HIGHEST_PORT}")
-    resolved = resolve_order(order)
+    resolved = resolve_run(config)
     check_startable(resolved.workload)
     with TemporaryDirectory(prefix="walkaway-") as folder:
-        file = Path(folder) / "order.json"
+        file = Path(folder) / "config.json"
         file.touch(mode=0o600)  # its headers may hold a secret
-        file.write_bytes(msgspec.json.encode(order, enc_hook=str))
+        file.write_bytes(msgspec.json.encode(config, enc_hook=str))
         reading, writing = os.pipe()  # ends with this process, whatever ends it, and Locust with it
         command = page_command(resolved, file, port=port, exit_with=reading)
         try:
@@ -39,23 +39,23 @@ def serve_page(order: RunOrder, *, port: int) -> int:
 
 
 def page_command(
-    resolved: ResolvedOrder, order_file: Path, *, port: int, exit_with: int
+    resolved: ResolvedRun, config_file: Path, *, port: int, exit_with: int
 ) -> list[str]:
-    """Locust with its page on loopback, the form filled in from the order. Its processes end with
+    """Locust with its page on loopback, the form filled in from the config. Its processes end with
     the open file `exit_with`."""
-    order, run = resolved.order, resolved.workload.run
+    config, run = resolved.config, resolved.workload.run
     fields = {
         **prefilled(resolved.workload),
-        "walkaway_engine": order.engine,
-        "walkaway_model": order.model or "",
+        "walkaway_engine": config.engine,
+        "walkaway_model": config.model or "",
     }
     return python_module(
         "locust",
         *("-f", str(files("workloads") / "locustfile.py")),
-        *("--web-host", LOOPBACK, "--web-port", str(port), "--walkaway-order", str(order_file)),
+        *("--web-host", LOOPBACK, "--web-port", str(port), "--walkaway-order", str(config_file)),
         *("--walkaway-exit-with", str(exit_with)),
         *("--users", str(run.users), "--spawn-rate", str(run.users)),
-        *(() if order.target_url is None else ("--host", order.target_url)),
+        *(() if config.target_url is None else ("--host", config.target_url)),
         *(f"--{name.replace('_', '-')}={text}" for name, text in fields.items()),
         *(together(run.processes) if run.processes > 1 else ()),
     )

@@ -185,7 +185,7 @@ def put_in_force(options: argparse.Namespace, plan: LoadPlan) -> None:
 
 
 def read_order(options: argparse.Namespace) -> dict[str, Any]:
-    """What each run of a web page begins with (fields of `harness.run.run_config.RunOrder`).
+    """What each run of a web page begins with (fields of `harness.run.run_config.RunConfig`).
 
     Raises ConfigError where the file that should say it cannot be read.
     """

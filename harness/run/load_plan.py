@@ -10,8 +10,8 @@ from typing import Final
 from harness.errors import ConfigError
 from harness.load.client_process import PROGRAM
 from harness.records import Way
-from harness.run.idle_pages import leaves_in_silence
 from harness.run.server import Server
+from harness.run.settle import leaves_in_silence
 from harness.workload.abandon import AbandonPlan, FilePlan, StayPlan
 from harness.workload.arrivals import ClosedArrivals
 from harness.workload.load import (

@@ -6,15 +6,11 @@ Each step leaves its mark in the manifest, so that it tells at any moment how fa
 import random
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
-from itertools import takewhile
-from pathlib import Path
-from statistics import median
-from typing import Final, Protocol
+from typing import Protocol
 
 import httpx
 
@@ -25,136 +21,32 @@ from harness.collect.source import News, Notes, jittered
 from harness.errors import InterruptedRunError
 from harness.http_client import http_client
 from harness.records import LifecycleEvent
-from harness.run.idle_pages import (
-    CalmWatch,
-    IdlePages,
-    may_end_early,
-    settle_seconds,
-    silence_seconds,
-    typical_step_s,
-)
 from harness.run.load_plan import load_notes, prompt_salt
-from harness.run.preflight import Enquiry
-from harness.run.process import Child
+from harness.run.preflight import Preflight, resolve_server
 from harness.run.progress import (
     Interruption,
+    LatencySoFar,
     PrefixedProgress,
     Progress,
     Snapshot,
     describe_load,
 )
-from harness.run.run_config import ResolvedOrder, make_load_plan
+from harness.run.run_config import ResolvedRun, make_load_plan
 from harness.run.schedule import count_arrivals, open_loop_notes
-from harness.run.server import (
-    Server,
-    attach,
-    choose_runner,
-    engine_command,
-    started_command,
-    wait_for_engine,
+from harness.run.server import Server
+from harness.run.settle import (
+    CalmWatch,
+    IdlePages,
+    asker_of,
+    may_end_early,
+    probe_service,
+    settle_seconds,
+    silence_seconds,
+    typical_step_s,
 )
 from harness.store.manifest import IdleReading, Manifest, ScheduledArrivals, find_hardware
 from harness.store.run_folder import RunFolder, RunRows
-from harness.workload.arms import unused_engine_settings
 from harness.workload.plan import LoadPlan, write_plan
-
-
-def find_server(
-    resolved: ResolvedOrder,
-    log: Path,
-    stack: ExitStack,
-    *,
-    client: httpx.Client,
-    notes: Notes,
-    progress: Progress,
-    interruption: Interruption,
-) -> Server:
-    """A server that answers. One that is started writes into `log` and ends with the `stack`.
-
-    Raises TargetError, ConfigError and InterruptedRunError.
-    """
-    order, command = resolved.order, resolved.order.target_command
-    engine: Child | None = None
-    if resolved.url is None and command is None:
-        engine, url = _start_ours(resolved, log, stack, notes, progress, interruption)
-        return attach(url, resolved.target, model=order.model, client=client, engine=engine)
-    if (note := unused_engine_settings(resolved.workload)) is not None:
-        notes.add(note)
-    if command is not None:
-        progress.phase(f"starting {command[0]}")
-        started = started_command(
-            command,
-            log,
-            client=client,
-            ready_s=order.ready_s,
-            interrupted=lambda: interruption.requested,
-        )
-        engine, url = stack.enter_context(started)
-    else:
-        assert resolved.url is not None
-        url = resolved.url
-        progress.phase(f"connecting to {url}")
-    return attach(url, resolved.target, model=order.model, client=client, engine=engine)
-
-
-def _start_ours(
-    resolved: ResolvedOrder,
-    log: Path,
-    stack: ExitStack,
-    notes: Notes,
-    progress: Progress,
-    interruption: Interruption,
-) -> tuple[Child, str]:
-    settings = resolved.workload.engine
-    runner = choose_runner(settings)
-    if settings.runner == "auto" and runner == "simulated":
-        text = "torch is not installed: the engine simulates its model (steps of a set length)"
-        notes.add(text)
-        progress.phase(text)
-    progress.phase(f"starting the reference engine ({runner} runner)")
-    command = engine_command(settings, runner, model=resolved.order.model)
-    engine = stack.enter_context(Child("engine", command, log))
-    return engine, wait_for_engine(engine, interrupted=lambda: interruption.requested)
-
-
-MOST_REMEMBERED: Final = 1000
-FORGOTTEN_NS: Final = 10_000_000_000  # who was freed so long ago had not left, but was answered
-
-
-class LatencySoFar:
-    """The cancel latency of those who left, from their t0 and the engine's own log.
-
-    Its state: who left and is not yet known to be freed, the other way round, and the latest
-    latencies. A request that is never freed stays among the first and is in no latency: the live
-    figure knows nothing of ghosts.
-    """
-
-    def __init__(self) -> None:
-        self._left_ns: dict[str, int] = {}
-        self._freed_ns: dict[str, int] = {}
-        self._latest_s: deque[float] = deque(maxlen=MOST_REMEMBERED)
-
-    def add(self, left_ns: Mapping[str, int], new: Sequence[LifecycleEvent]) -> None:
-        """Who left since the last call, with their t0, and what has come to the log since."""
-        self._left_ns |= left_ns
-        for event in new:
-            if event.event == "blocks_freed" and event.client_request_id is not None:
-                self._freed_ns[event.client_request_id] = event.t_ns
-        for request in self._left_ns.keys() & self._freed_ns.keys():
-            self._latest_s.append((self._freed_ns.pop(request) - self._left_ns.pop(request)) / 1e9)
-        if new:
-            self._forget(new[-1].t_ns - FORGOTTEN_NS)
-
-    @property
-    def typical_s(self) -> float | None:
-        """The median of the latest; None while there is none."""
-        return median(self._latest_s) if self._latest_s else None
-
-    def _forget(self, before_ns: int) -> None:
-        old = takewhile(lambda freed: freed[1] < before_ns, self._freed_ns.items())
-        for request, _ in list(old):
-            del self._freed_ns[request]
-
 
 SETTLE_POLL_S = 0.02
 
@@ -185,7 +77,7 @@ class Measurement:
 
     def __init__(
         self,
-        resolved: ResolvedOrder,
+        resolved: ResolvedRun,
         folder: RunFolder,
         manifest: Manifest,
         progress: Progress,
@@ -267,7 +159,7 @@ class Measurement:
         return None if self._collector is None else typical_step_s(self._collector.steps.latest())
 
     def follow_with(
-        self, resolved: ResolvedOrder, folder: RunFolder, manifest: Manifest, load: Load
+        self, resolved: ResolvedRun, folder: RunFolder, manifest: Manifest, load: Load
     ) -> "Measurement":
         """The next measurement of the same server."""
         following = Measurement(
@@ -297,16 +189,16 @@ class Measurement:
             if self.server is None:
                 self.server = self._find_server(children, client)
             server = self.server
-            enquiry = self._enquiry(client)
-            urls = enquiry.note_target(server)
+            preflight = self._preflight(client)
+            urls = preflight.note_target(server)
             pages = self._pages = IdlePages(
                 client, urls, self._target, notes=self.notes, clock_ns=self._clock_ns
             )
-            server = enquiry.with_slots(server)
-            first = enquiry.with_lengths(self._plan_load(server))
+            server = preflight.with_slots(server)
+            first = preflight.with_lengths(self._plan_load(server))
             if self._is_exact:
-                enquiry.note_clock(server)
-            enquiry.read_first(pages)
+                preflight.note_clock(server)
+            preflight.read_first(pages)
             self.folder.write_manifest(self.manifest)
             with self._collect(stack, server, urls) as collector:
                 for number in range(loops := self.resolved.workload.run.loops):
@@ -320,10 +212,14 @@ class Measurement:
                         server.check_alive()
                         self._read_settled(pages, is_last=is_last)
                         self.manifest.window.held_until_ns.append(self._clock_ns())
-            enquiry.probe(server)
+            self.progress.phase("asking whether the server still serves")
+            # After everything was read: these requests are in no figure.
+            asker = asker_of(server, self._target, client, self._clock_ns)
+            longest_s = self.resolved.workload.run.timeout_s
+            self.manifest.probing = probe_service(asker, longest_s=longest_s)
 
     def _find_server(self, children: ExitStack, client: httpx.Client) -> Server:
-        return find_server(
+        return resolve_server(
             self.resolved,
             self.folder.log("engine"),
             children,
@@ -337,13 +233,13 @@ class Measurement:
         """For requests of our own, which may take as long as those of the load may be silent."""
         return http_client(
             self.resolved.headers,
-            ca_file=self.resolved.order.ca_file,
+            ca_file=self.resolved.config.ca_file,
             timeout_s=timeout_s,
             longest_s=max(timeout_s, self.resolved.workload.run.timeout_s),
         )
 
-    def _enquiry(self, client: httpx.Client) -> Enquiry:
-        return Enquiry(
+    def _preflight(self, client: httpx.Client) -> Preflight:
+        return Preflight(
             self.resolved,
             client,
             self.manifest,

@@ -1,4 +1,4 @@
-"""One run, from order to summary.
+"""One run, from its configuration to its report.
 
 The measurement may end early: a server that dies and a user who interrupts are ordinary ends. What
 was gathered is written in any case, and where there was any load the run is judged like any other;
@@ -21,12 +21,12 @@ import msgspec
 from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
 from harness.load.fd_limit import check_streams
 from harness.records import ArmsSummary, Summary
-from harness.run.idle_pages import settle_seconds
 from harness.run.load_process import LoadProcess
 from harness.run.measurement import Load, Measurement
 from harness.run.process import Child, python_module
 from harness.run.progress import Interruption, Progress
-from harness.run.run_config import ResolvedOrder, repeat_command
+from harness.run.run_config import ResolvedRun, repeat_command
+from harness.run.settle import settle_seconds
 from harness.run.shards import LoadTally, Sent, find_hopeless, find_unsent
 from harness.store.manifest import Manifest, find_hardware, find_versions, status_after, utc_now
 from harness.store.run_folder import RunFolder, name_run
@@ -85,7 +85,7 @@ class FinishedRun:
 
 
 def execute(
-    resolved: ResolvedOrder,
+    resolved: ResolvedRun,
     *,
     progress: Progress,
     interruption: Interruption,
@@ -147,10 +147,10 @@ def why_not_saved(number: int, folder: RunFolder) -> str:
     return f"{why}: `walkaway collect {folder.shards} --out NEW_FOLDER` makes a run of it"
 
 
-def choose_folder(resolved: ResolvedOrder) -> Path:
+def choose_folder(resolved: ResolvedRun) -> Path:
     """The folder that was asked for, or a new one among the results."""
     run_id = name_run(utc_now(), resolved.workload.name, secrets.token_hex(2))
-    return resolved.order.out or RESULTS / run_id
+    return resolved.config.out or RESULTS / run_id
 
 
 def discard_if_empty(folder: RunFolder, manifest: Manifest) -> bool:
@@ -166,13 +166,13 @@ def discard_if_unreached(folder: RunFolder, manifest: Manifest) -> bool:
     return not folder.log("engine").exists() and discard_if_empty(folder, manifest)
 
 
-def begin_manifest(resolved: ResolvedOrder, *, run_id: str) -> Manifest:
+def begin_manifest(resolved: ResolvedRun, *, run_id: str) -> Manifest:
     """What is known of a run before it begins."""
     return Manifest(
         run_id=run_id,
         created_at=utc_now().isoformat(timespec="seconds"),
-        command=resolved.order.command,
-        repeat=repeat_command(resolved.order.command, seed=resolved.workload.run.seed),
+        command=resolved.config.command,
+        repeat=repeat_command(resolved.config.command, seed=resolved.workload.run.seed),
         seed=resolved.workload.run.seed,
         versions=find_versions(),
         hardware=find_hardware([]),

@@ -1,13 +1,17 @@
-"""What is asked of a server before the load, and after it whether it still serves.
+"""What is asked of a server before the load: version, slots, blocks, clock, length of prompts.
 
-The answers go into the manifest. What is not to be had is missing there, or is a note or a warning;
-it is no error.
+The answers go into the manifest. An answer that cannot be had is missing there, and is a note or a
+warning at most, never an error.
 """
 
 import json
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import httpx
@@ -17,17 +21,84 @@ from harness.collect.scrape import find_unseen, read_roles
 from harness.collect.source import Notes, SourceError
 from harness.load.dialect import NONSENSE, Chunk, decode_chunk, refusal_message, request_body
 from harness.records import Delivery, MetricSample
-from harness.run.idle_pages import IdlePages
-from harness.run.progress import Progress
-from harness.run.run_config import ResolvedOrder
-from harness.run.server import Server
-from harness.run.serving import Asker, count_slots, probe_service
+from harness.run.process import Child
+from harness.run.progress import Interruption, Progress
+from harness.run.run_config import ResolvedRun
+from harness.run.server import (
+    Server,
+    attach,
+    choose_runner,
+    engine_command,
+    started_command,
+    wait_for_engine,
+)
+from harness.run.settle import Asker, IdlePages, NotServedError, asker_of
 from harness.store.manifest import Clock, Manifest, TargetFacts
+from harness.workload.arms import unused_engine_settings
 from harness.workload.load import SlotRecoveryLoad
 from harness.workload.plan import LoadPlan
 from harness.workload.prompts import PromptScale, fit_scale, prompt
 from harness.workload.target import Target
 from harness.workload.workload import as_plain_data
+
+
+def resolve_server(
+    resolved: ResolvedRun,
+    log: Path,
+    stack: ExitStack,
+    *,
+    client: httpx.Client,
+    notes: Notes,
+    progress: Progress,
+    interruption: Interruption,
+) -> Server:
+    """A server that answers. One that is started writes into `log` and ends with the `stack`.
+
+    Raises TargetError, ConfigError and InterruptedRunError.
+    """
+    config, command = resolved.config, resolved.config.target_command
+    engine: Child | None = None
+    if resolved.url is None and command is None:
+        engine, url = _start_ours(resolved, log, stack, notes, progress, interruption)
+        return attach(url, resolved.target, model=config.model, client=client, engine=engine)
+    if (note := unused_engine_settings(resolved.workload)) is not None:
+        notes.add(note)
+    if command is not None:
+        progress.phase(f"starting {command[0]}")
+        started = started_command(
+            command,
+            log,
+            client=client,
+            ready_s=config.ready_s,
+            interrupted=lambda: interruption.requested,
+        )
+        engine, url = stack.enter_context(started)
+    else:
+        assert resolved.url is not None
+        url = resolved.url
+        progress.phase(f"connecting to {url}")
+    return attach(url, resolved.target, model=config.model, client=client, engine=engine)
+
+
+def _start_ours(
+    resolved: ResolvedRun,
+    log: Path,
+    stack: ExitStack,
+    notes: Notes,
+    progress: Progress,
+    interruption: Interruption,
+) -> tuple[Child, str]:
+    settings = resolved.workload.engine
+    runner = choose_runner(settings)
+    if settings.runner == "auto" and runner == "simulated":
+        text = "torch is not installed: the engine simulates its model (steps of a set length)"
+        notes.add(text)
+        progress.phase(text)
+    progress.phase(f"starting the reference engine ({runner} runner)")
+    command = engine_command(settings, runner, model=resolved.config.model)
+    engine = stack.enter_context(Child("engine", command, log))
+    return engine, wait_for_engine(engine, interrupted=lambda: interruption.requested)
+
 
 _SIZES: Final = (64, 256, 512, 1024)  # bytes; some 15 to 300 tokens of a usual tokenizer
 _NOBODY: Final = -1  # the user whose prompts these are: no user of the load
@@ -71,6 +142,14 @@ def _decode(body: bytes) -> Chunk:
     except NONSENSE as error:
         raise CalibrationError(f"its answer makes no sense ({error})") from error
 
+
+FIRST_STREAMS: Final = 2
+MOST_STREAMS: Final = 512
+FIRST_TOKENS: Final = 16
+MOST_TOKENS: Final = 1024
+LONGEST_COUNT_S: Final = 60.0
+
+Span = tuple[int, int]  # from the first token's arrival to the last but one's (ns)
 
 FITS_NOTHING: Final = "--engine "  # how the text begins that says so
 
@@ -155,12 +234,62 @@ def unseen_metrics(
     return text
 
 
-class Enquiry:
+def count_slots(asker: Asker, *, longest_s: float) -> int | None:
+    """How many requests the server runs at once; None where no limit was found, or the clients
+    were not served. Takes seconds: some hundred short answers. Who has not shown a limit within
+    `LONGEST_COUNT_S` is asked no more."""
+    until_ns = asker.clock_ns() + int(LONGEST_COUNT_S * 1e9)
+
+    def ask(num_streams: int, tokens: int) -> list[Span]:
+        left_s = (until_ns - asker.clock_ns()) / 1e9
+        if left_s <= 0:
+            raise NotServedError(f"no limit was found within {LONGEST_COUNT_S:g} s")
+        with ThreadPoolExecutor(max_workers=num_streams) as threads:
+            prompts = [f"letter {tokens}/{i} of {num_streams}:" for i in range(num_streams)]
+            answers = [
+                threads.submit(asker.ask, prompt, tokens, longest_s=min(longest_s, left_s))
+                for prompt in prompts
+            ]
+            times = [answer.result() for answer in answers]
+        return [(of_one[0], of_one[-2]) for of_one in times if len(of_one) > 1]
+
+    try:
+        return find_limit(ask)
+    except NotServedError:
+        return None
+
+
+def find_limit(ask: Callable[[int, int], Sequence[Span]]) -> int | None:
+    """The smallest number of parallel streams at which one more waits.
+
+    Twice as many streams each time, until fewer run at once than were sent; that number stands when
+    answers of twice the length show it again: else the streams had come one after the other and
+    were merely too short to meet.
+    """
+    num_streams, tokens = FIRST_STREAMS, FIRST_TOKENS
+    while num_streams <= MOST_STREAMS and tokens <= MOST_TOKENS:
+        together = most_at_once(ask(num_streams, tokens))
+        if together >= num_streams:
+            num_streams *= 2
+            continue
+        tokens *= 2
+        if most_at_once(ask(num_streams, tokens)) == together:
+            return together
+    return None
+
+
+def most_at_once(spans: Sequence[Span]) -> int:
+    """The largest number of spans that have a moment in common."""
+    starts, ends = sorted(first for first, _ in spans), sorted(last for _, last in spans)
+    return max((i + 1 - bisect_right(ends, first) for i, first in enumerate(starts)), default=0)
+
+
+class Preflight:
     """The questions of one run; `client` has the run's headers and its CAs."""
 
     def __init__(
         self,
-        resolved: ResolvedOrder,
+        resolved: ResolvedRun,
         client: httpx.Client,
         manifest: Manifest,
         *,
@@ -209,7 +338,9 @@ class Enquiry:
             return server
         self._progress.phase("trying how many requests the server runs at once")
         timeout_s = self._resolved.workload.run.timeout_s
-        found = count_slots(self._asker(server), longest_s=timeout_s)
+        found = count_slots(
+            asker_of(server, self._target, self._client, self._clock_ns), longest_s=timeout_s
+        )
         if found is None:
             return server
         how = "the smallest number of parallel requests at which one more waits"
@@ -256,23 +387,8 @@ class Enquiry:
             self._notes.warn(text)
         self._progress.phase(text)
 
-    def probe(self, server: Server) -> None:
-        """Is it wedged? After everything was read: these requests are in no figure."""
-        self._progress.phase("asking whether the server still serves")
-        timeout_s = self._resolved.workload.run.timeout_s
-        self._manifest.probing = probe_service(self._asker(server), longest_s=timeout_s)
-
     def _keep_slots(self, server: Server, slots: int, how: str) -> Server:
         self._notes.add(f"batch slots: {slots}, {how}")
         if self._manifest.target is not None:
             self._manifest.target.slots_found = slots
         return replace(server, slots_found=slots)
-
-    def _asker(self, server: Server) -> Asker:
-        return Asker(
-            client=self._client,
-            url=server.url,
-            target=self._target,
-            model=server.model,
-            clock_ns=self._clock_ns,
-        )

@@ -5,10 +5,13 @@ All of it goes to standard error: standard output belongs to the result.
 
 import signal
 import threading
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
+from statistics import median
 from types import FrameType, TracebackType
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -17,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.formatting import quantity
-from harness.records import Outcome
+from harness.records import LifecycleEvent, Outcome
 from harness.run.schedule import describe_open_loop
 from harness.workload.load import (
     AbandonLoad,
@@ -66,6 +69,45 @@ class Snapshot:
         if self.stop_after_abandons:
             share = max(share, self.outcomes.get("abandoned", 0) / self.stop_after_abandons)
         return min(1.0, share)
+
+
+MOST_REMEMBERED: Final = 1000
+FORGOTTEN_NS: Final = 10_000_000_000  # who was freed so long ago had not left, but was answered
+
+
+class LatencySoFar:
+    """The cancel latency of those who left, from their t0 and the engine's own log.
+
+    Its state: who left and is not yet known to be freed, the other way round, and the latest
+    latencies. A request that is never freed stays among the first and is in no latency: the live
+    figure knows nothing of ghosts.
+    """
+
+    def __init__(self) -> None:
+        self._left_ns: dict[str, int] = {}
+        self._freed_ns: dict[str, int] = {}
+        self._latest_s: deque[float] = deque(maxlen=MOST_REMEMBERED)
+
+    def add(self, left_ns: Mapping[str, int], new: Sequence[LifecycleEvent]) -> None:
+        """Who left since the last call, with their t0, and what has come to the log since."""
+        self._left_ns |= left_ns
+        for event in new:
+            if event.event == "blocks_freed" and event.client_request_id is not None:
+                self._freed_ns[event.client_request_id] = event.t_ns
+        for request in self._left_ns.keys() & self._freed_ns.keys():
+            self._latest_s.append((self._freed_ns.pop(request) - self._left_ns.pop(request)) / 1e9)
+        if new:
+            self._forget(new[-1].t_ns - FORGOTTEN_NS)
+
+    @property
+    def typical_s(self) -> float | None:
+        """The median of the latest; None while there is none."""
+        return median(self._latest_s) if self._latest_s else None
+
+    def _forget(self, before_ns: int) -> None:
+        old = takewhile(lambda freed: freed[1] < before_ns, self._freed_ns.items())
+        for request, _ in list(old):
+            del self._freed_ns[request]
 
 
 class Progress(Protocol):

@@ -20,14 +20,14 @@ from harness.run.pipeline import (
     write_summary,
 )
 from harness.run.progress import Interruption, PrefixedProgress, Progress
-from harness.run.run_config import ResolvedOrder
+from harness.run.run_config import ResolvedRun
 from harness.store.manifest import Manifest, status_after
 from harness.store.run_folder import RunFolder
 from harness.workload.arms import ArmRun
 
 
 def execute_rounds(
-    resolved: ResolvedOrder, *, progress: Progress, interruption: Interruption
+    resolved: ResolvedRun, *, progress: Progress, interruption: Interruption
 ) -> FinishedRun:
     """Do all runs. Raises ConfigError or TargetError where nothing could be measured, else
     returns.
@@ -94,9 +94,9 @@ def _check_saved(folder: RunFolder) -> None:
 
 
 def _run_all(
-    resolved: ResolvedOrder, folder: RunFolder, progress: Progress, interruption: Interruption
+    resolved: ResolvedRun, folder: RunFolder, progress: Progress, interruption: Interruption
 ) -> Iterator[WalkawayError]:
-    """Do the runs in their order and tell of each failure, with the run that it ended."""
+    """Do the runs one by one; yields each failure, with the name of the run that it ended."""
     last = resolved.arm_runs[-1].round
     for run in resolved.arm_runs:
         if interruption.requested:
@@ -110,15 +110,15 @@ def _run_all(
 
 
 def _run(
-    resolved: ResolvedOrder,
+    resolved: ResolvedRun,
     run: ArmRun,
     folder: RunFolder,
     progress: Progress,
     interruption: Interruption,
 ) -> WalkawayError | None:
     try:
-        order = resolved.for_arm(run, out=folder.rounds / run.folder_name)
-        return execute(order, progress=progress, interruption=interruption, draws=False).failure
+        of_arm = resolved.for_arm(run, out=folder.rounds / run.folder_name)
+        return execute(of_arm, progress=progress, interruption=interruption, draws=False).failure
     except (ConfigError, TargetError, InterruptedRunError) as error:
         return error
 

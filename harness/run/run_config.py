@@ -1,4 +1,5 @@
-"""What the user ordered, and the plan for the load that follows from it and from the server."""
+"""What to run: the flags as typed, the same with every file read and every flag checked, and the
+plan for the load that follows."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -40,7 +41,7 @@ UNKNOWN_SCRAPE_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOrder:
+class RunConfig:
     """One `walkaway run`, as it was typed. Without `target_url` the bundled engine is started, or
     what an arm's own command starts, which then has `ready_s` seconds until it serves."""
 
@@ -62,15 +63,15 @@ class RunOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedOrder:
-    """An order with its files read and its flags checked. `headers` includes the API key's.
+class ResolvedRun:
+    """A run with its files read and its flags checked. `headers` includes the API key's.
 
-    `arm_runs` are the runs that a workload with arms consists of, in order; each of them is an
-    order of its own (`for_arm`), of which `arm` tells the name. `folder` is where the workload's
-    file lies: files that it names are looked for there.
+    `arm_runs` are the runs of a workload with arms, in order; each is resolved by itself
+    (`for_arm`), and `arm` is its name. Files that the workload names are looked for in `folder`.
+    `probe_phase` runs on the same server after this run.
     """
 
-    order: RunOrder
+    config: RunConfig
     workload: Workload
     target: Target
     url: str | None
@@ -79,17 +80,17 @@ class ResolvedOrder:
     folder: Path
     arm: str = ONLY_ARM
     arm_runs: Sequence[ArmRun] = ()
-    probe_phase: "ResolvedOrder | None" = None
+    probe_phase: "ResolvedRun | None" = None
 
-    def for_arm(self, run: ArmRun, *, out: Path) -> "ResolvedOrder":
-        """The order of one of the runs, whose folder will be `out`."""
-        order = _order_for(replace(self.order, out=out), run.target)
-        return _resolve(order, run.workload, self.folder, arm=run.arm)
+    def for_arm(self, run: ArmRun, *, out: Path) -> "ResolvedRun":
+        """One of the runs of the arms, whose folder will be `out`."""
+        config = _config_for(replace(self.config, out=out), run.target)
+        return _resolve(config, run.workload, self.folder, arm=run.arm)
 
     @property
     def scrape_interval_s(self) -> float | None:
         """Seconds between two scrapes; None for a run that scrapes nothing."""
-        if not self.order.has_scraping or not self.workload.collect.scrape:
+        if not self.config.has_scraping or not self.workload.collect.scrape:
             return None
         chosen = self.workload.collect.scrape_interval_s or self.target.scrape_interval_s
         if chosen is None and self.metrics_urls:
@@ -97,82 +98,81 @@ class ResolvedOrder:
         return chosen
 
 
-def resolve_order(order: RunOrder) -> ResolvedOrder:
+def resolve_run(config: RunConfig) -> ResolvedRun:
     """Read and check everything that can be checked before anything is started.
 
     Raises ConfigError.
     """
-    workload = load_workload(order.workload, order.settings)
-    folder = find_file(order.workload, package=SHIPPED_WORKLOADS, noun="workload").parent
-    runs = arm_runs(workload, source=order.workload, settings=order.settings)
-    check_engine_is_ours(workload, order.settings, target_url=order.target_url)
+    workload = load_workload(config.workload, config.settings)
+    folder = find_file(config.workload, package=SHIPPED_WORKLOADS, noun="workload").parent
+    runs = arm_runs(workload, source=config.workload, settings=config.settings)
+    check_engine_is_ours(workload, config.settings, target_url=config.target_url)
     if workload.gate.limits:
         from harness.gate.limits import parse_limits
 
         arms = [arm.name for arm in workload.arms]
-        parse_limits(workload.gate.limits, source=f"{order.workload}: [gate]", arms=arms)
+        parse_limits(workload.gate.limits, source=f"{config.workload}: [gate]", arms=arms)
     for run in runs:
         try:
-            _resolve(_order_for(order, run.target), run.workload, folder, arm=run.arm)
+            _resolve(_config_for(config, run.target), run.workload, folder, arm=run.arm)
         except ConfigError as error:
             if run.target is None:
                 raise
-            raise ConfigError(f"{order.workload}, arm `{run.arm}`: {error}") from error
+            raise ConfigError(f"{config.workload}, arm `{run.arm}`: {error}") from error
     # Where every arm has a server of its own there is none for the whole.
     first = runs[0].target if runs and all(run.target for run in runs) else None
-    whole = _resolve(_order_for(order, first), workload, folder)
-    probe_phase = _probe_phase(order, workload) if order.has_probe_phase else None
+    whole = _resolve(_config_for(config, first), workload, folder)
+    probe_phase = _probe_phase(config, workload) if config.has_probe_phase else None
     return replace(whole, arm_runs=runs, probe_phase=probe_phase)
 
 
-def _probe_phase(order: RunOrder, after: Workload) -> ResolvedOrder:
+def _probe_phase(config: RunConfig, after: Workload) -> ResolvedRun:
     """A few trials of slot recovery, on the server that the load was on."""
     settings = [*PROBE_PHASE, f"{SEED_KEY}{after.run.seed}"]
     workload = load_workload("slot_recovery", settings)
     folder = find_file("slot_recovery", package=SHIPPED_WORKLOADS, noun="workload").parent
-    return _resolve(replace(order, workload="slot_recovery", settings=settings), workload, folder)
+    return _resolve(replace(config, workload="slot_recovery", settings=settings), workload, folder)
 
 
 def _resolve(
-    order: RunOrder, workload: Workload, folder: Path, *, arm: str = ONLY_ARM
-) -> ResolvedOrder:
-    """An order of a single run, with everything about its server. Raises ConfigError."""
-    target = load_target(order.engine)
-    if order.target_url is None and order.target_command is None and not target.lifecycle:
-        raise ConfigError(f"--engine {order.engine} needs --target URL: it is not started for you")
+    config: RunConfig, workload: Workload, folder: Path, *, arm: str = ONLY_ARM
+) -> ResolvedRun:
+    """A single run, with everything about its server. Raises ConfigError."""
+    target = load_target(config.engine)
+    if config.target_url is None and config.target_command is None and not target.lifecycle:
+        raise ConfigError(f"--engine {config.engine} needs --target URL: it is not started for you")
     check_files(workload, folder)
     check_trace(workload, folder)
-    return ResolvedOrder(
-        order=order,
+    return ResolvedRun(
+        config=config,
         workload=workload,
         target=target,
-        url=None if order.target_url is None else check_target_url(order.target_url),
-        metrics_urls=[check_metrics_url(url) for url in order.metrics_urls],
-        headers=request_headers(order.headers, order.api_key_env),
+        url=None if config.target_url is None else check_target_url(config.target_url),
+        metrics_urls=[check_metrics_url(url) for url in config.metrics_urls],
+        headers=request_headers(config.headers, config.api_key_env),
         folder=folder,
         arm=arm,
     )
 
 
-def _order_for(order: RunOrder, target: ArmTarget | None) -> RunOrder:
-    """The order with an arm's own server in it. Raises ConfigError for a CA file that is none, and
-    for a command that takes no port."""
+def _config_for(config: RunConfig, target: ArmTarget | None) -> RunConfig:
+    """The config with an arm's own server. Raises ConfigError for a bad CA file or command."""
     if target is None:
-        return order
+        return config
     return replace(
-        order,
+        config,
         target_url=target.url,
         target_command=None if target.command is None else parse_command(target.command),
         ready_s=target.ready_s,
-        engine=target.engine or order.engine,
-        model=target.model or order.model,
+        engine=target.engine or config.engine,
+        model=target.model or config.model,
         metrics_urls=target.metrics_urls,
-        api_key_env=target.api_key_env or order.api_key_env,
-        ca_file=check_ca_file(target.ca_file) or order.ca_file,
+        api_key_env=target.api_key_env or config.api_key_env,
+        ca_file=check_ca_file(target.ca_file) or config.ca_file,
     )
 
 
-def make_load_plan(resolved: ResolvedOrder, server: Server, *, rows_dir: Path) -> LoadPlan:
+def make_load_plan(resolved: ResolvedRun, server: Server, *, rows_dir: Path) -> LoadPlan:
     """Resolve everything that the load process must know. Raises ConfigError."""
     workload, target = resolved.workload, resolved.target
     _check_context(workload, server)
@@ -186,9 +186,9 @@ def make_load_plan(resolved: ResolvedOrder, server: Server, *, rows_dir: Path) -
         load=load,
         arrivals=arrivals,
         arm=resolved.arm,
-        api_key_env=resolved.order.api_key_env,
-        headers=resolved.order.headers,
-        ca_file=resolved.order.ca_file,
+        api_key_env=resolved.config.api_key_env,
+        headers=resolved.config.headers,
+        ca_file=resolved.config.ca_file,
         rows_dir=str(rows_dir.resolve()),
         left_open_outlive=True,
     )

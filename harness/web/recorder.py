@@ -4,7 +4,7 @@ Locust's process is monkey-patched and busy with users; this one is neither. It 
 `walkaway run` does, but the load is that of the page's users: it says which plan they should
 follow, and its standard input says when they have stopped.
 
-    in   {"order": {...}, "fields": {...}}   the first line: measure this
+    in   {"config": {...}, "fields": {...}}   the first line: measure this
          any further line, or the end        the users have stopped
     out  {"event": "refused", "why": ...}    it cannot be; the process ends
          {"event": "plan", "plan": {...}}    users may start, by this plan
@@ -36,7 +36,7 @@ from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, Summ
 from harness.run.measurement import Measurement
 from harness.run.pipeline import execute
 from harness.run.progress import Interruption, Snapshot, describe_load
-from harness.run.run_config import SEED_KEY, ResolvedOrder, RunOrder, resolve_order
+from harness.run.run_config import SEED_KEY, ResolvedRun, RunConfig, resolve_run
 from harness.store.manifest import TargetFacts
 from harness.store.run_folder import RunFolder
 from harness.web.live import LiveRun
@@ -161,7 +161,7 @@ class ToldProgress:
         return
 
 
-def record(resolved: ResolvedOrder, stop: Stop) -> None:
+def record(resolved: ResolvedRun, stop: Stop) -> None:
     """One run, from its folder to its report. Raises WalkawayError where no load began."""
     load = PageLoad(stop)
     with Interruption() as interruption:
@@ -171,7 +171,7 @@ def record(resolved: ResolvedOrder, stop: Stop) -> None:
             interruption=interruption,
             load=load,
             repeat=lambda: command_of(
-                _stopped(resolved.order, load), seed=resolved.workload.run.seed
+                _stopped(resolved.config, load), seed=resolved.workload.run.seed
             ),
         )
     why = None if finished.failure is None else short(finished.failure)
@@ -186,34 +186,34 @@ def record(resolved: ResolvedOrder, stop: Stop) -> None:
     )
 
 
-def _stopped(order: RunOrder, load: PageLoad) -> RunOrder:
-    """The order of a run that is as long as this one, unless its users would leave too late."""
-    shorter = replace(order, settings=[*order.settings, *load.cut_short])
+def _stopped(config: RunConfig, load: PageLoad) -> RunConfig:
+    """The config of a run that is as long as this one, unless its users would leave too late."""
+    shorter = replace(config, settings=[*config.settings, *load.cut_short])
     try:
-        resolve_order(shorter)
+        resolve_run(shorter)
     except ConfigError:
-        return order
+        return config
     return shorter
 
 
-def command_of(order: RunOrder, *, seed: int) -> str:
-    """A shell line of `walkaway run` that does what this order says, in a new folder.
+def command_of(config: RunConfig, *, seed: int) -> str:
+    """A shell line of `walkaway run` that does what this config says, in a new folder.
 
     Values of headers are hidden (`***`).
     """
     flags = {
-        "--target": [] if order.target_url is None else [order.target_url],
-        "--engine": [order.engine],
-        "--model": [] if order.model is None else [order.model],
-        "--metrics-url": order.metrics_urls,
-        "--api-key-env": [] if order.api_key_env is None else [order.api_key_env],
-        "--header": [f"{name}=***" for name in order.headers],
-        "--ca-file": [] if order.ca_file is None else [order.ca_file],
-        "--set": _last_of_each_key([*order.settings, f"{SEED_KEY}{seed}"]),
+        "--target": [] if config.target_url is None else [config.target_url],
+        "--engine": [config.engine],
+        "--model": [] if config.model is None else [config.model],
+        "--metrics-url": config.metrics_urls,
+        "--api-key-env": [] if config.api_key_env is None else [config.api_key_env],
+        "--header": [f"{name}=***" for name in config.headers],
+        "--ca-file": [] if config.ca_file is None else [config.ca_file],
+        "--set": _last_of_each_key([*config.settings, f"{SEED_KEY}{seed}"]),
     }
     typed = [text for flag, values in flags.items() for value in values for text in (flag, value)]
-    scraping = [] if order.has_scraping else ["--no-scrape"]
-    return shlex.join(["walkaway", "run", order.workload, *scraping, *typed])
+    scraping = [] if config.has_scraping else ["--no-scrape"]
+    return shlex.join(["walkaway", "run", config.workload, *scraping, *typed])
 
 
 def until_stopped(plan: LoadPlan, *, left: int, elapsed_s: float) -> list[str]:
@@ -237,20 +237,20 @@ def _last_of_each_key(settings: Iterable[str]) -> Iterable[str]:
     return kept.values()
 
 
-def resolve(command: dict[str, Any]) -> ResolvedOrder:
-    """The order of a command, with the fields of the form in it. Raises ConfigError."""
+def resolve(command: dict[str, Any]) -> ResolvedRun:
+    """The config of a command, with the fields of the form in it. Raises ConfigError."""
     fields: dict[str, str] = command["fields"]
-    order = msgspec.convert(command["order"], type=RunOrder, dec_hook=_as_path)
+    config = msgspec.convert(command["config"], type=RunConfig, dec_hook=_as_path)
     host = fields.get("host", "").strip()
-    order = replace(
-        order,
-        settings=[*order.settings, *form_settings(fields)],
+    config = replace(
+        config,
+        settings=[*config.settings, *form_settings(fields)],
         target_url=check_target_url(host, flag="Host") if host else None,
-        engine=fields.get("walkaway_engine", "").strip() or order.engine,
+        engine=fields.get("walkaway_engine", "").strip() or config.engine,
         model=fields.get("walkaway_model", "").strip() or None,
     )
     try:
-        resolved = resolve_order(order)
+        resolved = resolve_run(config)
     except ConfigError as error:
         raise ConfigError(in_words_of_the_form(str(error), fields)) from error
     check_startable(resolved.workload)

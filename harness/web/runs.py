@@ -41,20 +41,20 @@ class Recorder:
     is none, `is_over` when it has ended; `on_lost` is called when the server is gone."""
 
     def __init__(
-        self, order: Mapping[str, Any], fields: Form, *, on_lost: Callable[[], None]
+        self, config: Mapping[str, Any], fields: Form, *, on_lost: Callable[[], None]
     ) -> None:
         self._on_lost = on_lost
         self._process = subprocess.Popen(
             python_module("harness.web.recorder"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for Locust, which then ends its child in order
+            start_new_session=True,  # Ctrl-C is for Locust, which then ends its child in config
         )
         self.answer: dict[str, Any] = {}
         self.has_answered = Event()
         self.is_over = Event()
         self.shown: dict[str, Any] = {"phase": "", "state": "ready"}
-        self._say(json.dumps({"order": order, "fields": fields}))
+        self._say(json.dumps({"config": config, "fields": fields}))
         gevent.spawn(self._listen)
 
     def stop(self) -> None:
@@ -126,9 +126,9 @@ class WebRuns:
     number of the run and its plan. Only greenlets of this process touch them.
     """
 
-    def __init__(self, environment: Environment, order: Mapping[str, Any]) -> None:
+    def __init__(self, environment: Environment, config: Mapping[str, Any]) -> None:
         self._environment = environment
-        self._order = order
+        self._config = config
         self._starting = BoundedSemaphore()
         self._next: Recorder | None = None
         self._recorder: Recorder | None = None
@@ -218,7 +218,7 @@ class WebRuns:
             return str(error)
         if self._recorder is not None:  # its server may still be busy with what was left
             self._recorder.is_over.wait()
-        following = Recorder(self._numbered_order(), fields, on_lost=self._stop_users)
+        following = Recorder(self._numbered_config(), fields, on_lost=self._stop_users)
         self._next = following
         following.has_answered.wait()
         self._next = None
@@ -238,12 +238,12 @@ class WebRuns:
         self.tally.clear()
         gevent.spawn_later(plan.run.max_seconds, self._stop_if, self._number)
 
-    def _numbered_order(self) -> dict[str, Any]:
+    def _numbered_config(self) -> dict[str, Any]:
         """Of the runs of a page whose folder was named, each has a folder of its own in it."""
-        if (out := self._order.get("out")) is None:
-            return dict(self._order)
+        if (out := self._config.get("out")) is None:
+            return dict(self._config)
         folders = (Path(out) / str(number) for number in count(1))
-        return {**self._order, "out": str(next(one for one in folders if not one.exists()))}
+        return {**self._config, "out": str(next(one for one in folders if not one.exists()))}
 
     def _stop_users(self) -> None:
         assert self._environment.runner is not None

@@ -18,6 +18,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from harness.formatting import DASH
+from harness.metrics import METRICS
 from harness.records import Metric
 from harness.web.tab import FINAL, figure_text
 from tests.dashboards.browsing import CHROMIUM, chromium, violations
@@ -250,7 +251,7 @@ def test_a_test_is_started_watched_stopped_and_read(web_run: WebRun, page: Page)
     expect(row).to_contain_text(f"its report is at {web_run.url}/walkaway/report")
     live.get_by_role("link", name="open the report").click(timeout=WAIT_MS)
     assert "What do these users cost" in live.title()
-    wait_for_row(page, "ghosts", "(n) => n.endsWith('%')")
+    wait_for_row(page, METRICS["ghost_rate"].label, "(n) => n.endsWith('%')")
     check_figures(rows_of(page), web_run.out / "1")
     page.get_by_role("tab", name="Failures").click()
     expect(page.locator("tbody tr")).to_have_count(0)

@@ -7,7 +7,7 @@ from typing import Final
 from harness.run.pipeline import execute
 from harness.run.progress import Interruption, QuietProgress
 from harness.run.rounds import execute_rounds
-from harness.run.run_config import RunOrder, resolve_order
+from harness.run.run_config import RunConfig, resolve_run
 from tests.gate_trials.cases import Case
 
 MOST_TRIES: Final = 4
@@ -42,10 +42,10 @@ def _is_invalid(folder: Path) -> bool:
 
 
 def _run(case: Case, seed: int, folder: Path) -> None:
-    order = RunOrder(
+    order = RunConfig(
         workload=case.workload, settings=[*case.settings, f"run.seed={seed}"], out=folder
     )
-    resolved = resolve_order(order)
+    resolved = resolve_run(order)
     run = execute_rounds if resolved.arm_runs else execute
     finished = run(resolved, progress=QuietProgress(), interruption=Interruption())
     if finished.failure is not None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness.errors import ConfigError
-from harness.run.run_config import ResolvedOrder, RunOrder, resolve_order
+from harness.run.run_config import ResolvedRun, RunConfig, resolve_run
 from harness.workload.arms import ArmRun, arm_runs, unused_engine_settings
 from harness.workload.load import AbandonLoad
 from harness.workload.workload import load_workload
@@ -86,14 +86,14 @@ def test_an_arm_changes_what_it_names_and_nothing_else(tmp_path: Path) -> None:
 
 def test_a_workload_without_arms_is_no_run_of_rounds(tmp_path: Path) -> None:
     assert runs(tmp_path, BASE.replace("rounds = 4", "")) == []
-    assert resolve_order(RunOrder(workload="demo")).arm_runs == []
+    assert resolve_run(RunConfig(workload="demo")).arm_runs == []
 
 
 def test_the_order_of_an_arm_is_an_order_of_its_own(tmp_path: Path) -> None:
-    resolved = resolve_order(RunOrder(workload="memory_pressure"))
+    resolved = resolve_run(RunConfig(workload="memory_pressure"))
     run = resolved.arm_runs[1]
     order = resolved.for_arm(run, out=tmp_path)
-    assert (order.arm, order.workload, order.order.out) == (run.arm, run.workload, tmp_path)
+    assert (order.arm, order.workload, order.config.out) == (run.arm, run.workload, tmp_path)
     assert list(order.arm_runs) == []
 
 
@@ -159,10 +159,10 @@ model = "new"
 """
 
 
-def resolve(tmp_path: Path, text: str, *settings: str, **typed: Any) -> ResolvedOrder:
+def resolve(tmp_path: Path, text: str, *settings: str, **typed: Any) -> ResolvedRun:
     path = tmp_path / "mine.toml"
     path.write_text(text)
-    return resolve_order(RunOrder(workload=str(path), settings=list(settings), **typed))
+    return resolve_run(RunConfig(workload=str(path), settings=list(settings), **typed))
 
 
 def refusal(tmp_path: Path, text: str, *settings: str, **typed: Any) -> str:
@@ -176,13 +176,13 @@ def test_an_arm_may_have_a_server_of_its_own(tmp_path: Path) -> None:
     resolved = resolve(tmp_path, text, engine="vllm", model="old")
     orders = [resolved.for_arm(run, out=tmp_path) for run in resolved.arm_runs[:3]]
     before, after, again = orders
-    assert (before.url, before.target.name, before.order.model) == (
+    assert (before.url, before.target.name, before.config.model) == (
         "http://127.0.0.1:8001",
         "vllm",
         "old",
     )
     assert before.metrics_urls == ["http://127.0.0.1:9001/metrics"]
-    assert (after.url, after.target.name, after.order.model) == (
+    assert (after.url, after.target.name, after.config.model) == (
         "http://127.0.0.1:8002",
         "llamacpp",
         "new",
@@ -214,7 +214,7 @@ def test_a_server_for_all_and_one_for_each_arm_is_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize("workload", ["retry_storm", "value_of_cancellation", "memory_pressure"])
 def test_arms_that_a_server_at_a_url_would_not_feel_are_refused(workload: str) -> None:
     with pytest.raises(ConfigError, match=r"would not feel: all such arms would be the same"):
-        resolve_order(RunOrder(workload=workload, target_url="http://127.0.0.1:8000"))
+        resolve_run(RunConfig(workload=workload, target_url="http://127.0.0.1:8000"))
 
 
 def test_settings_that_no_server_would_feel_are_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from harness.commands.catalogue import TRUST_IN_WORDS
 from harness.commands.verbs import app
 from harness.errors import ConfigError
-from harness.run.run_config import RunOrder, resolve_order
+from harness.run.run_config import RunConfig, resolve_run
 from harness.workload.workload import (
     SHIPPED_TARGETS,
     SHIPPED_WORKLOADS,
@@ -68,7 +68,7 @@ def test_an_unknown_name_is_answered_with_those_that_there_are(what: str) -> Non
 def test_the_template_can_be_run_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     assert said("init", str(file)) == f"wrote {file}; run it: walkaway run {file}\n"
-    assert resolve_order(RunOrder(workload=str(file))).workload.name == "mine"
+    assert resolve_run(RunConfig(workload=str(file))).workload.name == "mine"
 
 
 def test_every_example_in_the_template_holds(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from harness.commands.verbs import app
 from harness.records import Trust, Way
-from harness.run.run_config import RunOrder, resolve_order
+from harness.run.run_config import RunConfig, resolve_run
 from harness.workload import arrivals as arrival_settings
 from harness.workload import load as load_settings
 from harness.workload.abandon import AbandonPlan, AnyPlan
@@ -151,7 +151,7 @@ def test_every_shipped_workload_is_told_with_its_question() -> None:
 def test_the_workload_to_begin_with_loads(tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     mine.write_text(blocks(WORKLOADS, "toml")[0].text)
-    assert resolve_order(RunOrder(workload=str(mine))).workload.run.users == 12
+    assert resolve_run(RunConfig(workload=str(mine))).workload.run.users == 12
 
 
 def test_the_examples_of_arms_are_arms_of_a_workload(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_the_examples_of_arms_are_arms_of_a_workload(tmp_path: Path) -> None:
         mine = tmp_path / f"{number}.toml"
         run = whole if "[run]" not in text else whole.replace("[run]\n", "[run]\nrounds = 5\n")
         mine.write_text(run + text.replace("[run]\nrounds = 5\n", ""))
-        assert len(resolve_order(RunOrder(workload=str(mine))).workload.arms) == 2
+        assert len(resolve_run(RunConfig(workload=str(mine))).workload.arms) == 2
 
 
 # Targets.

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from harness.collect.source import Notes
-from harness.run.idle_pages import CALM_SCRAPES, LATER_S, CalmWatch, IdlePages
+from harness.run.settle import CALM_SCRAPES, LATER_S, CalmWatch, IdlePages
 from harness.workload.workload import load_target
 
 URL = "http://127.0.0.1/metrics"

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from harness.records import LifecycleEvent
-from harness.run.measurement import LatencySoFar
+from harness.run.progress import LatencySoFar
 from harness.run.run_config import repeat_command
 from tests.made_up.rows import lifecycle_event
 

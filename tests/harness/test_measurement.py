@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from harness.run.measurement import Measurement
 from harness.run.pipeline import begin_manifest
 from harness.run.progress import Interruption, QuietProgress
-from harness.run.run_config import RunOrder, resolve_order
+from harness.run.run_config import RunConfig, resolve_run
 from harness.store.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def test_metrics_that_are_missing_are_named_also_where_nothing_was_scraped(
     serve: Serve, tmp_path: Path
 ) -> None:
     settings = ["collect.scrape=false", "settle.seconds=0"]
-    order = RunOrder(workload="demo", settings=settings, engine="vllm", target_url=serve(page))
-    resolved = resolve_order(order)
+    order = RunConfig(workload="demo", settings=settings, engine="vllm", target_url=serve(page))
+    resolved = resolve_run(order)
     manifest = begin_manifest(resolved, run_id="r")
     measurement = Measurement(
         resolved,

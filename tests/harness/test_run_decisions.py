@@ -11,7 +11,12 @@ import pytest
 from harness.errors import ConfigError, InterruptedRunError, TargetError
 from harness.load.session import LoadSession
 from harness.records import Outcome, StepRow
-from harness.run.idle_pages import (
+from harness.run.load_plan import prompt_salt
+from harness.run.load_process import load_command
+from harness.run.progress import Interruption, describe_load
+from harness.run.run_config import ResolvedRun, RunConfig, make_load_plan, resolve_run
+from harness.run.server import Server
+from harness.run.settle import (
     is_back,
     may_be_at_work,
     may_end_early,
@@ -19,11 +24,6 @@ from harness.run.idle_pages import (
     silence_seconds,
     typical_step_s,
 )
-from harness.run.load_plan import prompt_salt
-from harness.run.load_process import load_command
-from harness.run.progress import Interruption, describe_load
-from harness.run.run_config import ResolvedOrder, RunOrder, make_load_plan, resolve_order
-from harness.run.server import Server
 from harness.run.shards import find_hopeless
 from harness.store.manifest import LoadProcess, status_after
 from harness.store.run_folder import RunFolder
@@ -40,10 +40,10 @@ def server(config: dict[str, Any] | None) -> Server:
     return Server(url="http://127.0.0.1:1", model="tiny", config=config, engine=None)
 
 
-def order(*settings: str, workload: str = "demo", engine: str = "reference") -> ResolvedOrder:
+def order(*settings: str, workload: str = "demo", engine: str = "reference") -> ResolvedRun:
     url = None if engine == "reference" else "http://127.0.0.1:1"
-    return resolve_order(
-        RunOrder(workload=workload, settings=list(settings), engine=engine, target_url=url)
+    return resolve_run(
+        RunConfig(workload=workload, settings=list(settings), engine=engine, target_url=url)
     )
 
 
@@ -232,8 +232,8 @@ def test_every_kind_of_request_must_fit_the_context(
 def test_how_often_metrics_are_read(
     engine: str, scrapes: bool, urls: list[str], interval: float | None
 ) -> None:
-    resolved = resolve_order(
-        RunOrder(
+    resolved = resolve_run(
+        RunConfig(
             workload="demo",
             engine=engine,
             target_url="http://127.0.0.1:1",
@@ -248,15 +248,15 @@ def test_the_scrape_interval_is_a_setting() -> None:
     asked = order("collect.scrape_interval_s=0.25", engine="openai")
     assert asked.scrape_interval_s == 0.25
     assert order("collect.scrape_interval_s=0.25").scrape_interval_s == 0.25
-    quiet = RunOrder(
+    quiet = RunConfig(
         workload="demo", settings=["collect.scrape_interval_s=0.25"], has_scraping=False
     )
-    assert resolve_order(quiet).scrape_interval_s is None
+    assert resolve_run(quiet).scrape_interval_s is None
 
 
 def test_only_the_bundled_engine_is_started_for_the_user() -> None:
     with pytest.raises(ConfigError, match="--engine vllm needs --target URL"):
-        resolve_order(RunOrder(workload="demo", engine="vllm"))
+        resolve_run(RunConfig(workload="demo", engine="vllm"))
 
 
 def test_how_a_run_ended() -> None:

@@ -9,7 +9,7 @@ import pytest
 from harness.errors import TargetError
 from harness.run.pipeline import execute, why_not_saved
 from harness.run.progress import Interruption, QuietProgress
-from harness.run.run_config import RunOrder, resolve_order
+from harness.run.run_config import RunConfig, resolve_run
 from harness.store.run_folder import RunFolder
 
 
@@ -21,9 +21,9 @@ class FullDisk(QuietProgress):
 
 
 def test_no_room(tmp_path: Path) -> None:
-    order = RunOrder(workload="demo", target_url="http://127.0.0.1:1", out=tmp_path / "run")
+    order = RunConfig(workload="demo", target_url="http://127.0.0.1:1", out=tmp_path / "run")
     with pytest.raises(TargetError, match=r"could not be saved: No space left.*make room.*/run$"):
-        execute(resolve_order(order), progress=FullDisk(), interruption=Interruption())
+        execute(resolve_run(order), progress=FullDisk(), interruption=Interruption())
     assert (tmp_path / "run" / "manifest.json").exists()
 
 

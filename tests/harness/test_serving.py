@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from harness.http_client import http_client
-from harness.run.serving import Asker, Span, count_slots, find_limit, most_at_once, probe_service
+from harness.run.preflight import Span, count_slots, find_limit, most_at_once
+from harness.run.settle import Asker, probe_service
 from harness.workload.target import Target
 
 Answer = Callable[[BaseHTTPRequestHandler], None]

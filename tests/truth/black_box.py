@@ -16,7 +16,7 @@ import msgspec
 
 from dashboards.headline import sentence
 from harness.records import Metric
-from harness.run.idle_pages import LATER_S
+from harness.run.settle import LATER_S
 from tests.e2e.running import Run
 from tests.truth.known import Observed, observe, seconds
 from tests.truth.scripted_engine import Script

@@ -8,7 +8,7 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.gate.limits import Limit, parse_limits
-from harness.run.run_config import RunOrder, resolve_order
+from harness.run.run_config import RunConfig, resolve_run
 from harness.workload.workload import SHIPPED_WORKLOADS, GateSettings, load_workload, shipped
 
 
@@ -95,12 +95,12 @@ def test_no_arm_has_a_name_that_means_something_else_in_a_limit(name: str) -> No
     assert said in refusal(f"new - {name}: itl_s.mean <= 0.5", arms=(name, "new"))
     settings = [f'arms=[{{name="{name}"}}]', "run.rounds=3"]
     with pytest.raises(ConfigError, match=said):
-        resolve_order(RunOrder(workload="gate", settings=settings))
+        resolve_run(RunConfig(workload="gate", settings=settings))
 
 
 def test_the_workloads_own_limits_hold_for_rounds_of_it() -> None:
     settings = ['arms=[{name="build"}]', "run.rounds=3"]
-    assert resolve_order(RunOrder(workload="gate", settings=settings)).arm_runs
+    assert resolve_run(RunConfig(workload="gate", settings=settings)).arm_runs
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,9 @@ def test_the_limits_of_shipped_workloads_can_be_read(name: str) -> None:
 
 
 def test_a_slip_in_a_workload_is_said_before_it_is_run() -> None:
-    order = RunOrder(workload="gate", settings=['gate.limits=["itl.p99 < 1"]'])
+    order = RunConfig(workload="gate", settings=['gate.limits=["itl.p99 < 1"]'])
     with pytest.raises(ConfigError, match="there is no metric `itl`; near it: itl_s"):
-        resolve_order(order)
+        resolve_run(order)
 
 
 def test_the_page_shows_limits_that_can_be_written() -> None:

@@ -12,7 +12,7 @@ from harness.commands import run as run_command
 from harness.commands.verbs import app
 from harness.errors import ConfigError, TargetError
 from harness.load.options import add_arguments, load_plan
-from harness.run.run_config import RunOrder, resolve_order
+from harness.run.run_config import RunConfig, resolve_run
 from harness.web.recorder import command_of, resolve, short, tell, until_stopped
 from harness.workload.form import BY_HAND
 from harness.workload.plan import LoadPlan
@@ -51,9 +51,9 @@ def test_what_it_says_may_go_unheard() -> None:
         os.close(unheard)
 
 
-def ordered_by(line: str, monkeypatch: pytest.MonkeyPatch) -> RunOrder:
+def ordered_by(line: str, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """What a typed line orders."""
-    orders: list[RunOrder] = []
+    orders: list[RunConfig] = []
     monkeypatch.setattr(run_command, "run_and_show", lambda order, **_: orders.append(order))
     program, *arguments = shlex.split(line)
     assert program == "walkaway"
@@ -84,12 +84,12 @@ def test_the_line_that_repeats_a_run_of_a_page_orders_the_same(
     monkeypatch.setenv("MY_KEY", "secret")
     typed = {"command": ["locust", "--web-port", "1"], "out": "results/mine"}
     fields = {"walkaway_leave": "workload", "walkaway_arrivals": "workload"} | fields
-    ordered = resolve({"order": order | typed, "fields": fields})
-    line = command_of(ordered.order, seed=ordered.workload.run.seed)
+    ordered = resolve({"config": order | typed, "fields": fields})
+    line = command_of(ordered.config, seed=ordered.workload.run.seed)
     assert "secret" not in line
-    again = resolve_order(ordered_by(line, monkeypatch))
-    as_typed = replace(again.order, settings=ordered.order.settings, out=ordered.order.out)
-    assert replace(again, order=replace(as_typed, command=ordered.order.command)) == ordered
+    again = resolve_run(ordered_by(line, monkeypatch))
+    as_typed = replace(again.config, settings=ordered.config.settings, out=ordered.config.out)
+    assert replace(again, config=replace(as_typed, command=ordered.config.command)) == ordered
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,12 @@ def test_the_line_that_repeats_a_run_of_a_page_orders_the_same(
 def test_a_host_that_is_none_is_said_of_its_field(host: str, why: str) -> None:
     order = {"workload": "demo", "settings": ["engine.runner=simulated"]}
     with pytest.raises(ConfigError, match=f"^{why}"):
-        resolve({"order": order, "fields": {"host": host}})
+        resolve({"config": order, "fields": {"host": host}})
 
 
 def test_of_the_settings_of_one_key_the_line_has_the_last_in_its_place() -> None:
     settings = ["load.mix=[1]", "run.seed=3", "load.mix.0=2", "load.mix=[4]", "run.seed=5"]
-    line = command_of(RunOrder(workload="my load.toml", settings=settings), seed=5)
+    line = command_of(RunConfig(workload="my load.toml", settings=settings), seed=5)
     said = "walkaway run 'my load.toml' --engine reference"
     assert line == f"{said} --set load.mix.0=2 --set 'load.mix=[4]' --set run.seed=5"
 

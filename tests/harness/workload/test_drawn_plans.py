@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from harness.records import Outcome
-from harness.run.run_config import RunOrder, make_load_plan, resolve_order
+from harness.run.run_config import RunConfig, make_load_plan, resolve_run
 from harness.run.server import Server
 from harness.workload.abandon import RequestSpec
 from harness.workload.load import AbandonLoad
@@ -29,7 +29,7 @@ ENGINE = {"max_num_seqs": 16, "max_model_len": 4096}
 def plan_of(workload: str, arm: str, folder: Path) -> LoadPlan:
     """The plan as the load process reads it."""
     name = str(HERE / "all_plans.toml") if workload == "all_plans" else workload
-    resolved = resolve_order(RunOrder(workload=name))
+    resolved = resolve_run(RunConfig(workload=name))
     for run in resolved.arm_runs:
         if run.arm == arm:
             resolved = resolved.for_arm(run, out=folder)

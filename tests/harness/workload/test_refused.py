@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from harness.errors import ConfigError
-from harness.run.run_config import RunOrder, resolve_order
+from harness.run.run_config import RunConfig, resolve_run
 from harness.workload.workload import load_target, load_workload
 
 LIST = Path(__file__).with_name("refused.json")
@@ -42,7 +42,7 @@ def read(case: dict[str, Any], folder: Path) -> None:
     if "target" in case or "engine" in case:
         load_target(case.get("engine") or str(file))
     elif "resolve" in case:
-        resolve_order(RunOrder(workload=str(file), settings=case["settings"]))
+        resolve_run(RunConfig(workload=str(file), settings=case["settings"]))
     else:
         load_workload(case.get("workload") or str(file), case["settings"])
 

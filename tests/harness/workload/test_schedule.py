@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness.errors import ConfigError
-from harness.run.run_config import RunOrder, make_load_plan, resolve_order
+from harness.run.run_config import RunConfig, make_load_plan, resolve_run
 from harness.run.schedule import count_arrivals, describe_open_loop, open_loop_notes
 from harness.run.server import Server
 from harness.workload.arms import arm_runs
@@ -45,7 +45,7 @@ def workload(folder: Path, arrivals: str, *settings: str, more: str = "") -> Wor
 
 def plan(folder: Path, arrivals: str, *settings: str, context: int | None = None) -> LoadPlan:
     workload(folder, arrivals)
-    resolved = resolve_order(RunOrder(workload=str(folder / "mine.toml"), settings=list(settings)))
+    resolved = resolve_run(RunConfig(workload=str(folder / "mine.toml"), settings=list(settings)))
     config = None if context is None else {"max_model_len": context}
     server = Server(url="http://127.0.0.1:1", model="m", config=config, engine=None)
     return make_load_plan(resolved, server, rows_dir=folder)
@@ -95,8 +95,8 @@ def test_arms_may_differ_in_their_arrivals(tmp_path: Path) -> None:
     asked = workload(tmp_path, 'kind="constant"\nrate=1\nseconds=1', more=arms)
     runs = arm_runs(asked, source="mine.toml")
     assert [run.workload.arrivals.model_dump()["rate"] for run in runs] == [2, 4]
-    order = RunOrder(workload=str(tmp_path / "mine.toml"), settings=["run.processes=3"])
-    resolved = resolve_order(order)
+    order = RunConfig(workload=str(tmp_path / "mine.toml"), settings=["run.processes=3"])
+    resolved = resolve_run(order)
     server = Server(url="http://127.0.0.1:1", model="m", config=None, engine=None)
     for run, arrivals in zip(resolved.arm_runs, (2, 4), strict=True):
         of_arm = make_load_plan(resolved.for_arm(run, out=tmp_path), server, rows_dir=tmp_path)
@@ -164,7 +164,7 @@ class TestTraces:
         (tmp_path / "broken.csv").write_text(TRACE.replace("417", "x"))
         workload(tmp_path, f'kind="trace"\n{more}')
         with pytest.raises(ConfigError, match=message):
-            resolve_order(RunOrder(workload=str(tmp_path / "mine.toml")))
+            resolve_run(RunConfig(workload=str(tmp_path / "mine.toml")))
 
     def test_a_trace_named_on_the_command_line_is_found_from_there(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

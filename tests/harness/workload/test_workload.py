@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness.errors import ConfigError
-from harness.run.run_config import RunOrder, make_load_plan, resolve_order
+from harness.run.run_config import RunConfig, make_load_plan, resolve_run
 from harness.run.server import Server
 from harness.workload.load import AbandonLoad
 from harness.workload.toml_file import apply_settings, parse_setting
@@ -104,7 +104,7 @@ def test_every_question_of_the_list_has_its_workload() -> None:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_shipped_workload_can_be_run_as_it_stands(name: str, tmp_path: Path) -> None:
-    resolved = resolve_order(RunOrder(workload=name))
+    resolved = resolve_run(RunConfig(workload=name))
     first, _, _ = shipped(SHIPPED_WORKLOADS)[name].read_text().partition("\n")
     assert first == f'question = "{resolved.workload.question}"'
     assert first.endswith('?"')
@@ -160,13 +160,13 @@ def test_a_trace_that_is_replayed_too_fast(tmp_path: Path) -> None:
     lines = (f'{{"timestamp":{100 * n},"input_length":9,"output_length":3}}' for n in range(40))
     trace.write_text("\n".join(lines))
 
-    def at_speed(speed: int) -> RunOrder:
+    def at_speed(speed: int) -> RunConfig:
         settings = [f"arrivals.file={trace}", "run.most_rate=15", f"arrivals.speed={speed}"]
-        return RunOrder(workload="trace_replay", settings=settings)
+        return RunConfig(workload="trace_replay", settings=settings)
 
-    resolve_order(at_speed(1))
+    resolve_run(at_speed(1))
     with pytest.raises(ConfigError, match=r"trace.jsonl: `arrivals` bring up to 2. .*most_rate=2"):
-        resolve_order(at_speed(2))
+        resolve_run(at_speed(2))
 
 
 def test_nobody_leaves_after_the_run() -> None:

@@ -1,10 +1,12 @@
-"""The metrics pages while nothing runs: before the load, once all is settled, and a while later.
+"""After a load: how long the server has to settle, its idle pages, and whether it still serves.
 
-They are read then also where nothing is scraped while the load runs.
+The metrics pages of an idle server are read before the load, when all is settled, and a while
+later, also where nothing is scraped while the load runs.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
@@ -12,18 +14,25 @@ import httpx
 
 from harness.collect.scrape import read_roles, read_samples
 from harness.collect.source import Notes, SourceError
+from harness.load.dialect import DONE, NONSENSE, decode_chunk, request_body
 from harness.records import GAUGES, MetricSample, StepRow
+from harness.run.server import Server
+from harness.store.manifest import Probing
 from harness.workload.load import AbandonLoad
 from harness.workload.target import Target
 from harness.workload.workload import SettleSettings, Workload
 
 # Counters that move as long as anything is computed.
-_OF_WORK = ("decode_calls", "generated_tokens")
-
-_WITHOUT_A_WORD = ("stop_reading", "vanish")
+_OF_WORK: Final = ("decode_calls", "generated_tokens")
+_WITHOUT_A_WORD: Final = ("stop_reading", "vanish")
 
 # One scrape may fall between two requests, or between an abort and the next gauge update.
-CALM_SCRAPES = 3
+CALM_SCRAPES: Final = 3
+LATER_S: Final = 1.0  # a ghost has counted tokens within this
+
+PROBES: Final = 3
+PROBE_TOKENS: Final = 4
+LONGEST_PROBE_S: Final = 20.0
 
 
 def settle_seconds(target: Target, settings: SettleSettings, step_s: float | None) -> float:
@@ -119,9 +128,6 @@ class CalmWatch:
         return is_still and has_counter and is_back(self._before, values)
 
 
-LATER_S: Final = 1.0  # after the last idle reading: a ghost has counted tokens by then
-
-
 class IdlePages:
     """Reads them for one run. What cannot be read is a warning, not an error.
 
@@ -177,3 +183,104 @@ class IdlePages:
             is_over = self._clock_ns() >= until_ns or interrupted()
             if is_over or not may_be_at_work(before, after, later):
                 return later
+
+
+class NotServedError(Exception):
+    """A request that was not answered as it should; the message says how."""
+
+
+class NoAnswerError(NotServedError):
+    """No answer came, or none to its end, as opposed to a wrong one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asker:
+    """Sends one streaming request and tells when its tokens came.
+
+    Each on a connection of its own: llama.cpp closes one after a stream without having said so, and
+    a request that is on its way by then fails.
+    """
+
+    client: httpx.Client
+    url: str
+    target: Target
+    model: str
+    clock_ns: Callable[[], int]
+
+    def ask(self, prompt: str, max_tokens: int, *, longest_s: float) -> list[int]:
+        """The times of arrival of all text events (ns). Raises NotServedError."""
+        body = request_body(self.target, self.model, prompt, max_tokens=max_tokens)
+        until_ns = self.clock_ns() + int(longest_s * 1e9)
+        try:
+            with self.client.stream(
+                "POST",
+                self.url + self.target.path,
+                json=body,
+                headers={"connection": "close"},
+                timeout=longest_s,
+            ) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise NotServedError(f"status {response.status_code}")
+                return self._read(response, until_ns)
+        except httpx.HTTPError as error:
+            raise NoAnswerError(f"{type(error).__name__} within {longest_s:g} s") from error
+
+    def _read(self, response: httpx.Response, until_ns: int) -> list[int]:
+        times: list[int] = []
+        for line in response.iter_lines():
+            now_ns = self.clock_ns()
+            if now_ns > until_ns:
+                if times:
+                    raise NotServedError("an answer without end (is `max_tokens` ignored?)")
+                raise NoAnswerError("the answer took too long")
+            data = line.removeprefix("data:").strip().encode()
+            if not line.startswith("data:") or data == DONE:
+                continue
+            try:
+                chunk = decode_chunk(data)
+            except NONSENSE as error:
+                raise NotServedError("an event is not in the dialect of OpenAI") from error
+            if chunk.error is not None:
+                raise NotServedError("an error in the stream")
+            if any(choice.has_text() for choice in chunk.choices):
+                times.append(now_ns)
+        if not times:
+            raise NotServedError("the answer was empty")
+        return times
+
+
+def asker_of(
+    server: Server, target: Target, client: httpx.Client, clock_ns: Callable[[], int]
+) -> Asker:
+    """Requests in the dialect of this kind of server."""
+    return Asker(
+        client=client, url=server.url, target=target, model=server.model, clock_ns=clock_ns
+    )
+
+
+def probe_service(asker: Asker, *, longest_s: float) -> Probing:
+    """Does the server serve? A few short requests, up to the first that is not answered."""
+    probing = Probing(sent=0, healthy=read_health(asker.client, asker.url))
+    longest_s = min(longest_s, LONGEST_PROBE_S)
+    while probing.sent < PROBES and not probing.errors:
+        probing.sent += 1
+        sent_ns = asker.clock_ns()
+        try:
+            first_ns = asker.ask("is anybody there?", PROBE_TOKENS, longest_s=longest_s)[0]
+        except NotServedError as error:
+            probing.errors.append(str(error))
+            probing.is_silent = isinstance(error, NoAnswerError)
+        else:
+            probing.ttft_s.append((first_ns - sent_ns) / 1e9)
+    return probing
+
+
+def read_health(client: httpx.Client, url: str) -> bool | None:
+    """What the server says of its health; None where it has no such page."""
+    try:
+        status = client.get(f"{url}/health").status_code
+    except httpx.HTTPError:
+        return False
+    if status in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
+        return None
+    return status == httpx.codes.OK
