@@ -1,14 +1,16 @@
 """Plant the defects one by one and see whether a test fails.
 
-    python -m tests.defects.run --tree DIR --results FILE.toml [ID...] [--full] [--most-s SECONDS]
+    python -m tests.defects.run --tree DIR --results FILE.toml [ID...] [--survivors]
+        [--stages near package full e2e] [--most-s SECONDS]
 
 Each is planted in a copy of the checkout. It is looked for by its function's name and its line, in
 the file in which it was drawn and then in all others, as code moves; one that is not found is "to
 be planted by hand": give its entry in `defects.toml` a `now_file`, `now_old` and `now_new`.
 
-First come the tests that import the file that it is in, then those that import one that imports it,
-then what `defects.toml` names for its package; with `--full` all but the end-to-end tests, and with
-`--e2e` these, too.
+Which tests are run, stage by stage until one fails: `near`, those that import the file that it is
+in and those that import one that imports it; `package`, what `defects.toml` names for its package;
+`full`, all but the end-to-end tests; `e2e`, these. Results that are there are kept, but for those
+that are asked for by id, or that survived (`--survivors`).
 """
 
 import argparse
@@ -32,8 +34,9 @@ from tests.defects.draw import PACKAGES, quoted
 HERE: Final = Path(__file__).parent
 COPIED: Final = (*PACKAGES, "workloads", "tests", "docs", "results", ".ci")
 NOT_COPIED: Final = ("__pycache__", "*.pyc", "defects")
+STAGES: Final = ("near", "package", "full", "e2e")
 MOST_FILES: Final = 14  # of tests that see the file only through another
-TEST_S: Final = 60
+TEST_S: Final = 240  # on a busy machine no test fails of its own
 ALL_IN_ALL_S: Final = 1800.0
 _FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
@@ -187,7 +190,7 @@ def test(tree: Path, paths: Sequence[str], *, most_s: float) -> tuple[str | None
 class Trial:
     """One checkout's copy, in which defects are planted one after the other."""
 
-    def __init__(self, tree: Path, copy: Path, rooms: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, tree: Path, copy: Path, packages: Mapping[str, Sequence[str]]) -> None:
         for name in COPIED:
             if (tree / name).is_dir():
                 ignored = shutil.ignore_patterns(*NOT_COPIED)
@@ -196,11 +199,11 @@ class Trial:
             if path.is_file():
                 shutil.copy(path, copy)
         self._tree = copy
-        self._rooms = rooms
+        self._packages = packages
         self._imports = Imports(copy)
 
     def try_one(
-        self, defect: Mapping[str, str], *, more: Sequence[str], most_s: float
+        self, defect: Mapping[str, str], *, stages: Sequence[str], most_s: float
     ) -> dict[str, str]:
         """Plant it, test, and take it out again."""
         spot, why = find(self._tree, defect)
@@ -212,7 +215,7 @@ class Trial:
         plant(spot)
         try:
             ends = {}
-            for stage, paths in self._stages(spot.file, defect, more):
+            for stage, paths in self._stages(spot.file, defect, stages):
                 left_s = most_s - (time.monotonic() - began_s)
                 if left_s <= 0:
                     ends[stage] = "no time left"
@@ -226,21 +229,21 @@ class Trial:
             spot.file.write_text(before)
 
     def _stages(
-        self, file: Path, defect: Mapping[str, str], more: Sequence[str]
+        self, file: Path, defect: Mapping[str, str], stages: Sequence[str]
     ) -> Iterator[tuple[str, list[str]]]:
         near, through = self._imports.tests_of(file)
-        room = [
+        package = [
             path
-            for path in self._rooms[Path(defect["file"]).parts[0]]
+            for path in self._packages[Path(defect["file"]).parts[0]]
             if (self._tree / path).exists()
         ]
-        for stage, paths in (("near", near), ("one step", through[:MOST_FILES]), ("room", room)):
-            if paths:
-                yield stage, paths
-        if "full" in more:
-            yield "full", ["tests"]
-        if "e2e" in more:
-            yield "e2e", ["tests", "-m", "e2e"]
+        paths = {
+            "near": [*near, *through[:MOST_FILES]],
+            "package": package,
+            "full": ["tests"],
+            "e2e": ["tests", "-m", "e2e"],
+        }
+        yield from ((stage, paths[stage]) for stage in stages if paths[stage])
 
 
 def as_toml(results: Mapping[str, Mapping[str, str]]) -> str:
@@ -261,8 +264,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("ids", nargs="*")
     parser.add_argument("--tree", type=Path, default=HERE.parents[1])
     parser.add_argument("--results", type=Path)
-    parser.add_argument("--full", dest="more", action="append_const", const="full")
-    parser.add_argument("--e2e", dest="more", action="append_const", const="e2e")
+    parser.add_argument("--survivors", action="store_true")
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES[:2])
     parser.add_argument("--find-only", action="store_true", help="only say where each would be")
     parser.add_argument("--most-s", type=float, default=ALL_IN_ALL_S)
     options = parser.parse_args(arguments)
@@ -281,9 +284,11 @@ def main(arguments: Sequence[str]) -> None:
                 found = why if spot is None else f"{spot.file.relative_to(copy)}:{spot.line}"
                 say(f"{defect['id']} {defect['function']}: {found}")
                 continue
-            if not options.ids and defect["id"] in results:
+            known = results.get(defect["id"], {}).get("result")
+            again = known == "survived" and options.survivors
+            if known is not None and not options.ids and not again:
                 continue
-            result = trial.try_one(defect, more=options.more or (), most_s=options.most_s)
+            result = trial.try_one(defect, stages=options.stages, most_s=options.most_s)
             results[defect["id"]] = result
             say(f"{defect['id']} {defect['function']}: {result}")
             if options.results is not None:
