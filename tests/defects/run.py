@@ -38,7 +38,7 @@ STAGES: Final = ("near", "package", "full", "e2e")
 MOST_FILES: Final = 14  # of tests that see the file only through another
 TEST_S: Final = 240  # on a busy machine no test fails of its own
 ALL_IN_ALL_S: Final = 1800.0
-_FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
