@@ -8,6 +8,7 @@ import pytest
 
 from harness.commands.gate import GateOrder, gate_and_show
 from harness.errors import ConfigError
+from harness.gate.baseline import load_baseline, save_baseline
 from tests.harness.gate.gating import gate, refusal, said
 from tests.made_up import gated
 
@@ -117,3 +118,30 @@ def test_what_is_left_out_on_another_machine_is_said(
     order = GateOrder(run=run, limits=Path("limits.txt"))
     gate_and_show(order, as_json=False, quiet=False)
     assert words in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_baseline_comes_back_as_it_was_and_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "baselines" / "gate.json"
+    measured = gated.measured(gated.summary())
+    save_baseline(measured, path, may_overwrite=False)
+    assert load_baseline(path, workload="gate") == measured
+    with pytest.raises(ConfigError, match="there is a baseline already; --force replaces it"):
+        save_baseline(measured, path, may_overwrite=False)
+    save_baseline(measured, path, may_overwrite=True)
+
+
+def test_a_baseline_that_cannot_be_used_is_said_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "gate.json"
+    save_baseline(gated.measured(gated.summary()), path, may_overwrite=False)
+    with pytest.raises(ConfigError, match="is a baseline of workload gate, and the run is of demo"):
+        load_baseline(path, workload="demo")
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"schema_version": 99}))
+    with pytest.raises(ConfigError, match="schema version 99"):
+        load_baseline(path, workload="gate")
+    for text in ("", "{", "[]", '{"schema_version": 1}', "[" * 200_000):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="is not a baseline that can be read"):
+            load_baseline(path, workload="gate")
+    with pytest.raises(ConfigError, match="is not a baseline that can be read"):
+        load_baseline(tmp_path / "none.json", workload="gate")

@@ -1,17 +1,13 @@
 """`walkaway gate` on whole folders: exit codes, wrong usage, and that nothing is overwritten."""
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from harness.commands.gate import GateOrder, gate_and_show, print_judgement
-from harness.gate.judge import Check, Judgement, Verdict
+from harness.commands.gate import GateOrder, gate_and_show
 from tests.harness.gate.gating import gate, refusal, said
-from tests.harness.gate.test_gate_files import judgement
 from tests.made_up import gated
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -97,40 +93,3 @@ def test_no_file_is_named_twice(flags: tuple[str, str], tmp_path: Path) -> None:
     said = refusal(GateOrder(run=run, **order, saves_baseline=True))
     assert f"is named by --{first} and by --{second}" in said
     assert not Path("same").exists()
-
-
-# On a terminal.
-
-
-def shown(one: Judgement, saved: str | None = None, width: int = 80) -> list[str]:
-    console = Console(width=width, force_terminal=False)
-    with console.capture() as captured:
-        print_judgement(console, one, saved)
-    return captured.get().splitlines()
-
-
-def test_the_terminal_shows_the_gravest_first_and_what_would_decide() -> None:
-    lines = shown(judgement(), saved="not saved as the baseline: only a run that passes is")
-    assert lines[0].startswith("gate: fail  gate in")
-    verdicts = [line[:13].strip() for line in lines[3:6]]
-    assert verdicts == ["fail", "cannot decide", ""]
-    assert any("would decide: 368 more" in line for line in lines)
-    assert lines[-1].startswith("not saved")
-    assert all(len(line) <= 80 for line in lines)
-
-
-@pytest.mark.parametrize("width", [80, 200])
-@pytest.mark.parametrize(
-    "name",
-    ["leaked_slots.max == 0", "new / baseline: cancel_latency_prefill_steps.mean <= 1.12345678"],
-)
-def test_no_word_is_lost_beyond_the_edge(name: str, width: int) -> None:
-    reason = "not measurable: the server shows no gauge of requests that run, " * 3
-    to_decide = "a server with `max_num_seqs` known, or the workload `gate_black_box`"
-    said = {"reason": f"{reason}nor any other", "to_decide": to_decide, "measured": "12 of 500"}
-    one = Check(name=name, verdict=Verdict.CANNOT_DECIDE, **said)
-    lines = shown(judgement([one]), width=width)
-    assert all(len(line) <= width for line in lines)
-    printed = Counter(" ".join(lines).split())
-    asked = Counter(" ".join([*said.values(), name, "would decide:"]).split())
-    assert not asked - printed
