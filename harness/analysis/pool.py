@@ -14,38 +14,32 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from harness.analysis.asking_again import asking_again_figures
-from harness.analysis.black_box import (
-    Outside,
-    figures_from_outside,
-    seen_from_outside,
-    with_methods,
-)
 from harness.analysis.cancel import (
-    cancel_figures,
     latency_by_phase,
     latency_sample,
-    storm_figures,
-    waste_figures,
 )
-from harness.analysis.cancellation import cancellations
-from harness.analysis.capacity import series_figures, series_of
 from harness.analysis.comparable import why_not_figures
 from harness.analysis.compare import FEWEST_ROUNDS, compare_rounds, shift_between
-from harness.analysis.facts import Facts, run_facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable, Sample
 from harness.analysis.latency import (
-    canary_figures,
     canary_remarks,
     known_answers,
-    latency_figures,
     ttft_sample,
 )
-from harness.analysis.recovery import probe_figures, refill_figures, refills_after_abandons
 from harness.analysis.remarks import flags
 from harness.analysis.stats import Floats, mean_ci95
-from harness.analysis.summary import compute_figures, count_outcomes, measured, reasons, summarise
-from harness.analysis.tokens import over_read_figures, token_counting, without_tokens
+from harness.analysis.summary import (
+    Observed,
+    count_outcomes,
+    figures_of,
+    measured,
+    observe,
+    pooled_figures,
+    reasons,
+    summary_of,
+    together,
+)
+from harness.analysis.tokens import token_counting, without_tokens
 from harness.analysis.value import Account, ValueTerms, account, value_of
 from harness.metrics import METRICS
 from harness.records import (
@@ -71,21 +65,15 @@ _READINGS: Final = (
     "recomputed_tokens",
 )
 _SOMETIMES: Final = ("cached_again",)
-_MORE_THAN_TRIALS: Final = 10**12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmRound:
-    """One run of one arm: what pooling needs of it, so that its logs need not be kept."""
+    """One run of one arm, without its logs."""
 
     round: int
     arm: str
-    facts: Facts
-    requests: pd.DataFrame
-    cancels: pd.DataFrame
-    refills: pd.DataFrame
-    series: Mapping[str, Floats]
-    outside: Outside
+    observed: Observed
     figures: Figures
     remarks: Sequence[Remark]
     target: Mapping[str, Any]
@@ -94,59 +82,23 @@ class ArmRound:
 
 def analyse_round(frames: RunFrames, *, round_number: int, arm: str) -> ArmRound:
     """Everything about one run that does not depend on the others."""
-    facts, cancels = run_facts(frames), cancellations(frames)
-    summary, outside = summarise(frames), seen_from_outside(frames, facts)
+    observed = observe(frames)
+    figures = figures_of(frames, observed)
     return ArmRound(
         round=round_number,
         arm=arm,
-        facts=facts,
-        requests=frames.requests,
-        cancels=cancels,
-        refills=refills_after_abandons(frames, cancels, facts),
-        series=series_of(frames, facts),
-        outside=outside,
-        figures=compute_figures(frames, cancels, facts, outside),
-        remarks=summary.validity,
+        observed=observed,
+        figures=figures,
+        remarks=summary_of(frames, observed, figures).validity,
         target=frames.manifest.get("target") or {},
         account=account(frames),
     )
 
 
-def pooled_figures(rounds: Sequence[ArmRound]) -> Figures:
+def arm_figures(rounds: Sequence[ArmRound]) -> Figures:
     """The figures of one arm over all its rounds; needs at least one."""
-    facts = rounds[0].facts
-    requests = pd.concat([one.requests for one in rounds], ignore_index=True)
-    cancels = pd.concat([one.cancels for one in rounds], ignore_index=True)
-    refills = pd.concat([one.refills for one in rounds], ignore_index=True)
-    series = {
-        name: np.concatenate([one.series[name] for one in rounds]) for name in rounds[0].series
-    }
-    figures = {
-        **cancel_figures(cancels, facts),
-        **waste_figures(cancels, facts),
-        **refill_figures(refills, cancels, facts),
-        **probe_figures(requests),
-        **latency_figures(requests, facts),
-        **asking_again_figures(requests),
-        **canary_figures(requests),
-        **over_read_figures(requests),
-        **storm_figures(_numbered_apart(rounds), facts),
-        **series_figures(series, facts),
-        **{name: _over_rounds([one.figures[name] for one in rounds]) for name in _READINGS},
-        **_sometimes(rounds),
-    }
-    for name, methods in figures_from_outside([one.outside for one in rounds]).items():
-        figures[name] = with_methods(figures[name], methods)
-    return figures
-
-
-def _numbered_apart(rounds: Sequence[ArmRound]) -> pd.DataFrame:
-    """All cancels, with the trials of different rounds numbered apart."""
-    parts = [
-        one.cancels.assign(trial=one.cancels["trial"] + one.round * _MORE_THAN_TRIALS)
-        for one in rounds
-    ]
-    return pd.concat(parts, ignore_index=True)
+    of_each_run = {name: _over_rounds([one.figures[name] for one in rounds]) for name in _READINGS}
+    return pooled_figures([one.observed for one in rounds], of_each_run | _sometimes(rounds))
 
 
 def _sometimes(rounds: Sequence[ArmRound]) -> Figures:
@@ -235,7 +187,7 @@ def all_requests(rounds: Sequence[ArmRound]) -> pd.DataFrame:
     """All rows of all runs, with `round` and `arm`; `trial_arm` is what a run's own `arm` was."""
     frames = []
     for one in rounds:
-        frame = one.requests.rename(columns={"arm": "trial_arm"})
+        frame = one.observed.requests.rename(columns={"arm": "trial_arm"})
         frames.append(frame.assign(round=one.round, arm=one.arm))
     return pd.concat(frames, ignore_index=True)
 
@@ -250,9 +202,9 @@ def _arm(rounds: Sequence[ArmRound], num_rounds: int) -> ArmSummary:
     """What the summary says about one arm."""
     if not rounds:
         return ArmSummary(outcomes={}, metrics={}, per_round={})
-    figures = pooled_figures(rounds)
-    requests = pd.concat([one.requests for one in rounds], ignore_index=True)
-    cancels = pd.concat([one.cancels for one in rounds], ignore_index=True)
+    figures = arm_figures(rounds)
+    requests = together(one.observed.requests for one in rounds)
+    cancels = together(one.observed.cancels for one in rounds)
     return ArmSummary(
         outcomes=count_outcomes(requests),
         metrics=measured(figures),
@@ -356,7 +308,7 @@ def _value(
 
 def _samples(rounds: Sequence[ArmRound]) -> dict[str, Floats]:
     """By metric, the values of single requests of all these runs."""
-    parts = [of_each_request(one.requests, one.cancels) for one in rounds]
+    parts = [of_each_request(one.observed.requests, one.observed.cancels) for one in rounds]
     return {
         metric: np.concatenate([part[metric] for part in parts]) if parts else np.empty(0)
         for metric in OF_EACH
@@ -375,7 +327,7 @@ def _remarks(rounds: Sequence[ArmRound], names: Sequence[str], num_rounds: int) 
     said += canary_remarks(
         {
             name: known_answers(
-                pd.concat([one.requests for one in rounds if one.arm == name], ignore_index=True)
+                together(one.observed.requests for one in rounds if one.arm == name)
             )
             for name in {one.arm for one in rounds}
         }

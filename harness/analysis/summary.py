@@ -5,7 +5,12 @@ reads them: what a cancel took, what it wasted, what the others felt, what leake
 engine was, and how finely all this was seen.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
 import msgspec
+import numpy as np
 import pandas as pd
 
 from harness.analysis.agreement import agreement
@@ -46,17 +51,51 @@ from harness.analysis.recovery import (
     refills_after_abandons,
 )
 from harness.analysis.remarks import flags, in_level_order, more_remarks, remarks
+from harness.analysis.stats import Floats
 from harness.analysis.tokens import over_read_figures, token_counting
 from harness.metrics import METRICS, WASTED_TOKENS
 from harness.records import Metric, Outcome, Remark, Summary
 from harness.store.frames import RunFrames
 
+_MORE_THAN_TRIALS: Final = 10**12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """The parts of one run from which figures of samples come: several runs of one kind can be
+    pooled by these, without their logs."""
+
+    facts: Facts
+    requests: pd.DataFrame
+    probes: pd.DataFrame
+    cancels: pd.DataFrame
+    refills: pd.DataFrame
+    series: Mapping[str, Floats]
+    outside: Outside
+
+
+def observe(frames: RunFrames) -> Observed:
+    facts, cancels = run_facts(frames), cancellations(frames)
+    return Observed(
+        facts=facts,
+        requests=frames.requests,
+        probes=frames.requests if frames.probe_phase is None else frames.probe_phase,
+        cancels=cancels,
+        refills=refills_after_abandons(frames, cancels, facts),
+        series=series_of(frames, facts),
+        outside=seen_from_outside(frames, facts),
+    )
+
 
 def summarise(frames: RunFrames) -> Summary:
     """Everything that one run tells; metrics stand in the order of the table of metrics."""
-    facts = run_facts(frames)
-    cancels = cancellations(frames)
-    found = compute_figures(frames, cancels, facts, seen_from_outside(frames, facts))
+    observed = observe(frames)
+    return summary_of(frames, observed, figures_of(frames, observed))
+
+
+def summary_of(frames: RunFrames, observed: Observed, found: Figures) -> Summary:
+    """The summary of a run whose figures were computed."""
+    facts, cancels = observed.facts, observed.cancels
     flagged = flags(found)
     in_use = leaks_in_use(frames, facts, found)
     manifest = frames.manifest
@@ -113,32 +152,60 @@ def reasons(figures: Figures) -> dict[str, str]:
     return {name: one.reason for name, one in found.items() if isinstance(one, NotMeasurable)}
 
 
-def compute_figures(
-    frames: RunFrames, cancels: pd.DataFrame, facts: Facts, outside: Outside
-) -> Figures:
-    """Every figure by name, in no particular order."""
-    figures = {
-        **cancel_figures(cancels, facts),
-        **waste_figures(cancels, facts),
-        **refill_figures(refills_after_abandons(frames, cancels, facts), cancels, facts),
-        **probe_figures(frames.requests if frames.probe_phase is None else frames.probe_phase),
-        **latency_figures(frames.requests, facts),
-        **asking_again_figures(frames.requests),
+def figures_of(frames: RunFrames, observed: Observed) -> Figures:
+    """Every figure of one run, by name, in no particular order."""
+    facts = observed.facts
+    needing_logs = {
         **cached_again_figures(frames, facts),
-        **canary_figures(frames.requests),
-        **storm_figures(cancels, facts),
-        **over_read_figures(frames.requests),
         **leak_figures(facts),
         "wasted_prompt_tokens": wasted_prompts_by_counter(frames.requests, facts),
         **leak_slopes(frames, facts),
         **growth_figures(frames, facts),
         **count_figures(frames.lifecycle, facts),
         **capacity_figures(frames, facts),
-        **series_figures(series_of(frames, facts), facts),
     }
-    for name, methods in figures_from_outside([outside]).items():
+    return pooled_figures([observed], needing_logs)
+
+
+def pooled_figures(runs: Sequence[Observed], of_each_run: Figures) -> Figures:
+    """The figures of samples, of one run or of several runs of one kind together, beside figures
+    that were found run by run. Needs at least one run."""
+    facts = runs[0].facts
+    requests = together(one.requests for one in runs)
+    cancels = together(one.cancels for one in runs)
+    series = {name: np.concatenate([one.series[name] for one in runs]) for name in runs[0].series}
+    figures = {
+        **cancel_figures(cancels, facts),
+        **waste_figures(cancels, facts),
+        **refill_figures(together(one.refills for one in runs), cancels, facts),
+        **probe_figures(together(one.probes for one in runs)),
+        **latency_figures(requests, facts),
+        **asking_again_figures(requests),
+        **canary_figures(requests),
+        **storm_figures(_numbered_apart(runs), facts),
+        **over_read_figures(requests),
+        **series_figures(series, facts),
+        **of_each_run,
+    }
+    for name, methods in figures_from_outside([one.outside for one in runs]).items():
         figures[name] = with_methods(figures[name], methods)
     return figures
+
+
+def together(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """All rows of one or more frames; a single one is not copied."""
+    parts = list(frames)
+    return parts[0] if len(parts) == 1 else pd.concat(parts, ignore_index=True)
+
+
+def _numbered_apart(runs: Sequence[Observed]) -> pd.DataFrame:
+    """All cancels, with the trials of different runs numbered apart."""
+    return together(
+        one.cancels.assign(trial=one.cancels["trial"] + place * _MORE_THAN_TRIALS)
+        if place
+        else one.cancels
+        for place, one in enumerate(runs)
+    )
 
 
 def count_outcomes(requests: pd.DataFrame) -> dict[str, int]:

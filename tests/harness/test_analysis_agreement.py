@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.analysis.agreement import agreement
-from harness.analysis.black_box import seen_from_outside
-from harness.analysis.cancellation import cancellations
-from harness.analysis.facts import run_facts
-from harness.analysis.summary import compute_figures
+from harness.analysis.summary import figures_of, observe
 from harness.records import Agreement, Outcome, Role
 from tests.made_up.rows import at
 from tests.made_up.servers import alone_one_by_one
@@ -25,10 +22,9 @@ if TYPE_CHECKING:
 
 def agreed(run: RunBuilder) -> dict[tuple[str, str], Agreement]:
     frames = run.frames()
-    facts = run_facts(frames)
-    outside = seen_from_outside(frames, facts)
-    figures = compute_figures(frames, cancellations(frames), facts, outside)
-    return {(one.metric, one.method): one for one in agreement(frames, figures, facts)}
+    observed = observe(frames)
+    figures = figures_of(frames, observed)
+    return {(one.metric, one.method): one for one in agreement(frames, figures, observed.facts)}
 
 
 @pytest.mark.parametrize(("way", "agrees"), [(4, True), (80, False)])

@@ -14,7 +14,7 @@ from harness.analysis.black_box import figures_from_outside
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figure, NotMeasurable, reading
 from harness.analysis.open_requests import held_open
-from harness.analysis.pool import _over_rounds, analyse_round, pooled_figures
+from harness.analysis.pool import _over_rounds, analyse_round, arm_figures
 from harness.analysis.scraped import lag_ns
 from harness.analysis.totals import Balance, as_figure, pooled
 from tests.harness.from_outside import lonely_run, seen
@@ -77,7 +77,7 @@ def test_rounds_are_pooled_by_their_sums(make_run: MakeRun) -> None:
 def test_at_most_stays_at_most_over_rounds(make_run: MakeRun) -> None:
     rounds = [analyse_round(lonely_run(make_run).frames(), round_number=i, arm="a") for i in (1, 2)]
     single = metric(rounds[0].figures["cancel_latency_s"])
-    found = metric(pooled_figures(rounds)["cancel_latency_s"])
+    found = metric(arm_figures(rounds)["cancel_latency_s"])
     assert (single.bound, found.bound) == ("upper", "upper")
     assert (found.n, found.mean, found.p50) == (2, None, None)
     assert found.upper95 is not None

@@ -5,12 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from harness.analysis.figure import reading
 from harness.analysis.pool import ArmRound, all_requests, analyse_round
-from harness.records import Metric
 from tests.harness.told import pooled_summary
 from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder
@@ -68,6 +66,7 @@ def test_observations_are_pooled_not_their_averages(make_arm: MakeArm) -> None:
     assert gaps["mean"] == pytest.approx((10 + 20 + 30 + 50 + 90) / 5 / 1e3)
     assert gaps["p50"] == pytest.approx(0.030)
     assert off["outcomes"]["completed"] == 5
+    assert off["token_counting"] == "usage"
 
 
 def test_a_counter_is_one_observation_a_round(make_arm: MakeArm) -> None:
@@ -210,38 +209,3 @@ def test_too_few_rounds_are_told_of_once(make_arm: MakeArm) -> None:
     ]
     (said,) = [text for text in texts if "paired rounds" in text]
     assert said.endswith("an interval takes at least 3 of them, and `run.rounds` is 1")
-
-
-def test_figures_by_different_methods_are_not_compared(make_arm: MakeArm) -> None:
-    rounds = [
-        make_arm(1, "off", gaps=[9], preemptions=2),
-        make_arm(1, "on", gaps=[9], preemptions=4),
-    ]
-    counted = rounds[1].figures["preemptions"]
-    assert isinstance(counted, Metric)
-    seen = msgspec.structs.replace(counted, method="gauge", bound="lower")
-    rounds[1] = replace(rounds[1], figures={**rounds[1].figures, "preemptions": seen})
-    (found,) = pooled_summary(rounds, MANIFEST)["differences"]["preemptions"]["mean"]
-    assert (found["n"], found["difference"], found["ratio"]) == (0, None, None)
-    assert found["note"] == ("not compared: measured by gauge and by counter (on, off)")
-
-
-def test_tokens_that_are_counted_differently_are_not_compared(make_arm: MakeArm) -> None:
-    rounds = [
-        make_arm(number, arm, gaps=[9 + number, 12], preemptions=2)
-        for number in (1, 2, 3)
-        for arm in ("off", "on")
-    ]
-    by_events = [
-        replace(one, requests=one.requests.assign(token_counting="events"))
-        if one.arm == "on"
-        else one
-        for one in rounds
-    ]
-    summary = pooled_summary(by_events, MANIFEST)
-    assert summary["arms"]["off"]["token_counting"] == "usage"
-    (gaps,) = summary["differences"]["itl_s"]["mean"]
-    assert (gaps["n"], gaps["difference"]) == (0, None)
-    assert gaps["note"] == "not compared: tokens are counted by events and by usage (on, off)"
-    (first_token,) = summary["differences"]["ttft_s"]["mean"]
-    assert first_token["n"] == 3
