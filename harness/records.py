@@ -256,6 +256,10 @@ class GpuSample(msgspec.Struct, kw_only=True):
     power_w: float | None
 
 
+FIGURES: Final = ("mean", "p50", "p90", "p95", "p99", "max", "upper95", "lower95")  # of a metric
+FIGURES_PER_ROUND: Final = ("mean", "p50", "p99")  # of these a summary keeps a value a round
+
+
 class Metric(msgspec.Struct, kw_only=True):
     """A figure and how sure it is: an entry of `summary.json`.
 

@@ -1,12 +1,12 @@
-"""Several runs of several arms as one summary: what each arm shows over all its rounds, and how the
-arms differ.
+"""Several runs of several arms as one summary: each arm over all its rounds, and how arms differ.
 
-How an arm's figures come about is told in `harness.analysis.pool`. How far apart the rounds
-lie is in `per_round`, from which the differences are computed (`harness.analysis.compare`).
+Samples are pooled: a quantile of an arm is that of all requests of its rounds. A reading (one
+number a run) gives one value a round. Differences between arms come from the values a round
+(`harness.analysis.compare`).
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from harness.analysis.latency import (
     known_answers,
     ttft_sample,
 )
-from harness.analysis.remarks import flags
+from harness.analysis.remarks import flags, in_level_order
 from harness.analysis.stats import Floats, mean_ci95
 from harness.analysis.summary import (
     Observed,
@@ -41,8 +41,9 @@ from harness.analysis.summary import (
 )
 from harness.analysis.tokens import token_counting, without_tokens
 from harness.analysis.value import Account, ValueTerms, account, value_of
-from harness.metrics import METRICS
+from harness.metrics import CANCEL_LATENCY, METRICS
 from harness.records import (
+    FIGURES_PER_ROUND,
     ArmsSummary,
     ArmSummary,
     Difference,
@@ -111,8 +112,8 @@ def _sometimes(rounds: Sequence[ArmRound]) -> Figures:
 
 
 def _over_rounds(figures: Sequence[Metric | NotMeasurable]) -> Metric | NotMeasurable:
-    """A reading a round as one sample: its mean and its largest, for a quantile of rounds is none
-    of what was counted. A lower bound in one round makes one of the mean."""
+    """One reading a round, as a sample with mean and maximum; quantiles of rounds would mean
+    nothing. A lower bound in one round makes a lower bound of the mean."""
     known = [one for one in figures if isinstance(one, Metric)]
     if not known:
         return figures[0]
@@ -133,19 +134,29 @@ def _over_rounds(figures: Sequence[Metric | NotMeasurable]) -> Metric | NotMeasu
     )
 
 
-OF_EACH: Final = ("ttft_s", "e2e_s", "cancel_latency_s")
+def of_each_request(runs: Iterable[tuple[pd.DataFrame, pd.DataFrame]]) -> dict[str, Floats]:
+    """The values of single requests, in seconds, by metric; of requests and cancels of each run.
+
+    Infinite where a value is censored: a ghost, or a user whose first token never came. E2E is of
+    completed requests.
+    """
+    found: dict[str, list[Floats]] = {"ttft_s": [], "e2e_s": [], CANCEL_LATENCY: []}
+    for requests, cancels in runs:
+        stayed = without_tokens(requests)[requests["planned_abandon"].isna()]
+        completed = stayed[stayed["outcome"] == Outcome.COMPLETED]
+        took = (completed["last_token_ns"] - completed["sent_ns"]).dropna()
+        found["ttft_s"].append(_endless(ttft_sample(stayed)))
+        found["e2e_s"].append(took.to_numpy(dtype=float) / 1e9)
+        found[CANCEL_LATENCY].append(_endless(latency_sample(cancels)))
+    return {name: np.concatenate([np.empty(0), *parts]) for name, parts in found.items()}
 
 
-def of_each_request(requests: pd.DataFrame, cancels: pd.DataFrame) -> dict[str, Floats]:
-    """By metric (those of `OF_EACH`), the values in seconds; infinite where they are censored: a
-    ghost, or a user whose first token never came. E2E is of those that were completed."""
-    stayed = without_tokens(requests)[requests["planned_abandon"].isna()]
-    completed = stayed[stayed["outcome"] == Outcome.COMPLETED]
-    took = (completed["last_token_ns"] - completed["sent_ns"]).dropna()
+def shifts_between(mine: Mapping[str, Floats], reference: Mapping[str, Floats]) -> dict[str, Shift]:
+    """How far the single requests of two sides lie apart, by metric that both have."""
     return {
-        "ttft_s": _endless(ttft_sample(stayed)),
-        "e2e_s": took.to_numpy(dtype=float) / 1e9,
-        "cancel_latency_s": _endless(latency_sample(cancels)),
+        metric: shift_between(mine[metric], values)
+        for metric, values in reference.items()
+        if len(mine[metric]) and len(values)
     }
 
 
@@ -154,8 +165,6 @@ def _endless(sample: Sample) -> Floats:
     return np.where(sample.is_censored, np.inf, sample.values)
 
 
-# What is compared between arms, of each metric that has it.
-FIGURES: Final = ("mean", "p50", "p99")
 Values = dict[str, list[float | None]]
 
 
@@ -184,7 +193,7 @@ def pool(rounds: Sequence[ArmRound], manifest: Mapping[str, Any]) -> ArmsSummary
 
 
 def all_requests(rounds: Sequence[ArmRound]) -> pd.DataFrame:
-    """All rows of all runs, with `round` and `arm`; `trial_arm` is what a run's own `arm` was."""
+    """All rows of all runs, with `round` and `arm`; `trial_arm` is the run's own `arm`."""
     frames = []
     for one in rounds:
         frame = one.observed.requests.rename(columns={"arm": "trial_arm"})
@@ -193,13 +202,12 @@ def all_requests(rounds: Sequence[ArmRound]) -> pd.DataFrame:
 
 
 def _all_of(key: str, rounds: Sequence[ArmRound]) -> str | None:
-    """Engine or model: one, or as many as the arms' servers had."""
+    """The engine or model, or all of them where arms differ."""
     found = dict.fromkeys(str(one.target[key]) for one in rounds if one.target.get(key))
     return ", ".join(found) or None
 
 
 def _arm(rounds: Sequence[ArmRound], num_rounds: int) -> ArmSummary:
-    """What the summary says about one arm."""
     if not rounds:
         return ArmSummary(outcomes={}, metrics={}, per_round={})
     figures = arm_figures(rounds)
@@ -219,13 +227,15 @@ def _arm(rounds: Sequence[ArmRound], num_rounds: int) -> ArmSummary:
 def _per_round(
     rounds: Mapping[int, Figures], pooled: Figures, num_rounds: int
 ) -> dict[str, Values]:
-    """Of each metric, each figure that some round has: a value a round, null where it has none."""
+    """The value of each figure in each round, None where a round has none; without figures that
+    no round has."""
     numbers = range(1, num_rounds + 1)
     found: dict[str, Values] = {}
     for name in METRICS:
         metrics = [rounds.get(number, {}).get(name) for number in numbers]
         values = {
-            key: [_comparable(one, pooled.get(name), key) for one in metrics] for key in FIGURES
+            key: [_comparable(one, pooled.get(name), key) for one in metrics]
+            for key in FIGURES_PER_ROUND
         }
         known = {key: those for key, those in values.items() if any(v is not None for v in those)}
         if known:
@@ -234,7 +244,7 @@ def _per_round(
 
 
 def _comparable(one: Figure | None, pooled: Figure | None, key: str) -> float | None:
-    """The figure of a round, by the method of them all. What it does not exceed is none: rounds
+    """The figure of a round, if it comes by the arm's method. An upper bound does not count: rounds
     differ in how much they could see."""
     if not isinstance(one, Metric) or one.bound == "upper":
         return None
@@ -247,8 +257,7 @@ def _comparable(one: Figure | None, pooled: Figure | None, key: str) -> float | 
 def differences(
     arms: Mapping[str, ArmSummary], reference: str
 ) -> dict[str, dict[str, list[Difference]]]:
-    """Every other arm against the reference, in each figure of each metric that both have by the
-    same method: what one arm's log tells exactly another's gauges may see as a bound only."""
+    """Every other arm against the reference, in each figure that both have in each round."""
     theirs: Mapping[str, Values] = arms[reference].per_round
     return {
         metric: {
@@ -267,7 +276,7 @@ def differences(
 def _unlike(
     metric: str, name: str, reference: str, arms: Mapping[str, ArmSummary]
 ) -> Difference | None:
-    """Said in place of a difference of figures that are not of one kind; None where they are."""
+    """The reason in place of a difference that may not be taken; None where it may."""
     mine, theirs = (arms[which].metrics.get(metric) for which in (name, reference))
     if mine is None or theirs is None:
         return None
@@ -282,15 +291,21 @@ def _unlike(
 def _shifts(
     rounds: Sequence[ArmRound], names: Sequence[str], reference: str
 ) -> dict[str, dict[str, Shift]]:
-    """What single requests took, of each arm against the reference: effect size and interval."""
-    samples = {name: _samples([one for one in rounds if one.arm == name]) for name in names}
+    """By metric, the single requests of each arm against those of the reference."""
+    samples = {
+        name: of_each_request(
+            (one.observed.requests, one.observed.cancels) for one in rounds if one.arm == name
+        )
+        for name in names
+    }
+    found = {
+        name: shifts_between(samples[name], samples[reference])
+        for name in names
+        if name != reference
+    }
     return {
-        metric: {
-            name: shift_between(samples[name][metric], values)
-            for name in names
-            if name != reference and len(samples[name][metric]) and len(values)
-        }
-        for metric, values in samples[reference].items()
+        metric: {name: shifts[metric] for name, shifts in found.items() if metric in shifts}
+        for metric in samples[reference]
     }
 
 
@@ -306,17 +321,8 @@ def _value(
     return value_of(accounts, terms, arms[terms.honoured].metrics)
 
 
-def _samples(rounds: Sequence[ArmRound]) -> dict[str, Floats]:
-    """By metric, the values of single requests of all these runs."""
-    parts = [of_each_request(one.observed.requests, one.observed.cancels) for one in rounds]
-    return {
-        metric: np.concatenate([part[metric] for part in parts]) if parts else np.empty(0)
-        for metric in OF_EACH
-    }
-
-
 def _remarks(rounds: Sequence[ArmRound], names: Sequence[str], num_rounds: int) -> list[Remark]:
-    """Missing runs; what was to be said of each run, alike things once; how it was compared."""
+    """Missing runs, the remarks on each run, and how arms were compared."""
     said = []
     done = {(one.round, one.arm) for one in rounds}
     wanted = [(number, name) for number in range(1, num_rounds + 1) for name in names]
@@ -333,12 +339,10 @@ def _remarks(rounds: Sequence[ArmRound], names: Sequence[str], num_rounds: int) 
         }
     )
     said.append(Remark(level="info", text=how_compared(num_rounds)))
-    order = {"invalid": 0, "warning": 1, "info": 2}
-    return sorted(said, key=lambda remark: order[remark.level])
+    return in_level_order(said)
 
 
 def how_compared(num_rounds: int) -> str:
-    """Said once for all differences between arms."""
     if num_rounds < FEWEST_ROUNDS:
         return (
             "differences are of paired rounds: an interval takes at least "
@@ -348,7 +352,7 @@ def how_compared(num_rounds: int) -> str:
 
 
 def _once_each(rounds: Sequence[ArmRound]) -> list[Remark]:
-    """Remarks that differ only in their numbers are said once, with the runs that they are of."""
+    """Remarks that differ only in their numbers become one, with the runs that have it."""
     alike: dict[str, list[tuple[Remark, str]]] = {}
     for one in rounds:
         for remark in one.remarks:

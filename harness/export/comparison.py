@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from harness.analysis.comparable import (
     counting_remark,
@@ -18,10 +17,9 @@ from harness.analysis.comparable import (
     summary_remarks,
     why_not_runs,
 )
-from harness.analysis.compare import Pair, is_sure, pair_of, shift_between
-from harness.analysis.pool import OF_EACH, of_each_request
+from harness.analysis.compare import Pair, is_sure, pair_of
+from harness.analysis.pool import of_each_request, shifts_between
 from harness.analysis.remarks import in_level_order
-from harness.analysis.stats import Floats
 from harness.errors import ConfigError
 from harness.export.library import Run, load_run
 from harness.formatting import DASH, SELF_EVIDENT_UNITS, between, bounded, number, quantity
@@ -141,27 +139,21 @@ def _remarks(baseline: Run, candidate: Run, arm: str, note: Remark | None) -> li
 
 
 def _shifts(baseline: Run, candidate: Run, arm: str) -> tuple[dict[str, Shift], Remark | None]:
-    """How far single requests lie apart; where the rows of a run are not there, why not."""
+    """How far single requests lie apart; where a run has no rows, a remark that says why not."""
     try:
-        theirs, ours = (_samples(run, arm) for run in (baseline, candidate))
+        theirs, ours = (
+            of_each_request((one.outline.requests, one.cancellations) for one in singles(run, arm))
+            for run in (baseline, candidate)
+        )
     except ConfigError as error:
         text = f"requests are not compared one by one: {error}"
         return {}, Remark(level="info", text=text)
-    return {
-        metric: shift_between(ours[metric], theirs[metric])
-        for metric in OF_EACH
-        if len(ours[metric]) and len(theirs[metric])
-    }, None
+    return shifts_between(ours, theirs), None
 
 
 def singles(run: Run, arm: str) -> list[Run]:
     """The runs of an arm, one a round; of a run without arms, the run."""
     return [one for name, one in run.rounds.items() if name.partition("-")[2] == arm] or [run]
-
-
-def _samples(run: Run, arm: str) -> dict[str, Floats]:
-    parts = [of_each_request(one.outline.requests, one.cancellations) for one in singles(run, arm)]
-    return {metric: np.concatenate([part[metric] for part in parts]) for metric in OF_EACH}
 
 
 CERTAIN: Final = "*"

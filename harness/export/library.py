@@ -7,19 +7,17 @@ the first frame that is looked at. Nothing is computed anew, but for what is a f
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import pandas as pd
 
 from harness.analysis.cancellation import cancellations
 from harness.errors import ConfigError
-from harness.records import ArmsSummary, ArmSummary, Metric, Summary
+from harness.records import FIGURES, ArmsSummary, ArmSummary, Metric, Summary
 from harness.store.frames import RunFrames
 from harness.store.manifest import Manifest
 from harness.store.run_folder import RunFolder, open_run, read_judged
-
-FIGURES: Final = ("mean", "p50", "p90", "p95", "p99", "max", "upper95", "lower95")
 
 
 class Run:

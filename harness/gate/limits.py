@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 
 from harness.errors import ConfigError
 from harness.metrics import METRICS
+from harness.records import FIGURES, FIGURES_PER_ROUND
 
 Operator = Literal["<=", "<", ">=", ">", "=="]
 Relation = Literal["-", "/"]
@@ -26,9 +27,6 @@ Relation = Literal["-", "/"]
 RUN: Final = "run"  # the one side of a workload without arms
 BASELINE: Final = "baseline"
 _TAKEN: Final = {BASELINE: "a run that was saved", RUN: "a run without arms"}
-KEYS: Final = ("mean", "p50", "p90", "p95", "p99", "max", "upper95", "lower95")
-KEYS_PER_ROUND: Final = ("mean", "p50", "p99")  # of these a summary keeps a value a round
-
 # A workload without limits of its own is held to these by a report: every abandoned request is
 # stopped, nothing is missing afterwards, and a cancel takes the step in progress and little more.
 FEWEST_ABANDONS: Final = 100  # with fewer, no pass; `gate.min_abandons` takes its place
@@ -151,7 +149,7 @@ def _number(text: str) -> float:
 def _check_names(limit: Limit) -> None:
     if limit.metric not in METRICS:
         raise ValueError(f"there is no metric `{limit.metric}`{_nearest(limit.metric, METRICS)}")
-    keys = KEYS if limit.relation is None else KEYS_PER_ROUND
+    keys = FIGURES if limit.relation is None else FIGURES_PER_ROUND
     if limit.key not in keys:
         where = "" if limit.relation is None else " of a difference"
         raise ValueError(

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from harness.analysis.comparable import Conditions, conditions_of
-from harness.gate.limits import KEYS_PER_ROUND, RUN
-from harness.records import ArmsSummary, ArmSummary, Metric, Outcome, Summary
+from harness.gate.limits import RUN
+from harness.records import FIGURES_PER_ROUND, ArmsSummary, ArmSummary, Metric, Outcome, Summary
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ def _one_round(summary: Summary) -> dict[str, dict[str, list[float | None]]]:
 
 
 def _known_figures(metric: Metric) -> dict[str, float]:
-    found = {key: getattr(metric, key) for key in KEYS_PER_ROUND}
+    found = {key: getattr(metric, key) for key in FIGURES_PER_ROUND}
     return {key: value for key, value in found.items() if value is not None}
 
 
