@@ -6,7 +6,7 @@ server's figure in each line, so a client that is right has a ratio of 1, and on
 may lie on either side of it: tokens that come together have gaps of nearly 0.
 
 The last hundredth of TTFT is of a few answers a round, each late by what else the machine did. It
-is held to less than a gap between two tokens: nobody took a later token for the first one.
+is held to less than a gap between two tokens: no client took a later token for the first one.
 """
 
 from collections.abc import Iterable
@@ -50,7 +50,7 @@ def measure(*, quick: bool = False) -> Iterable[Ratio]:
 
 
 def against_the_server(name: str, rounds: list[Watched]) -> Iterable[Ratio]:
-    """The lines of one client, each with the bound that one keeps to who is right."""
+    """The lines of one client, each with the bound that a correct client keeps."""
     ttfts, gaps = [_ttfts(one) for one in rounds], [_gaps(one) for one in rounds]
     yield _line(f"TTFT p50, {name} against the server", ttfts, 50, RIGHT)
     yield _line(f"TTFT p99, {name} against the server", ttfts, 99, NO_TOKEN_LATE)

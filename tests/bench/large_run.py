@@ -41,7 +41,7 @@ def measure(*, quick: bool = False) -> Iterable[Ratio]:
     for name, plan in runs.items():
         with TemporaryDirectory(prefix="walkaway-bench-") as folder:
             write_by_child(Path(folder), plan)
-            told = [told_by_child("analyse", Path(folder)) for _ in range(rounds)]
+            measured = [measured_by_child("analyse", Path(folder)) for _ in range(rounds)]
         for what, unit, key, most in (
             ("time", "s", "seconds", MOST_S),
             ("peak memory", "GiB", "peak_gib", MOST_GIB),
@@ -49,7 +49,7 @@ def measure(*, quick: bool = False) -> Iterable[Ratio]:
             yield share(
                 f"{plan.requests:,} requests {name}: {what} (theirs: what it may take)",
                 unit,
-                [one[key] for one in told],
+                [one[key] for one in measured],
                 [most] * rounds,
                 Bound("at most", 1.0),
             )
@@ -62,11 +62,11 @@ def write_by_child(path: Path, plan: Plan) -> None:
     subprocess.run(command, check=True)
 
 
-def told_by_child(what: str, path: Path) -> dict[str, float]:
+def measured_by_child(what: str, path: Path) -> dict[str, float]:
     """`seconds`, of them `cpu_s` of a processor, and `peak_gib`."""
     command = [sys.executable, "-m", "tests.bench.large_run", what, str(path)]
-    told = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
-    found: dict[str, float] = json.loads(told)
+    measured = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+    found: dict[str, float] = json.loads(measured)
     return found
 
 
@@ -85,12 +85,12 @@ def main() -> None:
     what, path = sys.argv[1], Path(sys.argv[2])
     started_s, cpu_s = perf_counter(), process_time()
     TASKS[what](path)
-    told = {
+    measured = {
         "seconds": perf_counter() - started_s,
         "cpu_s": process_time() - cpu_s,
         "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
-    print(json.dumps(told))  # noqa: T201
+    print(json.dumps(measured))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def measure(*, quick: bool = False) -> Iterable[Ratio]:
 
 
 def rivals_here(*, has_aiohttp: bool) -> dict[str, ClientKind]:
-    """Those that can run here; who cannot is told of."""
+    """The rivals that can run here; says which cannot."""
     missing = [] if has_aiohttp else [name for name in RIVALS if name.startswith("aiohttp")]
     if missing:
         names = " and ".join(missing)

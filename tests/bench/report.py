@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from harness.store.run_folder import RunFolder
-from tests.bench.large_run import told_by_child, write_by_child
+from tests.bench.large_run import measured_by_child, write_by_child
 from tests.bench.ratio import Bound, Ratio, share
 from tests.made_up.large import Plan
 
@@ -63,12 +63,12 @@ def measure(*, quick: bool = False) -> Iterable[Ratio]:
 
 def _of_one(path: Path, plan: Plan, rounds: int) -> Iterable[Ratio]:
     write_by_child(path, plan)
-    told_by_child("analyse", path)
-    told = [told_by_child("draw", path) for _ in range(rounds)]
+    measured_by_child("analyse", path)
+    measured = [measured_by_child("draw", path) for _ in range(rounds)]
     what, page = f"report of {plan.requests:,} requests", RunFolder(path).report
-    built = [one["seconds"] for one in told]
+    built = [one["seconds"] for one in measured]
     yield share(f"{what}: built (theirs: its most)", "s", built, [MOST_S] * rounds, AT_MOST)
-    held = [one["peak_gib"] for one in told]
+    held = [one["peak_gib"] for one in measured]
     yield share(f"{what}: peak memory (likewise)", "GiB", held, [MOST_GIB] * rounds, AT_MOST)
     size = page.stat().st_size / 2**20
     yield share(f"{what}: size (likewise)", "MiB", [size], [MOST_MIB], AT_MOST)

@@ -1,4 +1,4 @@
-"""The benchmarks run, at their smallest sizes, and a broken bound is told from a kept one."""
+"""The benchmarks run, at their smallest sizes, and a broken bound shows."""
 
 import json
 from dataclasses import replace

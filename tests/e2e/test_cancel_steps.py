@@ -58,7 +58,7 @@ def test_a_cancel_takes_one_step_more_than_it_took_to_hear_of_it(run: Run) -> No
 
 
 def test_hardly_more_than_the_step_in_flight_is_wasted(run: Run) -> None:
-    """By most: whoever leaves as the machine stands still is heard of later."""
+    """In most cases: while the machine stands still the worker hears later."""
     assert run.metrics["wasted_after_close_tokens"]["p50"] <= 1
     log = Log(run)
     passed = [log.steps_between(t0, times["abort_received"]) for t0, times in cancels(run)]
@@ -72,7 +72,7 @@ def test_a_freed_slot_is_taken_in_the_very_next_schedule(run: Run) -> None:
 
 
 def test_detection_is_told_with_its_tail(run: Run) -> None:
-    """How long it took is the machine's affair; that it is measured of everybody is ours."""
+    """Its length depends on the machine; every abandon must have one."""
     figure = run.metrics["detect_s"]
     assert figure["n"] == run.summary["outcomes"]["abandoned"]
     assert 0 < figure["p50"] <= figure["p99"] <= figure["max"]

@@ -1,4 +1,4 @@
-"""The chunk frontier on the bundled engine: who is who in the rows, and what chunk size does."""
+"""The chunk frontier on the bundled engine: the roles in the rows, and the effect of chunk size."""
 
 from statistics import median
 

@@ -116,7 +116,7 @@ def test_ignore_disconnect_makes_everybody_a_ghost(fault_runs: FaultRuns) -> Non
     watched_s = max(settled_ns - t0 for t0 in log.left_ns.values()) / 1e9
     longest_s = min(watched_s, run.manifest["settle_s"])
     assert latency["lower_bounds"]["p50"] == pytest.approx(longest_s)
-    # Nobody was told, so all ran to their natural end: the waste is what they had not read.
+    # No worker heard of it, so all ran to their natural end: the unread tokens are the waste.
     assert not log.left_with("abort_received")
     left = [row for row in run.rows("requests") if row["outcome"] == "abandoned"]
     unread = sum(row["max_tokens"] - row["tokens_read"] for row in left)

@@ -1,15 +1,15 @@
 """README followed word by word: every shell block is run by `sh -e` in a clean clone.
 
-As it stands, but for what takes too long here or needs somebody else's machine:
+As it stands, but for what takes too long here or needs another machine:
 
 - `walkaway run` is short: the command on PATH adds `--set run.max_seconds=2`, but to the run that
   is judged: it must pass, and is made again where a busy machine made it invalid;
 - `make` is dry (`make -n`): demo and test would install, and run, what CI does anyway;
 - the block that installs from an index is not run: `test_package` installs the package;
 - servers at ports 8000 and 8080 are scripted ones on free ports;
-- a command that serves a page, on a free port too, is told to end when the page is there.
+- a command that serves a page, on a free port too, is ended when the page is there.
 
-A comment before a block says so to whoever reads it, and to this test. The commands of the other
+A comment before a block says so to its reader and to this test. The commands of the other
 pages are not run: `tests/harness/test_documents.py` holds each to the flags and keys there are.
 """
 
@@ -116,9 +116,9 @@ def is_served(url: str) -> bool:
 def test_the_readme_can_be_followed(
     block: Block, clone: Path, environment: Mapping[str, str]
 ) -> None:
-    match (block.told or "").split():
+    match (block.directive or "").split():
         case ["not", "run,", "as", *_]:
-            pytest.skip(block.told or "")
+            pytest.skip(block.directive or "")
         case ["until", "the", "page", "is", "there"]:
             for line in block.text.splitlines():
                 until_its_page_is_there(line, clone, environment)
@@ -134,5 +134,5 @@ def test_the_readme_can_be_followed(
             )
         case [] | ["make", "-n"]:
             assert follow(block.text, clone, environment) == 0
-        case told:
-            pytest.fail(f"nobody knows what to do about: {told}")
+        case directive:
+            pytest.fail(f"unknown directive: {directive}")

@@ -124,7 +124,7 @@ def stretch(work: Work) -> None:
     work["sent_times_ns"] = [t + i * 10**9 for i, t in enumerate(work["sent_times_ns"])]
 
 
-# What each request would have to say, for the figure to look wrong.
+# How each request has to be changed for the figure to look wrong.
 LIES: dict[str, Callable[[Work], object]] = {
     "detect_s": lambda work: move(work, "closed_ns", 0.01),
     "cancel_latency_s": lambda work: move(work, "freed_ns", 0.001),
@@ -176,7 +176,7 @@ def test_a_figure_that_nobody_checks_would_be_noticed(wrong: Observed) -> None:
     summary["metrics"]["something_new_s"] = summary["metrics"]["detect_s"]
     del summary["metrics"]["ghost_rate"]
     found = complaints(summary, run.manifest, run.rows("requests"), wrong.truth)
-    assert found == ["ghost_rate: is missing", "something_new_s: nobody checks it"]
+    assert found == ["ghost_rate: is missing", "something_new_s: not checked"]
 
 
 # Slot recovery by probe, a black box, against a server that knows when it gave the slot away...
@@ -216,7 +216,7 @@ def probes_of(trials: Observed, arm: str) -> list[Probe]:
 
 
 def assert_agrees(metric: dict[str, Any], read: list[float], known: list[float]) -> None:
-    """Mean and median are those of what was read: each after the server sent it, and typically
+    """Mean and median are those of the times read: each after the server sent it, and typically
     within a step."""
     assert metric["n"] == len(known) == TRIALS
     assert metric["n_censored"] == 0

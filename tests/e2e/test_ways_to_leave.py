@@ -191,7 +191,7 @@ def test_several_answers_read_to_the_end(leaver: Leaver) -> None:
 
 
 def test_while_it_is_queued(engine: RunningEngine, leaver: Leaver) -> None:
-    """All four slots are held by one that reads; who comes then and goes is never admitted."""
+    """One reader holds all four slots: a request that comes and goes is never admitted."""
     in_the_way = Leaver(engine)
     rows: list[RequestRow] = []
 

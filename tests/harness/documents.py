@@ -19,9 +19,9 @@ _LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A fenced block. `told`: what a comment before it tells the tests, if anything."""
+    """A fenced block. `directive`: a comment before it for the tests, if any."""
 
-    told: str | None
+    directive: str | None
     language: str
     text: str
 
@@ -29,8 +29,8 @@ class Block:
 def blocks(page: Path, language: str) -> list[Block]:
     """The fenced blocks in this language."""
     found = (
-        Block(told=told or None, language=language, text=text)
-        for told, language, text in _BLOCK.findall(page.read_text())
+        Block(directive=directive or None, language=language, text=text)
+        for directive, language, text in _BLOCK.findall(page.read_text())
     )
     return [block for block in found if block.language == language]
 

@@ -91,25 +91,25 @@ def keys_with_defaults(model: type[BaseModel]) -> dict[str, str]:
     return {name: default_of(field) for name, field in model.model_fields.items()}
 
 
-def keys_told(page: Path, heading: str) -> dict[str, str]:
+def documented_keys(page: Path, heading: str) -> dict[str, str]:
     """The rows of the first columns: key and default."""
     rows = [cells for cells in table_rows(page, heading) if len(cells) == 3]
     return {code_in(key)[0]: default for key, default, _ in rows}
 
 
 @pytest.mark.parametrize("heading", SECTIONS)
-def test_every_key_of_a_workload_is_told_with_its_default(heading: str) -> None:
-    assert keys_told(WORKLOADS, heading) == keys_with_defaults(SECTIONS[heading])
+def test_every_key_of_a_workload_is_documented_with_its_default(heading: str) -> None:
+    assert documented_keys(WORKLOADS, heading) == keys_with_defaults(SECTIONS[heading])
 
 
-def test_every_section_of_a_workload_is_told() -> None:
-    at_the_top = keys_told(WORKLOADS, "### At the top")
+def test_every_section_of_a_workload_is_documented() -> None:
+    at_the_top = documented_keys(WORKLOADS, "### At the top")
     sections = {*re.findall(r"^### `\[+([a-z]+)\]+`", WORKLOADS.read_text(), re.MULTILINE)}
     assert at_the_top.keys() | sections == Workload.model_fields.keys()
     assert at_the_top["headlines"] == default_of(Workload.model_fields["headlines"])
 
 
-def test_every_way_and_plan_of_a_mix_is_told() -> None:
+def test_every_way_and_plan_of_a_mix_is_documented() -> None:
     common = {**AbandonPlan.model_fields}
     common.pop("plan")
     rows = [(code_in(key)[0], rest) for key, *rest in table_rows(WORKLOADS, "### `[[load.mix]]`")]
@@ -122,30 +122,30 @@ def test_every_way_and_plan_of_a_mix_is_told() -> None:
     for entry in entries:
         (plan,) = get_args(entry.model_fields["plan"].annotation)
         plans[plan] = {key for key in entry.model_fields if key not in common and key != "plan"}
-    told = {plan: {code.split()[0] for code in code_in(others[plan][0])} for plan in plans}
-    assert told == plans
+    documented = {plan: {code.split()[0] for code in code_in(others[plan][0])} for plan in plans}
+    assert documented == plans
     heads = {"plan", "way"}
     assert others.keys() == {*heads, *plans, *Way}
 
 
-def test_every_key_of_arrivals_is_told() -> None:
-    told = {
+def test_every_key_of_arrivals_is_documented() -> None:
+    documented = {
         code_in(kind)[0]: " ".join(code_in(keys))
         for kind, keys, _ in table_rows(DOCS / "load.md", "## Arrivals")
     }
     for kind in get_args(get_args(arrival_settings.AnyArrivals)[0]):
         (name,) = get_args(kind.model_fields["kind"].annotation)
         keys = kind.model_fields.keys() - {"kind", "max_streams"}
-        assert all(key in told[name] for key in keys), name
+        assert all(key in documented[name] for key in keys), name
 
 
-def test_every_shipped_workload_is_told_with_its_question() -> None:
-    told = {
+def test_every_shipped_workload_is_documented_with_its_question() -> None:
+    documented = {
         code_in(cells[0])[0]: cells[1]
         for cells in table_rows(WORKLOADS, "# Workloads")
         if len(cells) == 2
     }
-    assert told == {name: load_workload(name).question for name in shipped(SHIPPED_WORKLOADS)}
+    assert documented == {name: load_workload(name).question for name in shipped(SHIPPED_WORKLOADS)}
 
 
 def test_the_workload_to_begin_with_loads(tmp_path: Path) -> None:
@@ -166,12 +166,12 @@ def test_the_examples_of_arms_are_arms_of_a_workload(tmp_path: Path) -> None:
 # Targets.
 
 
-def test_every_key_of_a_target_is_told_with_its_default() -> None:
-    told = keys_told(TARGETS, "## The keys")
-    assert told == keys_with_defaults(Target) | {"name": "the file's"}
+def test_every_key_of_a_target_is_documented_with_its_default() -> None:
+    documented = documented_keys(TARGETS, "## The keys")
+    assert documented == keys_with_defaults(Target) | {"name": "the file's"}
 
 
-def test_every_role_its_keys_and_each_trust_are_told() -> None:
+def test_every_role_its_keys_and_each_trust_are_documented() -> None:
     rows = list(table_rows(TARGETS, "### The roles"))
     names = [code_in(cells[0])[0] for cells in rows]
     keys = {code_in(cells[0])[0]: cells[1] for cells in rows if len(cells) == 3}
@@ -179,9 +179,9 @@ def test_every_role_its_keys_and_each_trust_are_told() -> None:
     assert set(names) == {*get_args(MetricRole), *keys, *get_args(Trust)}
 
 
-def test_every_shipped_target_is_told_as_it_describes_itself() -> None:
-    told = {code_in(name)[0]: what for name, what in table_rows(TARGETS, "# Targets")}
-    assert told == {name: load_target(name).description for name in shipped(SHIPPED_TARGETS)}
+def test_every_shipped_target_is_documented_as_it_describes_itself() -> None:
+    documented = {code_in(name)[0]: what for name, what in table_rows(TARGETS, "# Targets")}
+    assert documented == {name: load_target(name).description for name in shipped(SHIPPED_TARGETS)}
 
 
 def test_the_worked_example_of_a_target_loads(tmp_path: Path) -> None:
@@ -197,8 +197,8 @@ def test_the_worked_example_of_a_target_loads(tmp_path: Path) -> None:
 
 
 def test_every_page_is_linked_from_the_readme() -> None:
-    told = {(README.parent / link).resolve() for link in links(README)}
-    assert not {page for page in PAGES if page.resolve() not in told}
+    documented = {(README.parent / link).resolve() for link in links(README)}
+    assert not {page for page in PAGES if page.resolve() not in documented}
 
 
 @pytest.mark.parametrize("page", EVERY, ids=lambda page: page.name)
@@ -241,18 +241,18 @@ def test_every_run_in_a_page_can_be_ordered(page: Path) -> None:
         load_workload(words[0], settings)
 
 
-def test_every_flag_is_told() -> None:
+def test_every_flag_is_documented() -> None:
     words = [word for code in code_in(COMMAND_LINE.read_text()) for word in code.split()]
-    told = {word for word in words if word.startswith("-")}
+    documented = {word for word in words if word.startswith("-")}
     of_commands = (of for name, of in flags_by_command().items() if name != "engine")
     flags = {flag for flag in set().union(*of_commands) if flag.startswith("-")}
-    assert told == flags | {"--help", "--install-completion", "--show-completion"}
+    assert documented == flags | {"--help", "--install-completion", "--show-completion"}
 
 
-def test_every_command_is_told() -> None:
-    told = {
+def test_every_command_is_documented() -> None:
+    documented = {
         code.split()[0]
         for cells in table_rows(COMMAND_LINE, "# The command line")
         for code in code_in(cells[0])
     }
-    assert told == flags_by_command().keys()
+    assert documented == flags_by_command().keys()

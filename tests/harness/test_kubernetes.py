@@ -25,8 +25,8 @@ def test_the_example_is_a_master_its_address_and_its_workers() -> None:
     labels = master["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"] == labels
     assert "--master" in words(master)
-    told = words(worker)
-    assert told[told.index("--master-host") + 1] == service["metadata"]["name"]
+    options = words(worker)
+    assert options[options.index("--master-host") + 1] == service["metadata"]["name"]
     expected = words(master)[words(master).index("--expect-workers") + 1]
     assert int(expected) == worker["spec"]["parallelism"] == worker["spec"]["completions"]
 

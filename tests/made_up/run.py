@@ -100,7 +100,7 @@ class RunBuilder:
         self.manifest.idle = Idle(before=before, after=after)
 
     def another_engine(self) -> None:
-        """A server that tells nothing of its inside."""
+        """A server without logs or a configuration page."""
         assert self.manifest.target is not None
         self.manifest.target.engine = "llamacpp"
         self.manifest.target.config = None

@@ -1,7 +1,7 @@
 """The pictures of the documents: `python -m tests.pictures [NAME...]`, or `make pictures`.
 
 Each is made by the command that its document names, in a folder of its own, and taken in a headless
-Chromium. The live page tells the client's lag: take it on a machine that has nothing else to do.
+Chromium. The live page shows the client's lag: take it on a machine that has nothing else to do.
 """
 
 import argparse
@@ -33,7 +33,7 @@ GATES: Final = {
         *("--set", "engine.sim_fixed_ms=40"),
     ),
 }
-# Users who have left when the live page is taken: what the browser cost the load when it opened is
+# Abandons by the time when the live page is taken: what the browser cost the load when it opened is
 # no longer among the latest ticks.
 LEFT: Final = 450
 Scheme = Literal["light", "dark"]

@@ -22,16 +22,16 @@ def say(text: str) -> None:
 
 
 def describe(script: Script) -> str:
-    """What differs from a correct server."""
+    """Its differences from a correct server."""
     plain = asdict(Script())
     return ", ".join(f"{k} {v}" for k, v in asdict(script).items() if v != plain[k])
 
 
 def row(line: Line) -> str:
-    told = "not told" if line.told is None else f"{line.told:.4g}"
+    shown = "not shown" if line.shown is None else f"{line.shown:.4g}"
     limits = f"{line.limits[0]:.4g} to {line.limits[1]:.4g}"
     verdict = "" if line.is_right else "MISS"
-    cells = f"  {line.what:<46}{line.known:>9.4g}{told:>10}  {limits:<20}{verdict:<5}{line.note}"
+    cells = f"  {line.what:<46}{line.known:>9.4g}{shown:>10}  {limits:<20}{verdict:<5}{line.note}"
     return cells.rstrip()
 
 
@@ -58,7 +58,7 @@ def main() -> int:
     parser.add_argument("--clean", type=int, nargs="*", default=list(SETTINGS))
     arguments = parser.parse_args()
     misses = 0
-    say(f"  {'quantity':<46}{'truth':>9}{'told':>10}  allowed")
+    say(f"  {'quantity':<46}{'truth':>9}{'shown':>10}  allowed")
     with tempfile.TemporaryDirectory() as folder:
         for number in arguments.settings:
             misses += check_setting(draw(number), Path(folder, f"setting-{number}"))

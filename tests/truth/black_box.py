@@ -32,20 +32,20 @@ NEVER_THERE: Final = ("ghost_rate", "leaked_slots", "leaked_blocks", "leaked_kv_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One quantity: what the server knows, between which limits the harness must lie, its figure.
+    """One quantity: the server's figure, the limits of the harness's, and the harness's.
 
-    `told` is None where the harness says that it cannot tell, with the reason in `note`.
+    `shown` is None where the harness gives no figure; `note` says why.
     """
 
     what: str
     known: float
     limits: tuple[float, float]
-    told: float | None
+    shown: float | None
     note: str = ""
 
     @property
     def is_right(self) -> bool:
-        return self.told is not None and self.limits[0] <= self.told <= self.limits[1]
+        return self.shown is not None and self.limits[0] <= self.shown <= self.limits[1]
 
 
 def look(setting: Setting, script: Script, workload: str, folder: Path) -> Observed:
@@ -91,7 +91,7 @@ def hold_to_truth(setting: Setting, folder: Path) -> list[Line]:
     return [*recovery_lines(recovery), *user_lines(users)]
 
 
-# What must not be said of a server with nothing wrong...
+# Accusations, which a server with nothing wrong must not get...
 
 
 def alarms(summary: dict[str, Any]) -> list[str]:
@@ -114,7 +114,7 @@ def alarms(summary: dict[str, Any]) -> list[str]:
 
 
 def accusations(summary: dict[str, Any]) -> list[str]:
-    """What the report's first sentences say against the server."""
+    """The report's first sentences, as far as they accuse the server."""
     breakdown = summary["breakdown"]
     said = sentence(
         summary["outcomes"],
@@ -126,7 +126,7 @@ def accusations(summary: dict[str, Any]) -> list[str]:
     return [part for part in parts if any(words in part for words in ACCUSING)]
 
 
-# What a probe tells...
+# Figures from probes...
 
 
 def recovery_lines(seen: Observed) -> Iterator[Line]:
@@ -142,7 +142,7 @@ def recovery_lines(seen: Observed) -> Iterator[Line]:
     yield count_line("batch slots, found by trying", seen.script.slots, found)
 
 
-# What gauges and counters tell...
+# Figures from gauges and counters...
 
 
 def user_lines(seen: Observed) -> Iterator[Line]:
@@ -153,13 +153,13 @@ def user_lines(seen: Observed) -> Iterator[Line]:
     if script.wedge_after:
         return
     left = list(seen.left())
-    # One who was to get a short answer and was cut off has ended by itself.
+    # A short answer that was cut off has ended by itself.
     ghosts = sum(work["is_ghost"] and work["removed_ns"] is None for _, work in left)
     lost = sum(work["has_leaked_slot"] for _, work in left)
     metrics = seen.run.metrics
     rates = by_method(metrics["ghost_rate"])
     rate = rates["gauge"]
-    counted = ghosts + lost if ghosts else 0  # beside a ghost nobody can tell that a slot is lost
+    counted = ghosts + lost if ghosts else 0  # beside a ghost a lost slot looks like another ghost
     yield count_line("ghosts, by gauge", counted, rate["mean"] * rate["n"])
     apart = 0 if ghosts else lost
     yield count_line("lost slots that are no ghosts", apart, rate["others"].get("lost_slots", 0))
@@ -179,46 +179,46 @@ def user_lines(seen: Observed) -> Iterator[Line]:
 def audit_line(seen: Observed) -> Line:
     """Is the verdict on the counter of aborts the one that the script makes true?"""
     verdicts = {one["role"]: one["verdict"] for one in seen.run.summary["audit"]["counters"]}
-    expected, told = seen.script.aborted_counter, verdicts["aborted"]
+    expected, shown = seen.script.aborted_counter, verdicts["aborted"]
     possible = {expected}
     if any(work["is_ghost"] for _, work in seen.left()):
-        possible.add("lower")  # than the number of those who left; the server need not know all
-    return count_line(f"audit: aborts are {expected}", 1, told in possible, note=f"said: {told}")
+        possible.add("lower")  # than the abandons: the server need not know all
+    return count_line(f"audit: aborts are {expected}", 1, shown in possible, note=f"said: {shown}")
 
 
 def counted_ghosts_line(left: list[tuple[int, dict[str, Any]]], rate: dict[str, Any]) -> Line:
-    """Who left and was not aborted: exactly, at least so many, or no more than a limit allows."""
+    """Abandoned and not aborted: an exact number, a lower bound, or an upper one."""
     known = sum(work["finish_reason"] != "abort" for _, work in left)
     what = "ghosts, by counter"
     if rate["bound"] == "upper":
-        told = rate["upper95"] * rate["n"]
-        return Line(what=what, known=known, limits=(known, rate["n"]), told=told, note="at most")
-    told = rate["mean"] * rate["n"]
+        shown = rate["upper95"] * rate["n"]
+        return Line(what=what, known=known, limits=(known, rate["n"]), shown=shown, note="at most")
+    shown = rate["mean"] * rate["n"]
     if rate["bound"] == "lower":
-        return Line(what=what, known=known, limits=(1, known + 1e-6), told=told, note="at least")
-    return count_line(what, known, told)
+        return Line(what=what, known=known, limits=(1, known + 1e-6), shown=shown, note="at least")
+    return count_line(what, known, shown)
 
 
 def waste_line(seen: Observed, ghosts: int) -> Line:
-    """Tokens in all that nobody read; of ghosts that still run what it was as the page was read:
-    after the settle time, and before the pause after which it is read once more."""
+    """All generated tokens that no client read. Ghosts still generate: what counts is the time of
+    the reading, after the settle time and before the pause that precedes the last one."""
     read = sum(row["tokens_read"] for row in seen.run.rows("requests"))
     wasted = seen.run.metrics["wasted_tokens"]
-    told = wasted["others"]["total_tokens"]
+    shown = wasted["others"]["total_tokens"]
     if not ghosts:
-        return count_line("wasted tokens, in all", made_by(seen, math.inf) - read, told)
+        return count_line("wasted tokens, in all", made_by(seen, math.inf) - read, shown)
     window = seen.run.manifest["window"]
     paused_ns = window["held_until_ns"][-1] - int(LATER_S * 1e9)
     low, high = (made_by(seen, t_ns) - read for t_ns in (window["settled_ns"], paused_ns))
     is_bounded = wasted["bound"] == "lower"
     limits = (low, high if is_bounded else -1)
     return Line(
-        what="wasted tokens so far", known=high, limits=limits, told=told, note=wasted["bound"]
+        what="wasted tokens so far", known=high, limits=limits, shown=shown, note=wasted["bound"]
     )
 
 
 def made_by(seen: Observed, t_ns: float) -> int:
-    """Tokens made by a time for those of whom there are rows."""
+    """Tokens generated by a time for the requests that have rows."""
     works = seen.works
     rows = [row for row in seen.run.rows("requests") if row["request_id"] in works]
     return sum(t <= t_ns for row in rows for t in works[row["request_id"]]["token_times_ns"])
@@ -242,7 +242,7 @@ def latency_lines(seen: Observed, left: list[tuple[int, dict[str, Any]]]) -> Ite
 
 
 def gone_ns(work: dict[str, Any]) -> int:
-    """When it held nothing that a gauge shows: neither a slot nor a place in the queue."""
+    """When it left every gauge: it holds neither a slot nor a place in the queue."""
     was_admitted = work["admitted_ns"] is not None
     end: int = work["freed_ns"] if was_admitted else work["removed_ns"]
     return end
@@ -251,13 +251,13 @@ def gone_ns(work: dict[str, Any]) -> int:
 def bounded_lines(
     what: str, known: float, metric: dict[str, Any] | None, script: Script
 ) -> Iterator[Line]:
-    """Only what the summary shows counts: a mean with its interval, in which old pages are
-    contained, or where it shows none, what it does not exceed."""
+    """Check what the summary shows: a mean with its interval, which allows for old pages; without
+    a mean, the upper bound."""
     if metric is None:
-        yield Line(what=what, known=known, limits=(known, known), told=None, note="not told")
+        yield Line(what=what, known=known, limits=(known, known), shown=None, note="not shown")
     elif metric["mean"] is None:
         limits = (known, math.inf)
-        yield Line(what=what, known=known, limits=limits, told=metric["upper95"], note="at most")
+        yield Line(what=what, known=known, limits=limits, shown=metric["upper95"], note="at most")
     else:
         yield delay_line(what, known, metric["mean"], script)
         yield interval_line(f"{what}: in its interval", known, metric["mean_ci95"], script)
@@ -268,10 +268,10 @@ def interval_line(
 ) -> Line:
     """The truth lies in it. The server works in steps: an end may be off by one."""
     if limits is None:
-        return Line(what=what, known=known, limits=(known, known), told=None, note="no interval")
+        return Line(what=what, known=known, limits=(known, known), shown=None, note="no interval")
     low, high = limits
     return Line(
-        what=what, known=known, limits=(low - script.step_s, high + script.step_s), told=known
+        what=what, known=known, limits=(low - script.step_s, high + script.step_s), shown=known
     )
 
 
@@ -279,12 +279,12 @@ def tolerance_s(known: float, script: Script) -> float:
     return max(0.005, 0.1 * known) + script.step_s
 
 
-def delay_line(what: str, known: float, told: float | None, script: Script) -> Line:
+def delay_line(what: str, known: float, shown: float | None, script: Script) -> Line:
     allowed = tolerance_s(known, script)
-    return Line(what=what, known=known, limits=(known - allowed, known + allowed), told=told)
+    return Line(what=what, known=known, limits=(known - allowed, known + allowed), shown=shown)
 
 
-def count_line(what: str, known: float, told: float | None, note: str = "") -> Line:
+def count_line(what: str, known: float, shown: float | None, note: str = "") -> Line:
     """Exact; what is not rounded is counted all the same."""
-    rounded = None if told is None else round(float(told), 6)
-    return Line(what=what, known=float(known), limits=(known, known), told=rounded, note=note)
+    rounded = None if shown is None else round(float(shown), 6)
+    return Line(what=what, known=float(known), limits=(known, known), shown=rounded, note=note)

@@ -12,18 +12,20 @@ NOT_THE_SERVERS = {"client_lag_s", "over_read_tokens", "start_delay_s"}  # about
 PROMPT_SHARE = 0.9  # of the requests: on a busy machine all that falls into one stall is late
 
 
-def compare(name: str, told: dict[str, Any], figure: Figure) -> list[str]:
-    """What is wrong with a metric of the summary."""
+def compare(name: str, metric: dict[str, Any], figure: Figure) -> list[str]:
+    """The errors of a metric of the summary."""
     wrong = []
     for key, (low, high) in figure.limits().items():
-        shown = math.inf if told[key] is None else told[key]
-        if not low <= shown <= high:
-            wrong.append(f"{name}.{key}: the summary says {told[key]}, the server {low} to {high}")
+        value = math.inf if metric[key] is None else metric[key]
+        if not low <= value <= high:
+            wrong.append(
+                f"{name}.{key}: the summary says {metric[key]}, the server {low} to {high}"
+            )
     return wrong
 
 
 def compare_rows(known: Truth) -> list[str]:
-    """What is wrong with the clients' rows: nobody reads what was not sent, or before it was."""
+    """The errors of the clients' rows: a token is read once, after it was sent."""
     wrong = []
     for row, work in known.rows:
         sent, read = work["sent_times_ns"], row["token_times_ns"]
@@ -85,27 +87,28 @@ def compare_breakdown(known: Truth, breakdown: dict[str, Any]) -> list[str]:
     for t0, row, work in known.left:
         after = sum(t > t0 for t in work["token_times_ns"])
         found.setdefault(row["planned_abandon"], []).append(after)
-    told = {
+    groups = {
         group["planned_abandon"]: (group["n"], group["after_close_mean"])
         for group in breakdown["waste_by_abandon_point"]
     }
-    if told.keys() != found.keys():
-        return [f"waste by abandon point: {sorted(told)}, the users left at {sorted(found)}"]
+    if groups.keys() != found.keys():
+        return [f"waste by abandon point: {sorted(groups)}, the users left at {sorted(found)}"]
     return [
-        f"waste of those who left at {point}: {told[point]}, the server knows {tokens}"
+        f"waste at abandon point {point}: {groups[point]}, the server knows {tokens}"
         for point, tokens in found.items()
-        if told[point][0] != len(tokens) or abs(told[point][1] * len(tokens) - sum(tokens)) > 1e-6
+        if groups[point][0] != len(tokens)
+        or abs(groups[point][1] * len(tokens) - sum(tokens)) > 1e-6
     ]
 
 
 def compare_outcomes(known: Truth, outcomes: dict[str, int]) -> list[str]:
-    """The server cannot tell who was cut off from who walked away, but it can count both."""
+    """The server sees no difference between a cut-off and an abandon; it can count both."""
     finished = sum(work["closed_ns"] is None for _, work in known.rows)
     gone = outcomes["abandoned"] + outcomes["cut_off"]
-    everybody = len(known.rows) + len(known.unseen)
-    if outcomes["completed"] == finished and gone == everybody - finished:
+    everything = len(known.rows) + len(known.unseen)
+    if outcomes["completed"] == finished and gone == everything - finished:
         return []
-    return [f"outcomes {outcomes}: the server finished {finished} of {everybody}"]
+    return [f"outcomes {outcomes}: the server finished {finished} of {everything}"]
 
 
 def complaints(
@@ -119,7 +122,7 @@ def complaints(
     metrics = summary["metrics"]
     figures = expected_figures(known, settle_s=manifest["settle_s"])
     unchecked = metrics.keys() - figures.keys() - NOT_THE_SERVERS
-    wrong = [f"{name}: nobody checks it" for name in unchecked]
+    wrong = [f"{name}: not checked" for name in unchecked]
     wrong += [f"{name}: is missing" for name in figures.keys() - metrics.keys()]
     for name in figures.keys() & metrics.keys():
         wrong += compare(name, metrics[name], figures[name])

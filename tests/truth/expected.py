@@ -1,4 +1,4 @@
-"""What a run's summary must say, computed from what the server knows.
+"""The figures that a run's summary must show, computed from the server's own account.
 
 A second opinion: nothing of the harness is imported.
 """
@@ -33,7 +33,7 @@ class Sample:
     tolerance: float = EXACT_S
 
     def quantile(self, share: float, *, looks_later: float = 0.0) -> float:
-        """Kaplan-Meier: where the share of those still there falls to 1 - share, or infinity.
+        """Kaplan-Meier: where the surviving share falls to 1 - share, or infinity.
 
         With every look that saw no end yet so much later: then more are still there at each end,
         and the quantile comes later or not at all.
@@ -49,7 +49,7 @@ class Sample:
         return math.inf
 
     def limits(self) -> dict[str, Limits]:
-        """From and to: a quantile moves with its own value, and with who overtakes whom."""
+        """From and to: a quantile moves with its own value and with the order of the values."""
         num_censored = sum(is_censored for _, is_censored in self.values)
         found = {"n": exactly(len(self.values)), "n_censored": exactly(num_censored)}
         for name, share in QUANTILES.items():
@@ -140,7 +140,7 @@ def latency(known: Truth, settle_s: float) -> dict[str, Figure]:
 
 
 def waste(known: Truth) -> dict[str, Figure]:
-    """Tokens, slots, blocks and device time spent on those who had left."""
+    """Tokens, slots, blocks and device time spent on abandoned requests."""
     generated = [(t0, row, work["token_times_ns"]) for t0, row, work in known.left]
     total = [len(tokens) - row["tokens_read"] for _, row, tokens in generated]
     after = [sum(t > t0 for t in tokens) for t0, _, tokens in generated]

@@ -52,10 +52,10 @@ def observe(folder: Path, script: Script, workload: str, *, engine: str) -> Obse
 class Truth:
     """What the server knows of one run, joined with the rows of the users by request id.
 
-    `works` is all that the harness could read of, `all_works` what there was. `left` are the
-    abandoned requests, `stayed` those that were to be read to their end, each with its work on the
-    server; `unseen` the rows of requests that never came to the server. `token_lags_s`: from
-    sending to reading, each token of each request that read any.
+    `works`: requests as the harness could read of them; `all_works`: as they were. `left`: the
+    abandoned requests, `stayed`: those planned to be read to their end, each with its work on the
+    server. `unseen`: rows of requests that never came to the server. `token_lags_s`: from sending
+    to reading, each token of each request that read any.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Truth:
         return max(max(lags) for lags in self.token_lags_s)
 
     def load_ns(self) -> tuple[int, int]:
-        """When the first request came and when the last token was sent that somebody read."""
+        """When the first request came, and when the last token that was read had been sent."""
         read = [
             work["sent_times_ns"][row["tokens_read"] - 1]
             for row, work in self.rows

@@ -4,7 +4,7 @@ It is no model of a good engine: the script says how wrong it is, so that what a
 have measured can be held against what really happened. It shares no code with the harness, nor with
 the bundled engine.
 
-    boundary: stop those whose time is up, give back what is due, admit ─▶ step ─▶ a token for all
+    boundary: stop due requests, give back due slots and blocks, admit ─▶ step ─▶ a token for all
 
 All methods are called by one task of one event loop; time comes in through `clock_ns`. The state:
 the queue, the batch, the requests that gave up their place in the batch but not yet their slot and
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-HIDDEN = ("deliver", "boundaries_left")  # of no interest to whoever reads the truth
+HIDDEN = ("deliver", "boundaries_left")  # not part of the truth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +28,8 @@ class Script:
     leaving the batch until slot and blocks are given back (at the boundary after that). Every
     `ghost_every`-th client that leaves is not noticed (0: all are). `leak_blocks`: of each aborted
     request that had been admitted, so many blocks are never given back. `leak_slots`: nor are the
-    slots of the first so many of them. `wedge_after`: when so many clients have left, nobody is
-    admitted any more (0: never so).
+    slots of the first so many of them. `wedge_after`: when so many clients have left, no request
+    is admitted any more (0: never so).
 
     What it shows may be wrong too (see `Shown`): `gauge_every_s` and
     `gauge_every_steps`, how seldom the gauges move; `aborted_counter`, what is wrong with the
@@ -206,7 +206,7 @@ class ScriptedEngine:
         )
 
     def end_step(self, step: Step) -> None:
-        """A token for everybody in the batch; those who have all of theirs are finished."""
+        """A token for each request in the batch; one with all of its tokens is finished."""
         step.ended_ns = self._clock_ns()
         self.steps.append(step)
         for work in list(self.batch):

@@ -64,7 +64,7 @@ class TruthServer:
                     return
                 writer.write(self._answer(target))
         except ConnectionError:
-            return  # whoever leaves in the middle of something small is of no interest
+            return  # a client that leaves during a small answer does not matter
         finally:
             writer.close()
 

@@ -1,7 +1,7 @@
-"""Seeded settings of the scripted server, and how the harness is told to look at it.
+"""Seeded settings of the scripted server, and how the harness looks at it.
 
 Setting n is always the same. Together they cover every way in which the server can be wrong; each
-leaves out what would hide another thing from whoever looks from outside: a ghost goes on taking
+leaves out faults that would hide another one from outside: a ghost goes on taking
 blocks, so blocks leak in settings without ghosts; nothing else is looked for on a wedged server.
 """
 
@@ -86,7 +86,7 @@ class Setting:
 
     @property
     def delays_only(self) -> Script:
-        """What of the script a probe can measure: it waits for ever behind what never ends."""
+        """The part of the script that a probe can measure: it waits for ever behind a ghost."""
         kept = ("slots", "step_s", "num_blocks", "linger_steps", "free_delay_s")
         return Script(
             **{name: value for name, value in asdict(self.script).items() if name in kept}
@@ -126,7 +126,7 @@ def draw(number: int) -> Setting:
     if kind in ("leaks", "leaking delays"):
         counter = rng.choice(("exact", "double", "late", "stuck"))
     script = Script(
-        # More slots than there will be ghosts: else nobody else is served any more.
+        # More slots than ghosts: else no other request is served any more.
         slots=rng.randint(5, 6) if kind == "ghosts" else rng.randint(2, 6),
         num_blocks=2048,
         linger_steps=rng.randint(0, 4),

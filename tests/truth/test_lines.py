@@ -24,7 +24,7 @@ def metric(
         (metric(0.06, (0.04, 0.08)), True),
         (metric(0.06, (0.065, 0.08)), False),  # the truth is not in its interval
         (metric(0.06), False),
-        (metric(0.07, (0.0, 0.2)), False),  # whatever old pages may hide
+        (metric(0.07, (0.0, 0.2)), False),  # even where old pages hide much
         (metric(None, upper95=0.3), True),
         (metric(None, upper95=0.049), False),
         (None, False),
@@ -44,7 +44,7 @@ def test_a_delay_is_right_if_the_summary_shows_it(
 def test_ghosts_by_counter_are_told_exactly_or_with_a_limit(
     low: int, high: int, *, is_right: bool
 ) -> None:
-    """Two of eight who left were not aborted."""
+    """Two of eight abandoned requests were not aborted."""
     left = [(0, {"finish_reason": "abort" if i < 6 else None}) for i in range(8)]
     rate = msgspec.to_builtins(ghost_rate([Ghosts(n=8, low=low, high=high)], "counter"))
     assert counted_ghosts_line(left, rate).is_right is is_right
