@@ -81,12 +81,14 @@ class Listener:
         secret: str,
         first_word: Future[FirstWord],
         max_model_len: int,
+        hello_s: float = _HELLO_S,
     ) -> None:
         self._listening = listening
         self._inbox = inbox
         self._secret = secret.encode()
         self._first_word = first_word
         self._max_model_len = max_model_len
+        self._hello_s = hello_s
         self._decoder = msgspec.msgpack.Decoder(ToWorker)
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
@@ -147,7 +149,7 @@ class Listener:
 
     def _greet(self, connection: socket.socket, reader: FrameReader) -> list[bytes]:
         """Read a Hello with the right secret; the frames after it. Raises ProtocolError."""
-        num_received, ends = 0, time.monotonic() + _HELLO_S
+        num_received, ends = 0, time.monotonic() + self._hello_s
         while True:
             connection.settimeout(max(0.001, ends - time.monotonic()))
             try:
@@ -155,7 +157,7 @@ class Listener:
             except TimeoutError:
                 data = b""
             if not data:
-                raise ProtocolError(f"no Hello within {_HELLO_S:g} s and {_HELLO_BYTES} bytes")
+                raise ProtocolError(f"no Hello within {self._hello_s:g} s and {_HELLO_BYTES} bytes")
             num_received += len(data)
             if payloads := reader.feed(data):
                 break

@@ -1,6 +1,5 @@
 """Builders: a scheduler and requests with keyword defaults, and a step without a model."""
 
-from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
@@ -10,6 +9,7 @@ from reference_engine.config import EngineConfig
 from reference_engine.core.request import FinishReason, Request, Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
+from tests.reference_engine.virtual_time import VirtualTimeLoop
 
 EOS = 2
 WORD = 300
@@ -70,15 +70,10 @@ def run_step(scheduler: Scheduler, token: int = WORD) -> StepPlan:
 
 
 @pytest.fixture
-def scheduler_of() -> Callable[..., Scheduler]:
-    return make_scheduler
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    """Time is virtual, but where a module's own fixture says otherwise."""
+    return "asyncio", {"loop_factory": VirtualTimeLoop}
 
 
-@pytest.fixture
-def request_of() -> Callable[..., Request]:
-    return make_request
-
-
-@pytest.fixture
-def step() -> Callable[..., StepPlan]:
-    return run_step
+def scheduled(plan: StepPlan) -> dict[str, int]:
+    return {request.request_id: num_tokens for request, num_tokens in plan.scheduled.items()}

@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 from reference_engine.config import FrontendSettings
 from reference_engine.serve.http import bound_silence, protocol_for
 from tests.reference_engine.fake_worker import FakeWorker, respond
-from tests.reference_engine.test_detection import behind_nothing
+from tests.reference_engine.serve.test_detection import behind_nothing
 
 A_DAY_S = 86_400.0  # no test takes as long
 

@@ -53,6 +53,9 @@ def test_flags_arrive_where_they_belong() -> None:
         (["--requests-per-minute", "0"], "requests_per_minute"),
         (["--tokens-per-minute", "-5"], "tokens_per_minute"),
         (["--api-key-env", "NOT_SET"], "NOT_SET has no key in it"),
+        (["--sim-fixed-ms", "nan"], "must be finite"),
+        (["--sim-fixed-ms", "inf"], "must be finite"),
+        (["--runner", "simulated", "--device", "cuda"], "needs no device"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(flags: list[str], message: str) -> None:
@@ -60,7 +63,18 @@ def test_settings_that_cannot_work_are_refused_by_name(flags: list[str], message
         read_settings(flags, {})
 
 
-def test_a_key_cannot_be_given_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--api-key", "sk-secret"], "unrecognized arguments: --api-key"),
+        (["--runner", "magic"], "invalid choice"),
+        (["--port", "-1"], "from 0 to 65535"),
+        (["--port", "99999"], "from 0 to 65535"),
+    ],
+)
+def test_what_is_no_flag_or_no_value_is_refused(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        read_settings(["--api-key", "sk-secret"], {})
-    assert "unrecognized arguments: --api-key" in capsys.readouterr().err
+        read_settings(flags, {})
+    assert message in capsys.readouterr().err

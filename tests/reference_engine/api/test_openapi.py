@@ -1,0 +1,138 @@
+"""The document against the engine: a fuzzer reads the one and asks the other."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, seed, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import load_all_checks, positive_data_acceptance
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from reference_engine.api.openapi import described, openapi_document
+from tests.reference_engine.running_engine import RunningEngine, post_raw, running
+from tests.reference_engine.serve.test_access import Served
+
+CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
+COMPLETION = ("/v1/completions", {"prompt": "hi"})
+
+load_all_checks()
+
+
+def test_what_is_described_is_what_there_is() -> None:
+    routes = Served().frontend.routes()
+    paths = openapi_document(routes, "tiny")["paths"]
+    written = {f"{method.upper()} {path}" for path in paths for method in paths[path]}
+    assert written == described()
+    for operation in (operation for path in paths.values() for operation in path.values()):
+        assert operation["summary"].endswith(".")
+
+
+def test_a_route_that_is_not_described_is_an_error() -> None:
+    async def nothing(request: Request) -> Response:
+        return Response()
+
+    with pytest.raises(KeyError, match="GET /forgotten"):
+        openapi_document([Route("/forgotten", nothing)], "tiny")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[RunningEngine]:
+    sizes = ["--max-model-len", "64", "--max-num-batched-tokens", "64"]
+    flags = ["--runner", "simulated", "--sim-fixed-ms", "1", "--allow-faults", *sizes]
+    with running(*flags) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def api(engine: RunningEngine) -> Any:
+    return schemathesis.openapi.from_url(f"{engine.url}/openapi.json")
+
+
+def ask(api: Any, operation: str, mode: GenerationMode) -> None:
+    """Make requests from the document and hold the answers to it. Never a 5xx."""
+    method, path = operation.split()
+
+    @seed(1)
+    @settings(
+        max_examples=60, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(case=api[path][method].as_strategy(generation_mode=mode))
+    def check(case: Any) -> None:
+        # Some limits are not in the types: the context's, and that 1.0 is not taken for 1.
+        case.call_and_validate(excluded_checks=[positive_data_acceptance])
+
+    check()
+
+
+# Setting faults as the document allows would break the engine on purpose.
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.parametrize("operation", sorted(described() - {"PUT /walkaway/faults"}))
+def test_what_the_document_allows_breaks_nothing(api: Any, operation: str) -> None:
+    ask(api, operation, GenerationMode.POSITIVE)
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    "operation",
+    [
+        "POST /v1/completions",
+        "POST /v1/chat/completions",
+        "GET /walkaway/lifecycle",
+        "GET /walkaway/steps",
+        "PUT /walkaway/faults",
+    ],
+)
+def test_what_the_document_does_not_allow_is_refused(api: Any, operation: str) -> None:
+    ask(api, operation, GenerationMode.NEGATIVE)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("chat", [False, True], ids=["completion", "chat"])
+def test_a_request_is_as_described_while_it_lives_and_after(api: Any, chat: bool) -> None:
+    path, prompt = CHAT if chat else COMPLETION
+    name = path.strip("/")  # a name may have slashes in it
+    fields = {"model": "tiny", "n": 2, "max_tokens": 5, "ignore_eos": True, **prompt}
+    case = api[path]["POST"].Case(body=fields, headers={"x-request-id": name})
+    whole = case.call_and_validate()
+    assert whole.status_code == 200
+    assert len(whole.json()["choices"]) == 2
+    assert validated(api, "GET", "/v1/requests/{name}", name)["id"] == whole.json()["id"]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("chat", [False, True], ids=["completion", "chat"])
+def test_a_stream_is_as_described_event_by_event(api: Any, chat: bool) -> None:
+    path, prompt = CHAT if chat else COMPLETION
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    fields = {"model": "tiny", "n": 2, "max_tokens": 3, "stream": True, "stream_options": options}
+    answer = api[path]["POST"].Case(body={**fields, **prompt}).call_and_validate()
+    assert answer.status_code == 200
+    assert answer.text.count("data: ") > 6
+
+
+@pytest.mark.e2e
+def test_a_cancelled_request_is_as_described() -> None:
+    with running("--runner", "simulated", "--sim-fixed-ms", "20") as patient:  # for a minute
+        api = schemathesis.openapi.from_url(f"{patient.url}/openapi.json")
+        stream = post_raw(patient, "long", stream=True, keep_alive_s=60)
+        patient.wait_for("first_token", "long")
+        assert validated(api, "GET", "/v1/requests/{name}", "long")["phase"] == "decode"
+        pinged = validated(api, "POST", "/v1/requests/{name}/ping", "long")
+        assert list(pinged["keep_alive_s"].values()) == [60.0]
+        assert validated(api, "POST", "/v1/requests/{name}/cancel", "long")["cancelled"]
+        patient.wait_for("finished", "long")
+        ended = validated(api, "GET", "/v1/requests/{name}", "long")
+        assert ended["cancellation_info"]["reason"] == "api"
+        stream.close()
+
+
+def validated(api: Any, method: str, path: str, name: str) -> Any:
+    answer = api[path][method].Case(path_parameters={"name": name}).call_and_validate()
+    assert answer.status_code == 200, answer.text
+    return answer.json()

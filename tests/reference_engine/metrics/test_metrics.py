@@ -1,0 +1,211 @@
+"""The metrics page: both formats by their strict parsers, and the names that dashboards ask for."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from harness.collect.scrape import find_unseen, parse_page, read_roles
+from harness.workload.workload import load_target
+from reference_engine.cancellation import Cancellation, CancelReason, DetectionMethod
+from reference_engine.config import EngineConfig, FrontendSettings
+from reference_engine.core.accounting import Counters
+from reference_engine.metrics.collector import Collector, Histogram, token_bounds
+from reference_engine.metrics.exposition import CONTENT_TYPE, Page, metric_families
+from reference_engine.protocol import StepRecord, StepReport
+from reference_engine.serve.faults import FaultyLink
+from tests.reference_engine.running_engine import body, post_raw, running
+
+CONFIG = EngineConfig()
+RECORDED = Path(__file__).with_name("page.txt")
+
+
+def busy_link() -> FaultyLink:
+    """A link whose engine has done things: no figure is like another."""
+    link = FaultyLink(
+        lambda: 0,
+        lambda message: None,
+        settings=FrontendSettings(),
+        collector=Collector(CONFIG),
+    )
+    counters = Counters(
+        steps=10,
+        slot_steps=20,
+        generated_tokens=101,
+        prompt_tokens=102,
+        preemptions=103,
+        recomputed_tokens=104,
+        reclaimed_freed=105,
+        reclaimed_retained=106,
+        finished={"abort": 107, "length": 108},
+    )
+    report = StepReport(
+        step=StepRecord(
+            step=10,
+            started_ns=0,
+            ended_ns=1,
+            num_running=3,
+            num_waiting=5,
+            free_blocks=1024,
+            scheduled={"req-1": 16, "req-2": 1},
+            sampled={},
+        ),
+        outputs=[],
+        events=[],
+        num_running=3,
+        num_waiting=5,
+        free_blocks=1024,
+        cached_blocks=7,
+        counters=counters,
+    )
+    link.take_in(report)
+    cancellation = Cancellation(CancelReason.USER_DISCONNECT, DetectionMethod.CONNECTION, t_ns=0)
+    link.collector.signals[cancellation.reason, cancellation.method] += 1
+    link.collector.cancelled(cancellation, phase="decode", latency_s=0.02, unread_tokens=9)
+    link.collector.first_token_s.observe(0.03)
+    return link
+
+
+def written(config: EngineConfig = CONFIG) -> str:
+    return Page(metric_families(busy_link().collector, config)).write().decode()
+
+
+def parsed(text: str) -> list[Sample]:
+    families = text_string_to_metric_families(text)
+    return [sample for family in families for sample in family.samples]
+
+
+def test_the_page_is_as_recorded() -> None:
+    """It has all that vLLM's own dashboards query, and no series twice.
+
+    To record it anew: python -m tests.reference_engine.metrics.test_metrics.
+    """
+    text = written()
+    assert text == RECORDED.read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    assert len(lines) == len(parsed(text)) == len({line.rpartition(" ")[0] for line in lines})
+
+
+def test_the_harness_finds_all_that_it_looks_for() -> None:
+    metrics = load_target("reference").metrics
+    samples = parse_page(written(), t_ns=0, duration_ns=0, extra_labels={})
+    assert find_unseen({sample.name for sample in samples}, metrics) == []
+    roles = read_roles(samples, metrics)
+    assert (roles["aborted"], roles["free_blocks"], roles["recomputed_tokens"]) == (107, 1024, 104)
+
+
+def test_a_label_may_have_anything_in_it() -> None:
+    config = EngineConfig(model='a "quoted"\\\nname')
+    names = {sample.labels["model_name"] for sample in parsed(written(config))}
+    assert names == {config.model}
+
+
+@pytest.mark.e2e
+def test_the_sums_agree_with_each_other_after_answers_and_cancellations() -> None:
+    flags = ["--runner", "simulated", "--sim-fixed-ms", "2", "--max-num-seqs", "2"]
+    with running(*flags) as engine:
+        url = engine.url
+        for n in (1, 2):
+            httpx.post(f"{url}/v1/completions", json=body(max_tokens=5, n=n), timeout=60)
+        leavers = [post_raw(engine, f"leaver-{i}", stream=True) for i in range(4)]
+        engine.wait_for("first_token", "leaver-1")
+        assert httpx.post(f"{url}/v1/requests/leaver-0/cancel").json()["cancelled"]
+        for leaver in leavers:
+            leaver.close()
+        for i in range(4):
+            engine.wait_for("finished", f"leaver-{i}")
+        answer = httpx.get(f"{url}/metrics")
+    assert answer.headers["content-type"] == CONTENT_TYPE
+    samples = parsed(answer.text)
+
+    def total(name: str, **labels: str) -> float:
+        values = [s.value for s in samples if s.name == name and labels.items() <= s.labels.items()]
+        assert values, name
+        return sum(values)
+
+    assert total("vllm:request_success_total") == 7, "an answer counts as one"
+    assert total("vllm:request_success_total", finished_reason="abort") == 4
+    assert total("walkaway_engine_cancellations_total") == 4
+    assert total("walkaway_engine_cancellations_total", reason="api", method="none") == 1
+    assert total("walkaway_engine_abort_signals_total") == 4
+    assert total("walkaway_engine_cancel_latency_seconds_count") == 4
+    generated = total("vllm:generation_tokens_total")
+    assert generated == total("vllm:request_generation_tokens_sum")
+    assert generated == total("walkaway_engine_ended_generation_tokens_total")
+    first, later = (
+        "vllm:time_to_first_token_seconds_count",
+        "vllm:inter_token_latency_seconds_count",
+    )
+    assert generated == total(first) + total(later)
+    aborted = total("walkaway_engine_ended_generation_tokens_total", finished_reason="abort")
+    assert aborted == generated - 15
+    assert total("walkaway_engine_saved_tokens_total") == 4 * 3000 - aborted
+    assert 0 <= total("walkaway_engine_unread_tokens_total") <= aborted
+    assert total("vllm:e2e_request_latency_seconds_count") == 7
+    assert total("vllm:request_params_n_sum") == 1 + 2 + 4
+    assert total("vllm:request_params_n_count") == 6
+    assert total("vllm:iteration_tokens_total_count") == total("walkaway_engine_steps_total")
+    assert 0 < total("walkaway_engine_slot_utilisation") <= 1
+    assert total("vllm:kv_cache_usage_perc") == 0
+
+
+def test_a_value_on_a_bound_is_below_it_as_prometheus_has_it() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.0, 3.0):
+        histogram.observe(value)
+    assert (histogram.counts, histogram.total) == ([2, 2, 1], 8.0)
+
+
+def test_bounds_of_lengths_go_up_to_the_context() -> None:
+    assert token_bounds(100) == (1, 2, 5, 10, 20, 50, 100)
+    assert token_bounds(4096)[-2:] == (1000, 2000)
+    assert token_bounds(1) == (1,)
+
+
+def ended(statistics: Collector, **times: float | None) -> None:
+    known: dict[str, float | None] = {"queue_s": None, "prefill_s": None, "decode_s": None}
+    known.update(times)
+    statistics.ended(
+        finish_reason="abort",
+        prompt_tokens=5,
+        generated_tokens=11,
+        max_tokens=100,
+        e2e_s=3.0,
+        queue_s=known["queue_s"],
+        prefill_s=known["prefill_s"],
+        decode_s=known["decode_s"],
+    )
+
+
+def test_an_aborted_request_is_in_the_histograms_as_far_as_it_came() -> None:
+    statistics = Collector(EngineConfig())
+    ended(statistics)
+    ended(statistics, queue_s=1.0)
+    ended(statistics, queue_s=1.0, prefill_s=0.5, decode_s=2.0)
+    counts = {
+        name: sum(getattr(statistics, name).counts)
+        for name in ("e2e_s", "generated_tokens", "queue_s", "prefill_s", "decode_s")
+    }
+    expected = {"e2e_s": 3, "generated_tokens": 3, "queue_s": 2, "prefill_s": 1, "decode_s": 1}
+    assert counts == expected
+    assert statistics.inference_s.total == 2.5
+    assert statistics.token_mean_s.total == pytest.approx(0.2), "ten gaps in two seconds"
+    assert statistics.generated_by_end == {"abort": 33}
+
+
+def test_a_cancellation_is_counted_by_reason_phase_and_method() -> None:
+    statistics = Collector(EngineConfig())
+    cancellation = Cancellation(CancelReason.USER_DISCONNECT, DetectionMethod.CONNECTION, t_ns=0)
+    for phase in ("decode", "decode", "waiting"):
+        statistics.cancelled(cancellation, phase=phase, latency_s=0.02, unread_tokens=3)
+    assert statistics.cancellations == {
+        ("user_disconnect", "decode", "connection"): 2,
+        ("user_disconnect", "waiting", "connection"): 1,
+    }
+    assert (statistics.unread_tokens, sum(statistics.cancel_s.counts)) == (9, 3)
+
+
+if __name__ == "__main__":
+    RECORDED.write_text(written())

@@ -1,0 +1,97 @@
+"""80 canaries: greedy answers are the same, token by token, whatever happens around them.
+
+First they are generated in peace: eight at a time, in a pool that holds them all. Then in trouble:
+in a pool that is too small, beside requests that come, are cancelled at any moment, and share the
+canaries' first prompt tokens; some canaries are preempted and computed again, some find their
+prefix in the cache.
+"""
+
+from random import Random
+
+import pytest
+
+from reference_engine.config import EngineConfig
+from reference_engine.core.request import Request, Sampling
+from reference_engine.core.scheduler import Scheduler
+from reference_engine.model.tokenizer import EOS_TOKEN_ID
+
+torch = pytest.importorskip("torch")
+from reference_engine.model.torch_runner import TorchRunner  # noqa: E402
+from tests.reference_engine.conftest import end  # noqa: E402
+
+CANARIES = 80
+ANSWER_TOKENS = 8
+GREEDY = Sampling(max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True)
+
+
+def canary(number: int) -> Request:
+    random = Random(number)
+    length = random.randrange(12, 36)
+    prompt = [random.randrange(300, 2000) for _ in range(length)]
+    return Request(f"canary-{number}", prompt, GREEDY)
+
+
+class Engine:
+    """Scheduler and model, stepped by hand."""
+
+    def __init__(self, num_blocks: int, max_num_batched_tokens: int) -> None:
+        config = EngineConfig(
+            device="cpu",
+            num_blocks=num_blocks,
+            block_size=8,
+            max_model_len=80,
+            max_num_batched_tokens=max_num_batched_tokens,
+            reserve_full_isl=False,
+            batch_invariant=True,
+        )
+        self.scheduler = Scheduler(config, EOS_TOKEN_ID)
+        self.runner = TorchRunner(config)
+
+    def step(self) -> None:
+        plan = self.scheduler.schedule()
+        sampled = self.runner.execute(plan) if plan.scheduled else {}
+        for request in self.scheduler.update(plan, sampled):
+            if request.finish_reason is not None:
+                end(self.scheduler, request.request_id, request.finish_reason)
+
+
+def in_peace() -> list[list[int]]:
+    engine = Engine(num_blocks=200, max_num_batched_tokens=512)
+    canaries = [canary(number) for number in range(CANARIES)]
+    for request in canaries:
+        engine.scheduler.add(request)
+    while engine.scheduler.has_work:
+        engine.step()
+    assert engine.scheduler.counters.preemptions == 0
+    return [request.token_ids for request in canaries]
+
+
+def in_trouble() -> tuple[list[Request], Scheduler]:
+    engine, random = Engine(num_blocks=14, max_num_batched_tokens=48), Random(7)
+    canaries = [canary(number) for number in range(CANARIES)]
+    others: list[Request] = []
+    to_come = list(canaries)
+    while engine.scheduler.has_work or to_come:
+        if to_come and len(engine.scheduler.waiting) < 4:
+            engine.scheduler.add(to_come.pop(0))
+            mate = canaries[random.randrange(CANARIES)]
+            prompt = mate.token_ids[: random.randrange(8, 20)]
+            sampling = Sampling(max_tokens=40, temperature=1.0, seed=random.randrange(1000))
+            others.append(Request(f"other-{len(others)}", prompt, sampling))
+            engine.scheduler.add(others[-1])
+        live = [r.request_id for r in others if r.request_id in engine.scheduler.requests]
+        if live and random.random() < 0.4:
+            end(engine.scheduler, random.choice(live))
+        engine.step()
+    return canaries, engine.scheduler
+
+
+@pytest.mark.slow
+def test_canaries_say_the_same_in_peace_and_in_trouble() -> None:
+    expected = in_peace()
+    canaries, scheduler = in_trouble()
+    counters = scheduler.counters
+    assert counters.finished["abort"] >= 20
+    assert sum(request.num_preemptions > 0 for request in canaries) >= 20
+    assert sum(request.num_cached_tokens > 0 for request in canaries) >= 8
+    assert [request.token_ids for request in canaries] == expected

@@ -1,0 +1,298 @@
+"""Keys: every route is behind them, and nothing that anybody can read has one in it."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference_engine.config import EngineConfig, EngineConfigError, FrontendSettings, RateLimits
+from reference_engine.metrics.collector import Collector
+from reference_engine.protocol import Ready, ToWorker, encode_frame
+from reference_engine.serve.access import (
+    MAX_OWNERS,
+    OPEN_PATHS,
+    RateLimiter,
+    find_key,
+    read_api_keys,
+)
+from reference_engine.serve.faults import FaultyLink
+from reference_engine.serve.server import Frontend
+from tests.reference_engine.running_engine import running
+
+pytestmark = pytest.mark.anyio
+
+KEYS = ("sk-first", "sk-second")
+CONFIG = EngineConfig(runner="simulated")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Served:
+    """A frontend without a process or a worker: what is sent to the worker is kept."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.sent: asyncio.Queue[ToWorker] = asyncio.Queue()
+        frontend_settings = FrontendSettings(**settings)
+        self.link = FaultyLink(
+            lambda: 0,
+            self.sent.put_nowait,
+            settings=frontend_settings,
+            collector=Collector(CONFIG),
+        )
+        worker = Ready(pid=1, device="cpu", vocab_size=2048, gpu_name=None)
+        self.frontend = Frontend(self.link, CONFIG, worker, frontend_settings, allow_faults=True)
+        self.client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=self.frontend.app()),
+            base_url="http://engine",
+        )
+
+    def methods_and_paths(self) -> list[tuple[str, str]]:
+        return [
+            (method, route.path_format.format(name="req-1", model="tiny"))
+            for route in self.frontend.routes()
+            for method in sorted(route.methods or ())
+        ]
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def test_no_route_is_open_but_health() -> None:
+    served = Served(api_keys=KEYS)
+    for method, path in [*served.methods_and_paths(), ("GET", "/nowhere"), ("GET", "/health/")]:
+        for headers in ({}, bearer("sk-wrong"), {"authorization": "Basic c2stZmlyc3Q6"}):
+            answer = await served.client.request(method, path, headers=headers)
+            if path in OPEN_PATHS:
+                assert answer.status_code == 200
+                continue
+            assert answer.status_code == 401, (method, path)
+            assert answer.headers["www-authenticate"] == "Bearer"
+            if method != "HEAD":
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+async def test_with_a_key_every_route_answers() -> None:
+    served = Served(api_keys=KEYS)
+    for method, path in served.methods_and_paths():
+        answer = await served.client.request(method, path, headers=bearer(KEYS[1]))
+        assert answer.status_code != 401, (method, path)
+
+
+async def test_without_keys_nobody_needs_one() -> None:
+    served = Served()
+    for headers in ({}, bearer("whatever")):
+        assert (await served.client.get("/v1/models", headers=headers)).status_code == 200
+
+
+async def test_no_answer_has_a_key_in_it() -> None:
+    served = Served(api_keys=KEYS)
+    for method, path in served.methods_and_paths():
+        answer = await served.client.request(method, path, headers=bearer(KEYS[0]))
+        assert "sk-" not in answer.text + str(answer.headers), (method, path)
+    assert "sk-" not in repr(FrontendSettings(api_keys=KEYS))
+
+
+async def test_a_refusal_echoes_the_clients_own_id() -> None:
+    served = Served(api_keys=KEYS)
+    answer = await served.client.get("/metrics", headers={"x-request-id": "mine"})
+    assert answer.headers["x-request-id"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("header", "key"),
+    [
+        ("Bearer sk-first", "sk-first"),
+        ("bearer sk-second", "sk-second"),
+        ("Bearer  sk-first ", "sk-first"),
+        ("Bearer sk-firs", None),
+        ("Bearer sk-first2", None),
+        ("Bearer sk-first,sk-second", None),
+        ("Bearer", None),
+        ("Bearer ", None),
+        ("sk-first", None),
+        ("Token sk-first", None),
+        ("Bearer \xe9\xff", None),
+        (None, None),
+    ],
+)
+def test_a_key_is_found_whole_or_not_at_all(header: str | None, key: str | None) -> None:
+    assert find_key(header, KEYS) == key
+
+
+class CountedKey(str):
+    """A key whose bytes can be compared in constant time, and in no other way."""
+
+    num_compared = 0
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        type(self).num_compared += 1
+        return TimedBytes(super().encode(encoding, errors))
+
+
+class TimedBytes(bytes):
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("compared in a time that tells how much of it was right")
+
+
+@pytest.mark.parametrize("given", ["sk-first", "sk-second", "sk-third", "sk-wrong", "s"])
+def test_every_key_is_compared_in_constant_time_also_after_the_right_one(given: str) -> None:
+    CountedKey.num_compared = 0
+    keys = [CountedKey(key) for key in ("sk-first", "sk-second", "sk-third")]
+    found = find_key(f"Bearer {given}", keys)
+    assert str(found) == (given if given in map(str, keys) else "None")
+    assert CountedKey.num_compared == len(keys)
+
+
+def test_keys_come_from_the_environment() -> None:
+    assert read_api_keys({"KEYS": " a ,b,, "}, "KEYS") == ("a", "b")
+
+
+@pytest.mark.parametrize("value", [None, "", " , ", "ge heim", "\xe9", "x" * 513])
+def test_keys_that_cannot_be_used_are_refused_and_not_shown(value: str | None) -> None:
+    environment = {} if value is None else {"KEYS": value}
+    with pytest.raises(EngineConfigError, match="--api-key-env KEYS") as caught:
+        read_api_keys(environment, "KEYS")
+    if value and value.strip(" ,"):
+        assert value not in str(caught.value)
+
+
+def completion(**fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": "x", **fields}
+
+
+async def test_who_asks_too_often_is_told_when_to_come_back() -> None:
+    limits = RateLimits(requests_per_minute=2)
+    served = Served(api_keys=KEYS, rate_limits=limits)
+    # What cannot be served counts too; nothing here needs a worker.
+    answers = [
+        await served.client.post("/v1/completions", headers=bearer(KEYS[0]), content=b"{")
+        for _ in range(3)
+    ]
+    assert [answer.status_code for answer in answers] == [400, 400, 429]
+    assert 1 <= int(answers[-1].headers["retry-after"]) <= 30
+    error = answers[-1].json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+    other = await served.client.post("/v1/completions", headers=bearer(KEYS[1]), content=b"{")
+    assert other.status_code == 400, "another key has limits of its own"
+    models = await served.client.get("/v1/models", headers=bearer(KEYS[0]))
+    assert models.status_code == 200, "only generating is limited"
+
+
+async def test_the_request_has_its_owner_and_the_worker_never_hears_of_it() -> None:
+    served = Served(api_keys=KEYS)
+    posting = asyncio.create_task(
+        served.client.post("/v1/completions", headers=bearer(KEYS[0]), json=completion())
+    )
+    message = await served.sent.get()
+    assert [request.owner for request in served.link.live.values()] == [KEYS[0]]
+    assert b"sk-" not in encode_frame(message)
+    served.link.lost()
+    assert (await posting).status_code == 503
+
+
+@pytest.mark.e2e
+def test_keys_and_limits_of_a_real_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENGINE_KEYS", ",".join(KEYS))
+    flags = ["--api-key-env", "ENGINE_KEYS", "--requests-per-minute", "2"]
+    with running("--runner", "simulated", "--sim-fixed-ms", "1", *flags) as engine:
+        assert httpx.get(f"{engine.url}/health").status_code == 200
+        assert httpx.get(f"{engine.url}/metrics").status_code == 401
+        shown = httpx.get(f"{engine.url}/walkaway/config", headers=bearer(KEYS[0]))
+        assert shown.json()["frontend"]["num_api_keys"] == 2
+        assert "sk-" not in shown.text
+        with (
+            openai.OpenAI(base_url=f"{engine.url}/v1", api_key="no", max_retries=0) as client,
+            pytest.raises(openai.AuthenticationError, match="Bearer KEY"),
+        ):
+            client.completions.create(**completion())
+        with openai.OpenAI(base_url=f"{engine.url}/v1", api_key=KEYS[1], max_retries=0) as client:
+            answers = [client.completions.create(**completion(max_tokens=1)) for _ in range(2)]
+            assert all(answer.choices[0].text for answer in answers)
+            with pytest.raises(openai.RateLimitError, match="try again in") as caught:
+                client.completions.create(**completion())
+            assert int(caught.value.response.headers["retry-after"]) <= 30
+
+
+SECOND_NS = 10**9
+
+
+def limiter(**limits: int | bool) -> RateLimiter:
+    return RateLimiter(RateLimits(**limits))  # type: ignore[arg-type]
+
+
+def test_without_limits_everybody_gets_what_they_want() -> None:
+    unlimited = limiter()
+    assert all(unlimited.admit("k", 0) is None for _ in range(10_000))
+    assert not unlimited.spend("k", 10**9, 0)
+    assert unlimited.admit("k", 0) is None
+
+
+def test_a_minutes_requests_may_come_at_once_and_then_one_at_a_time() -> None:
+    six = limiter(requests_per_minute=6)
+    assert [six.admit("k", 0) for _ in range(6)] == [None] * 6
+    assert six.admit("k", 0) == pytest.approx(10.0)
+    assert six.admit("k", 4 * SECOND_NS) == pytest.approx(6.0)
+    assert six.admit("k", 10 * SECOND_NS) is None
+    assert six.admit("k", 10 * SECOND_NS) == pytest.approx(10.0)
+
+
+def test_what_is_refused_is_not_counted() -> None:
+    one = limiter(requests_per_minute=1)
+    assert one.admit("k", 0) is None
+    assert [one.admit("k", 30 * SECOND_NS) for _ in range(5)] == [pytest.approx(30.0)] * 5
+
+
+def test_tokens_are_taken_when_they_are_there_and_block_the_next_request() -> None:
+    tokens = limiter(tokens_per_minute=60)
+    assert tokens.admit("k", 0) is None
+    assert not tokens.spend("k", 90, 0), "without the policy nobody is cancelled"
+    assert tokens.admit("k", 0) == pytest.approx(31.0), "30 in debt, and one is needed"
+    assert tokens.admit("k", 31 * SECOND_NS) is None
+
+
+def test_with_the_policy_who_is_over_the_limit_is_cancelled() -> None:
+    tokens = limiter(tokens_per_minute=60, kills=True)
+    assert not tokens.spend("k", 60, 0)
+    assert tokens.spend("k", 1, 0)
+    assert not tokens.spend("k", 1, 2 * SECOND_NS)
+
+
+def test_owners_do_not_pay_for_each_other() -> None:
+    one = limiter(requests_per_minute=1)
+    assert [one.admit(owner, 0) for owner in ("a", "b", None)] == [None, None, None]
+    assert one.admit("a", 0) is not None
+
+
+def test_the_memory_of_owners_is_bounded_and_the_longest_unheard_of_go() -> None:
+    one = limiter(requests_per_minute=1)
+    for number in range(MAX_OWNERS):
+        one.admit(str(number), 0)
+    one.admit("0", 0)
+    one.admit("another", 0)
+    assert len(one) == MAX_OWNERS
+    assert one.admit("0", 0) is not None, "heard of lately, so it is remembered"
+    assert one.admit("1", 0) is None, "forgotten"
+
+
+@given(
+    per_minute=st.integers(1, 1000),
+    waits_ms=st.lists(st.integers(0, 10_000), min_size=1, max_size=200),
+)
+def test_never_more_than_the_bucket_and_what_flows_in(per_minute: int, waits_ms: list[int]) -> None:
+    some, now_ns, admitted = limiter(requests_per_minute=per_minute), 0, 0
+    for wait_ms in waits_ms:
+        now_ns += wait_ms * 1_000_000
+        wait_s = some.admit("k", now_ns)
+        admitted += wait_s is None
+        assert wait_s is None or 0 < wait_s <= 60 / per_minute + 1e-6
+    assert admitted <= per_minute * (1 + now_ns / (60 * SECOND_NS)) + 1e-6

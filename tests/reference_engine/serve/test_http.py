@@ -1,0 +1,214 @@
+"""The HTTP protocol over real sockets: leaving is seen at once, whatever is in between."""
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from reference_engine.serve.http import WatchedProtocol
+from tests.reference_engine.fake_worker import output
+from tests.reference_engine.serve.test_detection import behind_a_swallower
+from tests.reference_engine.served import Served, StoppedClock, read_to_the_end
+
+pytestmark = pytest.mark.anyio
+LINGER_NOT = b"\x01\0\0\0\0\0\0\0"  # l_onoff 1, l_linger 0: closing sends RST
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"use_uvloop": True}
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "unary"])
+@pytest.mark.parametrize("is_reset", [True, False], ids=["RST", "FIN"])
+async def test_leaving_is_seen(
+    is_reset: bool, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = Served(stream=stream)
+    async with served.running():
+        client = await served.client()
+        if is_reset:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
+        client.close()
+        await served.worker.aborted.wait()
+    assert served.worker.methods() == {"connection": 1}
+    assert served.worker.events() == ["arrived", "disconnected", "abort_sent"]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_leaving_after_a_body_so_long_that_reading_was_paused() -> None:
+    served = Served(behind_a_swallower, stream=False)
+    async with served.running():
+        client = await served.client(b"x" * 1_000_000)
+        client.close()
+        await served.worker.aborted.wait()
+    assert served.worker.methods() == {"connection": 1}
+
+
+async def test_closing_its_side_while_much_is_still_to_be_sent() -> None:
+    """The connection is ended, not drained: its client reads nothing, so that would never end."""
+    served = Served()
+    async with served.running():
+        client = await served.client(receive_bytes=2048)
+        for number in range(1, 200):
+            served.worker.say(output(" word" * 1000, number))
+            await asyncio.sleep(0)
+        client.shutdown(socket.SHUT_WR)
+        await served.worker.aborted.wait()
+        client.close()
+    assert served.worker.methods() == {"connection": 1}
+
+
+async def test_a_pipelining_client_is_cut_off() -> None:
+    served = Served()
+    async with served.running():
+        client = await served.client()
+        await asyncio.get_running_loop().sock_sendall(client, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await served.worker.aborted.wait()
+        client.close()
+    assert len(served.worker.received) == 2, "one request and its abort"
+
+
+async def test_a_connection_serves_one_request_after_the_other() -> None:
+    served = Served()
+    loop = asyncio.get_running_loop()
+    async with served.running():
+        client = await served.client()
+        served.worker.say(output(" word", 1, "stop"))
+        seen = b""
+        while not seen.endswith(b"0\r\n\r\n"):
+            seen += await loop.sock_recv(client, 65536)
+        served.worker.arrived.clear()
+        await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await served.worker.arrived.wait()
+        client.close()
+        await served.worker.aborted.wait()
+    assert served.worker.aborts() == [("req-2", "user_disconnect")]
+
+
+async def test_the_transport_holds_no_more_than_it_may() -> None:
+    served = Served()
+    async with served.running():
+        client = await served.client()
+        (connection,) = served.connections
+        limits = connection.transport.get_write_buffer_limits()
+        client.close()
+        await served.worker.aborted.wait()
+    assert limits == (1024, 4096)
+
+
+pytestmark = pytest.mark.anyio
+BODY_TO_COME = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{"
+
+
+def error_of(answer: bytes, status: int) -> str:
+    """The message of a whole answer in the shape of all errors."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status), answer
+    assert b"connection: close" in head
+    assert b"content-length: %d" % len(body) in head
+    error = json.loads(body)["error"]
+    assert error["type"] == ("invalid_request_error" if status < 500 else "server_error")
+    return str(error["message"])
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"GET / HTTP/1.1\r\nhost: x\r\nx-endless: ",
+        b"GET /",
+        b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx-trailer: ",
+    ],
+    ids=["header", "path", "trailer"],
+)
+async def test_a_head_without_end_is_refused(start: bytes) -> None:
+    served = Served()
+    async with served.running():
+        client = await served.sender(start + b"x" * 300_000)
+        assert "65536 bytes" in error_of(await read_to_the_end(client), 431)
+    assert served.worker.received == []
+
+
+async def test_who_is_refused_may_go_on_sending_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A reset connection would take the refusal along, on some systems before it is read."""
+    monkeypatch.setattr("reference_engine.serve.http._LINGER_S", 3600)
+    served = Served()
+    loop = asyncio.get_running_loop()
+    async with served.running():
+        client = await served.sender(b"GET /" + b"x" * 100_000)
+        assert b" 431 " in await loop.sock_recv(client, 65536)
+        for _ in range(20):
+            await loop.sock_sendall(client, b"x" * 100_000)
+            await asyncio.sleep(0)
+        client.close()
+
+
+async def test_a_long_body_is_no_long_head() -> None:
+    served = Served()
+    async with served.running():
+        client = await served.client(b"x" * 1_000_000)
+        client.close()
+        await served.worker.aborted.wait()
+
+
+@pytest.fixture
+def taken_in(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set when the server has read something."""
+    event = asyncio.Event()
+    data_received = WatchedProtocol.data_received
+
+    def read(protocol: WatchedProtocol, data: bytes) -> None:
+        data_received(protocol, data)
+        event.set()
+
+    monkeypatch.setattr(WatchedProtocol, "data_received", read)
+    return event
+
+
+@pytest.mark.parametrize("start", [b"GET / HTT", BODY_TO_COME], ids=["head", "body"])
+async def test_a_request_that_does_not_come_whole_is_refused_in_time(
+    start: bytes, taken_in: asyncio.Event
+) -> None:
+    clock = StoppedClock()
+    served = Served(clock=clock, request_timeout_s=0.1)
+    async with served.running():
+        client = await served.sender(start)
+        await taken_in.wait()
+        clock.let_pass(0.1)
+        assert "0.1 s" in error_of(await read_to_the_end(client), 408)
+    assert served.worker.received == []
+
+
+async def test_a_connection_on_which_nothing_comes_is_closed_in_time() -> None:
+    served = Served(request_timeout_s=0.1)
+    async with served.running():
+        assert await read_to_the_end(await served.sender(b"")) == b""
+
+
+async def test_an_answer_may_take_longer_than_its_request(taken_in: asyncio.Event) -> None:
+    clock = StoppedClock()
+    served = Served(clock=clock, request_timeout_s=0.1)
+    async with served.running():
+        client = await served.client()
+        clock.let_pass(0.2)
+        served.worker.say(output(" word", 1, "stop"))
+        seen = b""
+        while not seen.endswith(b"0\r\n\r\n"):
+            seen += await asyncio.get_running_loop().sock_recv(client, 65536)
+        taken_in.clear()
+        await asyncio.get_running_loop().sock_sendall(client, b"GET / ")
+        await taken_in.wait()
+        clock.let_pass(0.1)
+        assert "0.1 s" in error_of(await read_to_the_end(client), 408), "so is the next request"
+    assert b"[DONE]" in seen
+
+
+async def test_what_is_no_http_is_told_so() -> None:
+    served = Served()
+    async with served.running():
+        client = await served.sender(b"\x16\x03\x01 is TLS\r\n\r\n")
+        assert "Invalid HTTP request" in error_of(await read_to_the_end(client), 400)

@@ -1,0 +1,165 @@
+"""How the engine ends, and what it refuses to start with: no process left, no traceback."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import httpx
+import psutil
+import pytest
+
+from tests.reference_engine.running_engine import (
+    RunningEngine,
+    body,
+    post_raw,
+    read_until,
+    running,
+)
+
+pytestmark = pytest.mark.e2e
+
+_PIDFD_GETFD = 438  # the number of the system call, the same on all of Linux's architectures
+
+
+def test_when_the_worker_dies_the_frontend_says_so_and_ends() -> None:
+    engine = RunningEngine(
+        "--runner", "simulated", "--fault", "die-on-abort", stderr=subprocess.PIPE
+    )
+    stream, whole = post_raw(engine, "stream", stream=True), post_raw(engine, "whole")
+    engine.wait_for("first_token", "whole")
+    post_raw(engine, "leaver").close()
+    read_until(stream, b"the engine has lost its worker")
+    assert b"503 Service Unavailable" in read_until(whole, b"lost its worker")
+    stream.close()
+    whole.close()
+    assert engine.process.wait(20) == 1
+    assert engine.process.stderr is not None
+    assert engine.process.stderr.read().decode().splitlines() == [
+        "walkaway engine: the worker process has ended (status 70); its last words, if any, "
+        "are above"
+    ]
+    engine.process.stderr.close()
+    engine.stop()
+
+
+def test_when_the_frontend_is_killed_the_worker_goes() -> None:
+    engine = RunningEngine("--runner", "simulated")
+    stream = post_raw(engine, "orphan", stream=True)
+    read_until(stream, b'"text"')
+    engine.process.kill()
+    engine.worker.wait(20)
+    stream.close()
+    engine.stop()
+
+
+def test_a_broken_connection_between_the_two_costs_the_running_requests_only() -> None:
+    with running("--runner", "simulated", "--sim-fixed-ms", "2") as engine:
+        stream = post_raw(engine, "stream", stream=True)
+        read_until(stream, b'"text"')
+        whole = post_raw(engine, "whole")
+        engine.wait_for("admitted", "whole")
+        cut(engine.worker)
+        read_until(stream, b"lost its worker")
+        assert b"503 Service Unavailable" in read_until(whole, b"lost its worker")
+        stream.close()
+        whole.close()
+        while (
+            again := httpx.post(f"{engine.url}/v1/completions", json=body(max_tokens=4))
+        ).is_error:
+            assert again.status_code == 503
+        assert again.json()["usage"]["completion_tokens"] == 4
+        assert engine.metric("walkaway_engine_free_blocks") == 4096
+        aborted = [e for e in engine.events() if e["reason"] == "connection_lost"]
+        assert {e["event"] for e in aborted} == {"removed", "blocks_freed"}
+
+
+def cut(worker: psutil.Process) -> None:
+    """Shut the worker's one open connection down, as a copy of its descriptor lets us."""
+    (connection,) = [c for c in worker.net_connections() if c.status == "ESTABLISHED"]
+    libc, pidfd = ctypes.CDLL(None, use_errno=True), os.pidfd_open(worker.pid)
+    copy = libc.syscall(_PIDFD_GETFD, pidfd, connection.fd, 0)
+    os.close(pidfd)
+    if copy < 0:
+        pytest.skip(f"pidfd_getfd: {os.strerror(ctypes.get_errno())}")
+    with socket.socket(fileno=copy) as theirs:
+        theirs.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--fault", "nonsense"], "unknown fault"),
+        (["--num-blocks", "1"], "must hold one request"),
+        (["--port", "99999"], "from 0 to 65535"),
+    ],
+)
+def test_settings_that_cannot_work_exit_2(flags: list[str], message: str) -> None:
+    command = [sys.executable, "-m", "reference_engine", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_the_worker_cannot_do_exits_2_too() -> None:
+    torch = pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    command = [sys.executable, "-m", "reference_engine", "--port", "0", "--device", "cuda"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "no CUDA device here" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["TERM", "INT"]
+)
+def test_a_signal_at_the_first_moment_ends_it(number: int, status: int) -> None:
+    for _ in range(3):
+        engine = RunningEngine("--runner", "simulated")
+        engine.process.send_signal(number)
+        assert engine.process.wait(20) == status
+        engine.worker.wait(20)
+        engine.stop()
+
+
+def test_standard_input_that_has_ended_ends_it_whatever_it_is() -> None:
+    command = [sys.executable, "-m", "reference_engine", "--port", "0", "--runner", "simulated"]
+    done = subprocess.run(
+        [*command, "--exit-with-stdin"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_port_in_use_is_a_message() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "reference_engine", "--port", port]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "cannot listen" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_clients_that_leave_in_mid_body_or_speak_no_http_make_no_noise() -> None:
+    engine = RunningEngine("--runner", "simulated", "--allow-faults", stderr=subprocess.PIPE)
+    host, port = engine.url.removeprefix("http://").split(":")
+    for line in (b"POST /v1/completions", b"PUT /walkaway/faults"):
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(line + b" HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(b"\x16\x03\x01 is TLS\r\n\r\n")
+        assert b" 400 " in read_until(client, b"Invalid HTTP request")
+    assert httpx.get(f"{engine.url}/health").status_code == 200
+    assert engine.stop() == 0
+    assert engine.process.stderr is not None
+    assert engine.process.stderr.read() == b""
+    engine.process.stderr.close()

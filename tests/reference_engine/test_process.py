@@ -1,0 +1,129 @@
+"""The engine as its users meet it: two real processes, a real socket, the official client."""
+
+import socket
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+
+from tests.reference_engine.running_engine import (
+    RunningEngine,
+    body,
+    post_raw,
+    read_until,
+    running,
+)
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[RunningEngine]:
+    flags = ["--runner", "simulated", "--sim-fixed-ms", "5", "--max-num-seqs", "2"]
+    with running(*flags, "--allow-faults") as started:
+        yield started
+
+
+def test_the_official_client_works_unchanged(engine: RunningEngine) -> None:
+    with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="unused", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        whole = client.completions.create(model="tiny", prompt="hello", max_tokens=4)
+        assert whole.choices[0].finish_reason == "length"
+        assert len(whole.choices[0].text.split()) == 4
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens == 4
+        with client.completions.create(
+            model="tiny",
+            prompt="hello",
+            max_tokens=4,
+            stream=True,
+            stream_options={"include_usage": True},
+        ) as stream:
+            chunks = list(stream)
+        assert "".join(c.choices[0].text for c in chunks if c.choices) == whole.choices[0].text
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == 4
+
+
+def test_the_official_client_chats(engine: RunningEngine) -> None:
+    with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="unused", max_retries=0) as client:
+        answer = client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "hi"}],
+            max_completion_tokens=3,
+            temperature=0,
+            seed=1,
+        )
+        text = answer.choices[0].message.content
+        assert text is not None
+        with client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "hi"}],
+            max_completion_tokens=3,
+            temperature=0,
+            seed=1,
+            stream=True,
+        ) as stream:
+            deltas = [chunk.choices[0].delta for chunk in stream]
+        assert deltas[0].role == "assistant"
+        assert "".join(delta.content or "" for delta in deltas) == text
+
+
+def test_the_official_client_gets_openai_errors(engine: RunningEngine) -> None:
+    with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="unused", max_retries=0) as client:
+        with pytest.raises(openai.NotFoundError, match="does not exist"):
+            client.completions.create(model="other", prompt="x")
+        assert client.models.retrieve("tiny").id == "tiny"
+        with pytest.raises(openai.NotFoundError):
+            client.models.retrieve("other")
+        with pytest.raises(openai.BadRequestError, match=">= 1"):
+            client.completions.create(model="tiny", prompt="x", max_tokens=0)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "unary"])
+@pytest.mark.parametrize("phase", ["queued", "running"])
+def test_leaving_frees_everything(engine: RunningEngine, stream: bool, phase: str) -> None:
+    name = f"leaver-{stream}-{phase}"
+    fillers = (
+        [post_raw(engine, f"filler-{name}-{i}") for i in range(2)] if phase == "queued" else []
+    )
+    for i, _ in enumerate(fillers):
+        engine.wait_for("first_token", f"filler-{name}-{i}")
+    leaver = post_raw(engine, name, stream=stream)
+    engine.wait_for("arrived" if phase == "queued" else "first_token", name)
+    leaver.close()
+    finished = engine.wait_for("finished", name)
+    assert finished["reason"] == "abort"
+    stages = ["disconnected", "abort_sent", "abort_received", "removed", "blocks_freed", "finished"]
+    expected = ["arrived"] + (["admitted", "first_token"] if phase == "running" else []) + stages
+    assert engine.order(name) == expected
+    assert finished["num_generated"] < 3000
+    for filler in fillers:
+        filler.close()
+    for i, _ in enumerate(fillers):
+        engine.wait_for("finished", f"filler-{name}-{i}")
+    assert engine.metric("vllm:num_requests_running") == 0
+    assert engine.metric("walkaway_engine_free_blocks") == 4096
+
+
+def test_a_reset_is_a_leaving_too(engine: RunningEngine) -> None:
+    leaver = post_raw(engine, "reset", stream=True)
+    read_until(leaver, b"data: ")
+    engine.wait_for("first_token", "reset")
+    leaver.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+    leaver.close()
+    assert engine.wait_for("finished", "reset")["reason"] == "abort"
+
+
+def test_the_torch_runner_serves() -> None:
+    pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
+    with running("--device", "cpu", "--num-blocks", "256", "--max-model-len", "512") as engine:
+        answers = {
+            httpx.post(
+                f"{engine.url}/v1/completions", json=body(max_tokens=6, temperature=0), timeout=60
+            ).json()["choices"][0]["text"]
+            for _ in range(2)
+        }
+        assert len(answers) == 1, "greedy answers repeat"
+        assert len(answers.pop().split()) == 6

@@ -1,0 +1,50 @@
+"""24,000 aborts, in all phases: nothing that the engine keeps has grown by them."""
+
+import gc
+import tracemalloc
+
+from reference_engine.core.request import Sampling
+from reference_engine.faults import Faults
+from reference_engine.protocol import AddRequest
+from tests.reference_engine.worker.test_engine import Bench, abort
+
+ABORTS_A_ROUND = 4
+SAMPLING = Sampling(max_tokens=8)
+
+
+def abort_many(bench: Bench, first: int, count: int) -> None:
+    """Rounds of four: running, running, waiting, and one that is aborted before its first step."""
+    for number in range(first, first + count, ABORTS_A_ROUND):
+        names = [f"r{number + k}" for k in range(ABORTS_A_ROUND)]
+        adds = [
+            AddRequest(
+                request_id=name,
+                prompt_token_ids=[3 + number % 2000] * 6,
+                sampling=SAMPLING,
+                parent_id=f"p{number}",
+            )
+            for name in names
+        ]
+        bench.step(*adds[:3])
+        bench.step(adds[3], abort(f"p{number}"))
+        bench.reports.clear()
+
+
+def test_many_aborts_leave_nothing() -> None:
+    bench = Bench(Faults())
+    abort_many(bench, 0, 12_000)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        abort_many(bench, 12_000, 4_000)  # what is allocated once is there now
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        abort_many(bench, 16_000, 8_000)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert bench.scheduler.counters.finished == {"abort": 24_000}
+    assert not bench.scheduler.has_work
+    bench.scheduler.check_integrity()
+    assert after - before < 8_000, f"{after - before} bytes more after 8,000 aborts"
