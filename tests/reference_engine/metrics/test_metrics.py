@@ -1,7 +1,5 @@
 """The metrics page: both formats by their strict parsers, and the names that dashboards ask for."""
 
-from pathlib import Path
-
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,10 +14,10 @@ from reference_engine.metrics.collector import Collector, Histogram, token_bound
 from reference_engine.metrics.exposition import CONTENT_TYPE, Page, metric_families
 from reference_engine.protocol import StepRecord, StepReport
 from reference_engine.serve.faults import FaultyLink
+from tests.conftest import Snapshot
 from tests.reference_engine.running_engine import body, post_raw, running
 
 CONFIG = EngineConfig()
-RECORDED = Path(__file__).with_name("page.txt")
 
 
 def busy_link() -> FaultyLink:
@@ -77,13 +75,10 @@ def parsed(text: str) -> list[Sample]:
     return [sample for family in families for sample in family.samples]
 
 
-def test_the_page_is_as_recorded() -> None:
-    """It has all that vLLM's own dashboards query, and no series twice.
-
-    To record it anew: python -m tests.reference_engine.metrics.test_metrics.
-    """
+def test_the_page_is_as_recorded_and_has_no_series_twice(snapshot: Snapshot) -> None:
+    """It has all that vLLM's own dashboards query."""
     text = written()
-    assert text == RECORDED.read_text()
+    snapshot("engine_metrics", text)
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     assert len(lines) == len(parsed(text)) == len({line.rpartition(" ")[0] for line in lines})
 
@@ -205,7 +200,3 @@ def test_a_cancellation_is_counted_by_reason_phase_and_method() -> None:
         ("user_disconnect", "waiting", "connection"): 1,
     }
     assert (statistics.unread_tokens, sum(statistics.cancel_s.counts)) == (9, 3)
-
-
-if __name__ == "__main__":
-    RECORDED.write_text(written())
