@@ -9,7 +9,7 @@ from typing import Any, Final
 from dashboards import headline
 from dashboards.headline import Card
 from dashboards.page import document, save
-from dashboards.request_sample import request_rows
+from dashboards.request_sample import Sample, request_rows
 from dashboards.sections import arms, cancel, load
 from dashboards.sections.section import Cell, Section, Table
 from dashboards.sections.stages import stages
@@ -41,16 +41,9 @@ COUNTED_BY: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """The list of single requests: which they are, in words, and their data (`request_rows`)."""
-
-    text: str
-    data: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What one run and several arms say each in its own way."""
+    """What one run and several arms say each in its own way. `listing`: which single requests are
+    listed, and their data (`request_rows`)."""
 
     sentence: str
     facts: Sequence[tuple[str, str]]
@@ -60,7 +53,7 @@ class Told:
     side_by_side: Sequence[Table] = ()
     accounts: Sequence[Table]
     sections: Sequence[Section]
-    listing: Listing | None = None
+    listing: tuple[Sample, Mapping[str, Any]] | None = None
     rows: Sequence[tuple[str | Cell, ...]]
 
 
@@ -90,11 +83,11 @@ class Article:
 def write_report(folders: Sequence[Path], output: Path) -> None:
     """Write the report of these runs. Raises `ConfigError` for what cannot be read or written."""
     articles = [describe(read_run(path), f"run{i}") for i, path in enumerate(folders)]
-    listings = {one.anchor: one.told.listing for one in articles}
+    listings = {one.anchor: one.told.listing for one in articles if one.told.listing is not None}
     html = document(
         "report.html.j2",
         {article.anchor: article.told.sections for article in articles},
-        requests={anchor: one.data for anchor, one in listings.items() if one is not None},
+        requests={anchor: data for anchor, (_, data) in listings.items()},
         articles=articles,
     )
     save(html, output)
@@ -153,7 +146,6 @@ def _tell_run(run: Run) -> Told:
     is_sound = summary.status == "complete" and all(
         one.level != "invalid" for one in summary.validity
     )
-    sample, data = request_rows(run)
     return Told(
         sentence=headline.sentence(summary.outcomes, summary.metrics, in_use, lost, unsure),
         cards=cards if is_sound else headline.without_praise(cards),
@@ -162,7 +154,7 @@ def _tell_run(run: Run) -> Told:
         not_measurable=summary.not_measurable,
         accounts=account_tables(summary.agreement, summary.audit.counters if summary.audit else []),
         sections=_sections(run),
-        listing=Listing(text=sample.text, data=data) if sample.total else None,
+        listing=None if run.frames.requests.empty else request_rows(run),
         rows=metric_rows(summary.metrics, summary.flags),
     )
 
@@ -178,13 +170,12 @@ def _unsure(run: Run) -> int:
 
 def _sections(run: Run) -> list[Section]:
     """In reading order. Recovery is a question only where a run sent probes."""
-    probes = [cancel.recovery] if (run.frames.requests["role"] == "probe").any() else []
     builders = (
-        *probes,
-        *(stages, cancel.latency, cancel.ways, waste),
+        *(cancel.recovery, stages, cancel.latency, cancel.ways, waste),
         *(load.slots, load.kv, load.hardware, load.survivors, load.lag),
     )
-    return [build(run) for build in builders]
+    has_probes = (cancel.probe_requests(run)["role"] == "probe").any()
+    return [build(run) for build in builders[0 if has_probes else 1 :]]
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
@@ -292,7 +283,7 @@ def _arms_facts(run: ArmsRun) -> list[tuple[str, str]]:
 
 def _common_config(run: ArmsRun) -> Mapping[str, Any]:
     """The settings that are alike in the servers of all rounds."""
-    targets = [one.manifest.target for one in run.rounds]
+    targets = [one.manifest.target for one in run.rounds.values()]
     first, *others = [(target and target.config) or {} for target in targets] or [{}]
     return {
         key: value

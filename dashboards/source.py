@@ -1,23 +1,22 @@
 """The runs that a report is made from: frames, summary, and the cancellation of each request."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from harness.analysis.cancellation import cancellations
 from harness.errors import ConfigError
+from harness.export import library
+from harness.export.library import load_run
 from harness.records import ArmsSummary, Metric, Summary
 from harness.store.frames import RunFrames
 from harness.store.manifest import Manifest
 from harness.store.run_folder import RunFolder
-
-Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 CONFIG_SHOWN: Final = (
     ("runner", "{} runner"),
@@ -29,26 +28,13 @@ CONFIG_SHOWN: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """One round of one arm. `name`: "2-honoured"."""
-
-    name: str
-    manifest: Manifest
-    summary: Summary
-
-    @property
-    def arm(self) -> str:
-        return self.name.partition("-")[2]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ArmsRun:
-    """All rounds of several arms together; `rounds` are those with a summary of their own."""
+    """All rounds of several arms together. `rounds`: by name ("2-honoured") those that ended."""
 
     path: Path
     manifest: Manifest
     summary: ArmsSummary
-    rounds: tuple[Round, ...] = ()
+    rounds: Mapping[str, library.Run]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,52 +75,23 @@ def read_run(path: Path) -> Run | ArmsRun:
     """Read a run folder. Raises `ConfigError` where it is not one, or is damaged."""
     if not path.is_dir():
         raise ConfigError(f"{path}: no such folder; name one that `walkaway run` has written")
-    folder = RunFolder(path)
-    if folder.has_arms:
+    run, rounds = load_run(path), RunFolder(path).rounds
+    if isinstance(run.summary, ArmsSummary):
+        ended = sorted(file.parent for file in rounds.glob("*/summary.json"))
         return ArmsRun(
             path=path,
-            manifest=_checked(folder.read_manifest(), Manifest, path / "manifest.json"),
-            summary=_summary(folder, ArmsSummary),
-            rounds=tuple(_rounds(folder)),
+            manifest=run.manifest,
+            summary=run.summary,
+            rounds={one.name: load_run(one) for one in ended},
         )
-    frames = folder.frames()
-    manifest = _checked(frames.manifest, Manifest, path / "manifest.json")
     return Run(
         path=path,
-        manifest=manifest,
-        summary=_summary(folder, Summary),
-        frames=frames,
-        cancels=cancellations(frames),
-        clock=run_clock(manifest, frames.requests),
+        manifest=run.manifest,
+        summary=run.summary,
+        frames=run.frames,
+        cancels=cancellations(run.frames),
+        clock=run_clock(run.manifest, run.frames.requests),
     )
-
-
-def _rounds(folder: RunFolder) -> Iterator[Round]:
-    for path in folder.runs():
-        if not (path / "summary.json").is_file():
-            continue
-        of_one = RunFolder(path)
-        yield Round(
-            name=path.name,
-            manifest=_checked(of_one.read_manifest(), Manifest, path / "manifest.json"),
-            summary=_summary(of_one, Summary),
-        )
-
-
-def _summary(folder: RunFolder, kind: type[Struct]) -> Struct:
-    summary = folder.read_summary()
-    if not isinstance(summary, kind):
-        raise ConfigError(f"{folder.path}: summary.json is not of the workload of manifest.json")
-    return summary
-
-
-def _checked(data: object, kind: type[Struct], path: Path) -> Struct:
-    try:
-        return msgspec.convert(data, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigError(
-            f"{path}: not what a run writes: {error}; restore the file or repeat the run"
-        ) from error
 
 
 def run_clock(manifest: Manifest, requests: pd.DataFrame) -> Clock:

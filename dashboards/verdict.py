@@ -151,7 +151,8 @@ def _of_arms(judge: Callable[[Summary], Trust], run: ArmsRun) -> Iterator[Trust]
     """In brief what holds for all arms is said once, else what is not good in which arm."""
     worst: dict[str, tuple[Trust, str]] = {}
     for arm in run.summary.arms:
-        if those := [(judge(one.summary), one.name) for one in run.rounds if one.arm == arm]:
+        of_arm = {name: one for name, one in run.rounds.items() if name.partition("-")[2] == arm}
+        if those := [(judge(one.whole), name) for name, one in of_arm.items()]:
             worst[arm] = max(those, key=lambda pair: _GRAVITY.index(pair[0].mark))
     are_alike = len({one.brief for one, _ in worst.values()}) == 1
     for place, (arm, (one, name)) in enumerate(worst.items()):

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
+import pandas as pd
 
 from dashboards.figures import curves
 from dashboards.figures.ladders import ladders
@@ -114,6 +115,12 @@ def _cells(label: str, ghosts: int | None, metric: Metric) -> tuple[str, ...]:
     return (label, f"{metric.n:,}", DASH if ghosts is None else f"{ghosts:,}", *figures)
 
 
+def probe_requests(run: Run) -> pd.DataFrame:
+    """The requests of the phase that follows a load, where there is one; else all."""
+    after = run.frames.probe_phase
+    return run.frames.requests if after is None else after
+
+
 def recovery(run: Run) -> Section:
     tokens = control_answer_tokens(run.frames.manifest)
     after = "" if tokens is None else f", here after {tokens:,} tokens, as the workload says"
@@ -126,7 +133,7 @@ def recovery(run: Run) -> Section:
         "The box holds the middle half, its line is the median.",
         good="abandon close to unloaded, and far from control.",
     )
-    waited = probes(run.frames.requests)
+    waited = probes(probe_requests(run))
     if waited.empty:
         return section.without("No trial of this run is valid.")
     return section.drawn(

@@ -7,7 +7,8 @@ everything came back.
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 import pandas as pd
@@ -20,15 +21,11 @@ from dashboards.sections.section import CLIENT_TIMES, Picture, Section, median_a
 from dashboards.source import Run
 
 Points = tuple[Floats, Floats]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvUsage:
-    """KV cache in use: in blocks where the server counts them, else as a share."""
-
-    series: Series
-    total: int | None
-    unit: str
+GPU_COLUMNS: Final = (
+    ("utilisation", "GPU busy, share of time", 1.0),
+    ("memory_bytes", "GPU memory, GiB", 2.0**-30),
+    ("power_w", "GPU power, watts", 1.0),
+)
 
 
 def slots(run: Run) -> Section:
@@ -65,16 +62,14 @@ def kv(run: Run) -> Section:
     usage = _kv_usage(run)
     if usage is None:
         return section.without("No step log, and no scrape showed the KV cache.")
+    series, unit, total = usage
     marks = _marks(run)
     return section.drawn(
         Picture(
             name="kv",
-            figure=timeline.kv_blocks(
-                usage.series, marks, run.clock, unit=usage.unit, total=usage.total
-            ),
-            alt="KV cache over the run, "
-            f"{levels_in_words({usage.unit: usage.series})} {marks.text}",
-            note=timeline.notes([usage.series], marks),
+            figure=timeline.kv_blocks(series, marks, run.clock, unit=unit, total=total),
+            alt=f"KV cache over the run, {levels_in_words({unit: series})} {marks.text}",
+            note=timeline.notes([series], marks),
         )
     )
 
@@ -93,7 +88,10 @@ def hardware(run: Run) -> Section:
         shows="How busy the server's processes were, the load, and the GPU where there is one.",
         good="the load's processes leave the server room; a busy load measures itself.",
     )
-    pictures = [*_gpu_pictures(run), *_cpu_pictures(run)]
+    pictures = [
+        _lines(run, name, series, title, f"{title[0].upper()}{title[1:]}, over the run.")
+        for name, title, series in _hardware_series(run)
+    ]
     if not pictures:
         return section.without("Neither processor nor GPU were sampled in this run.")
     if run.frames.gpu.empty:
@@ -101,37 +99,23 @@ def hardware(run: Run) -> Section:
     return section.drawn(*pictures)
 
 
-def _gpu_pictures(run: Run) -> list[Picture]:
-    if run.frames.gpu.empty:
-        return []
-    cards = list(run.frames.gpu.groupby("gpu"))
-    kinds = (
-        ("utilisation", "GPU busy, share of time", 1.0),
-        ("memory_bytes", "GPU memory, GiB", 2.0**-30),
-        ("power_w", "GPU power, watts", 1.0),
-    )
-    pictures = []
-    for column, title, scale in kinds:
-        if run.frames.gpu[column].isna().all():
-            continue
-        series = {
-            f"GPU {number}": column_series(rows, column, run.clock, scale=scale)
-            for number, rows in cards
-        }
-        name = f"gpu-{column.partition('_')[0]}"
-        pictures.append(_lines(run, name, series, title, f"{title}, over the run."))
-    return pictures
-
-
-def _cpu_pictures(run: Run) -> list[Picture]:
-    if run.frames.cpu.empty:
-        return []
-    series = {
-        str(process): column_series(rows, "cores", run.clock)
-        for process, rows in run.frames.cpu.groupby("process")
-    }
-    alt = "Processor cores in use over the run, by process."
-    return [_lines(run, "cpu", series, "processor cores in use", alt)]
+def _hardware_series(run: Run) -> Iterator[tuple[str, str, dict[str, Series]]]:
+    """Name, title and lines of each picture: what the GPUs told, then the processes' cores."""
+    gpu, cpu = run.frames.gpu, run.frames.cpu
+    for column, title, scale in GPU_COLUMNS:
+        if gpu[column].notna().any():
+            yield (
+                f"gpu-{column.partition('_')[0]}",
+                title,
+                {
+                    f"GPU {number}": column_series(rows, column, run.clock, scale=scale)
+                    for number, rows in gpu.groupby("gpu")
+                },
+            )
+    if not cpu.empty:
+        by_process = cpu.groupby("process")
+        cores = {str(name): column_series(rows, "cores", run.clock) for name, rows in by_process}
+        yield "cpu", "processor cores in use", cores
 
 
 def _lines(run: Run, name: str, series: dict[str, Series], y_title: str, alt: str) -> Picture:
@@ -208,18 +192,16 @@ def _preempted_ns(run: Run) -> pd.Series:
     return values.index.to_series()[values.diff().fillna(0.0) > 0]
 
 
-def _kv_usage(run: Run) -> KvUsage | None:
-    """KV blocks in use over time; a share of the cache where blocks are not shown; else None."""
+def _kv_usage(run: Run) -> tuple[Series, str, int | None] | None:
+    """KV cache in use over time, its unit and how much there is: in blocks where the server counts
+    them, else as a share."""
     config = run.manifest.target.config if run.manifest.target else None
     total = (config or {}).get("num_blocks")
     free = _joined(_stepped(run, "free_blocks"), _scraped(run, "free_blocks"))
     if free is not None and total is not None:
-        x, blocks = free
-        return KvUsage(series=min_max(x, total - blocks), total=total, unit="blocks in use")
+        return min_max(free[0], total - free[1]), "blocks in use", total
     share = _scraped(run, "kv_usage")
-    if share is None:
-        return None
-    return KvUsage(series=min_max(*share), total=None, unit="share in use")
+    return None if share is None else (min_max(*share), "share in use", None)
 
 
 def _joined(stepped: Points | None, scraped: Points | None) -> Points | None:

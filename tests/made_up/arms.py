@@ -108,6 +108,7 @@ def save_rounds(run: Path, lags_s: dict[str, float]) -> None:
         folder.write_summary(
             made_up_summary(
                 {
+                    "schema_version": 1,
                     "run_id": name,
                     "status": "complete",
                     "workload": "w",
