@@ -27,8 +27,8 @@ from harness.analysis.comparable import (
 )
 from harness.analysis.compare import Limits, limits_of
 from harness.errors import ConfigError
-from harness.gate.measured import Measured
-from harness.gate.run_folder import read_run
+from harness.gate.judge import Measured
+from harness.gate.run import read_run
 from harness.metrics import METRICS, headline_figures
 from harness.records import Metric
 from harness.store.run_folder import RunFolder

@@ -20,7 +20,7 @@ from harness.gate.judge import Check, Judgement, Terms, judge, refuse
 from harness.gate.judge import Verdict as GateVerdict
 from harness.gate.limits import BASELINE, DEFAULT_LIMITS, FEWEST_ABANDONS, Limit, parse_limits
 from harness.gate.reports import gravest_first
-from harness.gate.run_folder import read_run
+from harness.gate.run import read_run
 from harness.records import Outcome, Summary
 from harness.store.run_folder import UnusableRunError
 

@@ -23,11 +23,19 @@ from harness.gate.baseline import (
     place_of,
     save_baseline,
 )
-from harness.gate.judge import EXIT_CODES, Judgement, Terms, Verdict, judge, refuse
+from harness.gate.judge import (
+    EXIT_CODES,
+    Judgement,
+    Measured,
+    Terms,
+    Verdict,
+    judge,
+    num_rounds,
+    refuse,
+)
 from harness.gate.limits import BASELINE, FEWEST_ABANDONS, Limit, parse_limits
-from harness.gate.measured import Measured, num_rounds
 from harness.gate.reports import LEFT_OUT, as_junit, as_markdown, gravest_first
-from harness.gate.run_folder import read_run
+from harness.gate.run import read_run
 from harness.store.run_folder import RunFolder, UnusableRunError
 
 WIDEST_LIMIT: Final = 33  # of the terminal's columns: the longest name of a figure

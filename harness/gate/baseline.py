@@ -12,8 +12,8 @@ import msgspec
 from harness.analysis.comparable import depends_on_machine, other_machine
 from harness.analysis.compare import FEWEST_ROUNDS
 from harness.errors import ConfigError
+from harness.gate.judge import Measured, Side
 from harness.gate.limits import BASELINE, Limit
-from harness.gate.measured import Measured, Side
 from harness.metrics import METRICS
 from harness.records import SCHEMA_VERSION
 from harness.store.run_folder import other_version

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from harness.analysis.comparable import (
+    Conditions,
     depends_on_machine,
     machine_in_words,
     other_machine,
@@ -22,12 +23,43 @@ from harness.analysis.compare import FEWEST_ROUNDS, compare_rounds
 from harness.formatting import number
 from harness.gate.interval import Known, Unknown, figure_range
 from harness.gate.limits import BASELINE, Limit
-from harness.gate.measured import Measured, Side
 from harness.metrics import METRICS
 from harness.records import Metric
 
 _MORE_ROUNDS: Final = f"at least {FEWEST_ROUNDS} rounds of both (`[[arms]]` and `run.rounds`)"
 _THE_RUN: Final = "the run"
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of a run, or of one of its arms.
+
+    `per_round`: {metric: {figure: a value a round}}; a run without arms is one round.
+    `token_counting`: None where the summary does not say.
+    """
+
+    conditions: Conditions
+    metrics: dict[str, Metric]
+    not_measurable: dict[str, str]
+    per_round: dict[str, dict[str, list[float | None]]]
+    abandoned: int
+    token_counting: str | None = None
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as the gate reads it. `invalid`: the reasons why its figures mean nothing.
+    `conditions`: those of the first server; each side has its own."""
+
+    run_id: str
+    created_at: str
+    status: str
+    is_wedged: bool
+    invalid: list[str]
+    conditions: Conditions
+    sides: dict[str, Side]
+
+
+def num_rounds(side: Side) -> int:
+    return max((len(values) for of in side.per_round.values() for values in of.values()), default=0)
 
 
 class Verdict(StrEnum):

@@ -4,7 +4,7 @@ Schemas are derived from the records, so a file without rows still has its colum
 """
 
 import types
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -61,6 +61,17 @@ def read_frame(path: Path, *, without: Container[str] = ()) -> pd.DataFrame:
             f"{path}: cannot be read: {error}; is {path.parent} a finished run's folder?"
         ) from error
     return pd.DataFrame(columns)
+
+
+def verified_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """All rows; every value can be read and is what its checksum says. Raises ConfigError."""
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as opened:
+            for batch in opened.iter_batches(ROWS_AT_ONCE):
+                batch.validate(full=True)
+                yield batch
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
 def read_sent(path: Path) -> list[tuple[int, int, int]]:

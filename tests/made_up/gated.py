@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from harness.gate.measured import Measured, read_measured
+from harness.gate.judge import Measured
+from harness.gate.run import read_measured
 from harness.records import (
     SCHEMA_VERSION,
     ClientSample,

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from harness.gate.judge import Judgement, Terms, Verdict, judge
+from harness.gate.judge import Judgement, Measured, Terms, Verdict, judge
 from harness.gate.limits import Limit, parse_limits
-from harness.gate.measured import Measured
 from tests.made_up import gated
 
 Rounds = Sequence[float | None]

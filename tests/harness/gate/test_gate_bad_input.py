@@ -6,7 +6,7 @@ import junitparser
 import pyarrow.parquet as pq
 import pytest
 
-from harness.gate.run_folder import read_run
+from harness.gate.run import read_run
 from harness.store.run_folder import RECORDS, RunFolder, RunRows, UnusableRunError
 from tests.harness.gate.gating import gate, said
 from tests.made_up import gated

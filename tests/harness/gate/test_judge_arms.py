@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.gate.measured import Measured
+from harness.gate.judge import Measured
 from tests.harness.gate.judging import FAIL, OPEN, PASS, Rounds, judged
 from tests.made_up import gated
 

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from harness.gate.baseline import limits_against_baseline
-from harness.gate.judge import Verdict
-from harness.gate.measured import Measured
+from harness.gate.judge import Measured, Verdict
 from tests.harness.gate.judging import FAIL, OPEN, PASS, Rounds, judged, of_arms, wasting
 from tests.made_up import gated
 

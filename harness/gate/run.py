@@ -1,0 +1,174 @@
+"""Read a run for the gate: its figures and conditions, once its files have proved whole.
+
+Every value of every file of rows is read, a batch at a time, and held to the checksums written with
+it: a flipped byte rarely makes a file that cannot be read. The requests must be those that the
+summary counted.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from harness.analysis.comparable import Conditions, conditions_of
+from harness.errors import ConfigError
+from harness.gate.judge import Measured, Side
+from harness.gate.limits import RUN
+from harness.records import (
+    FIGURES_PER_ROUND,
+    ArmsSummary,
+    ArmSummary,
+    Metric,
+    Outcome,
+    Summary,
+)
+from harness.store.parquet import verified_batches
+from harness.store.run_folder import (
+    RECORDS,
+    WHOLE_FILES,
+    RunFolder,
+    UnusableRunError,
+    open_run,
+    read_judged,
+)
+
+
+def read_run(path: Path) -> Measured:
+    """Raises UnusableRunError where the run cannot be judged, and any other ConfigError where
+    `path` is no run's folder."""
+    folder = open_run(path)
+    manifest, summary = read_judged(folder)
+    try:
+        rounds = [RunFolder(one) for one in folder.runs()] if folder.has_arms else []
+        _check_rows(folder, rounds, summary)
+        return read_measured(summary, manifest, _manifests(rounds))
+    except (KeyError, TypeError, ValueError, AttributeError, msgspec.MsgspecError) as error:
+        raise UnusableRunError(
+            f"{path}: manifest.json is not as walkaway writes it: {error!r}",
+            _made_again(folder),
+        ) from error
+
+
+def read_measured(
+    summary: Summary | ArmsSummary,
+    manifest: Mapping[str, Any],
+    of_arms: Mapping[str, Mapping[str, Any]],
+) -> Measured:
+    """From `summary.json` and `manifest.json`. `of_arms`: by arm, the manifest of a run of it,
+    which knows its server and its own load; none where there are no arms, or the rounds were
+    not kept.
+
+    Raises KeyError, TypeError or ValueError where the manifest is not what it should be.
+    """
+    return Measured(
+        run_id=str(summary.run_id),
+        created_at=str(manifest["created_at"]),
+        status=summary.status,
+        is_wedged=isinstance(summary, Summary) and bool(summary.wedged),
+        invalid=[said.text for said in summary.validity if said.level == "invalid"],
+        conditions=conditions_of(next(iter(of_arms.values()), manifest), summary),
+        sides=_sides(summary, manifest, of_arms),
+    )
+
+
+def _sides(
+    summary: Summary | ArmsSummary,
+    manifest: Mapping[str, Any],
+    of_arms: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Side]:
+    if isinstance(summary, Summary):
+        return {RUN: _side(summary, _one_round(summary), conditions_of(manifest, summary))}
+    sides = {}
+    for name, arm in summary.arms.items():
+        of_run = of_arms.get(name, manifest)
+        sides[name] = _side(arm, arm.per_round, conditions_of(of_run, summary))
+    return sides
+
+
+def _one_round(summary: Summary) -> dict[str, dict[str, list[float | None]]]:
+    """The figures of a run without arms, as those of its only round."""
+    figures = {name: _known_figures(one) for name, one in summary.metrics.items()}
+    return {name: {key: [value] for key, value in of.items()} for name, of in figures.items()}
+
+
+def _known_figures(metric: Metric) -> dict[str, float]:
+    found = {key: getattr(metric, key) for key in FIGURES_PER_ROUND}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _side(
+    part: Summary | ArmSummary,
+    per_round: dict[str, dict[str, list[float | None]]],
+    conditions: Conditions,
+) -> Side:
+    return Side(
+        conditions=conditions,
+        metrics=part.metrics,
+        not_measurable=part.not_measurable,
+        per_round=per_round,
+        abandoned=part.outcomes.get(Outcome.ABANDONED.value, 0),
+        token_counting=part.token_counting,
+    )
+
+
+def _manifests(rounds: Sequence[RunFolder]) -> dict[str, dict[str, Any]]:
+    """The manifest of each arm's first run."""
+    first: dict[str, RunFolder] = {}
+    for one in rounds:
+        first.setdefault(one.path.name.partition("-")[2], one)
+    try:
+        return {arm: one.read_manifest() for arm, one in first.items()}
+    except ConfigError as error:
+        raise UnusableRunError(str(error), WHOLE_FILES) from error
+
+
+def _check_rows(
+    folder: RunFolder, rounds: Sequence[RunFolder], summary: Summary | ArmsSummary
+) -> None:
+    """Every file of rows is whole, and the requests are those that were summarised."""
+    counted: Counter[str] = Counter()
+    for side in summary.arms.values() if isinstance(summary, ArmsSummary) else [summary]:
+        counted.update(side.outcomes)
+    _check_requests(folder, "requests.parquet has", [folder], counted)
+    whole = [one for one in rounds if (one.path / "requests.parquet").is_file()]
+    if rounds:
+        _check_requests(folder, "the files of the rounds have", whole, counted)
+    for one in whole if rounds else [folder]:
+        for name in RECORDS:
+            if name != "requests":
+                sum(batch.num_rows for batch in _batches(one, name))
+
+
+def _check_requests(
+    run: RunFolder, where: str, folders: Iterable[RunFolder], counted: Counter[str]
+) -> None:
+    found: Counter[str] = Counter()
+    for one in folders:
+        for batch in _batches(one, "requests"):
+            found.update(batch["outcome"].to_pylist())
+    if found.total() != counted.total():
+        raise UnusableRunError(
+            f"{run.path}: {where} {found.total():,} rows, and summary.json is of "
+            f"{counted.total():,}",
+            _made_again(run),
+        )
+    if found != counted:
+        raise UnusableRunError(
+            f"{run.path}: the requests did not end as summary.json counts them: "
+            f"{dict(found)} and {dict(counted)}",
+            _made_again(run),
+        )
+
+
+def _batches(folder: RunFolder, name: str) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from verified_batches(folder.path / f"{name}.parquet")
+    except ConfigError as error:
+        raise UnusableRunError(str(error), WHOLE_FILES) from error
+
+
+def _made_again(folder: RunFolder) -> str:
+    return f"the summary made again: delete it, then walkaway report {folder.path}"
