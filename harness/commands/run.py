@@ -1,92 +1,171 @@
-"""`walkaway run` and `walkaway demo`: do the run, show its result, say how it ended."""
+"""The flags of `walkaway run` and `walkaway demo`."""
 
-import json
 from pathlib import Path
+from typing import Annotated
 
-import msgspec
-from rich.console import Console
+import typer
 
-from harness.errors import ConfigError, InterruptedRunError
-from harness.records import ArmsSummary, Summary
-from harness.run.pipeline import FinishedRun, execute
-from harness.run.progress import Interruption, Progress, choose_progress
-from harness.run.run_config import ResolvedRun, RunConfig, resolve_run
-from harness.workload.values import LONGEST_S
-from harness.workload.workload import Workload, load_workload
+from harness.commands.app import target_names, workload_names
+
+# Which server, and how to speak to it.
+WorkloadName = Annotated[
+    str, typer.Argument(metavar="WORKLOAD", hidden=True, autocompletion=workload_names)
+]
+Target = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="The server; without it the bundled engine is started."),
+]
+Engine = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="The kind of server: a name (walkaway targets) or a path.",
+        autocompletion=target_names,
+    ),
+]
+Model = Annotated[str | None, typer.Option(metavar="NAME", help="The model's name on the server.")]
+MetricsUrl = Annotated[
+    list[str] | None,
+    typer.Option(metavar="URL", help="Its metrics page, if not URL/metrics. Repeatable."),
+]
+ApiKeyEnv = Annotated[
+    str | None, typer.Option(metavar="VAR", help="Environment variable with the API key.")
+]
+Header = Annotated[
+    list[str] | None,
+    typer.Option(metavar="K=V", help="A header for each request. Repeatable."),
+]
+CaFile = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Trust the CAs in this PEM file over https, not the usual."),
+]
+
+# How the load is made.
+Processes = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Share the load between N processes. Default 1."),
+]
+CancellationRate = Annotated[
+    float | None,
+    typer.Option(metavar="PERCENT", help="Abandon this share of the requests (as in AIPerf)."),
+]
+CancellationDelay = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Leave so long after the request was sent. Default 0."),
+]
+Setting = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        help="Override a key of the workload, e.g. run.users=4. Repeatable.",
+    ),
+]
+NoScrape = Annotated[
+    bool,
+    typer.Option(
+        "--no-scrape",
+        help="Read /metrics only before and after the load, not during it.",
+    ),
+]
+
+# Where it is shown, and how.
+Web = Annotated[bool, typer.Option("--web", help="Start, stop and watch it in a browser.")]
+WebPort = Annotated[int, typer.Option(metavar="PORT", min=1, help="The port of that page.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="The run's folder; must be new or empty."),
+]
+All = Annotated[bool, typer.Option("--all", help="Show every figure and note.")]
+Json = Annotated[bool, typer.Option("--json", help="Print summary.json instead of a table.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
 
 
-def run_and_show(config: RunConfig, *, as_json: bool, quiet: bool, shows_all: bool) -> None:
-    """Do the run and show what it gave. Raises how it ended, unless it is whole."""
-    progress = choose_progress(Console(stderr=True), is_quiet=quiet)
-    resolved = resolve_run(config)
-    with Interruption() as interruption:
-        finished = _run(resolved, progress, interruption)
-    if finished.summary is not None:
-        where = finished.report or finished.folder.path
-        _show(finished.summary, where, as_json=as_json, shows_all=shows_all)
-    if finished.failure is not None:
-        kept = f"what was collected is in {finished.folder.path}"
-        raise type(finished.failure)(f"{finished.failure}\n{kept}") from finished.failure
-    if finished.report is None:
-        log = finished.folder.log("report")
-        raise RuntimeError(f"the report could not be drawn, see {log}")
-    if interruption.requested:
-        raise InterruptedRunError(f"interrupted, but the run in {finished.folder.path} is whole")
+def demo(
+    *,
+    settings: Setting = None,
+    out: Out = None,
+    no_scrape: NoScrape = False,
+    shows_all: All = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run the whole chain here and write a report.
+
+    The place to begin. Starts the bundled engine (on CUDA where there is one, else on the CPU),
+    lets users come and walk away, sends a few probes, and says what that cost. Takes about a
+    minute.
+
+    Example: walkaway demo --set run.users=16
+    """
+    from harness.commands.finished_run import run_and_show
+    from harness.http_client import typed_command
+    from harness.run.run_config import RunConfig
+
+    config = RunConfig(
+        workload="demo",
+        settings=settings or [],
+        out=out,
+        has_scraping=not no_scrape,
+        has_probe_phase=True,
+        command=typed_command([]),
+    )
+    run_and_show(config, as_json=as_json, quiet=quiet, shows_all=shows_all)
 
 
-def _run(resolved: ResolvedRun, progress: Progress, interruption: Interruption) -> FinishedRun:
-    if not resolved.arm_runs:
-        return execute(resolved, progress=progress, interruption=interruption)
-    from harness.run.rounds import execute_rounds  # analysis takes a second to import
+def run(  # noqa: PLR0913  one argument a flag
+    *,
+    workload: WorkloadName,
+    target: Target = None,
+    engine: Engine = "reference",
+    model: Model = None,
+    metrics_url: MetricsUrl = None,
+    api_key_env: ApiKeyEnv = None,
+    header: Header = None,
+    ca_file: CaFile = None,
+    processes: Processes = None,
+    request_cancellation_rate: CancellationRate = None,
+    request_cancellation_delay: CancellationDelay = None,
+    web: Web = False,
+    web_port: WebPort = 8089,
+    settings: Setting = None,
+    out: Out = None,
+    no_scrape: NoScrape = False,
+    shows_all: All = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a workload and write a report.
 
-    return execute_rounds(resolved, progress=progress, interruption=interruption)
+    WORKLOAD is a shipped name (see `walkaway workloads`) or the path of a TOML file. It runs
+    against the bundled engine, or any server that speaks OpenAI's dialect.
 
+    Example: walkaway run demo --target http://127.0.0.1:8000 --engine vllm
+    """
+    from harness.commands.finished_run import cancellation_settings, run_and_show
+    from harness.http_client import check_ca_file, parse_headers, typed_command
+    from harness.run.run_config import RunConfig
 
-def _show(summary: Summary | ArmsSummary, where: Path, *, as_json: bool, shows_all: bool) -> None:
-    if as_json:
-        print(json.dumps(msgspec.to_builtins(summary), indent=2))  # noqa: T201
-        return
-    from harness.commands.run_table import print_arms, print_summary
+    of_processes = [] if processes is None else [f"run.processes={processes}"]
+    of_cancellation = cancellation_settings(
+        workload, rate=request_cancellation_rate, delay_s=request_cancellation_delay
+    )
+    config = RunConfig(
+        workload=workload,
+        settings=[*(settings or []), *of_processes, *of_cancellation],
+        target_url=target,
+        engine=engine,
+        model=model,
+        metrics_urls=metrics_url or [],
+        api_key_env=api_key_env,
+        headers=parse_headers(header or []),
+        ca_file=check_ca_file(ca_file),
+        out=out,
+        has_scraping=not no_scrape,
+        command=typed_command(header or []),
+    )
+    if web:
+        from harness.commands.web import serve_page
 
-    console = Console()
-    if isinstance(summary, ArmsSummary):
-        print_arms(console, summary, shows_all=shows_all)
-    else:
-        print_summary(console, summary, shows_all=shows_all)
-    console.print(f"report: {where}", soft_wrap=True, markup=False, highlight=False)
-
-
-_RATE = "--request-cancellation-rate"
-_DELAY = "--request-cancellation-delay"
-_SET_BY_FLAGS = ("stay_share", "mix", "abandon_after_tokens")
-
-
-def cancellation_settings(workload: str, *, rate: float | None, delay_s: float | None) -> list[str]:
-    """As if typed with `--set`; none without the flags. Raises ConfigError."""
-    if rate is None:
-        if delay_s is not None:
-            raise ConfigError(f"{_DELAY}: say with {_RATE} how many percent of the requests")
-        return []
-    if not 0 <= rate <= 100:
-        raise ConfigError(f"{_RATE} {rate:g}: must be a percentage from 0 to 100")
-    _check_free_to_choose(load_workload(workload))
-    delay_s = 0.0 if delay_s is None else delay_s
-    if not 0 <= delay_s <= LONGEST_S:
-        raise ConfigError(f"{_DELAY} {delay_s:g}: must be seconds from 0 to {LONGEST_S}")
-    return [
-        f"load.stay_share={1 - rate / 100!r}",
-        f'load.mix=[{{plan="time", seconds={delay_s!r}, since="sent"}}]',
-        "load.abandon_after_tokens=[]",
-    ]
-
-
-def _check_free_to_choose(workload: Workload) -> None:
-    """Neither a kind of load nor an arm may say itself who leaves, and when."""
-    if workload.load.kind != "abandon":
-        raise ConfigError(f"{_RATE}: workload {workload.name} decides itself who leaves, and when")
-    for arm in workload.arms:
-        if own := [key for key in _SET_BY_FLAGS if key in arm.load]:
-            raise ConfigError(
-                f"{_RATE}: arm `{arm.name}` of workload {workload.name} says itself who leaves "
-                f"(`load.{own[0]}`): take a workload whose arms do not"
-            )
+        raise typer.Exit(serve_page(config, port=web_port))
+    run_and_show(config, as_json=as_json, quiet=quiet, shows_all=shows_all)

@@ -3,47 +3,22 @@
 So `walkaway --help` and a mistyped flag are answered at once: pandas and scipy alone take a second.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from harness.commands.app import (
-    All,
-    ApiKeyEnv,
-    BaselineFile,
-    CaFile,
-    CancellationDelay,
-    CancellationRate,
     Command,
-    Engine,
     Force,
-    Header,
-    Json,
     JsonResult,
-    Junit,
-    Limits,
-    Markdown,
-    MetricsUrl,
-    Model,
-    NoScrape,
-    OnlyExitCode,
-    Out,
-    Processes,
-    Quiet,
-    RunPath,
-    SaveBaseline,
-    Setting,
-    Target,
-    Verdicts,
-    Web,
-    WebPort,
-    WorkloadName,
     app,
     target_names,
     workload_names,
 )
 from harness.commands.doctor import doctor
+from harness.commands.run import demo, run
 from harness.errors import ConfigError
 from harness.run.process import become, python_module
 
@@ -171,101 +146,6 @@ def export(
     export_run(run, trace=trace, force=force)
 
 
-__all__ = ["app"]
-
-
-@app.command(cls=Command)
-def demo(
-    *,
-    settings: Setting = None,
-    out: Out = None,
-    no_scrape: NoScrape = False,
-    shows_all: All = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Run the whole chain here and write a report.
-
-    The place to begin. Starts the bundled engine (on CUDA where there is one, else on the CPU),
-    lets users come and walk away, and says what that cost. Takes about a minute.
-
-    Example: walkaway demo --set run.users=16
-    """
-    from harness.commands.run import run_and_show
-    from harness.http_client import typed_command
-    from harness.run.run_config import RunConfig
-
-    order = RunConfig(
-        workload="demo",
-        settings=settings or [],
-        out=out,
-        has_scraping=not no_scrape,
-        has_probe_phase=True,
-        command=typed_command([]),
-    )
-    run_and_show(order, as_json=as_json, quiet=quiet, shows_all=shows_all)
-
-
-@app.command(cls=Command)
-def run(  # noqa: PLR0913  one argument a flag
-    *,
-    workload: WorkloadName,
-    target: Target = None,
-    engine: Engine = "reference",
-    model: Model = None,
-    metrics_url: MetricsUrl = None,
-    api_key_env: ApiKeyEnv = None,
-    header: Header = None,
-    ca_file: CaFile = None,
-    processes: Processes = None,
-    request_cancellation_rate: CancellationRate = None,
-    request_cancellation_delay: CancellationDelay = None,
-    web: Web = False,
-    web_port: WebPort = 8089,
-    settings: Setting = None,
-    out: Out = None,
-    no_scrape: NoScrape = False,
-    shows_all: All = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Run a workload and write a report.
-
-    WORKLOAD is a shipped name (see `walkaway workloads`) or the path of a TOML file. It runs
-    against the bundled engine, or any server that speaks OpenAI's dialect.
-
-    Example: walkaway run demo --target http://127.0.0.1:8000 --engine vllm
-    """
-    from harness.commands.run import cancellation_settings, run_and_show
-    from harness.http_client import check_ca_file, parse_headers, typed_command
-    from harness.run.run_config import RunConfig
-
-    of_processes = [] if processes is None else [f"run.processes={processes}"]
-    of_cancellation = cancellation_settings(
-        workload, rate=request_cancellation_rate, delay_s=request_cancellation_delay
-    )
-    order = RunConfig(
-        workload=workload,
-        settings=[*(settings or []), *of_processes, *of_cancellation],
-        target_url=target,
-        engine=engine,
-        model=model,
-        metrics_urls=metrics_url or [],
-        api_key_env=api_key_env,
-        headers=parse_headers(header or []),
-        ca_file=check_ca_file(ca_file),
-        out=out,
-        has_scraping=not no_scrape,
-        command=typed_command(header or []),
-    )
-    if web:
-        from harness.commands.web import serve_page
-
-        raise typer.Exit(serve_page(order, port=web_port))
-    run_and_show(order, as_json=as_json, quiet=quiet, shows_all=shows_all)
-
-
-@app.command(cls=Command)
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", hidden=True)],
     output: Annotated[
@@ -293,7 +173,27 @@ def report(
     become(python_module("dashboards", "report", *map(str, runs), "-o", str(file)))
 
 
-@app.command(cls=Command)
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", hidden=True)]
+Limits = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Limits, one a line. Default: the workload's.")
+]
+BaselineFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Default: results/baselines/WORKLOAD.json, if there is one."),
+]
+SaveBaseline = Annotated[
+    bool, typer.Option("--save-baseline", help="Keep this run as the baseline, if it passes.")
+]
+Junit = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JUnit report there.")]
+Markdown = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a Markdown table there.")
+]
+Verdicts = Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")]
+OnlyExitCode = Annotated[
+    bool, typer.Option("--quiet", help="Print nothing, only set the exit code.")
+]
+
+
 def gate(  # noqa: PLR0913  one argument a flag
     *,
     run: RunPath,
@@ -328,7 +228,6 @@ def gate(  # noqa: PLR0913  one argument a flag
     raise typer.Exit(gate_and_show(order, as_json=as_json, quiet=quiet))
 
 
-@app.command(cls=Command)
 def collect(
     shards: Annotated[list[Path], typer.Argument(metavar="SHARDS", hidden=True)],
     out: Annotated[Path, typer.Option(metavar="DIR", help="The run's folder; must be new.")],
@@ -350,13 +249,6 @@ def collect(
     typer.echo(draw_report(folder) or folder.path)
 
 
-@app.command(
-    context_settings={
-        "allow_extra_args": True,
-        "ignore_unknown_options": True,
-        "help_option_names": [],
-    }
-)
 def engine(context: typer.Context) -> None:
     """Serve the bundled engine alone (flags: walkaway engine --help).
 
@@ -365,13 +257,18 @@ def engine(context: typer.Context) -> None:
     become(python_module("reference_engine", *context.args))
 
 
-for _command in (
-    compare,
-    trend,
-    export,
-    workloads,
-    targets,
-    init,
-    doctor,
-):
-    app.command(cls=Command)(_command)
+__all__ = ["app"]
+
+COMMANDS: tuple[Callable[..., None], ...] = (
+    *(demo, run, report, gate, compare, trend, export, collect),
+    *(workloads, targets, init, doctor),
+)
+for command in COMMANDS:
+    app.command(cls=Command)(command)
+app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    }
+)(engine)

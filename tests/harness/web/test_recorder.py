@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.commands import run as run_command
+from harness.commands import finished_run as run_command
 from harness.commands.verbs import app
 from harness.errors import ConfigError, TargetError
 from harness.load.options import add_arguments, load_plan

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from harness.commands.run import cancellation_settings
+from harness.commands.finished_run import cancellation_settings
 from harness.errors import ConfigError
 from harness.records import Delivery, Way
 from harness.run.load_plan import check_files, load_notes, make_load, read_token_counts

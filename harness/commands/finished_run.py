@@ -1,0 +1,92 @@
+"""Do a run, show its result on a terminal, and say how it ended."""
+
+import json
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from harness.errors import ConfigError, InterruptedRunError
+from harness.records import ArmsSummary, Summary
+from harness.run.pipeline import FinishedRun, execute
+from harness.run.progress import Interruption, Progress, choose_progress
+from harness.run.run_config import ResolvedRun, RunConfig, resolve_run
+from harness.workload.values import LONGEST_S
+from harness.workload.workload import Workload, load_workload
+
+
+def run_and_show(config: RunConfig, *, as_json: bool, quiet: bool, shows_all: bool) -> None:
+    """Do the run and show what it gave. Raises how it ended, unless it is whole."""
+    progress = choose_progress(Console(stderr=True), is_quiet=quiet)
+    resolved = resolve_run(config)
+    with Interruption() as interruption:
+        finished = _run(resolved, progress, interruption)
+    if finished.summary is not None:
+        where = finished.report or finished.folder.path
+        _show(finished.summary, where, as_json=as_json, shows_all=shows_all)
+    if finished.failure is not None:
+        kept = f"what was collected is in {finished.folder.path}"
+        raise type(finished.failure)(f"{finished.failure}\n{kept}") from finished.failure
+    if finished.report is None:
+        log = finished.folder.log("report")
+        raise RuntimeError(f"the report could not be drawn, see {log}")
+    if interruption.requested:
+        raise InterruptedRunError(f"interrupted, but the run in {finished.folder.path} is whole")
+
+
+def _run(resolved: ResolvedRun, progress: Progress, interruption: Interruption) -> FinishedRun:
+    if not resolved.arm_runs:
+        return execute(resolved, progress=progress, interruption=interruption)
+    from harness.run.rounds import execute_rounds  # analysis takes a second to import
+
+    return execute_rounds(resolved, progress=progress, interruption=interruption)
+
+
+def _show(summary: Summary | ArmsSummary, where: Path, *, as_json: bool, shows_all: bool) -> None:
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(summary), indent=2))  # noqa: T201
+        return
+    from harness.commands.run_table import print_arms, print_summary
+
+    console = Console()
+    if isinstance(summary, ArmsSummary):
+        print_arms(console, summary, shows_all=shows_all)
+    else:
+        print_summary(console, summary, shows_all=shows_all)
+    console.print(f"report: {where}", soft_wrap=True, markup=False, highlight=False)
+
+
+_RATE = "--request-cancellation-rate"
+_DELAY = "--request-cancellation-delay"
+_SET_BY_FLAGS = ("stay_share", "mix", "abandon_after_tokens")
+
+
+def cancellation_settings(workload: str, *, rate: float | None, delay_s: float | None) -> list[str]:
+    """As if typed with `--set`; none without the flags. Raises ConfigError."""
+    if rate is None:
+        if delay_s is not None:
+            raise ConfigError(f"{_DELAY}: say with {_RATE} how many percent of the requests")
+        return []
+    if not 0 <= rate <= 100:
+        raise ConfigError(f"{_RATE} {rate:g}: must be a percentage from 0 to 100")
+    _check_free_to_choose(load_workload(workload))
+    delay_s = 0.0 if delay_s is None else delay_s
+    if not 0 <= delay_s <= LONGEST_S:
+        raise ConfigError(f"{_DELAY} {delay_s:g}: must be seconds from 0 to {LONGEST_S}")
+    return [
+        f"load.stay_share={1 - rate / 100!r}",
+        f'load.mix=[{{plan="time", seconds={delay_s!r}, since="sent"}}]',
+        "load.abandon_after_tokens=[]",
+    ]
+
+
+def _check_free_to_choose(workload: Workload) -> None:
+    """Neither a kind of load nor an arm may say itself who leaves, and when."""
+    if workload.load.kind != "abandon":
+        raise ConfigError(f"{_RATE}: workload {workload.name} decides itself who leaves, and when")
+    for arm in workload.arms:
+        if own := [key for key in _SET_BY_FLAGS if key in arm.load]:
+            raise ConfigError(
+                f"{_RATE}: arm `{arm.name}` of workload {workload.name} says itself who leaves "
+                f"(`load.{own[0]}`): take a workload whose arms do not"
+            )
