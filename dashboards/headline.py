@@ -240,11 +240,19 @@ def cards(
     `sentence`."""
     found = {
         "cancel_latency_s": _cancel_card(metrics),
-        "slot_recovery_s": _recovery_card(metrics),
+        "slot_recovery_s": _timed_card(
+            metrics, "slot_recovery_s", "Slot recovery", GOOD["recovery"], _other_waits(metrics)
+        ),
         "wasted_tokens": _waste_card(metrics),
         "ghost_rate": _ghost_card(metrics, unsure),
         "leaked_slots": _leak_card(metrics, in_use),
-        "slot_refill_s": _refill_card(metrics),
+        "slot_refill_s": _timed_card(
+            metrics,
+            "slot_refill_s",
+            "Slot refill",
+            GOOD["refill"],
+            _share_words(metrics, "refilled_next_schedule"),
+        ),
         "ttft_s": _timed_card(
             metrics, "ttft_s", "First token, users who stayed", GOOD["survivors"]
         ),
@@ -257,35 +265,34 @@ def without_praise(found: Sequence[Card]) -> list[Card]:
     return [replace(card, is_clean=None) if card.is_clean else card for card in found]
 
 
-def _timed_card(metrics: Metrics, name: str, label: str, good: str) -> Card | None:
+def _timed_card(
+    metrics: Metrics, name: str, label: str, good: str, more: Sequence[str] = ()
+) -> Card | None:
     metric = metrics.get(name)
     if metric is None or not metric.n:
         return None
-    return Card(label=label, value=figure_of(metric, "p50"), details=_spread(metric), good=good)
+    details = (*_spread(metric), *more)
+    return Card(label=label, value=figure_of(metric, "p50"), details=details, good=good)
 
 
-def _spread(metric: Metric) -> tuple[str, ...]:
+def _spread(metric: Metric) -> list[str]:
+    if not has_quantiles(metric):
+        return [f"mean of {metric.n:,}, from totals", *_intervals(metric, mean="mean's")]
     largest = f", the largest of {metric.n:,}" if is_p99_the_largest(metric) else ""
-    lines = [f"median; p99 {bounded(metric, 'p99')}{largest}"]
-    if limits := interval(metric, "p50"):
-        lines.append(f"median's 95 % interval {limits}")
-    if limits := interval(metric, "p99"):
-        lines.append(f"p99's 95 % interval {limits}")
-    return tuple(lines)
+    quantiles = f"median; p99 {bounded(metric, 'p99')}{largest}"
+    return [quantiles, *_intervals(metric, p50="median's", p99="p99's")]
 
 
-def _mean_spread(metric: Metric) -> list[str]:
-    lines = [f"mean of {metric.n:,}, from totals"]
-    if limits := interval(metric, "mean"):
-        lines.append(f"mean's 95 % interval {limits}")
-    return lines
+def _intervals(metric: Metric, **names: str) -> list[str]:
+    found = {name: interval(metric, key) for key, name in names.items()}
+    return [f"{name} 95 % interval {limits}" for name, limits in found.items() if limits]
 
 
 def _cancel_card(metrics: Metrics) -> Card | None:
     latency, steps = metrics.get("cancel_latency_s"), metrics.get("cancel_latency_steps")
     if latency is None or not latency.n:
         return None
-    details = list(_spread(latency) if has_quantiles(latency) else _mean_spread(latency))
+    details = _spread(latency)
     if steps is not None and steps.n:
         details.insert(1, f"in engine steps: {_median_and_p99(steps)}")
     details += _share_words(metrics, "removed_at_first_boundary")
@@ -301,26 +308,13 @@ def _median_and_p99(metric: Metric) -> str:
     return f"median {bounded(metric, 'p50', unit='')}, p99 {bounded(metric, 'p99', unit='')}"
 
 
-def _recovery_card(metrics: Metrics) -> Card | None:
-    card = _timed_card(metrics, "slot_recovery_s", "Slot recovery", GOOD["recovery"])
-    if card is None:
-        return None
-    compared = [
-        f"{label} {figure_of(metrics[name], 'p50')} (median)"
-        for name, label in (
-            ("probe_ttft_unloaded_s", "unloaded"),
-            ("probe_ttft_control_s", "when nobody leaves and a stream ends by itself:"),
-        )
-        if name in metrics
-    ]
-    return replace(card, details=(*card.details, *compared))
-
-
-def _refill_card(metrics: Metrics) -> Card | None:
-    card = _timed_card(metrics, "slot_refill_s", "Slot refill", GOOD["refill"])
-    if card is None:
-        return None
-    return replace(card, details=(*card.details, *_share_words(metrics, "refilled_next_schedule")))
+def _other_waits(metrics: Metrics) -> list[str]:
+    """How long the probe waits on an idle server, and in a queue that nobody leaves."""
+    waits = {
+        "unloaded": metrics.get("probe_ttft_unloaded_s"),
+        "when nobody leaves and a stream ends by itself:": metrics.get("probe_ttft_control_s"),
+    }
+    return [f"{name} {figure_of(one, 'p50')} (median)" for name, one in waits.items() if one]
 
 
 def _share_words(metrics: Metrics, name: str) -> list[str]:
@@ -350,8 +344,7 @@ def _waste_card(metrics: Metrics) -> Card | None:
     details = ["mean per abandon" if wasted.method == "exact" else _per_request_left(wasted)]
     if wasted.p50 is not None:
         details = [f"mean per abandon; {_median_and_p99(wasted)}"]
-    if limits := interval(wasted, "mean"):
-        details.append(f"mean's 95 % interval {limits}")
+    details += _intervals(wasted, mean="mean's")
     for name, words in (
         ("wasted_in_flight_tokens", "on the way when the user left"),
         ("wasted_after_close_tokens", "after the user had left"),

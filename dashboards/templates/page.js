@@ -6,7 +6,7 @@
   const plots = Object.keys(figures).map((id) => document.getElementById(id));
   const config = { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: false };
 
-  // What the page's colours make of a layout, by path: as Plotly.relayout takes it.
+  // The page's colours for a layout, by path, as Plotly.relayout takes them.
   const ink = () => {
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).trim();
@@ -34,7 +34,7 @@
   };
 
   const isDrawn = (plot) => plot.classList.contains("js-plotly-plot");
-  // To read Plotly takes longer than all the rest of the page: it is text until a picture needs it.
+  // Reading Plotly takes longer than all the rest of the page: it is text until a picture needs it.
   const readPlotly = () => {
     const text = document.getElementById("plotly").textContent;
     document.head.append(Object.assign(document.createElement("script"), { textContent: text }));
@@ -49,8 +49,8 @@
   const repaint = () => relayout({});
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 
-  // Only what comes within a screen of being seen, and one after the other, so that the page answers
-  // its reader meanwhile.
+  // Only pictures that come within a screen of being seen, one after the other, so that the page
+  // stays responsive meanwhile.
   const breath = () => new Promise((resolve) => setTimeout(resolve));
   let before = Promise.resolve();
   const near = new IntersectionObserver(
@@ -65,7 +65,7 @@
   );
   plots.forEach((plot) => near.observe(plot));
 
-  // Paper: the page is laid out anew without telling the plots, so they are told a width that fits.
+  // Paper: the page is laid out anew without a resize event, so the plots get a width that fits.
   const PAPER_WIDTH_PX = 640;
   addEventListener("beforeprint", () => {
     plots.filter((plot) => !isDrawn(plot)).forEach(draw);

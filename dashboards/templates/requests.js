@@ -1,5 +1,5 @@
 "use strict";
-// Lists single requests and tells one of them as a timeline. All text of a run becomes text nodes:
+// Lists single requests and shows one of them as a timeline. All text of a run becomes text nodes:
 // nothing here is ever read as markup.
 (() => {
   const ROWS_AT_ONCE = 25;
@@ -20,10 +20,10 @@
     return Math.abs(ms) >= 1 || ms === 0 ? `${digits(ms)} ms` : `${digits(ms * 1000)} µs`;
   };
 
-  // A moment among others of its request: in milliseconds, and finer than a length is told.
+  // When something happened in a request: in milliseconds, with more digits than a duration.
   const stamp = (ms) => `${ms.toLocaleString("en", { maximumFractionDigits: ms < 10 ? 3 : 1 })} ms`;
 
-  // What a row says of request `i`: its text, and by what it is sorted.
+  // A cell of the row of request `i`: its text, and the key by which it is sorted.
   const column = (of, name) => (i) => of.columns[name][i];
   const words = (of, name) => {
     const value = column(of, name);
@@ -61,10 +61,10 @@
   });
   const SEARCHED = ["request_id", "arm", "role", "outcome", "plan", "way", "error", "phase", "finish_reason"];
 
-  // Moments in the life of a request: who tells of it, and in words.
+  // Moments in the life of a request: the side that saw it, and in words.
   const MOMENTS = {
     intended: ["client", "was to be sent"],
-    arrived: ["server", "the server had it"],
+    arrived: ["server", "it reached the server"],
     admitted: ["server", "got a batch slot"],
     preempted: ["server", "preempted: its blocks were taken"],
     resumed: ["server", "resumed"],
@@ -89,7 +89,7 @@
     return found.sort((one, other) => one.at - other.at);
   };
 
-  // A line of time from `from` to `to`. Marks that would cover each other are one: "5-8".
+  // A line of time from `from` to `to`. Marks that would cover each other share one: "5-8".
   const track = (moments, ticks, spans, from, to, label) => {
     const place = (at) => `${(100 * (at - from)) / (to - from || 1)}%`;
     const line = make("div", { className: "track" });
