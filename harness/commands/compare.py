@@ -1,8 +1,4 @@
-"""`walkaway compare`: runs side by side on a terminal, what surely differs first to the eye.
-
-Marked is what is surely better or worse (`harness.analysis.compare`); one in twenty of true equals
-is marked all the same.
-"""
+"""`walkaway compare`: runs side by side on a terminal, sure differences in bold."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -16,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.analysis.compare import is_sure
-from harness.commands.run_table import LEVEL_STYLE
+from harness.commands.run_table import LEVEL_STYLE, fitting
 from harness.errors import ConfigError
 from harness.export.comparison import (
     BASELINE,
@@ -36,7 +32,7 @@ SPARED: Final = ("times", "in steps", "95 %")  # left out one by one where the t
 
 
 def compare_and_show(baseline: Path, candidates: Sequence[Path], *, as_json: bool) -> None:
-    """Compare and print; a candidate that cannot be compared is left out, and said to be. Raises
+    """Compare and print; a candidate that cannot be compared is left out with a warning. Raises
     ConfigError where the baseline cannot be read, or no candidate compared with it."""
     compared = list(compare_each(load_run(baseline), candidates))
     found = [one for pair in compared if isinstance(pair, tuple) for one in pair[1]]
@@ -77,10 +73,7 @@ def _remarks(comparison: Comparison) -> Iterator[Text]:
 def _table(console: Console, comparison: Comparison) -> Table:
     """With as many columns as fit."""
     tables = [_columns(comparison, without=SPARED[:n]) for n in range(len(SPARED) + 1)]
-    unbounded = console.options.update(max_width=1000)
-    needed = [console.measure(table, options=unbounded).maximum for table in tables]
-    fitting = (t for t, width in zip(tables, needed, strict=True) if width <= console.width)
-    return next(fitting, tables[-1])
+    return fitting(console, tables)
 
 
 def _columns(comparison: Comparison, *, without: Sequence[str]) -> Table:
@@ -97,10 +90,10 @@ def _columns(comparison: Comparison, *, without: Sequence[str]) -> Table:
 
 
 def _below(comparison: Comparison) -> Iterator[Text]:
-    """What the columns mean, single requests, and which figures are not compared, and why."""
+    """What the marks mean, shifts of single requests, and the figures that are not compared."""
     if any(is_sure(pair) for pair in comparison.pairs):
         both = " as measured and in steps" if steps_differ(comparison) else ""
-        text = f"surely better or worse{both}; one in twenty of true equals is marked all the same"
+        text = f"surely better or worse{both}; one in twenty equal figures is marked all the same"
         yield Text(f"{CERTAIN} {text}", style="dim")
     if steps_differ(comparison):
         yield Text("in steps: the ratio of what each is in steps of its own engine", style="dim")

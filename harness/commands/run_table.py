@@ -172,11 +172,15 @@ def _outcomes(summary: Summary) -> Text:
 
 def _figures(console: Console, metrics: Mapping[str, Metric]) -> Table:
     """The table with as many columns as fit."""
-    tables = [_table(metrics, without=SPARED[:n]) for n in range(len(SPARED) + 1)]
+    return fitting(console, [_table(metrics, without=SPARED[:n]) for n in range(len(SPARED) + 1)])
+
+
+def fitting(console: Console, tables: Sequence[Table]) -> Table:
+    """The first table that fits the terminal, else the last."""
     unbounded = console.options.update(max_width=1000)
     needed = [console.measure(table, options=unbounded).maximum for table in tables]
-    fitting = (t for t, width in zip(tables, needed, strict=True) if width <= console.width)
-    return next(fitting, tables[-1])
+    fit = (t for t, width in zip(tables, needed, strict=True) if width <= console.width)
+    return next(fit, tables[-1])
 
 
 def _table(metrics: Mapping[str, Metric], *, without: Sequence[str]) -> Table:

@@ -1,7 +1,6 @@
 """Runs side by side: a baseline against each candidate, arm by arm where there are arms.
 
-What the figures of two runs are worth together is decided by pure functions (`analysis.comparable`
-and `analysis.figure_pairs`); this puts them together and reads the rows, where there are any.
+`harness.analysis.comparable` says what may be compared, `harness.analysis.compare` how.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,10 +30,10 @@ CANDIDATE: Final = "candidate"
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One candidate against the baseline, of runs with arms in one arm ("" where there are none).
+    """One candidate against the baseline, in one arm ("" for runs without arms).
 
-    `baseline` and `candidate` are the runs' names. `shifts` has by metric how far the single
-    requests lie apart, with its interval and how often one of the candidate is larger.
+    `baseline` and `candidate` are the runs' names. `shifts` compares single requests, by metric;
+    `metrics` has all figures of both.
     """
 
     baseline: str
@@ -47,8 +46,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_runs(baseline: Run, candidates: Sequence[Run]) -> list[Comparison]:
-    """Compare each candidate with the baseline. Raises ConfigError where two have no question or no
-    arm in common."""
+    """Compare each candidate with the baseline, in each arm that both have. Raises ConfigError
+    where two have no question or no arm in common."""
     return [
         _compare(baseline, candidate, arm)
         for candidate in candidates
@@ -59,8 +58,8 @@ def compare_runs(baseline: Run, candidates: Sequence[Run]) -> list[Comparison]:
 def compare_each(
     baseline: Run, candidates: Sequence[Path]
 ) -> Iterator[tuple[Run, list[Comparison]] | ConfigError]:
-    """Read and compare one after the other: one that cannot be read, or not be compared, gives its
-    error, and costs the others nothing."""
+    """Read and compare one after the other. A candidate that cannot be read or compared gives its
+    error; the others go on."""
     for path in candidates:
         try:
             candidate = load_run(path)
@@ -152,7 +151,7 @@ def _shifts(baseline: Run, candidate: Run, arm: str) -> tuple[dict[str, Shift], 
 
 
 def singles(run: Run, arm: str) -> list[Run]:
-    """The runs of an arm, one a round; of a run without arms, the run."""
+    """The runs of an arm, one a round; a run without arms by itself."""
     return [one for name, one in run.rounds.items() if name.partition("-")[2] == arm] or [run]
 
 
@@ -161,7 +160,7 @@ TELLING: Final = 0.02  # steps that differ by less change no third digit that me
 
 
 def name_of(pair: Pair) -> str:
-    """`cancel_latency_s p50`; of a mean the metric alone."""
+    """`cancel_latency_s p50`; for a mean the metric alone."""
     return pair.metric if pair.figure == "mean" else f"{pair.metric} {pair.figure}"
 
 
@@ -194,7 +193,7 @@ def steps_differ(comparison: Comparison) -> bool:
 
 
 def not_compared(pairs: Iterable[Pair]) -> dict[str, list[str]]:
-    """By reason, the figures that are not compared."""
+    """The figures that are not compared, by reason."""
     reasons: dict[str, list[str]] = {}
     for pair in pairs:
         if pair.note is not None:

@@ -1,8 +1,7 @@
-"""Runs as values: what `harness.load_run` gives to a notebook, a script or another program.
+"""Runs as values for a notebook, a script or another program: `harness.load_run`.
 
-A run is read when it is asked for: the manifest and the summary at once, the rows (parquet) with
-the first frame that is looked at. Nothing is computed anew, but for what is a frame of its own
-(`cancellations`) and not in a file.
+Manifest and summary are read at once, the rows (parquet) with the first frame that is used. Only
+`cancellations`, which no file holds, is computed.
 """
 
 from functools import cached_property

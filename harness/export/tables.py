@@ -1,12 +1,11 @@
-"""Two tables of a summary in words: methods against each other, and counters against the clients.
-
-Used by the terminal and by the report, so that both say the same.
+"""Rows of a summary's tables as text, for the terminal and the report: agreement of methods, audit
+of counters, value of cancellation.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from harness.formatting import DASH, SELF_EVIDENT_UNITS, number, quantity
+from harness.formatting import DASH, SELF_EVIDENT_UNITS, between, number, quantity
 from harness.records import Agreement, AuditEntry, Difference, Stage, Steady, Value, ValueRow
 
 AGREEMENT_COLUMNS: Final = (
@@ -21,7 +20,7 @@ AUDIT_COLUMNS: Final = ("counter", "due", "told", "verdict")
 
 
 def agreement_cells(one: Agreement) -> tuple[str, ...]:
-    """A row of `AGREEMENT_COLUMNS`; a pair that its rules do not explain is marked."""
+    """A row of `AGREEMENT_COLUMNS`; "!" marks a difference that the rules do not explain."""
     unit = one.unit if one.unit in SELF_EVIDENT_UNITS else ""
     return (
         one.metric,
@@ -29,9 +28,9 @@ def agreement_cells(one: Agreement) -> tuple[str, ...]:
         quantity(one.exact, unit),
         quantity(one.value, unit),
         quantity(one.difference, unit)
-        + _span(one.difference_ci95, unit)
+        + _in_brackets(one.difference_ci95, unit)
         + ("" if one.agrees else " !"),
-        DASH if one.bias is None else _span(one.bias, unit).strip(" ()"),
+        between(one.bias, unit) or DASH,
     )
 
 
@@ -46,14 +45,12 @@ def audit_cells(entry: AuditEntry) -> tuple[str, ...]:
 
 
 def client_facts(client: Mapping[str, float]) -> Sequence[tuple[str, str]]:
-    """What the clients know, for those who do not read JSON; without what is nothing."""
+    """Client-side counts that are not zero, by name."""
     return [(name.replace("_", " "), number(value)) for name, value in client.items() if value]
 
 
-def _span(limits: tuple[float, float] | None, unit: str) -> str:
-    if limits is None:
-        return ""
-    return f" ({quantity(limits[0], unit)} to {quantity(limits[1], unit)})"
+def _in_brackets(limits: tuple[float, float] | None, unit: str) -> str:
+    return "" if limits is None else f" ({between(limits, unit)})"
 
 
 def _due(due: tuple[float, float | None] | None) -> str:
@@ -81,12 +78,11 @@ STAGE_COLUMNS: Final = ("stage", "what", "p50", "p99", "the source's limits")
 
 
 def value_columns(value: Value) -> tuple[str, ...]:
-    """The heads of the first table."""
     return ("", value.ignored, value.honoured, "change (95 %)")
 
 
 def value_cells(row: ValueRow) -> tuple[str, ...]:
-    """A row of the first table."""
+    """A row below `value_columns`."""
     return (
         row.name,
         quantity(row.ignored, row.unit),
@@ -108,8 +104,8 @@ def stage_cells(stage: Stage) -> tuple[str, ...]:
 
 
 def _change(one: Difference, unit: str) -> str:
-    """The ratio as "-98.7 % (-99.1 to -98.1)"; without one the difference, of shares in percentage
-    points: a percent of a percentage would be read as the ratio."""
+    """The ratio as "-98.7 % (-99.1 to -98.1)", else the difference; shares differ in percentage
+    points, since a percent of a percentage would be read as the ratio."""
     if one.ratio is not None:
         shown, limits = f"{_percent(one.ratio)} %", one.ratio_ci95
         between = "" if limits is None else f" ({_percent(limits[0])} to {_percent(limits[1])})"
