@@ -144,13 +144,13 @@ def metric_families(collector: Collector, config: EngineConfig) -> Iterator[Fami
     yield _counter(
         labels,
         "walkaway_engine_unread_tokens",
-        "Tokens of cancelled requests that a client who had left was never sent.",
+        "Tokens of cancelled requests that were not sent, because the client had left.",
         lambda: collector.unread_tokens,
     )
     yield _counter(
         labels,
         "walkaway_engine_unread_answers",
-        "Answers that had ended when their client, who had stopped reading, was cut off.",
+        "Answers that had ended when their client was cut off for not reading.",
         lambda: collector.unread_answers,
     )
     yield from _labelled_counters(labels, collector)

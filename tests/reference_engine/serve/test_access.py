@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +20,6 @@ from reference_engine.serve.access import (
 )
 from reference_engine.serve.faults import FaultyLink
 from reference_engine.serve.server import Frontend
-from tests.reference_engine.running_engine import running
 
 pytestmark = pytest.mark.anyio
 
@@ -200,27 +198,6 @@ async def test_the_request_has_its_owner_and_the_worker_never_hears_of_it() -> N
     assert (await posting).status_code == 503
 
 
-@pytest.mark.e2e
-def test_keys_and_limits_of_a_real_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ENGINE_KEYS", ",".join(KEYS))
-    flags = ["--api-key-env", "ENGINE_KEYS", "--requests-per-minute", "2"]
-    with running("--runner", "simulated", "--sim-fixed-ms", "1", *flags) as engine:
-        assert httpx.get(f"{engine.url}/health").status_code == 200
-        assert httpx.get(f"{engine.url}/metrics").status_code == 401
-        shown = httpx.get(f"{engine.url}/walkaway/config", headers=bearer(KEYS[0]))
-        assert shown.json()["frontend"]["num_api_keys"] == 2
-        assert "sk-" not in shown.text
-        with (
-            openai.OpenAI(base_url=f"{engine.url}/v1", api_key="no", max_retries=0) as client,
-            pytest.raises(openai.AuthenticationError, match="Bearer KEY"),
-        ):
-            client.completions.create(**completion())
-        with openai.OpenAI(base_url=f"{engine.url}/v1", api_key=KEYS[1], max_retries=0) as client:
-            answers = [client.completions.create(**completion(max_tokens=1)) for _ in range(2)]
-            assert all(answer.choices[0].text for answer in answers)
-            with pytest.raises(openai.RateLimitError, match="try again in") as caught:
-                client.completions.create(**completion())
-            assert int(caught.value.response.headers["retry-after"]) <= 30
 
 
 SECOND_NS = 10**9
