@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 
 class CancelReason(StrEnum):
-    """Why a request was aborted."""
-
     USER_DISCONNECT = "user_disconnect"
     CLIENT_TIMEOUT = "client_timeout"
     EARLY_STOP = "early_stop"

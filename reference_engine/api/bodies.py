@@ -154,8 +154,6 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatBody(Body):
-    """/v1/chat/completions."""
-
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: _Length | None = None
 

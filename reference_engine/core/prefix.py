@@ -66,6 +66,5 @@ class PrefixIndex:
         return blocks
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless both directions agree."""
         assert {block: hash_ for hash_, block in self._block_of.items()} == self._hash_of
         assert self.retained <= self._hash_of.keys()

@@ -121,8 +121,6 @@ class Family(NamedTuple):
 
 
 class Page:
-    """The text of `/metrics`."""
-
     def __init__(self, families: Iterable[Family]) -> None:
         self._families = [(_head(family), family.samples) for family in families]
 
@@ -135,7 +133,6 @@ class Page:
 
 
 def metric_families(collector: Collector, config: EngineConfig) -> Iterator[Family]:
-    """All metrics, over the collector's state."""
     labels = {"model_name": config.model, "engine": "0"}
     for name, text, field in _GAUGES:
         yield _gauge(labels, name, text, partial(attrgetter(field), collector))
@@ -257,7 +254,6 @@ def _head(family: Family) -> str:
 
 
 def _series(name: str, labels: Mapping[str, str]) -> str:
-    """A series as it stands in front of its value."""
     written = ",".join(f'{label}="{_escaped(value)}"' for label, value in labels.items())
     return f"{name}{{{written}}}"
 

@@ -56,7 +56,6 @@ class Batch:
 
 
 def spans_of(plan: StepPlan) -> list[Span]:
-    """What the plan computes of each request, in batch order."""
     return [
         Span(request, request.num_computed_tokens, request.num_computed_tokens + num_tokens)
         for request, num_tokens in plan.scheduled.items()

@@ -59,7 +59,6 @@ class RotaryTable(nn.Module):
         self.register_buffer("sin", torch.cat((-sin, sin), dim=-1), persistent=False)
 
     def forward(self, positions: Tensor) -> "Rotation":
-        """The rotation of a step's tokens, the same in all layers."""
         return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
 
 

@@ -4,8 +4,6 @@ import msgspec
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Dimensions of a Llama-architecture transformer."""
-
     hidden_size: int
     num_layers: int
     num_heads: int

@@ -140,7 +140,8 @@ class ClientRequest:
 
     `owner` is its API key; never shown. `has_left`: its client is gone. `has_failed`: the worker
     was lost, and the request with it. `num_at_cancel`: tokens that were known here when it was
-    cancelled. `created` is wall time in seconds, as OpenAI has it.
+    cancelled. `created` is wall time in seconds, as OpenAI has it. `include_usage`: at the end of
+    a stream; `continuous_usage`: in each of its events.
     """
 
     def __init__(
@@ -159,6 +160,8 @@ class ClientRequest:
         self.owner = owner
         self.chat = generation.chat
         self.stream = generation.stream
+        self.include_usage = generation.include_usage
+        self.continuous_usage = generation.continuous_usage
         self.model = generation.model
         self.created = created
         self.arrived_ns = arrived_ns
@@ -265,7 +268,6 @@ class Archive:
         return len(self._entries)
 
     def add(self, request: ClientRequest, now_ns: int) -> None:
-        """Keep an ended request."""
         for choice in request.choices:
             if request.is_aborted:
                 choice.join_text()

@@ -1,6 +1,6 @@
 """One request from acceptance to its last byte, and the JSON that its client gets.
 
-A response submits its request, and a task of its own watches the client (see `detection`). When the
+While a response is sent, a task of its own watches the client (see `detection`). When the
 client is gone, its outbox is dropped and the loop over its outputs ends, wherever the request
 stood. The link decides what becomes of the request. A request that is cancelled otherwise goes on
 until the worker has reported how it ended, and its client gets that as the end of its answer.
@@ -12,10 +12,8 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from reference_engine.api.openai import Generation
 from reference_engine.api.schemas import (
     ApiError,
     CachedTokens,
@@ -46,17 +44,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class AnswerWriter:
-    """Turns one request's state into the JSON of its answer, whole or event by event.
+    """Turns one request's state into the JSON of its answer, whole or event by event."""
 
-    `include_usage`: at the end of a stream; `continuous_usage`: in each event.
-    """
-
-    def __init__(
-        self, request: ClientRequest, *, include_usage: bool = False, continuous_usage: bool = False
-    ) -> None:
+    def __init__(self, request: ClientRequest) -> None:
         self._request = request
-        self._include_usage = include_usage
-        self._continuous_usage = continuous_usage
         self._head: dict[str, Any] = {
             "id": request.answer_id,
             "created": request.created,
@@ -85,7 +76,7 @@ class AnswerWriter:
         if aborted:
             pieces = [self._piece(index, output) for index, output in aborted]
             return self._event(pieces, **self._end()) + _DONE
-        if self._include_usage:
+        if self._request.include_usage:
             return self._event([], usage_of(self._request)) + _DONE
         return _DONE
 
@@ -113,12 +104,11 @@ class AnswerWriter:
         return ChatPiece(index=index, delta=delta, logprobs=None, finish_reason=end)
 
     def _usage_so_far(self, num_generated: int) -> Usage | UnsetType:
-        if not self._continuous_usage:
+        if not self._request.continuous_usage:
             return UNSET
         return _usage(self._request.num_prompt_tokens, num_generated)
 
     def _end(self) -> dict[str, Any]:
-        """The fields of an answer that has ended."""
         request = self._request
         if not request.is_aborted:
             return {"usage": usage_of(request)}
@@ -168,37 +158,14 @@ def _event(body: msgspec.Struct) -> bytes:
 
 
 class GenerationResponse:
-    """An ASGI response that generates while it is being sent.
+    """An ASGI response to a request that the worker has, sent while it is generated."""
 
-    `owner` is the API key that the request came with; `created` is wall time in seconds.
-    """
-
-    def __init__(
-        self,
-        link: WorkerLink,
-        generation: Generation,
-        client_request_id: str | None,
-        *,
-        owner: str | None,
-        created: int,
-    ) -> None:
+    def __init__(self, link: WorkerLink, request: ClientRequest) -> None:
         self._link = link
-        self._generation = generation
-        self._client_request_id = client_request_id
-        self._owner = owner
-        self._created = created
+        self._request = request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            request = self._link.submit(
-                self._generation,
-                client_request_id=self._client_request_id,
-                owner=self._owner,
-                created=self._created,
-            )
-        except EngineStoppedError as error:
-            await self._refusal(error)(scope, receive, send)
-            return
+        request = self._request
         client = Client(
             scope,
             receive,
@@ -209,35 +176,24 @@ class GenerationResponse:
         try:
             async with asyncio.TaskGroup() as tasks:
                 watch = tasks.create_task(client.listen())
-                await self._answer(request, client)
+                await (self._stream(client) if request.stream else self._send_whole(client))
+                if client.has_left or request.has_left:
+                    await client.dismiss()
                 watch.cancel()
         except BaseException:
             # This task was cancelled, or has a bug: the answer will not be read.
             self._link.cancel(request, CancelReason.SERVER_SHUTDOWN)
             raise
 
-    async def _answer(self, request: ClientRequest, client: Client) -> None:
-        if self._generation.stream:
-            await self._stream(request, client)
-        else:
-            await self._send_whole(request, client)
-        if client.has_left or request.has_left:
-            await client.dismiss()
-
-    async def _stream(self, request: ClientRequest, client: Client) -> None:
-        options = self._generation
-        writer = AnswerWriter(
-            request,
-            include_usage=options.include_usage,
-            continuous_usage=options.continuous_usage,
-        )
+    async def _stream(self, client: Client) -> None:
+        request, writer = self._request, AnswerWriter(self._request)
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), *_NO_BUFFERING]
-        await client.start(200, [*headers, self._request_id_header(request)])
+        await client.start(200, [*headers, self._request_id_header()])
         await client.send_part(writer.opening())
         aborted = []
         until_heartbeat = Patience(self._link.settings.heartbeat_s)
         try:
-            while (item := await self._next(request, client, until_heartbeat)) is not None:
+            while (item := await self._next(client, until_heartbeat)) is not None:
                 index, output = item
                 if output.finish_reason == FinishReason.ABORT:
                     aborted.append(item)
@@ -252,25 +208,23 @@ class GenerationResponse:
         if request.is_ended:
             await client.send_last(writer.closing(aborted))
 
-    async def _next(
-        self, request: ClientRequest, client: Client, until_heartbeat: Patience
-    ) -> tuple[int, Output] | None:
-        """The next output, and heartbeats until it comes."""
+    async def _next(self, client: Client, until_heartbeat: Patience) -> tuple[int, Output] | None:
         while True:
             try:
                 with until_heartbeat:
-                    return await request.outbox.get()
+                    return await self._request.outbox.get()
             except RanOutError:
                 await client.send_heartbeat()
 
-    async def _send_whole(self, request: ClientRequest, client: Client) -> None:
+    async def _send_whole(self, client: Client) -> None:
+        request = self._request
         texts = [""] * len(request.choices)
         try:
             while (item := await request.outbox.get()) is not None:
                 index, output = item
                 texts[index] += output.text
         except EngineStoppedError as error:
-            refusal = self._refusal(error)
+            refusal = ApiError(503, str(error)).response(request.client_request_id)
             await client.start(refusal.status_code, refusal.raw_headers)
             await client.send_last(bytes(refusal.body))
             return
@@ -280,17 +234,12 @@ class GenerationResponse:
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
-            self._request_id_header(request),
+            self._request_id_header(),
         ]
         await client.start(200, headers)
         await client.send_last(body)
 
-    def _refusal(self, error: EngineStoppedError) -> Response:
-        return ApiError(503, str(error)).response(self._client_request_id)
-
-    def _request_id_header(self, request: ClientRequest) -> tuple[bytes, bytes]:
+    def _request_id_header(self) -> tuple[bytes, bytes]:
         """The client's own id, or else the engine's."""
-        return b"x-request-id", (self._client_request_id or request.request_id).encode("latin-1")
-
-
-DONE = b"data: [DONE]\n\n"
+        name = self._request.client_request_id or self._request.request_id
+        return b"x-request-id", name.encode("latin-1")

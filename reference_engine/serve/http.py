@@ -113,7 +113,6 @@ class WatchedProtocol(HttpToolsProtocol):
         self.refuse(400, f"{msg} This is a server of HTTP/1.1.")
 
     def refuse_if_unread(self, status: int, message: str) -> None:
-        """Refuse a request that has arrived in part."""
         if self._reading is not None and (self._is_in_body or self._num_unparsed):
             self.refuse(status, message)
 

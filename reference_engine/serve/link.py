@@ -107,7 +107,6 @@ class WorkerLink:
         self._cancel_unread(request, method)
 
     def _cancel_unread(self, request: ClientRequest, method: DetectionMethod) -> None:
-        """Cancel the request of a client that has left."""
         self.cancel(request, CancelReason.USER_DISCONNECT, method)
 
     def cancel(
@@ -268,7 +267,6 @@ def count_ended(collector: Collector, request: ClientRequest, choice: Choice, no
 
 
 def count_cancelled(collector: Collector, cancellation: Cancellation, choice: Choice) -> None:
-    """An abort took effect: the answer has ended, and its blocks are free."""
     assert choice.ending is not None
     collector.cancelled(
         cancellation,

@@ -172,10 +172,13 @@ class Frontend:
         owner: str | None = request.state.owner
         self._check_rate(owner)
         generation = read(await read_body(request), self._config, self._tokenizer)
-        created = int(time.time())  # noqa: TID251 OpenAI's `created` is wall time
-        return GenerationResponse(
-            self._link, generation, client_request_id, owner=owner, created=created
+        submitted = self._link.submit(
+            generation,
+            client_request_id=client_request_id,
+            owner=owner,
+            created=int(time.time()),  # noqa: TID251 OpenAI's `created` is wall time
         )
+        return GenerationResponse(self._link, submitted)
 
     def _check_rate(self, owner: str | None) -> None:
         wait_s = self._link.limiter.admit(owner, time.perf_counter_ns())
@@ -248,7 +251,6 @@ class RequestsApi:
         ]
 
     async def show(self, request: Request) -> Response:
-        """The latest request of that name."""
         found = self._found(request)[-1]
         facts, kind = (
             asdict(facts_of(found)),

@@ -121,7 +121,6 @@ class Engine:
             self._finish_aborted(live, message.reason)
 
     def _targets(self, name: str) -> list[str]:
-        """The requests that an abort of `name` means."""
         return self._families.members(name)
 
     def _finish_aborted(self, requests: list[Request], why: str) -> None:

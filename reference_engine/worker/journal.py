@@ -39,7 +39,6 @@ class EventLog:
         )
 
     def take(self) -> list[Event]:
-        """All since the last call."""
         events, self._events = self._events, []
         return events
 
@@ -52,7 +51,6 @@ class Gauges(NamedTuple):
 
 
 def read_gauges(scheduler: Scheduler) -> Gauges:
-    """Requests and blocks of this moment."""
     pool = scheduler.kv_cache.pool
     return Gauges(
         num_running=scheduler.num_slots_used,

@@ -120,7 +120,6 @@ class Listener:
                 self._end(f"a report could not be sent: {error}")
 
     def hang_up(self, why: str) -> None:
-        """End the connection, if there is one."""
         with self._lock:
             if self._connection is not None:
                 self._end(why)

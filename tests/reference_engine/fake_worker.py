@@ -163,7 +163,10 @@ def generation(**changes: Any) -> Generation:
 def respond(
     worker: FakeWorker, name: str | None = "mine", *, owner: str | None = None, **changes: Any
 ) -> GenerationResponse:
-    return GenerationResponse(worker.link, generation(**changes), name, owner=owner, created=0)
+    request = worker.link.submit(
+        generation(**changes), client_request_id=name, owner=owner, created=0
+    )
+    return GenerationResponse(worker.link, request)
 
 
 def output(

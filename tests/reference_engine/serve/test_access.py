@@ -198,8 +198,6 @@ async def test_the_request_has_its_owner_and_the_worker_never_hears_of_it() -> N
     assert (await posting).status_code == 503
 
 
-
-
 SECOND_NS = 10**9
 
 

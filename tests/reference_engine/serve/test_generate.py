@@ -6,6 +6,7 @@ import pytest
 
 from reference_engine.config import RateLimits
 from reference_engine.faults import Faults
+from reference_engine.serve.supervisor import EngineStoppedError
 from tests.reference_engine.fake_worker import (
     AsgiClient,
     FakeWorker,
@@ -163,9 +164,8 @@ async def test_shutting_down_refuses_and_cancels() -> None:
     client = AsgiClient(respond(worker))
     await worker.arrived.wait()
     worker.link.shut_down()
-    late = AsgiClient(respond(worker))
-    await late.finished()
-    assert late.status == 503
+    with pytest.raises(EngineStoppedError, match="shutting down"):
+        respond(worker)
     assert worker.aborts() == [("req-1", "server_shutdown")]
     worker.say(output("", 0, "abort", phase="waiting"))
     await client.finished()
@@ -175,7 +175,7 @@ async def test_shutting_down_refuses_and_cancels() -> None:
 async def test_a_task_that_is_cancelled_aborts_its_request() -> None:
     worker = FakeWorker()
     client = AsgiClient(respond(worker))
-    await worker.arrived.wait()
+    await settled(lambda: bool(client.sent))
     client.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await client.task
