@@ -39,9 +39,6 @@ from harness.gate.run import read_run
 from harness.store.run_folder import RunFolder, UnusableRunError
 
 WIDEST_LIMIT: Final = 33  # of the terminal's columns: the longest name of a figure
-SHORTEST_WORDS: Final = 20  # columns for what is said of it
-_VERDICT: Final = max(len(verdict) for verdict in Verdict)
-_GAPS: Final = 4  # between the table's three columns
 _STYLES: Final = {
     Verdict.PASS: "green",
     Verdict.FAIL: "bold red",
@@ -97,10 +94,10 @@ def print_judgement(console: Console, judgement: Judgement, saved: str | None) -
         f"  {judgement.workload or 'run'} in {judgement.run}",
     )
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-    limit, words = _widths(console.width, max(len(one.name) for one in judgement.checks))
-    table.add_column("verdict", no_wrap=True, width=_VERDICT)
-    table.add_column("limit", overflow="fold", width=limit)
-    table.add_column("measured, or why not", overflow="fold", width=words)
+    table.add_column("verdict", no_wrap=True)
+    longest = max(len("limit"), *(len(one.name) for one in judgement.checks))
+    table.add_column("limit", overflow="fold", width=min(longest, WIDEST_LIMIT))
+    table.add_column("measured, or why not", overflow="fold")
     for one in gravest_first(judgement.checks):
         lines = [one.measured or one.reason]
         if one.verdict is Verdict.CANNOT_DECIDE:
@@ -119,13 +116,6 @@ def print_judgement(console: Console, judgement: Judgement, saved: str | None) -
     if saved is not None:
         parts.append(Text(saved))
     console.print(Group(*parts), soft_wrap=False)
-
-
-def _widths(terminal: int, longest: int) -> tuple[int, int]:
-    """Columns for the limits, the longest of which has `longest`, and for what is said of them."""
-    both = terminal - _VERDICT - _GAPS
-    limit = max(len("limit"), min(longest, WIDEST_LIMIT, both - SHORTEST_WORDS))
-    return limit, max(SHORTEST_WORDS, both - limit)
 
 
 def _terms(order: GateOrder, measured: Measured) -> Terms:
