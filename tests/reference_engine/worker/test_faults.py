@@ -152,6 +152,13 @@ def test_stale_gauge() -> None:
     assert bench.step().num_running == 0
 
 
+def test_gauges_are_fresh_once_stale_gauge_is_withdrawn() -> None:
+    bench = Bench(Faults(stale_gauge=1.0))
+    bench.step(add("a"))
+    bench.set_faults(Faults())
+    assert bench.step(abort("a")).num_running == 0
+
+
 def test_a_parents_abort_ends_all_its_children() -> None:
     bench = Bench(Faults(), max_num_seqs=2)
     bench.step(child("p-0", "p"), child("p-1", "p"), child("p-2", "p"), add("other"))
