@@ -33,6 +33,7 @@ from harness.export.comparison import (
 from harness.formatting import DASH, between, bounded, quantity, shift_in_words
 from harness.metrics import METRICS, headline_figures, spoken
 from harness.records import Metric, Remark
+from harness.store.manifest import num_slots
 
 MOST_NAMED: Final = 4  # figures in a sentence; the others are counted
 BOTH_WAYS: Final = (
@@ -249,8 +250,8 @@ def _facts(one: ComparedRun) -> Iterator[tuple[str, str]]:
     yield "model", str(summary.model)
     if manifest.target is not None:
         yield "server's version", manifest.target.version or DASH
-        config = manifest.target.config or {}
-        yield "slots", str(config.get("max_num_seqs") or manifest.target.slots_found or DASH)
+        slots = num_slots(manifest.target.config, manifest.target.slots_found)
+        yield "slots", str(slots or DASH)
     yield "a step", DASH if step is None else quantity(step.p50, "s")
     yield "machine", f"{hardware.get('cpu')}, {hardware.get('cores')} cores"
     yield "tokens counted by", getattr(summary, "token_counting", None) or DASH

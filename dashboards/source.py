@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from harness.analysis.cancellation import cancellations
+from harness.analysis.facts import load_window
 from harness.errors import ConfigError
 from harness.export import library
 from harness.export.library import load_run
@@ -96,12 +97,8 @@ def read_run(path: Path) -> Run | ArmsRun:
 
 def run_clock(manifest: Manifest, requests: pd.DataFrame) -> Clock:
     """The load window of the manifest; without one, from the first request to the last."""
-    started, ended = manifest.window.load_started_ns, manifest.window.load_ended_ns
-    if started is None:
-        started = 0 if requests.empty else int(requests["sent_ns"].min())
-    if ended is None:
-        ended = started if requests.empty else int(requests["ended_ns"].max())
-    settled = manifest.window.settled_ns
+    window, settled = manifest.window, manifest.window.settled_ns
+    started, ended = load_window(window.load_started_ns, window.load_ended_ns, requests)
     return Clock(
         started_ns=started, ended_ns=ended, settled_ns=ended if settled is None else settled
     )

@@ -5,6 +5,8 @@ Every time stamp is an integer in nanoseconds of the monotonic clock of the host
 may be subtracted from the client's. A missing value is null, never 0 and never -1.
 """
 
+import json
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final, Literal
 
@@ -230,6 +232,11 @@ class MetricSample(msgspec.Struct, kw_only=True):
     name: str
     labels: str
     value: float
+
+
+def has_labels(labels: str, wanted: Mapping[str, str]) -> bool:
+    """Whether the `labels` of a sample hold all that are wanted."""
+    return not wanted or wanted.items() <= json.loads(labels).items()
 
 
 class CpuSample(msgspec.Struct, kw_only=True):

@@ -6,7 +6,6 @@ steps, so the step log ends with the last request; what was scraped after it sho
 everything came back.
 """
 
-import json
 from collections.abc import Iterator
 from typing import Final
 
@@ -19,6 +18,7 @@ from dashboards.figures.ladders import ladders
 from dashboards.figures.timeline import Marks, Series, column_series, levels_in_words, min_max
 from dashboards.sections.section import CLIENT_TIMES, Picture, Section, median_and_p99
 from dashboards.source import Run
+from harness.records import has_labels
 
 Points = tuple[Floats, Floats]
 GPU_COLUMNS: Final = (
@@ -237,7 +237,6 @@ def _values(run: Run, role: str) -> pd.Series:
         return pd.Series(dtype=np.float64)
     scraped = run.frames.server_metrics
     rows = scraped[scraped["name"] == source["name"]]
-    wanted = source.get("labels", {}).items()
-    is_wanted = [wanted <= json.loads(labels).items() for labels in rows["labels"]]
+    is_wanted = [has_labels(labels, source.get("labels", {})) for labels in rows["labels"]]
     values: pd.Series = rows[np.array(is_wanted, dtype=bool)].groupby("t_ns")["value"].sum()
     return values

@@ -14,7 +14,7 @@ import pandas as pd
 from dashboards.figures.bars import STAGE_ROWS, STAGES, cancel_stages, open_at_most, stage_parts
 from dashboards.sections.section import Picture, Section, Table, why_not
 from dashboards.source import Run
-from harness.analysis.cancellation import was_cancelled
+from harness.analysis.cancel import stages_reached
 from harness.analysis.figure import Sample, describe
 from harness.analysis.step_log import StepTimes
 from harness.formatting import DASH, figure_of, quantity
@@ -119,12 +119,11 @@ def stages_in_steps(cancels: pd.DataFrame, steps: pd.DataFrame) -> dict[str, Met
     if steps.empty or cancels.empty:
         return {}
     times = StepTimes.of(steps)
-    has_begun = was_cancelled(cancels)
+    ends = {name: (start, end) for name, _, _, start, end in _ROWS}
     latency_ns = (cancels["cancel_latency_s"].fillna(0.0) * 1e9).round().astype("Int64")
     found = {}
-    for name, _, _, start, end in _ROWS:
-        is_over = cancels[name].notna()
-        is_stuck = has_begun & ~is_over & cancels["censored"].astype(bool)
+    for name, is_over, is_stuck in stages_reached(cancels):
+        start, end = ends[name]
         rows = cancels[is_over | is_stuck]
         if len(rows):
             seen = rows[end].where(is_over, rows["t0_ns"] + latency_ns)
@@ -135,5 +134,4 @@ def stages_in_steps(cancels: pd.DataFrame, steps: pd.DataFrame) -> dict[str, Met
                 values=np.maximum(passed, 0).astype(float), censored=is_stuck[rows.index].to_numpy()
             )
             found[name] = describe(sample, unit="steps", method="exact")
-        has_begun = has_begun & is_over
     return found

@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from harness.analysis.attributed import Alone, alone_by_gauge, alone_by_rest
 from harness.analysis.balance import delay_of_aborts, held_for_nobody, unread_tokens
 from harness.analysis.cancellation import branches_of, ends_of
 from harness.analysis.facts import Facts, is_among
@@ -31,7 +30,6 @@ _BY_BLOCKS = {
     ("cancel_latency_s", "gauge"): (held_for_nobody, "held_s"),
     ("wasted_tokens", "counter"): (unread_tokens, "wasted"),
 }
-_ALONE = {"gauge_attributed": alone_by_gauge, "counter_attributed": alone_by_rest}
 # A token's way from the sampler to the client: written, sent over loopback, read and parsed. Beside
 # it stands how late the client itself was.
 _TOKENS_WAY_S: Final = 0.010
@@ -45,7 +43,6 @@ def agreement(frames: RunFrames, figures: Figures, facts: Facts) -> list[Agreeme
     left = left_on_the_server(frames, facts)
     return [
         *_by_blocks(frames, left, facts),
-        *_of_those_alone(frames, left, facts),
         *_of_probes(frames, figures),
         *_of_the_rest(figures),
     ]
@@ -107,32 +104,6 @@ def _slack(balance: Balance) -> tuple[float, float]:
     return balance.bias[0] - balance.grain, balance.bias[1] + balance.grain
 
 
-def _of_those_alone(frames: RunFrames, left: pd.DataFrame, facts: Facts) -> Iterator[Agreement]:
-    """Of those who stood alone and were seen to go: the same requests by the exact log."""
-    alone = left[left["answers"] == 1].drop_duplicates("t_ns", keep=False)
-    exact_s = pd.Series(alone["held_s"].to_numpy(dtype=float), index=alone["t_ns"].to_numpy())
-    for method, alone_by in _ALONE.items():
-        found = alone_by(frames, facts)
-        if not isinstance(found, Alone):
-            continue
-        seen = np.isfinite(found.high_s) & np.isin(found.t0_ns, exact_s.index)
-        if not seen.any():
-            continue
-        low, high = found.low_s[seen], found.high_s[seen]
-        yield _judged(
-            Agreement(
-                metric="cancel_latency_s",
-                unit="s",
-                method=method,
-                exact=float(exact_s.reindex(found.t0_ns[seen]).mean()),
-                value=float(high.mean()),
-                n=int(seen.sum()),
-                bias=(0.0, float((high - low).mean())),
-                note="of those who stood alone and were seen to go, the upper of two limits",
-            )
-        )
-
-
 def _of_probes(frames: RunFrames, figures: Figures) -> Iterator[Agreement]:
     """The probe's first token: seen by the client, and sampled by the server."""
     lag = figures.get("client_lag_s")
@@ -170,7 +141,7 @@ def _of_the_rest(figures: Figures) -> Iterator[Agreement]:
         if not isinstance(figure, Metric) or figure.method != "exact":
             continue
         for method, other in figure.others.items():
-            if (name, method) in _BY_BLOCKS or method in _ALONE or not isinstance(other, Metric):
+            if (name, method) in _BY_BLOCKS or not isinstance(other, Metric):
                 continue
             if (pair := _of_means(name, figure, method, other)) is not None:
                 yield pair

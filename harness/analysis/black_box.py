@@ -13,13 +13,6 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from harness.analysis.attributed import (
-    Alone,
-    alone_by_gauge,
-    alone_by_rest,
-    described,
-    role_that_rests,
-)
 from harness.analysis.balance import delay_of_aborts, held_for_nobody, unread_tokens
 from harness.analysis.cancel import NOBODY_LEFT
 from harness.analysis.counters import wasted_by_counter, wasted_in_all, with_other
@@ -39,8 +32,6 @@ from harness.analysis.totals import Balance, as_figure, pooled
 from harness.records import Metric
 from harness.store.frames import RunFrames
 
-FEWEST_ALONE: Final = 6  # that could be told apart: with fewer a median has no interval
-FEWEST_TOLD: Final = 0.1  # of those who left: fewer that could be told apart stand for nobody
 FEWEST_LOOPS: Final = 4  # with the reading before the load, as many as in `growth`
 _UNITS: Final = {
     "slots": ("running", 1),
@@ -64,7 +55,6 @@ class Outside:
     num_left: int
     num_abandoned: int
     totals: Mapping[str, Balance | NotMeasurable]
-    alone: Mapping[str, Alone | NotMeasurable]
     ghosts: Mapping[str, Ghosts | NotMeasurable]
     waste: Metric | NotMeasurable
     unread: Balance | NotMeasurable
@@ -73,7 +63,6 @@ class Outside:
 
 def seen_from_outside(frames: RunFrames, facts: Facts) -> Outside:
     """Everything that one run showed."""
-    rests = role_that_rests(facts)
     old = {role: why_no_lag(frames, facts, role) for role in ("running", "aborted")}
     return Outside(
         num_left=held_open(frames.requests).n_left,
@@ -81,13 +70,6 @@ def seen_from_outside(frames: RunFrames, facts: Facts) -> Outside:
         totals={
             "counter": _unless(old["aborted"], delay_of_aborts(frames, facts)),
             "gauge": _unless(old["running"], held_for_nobody(frames, facts)),
-        },
-        alone={
-            "gauge": _unless(old["running"], alone_by_gauge(frames, facts)),
-            "counter": _unless(
-                None if rests is None else why_no_lag(frames, facts, rests),
-                alone_by_rest(frames, facts),
-            ),
         },
         ghosts={
             "counter": ghosts_by_counter(frames, facts),
@@ -122,23 +104,14 @@ def figures_from_outside(runs: Sequence[Outside]) -> dict[str, Methods]:
 
 
 def latency_methods(runs: Sequence[Outside]) -> Methods:
-    """The mean cancel latency by totals, and that of single requests where they stood alone.
-
-    The first that can be measured is the figure of a run without exact logs. Totals are of all who
-    left, so they come first, those with a mean before those that tell only what it does not exceed.
-    """
-    num_left = sum(run.num_left for run in runs)
-    totals = {
-        method: _of_all([run.totals[method] for run in runs], _mean_latency, method)
-        for method in runs[0].totals
-    }
-    alone = {
-        f"{method}_attributed": _unless_of_few(
-            _of_all([run.alone[method] for run in runs], described, method), num_left
-        )
-        for method in runs[0].alone
-    }
-    return best_first(totals) | alone
+    """The mean cancel latency by totals. The first that can be measured is the figure of a run
+    without exact logs, so those with a mean come before those that tell only an upper limit."""
+    return best_first(
+        {
+            method: _of_all([run.totals[method] for run in runs], _mean_latency, method)
+            for method in runs[0].totals
+        }
+    )
 
 
 def _mean_latency(found: Sequence[Balance], method: str) -> Figure:
@@ -159,17 +132,6 @@ def _of_all(
             return one
         known.append(one)
     return figure_of(known, method)
-
-
-def _unless_of_few(figure: Figure, num_left: int) -> Figure:
-    if not isinstance(figure, Metric):
-        return figure
-    if figure.n >= max(FEWEST_ALONE, FEWEST_TOLD * num_left):
-        return figure
-    return NotMeasurable(
-        f"by {figure.method} only {figure.n} of {num_left} who left could be told from the others: "
-        f"too few to stand for them (at least {FEWEST_ALONE}, and {FEWEST_TOLD:.0%} of all)"
-    )
 
 
 def waste_by_counter(runs: Sequence[Outside], latency: Metric | None) -> Figure:

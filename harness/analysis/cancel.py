@@ -1,6 +1,6 @@
 """The figures of the cancellations: stages, latency, ghosts, and what was spent on nobody."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +19,7 @@ from harness.analysis.figure import (
     same_reason,
     share,
 )
+from harness.metrics import STAGES
 from harness.records import Metric, Role
 
 NOBODY_LEFT: Final = "no request was abandoned"
@@ -170,26 +171,26 @@ def _prefill_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
     return figures
 
 
+def stages_reached(cancels: pd.DataFrame) -> Iterator[tuple[str, pd.Series, pd.Series]]:
+    """By stage: which requests have passed it, and which never got any further."""
+    has_begun = was_cancelled(cancels)
+    for name in STAGES:
+        is_over = cancels[name].notna()
+        yield name, is_over, has_begun & ~is_over & cancels["censored"].astype(bool)
+        has_begun = has_begun & is_over
+
+
 def _stage_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
     """detect = disconnected - t0, signal = heard - disconnected, wait = removed - heard, free."""
     figures: Figures = {}
-    has_begun = was_cancelled(cancels)
     spent = pd.Series(0.0, index=cancels.index)
-    for name, end in (
-        ("detect_s", "detected_ns"),
-        ("signal_s", "heard_ns"),
-        ("wait_s", "removed_ns"),
-        ("free_s", "freed_ns"),
-    ):
-        is_over = cancels[name].notna()
-        is_stuck = has_begun & ~is_over & cancels["censored"]
+    for name, is_over, is_stuck in stages_reached(cancels):
         waited = (cancels["cancel_latency_s"] - spent).clip(lower=0.0)
         values = cancels[name].where(is_over, waited)[is_over | is_stuck]
         sample = Sample(
             values=values.to_numpy(dtype=float), censored=is_stuck[values.index].to_numpy()
         )
         figures[name] = describe_or(sample, "no request got as far as this stage", **_EXACT_SECONDS)
-        has_begun = has_begun & cancels[end].notna() & is_over
         spent = spent + cancels[name].fillna(0.0)
     if not facts.clocks_agree:
         figures["detect_s"] = NotMeasurable(facts.needs_clock)

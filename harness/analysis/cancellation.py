@@ -23,6 +23,7 @@ import pandas as pd
 from harness.analysis.facts import Facts, is_among, run_facts
 from harness.analysis.open_requests import NEVER, RACE, reset_by_us_ns
 from harness.analysis.step_log import StepTimes
+from harness.analysis.timeline import timeline
 from harness.analysis.tokens import tokens_read, without_tokens
 from harness.analysis.waste import waste_columns
 from harness.records import Outcome, Role
@@ -117,7 +118,7 @@ def cancellations(frames: RunFrames) -> pd.DataFrame:
     left = _left(frames.requests)
     branches = branches_of(left, frames.lifecycle)
     cancels = _with_stamps(left, frames.lifecycle).join(ends_of(left, branches))
-    cancels["phase"] = _phase(cancels, frames.lifecycle, facts)
+    cancels["phase"] = _phase(cancels, frames, facts)
     if facts.has_steps and facts.clocks_agree:
         is_last_step = _ended_with_its_step(cancels, StepTimes.of(frames.steps), facts)
         cancels.loc[is_last_step, "phase"] = "ended"
@@ -173,19 +174,19 @@ def _with_stamps(left: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
     return left.assign(**stamps)
 
 
-def _phase(cancels: pd.DataFrame, lifecycle: pd.DataFrame, facts: Facts) -> pd.Series:
-    """Where the request was at t0: running if the last queue event of any branch before it says so,
-    and whether it had a token."""
+def _phase(cancels: pd.DataFrame, frames: RunFrames, facts: Facts) -> pd.Series:
+    """Where the request was at t0: running if any of its branches was in the batch, and whether it
+    had a token."""
     phase = pd.Series(None, index=cancels.index, dtype=object)
     if not facts.clocks_agree:
         return phase
     t0 = cancels["t0_ns"]
-    moves = lifecycle[lifecycle["event"].isin(["admitted", "resumed", "preempted"])]
-    t0_of = cancels.set_index("request_id")["t0_ns"]
-    moves = moves[moves["t_ns"] <= moves["client_request_id"].map(t0_of).astype("Int64").fillna(0)]
-    last = moves.sort_values("t_ns", kind="stable").drop_duplicates("request_id", keep="last")
-    running = last.loc[last["event"] != "preempted", "client_request_id"]
-    is_running = is_among(cancels["request_id"], running)
+    lives = timeline(frames)
+    t0_of_life = lives["client_request_id"].map(cancels.set_index("request_id")["t0_ns"])
+    t0_of_life = t0_of_life.astype("Int64").fillna(0)
+    is_back = (lives["reason"] == "preempted") & (lives["out_ns"] <= t0_of_life).fillna(value=False)
+    in_batch = lives.loc[(lives["in_ns"] <= t0_of_life) & ~is_back, "client_request_id"]
+    is_running = is_among(cancels["request_id"], in_batch)
     has_token = (cancels["first_token_sampled_ns"] <= t0).fillna(value=False).astype(bool)
     has_ended = (cancels["removed_ns"] <= t0).fillna(value=False).astype(bool)
     phase[cancels["arrived_ns"].notna()] = "waiting"

@@ -14,6 +14,7 @@ import msgspec
 from harness.formatting import quantity
 from harness.metrics import METRICS
 from harness.records import ArmsSummary, Metric, Remark, Summary
+from harness.store.manifest import num_slots
 
 STEP_TOLERANCE: Final = 0.1  # steps that differ by more are another speed, not noise
 MOST_KEYS: Final = 6
@@ -200,9 +201,7 @@ def step_remark(baseline: Metric | None, candidate: Metric | None) -> Remark | N
 
 
 def _slots(target: Mapping[str, Any]) -> int | None:
-    """How many requests the server runs at once: by its own account, else as found out."""
-    config = target.get("config") or {}
-    return config.get("max_num_seqs") or target.get("slots_found")
+    return num_slots(target.get("config"), target.get("slots_found"))
 
 
 def _changed(

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from harness.analysis.stats import Bools
 from harness.records import GAUGES, Trust
 from harness.store.frames import RunFrames
+from harness.store.manifest import num_slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +119,10 @@ def run_facts(frames: RunFrames) -> Facts:
     config, spec = target.get("config") or {}, target.get("spec") or {}
     idle, sources = manifest.get("idle") or {}, spec.get("metrics") or {}
     unsent = (manifest.get("arrivals") or {}).get("unsent") or {}
-    started_ns, ended_ns = _load_window(frames)
+    window = manifest.get("window") or {}
+    started_ns, ended_ns = load_window(
+        window.get("load_started_ns"), window.get("load_ended_ns"), frames.requests
+    )
     before, after = _known(idle.get("before")), _known(idle.get("after"))
     settle_s = manifest.get("settle_s")
     return Facts(
@@ -132,7 +136,7 @@ def run_facts(frames: RunFrames) -> Facts:
         load_started_ns=started_ns,
         load_ended_ns=ended_ns,
         observed_until_ns=_observed_until(frames, ended_ns),
-        slots=config.get("max_num_seqs") or target.get("slots_found"),
+        slots=num_slots(config, target.get("slots_found")),
         block_size=config.get("block_size"),
         num_blocks=config.get("num_blocks") or target.get("blocks_found"),
         idle_before=_not_there_yet(before, after) | before,
@@ -158,14 +162,15 @@ def run_facts(frames: RunFrames) -> Facts:
     )
 
 
-def _load_window(frames: RunFrames) -> tuple[int, int]:
-    window, requests = frames.manifest.get("window") or {}, frames.requests
-    started, ended = window.get("load_started_ns"), window.get("load_ended_ns")
-    if started is None:
-        started = 0 if requests.empty else requests["sent_ns"].min()
-    if ended is None:
-        ended = started if requests.empty else requests["ended_ns"].max()
-    return int(started), int(ended)
+def load_window(
+    started_ns: int | None, ended_ns: int | None, requests: pd.DataFrame
+) -> tuple[int, int]:
+    """The load window of the manifest; what it lacks, from the first sending to the last end."""
+    if started_ns is None:
+        started_ns = 0 if requests.empty else int(requests["sent_ns"].min())
+    if ended_ns is None:
+        ended_ns = started_ns if requests.empty else int(requests["ended_ns"].max())
+    return started_ns, ended_ns
 
 
 def _observed_until(frames: RunFrames, load_ended_ns: int) -> int:

@@ -17,11 +17,9 @@ from harness.analysis.figure import Figure, Figures, NotMeasurable, same_reason
 from harness.analysis.open_requests import held_open, num_abandoned
 from harness.analysis.stats import Floats, Ints, theil_sen
 from harness.analysis.step_log import computed_tokens, shared_blocks
+from harness.analysis.timeline import timeline
 from harness.records import Metric
 from harness.store.frames import RunFrames
-
-_GOT_A_SLOT = ("admitted", "resumed")
-_MOVES = (*_GOT_A_SLOT, "preempted", "removed")
 
 
 def leaks_in_use(
@@ -54,13 +52,10 @@ def leaks_lost(facts: Facts) -> list[str]:
 
 
 def _running(frames: RunFrames) -> pd.DataFrame:
-    """When each request that has a slot at the end of the log got it (`t_ns`), and how many blocks
-    it had then, by the server's id."""
-    log = frames.lifecycle
-    is_ours = is_among(log["client_request_id"], frames.requests["request_id"])
-    moves = log[is_ours & log["event"].isin(_MOVES)].sort_values("t_ns", kind="stable")
-    last = moves.drop_duplicates("request_id", keep="last").set_index("request_id")
-    return last.loc[last["event"].isin(_GOT_A_SLOT), ["t_ns", "num_blocks"]]
+    """The lives of this run's requests that had not ended with the log."""
+    lives = timeline(frames)
+    is_ours = is_among(lives["client_request_id"], frames.requests["request_id"])
+    return lives[is_ours & lives["out_ns"].isna()].reset_index(drop=True)
 
 
 def _blocks_of(running: pd.DataFrame, frames: RunFrames, facts: Facts) -> int:
@@ -68,11 +63,11 @@ def _blocks_of(running: pd.DataFrame, frames: RunFrames, facts: Facts) -> int:
     prefix that it got with it; 0 if nobody told."""
     if running.empty or frames.steps.empty or facts.block_size is None:
         return 0
-    computed = computed_tokens(frames.steps, running.index)
-    since = running["t_ns"].to_numpy(dtype=np.int64)[computed["request"]]
+    computed = computed_tokens(frames.steps, pd.Index(running["server_request_id"]))
+    since = running["in_ns"].to_numpy(dtype=np.int64)[computed["request"]]
     scheduled = computed[computed["ended_ns"] > since].groupby("request")["scheduled"]
     tokens, first = scheduled.sum(), scheduled.first()
-    had = running["num_blocks"].to_numpy(dtype=np.int64)[tokens.index]
+    had = running["blocks"].to_numpy(dtype=np.int64)[tokens.index]
     shared = shared_blocks(had, first.to_numpy(dtype=np.int64), facts.block_size)
     return int(np.ceil(tokens / facts.block_size).sum() + shared.sum())
 

@@ -30,14 +30,15 @@ from harness.analysis.figure import (
     same_reason,
     share,
 )
+from harness.analysis.stats import Ints
 from harness.analysis.step_log import StepTimes
+from harness.analysis.timeline import timeline
 from harness.analysis.tokens import without_tokens
 from harness.records import Remark, Role
 from harness.store.frames import RunFrames
 
 _REFILL_FIGURES: Final = ("slot_refill_s", "refilled_next_schedule")
 _REFILL_COLUMNS: Final = ("request_id", "refill_s", "censored", "next_schedule")
-_TAKES: Final = ("admitted", "resumed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,25 +100,20 @@ def slot_refills(frames: RunFrames, facts: Facts) -> pd.DataFrame:
     next_schedule (whether it was taken in the very next schedule).
     """
     steps = StepTimes.of(frames.steps)
-    kinds = ("admitted", "resumed", "preempted", "blocks_freed")
-    events = frames.lifecycle[frames.lifecycle["event"].isin(kinds)]
-    events = events.sort_values("t_ns", kind="stable")
-    events = events.assign(schedule=steps.next_schedule(events["t_ns"].to_numpy(dtype=np.int64)))
-    had_slot = events["event"].map(
-        {"admitted": 1, "resumed": 1, "preempted": -1, "blocks_freed": 0}
-    )
-    holds = had_slot.groupby(events["request_id"]).cumsum() == 1
-    is_scheduled = events["schedule"] < steps.n  # else no step followed that could take the slot
-    freed = events[(events["event"] == "blocks_freed") & holds & is_scheduled]
-    freed, events = freed.reset_index(drop=True), events[is_scheduled]
-    schedules = _schedules(frames.steps, events, freed, facts.slots)
+    lives = timeline(frames)
+    freed = lives[lives["freed_ns"].notna()].sort_values("freed_order")
+    freed_ns = freed["freed_ns"].to_numpy(dtype=np.int64)
+    given = steps.next_schedule(freed_ns)
+    is_scheduled = given < steps.n  # else no step followed that could take the slot
+    freed, freed_ns, given = freed[is_scheduled], freed_ns[is_scheduled], given[is_scheduled]
+    schedules = _schedules(frames.steps, lives, steps, given, facts.slots)
     refills = pair_refills(schedules, steps.started_ns.tolist(), facts.observed_until_ns)
     position = [refill.freed for refill in refills]
     until = np.array([refill.until_ns for refill in refills], dtype=np.int64)
     return pd.DataFrame(
         {
             "request_id": freed["client_request_id"].to_numpy()[position],
-            "refill_s": (until - freed["t_ns"].to_numpy(dtype=np.int64)[position]) / 1e9,
+            "refill_s": (until - freed_ns[position]) / 1e9,
             "censored": [not refill.is_taken for refill in refills],
             "next_schedule": [refill.is_next_schedule for refill in refills],
         }
@@ -125,30 +121,31 @@ def slot_refills(frames: RunFrames, facts: Facts) -> pd.DataFrame:
 
 
 def _schedules(
-    steps: pd.DataFrame, events: pd.DataFrame, freed: pd.DataFrame, slots: int | None
+    steps: pd.DataFrame, lives: pd.DataFrame, times: StepTimes, given: Ints, slots: int | None
 ) -> list[Schedule]:
     """The schedules at which a slot was given back or a request taken, in order."""
     in_order = steps.sort_values("started_ns", kind="stable")
     num_waiting = in_order["num_waiting"].to_numpy()
     num_running = in_order["num_running"].to_numpy()
-    is_taken = events["event"].isin(_TAKES)
-    taken, given = defaultdict(list), defaultdict(list)
-    for step, t_ns in zip(events["schedule"][is_taken], events["t_ns"][is_taken], strict=True):
+    freed, taken = defaultdict(list), defaultdict(list)
+    for position, step in enumerate(given.tolist()):
+        freed[step].append(position)
+    taken_ns = np.sort(lives["in_ns"].to_numpy(dtype=np.int64))
+    for step, t_ns in zip(times.next_schedule(taken_ns).tolist(), taken_ns.tolist(), strict=True):
         taken[step].append(t_ns)
-    for position, step in enumerate(freed["schedule"]):
-        given[step].append(position)
-    preempted = Counter(events["schedule"][events["event"] == "preempted"])
+    preempted_ns = lives.loc[lives["reason"] == "preempted", "out_ns"].to_numpy(dtype=np.int64)
+    preempted = Counter(times.next_schedule(preempted_ns).tolist())
     schedules = []
-    for step in sorted(taken.keys() | given.keys()):
+    for step in sorted(step for step in taken.keys() | freed.keys() if step < times.n):
         change = len(taken[step]) - preempted[step]
         num_free = None
-        # Who was left waiting although slots were free found no room for another reason: no blocks.
+        # A request left waiting although slots were free lacked room for another reason: blocks.
         if slots is not None and (step == 0 or num_waiting[step - 1] == 0):
             num_free = slots - int(num_running[step]) + change
         schedules.append(
             Schedule(
                 step=step,
-                freed=given[step],
+                freed=freed[step],
                 taken_ns=taken[step],
                 num_wanting=int(num_waiting[step]) + change,
                 num_free=num_free,

@@ -14,8 +14,9 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.facts import Facts
-from harness.analysis.stats import Floats, Ints
+from harness.analysis.stats import Bools, Floats, Ints
 from harness.analysis.tokens import token_gaps
+from harness.records import has_labels
 from harness.store.frames import RunFrames
 
 
@@ -49,7 +50,7 @@ def readings_of(frames: RunFrames, facts: Facts, role: str) -> Readings | None:
         return None
     turns = _turns(samples)
     wanted = facts.metric_labels.get(role, {})
-    is_role = (samples["name"] == name).to_numpy() & _has_labels(samples["labels"], wanted)
+    is_role = (samples["name"] == name).to_numpy() & _that_have(samples["labels"], wanted)
     if not is_role.any():
         return None
     values = samples[is_role].assign(turn=turns[is_role]).groupby("turn")["value"].sum()
@@ -136,8 +137,6 @@ def _url_of_labels(labels: pd.Series) -> dict[str, str]:
     return {text: json.loads(text).get("metrics_url", "") for text in labels.unique()}
 
 
-def _has_labels(labels: pd.Series, wanted: Mapping[str, str]) -> np.ndarray:
-    if not wanted:
-        return np.ones(len(labels), dtype=bool)
-    matching = {text: wanted.items() <= json.loads(text).items() for text in labels.unique()}
+def _that_have(labels: pd.Series, wanted: Mapping[str, str]) -> Bools:
+    matching = {text: has_labels(text, wanted) for text in labels.unique()}
     return labels.map(matching).to_numpy(dtype=bool)

@@ -15,6 +15,7 @@ import pandas as pd
 from harness.analysis.facts import Facts, is_among
 from harness.analysis.stats import Floats, Ints
 from harness.analysis.step_log import computed_tokens, shared_blocks
+from harness.analysis.timeline import timeline
 from harness.store.frames import RunFrames
 
 _SINCE_T0: Final = (
@@ -77,7 +78,7 @@ def _since_t0(
         return np.where(known, _of_owners(values, branches, cancels), np.nan)
 
     n, t0 = len(branches), branches["t0_ns"].to_numpy(dtype=np.int64)
-    moves = _queue_moves(branches, frames.lifecycle)
+    moves = _batch_changes(branches, timeline(frames))
     removed, freed = (_end_of(branches[name], t0, facts) for name in ("removed_ns", "freed_ns"))
     columns["slot_seconds"] = of_each(integral(moves, t0, removed))
     if computed is None:
@@ -113,19 +114,16 @@ def _end_of(stamps: pd.Series, t0: Ints, facts: Facts) -> Ints:
     return np.where(stamps.isna(), last, stamps.to_numpy(dtype=np.int64, na_value=0))
 
 
-def _queue_moves(branches: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
+def _batch_changes(branches: pd.DataFrame, lives: pd.DataFrame) -> pd.DataFrame:
     """When each branch entered the batch (level 1) and was put back into the queue (level 0)."""
-    moves = lifecycle[lifecycle["event"].isin(["admitted", "resumed", "preempted"])]
     positions = pd.Series(np.arange(len(branches)), index=branches["server_request_id"])
-    moves = moves[is_among(moves["request_id"], positions.index)]
-    return pd.DataFrame(
-        {
-            "request": moves["request_id"].map(positions).to_numpy(dtype=np.int64),
-            "t_ns": moves["t_ns"].to_numpy(dtype=np.int64),
-            "level": (moves["event"] != "preempted").to_numpy(dtype=float),
-            "num_blocks": moves["num_blocks"].to_numpy(dtype=np.int64),
-        }
-    )
+    lives = lives[is_among(lives["server_request_id"], positions.index)]
+    lives = lives.assign(request=lives["server_request_id"].map(positions).astype(np.int64))
+    entered = lives.rename(columns={"in_ns": "t_ns"}).assign(level=1.0)
+    lost = lives[lives["reason"] == "preempted"].rename(columns={"out_ns": "t_ns"})
+    columns = ["request", "life", "t_ns", "level", "blocks"]
+    changes = pd.concat([entered[columns], lost.assign(level=0.0, blocks=0)[columns]])
+    return changes.astype({"t_ns": np.int64}).sort_values(["request", "t_ns"], kind="stable")
 
 
 def _block_changes(computed: pd.DataFrame, moves: pd.DataFrame, block_size: int) -> pd.DataFrame:
@@ -151,16 +149,13 @@ def _block_changes(computed: pd.DataFrame, moves: pd.DataFrame, block_size: int)
 
 
 def _shared_in_life(changes: pd.DataFrame, moves: pd.DataFrame, block_size: int) -> Floats:
-    """Of each change, the blocks of a cached prefix held in that life of its request: a life begins
-    at an admission, or at the resumption after a preemption."""
+    """For each change, the blocks of a cached prefix held in that life of its request."""
     keys = ["request", "life"]
     first = changes[changes["scheduled"] > 0].drop_duplicates(keys)[[*keys, "scheduled"]]
-    entered = moves.sort_values(["request", "t_ns"], kind="stable")
-    entered = entered.assign(life=(entered["level"] == 0).groupby(entered["request"]).cumsum())
-    entered = entered[entered["level"] == 1].drop_duplicates(keys)[[*keys, "num_blocks"]]
-    begun = first.merge(entered, on=keys, how="left").fillna({"num_blocks": 0})
+    entered = moves.loc[moves["level"] == 1, [*keys, "blocks"]]
+    begun = first.merge(entered, on=keys, how="left").fillna({"blocks": 0})
     begun["shared"] = shared_blocks(
-        begun["num_blocks"].to_numpy(dtype=np.int64),
+        begun["blocks"].to_numpy(dtype=np.int64),
         begun["scheduled"].to_numpy(dtype=np.int64),
         block_size,
     )

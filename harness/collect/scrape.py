@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from harness.collect.source import SourceError
 from harness.http_client import why_unread
-from harness.records import MetricSample
+from harness.records import MetricSample, has_labels
 from harness.workload.target import MetricRole, MetricSource
 
 
@@ -108,10 +108,7 @@ def _without_buckets(text: str) -> str:
 
 def matches(sample: MetricSample, source: MetricSource) -> bool:
     """Is this one of the series that the source names?"""
-    if sample.name != source.name:
-        return False
-    labels = json.loads(sample.labels)
-    return all(labels.get(key) == value for key, value in source.labels.items())
+    return sample.name == source.name and has_labels(sample.labels, source.labels)
 
 
 def read_roles(

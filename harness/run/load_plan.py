@@ -12,6 +12,7 @@ from harness.load.client_process import PROGRAM
 from harness.records import Way
 from harness.run.server import Server
 from harness.run.settle import leaves_in_silence
+from harness.store.manifest import num_slots
 from harness.workload.abandon import AbandonPlan, FilePlan, StayPlan
 from harness.workload.arrivals import ClosedArrivals
 from harness.workload.load import (
@@ -228,9 +229,7 @@ def _check_bystanders(load: ChunkFrontierLoad, server: Server) -> None:
 
 
 def _slots_of(server: Server) -> int | None:
-    """As the server tells it, or as it was found by trying; None where nobody knows."""
-    told = (server.config or {}).get("max_num_seqs", server.slots_found)
-    return None if told is None else int(told)
+    return num_slots(server.config, server.slots_found)
 
 
 def _check_slots(load: SlotRecoveryLoad, server: Server) -> None:
@@ -244,10 +243,8 @@ def _check_slots(load: SlotRecoveryLoad, server: Server) -> None:
 
 
 def _ask_slots(workload: Workload, target: Target, server: Server) -> int:
-    if target.slots_from == "config" and server.config is not None:
-        return int(server.config["max_num_seqs"])
-    if server.slots_found is not None:
-        return server.slots_found
+    if (slots := _slots_of(server)) is not None:
+        return slots
     raise ConfigError(
         f"workload {workload.name}: a server of kind {target.name} does not tell how many batch "
         f"slots it has, and trying it out showed no limit; say so with --set load.slots=N"

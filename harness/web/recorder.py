@@ -37,7 +37,7 @@ from harness.run.measurement import Measurement
 from harness.run.pipeline import execute
 from harness.run.progress import Interruption, Snapshot, describe_load
 from harness.run.run_config import SEED_KEY, ResolvedRun, RunConfig, resolve_run
-from harness.store.manifest import TargetFacts
+from harness.store.manifest import TargetFacts, num_slots
 from harness.store.run_folder import RunFolder
 from harness.web.live import LiveRun
 from harness.web.tab import final_rows, live_rows
@@ -131,8 +131,7 @@ def _slots(target: TargetFacts | None) -> int | None:
     """How many batch slots the server has; None where it is not known."""
     if target is None:
         return None
-    told: int | None = (target.config or {}).get("max_num_seqs")
-    return told or target.slots_found
+    return num_slots(target.config, target.slots_found)
 
 
 def _described(plan: LoadPlan) -> str:

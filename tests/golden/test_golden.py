@@ -29,6 +29,8 @@ def differences(was: Any, now: Any, at: str) -> Iterator[tuple[str, str]]:
         case dict(), dict():
             for key in dict.fromkeys([*was, *now]):
                 yield from differences(was.get(key), now.get(key), f"{at}.{key}")
+        case list(), list() if at.endswith(".agreement"):
+            yield from differences(_by_method(was), _by_method(now), at)
         case list(), list() if len(was) == len(now):
             for number, (one, other) in enumerate(zip(was, now, strict=True)):
                 yield from differences(one, other, f"{at}.{number}")
@@ -36,6 +38,10 @@ def differences(was: Any, now: Any, at: str) -> Iterator[tuple[str, str]]:
             return
         case _ if was != now and not (was in _EMPTY and now in _EMPTY):
             yield at, f"{at}: was {_short(was)}, is {_short(now)}"
+
+
+def _by_method(pairs: list[Any]) -> dict[str, Any]:
+    return {f"{one['metric']} by {one['method']}": one for one in pairs}
 
 
 def _short(value: object) -> str:

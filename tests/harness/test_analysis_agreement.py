@@ -44,29 +44,6 @@ def test_a_probe_is_as_late_as_a_token_may_be_under_way(
     assert found.agrees is agrees
 
 
-@pytest.mark.parametrize(("freed", "agrees"), [(135, True), (300, False)])
-def test_who_stood_alone_is_held_against_his_own_log(
-    make_run: MakeRun, freed: float, agrees: bool
-) -> None:
-    """Others left, too, at moments at which nothing can be attributed, and took much longer."""
-    run = make_run()
-    alone_one_by_one(run, 6)
-    run.manifest.clock.comparable = True
-    for i in range(6):
-        run.events(str(i), arrived=1000 * i, admitted=1000 * i, first_token=1000 * i + 40)
-        gone = 1000 * i + freed
-        run.events(str(i), removed=gone, blocks_freed=gone, finished=gone)
-    for name in ("x", "y"):
-        run.request(name, sent=7000, tokens=[7050], outcome="abandoned", end=7100)
-        run.events(name, arrived=7000, admitted=7000, removed=7900, blocks_freed=7900)
-        run.events(name, finished=7900)
-    found = agreed(run)[("cancel_latency_s", "gauge_attributed")]
-    assert found.n == 6
-    assert found.exact == pytest.approx((freed - 100) / 1e3)
-    assert found.value == pytest.approx(0.050)
-    assert found.agrees is agrees
-
-
 @pytest.mark.parametrize(("aborted", "value", "agrees"), [(4.0, 1 / 5, True), (2.0, 3 / 5, False)])
 def test_a_share_from_outside_is_also_of_those_who_were_cut_off(
     make_run: MakeRun, aborted: float, value: float, agrees: bool

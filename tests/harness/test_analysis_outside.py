@@ -18,7 +18,7 @@ from harness.analysis.pool import _over_rounds, analyse_round, arm_figures
 from harness.analysis.scraped import lag_ns
 from harness.analysis.totals import Balance, as_figure, pooled
 from tests.harness.from_outside import lonely_run, seen
-from tests.harness.told import metric, reason, summary_of
+from tests.harness.told import metric, reason
 from tests.made_up.rows import at
 from tests.made_up.servers import alone_one_by_one
 
@@ -38,30 +38,6 @@ def balance(sums: list[float], count: int = 10, **more: Any) -> Balance:
 
 
 # Cancel latency.
-
-
-def test_who_stood_alone_is_told_beside_the_totals_never_before_them(make_run: MakeRun) -> None:
-    run = make_run()
-    alone_one_by_one(run, 6)
-    methods = figures_from_outside([seen(run)])["cancel_latency_s"]
-    assert list(methods)[-2:] == ["gauge_attributed", "counter_attributed"]
-    assert (metric(methods["gauge_attributed"]).n, metric(methods["gauge"]).n) == (6, 6)
-    leading = summary_of(run.frames())["metrics"]["cancel_latency_s"]
-    assert leading["p50"] is None
-
-
-def test_fewer_than_six_who_stood_alone_are_told_by_no_figure(make_run: MakeRun) -> None:
-    run = make_run()
-    alone_one_by_one(run, 5)
-    methods = figures_from_outside([seen(run)])["cancel_latency_s"]
-    assert reason(methods["gauge_attributed"]).startswith("by gauge only 5 of 5 who left")
-
-
-def test_six_of_many_do_not_stand_for_them(make_run: MakeRun) -> None:
-    run = make_run()
-    alone_one_by_one(run, 6)
-    methods = figures_from_outside([replace(seen(run), num_left=61)])["cancel_latency_s"]
-    assert reason(methods["gauge_attributed"]).startswith("by gauge only 6 of 61 who left")
 
 
 def test_rounds_are_pooled_by_their_sums(make_run: MakeRun) -> None:

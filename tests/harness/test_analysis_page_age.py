@@ -88,9 +88,6 @@ def test_the_age_of_a_page_in_steps_is_not_known_where_no_step_was_seen(make_run
     run.manifest.target.spec["metrics"]["running"]["lag_steps"] = 2.0
     frames = run.frames()
     methods = by_method(frames)
-    for name in ("gauge", "gauge_attributed"):
-        found = methods[name]
-        assert isinstance(found, NotMeasurable)
-        assert "its_running can be 2 steps old, and how long a step takes was not seen" in (
-            found.reason
-        )
+    found = methods["gauge"]
+    assert isinstance(found, NotMeasurable)
+    assert "its_running can be 2 steps old, and how long a step takes was not seen" in found.reason

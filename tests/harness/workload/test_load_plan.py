@@ -106,8 +106,9 @@ class TestOnThisServer:
     def test_slots_that_were_found_count_as_those_that_are_told(self, tmp_path: Path) -> None:
         asked, target = workload(tmp_path, '{plan="queued"}'), load_target("llamacpp")
         found = replace(server(), slots_found=4)
-        with pytest.raises(ConfigError, match="is 4 and the server has 4 slots"):
-            make_load(asked, target, found, tmp_path)
+        for config in (None, {"max_num_seqs": None}):
+            with pytest.raises(ConfigError, match="is 4 and the server has 4 slots"):
+                make_load(asked, target, replace(found, config=config), tmp_path)
         with pytest.raises(ConfigError, match="are 32, but the server has 4 slots"):
             make_load(load_workload("cancel_storm"), target, found, tmp_path)
 
