@@ -31,7 +31,7 @@ from harness.export.comparison import (
     times,
 )
 from harness.formatting import DASH, between, bounded, quantity, shift_in_words
-from harness.metrics import METRICS, headline_figures, spoken
+from harness.metrics import CANCEL_LATENCY, METRICS, headline_figures, spoken
 from harness.records import Metric, Remark
 from harness.store.manifest import num_slots
 
@@ -335,7 +335,7 @@ def _curves(arm: ComparedArm) -> Section:
         return section.without("No run has a log of single cancels.")
     curves = {_with_ghosts(label, curve): curve for label, (_, curve) in found.items()}
     said = " ".join(
-        f"{label}: {median_and_p99(one.metrics.get('cancel_latency_s'))}"
+        f"{label}: {median_and_p99(one.metrics.get(CANCEL_LATENCY))}"
         for label, (one, _) in found.items()
     )
     pictures = [

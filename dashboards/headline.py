@@ -18,6 +18,7 @@ from harness.formatting import (
     number,
     quantity,
 )
+from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
 from harness.records import Metric
 
 Metrics = Mapping[str, Metric]
@@ -67,7 +68,7 @@ def sentence(
 
 
 def _latency_words(metrics: Metrics) -> list[str]:
-    latency = metrics.get("cancel_latency_s")
+    latency = metrics.get(CANCEL_LATENCY)
     if latency is None or not latency.n:
         return []
     if latency.bound == "upper" or not has_quantiles(latency):
@@ -239,7 +240,7 @@ def cards(
     """The headline figures that this run has, in reading order. `in_use`, `unsure`: see
     `sentence`."""
     found = {
-        "cancel_latency_s": _cancel_card(metrics),
+        CANCEL_LATENCY: _cancel_card(metrics),
         "slot_recovery_s": _timed_card(
             metrics, "slot_recovery_s", "Slot recovery", GOOD["recovery"], _other_waits(metrics)
         ),
@@ -289,7 +290,7 @@ def _intervals(metric: Metric, **names: str) -> list[str]:
 
 
 def _cancel_card(metrics: Metrics) -> Card | None:
-    latency, steps = metrics.get("cancel_latency_s"), metrics.get("cancel_latency_steps")
+    latency, steps = metrics.get(CANCEL_LATENCY), metrics.get(CANCEL_LATENCY_STEPS)
     if latency is None or not latency.n:
         return None
     details = _spread(latency)

@@ -21,6 +21,7 @@ from dashboards.source import Run
 from harness.analysis.cancellation import is_unfinished
 from harness.analysis.stats import Floats, Ints
 from harness.analysis.tokens import without_tokens
+from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
 from harness.records import Outcome
 
 WORST: Final = 2_000
@@ -96,7 +97,7 @@ def worst_first(requests: pd.DataFrame, cancels: pd.DataFrame) -> Ints:
     is_ghost = ids.isin(left.index[left["ghost"].fillna(value=False).astype(bool)])
     is_wrong = requests["outcome"].isin(_WRONG)
     kind = np.select([is_ghost.to_numpy(), is_wrong.to_numpy()], [0, 1], default=2)
-    let_go = left["cancel_latency_s"].reindex(ids).to_numpy(dtype=float)
+    let_go = left[CANCEL_LATENCY].reindex(ids).to_numpy(dtype=float)
     order: Ints = np.lexsort((-_tail(let_go, _ttft(requests)), kind))
     return order
 
@@ -142,10 +143,10 @@ def _columns(rows: pd.DataFrame) -> dict[str, list[Any]]:
 def _cancel_columns(rows: pd.DataFrame, cancels: pd.DataFrame) -> dict[str, list[Any]]:
     """What became of abandoned requests; null for the others."""
     left = cancels.set_index("request_id").reindex(rows["request_id"])
-    names = ("phase", "ghost", "censored", "finish_reason", "cancel_latency_steps", "wasted_tokens")
+    names = ("phase", "ghost", "censored", "finish_reason", CANCEL_LATENCY_STEPS, "wasted_tokens")
     found = {name: _objects(left[name]) for name in names}
     found["is_unfinished"] = is_unfinished(left).tolist()
-    return found | {"let_go_ms": _milliseconds(left["cancel_latency_s"] * 1e3)}
+    return found | {"let_go_ms": _milliseconds(left[CANCEL_LATENCY] * 1e3)}
 
 
 def _stamps(rows: pd.DataFrame, run: Run, sent_ns: Ints) -> dict[str, list[float | None]]:

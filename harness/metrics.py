@@ -35,8 +35,8 @@ class MetricInfo(msgspec.Struct, frozen=True, kw_only=True):
     about.
 
     `good`, where the metric is followed over many runs: what one hopes to see. `rank`: its place
-    among the headlines, `shown` in which runs it is one. `in_brief`: it is shown where there is
-    room for few. `never_over`: a censored value stands for one that never ended. `of_tokens`: it
+    among the headlines, `shown` in which runs it is one. `in_brief`: it is shown without
+    `--all`. `never_over`: a censored value stands for one that never ended. `of_tokens`: it
     rests on how tokens were counted. `from_server_alone`: a slow client does not move it. `part_of`
     names the metric that it is a part of, or the same in another unit. `baseline_figure` is judged
     against a baseline where no limit says more. `instead`: the metrics, nearest first, that answer
@@ -53,6 +53,7 @@ class MetricInfo(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
     shown: Shown = "always"
     in_brief: bool = False
+    on_web_tab: bool = False
     good: str | None = None
     never_over: bool = False
     of_tokens: bool = False
@@ -112,6 +113,7 @@ _TABLE: Final = (
         formula="blocks reclaimed - t0; of a queued request: left the queue - t0",
         rank=1,
         in_brief=True,
+        on_web_tab=True,
         good="flat, at one or two steps of the engine.",
         never_over=True,
         baseline_figure="mean",
@@ -125,6 +127,7 @@ _TABLE: Final = (
         "left.",
         formula="step boundaries in (t0, blocks reclaimed]",
         rank=2,
+        in_brief=True,
         good="flat, at one or two; it does not depend on the machine.",
         never_over=True,
         part_of=CANCEL_LATENCY,
@@ -138,6 +141,7 @@ _TABLE: Final = (
         shows="The cancel latency of long prompts that were left during their prefill.",
         formula="as cancel_latency_s, of these requests only",
         rank=3,
+        in_brief=True,
         never_over=True,
     ),
     MetricInfo(
@@ -159,6 +163,7 @@ _TABLE: Final = (
         kind="proportion",
         better="more",
         rank=5,
+        in_brief=True,
     ),
     MetricInfo(
         name="slot_refill_s",
@@ -168,6 +173,7 @@ _TABLE: Final = (
         formula="next waiting request admitted - blocks reclaimed, paired first come first served",
         rank=10,
         in_brief=True,
+        on_web_tab=True,
         good="flat, far below a step.",
     ),
     MetricInfo(
@@ -189,6 +195,7 @@ _TABLE: Final = (
         formula="first token of the waiting probe - t0",
         rank=12,
         in_brief=True,
+        on_web_tab=True,
         good="flat, near the wait for an unloaded server.",
         may_be_negative=True,
         baseline_figure="p50",
@@ -218,6 +225,7 @@ _TABLE: Final = (
         formula="generated - read by the client at t0",
         rank=15,
         in_brief=True,
+        on_web_tab=True,
         good="flat, at what was on its way and the step in flight.",
         of_tokens=True,
         baseline_figure="mean",
@@ -280,6 +288,7 @@ _TABLE: Final = (
         shows="Time to the first token of those who stayed.",
         formula="first token - sent",
         rank=28,
+        in_brief=True,
         good="flat: those who stay do not pay for those who leave.",
         baseline_figure="p50",
     ),
@@ -290,6 +299,7 @@ _TABLE: Final = (
         shows="Time between two tokens of those who stayed.",
         formula="token event - token event before it",
         rank=29,
+        in_brief=True,
         good="flat, at about a step.",
         of_tokens=True,
         baseline_figure="p50",
@@ -309,6 +319,7 @@ _TABLE: Final = (
         shows="TTFT from the moment at which the schedule wanted the request sent.",
         formula="first token - intended start",
         rank=38,
+        in_brief=True,
         shown="open loop",
     ),
     MetricInfo(
@@ -369,6 +380,7 @@ _TABLE: Final = (
         kind="reading",
         better="neither",
         rank=32,
+        in_brief=True,
     ),
     MetricInfo(
         name="canary_mismatch_rate",
@@ -378,6 +390,7 @@ _TABLE: Final = (
         formula="answers that differ from the known one / answers after it",
         kind="proportion",
         rank=33,
+        in_brief=True,
     ),
     MetricInfo(
         name="canary_ttft_s",
@@ -402,6 +415,7 @@ _TABLE: Final = (
         shows="From the first leaving of a storm until the server held nothing of it.",
         formula="last blocks reclaimed - first t0, of one storm",
         rank=36,
+        in_brief=True,
     ),
     MetricInfo(
         name="storm_spread_s",
@@ -420,6 +434,7 @@ _TABLE: Final = (
         kind="proportion",
         rank=19,
         in_brief=True,
+        on_web_tab=True,
         good="0 in every run.",
         from_server_alone=True,
         instead=("leaked_slots", "leaked_kv_share"),
@@ -432,6 +447,7 @@ _TABLE: Final = (
         formula="running after the settle time - before the load",
         kind="idle",
         rank=20,
+        in_brief=True,
         good="0 in every run.",
         may_be_negative=True,
         from_server_alone=True,
@@ -444,6 +460,7 @@ _TABLE: Final = (
         formula="free blocks before the load - after the settle time",
         kind="idle",
         rank=21,
+        in_brief=True,
         good="0 in every run.",
         may_be_negative=True,
         from_server_alone=True,
@@ -518,6 +535,7 @@ _TABLE: Final = (
         kind="reading",
         better="neither",  # slots are also full of ghosts
         rank=26,
+        in_brief=True,
     ),
     MetricInfo(
         name="throughput_tps",
@@ -540,7 +558,7 @@ _TABLE: Final = (
         kind="reading",
         rank=43,
         shown="arms",
-        in_brief=True,
+        on_web_tab=True,
     ),
     MetricInfo(
         name="recomputed_tokens",
@@ -565,7 +583,7 @@ _TABLE: Final = (
         label="client lag",
         shows="How late the load itself notices: no time below it means anything.",
         formula="timer noticed - timer due",
-        in_brief=True,
+        on_web_tab=True,
     ),
     MetricInfo(
         name="scrape_interval_s",

@@ -29,6 +29,7 @@ from dashboards.figures.ladders import log_time_axis
 from dashboards.figures.timeline import thin_marks
 from harness.analysis.cancellation import was_cancelled
 from harness.analysis.stats import Curve, kaplan_meier
+from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
 
 STEPS: Final = 1_000  # in which a curve is drawn: none is more than 0.1 % of its height
 RECOVERY_ARMS: Final = (("unloaded", GREEN), ("abandon", BLUE), ("control", GREY))
@@ -137,7 +138,7 @@ def _empty(unit: str) -> Figure:
 
 def _curve(cancels: pd.DataFrame) -> Curve:
     return kaplan_meier(
-        cancels["cancel_latency_s"].to_numpy(dtype=float),
+        cancels[CANCEL_LATENCY].to_numpy(dtype=float),
         cancels["censored"].to_numpy(dtype=bool),
     )
 
@@ -169,7 +170,7 @@ def _add_curve(
 def cancel_steps(cancels: pd.DataFrame) -> Figure:
     """How many abandoned requests took how many step boundaries."""
     figure = canvas(x_title="step boundaries until let go", y_title="requests", height=240)
-    steps = cancels.loc[~cancels["censored"].astype(bool), "cancel_latency_steps"].dropna()
+    steps = cancels.loc[~cancels["censored"].astype(bool), CANCEL_LATENCY_STEPS].dropna()
     counts = steps.astype(int).value_counts().sort_index()
     figure.add_bar(
         x=counts.index.tolist(),

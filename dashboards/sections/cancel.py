@@ -14,6 +14,7 @@ from dashboards.source import Run
 from harness.analysis.cancellation import was_cancelled
 from harness.analysis.recovery import control_answer_tokens, probes
 from harness.formatting import DASH, figure_of
+from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
 from harness.records import Metric
 
 ONLY_TOTALS: Final = (
@@ -42,24 +43,24 @@ def latency(run: Run) -> Section:
         good="a steep line that reaches 100 % within one or two engine steps.",
     )
     if not was_cancelled(run.cancels).any():
-        return section.without(why_not(run, ("cancel_latency_s",), ONLY_TOTALS))
+        return section.without(why_not(run, (CANCEL_LATENCY,), ONLY_TOTALS))
     pictures = [
         Picture(
             name="cancel-latency",
             figure=curves.cancel_latency(run.cancels),
             alt="Share of abandoned requests let go of, by time since the user left. "
-            + median_and_p99(run.metrics.get("cancel_latency_s")),
+            + median_and_p99(run.metrics.get(CANCEL_LATENCY)),
             note=curves.rising_note(int(was_cancelled(run.cancels).sum())),
         )
     ]
     is_let_go = ~run.cancels["censored"].astype(bool)
-    if run.cancels.loc[is_let_go, "cancel_latency_steps"].notna().any():
+    if run.cancels.loc[is_let_go, CANCEL_LATENCY_STEPS].notna().any():
         pictures.append(
             Picture(
                 name="cancel-steps",
                 figure=curves.cancel_steps(run.cancels),
                 alt="Bars: abandoned requests by the number of engine steps until let go. "
-                + median_and_p99(run.metrics.get("cancel_latency_steps")),
+                + median_and_p99(run.metrics.get(CANCEL_LATENCY_STEPS)),
                 note="Counted in engine steps, so that a slow machine and a fast one compare; "
                 "ghosts are left out here.",
             )
@@ -79,7 +80,7 @@ def ways(run: Run) -> Section:
     )
     rows = [*_rows(run, "way", WAYS), *_rows(run, "phase", PHASES)]
     if not rows:
-        return section.without(why_not(run, ("cancel_latency_s",), ONLY_TOTALS))
+        return section.without(why_not(run, (CANCEL_LATENCY,), ONLY_TOTALS))
     table = Table(
         title="Cancel latency by way and phase",
         shows="Ghosts were never stopped within the settle time.",
@@ -104,7 +105,7 @@ def _rows(run: Run, kind: str, labels: Mapping[str, str]) -> list[tuple[str, int
         (
             labels.get(one[kind], str(one[kind])),
             one.get("ghosts"),
-            msgspec.convert(one["cancel_latency_s"], Metric),
+            msgspec.convert(one[CANCEL_LATENCY], Metric),
         )
         for one in found
     ]

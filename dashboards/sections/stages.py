@@ -18,6 +18,7 @@ from harness.analysis.cancel import stages_reached
 from harness.analysis.figure import Sample, describe
 from harness.analysis.step_log import StepTimes
 from harness.formatting import DASH, figure_of, quantity
+from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
 from harness.records import Metric
 
 # metric, from, to, columns of `cancellations` for the ends
@@ -87,8 +88,8 @@ def stage_table(metrics: Mapping[str, Metric], in_steps: Mapping[str, Metric]) -
         for name, start, end, _, _ in _ROWS
         if name in metrics
     ]
-    if whole := metrics.get("cancel_latency_s"):
-        rows.append(_row("in all: cancel latency", whole, metrics.get("cancel_latency_steps")))
+    if whole := metrics.get(CANCEL_LATENCY):
+        rows.append(_row("in all: cancel latency", whole, metrics.get(CANCEL_LATENCY_STEPS)))
     if refill := metrics.get("slot_refill_s"):
         label = "blocks reclaimed \N{RIGHTWARDS ARROW} refilled: the next one takes the slot"
         rows.append((*_row(label, refill, None)[:-2], _next_schedule(metrics), DASH))
@@ -120,7 +121,7 @@ def stages_in_steps(cancels: pd.DataFrame, steps: pd.DataFrame) -> dict[str, Met
         return {}
     times = StepTimes.of(steps)
     ends = {name: (start, end) for name, _, _, start, end in _ROWS}
-    latency_ns = (cancels["cancel_latency_s"].fillna(0.0) * 1e9).round().astype("Int64")
+    latency_ns = (cancels[CANCEL_LATENCY].fillna(0.0) * 1e9).round().astype("Int64")
     found = {}
     for name, is_over, is_stuck in stages_reached(cancels):
         start, end = ends[name]

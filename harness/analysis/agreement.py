@@ -22,12 +22,13 @@ from harness.analysis.recovery import probes
 from harness.analysis.stats import mean_ci95, ratio_ci95
 from harness.analysis.tokens import tokens_read, without_tokens
 from harness.analysis.totals import Balance, sum_by_block
+from harness.metrics import CANCEL_LATENCY
 from harness.records import Agreement, Metric
 from harness.store.frames import RunFrames
 
 _BY_BLOCKS = {
-    ("cancel_latency_s", "counter"): (delay_of_aborts, "held_s"),
-    ("cancel_latency_s", "gauge"): (held_for_nobody, "held_s"),
+    (CANCEL_LATENCY, "counter"): (delay_of_aborts, "held_s"),
+    (CANCEL_LATENCY, "gauge"): (held_for_nobody, "held_s"),
     ("wasted_tokens", "counter"): (unread_tokens, "wasted"),
 }
 # A token's way from the sampler to the client: written, sent over loopback, read and parsed. Beside

@@ -29,6 +29,7 @@ from harness.analysis.open_requests import held_open, num_abandoned
 from harness.analysis.scraped import typical_step_s, why_no_lag
 from harness.analysis.stats import theil_sen
 from harness.analysis.totals import Balance, as_figure, pooled
+from harness.metrics import CANCEL_LATENCY
 from harness.records import Metric
 from harness.store.frames import RunFrames
 
@@ -89,7 +90,7 @@ def figures_from_outside(runs: Sequence[Outside]) -> dict[str, Methods]:
     """
     runs = [run for run in runs if run.num_left]
     if not any(run.num_abandoned for run in runs):
-        return {name: {} for name in ("cancel_latency_s", "ghost_rate", "wasted_tokens")}
+        return {name: {} for name in (CANCEL_LATENCY, "ghost_rate", "wasted_tokens")}
     latency = latency_methods(runs)
     best = next((one for one in latency.values() if isinstance(one, Metric)), None)
     ghosts = {
@@ -97,7 +98,7 @@ def figures_from_outside(runs: Sequence[Outside]) -> dict[str, Methods]:
         for method in runs[0].ghosts
     }
     return {
-        "cancel_latency_s": latency,
+        CANCEL_LATENCY: latency,
         "ghost_rate": best_first(ghosts),
         "wasted_tokens": {"counter": waste_by_counter(runs, best)},
     }

@@ -19,7 +19,7 @@ from harness.analysis.figure import (
     same_reason,
     share,
 )
-from harness.metrics import STAGES
+from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS, STAGES
 from harness.records import Metric, Role
 
 NOBODY_LEFT: Final = "no request was abandoned"
@@ -28,8 +28,8 @@ _CANCEL_FIGURES: Final = (
     "signal_s",
     "wait_s",
     "free_s",
-    "cancel_latency_s",
-    "cancel_latency_steps",
+    CANCEL_LATENCY,
+    CANCEL_LATENCY_STEPS,
     "ghost_rate",
     "removed_at_first_boundary",
 )
@@ -60,8 +60,8 @@ def cancel_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
     return {
         **_stage_figures(cancels, facts),
         **_prefill_figures(cancels, facts),
-        "cancel_latency_s": _censored_figure(cancels, "cancel_latency_s", "s", facts),
-        "cancel_latency_steps": _censored_figure(cancels, "cancel_latency_steps", "steps", facts),
+        CANCEL_LATENCY: _censored_figure(cancels, CANCEL_LATENCY, "s", facts),
+        CANCEL_LATENCY_STEPS: _censored_figure(cancels, CANCEL_LATENCY_STEPS, "steps", facts),
         "ghost_rate": _counted(
             cancels["ghost"], rate, "no abandoned request was watched for the whole settle time"
         ),
@@ -130,7 +130,7 @@ def _latency_by(cancels: pd.DataFrame, column: str) -> list[dict[str, Any]]:
         {
             column: value,
             "ghosts": int(rows["ghost"].fillna(value=False).sum()),
-            "cancel_latency_s": describe(latency_sample(rows), **_EXACT_SECONDS),
+            CANCEL_LATENCY: describe(latency_sample(rows), **_EXACT_SECONDS),
         }
         for value, rows in known.groupby(column, sort=True)
     ]
@@ -139,7 +139,7 @@ def _latency_by(cancels: pd.DataFrame, column: str) -> list[dict[str, Any]]:
 _EXACT_SECONDS: Final = {"unit": "s", "method": "exact"}
 
 
-def latency_sample(cancels: pd.DataFrame, column: str = "cancel_latency_s") -> Sample:
+def latency_sample(cancels: pd.DataFrame, column: str = CANCEL_LATENCY) -> Sample:
     """The latencies of those that a cancel latency belongs to, ghosts censored."""
     known = cancels[was_cancelled(cancels)]
     return Sample(
@@ -151,7 +151,7 @@ def latency_sample(cancels: pd.DataFrame, column: str = "cancel_latency_s") -> S
 def _censored_figure(cancels: pd.DataFrame, column: str, unit: str, facts: Facts) -> Figure:
     if not facts.clocks_agree:
         return NotMeasurable(facts.needs_clock)
-    if column == "cancel_latency_steps" and not facts.has_steps:
+    if column == CANCEL_LATENCY_STEPS and not facts.has_steps:
         return NotMeasurable(facts.needs_steps)
     why = "the lifecycle log tells of no abandoned request that was there to be cancelled"
     return describe_or(latency_sample(cancels, column), why, unit=unit, method="exact")
@@ -163,7 +163,7 @@ def _prefill_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
         return {}
     in_prefill = long_prompts[long_prompts["phase"] == "prefill"]
     figures: Figures = {}
-    for unit, name in (("s", "cancel_latency_s"), ("steps", "cancel_latency_steps")):
+    for unit, name in (("s", CANCEL_LATENCY), ("steps", CANCEL_LATENCY_STEPS)):
         figure = _censored_figure(in_prefill, name, unit, facts)
         if isinstance(figure, Metric):
             figure.of = "long prompts left during their prefill"
@@ -185,7 +185,7 @@ def _stage_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
     figures: Figures = {}
     spent = pd.Series(0.0, index=cancels.index)
     for name, is_over, is_stuck in stages_reached(cancels):
-        waited = (cancels["cancel_latency_s"] - spent).clip(lower=0.0)
+        waited = (cancels[CANCEL_LATENCY] - spent).clip(lower=0.0)
         values = cancels[name].where(is_over, waited)[is_over | is_stuck]
         sample = Sample(
             values=values.to_numpy(dtype=float), censored=is_stuck[values.index].to_numpy()
@@ -234,7 +234,7 @@ def storm_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
         why = facts.needs_clock if facts.has_lifecycle else facts.needs_lifecycle
         return figures | {"storm_clear_s": NotMeasurable(why)}
     after_first = (storms["t0_ns"] - waves["t0_ns"].transform("min")).astype(float) / 1e9
-    known = storms.assign(clear_s=after_first + storms["cancel_latency_s"]).dropna(subset="clear_s")
+    known = storms.assign(clear_s=after_first + storms[CANCEL_LATENCY]).dropna(subset="clear_s")
     if known.empty:
         return figures | {"storm_clear_s": NotMeasurable("the log tells of no stream of a storm")}
     by_storm = known.groupby(known["trial"].astype(int))

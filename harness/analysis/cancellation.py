@@ -26,6 +26,7 @@ from harness.analysis.step_log import StepTimes
 from harness.analysis.timeline import timeline
 from harness.analysis.tokens import tokens_read, without_tokens
 from harness.analysis.waste import waste_columns
+from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
 from harness.records import Outcome, Role
 from harness.store.frames import RunFrames
 
@@ -126,7 +127,7 @@ def cancellations(frames: RunFrames) -> pd.DataFrame:
     if facts.has_steps:
         cancels = _with_steps(cancels, StepTimes.of(frames.steps), facts)
     else:
-        cancels["cancel_latency_steps"] = np.nan
+        cancels[CANCEL_LATENCY_STEPS] = np.nan
         cancels["removed_at_first_boundary"] = pd.array([pd.NA] * len(cancels), dtype="boolean")
     cancels = pd.concat([cancels, waste_columns(cancels, branches, frames, facts)], axis="columns")
     return cancels.drop(columns=["final_num_generated", "signalled_ns", "n"])
@@ -134,7 +135,7 @@ def cancellations(frames: RunFrames) -> pd.DataFrame:
 
 def was_cancelled(cancels: pd.DataFrame) -> pd.Series:
     """The rows that a cancel latency belongs to: seen by the server and not over before t0."""
-    return cancels["cancel_latency_s"].notna()
+    return cancels[CANCEL_LATENCY].notna()
 
 
 def is_unfinished(cancels: pd.DataFrame) -> pd.Series:
@@ -230,7 +231,7 @@ def _with_latency(cancels: pd.DataFrame, requests: pd.DataFrame, facts: Facts) -
     is_known = cancels["arrived_ns"].notna() & (cancels["phase"] != "ended")
     is_aborted = cancels["finish_reason"] == "abort"
     if not facts.clocks_agree:
-        cancels["cancel_latency_s"] = np.nan
+        cancels[CANCEL_LATENCY] = np.nan
         cancels["censored"] = False
         has_ended = is_known & cancels["finish_reason"].notna()
         cancels["ghost"] = (~is_aborted).astype("boolean").where(has_ended)
@@ -244,7 +245,7 @@ def _with_latency(cancels: pd.DataFrame, requests: pd.DataFrame, facts: Facts) -
     is_let_go = is_known & is_aborted & (latency <= facts.settle_s) & ~cancels["was_reset_by_us"]
     cancels["censored"] = is_known & ~is_let_go
     limit = watched.clip(lower=0.0, upper=facts.settle_s)
-    cancels["cancel_latency_s"] = latency.where(is_let_go, limit).where(is_known)
+    cancels[CANCEL_LATENCY] = latency.where(is_let_go, limit).where(is_known)
     has_ended = cancels["freed_ns"].notna() & ~cancels["was_reset_by_us"]
     can_say = is_let_go | has_ended | (watched >= facts.settle_s)
     cancels["ghost"] = cancels["censored"].astype("boolean").where(is_known & can_say)
@@ -273,13 +274,13 @@ def _with_steps(cancels: pd.DataFrame, steps: StepTimes, facts: Facts) -> pd.Dat
     """Add cancel_latency_steps and removed_at_first_boundary."""
     known = was_cancelled(cancels)
     t0 = cancels.loc[known, "t0_ns"].to_numpy(dtype=np.int64)
-    latency_ns = cancels.loc[known, "cancel_latency_s"].to_numpy() * 1e9
+    latency_ns = cancels.loc[known, CANCEL_LATENCY].to_numpy() * 1e9
     freed = np.where(
         cancels.loc[known, "censored"],
         t0 + np.rint(latency_ns).astype(np.int64),
         cancels.loc[known, "freed_ns"].to_numpy(dtype=np.int64, na_value=0),
     )
-    cancels["cancel_latency_steps"] = pd.Series(
+    cancels[CANCEL_LATENCY_STEPS] = pd.Series(
         steps.boundaries_passed(t0, freed), index=cancels.index[known], dtype=float
     ).reindex(cancels.index)
 

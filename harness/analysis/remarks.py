@@ -21,6 +21,7 @@ from harness.analysis.recovery import control_answer_tokens, probes
 from harness.analysis.scraped import readings_of, typical_step_s
 from harness.analysis.stats import fewest_for_rate_below
 from harness.analysis.tokens import token_counting, tokens_per_event, without_tokens
+from harness.metrics import CANCEL_LATENCY
 from harness.records import Agreement, Delivery, Metric, Outcome, Remark, Role, Steady
 from harness.store.frames import RunFrames
 
@@ -225,10 +226,10 @@ def _about_leftovers(facts: Facts, figures: Mapping[str, Figure]) -> Iterator[Re
 
 def _about_enough(figures: Mapping[str, Figure]) -> Iterator[Remark]:
     """Not enough data is an answer, with the number that would be enough."""
-    latency, ghosts = figures.get("cancel_latency_s"), figures.get("ghost_rate")
+    latency, ghosts = figures.get(CANCEL_LATENCY), figures.get("ghost_rate")
     if isinstance(latency, Metric) and "p99_ci95" in latency.needs and latency.p50 is not None:
         yield _info(
-            "cancel_latency_s: not enough data for an interval of p99: n is "
+            f"{CANCEL_LATENCY}: not enough data for an interval of p99: n is "
             f"{latency.n}, and {latency.needs['p99_ci95']} would be enough"
         )
     yield from _about_means(latency)
@@ -253,7 +254,7 @@ def _about_means(latency: Figure | None) -> Iterator[Remark]:
         enough = one.needs.get("mean")
         what = "more would not do, take slot_recovery" if enough is None else f"{enough} would be"
         yield _info(
-            f"cancel_latency_s: {one.n} who left are not enough data for a mean by {one.method} "
+            f"{CANCEL_LATENCY}: {one.n} who left are not enough data for a mean by {one.method} "
             f"({what}): it is at most {one.upper95:.3g} s (95 %, with what old pages hide)"
         )
 

@@ -17,6 +17,7 @@ from harness.analysis.compare import compare_rounds
 from harness.analysis.facts import run_facts
 from harness.analysis.step_log import num_sampled
 from harness.analysis.tokens import tokens_read
+from harness.metrics import CANCEL_LATENCY
 from harness.records import Metric, Outcome, Stage, Value, ValueRow
 from harness.store.frames import RunFrames
 
@@ -224,7 +225,7 @@ _STAGES: Final = (
     ("signal_s", "... -> the engine hears it", (0.0, 0.0001)),
     ("wait_s", "... -> out of the batch, at a step's end", (0.0, 0.0301)),
     ("free_s", "... -> its blocks are free", (0.0, 0.0001)),
-    ("cancel_latency_s", "all of it", (0.005, 0.035)),
+    (CANCEL_LATENCY, "all of it", (0.005, 0.035)),
 )
 
 

@@ -34,32 +34,16 @@ from harness.formatting import (
     quantity,
     shift_in_words,
 )
-from harness.metrics import headline_figures, headlines
+from harness.metrics import (
+    CANCEL_LATENCY,
+    CANCEL_LATENCY_STEPS,
+    METRICS,
+    headline_figures,
+    headlines,
+)
 from harness.records import ArmsSummary, Difference, Metric, Remark, Summary, Value
 
 MOST_ROWS: Final = 12
-# Shown without --all, as far as a run has them.
-FIRST: Final = frozenset(
-    {
-        "cancel_latency_s",
-        "cancel_latency_steps",
-        "cancel_latency_prefill_s",
-        "removed_at_first_boundary",
-        "slot_refill_s",
-        "slot_recovery_s",
-        "wasted_tokens",
-        "ghost_rate",
-        "leaked_slots",
-        "leaked_blocks",
-        "slot_utilisation",
-        "ttft_s",
-        "itl_s",
-        "ttft_from_intended_s",
-        "attempts_per_answer",
-        "canary_mismatch_rate",
-        "storm_clear_s",
-    }
-)
 COLUMNS = ("mean", "p50", "p99", "max", "n (cens.)", "method")
 SPARED = ("method", "max", "n (cens.)")  # left out one by one where the terminal is too narrow
 FLOORS = {
@@ -74,7 +58,7 @@ def print_summary(console: Console, summary: Summary, *, shows_all: bool) -> Non
     """Three sentences, the first rows of the table, and warnings; all there is with `shows_all`."""
     metrics, missing = summary.metrics, summary.not_measurable
     names = [name for name in headlines(metrics) if name in metrics]
-    shown = names if shows_all else [name for name in names if name in FIRST][:MOST_ROWS]
+    shown = names if shows_all else [name for name in names if METRICS[name].in_brief][:MOST_ROWS]
     parts: list[Table | Text] = [
         _outcomes(summary),
         *(Text(line) for line in headline_sentences(metrics, missing)),
@@ -110,9 +94,9 @@ def headline_sentences(metrics: Mapping[str, Metric], missing: Mapping[str, str]
 
 
 def _latency_sentence(metrics: Mapping[str, Metric], missing: Mapping[str, str]) -> str:
-    latency, steps = metrics.get("cancel_latency_s"), metrics.get("cancel_latency_steps")
+    latency, steps = metrics.get(CANCEL_LATENCY), metrics.get(CANCEL_LATENCY_STEPS)
     if latency is None:
-        return f"Cancel latency is not measurable here: {_why(missing, 'cancel_latency_s')}."
+        return f"Cancel latency is not measurable here: {_why(missing, CANCEL_LATENCY)}."
     in_steps = "" if steps is None else f", that is {_typical(steps)}"
     return f"A cancel took {_typical(latency, f'n = {latency.n:,}', *_by(latency))}{in_steps}."
 
@@ -272,7 +256,7 @@ def _statement(said: Remark) -> Text:
 
 
 ARM_WORDS: Final = {
-    "cancel_latency_s": "Cancel latency",
+    CANCEL_LATENCY: "Cancel latency",
     "wasted_tokens": "Tokens wasted on each user who left",
     "slot_recovery_s": "Slot recovery",
 }

@@ -22,7 +22,7 @@ _ABOUT: Final = {
 _NO_LOG: Final = "this server tells no request's end: known when the run has been judged"
 _LAST: Final = f"p50, p99 of the last {LAST:,}"
 _TOLD: Final = frozenset({"invalid", "warning"})  # what must be known to read the figures
-FINAL: Final = tuple(one for one in METRICS.values() if one.in_brief)
+FINAL: Final = tuple(one for one in METRICS.values() if one.on_web_tab)
 
 
 def told(shown: Mapping[str, Any]) -> str:
