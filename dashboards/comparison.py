@@ -32,8 +32,7 @@ from harness.export.comparison import (
 )
 from harness.formatting import DASH, between, bounded, quantity, shift_in_words
 from harness.metrics import CANCEL_LATENCY, METRICS, headline_figures, spoken
-from harness.records import Metric, Remark
-from harness.store.manifest import num_slots
+from harness.records import Metric, Remark, num_slots
 
 MOST_NAMED: Final = 4  # figures in a sentence; the others are counted
 BOTH_WAYS: Final = (

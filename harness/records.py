@@ -234,6 +234,12 @@ class MetricSample(msgspec.Struct, kw_only=True):
     value: float
 
 
+def num_slots(config: Mapping[str, Any] | None, found: int | None) -> int | None:
+    """How many requests a server runs at once: by its own account, else as `found` out."""
+    told: int | None = (config or {}).get("max_num_seqs")
+    return told or found
+
+
 def has_labels(labels: str, wanted: Mapping[str, str]) -> bool:
     """Whether the `labels` of a sample hold all that are wanted."""
     return not wanted or wanted.items() <= json.loads(labels).items()

@@ -13,8 +13,7 @@ import msgspec
 
 from harness.formatting import quantity
 from harness.metrics import METRICS
-from harness.records import ArmsSummary, Metric, Remark, Summary
-from harness.store.manifest import num_slots
+from harness.records import ArmsSummary, Metric, Remark, Summary, num_slots
 
 STEP_TOLERANCE: Final = 0.1  # steps that differ by more are another speed, not noise
 MOST_KEYS: Final = 6

@@ -9,9 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from harness.analysis.stats import Bools
-from harness.records import GAUGES, Trust
+from harness.records import GAUGES, Trust, num_slots
 from harness.store.frames import RunFrames
-from harness.store.manifest import num_slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

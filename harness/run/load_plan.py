@@ -9,10 +9,9 @@ from typing import Final
 
 from harness.errors import ConfigError
 from harness.load.client_process import PROGRAM
-from harness.records import Way
+from harness.records import Way, num_slots
 from harness.run.server import Server
 from harness.run.settle import leaves_in_silence
-from harness.store.manifest import num_slots
 from harness.workload.abandon import AbandonPlan, FilePlan, StayPlan
 from harness.workload.arrivals import ClosedArrivals
 from harness.workload.load import (

@@ -2,7 +2,6 @@
 
 import os
 import platform
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -49,12 +48,6 @@ class TargetFacts(msgspec.Struct, kw_only=True):
     slots_found: int | None = None
     blocks_found: int | None = None
     version: str | None = None
-
-
-def num_slots(config: Mapping[str, Any] | None, found: int | None) -> int | None:
-    """How many requests a server runs at once: by its own account, else as `found` out."""
-    told: int | None = (config or {}).get("max_num_seqs")
-    return told or found
 
 
 class Clock(msgspec.Struct, kw_only=True):

@@ -32,12 +32,12 @@ import msgspec
 from harness.errors import ConfigError, TargetError, WalkawayError
 from harness.http_client import check_target_url
 from harness.load.rows import ShardReader
-from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, Summary
+from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, Summary, num_slots
 from harness.run.measurement import Measurement
 from harness.run.pipeline import execute
 from harness.run.progress import Interruption, Snapshot, describe_load
 from harness.run.run_config import SEED_KEY, ResolvedRun, RunConfig, resolve_run
-from harness.store.manifest import TargetFacts, num_slots
+from harness.store.manifest import TargetFacts
 from harness.store.run_folder import RunFolder
 from harness.web.live import LiveRun
 from harness.web.tab import final_rows, live_rows
