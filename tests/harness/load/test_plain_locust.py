@@ -77,6 +77,18 @@ def test_plain_locust_makes_a_plan_of_its_options(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("options", [(), ("--processes", "2")], ids=["alone", "master"])
+def test_failed_requests_end_it_with_1_as_locust_does(options: tuple[str, ...]) -> None:
+    nobody = f"http://127.0.0.1:{free_port()}"
+    process = run_locust(
+        *("--headless", "--only-summary", "-u", "2", "-r", "2", "-t", "1", "--host", nobody),
+        *options,
+    )
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    assert "connection refused" in err
+
+
 @pytest.mark.slow
 def test_it_reaches_a_server_behind_tls_and_a_key(
     serve: Serve, secrets: Secrets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
