@@ -3,12 +3,12 @@ machine, and asks the user whether to leave: before it is sent, and after each r
 
 Leaving is an act, with a time: the think time passes while the answer is still read (a reader's
 screen goes on filling), then whatever has already arrived is read too, and then t0 is stamped and
-the user gone (`harness.load.leave` knows the ways). So `tokens_read` is what this host had
+the user is gone (`harness.load.leave` has the ways). So `tokens_read` is what this host had
 received at t0, not merely what the program had got round to, and a token still unread in the
 kernel shows up as a reset.
 
-Some ways leave a connection open with nobody reading. It is held until the load ends, or until the
-server had time to settle after it, and then reset.
+Some ways leave a connection open that no user reads. It lingers until the load ends, or until the
+server had time to settle after it, and is then reset.
 """
 
 import subprocess
@@ -27,17 +27,7 @@ from harness.load.exchange import Exchange, StreamReader, UnaryReader
 from harness.load.leave import CancelRequest, cancel_url
 from harness.load.sse import EndlessEventError
 from harness.load.stream import StreamMachine
-from harness.load.transport import (
-    LEAVES_AT_NS,
-    LIMIT,
-    OPENED,
-    PATIENCE_NS,
-    RESENT,
-    WAY,
-    GaveUpError,
-    SocketTransport,
-    opened,
-)
+from harness.load.transport import GaveUpError, SocketTransport, WireRequest, head_of, opened
 from harness.records import Delivery, Outcome, RequestRow, Role, Way, WireClose
 from harness.workload.abandon import LeaveRule, RequestSpec
 from harness.workload.observed_latency import StepEstimate
@@ -47,16 +37,16 @@ from harness.workload.workload import RunSettings
 _PROGRAM: Final = "import os\nwhile os.read(0, 4096): pass"
 
 
-def hold(descriptors: Sequence[int]) -> None:
+def keep_open(descriptors: Sequence[int]) -> None:
     """Keep these open until standard input ends. The caller may close its own at once."""
     subprocess.Popen([sys.executable, "-I", "-S", "-c", _PROGRAM], pass_fds=descriptors)
 
 
 class StreamClient:
-    """Asks one server. `open_streams` is the number of requests now in flight.
+    """Sends requests to one server. `open_streams` is the number of requests now in flight.
 
-    `give_up` is told why it could not go on asking, where that is not the server's doing. `_held`
-    are the connections that users left open.
+    `give_up` is called with the reason where it cannot go on, and that is not the server's doing.
+    Its state: `_lingering`, the connections that users left open.
     """
 
     def __init__(
@@ -70,37 +60,23 @@ class StreamClient:
         self._give_up = give_up
         self.step = StepEstimate()
         self._plan = plan
-        self._held: list[Connection] = []
-        headers = {
-            "accept-encoding": "identity",
-            "connection": "keep-alive" if plan.run.keep_alive else "close",
-            "content-type": "application/json",
-        }
-        if api_key is not None:
-            headers["authorization"] = f"Bearer {api_key}"
-        self._transport = SocketTransport(ca_file=plan.ca_file, keep_alive=plan.run.keep_alive)
-        self._http = httpx.Client(
-            transport=self._transport,
-            timeout=httpx.Timeout(plan.run.timeout_s, connect=_connect_s(plan.run)),
-            headers=headers | plan.headers,
-            trust_env=False,
-        )
-        # For each request the same: once put together, it costs a fifth of what httpx takes for it.
+        self._lingering: list[Connection] = []
+        self._connect_s = plan.run.connect_timeout_s or plan.run.timeout_s
         self._url = httpx.URL(plan.url.rstrip("/") + plan.target.path)
-        if self._url.scheme == "https":
-            self._transport.load_trust()
-        ours = (b"accept", b"x-request-id")
-        self._fields = [pair for pair in self._http.headers.raw if pair[0].lower() not in ours]
-        self._timeout = self._http.timeout.as_dict()
+        self._transport = SocketTransport(
+            self._url, ca_file=plan.ca_file, keep_alive=plan.run.keep_alive
+        )
+        self._transport.load_trust()
+        self._fields = _fields(plan, self._url, api_key)
 
     def close(self) -> None:
-        """Close the connections that nobody uses, and reset those that users left open; by a plan
-        that says so, only when the harness has seen the server settle (`harness.load.client`)."""
-        if self._held and self._plan.left_open_outlive:
-            hold([connection.sock.fileno() for connection in self._held])
-        for connection in self._held:
+        """Close the connections that no request uses, and reset those that users left open; by a
+        plan that says so, only when the harness has seen the server settle."""
+        if self._lingering and self._plan.left_open_outlive:
+            keep_open([connection.sock.fileno() for connection in self._lingering])
+        for connection in self._lingering:
             connection.reset()
-        self._held.clear()
+        self._lingering.clear()
         self._transport.close()
 
     def ask(
@@ -139,37 +115,36 @@ class StreamClient:
         finally:
             self.open_streams -= 1
             row = stream.row()
-            row.resent = RESENT in request.extensions
-            if OPENED not in request.extensions and row.outcome is not Outcome.FAILED:
+            row.resent = request.is_resent
+            if not request.is_opened and row.outcome is not Outcome.FAILED:
                 row.wire_close = WireClose.UNOPENED
             keep(row)
 
     def _see_through(
         self,
-        request: httpx.Request,
+        request: WireRequest,
         spec: RequestSpec,
         stream: StreamMachine,
         leave_rule: LeaveRule,
         sent_ns: int,
     ) -> None:
         think_ns = leave_rule(0)
-        first_limit, later_limit = limits(self._plan.run, spec.delivery, sent_ns)
-        request.extensions |= {WAY: spec.way, LIMIT: first_limit}
+        request.limit, later_limit = limits(self._plan.run, spec.delivery, sent_ns)
         if think_ns is not None and spec.counts_from_start:
-            request.extensions[LEAVES_AT_NS] = sent_ns + think_ns
+            request.leaves_at_ns = sent_ns + think_ns
         else:
-            request.extensions[PATIENCE_NS] = think_ns
+            request.patience_ns = think_ns
         try:
             with opened(self._transport, request) as connection:
                 exchange = self._exchange(spec, stream, connection, leave_rule, later_limit)
                 exchange.see_through(think_ns)
                 if connection.is_kept:
-                    self._held.append(connection)
+                    self._lingering.append(connection)
         except GaveUpError:
             t0_ns = time.perf_counter_ns()
             stream.leave(t0_ns, think_ns=think_ns or 0, wire_close=WireClose.UNOPENED)
 
-    def _build(self, spec: RequestSpec, prompt: str) -> httpx.Request:
+    def _build(self, spec: RequestSpec, prompt: str) -> WireRequest:
         body = request_body(
             self._plan.target,
             self._plan.model,
@@ -179,17 +154,19 @@ class StreamClient:
             n=spec.n,
             temperature=0.0 if spec.role is Role.CANARY else None,
         )
+        encoded = msgspec.json.encode(body)
         is_stream = spec.delivery is Delivery.STREAM
         fields = [
+            *self._fields,
             (b"x-request-id", spec.request_id.encode()),
             (b"accept", b"text/event-stream" if is_stream else b"application/json"),
         ]
-        return httpx.Request(
-            "POST",
-            self._url,
-            content=msgspec.json.encode(body),
-            headers=self._fields + fields,
-            extensions={"timeout": self._timeout},
+        return WireRequest(
+            head=head_of(self._url.raw_path, fields, encoded),
+            body=encoded,
+            connect_s=self._connect_s,
+            next_byte_s=self._plan.run.timeout_s,
+            way=spec.way,
         )
 
     def _exchange(
@@ -213,12 +190,26 @@ class StreamClient:
 
     def _cancel_request(self, request_id: str) -> CancelRequest:
         assert self._plan.target.cancel_path is not None
-        url = cancel_url(self._plan.url, self._plan.target.cancel_path, request_id)
-        return CancelRequest(self._http, self._transport, url, _connect_s(self._plan.run))
+        url = httpx.URL(cancel_url(self._plan.url, self._plan.target.cancel_path, request_id))
+        return CancelRequest(self._transport, url.raw_path, self._fields, self._connect_s)
 
 
-def _connect_s(run: RunSettings) -> float:
-    return run.connect_timeout_s or run.timeout_s
+def _fields(plan: LoadPlan, url: httpx.URL, api_key: str | None) -> list[tuple[bytes, bytes]]:
+    """The headers of all requests. The plan's win, but for those that name the request."""
+    headers = httpx.Headers(
+        {
+            "host": url.netloc.decode("ascii"),
+            "user-agent": "walkaway",
+            "accept-encoding": "identity",
+            "connection": "keep-alive" if plan.run.keep_alive else "close",
+            "content-type": "application/json",
+        }
+    )
+    if api_key is not None:
+        headers["authorization"] = f"Bearer {api_key}"
+    headers.update(plan.headers)
+    ours = (b"accept", b"x-request-id", b"content-length")
+    return [pair for pair in headers.raw if pair[0].lower() not in ours]
 
 
 def limits(run: RunSettings, delivery: Delivery, sent_ns: int) -> tuple[Limit | None, Limit | None]:

@@ -7,101 +7,88 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from itertools import count
 from typing import Any, Final, NamedTuple
 
 import httpx
 
 from harness.http_client import is_out_of_handles, why_unreached
 
-KEPT_S: Final = 30.0
+_RECEIVE_BYTES: Final = 65536
+# Reading stops are noticed when all buffers between are full: ours is as small as can be.
+_SMALL_BUFFER_BYTES: Final = 4096
+_PORTS: Final = {"http": 80, "https": 443}
 
-# A family, and an address as sockets take it.
-Place = tuple[int, Any]
+Address = tuple[int, Any]  # a family, and an address as sockets take it
+Origin = tuple[str, str, int]  # scheme, host (as it goes on the wire) and port
 
 
-def look_up(host: str, port: int) -> list[Place]:
-    """Ask the system, which puts the best first. What is an address already needs no question.
-    Raises OSError and UnicodeError."""
-    with contextlib.suppress(OSError):
-        socket.inet_pton(socket.AF_INET, host)
-        return [(socket.AF_INET, (host, port))]
+def known(host: str, port: int) -> list[Address]:
+    """Where `localhost` (RFC 6761) and what is an address already are; nothing for other names."""
+    if host == "localhost":
+        return [(socket.AF_INET6, ("::1", port)), (socket.AF_INET, ("127.0.0.1", port))]
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError, UnicodeError):
+            socket.inet_pton(family, host)
+            return [(family, (host, port))]
+    return []
+
+
+def look_up(host: str, port: int) -> list[Address]:
+    """Ask the system, which puts the best first. Raises OSError and UnicodeError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [(family, place) for family, _, _, _, place in found]
+    return [(family, address) for family, _, _, _, address in found]
 
 
 class NotFoundInTimeError(TimeoutError):
-    """The look-up took longer than who asked could wait."""
+    """The look-up took longer than the caller could wait."""
 
 
-class _Found(NamedTuple):
-    places: list[Place]
-    until_s: float
+class Dns:
+    """Where hosts are: each is looked up once, and anew when it was not there.
 
+    Its state, by host and port: the look-ups, done and under way. The look-up runs in a thread of
+    its own, as the system's has no time limit that suits us.
+    """
 
-class Places:
-    """Its state, by host and port: `_found`, what was found and until when it is believed, and
-    `_asked`, the look-ups under way, each of which ends by taking itself out."""
-
-    def __init__(
-        self,
-        look_up: Callable[[str, int], list[Place]] = look_up,
-        now_s: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, look_up: Callable[[str, int], list[Address]] = look_up) -> None:
         self._look_up = look_up
-        self._now_s = now_s
-        self._found: dict[tuple[str, int], _Found] = {}
-        self._asked: dict[tuple[str, int], Future[list[Place]]] = {}
-        self._turns = count()
+        self._lookups: dict[tuple[str, int], Future[list[Address]]] = {}
 
-    def of(self, host: str, port: int, timeout_s: float | None) -> list[Place]:
-        """Where a host may be, in the order to try.
-
-        Raises OSError, NotFoundInTimeError and UnicodeError.
-        """
-        found = self._found.get((host, port))
-        if found is not None and found.until_s > self._now_s():
-            return _in_turn(found.places, next(self._turns))
-        answer = self._asked.get((host, port)) or self._ask(host, port)
+    def addresses(self, host: str, port: int, timeout_s: float | None) -> list[Address]:
+        """In the order to try. Raises OSError, NotFoundInTimeError and UnicodeError."""
+        lookup = self._lookups.get((host, port)) or self._begin(host, port)
         try:
-            return _in_turn(answer.result(timeout_s), next(self._turns))
+            return list(lookup.result(timeout_s))
         except TimeoutError as error:
-            if answer.done():  # it is the system's own
+            if lookup.done():  # it is the system's own
                 raise
             raise NotFoundInTimeError from error
 
+    def prefer(self, host: str, port: int, address: Address) -> None:
+        """This one answered: try it first the next time."""
+        if (lookup := self._lookups.get((host, port))) is not None and lookup.done():
+            lookup.result().sort(key=lambda one: one != address)
+
     def forget(self, host: str, port: int) -> None:
-        """Look it up anew the next time: it could not be reached where it was."""
-        self._found.pop((host, port), None)
+        """The host could not be reached where it was: look it up the next time."""
+        self._lookups.pop((host, port), None)
 
-    def _ask(self, host: str, port: int) -> Future[list[Place]]:
-        answer = self._asked[host, port] = Future()
+    def _begin(self, host: str, port: int) -> Future[list[Address]]:
+        lookup = self._lookups[host, port] = Future()
+        if addresses := known(host, port):
+            lookup.set_result(addresses)
+            return lookup
         threading.Thread(
-            target=self._answer, args=(answer, host, port), name=f"look up {host}", daemon=True
+            target=self._run, args=(lookup, host, port), name=f"look up {host}", daemon=True
         ).start()
-        return answer
+        return lookup
 
-    def _answer(self, answer: Future[list[Place]], host: str, port: int) -> None:
+    def _run(self, lookup: Future[list[Address]], host: str, port: int) -> None:
         try:
-            places = self._look_up(host, port)
-        except Exception as error:  # noqa: BLE001  whatever it is, who waits must hear of it
-            del self._asked[host, port]
-            answer.set_exception(error)
-            return
-        self._found[host, port] = _Found(places, self._now_s() + KEPT_S)
-        del self._asked[host, port]
-        answer.set_result(places)
-
-
-def _in_turn(places: list[Place], turn: int) -> list[Place]:
-    """Another of the first one's family first each time; those of other families stay behind."""
-    alike = [place for place in places if place[0] == places[0][0]]
-    others = [place for place in places if place[0] != places[0][0]]
-    first = turn % len(alike) if alike else 0
-    return alike[first:] + alike[:first] + others
-
-
-_READ_BYTES: Final = 65536
+            lookup.set_result(self._look_up(host, port))
+        except Exception as error:  # noqa: BLE001  whatever it is, the waiting callers must hear it
+            self.forget(host, port)
+            lookup.set_exception(error)
 
 
 class Tls:
@@ -129,7 +116,7 @@ class Tls:
         self._received.write(data)
         parts: list[bytes] = []
         try:
-            while part := self._end.read(_READ_BYTES):
+            while part := self._end.read(_RECEIVE_BYTES):
                 parts.append(part)
             self.is_over = True
         except ssl.SSLWantReadError:
@@ -152,14 +139,6 @@ class Tls:
         with contextlib.suppress(ssl.SSLError):  # it would wait for the server's, too: not we
             self._end.unwrap()
         return self.owed()
-
-
-_RECEIVE_BYTES: Final = 65536
-# Who stops reading is noticed when all buffers between are full: ours is as small as can be.
-_SMALL_BUFFER_BYTES: Final = 4096
-_PORTS: Final = {"http": 80, "https": 443}
-
-Origin = tuple[str, str, int]
 
 
 class NoHandleLeftError(httpx.ConnectError):
@@ -190,16 +169,15 @@ class Wire(NamedTuple):
 
 
 def origin_of(url: httpx.URL) -> Origin:
-    """Scheme, host (as it goes on the wire) and port."""
     return url.scheme, url.raw_host.decode("ascii"), url.port or _PORTS[url.scheme]
 
 
-def dial(
+def connect(
     origin: Origin,
     timeout_s: float | None,
     *,
     trust: Callable[[], ssl.SSLContext],
-    places: Places,
+    dns: Dns,
     is_small: bool = False,
 ) -> Wire:
     """Open a connection; `is_small`: with the smallest receive buffer that there is.
@@ -210,13 +188,13 @@ def dial(
     context = trust() if scheme == "https" else None
     until_s = None if timeout_s is None else time.perf_counter() + timeout_s
     try:
-        sock = _connect(host, port, places, until_s, is_small=is_small)
+        sock = _connect_tcp(host, port, dns, until_s, is_small=is_small)
         with _closed_on_failure(sock):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if context is None:
                 return Wire(sock, None)
             tls = Tls(context, host)
-            _agree(sock, tls, until_s)
+            _shake_hands(sock, tls, until_s)
             return Wire(sock, tls)
     except NotFoundInTimeError as error:
         raise httpx.ConnectTimeout(
@@ -233,29 +211,32 @@ def dial(
         raise httpx.ConnectError(why) from error
 
 
-def _connect(
-    host: str, port: int, places: Places, until_s: float | None, *, is_small: bool
+def _connect_tcp(
+    host: str, port: int, dns: Dns, until_s: float | None, *, is_small: bool
 ) -> socket.socket:
-    """Try all addresses; one that swallows everything leaves time for those behind it."""
+    """Try the addresses in order; one that swallows everything leaves time for those behind it."""
     problem = OSError(f"no address of {host}")
-    to_try = places.of(host, port, _left(until_s))
-    for number, (family, place) in enumerate(to_try):
+    to_try = dns.addresses(host, port, _left(until_s))
+    for number, address in enumerate(to_try):
         left_s = _left(until_s)
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock = socket.socket(address[0], socket.SOCK_STREAM)
         try:
             with _closed_on_failure(sock):
                 if is_small:  # before the handshake, which tells the server
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER_BYTES)
                 sock.settimeout(None if left_s is None else left_s / (len(to_try) - number))
-                sock.connect(place)
-                return sock
+                sock.connect(address[1])
         except OSError as error:
             problem = error
-    places.forget(host, port)
+            continue
+        if number:
+            dns.prefer(host, port, address)
+        return sock
+    dns.forget(host, port)
     raise problem
 
 
-def _agree(sock: socket.socket, tls: Tls, until_s: float | None) -> None:
+def _shake_hands(sock: socket.socket, tls: Tls, until_s: float | None) -> None:
     data = b""
     while True:
         try:

@@ -224,7 +224,7 @@ class Limit(NamedTuple):
         self.left_s()
 
 
-class Connection(Answer, httpx.SyncByteStream):
+class Connection(Answer):
     """One response being received. `leaves_at_ns` is when a user without more patience leaves.
 
     `received_ns` is when the latest bytes came, before anything was done with them. `limit` may be
@@ -362,12 +362,7 @@ class Connection(Answer, httpx.SyncByteStream):
         self.say_last()
         self.sock.close()
 
-    def __iter__(self) -> Iterator[bytes]:
-        """The rest of the body, for httpx's own way of reading."""
-        while (chunk := self.receive()) is not None:
-            yield chunk
-
-    # How the bytes come in...
+    # How the bytes come in
 
     def _longest_wait_s(self) -> float | None:
         if self.limit is None:

@@ -1,4 +1,7 @@
-"""The acts of leaving: what is done to the connection, and t0, stamped immediately before it.
+"""The ways of leaving: what is done to the connection, and t0, stamped immediately before it.
+
+To add a way, add it to `records.Way` and to `leave` below; when a user leaves is a plan, see
+`harness.workload.abandon`.
 
     FIN, RST       the socket is closed: orderly, or with a reset
     HALF_CLOSE     its sending side is closed; what still comes is read
@@ -29,7 +32,7 @@ from urllib.parse import quote
 import httpx
 
 from harness.load.connection import Connection
-from harness.load.transport import SocketTransport, send
+from harness.load.transport import SocketTransport, WireRequest, head_of, send
 from harness.records import Way, WireClose
 
 READS_ON: Final = frozenset({Way.HALF_CLOSE, Way.CANCEL})  # ways that leave the client its eyes
@@ -38,15 +41,18 @@ _SO_ATTACH_FILTER: Final = 26
 _DROP_ALL: Final = struct.pack("=HBBI", 0x06, 0, 0, 0)  # one instruction: return 0 bytes
 
 
-class Departure(NamedTuple):
-    """When the user left, and what the kernel sent then."""
+class CloseResult(NamedTuple):
+    """When the user left (t0), and what the kernel sent then."""
 
     t0_ns: int
     wire_close: WireClose
 
 
-def leave(way: Way, connection: Connection) -> Departure:
-    """Leave now, however far the answer came: any way but the cancel endpoint."""
+def leave(way: Way, connection: Connection) -> CloseResult:
+    """Leave now, however far the answer came. Raises httpx.TransportError where that cannot be.
+
+    The cancel endpoint is asked on a connection of its own: `CancelRequest.send`.
+    """
     match way:
         case Way.FIN:
             return hang_up(connection)
@@ -56,7 +62,7 @@ def leave(way: Way, connection: Connection) -> Departure:
             return _half_close(connection)
         case Way.STOP_READING:
             connection.keep_open()
-            return Departure(time.perf_counter_ns(), WireClose.NOTHING)
+            return CloseResult(time.perf_counter_ns(), WireClose.NOTHING)
         case Way.VANISH:
             return _vanish(connection)
         case Way.KILLED:
@@ -65,23 +71,23 @@ def leave(way: Way, connection: Connection) -> Departure:
             raise ValueError("a cancel is sent on a connection of its own")
 
 
-def hang_up(connection: Connection) -> Departure:
+def hang_up(connection: Connection) -> CloseResult:
     """Close. With bytes that were not read the kernel makes a reset of it."""
     t0_ns = time.perf_counter_ns()
     wire_close = WireClose.RST if connection.unread_bytes() else WireClose.FIN
     connection.close()
     _give_way()
-    return Departure(t0_ns, wire_close)
+    return CloseResult(t0_ns, wire_close)
 
 
-def _reset(connection: Connection) -> Departure:
+def _reset(connection: Connection) -> CloseResult:
     t0_ns = time.perf_counter_ns()
     connection.reset()
     _give_way()
-    return Departure(t0_ns, WireClose.RST)
+    return CloseResult(t0_ns, WireClose.RST)
 
 
-def _half_close(connection: Connection) -> Departure:
+def _half_close(connection: Connection) -> CloseResult:
     t0_ns = time.perf_counter_ns()
     connection.say_last()
     try:
@@ -89,10 +95,10 @@ def _half_close(connection: Connection) -> Departure:
     except OSError as error:
         raise httpx.WriteError(f"the connection broke: {error}") from error
     _give_way()
-    return Departure(t0_ns, WireClose.FIN)
+    return CloseResult(t0_ns, WireClose.FIN)
 
 
-def _vanish(connection: Connection) -> Departure:
+def _vanish(connection: Connection) -> CloseResult:
     connection.keep_open()
     instructions = ctypes.create_string_buffer(_DROP_ALL)
     program = struct.pack("HP", 1, ctypes.addressof(instructions))
@@ -100,20 +106,20 @@ def _vanish(connection: Connection) -> Departure:
     try:
         connection.sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
     except OSError:
-        return Departure(t0_ns, WireClose.NOTHING)
-    return Departure(t0_ns, WireClose.SILENCE)
+        return CloseResult(t0_ns, WireClose.NOTHING)
+    return CloseResult(t0_ns, WireClose.SILENCE)
 
 
-def _kill(connection: Connection) -> Departure:
+def _kill(connection: Connection) -> CloseResult:
     assert connection.owner is not None
     t0_ns = time.perf_counter_ns()
     connection.owner.kill()
-    return Departure(t0_ns, WireClose.KERNEL)
+    return CloseResult(t0_ns, WireClose.KERNEL)
 
 
 def _give_way() -> None:
-    # Who has left is gone: on a shared core, whatever this process does next must not stand in the
-    # way of a server that is just waking up to it.
+    # The user has left: on a shared core, what this process does next must not stand in the way of
+    # a server that is just waking up to it.
     os.sched_yield()
 
 
@@ -121,9 +127,14 @@ class CancelRequest:
     """One request to cancel another; the connection is made before t0."""
 
     def __init__(
-        self, http: httpx.Client, transport: SocketTransport, url: str, timeout_s: float
+        self,
+        transport: SocketTransport,
+        target: bytes,
+        fields: list[tuple[bytes, bytes]],
+        timeout_s: float,
     ) -> None:
-        self._request = http.build_request("POST", url, content=b"", timeout=timeout_s)
+        head = head_of(target, fields)
+        self._request = WireRequest(head=head, connect_s=timeout_s, next_byte_s=timeout_s)
         self._timeout_s = timeout_s
         self._wire = transport.connect(self._request)
 
@@ -138,11 +149,11 @@ class CancelRequest:
     ) -> None:
         self._wire.sock.close()
 
-    def send(self) -> Departure:
+    def send(self) -> CloseResult:
         """Ask now. Raises httpx.TransportError."""
         t0_ns = time.perf_counter_ns()
         send(self._wire, self._request, self._timeout_s)
-        return Departure(t0_ns, WireClose.NOTHING)
+        return CloseResult(t0_ns, WireClose.NOTHING)
 
     def problem(self) -> str | None:
         """What the endpoint answered, unless it agreed. Waits for the answer."""

@@ -1,20 +1,20 @@
-"""The way to the server: an httpx transport that hands over bytes the moment they arrive.
+"""The way to the server: a transport that hands over bytes the moment they arrive.
 
-Stock httpx would do for reading, but not for leaving. Its parser may hold tokens that were received
-and not yet handed on, without saying so, and what a user had read at t0 is the point of this
-project. Here each receive is passed on whole (`harness.load.connection`). It also costs a fraction
-of the processor time for each token.
+A stock HTTP client would do for reading, but not for leaving: its parser may hold tokens that were
+received and not yet handed on, without saying so, and what a user had read at t0 is the point of
+this project. Here each receive is passed on whole (`harness.load.connection`). A stock client also
+costs several times the processor time for each token. Errors are httpx's.
 
-httpx answers when the headers are there, and a server may send them only with the first token.
+A request is open when its headers are there, and a server may send them only with the first token.
 Users leave before that too: such a request carries its patience with it, and when that has run out
 without headers the transport raises `PatienceEndedError` and leaves the leaving to the client.
 
-By default one connection carries one request. An abandoned one could not be used again anyway; were
-those of the others, then who asks after an abandon would wait for a handshake and who stayed would
-not, and time to first token would differ between users who leave much and users who do not, for a
-reason that is not the server's. `keep_alive` makes the connections of users who are to stay carry
-one request after the other, as most real clients do: for servers far away, or behind TLS. Those of
-users who are to leave are never passed on, also where the answer was over before they left.
+By default one connection carries one request. An abandoned one cannot be used again anyway; if the
+others were, a request after an abandon would wait for a handshake and the others would not, and
+time to first token would differ between users who leave much and users who do not, for a reason
+that is not the server's. `keep_alive` makes the connections of users who stay carry one request
+after the other, as most real clients do: for servers far away, or behind TLS. A connection of a
+user who is to leave is never passed on, even where the answer was over before the user left.
 
 HTTP/1.1, with or without TLS. No proxies; a redirect is reported and not followed; of compressed
 answers none is read (`identity` is asked for).
@@ -23,59 +23,41 @@ answers none is read (`identity` is asked for).
 import contextlib
 import ssl
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache, partial
-from operator import itemgetter
-from typing import Final
 
 import httpx
 
 from harness.http_client import is_out_of_handles, tls_context
 from harness.load.client_process import ClientProcess
-from harness.load.connect import NoHandleLeftError, Origin, Places, Wire, dial, origin_of
+from harness.load.connect import Dns, NoHandleLeftError, Wire, connect, origin_of
 from harness.load.connection import Connection, Limit, PatienceEndedError
 from harness.records import Way
 
 
-class IdleWires:
-    """What is open and unused. There are never more than requests were once under way together."""
+@dataclass(slots=True, kw_only=True)
+class WireRequest:
+    """One request as the transport sends it: head and body as they go on the wire.
 
-    def __init__(self) -> None:
-        self._idle: defaultdict[Origin, list[Wire]] = defaultdict(list)
+    `way`: how its user is to leave; None: stays. The user leaves `patience_ns` after the request
+    has gone out, or at `leaves_at_ns` (monotonic), be it on its way or not. `limit` holds for all
+    up to the headers, beside `connect_s` and `next_byte_s`.
 
-    def put(self, origin: Origin, wire: Wire) -> None:
-        """Keep a connection on which nothing is expected any more."""
-        self._idle[origin].append(wire)
+    The transport sets `is_opened` where there was a connection, and `is_resent` where the request
+    went out a second time.
+    """
 
-    def take(self, origin: Origin) -> Wire | None:
-        """The one that was used last; those on which the server has since spoken, most likely to
-        hang up, are closed."""
-        while wires := self._idle[origin]:
-            wire = wires.pop()
-            if not wire.has_input():
-                return wire
-            wire.sock.close()
-        return None
-
-    def close(self) -> None:
-        """Close them all."""
-        for wires in self._idle.values():
-            for wire in wires:
-                wire.sock.close()
-        self._idle.clear()
-
-
-# Extensions of a request: when its user leaves, so long after it has gone out or at a time
-# (monotonic), be it on its way or not; in which way; and the `Limit` of all until the first wait.
-PATIENCE_NS: Final = "walkaway.patience_ns"
-LEAVES_AT_NS: Final = "walkaway.leaves_at_ns"
-WAY: Final = "walkaway.way"
-LIMIT: Final = "walkaway.limit"
-# Put there by the transport where there was a connection, and where the request went out a second
-# time.
-OPENED: Final = "walkaway.opened"
-RESENT: Final = "walkaway.resent"
+    head: bytes
+    body: bytes = b""
+    connect_s: float | None
+    next_byte_s: float | None
+    way: Way | None = None
+    patience_ns: int | None = None
+    leaves_at_ns: int | None = None
+    limit: Limit | None = None
+    is_opened: bool = False
+    is_resent: bool = False
 
 
 class GaveUpError(Exception):
@@ -86,66 +68,75 @@ class UnansweredError(httpx.RemoteProtocolError):
     """The connection ended before a byte of an answer had come."""
 
 
-class SocketTransport(httpx.BaseTransport):
-    """Sends a request and returns as soon as the headers are there.
+class SocketTransport:
+    """Sends requests to one server, and returns as soon as the headers are there.
 
-    Users ask with `opened`: of what httpx's client does for each request they need nothing, and its
-    cookie jar alone costs as much as a dozen tokens.
-
-    Its state: `_idle`, the connections that wait for another request.
+    Its state: `_pool`, the connections that wait for another request. There are never more than
+    requests were once under way together.
     """
 
-    def __init__(self, *, ca_file: str | None = None, keep_alive: bool = False) -> None:
+    def __init__(
+        self, url: httpx.URL, *, ca_file: str | None = None, keep_alive: bool = False
+    ) -> None:
+        self._origin = origin_of(url)
         self._trust: Callable[[], ssl.SSLContext] = cache(partial(tls_context, ca_file))
         self._keep_alive = keep_alive
-        self._idle = IdleWires()
-        self._places = Places()
+        self._pool: list[Wire] = []
+        self._dns = Dns()
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send the request for a client of httpx's, which reads the body from the stream."""
-        connection = self.open(request)
-        return httpx.Response(connection.status_code, headers=connection.headers, stream=connection)
-
-    def open(self, request: httpx.Request) -> Connection:
+    def open(self, request: WireRequest) -> Connection:
         """Send the request. Raises httpx.TransportError, PatienceEndedError and GaveUpError.
 
         What goes out on a connection that the server was closing just then, and had no answer at
-        all, goes out once more on a new one, and says so (`RESENT`).
+        all, goes out once more on a new one (`is_resent`).
         """
-        wire = self._idle.take(origin_of(request.url)) if self._may_share(request) else None
+        wire = self._pooled() if self._may_share(request) else None
         if wire is not None:
-            request.extensions[OPENED] = True
+            request.is_opened = True
             with contextlib.suppress(UnansweredError):
                 return self._ask(request, wire)
-            request.extensions[RESENT] = True
+            request.is_resent = True
         return self._ask(request, self.connect(request))
 
-    def connect(self, request: httpx.Request) -> Wire:
+    def connect(self, request: WireRequest) -> Wire:
         """A connection of its own. Raises httpx.TransportError and GaveUpError."""
-        with _in_time(request, request.extensions["timeout"]["connect"]) as longest_s:
-            wire = dial(
-                origin_of(request.url),
+        with _in_time(request, request.connect_s) as longest_s:
+            wire = connect(
+                self._origin,
                 longest_s,
                 trust=self._trust,
-                places=self._places,
-                is_small=request.extensions.get(WAY) is Way.STOP_READING,
+                dns=self._dns,
+                is_small=request.way is Way.STOP_READING,
             )
-        request.extensions[OPENED] = True
+        request.is_opened = True
         return wire
 
     def load_trust(self) -> None:
         """Read the CAs now: it takes tens of ms, and would be in the first request's time to first
         token. Raises ConfigError for a file that is none."""
-        self._trust()
+        if self._origin[0] == "https":
+            self._trust()
 
     def close(self) -> None:
-        """Close the connections that nobody uses."""
-        self._idle.close()
+        """Close the connections that no request uses."""
+        for wire in self._pool:
+            wire.sock.close()
+        self._pool.clear()
 
-    def _may_share(self, request: httpx.Request) -> bool:
-        return self._keep_alive and request.extensions.get(WAY) is None
+    def _pooled(self) -> Wire | None:
+        """The connection used last. Those on which the server has since spoken, most likely to hang
+        up, are closed."""
+        while self._pool:
+            wire = self._pool.pop()
+            if not wire.has_input():
+                return wire
+            wire.sock.close()
+        return None
 
-    def _ask(self, request: httpx.Request, wire: Wire) -> Connection:
+    def _may_share(self, request: WireRequest) -> bool:
+        return self._keep_alive and request.way is None
+
+    def _ask(self, request: WireRequest, wire: Wire) -> Connection:
         connection = None
         try:
             is_whole = _send_in_time(wire, request)
@@ -164,22 +155,22 @@ class SocketTransport(httpx.BaseTransport):
             raise
         return connection
 
-    def _connection(self, request: httpx.Request, wire: Wire, *, is_whole: bool) -> Connection:
-        """Only what has taken the whole request carries another: the next would be its rest."""
-        asked = request.extensions
-        pass_on = partial(self._idle.put, origin_of(request.url), wire)
-        owner = _in_other_hands(wire) if asked.get(WAY) is Way.KILLED else None
+    def _connection(self, request: WireRequest, wire: Wire, *, is_whole: bool) -> Connection:
+        """Reuse a connection only if the whole request was sent; otherwise the server reads the
+        next request as its tail."""
+        pass_on = partial(self._pool.append, wire)
+        owner = _client_process(wire) if request.way is Way.KILLED else None
         return Connection(
             wire.sock if owner is None else owner.output,
-            asked["timeout"]["read"],
-            limit=asked.get(LIMIT),
+            request.next_byte_s,
+            limit=request.limit,
             owner=owner,
             tls=wire.tls,
             pass_on=pass_on if is_whole and self._may_share(request) else None,
         )
 
 
-def _in_other_hands(wire: Wire) -> ClientProcess:
+def _client_process(wire: Wire) -> ClientProcess:
     try:
         return ClientProcess(wire.sock)
     except OSError as error:
@@ -190,16 +181,14 @@ def _in_other_hands(wire: Wire) -> ClientProcess:
 
 
 @contextlib.contextmanager
-def _in_time(request: httpx.Request, longest_s: float | None) -> Iterator[float | None]:
+def _in_time(request: WireRequest, longest_s: float | None) -> Iterator[float | None]:
     """How long to wait, in seconds: `longest_s`, or less where the request's limit passes or its
-    user leaves before; then it is that which is told."""
+    user leaves before; then that is what is raised."""
     now_ns = time.perf_counter_ns()
-    ends = list(_ends(request))
-    until_ns, why = min(ends, key=itemgetter(0), default=(None, None))
-    if until_ns is None or (longest_s is not None and until_ns >= now_ns + longest_s * 1e9):
+    until_ns, why = _first_end(request)
+    if why is None or (longest_s is not None and until_ns >= now_ns + longest_s * 1e9):
         yield longest_s
         return
-    assert why is not None
     if until_ns <= now_ns:
         raise why
     try:
@@ -208,42 +197,37 @@ def _in_time(request: httpx.Request, longest_s: float | None) -> Iterator[float 
         raise why from late
 
 
-def _ends(request: httpx.Request) -> Iterator[tuple[int, Exception]]:
-    limit: Limit | None = request.extensions.get(LIMIT)
-    if limit is not None:
-        yield limit.at_ns, httpx.ReadTimeout(limit.complaint)
-    leaves_at_ns: int | None = request.extensions.get(LEAVES_AT_NS)
-    if leaves_at_ns is not None:
-        yield leaves_at_ns, GaveUpError()
+def _first_end(request: WireRequest) -> tuple[int, Exception | None]:
+    limit, leaves_at_ns = request.limit, request.leaves_at_ns
+    if leaves_at_ns is not None and (limit is None or leaves_at_ns < limit.at_ns):
+        return leaves_at_ns, GaveUpError()
+    return (0, None) if limit is None else (limit.at_ns, httpx.ReadTimeout(limit.complaint))
 
 
-def _leaves_at_ns(request: httpx.Request) -> int | None:
+def _leaves_at_ns(request: WireRequest) -> int | None:
     """When the user leaves whose request has gone out just now."""
-    patience_ns: int | None = request.extensions.get(PATIENCE_NS)
-    if patience_ns is None:
-        return request.extensions.get(LEAVES_AT_NS)
-    return time.perf_counter_ns() + patience_ns
+    if request.patience_ns is None:
+        return request.leaves_at_ns
+    return time.perf_counter_ns() + request.patience_ns
 
 
-def _send_in_time(wire: Wire, request: httpx.Request) -> bool:
+def _send_in_time(wire: Wire, request: WireRequest) -> bool:
     """Like `send`; also False, and no error, where its user leaves before it has gone out."""
     try:
-        with _in_time(request, request.extensions["timeout"]["write"]) as longest_s:
+        with _in_time(request, request.next_byte_s) as longest_s:
             return send(wire, request, longest_s)
     except GaveUpError:
         return False
 
 
-def send(wire: Wire, request: httpx.Request, timeout_s: float | None) -> bool:
+def send(wire: Wire, request: WireRequest, timeout_s: float | None) -> bool:
     """Put the whole request on the wire. Raises httpx.WriteTimeout and httpx.WriteError.
 
-    False, and no error, where it was not taken whole but an answer is there already, or an end: who
-    refuses may have stopped reading.
+    False, and no error, where it was not taken whole but an answer is there already, or an end: a
+    server that refuses may have stopped reading.
     """
-    head = [b"%b %b HTTP/1.1" % (request.method.encode(), request.url.raw_path)]
-    head += [b"%b: %b" % pair for pair in request.headers.raw]
     try:
-        wire.send(b"\r\n".join(head) + b"\r\n\r\n" + request.read(), timeout_s)
+        wire.send(request.head + request.body, timeout_s)
     except OSError as error:
         if wire.has_input():
             return False
@@ -253,8 +237,14 @@ def send(wire: Wire, request: httpx.Request, timeout_s: float | None) -> bool:
     return True
 
 
+def head_of(target: bytes, fields: list[tuple[bytes, bytes]], body: bytes = b"") -> bytes:
+    """The head of a POST."""
+    lines = [b"POST %b HTTP/1.1" % target, *(b"%b: %b" % pair for pair in fields)]
+    return b"\r\n".join([*lines, b"content-length: %d" % len(body), b"", b""])
+
+
 @contextlib.contextmanager
-def opened(transport: SocketTransport, request: httpx.Request) -> Iterator[Connection]:
+def opened(transport: SocketTransport, request: WireRequest) -> Iterator[Connection]:
     """Send a request; wait for its headers, or as long as its patience lasts.
 
     The connection is closed on the way out, however that is, unless it is to be kept.

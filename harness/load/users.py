@@ -184,12 +184,11 @@ def prepare(
     gevent.get_hub().loop.update_now()  # Locust's timers count from here, not from before imports
     inspect.stack()  # Locust does so as it stops the users: the first time takes 0.2 s, for all
     environment.user_classes = list(user_classes)
-    if options.walkaway_exit_with is not None:
-        environment.process_exit_code = 0  # the harness judges by the rows, Locust by failures
     if options.walkaway_plan is not None:
         options.num_users = options.spawn_rate = plan.run.users
         options.run_time = plan.run.max_seconds
     if options.walkaway_exit_with is not None:
+        environment.process_exit_code = 0  # the harness judges by the rows, Locust by failures
         gevent.spawn(_end_with, options.walkaway_exit_with)
     api_key = _api_key(plan)
     end, give_up_here = partial(end_load, environment), partial(give_up, environment)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from harness.load.client import StreamClient
-from harness.load.connect import origin_of
-from harness.load.transport import SocketTransport
+from harness.load.connection import Connection
+from harness.load.transport import SocketTransport, WireRequest, head_of, opened
 from harness.records import Delivery, RequestRow, Way
 from harness.workload.abandon import LeaveRule, RequestSpec, never
 from harness.workload.plan import LoadPlan
@@ -69,10 +71,27 @@ class Leaping:
         return self.perf_counter_ns() / 1e9
 
 
-def know_the_address(transport: SocketTransport, url: str) -> None:
-    """Have it looked up already: that takes a thread, and may take longer than a short limit."""
-    _, host, port = origin_of(httpx.URL(url))
-    transport._places.of(host, port, 30)
+def wire_request(
+    *, request_id: str = "r1", body: bytes = b"{}", timeout_s: float = 30.0, **more: Any
+) -> WireRequest:
+    fields = [(b"host", b"h"), (b"x-request-id", request_id.encode())]
+    head = head_of(b"/", fields, body)
+    return WireRequest(head=head, body=body, connect_s=timeout_s, next_byte_s=timeout_s, **more)
+
+
+@contextmanager
+def connected(url: str, *, ca_file: str | None = None, **request: Any) -> Iterator[Connection]:
+    """A connection on which a request has been sent and answered, or its patience has ended."""
+    transport = SocketTransport(httpx.URL(url), ca_file=ca_file)
+    with opened(transport, wire_request(**request)) as connection:
+        yield connection
+
+
+def body_of(connection: Connection) -> bytes:
+    parts: list[bytes] = []
+    while (chunk := connection.receive()) is not None:
+        parts.append(chunk)
+    return b"".join(parts)
 
 
 class User:

@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import trustme
 
 from harness.load.connect import Wire
-from harness.load.transport import OPENED, SocketTransport
+from harness.load.transport import SocketTransport, WireRequest
 from tests.harness.load.asking import Client
 
 OK_HEAD = (
@@ -249,8 +248,8 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[Exchange]:
     there when the client looks, however slow the machine is."""
     near, far = socket.socketpair()
 
-    def connect(_transport: SocketTransport, request: httpx.Request) -> Wire:
-        request.extensions[OPENED] = True
+    def connect(_transport: SocketTransport, request: WireRequest) -> Wire:
+        request.is_opened = True
         return Wire(near, None)
 
     monkeypatch.setattr(SocketTransport, "connect", connect)

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 
 from harness.load.client import StreamClient
 from harness.load.exchange import StreamReader
+from harness.load.transport import WireRequest
 from harness.records import Outcome, WireClose
 from harness.workload.abandon import RequestSpec
 from tests.harness.load.asking import LONG_NS, MS, Leaping, User, after, refuse
@@ -32,7 +32,7 @@ class _Builder(StreamClient):
 
     built_ns = 0
 
-    def _build(self, spec: RequestSpec, prompt: str) -> httpx.Request:
+    def _build(self, spec: RequestSpec, prompt: str) -> WireRequest:
         request = super()._build(spec, prompt)
         self.built_ns = time.perf_counter_ns()
         return request

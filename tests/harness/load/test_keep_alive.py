@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from harness.load.client import StreamClient
-from harness.load.connect import Wire, origin_of
-from harness.load.transport import WAY, SocketTransport, opened
+from harness.load.connect import Wire
+from harness.load.transport import SocketTransport, opened
 from harness.records import Outcome, Way
 from harness.workload.abandon import never
-from tests.harness.load.asking import Client, User, after
+from tests.harness.load.asking import Client, User, after, body_of, wire_request
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, ScriptedServer, Secrets
@@ -35,27 +35,21 @@ class Asker:
     """Sends one request after the other; `ports` are those of our ends, in order."""
 
     def __init__(self, url: str, *, ca_file: str | None = None, keep_alive: bool = True) -> None:
-        self._url = url
-        self.transport = SocketTransport(ca_file=ca_file, keep_alive=keep_alive)
-        self.client = httpx.Client(transport=self.transport, timeout=30, trust_env=False)
+        self.transport = SocketTransport(httpx.URL(url), ca_file=ca_file, keep_alive=keep_alive)
         self.ports: list[int] = []
 
     def ask(self, *, way: Way | None = None) -> bytes:
-        number = len(self.ports)
-        request = self.client.build_request(
-            "POST", self._url, json={}, headers={"x-request-id": f"r{number}"}
-        )
-        request.extensions[WAY] = way
+        request = wire_request(request_id=f"r{len(self.ports)}", way=way)
         with opened(self.transport, request) as connection:
             self.ports.append(connection.sock.getsockname()[1])
-            return b"".join(connection)
+            return body_of(connection)
 
 
 @contextmanager
-def asking(server: ScriptedServer, **settings: object) -> Iterator[Asker]:
+def asking(server: ScriptedServer | Closer, **settings: object) -> Iterator[Asker]:
     asker = Asker(server.url, **settings)  # type: ignore[arg-type]
-    with asker.client:
-        yield asker
+    yield asker
+    asker.transport.close()
 
 
 def test_by_default_each_request_has_a_connection_of_its_own(serve: Serve) -> None:
@@ -99,8 +93,7 @@ def test_an_answer_that_was_not_read_to_its_end_is_not_passed_on(serve: Serve) -
 
     with asking(serve(script)) as asker:
         for _ in range(2):
-            request = asker.client.build_request("POST", asker._url, json={})
-            with opened(asker.transport, request) as connection:
+            with opened(asker.transport, wire_request()) as connection:
                 asker.ports.append(connection.sock.getsockname()[1])
                 assert connection.receive() == b"h"
     assert len(set(asker.ports)) == 2
@@ -145,17 +138,14 @@ def test_an_abandoned_one_is_never_used_again(serve: Serve) -> None:
 def test_only_what_took_the_whole_request_carries_another(size: int, is_passed_on: bool) -> None:
     """Whoever reads on there would take the next request for the rest of this one."""
     ours, peer = socket.socketpair()
-    transport = SocketTransport(keep_alive=True)
-    timeout = {"connect": 30, "read": 30, "write": 0.01}
-    request = httpx.Request(
-        "POST", "http://h/", content=b"x" * size, extensions={"timeout": timeout}
-    )
+    transport = SocketTransport(httpx.URL("http://h/"), keep_alive=True)
+    request = wire_request(body=b"x" * size, timeout_s=0.01)
     with ours, peer:
         peer.sendall(ANSWER)
         connection = transport._ask(request, Wire(ours, None))
-        assert b"".join(connection) == b"hi"
+        assert body_of(connection) == b"hi"
         connection.close()
-        idle = transport._idle.take(origin_of(request.url))
+        idle = transport._pooled()
         assert (idle is not None) is is_passed_on
         assert (ours.fileno() != -1) is is_passed_on
 
@@ -201,13 +191,12 @@ class TestClosedByTheServer:
     @pytest.mark.parametrize("with_reset", [False, True])
     def test_just_as_it_is_used(self, with_reset: bool) -> None:
         """The request goes out once more; not twice more, and not from a new connection."""
-        with Closer(with_reset=with_reset) as closer, Asker(closer.url).client as client:
-            assert client.post(closer.url).read() == b"hi"
-            assert client.post(closer.url).read() == b"hi"
+        with Closer(with_reset=with_reset) as closer, asking(closer) as asker:
+            assert [asker.ask() for _ in range(2)] == [b"hi"] * 2
             assert closer.requests == [1, 2, 1]
             closer.is_mute = True
             with pytest.raises(httpx.RemoteProtocolError):
-                client.post(closer.url)
+                asker.ask()
             assert closer.requests == [1, 2, 1, 2, 1]
 
     def test_not_where_an_answer_had_begun(self, serve: Serve) -> None:

@@ -6,10 +6,10 @@ import sys
 
 HOLDER = """
 import socket, sys
-from harness.load.client import hold
+from harness.load.client import keep_open
 connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, 0, 0, 0, 0, 0, 0, 0]))
-hold([connection.fileno()])
+keep_open([connection.fileno()])
 connection.close()
 """
 

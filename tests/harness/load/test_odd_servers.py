@@ -15,10 +15,9 @@ import httpx
 import pytest
 
 from harness.load.client import StreamClient
-from harness.load.transport import SocketTransport
 from harness.records import Delivery, Outcome, RequestRow, Way
 from harness.workload.abandon import never
-from tests.harness.load.asking import PLAN, Client, plan_of
+from tests.harness.load.asking import PLAN, Client, body_of, connected, plan_of
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, Script, ScriptedServer
@@ -120,21 +119,18 @@ def test_a_byte_now_and_then_is_no_answer(serve: Serve, monkeypatch: pytest.Monk
 def test_a_server_that_takes_no_request() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        timeout = httpx.Timeout(30, write=0.1)
         with (
-            httpx.Client(transport=SocketTransport(), timeout=timeout, trust_env=False) as client,
             pytest.raises(httpx.WriteTimeout, match=r"not taken within 0\.1 s"),
+            connected(url, body=bytes(1 << 25), timeout_s=0.1),
         ):
-            client.post(url, content=bytes(1 << 25))
+            raise AssertionError("the request was taken")
 
 
 def test_a_refusal_before_the_request_was_sent_is_read(ready: Exchange) -> None:
     """The server refuses, and leaves the request where it is."""
     ready.send(b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno")
-    timeout = httpx.Timeout(30, write=0.1)
-    with httpx.Client(transport=SocketTransport(), timeout=timeout, trust_env=False) as client:
-        response = client.post(PLAN.url, content=bytes(1 << 25))
-    assert (response.status_code, response.read()) == (413, b"no")
+    with connected(PLAN.url, body=bytes(1 << 25), timeout_s=0.1) as connection:
+        assert (connection.status_code, body_of(connection)) == (413, b"no")
 
 
 def test_no_file_handle_left(serve: Serve) -> None:

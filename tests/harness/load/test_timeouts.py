@@ -18,7 +18,6 @@ from tests.harness.load.asking import (
     Leaping,
     User,
     after,
-    know_the_address,
     two_tokens,
 )
 
@@ -110,7 +109,6 @@ class TestTimeouts:
 
     def test_no_connection(self, full: str, connect: Connect) -> None:
         client = connect(full, connect_timeout_s=0.1)
-        know_the_address(client.client._transport, full)
         row = client.ask(after(10**6), Way.FIN)
         assert (row.outcome, row.wire_close) == (Outcome.TIMED_OUT, WireClose.UNOPENED)
         assert row.error == f"no connection to {full.removeprefix('http://')} within 0.1 s"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import httpx
@@ -14,11 +13,9 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.load.connect import Tls
-from harness.load.connection import Connection
 from harness.load.leave import leave
-from harness.load.transport import WAY, SocketTransport, opened
 from harness.records import Outcome, Way, WireClose
-from tests.harness.load.asking import Client, after, know_the_address
+from tests.harness.load.asking import Client, after, body_of, connected
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, ScriptedServer, Secrets
@@ -26,16 +23,6 @@ if TYPE_CHECKING:
     Serve = Callable[..., ScriptedServer]
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
-
-
-@contextmanager
-def connected(url: str, ca_file: str | None, way: Way | None = None) -> Iterator[Connection]:
-    transport = SocketTransport(ca_file=ca_file)
-    with httpx.Client(transport=transport, timeout=30, trust_env=False) as client:
-        request = client.build_request("POST", url, json={}, headers={"x-request-id": "r1"})
-        request.extensions[WAY] = way
-        with opened(transport, request) as connection:
-            yield connection
 
 
 def until_left(x: Exchange) -> None:
@@ -116,7 +103,7 @@ def test_all_that_was_received_is_handed_over_at_once(serve: Serve, secrets: Sec
         has_sent.set()
         assert x.client_left_within(30)
 
-    with connected(serve(script, tls=secrets.server).url, secrets.ca_file) as connection:
+    with connected(serve(script, tls=secrets.server).url, ca_file=secrets.ca_file) as connection:
         has_head.set()
         assert has_sent.wait(30)
         assert connection.unread_bytes() > 8 * 5000
@@ -136,8 +123,8 @@ def test_the_server_may_end_it_with_or_without_a_word(
             assert isinstance(x.sock, ssl.SSLSocket)
             x.sock.unwrap()
 
-    with connected(serve(script, tls=secrets.server).url, secrets.ca_file) as connection:
-        assert b"".join(connection) == b"hello"
+    with connected(serve(script, tls=secrets.server).url, ca_file=secrets.ca_file) as connection:
+        assert body_of(connection) == b"hello"
 
 
 class Peer:
@@ -256,13 +243,11 @@ class TestNoConnection:
 
             thread = threading.Thread(target=script)
             thread.start()
-            transport, timeout_s = SocketTransport(), 30 if hangs_up else 0.2
-            know_the_address(transport, url)
             with (
-                httpx.Client(transport=transport, timeout=timeout_s, trust_env=False) as client,
                 pytest.raises(httpx.TransportError) as raised,
+                connected(url, timeout_s=30 if hangs_up else 0.2),
             ):
-                client.post(url)
+                raise AssertionError("nothing was agreed on")
             is_over.set()
             thread.join(30)
         words = "the server hung up" if hangs_up else "no connection to 127.0.0.1:"
@@ -279,9 +264,7 @@ def test_localhost(serve: Serve, secrets: Secrets, host: str, is_tls: bool) -> N
         )
     except OSError:
         pytest.skip(f"{host} is not on this machine")
-    urls = [server.url]
-    if any(place[4][0] == host for place in socket.getaddrinfo("localhost", server.port)):
-        urls.append(f"{server.url.partition(':')[0]}://localhost:{server.port}")
+    urls = [server.url, f"{server.url.partition(':')[0]}://localhost:{server.port}"]
     for url in urls:
-        with connected(url, secrets.ca_file) as connection:
-            assert b"".join(connection) == b"hi"
+        with connected(url, ca_file=secrets.ca_file) as connection:
+            assert body_of(connection) == b"hi"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import httpx
@@ -14,8 +13,8 @@ import pytest
 
 from harness.load.connection import Connection
 from harness.load.leave import hang_up
-from harness.load.transport import PATIENCE_NS, SocketTransport, opened
 from harness.records import WireClose
+from tests.harness.load.asking import body_of, connected
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Exchange, Script, ScriptedServer
@@ -23,26 +22,9 @@ if TYPE_CHECKING:
     Serve = Callable[[Script], ScriptedServer]
 
 
-@contextmanager
-def connected(server: ScriptedServer, *, patience_ns: int | None = None) -> Iterator[Connection]:
-    transport = SocketTransport()
-    with httpx.Client(transport=transport, timeout=30, trust_env=False) as client:
-        request = client.build_request("POST", server.url, json={}, headers={"x-request-id": "r1"})
-        request.extensions[PATIENCE_NS] = patience_ns
-        with opened(transport, request) as connection:
-            yield connection
-
-
 def test_what_is_sent_goes_out_at_once(serve: Serve) -> None:
-    with connected(serve(lambda x: x.send(b"HTTP/1.1 204 X\r\n\r\n"))) as connection:
+    with connected(serve(lambda x: x.send(b"HTTP/1.1 204 X\r\n\r\n")).url) as connection:
         assert connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-def all_of(connection: Connection) -> bytes:
-    body = b""
-    while (chunk := connection.receive()) is not None:
-        body += chunk
-    return body
 
 
 @pytest.mark.parametrize(
@@ -61,8 +43,8 @@ def test_framings(serve: Serve, answer: bytes, size: int) -> None:
         for i in range(0, len(answer), size):
             x.send(answer[i : i + size])
 
-    with connected(serve(script)) as connection:
-        assert all_of(connection) == b"hello"
+    with connected(serve(script).url) as connection:
+        assert body_of(connection) == b"hello"
         assert connection.status_code == 200
         assert connection.is_complete
         assert connection.receive() is None
@@ -87,7 +69,7 @@ def test_each_receive_is_handed_over_until_that_is_enough(serve: Serve) -> None:
         goes_on.release()
         return len(has_had) != 2
 
-    with connected(serve(script)) as connection:
+    with connected(serve(script).url) as connection:
         assert connection.receive_each(take)
         assert [chunk for chunk, _ in has_had] == [b"one", b"two"]
         while connection.receive_each(take):
@@ -121,7 +103,7 @@ def test_nothing_received_is_held_back(serve: Serve) -> None:
         x.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n1\r\nb\r\n2\r\nc")
         x.client_left_within(30)
 
-    with connected(serve(script)) as connection:
+    with connected(serve(script).url) as connection:
         assert connection.receive() == b"abc"
         assert connection.receive_within(0) is None
         assert not connection.is_complete
@@ -138,7 +120,7 @@ def test_unread_bytes_make_a_reset(serve: Serve, reads: bool) -> None:
         assert x.client_left_within(30)
 
     server = serve(script)
-    with connected(server) as connection:
+    with connected(server.url) as connection:
         has_headers.set()
         if reads:
             assert connection.receive()
@@ -158,7 +140,7 @@ def test_draining_takes_what_has_arrived_and_does_not_wait(serve: Serve) -> None
         x.chunk(b"data")
         x.client_left_within(30)
 
-    with connected(serve(script)) as connection:
+    with connected(serve(script).url) as connection:
         received = b""
         while not received:
             received = connection.receive_within(0) or b""
@@ -215,7 +197,7 @@ def test_patience_may_end_before_the_headers(serve: Serve, sent: bytes, patience
 
     server = serve(script)
     before_ns = time.perf_counter_ns()
-    with connected(server, patience_ns=patience_ns) as connection:
+    with connected(server.url, patience_ns=patience_ns) as connection:
         assert not connection.has_head
         t0_ns, wire_close = hang_up(connection)
     server.wait_for_arrivals(1)  # it may read the request only after the client has left
@@ -234,7 +216,7 @@ def test_headers_in_time_leave_the_rest_of_the_patience(serve: Serve) -> None:
         assert x.client_left_within(30)
 
     before_ns = time.perf_counter_ns()
-    with connected(serve(script), patience_ns=60_000_000_000) as connection:
+    with connected(serve(script).url, patience_ns=60_000_000_000) as connection:
         assert connection.status_code == 200
         assert connection.leaves_at_ns is not None
         assert connection.leaves_at_ns > before_ns + 60_000_000_000
@@ -243,7 +225,7 @@ def test_headers_in_time_leave_the_rest_of_the_patience(serve: Serve) -> None:
 @pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"])
 def test_an_end_before_the_headers_is_no_answer(serve: Serve, sent: bytes) -> None:
     complaint = pytest.raises(httpx.RemoteProtocolError, match="before the answer was complete")
-    with complaint, connected(serve(lambda x: x.send(sent))):
+    with complaint, connected(serve(lambda x: x.send(sent)).url):
         raise AssertionError("there are no headers to connect with")
 
 
@@ -253,6 +235,6 @@ def test_leaving_the_block_closes(serve: Serve) -> None:
         assert x.client_left_within(30)
 
     server = serve(script)
-    with pytest.raises(RuntimeError, match="anything"), connected(server):
+    with pytest.raises(RuntimeError, match="anything"), connected(server.url):
         raise RuntimeError("anything")
     assert server.exchanges["r1"].is_over.wait(30)
