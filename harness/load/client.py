@@ -213,7 +213,7 @@ def _fields(plan: LoadPlan, url: httpx.URL, api_key: str | None) -> list[tuple[b
 
 
 def limits(run: RunSettings, delivery: Delivery, sent_ns: int) -> tuple[Limit | None, Limit | None]:
-    """What holds until the first token, and what from there on."""
+    """The limit until the first token, and the limit from there on."""
     total = first = None
     if (total_s := run.total_timeout_s) is not None:
         complaint = f"the answer was not complete {total_s:g} s after the sending"

@@ -2,8 +2,8 @@
 
     server ──TCP──▶ this process ──socket pair──▶ us
 
-It is `cat`, with the connection as its standard input: what it reads, its user has. Once it runs,
-nobody else holds the connection, and when it is killed the kernel ends the connection for it.
+It is `cat`, with the connection as its standard input: its user has read whatever it has read. Once
+it runs, no other process holds the connection, and when it is killed the kernel ends it.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ PROGRAM: Final = "cat"
 
 
 class ClientProcess:
-    """The process; `output` is our end of the pair. It owns `sock` from now on.
+    """`output` is our end of the pair. The process owns `sock` from now on.
 
     Raises OSError where no process can be started; `sock` is closed then.
     """

@@ -92,9 +92,9 @@ class Dns:
 
 
 class Tls:
-    """Our end of one TLS connection. `is_over`: the server has said its last (close_notify).
+    """Our end of one TLS connection. `is_over`: the server has sent its close_notify.
 
-    All methods that take bytes from the server raise ssl.SSLError where these make no sense.
+    Methods that take bytes from the server raise ssl.SSLError where these make no sense.
     """
 
     def __init__(self, context: ssl.SSLContext, host: str) -> None:
@@ -103,7 +103,7 @@ class Tls:
         self._end = context.wrap_bio(self._received, self._to_send, server_hostname=host)
 
     def shake_hands(self, data: bytes) -> bool:
-        """Take what the server sent, at first nothing. True when both sides have agreed."""
+        """Take bytes from the server, at first none. True when the handshake is done."""
         self._received.write(data)
         try:
             self._end.do_handshake()
@@ -126,23 +126,22 @@ class Tls:
         return b"".join(parts)
 
     def encrypt(self, plain: bytes) -> bytes:
-        """What to send for it."""
         self._end.write(plain)
         return self.owed()
 
     def owed(self) -> bytes:
-        """What the protocol itself has to send: handshake, alerts, new keys. Often nothing."""
+        """Bytes that the protocol itself must send: handshake, alerts, new keys. Often none."""
         return self._to_send.read()
 
     def farewell(self) -> bytes:
-        """The close_notify to send: from now on only the server speaks (RFC 8446, 6.1)."""
-        with contextlib.suppress(ssl.SSLError):  # it would wait for the server's, too: not we
+        """The close_notify to send: from now on only the server sends (RFC 8446, 6.1)."""
+        with contextlib.suppress(ssl.SSLError):  # it would wait for the server's, too
             self._end.unwrap()
         return self.owed()
 
 
 class NoHandleLeftError(httpx.ConnectError):
-    """This process can open nothing any more: it is not the server that failed."""
+    """This process has no file handle left: the server did not fail."""
 
 
 class Wire(NamedTuple):
@@ -157,7 +156,7 @@ class Wire(NamedTuple):
         self.sock.sendall(data if self.tls is None else self.tls.encrypt(data))
 
     def has_input(self) -> bool:
-        """Whether something has come, if only the end."""
+        """Whether bytes have come, or the end of the connection."""
         self.sock.settimeout(0)
         try:
             self.sock.recv(1, socket.MSG_PEEK)

@@ -1,12 +1,11 @@
 """One response as its bytes come: parsed, handed over whole, and timed.
 
-Each receive is passed on at once, so whatever has not been handed over is still in the kernel,
-where it can be counted (`unread_bytes`); over TLS, too (`connect`). How a user leaves is
-not decided here: see `harness.load.leave`.
+Each receive is passed on at once, so bytes that have not been handed over are still in the kernel,
+where they can be counted (`unread_bytes`); over TLS, too. How a user leaves is decided elsewhere
+(`harness.load.leave`).
 
-No wait is without an end. The next byte must come in time; so must the rest of the headers once
-they have begun, and the next of the content where only framing comes: a byte now and then is no
-answer.
+Every wait has an end. The next byte must come in time; so must the rest of the headers once they
+have begun, and the next content where only framing comes: a byte now and then is no answer.
 """
 
 import contextlib
@@ -31,36 +30,36 @@ from harness.load.http1 import MAX_HEAD_BYTES, Answer, endless
 _RECEIVE_BYTES: Final = 65536
 _READ: Final = 1
 
-# Takes the bytes of one receive (none: the end of the connection) and when they came; tells whether
-# there is more to wait for. It must not wait itself.
+# Takes the bytes of one receive (none: the end of the connection) and when they came; returns
+# whether there is more to wait for. It must not wait itself.
 Take = Callable[[bytes, int], bool]
 
 
 class Receiver(Protocol):
-    """Receives on one socket. To be closed before the socket is.
+    """Receives on one socket. Close it before the socket.
 
     Both ways raise TimeoutError or BlockingIOError when nothing has come for `longest_s` seconds,
     or not enough by `until_ns`, and OSError.
     """
 
     def receive(self, longest_s: float | None) -> bytes:
-        """What comes next (0 never waits). Nothing (b"") is the end of the connection."""
+        """The next bytes (0 never waits). b"" is the end of the connection."""
 
     def receive_each(self, take: Take, longest_s: float | None, until_ns: int | None) -> None:
-        """Hand over what comes, receive by receive, for as long as `take` waits for more. What it
-        raises is raised."""
+        """Hand over what comes, receive by receive, for as long as `take` returns True. Exceptions
+        of `take` are raised here."""
 
     def close(self) -> None: ...
 
 
 def receiver(sock: socket.socket) -> Receiver:
-    """The way to receive on this socket. One that has a hub is gevent's (not imported here)."""
+    """A socket that has a hub is gevent's (which is not imported here)."""
     hub = getattr(sock, "hub", None)
     return BlockingReceiver(sock) if hub is None else HubReceiver(sock, hub)
 
 
 class BlockingReceiver:
-    """On a socket of the system's."""
+    """On a socket of the operating system."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -80,13 +79,13 @@ class BlockingReceiver:
             goes_on = take(data, time.perf_counter_ns())
 
     def close(self) -> None:
-        """There is nothing to release."""
+        """Nothing to release."""
 
 
 class HubReceiver:
-    """On a socket of gevent's, which waits in its `hub`. The socket must not be made to wait.
+    """On a socket of gevent's, which waits in its `hub`. The socket must stay non-blocking.
 
-    Its state: `_waiting`, who waits now, if anybody, and `_take`, what is done with the bytes;
+    Its state: `_waiting`, the greenlet that waits now, and `_take`, which gets the bytes;
     `_since_ns`, when the latest came; `_longest_ns` and `_until_ns`, how long that may take;
     `is_watched`, whether the watcher is started; `_fires_ns`, for when the timer is set (None: it
     is not).
@@ -128,7 +127,7 @@ class HubReceiver:
         self._waiting, self._take = getcurrent(), take
         try:
             while self._hub.switch() is not self:
-                """Somebody else's doing: there is nothing to read yet."""
+                """Another greenlet woke this one: there is nothing to read yet."""
         finally:
             self._waiting = self._take = None
 
@@ -148,14 +147,14 @@ class HubReceiver:
             goes_on = self._take(data, t_ns)
         except BlockingIOError:
             return  # a false alarm
-        except Exception as error:  # noqa: BLE001  for who waits, not for the loop
+        except Exception as error:  # noqa: BLE001  for the waiting greenlet
             self._waiting.throw(type(error), error, error.__traceback__)
             return
         if not goes_on:
             self._waiting.switch(self)
 
     def _keep_timer(self) -> None:
-        """Have it fire when this wait is too long, or before."""
+        """Let the timer fire when this wait has lasted too long, or before."""
         due_ns = _due_ns(self._since_ns, self._longest_ns, self._until_ns)
         if due_ns is None or (self._fires_ns is not None and self._fires_ns <= due_ns):
             return
@@ -184,7 +183,7 @@ def _ns(seconds: float | None) -> int | None:
 
 
 def _due_ns(since_ns: int, longest_ns: int | None, until_ns: int | None) -> int | None:
-    """When a wait that began then is too long."""
+    """When a wait that began at `since_ns` has lasted too long."""
     if longest_ns is None:
         return until_ns
     due_ns = since_ns + longest_ns
@@ -203,29 +202,29 @@ class PatienceEndedError(Exception):
 
 
 class _LimitPassedError(httpx.ReadTimeout):
-    """What had to be there by now is not."""
+    """A limit passed, not the longest wait for the next bytes."""
 
 
 class Limit(NamedTuple):
-    """When something must have come, on the monotonic clock, and what to say if it has not."""
+    """When something must have come, on the monotonic clock, and the complaint if it has not."""
 
     at_ns: int
     complaint: str
 
     def left_s(self) -> float:
-        """Raises httpx.ReadTimeout when it is over."""
+        """Raises httpx.ReadTimeout when it has passed."""
         left_ns = self.at_ns - time.perf_counter_ns()
         if left_ns <= 0:
             raise _LimitPassedError(self.complaint)
         return left_ns / 1e9
 
     def check(self) -> None:
-        """Raises httpx.ReadTimeout when it is over."""
+        """Raises httpx.ReadTimeout when it has passed."""
         self.left_s()
 
 
 class Connection(Answer):
-    """One response being received. `leaves_at_ns` is when a user without more patience leaves.
+    """One response being received. At `leaves_at_ns` the user's patience ends.
 
     `received_ns` is when the latest bytes came, before anything was done with them. `limit` may be
     changed at any time: it holds beside `timeout_s`, the longest wait for the next bytes. `pass_on`
@@ -328,12 +327,12 @@ class Connection(Answer):
                 yield self.take_body()
 
     def unread_bytes(self) -> int:
-        """What the kernel holds for us: closing now would send a reset, not an orderly end."""
+        """Bytes that the kernel holds: closing now would send a reset, not an orderly end."""
         answer = fcntl.ioctl(self.sock.fileno(), termios.FIONREAD, b"\0\0\0\0")
         return int(struct.unpack("i", answer)[0])
 
     def say_last(self) -> None:
-        """Tell the server, where TLS is spoken, that nothing will follow."""
+        """Over TLS, send the close_notify."""
         if self._tls is not None and self.owner is None:
             self._send_at_once(self._tls.farewell())
 
@@ -371,7 +370,7 @@ class Connection(Answer):
         return left_s if self._timeout_s is None else min(self._timeout_s, left_s)
 
     def _receive_past_framing(self) -> None:
-        """What came was the beginning of a chunk, say: there is no more of that than is useful."""
+        """Only framing came, such as the head of a chunk: no more of it than an answer needs."""
         overhead = _Overhead("framing", self._timeout_s)
         while not self._body and not self.is_complete:
             data = self._receive_raw(self._longest_wait_s())
@@ -379,7 +378,7 @@ class Connection(Answer):
             overhead.add(len(data))
 
     def _receive_raw_within(self, wait_s: float) -> bytes | None:
-        """What comes in this time; None when nothing does. The limit holds here, too."""
+        """The bytes that come in this time; None when none do. The limit holds here, too."""
         if self.limit is not None:
             wait_s = min(wait_s, self.limit.left_s())
         try:
@@ -390,8 +389,8 @@ class Connection(Answer):
             return None
 
     def _and_then(self, take: Take) -> Take:
-        """What is received goes through the parser first. Where no content comes of it, whoever
-        waits is asked how to go on."""
+        """Received bytes go through the parser first. Where no content comes of them, the waiting
+        caller decides how to go on."""
 
         def parse_and_take(data: bytes, t_ns: int) -> bool:
             self.received_ns = t_ns
@@ -441,7 +440,7 @@ class Connection(Answer):
         return plain
 
     def _send_at_once(self, data: bytes) -> None:
-        """Send if it can be done without waiting: what is only polite."""
+        """Send if that needs no wait: the bytes are only polite."""
         if data:
             with contextlib.suppress(OSError):
                 self.sock.settimeout(0)
@@ -449,7 +448,7 @@ class Connection(Answer):
 
 
 class _Overhead:
-    """What comes beside content, in bytes and time. `add` raises when it is too much of either."""
+    """Bytes beside content, and the time they take. `add` raises when it is too much of either."""
 
     def __init__(self, what: str, longest_s: float | None) -> None:
         self._what = what

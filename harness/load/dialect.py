@@ -1,7 +1,7 @@
 """The OpenAI dialect, as far as a user needs it: the body of a request, the chunks of its stream.
 
-Works for `/v1/completions` and `/v1/chat/completions`. Fields that nobody here reads are skipped
-by the decoder without being built, which matters: this runs for every token.
+Works for `/v1/completions` and `/v1/chat/completions`. The decoder skips fields that are not
+declared here without building them, which matters: it runs for every token.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ ABORT: Final = "abort"  # vLLM's finish reason of a request that was cancelled
 EXPIRED: Final = "client_timeout"  # the bundled engine's reason: the request's deadline passed
 _MAX_MESSAGE_CHARS: Final = 300
 
-# A server's own words go into rows and files. Whatever is beyond these makes no sense.
+# A server's own words go into rows and files. Values beyond these are refused.
 LARGEST_COUNT: Final = 2**31 - 1  # of tokens
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_COUNT)]
 AnswerNumber = Annotated[int, msgspec.Meta(ge=0, lt=1024)]
@@ -32,7 +32,7 @@ class Usage(msgspec.Struct):
 
 
 class Delta(msgspec.Struct):
-    """What a chat chunk adds, or a whole message. Thinking is generated text like any other."""
+    """The text that a chat chunk adds, or a whole message. Thinking is generated text, too."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -48,20 +48,19 @@ class Choice(msgspec.Struct):
     finish_reason: Reason | None = None
 
     def has_text(self) -> bool:
-        """Whether the chunk shows the user anything: a role alone or an empty text does not."""
+        """Whether the chunk shows the user text: a role alone or an empty text does not."""
         if self.text:
             return True
         delta = self.delta or self.message
         return delta is not None and bool(delta.content or delta.reasoning_content)
 
     def shown(self) -> str:
-        """The text that it shows."""
         delta = self.delta or self.message or Delta()
         return f"{self.text or ''}{delta.reasoning_content or ''}{delta.content or ''}"
 
 
 class CancellationInfo(msgspec.Struct):
-    """Why a server aborted a request of its own accord; the bundled engine tells."""
+    """Why the server aborted a request of its own accord; the bundled engine says so."""
 
     reason: Reason | None = None
 
@@ -75,8 +74,8 @@ class Chunk(msgspec.Struct):
     cancellation_info: CancellationInfo | None = None
 
 
-# Reads an event's data, or a whole answer. Raises NONSENSE for anything else: what is no JSON, not
-# of this form or not UTF-8 (ValueError, of several kinds), or nested without end.
+# Reads an event's data, or a whole answer. Raises NONSENSE for data that is no JSON, not of this
+# form or not UTF-8 (ValueError, of several kinds), or nested without end.
 NONSENSE: Final = (ValueError, RecursionError)
 decode_chunk: Final[Callable[[bytes], Chunk]] = msgspec.json.Decoder(Chunk).decode
 
@@ -108,7 +107,7 @@ def request_body(
 
 
 def error_message(error: Any) -> str:
-    """What a server's error says to a person, whichever way it wrapped it."""
+    """The message of a server's error, in whichever way it is wrapped."""
     match error:
         case {"error": inner} if inner:
             return error_message(inner)
@@ -119,7 +118,7 @@ def error_message(error: Any) -> str:
 
 
 def refusal_message(status: int, body: bytes) -> str:
-    """The reason that an answer other than 200 gave, from its JSON or else its text."""
+    """The reason in an answer other than 200, from its JSON or else its text."""
     try:
         reason = error_message(msgspec.json.decode(body))
     except NONSENSE:

@@ -1,7 +1,7 @@
-"""One request whose connection is open: reads, and leaves when its user wants to.
+"""One request whose connection is open: it is read, and left when its user wants to leave.
 
-What is read is passed on at once; when the user wants to leave, the think time passes while reading
-goes on, then what has already arrived is read, and then the user leaves.
+Bytes are passed on at once. When the user wants to leave, the think time passes while reading goes
+on, then the bytes that have already arrived are read, and then the user leaves.
 """
 
 import time
@@ -23,8 +23,8 @@ MAX_ANSWER_BYTES: Final = 1 << 26  # of an answer in one piece
 
 
 class Reader(Protocol):
-    """Takes the bytes of a body as they come, with the time of their receive. What comes after
-    leaving is told apart (`late`)."""
+    """Takes the bytes of a body as they come, with the time of their receive; those that come after
+    leaving by the `late` methods."""
 
     def read(self, chunk: bytes, t_ns: int, /) -> None: ...
     def end(self) -> None: ...
@@ -33,7 +33,7 @@ class Reader(Protocol):
 
 
 class StreamReader:
-    """Server-sent events. Gaps between tokens go to `step`, where somebody asks for them."""
+    """Server-sent events. Gaps between tokens go to `step`."""
 
     def __init__(self, stream: StreamMachine, step: StepEstimate | None) -> None:
         self._stream = stream
@@ -99,13 +99,13 @@ _SHOWN_CHARS: Final = 200
 def read_refusal(connection: Connection) -> bytes:
     """The body of an error, as far as it comes: its status has already decided the outcome.
 
-    In place of a body that helps nobody stands what to do.
+    A redirect or a compressed body is replaced by words that say what to do.
     """
     if 300 <= connection.status_code < 400 and (place := connection.header(b"location")):
         shown = place.decode("utf-8", "replace")[:_SHOWN_CHARS]
         return f"the server redirects to {shown}: name that address as the target".encode()
     if connection.is_encoded:
-        return b"the body is compressed, though nobody asked for that"
+        return b"the body is compressed, though the request did not allow that"
     body = b""
     try:
         while len(body) < _MAX_BYTES and (chunk := connection.receive()) is not None:
@@ -116,7 +116,7 @@ def read_refusal(connection: Connection) -> bytes:
 
 
 class Exchange:
-    """Reads one answer to its end, or to its user's.
+    """Reads one answer until it ends, or its user leaves.
 
     `after_first_token` replaces the connection's limit then. `cancel` makes a request to the
     server's cancel endpoint.
@@ -159,7 +159,7 @@ class Exchange:
                 self._reader.end()
 
     def _take(self, chunk: bytes, t_ns: int) -> bool:
-        """Read; tell whether that changed nothing, as for most tokens."""
+        """Read; return whether nothing changed by it, as for most tokens."""
         stream = self._stream
         self._reader.read(chunk, t_ns)
         self._think_ns = self._leave_rule(stream.tokens_read)
@@ -191,8 +191,8 @@ class Exchange:
             self._leave(think_ns)
 
     def _read_until(self, leaves_at_ns: int) -> None:
-        """Read while the user thinks, and then what has come by then: not what comes meanwhile, or
-        who is sent bytes without a pause would never leave."""
+        """Read while the user thinks, and then the bytes that have come by then. Bytes that come
+        meanwhile are left: a server that never pauses would keep the user for ever."""
         connection, stream = self._connection, self._stream
         while stream.can_leave and (wait_ns := leaves_at_ns - time.perf_counter_ns()) > 0:
             chunk = connection.receive_within(wait_ns / 1e9)
@@ -206,9 +206,9 @@ class Exchange:
     def _leave(self, think_ns: int) -> None:
         t0_ns, wire_close = leave(self._way, self._connection)
         if self._way is Way.KILLED:
-            self._read_what_the_dead_had()
+            self._read_what_was_passed_on()
             if not self._stream.can_leave:
-                return  # its last words: the answer had already ended
+                return  # the answer had already ended
         self._stream.leave(t0_ns, think_ns=think_ns, wire_close=wire_close)
         if self._way in READS_ON:
             self._read_on()
@@ -221,8 +221,8 @@ class Exchange:
             if (problem := request.problem()) is not None:
                 self._stream.complain(problem)
 
-    def _read_what_the_dead_had(self) -> None:
-        """What the killed process had received by t0 and passed on to us."""
+    def _read_what_was_passed_on(self) -> None:
+        """Read what the killed process had received by t0 and passed on to us."""
         if not self._connection.has_head:
             return
         connection = self._connection
@@ -231,7 +231,7 @@ class Exchange:
                 self._reader.read(chunk, connection.received_ns)
 
     def _read_on(self) -> None:
-        """Look what still comes. A server that sends nothing and ends nothing is left, too."""
+        """Read what still comes, until the server ends it or nothing comes in time."""
         connection = self._connection
         try:
             with _until_it_breaks():
@@ -246,7 +246,7 @@ class Exchange:
 
 @contextmanager
 def _until_it_breaks() -> Iterator[None]:
-    """An end of the connection is what was waited for; a time-out is not, and goes on."""
+    """The end of the connection is expected here; a time-out is raised."""
     try:
         yield
     except httpx.TimeoutException:

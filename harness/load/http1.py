@@ -1,8 +1,8 @@
-"""An HTTP/1.1 answer, parsed as its bytes come, whatever they are: no I/O and no clock.
+"""An HTTP/1.1 answer, parsed as its bytes come: no I/O and no clock.
 
-The parser (llhttp) calls the `on_` methods. A head is bounded in size and in headers, what follows
-a complete answer is nobody's, and whatever is no answer, or none that can be used, ends in an
-httpx.RemoteProtocolError that says why. What was good before that is handed over first, so that it
+The parser (llhttp) calls the `on_` methods. The head is bounded in size and in headers, bytes after
+a complete answer are dropped, and bytes that are no usable answer end in an
+httpx.RemoteProtocolError that says why. Good bytes before those are handed over first, so that it
 makes no difference how the bytes were cut on their way.
 """
 
@@ -23,8 +23,8 @@ class Answer:
     """One answer as far as it has come. `headers` are the final answer's, without trailers.
 
     Its state: `_body`, bytes parsed but not yet taken, and how far the answer has come.
-    `may_go_on`: this answer over, the connection could carry another. `broken`: what to raise when
-    more is asked for than is there.
+    `may_go_on`: the connection could carry another answer after this one. `broken`: the error to
+    raise when more is asked for than has come.
     """
 
     def __init__(self) -> None:
@@ -40,11 +40,11 @@ class Answer:
         self._ends_with_connection = True
 
     def header(self, name: bytes) -> bytes:
-        """The value of a header; nothing where there is none. `name` is in lower case."""
+        """The value of a header, else b"". `name` is in lower case."""
         found = [value for key, value in self.headers if key.lower() == name]
         return b", ".join(found)
 
-    # What the parser tells...
+    # Called by the parser
 
     def on_message_begin(self) -> None:
         if self.is_complete:
@@ -78,7 +78,7 @@ class Answer:
     def on_message_complete(self) -> None:
         self.is_complete = self.has_head
 
-    # What the reader asks...
+    # For the reader
 
     @property
     def is_encoded(self) -> bool:
@@ -86,9 +86,9 @@ class Answer:
         return self.header(b"content-encoding").lower() not in _SENT_AS_IT_IS
 
     def parse(self, data: bytes) -> None:
-        """Take what one receive brought; nothing is the end of the connection.
+        """Take the bytes of one receive; b"" is the end of the connection.
 
-        Raises httpx.RemoteProtocolError before there are headers; later it is `broken` instead.
+        Raises httpx.RemoteProtocolError before there are headers; later sets `broken` instead.
         """
         if not data:
             self._end()
@@ -132,7 +132,6 @@ class Answer:
 
 
 def endless(what: str) -> httpx.RemoteProtocolError:
-    """The complaint that something has no end in sight."""
     return httpx.RemoteProtocolError(
         f"the server sends {what} without end: more than {MAX_HEAD_BYTES} bytes"
     )

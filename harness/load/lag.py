@@ -4,7 +4,8 @@ That is the floor below which the stamps of this process mean nothing. One watch
 the process; where it writes changes with each load that a web page starts.
 
 A tick must be noticed just as a token is, and cost as little: the loop calls back, no greenlet
-waits for it, and several samples are written at once. Who is killed loses those of its last moment.
+waits for it, and several samples are written at once. A killed process loses its last unsaved
+samples.
 """
 
 import os
@@ -89,7 +90,7 @@ class LagWatch:
             self._stop(error)
 
     def _stop(self, error: OSError) -> None:
-        """In a greenlet, as telling others may wait and the loop's own call must not."""
+        """In a greenlet, as `give_up` may wait and the loop's own call must not."""
         why = f"the load's own lag can no longer be written down: {error.strerror}"
         gevent.spawn(self._give_up, why)
 

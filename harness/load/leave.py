@@ -156,7 +156,7 @@ class CancelRequest:
         return CloseResult(t0_ns, WireClose.NOTHING)
 
     def problem(self) -> str | None:
-        """What the endpoint answered, unless it agreed. Waits for the answer."""
+        """Wait for the endpoint's answer; None where it agreed."""
         connection = Connection(self._wire.sock, self._timeout_s, tls=self._wire.tls)
         try:
             connection.receive_head(None)

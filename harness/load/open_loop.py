@@ -1,15 +1,15 @@
-"""The open loop: requests that come by a schedule, whatever became of those before them.
+"""The open loop: requests come by a schedule, whatever became of those before them.
 
 One director in each load process sends its share of the schedule, each request in a greenlet of its
-own. What a request needs is made ahead, while its time has not come yet. Where as many streams are
-open as there may be, the director waits: the requests behind start late, and their rows say so
-(`intended_start_ns` is the schedule's, `sent_ns` when it was sent). What was not sent when the load
-ends has no row; the harness knows how many there should be.
+own. A request is prepared ahead, before its time has come. Where as many streams are open as there
+may be, the director waits: the requests behind start late, and their rows say so
+(`intended_start_ns` is the schedule's, `sent_ns` when it was sent). An arrival that was not sent
+when the load ends has no row; the harness knows how many there should be.
 
-With several processes the master tells each of them when the schedule begins, how many they are and
-which of them it is, just before it starts them; each takes every so-many-th arrival. They are
-counted anew for each load: Locust's own numbers have gaps where a process was lost before. On
-another host, whose clock is not the master's, the schedule begins when the word arrives.
+With several processes the master sends each of them the beginning of the schedule and its share,
+just before it starts them; with n of them each takes every n-th arrival. They are counted anew for
+each load: Locust's own numbers have gaps where a process was lost before. On another host, whose
+clock is not the master's, the schedule begins when the message arrives.
 """
 
 import time
@@ -63,7 +63,7 @@ class OpenLoopDirector(PlannedUser):
     """The only user of a load process in an open loop: sends what the schedule says."""
 
     abstract = False
-    share: ClassVar[Share | None] = None  # as the master told it; alone: none
+    share: ClassVar[Share | None] = None  # from the master; alone: None
     _directed: ClassVar[LoadSession | None] = None
 
     @task
@@ -71,7 +71,7 @@ class OpenLoopDirector(PlannedUser):
         """The share of this process, once; then wait for the streams that are left."""
         cls, session = type(self), self.session
         if cls._directed is session:
-            raise StopUser  # of a process that has ended: what it did not send stays unsent
+            raise StopUser  # users of a dead process come here: its arrivals stay unsent
         if cls.share is None and isinstance(self.environment.runner, WorkerRunner):
             raise StopUser  # it came when the schedule was dealt out already
         cls._directed = session
@@ -107,8 +107,8 @@ def _send_all(session: LoadSession, share: Share) -> None:
 
 @contextmanager
 def _alarm() -> Iterator[Callable[[int], None]]:
-    """What waits until a time of the monotonic clock: by the kernel's timer where it has one, as
-    the event loop's own are a millisecond coarse and each request would start that late."""
+    """Waits until a time of the monotonic clock: by the kernel's timer where it has one, as the
+    event loop's own are a millisecond coarse and each request would start that late."""
     if not kernel_can_tick():
         yield lambda at_ns: gevent.sleep(max(0, at_ns - time.perf_counter_ns()) / 1e9)
         return
@@ -162,7 +162,7 @@ def _text(session: LoadSession, load: AbandonLoad, arrival: Arrival, tokens: int
 
 
 def share_out(environment: Environment, schedule: OpenArrivals) -> None:
-    """Let each load process have one director, and all of them the same schedule.
+    """Give each load process one director, and all of them the same schedule.
 
     Raises ConfigError where one process alone may not open so many streams.
     """
@@ -190,7 +190,7 @@ def _have_as_many_directors_as_workers(environment: Environment, runner: MasterR
 
 
 def deal_out(environment: Environment) -> None:
-    """Let a master tell its workers when each schedule begins, and which part is whose."""
+    """Let a master send its workers the beginning of each schedule and their shares."""
     runner = environment.runner
     if isinstance(runner, MasterRunner):
         _tell_workers(environment, runner)

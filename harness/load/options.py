@@ -108,11 +108,11 @@ def _add_of_the_users(group: argparse._ArgumentGroup) -> None:
         choices=list(WAYS),
         help="the way to leave, for any plan but that of the workload",
     )
-    in_form("--walkaway-stay-share", default="0.25", help="share of those who never leave")
+    in_form("--walkaway-stay-share", default="0.25", help="share of users who never leave")
     in_form("--walkaway-think", default="step", help="pause before leaving")
     in_form("--walkaway-prompt-tokens", default="64", help="length of the prompts")
-    in_form("--walkaway-answer-tokens", default="1000", help="max_tokens of those who leave")
-    in_form("--walkaway-stay-tokens", default="128", help="max_tokens of those who stay")
+    in_form("--walkaway-answer-tokens", default="1000", help="max_tokens of users who leave")
+    in_form("--walkaway-stay-tokens", default="128", help="max_tokens of users who stay")
     in_form("--walkaway-stop-after", default="", help="ends the load after so many abandons")
     in_form("--walkaway-seed", default="0", help="every random choice follows from it")
 

@@ -1,4 +1,4 @@
-"""The processes of one load: what they tell each other, and what each leaves behind about itself.
+"""The processes of one load: their messages to each other, and the marks that each leaves behind.
 
 Locust's master starts the users of its workers and stops them. Two things it does not know, so they
 are said in messages of our own: how many users have walked away from each worker, since the plan
@@ -170,7 +170,7 @@ def _open_plan(plan: LoadPlan) -> dict[str, Any] | None:
 
 
 class AboutThisProcess:
-    """What this process keeps about itself beside a load's rows: its marks, and its lag.
+    """The records of this process beside a load's rows: its marks, and its lag.
 
     A load lasts as long as the process, or begins and ends on a web page.
     """

@@ -1,12 +1,16 @@
-"""The chunk frontier: what does a long prompt cost those who decode beside it, and the other way?
+"""Two loads directed from one place: the chunk frontier and the cancel storm.
+
+The chunk frontier: what does a long prompt cost the streams that decode beside it, and they it?
 
 Bystanders stream all along: short prompts, long answers, one after the other. Beside them a
 director sends long prompts, one at a time and in pairs: one is read for a few tokens, the next is
 left during its prefill. When to leave is known from those that were read: after a share, drawn
 anew each time, of the median time to first token seen so far.
 
-The rows tell the three apart: bystanders and long prompts by their role, and of the long prompts
-those that were to be left by their `planned_abandon` (0: before the first token).
+The rows tell the three apart: bystanders and long prompts by their role, and long prompts that were
+to be left by their `planned_abandon` (0: before the first token).
+
+A cancel storm: many streams leave at the same moment, wave after wave, beside stayers.
 """
 
 import statistics

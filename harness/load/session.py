@@ -1,4 +1,4 @@
-"""What all users of a load process share: the plan, the way to the server, the rows, the count."""
+"""The state that all users of a load process share: plan, client, rows, number of abandons."""
 
 import secrets
 import time
@@ -42,7 +42,7 @@ class LoadSession:
         self.client = StreamClient(plan, api_key=api_key, give_up=give_up)
         self.seen = ObservedLatency()
         load = plan.load
-        self.peace = Peace(load.canaries if isinstance(load, AbandonLoad) else 0)
+        self.canary_barrier = CanaryBarrier(load.canaries if isinstance(load, AbandonLoad) else 0)
         self._rows = (
             None if plan.rows_dir is None else ShardWriter(Path(plan.rows_dir), RequestRow, pid)
         )
@@ -104,7 +104,7 @@ class LoadSession:
                 self._enough()
 
     def void(self, trial: VoidTrial) -> None:
-        """Put on disk that a trial means nothing, and why."""
+        """Put a void trial on disk."""
         if self.plan.rows_dir is not None:
             with ShardWriter(Path(self.plan.rows_dir), VoidTrial, self._pid) as shard:
                 shard.write(trial)
@@ -116,22 +116,20 @@ class LoadSession:
             self._rows.close()
 
 
-# Canaries: users whose answer is known, so that a change in it shows.
-#
-# A canary asks one question all along and wants the most likely token each time. A server whose
-# arithmetic does not depend on the batch owes it the same answer each time, whatever leaves
-# meanwhile. It learns the answer before any other user comes. Its prompt is the same in all rounds
-# and all arms, whatever their seed.
+# A canary is a user whose answer is known, so that a change in it shows. It sends one prompt all
+# along and asks for the most likely tokens. A server whose arithmetic does not depend on the batch
+# owes it the same answer each time, whoever leaves meanwhile. It learns the answer before any other
+# user comes. Its prompt is the same in all rounds and all arms, whatever their seed.
 _CANARY_SEED: Final = 0
 
 
 def canary_prompt(user: int, *, tokens: int, scale: PromptScale) -> str:
-    """The question of one canary, of so many tokens on this server."""
+    """The prompt of one canary, of so many tokens on this server."""
     return prompt(seed=_CANARY_SEED, user=user, n=0, num_bytes=scale.num_bytes(tokens))
 
 
-class Peace:
-    """Keeps the order of the first requests: one canary after the other, then everybody else.
+class CanaryBarrier:
+    """Orders the first requests: one canary after the other, then all other users.
 
     Its state is which canaries have had their first answer. Users are numbered from 0, the
     canaries first.
@@ -146,6 +144,6 @@ class Peace:
             answered.wait()
 
     def end_turn(self, user: int) -> None:
-        """This user has had an answer, or will have none; no matter who says so again."""
+        """This user has had an answer, or will have none; may be called again."""
         if user < len(self._answered):
             self._answered[user].set()

@@ -2,16 +2,16 @@
 
 One director runs trials of three arms, in an order drawn anew for each round:
 
-    unloaded   the probe alone: what its first token costs when nobody is in the way
+    unloaded   the probe alone: the cost of its first token when no request is in the way
     abandon    all slots filled, the probe queued; then one filler leaves, and the probe's wait ends
-    control    the same, but nobody leaves: the probe waits for a filler's natural end
+    control    the same, but no filler leaves: the probe waits for a filler's natural end
 
-Nothing here is timed by sleeping and hoping. That the slots are full is known from a first token
-on each filler; that the probe had time to be queued, from further tokens on each of them; that all
-slots are free again before a trial, from as many short requests that run at once and end by
-themselves (whoever still held a slot, unknown to its client, would keep one of them waiting until
-the others have ended). The probe's row carries the reference moment: t0 of the filler that left, in
-the control the moment when it would have.
+Nothing here is timed by sleeping. A first token on each filler shows that the slots are full;
+further tokens on each of them that the probe had time to be queued; as many short requests as slots
+that run at once and end by themselves that all slots are free again before a trial (a request that
+still held a slot, unknown to its client, would keep one of them waiting until the others have
+ended). The probe's row carries the reference moment: t0 of the filler that left, in the control the
+moment when it would have.
 """
 
 import logging
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class TrialSpoiledError(Exception):
-    """A trial that cannot mean anything; its rows stay, and the next trial begins."""
+    """The trial is void; its rows stay, and the next trial begins."""
 
 
 class SlotRecoveryDirector(PlannedUser):
@@ -87,7 +87,7 @@ class Filler:
         self._leave_rule = leave_rule
 
     def decide(self, tokens_read: int) -> int | None:
-        """What its reader asks after each receive: note the progress; leave if allowed to."""
+        """The leave rule: note the progress; leave if allowed to."""
         self.tokens = tokens_read
         self._progress.set()
         return self._leave_rule(tokens_read) if self.may_leave else None
@@ -169,7 +169,7 @@ class Trial:
         return self._start(spec, never, self._keep_probe)
 
     def _spec(self, role: Role, user: int, max_tokens: int) -> RequestSpec:
-        # A seed for each: how many checks there were must not change what the others are asked.
+        # A seed for each: the number of checks must not change the other requests.
         rng = random.Random(
             f"{self._session.plan.run.seed}/{self._number}/{self._arm}/{user}/length"
         )
@@ -219,7 +219,7 @@ class Trial:
 
     def _check_quiet(self) -> None:
         """Ask until as many requests as there are slots run at once; each round for longer answers,
-        but not for so long that who waits for a slot meanwhile could time out.
+        but not for so long that a request that waits for a slot could time out.
 
         They are read to their end: leaving them would put into the way what they are to exclude.
         """

@@ -1,8 +1,8 @@
 """The life of one request, as its client sees it: a state machine without any I/O.
 
-Whoever moves the bytes tells the machine what happened and when; the machine counts tokens, decides
-the one outcome (`harness.load.transitions` says what may follow what) and builds the row. It never
-reads a clock.
+Its caller moves the bytes and calls it with each event and its time; the machine counts tokens,
+decides the one outcome (`harness.load.transitions` says what may follow what) and builds the row.
+It never reads a clock.
 
 Tokens are not events. With continuous usage the server's own count decides (also for events whose
 text is still empty: half of a character is a token too); else an event that shows text is taken for
@@ -13,8 +13,8 @@ What is kept of an answer grows with it. One that is far longer than was asked f
 count, by its events or by its text, fails the request before it takes the memory; and a count that
 cannot be true goes into no sum.
 
-Some ways of leaving let the client read on. What comes then is counted apart and changes neither
-the outcome nor `tokens_read`.
+Some ways of leaving let the client read on. Tokens that come then are counted apart and change
+neither the outcome nor `tokens_read`.
 """
 
 from array import array
@@ -48,14 +48,14 @@ _BUSY_STATUSES: Final = frozenset({429, 503})
 
 
 class IllegalSignalError(Exception):
-    """The caller told the machine something that cannot happen in its state."""
+    """The caller signalled something that cannot happen in this state."""
 
 
 class StreamMachine:
     """One request from sending to its outcome.
 
     All state changes go through `_apply`; the counters change in `event` and `answer` only. Once
-    `outcome` is set `row()` may be asked for; only what is told with `late_` changes it any more.
+    `outcome` is set `row()` may be asked for; only the `late_` events change it any more.
     `_counted` is the server's latest count: of each answer, or of all of them under 0. `_uncounted`
     are the events with text whose count stood still, `_answer_chars` is the length of `_answer`.
     """
@@ -109,7 +109,7 @@ class StreamMachine:
         times, n = self._token_times_ns, self._spec.n
         return times[-1] - times[-1 - n] if len(times) > n else None
 
-    # What the server did...
+    # Events of the server
 
     def headers(self, status_code: int) -> None:
         """The status line and the headers are there."""
@@ -169,7 +169,7 @@ class StreamMachine:
             Signal.BODY_END, t_ns, "the stream ended early: neither a finish reason nor [DONE]"
         )
 
-    # What the user, the line and the run did...
+    # Events of the user, the line and the run
 
     def leave(self, t0_ns: int, *, think_ns: int, wire_close: WireClose) -> None:
         """The user walked away at `t0_ns`."""
@@ -259,7 +259,7 @@ class StreamMachine:
             answer=None if self._answer is None else "".join(self._answer),
         )
 
-    # How it is decided...
+    # Decisions
 
     def _apply(self, signal: Signal) -> None:
         target = None if self.outcome else TRANSITIONS[self.state].get(signal)
@@ -328,7 +328,7 @@ class StreamMachine:
 
     def _count(self, choice: Choice, usage: Usage | None) -> int:
         if choice.finish_reason == ABORT and not choice.has_text():
-            return 0  # its usage tells what was generated: also what nobody was sent
+            return 0  # its usage counts what was generated, sent or not
         if usage is not None and self._counting is TokenCounting.USAGE:
             so_far = usage.completion_tokens
             if so_far is not None:

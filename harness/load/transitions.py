@@ -4,12 +4,12 @@
       │ └──▶ BUSY ──▶ rejected
       └────▶ REFUSED ──▶ failed           SENT, ACCEPTED, READING ──▶ abandoned
 
-Anything that is not in it is a mistake of the caller. Four decisions that it makes:
+Anything else is a mistake of the caller. Four decisions that the table makes:
 - a stream that ends without a finish reason or `[DONE]` has failed, however good it looked;
 - one that has finished is completed, even if the line breaks or the run ends before its last byte:
   the user has the whole answer. It can no longer be abandoned either;
-- one that the server aborts has failed, or timed out where its deadline was the reason: who left by
-  plan is no longer there to read it;
+- one that the server aborts has failed, or timed out where its deadline was the reason: a user who
+  left by plan is no longer there to read it;
 - a request can be abandoned from the moment it is sent, its headers or not: some servers hold them
   back until the first token, and it is their work that would be wasted.
 """
@@ -32,15 +32,13 @@ class State(Enum):
 
 
 class Signal(Enum):
-    """What can happen to a request."""
-
     ACCEPT = auto()
     TURN_AWAY = auto()
     REFUSE = auto()
     TOKEN = auto()
     FINISH = auto()
     ERROR = auto()  # the server sent an error, or nonsense, inside the stream
-    ABORT = auto()  # the server cancelled the request, which nobody here had asked for
+    ABORT = auto()  # the server cancelled the request unasked
     EXPIRE = auto()  # the same, because the request's own deadline had passed
     BODY_END = auto()
     LEAVE = auto()

@@ -87,7 +87,7 @@ class AbandoningUser(PlannedUser):
         """One request, when it is this user's turn, and the pause that it costs."""
         session, load = self.session, self.session.plan.load
         assert isinstance(load, AbandonLoad)
-        session.peace.wait_for_turn(self._number)
+        session.canary_barrier.wait_for_turn(self._number)
         try:
             if self._number < load.canaries:
                 self._ask_as_canary(load)
@@ -97,7 +97,7 @@ class AbandoningUser(PlannedUser):
             gevent.sleep(RETRY_PAUSE_S)  # a bug of ours makes no busy loop, either
             raise
         finally:
-            session.peace.end_turn(self._number)
+            session.canary_barrier.end_turn(self._number)
         assert self._last is not None
         gevent.sleep(pause_after(self._last.outcome, load.retry_pause_s) or _BREATH_S)
 
@@ -138,7 +138,7 @@ class AbandoningUser(PlannedUser):
 
 
 def pause_after(outcome: Outcome, retry_pause_s: float) -> float:
-    """Seconds until the next request. Whose patience ended pauses as the load says: it has waited
+    """Seconds until the next request. A user that timed out pauses as the load says: it has waited
     already, so that is no busy loop."""
     if outcome in NOT_A_FAILURE:
         return 0.0
@@ -243,8 +243,8 @@ def _prepare_master(environment: Environment, master: Master, plan: Callable[[],
 
 
 def _note_the_end(environment: Environment, **_: Any) -> None:
-    """Of a load that ends by itself. Of one that is interrupted not all requests are known yet, and
-    of one that the harness started it judges the rows."""
+    """Only of a load that ends by itself and was not started by the harness: of an interrupted one
+    not all requests are known yet."""
     assert environment.parsed_options is not None
     if environment.parsed_options.walkaway_exit_with is None:
         quitting = environment.events.quitting

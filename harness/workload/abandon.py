@@ -138,8 +138,8 @@ SecondsRange = Annotated[list[float], _range_parser(LONGEST_S, "seconds")]
 
 
 class AbandonPlan(Section):
-    """What every plan has. `weight`: its share of those who leave, over the sum of weights; `n`:
-    answers asked for in one request, of which the plan counts all tokens together."""
+    """`weight`: the plan's share of all requests that leave, over the sum of weights. `n`: answers
+    asked for in one request; the plan counts the tokens of all of them together."""
 
     plan: str
     weight: Annotated[float, Field(ge=0, le=1e9)] = 1.0

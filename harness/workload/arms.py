@@ -1,8 +1,8 @@
-"""Several arms in one workload: who is run when, decided before anything runs.
+"""Several arms in one workload: the order of their runs, decided before anything runs.
 
-A round runs every arm once. Each round begins with the next arm, so that whatever drifts (a machine
-that warms up, a disk that fills) hits all arms alike, and has a seed of its own, which its arms
-share: so they are compared pair by pair, under the same demands.
+A round runs every arm once. Each round begins with the next arm, so that drift (a machine that
+warms up, a disk that fills) hits all arms alike. A round has a seed of its own, which its arms
+share: they are compared pair by pair, under the same demands.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,10 +65,8 @@ def resolve_arm(workload: Workload, arm: ArmSettings, *, source: str) -> Workloa
 def check_engine_is_ours(
     workload: Workload, settings: Sequence[str], *, target_url: str | None
 ) -> None:
-    """Only an engine that we start takes settings of `[engine]`: a server at a URL is as it is.
-
-    So with a URL neither an arm nor a `--set` may change one. Raises ConfigError.
-    """
+    """Only an engine that we start takes settings of `[engine]`: with a URL neither an arm nor a
+    `--set` may change one. Raises ConfigError."""
     has_ours = target_url is None and (
         not workload.arms or any(arm.target is None for arm in workload.arms)
     )
@@ -92,8 +90,8 @@ def check_engine_is_ours(
 
 
 def unused_engine_settings(workload: Workload) -> str | None:
-    """Said of a run on another server than the bundled engine, whose settings the workload's file
-    has; None where it has none."""
+    """The note on a run whose server is not the bundled engine, though its workload has settings
+    for that engine; None where it has none."""
     defaults = EngineSettings()
     chosen = {name: value for name, value in workload.engine if value != getattr(defaults, name)}
     if not chosen:

@@ -92,7 +92,7 @@ class ClosedArrivals(Section):
 
 
 class OpenArrivals(Section):
-    """What every schedule has. An arrival beyond `max_streams` waits until a stream has ended."""
+    """A schedule. An arrival beyond `max_streams` waits until a stream has ended."""
 
     kind: str
     max_streams: Streams = MAX_STREAMS

@@ -1,7 +1,7 @@
 """The start form of the web page: settings of a workload, out of what stands in its fields.
 
-So the same checks judge them as a file. What is wrong is said in words of the form: the field, what
-stood in it, and what it allows.
+The checks of a workload file judge them, too. A mistake is said in words of the form: the field,
+its text, and what it allows.
 """
 
 import re
@@ -22,7 +22,7 @@ WAYS: Final = tuple(way.value for way in Way if way not in HELD)
 ARRIVALS: Final = ("closed", "poisson", "constant", AS_WORKLOAD)
 _ANY_INT: Final = "a whole number from {lowest} to 9.2e18"
 
-# What may stand in a field, of ours in the order of the form; "" where there is nothing to say.
+# The texts that a field allows, ours in the order of the form; "" where there is nothing to say.
 ALLOWED: Final = {
     "user_count": "1 to {most_streams}",
     "spawn_rate": f"more than 0, to {MOST_STREAMS} users a second",
@@ -60,18 +60,16 @@ _LABELS: Final = {"user_count": "Number of users", "spawn_rate": "Ramp up"}
 
 
 def label(field: str) -> str:
-    """What a field is called, as in the form but for the "Walkaway" before ours."""
+    """The name of a field, as in the form but for the "Walkaway" before ours."""
     return _LABELS.get(field) or field.removeprefix("walkaway_").replace("_", " ").capitalize()
 
 
 def refused(field: str, text: str, fields: Mapping[str, str]) -> str:
-    """What is said of a text that may not stand in a field. `fields`: all of them, of which some
-    are caps on others."""
+    """The complaint about a text in a field. `fields`: all of them, of which some cap others."""
     return f"{label(field)}: {text!r} is refused; allowed: {allowed(field, fields)}"
 
 
 def allowed(field: str, fields: Mapping[str, str]) -> str:
-    """What may stand in a field, where these are all of them."""
     return ALLOWED[field].format(
         most_streams=fields.get("walkaway_most_streams") or USUAL_STREAMS,
         most_rate=fields.get("walkaway_most_rate") or f"{USUAL_RATE:.0f}",
@@ -153,10 +151,7 @@ def form_settings(fields: Mapping[str, str]) -> list[str]:
 
 
 def in_words_of_the_form(message: str, fields: Mapping[str, str]) -> str:
-    """What is wrong with the settings that these fields became, said of the fields.
-
-    A form knows no keys, flags and files; what no field says is left as it was.
-    """
+    """A complaint about the settings that these fields became, said of the fields."""
     lines = [_of_the_form(line, fields) for line in message.splitlines()]
     return "\n".join(dict.fromkeys(lines))
 
@@ -194,7 +189,7 @@ def check_startable(workload: Workload) -> None:
 
 
 def prefilled(workload: Workload) -> dict[str, str]:
-    """What stands in the fields of a form for this workload."""
+    """The fields of the form as this workload fills them."""
     load, run = workload.load, workload.run
     assert isinstance(load, AbandonLoad)
     low, high = load.prompt_tokens
@@ -247,7 +242,7 @@ def _arrivals(fields: Mapping[str, str]) -> list[str]:
 
 
 def _choice(fields: Mapping[str, str], name: str, choices: Sequence[str], usual: str) -> str:
-    """What was chosen. Raises ConfigError for what is no choice."""
+    """The chosen text. Raises ConfigError where it is no choice."""
     chosen = fields.get(name) or usual
     if chosen not in choices:
         raise ConfigError(f"{label(name)}: must be one of {', '.join(choices)}, not {chosen!r}")
@@ -257,8 +252,8 @@ def _choice(fields: Mapping[str, str], name: str, choices: Sequence[str], usual:
 def _parsed(
     fields: Mapping[str, str], name: str, parse: Callable[[str], str | None], *, is_needed: bool
 ) -> str:
-    """What the text of a field becomes in a setting; "" where it may be empty, and is. Raises
-    ConfigError for a text of which nothing can become."""
+    """The text of a field as a setting has it; "" where it may be empty, and is. Raises ConfigError
+    for any other text."""
     text = fields.get(name, "").strip()
     if not text and not is_needed:
         return ""

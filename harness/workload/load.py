@@ -33,8 +33,8 @@ from harness.workload.values import (
 
 
 class Load(Section):
-    """What all loads have in common: prompts, and answers of one length or several (`_answers`, by
-    their keys). `_streams`: the keys that add up to the streams open at once."""
+    """A load has prompts, and answers of one length or several (`_answers`, by their keys).
+    `_streams`: the keys that add up to the streams open at once."""
 
     _answers: ClassVar[Sequence[str]]
     _streams: ClassVar[Sequence[str]] = ()

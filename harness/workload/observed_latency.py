@@ -1,4 +1,4 @@
-"""What the load has seen of the server so far: plans of leaving are placed by it."""
+"""Latencies and answer lengths seen by the load so far; some plans of leaving rest on them."""
 
 import statistics
 from collections import deque

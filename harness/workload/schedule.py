@@ -1,4 +1,4 @@
-"""The schedule of an open loop: who arrives when, and asks for what.
+"""The schedule of an open loop: when requests arrive, and what each asks for.
 
 The harness, which counts the arrivals, and each load process, which sends its share of them, draw
 the same schedule from the same plan. A trace is read as it is needed, a line at a time.
@@ -35,8 +35,8 @@ _ROUNDING: Final = 1e-6  # of a product that should be whole
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What a request of a trace asks for: its lengths, and the pages of so many tokens each that
-    its prompt begins with."""
+    """The request of a trace: its lengths, and the pages of `page_tokens` each that its prompt
+    begins with."""
 
     prompt_tokens: int
     answer_tokens: int
@@ -53,7 +53,7 @@ class Arrival:
     replayed: Replayed | None = None
 
     def draw_request(self, load: AbandonLoad, *, seed: int, seen: ObservedLatency) -> RequestSpec:
-        """What the arrival asks for, and whether and when it leaves."""
+        """The arrival's request, and whether and when it leaves."""
         asked = self.replayed
         if asked is None:
             return load.draw_request(seed=seed, user=self.number, seen=seen)
@@ -148,7 +148,7 @@ def _factor(trace: TraceArrivals) -> float:
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What a replay makes of its part of a trace, in requests and in tokens (of the trace, after
+    """The effect of a replay on its part of a trace, in requests and in tokens (of the trace, after
     `prompt_factor`)."""
 
     requests: int = 0

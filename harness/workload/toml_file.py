@@ -1,8 +1,8 @@
-"""From a TOML file to a checked model, with one message that a person can act on.
+"""From a TOML file to a checked model, or to one message with all mistakes.
 
 Three pure steps behind one file read: parse, apply the command line's `--set a.b=value`, validate.
-pydantic's errors are translated here and nowhere else: each names the key as it stands in the file,
-what was found, and what is allowed, in words that need no knowledge of pydantic.
+pydantic's errors are translated here only: each names the key as it stands in the file, the value
+that was found, and the values that are allowed, in words that need no knowledge of pydantic.
 """
 
 import difflib
@@ -18,7 +18,7 @@ from harness.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
 
-# What a value must be, by pydantic's name for the mistake; fields are those of the error's context.
+# The rule for a value, by pydantic's name for the mistake; fields are those of the error's context.
 RULES: Final = {
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
@@ -42,7 +42,7 @@ RULES: Final = {
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Parse a TOML file; what is wrong with it is said with file and line."""
+    """Parse a TOML file. Raises ConfigError with file and line."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except tomllib.TOMLDecodeError as error:
