@@ -140,6 +140,6 @@ def endless(what: str) -> httpx.RemoteProtocolError:
 def _unasked(header: str, value: bytes) -> httpx.RemoteProtocolError:
     shown = value[:_SHOWN_BYTES].decode("ascii", "backslashreplace")
     return httpx.RemoteProtocolError(
-        f"the answer is encoded ({header}: {shown}), though nobody asked for that: its tokens "
-        "could not be timed; turn compression off at the server or the proxy before it"
+        f"the answer is encoded ({header}: {shown}), though the request did not allow that: its "
+        "tokens could not be timed; turn compression off at the server or the proxy before it"
     )

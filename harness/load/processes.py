@@ -5,9 +5,9 @@ are said in messages of our own: how many users have walked away from each worke
 names the number for all of them together; and that a worker cannot go on, which ends the load.
 
 Each process that has users writes a mark when it begins and another when it ends in good order.
-Of one that was killed the second is missing, and its rows and ticks tell how far it came. The
-master writes down who connected: the rows of a worker on another machine come to it by hand, and
-without that list nobody would know of one whose rows were forgotten.
+A killed process lacks the second, and its rows and ticks show how far it came. The master writes
+down the workers that connected: the rows of a worker on another machine are copied by hand, and
+without that list forgotten rows would go unnoticed.
 """
 
 import os

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-
 _TEXT: Final = (
     "the river carried morning light past quiet houses while somebody counted slow boats and "
     "another person wrote letters about weather bread music stone bridges old maps patient "
@@ -94,6 +92,8 @@ def fit_scale(samples: Sequence[tuple[int, int]]) -> PromptScale | None:
     """The line of least squares; None where more bytes do not make more tokens, or too few tell."""
     if len({size for size, _ in samples}) < 2:
         return None
+    import numpy as np  # only the harness fits; a load process starts without it
+
     sizes, tokens = np.array(samples, dtype=float).T
     slope, intercept = np.polyfit(sizes, tokens, 1)
     if slope * np.ptp(sizes) < 0.5:  # not even one token between the shortest and the longest

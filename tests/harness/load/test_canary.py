@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from harness.load.session import Peace, canary_prompt
+from harness.load.session import CanaryBarrier, canary_prompt
 from harness.load.stream import StreamMachine
 from harness.records import Role
 from harness.workload.abandon import RequestSpec
@@ -23,7 +23,7 @@ def test_each_canary_has_a_question_of_its_own_and_of_the_wanted_length() -> Non
 
 
 def test_canaries_take_turns_and_everybody_else_waits_for_all() -> None:
-    peace = Peace(2)
+    peace = CanaryBarrier(2)
     served: list[int] = []
     done = {user: threading.Event() for user in (1, 2, 7)}
 
@@ -47,14 +47,14 @@ def test_canaries_take_turns_and_everybody_else_waits_for_all() -> None:
 
 
 def test_without_canaries_nobody_waits() -> None:
-    peace = Peace(0)
+    peace = CanaryBarrier(0)
     peace.wait_for_turn(3)
     peace.end_turn(3)
     peace.wait_for_turn(3)
 
 
 def test_a_turn_may_be_ended_again() -> None:
-    peace = Peace(1)
+    peace = CanaryBarrier(1)
     peace.end_turn(0)
     peace.end_turn(0)
     peace.wait_for_turn(1)

@@ -52,13 +52,13 @@ def says(text: bytes) -> Script:
             OK + b"content-encoding: gzip\r\n\r\n" + COMPRESSED,
             Outcome.FAILED,
             200,
-            "the answer is encoded (content-encoding: gzip), though nobody asked for that",
+            "the answer is encoded (content-encoding: gzip), though the request did not allow that",
         ),
         (
             b"HTTP/1.1 503 X\r\ncontent-encoding: br\r\n\r\n" + COMPRESSED,
             Outcome.REJECTED,
             503,
-            "HTTP 503: the body is compressed, though nobody asked for that",
+            "HTTP 503: the body is compressed, though the request did not allow that",
         ),
         (
             b"HTTP/1.1 101 X\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n",
