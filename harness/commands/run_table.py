@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from harness.analysis.comparable import why_not_figures
 from harness.analysis.compare import is_certain
 from harness.export.tables import (
     AGREEMENT_COLUMNS,
@@ -326,7 +327,7 @@ def _arm_table_table(pairs: Pairs, arms: Arms) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for name, key in pairs:
         found = [metrics.get(name) for metrics in arms.values()]
-        cells = [_cell(one, key, tells_method=not _are_alike(found)) for one in found]
+        cells = [_cell(one, key, tells_method=not _are_alike(name, found)) for one in found]
         table.add_row(f"{name} {key}", *cells)
     return table
 
@@ -338,9 +339,10 @@ def _cell(metric: Metric | None, key: str, *, tells_method: bool) -> str:
     return f"{text} ({metric.method}, n {metric.n})" if tells_method else text
 
 
-def _are_alike(metrics: Sequence[Metric | None]) -> bool:
-    """All by one method, and all a point or all a bound: only such figures are compared."""
-    return len({(one.method, one.bound) for one in metrics if one is not None}) <= 1
+def _are_alike(name: str, metrics: Sequence[Metric | None]) -> bool:
+    """Whether all that are known may be compared."""
+    known = [one for one in metrics if one is not None]
+    return all(why_not_figures(name, known[0], one, (None, None)) is None for one in known[1:])
 
 
 def _value_tables(value: Value) -> list[Table]:

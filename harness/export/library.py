@@ -6,7 +6,7 @@ Manifest and summary are read at once, the rows (parquet) with the first frame t
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import msgspec
 import pandas as pd
@@ -17,6 +17,8 @@ from harness.records import FIGURES, ArmsSummary, ArmSummary, Metric, Summary
 from harness.store.frames import RunFrames
 from harness.store.manifest import Manifest
 from harness.store.run_folder import RunFolder, open_run, read_judged
+
+COLUMNS: Final = ("unit", "n", "n_censored", "method", "bound", *FIGURES)
 
 
 class Run:
@@ -70,14 +72,13 @@ class Run:
         """One row a metric (of each arm): arm, metric, unit, n, n_censored, method, bound, and the
         figures as columns, NaN where one is not known."""
         arms: dict[str, Summary | ArmSummary] = {**self.arms} or {"": self.whole}
-        return pd.DataFrame.from_records(
-            [
-                _as_row(arm, name, one)
-                for arm, of in arms.items()
-                for name, one in of.metrics.items()
-            ],
-            columns=["arm", "metric", "unit", "n", "n_censored", "method", "bound", *FIGURES],
-        )
+        rows = [
+            (arm, name, *(getattr(one, column) for column in COLUMNS))
+            for arm, of in arms.items()
+            for name, one in of.metrics.items()
+        ]
+        frame = pd.DataFrame.from_records(rows, columns=["arm", "metric", *COLUMNS])
+        return frame.astype(dict.fromkeys(FIGURES, float))
 
     @cached_property
     def frames(self) -> RunFrames:
@@ -137,19 +138,3 @@ def load_run(path: str | Path) -> Run:
         return Run(folder.path, msgspec.convert(manifest, Manifest), summary)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: its files are damaged: {error}") from error
-
-
-def _as_row(arm: str, name: str, metric: Metric) -> dict[str, Any]:
-    return {
-        "arm": arm,
-        "metric": name,
-        "unit": metric.unit,
-        "n": metric.n,
-        "n_censored": metric.n_censored,
-        "method": metric.method,
-        "bound": metric.bound,
-        **{
-            figure: float("nan") if (value := getattr(metric, figure)) is None else value
-            for figure in FIGURES
-        },
-    }

@@ -35,6 +35,8 @@ from harness.store.run_folder import (
     read_judged,
 )
 
+PerRound = dict[str, dict[str, list[float | None]]]
+
 
 def read_run(path: Path) -> Measured:
     """Raises UnusableRunError where the run cannot be judged, and any other ConfigError where
@@ -57,9 +59,8 @@ def read_measured(
     manifest: Mapping[str, Any],
     of_arms: Mapping[str, Mapping[str, Any]],
 ) -> Measured:
-    """From `summary.json` and `manifest.json`. `of_arms`: by arm, the manifest of a run of it,
-    which knows its server and its own load; none where there are no arms, or the rounds were
-    not kept.
+    """`of_arms`: the manifest of a run of each arm, which knows its server and its own load; empty
+    where there are no arms, or the rounds were not kept.
 
     Raises KeyError, TypeError or ValueError where the manifest is not what it should be.
     """
@@ -80,30 +81,24 @@ def _sides(
     of_arms: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Side]:
     if isinstance(summary, Summary):
-        return {RUN: _side(summary, _one_round(summary), conditions_of(manifest, summary))}
-    sides = {}
-    for name, arm in summary.arms.items():
-        of_run = of_arms.get(name, manifest)
-        sides[name] = _side(arm, arm.per_round, conditions_of(of_run, summary))
-    return sides
+        return {RUN: _side(summary, _one_round(summary.metrics), conditions_of(manifest, summary))}
+    return {
+        name: _side(arm, arm.per_round, conditions_of(of_arms.get(name, manifest), summary))
+        for name, arm in summary.arms.items()
+    }
 
 
-def _one_round(summary: Summary) -> dict[str, dict[str, list[float | None]]]:
+def _one_round(metrics: Mapping[str, Metric]) -> PerRound:
     """The figures of a run without arms, as those of its only round."""
-    figures = {name: _known_figures(one) for name, one in summary.metrics.items()}
-    return {name: {key: [value] for key, value in of.items()} for name, of in figures.items()}
+    return {
+        name: {
+            key: [value] for key in FIGURES_PER_ROUND if (value := getattr(metric, key)) is not None
+        }
+        for name, metric in metrics.items()
+    }
 
 
-def _known_figures(metric: Metric) -> dict[str, float]:
-    found = {key: getattr(metric, key) for key in FIGURES_PER_ROUND}
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def _side(
-    part: Summary | ArmSummary,
-    per_round: dict[str, dict[str, list[float | None]]],
-    conditions: Conditions,
-) -> Side:
+def _side(part: Summary | ArmSummary, per_round: PerRound, conditions: Conditions) -> Side:
     return Side(
         conditions=conditions,
         metrics=part.metrics,
