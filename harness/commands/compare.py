@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.analysis.compare import is_sure
-from harness.commands.run_table import LEVEL_STYLE, fitting
+from harness.commands.run_table import LEVEL_STYLE, first_that_fits
 from harness.errors import ConfigError
 from harness.export.comparison import (
     BASELINE,
@@ -72,8 +72,8 @@ def _remarks(comparison: Comparison) -> Iterator[Text]:
 
 def _table(console: Console, comparison: Comparison) -> Table:
     """With as many columns as fit."""
-    tables = [_columns(comparison, without=SPARED[:n]) for n in range(len(SPARED) + 1)]
-    return fitting(console, tables)
+    layouts = ([_columns(comparison, without=SPARED[:n])] for n in range(len(SPARED) + 1))
+    return first_that_fits(console, layouts)[0]
 
 
 def _columns(comparison: Comparison, *, without: Sequence[str]) -> Table:

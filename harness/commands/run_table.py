@@ -3,7 +3,7 @@
 A narrow terminal is shown fewer columns, never half a figure.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from rich.box import SIMPLE_HEAD
@@ -157,15 +157,17 @@ def _outcomes(summary: Summary) -> Text:
 
 def _figures(console: Console, metrics: Mapping[str, Metric]) -> Table:
     """The table with as many columns as fit."""
-    return fitting(console, [_table(metrics, without=SPARED[:n]) for n in range(len(SPARED) + 1)])
+    layouts = ([_table(metrics, without=SPARED[:n])] for n in range(len(SPARED) + 1))
+    return first_that_fits(console, layouts)[0]
 
 
-def fitting(console: Console, tables: Sequence[Table]) -> Table:
-    """The first table that fits the terminal, else the last."""
-    unbounded = console.options.update(max_width=1000)
-    needed = [console.measure(table, options=unbounded).maximum for table in tables]
-    fit = (t for t, width in zip(tables, needed, strict=True) if width <= console.width)
-    return next(fit, tables[-1])
+def first_that_fits(console: Console, layouts: Iterable[list[Table]]) -> list[Table]:
+    """The first layout without a table that is wider than the terminal; else the last."""
+    unbounded, tables = console.options.update(max_width=1000), list[Table]()
+    for tables in layouts:
+        if all(console.measure(one, options=unbounded).maximum <= console.width for one in tables):
+            break
+    return tables
 
 
 def _table(metrics: Mapping[str, Metric], *, without: Sequence[str]) -> Table:
@@ -307,20 +309,19 @@ def _arm_sentences(arms: Arms) -> Iterator[str]:
 
 def _side_by_side(console: Console, pairs: Pairs, arms: Arms) -> list[Table]:
     """As many arms beside each other as the terminal is wide enough for, the others below."""
+    return first_that_fits(console, _layouts(pairs, arms))
+
+
+def _layouts(pairs: Pairs, arms: Arms) -> Iterator[list[Table]]:
+    """All arms in one table, in two, and so on."""
     names = list(arms)
-    unbounded = console.options.update(max_width=1000)
-    tables: list[Table] = []
     for num_tables in range(1, len(names) + 1):
         width = -(-len(names) // num_tables)
         groups = [names[first : first + width] for first in range(0, len(names), width)]
-        tables = [_arm_table_table(pairs, {name: arms[name] for name in group}) for group in groups]
-        needed = max(console.measure(table, options=unbounded).maximum for table in tables)
-        if needed <= console.width:
-            break
-    return tables
+        yield [_arm_table(pairs, {name: arms[name] for name in group}) for group in groups]
 
 
-def _arm_table_table(pairs: Pairs, arms: Arms) -> Table:
+def _arm_table(pairs: Pairs, arms: Arms) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("figure", no_wrap=True)
     for name in arms:

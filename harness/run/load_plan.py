@@ -9,7 +9,7 @@ from typing import Final
 
 from harness.errors import ConfigError
 from harness.load.client_process import PROGRAM
-from harness.records import Way, num_slots
+from harness.records import Way
 from harness.run.server import Server
 from harness.run.settle import leaves_in_silence
 from harness.workload.abandon import AbandonPlan, FilePlan, StayPlan
@@ -189,7 +189,7 @@ def _check_queue(workload: Workload, server: Server) -> None:
     assert isinstance(workload.load, AbandonLoad)
     if not isinstance(workload.arrivals, ClosedArrivals):
         return
-    slots, users = _slots_of(server), workload.run.users
+    slots, users = server.slots, workload.run.users
     if slots is not None and _is_planned(workload.load, "queued") and users <= slots:
         raise ConfigError(
             f"plan `queued` needs more users than batch slots, or nobody waits: `run.users` is "
@@ -209,7 +209,7 @@ def _check_canaries(workload: Workload) -> None:
 
 def _check_storm(load: CancelStormLoad, server: Server) -> None:
     """A wave leaves when each of its streams has read something, so each must have a slot."""
-    slots, streams = _slots_of(server), load.streams + load.stayers
+    slots, streams = server.slots, load.streams + load.stayers
     if slots is not None and streams > slots:
         raise ConfigError(
             f"`load.streams` + `load.stayers` are {streams}, but the server has {slots} slots: "
@@ -219,7 +219,7 @@ def _check_storm(load: CancelStormLoad, server: Server) -> None:
 
 def _check_bystanders(load: ChunkFrontierLoad, server: Server) -> None:
     """A long prompt that waits for a slot tells nothing of its prefill."""
-    slots = _slots_of(server)
+    slots = server.slots
     if slots is not None and load.bystanders >= slots:
         raise ConfigError(
             f"`load.bystanders` is {load.bystanders}, but the server has {slots} slots: none is "
@@ -227,13 +227,9 @@ def _check_bystanders(load: ChunkFrontierLoad, server: Server) -> None:
         )
 
 
-def _slots_of(server: Server) -> int | None:
-    return num_slots(server.config, server.slots_found)
-
-
 def _check_slots(load: SlotRecoveryLoad, server: Server) -> None:
     """The probe must wait for the one slot that is left, so all of them must be known."""
-    told = _slots_of(server)
+    told = server.slots
     if load.slots is not None and told is not None and load.slots != told:
         raise ConfigError(
             f"`load.slots` is {load.slots}, but the server says that it has {told}: leave "
@@ -242,8 +238,8 @@ def _check_slots(load: SlotRecoveryLoad, server: Server) -> None:
 
 
 def _ask_slots(workload: Workload, target: Target, server: Server) -> int:
-    if (slots := _slots_of(server)) is not None:
-        return slots
+    if server.slots is not None:
+        return server.slots
     raise ConfigError(
         f"workload {workload.name}: a server of kind {target.name} does not tell how many batch "
         f"slots it has, and trying it out showed no limit; say so with --set load.slots=N"

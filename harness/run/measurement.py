@@ -194,7 +194,7 @@ class Measurement:
             pages = self._pages = IdlePages(
                 client, urls, self._target, notes=self.notes, clock_ns=self._clock_ns
             )
-            server = preflight.with_slots(server)
+            self.server = server = preflight.with_slots(server)
             first = preflight.with_lengths(self._plan_load(server))
             if self._is_exact:
                 preflight.note_clock(server)

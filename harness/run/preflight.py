@@ -326,15 +326,14 @@ class Preflight:
         return metrics_urls
 
     def with_slots(self, server: Server) -> Server:
-        """The server with its number of batch slots: as it tells it, or found by trying where it is
-        needed and nobody says it."""
+        """The server with its number of batch slots: as it tells, or found by trying if the load
+        needs it."""
         load = self._resolved.workload.load
         is_needed = isinstance(load, SlotRecoveryLoad) and load.slots is None
-        is_told = self._target.slots_from == "config" and server.config is not None
         told = told_slots(self._client, server, self._target)
         if told is not None:
             return self._keep_slots(server, told, "as its page /props tells")
-        if is_told or not is_needed:
+        if server.slots is not None or not is_needed:
             return server
         self._progress.phase("trying how many requests the server runs at once")
         timeout_s = self._resolved.workload.run.timeout_s

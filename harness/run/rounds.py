@@ -50,10 +50,14 @@ def execute_rounds(
     _complete_manifest(folder, manifest, failure)
     progress.phase("comparing the arms")
     summary, drawn = write_pooled_summary(folder), None
-    if summary is not None:
-        progress.phase("drawing the report")
-        drawn = draw_report(folder)
-    progress.close()
+    try:
+        if summary is not None:
+            progress.phase("drawing the report")
+            drawn = draw_report(folder)
+    except KeyboardInterrupt as error:  # the second Ctrl-C
+        raise InterruptedRunError(f"interrupted; what was saved is in {folder.path}") from error
+    finally:
+        progress.close()
     return FinishedRun(folder=folder, summary=summary, failure=failure, report=drawn)
 
 

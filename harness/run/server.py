@@ -14,6 +14,7 @@ import httpx
 
 from harness.errors import ConfigError, InterruptedRunError, TargetError
 from harness.http_client import split_place, why_unreached
+from harness.records import num_slots
 from harness.run.process import Child, python_module
 from harness.workload.target import Target
 from harness.workload.workload import EngineSettings
@@ -40,6 +41,11 @@ class Server:
     config: dict[str, Any] | None
     engine: Child | None
     slots_found: int | None = None
+
+    @property
+    def slots(self) -> int | None:
+        """The number of batch slots; None where it is not known."""
+        return num_slots(self.config, self.slots_found)
 
     def check_alive(self) -> None:
         """Raise TargetError when it is gone: our own has ended, another one's port is closed."""

@@ -32,12 +32,11 @@ import msgspec
 from harness.errors import ConfigError, TargetError, WalkawayError
 from harness.http_client import check_target_url
 from harness.load.rows import ShardReader
-from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, Summary, num_slots
+from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, Summary
 from harness.run.measurement import Measurement
 from harness.run.pipeline import execute
 from harness.run.progress import Interruption, Snapshot, describe_load
 from harness.run.run_config import SEED_KEY, ResolvedRun, RunConfig, resolve_run
-from harness.store.manifest import TargetFacts
 from harness.store.run_folder import RunFolder
 from harness.web.live import LiveRun
 from harness.web.tab import final_rows, live_rows
@@ -93,7 +92,7 @@ class PageLoad:
         samples = ShardReader(run.folder.shards, ClientSample)
         marks = ShardReader(run.folder.shards, ProcessMark)
         live = LiveRun(has_log=run.manifest.clock.comparable, started_ns=started_ns)
-        slots = _slots(run.manifest.target)
+        assert run.server is not None
         tell("plan", plan=plan.model_dump(mode="json"), run=run.folder.name)
         tell("phase", text=_described(plan))
         num_events = 0
@@ -110,7 +109,7 @@ class PageLoad:
             live.tick(now_ns, run.gauges())
             shown = live.shown()
             elapsed_s = (now_ns - started_ns) / 1e9
-            of_server = {"slots": slots, "step_s": run.step_s()}
+            of_server = {"slots": run.server.slots, "step_s": run.step_s()}
             tell(
                 "live",
                 rows=live_rows(shown),
@@ -125,13 +124,6 @@ class PageLoad:
                 lost = _look(run.check_server)
         if lost is not None:
             raise lost
-
-
-def _slots(target: TargetFacts | None) -> int | None:
-    """How many batch slots the server has; None where it is not known."""
-    if target is None:
-        return None
-    return num_slots(target.config, target.slots_found)
 
 
 def _described(plan: LoadPlan) -> str:
