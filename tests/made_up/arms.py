@@ -7,6 +7,7 @@ import msgspec
 
 from harness.store.manifest import Manifest, TargetFacts
 from harness.store.run_folder import RunFolder
+from tests.made_up.rows import made_up_manifest
 from tests.made_up.summaries import made_up_arms_summary, made_up_summary
 
 ITL = [0.005, 0.011, 0.030]
@@ -54,17 +55,15 @@ def save_arms(folder: Path, *, kind: str, **changes: Any) -> Path:
         {"name": name, "engine": {"max_num_batched_tokens": int(name)}, "load": {}}
         for name in names
     ]
-    manifest = Manifest(
+    manifest = made_up_manifest(
         run_id="20260102-030405-arms",
-        status="complete",
         created_at="2026-01-02T03:04:05Z",
         command=["walkaway", "run", "w"],
         seed=7,
         versions={"python": "3.11"},
         hardware={"cores": 2},
         workload={"question": "Which arm?", "load": {"kind": kind}, "arms": arms},
-        settle_s=2.0,
-        scrape_interval_s=0.05,
+        target=None,
     )
     summary: dict[str, Any] = {
         "schema_version": 1,
