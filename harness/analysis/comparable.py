@@ -131,12 +131,12 @@ def why_not_runs(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> s
 
 
 def manifest_remarks(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[Remark]:
-    """What the manifests say against taking the figures as they are."""
+    """Differences between two manifests that move figures, or may be meant."""
     for section in ("load", "arrivals", "run", "settle", "collect"):
         keys = _changed(baseline["workload"].get(section), candidate["workload"].get(section))
         keys.pop("seed", None)
         if keys:
-            yield _warning(f"not the same [{section}]: {_listed(keys)}")
+            yield _warning(f"different [{section}]: {_listed(keys)}")
     yield from _of_targets(baseline.get("target") or {}, candidate.get("target") or {})
     hardware = _changed(baseline.get("hardware"), candidate.get("hardware"))
     if machine := {key: both for key, both in hardware.items() if key in OF_SPEED}:
@@ -158,8 +158,7 @@ def _of_targets(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> It
     if slots[0] != slots[1]:
         first, second = (one or "not known" for one in slots)
         yield _warning(
-            f"different numbers of batch slots: {first} and {second}: who waits, and how long, "
-            "follows from them"
+            f"different numbers of batch slots: {first} and {second}: waiting times depend on them"
         )
     config = _changed(baseline.get("config"), candidate.get("config"))
     if settings := {key: both for key, both in config.items() if key not in SAID_OR_MEANINGLESS}:
@@ -169,7 +168,7 @@ def _of_targets(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> It
 def summary_remarks(
     baseline: Summary | ArmsSummary, candidate: Summary | ArmsSummary
 ) -> Iterator[Remark]:
-    """What the summaries say of themselves: unfinished or invalid runs."""
+    """Whether the runs are unfinished or invalid, by their summaries."""
     for which, summary in (("baseline", baseline), ("candidate", candidate)):
         if summary.status != "complete":
             yield _warning(f"the {which} is not complete: {summary.status}")
@@ -194,8 +193,8 @@ def step_remark(baseline: Metric | None, candidate: Metric | None) -> Remark | N
     if abs(candidate.p50 / baseline.p50 - 1) <= STEP_TOLERANCE:
         return None
     return _warning(
-        f"a step takes {quantity(baseline.p50, 's')} and {quantity(candidate.p50, 's')}: of times "
-        "trust what is so both as measured and in steps"
+        f"a step takes {quantity(baseline.p50, 's')} and {quantity(candidate.p50, 's')}: trust a "
+        "difference of times only if it holds both as measured and in steps"
     )
 
 

@@ -96,7 +96,7 @@ def _below(comparison: Comparison) -> Iterator[Text]:
         text = f"surely better or worse{both}; one in twenty equal figures is marked all the same"
         yield Text(f"{CERTAIN} {text}", style="dim")
     if steps_differ(comparison):
-        yield Text("in steps: the ratio of what each is in steps of its own engine", style="dim")
+        yield Text("in steps: the ratio of both, each in steps of its own engine", style="dim")
     for metric, shift in comparison.shifts.items():
         words = shift_in_words(metric, CANDIDATE, BASELINE, shift, "s")
         if words is not None:

@@ -45,14 +45,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, dict[str, Metric]]
 
 
-def compare_runs(baseline: Run, candidates: Sequence[Run]) -> list[Comparison]:
-    """Compare each candidate with the baseline, in each arm that both have. Raises ConfigError
-    where two have no question or no arm in common."""
-    return [
-        _compare(baseline, candidate, arm)
-        for candidate in candidates
-        for arm in _common_arms(baseline, candidate)
-    ]
+def compare_runs(baseline: Run, candidate: Run) -> list[Comparison]:
+    """Compare in each arm that both have. Raises ConfigError where two runs have no question or no
+    arm in common."""
+    return [_compare(baseline, candidate, arm) for arm in _common_arms(baseline, candidate)]
 
 
 def compare_each(
@@ -63,7 +59,7 @@ def compare_each(
     for path in candidates:
         try:
             candidate = load_run(path)
-            yield candidate, compare_runs(baseline, [candidate])
+            yield candidate, compare_runs(baseline, candidate)
         except ConfigError as error:
             yield error
 

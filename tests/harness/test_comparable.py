@@ -142,7 +142,7 @@ MANIFEST: dict[str, Any] = {
         (
             {"workload": {"name": "demo", "load": {"kind": "abandon", "stay_share": 0.5}}},
             "warning",
-            "not the same [load]: stay_share 0.2 / 0.5",
+            "different [load]: stay_share 0.2 / 0.5",
         ),
         (
             {"target": MANIFEST["target"] | {"model": "large"}},

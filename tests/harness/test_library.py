@@ -163,7 +163,7 @@ def test_what_is_not_looked_at_is_not_read(saved: Path, monkeypatch: pytest.Monk
     run = harness.load_run(saved)
     assert run.figures.shape[0]
     assert read == []
-    assert compare_runs(run, [harness.load_run(saved)])[0].shifts
+    assert compare_runs(run, harness.load_run(saved))[0].shifts
     assert "sent_ns" in read
     assert "token_times_ns" not in read
     assert "event_tokens" not in read
