@@ -1,4 +1,4 @@
-"""What is shown: progress on any kind of terminal, and the table at the end."""
+"""The end of a run on a terminal."""
 
 import io
 from typing import Any
@@ -13,96 +13,12 @@ from harness.analysis.totals import Balance, as_figure
 from harness.commands.run_table import headline_sentences, print_summary
 from harness.formatting import interval
 from harness.records import Metric
-from harness.run.progress import (
-    LiveProgress,
-    PlainProgress,
-    QuietProgress,
-    Snapshot,
-    choose_progress,
-    describe,
-)
 from tests.made_up.summaries import made_up_summary
 
 
 def console(*, is_terminal: bool = False, width: int = 80) -> tuple[Console, io.StringIO]:
     file = io.StringIO()
     return Console(file=file, width=width, force_terminal=is_terminal), file
-
-
-def snapshot(elapsed_s: float) -> Snapshot:
-    return Snapshot(
-        elapsed_s=elapsed_s,
-        limit_s=60,
-        outcomes={"abandoned": 30, "completed": 9, "cut_off": 2},
-        stop_after_abandons=100,
-        gauges={"running": 8.0, "waiting": 4.0, "kv_usage": 0.5},
-        cancel_latency_s=0.0117,
-        client_lag_s=0.0002,
-    )
-
-
-def test_a_snapshot_in_one_line() -> None:
-    assert describe(snapshot(12)) == (
-        "12 s of at most 60 s · abandoned 30 of 100 · completed 9 · cut off 2 · "
-        "running 8 · waiting 4 · cancel latency 11.7 ms · client lag 200 µs · about 28 s left"
-    )
-
-
-def test_what_nobody_tells_is_not_shown() -> None:
-    bare = Snapshot(elapsed_s=12, limit_s=60)
-    assert describe(bare) == "12 s of at most 60 s · abandoned 0 · completed 0 · about 48 s left"
-    over = Snapshot(elapsed_s=61, limit_s=60)
-    assert describe(over).endswith(" · ending")
-
-
-def test_the_time_left_is_the_shorter_of_two() -> None:
-    assert snapshot(6).left_s == pytest.approx(14)
-    assert snapshot(50).left_s == pytest.approx(10)
-
-
-def test_the_share_done_is_that_of_what_ends_the_load_first() -> None:
-    assert snapshot(6).share_done == pytest.approx(0.3)
-    assert snapshot(45).share_done == pytest.approx(0.75)
-    assert snapshot(90).share_done == 1.0
-
-
-def test_plain_progress_says_a_line_every_few_seconds() -> None:
-    plain, file = console()
-    progress = PlainProgress(plain)
-    progress.phase("starting")
-    for elapsed_s in (1, 4.9, 5.1, 6, 10.2):
-        progress.update(snapshot(elapsed_s))
-    progress.close()
-    lines = file.getvalue().splitlines()
-    assert lines[0] == "walkaway: starting"
-    assert len(lines) == 3
-    assert lines[1].startswith("walkaway: 5 s of at most 60 s")
-
-
-def test_live_progress_leaves_only_the_phases() -> None:
-    terminal, file = console(is_terminal=True)
-    progress = LiveProgress(terminal)
-    progress.phase("load")
-    progress.update(snapshot(5))
-    progress.update(snapshot(6))
-    progress.phase("settling")
-    progress.close()
-    assert "abandoned 30 of 100" in file.getvalue()
-    assert "cancel latency 11.7 ms · client lag 200 µs" in file.getvalue()
-    assert "settling" in file.getvalue()
-
-
-def test_progress_fits_the_console() -> None:
-    plain, file = console()
-    terminal, _ = console(is_terminal=True)
-    assert isinstance(choose_progress(plain, is_quiet=False), PlainProgress)
-    assert isinstance(choose_progress(terminal, is_quiet=False), LiveProgress)
-    quiet = choose_progress(plain, is_quiet=True)
-    assert isinstance(quiet, QuietProgress)
-    quiet.phase("x")
-    quiet.update(snapshot(99))
-    quiet.close()
-    assert file.getvalue() == ""
 
 
 SUMMARY: dict[str, Any] = {

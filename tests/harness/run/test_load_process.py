@@ -128,7 +128,7 @@ SLOW_WORKER = """
 import os, sys, time
 from pathlib import Path
 from harness.store.run_folder import RunFolder
-from tests.harness.test_load_process import write_mark
+from tests.harness.run.test_load_process import write_mark
 
 folder, stays, hangs = RunFolder(Path(sys.argv[1])), sys.argv[2] == "True", sys.argv[3] == "True"
 reader, writer = os.pipe()
@@ -160,7 +160,7 @@ def test_a_load_is_over_when_its_workers_are(
     monkeypatch.setattr(load_process, "load_command", lambda *_: command)
     if hangs:
         monkeypatch.setattr(load_process, "LAST_ROWS_S", 0.1)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     run = Watched(folder, interrupted=lambda: is_interrupted and bool(marks_of(folder)))
     with ExitStack() as until_settled:
         LoadProcess().run(PLAN, run, until_settled=until_settled)

@@ -14,6 +14,13 @@ from harness.store.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from tests.conftest import Serve
+import errno
+import os
+
+import pytest
+
+from harness.errors import TargetError
+from harness.run.pipeline import execute, why_not_saved
 
 PAGES = {
     "/v1/models": b'{"data": [{"id": "m"}]}',
@@ -64,3 +71,25 @@ def test_metrics_that_are_missing_are_named_also_where_nothing_was_scraped(
     (note,) = [text for text in measurement.notes.texts() if "shows no metric" in text]
     assert "vllm:num_requests_waiting (waiting)" in note
     assert "vllm:num_requests_running" not in note
+
+
+class FullDisk(QuietProgress):
+    """Whatever comes next fails for want of room."""
+
+    def phase(self, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_no_room(tmp_path: Path) -> None:
+    order = RunConfig(workload="demo", target_url="http://127.0.0.1:1", out=tmp_path / "run")
+    with pytest.raises(TargetError, match=r"could not be saved: No space left.*make room.*/run$"):
+        execute(resolve_run(order), progress=FullDisk(), interruption=Interruption())
+    assert (tmp_path / "run" / "manifest.json").exists()
+
+
+def test_rows_of_the_load_that_are_on_the_disk_are_not_lost(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    (folder.shards / "process-here-7.ndjson").touch()
+    words = why_not_saved(errno.ENOSPC, folder)
+    assert "No space left" in words
+    assert f"`walkaway collect {folder.shards} --out " in words
