@@ -20,6 +20,7 @@ from harness.collect.gpu import NoGpu, NvmlSampler
 from harness.collect.lifecycle import LogFollower
 from harness.collect.source import Notes, SourceError, jittered, poll
 from harness.records import LifecycleEvent
+from tests.e2e.running import wait_until
 
 Script = Callable[[str], tuple[int, dict[str, str], bytes]]
 Serve = Callable[[Script], str]
@@ -303,8 +304,8 @@ def test_the_collector_keeps_what_came_last(serve: Serve, tmp_path: Path) -> Non
 
 def test_a_collector_without_a_server_ends_well_and_says_so(tmp_path: Path) -> None:
     notes = Notes()
+    unread = "metrics at http://127.0.0.1:1/metrics could not be read"
     with collector_of(tmp_path, "http://127.0.0.1:1", notes):
-        pass
+        wait_until(lambda: any(unread in text for text in notes.warnings()), "it has scraped once")
     texts = " ".join(notes.warnings())
-    assert "metrics at http://127.0.0.1:1/metrics could not be read" in texts
     assert "http://127.0.0.1:1/walkaway/steps could not be read" in texts
