@@ -27,29 +27,40 @@ def kernel_can_tick() -> bool:
 
 
 class Ticks(Protocol):
-    """A descriptor that can be read once a tick is due, and `take`, to be asked then."""
+    """A descriptor that can be read once a tick is due, and `take`, to be called then."""
 
     descriptor: int
 
     def take(self) -> Sequence[int]:
-        """When each tick that has come since the last time was due: ns of the monotonic clock."""
+        """The due time of each tick since the last call: ns of the monotonic clock."""
 
 
-class KernelTicks:
-    """A timerfd. `_next_ns` is when the next tick that was not taken is due."""
+class _KernelTimer:
+    """A timerfd: `descriptor` can be read from the time on for which it is set."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.descriptor = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_CLOEXEC | os.O_NONBLOCK)
+        if self.descriptor < 0:
+            raise OSError(ctypes.get_errno(), "no timer of the kernel's")
+
+    def _set(self, at_ns: int, interval_ns: int = 0) -> None:
+        """Go off at this time of the monotonic clock, at once where it is past, and again after
+        each interval."""
+        times = (*divmod(interval_ns, 1_000_000_000), *divmod(at_ns, 1_000_000_000))
+        setting = struct.pack("=4q", *times)
+        if self._libc.timerfd_settime(self.descriptor, _TFD_TIMER_ABSTIME, setting, None):
+            raise OSError(ctypes.get_errno(), "no timer of the kernel's")
+
+
+class KernelTicks(_KernelTimer):
+    """`_next_ns` is when the next tick that was not taken is due."""
 
     def __init__(self, interval_ns: int) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        self.descriptor = libc.timerfd_create(_CLOCK_MONOTONIC, os.O_CLOEXEC | os.O_NONBLOCK)
+        super().__init__()
         self._interval_ns = interval_ns
         self._next_ns = time.perf_counter_ns() + interval_ns
-        setting = struct.pack(
-            "=4q", *divmod(interval_ns, 1_000_000_000), *divmod(self._next_ns, 1_000_000_000)
-        )
-        if self.descriptor < 0 or libc.timerfd_settime(
-            self.descriptor, _TFD_TIMER_ABSTIME, setting, None
-        ):
-            raise OSError(ctypes.get_errno(), "no timer of the kernel's")
+        self._set(self._next_ns, interval_ns)
 
     def take(self) -> Sequence[int]:
         (number,) = _COUNT.unpack(os.read(self.descriptor, _COUNT.size))
@@ -58,20 +69,11 @@ class KernelTicks:
         return range(first_ns, self._next_ns, self._interval_ns)
 
 
-class KernelAlarm:
-    """A timerfd that goes off once: `descriptor` can be read from then on, until it is `set`."""
-
-    def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self.descriptor = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_CLOEXEC | os.O_NONBLOCK)
-        if self.descriptor < 0:
-            raise OSError(ctypes.get_errno(), "no timer of the kernel's")
+class KernelAlarm(_KernelTimer):
+    """Goes off once for each time that it is set."""
 
     def set(self, at_ns: int) -> None:
-        """Go off at this time of the monotonic clock; at once where it is past."""
-        setting = struct.pack("=4q", 0, 0, *divmod(at_ns, 1_000_000_000))
-        if self._libc.timerfd_settime(self.descriptor, _TFD_TIMER_ABSTIME, setting, None):
-            raise OSError(ctypes.get_errno(), "no timer of the kernel's")
+        self._set(at_ns)
 
     def close(self) -> None:
         os.close(self.descriptor)

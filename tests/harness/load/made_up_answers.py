@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 
 import httpx
 
-from harness.load.connection import Connection, Take
+from harness.load.connection import Connection
 from harness.load.http1 import MAX_HEADERS
+from harness.load.receiver import Take
 from harness.load.sse import SSEDecoder
 
 EVENTS = b"".join(b'data: {"n":%d}\r\n\r\n' % n for n in range(4)) + b": beat\n\ndata: \xff\n\n"

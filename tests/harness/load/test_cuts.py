@@ -20,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.load.connect import Tls
-from harness.load.connection import Connection, HubReceiver, receiver
+from harness.load.connection import Connection
+from harness.load.receiver import HubReceiver, receiver
 from tests.harness.load.made_up_answers import EVERYTHING, WAYS, Reading, Seen, cut, seen_by
 from tests.harness.load.test_tls import agreed
 

@@ -12,7 +12,7 @@ import gevent  # noqa: TID251
 import pytest
 from gevent import socket as gevent_socket  # noqa: TID251
 
-from harness.load.connection import BlockingReceiver, HubReceiver, Receiver, receiver
+from harness.load.receiver import BlockingReceiver, HubReceiver, Receiver, receiver
 
 SHORT_S = 0.002
 LONG_S = 30.0
@@ -130,7 +130,7 @@ def test_the_next_bytes_have_as_long_as_the_first(
 ) -> None:
     now_ns = 0  # the timer is the system's, the time that it looks at is ours
     clock = SimpleNamespace(perf_counter_ns=lambda: now_ns)
-    monkeypatch.setattr("harness.load.connection.time", clock)
+    monkeypatch.setattr("harness.load.receiver.time", clock)
     numbers = count(1)
 
     def take(_data: bytes, _t_ns: int) -> bool:
