@@ -11,16 +11,9 @@ import pytest
 
 from dashboards.__main__ import main
 from tests.dashboards.reading import page_by
-from tests.made_up.arms import SIZES, save_arms, save_rounds
+from tests.made_up.arms import save_arms, save_rounds
 
 MakeRun = Callable[..., Path]
-
-
-def test_every_picture_has_its_text(make_run: MakeRun) -> None:
-    page = page_by("report", make_run(gpu=True))
-    assert set(page.alts()) == set(page.figures())
-    assert all(page.alts().values())
-    assert "run0-gpu-power" not in page.figures()  # this GPU does not tell it
 
 
 def test_cautions_stand_before_the_figures_and_warnings_are_counted_there(
@@ -80,33 +73,6 @@ def test_several_runs_stand_side_by_side(tmp_path: Path, make_run: MakeRun) -> N
     assert len(ids) == len(set(ids))
     flags = ["".join(text) for tag, of, text in page.elements if tag == "small" and of.get("class")]
     assert flags == ["target failed", "invalid: its figures mean nothing"]
-
-
-def test_rounds_are_drawn_for_the_question_and_for_what_differs(tmp_path: Path) -> None:
-    figures = page_by("report", save_arms(tmp_path, kind="abandon")).figures()
-    assert set(figures) == {
-        "run0-rounds-preemptions-mean",
-        "run0-rounds-itl_s-p99",
-        "run0-survivors-ttft_s",
-        "run0-survivors-itl_s",
-    }
-    dots, means = figures["run0-rounds-preemptions-mean"]["data"]
-    assert dots["y"] == [10, 12, 14] * 3
-    assert means["y"] == [12, 12, 12]
-    # Student's t with two degrees of freedom: 4.303 * 2 / sqrt(3).
-    assert means["error_y"]["array"] == pytest.approx([4.968] * 3, abs=1e-3)
-
-
-def test_the_frontier_has_a_point_for_each_chunk_size(tmp_path: Path) -> None:
-    figures = page_by("report", save_arms(tmp_path, kind="chunk_frontier")).figures()
-    (points,) = figures["run0-frontier"]["data"]
-    assert points["x"] == pytest.approx([10, 22, 60])
-    assert points["y"] == pytest.approx([640, 270, 180])
-    assert points["text"] == ["32", "128", "512"]
-    medians, upper = figures["run0-frontier-cancel"]["data"]
-    assert medians["x"] == SIZES
-    assert medians["y"] == pytest.approx([3, 6, 16])
-    assert upper["y"] == pytest.approx([6, 12, 32])
 
 
 def test_arms_without_figures_are_said_to_have_none(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from dashboards.__main__ import main
 from harness.commands.verbs import app
-from harness.metrics import METRICS
 from harness.records import Metric
 from harness.store.run_folder import RunFolder
 from tests.dashboards.reading import Page, page_by
@@ -17,7 +16,6 @@ from tests.made_up.gated import (
     GOOD,
     ROWS,
     arm,
-    latency,
     manifest,
     save_night,
     save_nights,
@@ -49,16 +47,12 @@ def server(**settings: Any) -> dict[str, Any]:
     return {"target": {"config": {"max_num_seqs": 12, "device": "cpu", **settings}}}
 
 
-def test_no_run_is_said_to_be_none(tmp_path: Path) -> None:
+def test_no_run_and_one_run_are_said_to_be_so(tmp_path: Path) -> None:
     page = page_by("trend", tmp_path)
     assert page.texts("h1") == ["0 runs over time"]
     assert "There is no run in this folder yet" in page.body
-
-
-def test_one_run_is_a_point(tmp_path: Path) -> None:
     save_nights(tmp_path, [0.02])
     page = page_by("trend", tmp_path)
-    assert page.texts("h1") == ["1 run over time"]
     assert "the first point of a trend" in page.body
     assert stretches(page) == [[20]]
 
@@ -140,32 +134,6 @@ def test_another_method_breaks_the_line(tmp_path: Path) -> None:
     assert stretches(page_by("trend", tmp_path)) == [[20], [30]]
 
 
-def test_what_is_known_only_to_be_more_is_drawn_so(tmp_path: Path) -> None:
-    save_nights(tmp_path, [0.020, 0.021])
-    ghosts = latency(0.02, p99=None, n_censored=20, lower_bounds={"p99": 2.0})
-    save_night(tmp_path, 2, ghosts)
-    page = page_by("trend", tmp_path)
-    picture = "group0-cancel_latency_s-p99"
-    assert stretches(page, picture) == [[40, 42]]
-    (arrows,) = [t for t in page.figures()[picture]["data"] if t["name"].startswith("known only")]
-    assert arrows["y"] == [2000]
-
-
-def test_the_limits_of_the_gate_are_drawn(tmp_path: Path) -> None:
-    save_night(tmp_path, 0, 0.020, others=GOOD)
-    figures = page_by("trend", tmp_path).figures()
-    drawn = {
-        name: [note["text"] for note in figure["layout"].get("annotations", [])]
-        for name, figure in figures.items()
-    }
-    assert drawn["group0-cancel_latency_steps-mean"] == [
-        "limit: cancel_latency_steps.mean &lt; 1.5",
-        "limit: cancel_latency_steps.p99 &lt;= 5",
-    ]
-    assert drawn["group0-leaked_blocks-mean"] == ["limit: leaked_blocks.max == 0"]
-    assert drawn[P50] == []
-
-
 def test_questions_and_servers_are_groups_of_their_own(tmp_path: Path) -> None:
     save_nights(tmp_path, [0.020, 0.021])
     save_night(tmp_path, 2, 0.5, of={"engine": "vllm"})
@@ -207,20 +175,6 @@ def test_an_arm_is_held_to_the_conditions_of_its_own_runs(tmp_path: Path) -> Non
     assert line(page, picture, "new") == [1, None, 1, None]
     said = "new: the engine is set up differently: faults.lose-abort 0.0 / 0.1"
     assert any(said in text for text in page.texts("li"))
-
-
-def test_a_picture_says_what_it_shows_in_plain_words(tmp_path: Path) -> None:
-    save_night(tmp_path, 0, 0.020, others=GOOD)
-    page = page_by("trend", tmp_path)
-    assert page.texts("h2")[:3] == [
-        "Cancel latency p50",
-        "Cancel latency p99",
-        "Cancel latency steps",
-    ]
-    shows = [text for text in page.texts("p") if "Good:" in text]
-    assert len(shows) == len(page.figures())
-    assert shows[0].startswith(METRICS["cancel_latency_s"].shows)
-    assert all("A point is a run" in text for text in shows)
 
 
 def test_what_cannot_be_read_is_listed_by_name(tmp_path: Path) -> None:
