@@ -20,7 +20,7 @@ from reference_engine.serve.supervisor import EngineStoppedError
 
 
 class FakeWorker:
-    """The other end of the link: collects what is sent to it, and says what it is told to.
+    """The other end of the link: collects what is sent to it, and reports what a test says.
 
     Its clock is the event loop's, a nanosecond later with each reading.
     """
@@ -56,7 +56,7 @@ class FakeWorker:
     def say(
         self, *outputs: Output, events: list[Event] | None = None, holds_blocks: bool = False
     ) -> None:
-        """A report; who ends has its blocks freed, as the worker tells it before the output."""
+        """A report; an ended request's blocks are freed before its last output, as in a worker."""
         ended = [o.request_id for o in outputs if o.ending is not None and not holds_blocks]
         freed = [self.event("blocks_freed", request_id) for request_id in ended]
         self.link.take_in(

@@ -23,7 +23,7 @@ def test_the_first_reason_wins_and_its_time_is_kept() -> None:
     assert token.is_cancelled
 
 
-def test_of_many_threads_exactly_one_is_the_first() -> None:
+def test_exactly_one_of_many_threads_is_the_first() -> None:
     for _ in range(50):
         token = CancellationToken()
         start = threading.Barrier(8)

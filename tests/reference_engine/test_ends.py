@@ -104,7 +104,7 @@ def test_settings_that_cannot_work_exit_2(flags: list[str], message: str) -> Non
     assert "Traceback" not in done.stderr
 
 
-def test_what_the_worker_cannot_do_exits_2_too() -> None:
+def test_settings_that_the_worker_refuses_exit_2_too() -> None:
     torch = pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")

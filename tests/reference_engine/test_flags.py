@@ -72,7 +72,7 @@ def test_settings_that_cannot_work_are_refused_by_name(flags: list[str], message
         (["--port", "99999"], "from 0 to 65535"),
     ],
 )
-def test_what_is_no_flag_or_no_value_is_refused(
+def test_bad_flags_and_values_are_refused(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

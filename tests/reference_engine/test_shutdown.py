@@ -1,4 +1,4 @@
-"""Being told to stop, with requests running: abort or drain, and being told twice."""
+"""A stop with requests running: abort or drain, and a second signal."""
 
 import json
 import signal
@@ -26,7 +26,7 @@ DRAIN = (*SLOW, "--shutdown", "drain")
 
 
 @contextmanager
-def told_to_stop(*flags: str, status: int) -> Iterator[RunningEngine]:
+def stopping(*flags: str, status: int) -> Iterator[RunningEngine]:
     """An engine that has to end with `status`, without a word, and with its worker."""
     engine = RunningEngine(*flags, stderr=subprocess.PIPE)
     yield engine
@@ -57,7 +57,7 @@ def last_chunk(answer: bytes) -> dict[str, object]:
 
 
 def test_aborting_gives_each_client_its_partial_answer() -> None:
-    with told_to_stop(*SLOW, status=130) as engine:
+    with stopping(*SLOW, status=130) as engine:
         stream = stream_of(engine, "stream")
         whole = post_raw(engine, "whole")  # waits: there is one slot
         engine.wait_for("arrived", "whole")
@@ -70,7 +70,7 @@ def test_aborting_gives_each_client_its_partial_answer() -> None:
 
 
 def test_draining_lets_running_and_waiting_requests_end_and_takes_no_more() -> None:
-    with told_to_stop(*DRAIN, status=143) as engine:
+    with stopping(*DRAIN, status=143) as engine:
         stream = stream_of(engine, "stream", max_tokens=150)  # for three seconds
         whole = post_raw(engine, "whole", max_tokens=5)
         engine.wait_for("arrived", "whole")
@@ -89,7 +89,7 @@ def test_draining_lets_running_and_waiting_requests_end_and_takes_no_more() -> N
 
 @pytest.mark.slow
 def test_draining_has_an_end() -> None:
-    with told_to_stop(*DRAIN, "--drain-timeout-s", "0.3", status=143) as engine:
+    with stopping(*DRAIN, "--drain-timeout-s", "0.3", status=143) as engine:
         stream = stream_of(engine, "stream")
         engine.process.send_signal(signal.SIGTERM)
         assert b"server_shutdown" in read_until(stream, b"[DONE]")
@@ -97,8 +97,8 @@ def test_draining_has_an_end() -> None:
 
 
 @pytest.mark.slow
-def test_being_told_twice_means_at_once() -> None:
-    with told_to_stop(*DRAIN, status=143) as engine:
+def test_a_second_signal_means_at_once() -> None:
+    with stopping(*DRAIN, status=143) as engine:
         stream = stream_of(engine, "stream")
         engine.process.send_signal(signal.SIGTERM)
         wait_until_it_drains(engine)
@@ -108,7 +108,7 @@ def test_being_told_twice_means_at_once() -> None:
 
 
 def test_the_end_of_standard_input_drains_too() -> None:
-    with told_to_stop(*DRAIN, status=0) as engine:
+    with stopping(*DRAIN, status=0) as engine:
         stream = stream_of(engine, "stream", max_tokens=20)
         assert engine.process.stdin is not None
         engine.process.stdin.close()
@@ -117,13 +117,13 @@ def test_the_end_of_standard_input_drains_too() -> None:
 
 
 def test_nothing_to_drain_is_drained_at_once() -> None:
-    with told_to_stop(*DRAIN, "--drain-timeout-s", "3600", status=143) as engine:
+    with stopping(*DRAIN, "--drain-timeout-s", "3600", status=143) as engine:
         engine.process.send_signal(signal.SIGTERM)
 
 
 @pytest.mark.slow
-def test_an_abort_that_the_worker_forgets_holds_nobody_up() -> None:
-    with told_to_stop(*SLOW, "--fault", "lose-abort=1", status=143) as engine:
+def test_an_abort_that_the_worker_forgets_holds_nothing_up() -> None:
+    with stopping(*SLOW, "--fault", "lose-abort=1", status=143) as engine:
         stream = stream_of(engine, "stream")
         engine.process.send_signal(signal.SIGTERM)
         read_until(stream, b"the server is shutting down")
@@ -131,9 +131,9 @@ def test_an_abort_that_the_worker_forgets_holds_nobody_up() -> None:
 
 
 @pytest.mark.slow
-def test_a_client_that_reads_nothing_holds_nobody_up() -> None:
+def test_a_client_that_reads_nothing_holds_nothing_up() -> None:
     flags = ("--runner", "simulated", "--sim-fixed-ms", "0", "--send-buffer-bytes", "4096")
-    with told_to_stop(*flags, status=143) as engine:
+    with stopping(*flags, status=143) as engine:
         deaf = post_raw(engine, "deaf", stream=True)  # half a megabyte, more than the kernel keeps
         engine.wait_for("finished", "deaf")
         engine.process.send_signal(signal.SIGTERM)
@@ -142,10 +142,10 @@ def test_a_client_that_reads_nothing_holds_nobody_up() -> None:
 
 
 @pytest.mark.slow
-def test_an_answer_that_nobody_reads_holds_nobody_up() -> None:
+def test_an_unread_answer_holds_nothing_up() -> None:
     """Its request has long ended, and its task with it: what is left of it is in a buffer."""
     flags = ("--runner", "simulated", "--sim-fixed-ms", "0", "--send-buffer-bytes", "4096")
-    with told_to_stop(*flags, status=143) as engine:
+    with stopping(*flags, status=143) as engine:
         deaf = lazy_client(engine, "deaf", n=16)  # 300 kB
         engine.wait_for("finished", "deaf")
         while engine.metric("vllm:num_requests_running"):
@@ -156,7 +156,7 @@ def test_an_answer_that_nobody_reads_holds_nobody_up() -> None:
 
 
 def seconds_to_end_beside_half_a_request(flags: tuple[str, ...]) -> float:
-    with told_to_stop(*flags, status=143) as engine:
+    with stopping(*flags, status=143) as engine:
         address = engine.url.removeprefix("http://").split(":")
         with socket.create_connection((address[0], int(address[1]))) as slow:
             head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: slow\r\n"
@@ -177,7 +177,7 @@ def test_a_request_that_does_not_arrive_whole_holds_nothing_up() -> None:
 
 
 def test_a_worker_that_dies_while_draining_ends_the_wait() -> None:
-    with told_to_stop(*DRAIN, status=143) as engine:
+    with stopping(*DRAIN, status=143) as engine:
         stream = stream_of(engine, "stream")
         engine.process.send_signal(signal.SIGTERM)
         wait_until_it_drains(engine)

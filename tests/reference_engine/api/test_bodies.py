@@ -54,7 +54,7 @@ async def test_a_body_may_be_as_large_as_is_said() -> None:
 
 @pytest.mark.parametrize("is_announced", [True, False])
 @pytest.mark.parametrize("num_bytes", [MAX_BODY_BYTES + 1, MAX_BODY_BYTES + MAX_DROPPED_BYTES])
-async def test_what_is_too_large_is_read_to_its_end_before_it_is_refused(
+async def test_a_body_that_is_too_large_is_read_to_its_end_and_refused(
     num_bytes: int, is_announced: bool
 ) -> None:
     sender = Sender(num_bytes, **({"content_length": str(num_bytes)} if is_announced else {}))
@@ -62,7 +62,7 @@ async def test_what_is_too_large_is_read_to_its_end_before_it_is_refused(
     assert sender.num_left == 0
 
 
-async def test_what_never_ends_is_not_read_for_ever() -> None:
+async def test_an_endless_body_is_not_read_for_ever() -> None:
     endless = Sender(10**12)
     assert await endless.status() == 413
     assert 10**12 - endless.num_left <= MAX_BODY_BYTES + MAX_DROPPED_BYTES + PIECE
@@ -76,7 +76,7 @@ async def test_what_never_ends_is_not_read_for_ever() -> None:
         {"content_length": str(MAX_BODY_BYTES + 1), "expect": "100-continue"},
     ],
 )
-async def test_what_need_not_be_read_is_refused_at_once(headers: dict[str, str]) -> None:
+async def test_a_body_that_need_not_be_read_is_refused_at_once(headers: dict[str, str]) -> None:
     sender = Sender(10**9, **headers)
     assert await sender.status() == 413
     assert sender.num_left == 10**9
@@ -114,7 +114,7 @@ def test_ids_that_cannot_be_used_are_refused(name: str) -> None:
 
 
 @pytest.mark.e2e
-def test_who_sends_too_much_gets_the_refusal_and_a_taken_name_is_refused_too() -> None:
+def test_a_body_that_is_too_large_and_a_taken_id_are_refused() -> None:
     size = 12_000_000
     with running("--runner", "simulated", "--sim-fixed-ms", "1") as engine:
         refused = post_raw(engine, "req-1")

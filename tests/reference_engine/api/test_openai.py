@@ -113,7 +113,7 @@ def test_content_parts_and_stop_are_read() -> None:
         ({"stream_options": {"usage": True}}, 400, "usage"),
     ],
 )
-def test_what_cannot_be_served_is_refused(
+def test_fields_that_cannot_be_served_are_refused(
     fields: dict[str, Any], status: int, message: str
 ) -> None:
     with pytest.raises(ApiError, match=message) as caught:
@@ -144,7 +144,7 @@ def test_what_cannot_be_served_is_refused(
     ],
     ids=lambda data: repr(data[-20:]),
 )
-def test_what_is_no_body_is_refused(data: bytes) -> None:
+def test_bytes_that_are_no_body_are_refused(data: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         read_completion(data, CONFIG, TOKENIZER)
     assert caught.value.status == 400
@@ -178,7 +178,7 @@ def test_a_field_that_is_missing_has_its_name_in_the_error() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(NEUTRAL))
-def test_what_is_not_implemented_is_accepted_where_it_changes_nothing(name: str) -> None:
+def test_fields_without_an_implementation_are_accepted_where_they_change_nothing(name: str) -> None:
     for value in NEUTRAL[name]:
         assert completion(**{name: value}) == completion()
     with pytest.raises(ApiError, match=f"{name}: this engine supports only"):
@@ -199,7 +199,7 @@ def test_what_is_not_implemented_is_accepted_where_it_changes_nothing(name: str)
     ],
     ids=str,
 )
-def test_what_other_servers_clients_send_by_default_is_accepted(fields: dict[str, Any]) -> None:
+def test_defaults_of_other_servers_clients_are_accepted(fields: dict[str, Any]) -> None:
     assert completion(**fields) == completion()
 
 
@@ -216,7 +216,7 @@ def test_extensions_are_read() -> None:
     assert (generation.deadline_s, generation.keep_alive_s) == (2.0, 0.5)
 
 
-def test_of_a_name_given_twice_the_last_counts() -> None:
+def test_the_last_of_two_equal_names_counts() -> None:
     data = b'{"model": "tiny", "prompt": "x", "max_tokens": 3, "max_tokens": 4}'
     assert read_completion(data, CONFIG, TOKENIZER).sampling.max_tokens == 4
 
@@ -264,7 +264,7 @@ def test_an_answer_can_be_sent_back_as_a_message() -> None:
     assert chat(messages=[answer]).prompt_token_ids == TOKENIZER.encode("assistant: hm\nassistant:")
 
 
-def test_of_the_two_names_for_the_length_the_newer_counts() -> None:
+def test_the_newer_name_for_the_length_counts() -> None:
     assert chat(max_tokens=3, max_completion_tokens=4).sampling.max_tokens == 4
 
 

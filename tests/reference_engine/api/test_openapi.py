@@ -22,7 +22,7 @@ COMPLETION = ("/v1/completions", {"prompt": "hi"})
 load_all_checks()
 
 
-def test_what_is_described_is_what_there_is() -> None:
+def test_the_document_describes_all_routes_and_no_others() -> None:
     routes = Served().frontend.routes()
     paths = openapi_document(routes, "tiny")["paths"]
     written = {f"{method.upper()} {path}" for path in paths for method in paths[path]}
@@ -72,7 +72,7 @@ def ask(api: Any, operation: str, mode: GenerationMode) -> None:
 @pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.parametrize("operation", sorted(described() - {"PUT /walkaway/faults"}))
-def test_what_the_document_allows_breaks_nothing(api: Any, operation: str) -> None:
+def test_requests_that_the_document_allows_break_nothing(api: Any, operation: str) -> None:
     ask(api, operation, GenerationMode.POSITIVE)
 
 
@@ -88,7 +88,7 @@ def test_what_the_document_allows_breaks_nothing(api: Any, operation: str) -> No
         "PUT /walkaway/faults",
     ],
 )
-def test_what_the_document_does_not_allow_is_refused(api: Any, operation: str) -> None:
+def test_requests_that_the_document_forbids_are_refused(api: Any, operation: str) -> None:
     ask(api, operation, GenerationMode.NEGATIVE)
 
 

@@ -138,7 +138,7 @@ def test_twice() -> None:
 
 
 @pytest.mark.parametrize("name", ["finished", "unknown", "surviv"])
-def test_of_one_that_is_not_there(name: str) -> None:
+def test_a_request_that_is_not_there(name: str) -> None:
     scheduler = pressed_scheduler()
     scheduler.add(make_request("survivor"))
     scheduler.add(make_request("finished", max_tokens=1))
@@ -151,7 +151,7 @@ def test_of_one_that_is_not_there(name: str) -> None:
     assert scheduler.counters.finished == {"length": 1}
 
 
-def test_of_one_that_finished_in_a_step_whose_abort_comes_late() -> None:
+def test_an_abort_after_the_step_that_finished_it() -> None:
     scheduler = pressed_scheduler()
     target = add_both(scheduler, max_tokens=1)
     while target.status is not Status.FINISHED:

@@ -44,7 +44,7 @@ def test_slot_steps_count_the_requests_of_each_step() -> None:
     assert (scheduler.counters.steps, scheduler.counters.slot_steps) == (2, 6)
 
 
-def test_a_prompt_that_was_computed_for_nobody_is_counted() -> None:
+def test_an_unread_prompt_is_counted() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=8)
     scheduler.add(make_request("left", num_prompt=30))
     scheduler.add(make_request("read", num_prompt=30))

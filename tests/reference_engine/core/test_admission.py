@@ -1,4 +1,4 @@
-"""Who is admitted, with how many tokens, and who has to wait although there would be a slot."""
+"""Which requests are admitted, with how many tokens, and which wait although a slot is free."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def test_without_chunking_a_prompt_larger_than_what_is_left_waits() -> None:
     add(scheduler, "first", 40)
     add(scheduler, "second", 40)
     add(scheduler, "third", 4)
-    assert scheduled(run_step(scheduler)) == {"first": 40}, "nobody overtakes the second"
+    assert scheduled(run_step(scheduler)) == {"first": 40}, "no request overtakes the second"
     assert scheduled(run_step(scheduler)) == {"first": 1, "second": 40, "third": 4}
 
 
@@ -53,7 +53,7 @@ def test_so_many_prompts_are_in_progress_at_once(most: int, expected: dict[str, 
     assert scheduled(run_step(scheduler)) == expected
 
 
-def test_the_watermark_keeps_blocks_for_those_who_run() -> None:
+def test_the_watermark_keeps_blocks_for_running_requests() -> None:
     scheduler = make_scheduler(num_blocks=16, watermark=0.5)
     add(scheduler, "large", 32)
     assert scheduled(run_step(scheduler)) == {"large": 16}, "alone it may dip into the reserve"
@@ -116,7 +116,7 @@ def test_under_priority_the_least_important_is_preempted_wherever_it_stands() ->
     assert low.status is Status.PREEMPTED
 
 
-def test_a_step_that_preempts_admits_nobody() -> None:
+def test_a_step_that_preempts_admits_no_request() -> None:
     scheduler = make_scheduler(
         scheduling_policy="priority", num_blocks=6, block_size=4, max_model_len=24
     )
@@ -166,7 +166,7 @@ def test_prompts_in_progress_have_the_blocks_that_they_still_need() -> None:
     assert scheduler.counters.preemptions == 0
 
 
-def test_of_equals_the_latest_is_preempted_and_goes_before_its_equals() -> None:
+def test_among_equals_the_latest_is_preempted_and_goes_first() -> None:
     scheduler = make_scheduler(
         scheduling_policy="priority", num_blocks=4, block_size=4, max_model_len=16
     )
@@ -180,7 +180,7 @@ def test_of_equals_the_latest_is_preempted_and_goes_before_its_equals() -> None:
     assert [request.request_id for request in scheduler.waiting] == ["late", "later"]
 
 
-def test_who_is_itself_the_last_in_rank_gives_way() -> None:
+def test_a_growing_request_that_is_last_in_rank_is_preempted() -> None:
     scheduler = make_scheduler(
         scheduling_policy="priority", num_blocks=4, block_size=4, max_model_len=16
     )
@@ -189,11 +189,11 @@ def test_who_is_itself_the_last_in_rank_gives_way() -> None:
     run_step(scheduler)
     plan = run_step(scheduler)
     assert [request.request_id for request in plan.preempted] == ["low"]
-    assert scheduled(plan) == {"high": 1}, "those behind it still get their step"
+    assert scheduled(plan) == {"high": 1}, "requests behind it still get their step"
 
 
 def rebuilt(victim_policy: str, request_prompts: dict[str, str]) -> str:
-    """Who is preempted first among requests that grow until the blocks are gone."""
+    """The request that is preempted first when all grow until the blocks are gone."""
     scheduler = make_scheduler(
         victim=victim_policy, num_blocks=8, block_size=4, max_model_len=32, max_num_seqs=3
     )

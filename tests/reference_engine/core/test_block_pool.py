@@ -21,7 +21,7 @@ def test_takes_nothing_when_there_is_not_enough() -> None:
     pool.check_integrity([])
 
 
-def test_refuses_a_block_that_nobody_holds() -> None:
+def test_refuses_a_block_that_is_not_held() -> None:
     pool = BlockPool(2)
     blocks = pool.try_take(1)
     assert blocks is not None

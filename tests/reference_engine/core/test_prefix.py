@@ -1,4 +1,4 @@
-"""What of a prompt is found again, who shares it, who evicts it, and what a cancel leaves of it."""
+"""The prefix cache: what is found again, shared, evicted, and left behind by a cancel."""
 
 import pytest
 

@@ -99,7 +99,7 @@ def test_out_of_blocks_preempts_the_youngest_which_recomputes_later() -> None:
     assert young.num_generated == 6
 
 
-def test_who_is_taken_out_of_a_plan_is_in_no_part_of_it() -> None:
+def test_a_request_taken_out_of_a_plan_is_in_no_part_of_it() -> None:
     out, stays = make_request("out", num_prompt=9), make_request("stays", num_prompt=9)
     plan = StepPlan(step=1, budget=2, scheduled={out: 5, stays: 3}, partial=[out, stays])
     plan.take_out(out)
@@ -123,6 +123,18 @@ def test_a_request_that_alone_finds_no_block_preempts_itself() -> None:
     plan = run_step(scheduler)
     assert plan.preempted == [late]
     assert plan.scheduled == {}
+
+
+def test_all_decodes_but_the_last_are_plain() -> None:
+    scheduler = make_scheduler()
+    request = make_request("a", num_prompt=4, max_tokens=8)
+    scheduler.add(request)
+    for num_computed, plain_until in ((4, 0), (5, 8), (9, 10), (10, 10)):
+        while request.num_computed_tokens < num_computed:
+            run_step(scheduler)
+        assert request.plain_decode_until == plain_until
+    run_step(scheduler)
+    assert not scheduler.has_work, "12 tokens, of which the last is never computed"
 
 
 def test_ids_match_whole() -> None:

@@ -1,6 +1,6 @@
 """Random adds, steps, aborts and preemptions under random settings: nothing is ever lost.
 
-Whatever the order: every block is blank, cached or held and no two of these, references equal
+In any order, every block is blank, cached or held and no two of these, references equal
 holders, every request is in one place, and in the end each request is served.
 """
 
@@ -66,7 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.added = 0
         self.finished = 0
         self.sampled = 0
-        self.everybody: list[Request] = []
+        self.all: list[Request] = []
 
     @rule(
         num_prompt=st.integers(1, 12),
@@ -79,7 +79,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         sampling = Sampling(max_tokens=max_tokens)
         name = f"r{self.added}"
         request = Request(name, [word] * num_prompt, sampling, priority=priority)
-        self.everybody.append(request)
+        self.all.append(request)
         self.scheduler.add(request)
 
     @rule(data=st.data(), is_freed_later=st.booleans())
@@ -121,25 +121,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert sum(self.scheduler.counters.finished.values()) == self.finished
         counters = self.scheduler.counters
         assert counters.generated_tokens == self.sampled
-        assert counters.recomputed_tokens == sum(r.num_recomputed_tokens for r in self.everybody)
-        assert counters.preemptions == sum(r.num_preemptions for r in self.everybody)
+        assert counters.recomputed_tokens == sum(r.num_recomputed_tokens for r in self.all)
+        assert counters.preemptions == sum(r.num_preemptions for r in self.all)
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
         while self.scheduler.unfreed:
             self.free_one()
-        self.see_everybody_served()
+        self.see_all_served()
         self.scheduler.check_idle()
         SchedulerMachine.preemptions += self.scheduler.counters.preemptions
         SchedulerMachine.hits += self.scheduler.counters.prefix_hit_tokens
 
-    def see_everybody_served(self) -> None:
+    def see_all_served(self) -> None:
         steps_needed = 0
         while self.scheduler.has_work:
             self.compute(self.decide(), WORD)
             steps_needed += 1
-            assert steps_needed < 100 * (self.added + 1), "somebody is never served"
+            assert steps_needed < 100 * (self.added + 1), "a request is never served"
 
     def decide(self) -> StepPlan:
         plan = self.scheduler.schedule()

@@ -1,4 +1,4 @@
-"""A request's tokens and logits are the same, bit by bit, whatever else the engine is doing."""
+"""A request's tokens and logits are the same, bit by bit, beside any other work."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""80 canaries: greedy answers are the same, token by token, whatever happens around them.
+"""80 canaries: greedy answers are the same, token by token, under any load.
 
 First they are generated in peace: eight at a time, in a pool that holds them all. Then in trouble:
 in a pool that is too small, beside requests that come, are cancelled at any moment, and share the

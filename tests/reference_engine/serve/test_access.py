@@ -1,4 +1,4 @@
-"""Keys: every route is behind them, and nothing that anybody can read has one in it."""
+"""API keys and rate limits: every route but /health needs a key, and no answer shows one."""
 
 import asyncio
 from typing import Any
@@ -84,9 +84,9 @@ async def test_with_a_key_every_route_answers() -> None:
         assert answer.status_code != 401, (method, path)
 
 
-async def test_without_keys_nobody_needs_one() -> None:
+async def test_without_keys_every_request_is_served() -> None:
     served = Served()
-    for headers in ({}, bearer("whatever")):
+    for headers in ({}, bearer("any")):
         assert (await served.client.get("/v1/models", headers=headers)).status_code == 200
 
 
@@ -168,7 +168,7 @@ def completion(**fields: Any) -> dict[str, Any]:
     return {"model": "tiny", "prompt": "x", **fields}
 
 
-async def test_who_asks_too_often_is_told_when_to_come_back() -> None:
+async def test_a_key_over_its_limit_is_refused_with_the_time_to_wait() -> None:
     limits = RateLimits(requests_per_minute=2)
     served = Served(api_keys=KEYS, rate_limits=limits)
     # What cannot be served counts too; nothing here needs a worker.
@@ -186,7 +186,7 @@ async def test_who_asks_too_often_is_told_when_to_come_back() -> None:
     assert models.status_code == 200, "only generating is limited"
 
 
-async def test_the_request_has_its_owner_and_the_worker_never_hears_of_it() -> None:
+async def test_the_request_has_its_owner_and_the_worker_never_sees_the_key() -> None:
     served = Served(api_keys=KEYS)
     posting = asyncio.create_task(
         served.client.post("/v1/completions", headers=bearer(KEYS[0]), json=completion())
@@ -205,7 +205,7 @@ def limiter(**limits: int | bool) -> RateLimiter:
     return RateLimiter(RateLimits(**limits))  # type: ignore[arg-type]
 
 
-def test_without_limits_everybody_gets_what_they_want() -> None:
+def test_without_limits_every_request_is_admitted() -> None:
     unlimited = limiter()
     assert all(unlimited.admit("k", 0) is None for _ in range(10_000))
     assert not unlimited.spend("k", 10**9, 0)
@@ -221,7 +221,7 @@ def test_a_minutes_requests_may_come_at_once_and_then_one_at_a_time() -> None:
     assert six.admit("k", 10 * SECOND_NS) == pytest.approx(10.0)
 
 
-def test_what_is_refused_is_not_counted() -> None:
+def test_a_refused_request_is_not_counted() -> None:
     one = limiter(requests_per_minute=1)
     assert one.admit("k", 0) is None
     assert [one.admit("k", 30 * SECOND_NS) for _ in range(5)] == [pytest.approx(30.0)] * 5
@@ -230,12 +230,12 @@ def test_what_is_refused_is_not_counted() -> None:
 def test_tokens_are_taken_when_they_are_there_and_block_the_next_request() -> None:
     tokens = limiter(tokens_per_minute=60)
     assert tokens.admit("k", 0) is None
-    assert not tokens.spend("k", 90, 0), "without the policy nobody is cancelled"
+    assert not tokens.spend("k", 90, 0), "without the policy no request is cancelled"
     assert tokens.admit("k", 0) == pytest.approx(31.0), "30 in debt, and one is needed"
     assert tokens.admit("k", 31 * SECOND_NS) is None
 
 
-def test_with_the_policy_who_is_over_the_limit_is_cancelled() -> None:
+def test_with_the_policy_a_key_over_the_limit_is_cancelled() -> None:
     tokens = limiter(tokens_per_minute=60, kills=True)
     assert not tokens.spend("k", 60, 0)
     assert tokens.spend("k", 1, 0)
@@ -248,7 +248,7 @@ def test_owners_do_not_pay_for_each_other() -> None:
     assert one.admit("a", 0) is not None
 
 
-def test_the_memory_of_owners_is_bounded_and_the_longest_unheard_of_go() -> None:
+def test_the_memory_of_owners_is_bounded_and_the_least_recent_go() -> None:
     one = limiter(requests_per_minute=1)
     for number in range(MAX_OWNERS):
         one.admit(str(number), 0)

@@ -79,7 +79,7 @@ async def test_continuous_usage_counts_what_was_sent() -> None:
     assert [c["usage"]["completion_tokens"] for c in client.chunks] == [1, 2, 2, 2, 2]
 
 
-async def test_what_is_held_for_a_slow_reader_is_bounded() -> None:
+async def test_the_outbox_of_a_slow_reader_is_bounded() -> None:
     outbox = Outbox()
     for number in range(1, 1001):
         outbox.put(number % 2, output(f" {number}", number))

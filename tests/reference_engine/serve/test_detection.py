@@ -216,7 +216,7 @@ async def test_a_promised_ping_that_does_not_come() -> None:
     assert transport.was_aborted
 
 
-async def test_who_has_left_leaves_once() -> None:
+async def test_a_client_leaves_once() -> None:
     worker = FakeWorker()
     client = AsgiClient(respond(worker, keep_alive_s=3.0))
     await worker.arrived.wait()

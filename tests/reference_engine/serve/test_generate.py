@@ -1,4 +1,4 @@
-"""A request's life as ASGI tells of it: `receive` and `send` are functions, time is virtual."""
+"""A request's life over ASGI: `receive` and `send` are functions, time is virtual."""
 
 import asyncio
 
@@ -156,7 +156,7 @@ async def test_a_dying_worker_ends_a_body_with_503() -> None:
     await client.finished()
     assert client.status == 503
     assert client.json["error"]["type"] == "server_error"
-    worker.say(output(" word", 1))  # what an earlier connection had asked for is nobody's
+    worker.say(output(" word", 1))  # of an earlier connection: dropped
 
 
 async def test_shutting_down_refuses_and_cancels() -> None:
@@ -188,7 +188,7 @@ async def test_finish_and_disconnect_in_one_turn_of_the_loop(stream: bool) -> No
     client = AsgiClient(respond(worker, stream=stream))
     await worker.arrived.wait()
     client.leave()
-    worker.say(output(" word", 1, "length"))  # before anybody could look
+    worker.say(output(" word", 1, "length"))  # before the frontend looks
     await client.finished()
     assert worker.events() == ["arrived"], "there was nothing left to abort"
     assert repr(worker.link) == "<WorkerLink live 0 choices 0>"
@@ -240,7 +240,7 @@ async def test_the_timers_of_an_ended_request_do_nothing() -> None:
     assert worker.events() == ["arrived"]
 
 
-async def test_an_owner_out_of_tokens_loses_all_that_runs() -> None:
+async def test_a_key_out_of_tokens_loses_its_running_requests() -> None:
     worker = FakeWorker(rate_limits=RateLimits(tokens_per_minute=3, kills=True))
     poor = [AsgiClient(respond(worker, owner="poor")) for _ in range(2)]
     rich = AsgiClient(respond(worker, owner="rich"))

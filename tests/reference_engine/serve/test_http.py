@@ -1,4 +1,4 @@
-"""The HTTP protocol over real sockets: leaving is seen at once, whatever is in between."""
+"""The HTTP protocol over real sockets: leaving is seen at once, and what is refused."""
 
 import asyncio
 import json
@@ -131,7 +131,7 @@ async def test_a_head_without_end_is_refused(start: bytes) -> None:
     assert served.worker.received == []
 
 
-async def test_who_is_refused_may_go_on_sending_for_a_moment(
+async def test_a_refused_client_may_go_on_sending_for_a_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A reset connection would take the refusal along, on some systems before it is read."""
@@ -207,7 +207,7 @@ async def test_an_answer_may_take_longer_than_its_request(taken_in: asyncio.Even
     assert b"[DONE]" in seen
 
 
-async def test_what_is_no_http_is_told_so() -> None:
+async def test_bytes_that_are_no_http_get_an_answer() -> None:
     served = Served()
     async with served.running():
         client = await served.sender(b"\x16\x03\x01 is TLS\r\n\r\n")

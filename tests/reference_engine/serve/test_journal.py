@@ -38,7 +38,7 @@ def test_pages_go_on_where_the_last_one_ended() -> None:
         assert (page.lines, page.next_after, page.dropped) == ([], after, 0)
 
 
-def test_what_fell_out_is_said_whenever_it_fell() -> None:
+def test_a_page_counts_the_entries_that_are_gone() -> None:
     for last in range(1, 60):
         page = filled(last, capacity_bytes=500).after(0, limit=100)
         assert numbers(page) == list(range(page.first, last + 1))

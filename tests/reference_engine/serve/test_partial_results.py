@@ -129,7 +129,7 @@ async def test_cancelling_n_answers() -> None:
     assert finishes == [(" a", "stop"), (" b c", "abort")]
 
 
-async def test_an_abort_that_nobody_here_asked_for_has_no_reason() -> None:
+async def test_an_abort_that_the_frontend_did_not_send_has_no_reason() -> None:
     api = Api()
     client = await api.start()
     api.worker.say(output("", 0, "abort"))  # as the fault abort-by-prefix would have it

@@ -1,4 +1,4 @@
-"""Asking about requests and cancelling them: always the truth, whatever is asked how often."""
+"""Asking about requests and cancelling them: the truth, however often."""
 
 import asyncio
 from typing import Any
@@ -73,7 +73,7 @@ async def test_cancelling_a_waiting_request_and_asking_again() -> None:
     assert one["cancellation"]["reason"] == "api"
     assert {**one, "cancelled": False} == two, "the same facts"
     assert api.worker.aborts() == [("req-1", "api")]
-    assert api.worker.events() == ["arrived", "abort_sent"], "nobody has left"
+    assert api.worker.events() == ["arrived", "abort_sent"], "no client has left"
     api.worker.say(output("", 0, "abort", phase="waiting"))
     await client.finished()
     ended = await api.cancel("req-1")
@@ -150,7 +150,7 @@ async def test_names_match_whole() -> None:
         await client.finished()
 
 
-async def test_a_shared_name_means_all_that_live() -> None:
+async def test_a_shared_name_means_all_live_requests() -> None:
     api = Api()
     clients = [await api.start("twice") for _ in range(2)]
     found = await api.cancel("twice")
@@ -239,7 +239,7 @@ async def test_a_cancel_is_measured_until_its_blocks_are_free() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_what_a_client_still_gets_is_not_unread(stream: bool) -> None:
+async def test_tokens_that_a_client_still_gets_are_not_unread(stream: bool) -> None:
     api = Api()
     client = await api.start(stream=stream, deadline_s=2.0)
     api.worker.say(output(" one", 1), output(" two", 2))
@@ -253,7 +253,7 @@ async def test_what_a_client_still_gets_is_not_unread(stream: bool) -> None:
 
 
 @pytest.mark.parametrize(("stream", "unread"), [(True, 2), (False, 3)])
-async def test_what_a_client_that_has_left_was_not_sent_is_unread(
+async def test_unsent_tokens_of_a_client_that_has_left_are_unread(
     stream: bool, unread: int
 ) -> None:
     api = Api()
@@ -267,7 +267,7 @@ async def test_what_a_client_that_has_left_was_not_sent_is_unread(
     assert api.worker.link.collector.unread_tokens == unread
 
 
-async def test_who_leaves_after_somebody_else_cancelled_has_not_read_the_rest() -> None:
+async def test_a_client_that_leaves_after_a_cancel_has_not_read_the_rest() -> None:
     api = Api()
     client = await api.start()
     api.worker.say(output(" word", 1))
@@ -291,7 +291,7 @@ async def test_a_request_that_was_lost_has_an_end_in_the_log() -> None:
     assert (ended.client_request_id, ended.num_generated) == ("mine", 1)
 
 
-async def test_what_the_worker_never_got_has_not_arrived() -> None:
+async def test_a_request_that_the_worker_never_got_has_not_arrived() -> None:
     api = Api()
     api.worker.die()
     with pytest.raises(EngineStoppedError):

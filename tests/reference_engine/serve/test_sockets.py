@@ -68,7 +68,7 @@ def test_a_port_that_is_taken_is_an_error_of_ours() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own count is Linux's")
-def test_what_the_other_end_has_taken_is_counted() -> None:
+def test_acknowledged_bytes_are_counted() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname()) as theirs,
@@ -82,7 +82,7 @@ def test_what_the_other_end_has_taken_is_counted() -> None:
         assert num_acknowledged(ours) - before == 300
 
 
-def test_what_is_no_tcp_connection_is_not_full() -> None:
+def test_a_socket_without_tcp_is_not_full() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert not is_full(ours)

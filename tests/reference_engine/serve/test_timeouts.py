@@ -55,7 +55,7 @@ async def test_no_patience_is_no_bound() -> None:
         await asyncio.sleep(1000)
 
 
-async def test_what_goes_on_is_waited_for() -> None:
+async def test_a_wait_with_progress_goes_on() -> None:
     taken, seen = 0, 0
 
     def goes_on() -> bool:

@@ -194,7 +194,7 @@ def test_the_loop_ends_with_its_inbox() -> None:
     assert bench.reports == []
 
 
-def test_what_is_heard_before_a_boundary_is_in_it() -> None:
+def test_a_message_heard_before_a_boundary_is_in_it() -> None:
     ticks = count(1)
     inbox = Inbox(lambda: next(ticks))
     inbox.put(abort("a"))

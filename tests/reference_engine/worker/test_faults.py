@@ -55,9 +55,9 @@ def test_never_count() -> None:
 
 def test_leak_slot() -> None:
     bench, report = after_one_abort(Faults(leak_slot=True))
-    assert report.num_running == 2, "the gauge shows a slot that nobody uses"
+    assert report.num_running == 2, "the gauge shows a slot that no request uses"
     report = bench.step(add("next"))
-    assert report.num_waiting == 1, "and nobody can"
+    assert report.num_waiting == 1, "and none can"
     while bench.scheduler.running:
         report = bench.step()
     assert report.num_running == 1
@@ -253,6 +253,6 @@ def test_settings_become_faults() -> None:
         ("leak-blocks=1.5", "int"),
     ],
 )
-def test_what_cannot_be_is_refused(setting: str, message: str) -> None:
+def test_faults_that_cannot_be_are_refused(setting: str, message: str) -> None:
     with pytest.raises(FaultError, match=message):
         parse_faults([setting])

@@ -157,7 +157,7 @@ def messages(connection: socket.socket, count: int) -> list[FromWorker]:
     return found
 
 
-def test_all_that_was_said_to_nobody_is_told_to_the_next_one_in_order(ends: Ends) -> None:
+def test_reports_without_a_connection_go_to_the_next_one_in_order(ends: Ends) -> None:
     for turn in range(2):
         for number in range(3):
             ends.listener.send(report(10 * turn + number))
@@ -168,7 +168,7 @@ def test_all_that_was_said_to_nobody_is_told_to_the_next_one_in_order(ends: Ends
         ends.apply_the_loss()
 
 
-def test_of_too_many_reports_to_nobody_the_latest_are_kept(ends: Ends) -> None:
+def test_without_a_connection_the_latest_reports_are_kept(ends: Ends) -> None:
     for number in range(100):
         ends.listener.send(report(number))
     with ends.connect() as connection:

@@ -1,4 +1,4 @@
-"""The worker as a service: whatever a connection does, only that connection pays for it."""
+"""The worker process: its start, its end, and what a connection costs when it goes wrong."""
 
 import os
 import subprocess
@@ -57,7 +57,7 @@ def test_a_peer_that_breaks_the_protocol_loses_the_connection_and_its_requests(
             serves_a_request(line, "living")
 
 
-def test_settings_that_cannot_work_are_told_to_who_knows_the_secret() -> None:
+def test_settings_that_cannot_work_are_reported_to_the_frontend() -> None:
     torch = pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
