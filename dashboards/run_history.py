@@ -133,12 +133,9 @@ def _of_sides(
 ) -> dict[str, dict[str, Any]]:
     """For an arm that of its first round, where the rounds were kept; else the run's own. Another
     seed is no change."""
-    first: dict[str, Path] = {}
-    for path in folder.runs() if folder.has_arms else []:
-        first.setdefault(path.name.partition("-")[2], path)
+    first = folder.first_runs()
     return {
-        side: (RunFolder(first[side]).read_manifest() if side in first else dict(manifest))
-        | {"seed": None}
+        side: (first[side].read_manifest() if side in first else dict(manifest)) | {"seed": None}
         for side in sides
     }
 

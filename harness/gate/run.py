@@ -46,7 +46,7 @@ def read_run(path: Path) -> Measured:
     try:
         rounds = [RunFolder(one) for one in folder.runs()] if folder.has_arms else []
         _check_rows(folder, rounds, summary)
-        return read_measured(summary, manifest, _manifests(rounds))
+        return read_measured(summary, manifest, _manifests(folder))
     except (KeyError, TypeError, ValueError, AttributeError, msgspec.MsgspecError) as error:
         raise UnusableRunError(
             f"{path}: manifest.json is not as walkaway writes it: {error!r}",
@@ -109,13 +109,10 @@ def _side(part: Summary | ArmSummary, per_round: PerRound, conditions: Condition
     )
 
 
-def _manifests(rounds: Sequence[RunFolder]) -> dict[str, dict[str, Any]]:
+def _manifests(folder: RunFolder) -> dict[str, dict[str, Any]]:
     """The manifest of each arm's first run."""
-    first: dict[str, RunFolder] = {}
-    for one in rounds:
-        first.setdefault(one.path.name.partition("-")[2], one)
     try:
-        return {arm: one.read_manifest() for arm, one in first.items()}
+        return {arm: one.read_manifest() for arm, one in folder.first_runs().items()}
     except ConfigError as error:
         raise UnusableRunError(str(error), WHOLE_FILES) from error
 

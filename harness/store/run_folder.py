@@ -118,6 +118,13 @@ class RunFolder:
         """The folders of the runs of all rounds and arms, round by round."""
         return sorted(self.rounds.iterdir(), key=lambda path: int(path.name.partition("-")[0]))
 
+    def first_runs(self) -> "dict[str, RunFolder]":
+        """The first run of each arm; none where there are no arms."""
+        first: dict[str, RunFolder] = {}
+        for path in self.runs() if self.has_arms else []:
+            first.setdefault(path.name.partition("-")[2], RunFolder(path))
+        return first
+
     def may_have_requests(self) -> bool:
         """Does it hold any, as rows or as a load left them? One that cannot be read may."""
         parts = [RunFolder(path) for path in self.runs()] if self.has_arms else [self]
