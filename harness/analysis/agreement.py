@@ -13,15 +13,20 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from harness.analysis.balance import delay_of_aborts, held_for_nobody, unread_tokens
 from harness.analysis.cancellation import branches_of, ends_of
 from harness.analysis.facts import Facts, is_among
 from harness.analysis.figure import Figures
+from harness.analysis.littles_law import (
+    Balance,
+    delay_of_aborts,
+    held_for_nobody,
+    sum_by_block,
+    unread_tokens,
+)
 from harness.analysis.open_requests import LEFT
 from harness.analysis.recovery import probes
 from harness.analysis.stats import mean_ci95, ratio_ci95
 from harness.analysis.tokens import tokens_read, without_tokens
-from harness.analysis.totals import Balance, sum_by_block
 from harness.metrics import CANCEL_LATENCY
 from harness.records import Agreement, Metric
 from harness.store.frames import RunFrames

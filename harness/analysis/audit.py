@@ -45,7 +45,7 @@ import pandas as pd
 from harness.analysis.agreement import left_on_the_server
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
-from harness.analysis.open_requests import Held, held_open
+from harness.analysis.open_requests import OpenRequests, open_requests
 from harness.analysis.scraped import readings_of
 from harness.analysis.tokens import (
     prompt_total,
@@ -111,7 +111,7 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
 
 def audit(frames: RunFrames, facts: Facts, waste: Figure) -> Audit:
     """The clients' account against each counter; where others used the server, none is judged."""
-    held = held_open(frames.requests)
+    held = open_requests(frames.requests)
     entries = [
         _entry(frames, facts, role, _due(frames, facts, role, held, waste)) for role in ROLES
     ]
@@ -143,7 +143,9 @@ def client_account(requests: pd.DataFrame) -> dict[str, float]:
     }
 
 
-def _due(frames: RunFrames, facts: Facts, role: str, held: Held, waste: Figure) -> Due | None:
+def _due(
+    frames: RunFrames, facts: Facts, role: str, held: OpenRequests, waste: Figure
+) -> Due | None:
     requests = frames.requests
     most_at_once = float(held.at(held.started_ns).max(initial=0.0))
     match role:
@@ -160,7 +162,9 @@ def _due(frames: RunFrames, facts: Facts, role: str, held: Held, waste: Figure) 
             return Due(low=0.0, high=0.0)
 
 
-def _tokens_due(frames: RunFrames, facts: Facts, held: Held, waste: Figure, most: float) -> Due:
+def _tokens_due(
+    frames: RunFrames, facts: Facts, held: OpenRequests, waste: Figure, most: float
+) -> Due:
     read = float(tokens_read(frames.requests).sum())
     if facts.has_lifecycle and facts.clocks_agree:
         left = left_on_the_server(frames, facts)

@@ -9,15 +9,13 @@ their sums are added up, never their means, and a method counts only if all of t
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from harness.analysis.balance import delay_of_aborts, held_for_nobody, unread_tokens
-from harness.analysis.cancel import NOBODY_LEFT
 from harness.analysis.counters import wasted_by_counter, wasted_in_all, with_other
 from harness.analysis.facts import Facts
-from harness.analysis.figure import Figure, Figures, NotMeasurable
+from harness.analysis.figure import Figure, NotMeasurable
 from harness.analysis.ghosts import (
     Ghosts,
     best_first,
@@ -25,20 +23,19 @@ from harness.analysis.ghosts import (
     ghosts_by_counter,
     ghosts_by_gauge,
 )
-from harness.analysis.open_requests import held_open, num_abandoned
+from harness.analysis.littles_law import (
+    Balance,
+    as_figure,
+    delay_of_aborts,
+    held_for_nobody,
+    pooled,
+    unread_tokens,
+)
+from harness.analysis.open_requests import num_abandoned, open_requests
 from harness.analysis.scraped import typical_step_s, why_no_lag
-from harness.analysis.stats import theil_sen
-from harness.analysis.totals import Balance, as_figure, pooled
 from harness.metrics import CANCEL_LATENCY
 from harness.records import Metric
 from harness.store.frames import RunFrames
-
-FEWEST_LOOPS: Final = 4  # with the reading before the load, as many as in `growth`
-_UNITS: Final = {
-    "slots": ("running", 1),
-    "blocks": ("free_blocks", -1),
-    "kv_share": ("kv_usage", 1),
-}
 
 Methods = dict[str, Figure]
 T = TypeVar("T")
@@ -66,7 +63,7 @@ def seen_from_outside(frames: RunFrames, facts: Facts) -> Outside:
     """Everything that one run showed."""
     old = {role: why_no_lag(frames, facts, role) for role in ("running", "aborted")}
     return Outside(
-        num_left=held_open(frames.requests).n_left,
+        num_left=open_requests(frames.requests).n_left,
         num_abandoned=num_abandoned(frames.requests),
         totals={
             "counter": _unless(old["aborted"], delay_of_aborts(frames, facts)),
@@ -169,15 +166,6 @@ def _longest_mean(latency: Metric) -> float | None:
     return latency.mean - bias_low if latency.mean_ci95 is None else latency.mean_ci95[1]
 
 
-def leak_slopes(frames: RunFrames, facts: Facts) -> Figures:
-    """What is missing more from the idle gauges with each request that is left, over the loops.
-
-    Theil and Sen's slope: the median of the slopes between all pairs of idle readings, with Sen's
-    interval; one odd reading does not move it. Source: Sen, JASA 63 (1968), 1379-1389.
-    """
-    return {f"leaked_{noun}_per_abandon": _slope(frames, facts, noun) for noun in _UNITS}
-
-
 def with_methods(figure: Figure, methods: Mapping[str, Figure]) -> Figure:
     """The figure with every other method that gave one beside it, by name; where none did, why each
     of them could not."""
@@ -192,30 +180,3 @@ def with_methods(figure: Figure, methods: Mapping[str, Figure]) -> Figure:
 def _is_better(figure: Figure, other: Figure) -> bool:
     """A reason why it cannot be measured gives way to a figure, and to nothing else."""
     return isinstance(figure, NotMeasurable) and isinstance(other, Metric)
-
-
-def _slope(frames: RunFrames, facts: Facts, noun: str) -> Figure:
-    role, sign = _UNITS[noun]
-    readings = [(t_ns, values[role]) for t_ns, values in facts.idle_loops if role in values]
-    if role not in facts.idle_before:
-        return NotMeasurable(f"{facts.engine} does not tell its {role.replace('_', ' ')}")
-    if len(readings) < FEWEST_LOOPS:
-        return NotMeasurable(
-            f"not enough data for a slope: {len(readings)} idle readings, and {FEWEST_LOOPS} are "
-            "needed (`run.loops`)"
-        )
-    if not num_abandoned(frames.requests):
-        return NotMeasurable(NOBODY_LEFT)
-    left = held_open(frames.requests).left_by(np.array([t_ns for t_ns, _ in readings]))
-    lost = [sign * (value - facts.idle_before[role]) for _, value in readings]
-    x, y = np.append(0, left).astype(float), np.append(0.0, lost)
-    if len(np.unique(x)) < len(x):
-        return NotMeasurable("in one of the loops nobody left")
-    slope, interval = theil_sen(y, x)
-    return Metric(
-        unit="ratio" if noun == "kv_share" else noun,
-        n=len(readings),
-        mean=slope,
-        mean_ci95=interval,
-        method="gauge",
-    )

@@ -18,7 +18,7 @@ import pandas as pd
 
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, NotMeasurable, rate
-from harness.analysis.open_requests import LEFT, RACE, held_open, is_unopened
+from harness.analysis.open_requests import LEFT, RACE, is_unopened, open_requests
 from harness.analysis.scraped import typical_step_s
 from harness.analysis.stats import Floats, rate_upper95
 from harness.analysis.tokens import tokens_read, without_tokens
@@ -50,7 +50,7 @@ def ghosts_by_gauge(frames: RunFrames, facts: Facts) -> Ghosts | NotMeasurable:
     Of a slot that is lost and used by nobody the gauge says the same. Where it is known that
     nothing is computed any more, all of them are lost slots; else they may be.
     """
-    n = held_open(frames.requests).n_left
+    n = open_requests(frames.requests).n_left
     there = _still_there(facts)
     if there is None:
         return NotMeasurable(f"{facts.engine}'s running requests were not read when it was idle")
@@ -79,7 +79,7 @@ def ghosts_by_counter(frames: RunFrames, facts: Facts) -> Ghosts | NotMeasurable
     Those who went before they had read anything may be gone before the server saw them, and who had
     the end on the way may have had it first: whether they are ghosts is not known.
     """
-    held, aborted = held_open(frames.requests), facts.idle_change("aborted")
+    held, aborted = open_requests(frames.requests), facts.idle_change("aborted")
     if aborted is None or facts.trust.get("aborted") != "exact":
         return NotMeasurable(f"{facts.engine} has no counter of aborts that can be believed")
     if facts.idle_later.get("aborted", facts.idle_after["aborted"]) != facts.idle_after["aborted"]:

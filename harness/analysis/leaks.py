@@ -14,10 +14,11 @@ import pandas as pd
 from harness.analysis.cancel import NOBODY_LEFT
 from harness.analysis.facts import Facts, is_among
 from harness.analysis.figure import Figure, Figures, NotMeasurable, same_reason
-from harness.analysis.open_requests import held_open, num_abandoned
+from harness.analysis.open_requests import num_abandoned, open_requests
 from harness.analysis.stats import Floats, Ints, theil_sen
 from harness.analysis.step_log import computed_tokens, shared_blocks
 from harness.analysis.timeline import timeline
+from harness.metrics import METRICS
 from harness.records import Metric
 from harness.store.frames import RunFrames
 
@@ -109,54 +110,81 @@ def _is_silent(probing: Mapping[str, Any]) -> bool:
 
 
 # With n readings Sen's widest interval, from the least slope to the largest, holds the true one in
-# 1 - 2 / n! of all cases: 67 % of three, 92 % of four, 98 % of five.
-FEWEST_LOOPS: Final = 5
-_NOT_THE_SERVER: Final = ("machine", "load")  # and "load 0", "load 1", ...
-_FIGURES: Final = {
-    "memory_per_abandon": ("rss_bytes", "bytes"),
-    "handles_per_abandon": ("handles", "handles"),
+# 1 - 2 / n! of all cases: 92 % of four, 98 % of five. Idle gauges have one before the load, too.
+FEWEST_LOOPS: Final = 4
+FEWEST_CALM: Final = 5
+_GAUGES: Final = {
+    "slots": ("running", 1),
+    "blocks": ("free_blocks", -1),
+    "kv_share": ("kv_usage", 1),
 }
+_NOT_THE_SERVER: Final = ("machine", "load")  # and "load 0", "load 1", ...
+_GROWTH: Final = {"memory_per_abandon": "rss_bytes", "handles_per_abandon": "handles"}
+
+
+def leak_slopes(frames: RunFrames, facts: Facts) -> Figures:
+    """What is missing more from the idle gauges with each abandon, over the loops: the slope of
+    Theil and Sen (JASA 63 (1968), 1379-1389), which one odd reading does not move."""
+    return {f"leaked_{noun}_per_abandon": _leak_slope(frames, facts, noun) for noun in _GAUGES}
+
+
+def _leak_slope(frames: RunFrames, facts: Facts, noun: str) -> Figure:
+    role, sign = _GAUGES[noun]
+    readings = [(t_ns, values[role]) for t_ns, values in facts.idle_loops if role in values]
+    if role not in facts.idle_before:
+        return NotMeasurable(f"{facts.engine} does not tell its {role.replace('_', ' ')}")
+    if len(readings) < FEWEST_LOOPS:
+        return NotMeasurable(
+            f"not enough data for a slope: {len(readings)} idle readings, and {FEWEST_LOOPS} are "
+            "needed (`run.loops`)"
+        )
+    if not num_abandoned(frames.requests):
+        return NotMeasurable(NOBODY_LEFT)
+    times = np.array([t_ns for t_ns, _ in readings])
+    left = np.append(0, open_requests(frames.requests).left_by(times)).astype(float)
+    lost = [sign * (value - facts.idle_before[role]) for _, value in readings]
+    unit = METRICS[f"leaked_{noun}_per_abandon"].unit
+    return _slope(np.append(0.0, lost), left, unit, n=len(readings))
 
 
 def growth_figures(frames: RunFrames, facts: Facts) -> Figures:
-    """memory_per_abandon and handles_per_abandon, of all the server's processes together.
+    """memory_per_abandon and handles_per_abandon, of all the server's processes together: the same
+    slope of the readings after each loop.
 
-    Theil and Sen's slope (JASA 63 (1968), 1379-1389) of the readings after each loop over the
-    requests left by then. A server also grows by what it keeps on purpose (caches, logs of a
-    bounded size) until these are full: the first loops of a short run show that.
+    A server also grows by what it keeps on purpose (caches, logs of a bounded size) until these are
+    full: the first loops of a short run show that.
     """
     server = frames.cpu[~frames.cpu["process"].str.startswith(_NOT_THE_SERVER)]
     times = np.array([t_ns for t_ns, _ in facts.idle_loops], dtype=np.int64)
-    if len(times) < FEWEST_LOOPS:
+    if len(times) < FEWEST_CALM:
         reason = (
-            f"not enough data for a slope: {len(times)} calm readings, and {FEWEST_LOOPS} are "
+            f"not enough data for a slope: {len(times)} calm readings, and {FEWEST_CALM} are "
             "needed (`run.loops`)"
         )
-        return same_reason(tuple(_FIGURES), reason)
+        return same_reason(tuple(_GROWTH), reason)
     if not num_abandoned(frames.requests):
-        return same_reason(tuple(_FIGURES), NOBODY_LEFT)
-    left = held_open(frames.requests).left_by(times).astype(float)
+        return same_reason(tuple(_GROWTH), NOBODY_LEFT)
+    left = open_requests(frames.requests).left_by(times).astype(float)
     return {
-        name: _slope(server, column, unit, times, left) for name, (column, unit) in _FIGURES.items()
+        name: _growth(server, column, METRICS[name].unit, times, left)
+        for name, column in _GROWTH.items()
     }
 
 
-def _slope(server: pd.DataFrame, column: str, unit: str, times: Ints, left: Floats) -> Figure:
+def _growth(server: pd.DataFrame, column: str, unit: str, times: Ints, left: Floats) -> Figure:
     known = server.dropna(subset=column) if column in server else server.iloc[:0]
     if known.empty:
         return NotMeasurable("the server's processes are not on this machine, or not ours to see")
     of_processes = [_latest(rows, column, times) for _, rows in known.groupby("process")]
-    values = np.sum(of_processes, axis=0)
+    return _slope(np.sum(of_processes, axis=0), left, unit, n=len(times))
+
+
+def _slope(values: Floats, left: Floats, unit: str, *, n: int) -> Figure:
+    """The slope of `values` over the requests `left` by then."""
     if len(np.unique(left)) < len(left):
         return NotMeasurable("in one of the loops nobody left")
     slope, interval = theil_sen(values, left)
-    return Metric(
-        unit=unit,
-        n=len(times),
-        mean=slope,
-        mean_ci95=interval,
-        method="gauge",
-    )
+    return Metric(unit=unit, n=n, mean=slope, mean_ci95=interval, method="gauge")
 
 
 def _latest(rows: pd.DataFrame, column: str, times: Ints) -> Floats:

@@ -22,7 +22,7 @@ RACE = "last_token"  # the plan of those who leave as the last token is made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class OpenRequests:
     """When answers were asked for and let go of by their clients, each sorted by itself (ns).
 
     A request for n answers stands n times. `left_ns`: of those that went away before the end;
@@ -60,7 +60,7 @@ def is_unopened(requests: pd.DataFrame) -> pd.Series:
     return requests["wire_close"] == WireClose.UNOPENED
 
 
-def held_open(requests: pd.DataFrame) -> Held:
+def open_requests(requests: pd.DataFrame) -> OpenRequests:
     """Of all requests that the server took. Those that it refused, that failed without a token, or
     that never had a connection it never held."""
     is_refused = requests["outcome"] == Outcome.REJECTED
@@ -71,7 +71,7 @@ def held_open(requests: pd.DataFrame) -> Held:
     is_left = taken["outcome"].isin(LEFT).to_numpy()
     is_mute = is_left & taken["first_token_ns"].isna().to_numpy()
     may_be_uncounted = is_mute | (is_left & (taken["plan"] == RACE).to_numpy())
-    return Held(
+    return OpenRequests(
         started_ns=np.sort(np.repeat(taken["sent_ns"].to_numpy(dtype=np.int64), answers)),
         ended_ns=np.sort(np.repeat(until, answers)),
         left_ns=np.sort(np.repeat(until[is_left], answers[is_left])),

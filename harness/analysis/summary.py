@@ -14,12 +14,10 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.agreement import agreement
-from harness.analysis.asking_again import asking_again_figures, cached_again_figures
 from harness.analysis.audit import audit
 from harness.analysis.black_box import (
     Outside,
     figures_from_outside,
-    leak_slopes,
     seen_from_outside,
     with_methods,
 )
@@ -36,8 +34,13 @@ from harness.analysis.capacity import capacity_figures, series_figures, series_o
 from harness.analysis.counters import count_figures, leak_figures, wasted_prompts_by_counter
 from harness.analysis.facts import Facts, run_facts
 from harness.analysis.figure import Figures, NotMeasurable
-from harness.analysis.latency import canary_figures, latency_figures
-from harness.analysis.leaks import growth_figures, is_wedged, leaks_in_use, leaks_lost
+from harness.analysis.latency import (
+    asking_again_figures,
+    cached_again_figures,
+    canary_figures,
+    latency_figures,
+)
+from harness.analysis.leaks import growth_figures, is_wedged, leak_slopes, leaks_in_use, leaks_lost
 from harness.analysis.load_side import (
     load_sides,
     remarks_on_the_load,

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.analysis.balance import unread_tokens
-from harness.analysis.black_box import Methods, figures_from_outside, leak_slopes, seen_from_outside
+from harness.analysis.black_box import Methods, figures_from_outside, seen_from_outside
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import NotMeasurable
+from harness.analysis.leaks import leak_slopes
+from harness.analysis.littles_law import unread_tokens
 from harness.records import Outcome
 from harness.store.manifest import IdleReading, Probing
 from tests.harness.told import metric, summary_of

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from harness.analysis.balance import delay_of_aborts, held_for_nobody
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figure, NotMeasurable
-from harness.analysis.totals import Balance, as_figure
+from harness.analysis.littles_law import Balance, as_figure, delay_of_aborts, held_for_nobody
 from tests.harness.told import metric, summary_of
 from tests.made_up.servers import busy_server
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.analysis.audit import audit
-from harness.analysis.balance import delay_of_aborts
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import NotMeasurable
-from harness.analysis.open_requests import held_open
+from harness.analysis.littles_law import delay_of_aborts
+from harness.analysis.open_requests import open_requests
 from tests.made_up.rows import at
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def aborts_counted_late(run: RunBuilder) -> None:
 def test_who_may_not_be_counted(make_run: MakeRun) -> None:
     run = make_run()
     aborts_counted_late(run)
-    held = held_open(run.frames().requests)
+    held = open_requests(run.frames().requests)
     assert held.n_left == USERS
     assert held.unanswered_ns.tolist() == [at(40 * QUEUED + 20)]
     assert held.uncounted_ns.tolist() == [at(40 * RACER + 20), at(40 * QUEUED + 20)]

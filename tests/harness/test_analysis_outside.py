@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from harness.analysis.balance import delay_of_aborts, step_boundaries
 from harness.analysis.black_box import figures_from_outside
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figure, NotMeasurable, reading
-from harness.analysis.open_requests import held_open
+from harness.analysis.littles_law import (
+    Balance,
+    as_figure,
+    delay_of_aborts,
+    pooled,
+    step_boundaries,
+)
+from harness.analysis.open_requests import open_requests
 from harness.analysis.pool import _over_rounds, analyse_round, arm_figures
 from harness.analysis.scraped import lag_ns
-from harness.analysis.totals import Balance, as_figure, pooled
 from tests.harness.from_outside import lonely_run, seen
 from tests.harness.told import metric, reason
 from tests.made_up.rows import at
@@ -157,7 +162,7 @@ def test_who_timed_out_has_left_and_who_was_refused_was_never_there(make_run: Ma
     run = make_run()
     for outcome in ("abandoned", "timed_out", "cut_off", "completed", "rejected"):
         run.request(outcome, sent=0, tokens=[], outcome=outcome, end=50)
-    held = held_open(run.frames().requests)
+    held = open_requests(run.frames().requests)
     assert (held.n_left, len(held.started_ns)) == (3, 4)
 
 
@@ -166,7 +171,7 @@ def test_who_never_had_a_connection_was_never_there(make_run: MakeRun) -> None:
     run.request("a", sent=0, tokens=[], outcome="abandoned", end=50, wire_close="fin")
     for outcome in ("abandoned", "timed_out", "cut_off"):
         run.request(outcome, sent=0, tokens=[], outcome=outcome, end=50, wire_close="unopened")
-    held = held_open(run.frames().requests)
+    held = open_requests(run.frames().requests)
     assert (held.n_left, len(held.started_ns)) == (1, 1)
 
 

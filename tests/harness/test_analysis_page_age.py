@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.analysis.balance import delay_of_aborts, held_for_nobody, mean_wait_s
 from harness.analysis.black_box import Methods, latency_methods, seen_from_outside
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import NotMeasurable
-from harness.analysis.open_requests import held_open
+from harness.analysis.littles_law import delay_of_aborts, held_for_nobody, mean_wait_s
+from harness.analysis.open_requests import open_requests
 from harness.analysis.scraped import met_step_s, typical_step_s
 from tests.made_up.servers import lonely, stepping_server
 
@@ -47,7 +47,7 @@ def test_nobody_waits_for_a_step_as_long_as_a_prefill_of_many_takes(make_run: Ma
     run.request("sees", sent=13, tokens=[200], outcome="completed", end=201)
     run.request("sees no step", sent=50, tokens=[200], outcome="completed", end=201)
     requests = run.frames().requests
-    waited_s = mean_wait_s(requests, held_open(requests), step_s=0.010)
+    waited_s = mean_wait_s(requests, open_requests(requests), step_s=0.010)
     assert waited_s == pytest.approx((0.007 + 0.010) / 3)
 
 

@@ -9,13 +9,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.analysis.asking_again import asking_again_figures, cached_again_figures
 from harness.analysis.audit import audit
 from harness.analysis.cancel import storm_figures
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures, NotMeasurable
-from harness.analysis.latency import canary_figures, canary_remarks, known_answers
+from harness.analysis.latency import (
+    asking_again_figures,
+    cached_again_figures,
+    canary_figures,
+    canary_remarks,
+    known_answers,
+)
 from harness.analysis.leaks import growth_figures
 from harness.records import CpuSample, Role
 from harness.store.manifest import IdleReading

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from harness.analysis import figure
-from harness.analysis.totals import Balance, as_figure
+from harness.analysis.littles_law import Balance, as_figure
 from harness.commands.run_table import headline_sentences, print_summary
 from harness.formatting import interval
 from harness.records import Metric

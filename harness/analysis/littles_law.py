@@ -1,55 +1,186 @@
 """Cancel latency of a server that tells nothing of single requests: from totals, under any load.
 
     in the system   ──────┐                 what the server's gauges show
-                          │░░░░░┐           ░ held for nobody
+                          │░░░░░┐           ░ held after its client left
     held by clients ──────┴─────┴───
 
 By Little's law the area under the number of requests in a system is the sum of the times that they
-spend in it, whoever is who, and exactly so for a span of time at whose ends it is empty. So the
-area between what the server holds and what its clients hold is the time that it went on for those
-who had left, and
+spend in it, exactly so over a span at whose ends the system is empty. The area between what the
+server holds and what its clients hold is therefore the time that abandoned requests went on:
 
-    mean cancel latency = area / number of those who left.
+    mean cancel latency = area / number of requests left.
 
-The same with counters: the area between the number of clients that have left and the number of
-requests that the server says it aborted is the sum of the delays, if in the end both are equal but
-for a few who left before the server saw their request.
+Counters serve as well: the area between the clients that have left and the requests that the server
+says it aborted is the sum of the delays, if both end equal but for the few that left before the
+server saw their request.
 
 The area is a sum over scrapes of (difference at the scrape) * (time that the scrape stands for).
-The difference is nothing nearly all the time, so scrapes far apart cost precision and no truth, as
-long as they keep no time with the load. What does bias it is a page that is old. Little's law
-holds for each kind of change: a request that comes shows late by some time, which takes that much
-from the area, and one that goes shows late, which adds. With their mean delays
+The difference is mostly nothing, so scrapes far apart cost precision and no truth, as long as they
+keep no time with the load. An old page does bias the area: a request that comes shows late, which
+takes from it, and one that goes shows late, which adds to it. With the mean delays
 
     area = sum of latencies + left * (delay of leaving) + ended * (delay of ending)
            - all * (delay of coming).
 
 Where the target's file knows these delays in steps (`late_steps`), their part is taken out, and
-`bias` is half a step for each change: how far the mean delay may be off. A request that comes waits
-for the next step's beginning, just as a cancel does: in the area the two nearly cancel out, and a
-latency of half a step would be 0. So that wait is told apart: see `boundaries`. Where nothing is
-known but the longest lag of the refresh rule, `bias` is that lag for each change.
+`bias` is half a step for each change. A request that comes waits for the next step's beginning, as
+a cancel does, so the two nearly cancel out in the area: that wait is estimated by itself, see
+`mean_wait_s`. Where only the longest lag of the refresh rule is known, `bias` is that lag.
 
-What becomes of such sums, of one run or of several, is in `totals`.
+The mean over one run or several is the sum of sums / the sum of counts. Its interval accounts for
+
+    chance   blocks of time differ, see `stats.ratio_ci95`
+    grain    few scrapes met anything: the interval is no narrower than if the number met is
+             Poisson's, and the variance of the sum is no less than the sum of the squares of what
+             each scrape adds (a scrape that met many, or stands for long, counts for all that)
+    bias     pages are old, by no more than the target's refresh rule allows
+
+Chance and grain decide whether there is enough data for a mean at all; old pages are no matter of
+data, so where chance leaves out 0 the mean is shown with the whole interval.
 
 Sources: Little, Operations Research 9 (1961), 383-387; for finite spans Little, Operations Research
-59 (2011), 536-549.
+59 (2011), 536-549; Garwood, Biometrika 28 (1936), 437-442 (Poisson); Horvitz and Thompson, JASA 47
+(1952), 663-685; Cochran, Sampling Techniques, section 6.3.
 """
 
-from dataclasses import replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import pandas as pd
 
 from harness.analysis.facts import Facts
-from harness.analysis.figure import NotMeasurable
-from harness.analysis.open_requests import Held, held_open
+from harness.analysis.figure import Figure, NotMeasurable
+from harness.analysis.open_requests import OpenRequests, open_requests
 from harness.analysis.scraped import Readings, met_step_s, readings_of
-from harness.analysis.stats import Bools, Floats, Ints
+from harness.analysis.stats import Bools, Floats, Ints, chi2_quantile, normal_quantile, ratio_ci95
 from harness.analysis.tokens import first_times, read_by, token_gaps, tokens_per_event
-from harness.analysis.totals import Balance
+from harness.records import Metric
 from harness.store.frames import RunFrames
+
+Limits = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """A total over the run as sums of blocks of time, beside how many left in each block.
+
+    `edges_ns`: where the blocks begin; the last one ends with the observation. `bias`: how far the
+    mean can be off because of old pages (least, most). `met`: how many requests the scrapes met,
+    all together, each of which stands for `span_s` on average; `squares`: the sum of the squares of
+    (requests met * time that the scrape stands for). `goes_on`: requests are there for
+    ever, so that the sum is a lower bound.
+    """
+
+    edges_ns: Ints
+    sums: Floats
+    counts: Ints
+    bias: Limits = (0.0, 0.0)
+    met: float = 0.0
+    span_s: float = 0.0
+    squares: float = 0.0
+    goes_on: bool = False
+
+    @property
+    def n(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def mean(self) -> float:
+        return float(self.sums.sum()) / self.n
+
+    @property
+    def grain(self) -> float:
+        """Half the width of Garwood's interval for as many as the scrapes met, and no less than by
+        their squares, for each of those who left."""
+        most_met = chi2_quantile(0.975, 2 * self.met + 2) / 2
+        by_squares = normal_quantile(0.975) * math.sqrt(self.squares)
+        return max((most_met - self.met) * self.span_s, by_squares) / self.n
+
+    def block_of(self, t_ns: Ints) -> Ints:
+        """The number of the block that each time lies in."""
+        return np.searchsorted(self.edges_ns, t_ns, side="right") - 1
+
+    def by_chance(self) -> Limits | None:
+        """The interval of the mean without bias; None of a single block."""
+        limits = ratio_ci95(self.sums, self.counts)
+        if limits is None:
+            return None
+        return min(limits[0], self.mean - self.grain), max(limits[1], self.mean + self.grain)
+
+
+def pooled(balances: Sequence[Balance]) -> Balance:
+    """Several runs as one: all their blocks; bias and span as those who left meet them."""
+    weights = np.array([one.n for one in balances], dtype=float)
+    lowest, highest, span_s = (
+        float(np.average(values, weights=weights))
+        for values in zip(*[(*one.bias, one.span_s) for one in balances], strict=True)
+    )
+    return Balance(
+        edges_ns=np.concatenate([one.edges_ns for one in balances]),
+        sums=np.concatenate([one.sums for one in balances]),
+        counts=np.concatenate([one.counts for one in balances]),
+        bias=(lowest, highest),
+        met=sum(one.met for one in balances),
+        span_s=span_s,
+        squares=sum(one.squares for one in balances),
+        goes_on=any(one.goes_on for one in balances),
+    )
+
+
+def as_figure(found: Balance | NotMeasurable, method: str) -> Figure:
+    """A cancel latency from a balance; a lower bound where requests are there for ever.
+
+    Where chance alone reaches to 0 there is not enough data for a mean: only `upper95` is told,
+    which the mean does not exceed by chance or by old pages, and in `needs` how many would be
+    enough. `others.estimate` is what the totals gave; where it lies further below 0 than old pages
+    and what the scrapes met by chance explain, they hide more than is known, and there is no limit.
+    """
+    if isinstance(found, NotMeasurable):
+        return found
+    by_chance = found.by_chance()
+    from_s, to_s = by_chance or (found.mean - found.grain, found.mean + found.grain)
+    figure = Metric(unit="s", n=found.n, method=method, others=_parts(found))
+    if from_s > 0 or (found.goes_on and found.mean > 0):
+        figure.mean, figure.bound = found.mean, "lower" if found.goes_on else "point"
+        figure.mean_ci95 = None if by_chance is None else _widened(by_chance, found.bias)
+        return figure
+    upper, is_explained = to_s - found.bias[0], found.mean + found.grain >= found.bias[0]
+    if upper <= 0 or found.goes_on or not is_explained:
+        return NotMeasurable(
+            f"not enough data: by {method} {figure.n} cancels would have taken {found.mean:.3g} s "
+            "on average, which pages no older than the target's description says do not explain"
+        )
+    figure.bound, figure.upper95 = "upper", upper
+    if found.mean > 0:
+        figure.needs["mean"] = math.ceil(figure.n * ((to_s - found.mean) / found.mean) ** 2)
+    return figure
+
+
+def _parts(found: Balance) -> dict[str, float]:
+    low, high = found.bias
+    return {
+        "total": float(found.sums.sum()),
+        "bias_low": low,
+        "bias_high": high,
+        "grain": found.grain,
+        "estimate": found.mean,
+    }
+
+
+def _widened(limits: Limits, bias: Limits) -> Limits:
+    """With what old pages may have added or hidden; no latency is below 0."""
+    return max(0.0, limits[0] - bias[1]), limits[1] - bias[0]
+
+
+def sum_by_block(balance: Balance, t_ns: pd.Series, values: pd.Series) -> Floats:
+    """The sum of other values in each block of a balance, by their times."""
+    block = balance.block_of(t_ns.to_numpy(dtype=np.int64)).clip(min=0)
+    n = len(balance.edges_ns)
+    return np.bincount(block, weights=values.to_numpy(dtype=float), minlength=n).astype(float)
+
 
 _TOGETHER: Final = 0.5  # of the median gap: tokens no further apart than this are of one step
 _ENDS: Final = ("first_token_ns", "last_token_ns")
@@ -71,7 +202,7 @@ def step_boundaries(requests: pd.DataFrame) -> Ints:
     return np.array(boundaries, dtype=np.int64)
 
 
-def mean_wait_s(requests: pd.DataFrame, held: Held, step_s: float) -> float:
+def mean_wait_s(requests: pd.DataFrame, held: OpenRequests, step_s: float) -> float:
     """How long requests wait for a step to begin, on average over all that were sent.
 
     Only while somebody reads does the end of each step show. Who was sent while all others were
@@ -100,7 +231,7 @@ MOST_LOST: Final = 0.1  # of those who left, so many may have gone before the se
 
 def held_for_nobody(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
     """Request-seconds in the server (running and waiting) beyond those that clients held."""
-    held = held_open(frames.requests)
+    held = open_requests(frames.requests)
     if not held.n_left:
         return NotMeasurable("no request was left before its end")
     running, waiting = (readings_of(frames, facts, role) for role in ("running", "waiting"))
@@ -116,7 +247,7 @@ def held_for_nobody(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
 
 def delay_of_aborts(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
     """Seconds from each leaving until the counter of aborted requests moved, summed."""
-    held = held_open(frames.requests)
+    held = open_requests(frames.requests)
     if not held.n_left:
         return NotMeasurable("no request was left before its end")
     aborted, change = readings_of(frames, facts, "aborted"), facts.idle_change("aborted")
@@ -144,7 +275,7 @@ def delay_of_aborts(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
 def unread_tokens(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
     """Tokens that the server counted beyond those that clients read; of requests that were left,
     for however many answers each."""
-    held = held_open(frames.requests.assign(n=1))
+    held = open_requests(frames.requests.assign(n=1))
     generated = readings_of(frames, facts, "generated_tokens")
     change = facts.idle_change("generated_tokens")
     if generated is None or change is None or not held.n_left:
@@ -163,7 +294,7 @@ def unread_tokens(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
 
 
 def _lateness(
-    frames: RunFrames, facts: Facts, held: Held, running: Readings
+    frames: RunFrames, facts: Facts, held: OpenRequests, running: Readings
 ) -> tuple[float, tuple[float, float]]:
     """What old pages add to the mean on average, and how far that may be off (s)."""
     changes = len(held.started_ns) / held.n_left
@@ -177,7 +308,7 @@ def _lateness(
     return added_s, (-step_s / 2 * changes, step_s / 2 * changes)
 
 
-def _share_left_behind(held: Held, step_s: float) -> float:
+def _share_left_behind(held: OpenRequests, step_s: float) -> float:
     """Of those who left, the share after whom there was still somebody to compute a step for. An
     empty server has no step to wait for: its page is right at once."""
     return float((held.at(held.left_ns + int(step_s * 1e9)) > 0).mean())
@@ -189,7 +320,7 @@ def _less(found: Balance, added_s: float, bias: tuple[float, float]) -> Balance:
 
 
 def _unusable_gauges(
-    running: Readings | None, waiting: Readings | None, held: Held, facts: Facts
+    running: Readings | None, waiting: Readings | None, held: OpenRequests, facts: Facts
 ) -> str | None:
     if running is None or facts.trust.get("running") == "stuck":
         return f"{facts.engine}'s running requests were not scraped during the load"
@@ -204,7 +335,7 @@ def _unusable_gauges(
     return None
 
 
-def _never_came(held: Held, aborted: Readings, seen: Floats, missing: int) -> Ints:
+def _never_came(held: OpenRequests, aborted: Readings, seen: Floats, missing: int) -> Ints:
     """Which leavings the counter will never count: so early that the server never saw the request,
     or with the last token made.
 
@@ -223,7 +354,7 @@ def _never_came(held: Held, aborted: Readings, seen: Floats, missing: int) -> In
     return np.array(lost, dtype=np.int64)
 
 
-def _area(readings: Readings, excess: Floats, held: Held, facts: Facts) -> Balance:
+def _area(readings: Readings, excess: Floats, held: OpenRequests, facts: Facts) -> Balance:
     """Sum of (excess * time that the reading stands for), by blocks."""
     start, end = facts.load_started_ns, max(facts.observed_until_ns, facts.load_ended_ns)
     inside = (readings.t_ns >= start) & (readings.t_ns <= end)
@@ -249,12 +380,12 @@ def _still_there(facts: Facts) -> float:
     return max(0.0, more)
 
 
-def _edges(held: Held, facts: Facts) -> Ints:
+def _edges(held: OpenRequests, facts: Facts) -> Ints:
     """The beginnings of blocks of equal time over the load."""
     n = int(np.clip(held.n_left // FEWEST_IN_BLOCK, 1, MOST_BLOCKS))
     return np.linspace(facts.load_started_ns, facts.load_ended_ns, n + 1).astype(np.int64)[:-1]
 
 
-def _left_in(edges: Ints, held: Held) -> Ints:
+def _left_in(edges: Ints, held: OpenRequests) -> Ints:
     block = (np.searchsorted(edges, held.left_ns, side="right") - 1).clip(min=0)
     return np.bincount(block, minlength=len(edges))
