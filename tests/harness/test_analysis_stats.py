@@ -1,4 +1,8 @@
-"""The statistics against scipy, textbook values, and samples small enough to count by hand."""
+"""Statistics of censored samples, and the distributions that they need."""
+
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,14 +13,19 @@ from scipy import stats
 from harness.analysis.figure import NotMeasurable, Sample, describe, describe_or, rate, reading
 from harness.analysis.stats import (
     Curve,
+    beta_quantile,
+    binomial_quantile,
+    chi2_quantile,
     clustered_mean_ci95,
     curve_at,
     kaplan_meier,
     mean_ci95,
+    normal_quantile,
     quantile,
     quantile_ci95,
     rate_lower95,
     rate_upper95,
+    t_quantile,
 )
 from harness.records import Metric
 
@@ -195,3 +204,43 @@ def test_a_million_observations_are_no_trouble() -> None:
     values = np.random.default_rng(2).permutation(1_000_000).astype(float)
     metric = describe(Sample(values=values), unit="s", method="exact")
     assert (metric.p50, metric.p99) == (499_999.0, 989_999.0)
+
+
+SHARES = (0.0005, 0.025, 0.05, 0.5, 0.95, 0.975, 0.9999)
+NAMES = ["scipy.special", "scipy.stats"]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_they_are_those_of_scipy_stats(share: float) -> None:
+    assert normal_quantile(share) == pytest.approx(stats.norm.ppf(share), rel=1e-9, abs=1e-12)
+    for freedom in (1, 2, 3.7, 30, 10_000):
+        of_t = stats.t.ppf(share, freedom)
+        assert t_quantile(share, freedom) == pytest.approx(of_t, rel=1e-9, abs=1e-9)
+        of_chi2 = stats.chi2.ppf(share, freedom)
+        assert chi2_quantile(share, freedom) == pytest.approx(of_chi2, rel=1e-9)
+    for a, b in ((1, 1), (1, 500), (3, 99), (400, 600)):
+        assert beta_quantile(share, a, b) == pytest.approx(stats.beta.ppf(share, a, b), rel=1e-9)
+
+
+@pytest.mark.parametrize("share", [share for share in SHARES if share != 0.5])
+@pytest.mark.parametrize("rate", [0.0, 0.003, 0.01, 0.5, 0.9, 0.95, 0.99, 0.999, 1.0])
+def test_ranks_are_those_of_scipy_stats(rate: float, share: float) -> None:
+    sizes = [*range(1, 400, 7), 1000, 10_000, 123_457, 1_000_000]
+    found = [binomial_quantile(share, n, rate) for n in sizes]
+    assert found == np.asarray(stats.binom.ppf(share, sizes, rate), dtype=int).tolist()
+
+
+def test_a_share_that_is_met_exactly_is_met() -> None:
+    """Where rounding decides: scipy.stats takes one more now and then."""
+    for n in range(1, 400, 2):
+        assert binomial_quantile(0.5, n, 0.5) == (n - 1) // 2
+
+
+@pytest.mark.parametrize(
+    "module", ["harness.analysis.summary", "harness.commands.gate", "dashboards.report"]
+)
+def test_scipy_stats_takes_a_second_to_import_and_is_not_needed(module: str) -> None:
+    code = f"import sys, {module}; print('scipy.stats' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert done.stdout.strip() == "False"

@@ -1,12 +1,18 @@
-"""The lives of branches: when each was in the batch, and what ended its stay."""
+"""The lives of branches: when each was in the batch; requests for several answers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from harness.analysis.agreement import left_on_the_server
+from harness.analysis.cancellation import cancellations
+from harness.analysis.facts import run_facts
 from harness.analysis.timeline import timeline
+from harness.records import LifecycleEvent
+from tests.harness.told import ms, summary_of
 from tests.made_up.rows import at
 
 if TYPE_CHECKING:
@@ -48,3 +54,105 @@ def test_an_empty_log_has_the_columns(make_run: MakeRun) -> None:
     frame = timeline(make_run().frames())
     assert frame.empty
     assert pd.api.types.is_integer_dtype(frame["out_ns"])
+
+
+def branch(
+    run: RunBuilder, name: str, reason: str = "abort", generated: int = 0, **times: float
+) -> None:
+    """What the log says of a branch "cmpl-a-0" of request "a"."""
+    for event, t in times.items():
+        run.lifecycle.append(
+            LifecycleEvent(
+                seq=len(run.lifecycle) + 1,
+                t_ns=at(t),
+                event=event,
+                request_id=f"cmpl-{name}",
+                client_request_id=name.split("-", maxsplit=1)[0],
+                step=None,
+                num_generated=generated,
+                num_blocks=0,
+                reason=reason if event == "finished" else None,
+            )
+        )
+
+
+def two_answers(run: RunBuilder) -> None:
+    """5 tokens of both together read, left at 43: each has sampled 3 then, and a fourth after."""
+    run.abandon("a", t0=43, tokens=[21, 22, 31, 32, 41], planned_abandon=5, n=2)
+    run.events("a", arrived=1, disconnected=44)
+    for name in ("a-0", "a-1"):
+        branch(run, name, admitted=10.1, first_token=20, abort_received=45, generated=3)
+    run.step(10, 20, sampled=("a-0", "a-1"), **{"a-0": 5, "a-1": 5})
+    run.steps(2, 4, "a-0", "a-1")
+    run.steps(5, 6, "other")
+
+
+def test_tokens_and_time_are_of_all_branches_and_the_end_is_that_of_the_last(
+    make_run: MakeRun,
+) -> None:
+    run = make_run()
+    two_answers(run)
+    branch(run, "a-0", removed=50.1, blocks_freed=50.2, finished=50.3, generated=4)
+    branch(run, "a-1", removed=50.4, blocks_freed=52.0, finished=52.1, generated=4)
+    (row,) = (one for _, one in cancellations(run.frames()).iterrows())
+    assert (row["phase"], row["finish_reason"], row["ghost"]) == ("decode", "abort", False)
+    assert row["cancel_latency_s"] == ms(52 - 43)
+    assert (row["generated_tokens"], row["wasted_tokens"]) == (8, 3)
+    assert (row["wasted_in_flight_tokens"], row["wasted_after_close_tokens"]) == (1, 2)
+    assert row["slot_seconds"] == ms((50.1 - 43) + (50.4 - 43))
+    assert row["block_seconds"] == ms(2 * (50.2 - 43) + 2 * (52 - 43))  # 8 tokens: 2 blocks of 4
+    assert row["gpu_seconds"] == ms(7)  # both halves of a step of which 7 ms were left
+
+
+def test_a_branch_that_nobody_stops_makes_a_ghost_of_the_request(make_run: MakeRun) -> None:
+    run = make_run()
+    two_answers(run)
+    branch(run, "a-0", removed=50.1, blocks_freed=50.2, finished=50.3, generated=4)
+    (row,) = (one for _, one in cancellations(run.frames()).iterrows())
+    assert (row["ghost"], row["censored"]) == (True, True)
+    assert row["generated_tokens"] == 8  # by the step log, as far as it goes
+    branch(run, "a-1", "length", removed=70.1, blocks_freed=70.2, finished=70.3, generated=6)
+    (row,) = (one for _, one in cancellations(run.frames()).iterrows())
+    assert (row["finish_reason"], row["ghost"]) == ("length", True)
+
+
+def test_an_answer_that_was_over_before_does_not_hide_the_cancel_of_the_other(
+    make_run: MakeRun,
+) -> None:
+    run = make_run()
+    two_answers(run)
+    branch(run, "a-0", "stop", removed=40.1, blocks_freed=40.2, finished=40.3, generated=3)
+    branch(run, "a-1", removed=50.1, blocks_freed=50.2, finished=50.3, generated=4)
+    (row,) = (one for _, one in cancellations(run.frames()).iterrows())
+    assert (row["phase"], row["finish_reason"], row["ghost"]) == ("decode", "abort", False)
+    assert row["wasted_tokens"] == 2
+
+
+def test_left_in_the_queue_before_the_worker_knew_it(make_run: MakeRun) -> None:
+    run = make_run()
+    run.abandon("a", t0=5, tokens=[], n=2)
+    run.events("a", arrived=1, disconnected=6)
+    run.steps(0, 3, "other")
+    (row,) = (one for _, one in cancellations(run.frames()).iterrows())
+    assert row["phase"] == "waiting"
+    assert (row["wasted_tokens"], row["slot_seconds"]) == (0, 0)
+
+
+def test_the_other_methods_are_held_against_each_answer(make_run: MakeRun) -> None:
+    """The gauge counts answers, the counter their tokens: so does what they are compared with."""
+    run = make_run()
+    two_answers(run)
+    branch(run, "a-0", removed=50.1, blocks_freed=50.2, finished=50.3, generated=4)
+    branch(run, "a-1", removed=50.4, blocks_freed=52.0, finished=52.1, generated=4)
+    run.metrics(generated_tokens="exact")
+    run.idle({"generated_tokens": 0}, {"generated_tokens": 8})
+    for t, value in ((0, 0), (25, 2), (35, 4), (45, 6), (55, 8), (900, 8)):
+        run.scrape(t, "its_generated_tokens", value)
+    frames = run.frames()
+    (left,) = (one for _, one in left_on_the_server(frames, run_facts(frames)).iterrows())
+    assert (left["answers"], left["held_s"], left["wasted"]) == (2, ms(7.2 + 9), 3)
+    summary = summary_of(frames)
+    (pair,) = (one for one in summary["agreement"] if one["metric"] == "wasted_tokens")
+    assert (pair["exact"], pair["value"], pair["n"], pair["agrees"]) == (3, 3, 1, True)
+    verdicts = {one["role"]: one["verdict"] for one in summary["audit"]["counters"]}
+    assert verdicts["generated_tokens"] == "exact"
