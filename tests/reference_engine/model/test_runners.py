@@ -1,5 +1,8 @@
 """The simulated runner takes the time that its cost model says, and no other."""
 
+import subprocess
+import sys
+
 import pytest
 
 from reference_engine.config import StepCost
@@ -32,3 +35,9 @@ def test_tokens_follow_from_seed_and_position() -> None:
         plan = StepPlan(step=1, scheduled={request(num_prompt, 0): num_prompt})
         tokens += runner.execute(plan).values()
     assert tokens[0] == tokens[2] != tokens[1]
+
+
+def test_the_engine_starts_without_torch() -> None:
+    modules = "reference_engine.__main__, reference_engine.worker.service"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
