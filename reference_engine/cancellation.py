@@ -53,10 +53,6 @@ class CancellationToken:
     def cancellation(self) -> Cancellation | None:
         return self._cancellation
 
-    @property
-    def is_cancelled(self) -> bool:
-        return self._cancellation is not None
-
     def cancel(self, cancellation: Cancellation) -> bool:
         """Whether this was the first; a later one changes nothing."""
         with self._lock:
