@@ -93,8 +93,8 @@ class RequestRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     `plan` is the plan in words ("tokens:16", "share:0.40", "time:2", "first_token+2", "queued",
     "prefill:0.40", "last_token", "never") and `way` how the user was to leave, "" for those who
     stay. `repeats` is the request that this one asks once more, and `answer` the text of a canary's
-    answer. Who left and could still read has `tokens_after_leaving`, the tokens that came after t0,
-    and `server_ended_ns`, when the server ended the answer or the connection.
+    answer. A client that left and could still read has `tokens_after_leaving`, the tokens that came
+    after t0, and `server_ended_ns`, when the server ended the answer or the connection.
     """
 
     request_id: str  # sent as X-Request-Id
@@ -317,7 +317,7 @@ class Remark(msgspec.Struct, frozen=True, kw_only=True):
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """An arm against the reference, in one figure of one metric, over `n` rounds that have both.
 
-    The intervals hold 95 %. What is null is not known; `note` says why then, and how many rounds
+    The intervals hold 95 %. Null is not known; `note` says why then, and how many rounds
     are left out.
     """
 
@@ -332,8 +332,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shift(msgspec.Struct, frozen=True, kw_only=True):
-    """The first sample against the second, each with its number of censored values. What is null is
-    not known; `note` says why then."""
+    """The first sample against the second, each with its number of censored values. Null is not
+    known; `note` says why then."""
 
     n: int
     n_reference: int

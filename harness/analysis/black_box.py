@@ -1,10 +1,10 @@
 """The figures of cancellation as they are seen from outside, each by every method that can.
 
-They take what clients, metrics pages and probes told, never the bundled engine's own logs. Where
-those exist, the exact figure keeps its place and these stand beside it, to be compared.
+They rest on what clients, metrics pages and probes told, never on the bundled engine's own logs.
+Where those exist, the exact figure keeps its place and these stand beside it for comparison.
 
-What a run showed is kept by method (`Outside`), and a figure is made of one run or of several: then
-their sums are added up, never their means, and a method counts only if all of them have it.
+`Outside` keeps what a run showed, by method. A figure is made from one run or several: their sums
+are added up, never their means, and a method counts only if every run has it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -3,16 +3,17 @@
     t0 ──detect──▶ server saw it ──signal──▶ worker heard it ──wait──▶ removed ──free──▶ freed
     └──────────────────────────────── cancel latency ─────────────────────────────────────┘
 
-One row for each abandoned request, always: one that nobody stopped is a *ghost*, and its latency is
-right-censored: it counts as longer than the settle time, or than it was watched. So does a ghost
-that came to its natural end before: that it was over says nothing about how long a cancel takes.
-Only a request that the server had finished before its user left has nothing to cancel; its row says
-phase "ended". So has one whose last step was running when the server saw its user leave, or when
-the abort can have come to the worker: it ended at the boundary at which a cancel would have been
+One row for each abandoned request, always. A request that the server never stopped is a *ghost*:
+its latency is right-censored at the settle time, or at the time it was watched if that is less. So
+is a ghost that came to its natural end before: its end says nothing about how long a cancel takes.
+
+A request that the server had finished before its user left has nothing to cancel; its row says
+phase "ended". So does one whose last step was running when the server saw its user leave, or when
+the abort can have reached the worker: it ended at the boundary at which a cancel would have been
 applied.
 
-Source of all server stamps: the lifecycle log, joined by the client's request id. A request for
-several answers is there until the last of them is gone: see `branches`.
+All server stamps come from the lifecycle log, joined by the client's request id. A request for
+several answers is there until the last of them is gone: see `branches_of`.
 """
 
 from typing import Final
@@ -198,12 +199,12 @@ def _phase(cancels: pd.DataFrame, frames: RunFrames, facts: Facts) -> pd.Series:
 
 
 def _ended_with_its_step(cancels: pd.DataFrame, steps: StepTimes, facts: Facts) -> pd.Series:
-    """Came to its natural end with no whole step between the server's seeing its user leave and the
-    end. Who was not seen leaving before the end is judged by t0.
+    """Whether the request ended naturally with no whole step between the server's seeing its user
+    leave (if it did not see that before the end: t0) and the end.
 
-    An abort that was sent and not heard before the end was still on its way: no longer than the
-    slowest that was heard, so the step is looked for after that. Who raced for the last token and
-    lost had no more than that left to run.
+    An abort that was sent and not heard before the end was still on its way, no longer than the
+    slowest that was heard, so the step is looked for after that. A client that raced the last token
+    could have saved at most one step.
     """
     is_natural = cancels["finish_reason"].notna() & (cancels["finish_reason"] != "abort")
     ended = cancels["removed_ns"].fillna(0).to_numpy(dtype=np.int64)

@@ -112,7 +112,7 @@ class Facts:
 
 
 def run_facts(frames: RunFrames) -> Facts:
-    """Read the manifest. What it lacks is taken from the rows where they can tell."""
+    """Read the manifest; the rows supply what it lacks, where they can."""
     manifest = frames.manifest
     target = manifest.get("target") or {}
     config, spec = target.get("config") or {}, target.get("spec") or {}

@@ -1,12 +1,12 @@
-"""Ghosts as they are seen from outside, where no server tells of single requests.
+"""Ghosts as they are seen from outside, where a server tells nothing of single requests.
 
-By gauge: who is still in the server when everything should have been over for the settle time. Who
-came to a natural end before then is not seen, so this is a lower bound; and if hardly anybody
-had so much left to say that it would have lasted, that nobody is there shows nothing.
+By gauge: requests still in the server when everything should have been over for the settle time. A
+ghost that came to its natural end before then is not seen, so this is a lower bound; and if few
+requests had so much left to say that they would have lasted, an empty server shows nothing.
 
-By a counter of aborts: who left and was not aborted. It sees those that ended by themselves, but
-only a counter that can be believed does. One that stands still for another reason would make
-ghosts of all: so no more can have gone on than are still there, or may have ended since.
+By a counter of aborts: requests that were left and not aborted. It sees ghosts that ended by
+themselves, but only if the counter can be believed. One that stands still for another reason would
+make ghosts of all, so no more can have gone on than are still there, or may have ended since.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """What the users felt, as their clients saw it: times of those who stayed.
 
-A survivor is a user's request that was to be read to its end. Those who were to leave are none,
-even if the run ended or the answer was over before they did: who left is decided by when the server
-answered, so what is left of them is a selection. A request that ended without a first token (cut
+A survivor is a user's request that was to be read to its end. A request that was to be abandoned is
+none, even if the run ended or the answer was over first: when the server answered decides which of
+them were left, so the others are a selection. A request that ended without a first token (cut
 off, timed out) had waited for at least so long: its TTFT is right-censored, not missing.
 """
 
@@ -50,8 +50,8 @@ def latency_figures(requests: pd.DataFrame, facts: Facts) -> Figures:
     """TTFT, ITL, TPOT and E2E of survivors; goodput and start delay of all users.
 
     In an open loop TTFT and E2E from the intended start, too: what a user felt who came when the
-    schedule says, also where the request was sent late. What was due and never sent is in
-    them, and in the start delay, right-censored: its user had waited until the load ended.
+    schedule says, also where the request was sent late. Requests that were due and never sent are
+    in them, and in the start delay, right-censored: its user had waited until the load ended.
 
     Where long prompts meet bystanders, each figure is of one of the two, and says of which: TTFT of
     the long prompts that were read, all else of the bystanders.

@@ -1,8 +1,8 @@
-"""What requests that still run hold when the watching ends: in use, and so not lost.
+"""What a server does not get back: leaked slots and blocks, growth with each abandon, and health.
 
 A leak is what is missing from the idle gauges in the end. Slots and blocks of a ghost that still
-runs are missing too, but known to be in somebody's hands: the lifecycle log says whose request has
-a slot, and the step log for how many tokens it got blocks.
+runs are missing too, but not lost: the lifecycle log says which request has a slot, and the step
+log for how many tokens it got blocks.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,7 @@
 """How many requests the clients hold open, and when they leave: the client's side of every balance.
 
-A request is held from its sending until its client has read its end or goes away. What the server
-shows beyond that is held for nobody.
+A request is held from its sending until its client has read its end or goes away. What the
+server shows beyond that is held for an absent client.
 """
 
 from collections.abc import Iterator

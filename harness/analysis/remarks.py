@@ -245,7 +245,7 @@ def _about_enough(figures: Mapping[str, Figure]) -> Iterator[Remark]:
 
 
 def _about_means(latency: Figure | None) -> Iterator[Remark]:
-    """Of each method that knows no more of the mean than what it does not exceed."""
+    """For each method that yields only an upper bound of the mean."""
     if not isinstance(latency, Metric):
         return
     for one in (latency, *latency.others.values()):

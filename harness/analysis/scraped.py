@@ -75,7 +75,7 @@ def scrape_times_ns(frames: RunFrames) -> Ints:
 
 def lag_ns(frames: RunFrames, facts: Facts, role: str) -> int:
     """How old a role's value can be by its target's refresh rule, with half the time of a scrape:
-    it is not known when, during it, the page was made. Of a rule in steps nothing is known where no
+    it is not known when, during it, the page was made. A rule in steps tells nothing where no
     step was seen: see `why_no_lag`."""
     steps, seconds = facts.lags.get(role, (0.0, 0.0))
     step_s = met_step_s(frames) or 0.0
