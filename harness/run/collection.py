@@ -25,7 +25,7 @@ from harness.collect.source import gathered_path, read_gathered
 from harness.errors import ConfigError
 from harness.load.rows import ShardReader
 from harness.records import ClientSample, ProcessMark, WorkerSeen
-from harness.run.schedule import count_arrivals
+from harness.run.load_plan import count_arrivals
 from harness.run.shards import LoadTally, Sent, find_unsent
 from harness.store.manifest import (
     LoadProcess,

@@ -21,7 +21,7 @@ from harness.collect.source import News, Notes, jittered
 from harness.errors import InterruptedRunError
 from harness.http_client import http_client
 from harness.records import LifecycleEvent
-from harness.run.load_plan import load_notes, prompt_salt
+from harness.run.load_plan import count_arrivals, load_notes, open_loop_notes, prompt_salt
 from harness.run.preflight import Preflight, resolve_server
 from harness.run.progress import (
     Interruption,
@@ -32,7 +32,6 @@ from harness.run.progress import (
     describe_load,
 )
 from harness.run.run_config import ResolvedRun, make_load_plan
-from harness.run.schedule import count_arrivals, open_loop_notes
 from harness.run.server import Server
 from harness.run.settle import (
     CalmWatch,

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from harness.formatting import quantity
 from harness.records import LifecycleEvent, Outcome
-from harness.run.schedule import describe_open_loop
+from harness.run.load_plan import describe_open_loop
 from harness.workload.load import (
     AbandonLoad,
     CancelStormLoad,

@@ -9,8 +9,7 @@ from typing import Final
 
 from harness.errors import ConfigError
 from harness.http_client import check_ca_file, check_metrics_url, check_target_url, request_headers
-from harness.run.load_plan import check_files, make_load
-from harness.run.schedule import check_trace, fit_to_trace
+from harness.run.load_plan import check_files, check_trace, fit_to_trace, make_load
 from harness.run.server import Server, parse_command
 from harness.workload.arms import ArmRun, arm_runs, check_engine_is_ours
 from harness.workload.arrivals import TraceArrivals

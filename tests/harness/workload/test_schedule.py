@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from harness.errors import ConfigError
+from harness.run.load_plan import count_arrivals, describe_open_loop, open_loop_notes
 from harness.run.run_config import RunConfig, make_load_plan, resolve_run
-from harness.run.schedule import count_arrivals, describe_open_loop, open_loop_notes
 from harness.run.server import Server
 from harness.workload.arms import arm_runs
 from harness.workload.arrivals import OpenArrivals, TraceArrivals
