@@ -1,4 +1,4 @@
-"""What can go wrong, in three families, each with the exit code that tells a script which it was.
+"""Expected failures in three families, each with an exit code of its own.
 
 Errors are raised where they are noticed and translated to an exit code in one place, `harness.cli`.
 A message says what happened, where, and what to do.

@@ -77,12 +77,12 @@ def bounded(metric: Metric, name: str, *, unit: str | None = None) -> str:
 
 
 def is_only_limited(metric: Metric) -> bool:
-    """Whether all that is known of the mean is what it does not exceed."""
+    """Is only an upper limit of the mean known?"""
     return metric.mean is None and metric.bound == "upper" and metric.upper95 is not None
 
 
 def is_p99_the_largest(metric: Metric) -> bool:
-    """Whether p99 is no more than the largest value: of fewer than a hundred it always is."""
+    """Is p99 simply the largest value? With fewer than a hundred values it always is."""
     return metric.p99 is not None and metric.n < 100 and metric.p99 == metric.max
 
 

@@ -27,7 +27,7 @@ _KEPT_S: Final = 5.0  # longer, and servers begin to close them
 
 
 def why_unread(error: Exception) -> str:
-    """What kept an answer from being read, without what changes from one time to the next."""
+    """Why an answer could not be read, in words that do not change from time to time."""
     return str(error) if str(error) in (_TOO_LARGE, _PACKED) else type(error).__name__
 
 
@@ -157,7 +157,7 @@ def split_place(url: str) -> tuple[str, int]:
 
 
 def why_unreached(error: BaseException, host: str, port: int) -> str:
-    """What kept us from a server, and what to do; `error` or what it was raised from tells."""
+    """Why a server was not reached, and what to do, from `error` and its causes."""
     cause = next((one for one in _chain(error) if isinstance(one, OSError)), None)
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     match cause:
@@ -183,7 +183,7 @@ def why_unreached(error: BaseException, host: str, port: int) -> str:
 
 
 def is_out_of_handles(error: OSError) -> bool:
-    """Whether it failed because this process, or the system, has no file handle left.
+    """Did it fail because this process, or the system, has no file handle left?
 
     Name resolution does not tell: without a handle to read its files with, no host has a name.
     """

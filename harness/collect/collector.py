@@ -1,6 +1,6 @@
 """All sources of a run, each in its thread, and what they gathered.
 
-Every source writes its rows down as they come, in shards of its own that nobody else writes; they
+Every source writes its rows down as they come, in its own shards; they
 are read back when the threads have ended. They survive whatever ends the run.
 """
 
@@ -30,7 +30,7 @@ LOWEST_PRIORITY = 19
 
 
 def give_way() -> None:
-    """Let this thread run when nobody else wants to: watching must not slow what is watched."""
+    """Run this thread only when a core is idle: watching must not slow what is watched."""
     if sys.platform == "linux":  # there a priority belongs to a thread, elsewhere to a process
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
 
@@ -46,7 +46,7 @@ class Collector:
     """Starts the sources on entry and stops them on exit.
 
     Without `scraping` nothing is scraped. `lifecycle_url` is None where the server keeps no such
-    log. `cpu` may be told of further processes at any time. The `client` is the collector's from
+    log. `cpu` takes further processes at any time. The `client` is the collector's from
     now on. Rows go to shards in `rows_dir`.
     """
 
@@ -123,7 +123,7 @@ class Collector:
             thread.result()
 
     def rows(self) -> RunRows:
-        """What was gathered so far, read back from the disk as it is asked for."""
+        """All rows so far, read back from the disk lazily."""
         return RunRows(
             lifecycle=self.lifecycle.all(),
             steps=self.steps.all(),
@@ -133,7 +133,7 @@ class Collector:
         )
 
     def names_seen(self) -> Collection[str]:
-        """Of the metrics on the pages, all that any scrape has shown."""
+        """The metrics that any scrape has shown."""
         return self._scraper.names
 
     def latest_scrape(self) -> list[MetricSample]:

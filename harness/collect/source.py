@@ -1,4 +1,4 @@
-"""What every source of measurements has in common: a thread that looks at something now and then.
+"""The common part of all sources of measurements: a thread that looks at something now and then.
 
 A source may fail without ending the run: it raises `SourceError`, which becomes a warning (once),
 and it is asked again at the next turn. Any other exception is a bug: it ends that source's thread
@@ -137,7 +137,7 @@ class Gathered(Generic[Row]):
             raise SourceError(f"what is collected can no longer be written ({self._lost})")
 
     def since(self, seen: int) -> News[Row]:
-        """What came after the first `seen` rows, if it is still held."""
+        """Rows after the first `seen`, as far as they are still held."""
         with self._lock:
             new = min(self._count - seen, len(self._latest))
             return News(list(islice(self._latest, len(self._latest) - new, None)), self._count)

@@ -1,4 +1,4 @@
-"""What the commands share: the app, the look of their help, and flags of several commands."""
+"""Common to all commands: the app, the look of their help, and flags of several commands."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""What there is to choose from, told on a terminal: workloads, kinds of server, and a template."""
+"""The catalogue on a terminal: workloads, kinds of server, and a template."""
 
 import json
 import shutil
@@ -125,7 +125,7 @@ def _about(target: Target) -> Iterator[str]:
 
 
 def _flags(name_or_path: str, target: Target) -> str:
-    """What makes a run use such a server; the bundled engine is started where no URL is given."""
+    """Flags that make a run use such a server; without a URL the bundled engine is started."""
     return "" if target.lifecycle else f"--target URL --engine {name_or_path}"
 
 

@@ -68,7 +68,7 @@ def lines(findings: Sequence[Finding], *, width: int) -> Iterator[str]:
 
 
 def packages() -> Finding:
-    """What walkaway needs in any case."""
+    """Packages that walkaway needs in any case."""
     python = ".".join(map(str, sys.version_info[:3]))
     try:
         needed = [line for line in requires("walkaway") or [] if "extra ==" not in line]

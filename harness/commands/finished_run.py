@@ -81,7 +81,7 @@ def cancellation_settings(workload: str, *, rate: float | None, delay_s: float |
 
 
 def _check_free_to_choose(workload: Workload) -> None:
-    """Neither a kind of load nor an arm may say itself who leaves, and when."""
+    """The workload and its arms must leave it open which users leave, and when."""
     if workload.load.kind != "abandon":
         raise ConfigError(f"{_RATE}: workload {workload.name} decides itself who leaves, and when")
     for arm in workload.arms:

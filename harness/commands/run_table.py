@@ -86,7 +86,7 @@ def _what_is_left(figures: int, notes: int) -> Text:
 
 
 def headline_sentences(metrics: Mapping[str, Metric], missing: Mapping[str, str]) -> list[str]:
-    """What a cancel took, what it wasted, and when somebody else had the slot."""
+    """Three sentences: cancel latency, wasted tokens, slot recovery."""
     return [
         _latency_sentence(metrics, missing),
         _waste_sentence(metrics, missing),
@@ -232,7 +232,7 @@ def _cells(metric: Metric) -> dict[str, str]:
 
 
 def _accounts(summary: Summary) -> list[Table | Text]:
-    """Methods that could be compared, and counters that do not tell what is due."""
+    """Agreement of methods, and counters that are not exact."""
     parts: list[Table | Text] = []
     if summary.agreement:
         table = plain_table(AGREEMENT_COLUMNS[:-1])
@@ -272,7 +272,7 @@ Differences = Mapping[str, Mapping[str, Sequence[Difference]]]
 
 
 def print_arms(console: Console, summary: ArmsSummary, *, shows_all: bool) -> None:
-    """The same of a summary with arms: a sentence tells what each arm gave."""
+    """Print a summary with arms: three sentences with a clause for each arm, then the rows."""
     arms = summary.metrics
     title = Text.assemble(
         (f"{summary.workload}", "bold"),
@@ -347,7 +347,7 @@ def _are_alike(name: str, metrics: Sequence[Metric | None]) -> bool:
 
 
 def _value_tables(value: Value) -> list[Table]:
-    """What cancellation is worth, and how long its stages take."""
+    """The value of cancellation, and its stages."""
     savings, stages = plain_table(value_columns(value)), plain_table(STAGE_COLUMNS)
     for row in value.rows:
         savings.add_row(*value_cells(row))

@@ -6,7 +6,7 @@ workers on other machines, and of a run whose harness was killed.
 Each machine has a monotonic clock of its own, which begins anywhere. Their stamps are laid side by
 side by the wall clocks at the time when each load process began: good enough to say what happened
 at about the same time and how long the load lasted. No figure subtracts stamps of two machines, and
-none of a server's is there, so what is told is what clients saw: their times and their probes.
+there are none of a server, so the figures are client-side: times and probes.
 
 The shards of a run whose harness was killed lie in its folder, beside what had been noted of the
 server, and with what had been collected from it. All of that is taken over.
@@ -88,7 +88,7 @@ def collect(shards: Sequence[Path], out: Path, *, command: list[str]) -> RunFold
 
 
 def _killed_run(shards: Sequence[Path]) -> Manifest | None:
-    """What had been noted of the run that the shards are of, where they lie in its folder."""
+    """The manifest of the run whose folder holds the shards, if they lie in one."""
     run = RunFolder(shards[0].resolve().parent)
     if len(shards) > 1 or shards[0].resolve() != run.shards:
         return None
@@ -98,13 +98,13 @@ def _killed_run(shards: Sequence[Path]) -> Manifest | None:
         return None
     manifest.warnings.append(
         "the run was not saved to its end (its harness was killed, or the disk was full): the "
-        "figures are of what it had collected by then, and nobody may have seen the server settle"
+        "figures rest on what was collected by then, perhaps before the server had settled"
     )
     return manifest
 
 
 def _of_the_server(shards: Path) -> dict[str, Any]:
-    """What had been collected beside the load, by kind."""
+    """Rows collected beside the load, by kind."""
     return {
         kind: read_gathered(path, row_type)
         for kind, row_type in RECORDS.items()
@@ -113,7 +113,7 @@ def _of_the_server(shards: Path) -> dict[str, Any]:
 
 
 def _marks(path: Path) -> list[ProcessMark]:
-    """What load processes said of themselves; nothing in the folder of a master without users."""
+    """The marks of load processes; the folder of a master without users has none."""
     found = ShardReader(path, ProcessMark).read_new()
     if not found and not _workers_seen([path]):
         raise ConfigError(f"{path}: {_HOLDS_NONE}")
@@ -121,14 +121,14 @@ def _marks(path: Path) -> list[ProcessMark]:
 
 
 def _workers_seen(shards: Sequence[Path]) -> set[str]:
-    """Who had connected to the master, as it noted in one of these folders."""
+    """The workers that connected to the master, as it noted in one of these folders."""
     return {seen.name for path in shards for seen in ShardReader(path, WorkerSeen).read_new()}
 
 
 def _sources(
     marks: dict[Path, list[ProcessMark]], in_order: Sequence[ProcessMark]
 ) -> Iterator[Source]:
-    """Hosts may have the same name, so it is the clock that tells whose stamps are whose."""
+    """Hosts may share a name, so the clock identifies the stamps of each."""
     began = {mark.clock: mark for mark in reversed(in_order)}
     hosts = Counter(host for of_one in marks.values() for host in {mark.host for mark in of_one})
     for path, of_one in marks.items():
@@ -185,7 +185,7 @@ def _manifest_of_clients(first: ProcessMark) -> Manifest:
 def _note_load(
     manifest: Manifest, tallies: Sequence[LoadTally], processes: list[LoadProcess]
 ) -> None:
-    """When the load was and who made it. Raises ConfigError for one that made no request."""
+    """Note the load's window and processes. Raises ConfigError if no request was made."""
     manifest.load_processes = processes
     started = [tally.first_sent_ns for tally in tallies if tally.first_sent_ns is not None]
     ended = [tally.last_ended_ns for tally in tallies if tally.last_ended_ns is not None]
@@ -204,7 +204,7 @@ def _note_load(
 
 
 def _note_absent(manifest: Manifest, shards: Sequence[Path], marks: Sequence[ProcessMark]) -> None:
-    """Which workers the master saw whose marks, and so whose rows, are in none of the folders."""
+    """Note the workers that the master saw and that left no rows in these folders."""
     present, seen = {mark.name for mark in marks if mark.name}, _workers_seen(shards)
     manifest.absent_workers = sorted(seen - present)
     if present - seen:
@@ -216,7 +216,7 @@ def _note_absent(manifest: Manifest, shards: Sequence[Path], marks: Sequence[Pro
 
 
 def _note_schedule(manifest: Manifest, folder: RunFolder, marks: Sequence[ProcessMark]) -> None:
-    """Of an open loop, how many requests there should be, and who was due and never sent."""
+    """Note how many requests an open loop planned, and which were due and never sent."""
     began = [mark for mark in marks if mark.event == "began"]
     last = max(began, key=lambda mark: mark.at, default=None)
     if last is None or last.open_plan is None:

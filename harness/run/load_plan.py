@@ -113,7 +113,7 @@ def check_files(workload: Workload, folder: Path) -> None:
 
 
 def load_notes(workload: Workload, target: Target, server: Server) -> list[str]:
-    """What should be known of this load on this server to read its figures."""
+    """Notes that a reader of the figures of this load on this server needs."""
     load = workload.load
     notes: list[str] = []
     if not isinstance(load, AbandonLoad):
@@ -121,8 +121,8 @@ def load_notes(workload: Workload, target: Target, server: Server) -> list[str]:
     tells_queue = server.config is not None or "waiting" in target.metrics
     if _is_planned(load, "queued") and not tells_queue:
         notes.append(
-            "this server tells nothing of its queue: whether those who left as planned while "
-            "queued had waited there is not known"
+            "this server shows no queue: whether users who left as planned while queued really "
+            "waited is not known"
         )
     if (note := _silence_note(workload, target)) is not None:
         notes.append(note)
@@ -141,15 +141,15 @@ def _silence_note(workload: Workload, target: Target) -> str | None:
         return None
     settle_s = target.settle_s if settle.seconds is None else settle.seconds
     return (
-        f"when a server of kind {target.name} gives up a client that left without a word "
-        f"(stop_reading, vanish) is not known: it is watched for the settle time, {settle_s:g} s, "
-        "and whoever is still there then counts as forgotten; `settle.silence_seconds` watches "
+        f"how soon a server of kind {target.name} gives up a client that leaves without closing "
+        f"(stop_reading, vanish) is not known: it is watched for the settle time, {settle_s:g} s; "
+        "a request that is still there then counts as forgotten; `settle.silence_seconds` watches "
         "longer"
     )
 
 
 def prompt_salt(server: Server, *, run_id: str, created_at: str) -> str:
-    """What makes this run's prompts other than those of any other run and arm.
+    """A prefix that makes this run's prompts differ from those of any other run and arm.
 
     A server that was there before may have answered the same seed already, and remember: it would
     answer from its prefix cache. One that is started for the run has nothing to remember.
@@ -174,7 +174,7 @@ def _read_counts(plan: FilePlan, path: Path, answer_tokens: int) -> list[int]:
     if max(numbers) >= plan.n * answer_tokens:
         raise ConfigError(
             f"{path}: goes up to {max(numbers)} tokens, but an answer has "
-            f"{plan.n * answer_tokens} (`load.answer_tokens`): nobody can leave one that is over"
+            f"{plan.n * answer_tokens} (`load.answer_tokens`): that answer is over by then"
         )
     return numbers
 
@@ -195,14 +195,14 @@ def _check_ways(leavers: Sequence[AbandonPlan], target: Target) -> None:
 
 
 def _check_queue(workload: Workload, server: Server) -> None:
-    """Nobody waits where everybody has a slot; how many come in an open loop nobody knows."""
+    """No user waits if each has a slot. The number of users of an open loop is not known."""
     assert isinstance(workload.load, AbandonLoad)
     if not isinstance(workload.arrivals, ClosedArrivals):
         return
     slots, users = server.slots, workload.run.users
     if slots is not None and _is_planned(workload.load, "queued") and users <= slots:
         raise ConfigError(
-            f"plan `queued` needs more users than batch slots, or nobody waits: `run.users` is "
+            f"plan `queued` needs more users than batch slots, or no user waits: `run.users` is "
             f"{users} and the server has {slots} slots"
         )
 
@@ -228,7 +228,7 @@ def _check_storm(load: CancelStormLoad, server: Server) -> None:
 
 
 def _check_bystanders(load: ChunkFrontierLoad, server: Server) -> None:
-    """A long prompt that waits for a slot tells nothing of its prefill."""
+    """A long prompt that waits for a slot shows nothing about its prefill."""
     slots = server.slots
     if slots is not None and load.bystanders >= slots:
         raise ConfigError(
@@ -326,7 +326,7 @@ def prompt_limits(load: AbandonLoad, context: int | None) -> tuple[int, int]:
 
 
 def open_loop_notes(plan: LoadPlan) -> list[str]:
-    """What a replay changes of its trace."""
+    """Changes that a replay makes to its trace."""
     if not isinstance(plan.arrivals, TraceArrivals):
         return []
     assert isinstance(plan.load, AbandonLoad)

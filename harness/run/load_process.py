@@ -63,7 +63,7 @@ def _free_port() -> str:
 
 
 class Watcher(Protocol):
-    """What a load needs of its measurement."""
+    """The part of a measurement that a load needs."""
 
     folder: RunFolder
 
@@ -177,7 +177,7 @@ def let_workers_end(
 
 
 def end_workers(folder: RunFolder, session: int) -> None:
-    """Nothing outlives its run: who does not end by itself is killed, and told as one that died."""
+    """Kill the workers that do not end by themselves; they count as dead."""
     for pid in let_workers_end(folder, session):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """The measuring part of a run: find the server, start the collector, let the load run, let settle.
 
-Each step leaves its mark in the manifest, so that it tells at any moment how far the run came.
+Each step leaves its mark in the manifest, so it shows at any moment how far the run came.
 """
 
 import random
@@ -104,7 +104,7 @@ class Measurement:
         self._is_exact = resolved.target.lifecycle and resolved.workload.collect.exact
 
     def rows(self) -> RunRows:
-        """What the collector gathered, and a note of the metrics that the server never showed."""
+        """The collector's rows. Notes the metrics that the server never showed."""
         if self._collector is None:
             return RunRows()
         names = set(self._collector.names_seen())
@@ -118,7 +118,7 @@ class Measurement:
         return self._collector.rows()
 
     def events_since(self, seen: int) -> News[LifecycleEvent]:
-        """What has come to the server's log after so many of its events."""
+        """Events of the server's log after the first `seen`."""
         return News([], seen) if self._collector is None else self._collector.lifecycle.since(seen)
 
     def gauges(self) -> dict[str, float]:
@@ -141,7 +141,7 @@ class Measurement:
         self._collector.cpu.watch(name, pid)
 
     def show(self, snapshot: Snapshot) -> None:
-        """Show the state of the load, with what the server tells beside it."""
+        """Show the state of the load, beside the server's own figures."""
         if self.manifest.clock.comparable:
             new, self._events_seen = self.events_since(self._events_seen)
             self._latency.add(snapshot.left_ns, new)
@@ -154,7 +154,7 @@ class Measurement:
         return self._interruption.requested
 
     def step_s(self) -> float | None:
-        """How long a step of the engine typically took so far; None where it tells of none."""
+        """A typical step of the engine so far; None without a step log."""
         return None if self._collector is None else typical_step_s(self._collector.steps.latest())
 
     def follow_with(
@@ -264,7 +264,7 @@ class Measurement:
         idle.after = pages.roles()
         if self.resolved.workload.run.loops > 1:
             idle.loops.append(IdleReading(t_ns=self._clock_ns(), values=idle.after))
-        # A second reading where no exact log tells whether what is left goes on.
+        # Without an exact log a second reading shows whether work goes on.
         if not is_last or not idle.after or self._is_exact:
             return
         if self._calm.is_idle(self._clock_ns(), idle.after):

@@ -162,12 +162,12 @@ def discard_if_empty(folder: RunFolder, manifest: Manifest) -> bool:
 
 
 def discard_if_unreached(folder: RunFolder, manifest: Manifest) -> bool:
-    """The same for a server that was not there. The log of an engine that we started is kept."""
+    """Remove the folder if there was no server; the log of an engine that we started is kept."""
     return not folder.log("engine").exists() and discard_if_empty(folder, manifest)
 
 
 def begin_manifest(resolved: ResolvedRun, *, run_id: str) -> Manifest:
-    """What is known of a run before it begins."""
+    """The manifest as known before the run begins."""
     return Manifest(
         run_id=run_id,
         created_at=utc_now().isoformat(timespec="seconds"),
@@ -271,7 +271,7 @@ def save(measurement: Measurement, folder: RunFolder) -> LoadTally:
 
 
 def note_unsent(measurement: Measurement, folder: RunFolder) -> None:
-    """Of an open loop, who was due and never sent: their rows are missing, and nothing else."""
+    """Note the requests of an open loop that were due and never sent: they have no rows."""
     manifest = measurement.manifest
     if manifest.arrivals is None:
         return

@@ -1,4 +1,4 @@
-"""What is asked of a server before the load: version, slots, blocks, clock, length of prompts.
+"""Questions to a server before the load: version, slots, blocks, clock, length of prompts.
 
 The answers go into the manifest. An answer that cannot be had is missing there, and is a note or a
 warning at most, never an error.
@@ -236,7 +236,7 @@ def unseen_metrics(
 
 def count_slots(asker: Asker, *, longest_s: float) -> int | None:
     """How many requests the server runs at once; None where no limit was found, or the clients
-    were not served. Takes seconds: some hundred short answers. Who has not shown a limit within
+    were not served. Takes seconds: some hundred short answers. A server without a limit within
     `LONGEST_COUNT_S` is asked no more."""
     until_ns = asker.clock_ns() + int(LONGEST_COUNT_S * 1e9)
 
@@ -362,7 +362,7 @@ class Preflight:
         return plan.model_copy(update={"prompt_scale": scale})
 
     def note_clock(self, server: Server) -> None:
-        """Whether its stamps and ours are of one clock: asked of servers with exact logs."""
+        """Ask a server with an exact log whether its stamps and ours are of one clock."""
         try:
             check = check_clock(
                 self._client, f"{server.url}/walkaway/clock", clock_ns=self._clock_ns

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a live panel on a terminal, plain lines elsewhere, or nothing.
+"""Progress of a run: a live panel on a terminal, plain lines elsewhere, or nothing.
 
 All of it goes to standard error: standard output belongs to the result.
 """
@@ -31,16 +31,15 @@ from harness.workload.load import (
 from harness.workload.plan import LoadPlan
 
 PLAIN_EVERY_S = 5.0
-HOURS_FROM_S = 7200  # up to here a time is told in seconds
+HOURS_FROM_S = 7200  # up to here a time is shown in seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The state of the load at one moment.
 
-    `left_ns`: who left since the last snapshot, with their t0. `cancel_latency_s` is the median so
-    far, of a server that tells when it let go; `client_lag_s` the longest of late, by which the
-    load itself was slow.
+    `left_ns`: t0 of each request left since the last snapshot. `cancel_latency_s` is the median so
+    far, if the server has an exact log; `client_lag_s` is the longest recent lag of the load.
     """
 
     elapsed_s: float
@@ -54,7 +53,7 @@ class Snapshot:
 
     @property
     def left_s(self) -> float:
-        """Of the time, or until enough have left if they go on so."""
+        """Until the time is up, or until enough users have left at this pace."""
         left_s = max(0.0, self.limit_s - self.elapsed_s)
         gone = self.outcomes.get("abandoned", 0)
         if self.stop_after_abandons and gone:
@@ -64,7 +63,7 @@ class Snapshot:
 
     @property
     def share_done(self) -> float:
-        """Of the time or of the abandons, whichever will end the load first."""
+        """The share of the time or of the abandons, whichever ends the load first."""
         share = self.elapsed_s / self.limit_s
         if self.stop_after_abandons:
             share = max(share, self.outcomes.get("abandoned", 0) / self.stop_after_abandons)
@@ -72,13 +71,13 @@ class Snapshot:
 
 
 MOST_REMEMBERED: Final = 1000
-FORGOTTEN_NS: Final = 10_000_000_000  # who was freed so long ago had not left, but was answered
+FORGOTTEN_NS: Final = 10_000_000_000  # a request freed so long ago was answered, not left
 
 
 class LatencySoFar:
-    """The cancel latency of those who left, from their t0 and the engine's own log.
+    """The cancel latency so far, from the clients' t0 and the engine's own log.
 
-    Its state: who left and is not yet known to be freed, the other way round, and the latest
+    Its state: requests left and not yet freed, requests freed and not yet left, and the latest
     latencies. A request that is never freed stays among the first and is in no latency: the live
     figure knows nothing of ghosts.
     """
@@ -89,7 +88,7 @@ class LatencySoFar:
         self._latest_s: deque[float] = deque(maxlen=MOST_REMEMBERED)
 
     def add(self, left_ns: Mapping[str, int], new: Sequence[LifecycleEvent]) -> None:
-        """Who left since the last call, with their t0, and what has come to the log since."""
+        """Requests that users left since the last call, with t0, and the new events of the log."""
         self._left_ns |= left_ns
         for event in new:
             if event.event == "blocks_freed" and event.client_request_id is not None:
@@ -111,7 +110,7 @@ class LatencySoFar:
 
 
 class Progress(Protocol):
-    """Told by the run what it is doing."""
+    """Shows what the run is doing."""
 
     def phase(self, text: str) -> None: ...
 

@@ -1,7 +1,7 @@
 """All runs of a workload with arms, one after the other, and what they say together.
 
-Each run is like any other and has a folder of its own. One that fails costs its own figures and
-nobody else's; an interruption ends the rest, and what there is by then is pooled.
+Each run is like any other and has a folder of its own. A failed run costs only its
+own figures; an interruption ends the rest, and what there is by then is pooled.
 """
 
 import shutil

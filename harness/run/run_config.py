@@ -1,5 +1,5 @@
-"""What to run: the flags as typed, the same with every file read and every flag checked, and the
-plan for the load that follows."""
+"""A run's configuration: the flags as typed, then with every file read and every flag checked, and
+the plan for the load that follows."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ PROBE_PHASE: Final = (
     "run.timeout_s=5",
 )
 
-# Where nothing is known about a server's metrics page: seldom enough to disturb nobody.
+# For an unknown kind of server: so seldom that no server is disturbed.
 UNKNOWN_SCRAPE_INTERVAL_S = 1.0
 
 
@@ -194,7 +194,7 @@ def make_load_plan(resolved: ResolvedRun, server: Server, *, rows_dir: Path) -> 
 
 
 def _check_context(workload: Workload, server: Server) -> None:
-    """A server that tells its context is not asked for more than that; traces are fitted to it."""
+    """Refuse requests that are longer than the server's context. Traces are fitted to it."""
     if isinstance(workload.arrivals, TraceArrivals):
         return
     limit = (server.config or {}).get("max_model_len")
@@ -212,7 +212,7 @@ def repeat_command(command: Sequence[str], *, seed: int) -> str:
     """A shell line that does the same again in a new folder; "" where nothing was typed.
 
     The seed stands in it, so that the line holds when the workload's own is changed. A hidden value
-    of a header (`***`) is for whoever repeats it to fill in.
+    of a header (`***`) must be filled in again.
     """
     if not command:
         return ""

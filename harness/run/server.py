@@ -240,7 +240,7 @@ def started_command(
 
 
 def _free_port() -> int:
-    """One that is free now; who takes it first has it."""
+    """A port that is free now; another process may still take it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port

@@ -45,7 +45,7 @@ def settle_seconds(target: Target, settings: SettleSettings, step_s: float | Non
 
 
 def leaves_in_silence(workload: Workload) -> bool:
-    """Do some of its users leave without a word?"""
+    """Do some users leave without closing their connection?"""
     load = workload.load
     return isinstance(load, AbandonLoad) and any(
         entry.way in _WITHOUT_A_WORD for entry in load.leavers
@@ -53,8 +53,8 @@ def leaves_in_silence(workload: Workload) -> bool:
 
 
 def silence_seconds(target: Target, workload: Workload) -> float:
-    """How much longer where users leave without a word: a server learns of them only when what it
-    sends them does not get through for so long."""
+    """Extra settle time if users leave without closing: the server notices only when what it sends
+    does not get through for so long."""
     chosen_s = workload.settle.silence_seconds
     if not leaves_in_silence(workload):
         return 0.0
@@ -83,8 +83,7 @@ def is_back(before: Mapping[str, float], now: Mapping[str, float]) -> bool:
 def may_be_at_work(
     before: Mapping[str, float], after: Mapping[str, float], later: Mapping[str, float]
 ) -> bool:
-    """Does somebody still hold a slot after the settle time, while no counter has moved since that
-    would tell whether anything is computed for them?"""
+    """Is a slot still held after the settle time, although no counter of work has moved since?"""
     is_held = after.get("running", 0.0) > before.get("running", 0.0)
     return is_held and all(later.get(role) == after.get(role) for role in _OF_WORK)
 
@@ -163,7 +162,7 @@ class IdlePages:
         return samples
 
     def roles(self) -> dict[str, float]:
-        """What they show of the quantities that the target maps, by role."""
+        """The quantities that the target maps, by role."""
         return read_roles(self.samples() or [], self._target.metrics)
 
     def roles_later(
@@ -195,7 +194,7 @@ class NoAnswerError(NotServedError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asker:
-    """Sends one streaming request and tells when its tokens came.
+    """Sends one streaming request and stamps its tokens.
 
     Each on a connection of its own: llama.cpp closes one after a stream without having said so, and
     a request that is on its way by then fails.
@@ -276,7 +275,7 @@ def probe_service(asker: Asker, *, longest_s: float) -> Probing:
 
 
 def read_health(client: httpx.Client, url: str) -> bool | None:
-    """What the server says of its health; None where it has no such page."""
+    """The server's own word on its health; None if it has no such page."""
     try:
         status = client.get(f"{url}/health").status_code
     except httpx.HTTPError:

@@ -1,4 +1,4 @@
-"""What a run must know of its load's rows, counted while they pass by on their way to parquet.
+"""The rows of a load, counted on their way from shards to parquet.
 
 However many rows there are, no more than a part of them is in memory at a time.
 """
@@ -63,21 +63,21 @@ class LoadTally:
                 yield from rows
 
     def samples(self) -> Iterator[ClientSample]:
-        """What the load processes saw of themselves."""
+        """Samples that the load processes took of themselves."""
         for part in self._samples.read_in_parts():
             samples = self._moved(part)
             self._last |= {(sample.host, sample.pid): sample for sample in samples}
             yield from samples
 
     def processes(self) -> list[LoadProcess]:
-        """Who took part; asked once, after all rows and samples were seen."""
+        """The load's processes. Call it once, after all rows and samples."""
         marks = self._moved(self._marks.read_new())
         ended = {(mark.host, mark.pid): mark.t_ns for mark in marks if mark.event == "ended"}
         began = (mark for mark in marks if mark.event == "began")
         return [self._process(mark, ended.get((mark.host, mark.pid))) for mark in began]
 
     def void_trials(self) -> list[VoidTrial]:
-        """Which trials mean nothing; asked once."""
+        """Trials without meaning. Call it once."""
         return self._void.read_new()
 
     def _moved(self, rows: list[Row]) -> list[Row]:
@@ -157,7 +157,7 @@ class _AnyLatency(ObservedLatency):
 
 
 def find_unsent(plan: LoadPlan, manifest: Manifest, sent: Sequence[Sent]) -> UnsentArrivals:
-    """Of all loops together. `plan` is the last loop's. Raises ConfigError for an unread trace."""
+    """Unsent arrivals of all loops. `plan` is the last loop's. Raises ConfigError."""
     found = UnsentArrivals()
     ends_ns = [reading.t_ns for reading in manifest.idle.loops]
     for number in range(plan.run.seed - manifest.seed + 1):
@@ -170,7 +170,7 @@ def find_unsent(plan: LoadPlan, manifest: Manifest, sent: Sequence[Sent]) -> Uns
 
 
 def _still_waiting(plan: LoadPlan, sent: Sequence[Sent]) -> Iterator[tuple[float, Arrival]]:
-    """Who was due when the last request ended, and had waited how long, in seconds."""
+    """Arrivals due before the last request ended, with how long each had waited, in seconds."""
     if plan.schedule is None or not sent:
         return
     intended_ns = {one.number: one.intended_start_ns for one in sent}

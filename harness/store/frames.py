@@ -1,4 +1,4 @@
-"""What a run left behind, in memory: the frames that every analysis starts from."""
+"""A run in memory: the frames that every analysis starts from."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a run was: everything needed to read its rows, and to run it again, in `manifest.json`."""
+"""`manifest.json`: everything needed to read a run's rows, and to run it again."""
 
 import os
 import platform
@@ -227,5 +227,5 @@ def local_clock() -> str:
 
 @cache  # at the end of a load there may be no file handle left to read it with
 def boot_id() -> str | None:
-    """The kernel's id of this start of the machine, where the system tells it."""
+    """The kernel's id of this start of the machine, if the system has one."""
     return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else None

@@ -197,7 +197,7 @@ class RunFolder:
         return self._frames()
 
     def frames_without_tokens(self) -> "RunFrames":
-        """The same without the times of single tokens, which are most of a large run."""
+        """Read the run without the times of single tokens, which are most of a large run."""
         from harness.store.parquet import TOKEN_LISTS
 
         return self._frames(without=TOKEN_LISTS)

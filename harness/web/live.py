@@ -41,13 +41,13 @@ class Distribution:
             self._sorted.remove(self._recent.popleft())
 
     def quantile(self, q: float) -> float | None:
-        """Of those kept; None while there is none."""
+        """A quantile of the kept values; None while there is none."""
         last = len(self._sorted) - 1
         return self._sorted[min(last, int(q * len(self._sorted)))] if last >= 0 else None
 
 
 class Thinned(Generic[T]):
-    """Of all that was added every so many-th: past `most` every second one is dropped."""
+    """Every n-th of the added items: past `most`, every second one is dropped."""
 
     def __init__(self, most: int) -> None:
         self.kept: list[T] = []
@@ -65,7 +65,7 @@ class Thinned(Generic[T]):
 
 
 class Pending(OrderedDict[str, T]):
-    """What waits for its counterpart, by request id. Past `MOST_PENDING` the oldest goes."""
+    """Items that wait for their counterpart, by request id. Past `MOST_PENDING` the oldest goes."""
 
     def put(self, name: str, item: T) -> None:
         self[name] = item
@@ -74,14 +74,14 @@ class Pending(OrderedDict[str, T]):
 
 
 class Leave(NamedTuple):
-    """Of a request that was left: when, and what its user had read by then."""
+    """When a request was left, and how many tokens its user had read by then."""
 
     abandoned_ns: int
     tokens_read: int
 
 
 class LiveRun:
-    """What is known so far. Its state is sums, and the abandons that the server still holds.
+    """The figures so far. Its state is sums, and the abandons that the server still holds.
 
     `has_log`: the server tells its lifecycle events, with stamps of the clients' clock. Without
     them there is no latency and no waste before the summary.
@@ -106,7 +106,7 @@ class LiveRun:
 
     @property
     def pending(self) -> Sequence[Sized]:
-        """What waits for its counterpart, of each kind."""
+        """Items that wait for their counterpart, of each kind."""
         return self._left, self._gone, self._arrived
 
     def take_rows(self, rows: Iterable[RequestRow]) -> None:
@@ -193,7 +193,7 @@ class LiveRun:
         self._seen += 1
         self._wasted += max(0, event.num_generated - leave.tokens_read)
         if event.reason in _NATURAL:
-            return  # it ended by itself: nobody let go of it
+            return  # it ended by itself: no cancel
         latency_ms = (event.t_ns - leave.abandoned_ns) / _MS
         self._latency.add(latency_ms)
         self._latencies.add((self._seconds(leave.abandoned_ns), latency_ms))

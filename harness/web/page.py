@@ -105,7 +105,7 @@ def _shown(runs: WebRuns) -> dict[str, Any]:
 
 
 def _state(runs: WebRuns, web_ui: Any) -> str:
-    """Of the test, as it is now: Locust keeps its answer for a while, and what we put in it."""
+    """The state of the test now: Locust keeps its answer, and what we put in it, for a while."""
     state: str = web_ui.environment.runner.state
     if runs.is_being_judged and state in (STATE_STOPPED, STATE_STOPPING):
         return STATE_RUNNING  # or the page would ask no more before the figures

@@ -50,7 +50,7 @@ _STDOUT: Final = 1
 
 
 def tell(event: str, **message: Any) -> None:
-    """One message on standard output. Where nobody listens any more the run is saved all the same:
+    """One message on standard output. If the page has ended, the run is saved all the same:
     the end of standard input has been heard too."""
     line = msgspec.json.encode({"event": event, **message}) + b"\n"
     with suppress(BrokenPipeError):

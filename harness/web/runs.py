@@ -138,7 +138,7 @@ class WebRuns:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """What is known of the last run, or of the one that is being started."""
+        """The state of the last run, or of the one that is being started."""
         if self._next is not None and self._next.shown["phase"]:
             return self._next.shown
         return {"state": "ready"} if self._recorder is None else self._recorder.shown
@@ -239,7 +239,7 @@ class WebRuns:
         gevent.spawn_later(plan.run.max_seconds, self._stop_if, self._number)
 
     def _numbered_config(self) -> dict[str, Any]:
-        """Of the runs of a page whose folder was named, each has a folder of its own in it."""
+        """With `--out DIR` each run of a page has a folder of its own in it."""
         if (out := self._config.get("out")) is None:
             return dict(self._config)
         folders = (Path(out) / str(number) for number in count(1))

@@ -57,7 +57,7 @@ def tab_rows(shown: Mapping[str, Any], *, reported: int) -> list[dict[str, str]]
 
 
 def live_rows(live: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Of a run that goes on. `live`: what `LiveRun.shown` tells."""
+    """Rows of a run that goes on. `live`: the result of `LiveRun.shown`."""
     latency, refill, lag = live["latency_ms"], live["refill_ms"], live["lag_ms"]
     gauges: Mapping[str, float] = live["gauges"]
     no_log = None if live["has_log"] else _NO_LOG
@@ -80,7 +80,7 @@ def live_rows(live: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def final_rows(summary: Summary) -> list[dict[str, str]]:
-    """Of a run that was judged: the figures of its summary."""
+    """Rows of a judged run: the figures of its summary."""
     rows = [_row(said.level, DASH, said.text) for said in summary.validity if said.level in _TOLD]
     rows += _outcome_rows(summary.outcomes)
     for one in FINAL:

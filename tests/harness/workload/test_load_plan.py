@@ -134,14 +134,14 @@ class TestOnThisServer:
     def test_a_silence_that_nobody_knows_the_end_of(self, tmp_path: Path) -> None:
         target, mix = load_target("vllm"), '{plan="tokens", tokens=3, way="vanish"}'
         (note,) = load_notes(workload(tmp_path, mix), target, server())
-        assert "it is watched for the settle time, 5 s, and whoever is still there" in note
+        assert "it is watched for the settle time, 5 s; a request that is still there" in note
         chosen = workload(tmp_path, mix, "settle.silence_seconds=9")
         assert load_notes(chosen, target, server()) == []
 
     def test_a_queue_that_nobody_tells_of(self, tmp_path: Path) -> None:
         asked = workload(tmp_path, '{plan="queued"}')
         (queue, ends) = load_notes(asked, load_target("openai"), server())
-        assert "tells nothing of its queue" in queue
+        assert "shows no queue" in queue
         assert "not known to honour `ignore_eos`" in ends
         assert load_notes(asked, load_target("reference"), server(slots=2)) == []
 
