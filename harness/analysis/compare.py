@@ -206,9 +206,9 @@ def _lower_rank(mine: Floats, theirs: Floats) -> int:
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
     """One figure (`p50`) of one metric in the baseline and in a candidate.
 
-    `difference` is candidate - baseline with its interval (95 %), `ratio` candidate / baseline with
-    its, and `ratio_in_steps` the same of what each is in steps of its own engine. What is null is
-    not known; `note` says why the two are not compared.
+    `difference` is candidate - baseline, `ratio` candidate / baseline, each with its interval, and
+    `ratio_in_steps` the ratio of both in steps of their own engines. `note` says why the two are
+    not compared.
     """
 
     metric: str
@@ -240,8 +240,8 @@ def pair_of(
     steps_s: tuple[float | None, float | None] = (None, None),
     counting: tuple[str | None, str | None] = (None, None),
 ) -> Pair:
-    """Compare a figure; `steps_s`: how long a step of the baseline and of the candidate takes,
-    `counting`: how each counted its tokens."""
+    """Compare a figure. Of baseline and candidate, `steps_s` is the duration of a step, `counting`
+    how tokens were counted."""
     a, b = getattr(candidate, figure), getattr(baseline, figure)
     found = Pair(metric=name, figure=figure, unit=baseline.unit, baseline=b, candidate=a)
     note = why_not_figures(name, baseline, candidate, counting)
@@ -318,7 +318,7 @@ class Standing(StrEnum):
 
 
 def standing(pair: Pair) -> Standing:
-    """Where the interval leaves out "no difference", the direction of the figure decides."""
+    """Better or worse, by the metric's direction, if the interval leaves out "no difference"."""
     if pair.note is not None or pair.difference is None:
         return Standing.NOT_COMPARED
     if METRICS[pair.metric].better == "neither":
@@ -331,12 +331,12 @@ def standing(pair: Pair) -> Standing:
 
 
 def is_sure(pair: Pair) -> bool:
-    """Does either of the two surely do better?"""
+    """Is one of the two surely better?"""
     return standing(pair) in (Standing.BETTER, Standing.WORSE)
 
 
 def _signs(pair: Pair, difference: float) -> set[int]:
-    """By each way to look at it: 1, the candidate surely has more; -1, less; 0, nobody knows."""
+    """As measured and in steps: 1, the candidate surely has more; -1, less; 0, neither is sure."""
     if METRICS[pair.metric].kind == "idle":
         return {_sign((difference, difference), 0.0)}
     signs = {_sign(pair.difference_ci95, 0.0)}
@@ -346,7 +346,7 @@ def _signs(pair: Pair, difference: float) -> set[int]:
 
 
 def _sign(limits: Limits | None, even: float) -> int:
-    """On which side of even the whole interval lies; 0 where it holds it, or is not known."""
+    """The side of `even` on which all of the interval lies; 0 if it holds `even` or is unknown."""
     if limits is None:
         return 0
     return (limits[0] > even) - (limits[1] < even)
