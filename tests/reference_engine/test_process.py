@@ -1,5 +1,6 @@
 """The engine as its users meet it: two real processes, a real socket, the official client."""
 
+import json
 import socket
 from collections.abc import Iterator
 
@@ -127,3 +128,43 @@ def test_the_torch_runner_serves() -> None:
         }
         assert len(answers) == 1, "greedy answers repeat"
         assert len(answers.pop().split()) == 6
+
+
+def test_wrong_paths_and_methods_are_openai_errors(engine: RunningEngine) -> None:
+    assert httpx.get(f"{engine.url}/v2").json()["error"]["type"] == "invalid_request_error"
+    assert httpx.get(f"{engine.url}/v1/completions").status_code == 405
+
+
+def test_faults_over_http(engine: RunningEngine) -> None:
+    url = f"{engine.url}/walkaway/faults"
+    try:
+        assert httpx.put(url, json={"delay-abort": 0.25}).json()["delay-abort"] == 0.25
+        leaver = post_raw(engine, "delayed", stream=True)
+        engine.wait_for("first_token", "delayed")
+        leaver.close()
+        engine.wait_for("finished", "delayed")
+        times = {
+            e["event"]: e["t_ns"] for e in engine.events() if e["client_request_id"] == "delayed"
+        }
+        # The event loop's timers count in whole milliseconds.
+        assert times["abort_sent"] - times["disconnected"] >= 0.249e9
+        assert httpx.put(url, json={"lose-abort": 7}).status_code == 400
+    finally:
+        assert httpx.put(url, json={}).json()["delay-abort"] == 0.0
+
+
+def test_without_permission_there_are_no_faults() -> None:
+    with running("--runner", "simulated") as engine:
+        assert httpx.get(f"{engine.url}/walkaway/faults").status_code == 404
+
+
+def test_the_log_says_what_happened_and_pages(engine: RunningEngine) -> None:
+    httpx.post(f"{engine.url}/v1/completions", json=body(max_tokens=2))
+    first = httpx.get(f"{engine.url}/walkaway/lifecycle", params={"limit": 2})
+    assert len(first.text.splitlines()) == 2
+    assert first.headers["x-walkaway-next-after"] == "2"
+    steps = httpx.get(f"{engine.url}/walkaway/steps", params={"limit": 1})
+    assert json.loads(steps.text)["step"] == 1
+    for after in ("-1", "x", "9" * 30, "1" * 5000, "٣"):
+        refused = httpx.get(f"{engine.url}/walkaway/steps", params={"after": after})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "after")

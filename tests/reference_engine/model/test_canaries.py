@@ -1,4 +1,4 @@
-"""80 canaries: greedy answers are the same, token by token, under any load.
+"""200 canaries: greedy answers are the same, token by token, under any load.
 
 First they are generated in peace: eight at a time, in a pool that holds them all. Then in trouble:
 in a pool that is too small, beside requests that come, are cancelled at any moment, and share the
@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 from reference_engine.model.torch_runner import TorchRunner  # noqa: E402
 from tests.reference_engine.conftest import end  # noqa: E402
 
-CANARIES = 80
+CANARIES = 200
 ANSWER_TOKENS = 8
 GREEDY = Sampling(max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True)
 
@@ -91,7 +91,7 @@ def test_canaries_say_the_same_in_peace_and_in_trouble() -> None:
     expected = in_peace()
     canaries, scheduler = in_trouble()
     counters = scheduler.counters
-    assert counters.finished["abort"] >= 20
-    assert sum(request.num_preemptions > 0 for request in canaries) >= 20
-    assert sum(request.num_cached_tokens > 0 for request in canaries) >= 8
+    assert counters.finished["abort"] >= 50
+    assert sum(request.num_preemptions > 0 for request in canaries) >= 50
+    assert sum(request.num_cached_tokens > 0 for request in canaries) >= 20
     assert [request.token_ids for request in canaries] == expected
