@@ -78,7 +78,16 @@ def are_gone(pids: list[int]) -> bool:
 @pytest.mark.e2e
 def test_a_whole_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    code, stdout, stderr = run(tmp_path, "run", "cancel_steps", *SMALL, "--out", str(out))
+    code, stdout, stderr = run(
+        tmp_path,
+        "run",
+        "cancel_steps",
+        *SMALL,
+        "--set",
+        "load.stop_after_abandons=300",
+        "--out",
+        str(out),
+    )
     assert code == 0, stderr
     assert "cancel_latency_s" in stdout
     assert f"report: {out / 'report.html'}" in stdout
