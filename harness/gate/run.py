@@ -129,9 +129,14 @@ def _check_rows(
     if rounds:
         _check_requests(folder, "the files of the rounds have", whole, counted)
     for one in whole if rounds else [folder]:
-        for name in RECORDS:
-            if name != "requests":
-                sum(batch.num_rows for batch in _batches(one, name))
+        _check_readable(one, RECORDS.keys() - {"requests"})
+    if folder.probe_phase.path.is_dir():
+        _check_readable(folder.probe_phase, RECORDS)
+
+
+def _check_readable(folder: RunFolder, names: Iterable[str]) -> None:
+    for name in names:
+        sum(batch.num_rows for batch in _batches(folder, name))
 
 
 def _check_requests(

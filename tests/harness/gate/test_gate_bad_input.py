@@ -98,6 +98,21 @@ def test_a_damaged_round_is_named(
     assert f"1-build/{name}.parquet cannot be read" in said(capsys)["checks"][0]["reason"]
 
 
+@pytest.mark.parametrize("content", [b"PAR1 but no more", None], ids=["cut", "gone"])
+@pytest.mark.parametrize("name", ["requests", "lifecycle"])
+def test_a_damaged_probe_phase_is_named(
+    name: str, content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = gated.save(tmp_path / "run")
+    probe = RunFolder.claim(run / "probe")
+    probe.write_rows(RunRows())
+    assert gate(run) == 0
+    said(capsys)
+    file = probe.path / f"{name}.parquet"
+    file.unlink() if content is None else file.write_bytes(content)
+    assert f"probe/{name}.parquet cannot be read" in undecided(run, capsys)
+
+
 def test_rows_that_a_round_has_lost_are_missed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
