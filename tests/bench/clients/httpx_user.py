@@ -9,7 +9,7 @@ from time import perf_counter_ns
 
 import httpx
 
-from harness.load.exchange import StreamReader
+from harness.load.client import StreamReader
 from harness.load.rows import ShardWriter
 from harness.load.stream import StreamMachine
 from harness.records import RequestRow

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.load.client import StreamClient
-from harness.load.exchange import StreamReader
+from harness.load.client import StreamClient, StreamReader
 from harness.load.transport import WireRequest
 from harness.records import Outcome, WireClose
 from harness.workload.abandon import RequestSpec

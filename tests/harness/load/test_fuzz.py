@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.load.client import StreamReader
 from harness.load.dialect import refusal_message
-from harness.load.exchange import StreamReader
 from harness.load.rows import ShardReader, ShardWriter
 from harness.load.sse import EndlessEventError, SSEDecoder
 from harness.load.stream import StreamMachine

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from harness.load.client import Exchange, StreamReader
 from harness.load.connection import Connection
-from harness.load.exchange import Exchange, StreamReader
 from harness.load.stream import StreamMachine
 from harness.records import Outcome, Way, WireClose
 from tests.harness.load.asking import MS, PLAN, SPEC, after, two_tokens

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.load.exchange import StreamReader, UnaryReader
+from harness.load.client import StreamReader, UnaryReader
 from harness.load.sse import EndlessEventError
 from harness.load.stream import StreamMachine
 from harness.records import Delivery, Outcome, TokenCounting, Way, WireClose
