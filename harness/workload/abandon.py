@@ -1,8 +1,8 @@
 """Abandon plans: when a user leaves. Pure: each plan draws itself from the request's own generator.
 
-A plan is an entry of `[[load.mix]]` and is used as it was read: the TOML file, the load process and
-the draw know one class. To add a kind of leaving, add a subclass of `AbandonPlan` here and to
-`AnyPlan`; how to leave (the act on the connection) is a `Way`, see `harness.load.leave`.
+A plan is an entry of `[[load.mix]]`; the TOML file, the load process and the draw use one class. To
+add a kind of leaving, add a subclass of `AbandonPlan` here and to `AnyPlan`. How a user leaves (the
+act on the connection) is a `Way`, see `harness.load.leave`.
 
 The pause between the last token wanted and leaving keeps users out of step with the server: leaving
 right after a token would put every t0 at the same point of the engine's step.
@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field, PlainValidator
 
@@ -24,10 +24,10 @@ from harness.workload.values import LONGEST_S, MOST_TOKENS, Section
 
 MOST_ANSWERS: Final = 128
 
-# Called with the number of tokens read; returns None to read on, or how long to think (ns) before
-# leaving. Called with 0 before the request is sent: a user who leaves without a token thinks from
-# the sending on or, where the pause is a time, from before the connection is opened. The event
-# loop's own callback may call it, so it must not wait.
+# Takes the number of tokens read; returns None to read on, or the pause before leaving (ns). It is
+# called with 0 before the request is sent: a pause without a token counts from the sending or, if
+# it is a time, from before the connection is opened. It must not wait: the event loop's own
+# callback may call it.
 LeaveRule = Callable[[int], int | None]
 
 # The pause before leaving: the load's `think`, a race around the last step, or so many ns.
@@ -35,14 +35,14 @@ Pause = Literal["think", "race"] | int
 
 _NORMAL: Final = NormalDist()
 _LARGEST_SHARE: Final = 1 - 2**-53  # the inverse of the normal distribution ends before 1
-# The race begins with so many tokens to come. Leaving within a step can be cancelled before the
-# last step begins; within the next, the last token is being made; then the answer is over.
+# The race begins with so many tokens to come. A request left within a step can be cancelled before
+# the last step begins; within the next, the last token is being made; then the answer is over.
 _RACE_TOKENS: Final = 2
 _RACE_STEPS: Final = (0.5, 2.5)
 
 
 def never(_tokens_read: int) -> None:
-    """The leave rule of users who stay."""
+    """The leave rule of a user that stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,37 +138,33 @@ SecondsRange = Annotated[list[float], _range_parser(LONGEST_S, "seconds")]
 
 
 class AbandonPlan(Section):
-    """`weight`: the plan's share of all requests that leave, over the sum of weights. `n`: answers
-    asked for in one request; the plan counts the tokens of all of them together."""
+    """`weight`: the plan's share of the requests that leave, over the sum of weights. `n`: answers
+    to one request; the plan counts the tokens of all of them together."""
 
     plan: str
     weight: Annotated[float, Field(ge=0, le=1e9)] = 1.0
     way: Annotated[Way, Field(strict=False)] = Way.FIN
     delivery: Annotated[Delivery, Field(strict=False)] = Delivery.STREAM
     n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] = 1
+    is_read: ClassVar[bool] = False  # to its end, or nearly: the answer then has `stay_tokens`
 
     @abstractmethod
     def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
-        """The request with its moment of leaving; unchanged where the user stays."""
+        """The request with its moment of leaving; unchanged if the user stays."""
 
     @property
     def waits_for_tokens(self) -> bool:
-        """Whether the user reads tokens before leaving: a unary answer does not show them."""
+        """Whether the user reads tokens before leaving, which a unary answer does not show."""
         return True
 
-    @property
-    def is_read(self) -> bool:
-        """Whether the answer is read to its end or nearly: it then has `stay_tokens`."""
-        return False
-
     def problem(self, answer_tokens: int, stay_tokens: int) -> str | None:
-        """Why nobody can leave like this; None: they can."""
+        """Why no user can leave by this plan; None: they can."""
         if self.delivery is Delivery.UNARY and self.waits_for_tokens:
             return "a unary answer shows no tokens before it is complete"
         return self.token_problem(self.n * (stay_tokens if self.is_read else answer_tokens))
 
     def token_problem(self, asked_for: int) -> str | None:
-        """Why it cannot be when so many tokens are asked for, in all answers together."""
+        """Why it is impossible with so many tokens in all answers together; None: it is not."""
         if self.waits_for_tokens and asked_for <= self.n:
             return "an answer of one token is over when it comes"
         return None
@@ -180,21 +176,16 @@ class AbandonPlan(Section):
 
 
 def beyond(tokens: float, asked_for: int) -> str | None:
-    """The complaint about a number of tokens that an answer does not have."""
     if tokens < asked_for:
         return None
-    return (
-        f"{tokens:g} tokens, but `answer_tokens` allow {asked_for}: nobody can leave an answer "
-        "that is over"
-    )
+    return f"{tokens:g} tokens, but `answer_tokens` allow {asked_for}: the answer would end first"
 
 
 class _AfterTokens(AbandonPlan):
-    """Plans that draw a number of tokens."""
+    """Plans that draw a number of tokens, of `limit` in all."""
 
     @abstractmethod
-    def draw_tokens(self, rng: random.Random, limit: int) -> int:
-        """After how many tokens of `limit` in all."""
+    def draw_tokens(self, rng: random.Random, limit: int) -> int: ...
 
     def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
         tokens = self.draw_tokens(rng, asked.n * asked.max_tokens)
@@ -235,7 +226,7 @@ class UniformPlan(_AfterTokens):
 
 
 class GeometricPlan(_AfterTokens):
-    """The same chance to leave after each token, 1 / `mean`, cut off at the end of the answer."""
+    """An equal chance to leave after each token, 1 / `mean`; the end of the answer cuts it off."""
 
     plan: Literal["tokens_geometric"]
     mean: Annotated[float, Field(ge=1, le=MOST_TOKENS)]
@@ -248,8 +239,8 @@ class GeometricPlan(_AfterTokens):
 
 
 class LognormalPlan(_AfterTokens):
-    """The logarithm is normal around that of `median`, with standard deviation `sigma`; cut off at
-    the end of the answer."""
+    """The logarithm is normal around that of `median`, with standard deviation `sigma`; the end of
+    the answer cuts it off."""
 
     plan: Literal["tokens_lognormal"]
     median: Annotated[float, Field(ge=1, le=MOST_TOKENS)]
@@ -263,23 +254,16 @@ class LognormalPlan(_AfterTokens):
 
 
 class FilePlan(AbandonPlan):
-    """After a number of tokens drawn from a file: one a line, or a `column` of CSV or parquet.
-
-    It becomes a `TokensPlan` when the file is read, before the load begins."""
+    """After a number of tokens drawn from a file: one a line, or a `column` of CSV or parquet. It
+    becomes a `TokensPlan` when the file is read, before the load begins."""
 
     plan: Literal["tokens_from_file"]
     file: Annotated[str, Field(min_length=1)]
     column: str | None = None
 
     def with_counts(self, counts: list[int]) -> TokensPlan:
-        return TokensPlan(
-            plan="tokens",
-            tokens=counts,
-            weight=self.weight,
-            way=self.way,
-            delivery=self.delivery,
-            n=self.n,
-        )
+        shared = self.model_dump(exclude={"plan", "file", "column"})
+        return TokensPlan(plan="tokens", tokens=counts, **shared)
 
     def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
         raise TypeError(f"{self.file} was not read")
@@ -300,7 +284,7 @@ class SharePlan(AbandonPlan):
 
 
 class TimePlan(AbandonPlan):
-    """So many seconds, uniform between the two, after the request was sent or its first token."""
+    """Seconds, uniform between the two, after the sending or the first token."""
 
     plan: Literal["time"]
     seconds: SecondsRange
@@ -318,7 +302,7 @@ class TimePlan(AbandonPlan):
 
 
 class QueuedPlan(AbandonPlan):
-    """Once it is sent, after the think time: still in the queue, where there is one."""
+    """After the sending and the think time: still in the queue, where there is one."""
 
     plan: Literal["queued"]
 
@@ -331,7 +315,7 @@ class QueuedPlan(AbandonPlan):
 
 
 class PrefillPlan(AbandonPlan):
-    """At a share of the time to first token seen so far; before any was seen, the user stays."""
+    """At a share of the median time to first token so far; before any was seen, the user stays."""
 
     plan: Literal["prefill"]
     share: Shares = Field(default_factory=lambda: [0.1, 0.9])
@@ -349,20 +333,15 @@ class PrefillPlan(AbandonPlan):
 
 class LastTokenPlan(AbandonPlan):
     """As the last of `stay_tokens` is made: from half a step before the last step begins to half a
-    step after it has ended. A quarter can still be cancelled, half leave while the last token is
-    made, and a quarter comes too late."""
+    step after it ends. A quarter can still be cancelled, half leave while the last token is made,
+    and a quarter comes too late."""
 
+    is_read = True
     plan: Literal["last_token"]
-
-    @property
-    def is_read(self) -> bool:
-        return True
 
     def token_problem(self, asked_for: int) -> str | None:
         if asked_for <= _RACE_TOKENS * self.n:
-            return (
-                "the race for the last token begins two before it: `stay_tokens` must be 3 or more"
-            )
+            return "the race begins two tokens before the last: `stay_tokens` must be 3 or more"
         return None
 
     def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
@@ -373,11 +352,8 @@ class LastTokenPlan(AbandonPlan):
 class StayPlan(AbandonPlan):
     """Reads to the end of `stay_tokens`."""
 
+    is_read = True
     plan: Literal["never"]
-
-    @property
-    def is_read(self) -> bool:
-        return True
 
     @property
     def waits_for_tokens(self) -> bool:
@@ -404,7 +380,7 @@ AnyPlan = Annotated[
 
 
 def geometric(rng: random.Random, *, mean: float, limit: int) -> int:
-    """From 1 to `limit` - 1: P(N > k) is (1 - 1 / mean)^k where nothing is cut off."""
+    """From 1 to `limit` - 1; P(N > k) = (1 - 1 / mean)^k before the limit cuts it off."""
     if mean <= 1:
         return 1
     decay = math.log1p(-1 / mean)

@@ -1,8 +1,8 @@
 """Several arms in one workload: the order of their runs, decided before anything runs.
 
-A round runs every arm once. Each round begins with the next arm, so that drift (a machine that
-warms up, a disk that fills) hits all arms alike. A round has a seed of its own, which its arms
-share: they are compared pair by pair, under the same demands.
+A round runs every arm once. Each round begins with the next arm, so drift (a machine warms up, a
+disk fills) hits all arms alike. The arms of a round share its seed: they are compared pair by pair,
+under equal demands.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,8 @@ from harness.workload.workload import ArmSettings, ArmTarget, EngineSettings, Wo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmRun:
-    """One arm in one round (counted from 1): a workload without arms, ready to be run.
-
-    `target`: the server of this arm; None: that of the whole order.
-    """
+    """One arm in one round (from 1): a workload without arms, ready to be run. `target`: the arm's
+    own server; None: that of the whole run."""
 
     round: int
     arm: str
@@ -32,10 +30,9 @@ class ArmRun:
 
 
 def arm_runs(workload: Workload, *, source: str, settings: Sequence[str] = ()) -> list[ArmRun]:
-    """All runs in the order in which they are to be made; none for a workload without arms.
+    """All runs in order; none without arms. The seed of a round is `run.seed` + round.
 
-    The seed of a round is `run.seed` + round. Raises ConfigError for an arm that cannot be, and for
-    a `--set` that no arm would feel.
+    Raises ConfigError for an invalid arm, and for a `--set` that has no effect on any arm.
     """
     for setting in settings:
         _refuse_if_unfelt(setting, workload.arms)
@@ -51,7 +48,7 @@ def arm_runs(workload: Workload, *, source: str, settings: Sequence[str] = ()) -
 
 
 def resolve_arm(workload: Workload, arm: ArmSettings, *, source: str) -> Workload:
-    """The workload as this arm has it. Raises ConfigError."""
+    """The workload with the changes of this arm. Raises ConfigError."""
     data = workload.model_dump(
         exclude={"arms": True, "value": True, "gate": True, "run": {"rounds", "reference_arm"}}
     )
@@ -65,8 +62,8 @@ def resolve_arm(workload: Workload, arm: ArmSettings, *, source: str) -> Workloa
 def check_engine_is_ours(
     workload: Workload, settings: Sequence[str], *, target_url: str | None
 ) -> None:
-    """Only an engine that we start takes settings of `[engine]`: with a URL neither an arm nor a
-    `--set` may change one. Raises ConfigError."""
+    """Raise ConfigError where an arm or a `--set` changes `[engine]` for a server that the run does
+    not start."""
     has_ours = target_url is None and (
         not workload.arms or any(arm.target is None for arm in workload.arms)
     )
@@ -90,8 +87,8 @@ def check_engine_is_ours(
 
 
 def unused_engine_settings(workload: Workload) -> str | None:
-    """The note on a run whose server is not the bundled engine, though its workload has settings
-    for that engine; None where it has none."""
+    """A note for a run on another server than the bundled engine; None: the workload has no
+    settings for that engine."""
     defaults = EngineSettings()
     chosen = {name: value for name, value in workload.engine if value != getattr(defaults, name)}
     if not chosen:
@@ -100,7 +97,7 @@ def unused_engine_settings(workload: Workload) -> str | None:
 
 
 def _changed(section: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
-    """The section with an arm's keys; one of another kind has none of the keys of this."""
+    """The section with an arm's keys; a change of `kind` drops all keys of the section."""
     is_another = by.get("kind", section["kind"]) != section["kind"]
     return dict(by) if is_another else {**section, **by}
 

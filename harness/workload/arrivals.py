@@ -1,11 +1,10 @@
 """`[arrivals]`: when requests come, one class a kind. Pure.
 
-Without the section users are a closed loop: each sends its next request when the last one ended. In
-an open loop requests come by a schedule, whatever the server does.
+Without this section the users are a closed loop: each sends its next request when the last one
+ended. In an open loop requests come by a schedule, whatever the server does.
 
-An inhomogeneous arrival process by time change: arrivals lie evenly, or by gaps of a gamma
-distribution, on an axis on which one is expected in each unit, and the area under the rate maps
-that axis to time.
+Rates that change make an inhomogeneous process by time change: arrivals lie evenly, or with gamma
+gaps, on an axis with one expected arrival a unit, and the area under the rate maps it to time.
 """
 
 import math
@@ -23,7 +22,7 @@ from harness.workload.values import MOST_RATE, Duration, Seconds, Section, Strea
 MOST_ARRIVALS: Final = 10_000_000
 MAX_STREAMS: Final = 1_000
 _MOST_FACTOR: Final = 1e6
-# An area is a float: what is nearer than this to the end of the schedule lies on it.
+# An area is a float: an arrival nearer than this to the end of the schedule lies on the end.
 _ROUNDING: Final = 1e-9
 
 Rate = Annotated[float, Field(gt=0, le=MOST_RATE)]
@@ -67,15 +66,11 @@ class Stretch(NamedTuple):
 
     @property
     def expected(self) -> float:
-        """How many arrivals are expected: the area under the rate."""
         return self.seconds * (self.from_rate + self.to_rate) / 2
 
     def when(self, area: float) -> float:
-        """Seconds from its beginning until the area under the rate is so large.
-
-        The root t of from_rate * t + slope * t^2 / 2 = area, in the form that also holds for no
-        slope.
-        """
+        """Seconds from its beginning until the area under the rate is so large: the root t of
+        from_rate * t + slope * t^2 / 2 = area, in the form that also holds without a slope."""
         if area <= 0:
             return 0.0
         slope = (self.to_rate - self.from_rate) / self.seconds
@@ -86,8 +81,6 @@ class Stretch(NamedTuple):
 
 
 class ClosedArrivals(Section):
-    """No schedule: a user asks again when it was answered."""
-
     kind: Literal["closed"] = "closed"
 
 
@@ -107,8 +100,8 @@ class RateArrivals(OpenArrivals):
 
     @property
     def shape(self) -> float | None:
-        """The shape of the gamma distribution that the gaps follow (1: an exponential, so each
-        arrival is independent of the others); None: evenly spaced."""
+        """The shape of the gamma distribution of the gaps (1: exponential, so the arrivals are
+        independent of each other); None: evenly spaced."""
         return 1.0
 
     @model_validator(mode="after")
@@ -116,14 +109,14 @@ class RateArrivals(OpenArrivals):
         expected = self.expected
         if not 0 < expected <= MOST_ARRIVALS:
             raise ValueError(
-                f"{expected:g} arrivals are expected; it must be more than none, and at most "
+                f"{expected:g} arrivals are expected; there must be more than 0 and at most "
                 f"{MOST_ARRIVALS}"
             )
         return self
 
     @property
     def expected(self) -> float:
-        """How many arrivals are expected in all; evenly spaced, it is so many."""
+        """The expected number of arrivals, which is exact if they are evenly spaced."""
         return sum(stretch.expected for stretch in self.stretches)
 
     @property
@@ -135,7 +128,7 @@ class RateArrivals(OpenArrivals):
         return max(max(one.from_rate, one.to_rate) for one in self.stretches)
 
     def offsets_s(self, rng: random.Random) -> Iterator[float]:
-        """The time of each arrival, in seconds from the beginning, in order."""
+        """Seconds from the beginning to each arrival, in order."""
         places = _places(self.shape, rng)
         place = next(places)
         begin_s = passed = 0.0
@@ -148,7 +141,7 @@ class RateArrivals(OpenArrivals):
 
 
 def _places(shape: float | None, rng: random.Random) -> Iterator[float]:
-    """Where arrivals lie on an axis on which one is expected in each unit."""
+    """Places of the arrivals on an axis with one expected arrival a unit."""
     if shape is None:
         yield from map(float, count())
         return
@@ -205,8 +198,6 @@ class _SpacedArrivals(RateArrivals):
 
 
 class RampArrivals(_SpacedArrivals):
-    """A rate that goes straight from `from_rate` to `to_rate` in `seconds`."""
-
     kind: Literal["ramp"]
     from_rate: RateOrNone
     to_rate: RateOrNone
@@ -218,15 +209,11 @@ class RampArrivals(_SpacedArrivals):
 
 
 class Step(Section):
-    """`rate` for `seconds`."""
-
     rate: RateOrNone
     seconds: Duration
 
 
 class StepsArrivals(_SpacedArrivals):
-    """One rate after the other."""
-
     kind: Literal["steps"]
     steps: Annotated[list[Step], Field(min_length=1)]
 
@@ -236,11 +223,11 @@ class StepsArrivals(_SpacedArrivals):
 
 
 class TraceArrivals(OpenArrivals):
-    """Recorded traffic (`workload.traces`), from `from_s` on, for `seconds` of the recording, both
-    counted from the first request of the file, and replayed `speed` times as fast.
+    """Recorded traffic (`harness.workload.traces`), replayed `speed` times as fast: `seconds` of
+    it, from `from_s` after its first request on.
 
-    `prompt_factor` "fit": as much less than 1 as makes the longest prompt fit; the load process
-    gets the number.
+    `prompt_factor` "fit" becomes the largest number up to 1 by which the longest prompt fits; the
+    load process gets that number.
     """
 
     kind: Literal["trace"]
@@ -264,15 +251,15 @@ AnyArrivals = Annotated[
 
 
 def arrivals_problem(arrivals: AnyArrivals, load: Load, *, max_seconds: float) -> str | None:
-    """Why this load cannot come by this schedule; None: it can."""
+    """Why this load cannot follow this schedule; None: it can."""
     if isinstance(arrivals, ClosedArrivals):
         return None
     if not isinstance(load, AbandonLoad):
         return f'`arrivals.kind` "{arrivals.kind}" needs `load.kind` "abandon", not "{load.kind}"'
     if load.canaries or load.ask_again_after:
         return (
-            "`load.canaries` and `load.ask_again_after` need users who ask again, and in an open "
-            'loop nobody does: leave them out, or take `arrivals.kind` "closed"'
+            "`load.canaries` and `load.ask_again_after` need users with more than one request, "
+            'which an open loop does not have: leave them out, or take `arrivals.kind` "closed"'
         )
     if isinstance(arrivals, RateArrivals) and arrivals.seconds_in_all > max_seconds:
         return (

@@ -1,5 +1,5 @@
-"""`[load]`: what the users do, one class a kind. The load process gets the same, resolved: the
-files that it names are read, and what the server knows is filled in (`harness.run.load_plan`).
+"""`[load]`: what the users do, one class a kind. The load process gets the same classes, resolved:
+with the named files read and the server's own facts filled in (`harness.run.load_plan`).
 """
 
 import random
@@ -43,31 +43,31 @@ class Load(Section):
 
     @property
     def longest_requests(self) -> dict[str, int]:
-        """Prompt and answer of each kind of request at their longest, by the keys they add up."""
+        """Tokens of the longest prompt and answer of each kind of request, by the keys summed."""
         return {
             f"`load.prompt_tokens` + `load.{key}`": self.prompt_tokens[1] + getattr(self, key)
             for key in self._answers
         }
 
     def streams_at_once(self, users: int) -> tuple[str, int]:  # noqa: ARG002
-        """How many streams may be open at once, and the keys that say it."""
+        """The keys summed, and how many streams may be open at once."""
         keys = " + ".join(f"`load.{key}`" for key in self._streams)
         return keys, sum(getattr(self, key) or 0 for key in self._streams)
 
 
 class AbandonLoad(Load):
-    """Users who open streams and leave: each sends its next request when one ended (closed loop),
-    or is an arrival that asks once (open loop, `[arrivals]`).
+    """Users open streams and leave. In a closed loop each sends its next request when the last one
+    ended; in an open loop (`[arrivals]`) each arrival is a user with one request.
 
     A share `stay_share` reads its answer of `stay_tokens` to the end. The others ask for
-    `answer_tokens`, long enough that a server that goes on can be told from one that finished, and
-    leave by a plan of the `mix`, drawn by weight (`abandon_after_tokens` is short for one plan).
-    `think` is the pause before leaving: "step" (uniform over one observed gap between tokens),
-    "none", or seconds (uniform from 0). All prompts begin with the same `shared_prefix_tokens`.
+    `answer_tokens`, so many that a server that goes on differs from one that finished, and leave by
+    a plan of the `mix`, drawn by weight (`abandon_after_tokens` is short for one plan). `think` is
+    the pause before leaving: "step" (uniform over one observed gap between tokens), "none", or
+    seconds (uniform from 0). All prompts begin with the same `shared_prefix_tokens`.
 
     After an outcome in `ask_again_after` a user sends the same request once more. A user that timed
-    out pauses `retry_pause_s` before the next request. The first `canaries` of the users leave
-    nothing and ask for `canary_tokens` (`harness.load.session`). The load ends after
+    out pauses `retry_pause_s` before the next request. The first `canaries` of the users never
+    leave and ask for `canary_tokens` (`harness.load.session`). The load ends after
     `stop_after_abandons` abandons, or when the run's time is up.
     """
 
@@ -90,11 +90,11 @@ class AbandonLoad(Load):
     def _must_say_how_they_leave(self) -> Self:
         if bool(self.mix) == bool(self.abandon_after_tokens):
             raise ValueError(
-                "needs either `abandon_after_tokens` or a `mix`, and not both; an empty list, [], "
-                "takes one of them back"
+                "needs either `abandon_after_tokens` or a `mix`, not both; an empty list, [], "
+                "removes one"
             )
         if self.mix and self.stay_share < 1 and sum(plan.weight for plan in self.mix) <= 0:
-            raise ValueError("the weights of the `mix` sum to nothing: nobody can be drawn")
+            raise ValueError("the weights of the `mix` sum to 0: at least one must be more than 0")
         for number, plan in enumerate(self.mix, start=1):
             if why := plan.problem(self.answer_tokens, self.stay_tokens):
                 raise ValueError(f"entry {number} of the `mix` ({plan.plan}): {why}")
@@ -106,26 +106,26 @@ class AbandonLoad(Load):
         if latest >= self.answer_tokens:
             raise ValueError(
                 f"`abandon_after_tokens` goes up to {latest} but "
-                f"`answer_tokens` is {self.answer_tokens}: nobody can leave an answer that is over;"
-                f" `answer_tokens` must be larger"
+                f"`answer_tokens` is {self.answer_tokens}: the answer would end first; "
+                "`answer_tokens` must be larger"
             )
         if self.shared_prefix_tokens > self.prompt_tokens[0]:
             raise ValueError(
-                f"`shared_prefix_tokens` is {self.shared_prefix_tokens} but `prompt_tokens` begin "
-                f"at {self.prompt_tokens[0]}: the prefix is part of the prompt"
+                f"`shared_prefix_tokens` is {self.shared_prefix_tokens} but the shortest of "
+                f"`prompt_tokens` is {self.prompt_tokens[0]}: the prefix is part of the prompt"
             )
         return self
 
     @property
     def leavers(self) -> Sequence[AbandonPlan]:
-        """The plans of the mix that can be drawn, written out where the mix was given short."""
+        """The plans that can be drawn, `abandon_after_tokens` written out as one."""
         if self.mix:
             return [plan for plan in self.mix if plan.weight > 0]
         return [TokensPlan(plan="tokens", tokens=self.abandon_after_tokens)]
 
     @property
     def shares(self) -> list[tuple[AbandonPlan, float]]:
-        """Each plan with its share of all requests, those who stay included."""
+        """Each plan with its share of all requests, staying included."""
         leavers = self.leavers
         total = sum(plan.weight for plan in leavers)
         shares = [(plan, plan.weight / total * (1 - self.stay_share)) for plan in leavers]
@@ -139,15 +139,15 @@ class AbandonLoad(Load):
     def draw_request(
         self, *, seed: int, user: int, n: int = 0, seen: ObservedLatency
     ) -> RequestSpec:
-        """The n-th request of a user; it follows from (seed, user, n) and from what was `seen`, so
-        two runs of one plan ask for the same however their users happened to be scheduled."""
+        """The n-th request of a user. It depends on seed, user, n and what was `seen` only: two
+        runs of one plan send the same requests, however their users were scheduled."""
         rng = random.Random(f"{seed}/{user}/{n}/request")
         plans, shares = zip(*self.shares, strict=True)
         plan: AbandonPlan = rng.choices(plans, shares)[0]
         prompt_tokens = rng.randint(*self.prompt_tokens)
         asked = RequestSpec(
             user=user,
-            # Only requests that are left ask for the long answer: it is not for reading.
+            # Only a request that is left asks for the long answer.
             max_tokens=self.stay_tokens if plan.is_read else self.answer_tokens,
             prompt_tokens=prompt_tokens,
             think_fraction=rng.random(),
@@ -159,8 +159,6 @@ class AbandonLoad(Load):
 
 
 class _LeavesAtOnePoint(Load):
-    """A load whose streams all leave after the same number of tokens."""
-
     abandon_after_tokens: Annotated[int, Field(ge=0)]
     answer_tokens: Tokens
 
@@ -175,9 +173,9 @@ class _LeavesAtOnePoint(Load):
 
 
 class CancelStormLoad(_LeavesAtOnePoint):
-    """`storms` waves of `streams` requests, each left as a whole: all of a wave leave at the same
-    moment, when each has read `abandon_after_tokens` at least. Beside them `stayers` read answers
-    of `stay_tokens`, one after the other."""
+    """`storms` waves of `streams` requests. All of a wave leave at one moment, when each has read
+    `abandon_after_tokens` or more. Beside them `stayers` read answers of `stay_tokens`, one after
+    the other."""
 
     _answers = ("answer_tokens", "stay_tokens")
     _streams = ("streams", "stayers")
@@ -193,8 +191,8 @@ class SlotRecoveryLoad(_LeavesAtOnePoint):
     """One director: fill the slots, queue a probe, abandon one, time the probe's first token.
 
     `trials` of each arm, interleaved: `unloaded` (the probe alone), `abandon`, and `control` (no
-    filler leaves). `slots` is the server's number of batch slots, asked from the server where the
-    file does not say: before each trial as many short requests must run at once, or it is void.
+    filler leaves). `slots` is the server's number of batch slots; if absent, the server is asked.
+    Before each trial as many short requests must run at once, or the trial is void.
     """
 
     _answers = ("answer_tokens", "control_answer_tokens", "probe_tokens")
@@ -207,12 +205,12 @@ class SlotRecoveryLoad(_LeavesAtOnePoint):
 
 
 class ChunkFrontierLoad(Load):
-    """Bystanders who stream all along, and one director who sends long prompts beside them.
+    """Bystanders stream all along, and one director sends long prompts beside them.
 
     The `bystanders` ask for `bystander_answer_tokens` again and again and never leave. The director
-    sends its prompts one after the other, in `pairs`: one of which `read_tokens` are read, and one
-    that asks for `answer_tokens` and is left during its prefill, after a share (uniform from 0.1 to
-    0.9) of the median time to first token so far.
+    sends its prompts one after the other, in `pairs`: one answer of `read_tokens` is read; one of
+    `answer_tokens` is left during its prefill, after a share (uniform from 0.1 to 0.9) of the
+    median time to first token so far.
     """
 
     _answers = ("answer_tokens", "read_tokens")

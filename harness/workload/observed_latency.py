@@ -1,4 +1,4 @@
-"""Latencies and answer lengths seen by the load so far; some plans of leaving rest on them."""
+"""Latencies and answer lengths seen by the load so far; some plans of leaving use them."""
 
 import statistics
 from collections import deque
@@ -24,7 +24,7 @@ class ObservedLatency:
             self._own_ends.append(row.tokens_read // row.n)
 
     def with_answers_of(self, tokens: int) -> "ObservedLatency":
-        """The same times to first token, and answers of a known length."""
+        """These times to first token, with answers of a known length."""
         known = ObservedLatency()
         known._ttfts_ns = self._ttfts_ns
         known._own_ends.append(tokens)
@@ -35,7 +35,7 @@ class ObservedLatency:
         return int(statistics.median(self._ttfts_ns)) if self._ttfts_ns else None
 
     def answer_tokens(self, max_tokens: int) -> int:
-        """The usual length of one answer: `max_tokens`, unless answers end before."""
+        """The median length of one answer: `max_tokens`, unless answers end by themselves."""
         if not self._own_ends:
             return max_tokens
         return min(max_tokens, int(statistics.median(self._own_ends)))
@@ -48,8 +48,7 @@ class StepEstimate:
         self._gaps_ns: deque[int] = deque(maxlen=_WINDOW)
 
     def observe(self, gap_ns: int) -> None:
-        """Note one gap. A gap of zero (two tokens in one receive) says nothing of the step."""
-        if gap_ns > 0:
+        if gap_ns > 0:  # two tokens in one receive say nothing of the step
             self._gaps_ns.append(gap_ns)
 
     def median_ns(self) -> int:

@@ -1,7 +1,7 @@
 """The plan of a load: one JSON file, written by the run, read by the load process.
 
 The load runs in a process of its own (Locust monkey-patches the process that imports it). The plan
-holds the workload's own sections, resolved, and what is known of the server.
+holds the workload's own sections, resolved, and facts about the server.
 """
 
 from collections.abc import Iterator
@@ -20,12 +20,12 @@ from harness.workload.workload import RunSettings
 
 
 class LoadPlan(Section):
-    """Everything that a load process must know.
+    """Everything that a load process needs.
 
-    `rows_dir` must exist; None keeps no rows. Prompts follow from `run.seed` and the `prompt_salt`,
-    everything else from the seed alone. `ca_file`: the CAs to trust over TLS (`http_client`).
+    `rows_dir` must exist; None keeps no rows. Prompts follow from `run.seed` and `prompt_salt`, all
+    other draws from the seed alone. `ca_file`: the CAs to trust over TLS (`http_client`).
     `left_open_outlive`: connections that users left open end with standard input, not before.
-    Users, arrivals and the number of abandons are those of all `run.processes` together.
+    Users, arrivals and the number of abandons count all `run.processes` together.
     """
 
     url: str
@@ -45,7 +45,7 @@ class LoadPlan(Section):
 
     @property
     def schedule(self) -> OpenArrivals | None:
-        """When requests come in an open loop; None for a closed one."""
+        """None for a closed loop."""
         return None if isinstance(self.arrivals, ClosedArrivals) else self.arrivals
 
     def planned_arrivals(self) -> Iterator[Arrival]:
@@ -63,7 +63,7 @@ class LoadPlan(Section):
         return self.model_copy(update={"run": self.run.model_copy(update={"seed": seed})})
 
     def without_secrets(self) -> "LoadPlan":
-        """For files that stay: a header may hold a secret."""
+        """For files that are kept: a header may hold a secret."""
         return self.model_copy(update={"headers": dict.fromkeys(self.headers, "***")})
 
 
@@ -73,17 +73,16 @@ def read_plan(path: Path) -> LoadPlan:
 
 
 def write_plan(plan: LoadPlan, path: Path) -> None:
-    """Write the plan as indented JSON, for the load process and for a reader."""
     path.write_text(plan.model_dump_json(indent=2) + "\n")
 
 
-def plan_from_mark(told: dict[str, Any]) -> LoadPlan:
-    """A plan as a load process kept it with its rows; those of version 0.1 are upgraded."""
-    return LoadPlan.model_validate(_upgraded(told) if "open_loop" in told else told, strict=False)
+def plan_from_mark(kept: dict[str, Any]) -> LoadPlan:
+    """A plan as a load process kept it with its rows; one of version 0.1 is upgraded."""
+    return LoadPlan.model_validate(_upgraded(kept) if "open_loop" in kept else kept, strict=False)
 
 
 def _upgraded(old: dict[str, Any]) -> dict[str, Any]:
-    """An open loop's plan of version 0.1, which had types of its own beside the workload's."""
+    """From the plan of an open loop of version 0.1, which had types of its own."""
     load, schedule = old["load"], old["open_loop"]["schedule"]
     load["mix"] = [kind | kind.pop("leave") for kind in load["mix"]]
     arrivals = {"max_streams": old["open_loop"]["max_streams"]}

@@ -1,7 +1,7 @@
 """Readable prompts of an exact size, different for every request: pure, from a seed and a salt.
 
-Sizes are in bytes of ASCII: the reference engine's tokenizer makes one token of each byte. For
-another engine a prompt is shorter in tokens than planned; the row keeps what its usage said.
+Sizes are in bytes of ASCII: the reference engine's tokenizer makes one token of each byte. On
+another engine a prompt has fewer tokens than bytes; the row keeps the count of the server's usage.
 """
 
 import random
@@ -23,9 +23,8 @@ def prompt(
 ) -> str:
     """The prompt of the n-th request of a user: exactly `num_bytes` ASCII characters.
 
-    The first `shared_bytes` of them are the same for all requests of the seed. Then it goes on with
-    a number of its own, so that no prefix cache can answer any further for an earlier request; with
-    another `salt` not even with the same seed, prefix included.
+    All requests of a seed share the first `shared_bytes`. Then comes a number of its own, so that
+    no prefix cache holds more of it; with another `salt` a cache holds nothing of it at all.
     """
     rng = random.Random(f"{salt}{seed}/prefix")
     shared = _filled(f"{rng.getrandbits(40):010x}, the house rules:", rng, shared_bytes)
@@ -38,8 +37,8 @@ def paged_prompt(
 ) -> str:
     """A prompt of exactly `num_bytes` ASCII characters, made of numbered pages of one size.
 
-    Equal pages have equal text, so two prompts begin alike for as long as their pages are the same.
-    The last page is as long as is still needed.
+    Equal pages have equal text, so two prompts begin alike as far as their pages are equal. The
+    last page fills what is left.
     """
     texts = []
     begin = 0
@@ -53,12 +52,11 @@ def paged_prompt(
 
 
 def prompt_size(limits: Sequence[int], *, seed: int, user: int, n: int) -> int:
-    """How long the prompt of the n-th request of a user is: uniform between the two limits."""
+    """The size of the prompt of a user's n-th request: uniform between the two limits."""
     return random.Random(f"{seed}/{user}/{n}/length").randint(*limits)
 
 
 def _filled(beginning: str, rng: random.Random, num_bytes: int) -> str:
-    """Words after the beginning, up to the size."""
     parts = [beginning]
     length = len(beginning)
     while length < num_bytes:
@@ -72,8 +70,8 @@ def _filled(beginning: str, rng: random.Random, num_bytes: int) -> str:
 class PromptScale:
     """tokens = `overhead_tokens` + bytes / `bytes_per_token`.
 
-    The overhead is what the server adds itself (a chat template). `samples` are the (bytes, tokens)
-    pairs that it rests on.
+    The server itself adds the overhead (a chat template). `samples`: the measured pairs (bytes,
+    tokens).
     """
 
     bytes_per_token: float = 1.0
@@ -81,7 +79,7 @@ class PromptScale:
     samples: list[tuple[int, int]] = field(default_factory=list)
 
     def num_bytes(self, tokens: int) -> int:
-        """The size of a prompt that should be so many tokens; at least one byte."""
+        """The size of a prompt of so many tokens; at least one byte."""
         return max(1, round((tokens - self.overhead_tokens) * self.bytes_per_token))
 
 
@@ -89,7 +87,8 @@ BYTES_ARE_TOKENS: Final = PromptScale()
 
 
 def fit_scale(samples: Sequence[tuple[int, int]]) -> PromptScale | None:
-    """The line of least squares; None where more bytes do not make more tokens, or too few tell."""
+    """The line of least squares; None with fewer than two sizes, or if tokens do not grow with the
+    bytes."""
     if len({size for size, _ in samples}) < 2:
         return None
     import numpy as np  # only the harness fits; a load process starts without it

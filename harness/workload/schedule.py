@@ -1,18 +1,17 @@
 """The schedule of an open loop: when requests arrive, and what each asks for.
 
-The harness, which counts the arrivals, and each load process, which sends its share of them, draw
-the same schedule from the same plan. A trace is read as it is needed, a line at a time.
+The harness counts the arrivals and each load process sends its share of them; both draw one
+schedule from one plan. A trace is read a line at a time.
 
-How long a replayed request is, in this order:
+The lengths of a replayed request, in this order:
 
-1. a prompt is multiplied by `prompt_factor` (and so are its pages), and rounded up;
-2. a prompt is made at least as long as the lower, at most as long as the upper limit of
-   `load.prompt_tokens`: what is beyond is cut from its end, so that what prompts share stays
-   shared;
-3. an answer is cut to `load.stay_tokens`.
+1. the prompt (with its pages) is multiplied by `prompt_factor`, and rounded up;
+2. the prompt is brought within the limits of `load.prompt_tokens`; it is cut at its end, so that
+   prefixes stay shared;
+3. the answer is cut to `load.stay_tokens`.
 
-A request without prompt or answer is left out and counted: BurstGPT records failures so, and how
-long their answers would have been is unknown.
+A request without prompt or answer is left out and counted: BurstGPT records failures so, and the
+length that their answers would have had is unknown.
 """
 
 import math
@@ -35,8 +34,8 @@ _ROUNDING: Final = 1e-6  # of a product that should be whole
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """The request of a trace: its lengths, and the pages of `page_tokens` each that its prompt
-    begins with."""
+    """The request of a trace: its lengths, and the pages, of `page_tokens` each, that begin its
+    prompt."""
 
     prompt_tokens: int
     answer_tokens: int
@@ -46,14 +45,13 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """The `number`-th arrival, from 0, over all load processes. `replayed`: of a trace."""
+    """The `number`-th arrival, from 0, over all load processes. `replayed`: only of a trace."""
 
     number: int
     offset_s: float
     replayed: Replayed | None = None
 
     def draw_request(self, load: AbandonLoad, *, seed: int, seen: ObservedLatency) -> RequestSpec:
-        """The arrival's request, and whether and when it leaves."""
         asked = self.replayed
         if asked is None:
             return load.draw_request(seed=seed, user=self.number, seen=seen)
@@ -81,7 +79,7 @@ class Arrival:
 
 
 def planned_arrivals(arrivals: OpenArrivals, load: AbandonLoad, *, seed: int) -> Iterator[Arrival]:
-    """All arrivals in order. Raises ConfigError for a trace that cannot be read."""
+    """All arrivals in order. Raises ConfigError for an unreadable trace."""
     if isinstance(arrivals, RateArrivals):
         rng = random.Random(f"{seed}/arrivals")
         for number, offset_s in enumerate(arrivals.offsets_s(rng)):
@@ -95,7 +93,7 @@ def planned_arrivals(arrivals: OpenArrivals, load: AbandonLoad, *, seed: int) ->
 
 @contextmanager
 def open_trace(file: str) -> Iterator[Iterator[Recorded]]:
-    """The requests of a trace file, read as they are asked for. Raises ConfigError."""
+    """The requests of a trace file, read lazily. Raises ConfigError."""
     path = Path(file)
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
@@ -105,7 +103,7 @@ def open_trace(file: str) -> Iterator[Iterator[Recorded]]:
 
 
 def window(requests: Iterable[Recorded], trace: TraceArrivals) -> Iterator[tuple[float, Recorded]]:
-    """The part to replay, each request with its offset in the replay (s)."""
+    """The requests of the part to replay, each with its offset in the replay (s)."""
     begin_s: float | None = None
     for request in requests:
         if begin_s is None:
@@ -120,7 +118,6 @@ def window(requests: Iterable[Recorded], trace: TraceArrivals) -> Iterator[tuple
 def replayed(
     requests: Iterable[Recorded], trace: TraceArrivals, load: AbandonLoad
 ) -> Iterator[tuple[float, Replayed]]:
-    """Each request to send: its offset (s) and what it asks for."""
     for offset_s, request in window(requests, trace):
         if request.is_whole:
             yield offset_s, _fitted(request, trace, load)
@@ -141,14 +138,13 @@ def _scaled(request: Recorded, trace: TraceArrivals) -> int:
 
 
 def _factor(trace: TraceArrivals) -> float:
-    """The factor of prompts; "fit" must have been worked out before."""
-    assert isinstance(trace.prompt_factor, float)
+    assert isinstance(trace.prompt_factor, float)  # "fit" was resolved before the load
     return trace.prompt_factor
 
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """The effect of a replay on its part of a trace, in requests and in tokens (of the trace, after
+    """The effect of a replay on its part of a trace, in requests and in tokens (after
     `prompt_factor`)."""
 
     requests: int = 0
@@ -163,7 +159,6 @@ class Tally:
 
 
 def tally(requests: Iterable[Recorded], trace: TraceArrivals, load: AbandonLoad) -> Tally:
-    """Count what `replayed` gives, and what it changes."""
     found = Tally()
     for _, request in window(requests, trace):
         if not request.is_whole:
@@ -184,6 +179,6 @@ def tally(requests: Iterable[Recorded], trace: TraceArrivals, load: AbandonLoad)
 
 
 def longest_prompt(requests: Iterable[Recorded], trace: TraceArrivals) -> int:
-    """Tokens of the longest prompt in the part to replay, as it was recorded; 0 without any."""
+    """Tokens of the longest recorded prompt in the part to replay; 0 without any."""
     part = (request for _, request in window(requests, trace) if request.is_whole)
     return max((request.prompt_tokens for request in part), default=0)

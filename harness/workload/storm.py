@@ -1,22 +1,19 @@
-"""When streams that leave together do so: pure, so that it is tested without Locust."""
+"""A cancel storm: the moment at which its streams leave together. Pure."""
 
 import random
 from typing import Final
 
-_LEAVING_SHARES: Final = (0.1, 0.9)  # neither before the prefill has begun nor after it is over
-_LEAD_STEPS: Final = 3  # how far ahead; every stream gets a token in each step
+_LEAVING_SHARES: Final = (0.1, 0.9)  # of the prefill: neither before it begins nor after its end
+_LEAD_STEPS: Final = 3  # every stream gets a token in each step
 
 
 def leaving_share(*, seed: int, n: int) -> float:
-    """At which share of the usual time to first token the n-th long prompt is left: uniform."""
+    """The share of the median time to first token after which the n-th long prompt is left."""
     return random.Random(f"{seed}/{n}/leave").uniform(*_LEAVING_SHARES)
 
 
 class Storm:
-    """So many `streams` that will leave together, each after at least `tokens`.
-
-    Its state is which streams have yet to read enough, and the moment, once it is set.
-    """
+    """So many `streams` leave together, when each has read at least `tokens`."""
 
     def __init__(self, *, streams: int, tokens: int) -> None:
         self._missing = set(range(streams))
@@ -24,7 +21,7 @@ class Storm:
         self._moment_ns: int | None = None
 
     def pause_ns(self, stream: int, tokens_read: int, *, now_ns: int, step_ns: int) -> int | None:
-        """How long from now the stream leaves; None while the moment is not set."""
+        """The time until the stream leaves; None while the moment is not set."""
         if tokens_read >= self._tokens:
             self._missing.discard(stream)
         if self._moment_ns is None:

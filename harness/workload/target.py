@@ -1,4 +1,4 @@
-"""Targets: how to speak to a kind of server, and what it tells about itself.
+"""Targets: how to speak to a kind of server, and what it reports about itself.
 
 A target is a TOML file, shipped by name or given as a path; docs/targets.md explains each key.
 """
@@ -34,9 +34,9 @@ MetricRole = Literal[
 
 
 class LateSteps(Section):
-    """How many steps late a page shows that a request came (counted from the step's beginning at
-    which it is taken in), that it ended by itself (from its client's last token), and that the
-    server let go of it (from when it did)."""
+    """How many steps late the metrics page shows that a request came (from the beginning of the
+    step that takes it in), ended by itself (from the client's last token), and was let go after its
+    client left (from the moment it was)."""
 
     coming: Annotated[float, Field(ge=0, le=MOST_TOKENS)]
     ended: Annotated[float, Field(ge=0, le=MOST_TOKENS)]
@@ -44,12 +44,12 @@ class LateSteps(Section):
 
 
 class MetricSource(Section):
-    """Where a quantity is read on a target, when it moves, and how far it can be believed.
+    """Where a quantity is read on a target, when it moves, and how far it can be trusted.
 
     Trust: `exact` at any time; `exact_when_idle` only when nothing runs; `lower` the true value may
-    be higher; `stuck` never moves, whatever the documentation says. `lag_steps` and `lag_s` say how
-    old the value on the page can be, in engine steps and in seconds; they add up. `late_steps`,
-    where the server's step loop is known: how old it is on average, which can be put right.
+    be higher; `stuck` never moves, whatever the documentation says. `lag_steps` and `lag_s` are the
+    largest age of the value on the page, in engine steps and in seconds; they add up. `late_steps`:
+    its mean age, if the server's step loop is known; latencies are corrected for it.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -62,32 +62,33 @@ class MetricSource(Section):
 
 
 class LabelSource(Section):
-    """A number that a metric carries as a label."""
+    """A number in a label of a metric."""
 
     name: Annotated[str, Field(min_length=1)]
     label: Annotated[str, Field(min_length=1)]
 
 
 class PageSource(Section):
-    """A text that stands under a key of one of the server's own pages (JSON)."""
+    """A text under a key of one of the server's own pages (JSON)."""
 
     path: UrlPath
     key: Annotated[str, Field(min_length=1)]
 
 
 class Target(Section):
-    """How to speak to one kind of server and what it tells about itself.
+    """How to speak to one kind of server, and what it reports about itself.
 
-    `usage_per_choice`: the usage in an event is of the answer that it belongs to, not of all `n`.
-    `cancel_path`: where a POST cancels the request whose X-Request-Id stands for {id}.
-    `slots_from`: where the number of batch slots stands: on /walkaway/config, on /props, or only in
-    the workload (else it is found by trying); `blocks_from`: where that of KV cache blocks does;
-    `version_from`: where its version does.
-    `min_scrape_interval_s`: read more often than this, the server behaves differently.
-    `silence_s`: after how long it gives up a client that reads nothing, or acknowledges nothing,
-    where that is known; so much longer it is watched after a load whose users leave in such ways.
-    `longest_step_s`: a step may take so long; if no counter moved meanwhile, nothing is computed.
-    `bytes_are_tokens`: a prompt has as many tokens as bytes; else that is found out before a load.
+    `usage_per_choice`: the usage in an event counts one answer, not all `n`.
+    `cancel_path`: a POST there cancels the request whose X-Request-Id replaces {id}.
+    `slots_from`: the source of the number of batch slots: /walkaway/config, /props, or only the
+    workload (else it is found by trying). `blocks_from` and `version_from`: the sources of the
+    number of KV cache blocks and of the version.
+    `min_scrape_interval_s`: scraped more often than this, the server behaves differently.
+    `silence_s`: seconds after which it gives up a client that reads or acknowledges nothing, if
+    known; the server is watched so much longer after a load whose users leave in such ways.
+    `longest_step_s`: if no counter moved for so long, nothing is computed.
+    `bytes_are_tokens`: a prompt has as many tokens as bytes; else the ratio is measured before a
+    load.
     """
 
     name: str

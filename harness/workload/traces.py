@@ -17,12 +17,12 @@ _LARGEST: Final = 10**12
 _AZURE: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _BURST_GPT: Final = ("Timestamp", "Request tokens", "Response tokens")
 
-TimeOf = Callable[[str, str, str], float]  # from a value, its place and its field, for the error
+TimeOf = Callable[[str, str, str], float]  # of a value; its place and its field are for the error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """One line of a trace. `at_s` is in seconds from anywhere; `pages` are its hash ids."""
+    """One line of a trace. `at_s` counts seconds from any origin; `pages` are its hash ids."""
 
     at_s: float
     prompt_tokens: int
@@ -35,10 +35,10 @@ class Recorded:
 
 
 def read_trace(lines: Iterable[str], *, name: str) -> Iterator[Recorded]:
-    """The requests of a trace in any of the formats, as they come.
+    """The requests of a trace in any of the formats, lazily.
 
-    Raises ConfigError, with file, line and field, for what is none of them and for a request that
-    came before the one above it.
+    Raises ConfigError, with file, line and field, for another format and for a request that came
+    before the one above it.
     """
     rest = iter(lines)
     skipped = 0
@@ -114,7 +114,7 @@ def _mooncake(lines: Iterable[str], name: str, skipped: int) -> Iterator[tuple[i
 def _table(
     lines: Iterable[str], columns: tuple[str, str, str], time_of: TimeOf, name: str, skipped: int
 ) -> Iterator[tuple[int, Recorded]]:
-    """A CSV of which these columns tell the time, the prompt and the answer."""
+    """A CSV; `columns` are those of the time, the prompt and the answer."""
     time, prompt, answer = columns
     for number, row in _csv_rows(lines, columns, name, skipped):
         place = f"{name}:{number}"
@@ -139,7 +139,7 @@ def _csv_rows(
             if row.get(""):
                 raise ConfigError(f"{name}:{number}: more fields than the header has columns")
             yield number, {column: row[column].strip() for column in wanted}
-    except csv.Error as error:  # of a line that the reader has not counted yet
+    except csv.Error as error:  # the reader has not counted this line yet
         raise ConfigError(f"{name}:{skipped + reader.line_num + 1}: {error}") from error
 
 

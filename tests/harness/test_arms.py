@@ -104,7 +104,7 @@ def test_the_order_of_an_arm_is_an_order_of_its_own(tmp_path: Path) -> None:
         ("engine.watermark = 1.0", "arm `x`: `engine.watermark` must be less than 1.0, not 1.0"),
         ("engine.victim = 'youngest'", "`engine.victim` must be one of 'policy' or 'rebuild-cost'"),
         ("load.stay_tokens = 'a'", "arm `x`: `load.stay_tokens` must be a whole number, not 'a'"),
-        ("load.answer_tokens = 2", "nobody can leave an answer that is over"),
+        ("load.answer_tokens = 2", "the answer would end first"),
         (
             "run.users = 3",
             "unknown key `arms.0.run`; allowed: arrivals, collect, engine, load, name, target",

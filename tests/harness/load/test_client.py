@@ -84,7 +84,7 @@ class TestLeaving:
     ) -> None:
         clock = Leaping()
         clock.ahead_ns = LONG_NS  # with no token to wait for, the pause ends as the headers come
-        monkeypatch.setattr("harness.load.exchange.time", clock)
+        monkeypatch.setattr("harness.load.client.time", clock)
 
         def script(x: Exchange) -> None:
             x.accept()
@@ -204,7 +204,7 @@ class TestLeaving:
             x.client_left_within(30)
 
         think_ns = LONG_NS + 50 * MS
-        monkeypatch.setattr("harness.load.exchange.time", clock)
+        monkeypatch.setattr("harness.load.client.time", clock)
         monkeypatch.setattr("harness.load.client.StreamReader", Reader)
         row = User(serve(script).url).ask(after(1, think_ns=think_ns))
         assert (row.outcome, row.tokens_read, row.think_ns) == (Outcome.ABANDONED, 3, think_ns)

@@ -50,7 +50,7 @@ class TestUnary:
     ) -> None:
         clock = Leaping()
         clock.ahead_ns = LONG_NS  # where headers are to come, the pause ends with them
-        monkeypatch.setattr("harness.load.exchange.time", clock)
+        monkeypatch.setattr("harness.load.client.time", clock)
         think_ns = LONG_NS if has_headers else 20 * MS
 
         def script(x: Exchange) -> None:
