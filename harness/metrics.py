@@ -1,8 +1,8 @@
-"""The table of metrics: everything that is to be said of a metric, whatever a run measured.
+"""The table of metrics: everything to be said of a metric, apart from its value in a run.
 
 An entry here and a formula in `harness.analysis` make a metric: the summary, the gate, comparisons,
 the terminal and the pages take its name, unit, words, direction and place from this table. Entries
-stand in the order of `summary.json`; `rank` orders the headlines among themselves.
+stand in the order of `summary.json`; `rank` orders the headlines.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -31,16 +31,16 @@ _OPEN_LOOP_SIGN: Final = "ttft_from_intended_s"  # only an open loop has it
 
 
 class MetricInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric. `label` is its name in a sentence, `shows` a sentence, `formula` how it comes
-    about.
+    """One metric. `label` is its name in a sentence, `shows` a sentence, `formula` how it is
+    computed.
 
-    `good`, where the metric is followed over many runs: what one hopes to see. `rank`: its place
-    among the headlines, `shown` in which runs it is one. `in_brief`: it is shown without
-    `--all`. `never_over`: a censored value stands for one that never ended. `of_tokens`: it
-    rests on how tokens were counted. `from_server_alone`: a slow client does not move it. `part_of`
-    names the metric that it is a part of, or the same in another unit. `baseline_figure` is judged
-    against a baseline where no limit says more. `instead`: the metrics, nearest first, that answer
-    the same question where a server hides this one.
+    `good`, for a metric followed over many runs: the hoped-for course. `rank`: its place among the
+    headlines, `shown` in which runs it is one. `in_brief`: it is shown without `--all`.
+    `never_over`: a censored value stands for one that never ended. `of_tokens`: it rests on how
+    tokens were counted. `from_server_alone`: a slow client does not move it. `part_of` names the
+    metric that it is a part of, or equals in another unit. `baseline_figure` is judged against a
+    baseline if no limit says more. `instead`: the metrics, nearest first, that answer the question
+    if a server hides this one.
     """
 
     name: str
@@ -613,7 +613,7 @@ METRICS: Final[Mapping[str, MetricInfo]] = {one.name: one for one in _TABLE}
 
 
 def spoken(metric: str, figure: str) -> str:
-    """The name of a figure in a sentence: "cancel latency p50"; of a mean the metric alone."""
+    """The name of a figure in a sentence: "cancel latency p50"; for a mean the metric alone."""
     label = METRICS[metric].label
     return label if figure == "mean" else f"{label} {figure}"
 
@@ -632,9 +632,8 @@ def _ranked(*shown: Shown) -> list[str]:
 def headline_figures(
     arms: Mapping[str, Mapping[str, Metric]], first: Iterable[str] = ()
 ) -> list[tuple[str, str]]:
-    """The figures that arms or runs are compared by, as (metric, figure): median and p99 of times
-    that are known of single requests, else the mean. The metrics of `first` come before the rest.
-    """
+    """The figures that arms or runs are compared by, as (metric, figure): median and p99 for times
+    of single requests, else the mean. The metrics of `first` come before the rest."""
     pairs = []
     present = {name for metrics in arms.values() for name in metrics}
     for name in dict.fromkeys([*first, *headlines(present), *_ranked("arms")]):

@@ -14,12 +14,12 @@ import msgspec
 
 SCHEMA_VERSION: Final = 1
 
-# How far a server's metric can be believed: at any time; only when nothing runs; the true value may
-# be higher; it never moves, whatever the documentation says.
+# How far a server's metric can be believed: at any time; only when nothing runs; as a lower bound;
+# never, since it does not move.
 Trust = Literal["exact", "exact_when_idle", "lower", "stuck"]
 
 
-# Roles of metrics that tell the server's state now; all others are counters and never come back.
+# Roles of metrics that show the server's present state; all others are counters, which only grow.
 GAUGES: Final = ("running", "waiting", "free_blocks", "kv_usage")
 
 
@@ -35,8 +35,6 @@ class Outcome(StrEnum):
 
 
 class Role(StrEnum):
-    """What a request was for."""
-
     USER = "user"  # ordinary load
     FILLER = "filler"  # slot recovery: occupies a slot
     PROBE = "probe"  # slot recovery: its first token is the measurement
@@ -47,8 +45,6 @@ class Role(StrEnum):
 
 
 class Way(StrEnum):
-    """How a user leaves."""
-
     FIN = "fin"  # closes, after reading all that has come
     RST = "rst"  # closes with a reset
     HALF_CLOSE = "half_close"  # closes the sending side only, and reads on
@@ -59,8 +55,6 @@ class Way(StrEnum):
 
 
 class Delivery(StrEnum):
-    """How an answer comes."""
-
     STREAM = "stream"
     UNARY = "unary"  # in one piece, when it is complete
 
@@ -91,8 +85,8 @@ class RequestRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     the tokens received up to t0 (or to the end, for a request that was not abandoned).
 
     `plan` is the plan in words ("tokens:16", "share:0.40", "time:2", "first_token+2", "queued",
-    "prefill:0.40", "last_token", "never") and `way` how the user was to leave, "" for those who
-    stay. `repeats` is the request that this one asks once more, and `answer` the text of a canary's
+    "prefill:0.40", "last_token", "never") and `way` how the user was to leave, "" for a user that
+    stays. `repeats` is the request that this one repeats, and `answer` the text of a canary's
     answer. A client that left and could still read has `tokens_after_leaving`, the tokens that came
     after t0, and `server_ended_ns`, when the server ended the answer or the connection.
     """
@@ -103,7 +97,7 @@ class RequestRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     trial: int | None  # slot recovery: which repetition
     user: int
     stream: bool
-    planned_abandon: int | None  # think of leaving after so many tokens; null: stay to the end
+    planned_abandon: int | None  # decide to leave after so many tokens; null: stay to the end
     think_ns: int | None  # planned pause between that token (0: the sending) and leaving
     max_tokens: int
     intended_start_ns: int
@@ -123,7 +117,7 @@ class RequestRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     error: str | None = None
     finish_reason: str | None = None
     prompt_tokens: int | None = None
-    completion_tokens: int | None = None  # the server's own final count, where it told
+    completion_tokens: int | None = None  # the server's own final count
     plan: str = ""
     way: str = ""
     delivery: Delivery = Delivery.STREAM
@@ -153,11 +147,11 @@ class ClientSample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ProcessMark(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A load process began, or ended in good order. One that began and never ended was killed.
 
-    `worker` numbers the processes of one load. `clock` names the clock of all its stamps: processes
-    of one start of one machine share it. `at` is the wall time of `t_ns`, and `url` and `model` say
-    what was asked. `open_plan`: when it began with an open loop, the plan of the load, without what
-    goes into headers and bodies; the schedule follows from it. `name`: what a worker's master calls
-    it; "" for a process that has no master.
+    `worker` numbers the processes of one load. `clock` names the clock of all its stamps: all
+    processes have one clock until the machine is started again. `at` is the wall time of `t_ns`,
+    and `url` and `model` are the target. `open_plan`: for an open loop, the plan of the load,
+    without the contents of headers and bodies; the schedule follows from it. `name`: the master's
+    name for a worker; "" for a process without a master.
     """
 
     event: Literal["began", "ended"]
@@ -174,15 +168,15 @@ class ProcessMark(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class WorkerSeen(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A worker has connected to the master, which writes this down: the worker's own rows may lie
-    on another machine. `name` begins with the name of its host; `at` is the wall time."""
+    """A worker connected to the master, which records it: the worker's own rows may lie on another
+    machine. `name` begins with the name of its host; `at` is the wall time."""
 
     name: str
     at: str
 
 
 class VoidTrial(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Slot recovery: a trial that could mean nothing, of which arm, and why."""
+    """Slot recovery: a trial that means nothing, with its arm and the reason."""
 
     trial: int
     arm: str
@@ -190,7 +184,7 @@ class VoidTrial(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class LifecycleEvent(msgspec.Struct, kw_only=True):
-    """One event in a request's life, told by the reference engine: a row of `lifecycle.parquet`."""
+    """One event in a request's life, by the reference engine: a row of `lifecycle.parquet`."""
 
     seq: int
     t_ns: int
@@ -241,7 +235,6 @@ def num_slots(config: Mapping[str, Any] | None, found: int | None) -> int | None
 
 
 def has_labels(labels: str, wanted: Mapping[str, str]) -> bool:
-    """Whether the `labels` of a sample hold all that are wanted."""
     return not wanted or wanted.items() <= json.loads(labels).items()
 
 
@@ -279,10 +272,10 @@ class Metric(msgspec.Struct, kw_only=True):
     `n` counts the samples (censored ones included), `n_censored` those known only to exceed their
     value. A quantile that lies among the censored is null and `lower_bounds` gives, under the
     quantile's name, what it is known to exceed. `method` is exact, probe, counter, gauge or client;
-    `bound` is point, lower or upper. `upper95` bounds a rate that ought to be nothing, `lower95` a
-    share that ought to be all. `needs` says of an interval that is missing, under its name, with
-    how many samples there would be one. `others` holds the same figure by other methods. `of` says
-    whose it is, where the users of a run are of several kinds.
+    `bound` is point, lower or upper. `upper95` bounds a rate that should be 0, `lower95` a share
+    that should be 1. `needs` gives, under the name of a missing interval, the number of samples
+    that would be enough. `others` holds the figure by other methods. `of` names the kind of users
+    it covers, if a run has several.
     """
 
     unit: str
@@ -317,8 +310,8 @@ class Remark(msgspec.Struct, frozen=True, kw_only=True):
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """An arm against the reference, in one figure of one metric, over `n` rounds that have both.
 
-    The intervals hold 95 %. Null is not known; `note` says why then, and how many rounds
-    are left out.
+    The intervals hold 95 %. Null is not known; `note` then says why, and how many rounds are left
+    out.
     """
 
     arm: str
@@ -333,7 +326,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 class Shift(msgspec.Struct, frozen=True, kw_only=True):
     """The first sample against the second, each with its number of censored values. Null is not
-    known; `note` says why then."""
+    known; `note` then says why."""
 
     n: int
     n_reference: int
@@ -349,8 +342,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """One quantity by the exact logs and by another method.
 
     `bias`: how far the method may lie off by its own rules (least, most): the age of the page, and
-    the grain of few scrapes. `agrees`: whether the
-    exact value is among those that interval and bias leave possible.
+    the grain of few scrapes. `agrees`: interval and bias leave the exact value possible.
     """
 
     metric: str
@@ -372,7 +364,7 @@ AuditVerdict = Literal[
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One counter: what it must have moved by (from, to; null: no limit), and what it did."""
+    """One counter: how far it had to move (from, to; null: no limit), and how far it did."""
 
     role: str
     name: str | None
@@ -383,8 +375,8 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Audit(msgspec.Struct, kw_only=True):
-    """What the clients know, each of the server's counters against it, and what is to be said of
-    other users of the server (null: no sign of any)."""
+    """The clients' counts, each of the server's counters against them, and a sentence about other
+    users of the server (null: no sign of any)."""
 
     client: dict[str, float] = {}
     counters: list[AuditEntry] = []
@@ -402,7 +394,7 @@ class LoadSide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Steady(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict; null where there was not enough to judge by, with the reason in `note`."""
+    """`note` has the reason if there was not enough to judge by; the rest is then null."""
 
     rule: str
     is_steady: bool | None = None
@@ -413,9 +405,9 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ValueRow(msgspec.Struct, kw_only=True):
-    """One row: what it is of, its formula in words, both arms' values, and how they differ.
+    """One row: its name, its formula in words, both arms' values, and how they differ.
 
-    Null is what cannot be known. `change`: honoured against ignored.
+    Null is not known. `change`: honoured against ignored.
     """
 
     name: str
@@ -427,7 +419,7 @@ class ValueRow(msgspec.Struct, kw_only=True):
 
 
 class Stage(msgspec.Struct, kw_only=True):
-    """A stage of a cancel where it is honoured, and between which limits the source puts it."""
+    """A stage of a cancel in the arm that honours it, and the limits that the source gives it."""
 
     name: str
     what: str
@@ -437,8 +429,6 @@ class Stage(msgspec.Struct, kw_only=True):
 
 
 class Value(msgspec.Struct, kw_only=True):
-    """The `value` of a summary: two tables."""
-
     honoured: str
     ignored: str
     rows: list[ValueRow]
@@ -448,13 +438,13 @@ class Value(msgspec.Struct, kw_only=True):
 class Summary(msgspec.Struct, kw_only=True):
     """The content of `summary.json`.
 
-    `not_measurable` has a reason for each metric that the run cannot tell, `flags` what lies below
-    the measurement floor. `agreement`: two methods for one quantity. `steady`: how much of the load
-    was warm-up. `wedged`: healthy by its own account, but it serves no request (null: not asked).
-    `load_processes`: how busy each was. `arrivals`: how many requests an open loop's schedule had,
-    `planned`, and how many were `sent`. In `breakdown`, `leaks_in_use` says what of the leaked
-    slots and blocks requests hold that still run, `leaks_lost` which of them are known to be lost
-    where they are missing.
+    `not_measurable` has a reason for each metric without a figure, `flags` the figures below the
+    measurement floor. `agreement`: two methods for one quantity. `steady`: how much of the load was
+    warm-up. `wedged`: healthy by its own account, but it serves no request (null: not asked).
+    `load_processes`: how busy each was. `arrivals`: how many requests an open loop had `planned`,
+    and how many were `sent`. In `breakdown`, `leaks_in_use` says how many of the leaked slots and
+    blocks are held by requests that still run, `leaks_lost` which of them are known to be lost when
+    they are missing.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -515,10 +505,8 @@ class ArmsSummary(msgspec.Struct, kw_only=True):
 
     @property
     def metrics(self) -> dict[str, dict[str, Metric]]:
-        """The figures of each arm."""
         return {name: arm.metrics for name, arm in self.arms.items()}
 
     def difference(self, metric: str, figure: str, arm: str) -> Difference | None:
-        """How an arm differs from the reference, where that was compared."""
         found = self.differences.get(metric, {}).get(figure, [])
         return next((one for one in found if one.arm == arm), None)

@@ -1,9 +1,9 @@
 """Two methods for one quantity, side by side: how far they lie apart, and whether they may.
 
-The bundled engine tells exactly what it did, and shows beside it what any engine shows. So it can
-be asked how good the methods are that must do without its logs. Differences are `value - exact`;
-where both come in blocks of time they are taken block by block, so that what differs between blocks
-drops out of the interval.
+The bundled engine logs exactly what it did, and also shows what any engine shows. So its runs test
+the methods that work without logs. Differences are `value - exact`. Where both come in blocks of
+time, differences are taken block by block, so that variation between blocks drops out of the
+interval.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,14 +36,14 @@ _BY_BLOCKS = {
     (CANCEL_LATENCY, "gauge"): (held_for_nobody, "held_s"),
     ("wasted_tokens", "counter"): (unread_tokens, "wasted"),
 }
-# A token's way from the sampler to the client: written, sent over loopback, read and parsed. Beside
-# it stands how late the client itself was.
+# A token's way from the sampler to the client: written, sent over loopback, read and parsed. The
+# client's own lag is added to it.
 _TOKENS_WAY_S: Final = 0.010
 _PLAIN_EXACT = "the difference is of two counts: it has no interval"
 
 
 def agreement(frames: RunFrames, figures: Figures, facts: Facts) -> list[Agreement]:
-    """Every pair of an exact figure and another method; empty where nothing exact was told."""
+    """Every pair of an exact figure and another method; empty without exact logs."""
     if not facts.has_lifecycle or not facts.clocks_agree:
         return []
     left = left_on_the_server(frames, facts)
@@ -55,10 +55,13 @@ def agreement(frames: RunFrames, figures: Figures, facts: Facts) -> list[Agreeme
 
 
 def left_on_the_server(frames: RunFrames, facts: Facts) -> pd.DataFrame:
-    """Of each request that was left: when (`t_ns`), for how many `answers`, how long the server
-    still held these, together (`held_s`, at most until the end of the observation), and the tokens
-    that it generated unread (`wasted`, NaN if it never finished). One that the log does not know
-    never came there: nothing of it was held."""
+    """One row for each request that its client left before the end.
+
+    `t_ns`: when; `answers`: how many it asked for; `held_s`: how long the server still held these,
+    summed, at most until the end of the observation; `wasted`: tokens generated and not read, NaN
+    if it never finished. A request that the log does not know never arrived: nothing of it was
+    held.
+    """
     requests, log = frames.requests, frames.lifecycle
     rows = without_tokens(requests)[requests["outcome"].isin(LEFT)]
     if rows.empty:
@@ -142,7 +145,6 @@ def _of_probes(frames: RunFrames, figures: Figures) -> Iterator[Agreement]:
 
 
 def _of_the_rest(figures: Figures) -> Iterator[Agreement]:
-    """Figures that are one number each way, and those known between two limits."""
     for name, figure in figures.items():
         if not isinstance(figure, Metric) or figure.method != "exact":
             continue
@@ -181,7 +183,7 @@ def _of_means(name: str, figure: Metric, method: str, other: Metric) -> Agreemen
 
 
 def _of_others_too(figure: Metric, exact: float, other: Metric) -> tuple[tuple[float, float], str]:
-    """From outside the share is also of those whom the run cut off, who may be all or none."""
+    """From outside, the share includes requests that the run cut off: all or none may be hits."""
     share = max(0.0, 1 - figure.n / other.n)
     return (
         -exact * share,
@@ -190,7 +192,6 @@ def _of_others_too(figure: Metric, exact: float, other: Metric) -> tuple[tuple[f
 
 
 def _judged(one: Agreement) -> Agreement:
-    """The pair with its difference and the verdict."""
     difference = one.value - one.exact
     low, high = one.difference_ci95 or (difference, difference)
     least, most = one.bias or (0.0, 0.0)

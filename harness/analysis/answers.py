@@ -1,7 +1,7 @@
 """What the answers themselves say against a run, in sentences: nothing here is a figure.
 
-A target that ignores `max_tokens`, answers nothing, answers with errors or is done before anybody
-could leave makes figures that mean something else than their names say. So it is said.
+A target may ignore `max_tokens`, send nothing, send errors or finish before a client can leave. Its
+figures then mean something else than their names say, so there is a warning.
 """
 
 from collections.abc import Iterator
@@ -13,11 +13,10 @@ from harness.analysis.open_requests import RACE
 from harness.analysis.tokens import tokens_read, without_tokens
 from harness.records import Outcome
 
-MOST_ERRORS = 3  # kinds of errors that are told of
+MOST_ERRORS = 3  # kinds of errors that are listed
 
 
 def strange_answers(requests: pd.DataFrame) -> Iterator[str]:
-    """A warning for each kind of strangeness, with how many there were."""
     if requests.empty:
         return
     requests = without_tokens(requests)
@@ -29,7 +28,6 @@ def strange_answers(requests: pd.DataFrame) -> Iterator[str]:
 
 
 def why_nobody_left(requests: pd.DataFrame) -> str:
-    """Said of a run without a single abandon."""
     planned = requests["planned_abandon"].notna()
     if "way" in requests:
         planned |= requests["way"] != ""

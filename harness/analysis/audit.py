@@ -1,11 +1,11 @@
-"""The accounting audit: what the clients know against what each of the server's counters says.
+"""The accounting audit: what the clients counted against each of the server's counters.
 
-Each counter's change is read while nothing runs, before the load and after the settle time. From
-the rows follows in which range it must lie. The verdict is the first of these that holds:
+Each counter's change is read while nothing runs, before the load and after the settle time. The
+rows give the range in which it must lie. The verdict is the first of these that holds:
 
     cannot be judged  it is right only when nothing runs, and something still runs; or what is due
-              has no upper limit and it told more than the lower one; or somebody else used the
-              server meanwhile
+              has no upper limit and the counter moved by more than the lower one; or the server
+              had other users meanwhile
     not told  the target's description has no such counter, or it was not read twice
     stuck     it did not move although it had to, or as its description says that it never does
     double    twice what is due, within the tolerance
@@ -14,25 +14,25 @@ the rows follows in which range it must lie. The verdict is the first of these t
     lower     less than what is due
     gross     more than what is due
     exact     within the range (a counter that the description calls a lower bound stays `lower`:
-              from outside nobody can tell)
+              its error cannot be seen from outside)
 
 The ranges:
 
-    generated_tokens  from the tokens read to those plus what waste can be: for each request that
-                      was left, as many tokens as its mean cancel latency had steps, and 2 (see
-                      `black_box.waste_by_counter`); exactly known where the exact log tells
-    prompt_tokens     of all requests that had a first token, to that of all that were taken; see
+    generated_tokens  from the tokens read to those plus the largest possible waste: for each
+                      request that was left, as many tokens as its mean cancel latency had steps,
+                      and 2 (see `black_box.waste_by_counter`); known exactly from the exact log
+    prompt_tokens     from all requests that had a first token to all that were taken; see
                       `tokens.prompt_total` for those without a usage. Servers count the prompt of
                       a request for n answers once or n times (vLLM)
-    aborted           from those who left while they read, to all who left: who goes before the
-                      first token may be gone before the server has seen the request, and who
-                      races for the last one may find it made
+    aborted           from requests left while they were read to all that were left: a client that
+                      leaves before the first token may be gone before the server has seen the
+                      request, and one that races the last token may find it made
     ended             likewise, of all requests that the server took
     running           0: nothing is left. Stuck, if it never moved although scrapes fell into
                       answers that had been going on for longer than a page can be old
 
 The tolerance is one token for each request that can be in flight at once (tokens), else 0. Requests
-that the run cut off are among those who left.
+that the run cut off count as left.
 """
 
 from collections.abc import Iterable, Iterator
@@ -62,7 +62,7 @@ _SO: Final = "gauges and counters are not this run's alone, and no counter is ju
 
 
 def foreign_requests(frames: RunFrames) -> int:
-    """How many requests the lifecycle log tells of that no process of this load sent.
+    """How many requests in the lifecycle log no process of this load sent.
 
     An id is the process's tag, the user and a number: a request whose row was lost has its tag.
     """
@@ -73,8 +73,8 @@ def foreign_requests(frames: RunFrames) -> int:
 
 
 def somebody_else(frames: RunFrames, too_high: Iterable[str]) -> str | None:
-    """What is to be said of other users; None where there is no sign of them. `too_high`: names of
-    the counters that told more than is due."""
+    """A sentence about other users of the server; None without a sign of them. `too_high`: names of
+    the counters that moved by more than is due."""
     if foreign := foreign_requests(frames):
         return f"somebody else used the server while the load ran (requests: {foreign}): {_SO}"
     names = list(too_high)
@@ -110,7 +110,7 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def audit(frames: RunFrames, facts: Facts, waste: Figure) -> Audit:
-    """The clients' account against each counter; where others used the server, none is judged."""
+    """Hold each counter to the clients' account; with other users on the server, judge none."""
     held = open_requests(frames.requests)
     entries = [
         _entry(frames, facts, role, _due(frames, facts, role, held, waste)) for role in ROLES
@@ -129,7 +129,7 @@ def audit(frames: RunFrames, facts: Facts, waste: Figure) -> Audit:
 
 
 def client_account(requests: pd.DataFrame) -> dict[str, float]:
-    """Requests by what became of them, those who left by how far they had come, and tokens."""
+    """Requests by outcome, abandoned ones also by whether they had a token, and tokens."""
     left = without_tokens(requests)[requests["outcome"] == Outcome.ABANDONED]
     has_token = left["first_token_ns"].notna()
     counts = {outcome.value: int((requests["outcome"] == outcome).sum()) for outcome in Outcome}
@@ -262,7 +262,7 @@ def _signs_of_lateness(frames: RunFrames, facts: Facts, role: str, due: Due) -> 
     if role != "generated_tokens" or readings is None:
         return
     scale = tokens_per_event(frames.requests) or 1.0
-    # The page is at least as new as the reading's beginning; one that took long tells least.
+    # The page is at least as new as the reading's beginning; a slow reading shows least.
     is_calm = readings.took_ns <= _MOST_STRETCHED * np.median(readings.took_ns)
     then = readings.began_ns[is_calm] - readings.lag_ns
     behind = read_by(frames.requests, then) * scale
@@ -273,7 +273,7 @@ def _signs_of_lateness(frames: RunFrames, facts: Facts, role: str, due: Due) -> 
 
 
 def _has_moved(frames: RunFrames, facts: Facts) -> bool:
-    """True also where there is no scrape that could tell."""
+    """True also where no scrape could show it."""
     readings = readings_of(frames, facts, "running")
     if readings is None or np.ptp(readings.level):
         return True

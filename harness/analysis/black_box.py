@@ -1,7 +1,7 @@
-"""The figures of cancellation as they are seen from outside, each by every method that can.
+"""The figures of cancellation as seen from outside, each by every method that can measure it.
 
-They rest on what clients, metrics pages and probes told, never on the bundled engine's own logs.
-Where those exist, the exact figure keeps its place and these stand beside it for comparison.
+They rest on clients, metrics pages and probes, never on the bundled engine's own logs. Where those
+exist, the exact figure keeps its place and these stand beside it for comparison.
 
 `Outside` keeps what a run showed, by method. A figure is made from one run or several: their sums
 are added up, never their means, and a method counts only if every run has it.
@@ -45,8 +45,8 @@ T = TypeVar("T")
 class Outside:
     """What one run showed from outside, by method.
 
-    `num_left`: answers whose clients went away before the end, whyever; `num_abandoned`: requests
-    that were left on purpose; `waste`: see `wasted_by_counter`, and `unread` the same by blocks of
+    `num_left`: answers whose clients went away before the end, for any reason; `num_abandoned`:
+    requests left on purpose; `waste`: see `wasted_by_counter`, and `unread` the same by blocks of
     time; `step_s`: the typical step.
     """
 
@@ -60,7 +60,6 @@ class Outside:
 
 
 def seen_from_outside(frames: RunFrames, facts: Facts) -> Outside:
-    """Everything that one run showed."""
     old = {role: why_no_lag(frames, facts, role) for role in ("running", "aborted")}
     return Outside(
         num_left=open_requests(frames.requests).n_left,
@@ -82,8 +81,8 @@ def seen_from_outside(frames: RunFrames, facts: Facts) -> Outside:
 def figures_from_outside(runs: Sequence[Outside]) -> dict[str, Methods]:
     """Cancel latency, ghost rate and waste by each method, the best first; of all runs together.
 
-    To the totals it is all one why a client went away. But where nobody did on purpose, they are of
-    those whom the run cut off as it ended, and say nothing of abandons: so there is no figure.
+    Totals cannot tell why a client went away. Without a single abandon they cover only requests
+    that the run cut off as it ended, which say nothing about abandons: so there is no figure.
     """
     runs = [run for run in runs if run.num_left]
     if not any(run.num_abandoned for run in runs):
@@ -102,8 +101,8 @@ def figures_from_outside(runs: Sequence[Outside]) -> dict[str, Methods]:
 
 
 def latency_methods(runs: Sequence[Outside]) -> Methods:
-    """The mean cancel latency by totals. The first that can be measured is the figure of a run
-    without exact logs, so those with a mean come before those that tell only an upper limit."""
+    """The mean cancel latency by totals. The first one known becomes the figure of a run without
+    exact logs, so methods with a mean come before those with only an upper limit."""
     return best_first(
         {
             method: _of_all([run.totals[method] for run in runs], _mean_latency, method)
@@ -123,7 +122,7 @@ def _unless(why: str | None, found: T) -> T | NotMeasurable:
 def _of_all(
     found: Sequence[T | NotMeasurable], figure_of: Callable[[Sequence[T], str], Figure], method: str
 ) -> Figure:
-    """The figure of what all runs showed; the reason of the first that could not tell."""
+    """The figure of all runs together, or the reason of the first run that lacks it."""
     known = []
     for one in found:
         if isinstance(one, NotMeasurable):
@@ -167,8 +166,8 @@ def _longest_mean(latency: Metric) -> float | None:
 
 
 def with_methods(figure: Figure, methods: Mapping[str, Figure]) -> Figure:
-    """The figure with every other method that gave one beside it, by name; where none did, why each
-    of them could not."""
+    """The figure with every other method that has a value beside it; without any value, all the
+    reasons."""
     for name, other in methods.items():
         figure = other if _is_better(figure, other) else with_other(figure, name, other)
     if isinstance(figure, NotMeasurable):
@@ -178,5 +177,4 @@ def with_methods(figure: Figure, methods: Mapping[str, Figure]) -> Figure:
 
 
 def _is_better(figure: Figure, other: Figure) -> bool:
-    """A reason why it cannot be measured gives way to a figure, and to nothing else."""
     return isinstance(figure, NotMeasurable) and isinstance(other, Metric)

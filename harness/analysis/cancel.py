@@ -1,4 +1,4 @@
-"""The figures of the cancellations: stages, latency, ghosts, and what was spent on nobody."""
+"""The figures of the cancellations: stages, latency, ghosts, and what an absent user cost."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -46,12 +46,11 @@ _WASTE_FIGURES: Final = {
 def cancel_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
     """Stages, cancel latency (s and steps), ghost rate, removal at the first boundary.
 
-    Where long prompts were abandoned, their cancel latency by itself, of those that were left
-    during the prefill.
+    Long prompts that were left during their prefill also have a cancel latency of their own.
 
-    Each stage is of the requests that came as far as its beginning; one that got no further is
-    censored at what it is known to have waited there. `ghost_rate` = ghosts / abandoned requests
-    that were watched for the settle time.
+    Each stage covers the requests that reached its beginning; one that got no further is censored
+    at the time it is known to have waited there. `ghost_rate` = ghosts / abandoned requests that
+    were watched for the settle time.
     """
     if cancels.empty:
         return same_reason(_CANCEL_FIGURES, NOBODY_LEFT)
@@ -76,8 +75,8 @@ def cancel_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
 def waste_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
     """Tokens, slot time, block time and device time for each abandoned request.
 
-    Lower bounds where a request had not finished when the observation ended; all but the tokens in
-    flight at t0, of which no more can come.
+    They are lower bounds where a request had not finished when the observation ended, except the
+    tokens in flight at t0: their number is final.
     """
     if cancels.empty:
         return same_reason(tuple(_WASTE_FIGURES), NOBODY_LEFT)
@@ -97,7 +96,7 @@ def waste_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
 
 
 def waste_by_abandon_point(cancels: pd.DataFrame) -> list[dict[str, Any]]:
-    """Mean wasted tokens of those who left after the same number of tokens, in flight and after."""
+    """Mean wasted tokens by the number of tokens after which a client left, in flight and after."""
     names = {
         "in_flight_mean": "wasted_in_flight_tokens",
         "after_close_mean": "wasted_after_close_tokens",
@@ -114,13 +113,10 @@ def waste_by_abandon_point(cancels: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def latency_by_phase(cancels: pd.DataFrame) -> list[dict[str, Any]]:
-    """Cancel latency of those who left while waiting, in prefill, and in decode, and how many of
-    them were ghosts."""
     return _latency_by(cancels, "phase")
 
 
 def latency_by_way(cancels: pd.DataFrame) -> list[dict[str, Any]]:
-    """Cancel latency of those who left in the same way, and how many of them were ghosts."""
     return _latency_by(cancels, "way")
 
 
@@ -140,7 +136,7 @@ _EXACT_SECONDS: Final = {"unit": "s", "method": "exact"}
 
 
 def latency_sample(cancels: pd.DataFrame, column: str = CANCEL_LATENCY) -> Sample:
-    """The latencies of those that a cancel latency belongs to, ghosts censored."""
+    """The latencies of all requests that have one, ghosts censored."""
     known = cancels[was_cancelled(cancels)]
     return Sample(
         values=known[column].to_numpy(dtype=float),
@@ -198,7 +194,6 @@ def _stage_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
 
 
 def _counted(claims: pd.Series, describe_count: Callable[..., Metric], why_empty: str) -> Figure:
-    """How many of the claims that are known are true."""
     known = claims.dropna()
     if known.empty:
         return NotMeasurable(why_empty)
@@ -219,8 +214,8 @@ def storm_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
     """storm_clear_s: last blocks freed - first t0, of the streams of one storm; storm_spread_s:
     last t0 - first t0, which says how much at once they left.
 
-    A storm with a ghost is censored at what its longest cancel is known to exceed. None of both
-    where there was no storm.
+    A storm with a ghost is censored at what its longest cancel is known to exceed. Empty without a
+    storm.
     """
     storms = cancels[(cancels["role"] == Role.USER) & cancels["trial"].notna()]
     if storms.empty:

@@ -31,16 +31,16 @@ from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
 from harness.records import Outcome, Role
 from harness.store.frames import RunFrames
 
-# What the frontend says of the request as a whole, under a name that is no branch's.
+# Events of the frontend are about the whole request, under a name that is no branch's.
 _OF_THE_WHOLE: Final = ("arrived", "disconnected", "abort_sent")
 
 
 def branches_of(left: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
-    """One row a branch that the log knows, in no particular order.
+    """One row for each branch that the log knows, in no particular order.
 
     `owner`: the position of its request in `left`, whose `t0_ns` it has, too; server_request_id;
-    removed_ns, freed_ns, finish_reason and num_generated (null while it has not ended). One that
-    has not come to the worker yet stands for all of its request.
+    removed_ns, freed_ns, finish_reason and num_generated (null while it has not ended). A request
+    that has not reached the worker yet has one row for all its branches.
     """
     owners = pd.Series(range(len(left)), index=left["request_id"].to_numpy())
     events = lifecycle[is_among(lifecycle["client_request_id"], owners.index)]
@@ -65,8 +65,8 @@ def branches_of(left: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
 
 
 def ends_of(left: pd.DataFrame, branches: pd.DataFrame) -> pd.DataFrame:
-    """For each request of `left`: removed_ns and freed_ns of the branch that was last, how that
-    one finished, and the tokens of all (final_num_generated). Null while not all of them have
+    """For each request of `left`: removed_ns and freed_ns of its last branch, how that one
+    finished, and the tokens of all branches (final_num_generated). Null until all of them have
     ended."""
     by_owner = branches.sort_values("removed_ns", kind="stable").groupby("owner")
     answers = left["n"].to_numpy()
@@ -112,9 +112,9 @@ def cancellations(frames: RunFrames) -> pd.DataFrame:
     server's). Points in time (Int64, ns, null where unknown): t0_ns and those of the lifecycle log.
     phase: waiting, prefill or decode at t0; "ended" if the server had finished it before; null if
     not known. Stages and `cancel_latency_s` in seconds (NaN where unknown), `cancel_latency_steps`
-    in steps whose end was passed. `ghost`: ended otherwise than by abort or not let go of within
-    the settle time (null: not watched long enough to say). `censored`: `cancel_latency_s` and
-    `cancel_latency_steps` are what they are known to exceed. Waste: see `waste.waste_columns`.
+    in steps whose end was passed. `ghost`: not aborted, or still held after the settle time (null:
+    not watched long enough to say). `censored`: `cancel_latency_s` and `cancel_latency_steps` are
+    lower limits. Waste: see `waste.waste_columns`.
     """
     facts = run_facts(frames)
     left = _left(frames.requests)
@@ -135,23 +135,21 @@ def cancellations(frames: RunFrames) -> pd.DataFrame:
 
 
 def was_cancelled(cancels: pd.DataFrame) -> pd.Series:
-    """The rows that a cancel latency belongs to: seen by the server and not over before t0."""
+    """The rows that have a cancel latency: seen by the server and not over before t0."""
     return cancels[CANCEL_LATENCY].notna()
 
 
 def is_unfinished(cancels: pd.DataFrame) -> pd.Series:
-    """The rows still held when the watching ended: what they wasted is a lower bound."""
+    """The rows still held when the watching ended: their waste is a lower bound."""
     return cancels["arrived_ns"].notna() & cancels["freed_ns"].isna()
 
 
 def seconds_between(start_ns: pd.Series, end_ns: pd.Series) -> pd.Series:
-    """end - start in seconds, NaN where either is not known."""
     gap = (end_ns - start_ns).to_numpy(dtype=float, na_value=np.nan) / 1e9
     return pd.Series(gap, index=start_ns.index)
 
 
 def _left(requests: pd.DataFrame) -> pd.DataFrame:
-    """The abandoned requests, as their clients saw them."""
     is_abandoned = (requests["outcome"] == Outcome.ABANDONED) & requests["abandoned_ns"].notna()
     is_load = requests["role"].isin([Role.USER, Role.FILLER, Role.LONG_PROMPT])
     read = pd.Series(tokens_read(requests), index=requests.index)
@@ -164,7 +162,6 @@ def _left(requests: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_stamps(left: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
-    """Add the first time of each event that belongs to a beginning."""
     ids = left["request_id"]
     events = lifecycle[is_among(lifecycle["client_request_id"], ids)]
     events = events.sort_values("t_ns", kind="stable")
@@ -177,8 +174,6 @@ def _with_stamps(left: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
 
 
 def _phase(cancels: pd.DataFrame, frames: RunFrames, facts: Facts) -> pd.Series:
-    """Where the request was at t0: running if any of its branches was in the batch, and whether it
-    had a token."""
     phase = pd.Series(None, index=cancels.index, dtype=object)
     if not facts.clocks_agree:
         return phase
@@ -199,8 +194,8 @@ def _phase(cancels: pd.DataFrame, frames: RunFrames, facts: Facts) -> pd.Series:
 
 
 def _ended_with_its_step(cancels: pd.DataFrame, steps: StepTimes, facts: Facts) -> pd.Series:
-    """Whether the request ended naturally with no whole step between the server's seeing its user
-    leave (if it did not see that before the end: t0) and the end.
+    """Whether the request ended naturally with no whole step between its end and the server's
+    seeing the disconnect (or t0, if the server saw it only after the end).
 
     An abort that was sent and not heard before the end was still on its way, no longer than the
     slowest that was heard, so the step is looked for after that. A client that raced the last token
@@ -225,8 +220,8 @@ def _with_latency(cancels: pd.DataFrame, requests: pd.DataFrame, facts: Facts) -
     """Add cancel_latency_s, censored, ghost and was_reset_by_us.
 
     cancel latency = blocks freed - t0, of a request that was aborted within the settle time. Any
-    other is a ghost and counts as longer than min(settle time, time watched), even if it ended by
-    itself after less. A connection that was left open was watched until the load reset it.
+    other is a ghost, censored at min(settle time, time watched), even if it ended by itself sooner.
+    A connection that was left open was watched until the load reset it.
     """
     cancels["was_reset_by_us"] = False
     is_known = cancels["arrived_ns"].notna() & (cancels["phase"] != "ended")
@@ -257,7 +252,8 @@ def _with_stages(cancels: pd.DataFrame) -> pd.DataFrame:
     """Add the stages: each the time since the one before, NaN where the request got no further.
 
     Only an abort ends the wait: a request that ran to its natural end was not waiting to be freed.
-    That its connection ended after it was over, or by our own hand, is not its being noticed.
+    A connection that ended after its request was over, or that the load itself reset, was not
+    detected.
     """
     is_aborted = cancels["finish_reason"] == "abort"
     has_server_t0 = was_cancelled(cancels)
@@ -272,7 +268,6 @@ def _with_stages(cancels: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_steps(cancels: pd.DataFrame, steps: StepTimes, facts: Facts) -> pd.DataFrame:
-    """Add cancel_latency_steps and removed_at_first_boundary."""
     known = was_cancelled(cancels)
     t0 = cancels.loc[known, "t0_ns"].to_numpy(dtype=np.int64)
     latency_ns = cancels.loc[known, CANCEL_LATENCY].to_numpy() * 1e9

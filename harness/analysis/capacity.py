@@ -18,7 +18,6 @@ _NO_WINDOW: Final = "the load window has no length"
 
 
 def capacity_figures(frames: RunFrames, facts: Facts) -> Figures:
-    """slot_utilisation and throughput_tps of the load window."""
     in_window = _steps_in_window(frames.steps, facts)
     return {
         "slot_utilisation": _slot_utilisation(frames, in_window, facts),
@@ -27,7 +26,7 @@ def capacity_figures(frames: RunFrames, facts: Facts) -> Figures:
 
 
 def series_of(frames: RunFrames, facts: Facts) -> dict[str, Floats]:
-    """What the run saw again and again, in seconds, by the name of its figure.
+    """The run's repeated observations, in seconds, by the name of their figure.
 
     step_s: step ended - step started, of steps that overlap the load window; client_lag_s: how late
     the load processes noticed each tick of a short timer, in the load window; scrape_interval_s:
@@ -43,7 +42,6 @@ def series_of(frames: RunFrames, facts: Facts) -> dict[str, Floats]:
 
 
 def series_figures(series: Mapping[str, Floats], facts: Facts) -> Figures:
-    """step_s, and the measurement floor: client_lag_s and scrape_interval_s."""
     why_empty = {
         "step_s": "no step in the load window" if facts.has_steps else facts.needs_steps,
         "client_lag_s": "the load did not watch itself",

@@ -1,9 +1,9 @@
 """May two figures be compared, and may two runs?
 
 Figures: `why_not_figures` is the one rule of arms, `walkaway compare`, `walkaway trend` and the
-gate. Runs: `walkaway compare` refuses only runs of different questions (`why_not_runs`) and remarks
-on all else that moves figures. The gate, and a line of a trend, take runs under the same
-`Conditions` (`why_not_conditions`), and times only from the same machine (`other_machine`).
+gate. Runs: `walkaway compare` refuses only runs that ask different questions (`why_not_runs`) and
+remarks on all else that moves figures. The gate, and a line of a trend, take only runs under equal
+`Conditions` (`why_not_conditions`), and times only from one machine (`other_machine`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ def why_not_figures(
 ) -> str | None:
     """Why two figures of metric `name` may not be compared; None where they may.
 
-    `counting`: how each side counted its tokens. A side that does not say is taken to count like
+    `counting`: how each side counted its tokens. A side that does not say is assumed to count like
     the other.
     """
     if METRICS[name].of_tokens and not _are_counted_alike(*counting):
@@ -87,7 +87,7 @@ def conditions_of(manifest: Mapping[str, Any], summary: Summary | ArmsSummary) -
 
 
 def why_not_conditions(mine: Conditions, baseline: Conditions) -> str | None:
-    """Why no figure of two runs may be compared: the demand or the server is another."""
+    """Why no figure of two runs may be compared: the demand or the server differs."""
     for name in ("engine", "model", "slots"):
         here, there = getattr(mine, name), getattr(baseline, name)
         if here != there:
@@ -104,7 +104,7 @@ def why_not_conditions(mine: Conditions, baseline: Conditions) -> str | None:
 
 
 def other_machine(mine: Conditions, baseline: Conditions) -> str | None:
-    """The baseline's machine in words, where this run is from another."""
+    """The baseline's machine in words, if this run is from another."""
     return None if mine.machine == baseline.machine else machine_in_words(baseline)
 
 
@@ -115,12 +115,11 @@ def machine_in_words(conditions: Conditions) -> str:
 
 
 def depends_on_machine(unit: str) -> bool:
-    """Is a figure in this unit a time, or made from one?"""
     return unit in UNITS_OF_TIME
 
 
 def why_not_runs(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> str | None:
-    """Why two runs, by their manifests, have no question in common; None where they have one."""
+    """Why two runs, by their manifests, ask different questions; None if they ask one."""
     first, second = (one["workload"].get("name") for one in (baseline, candidate))
     if first != second:
         return f"they are of different workloads, `{first}` and `{second}`"
@@ -168,7 +167,6 @@ def _of_targets(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> It
 def summary_remarks(
     baseline: Summary | ArmsSummary, candidate: Summary | ArmsSummary
 ) -> Iterator[Remark]:
-    """Whether the runs are unfinished or invalid, by their summaries."""
     for which, summary in (("baseline", baseline), ("candidate", candidate)):
         if summary.status != "complete":
             yield _warning(f"the {which} is not complete: {summary.status}")
@@ -178,7 +176,6 @@ def summary_remarks(
 
 
 def counting_remark(baseline: str | None, candidate: str | None) -> Remark | None:
-    """Said where tokens do not mean the same in both."""
     if _are_counted_alike(baseline, candidate):
         return None
     return _warning(
@@ -187,7 +184,6 @@ def counting_remark(baseline: str | None, candidate: str | None) -> Remark | Non
 
 
 def step_remark(baseline: Metric | None, candidate: Metric | None) -> Remark | None:
-    """Said where a step of the one engine takes longer than of the other."""
     if baseline is None or candidate is None or not baseline.p50 or not candidate.p50:
         return None
     if abs(candidate.p50 / baseline.p50 - 1) <= STEP_TOLERANCE:
@@ -205,7 +201,6 @@ def _slots(target: Mapping[str, Any]) -> int | None:
 def _changed(
     first: Mapping[str, Any] | None, second: Mapping[str, Any] | None
 ) -> dict[str, tuple[Any, Any]]:
-    """The keys with different values, and both."""
     first, second = first or {}, second or {}
     return {
         key: (first.get(key), second.get(key))
@@ -222,7 +217,7 @@ def _listed(keys: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def _leaves(keys: Mapping[str, tuple[Any, Any]]) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Of tables only what differs in them."""
+    """Tables come apart into the entries that differ."""
     for key, (was, now) in keys.items():
         if isinstance(was, Mapping) and isinstance(now, Mapping):
             inner = _changed(was, now)

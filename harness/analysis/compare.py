@@ -100,7 +100,7 @@ def _known(values: Values) -> Floats:
 
 
 def _apart(mine: Floats, theirs: Floats, *, paired: bool) -> tuple[float, Limits | None]:
-    """The difference of the means; its interval, where there are rounds enough."""
+    """The difference of the means; its interval, if there are enough rounds."""
     is_enough = min(len(mine), len(theirs)) >= FEWEST_ROUNDS
     if paired:
         return float((mine - theirs).mean()), mean_ci95(mine - theirs) if is_enough else None
@@ -125,7 +125,6 @@ def _welch_ci95(mine: Floats, theirs: Floats) -> Limits:
 
 
 def _note(n: int, num_left_out: int, *, is_positive: bool) -> str | None:
-    """Why something is null, and how many rounds could not be compared."""
     said = []
     if n < FEWEST_ROUNDS:
         said.append(f"not enough data for an interval: {n} of at least {FEWEST_ROUNDS} rounds")
@@ -240,8 +239,8 @@ def pair_of(
     steps_s: tuple[float | None, float | None] = (None, None),
     counting: tuple[str | None, str | None] = (None, None),
 ) -> Pair:
-    """Compare a figure. Of baseline and candidate, `steps_s` is the duration of a step, `counting`
-    how tokens were counted."""
+    """Compare one figure. `steps_s` and `counting` are of (baseline, candidate): the duration of a
+    step, and how tokens were counted."""
     a, b = getattr(candidate, figure), getattr(baseline, figure)
     found = Pair(metric=name, figure=figure, unit=baseline.unit, baseline=b, candidate=a)
     note = why_not_figures(name, baseline, candidate, counting)
@@ -262,7 +261,6 @@ def pair_of(
 
 
 def limits_of(metric: Metric, figure: str) -> Limits | None:
-    """The 95 % interval of a figure, where there is one."""
     limits: Limits | None = getattr(metric, f"{figure}_ci95", None)
     is_rate = metric.upper95 is not None or metric.lower95 is not None
     if limits is None and figure == "mean" and is_rate and metric.mean is not None:
@@ -271,7 +269,7 @@ def limits_of(metric: Metric, figure: str) -> Limits | None:
 
 
 def difference_ci95(a: float, of_a: Limits | None, b: float, of_b: Limits | None) -> Limits | None:
-    """The interval of a - b, None where one of theirs is not known."""
+    """The interval of a - b; None if either one's is unknown."""
     if of_a is None or of_b is None:
         return None
     below = math.hypot(a - of_a[0], of_b[1] - b)
@@ -280,7 +278,7 @@ def difference_ci95(a: float, of_a: Limits | None, b: float, of_b: Limits | None
 
 
 def ratio_ci95(a: float, of_a: Limits | None, b: float, of_b: Limits | None) -> Limits | None:
-    """The interval of a / b, None where one of theirs is not known or reaches down to 0."""
+    """The interval of a / b; None if either one's is unknown or reaches down to 0."""
     if of_a is None or of_b is None or min(of_a[0], of_b[0]) <= 0:
         return None
     logs = [
@@ -308,8 +306,6 @@ def _in_steps(
 
 
 class Standing(StrEnum):
-    """The candidate against the baseline."""
-
     BETTER = "better"
     WORSE = "worse"
     UNSURE = "no sure difference"
@@ -331,12 +327,11 @@ def standing(pair: Pair) -> Standing:
 
 
 def is_sure(pair: Pair) -> bool:
-    """Is one of the two surely better?"""
     return standing(pair) in (Standing.BETTER, Standing.WORSE)
 
 
 def _signs(pair: Pair, difference: float) -> set[int]:
-    """As measured and in steps: 1, the candidate surely has more; -1, less; 0, neither is sure."""
+    """As measured and in steps: 1, the candidate surely has more; -1, less; 0, not sure."""
     if METRICS[pair.metric].kind == "idle":
         return {_sign((difference, difference), 0.0)}
     signs = {_sign(pair.difference_ci95, 0.0)}

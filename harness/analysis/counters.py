@@ -1,8 +1,8 @@
-"""What idle gauges and counters tell: the figures of servers that show nothing else.
+"""Figures from idle gauges and counters, for servers that show nothing else.
 
 Differences are between two moments at which nothing runs, before the load and after the settle
-time, so that a counter which moves late has moved. How far a figure can be believed follows from
-the target's description of its metrics.
+time, so that a counter which moves late has moved. The target's description of its metrics says how
+far each figure can be believed.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,11 @@ _ROUNDING: Final = 1e-9  # of a gauge that is a share
 
 
 def leak_figures(facts: Facts) -> Figures:
-    """leaked_slots = running after - running before; leaked_blocks = free before - free after;
-    leaked_kv_share = share in use after - before, where a server shows no blocks; then
-    leaked_blocks is that share of all blocks, rounded, where it tells how many there are."""
+    """leaked_slots = running after - running before; leaked_blocks = free before - free after.
+
+    leaked_kv_share = share in use after - before, for a server that shows no blocks. Its
+    leaked_blocks is that share of all blocks, rounded, if their number is known.
+    """
     figures = {
         "leaked_slots": _idle_figure(facts, "running", unit="slots", sign=1),
         "leaked_blocks": _idle_figure(facts, "free_blocks", unit="blocks", sign=-1),
@@ -55,12 +57,12 @@ def count_figures(lifecycle: pd.DataFrame, facts: Facts) -> Figures:
 
 
 def wasted_by_counter(requests: pd.DataFrame, facts: Facts) -> Figure:
-    """Tokens generated for nobody, per request that its client left before the end.
+    """Tokens generated and not read, per request that its client left before the end.
 
-    total = (generated-token counter, idle after - idle before) - tokens that all clients read;
-    mean = total / requests left. Left are the abandoned ones, and those that were cut off or timed
-    out: the counter cannot tell these apart. `others` holds the total, and how many were cut off.
-    A counter that moved by less than was read tells nothing of waste.
+    total = (generated-token counter, idle after - idle before) - tokens that all clients read; mean
+    = total / requests left. Requests left are the abandoned ones and those cut off or timed out:
+    the counter cannot tell these apart. `others` holds the total, and how many were cut off. A
+    counter that moved by less than was read says nothing about waste.
     """
     generated = facts.idle_change("generated_tokens")
     if generated is None:
@@ -86,7 +88,7 @@ def wasted_by_counter(requests: pd.DataFrame, facts: Facts) -> Figure:
 
 
 def wasted_in_all(found: Sequence[Metric], method: str) -> Metric:
-    """The same of several runs together: their totals and requests are added up."""
+    """Several runs together: their totals and requests are added up."""
     n = sum(one.n for one in found)
     others = {name: sum(one.others[name] for one in found) for name in found[0].others}
     bound = "lower" if any(one.bound == "lower" for one in found) else "point"
@@ -96,11 +98,11 @@ def wasted_in_all(found: Sequence[Metric], method: str) -> Metric:
 
 
 def wasted_prompts_by_counter(requests: pd.DataFrame, facts: Facts) -> Figure:
-    """Prompt tokens computed for those who left before their first token, per such request.
+    """Prompt tokens computed for each request that was left before its first token.
 
-    total = (prompt-token counter, idle after - before) - prompt tokens of all that had a first
-    token; see `prompt_total` for those whose usage nobody read, and for the interval. `others`
-    holds the total.
+    total = (prompt-token counter, idle after - before) - prompt tokens of all requests with a first
+    token. `prompt_total` estimates those without a usage, with an interval. `others` holds the
+    total.
     """
     computed = facts.idle_change("prompt_tokens")
     if computed is None:
@@ -171,7 +173,7 @@ def _why_stuck(facts: Facts, role: str) -> str:
 
 
 def with_other(figure: Figure, name: str, other: Figure) -> Figure:
-    """The figure with the same quantity by another method beside it; that one, if there is none."""
+    """The figure with another method's value beside it, or that value if there is no figure."""
     if isinstance(figure, NotMeasurable):
         return other if isinstance(other, Metric) else figure
     if isinstance(other, Metric):

@@ -24,14 +24,16 @@ class Late:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Nanoseconds are of the monotonic clock; `observed_until_ns` ends what is known of the server.
+    """Nanoseconds are of the monotonic clock; nothing of the server is known after
+    `observed_until_ns`.
 
-    `idle_before` and `idle_after` map a metric's role to its value before the load (of a counter
-    that was not there yet: 0) and after the settle time, `idle_later` a little later still, each of
-    `idle_loops` (with its time) after one of several loops; `unsent_` are the waits of those whose
-    requests an open loop never sent, who would have stayed or left; `trust` maps the role to how
-    far the target's description believes it, `lags` to how old its value can be (steps, seconds),
-    `late` to how old it is on average, where known.
+    `idle_before` and `idle_after` map a metric's role to its value before the load (0 for a counter
+    that was not there yet) and after the settle time, `idle_later` a little later still, each of
+    `idle_loops` (with its time) after one of several loops. `unsent_to_stay_s` and
+    `unsent_to_leave_s` are the waits of requests that an open loop never sent, by whether they
+    would have been read to the end. `trust` maps a role to how far the target's description
+    believes it, `lags` to how old its value can be (steps, seconds), `late` to how old it is on
+    average, where known.
     """
 
     status: str
@@ -67,7 +69,6 @@ class Facts:
 
     @property
     def needs_lifecycle(self) -> str:
-        """The reason that is given wherever a figure would need the lifecycle log."""
         return (
             f"{self.engine} gave no lifecycle log: nothing tells when it noticed, removed and "
             "freed a request"
@@ -85,7 +86,7 @@ class Facts:
     def still_computing(self) -> bool | None:
         """Did the server compute anything between the last two idle readings? None: not known.
 
-        That a counter rests shows it only where the counter moves with every step.
+        A counter at rest proves that it did not only if the counter moves with every step.
         """
         for role in ("decode_calls", "generated_tokens"):
             after, later = self.idle_after.get(role), self.idle_later.get(role)
@@ -99,20 +100,20 @@ class Facts:
 
     @property
     def generated_later(self) -> float | None:
-        """Tokens that the counter moved by between the last two idle readings."""
+        """By how many tokens the counter moved between the last two idle readings."""
         readings = (self.idle_after, self.idle_later)
         after, later = (values.get("generated_tokens") for values in readings)
         return None if after is None or later is None else later - after
 
     def idle_change(self, role: str) -> float | None:
-        """Idle after the settle time - idle before the load; None where either is not known."""
+        """Idle after the settle time - idle before the load; None unless both are known."""
         if role not in self.idle_before or role not in self.idle_after:
             return None
         return self.idle_after[role] - self.idle_before[role]
 
 
 def run_facts(frames: RunFrames) -> Facts:
-    """Read the manifest; the rows supply what it lacks, where they can."""
+    """Read the manifest; the rows fill what it lacks."""
     manifest = frames.manifest
     target = manifest.get("target") or {}
     config, spec = target.get("config") or {}, target.get("spec") or {}
@@ -164,7 +165,7 @@ def run_facts(frames: RunFrames) -> Facts:
 def load_window(
     started_ns: int | None, ended_ns: int | None, requests: pd.DataFrame
 ) -> tuple[int, int]:
-    """The load window of the manifest; what it lacks, from the first sending to the last end."""
+    """The manifest's load window; missing ends come from the first sending and the last end."""
     if started_ns is None:
         started_ns = 0 if requests.empty else int(requests["sent_ns"].min())
     if ended_ns is None:
@@ -173,7 +174,7 @@ def load_window(
 
 
 def _observed_until(frames: RunFrames, load_ended_ns: int) -> int:
-    """The end of the settle time; of a server that died before it, the last that was heard."""
+    """The end of the settle time; for a server that died before, its last sign of life."""
     manifest = frames.manifest
     settled = (manifest.get("window") or {}).get("settled_ns")
     if settled is not None and manifest.get("status") != "target_failed":
@@ -188,8 +189,8 @@ def _latest(frame: pd.DataFrame, column: str) -> int | None:
 
 
 def _not_there_yet(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """Counters that a page which was read before the load showed only after it: many a server
-    shows one only when it has counted something."""
+    """Counters missing on the page before the load: many servers show a counter only once it has
+    counted something."""
     return {role: 0.0 for role in after if before and role not in before and role not in GAUGES}
 
 
@@ -198,7 +199,7 @@ def _known(values: dict[str, Any] | None) -> dict[str, float]:
 
 
 def is_among(ids: pd.Series, known: pd.Series | pd.Index) -> Bools:
-    """Whether each of the ids is one of the known; what is null is not."""
+    """Whether each id is among the known ones; a null id is not."""
     values = pa.array(known, type=pa.string(), from_pandas=True)
     asked = pa.array(ids, type=pa.string(), from_pandas=True)
     found: Bools = pc.is_in(asked, value_set=values, skip_nulls=True).to_numpy(zero_copy_only=False)

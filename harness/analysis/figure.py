@@ -1,7 +1,7 @@
 """From samples to `Metric`: one entry of the summary, or the reason why there is none.
 
-A figure that cannot be known is never 0 and never left out without a word: it is `NotMeasurable`
-with the reason, and the summary lists it.
+A figure that cannot be known is never 0 and never dropped silently: it is `NotMeasurable` with the
+reason, and the summary lists it.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,6 @@ QUANTILES: Final = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class NotMeasurable:
-    """Why this run cannot tell a figure."""
-
     reason: str
 
 
@@ -46,8 +44,8 @@ class Sample:
     """Observations of one quantity; where `censored`, the true value is known to be larger.
 
     `clusters` are the sizes of groups within which observations depend on each other (the gaps of
-    one request), one group after the other. `is_series` says that all depend on their neighbours
-    (the steps of one engine): then no interval is given.
+    one request), one group after the other. `is_series`: each depends on its neighbours (the steps
+    of one engine), so there is no interval.
     """
 
     values: Floats
@@ -57,7 +55,6 @@ class Sample:
 
     @property
     def is_censored(self) -> Bools:
-        """Of each value."""
         if self.censored is None:
             return np.zeros(len(self.values), dtype=bool)
         return self.censored
@@ -66,7 +63,7 @@ class Sample:
         return kaplan_meier(self.values, self.is_censored)
 
     def and_longer_than(self, bounds: Sequence[float]) -> "Sample":
-        """Together with observations of which is known only that they are larger than these."""
+        """Together with observations that are only known to exceed these bounds."""
         return replace(
             self,
             values=np.concatenate([self.values, np.asarray(bounds, dtype=float)]),
@@ -77,7 +74,7 @@ class Sample:
 def describe(sample: Sample, *, unit: str, method: str, bound: str = "point") -> Metric:
     """All the figures of a sample that are known. Needs at least one observation.
 
-    The mean and the largest value of a censored sample are not known: both depend on how long the
+    A censored sample has no known mean and no known largest value: both depend on how long the
     censored ones would have taken.
     """
     curve = curve_at(sample.values, sample.is_censored, QUANTILES.values())
@@ -117,27 +114,25 @@ def _mean_interval(sample: Sample) -> tuple[float, float] | None:
 def describe_or(
     sample: Sample, why_empty: str, *, unit: str, method: str, bound: str = "point"
 ) -> Figure:
-    """`describe`, or `why_empty` where there is nothing to describe."""
     if not len(sample.values):
         return NotMeasurable(why_empty)
     return describe(sample, unit=unit, method=method, bound=bound)
 
 
 def rate(hits: int, n: int, *, method: str) -> Metric:
-    """A share of n that ought to be nothing, with its one-sided upper 95 % bound."""
+    """A share of n that should be 0, with its one-sided upper 95 % bound."""
     return Metric(unit="ratio", n=n, mean=hits / n, upper95=rate_upper95(hits, n), method=method)
 
 
 def share(hits: int, n: int, *, method: str) -> Metric:
-    """A share of n that ought to be all, with its one-sided lower 95 % bound."""
+    """A share of n that should be 1, with its one-sided lower 95 % bound."""
     return Metric(unit="ratio", n=n, mean=hits / n, lower95=rate_lower95(hits, n), method=method)
 
 
 def reading(value: float, *, unit: str, method: str, n: int = 1, bound: str = "point") -> Metric:
-    """One number for the whole run, made from `n` things that were counted."""
+    """One number for the whole run, from `n` counted things."""
     return Metric(unit=unit, n=n, mean=float(value), method=method, bound=bound)
 
 
 def same_reason(names: tuple[str, ...], reason: str) -> Figures:
-    """None of these can be measured, for one reason."""
     return dict.fromkeys(names, NotMeasurable(reason))

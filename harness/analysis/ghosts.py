@@ -1,12 +1,13 @@
-"""Ghosts as they are seen from outside, where a server tells nothing of single requests.
+"""Ghosts as seen from outside, where a server shows nothing of single requests.
 
-By gauge: requests still in the server when everything should have been over for the settle time. A
-ghost that came to its natural end before then is not seen, so this is a lower bound; and if few
-requests had so much left to say that they would have lasted, an empty server shows nothing.
+By gauge: requests still in the server after the settle time, when all should be over. A ghost that
+came to its natural end before then is not seen, so this is a lower bound. If few requests had
+enough left to generate to last so long, an empty server shows nothing.
 
 By a counter of aborts: requests that were left and not aborted. It sees ghosts that ended by
-themselves, but only if the counter can be believed. One that stands still for another reason would
-make ghosts of all, so no more can have gone on than are still there, or may have ended since.
+themselves, but only if the counter can be believed. A counter that stands still for another reason
+would make every request a ghost, so the ghosts may not outnumber the requests that are still there
+or may have ended since.
 """
 
 from collections.abc import Sequence
@@ -25,16 +26,16 @@ from harness.analysis.tokens import tokens_read, without_tokens
 from harness.records import Metric
 from harness.store.frames import RunFrames
 
-# Who had no more than this to come may have had the end on the way before any server could know.
+# With no more tokens than this to come, the end may be on its way before a server can know.
 _ON_THE_WAY: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ghosts:
-    """Of `n` who left at least `low` went on, and at most `high` (None: nobody knows).
+    """At least `low` of `n` requests that were left went on, and at most `high` (None: not known).
 
-    `lost_slots`: what else is still held, by nobody; None where nobody can tell them apart.
-    `still_generating`: tokens counted after the settle time, while nobody asked for any.
+    `lost_slots`: slots held by no request; None where slots and ghosts cannot be told apart.
+    `still_generating`: tokens counted after the settle time, when no client waits for any.
     """
 
     n: int
@@ -47,8 +48,8 @@ class Ghosts:
 def ghosts_by_gauge(frames: RunFrames, facts: Facts) -> Ghosts | NotMeasurable:
     """(running + waiting, idle after the settle time - before), of the requests that were left.
 
-    Of a slot that is lost and used by nobody the gauge says the same. Where it is known that
-    nothing is computed any more, all of them are lost slots; else they may be.
+    The gauge counts a lost slot like a ghost. If the server is known to compute nothing any more,
+    all of them are lost slots; else they may be.
     """
     n = open_requests(frames.requests).n_left
     there = _still_there(facts)
@@ -76,8 +77,8 @@ def ghosts_by_gauge(frames: RunFrames, facts: Facts) -> Ghosts | NotMeasurable:
 def ghosts_by_counter(frames: RunFrames, facts: Facts) -> Ghosts | NotMeasurable:
     """Requests that were left - aborts counted, idle after the settle time - before.
 
-    Those who went before they had read anything may be gone before the server saw them, and who had
-    the end on the way may have had it first: whether they are ghosts is not known.
+    A client that left before it had read anything may be gone before the server saw the request,
+    and one with the end on the way may have had it first: it is not known whether these are ghosts.
     """
     held, aborted = open_requests(frames.requests), facts.idle_change("aborted")
     if aborted is None or facts.trust.get("aborted") != "exact":
@@ -99,10 +100,10 @@ def ghosts_by_counter(frames: RunFrames, facts: Facts) -> Ghosts | NotMeasurable
 
 
 def ghost_rate(found: Sequence[Ghosts], method: str) -> Metric:
-    """The share of those who went on, of one run or of several.
+    """The share of requests that went on, of one run or of several.
 
-    Where at least so many are known, a lower bound, and nothing is said of how many more there may
-    be; where it may be none, only what the rate does not exceed (95 %).
+    With at least one certain ghost it is a lower bound, without a word about how many more there
+    may be. If there may be none, only the upper limit is known (95 %).
     """
     n, low = sum(one.n for one in found), sum(one.low for one in found)
     highs = [one.high for one in found if one.high is not None]
@@ -128,7 +129,7 @@ def _add_what_is_there(figure: Metric, found: Sequence[Ghosts]) -> None:
 
 
 def best_first(figures: dict[str, Figure]) -> dict[str, Figure]:
-    """What is known before what is only not exceeded."""
+    """Figures with a mean before those with only an upper limit."""
     return dict(sorted(figures.items(), key=lambda pair: _has_no_mean(pair[1])))
 
 
@@ -137,7 +138,6 @@ def _has_no_mean(figure: Figure) -> bool:
 
 
 def _still_there(facts: Facts) -> int | None:
-    """Requests in the server after the settle time, beyond those before the load."""
     running, waiting = (facts.idle_change(role) for role in ("running", "waiting"))
     if running is None or facts.trust.get("running") == "stuck":
         return None
@@ -145,7 +145,7 @@ def _still_there(facts: Facts) -> int | None:
 
 
 def _left(frames: RunFrames) -> pd.DataFrame:
-    """Those who left, a row for each answer that they had asked for."""
+    """The requests left, one row for each answer that they asked for."""
     read = pd.Series(tokens_read(frames.requests), index=frames.requests.index)
     rows = without_tokens(frames.requests).assign(read=read / frames.requests["n"])
     rows = rows[rows["outcome"].isin(LEFT) & ~is_unopened(rows)]
@@ -153,8 +153,7 @@ def _left(frames: RunFrames) -> pd.DataFrame:
 
 
 def _time_left_s(left: pd.DataFrame, frames: RunFrames) -> Floats | None:
-    """How long each would have gone on at the pace of a typical step; None where no step was
-    seen."""
+    """How long each would have gone on at the pace of a typical step; None if no step was seen."""
     step_s = typical_step_s(frames)
     if step_s is None:
         return None
@@ -162,7 +161,7 @@ def _time_left_s(left: pd.DataFrame, frames: RunFrames) -> Floats | None:
 
 
 def _lasting(frames: RunFrames, facts: Facts) -> int | None:
-    """How many had so much left that a ghost among them would not have ended by itself."""
+    """How many had so much left that a ghost among them would still run after the settle time."""
     time_left_s = _time_left_s(_left(frames), frames)
     if time_left_s is None or not np.isfinite(facts.settle_s):
         return None
@@ -170,7 +169,7 @@ def _lasting(frames: RunFrames, facts: Facts) -> int | None:
 
 
 def _may_have_ended(frames: RunFrames, facts: Facts) -> int | None:
-    """How many may have come to a natural end before the settle time was over."""
+    """How many may have come to a natural end within the settle time."""
     left = _left(frames)
     time_left_s = _time_left_s(left, frames)
     if time_left_s is None:
@@ -181,7 +180,7 @@ def _may_have_ended(frames: RunFrames, facts: Facts) -> int | None:
 
 
 def _unsure(frames: RunFrames) -> int:
-    """Who left without any answer, or with its end on the way."""
+    """How many were left without any answer, or with the end on its way."""
     left = _left(frames)
     is_race = left["max_tokens"] - left["read"] <= _ON_THE_WAY
     is_race |= left["plan"] == RACE

@@ -1,9 +1,9 @@
-"""What the users felt, as their clients saw it: times of those who stayed.
+"""What users felt, as their clients saw it: times of the requests that were read to the end.
 
 A survivor is a user's request that was to be read to its end. A request that was to be abandoned is
-none, even if the run ended or the answer was over first: when the server answered decides which of
-them were left, so the others are a selection. A request that ended without a first token (cut
-off, timed out) had waited for at least so long: its TTFT is right-censored, not missing.
+none, even if the run ended or the answer was over first: the server's speed decides which of them
+were left, so the others are a selection. A request that ended without a first token (cut off, timed
+out) had waited for at least so long: its TTFT is right-censored, not missing.
 """
 
 from collections.abc import Mapping
@@ -49,12 +49,12 @@ _REFUSED: Final = (Outcome.REJECTED, Outcome.FAILED)
 def latency_figures(requests: pd.DataFrame, facts: Facts) -> Figures:
     """TTFT, ITL, TPOT and E2E of survivors; goodput and start delay of all users.
 
-    In an open loop TTFT and E2E from the intended start, too: what a user felt who came when the
-    schedule says, also where the request was sent late. Requests that were due and never sent are
-    in them, and in the start delay, right-censored: its user had waited until the load ended.
+    An open loop also has TTFT and E2E from the intended start: what a user felt who came when the
+    schedule says, even if the request was sent late. They and the start delay include the requests
+    that were due and never sent, right-censored: their users had waited until the load ended.
 
-    Where long prompts meet bystanders, each figure is of one of the two, and says of which: TTFT of
-    the long prompts that were read, all else of the bystanders.
+    With bystanders, each figure covers one kind of request and says which: TTFT the long prompts
+    that were read, all else the bystanders.
     """
     if requests.empty:
         more = _OPEN_LOOP_FIGURES if facts.is_open_loop else ()
@@ -94,7 +94,7 @@ def _from_intended(users: pd.DataFrame, survivors: pd.DataFrame, facts: Facts) -
 
 
 def _of_fillers(requests: pd.DataFrame) -> Figure:
-    """Where streams only fill the slots, their gaps are those of a full server."""
+    """Fillers keep every slot busy, so their gaps are those of a full server."""
     figure = _itl(requests, without_tokens(requests)[requests["role"] == Role.FILLER])
     if isinstance(figure, Metric):
         figure.of = "fillers"
@@ -120,10 +120,10 @@ def _of_two_kinds(requests: pd.DataFrame, facts: Facts) -> Figures:
 
 
 def _ttft(users: pd.DataFrame, survivors: pd.DataFrame) -> Figure:
-    """First token event's arrival - request sent; `others.all_users` with those who left.
+    """First token event's arrival - request sent; `others.all_users` includes abandoned requests.
 
-    Sent is the moment before the connection is opened: looking up the name, TCP and TLS are in it,
-    except where a connection was kept.
+    The clock starts before the connection is opened: name look-up, TCP and TLS are included, unless
+    a connection was kept.
     """
     figure = _client(ttft_sample(survivors), _NO_SURVIVOR)
     everybody = _client(ttft_sample(users), _NO_SURVIVOR)
@@ -146,14 +146,14 @@ def ttft_sample(requests: pd.DataFrame, *, since: str = _SENT) -> Sample:
 
 
 def _itl(requests: pd.DataFrame, survivors: pd.DataFrame) -> Figure:
-    """Gap between consecutive token events of one answer, pooled, of some of the requests."""
+    """Gap between consecutive token events of one answer, all gaps of all survivors together."""
     gaps, of_each = token_gaps(requests, requests.index.isin(survivors.index))
     return _client(Sample(values=gaps, clusters=of_each), "no survivor had two token events")
 
 
 def _tpot(survivors: pd.DataFrame) -> Figure:
-    """(last token - first token) / (tokens - 1), of requests with two tokens or more; of a request
-    for n answers, which grow in step, with the tokens of one of them."""
+    """(last token - first token) / (tokens - 1), of requests with two tokens or more. The n answers
+    to one request grow in step, so it counts with the tokens of one of them."""
     tokens = tokens_read(survivors) / survivors["n"].to_numpy(dtype=float)
     span = (survivors["last_token_ns"] - survivors["first_token_ns"]).to_numpy(
         dtype=float, na_value=np.nan
@@ -175,7 +175,7 @@ def _e2e_sample(survivors: pd.DataFrame, *, since: str) -> Sample:
 
 
 def _goodput(users: pd.DataFrame, facts: Facts) -> Figure:
-    """Requests completed within the load window / its length; abandoned ones are not in it."""
+    """Requests completed in the load window / its length; abandoned ones do not count."""
     if facts.load_s <= 0:
         return NotMeasurable("the load window has no length")
     completed = users["outcome"] == Outcome.COMPLETED
@@ -203,9 +203,9 @@ _NO_ANSWER = "no canary had a second answer"
 
 def canary_figures(requests: pd.DataFrame) -> Figures:
     """canary_mismatch_rate = answers that differ from the known one / answers after it;
-    canary_ttft_s and canary_itl_s. None of them without canaries.
+    canary_ttft_s and canary_itl_s. Empty without canaries.
 
-    Of several runs, each canary's earliest answer of all is the known one.
+    Over several runs, each canary's earliest answer of all is the known one.
     """
     is_canary = (requests["role"] == Role.CANARY).to_numpy(dtype=bool)
     canaries = without_tokens(requests)[is_canary]
@@ -228,7 +228,7 @@ def canary_figures(requests: pd.DataFrame) -> Figures:
 
 
 def known_answers(requests: pd.DataFrame) -> dict[int, str]:
-    """Of each canary, by its number, the earliest completed answer."""
+    """The earliest completed answer of each canary, by its number."""
     first = _answers(without_tokens(requests)[requests["role"] == Role.CANARY]).drop_duplicates(
         "user"
     )
@@ -236,7 +236,7 @@ def known_answers(requests: pd.DataFrame) -> dict[int, str]:
 
 
 def canary_remarks(known: Mapping[str, Mapping[int, str]]) -> list[Remark]:
-    """What must be said of the known answers of each arm: they are to be alike."""
+    """`known`: the known answers of each arm, which must be alike."""
     alone: dict[int, set[str]] = {}
     for of_arm in known.values():
         for canary, text in of_arm.items():
@@ -258,10 +258,10 @@ def _answers(canaries: pd.DataFrame) -> pd.DataFrame:
 
 
 def asking_again_figures(requests: pd.DataFrame) -> Figures:
-    """ttft_again_s: of the requests that repeat another (`others.asked_first`: of those that do
-    not); attempts_per_answer: requests of users / their completed answers.
+    """ttft_again_s: TTFT of requests that repeat another (`others.asked_first`: of the rest);
+    attempts_per_answer: requests of users / their completed answers.
 
-    None of both where nobody repeated anything.
+    Empty without repeated requests.
     """
     repeats = _repeats(requests)
     if repeats.empty:
@@ -276,10 +276,10 @@ def asking_again_figures(requests: pd.DataFrame) -> Figures:
 
 
 def cached_again_figures(frames: RunFrames, facts: Facts) -> Figures:
-    """cached_again: of the requests that repeat another and had a token, the prompt tokens that
-    were not computed / all prompt tokens.
+    """cached_again: prompt tokens that were not computed / all prompt tokens, of requests that
+    repeat another and had a token.
 
-    Computed are the tokens scheduled for it up to and with the step of its first token.
+    Tokens scheduled up to and with the step of the first token count as computed.
     """
     repeats = _repeats(frames.requests)
     if repeats.empty:
@@ -301,7 +301,7 @@ def cached_again_figures(frames: RunFrames, facts: Facts) -> Figures:
 
 
 def _repeats(requests: pd.DataFrame) -> pd.DataFrame:
-    """Runs from before there were repetitions have no such column."""
+    """Runs recorded before requests could repeat have no such column."""
     if "repeats" not in requests:
         return requests.iloc[:0]
     return without_tokens(requests)[requests["repeats"].notna()]

@@ -1,7 +1,7 @@
 """What a server does not get back: leaked slots and blocks, growth with each abandon, and health.
 
 A leak is what is missing from the idle gauges in the end. Slots and blocks of a ghost that still
-runs are missing too, but not lost: the lifecycle log says which request has a slot, and the step
+runs are missing too, but not lost: the lifecycle log shows which request has a slot, and the step
 log for how many tokens it got blocks.
 """
 
@@ -26,9 +26,9 @@ from harness.store.frames import RunFrames
 def leaks_in_use(
     frames: RunFrames, facts: Facts, figures: Mapping[str, Figure]
 ) -> dict[str, float]:
-    """How many of the leaked `slots` and `blocks` requests of this run hold that still run.
+    """How many of the leaked `slots` and `blocks` are held by requests of this run that still run.
 
-    Only what is known and more than none. The gauges are read a moment before the end of the logs,
+    Only values that are known and above 0. The gauges are read a moment before the end of the logs,
     so no more than was leaked.
     """
     leaked = {name: figures.get(f"leaked_{name}") for name in ("slots", "blocks")}
@@ -42,10 +42,10 @@ def leaks_in_use(
 
 
 def leaks_lost(facts: Facts) -> list[str]:
-    """Which of `slots` and `blocks` are lost where they are missing, and not merely still in use.
+    """Which of `slots` and `blocks` are lost when they are missing, rather than still in use.
 
-    With the exact log what is in use is known. Else there is proof only if the server computes
-    nothing any more, or, of blocks, if nothing runs that could hold them.
+    The exact log shows what is in use. Without it, the proof is that the server computes nothing
+    any more or, for blocks, that nothing runs that could hold them.
     """
     if facts.has_lifecycle or facts.still_computing is False:
         return ["slots", "blocks"]
@@ -53,15 +53,15 @@ def leaks_lost(facts: Facts) -> list[str]:
 
 
 def _running(frames: RunFrames) -> pd.DataFrame:
-    """The lives of this run's requests that had not ended with the log."""
+    """The lives of this run's requests that were still open at the end of the log."""
     lives = timeline(frames)
     is_ours = is_among(lives["client_request_id"], frames.requests["request_id"])
     return lives[is_ours & lives["out_ns"].isna()].reset_index(drop=True)
 
 
 def _blocks_of(running: pd.DataFrame, frames: RunFrames, facts: Facts) -> int:
-    """Enough blocks for the tokens computed for each since it got its slot, and those of the cached
-    prefix that it got with it; 0 if nobody told."""
+    """Enough blocks for the tokens computed for each since it got its slot, and for the cached
+    prefix that it got with it; 0 if not known."""
     if running.empty or frames.steps.empty or facts.block_size is None:
         return 0
     computed = computed_tokens(frames.steps, pd.Index(running["server_request_id"]))
@@ -81,8 +81,8 @@ _OF_ITSELF: Final = {
 
 
 def is_wedged(probing: Mapping[str, Any]) -> bool | None:
-    """Does the server call itself healthy and yet leave requests without an answer? None where
-    nobody asked, or where no answer came from a server that says nothing of its health."""
+    """Does the server call itself healthy and yet leave requests without an answer? None without
+    probing, or for a silent server that says nothing of its health."""
     if not probing:
         return None
     if not probing["errors"] or not _is_silent(probing):
@@ -91,7 +91,6 @@ def is_wedged(probing: Mapping[str, Any]) -> bool | None:
 
 
 def health_warnings(probing: Mapping[str, Any]) -> Iterator[str]:
-    """What is to be said of a server that did not serve all of the short requests."""
     if not probing or not probing["errors"]:
         return
     error, state = probing["errors"][0], _OF_ITSELF[probing["healthy"]]
@@ -123,7 +122,7 @@ _GROWTH: Final = {"memory_per_abandon": "rss_bytes", "handles_per_abandon": "han
 
 
 def leak_slopes(frames: RunFrames, facts: Facts) -> Figures:
-    """What is missing more from the idle gauges with each abandon, over the loops: the slope of
+    """How much more is missing from the idle gauges with each abandon, over the loops: the slope of
     Theil and Sen (JASA 63 (1968), 1379-1389), which one odd reading does not move."""
     return {f"leaked_{noun}_per_abandon": _leak_slope(frames, facts, noun) for noun in _GAUGES}
 
@@ -148,8 +147,8 @@ def _leak_slope(frames: RunFrames, facts: Facts, noun: str) -> Figure:
 
 
 def growth_figures(frames: RunFrames, facts: Facts) -> Figures:
-    """memory_per_abandon and handles_per_abandon, of all the server's processes together: the same
-    slope of the readings after each loop.
+    """memory_per_abandon and handles_per_abandon: the same slope, of the readings after each loop,
+    for all processes of the server together.
 
     A server also grows by what it keeps on purpose (caches, logs of a bounded size) until these are
     full: the first loops of a short run show that.
@@ -188,7 +187,7 @@ def _slope(values: Floats, left: Floats, unit: str, *, n: int) -> Figure:
 
 
 def _latest(rows: pd.DataFrame, column: str, times: Ints) -> Floats:
-    """The value at each time: the latest that was read by then."""
+    """At each time, the latest value read by then."""
     ordered = rows.sort_values("t_ns", kind="stable")
     latest = np.searchsorted(ordered["t_ns"].to_numpy(dtype=np.int64), times, side="right") - 1
     values = ordered[column].to_numpy(dtype=float)

@@ -1,4 +1,4 @@
-"""Cancel latency of a server that tells nothing of single requests: from totals, under any load.
+"""Cancel latency of a server that shows nothing of single requests: from totals, under any load.
 
     in the system   ──────┐                 what the server's gauges show
                           │░░░░░┐           ░ held after its client left
@@ -10,22 +10,22 @@ server holds and what its clients hold is therefore the time that abandoned requ
 
     mean cancel latency = area / number of requests left.
 
-Counters serve as well: the area between the clients that have left and the requests that the server
-says it aborted is the sum of the delays, if both end equal but for the few that left before the
-server saw their request.
+Counters serve as well: the area between the clients that have left and the requests counted as
+aborted is the sum of the delays, if both end equal but for the few that left before the server saw
+their request.
 
 The area is a sum over scrapes of (difference at the scrape) * (time that the scrape stands for).
-The difference is mostly nothing, so scrapes far apart cost precision and no truth, as long as they
-keep no time with the load. An old page does bias the area: a request that comes shows late, which
-takes from it, and one that goes shows late, which adds to it. With the mean delays
+The difference is mostly 0, so a long scrape interval costs precision but adds no bias, unless the
+scrapes keep time with the load. An old page does bias the area: a request that comes shows late,
+which takes from it, and one that goes shows late, which adds to it. With the mean delays
 
     area = sum of latencies + left * (delay of leaving) + ended * (delay of ending)
            - all * (delay of coming).
 
-Where the target's file knows these delays in steps (`late_steps`), their part is taken out, and
-`bias` is half a step for each change. A request that comes waits for the next step's beginning, as
-a cancel does, so the two nearly cancel out in the area: that wait is estimated by itself, see
-`mean_wait_s`. Where only the longest lag of the refresh rule is known, `bias` is that lag.
+If the target's file knows these delays in steps (`late_steps`), their part is taken out, and `bias`
+is half a step for each change. A request that comes waits for the next step's beginning, as a
+cancel does, so the two nearly cancel out in the area: that wait is estimated by itself, see
+`mean_wait_s`. If only the longest lag of the refresh rule is known, `bias` is that lag.
 
 The mean over one run or several is the sum of sums / the sum of counts. Its interval accounts for
 
@@ -35,8 +35,8 @@ The mean over one run or several is the sum of sums / the sum of counts. Its int
              each scrape adds (a scrape that met many, or stands for long, counts for all that)
     bias     pages are old, by no more than the target's refresh rule allows
 
-Chance and grain decide whether there is enough data for a mean at all; old pages are no matter of
-data, so where chance leaves out 0 the mean is shown with the whole interval.
+Chance and grain decide whether there is enough data for a mean at all. More data does not make
+pages newer, so once chance leaves out 0 the mean is shown with the whole interval.
 
 Sources: Little, Operations Research 9 (1961), 383-387; for finite spans Little, Operations Research
 59 (2011), 536-549; Garwood, Biometrika 28 (1936), 437-442 (Poisson); Horvitz and Thompson, JASA 47
@@ -67,11 +67,11 @@ Limits = tuple[float, float]
 class Balance:
     """A total over the run as sums of blocks of time, beside how many left in each block.
 
-    `edges_ns`: where the blocks begin; the last one ends with the observation. `bias`: how far the
-    mean can be off because of old pages (least, most). `met`: how many requests the scrapes met,
-    all together, each of which stands for `span_s` on average; `squares`: the sum of the squares of
-    (requests met * time that the scrape stands for). `goes_on`: requests are there for
-    ever, so that the sum is a lower bound.
+    `edges_ns`: the beginnings of the blocks; the last one ends with the observation. `bias`: how
+    far off old pages can put the mean (least, most). `met`: how many requests the scrapes met in
+    all, each of which stands for `span_s` on average; `squares`: the sum of the squares of
+    (requests met * time that the scrape stands for). `goes_on`: some requests never end, so the sum
+    is a lower bound.
     """
 
     edges_ns: Ints
@@ -93,18 +93,17 @@ class Balance:
 
     @property
     def grain(self) -> float:
-        """Half the width of Garwood's interval for as many as the scrapes met, and no less than by
-        their squares, for each of those who left."""
+        """Half the width of Garwood's interval for the number that the scrapes met, but at least
+        that of their squares, for each request left."""
         most_met = chi2_quantile(0.975, 2 * self.met + 2) / 2
         by_squares = normal_quantile(0.975) * math.sqrt(self.squares)
         return max((most_met - self.met) * self.span_s, by_squares) / self.n
 
     def block_of(self, t_ns: Ints) -> Ints:
-        """The number of the block that each time lies in."""
         return np.searchsorted(self.edges_ns, t_ns, side="right") - 1
 
     def by_chance(self) -> Limits | None:
-        """The interval of the mean without bias; None of a single block."""
+        """The interval of the mean without bias; None for a single block."""
         limits = ratio_ci95(self.sums, self.counts)
         if limits is None:
             return None
@@ -112,7 +111,7 @@ class Balance:
 
 
 def pooled(balances: Sequence[Balance]) -> Balance:
-    """Several runs as one: all their blocks; bias and span as those who left meet them."""
+    """Several runs as one: all their blocks; bias and span weighted by the requests left."""
     weights = np.array([one.n for one in balances], dtype=float)
     lowest, highest, span_s = (
         float(np.average(values, weights=weights))
@@ -131,12 +130,13 @@ def pooled(balances: Sequence[Balance]) -> Balance:
 
 
 def as_figure(found: Balance | NotMeasurable, method: str) -> Figure:
-    """A cancel latency from a balance; a lower bound where requests are there for ever.
+    """A cancel latency from a balance; a lower bound if some requests never end.
 
-    Where chance alone reaches to 0 there is not enough data for a mean: only `upper95` is told,
-    which the mean does not exceed by chance or by old pages, and in `needs` how many would be
-    enough. `others.estimate` is what the totals gave; where it lies further below 0 than old pages
-    and what the scrapes met by chance explain, they hide more than is known, and there is no limit.
+    If chance alone reaches down to 0 there is not enough data for a mean. The figure then has only
+    `upper95`, which the mean does not exceed by chance or by old pages, and in `needs` the number
+    of requests that would be enough. `others.estimate` is the result of the totals. If it lies
+    further below 0 than old pages and chance explain, the pages hide more than is known, and there
+    is no limit.
     """
     if isinstance(found, NotMeasurable):
         return found
@@ -171,7 +171,7 @@ def _parts(found: Balance) -> dict[str, float]:
 
 
 def _widened(limits: Limits, bias: Limits) -> Limits:
-    """With what old pages may have added or hidden; no latency is below 0."""
+    """Add what old pages may have added or hidden; no latency is below 0."""
     return max(0.0, limits[0] - bias[1]), limits[1] - bias[0]
 
 
@@ -182,7 +182,7 @@ def sum_by_block(balance: Balance, t_ns: pd.Series, values: pd.Series) -> Floats
     return np.bincount(block, weights=values.to_numpy(dtype=float), minlength=n).astype(float)
 
 
-_TOGETHER: Final = 0.5  # of the median gap: tokens no further apart than this are of one step
+_TOGETHER: Final = 0.5  # of the median gap: tokens closer than this come from one step
 _ENDS: Final = ("first_token_ns", "last_token_ns")
 _GRAINS: Final = 16  # of that time: of the tokens in one of these only the first is looked at
 
@@ -205,8 +205,8 @@ def step_boundaries(requests: pd.DataFrame) -> Ints:
 def mean_wait_s(requests: pd.DataFrame, held: OpenRequests, step_s: float) -> float:
     """How long requests wait for a step to begin, on average over all that were sent.
 
-    Only while somebody reads does the end of each step show. Who was sent while all others were
-    still in their prefill waited no longer than until the next tokens, nor than a step.
+    The end of each step shows only while a client reads. A request sent while all others were in
+    their prefill waited no longer than until the next tokens, nor than a step.
     """
     boundaries, sent = step_boundaries(requests), held.started_ns
     following = np.searchsorted(boundaries, sent)
@@ -218,7 +218,7 @@ def mean_wait_s(requests: pd.DataFrame, held: OpenRequests, step_s: float) -> fl
 
 
 def _is_read(requests: pd.DataFrame, t_ns: Ints) -> Bools:
-    """Whether there is an answer at each time of which a token had come, and more was to come."""
+    """Whether some answer was being read at each time: a token had come, and more were to come."""
     first, last = (requests[name].dropna().astype("int64") for name in _ENDS)
     begun, over = (np.searchsorted(np.sort(times), t_ns, side="right") for times in (first, last))
     return begun > over
@@ -273,8 +273,8 @@ def delay_of_aborts(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
 
 
 def unread_tokens(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
-    """Tokens that the server counted beyond those that clients read; of requests that were left,
-    for however many answers each."""
+    """Tokens that the server counted beyond those that clients read; a request for several answers
+    is left once."""
     held = open_requests(frames.requests.assign(n=1))
     generated = readings_of(frames, facts, "generated_tokens")
     change = facts.idle_change("generated_tokens")
@@ -309,13 +309,13 @@ def _lateness(
 
 
 def _share_left_behind(held: OpenRequests, step_s: float) -> float:
-    """Of those who left, the share after whom there was still somebody to compute a step for. An
-    empty server has no step to wait for: its page is right at once."""
+    """The share of requests left while others were still being computed. An empty server has no
+    step to wait for: its page is right at once."""
     return float((held.at(held.left_ns + int(step_s * 1e9)) > 0).mean())
 
 
 def _less(found: Balance, added_s: float, bias: tuple[float, float]) -> Balance:
-    """Without what old pages added to each of those who left."""
+    """Take out what old pages added, for each request left."""
     return replace(found, sums=found.sums - added_s * found.counts, bias=bias)
 
 
@@ -336,11 +336,11 @@ def _unusable_gauges(
 
 
 def _never_came(held: OpenRequests, aborted: Readings, seen: Floats, missing: int) -> Ints:
-    """Which leavings the counter will never count: so early that the server never saw the request,
-    or with the last token made.
+    """The leavings that the counter will never count: so early that the server never saw the
+    request, or with the last token made.
 
-    After the j-th of them the counter stays at least j behind for ever. So it is the first of those
-    that may be one after the last scrape at which the counter was less than j behind.
+    After the j-th of them the counter stays at least j behind for ever. So it is the first
+    candidate after the last scrape at which the counter was less than j behind.
     """
     behind = held.left_by(aborted.t_ns) - seen
     lost: list[int] = []
@@ -381,7 +381,6 @@ def _still_there(facts: Facts) -> float:
 
 
 def _edges(held: OpenRequests, facts: Facts) -> Ints:
-    """The beginnings of blocks of equal time over the load."""
     n = int(np.clip(held.n_left // FEWEST_IN_BLOCK, 1, MOST_BLOCKS))
     return np.linspace(facts.load_started_ns, facts.load_ended_ns, n + 1).astype(np.int64)[:-1]
 

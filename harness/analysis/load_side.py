@@ -1,10 +1,10 @@
-"""The load's own side: who took part, and whether anybody was too busy to be believed.
+"""The load's own side: which processes took part, and whether one was too busy to be believed.
 
 A load process is saturated if in any ten seconds of the load it used over 90 % of a core (it is one
-thread, so a core is all that it can use), or noticed one in twenty of its ticks later than a whole
-step of the server, and than 50 ms. Its stamps of that time tell of itself, not of the server: the
-run is invalid, however idle it was before. A shorter load is judged as a whole. A little lag is no
-reason: whatever lies below it is flagged, figure by figure.
+thread, so a core is its limit), or noticed one in twenty of its ticks later than a whole step of
+the server, and than 50 ms. Its stamps of that time show its own delay, not the server's: the run is
+invalid, however idle the process was before. A shorter load is judged as a whole. A little lag does
+not invalidate a run: each figure below it is flagged.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from harness.store.frames import RunFrames
 
 def losses(manifest: Mapping[str, Any], facts: Facts) -> Iterator[str]:
     """A sentence for each process that began and did not end in good order, and one for all workers
-    of whom nothing is there."""
+    whose rows are missing."""
     for one in _died(manifest):
         died_s = (one["last_seen_ns"] - facts.load_started_ns) / 1e9
         yield (
@@ -41,7 +41,7 @@ def losses(manifest: Mapping[str, Any], facts: Facts) -> Iterator[str]:
 
 
 def why_unsent(manifest: Mapping[str, Any]) -> str | None:
-    """Who was to send what is missing from a schedule; None where nobody was lost."""
+    """Which processes were to send the missing part of a schedule; None if none was lost."""
     if died := _died(manifest):
         names = ", ".join(_named(one) for one in died)
         return f"{names} died, and nobody else sends its part of the schedule: its log may tell why"
@@ -65,7 +65,7 @@ def _named(one: Mapping[str, Any]) -> str:
 MOST_CPU: Final = 0.9
 LATE_SHARE: Final = 0.95
 LEAST_LATE_S: Final = 0.05
-FEWEST_TICKS: Final = 50  # a second of them: with fewer nobody is judged
+FEWEST_TICKS: Final = 50  # a second of them: with fewer, a process is not judged
 STRETCH_NS: Final = 10_000_000_000
 _EVERY_NS: Final = 1_000_000_000  # from where one stretch begins to where the next does
 
@@ -84,7 +84,6 @@ def remarks_on_the_load(
     facts: Facts,
     figures: Mapping[str, Figure],
 ) -> list[Remark]:
-    """Whether the load generator did its part."""
     return [
         *(Remark(level="invalid", text=text) for text in saturations(sides, figures)),
         *(Remark(level="warning", text=text) for text in losses(manifest, facts)),
@@ -92,7 +91,6 @@ def remarks_on_the_load(
 
 
 def saturations(sides: Sequence[LoadSide], figures: Mapping[str, Figure]) -> Iterator[str]:
-    """A sentence for each process that was saturated, with what to do."""
     late_s = max(LEAST_LATE_S, _step_s(figures))
     for side in sides:
         if side.cpu_share > MOST_CPU:
@@ -128,8 +126,8 @@ def _side(ticks: pd.DataFrame) -> LoadSide:
 
 
 def _stretches(t_ns: Ints) -> tuple[Ints, Ints]:
-    """The first and the last tick of each stretch: one begins each second, and all are that long
-    or, where ticks were far apart, longer. Of less time than that there is one, the whole."""
+    """The first and the last tick of each stretch. One begins each second, and each is `STRETCH_NS`
+    long or, if ticks were far apart, longer. A shorter load is one stretch."""
     latest_ns = t_ns[-1] - STRETCH_NS
     first = np.searchsorted(t_ns, np.arange(t_ns[0], latest_ns + 1, _EVERY_NS))
     first = first[t_ns[first] <= latest_ns]
@@ -150,12 +148,12 @@ def _step_s(figures: Mapping[str, Figure]) -> float:
 # Late is a p99 of the delay above this share of the median TTFT; but no timer is finer than this.
 _LATE_SHARE: Final = 0.1
 _TIMER_S: Final = 0.01
-# Of a schedule of which a larger share was due and not sent, not even a p95 can be known.
+# If a larger share of a schedule was due and not sent, not even a p95 can be known.
 _MOST_UNSENT: Final = 0.05
 
 
 def sent_of_schedule(frames: RunFrames) -> dict[str, int] | None:
-    """How many requests the schedule had, and how many were sent; None for a closed loop."""
+    """The requests `planned` by the schedule, and `sent`; None for a closed loop."""
     arrivals = frames.manifest.get("arrivals")
     if arrivals is None:
         return None
@@ -164,7 +162,7 @@ def sent_of_schedule(frames: RunFrames) -> dict[str, int] | None:
 
 
 def why_schedule_means_nothing(frames: RunFrames, facts: Facts) -> Iterator[str]:
-    """Where so much was left unsent that no figure is of the schedule."""
+    """A sentence if too much was left unsent for any figure to describe the schedule."""
     counted = sent_of_schedule(frames)
     unsent = len(facts.unsent_to_stay_s) + len(facts.unsent_to_leave_s)
     if counted is None or unsent <= _MOST_UNSENT * (counted["sent"] + unsent):
@@ -177,7 +175,7 @@ def why_schedule_means_nothing(frames: RunFrames, facts: Facts) -> Iterator[str]
 
 
 def arrival_warnings(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterator[str]:
-    """What must be said of the schedule; nothing of a closed loop."""
+    """Warnings about an open loop's schedule."""
     arrivals = frames.manifest.get("arrivals")
     if arrivals is None:
         return
@@ -205,12 +203,12 @@ def arrival_warnings(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterat
 
 
 def most_open(requests: pd.DataFrame) -> int:
-    """The largest number of requests that were in flight at the same moment."""
+    """The largest number of requests in flight at one moment."""
     if requests.empty:
         return 0
     times = np.concatenate([requests["sent_ns"], requests["ended_ns"]])
     changes = np.repeat([1, -1], len(requests))
-    in_order = np.lexsort((changes, times))  # who ends at the moment of a sending ends first
+    in_order = np.lexsort((changes, times))  # at one moment, ends come before sendings
     return int(np.cumsum(changes[in_order]).max())
 
 
@@ -234,7 +232,6 @@ RULE: Final = "MSER-5 on the tokens read in 200 parts of the load window"
 
 
 def steady_window(frames: RunFrames, facts: Facts) -> Steady:
-    """Judge the load window."""
     if facts.load_s <= 0 or frames.requests.empty:
         return Steady(rule=RULE, note="there was no load")
     edges = np.linspace(facts.load_started_ns, facts.load_ended_ns, PARTS + 1).astype(np.int64)

@@ -1,7 +1,7 @@
 """How many requests the clients hold open, and when they leave: the client's side of every balance.
 
-A request is held from its sending until its client has read its end or goes away. What the
-server shows beyond that is held for an absent client.
+A request is held from its sending until its client has read its end or goes away. Anything beyond
+that on the server is held for an absent client.
 """
 
 from collections.abc import Iterator
@@ -16,18 +16,18 @@ from harness.analysis.stats import Floats, Ints
 from harness.analysis.tokens import without_tokens
 from harness.records import Outcome, Way, WireClose
 
-# Their server cannot know why they went: to it they are all the same.
+# A server cannot know why a client went away: to it these are all alike.
 LEFT = (Outcome.ABANDONED, Outcome.CUT_OFF, Outcome.TIMED_OUT)
-RACE = "last_token"  # the plan of those who leave as the last token is made
+RACE = "last_token"  # the plan of clients that leave as the last token is made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRequests:
-    """When answers were asked for and let go of by their clients, each sorted by itself (ns).
+    """When clients asked for answers and let go of them, each array sorted by itself (ns).
 
-    A request for n answers stands n times. `left_ns`: of those that went away before the end;
-    `unanswered_ns`: of those among them that had no answer at all yet; `uncounted_ns`: of these and
-    those who raced for the last token: the server may have aborted nothing of theirs.
+    A request for n answers stands n times. `left_ns`: clients that went away before the end;
+    `unanswered_ns`: those of them without any answer yet; `uncounted_ns`: these, and races for the
+    last token: the server may have aborted nothing.
     """
 
     started_ns: Ints
@@ -46,12 +46,11 @@ class OpenRequests:
         return (begun - np.searchsorted(self.ended_ns, t_ns, side="right")).astype(float)
 
     def left_by(self, t_ns: Ints) -> Ints:
-        """How many have gone away by each time."""
         return np.searchsorted(self.left_ns, t_ns, side="right")
 
 
 def num_abandoned(requests: pd.DataFrame) -> int:
-    """How many requests were left on purpose: without any there is nothing to tell of a cancel."""
+    """How many requests were left on purpose: without any, nothing can be said of a cancel."""
     return int((requests["outcome"] == Outcome.ABANDONED).sum())
 
 
@@ -61,8 +60,8 @@ def is_unopened(requests: pd.DataFrame) -> pd.Series:
 
 
 def open_requests(requests: pd.DataFrame) -> OpenRequests:
-    """Of all requests that the server took. Those that it refused, that failed without a token, or
-    that never had a connection it never held."""
+    """All requests that the server took. It never held those that it refused, that failed without a
+    token, or that never had a connection."""
     is_refused = requests["outcome"] == Outcome.REJECTED
     is_refused |= (requests["outcome"] == Outcome.FAILED) & requests["first_token_ns"].isna()
     taken = without_tokens(requests)[~is_refused & ~is_unopened(requests)]
@@ -86,11 +85,11 @@ _HELD: Final = (Way.STOP_READING, Way.VANISH)
 
 def reset_by_us_ns(left: pd.DataFrame, requests: pd.DataFrame, facts: Facts) -> Ints:
     """For each request that was left: the earliest moment at which the load may have reset its
-    connection, NEVER for those whose connection ended as they left.
+    connection, NEVER if the connection ended as the client left.
 
-    Where the run did not come as far as to say until when it held them, that is when all requests
-    of the load had ended; of several loads on one server (`run.loops`) a request is of the one that
-    was next to be read idle after it.
+    A run that ended too early to record until when it held them has them held until all requests of
+    the load had ended. With several loads on one server (`run.loops`) a request belongs to the load
+    before the next idle reading.
     """
     t0_ns = left["t0_ns"].to_numpy(dtype=np.int64)
     held_ns = np.array([*facts.held_until_ns, NEVER], dtype=np.int64)
@@ -110,7 +109,6 @@ def _ends_of_loads(t0_ns: Ints, requests: pd.DataFrame, facts: Facts) -> Ints:
 
 
 def reset_warnings(requests: pd.DataFrame, cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
-    """How many figures end with the load's own reset."""
     held = int(requests.loc[requests["abandoned_ns"].notna(), "way"].isin(_HELD).sum())
     if not held:
         return

@@ -97,7 +97,6 @@ def analyse_round(frames: RunFrames, *, round_number: int, arm: str) -> ArmRound
 
 
 def arm_figures(rounds: Sequence[ArmRound]) -> Figures:
-    """The figures of one arm over all its rounds; needs at least one."""
     of_each_run = {name: _over_rounds([one.figures[name] for one in rounds]) for name in _READINGS}
     return pooled_figures([one.observed for one in rounds], of_each_run | _sometimes(rounds))
 
@@ -113,7 +112,7 @@ def _sometimes(rounds: Sequence[ArmRound]) -> Figures:
 
 def _over_rounds(figures: Sequence[Metric | NotMeasurable]) -> Metric | NotMeasurable:
     """One reading a round, as a sample with mean and maximum; quantiles of rounds would mean
-    nothing. A lower bound in one round makes a lower bound of the mean."""
+    nothing. A lower bound in one round makes the mean a lower bound."""
     known = [one for one in figures if isinstance(one, Metric)]
     if not known:
         return figures[0]
@@ -135,10 +134,10 @@ def _over_rounds(figures: Sequence[Metric | NotMeasurable]) -> Metric | NotMeasu
 
 
 def of_each_request(runs: Iterable[tuple[pd.DataFrame, pd.DataFrame]]) -> dict[str, Floats]:
-    """The values of single requests, in seconds, by metric; of requests and cancels of each run.
+    """The values of single requests, in seconds, by metric; from requests and cancels of each run.
 
-    Infinite where a value is censored: a ghost, or a user whose first token never came. E2E is of
-    completed requests.
+    A censored value is infinite: a ghost, or a first token that never came. E2E covers completed
+    requests.
     """
     found: dict[str, list[Floats]] = {"ttft_s": [], "e2e_s": [], CANCEL_LATENCY: []}
     for requests, cancels in runs:
@@ -161,7 +160,6 @@ def shifts_between(mine: Mapping[str, Floats], reference: Mapping[str, Floats]) 
 
 
 def _endless(sample: Sample) -> Floats:
-    """The values of a sample, infinite where they are censored."""
     return np.where(sample.is_censored, np.inf, sample.values)
 
 
@@ -202,7 +200,7 @@ def all_requests(rounds: Sequence[ArmRound]) -> pd.DataFrame:
 
 
 def _all_of(key: str, rounds: Sequence[ArmRound]) -> str | None:
-    """The engine or model, or all of them where arms differ."""
+    """The engine or model, or all of them if arms differ."""
     found = dict.fromkeys(str(one.target[key]) for one in rounds if one.target.get(key))
     return ", ".join(found) or None
 
@@ -227,8 +225,8 @@ def _arm(rounds: Sequence[ArmRound], num_rounds: int) -> ArmSummary:
 def _per_round(
     rounds: Mapping[int, Figures], pooled: Figures, num_rounds: int
 ) -> dict[str, Values]:
-    """The value of each figure in each round, None where a round has none; without figures that
-    no round has."""
+    """The value of each figure in each round, None for a round without it; figures that no round
+    has are left out."""
     numbers = range(1, num_rounds + 1)
     found: dict[str, Values] = {}
     for name in METRICS:
@@ -276,7 +274,7 @@ def differences(
 def _unlike(
     metric: str, name: str, reference: str, arms: Mapping[str, ArmSummary]
 ) -> Difference | None:
-    """The reason in place of a difference that may not be taken; None where it may."""
+    """The reason in place of a difference that may not be taken."""
     mine, theirs = (arms[which].metrics.get(metric) for which in (name, reference))
     if mine is None or theirs is None:
         return None
@@ -291,7 +289,6 @@ def _unlike(
 def _shifts(
     rounds: Sequence[ArmRound], names: Sequence[str], reference: str
 ) -> dict[str, dict[str, Shift]]:
-    """By metric, the single requests of each arm against those of the reference."""
     samples = {
         name: of_each_request(
             (one.observed.requests, one.observed.cancels) for one in rounds if one.arm == name
@@ -322,7 +319,6 @@ def _value(
 
 
 def _remarks(rounds: Sequence[ArmRound], names: Sequence[str], num_rounds: int) -> list[Remark]:
-    """Missing runs, the remarks on each run, and how arms were compared."""
     said = []
     done = {(one.round, one.arm) for one in rounds}
     wanted = [(number, name) for number in range(1, num_rounds + 1) for name in names]
@@ -352,7 +348,7 @@ def how_compared(num_rounds: int) -> str:
 
 
 def _once_each(rounds: Sequence[ArmRound]) -> list[Remark]:
-    """Remarks that differ only in their numbers become one, with the runs that have it."""
+    """Remarks that differ only in their numbers become one, which names its runs."""
     alike: dict[str, list[tuple[Remark, str]]] = {}
     for one in rounds:
         for remark in one.remarks:

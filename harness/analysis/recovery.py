@@ -1,13 +1,13 @@
-"""How soon a freed slot worked for somebody else: seen from inside, and by a probe from outside.
+"""How soon a freed slot worked for another request: from inside, and by a probe from outside.
 
-Inside, the question is asked at every schedule. Before the schedule of a step, as many requests
-wait in the worker as the step log says are left waiting after it, plus those it took, minus those
-it preempted. A slot given back is *wanted* if somebody waits for it then, and not if there was room
-anyway: slots that nobody used, and nobody left waiting by the schedule before. Wanted slots are
-paired with the requests that are taken next, first come, first served.
+Inside, every schedule gives an answer. Before the schedule of a step, the worker's queue holds as
+many requests as the step log shows waiting after it, plus those it took, minus those it preempted.
+A slot given back is *wanted* if a request waits for it then, and not if there was room anyway:
+slots not in use, and no request left waiting by the schedule before. Wanted slots are paired with
+the requests that are taken next, first come, first served.
 
-Outside, a probe is queued behind full slots, one stream is abandoned, and the probe's first token
-tells: no metrics are needed.
+Outside, a probe is queued behind full slots and one stream is abandoned. The probe's first token is
+the measurement: no metrics are needed.
 """
 
 from collections import Counter, defaultdict, deque
@@ -43,10 +43,10 @@ _REFILL_COLUMNS: Final = ("request_id", "refill_s", "censored", "next_schedule")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """What the scheduler had before it at one step: slots given back, requests waiting and taken.
+    """The scheduler's view at one step: slots given back, requests waiting and taken.
 
     `freed` holds indices into the list of freed slots. `num_free` counts the slots into which
-    requests could go, those just given back included; null where that is not known.
+    requests could go, including those just given back; null if not known.
     """
 
     step: int
@@ -58,9 +58,9 @@ class Schedule:
 
 @dataclass(slots=True, kw_only=True)
 class Refill:
-    """A slot given back while somebody waited; `until_ns` is when the next request took it.
+    """A slot given back while a request waited; `until_ns` is when the next request took it.
 
-    Not taken (`is_taken` false): when nobody wanted it any more, or the observation ended.
+    Not taken (`is_taken` false): when no request wanted it any more, or the observation ended.
     """
 
     freed: int
@@ -96,9 +96,8 @@ def pair_refills(
 
 
 def slot_refills(frames: RunFrames, facts: Facts) -> pd.DataFrame:
-    """One row for each wanted slot: request_id (the client's, who had it), refill_s, censored,
-    next_schedule (whether it was taken in the very next schedule).
-    """
+    """One row for each wanted slot: request_id (the client's, of the request that had it),
+    refill_s, censored, next_schedule (whether the very next schedule took it)."""
     steps = StepTimes.of(frames.steps)
     lives = timeline(frames)
     freed = lives[lives["freed_ns"].notna()].sort_values("freed_order")
@@ -123,7 +122,6 @@ def slot_refills(frames: RunFrames, facts: Facts) -> pd.DataFrame:
 def _schedules(
     steps: pd.DataFrame, lives: pd.DataFrame, times: StepTimes, given: Ints, slots: int | None
 ) -> list[Schedule]:
-    """The schedules at which a slot was given back or a request taken, in order."""
     in_order = steps.sort_values("started_ns", kind="stable")
     num_waiting = in_order["num_waiting"].to_numpy()
     num_running = in_order["num_running"].to_numpy()
@@ -155,7 +153,7 @@ def _schedules(
 
 
 def refills_after_abandons(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> pd.DataFrame:
-    """The rows of `slot_refills` that abandoned requests left behind; none without the logs."""
+    """The rows of `slot_refills` for abandoned requests; none without the logs."""
     if cancels.empty or not facts.has_lifecycle or not facts.has_steps:
         return pd.DataFrame({name: [] for name in _REFILL_COLUMNS})
     refills = slot_refills(frames, facts)
@@ -164,9 +162,8 @@ def refills_after_abandons(frames: RunFrames, cancels: pd.DataFrame, facts: Fact
 
 def refill_figures(refills: pd.DataFrame, cancels: pd.DataFrame, facts: Facts) -> Figures:
     """slot_refill_s: blocks reclaimed -> the next waiting request admitted, of abandoned requests
-    whose slot somebody wanted; refilled_next_schedule: the share of them taken in the very next
-    schedule.
-    """
+    whose slot was wanted; refilled_next_schedule: the share of them taken in the very next
+    schedule."""
     if cancels.empty:
         return same_reason(_REFILL_FIGURES, NOBODY_LEFT)
     if not facts.has_lifecycle:
@@ -214,17 +211,19 @@ def probes(requests: pd.DataFrame) -> pd.DataFrame:
 
 
 def control_answer_tokens(manifest: Mapping[str, Any]) -> int | None:
-    """After how many tokens the fillers of the control arm end; null for any other workload."""
+    """After how many tokens the fillers of the control arm end; null for other workloads."""
     load = (manifest.get("workload") or {}).get("load") or {}
     tokens: int | None = load.get("control_answer_tokens")
     return tokens
 
 
 def probe_figures(requests: pd.DataFrame) -> Figures:
-    """slot_recovery_s: t0 -> first token of the waiting probe. Beside it, to judge it by, the
-    probe's first token on an idle server (`probe_ttft_unloaded_s`) and when nobody leaves
-    (`probe_ttft_control_s`, from the moment when somebody would have). The control waits for a
-    filler's natural end, so its length is the workload's choice.
+    """slot_recovery_s: t0 -> first token of the waiting probe.
+
+    Two more figures to judge it by: the probe's first token on an idle server
+    (`probe_ttft_unloaded_s`) and when no filler leaves (`probe_ttft_control_s`, from the moment
+    when one would have). The control waits for a filler's natural end, so its length is the
+    workload's choice.
     """
     if not (requests["role"] == Role.PROBE).any():
         return {"slot_recovery_s": NotMeasurable("the workload has no probes")}
@@ -244,17 +243,17 @@ def _arm(waited: pd.DataFrame, arm: str) -> Figure:
     return describe_or(sample, f"no trial of the arm `{arm}` is valid", unit="s", method="probe")
 
 
-_MEASURING: Final = "abandon"  # the arm in which somebody leaves; the others are its controls
+_MEASURING: Final = "abandon"  # the arm in which a filler leaves; the others are its controls
 
 
 def all_are_void(manifest: Mapping[str, Any]) -> bool:
-    """Is there no trial left in which anybody left?"""
+    """Is there no valid trial left in which a filler left?"""
     void = [one for one in manifest.get("void_trials") or [] if one["arm"] == _MEASURING]
     return bool(void) and len(void) >= _planned(manifest)
 
 
 def about_void_trials(manifest: Mapping[str, Any]) -> list[Remark]:
-    """One sentence with all reasons, each with how often it was."""
+    """One sentence with all reasons, each with its count."""
     void = manifest.get("void_trials") or []
     if not void:
         return []

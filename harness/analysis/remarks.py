@@ -1,7 +1,7 @@
 """How far a run's figures may be believed, in sentences: `info`, `warning` or `invalid`.
 
-Nothing here changes a figure. A run that shows nothing says so (invalid), a condition under which a
-figure means less than its name says is a warning, and what a reader should know is info.
+Nothing here changes a figure. A run that shows nothing is invalid, a condition that makes a figure
+mean less than its name says is a warning, and a reader's background is info.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,12 +25,12 @@ from harness.metrics import CANCEL_LATENCY
 from harness.records import Agreement, Delivery, Metric, Outcome, Remark, Role, Steady
 from harness.store.frames import RunFrames
 
-QUEUED = "queued"  # the plan of those who leave while they wait
+QUEUED = "queued"  # the plan of clients that leave while they wait
 
 
 def queue_warnings(frames: RunFrames, facts: Facts) -> Iterator[str]:
-    """Said of a server without a lifecycle log, where the gauge of waiting requests never showed
-    any, or where nobody read it: with free slots a request is in the batch at once."""
+    """For a server without a lifecycle log: abandons in the queue, but its gauge of waiting
+    requests was never above 0 or never read. With free slots a request is in the batch at once."""
     planned = int((frames.requests["plan"] == QUEUED).sum())
     if not planned or facts.has_lifecycle or "waiting" not in facts.metric_names:
         return
@@ -50,8 +50,8 @@ def queue_warnings(frames: RunFrames, facts: Facts) -> Iterator[str]:
 
 
 def too_little_left(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
-    """An abandoned request must have had twice the settle time left to run on its own; those who
-    race for the last token have not, by their plan."""
+    """An abandoned request must have twice the settle time left to run on its own. Races for the
+    last token have not, by their plan."""
     step_s = typical_step_s(frames)
     watched = cancels[cancels["plan"] != RACE]
     if watched.empty or step_s is None or not np.isfinite(facts.settle_s):
@@ -69,7 +69,7 @@ def too_little_left(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> I
 
 
 def _remedy(frames: RunFrames, step_s: float, settle_s: float) -> str:
-    """Longer answers, where the model's context holds any that are long enough."""
+    """Longer answers, if the model's context holds any that are long enough."""
     config = (frames.manifest.get("target") or {}).get("config") or {}
     context = config.get("max_model_len")
     if context is None:
@@ -84,7 +84,7 @@ def _remedy(frames: RunFrames, step_s: float, settle_s: float) -> str:
 
 
 def race_account(requests: pd.DataFrame, cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
-    """How those fared who raced for the last token, if anybody did."""
+    """The outcomes of clients that raced for the last token."""
     raced = without_tokens(requests)[requests["plan"] == RACE]
     late = int((raced["outcome"] == Outcome.COMPLETED).sum())
     left = cancels[cancels["plan"] == RACE]
@@ -116,8 +116,8 @@ _ERRORS: Final = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED)
 def flags(figures: dict[str, Figure]) -> dict[str, str]:
     """Time figures whose median lies below the measurement floor, each with the reason.
 
-    The floor of what a client stamped is its own lag (p99 of its ticks in the load window), of
-    scraped gauges the scrape interval.
+    The floor of a client's stamps is its own lag (p99 of its ticks in the load window), the floor
+    of scraped gauges the scrape interval.
     """
     found = {}
     for name, figure in figures.items():
@@ -142,7 +142,6 @@ def remarks(
     flagged: Mapping[str, str],
     in_use: Mapping[str, float],
 ) -> list[Remark]:
-    """Everything that must be said about the run, the gravest first."""
     said = [
         *_about_the_run(facts),
         *_about_requests(frames.requests),
@@ -178,7 +177,7 @@ def more_remarks(
     agreement: Sequence[Agreement],
     probing: Mapping[str, Any],
 ) -> list[Remark]:
-    """What the figures say about themselves and each other, and the server about its health."""
+    """Remarks from the figures about themselves and each other, and about the server's health."""
     said = [
         *(_warning(text) for text in health_warnings(probing)),
         *_about_leftovers(facts, figures),
@@ -204,7 +203,7 @@ def _about_warm_up(steady: Steady) -> Iterator[Remark]:
 
 
 def _about_leftovers(facts: Facts, figures: Mapping[str, Figure]) -> Iterator[Remark]:
-    """Who still runs after the settle time: ghosts, lost slots, or a gauge that lies."""
+    """Requests that still run after the settle time: ghosts, lost slots, or a wrong gauge."""
     ghosts = figures.get("ghost_rate")
     left = facts.idle_change("running")
     if not isinstance(ghosts, Metric) or ghosts.method == "exact" or not left or left < 0:
@@ -324,7 +323,7 @@ def _about_cancels(cancels: pd.DataFrame, facts: Facts) -> Iterator[Remark]:
 
 
 def _about_leaks(in_use: Mapping[str, float]) -> Iterator[Remark]:
-    """A slot that somebody still uses is missing from the idle gauges, but it is not lost."""
+    """A slot still in use is missing from the idle gauges, but it is not lost."""
     if in_use:
         what = " and ".join(f"{value:g} {name}" for name, value in in_use.items())
         names = " and ".join(f"leaked_{name}" for name in in_use)
@@ -351,7 +350,7 @@ def _about_probes(frames: RunFrames) -> Iterator[Remark]:
 
 
 def _about_scraping(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterator[Remark]:
-    """A page that takes long to answer is read more seldom than was asked."""
+    """A page that answers slowly is read less often than was asked."""
     asked_s, found = frames.manifest.get("scrape_interval_s"), figures.get("scrape_interval_s")
     if asked_s is None or not isinstance(found, Metric) or found.p50 is None:
         return

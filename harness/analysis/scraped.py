@@ -1,8 +1,8 @@
 """What was scraped, by role: the values of a gauge or a counter over time, and how old they can be.
 
-A value on a metrics page is that of some moment in the past: of the last refresh, by the target's
-rule. So a change that a scrape shows had happened before the scrape, and one that it does not show
-may have happened up to the rule's lag before it.
+A value on a metrics page is that of the last refresh, by the target's rule. So a change that a
+scrape shows had happened before the scrape, and one that it does not show may have happened up to
+the rule's lag before it.
 """
 
 import json
@@ -39,7 +39,7 @@ class Readings:
 
 
 def readings_of(frames: RunFrames, facts: Facts, role: str) -> Readings | None:
-    """All scrapes of a role, summed over its series; None where the target never showed it.
+    """All scrapes of a role, summed over its series; None if the target never showed it.
 
     Pages of several URLs that were read in one turn count as one reading, at their mean time. A
     counter's series that is not there yet counts as 0.
@@ -66,7 +66,7 @@ def readings_of(frames: RunFrames, facts: Facts, role: str) -> Readings | None:
 
 
 def scrape_times_ns(frames: RunFrames) -> Ints:
-    """When there was a scrape: a turn of all URLs counts once, at their mean time."""
+    """A turn of all URLs counts once, at their mean time."""
     samples = frames.server_metrics
     if samples.empty:
         return np.empty(0, dtype=np.int64)
@@ -74,9 +74,9 @@ def scrape_times_ns(frames: RunFrames) -> Ints:
 
 
 def lag_ns(frames: RunFrames, facts: Facts, role: str) -> int:
-    """How old a role's value can be by its target's refresh rule, with half the time of a scrape:
-    it is not known when, during it, the page was made. A rule in steps tells nothing where no
-    step was seen: see `why_no_lag`."""
+    """How old a role's value can be by its target's refresh rule, plus half the time of a scrape:
+    the page is made at some moment during it. Without a known step, a rule in steps adds nothing:
+    see `why_no_lag`."""
     steps, seconds = facts.lags.get(role, (0.0, 0.0))
     step_s = met_step_s(frames) or 0.0
     durations = frames.server_metrics["duration_ns"]
@@ -85,7 +85,7 @@ def lag_ns(frames: RunFrames, facts: Facts, role: str) -> int:
 
 
 def why_no_lag(frames: RunFrames, facts: Facts, role: str) -> str | None:
-    """Why it is not known how old a role's value can be; None where it is."""
+    """Why it is not known how old a role's value can be; None if it is."""
     steps, _ = facts.lags.get(role, (0.0, 0.0))
     if not steps or met_step_s(frames) is not None:
         return None
@@ -99,8 +99,8 @@ def met_step_s(frames: RunFrames) -> float | None:
     """The mean length of the step that a scrape meets: sum of squares / sum.
 
     A long step meets more scrapes, and more arrivals, than a short one, in proportion to its
-    length. Without a step log, of the gaps between tokens that the clients saw. Source: Cox,
-    Renewal Theory, section 5.4 (length-biased sampling).
+    length. Without a step log, gaps between tokens that the clients saw stand for steps. Source:
+    Cox, Renewal Theory, section 5.4 (length-biased sampling).
     """
     return _met_and_typical(frames)[0]
 

@@ -1,9 +1,9 @@
-"""Statistics of samples of which some are only known to exceed a value (right-censored).
+"""Statistics of samples in which some values are only known to be exceeded (right-censored).
 
 The quantile of a censored sample is read off the Kaplan-Meier curve: each observation takes its
 share of the probability that is left, a censored one leaves its share to those that lasted longer.
 Without censoring the curve is the plain share of observations, so there is one method for both. A
-quantile that the curve does not reach is not known, only that it exceeds what was watched.
+quantile that the curve does not reach is not known, only that it exceeds the time watched.
 
 Everything here is arithmetic on arrays; times in, times out, unit unchanged.
 """
@@ -23,22 +23,18 @@ _ROUNDING: Final = 1e-12  # P(X <= 3) of 7 at one half is one half, but computed
 
 
 def normal_quantile(share: float) -> float:
-    """Of the standard normal distribution."""
     return float(special.ndtri(share))
 
 
 def t_quantile(share: float, freedom: float) -> float:
-    """Of Student's t distribution."""
     return float(special.stdtrit(freedom, share))
 
 
 def chi2_quantile(share: float, freedom: float) -> float:
-    """Of the chi-squared distribution."""
     return 2 * float(special.gammaincinv(freedom / 2, share))
 
 
 def beta_quantile(share: float, a: float, b: float) -> float:
-    """Of the beta distribution."""
     return float(special.betaincinv(a, b, share))
 
 
@@ -60,8 +56,8 @@ class Curve:
     """A Kaplan-Meier curve over the sorted `times` (see `curve_at` for the exception).
 
     `censored` is aligned with `times`; at a tie the censored observations come last. `left` is the
-    share not known to be done after each of them; null where none is censored: then it is the plain
-    share, and of millions it need not be kept.
+    share not known to be done after each of them. It is null without censoring: then it is the
+    plain share, and need not be kept for millions of values.
     """
 
     times: Floats
@@ -78,13 +74,12 @@ class Curve:
 
     @property
     def done(self) -> Floats:
-        """The share known to be done at each of the times."""
         if self.left is None:
             return np.arange(1, self.n + 1) / self.n
         return np.asarray(1.0 - self.left, dtype=np.float64)
 
     def first_with(self, share: float) -> int:
-        """Where the first of the times is at which `share` are done; `n` where they never are."""
+        """The index of the first time at which `share` are done; `n` if they never are."""
         if self.left is None:
             return bisect_left(range(self.n), share, key=lambda i: (i + 1) / self.n)
         return int(np.searchsorted(self.done, share))
@@ -105,9 +100,11 @@ def kaplan_meier(values: Floats, censored: Bools) -> Curve:
 
 
 def curve_at(values: Floats, censored: Bools, shares: Iterable[float]) -> Curve:
-    """The same for whoever asks for these quantiles, their intervals and the last time only:
-    without censoring the times are in order at those ranks and not between them, which of millions
-    is known many times sooner."""
+    """`kaplan_meier`, for these quantiles, their intervals and the last time only.
+
+    Without censoring the times are in order at those ranks and not between them, which is many
+    times faster for millions of values.
+    """
     if censored.any() or not len(values):
         return kaplan_meier(values, censored)
     plain, n = Curve(times=values, censored=censored, left=None), len(values)
@@ -118,13 +115,13 @@ def curve_at(values: Floats, censored: Bools, shares: Iterable[float]) -> Curve:
 
 
 def quantile(curve: Curve, share: float) -> float | None:
-    """The smallest time at which `share` are done; None where the curve ends below it."""
+    """The smallest time at which `share` are done; None if the curve ends below it."""
     index = curve.first_with(share - _STATS_ROUNDING)
     return float(curve.times[index]) if index < curve.n else None
 
 
 def quantile_ci95(curve: Curve, share: float) -> tuple[float, float] | None:
-    """95 % interval of a quantile from order statistics; None where an end is not known.
+    """95 % interval of a quantile from order statistics; None if an end is not known.
 
     The number of n observations below the quantile is binomial(n, share), which bounds the ranks
     between which the quantile lies: no distribution is assumed. The ranks are read off the curve as
@@ -144,7 +141,8 @@ def quantile_ci95(curve: Curve, share: float) -> tuple[float, float] | None:
 
 
 def _interval_ranks(n: int, share: float) -> tuple[int, int]:
-    """Between which of n observations (from 1) a quantile lies with 95 %; one may not exist."""
+    """The ranks (from 1) between which a quantile of n observations lies with 95 %; either may not
+    exist."""
     return binomial_quantile(0.025, n, share), binomial_quantile(0.975, n, share) + 1
 
 
@@ -159,8 +157,8 @@ def mean_ci95(values: Floats) -> tuple[float, float] | None:
 
 
 def clustered_mean_ci95(values: Floats, sizes: Ints) -> tuple[float, float] | None:
-    """Interval of a pooled mean whose observations are only independent between clusters: the first
-    `sizes[0]` values are of the first, and so on.
+    """Interval of a pooled mean if only whole clusters are independent. The first `sizes[0]` values
+    are the first cluster, and so on.
 
     The mean is a ratio of sums over clusters, sum / count: see `ratio_ci95`.
     """
@@ -171,8 +169,8 @@ def clustered_mean_ci95(values: Floats, sizes: Ints) -> tuple[float, float] | No
 def ratio_ci95(sums: Floats, counts: Ints) -> tuple[float, float] | None:
     """Interval of sum of sums / sum of counts over m >= 2 groups that are independent.
 
-    Its variance is m / (m - 1) * sum of (sum - ratio * count)^2, over (sum of counts)^2.
-    Source: Cochran, Sampling Techniques, section 6.3 (ratio estimate).
+    Its variance is m / (m - 1) * sum of (sum - ratio * count)^2, over (sum of counts)^2. Source:
+    Cochran, Sampling Techniques, section 6.3 (ratio estimate).
     """
     m, total = len(counts), int(counts.sum())
     if m < 2 or not total:
@@ -212,7 +210,7 @@ def rate_lower95(hits: int, n: int) -> float:
 def fewest_for_quantile(share: float) -> int:
     """The fewest observations with which a quantile has a 95 % interval from order statistics.
 
-    By the rule of `stats.quantile_ci95`: both ranks must exist. p50 needs 6, p99 needs 368.
+    Both ranks of `quantile_ci95` must exist. p50 needs 6, p99 needs 368.
     """
     n = 2
     while not _has_interval(n, share):

@@ -1,4 +1,4 @@
-"""The step log as arrays: the clock of the engine, and who was computed in each step.
+"""The step log as arrays: the clock of the engine, and the requests computed in each step.
 
 A step's tokens exist when the step has ended, so a token was sampled after t0 exactly if its step
 ended after t0.
@@ -47,15 +47,14 @@ class StepTimes:
     def next_schedule(self, t_ns: Ints) -> Ints:
         """Index of the step whose schedule an event at t belongs to or comes before.
 
-        Events at a boundary are stamped between the start of the coming step and its end, a
-        natural end after the end of its own step: both belong to the first step that ends later.
-        Equals `n` where no step followed.
+        Events at a boundary are stamped between the start of the coming step and its end, a natural
+        end after the end of its own step: both belong to the first step that ends later. Equals `n`
+        if no step followed.
         """
         return np.searchsorted(self.ended_ns, t_ns, side="right")
 
 
 def num_sampled(steps: pd.DataFrame) -> int:
-    """All tokens sampled in these steps."""
     return int(_flat(steps["sampled_tokens"], np.int64).sum())
 
 
@@ -88,8 +87,8 @@ def computed_tokens(steps: pd.DataFrame, server_ids: pd.Index) -> pd.DataFrame:
 
 
 def shared_blocks(num_blocks: Ints, first_tokens: Ints, block_size: int) -> Ints:
-    """Blocks of a cached prefix that a request got when it was admitted: those in its block table
-    then, beyond what the tokens of its first step need."""
+    """Blocks of a cached prefix that a request got on admission: those in its block table then,
+    beyond the need of its first step's tokens."""
     return np.maximum(0, num_blocks - np.ceil(first_tokens / block_size).astype(np.int64))
 
 

@@ -1,8 +1,8 @@
 """A run's summary: every figure that its data can give, and a reason for each one it cannot.
 
-Pure: the same frames give the same summary. The order of the figures is the order in which one
-reads them: what a cancel took, what it wasted, what the others felt, what leaked, how busy the
-engine was, and how finely all this was seen.
+Pure: equal frames give equal summaries. The order of the figures is the order in which one reads
+them: what a cancel took, what it wasted, what other users felt, what leaked, how busy the engine
+was, and how finely all this was seen.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,7 +65,7 @@ _MORE_THAN_TRIALS: Final = 10**12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """The parts of one run from which figures of samples come: several runs of one kind can be
+    """The parts of one run from which the figures of samples come: several runs of one kind can be
     pooled by these, without their logs."""
 
     facts: Facts
@@ -91,7 +91,6 @@ def observe(frames: RunFrames) -> Observed:
 
 
 def summarise(frames: RunFrames) -> Summary:
-    """Everything that one run tells; metrics stand in the order of the table of metrics."""
     observed = observe(frames)
     return summary_of(frames, observed, figures_of(frames, observed))
 
@@ -150,13 +149,12 @@ def measured(figures: Figures) -> dict[str, Metric]:
 
 
 def reasons(figures: Figures) -> dict[str, str]:
-    """Why the others are not known, in the same order."""
+    """Why the others are not known, in that order."""
     found = {name: figures.get(name) for name in METRICS}
     return {name: one.reason for name, one in found.items() if isinstance(one, NotMeasurable)}
 
 
 def figures_of(frames: RunFrames, observed: Observed) -> Figures:
-    """Every figure of one run, by name, in no particular order."""
     facts = observed.facts
     needing_logs = {
         **cached_again_figures(frames, facts),
@@ -171,7 +169,7 @@ def figures_of(frames: RunFrames, observed: Observed) -> Figures:
 
 
 def pooled_figures(runs: Sequence[Observed], of_each_run: Figures) -> Figures:
-    """The figures of samples, of one run or of several runs of one kind together, beside figures
+    """The figures of samples, of one run or of several runs of one kind together, and the figures
     that were found run by run. Needs at least one run."""
     facts = runs[0].facts
     requests = together(one.requests for one in runs)
@@ -202,7 +200,7 @@ def together(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _numbered_apart(runs: Sequence[Observed]) -> pd.DataFrame:
-    """All cancels, with the trials of different runs numbered apart."""
+    """All cancels; trials of different runs get different numbers."""
     return together(
         one.cancels.assign(trial=one.cancels["trial"] + place * _MORE_THAN_TRIALS)
         if place
@@ -212,6 +210,5 @@ def _numbered_apart(runs: Sequence[Observed]) -> pd.DataFrame:
 
 
 def count_outcomes(requests: pd.DataFrame) -> dict[str, int]:
-    """How many requests ended in each way."""
     counts = requests["outcome"].value_counts()
     return {outcome.value: int(counts.get(outcome.value, 0)) for outcome in Outcome}

@@ -24,8 +24,8 @@ def timeline(frames: RunFrames) -> pd.DataFrame:
 
     client_request_id and server_request_id, the latter the branch's own; life, from 0; in_ns;
     out_ns and reason, preempted or removed (null while it was in the batch when the log ended);
-    freed_ns, when blocks were given back in that life (null in one that a preemption ended);
-    freed_order, the rank of that event in the log; blocks, those it had on entering.
+    freed_ns, when that life's blocks were given back (null if a preemption ended it); freed_order,
+    the rank of that event in the log; blocks, those it had on entering.
     """
     log = frames.lifecycle
     events = log[log["event"].isin((*_ENTERS, *_LEAVES, _FREES))]

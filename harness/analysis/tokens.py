@@ -1,8 +1,8 @@
-"""What the clients read, in tokens, as well as the run can tell.
+"""What the clients read, in tokens, as well as the run can show.
 
-Tokens are not events. Where the server said in each event how many there were, that count stands.
-Else events were counted, and the requests that were read to the end tell how many tokens an event
-brought: their own final usage / the events that showed text.
+Tokens are not events. If the server said in each event how many there were, that count stands.
+Otherwise events were counted, and the requests that were read to the end show how many tokens an
+event brought: their own final usage / the events that showed text.
 """
 
 import math
@@ -25,7 +25,7 @@ _NEVER_NS: Final = np.iinfo(np.int64).max // 2
 
 def token_gaps(requests: pd.DataFrame, wanted: Bools | None = None) -> tuple[Floats, Ints]:
     """All gaps between consecutive token events of one answer (s), request after request, and how
-    many each request has; only of the `wanted` requests.
+    many each of the `wanted` requests has.
 
     The n answers to one prompt grow in step, so there the event before is the n-th before.
     """
@@ -56,8 +56,8 @@ def read_by(requests: pd.DataFrame, t_ns: Ints) -> Floats:
 def read_after(
     requests: pd.DataFrame, wanted: Bools, planned: Ints, *, pause_ns: Ints, sent_ns: Ints
 ) -> Floats:
-    """Of each of the `wanted` requests, how many tokens came after the `planned` ones and not
-    before `pause_ns` from the last of these (none planned: from the sending)."""
+    """For each `wanted` request, how many tokens came after the `planned` ones and no sooner than
+    `pause_ns` after the last of these (none planned: after the sending)."""
     after, seen = [np.empty(0)], 0
     brought = _parts(requests["event_tokens"], wanted)
     arrived = _parts(requests["token_times_ns"], wanted)
@@ -77,14 +77,14 @@ def read_after(
 
 
 def without_tokens(requests: pd.DataFrame) -> pd.DataFrame:
-    """The same rows without their lists: what is picked of them is copied sooner."""
+    """The rows without their lists: selections of them are copied faster."""
     return requests.drop(columns=["token_times_ns", "event_tokens"], errors="ignore")
 
 
 def first_times(requests: pd.DataFrame, *, every_ns: int) -> Ints:
-    """The first of all token times in each interval of that length that holds any (ns), ascending.
+    """The first token time in each interval of that length that holds any (ns), ascending.
 
-    There may be some more of them: each part of the rows has its own firsts.
+    There may be a few more: each part of the rows has its own firsts.
     """
     firsts = [np.empty(0, dtype=np.int64)]
     for times, _ in _parts(requests["token_times_ns"]):
@@ -124,7 +124,6 @@ def _chunks(lists: pd.Series) -> list[pa.ListArray]:
 
 
 def _gaps(times: Ints, lengths: Ints, answers: Ints) -> Ints:
-    """The gaps of some requests (ns)."""
     if (answers == 1).all():  # as nearly always: nothing more is made for millions of tokens
         first = np.cumsum(lengths) - lengths
         is_inside = np.ones(len(times), dtype=bool)
@@ -140,7 +139,6 @@ def _gaps(times: Ints, lengths: Ints, answers: Ints) -> Ints:
 
 
 def _answers(requests: pd.DataFrame) -> Ints:
-    """How many answers each request had asked for."""
     if "n" not in requests:
         return np.ones(len(requests), dtype=np.int64)
     return requests["n"].to_numpy(dtype=np.int64)
@@ -149,7 +147,7 @@ def _answers(requests: pd.DataFrame) -> Ints:
 def tokens_per_event(requests: pd.DataFrame) -> float | None:
     """Sum of final usage / sum of counted events, over completed event-counted requests.
 
-    None where no such request told its usage.
+    None if no such request had a usage.
     """
     told = without_tokens(requests)[
         (requests["token_counting"] == TokenCounting.EVENTS)
@@ -163,7 +161,7 @@ def tokens_per_event(requests: pd.DataFrame) -> float | None:
 def tokens_read(requests: pd.DataFrame) -> Floats:
     """Tokens that each client had read when it ended or left.
 
-    A completed request's own final count where it has one; else the count of the row, with events
+    A completed request's own final count if it has one; else the count of the row, with events
     turned into tokens by `tokens_per_event`.
     """
     counted = requests["tokens_read"].to_numpy(dtype=float)
@@ -177,11 +175,12 @@ def tokens_read(requests: pd.DataFrame) -> Floats:
 def prompt_total(requests: pd.DataFrame, wanted: Bools) -> tuple[float, float] | None:
     """Prompt tokens of the `wanted` requests, and by how much that may be off (95 %).
 
-    Many servers tell it only at the end of an answer, so of those who left nobody knows it: their
-    mean is taken to be that of the k requests that were told. The sum of g such prompts lies within
-    t(k - 1) * s * sqrt(g + g^2 / k), where the first term is their own scatter and the second that
-    of the mean. None where too few were told to tell the sum from 0. Source: Hahn and Meeker,
-    Statistical Intervals, section 4.8 (prediction interval of a future mean).
+    Many servers send the prompt's length only at the end of an answer, so it is not known for
+    requests that were left: their mean is taken to be that of the k requests that got it. The sum
+    of g such prompts lies within t(k - 1) * s * sqrt(g + g^2 / k), where the first term is their
+    own scatter and the second that of the mean. None if too few are known to tell the sum from 0.
+    Source: Hahn and Meeker, Statistical Intervals, section 4.8 (prediction interval of a future
+    mean).
     """
     known = requests["prompt_tokens"].dropna().astype(float)
     prompts = requests.loc[wanted, "prompt_tokens"].astype(float)
@@ -215,9 +214,9 @@ def over_read_figures(requests: pd.DataFrame) -> Figures:
     """over_read_tokens: tokens read at t0 - tokens that the plan allows, of each request left.
 
     The plan allows `planned_abandon` tokens, or as many as came before the planned moment, if that
-    is more: `think_ns` after the last token planned for (after the sending, where none was).
-    `others.unread_at_t0`: of those who closed (way "fin"), the share with bytes still unread in the
-    kernel, which makes a reset of it.
+    is more: `think_ns` after the last planned token (after the sending, if none was planned).
+    `others.unread_at_t0`: of clients that closed (way "fin"), the share with bytes still unread in
+    the kernel, which turns the close into a reset.
     """
     plain = without_tokens(requests)
     has_left = (

@@ -1,7 +1,7 @@
-"""What cancellation is worth: the same load with it and without it, and what both cost.
+"""What cancellation is worth: one load with it and without it, and what both cost.
 
-Every row of the table is a formula on the sums of a run (`account.Account`). The value of an arm is
-the formula on the sums of all its rounds. The change is that of paired rounds: see
+Every row of the table is a formula on the sums of a run (`Account`). The value of an arm is the
+formula on the sums of all its rounds. The change is that of paired rounds: see
 `harness.analysis.compare`.
 """
 
@@ -26,9 +26,10 @@ from harness.store.frames import RunFrames
 class Account:
     """Sums of one run, or of several.
 
-    `wasted_tokens`: generated for those who left - read by them, until the observation ended. All
-    the others within the load, in seconds and tokens: `late_tokens` like `wasted_tokens`, and what
-    those who had left held of the engine, the slots and the blocks (`*_s_for_nobody`).
+    `wasted_tokens`: generated for requests that were left - read by their clients, until the
+    observation ended. All others count within the load, in seconds and tokens: `late_tokens` like
+    `wasted_tokens`, and the engine, slot and block time of requests already left
+    (`*_s_for_nobody`).
     """
 
     load_s: float
@@ -48,7 +49,7 @@ class Account:
 
 
 def account(frames: RunFrames) -> Account | None:
-    """The sums of one run; None for a server whose log does not tell them."""
+    """The sums of one run; None for a server without complete logs."""
     facts = run_facts(frames)
     num_blocks = _num_blocks(frames)
     tells = facts.has_lifecycle and facts.has_steps and facts.clocks_agree
@@ -75,7 +76,7 @@ def account(frames: RunFrames) -> Account | None:
 
 
 def until(frames: RunFrames, end_ns: int) -> RunFrames:
-    """The run as if the server had been watched no longer than to this moment."""
+    """The run as if the server had been watched only up to this moment."""
     window = {**(frames.manifest.get("window") or {}), "settled_ns": end_ns}
     return replace(
         frames,
@@ -103,7 +104,7 @@ HOUR_S: Final = 3600.0
 
 
 class ValueTerms(msgspec.Struct, kw_only=True, frozen=True):
-    """The `[value]` of a workload: which arms are compared, and what is taken for granted."""
+    """The `[value]` of a workload: the arms compared, and the assumptions."""
 
     honoured: str
     ignored: str
@@ -119,7 +120,7 @@ def _late_tokens_an_hour(one: Account) -> float:
 
 
 def _of_leavers(compute: Formula) -> Formula:
-    """Null where nobody left: then nothing is known of what leaving costs, and it is not 0."""
+    """Null without an abandon: the cost of leaving is then not known, and not 0."""
     return lambda one, terms: compute(one, terms) if one.left else None
 
 

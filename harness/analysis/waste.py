@@ -29,16 +29,15 @@ _SINCE_T0: Final = (
 def waste_columns(
     cancels: pd.DataFrame, branches: pd.DataFrame, frames: RunFrames, facts: Facts
 ) -> pd.DataFrame:
-    """The waste of each abandoned request, of all its branches together; NaN where the run cannot
-    tell.
+    """The waste of each abandoned request, over all its branches; NaN if not known.
 
-    generated_tokens: all sampled for it, read or not; of a request that never finished, those in
-    the step log (then the true number may be larger). wasted_tokens = generated - read at t0;
+    generated_tokens: all sampled for it, read or not; for a request that never finished, those in
+    the step log (the true number may be larger). wasted_tokens = generated - read at t0;
     wasted_after_close_tokens = sampled in steps that ended after t0; wasted_in_flight_tokens the
     difference. slot_seconds: time in the batch after t0. block_seconds: integral of the blocks held
     after t0. gpu_seconds: sum over steps of (duration after t0) * (its share of the step's
-    scheduled tokens). A request that was not finished counts until the end of the observation.
-    Blocks that several branches share count for each of them.
+    scheduled tokens). An unfinished request counts until the end of the observation. Blocks that
+    several branches share count for each of them.
     """
     computed = _computed(branches, frames, facts)
     generated = cancels["final_num_generated"]
@@ -68,7 +67,7 @@ def _since_t0(
     facts: Facts,
     computed: pd.DataFrame | None,
 ) -> dict[str, Floats]:
-    """The columns that need the server's stamps to be comparable with t0."""
+    """The columns that subtract t0 from the server's stamps."""
     columns = dict.fromkeys(_SINCE_T0, np.full(len(cancels), np.nan))
     if not facts.clocks_agree or not facts.has_lifecycle:
         return columns
@@ -96,7 +95,6 @@ def _since_t0(
 
 
 def _of_owners(values: Floats, branches: pd.DataFrame, cancels: pd.DataFrame) -> Floats:
-    """The sum over the branches of each request."""
     return _total(branches["owner"].to_numpy(dtype=np.int64), values, len(cancels))
 
 
@@ -105,7 +103,6 @@ def _sum(values: pd.Series, computed: pd.DataFrame, n: int) -> Floats:
 
 
 def _total(request: Ints, values: Floats, n: int) -> Floats:
-    """The sum of the values of each of n requests."""
     return np.bincount(request, weights=values, minlength=n).astype(float)
 
 

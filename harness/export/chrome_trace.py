@@ -132,8 +132,8 @@ def _requests(lifecycle: pd.DataFrame, slots: Rows, queue: Rows) -> Iterator[Eve
 def _stretches(
     events: Sequence[str], times: Sequence[int]
 ) -> Iterator[tuple[int, int | None, int]]:
-    """When a request was in the queue or in a batch slot (from, to, which); `to` is None where the
-    log has no end."""
+    """When a request was in the queue or in a batch slot (from, to, which); `to` is None if the log
+    has no end."""
     since: int | None = None
     where = QUEUE
     for event, t_ns in zip(events, times, strict=True):
@@ -165,7 +165,7 @@ def _steps(steps: pd.DataFrame) -> Iterator[Event]:
 
 
 def _scraped(samples: pd.DataFrame, facts: Facts) -> Iterator[Event]:
-    """Running and waiting requests by the metrics page, where there is no step log."""
+    """Running and waiting requests by the metrics page, for a server without a step log."""
     for role in SCRAPED:
         of_role = samples[samples["name"] == facts.metric_names.get(role)]
         for t_ns, value in of_role.groupby("t_ns")["value"].sum().items():
@@ -173,7 +173,6 @@ def _scraped(samples: pd.DataFrame, facts: Facts) -> Iterator[Event]:
 
 
 def _names(of_processes: Iterable[Rows]) -> Iterator[Event]:
-    """Events without a time that name and order the groups and their rows."""
     for process, name in PROCESSES.items():
         yield _about("process_name", process, 0, {"name": name})
         yield _about("process_sort_index", process, 0, {"sort_index": process})

@@ -1,4 +1,4 @@
-"""Runs side by side: a baseline against each candidate, arm by arm where there are arms.
+"""Runs side by side: a baseline against each candidate, arm by arm if there are arms.
 
 `harness.analysis.comparable` says what may be compared, `harness.analysis.compare` how.
 """
@@ -46,7 +46,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_runs(baseline: Run, candidate: Run) -> list[Comparison]:
-    """Compare in each arm that both have. Raises ConfigError where two runs have no question or no
+    """Compare in each common arm. Raises ConfigError if two runs ask different questions or have no
     arm in common."""
     return [_compare(baseline, candidate, arm) for arm in _common_arms(baseline, candidate)]
 
@@ -134,7 +134,7 @@ def _remarks(baseline: Run, candidate: Run, arm: str, note: Remark | None) -> li
 
 
 def _shifts(baseline: Run, candidate: Run, arm: str) -> tuple[dict[str, Shift], Remark | None]:
-    """How far single requests lie apart; where a run has no rows, a remark that says why not."""
+    """How far single requests lie apart; if a run has no rows, a remark that says why not."""
     try:
         theirs, ours = (
             of_each_request((one.outline.requests, one.cancellations) for one in singles(run, arm))
@@ -161,7 +161,6 @@ def name_of(pair: Pair) -> str:
 
 
 def cells(comparison: Comparison, pair: Pair) -> dict[str, str]:
-    """The figure in both runs and how they differ, by the head of the column."""
     unit = pair.unit if pair.unit in SELF_EVIDENT_UNITS else ""
     mark = CERTAIN if is_sure(pair) else ""
     values = {
@@ -189,7 +188,6 @@ def steps_differ(comparison: Comparison) -> bool:
 
 
 def not_compared(pairs: Iterable[Pair]) -> dict[str, list[str]]:
-    """The figures that are not compared, by reason."""
     reasons: dict[str, list[str]] = {}
     for pair in pairs:
         if pair.note is not None:
@@ -198,7 +196,6 @@ def not_compared(pairs: Iterable[Pair]) -> dict[str, list[str]]:
 
 
 def times(ratio: float | None) -> str:
-    """ "2.8x", or a dash."""
     return DASH if ratio is None else f"{number(ratio)}x"
 
 

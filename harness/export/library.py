@@ -23,10 +23,7 @@ COLUMNS: Final = ("unit", "n", "n_censored", "method", "bound", *FIGURES)
 
 class Run:
     """One run's folder, read only. Times in frames are integers (ns, monotonic clock of the host).
-
-    `summary` is the content of summary.json; `arms` has a summary of each arm, where there are
-    arms.
-    """
+    `arms` has a summary of each arm, if there are arms."""
 
     def __init__(self, path: Path, manifest: Manifest, summary: Summary | ArmsSummary) -> None:
         self.path = path
@@ -39,7 +36,7 @@ class Run:
 
     @property
     def whole(self) -> Summary:
-        """The run without arms. Raises ConfigError where there are arms."""
+        """The summary of a run without arms. Raises ConfigError if there are arms."""
         if isinstance(self.summary, ArmsSummary):
             names = ", ".join(self.arms)
             raise ConfigError(f"{self.path}: has arms: take one of run.arms ({names})")
@@ -52,13 +49,13 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, Metric]:
-        """Every figure that this run could tell, by name. Raises ConfigError where there are arms
-        (`arms` has those of each)."""
+        """Every figure that this run has, by name. Raises ConfigError if there are arms (`arms` has
+        those of each)."""
         return self.whole.metrics
 
     @property
     def not_measurable(self) -> dict[str, str]:
-        """The others, each with the reason."""
+        """The missing figures, each with the reason."""
         return self.whole.not_measurable
 
     @cached_property
@@ -70,7 +67,7 @@ class Run:
     @cached_property
     def figures(self) -> pd.DataFrame:
         """One row a metric (of each arm): arm, metric, unit, n, n_censored, method, bound, and the
-        figures as columns, NaN where one is not known."""
+        figures as columns, NaN if not known."""
         arms: dict[str, Summary | ArmSummary] = {**self.arms} or {"": self.whole}
         rows = [
             (arm, name, *(getattr(one, column) for column in COLUMNS))
@@ -82,14 +79,14 @@ class Run:
 
     @cached_property
     def frames(self) -> RunFrames:
-        """All rows. Raises ConfigError where a file is missing or damaged, and where there are arms
-        (each of `rounds` has its own)."""
+        """All rows. Raises ConfigError if a file is missing or damaged, and if there are arms (each
+        of `rounds` has its own)."""
         return self._rows.frames()
 
     @cached_property
     def outline(self) -> RunFrames:
-        """All rows, those of requests without `token_times_ns` and `event_tokens`: of a large run
-        an eighth of the memory. Raises ConfigError like `frames`."""
+        """All rows, those of requests without `token_times_ns` and `event_tokens`: an eighth of the
+        memory for a large run. Raises ConfigError like `frames`."""
         return self._rows.frames_without_tokens()
 
     @property
@@ -121,16 +118,15 @@ class Run:
     @cached_property
     def cancellations(self) -> pd.DataFrame:
         """One row an abandoned request: when each stage of its cancel came and how long it took
-        (seconds), what it wasted; see `harness.analysis.cancellation.cancellations`."""
+        (seconds), and its waste; see `harness.analysis.cancellation.cancellations`."""
         return cancellations(self.outline)
 
 
 def load_run(path: str | Path) -> Run:
     """Read a run's folder.
 
-    Raises ConfigError where it is none, where it was written by a walkaway of another schema
-    version, where a file is damaged, and where the run was cut short before it was judged
-    (`walkaway report` judges it).
+    Raises ConfigError if it is none, if a walkaway of another schema version wrote it, if a file is
+    damaged, and if the run was cut short before it was judged (`walkaway report` judges it).
     """
     folder = open_run(Path(path))
     manifest, summary = read_judged(folder)

@@ -1,6 +1,5 @@
 """Rows of a summary's tables as text, for the terminal and the report: agreement of methods, audit
-of counters, value of cancellation.
-"""
+of counters, value of cancellation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -35,7 +34,6 @@ def agreement_cells(one: Agreement) -> tuple[str, ...]:
 
 
 def audit_cells(entry: AuditEntry) -> tuple[str, ...]:
-    """A row of `AUDIT_COLUMNS`."""
     return (
         entry.role if entry.name is None else f"{entry.role} ({entry.name})",
         _due(entry.due),
@@ -63,7 +61,6 @@ def _due(due: tuple[float, float | None] | None) -> str:
 
 
 def steady_in_words(steady: Steady | None) -> str:
-    """One sentence about the warm-up."""
     if steady is None:
         return "not judged"
     if steady.is_steady is None:
@@ -82,7 +79,6 @@ def value_columns(value: Value) -> tuple[str, ...]:
 
 
 def value_cells(row: ValueRow) -> tuple[str, ...]:
-    """A row below `value_columns`."""
     return (
         row.name,
         quantity(row.ignored, row.unit),
@@ -92,7 +88,6 @@ def value_cells(row: ValueRow) -> tuple[str, ...]:
 
 
 def stage_cells(stage: Stage) -> tuple[str, ...]:
-    """A row of `STAGE_COLUMNS`."""
     low, high = stage.source_s
     return (
         stage.name,

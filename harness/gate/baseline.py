@@ -1,7 +1,7 @@
-"""A run that was kept for later runs to be held to.
+"""A saved run that later runs are compared with.
 
-The file holds what the gate reads of a run (`Measured`), so the run's folder may go. Without a
-limit that names the baseline, each of `AGAINST_BASELINE` may not grow by more than `gate.noise`.
+The file holds what the gate reads of a run (`Measured`), so the run's folder may go. If no limit
+names the baseline, each of `AGAINST_BASELINE` may not grow by more than `gate.noise`.
 """
 
 from pathlib import Path
@@ -25,8 +25,6 @@ AGAINST_BASELINE: Final = tuple(
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a baseline's file."""
-
     schema_version: int = SCHEMA_VERSION
     measured: Measured
 
@@ -37,7 +35,7 @@ def place_of(workload: str) -> Path:
 
 
 def save_baseline(measured: Measured, path: Path, *, may_overwrite: bool) -> None:
-    """Raises ConfigError where there is one already, or none can be written."""
+    """Raises ConfigError if there is one already, or none can be written."""
     if path.exists() and not may_overwrite:
         raise ConfigError(f"{path}: there is a baseline already; --force replaces it")
     content = msgspec.json.format(msgspec.json.encode(Baseline(measured=measured)))
@@ -51,7 +49,7 @@ def save_baseline(measured: Measured, path: Path, *, may_overwrite: bool) -> Non
 
 
 def load_baseline(path: Path, *, workload: str) -> Measured:
-    """Raises ConfigError where the file cannot be read, or is of another workload."""
+    """Raises ConfigError if the file cannot be read, or belongs to another workload."""
     try:
         content = path.read_bytes()
         if said := other_version(msgspec.json.decode(content, type=dict[str, Any])):
@@ -66,7 +64,7 @@ def load_baseline(path: Path, *, workload: str) -> Measured:
 
 
 def figures_to_hold_to(side: Side) -> list[str]:
-    """The figures of `AGAINST_BASELINE` that a later run can be held to: enough rounds have a
+    """The figures of `AGAINST_BASELINE` that a later run can be compared in: enough rounds have a
     value, and none of these is zero, or all are."""
     found = []
     for figure in AGAINST_BASELINE:
@@ -82,10 +80,10 @@ def figures_to_hold_to(side: Side) -> list[str]:
 def limits_against_baseline(
     measured: Measured, before: Measured, noise: float
 ) -> tuple[list[Limit], list[str]]:
-    """The limits on a run where no line names the baseline, and the figures left out: times of
-    another machine, unless an arm has nothing else.
+    """The limits on a run if no line names the baseline, and the figures left out: times of another
+    machine, unless an arm has nothing else.
 
-    An arm that the baseline lacks is held to the first figure all the same. That cannot be decided:
+    An arm that the baseline lacks still gets the first figure as its limit. That cannot be decided:
     comparing nothing is no pass.
     """
     limits, left_out = [], []

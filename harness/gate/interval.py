@@ -1,4 +1,4 @@
-"""The range in which the true value of a figure lies, as far as one run knows it.
+"""The range in which the true value of a figure lies, as far as one run shows.
 
 A limit is judged by the range and not by the figure in its middle, so a build that is as good as
 its limit is not called bad by chance. Ranges:
@@ -144,7 +144,6 @@ def _has_none(limit: Limit, metric: Metric) -> Unknown:
 
 
 def _certain(metric: Metric, key: str) -> Known:
-    """A counted value is certain, but for its bound."""
     value = float(getattr(metric, key))
     return _bounded(metric, value, value, quantity(value, metric.unit), "")
 
@@ -190,8 +189,8 @@ def _quantile(limit: Limit, metric: Metric, rounds: Sequence[float]) -> Known | 
 
 
 def _between_quantiles(key: str, metric: Metric) -> tuple[float, float]:
-    """The quantile's own interval. On a side where it has none, the interval of a lower (higher)
-    quantile bounds it."""
+    """The quantile's own interval. On a side without one, the interval of a lower (higher) quantile
+    bounds it."""
     place = _QUANTILES.index(key)
     low, high = -math.inf, math.inf
     for other in _QUANTILES[: place + 1]:
@@ -218,7 +217,7 @@ def _over_rounds(
 
 
 def _bounded(metric: Metric, low: float, high: float, shown: str, to_decide: str) -> Known:
-    """The same range, open on the side on which the figure is only a bound."""
+    """The range, open on one side if the figure is only a bound."""
     if metric.bound == "point":
         return Known(low=low, high=high, shown=shown, to_decide=to_decide)
     is_lower = metric.bound == "lower"

@@ -1,7 +1,7 @@
-"""Judge a run: is it one to judge by, and does it keep each limit?
+"""Judge a run: can it be judged at all, and does it keep each limit?
 
-pass: the whole range in which the true value lies is within the limit. fail: none of it is. Else
-the gate cannot decide, and that is never a pass.
+pass: the whole range in which the true value lies is within the limit. fail: none of it is.
+Otherwise the gate cannot decide, and that is never a pass.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +34,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of a run, or of one of its arms.
 
     `per_round`: {metric: {figure: a value a round}}; a run without arms is one round.
-    `token_counting`: None where the summary does not say.
+    `token_counting`: None if the summary does not say.
     """
 
     conditions: Conditions
@@ -96,8 +96,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a run is judged by. A run, or an arm, with fewer abandons than `fewest_abandons` does
-    not pass. `left_out`: as in `Judgement`."""
+    """The limits and the baseline of a run. A run, or an arm, with fewer abandons than
+    `fewest_abandons` does not pass. `left_out`: as in `Judgement`."""
 
     limits: Sequence[Limit]
     baseline: Measured | None
@@ -106,7 +106,6 @@ class Terms:
 
 
 def judge(measured: Measured, terms: Terms, *, run: str) -> Judgement:
-    """Judge a run that could be read; `run` is its name."""
     of_limits = (
         _only_if_sound(_check_limit(limit, _known(limit, measured, terms)), limit, measured)
         for limit in terms.limits
@@ -173,8 +172,8 @@ def _check_run(measured: Measured) -> Check:
 
 
 def _only_if_sound(one: Check, limit: Limit, measured: Measured) -> Check:
-    """A run that broke off can fail but not pass. An invalid run can fail only by what no client
-    brings about, however slow."""
+    """A run that broke off can fail but not pass. An invalid run can fail only by a metric that no
+    client can cause, however slow."""
     is_sound = measured.status == "complete" and not measured.invalid
     is_certain = not measured.invalid or METRICS[limit.metric].from_server_alone
     is_kept = is_sound or (one.verdict is Verdict.FAIL and is_certain)
@@ -200,7 +199,6 @@ def _too_few(measured: Measured, fewest: int) -> Iterator[Check]:
 
 
 def _known(limit: Limit, measured: Measured, terms: Terms) -> Known | Unknown:
-    """What is known of the figure that a limit is on."""
     mine = measured.sides[limit.arm]
     metric = mine.metrics.get(limit.metric)
     if metric is None:
@@ -261,7 +259,7 @@ def _of_rounds(limit: Limit, mine: Side, other: Side) -> Known | Unknown:
 
 
 def _unlike(limit: Limit, mine: Side, other: Side) -> Unknown | None:
-    """Why the figures of two sides are not compared; None where they are."""
+    """Why the figures of two sides are not compared; None if they are."""
     metric, theirs = mine.metrics[limit.metric], other.metrics.get(limit.metric)
     if theirs is None:
         return _missing(limit, other, "two that can measure it", of=f"{limit.against}: ")

@@ -4,7 +4,7 @@
     new: cancel_latency_steps.p99 <= 2             a figure of an arm
     new - old: cancel_latency_s.mean <= 0.02       the difference of two arms
     new / old: cancel_latency_s.mean <= 1.2        their ratio
-    run / baseline: wasted_tokens.mean <= 1.1      the same against the baseline; or: new / baseline
+    run / baseline: wasted_tokens.mean <= 1.1      the ratio to the baseline; or: new / baseline
 
 A line that names no arm holds for each arm. Left of the operator stand a metric of `summary.json`
 and one of its figures, right of it a number in the metric's unit (a ratio has none).
@@ -39,7 +39,7 @@ DEFAULT_LIMITS: Final = (
     "wasted_after_close_tokens.mean <= 2",
 )
 
-# Of one metric, each of these figures is never above the next.
+# Within one metric, no figure is above the next.
 _ASCENDING: Final = (
     ("p50", "p90", "p95", "p99", "max"),
     ("lower95", "mean", "upper95"),
@@ -71,7 +71,6 @@ class Limit:
 
     @property
     def text(self) -> str:
-        """The line."""
         return f"{self.figure} {self.operator} {self.number:.15g}"
 
     @property
@@ -99,8 +98,7 @@ _HOLDS: Final[Mapping[Operator, Callable[[float, float], bool]]] = {
 
 
 def parse_limits(lines: Iterable[str], *, source: str, arms: Sequence[str]) -> list[Limit]:
-    """Raises ConfigError with a line for each mistake, also for an arm whose name means something
-    else in a limit."""
+    """Raises ConfigError with a line for each mistake, also for an arm with a reserved name."""
     found: list[Limit] = []
     problems = [
         f"{source}: an arm cannot be named `{arm}`: in a limit that is {_TAKEN[arm]}"
@@ -159,7 +157,7 @@ def _check_names(limit: Limit) -> None:
 
 
 def _check_sides(limit: Limit, arms: Sequence[str]) -> None:
-    """Raises ValueError for a side that is no arm, and not the run of a workload without arms."""
+    """Raises ValueError for a side that is no arm, nor the run of a workload without arms."""
     sides = arms or [RUN]
     for name in (limit.arm, limit.against):
         if name is None or name in sides or (name == BASELINE and name is limit.against):

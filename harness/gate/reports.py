@@ -40,7 +40,6 @@ def as_markdown(judgement: Judgement) -> str:
 
 
 def gravest_first(checks: Sequence[Check]) -> list[Check]:
-    """Fails, then undecided checks, then passes."""
     order = [Verdict.FAIL, Verdict.CANNOT_DECIDE, Verdict.PASS]
     return sorted(checks, key=lambda one: order.index(one.verdict))
 

@@ -1,7 +1,7 @@
-"""Read a run for the gate: its figures and conditions, once its files have proved whole.
+"""Read a run for the gate: its figures and conditions, if its files are whole.
 
-Every value of every file of rows is read, a batch at a time, and held to the checksums written with
-it: a flipped byte rarely makes a file that cannot be read. The requests must be those that the
+Every value of every file of rows is read, a batch at a time, and compared with the checksums
+written with it: a flipped byte rarely makes a file unreadable. The requests must be those that the
 summary counted.
 """
 
@@ -39,8 +39,8 @@ PerRound = dict[str, dict[str, list[float | None]]]
 
 
 def read_run(path: Path) -> Measured:
-    """Raises UnusableRunError where the run cannot be judged, and any other ConfigError where
-    `path` is no run's folder."""
+    """Raises UnusableRunError if the run cannot be judged, and any other ConfigError if `path` is
+    no run's folder."""
     folder = open_run(path)
     manifest, summary = read_judged(folder)
     try:
@@ -60,9 +60,9 @@ def read_measured(
     of_arms: Mapping[str, Mapping[str, Any]],
 ) -> Measured:
     """`of_arms`: the manifest of a run of each arm, which knows its server and its own load; empty
-    where there are no arms, or the rounds were not kept.
+    without arms, or if the rounds were not kept.
 
-    Raises KeyError, TypeError or ValueError where the manifest is not what it should be.
+    Raises KeyError, TypeError or ValueError if the manifest is not what it should be.
     """
     return Measured(
         run_id=str(summary.run_id),
@@ -89,7 +89,6 @@ def _sides(
 
 
 def _one_round(metrics: Mapping[str, Metric]) -> PerRound:
-    """The figures of a run without arms, as those of its only round."""
     return {
         name: {
             key: [value] for key in FIGURES_PER_ROUND if (value := getattr(metric, key)) is not None
@@ -120,7 +119,6 @@ def _manifests(folder: RunFolder) -> dict[str, dict[str, Any]]:
 def _check_rows(
     folder: RunFolder, rounds: Sequence[RunFolder], summary: Summary | ArmsSummary
 ) -> None:
-    """Every file of rows is whole, and the requests are those that were summarised."""
     counted: Counter[str] = Counter()
     for side in summary.arms.values() if isinstance(summary, ArmsSummary) else [summary]:
         counted.update(side.outcomes)
