@@ -12,7 +12,6 @@ from reference_engine.serve.supervisor import EngineStoppedError
 
 
 def main() -> int:
-    """Run the engine; 2 for settings that cannot work, 1 when it could not serve."""
     try:
         settings = read_settings(sys.argv[1:], os.environ)
         return run(settings)

@@ -1,7 +1,7 @@
-"""Why a request was cancelled: one token a request, and the first reason wins.
+"""Why a request was cancelled: one token for each request, and the first reason wins.
 
 Several causes may meet: the client leaves, the deadline passes, an operator cancels, the server
-shuts down. The first one decides the reason; a later one learns that it came late.
+shuts down. Only the first one is recorded.
 """
 
 import threading
@@ -19,11 +19,11 @@ class CancelReason(StrEnum):
 
 
 class DetectionMethod(StrEnum):
-    """How the server learned that a client is gone; NONE where it was not about the client.
+    """How the server learned that a client is gone; NONE for other cancellations.
 
     CONNECTION: the connection ended (FIN or RST). WRITE: a write failed. HEARTBEAT: sent bytes were
-    not acknowledged in time, so the client vanished. PING: a client that had promised to ping did
-    not. STALL: a client stopped reading.
+    not acknowledged in time, so the client vanished. PING: a client did not send the ping it had
+    promised. STALL: a client stopped reading.
     """
 
     CONNECTION = "connection"
@@ -35,7 +35,7 @@ class DetectionMethod(StrEnum):
 
 
 class Cancellation(NamedTuple):
-    """The act of cancelling. `t_ns` is a monotonic stamp."""
+    """`t_ns` is a monotonic stamp."""
 
     reason: CancelReason
     method: DetectionMethod
@@ -43,7 +43,7 @@ class Cancellation(NamedTuple):
 
 
 class CancellationToken:
-    """Set once, by any thread. `_cancellation` changes under `_lock`, from None and never again."""
+    """Set once, by any thread; `_cancellation` changes only under `_lock`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class CancellationToken:
         return self._cancellation
 
     def cancel(self, cancellation: Cancellation) -> bool:
-        """Whether this was the first; a later one changes nothing."""
+        """False, and nothing changes, if the token was set before."""
         with self._lock:
             if self._cancellation is not None:
                 return False

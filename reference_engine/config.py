@@ -1,4 +1,4 @@
-"""The engine's settings, checked once, at birth."""
+"""The engine's settings, checked when they are made."""
 
 from math import isfinite
 from typing import Final, Literal
@@ -23,7 +23,7 @@ class EngineConfigError(ValueError):
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost model of the simulated runner: seconds a step takes.
+    """The seconds that a step of the simulated runner takes.
 
     `fixed_s + prefill_token_s * prefill tokens + decode_token_s * decode tokens`, where a request
     that is owed one token counts as decoding and any other as prefilling.
@@ -35,16 +35,16 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine. Sizes are in tokens and blocks of `block_size` tokens.
+    """One engine. Sizes are in tokens and in blocks of `block_size` tokens.
 
-    `victim`: the request that is preempted when blocks run out: the last by scheduling policy, or
-    the cheapest to rebuild. `watermark`: share of the blocks that an admission must leave free
-    while others run. `reserve_full_isl`: admit a request only if there are blocks for all its
-    tokens, not just for its first chunk. `reclaim`: a cancelled request's prompt blocks are blank
-    at once, or retained in the prefix cache until their room is needed; above a KV usage of
-    `force_reclaim_above` (share of blocks held; 1: never) nothing is retained.
-    `long_prefill_token_threshold`: most tokens of one prompt in one step; 0: no such limit, or 4 %
-    of the context where several prompts may be in progress. `batch_invariant`: a request's output
+    `victim`: the request to preempt when blocks run out: the last by scheduling policy, or the one
+    that is cheapest to rebuild. `watermark`: the share of the blocks that an admission must leave
+    free while others run. `reserve_full_isl`: admit a request only if there are blocks for all its
+    tokens, not just for its first chunk. `reclaim`: a cancelled request's prompt blocks become
+    blank at once, or stay in the prefix cache until their room is needed; above a KV usage of
+    `force_reclaim_above` (share of blocks held; 1: never) none is retained.
+    `long_prefill_token_threshold`: the most tokens of one prompt in one step; 0: no such limit, or
+    4 % of the context if several prompts may be in progress. `batch_invariant`: a request's output
     does not depend on its batch, bit by bit; slower.
     """
 
@@ -82,7 +82,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         ):
             raise EngineConfigError("the simulated runner's costs must be finite, 0 or more")
         if self.runner == "simulated" and self.device == "cuda":
-            raise EngineConfigError("the simulated runner computes nothing: it needs no device")
+            raise EngineConfigError(
+                "the simulated runner uses no device: leave device at auto or cpu"
+            )
 
     @property
     def watermark_blocks(self) -> int:
@@ -90,7 +92,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_chunk_tokens(self) -> int:
-        """Most tokens of one request in one step, the budget apart."""
+        """Most tokens of one request in one step, if the budget allows them."""
         if self.long_prefill_token_threshold:
             return self.long_prefill_token_threshold
         if self.max_num_partial_prefills > 1:
@@ -138,10 +140,10 @@ def _at_least(name: str, value: int, least: int) -> None:
 
 
 class RateLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one API key may do in a minute; None: no limit.
+    """Limits for each API key, by the minute; None: no limit.
 
-    `kills`: a key that runs out of tokens also loses its running requests; otherwise only new ones
-    are refused.
+    `kills`: a key that runs out of tokens also loses its running requests. Otherwise only its new
+    requests are refused.
     """
 
     requests_per_minute: int | None = None
@@ -150,17 +152,17 @@ class RateLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How clients are served, in seconds, bytes and counts.
+    """Settings of the frontend, in seconds, bytes and counts.
 
-    `heartbeat_s`: a stream that was silent for so long gets an SSE comment; 0: never.
-    `request_timeout_s`: a request that has not arrived whole in so long is refused.
-    `ack_timeout_s`: a client whose machine acknowledges nothing for so long is gone.
-    `stall_timeout_s`: a client that reads nothing for so long is gone. Where it is longer than
-    `ack_timeout_s`, it holds for both: the kernel cannot tell the two apart.
-    `send_buffer_bytes`: held for a slow client by the socket, and again by the server.
-    `keep_results`, `keep_results_s`: how many ended requests stay known, and for how long.
-    `default_deadline_s`: of a request without one; None: no deadline.
-    `shutdown`: what becomes of running requests; `drain_timeout_s`: how long they may drain.
+    `heartbeat_s`: a stream that is silent for this long gets an SSE comment; 0: never.
+    `request_timeout_s`: a request must arrive completely within this time.
+    `ack_timeout_s`: a client whose machine acknowledges nothing for this long is gone.
+    `stall_timeout_s`: a client that reads nothing for this long is gone. If it is longer than
+    `ack_timeout_s`, it replaces that too: the kernel cannot tell the two cases apart.
+    `send_buffer_bytes`: held for a slow client by the socket, and as many again by the server.
+    `keep_results`, `keep_results_s`: number of ended requests that stay known, and for how long.
+    `default_deadline_s`: for a request without one; None: no deadline.
+    `shutdown`: abort running requests, or let them end within `drain_timeout_s`.
     """
 
     heartbeat_s: float = 5.0
@@ -194,7 +196,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
         return f"<FrontendSettings {self.shown()}>"
 
     def shown(self) -> dict[str, object]:
-        """The settings for `/walkaway/config`: the number of API keys, not the keys."""
+        """For `/walkaway/config`: the number of API keys, not the keys."""
         shown: dict[str, object] = msgspec.to_builtins(self)
         del shown["api_keys"]
         return {**shown, "num_api_keys": len(self.api_keys)}
@@ -202,4 +204,4 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def _within(name: str, value: float, low: float, high: float) -> None:
     if not (isfinite(value) and low <= value <= high):
-        raise EngineConfigError(f"{name} goes from {low} to {high}, not {value}")
+        raise EngineConfigError(f"{name} must be from {low} to {high}, not {value}")

@@ -1,4 +1,4 @@
-"""Ways to be wrong on purpose, so that a harness can be shown to see each of them."""
+"""Deliberate faults, with which a harness can be shown to see each kind of wrong behaviour."""
 
 from typing import Final
 
@@ -16,23 +16,23 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     """The faults in force. The defaults are those of a correct engine.
 
     In the frontend, for a client that has left:
-    `ignore-disconnect`: nothing is done. `ignore-disconnect-unary`: nothing, if its answer is not
-    streamed. `ignore-disconnect-while-waiting`: nothing, if it had no token yet.
-    `delay-abort`: the worker is told so many seconds later.
+    `ignore-disconnect`: its requests go on. `ignore-disconnect-unary`: they go on if their answers
+    are not streamed. `ignore-disconnect-while-waiting`: they go on if they had no token yet.
+    `delay-abort`: the abort is sent to the worker this many seconds later.
 
     In the worker, for an abort:
     `lose-abort`: it is forgotten with this probability. `die-on-abort`: the worker's process ends.
     `abort-by-prefix`: requests whose ids begin with the aborted one's end too. `abort-parent-only`:
-    of n answers only the first is ended. `stall-survivors-on-abort`: the next step starts so many
+    of n answers only the first is ended. `stall-survivors-on-abort`: the next step starts this many
     seconds later.
 
     In the worker, for an aborted request:
-    `leak-blocks`: so many blocks are never given back. `leak-slot`: its batch slot is not either.
-    `hold-blocks`: its blocks are given back so many seconds later. `drop-prefix-on-cancel`: its
+    `leak-blocks`: this many blocks are never given back. `leak-slot`: its batch slot is lost.
+    `hold-blocks`: its blocks are given back this many seconds later. `drop-prefix-on-cancel`: its
     prompt's blocks leave the prefix cache, although others could have used them.
     `double-count`, `never-count`: it is counted twice, or not at all.
 
-    `stale-gauge`: the gauges move once in so many seconds.
+    `stale-gauge`: the gauges change only once in this many seconds.
     """
 
     ignore_disconnect: bool = False
@@ -66,12 +66,12 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
 
 
 def fault_names() -> tuple[str, ...]:
-    """As on the command line and on the wire."""
+    """The names used on the command line and on the wire."""
     return tuple(field.encode_name for field in msgspec.structs.fields(Faults))
 
 
 def parse_faults(settings: list[str]) -> Faults:
-    """Read `NAME` or `NAME=VALUE` settings. Raises FaultError with what is allowed."""
+    """Read `NAME` and `NAME=VALUE`. Raises FaultError with the names that exist."""
     raw: dict[str, str] = {}
     for setting in settings:
         name, _, value = setting.partition("=")

@@ -1,4 +1,4 @@
-"""The engine's flags: each setting has one of its name, with the setting's default."""
+"""The engine's flags, made from its settings: their names, types and defaults."""
 
 import argparse
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from reference_engine.serve.process import ServeSettings
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="walkaway engine",
-        description="Serve the reference engine: OpenAI's dialect, and a log of all that happens.",
+        description="Serve the reference engine: OpenAI's API, with a log of every event.",
         epilog="example: walkaway engine --port 8000 --runner simulated --sim-fixed-ms 20",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
@@ -61,7 +61,6 @@ def _flags_of(struct: type[msgspec.Struct], args: argparse.Namespace) -> dict[st
 def _add_settings(
     group: argparse._ArgumentGroup, struct: type[msgspec.Struct], **texts: str | None
 ) -> None:
-    """One flag a field, with the field's type and default."""
     defaults, hints = struct(), get_type_hints(struct)
     for field, text in texts.items():
         kind, settings = hints[field], dict[str, Any]()
@@ -85,20 +84,20 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     _add_settings(
         group,
         FrontendSettings,
-        shutdown="what becomes of running requests at a stop",
-        drain_timeout_s="how long running requests may drain",
-        keep_results="how many ended requests stay known",
-        keep_results_s="how long they stay known",
+        shutdown="at a stop: abort running requests, or let them end",
+        drain_timeout_s="seconds that running requests may take to end",
+        keep_results="number of ended requests that stay known",
+        keep_results_s="seconds that they stay known",
     )
     _add_settings(
-        parser.add_argument_group("clients: when one is gone"),
+        parser.add_argument_group("clients"),
         FrontendSettings,
-        heartbeat_s="a stream silent for so long gets a comment; 0: never",
-        request_timeout_s="its request has not arrived whole in so long",
-        ack_timeout_s="its machine acknowledged nothing for so long",
-        stall_timeout_s="it read nothing for so long",
-        send_buffer_bytes="the most that is held for a slow client",
-        default_deadline_s="deadline of requests that ask for none",
+        heartbeat_s="send a comment into a stream after this much silence; 0: never",
+        request_timeout_s="refuse a request that has not arrived completely in this time",
+        ack_timeout_s="drop a client whose machine acknowledges nothing for this long",
+        stall_timeout_s="drop a client that reads nothing for this long",
+        send_buffer_bytes="most bytes held for a slow client",
+        default_deadline_s="deadline of requests that set none",
     )
 
 
@@ -112,8 +111,8 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
     _add_settings(
         group,
         RateLimits,
-        requests_per_minute="of each key; none: no limit",
-        tokens_per_minute="generated for each key; none: no limit",
+        requests_per_minute="limit for each API key; none: no limit",
+        tokens_per_minute="limit on generated tokens for each API key; none: no limit",
     )
     group.add_argument(
         "--rate-limit-kill",
@@ -127,7 +126,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group, config = parser.add_argument_group("model"), EngineConfig()
     _add_settings(group, EngineConfig, runner=None)
     group.add_argument("--model", choices=sorted(MODEL_SHAPES), default=config.model)
-    _add_settings(group, EngineConfig, device=None, seed="of weights and sampling")
+    _add_settings(group, EngineConfig, device=None, seed="seed of weights and sampling")
     _add_settings(
         parser.add_argument_group("sizes"),
         EngineConfig,
@@ -150,14 +149,14 @@ def _add_scheduling(parser: argparse.ArgumentParser) -> None:
         scheduling_policy="which waiting request is next",
         victim="which request to preempt: the policy's last, or the cheapest to rebuild",
         reclaim="whether a cancelled request's prompt stays in the prefix cache",
-        long_prefill_token_threshold="most tokens of one prompt in a step; 0: none",
+        long_prefill_token_threshold="most tokens of one prompt in a step; 0: no limit",
         max_num_partial_prefills="prompts in progress at once",
         watermark="share of blocks that admissions leave free",
         force_reclaim_above="KV usage above which cancelled prompts are not retained",
         enable_chunked_prefill="compute long prompts in several steps",
-        reserve_full_isl="admit only what fits whole",
-        enable_prefix_caching="find the beginnings of prompts in the cache",
-        batch_invariant="outputs that do not depend on the batch, bit by bit; slower",
+        reserve_full_isl="admit a request only if it fits completely",
+        enable_prefix_caching="reuse cached beginnings of prompts",
+        batch_invariant="make outputs independent of the batch, bit by bit; slower",
     )
 
 
@@ -168,9 +167,9 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help=f"be wrong on purpose: {', '.join(fault_names())}",
+        help=f"behave wrongly on purpose: {', '.join(fault_names())}",
     )
-    group.add_argument("--allow-faults", action="store_true", help="also over HTTP")
+    group.add_argument("--allow-faults", action="store_true", help="faults can be set over HTTP")
 
 
 def _port(text: str) -> int:

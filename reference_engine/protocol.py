@@ -39,7 +39,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", array_like=T
 
 
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", array_like=True):
-    """`parent_id` is common to the children of a request for n answers."""
+    """The n requests for the n answers of one client request share a `parent_id`."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -49,7 +49,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", array_lik
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag="abort", array_like=True):
-    """`request_id` is a request's, or a parent's: then all its children are meant."""
+    """`request_id` names a request, or a parent and with it all its children."""
 
     request_id: str
     reason: str
@@ -72,13 +72,13 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready", array_like=T
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed", array_like=True):
-    """The settings cannot work here, and why; the worker ends."""
+    """The settings cannot work here; the worker ends."""
 
     message: str
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One line of the lifecycle log, but for what the frontend adds."""
+    """One line of the lifecycle log, without the fields that the frontend adds."""
 
     t_ns: int
     event: str
@@ -90,9 +90,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One step, as the step log shows it.
+    """One line of the step log.
 
-    `num_running`, `num_waiting` and `free_blocks` as it was scheduled; `scheduled` and `sampled`
+    `num_running`, `num_waiting` and `free_blocks` when it was scheduled; `scheduled` and `sampled`
     map request ids to tokens.
     """
 
@@ -107,7 +107,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """How a request ended. `phase` is what it was doing then; tokens as in `Request`."""
+    """`phase`: the request's when it ended; its counts of tokens are those of `Request`."""
 
     finish_reason: FinishReason
     phase: Phase
@@ -117,9 +117,9 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """New text for one request; `num_generated` counts all its tokens so far.
+    """New text for one request, which has an `ending` with its last output.
 
-    The last one of a request has an `ending`.
+    `num_generated` counts all its tokens so far.
     """
 
     request_id: str
@@ -133,9 +133,9 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="report", array_like=True):
-    """All that changed since the last report. `step` is None when a boundary led to no step.
+    """All changes since the last report. `step` is None when a boundary led to no step.
 
-    `free_blocks` can be given out; `cached_blocks` of them hold a prefix that can be hit.
+    `cached_blocks` of the `free_blocks` hold a prefix that can be hit.
     """
 
     step: StepRecord | None
@@ -159,16 +159,16 @@ def encode_frame(message: ToWorker | FromWorker) -> bytes:
 
 
 def decode_payload(decoder: msgspec.msgpack.Decoder[_Message], payload: bytes) -> _Message:
-    """The message in a frame. Raises ProtocolError."""
+    """Raises ProtocolError."""
     try:
         return decoder.decode(payload)
     except (ValueError, RecursionError) as error:
-        # Not all that msgspec raises for bad bytes is its own: text that is not UTF-8, and depth.
+        # msgspec raises errors of others for bad bytes: for text that is not UTF-8, and for depth.
         raise ProtocolError(f"a frame that is no message: {error}") from error
 
 
 class FrameReader:
-    """Bytes in, whole payloads out. Pure: the caller does the reading."""
+    """Bytes in, whole payloads out; the caller does the reading."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

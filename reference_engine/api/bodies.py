@@ -1,9 +1,9 @@
-"""What comes in: the bodies of requests with all their limits, ids, and page numbers.
+"""The bodies of requests with all their limits, X-Request-Id, and page numbers.
 
-The types that check a body are those that `/openapi.json` shows. OpenAI's fields that this engine
-does not implement are accepted only with a value that changes nothing. Unknown names are refused;
-if a name is given twice, the last one counts. A body is JSON in UTF-8, whatever its Content-Type
-says.
+The types that check a body are those that `/openapi.json` shows. A field of OpenAI's that this
+engine does not implement is accepted only with a value that changes nothing. Unknown names are
+refused; if a name is given twice, the last one counts. A body is read as JSON in UTF-8, whatever
+its Content-Type.
 """
 
 import re
@@ -64,7 +64,7 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         None
     )
     n: Annotated[int, Meta(ge=1, le=MAX_ANSWERS)] | None = None
-    best_of: Annotated[int, Meta(ge=1, le=MAX_ANSWERS, description="As many as n.")] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_ANSWERS, description="Must equal n.")] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     user: _Name | None = None
@@ -75,7 +75,7 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ]
         | None
     ) = None
-    ignore_eos: Annotated[bool, Meta(description="Go on to max_tokens.")] | None = False
+    ignore_eos: Annotated[bool, Meta(description="Do not end before max_tokens.")] | None = False
     priority: (
         Annotated[
             int,
@@ -90,7 +90,7 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     deadline_s: (
         Annotated[
             float,
-            Meta(gt=0, le=LONGEST_S, description="When it is ended, done or not."),
+            Meta(gt=0, le=LONGEST_S, description="Seconds until it is ended, complete or not."),
         ]
         | None
     ) = None
@@ -100,7 +100,7 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             Meta(
                 ge=0.1,
                 le=LONGEST_S,
-                description="The client promises a ping at least so often, and is gone without.",
+                description="The client promises a ping within this many seconds of the last.",
             ),
         ]
         | None
@@ -168,11 +168,11 @@ REQUEST_ID_PATTERN: Final = rf"^(?!{_ENGINES_NAME}$)[!-~]{{0,{MAX_REQUEST_ID_CHA
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body. Raises ApiError 413 for one that is too large, 400 for none.
+    """Raises ApiError: 413 for a body that is too large, 400 for an empty one.
 
     A client that is still sending when its connection ends may never see the answer. So a body that
     is too large is read to its end and dropped, up to MAX_DROPPED_BYTES. It is refused at once if
-    Content-Length says more than that, or if the client waits for 100-continue.
+    Content-Length announces more than that, or if the client waits for 100-continue.
     """
     most = MAX_BODY_BYTES if "expect" in request.headers else MAX_BODY_BYTES + MAX_DROPPED_BYTES
     announced = request.headers.get("content-length", "")
@@ -193,7 +193,7 @@ async def read_body(request: Request) -> bytes:
 
 
 def read_request_id(headers: Headers) -> str | None:
-    """The client's X-Request-Id, or None. Raises ApiError."""
+    """The client's X-Request-Id; None if it sent none. Raises ApiError."""
     request_id = headers.get("x-request-id")
     if request_id and re.fullmatch(_ENGINES_NAME, request_id):
         raise ApiError(
@@ -212,7 +212,7 @@ def read_request_id(headers: Headers) -> str | None:
 
 
 def echo_of(headers: Headers) -> str | None:
-    """The client's X-Request-Id where it can be sent back."""
+    """The client's X-Request-Id; None if a response header cannot hold it."""
     request_id = headers.get("x-request-id")
     return request_id if request_id and _is_usable(request_id) else None
 

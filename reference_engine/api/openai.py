@@ -1,6 +1,6 @@
 """From a request's body to a `Generation`: token ids, sampling, and the form of the answer.
 
-A refusal names the field as the client does.
+A refusal names the field as the client spelled it.
 """
 
 import re
@@ -20,10 +20,10 @@ _FIELD: Final = re.compile(r"unknown field `(\w{1,64})`$|required field `(\w+)`$
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """A request within the engine's limits.
+    """A request within the engine's limits, for `n` answers.
 
-    `n` answers. A smaller `priority` is more important. `deadline_s` after its arrival it is ended,
-    done or not. `keep_alive_s`: the client has promised a ping at least so often.
+    A smaller `priority` is more important. The request is ended `deadline_s` after its arrival,
+    complete or not. The client has promised a ping at least every `keep_alive_s`.
     """
 
     chat: bool
@@ -40,14 +40,11 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Names(NamedTuple):
-    """The client's names for its prompt and its limit."""
-
     prompt: str
     max_tokens: str
 
 
 def read_completion(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> Generation:
-    """Body of /v1/completions. Raises ApiError."""
     body = decode_body(data, CompletionBody)
     check_model(body.model, config)
     prompt = _one_prompt(body.prompt)
@@ -61,7 +58,7 @@ def read_completion(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> 
 
 
 def read_chat(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> Generation:
-    """Body of /v1/chat/completions. Raises ApiError. Default length: the rest of the context."""
+    """Raises ApiError. Without a limit on its length, the answer may fill the context."""
     body = decode_body(data, ChatBody)
     check_model(body.model, config)
     lines = [f"{message.role}: {message.text}\n" for message in body.messages]
@@ -78,7 +75,6 @@ def read_chat(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> Genera
 
 
 def check_model(model: str, config: EngineConfig) -> None:
-    """Raises ApiError 404 for a model that this engine does not serve."""
     if model != config.model:
         raise ApiError(
             404,
@@ -99,7 +95,7 @@ def decode_body(data: bytes, kind: type[_StructT]) -> _StructT:
         raise ApiError(400, f"request body: not UTF-8 ({error.reason})") from error
     except (msgspec.DecodeError, RecursionError) as error:
         text = str(error)
-        if text == "Input data was truncated":  # said of an unpaired surrogate, too
+        if text == "Input data was truncated":  # msgspec's words for an unpaired surrogate, too
             text = "JSON that ends too early, or half of a surrogate pair"
         found = _FIELD.search(text)
         field = next(filter(None, found.groups()), None) if found else None
@@ -108,7 +104,6 @@ def decode_body(data: bytes, kind: type[_StructT]) -> _StructT:
 
 
 def _one_prompt(prompt: str | list[int | str | list[int]]) -> str | list[int]:
-    """Raises ApiError unless there is exactly one."""
     if isinstance(prompt, str):
         return prompt
     token_ids = [item for item in prompt if isinstance(item, int)]
@@ -151,7 +146,7 @@ def _generation(
 
 
 def _seed(seed: int | None, engine_seed: int, prompt: list[int]) -> int:
-    """Without a seed it is made of the engine's and the prompt, so equal requests agree."""
+    """A request without a seed gets one from engine and prompt, so equal requests agree."""
     return hash((engine_seed, *prompt)) & (2**63 - 1) if seed is None else seed
 
 
@@ -169,7 +164,7 @@ def _is_same(value: object, other: object) -> bool:
 
 
 def _num_tokens(prompt: str | list[int]) -> int:
-    """Counted before they are made: a token a byte, and a body has room for a million."""
+    """Known before encoding (a token is a byte): a body has room for a million tokens."""
     return len(prompt.encode()) if isinstance(prompt, str) else len(prompt)
 
 

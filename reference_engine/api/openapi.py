@@ -1,6 +1,6 @@
-"""`/openapi.json`: all routes, with the types of what they read and answer.
+"""`/openapi.json`: all routes, with the types of their bodies and answers.
 
-Every route must be described here, or the engine does not start.
+The engine does not start if a route is not described here.
 """
 
 from collections.abc import Iterable
@@ -65,17 +65,17 @@ _OPERATIONS: Final = {
         _GENERATE_ERRORS,
     ),
     "GET /v1/requests/{name}": Operation(
-        "How a request stands, or how it ended.", {_JSON: shapes.RequestShown}, errors=(404,)
+        "The state of a request.", {_JSON: shapes.RequestShown}, errors=(404,)
     ),
     "POST /v1/requests/{name}/cancel": Operation(
-        "Cancel all requests of that name.", {_JSON: shapes.CancelAnswer}, errors=(404,)
+        "Cancel all requests with that name.", {_JSON: shapes.CancelAnswer}, errors=(404,)
     ),
     "POST /v1/requests/{name}/ping": Operation(
-        "The client of these requests is still there.",
+        "Report that the client of these requests is still there.",
         {_JSON: shapes.PingAnswer},
         errors=(404,),
     ),
-    "GET /v1/models": Operation("The models served: one.", {_JSON: shapes.ModelList}),
+    "GET /v1/models": Operation("The one model served.", {_JSON: shapes.ModelList}),
     "GET /v1/models/{model}": Operation(
         "The model served.", {_JSON: shapes.ModelCard}, errors=(404,)
     ),
@@ -83,7 +83,7 @@ _OPERATIONS: Final = {
     "GET /metrics": Operation("Prometheus metrics.", {CONTENT_TYPE: None}),
     "GET /openapi.json": Operation("This document.", {_JSON: dict[str, Any]}),
     "GET /walkaway/lifecycle": Operation(
-        "Events in requests' lives, one a line.",
+        "Lifecycle events, one a line.",
         {_NDJSON: Lines(LifecycleEntry)},
         errors=(400,),
         is_paged=True,
@@ -103,7 +103,7 @@ _OPERATIONS: Final = {
 
 
 def openapi_document(routes: Iterable[Route], model: str) -> dict[str, Any]:
-    """For an engine that serves `model`. Raises KeyError for a route without a description."""
+    """Raises KeyError for a route without a description."""
     kinds: list[Any] = [ErrorBody]
     for operation in _OPERATIONS.values():
         kinds += [_kind(answer) for answer in (operation.body, *operation.answers.values())]
@@ -139,7 +139,7 @@ def _methods(route: Route) -> set[str]:
 
 
 def _narrow(properties: dict[str, Any], model: str) -> None:
-    """Say which model there is, and which values the fields take that are not implemented."""
+    """State the model's name, and the values allowed for fields that are not implemented."""
     properties["model"] = {"const": model}
     for name, values in NEUTRAL.items():
         properties[name] = {"enum": [*values, None], "default": None}
@@ -147,7 +147,7 @@ def _narrow(properties: dict[str, Any], model: str) -> None:
 
 def _written(operation: Operation, route: Route, refs: dict[Any, Any]) -> dict[str, Any]:
     content = {name: _content(answer, refs) for name, answer in operation.answers.items()}
-    answers: dict[str, Any] = {"200": {"description": "As asked."}}
+    answers: dict[str, Any] = {"200": {"description": "Success."}}
     if content:
         answers["200"]["content"] = content
     if operation.is_paged:

@@ -1,4 +1,4 @@
-"""What goes out: each answer is one of these types, and `/openapi.json` is made from them.
+"""The types of all answers, from which `/openapi.json` is made too.
 
 All `t_ns` and `_ns` stamps are of one monotonic clock.
 """
@@ -75,7 +75,7 @@ class ChatPiece(Schema):
 
 
 class ChatMessage(Schema):
-    """What the model said."""
+    """The model's message."""
 
     role: Literal["assistant"]
     content: str
@@ -136,7 +136,7 @@ class Cancelled(Schema):
 
 
 class RequestFacts(Schema):
-    """How a request stands."""
+    """The state of a request."""
 
     id: str
     request_id: str
@@ -157,7 +157,7 @@ class ChoiceLength(Schema):
 
 
 class RequestShown(RequestFacts):
-    """A request with its answers so far: lengths, and of an aborted request the texts."""
+    """A request with the lengths of its answers so far, and their texts if it was aborted."""
 
     object: str
     created: int
@@ -169,13 +169,13 @@ class RequestShown(RequestFacts):
 
 
 class RequestCancelled(RequestFacts):
-    """`cancelled`: by this very call."""
+    """`cancelled`: by this call, not by an earlier one."""
 
     cancelled: bool
 
 
 class CancelAnswer(Schema):
-    """All requests of a name."""
+    """All requests with that name."""
 
     id: str
     cancelled: bool
@@ -183,7 +183,7 @@ class CancelAnswer(Schema):
 
 
 class PingAnswer(Schema):
-    """Requests of a name, with the most seconds until their next ping."""
+    """Requests with that name, and the seconds within which each needs its next ping."""
 
     id: str
     keep_alive_s: dict[str, float | None]
@@ -201,7 +201,7 @@ class ModelList(Schema, tag_field="object", tag="list"):
 
 
 class ClockAnswer(Schema, tag_field="clock", tag="CLOCK_MONOTONIC"):
-    """The clock of all stamps. `boot_id` says whether it is the reader's own."""
+    """The clock of all stamps. Equal `boot_id`s mean that server and reader share it."""
 
     now_ns: int
     boot_id: str | None
@@ -222,7 +222,7 @@ class LifecycleEntry(Schema):
 
 
 class ErrorText(Schema):
-    """What went wrong. `param` is the field of the request that is to blame."""
+    """An error. `param` is the field of the request at fault."""
 
     message: str
     type: str
@@ -231,13 +231,13 @@ class ErrorText(Schema):
 
 
 class ErrorBody(Schema):
-    """The body of every answer with a status of 400 and above."""
+    """The body of every answer with a status of 400 or above."""
 
     error: ErrorText
 
 
 class ApiError(Exception):
-    """A request that cannot be served: becomes an ErrorBody with `status` and `headers`."""
+    """A request that cannot be served; the client gets an ErrorBody."""
 
     def __init__(
         self,
@@ -263,7 +263,6 @@ class ApiError(Exception):
         )
 
     def response(self, request_id: str | None = None) -> Response:
-        """The answer; a client's X-Request-Id is echoed."""
         echo = {} if request_id is None else {"x-request-id": request_id}
         return json_response(self.body, self.status, {**self.headers, **echo})
 

@@ -1,4 +1,4 @@
-"""What the engine has done since it started: plain sums, incremented by the scheduler only."""
+"""Totals of the engine's work since it started; only the scheduler changes them."""
 
 import msgspec
 
@@ -7,15 +7,16 @@ from reference_engine.core.request import Request, Status
 
 
 class Counters(msgspec.Struct, kw_only=True, array_like=True):
-    """Totals of tokens, blocks, requests.
+    """Totals of tokens, blocks and requests.
 
-    `generated_tokens`: all that were sampled, read or not; `recomputed_tokens`: computed again
-    after a preemption. `prefix_queried_tokens` were looked up in the prefix cache at an admission
-    and `prefix_hit_tokens` found; `resumed_*`: at a resumption. `reclaimed_*`: blocks of cancelled
-    requests by what became of them; `retained_hits`: retained blocks that a later request used.
-    `saved_tokens`: what aborted requests had left to generate. `prompt_tokens`: of prompts that
-    were computed, or found, to their end; `unread_prompt_tokens`: computed for requests that were
-    aborted before their first token. `slot_steps`: requests computed for, summed over steps.
+    `generated_tokens`: sampled, read or not. `recomputed_tokens`: computed again after a
+    preemption. `prefix_queried_tokens` were looked up in the prefix cache at an admission,
+    `prefix_hit_tokens` were found; `resumed_*`: at a resumption. `reclaimed_*`: blocks of cancelled
+    requests, by outcome. `retained_hits`: retained blocks that a later request used.
+    `saved_tokens`: the tokens that aborted requests had left to generate. `prompt_tokens`: of
+    prompts that were computed, or found, to their end. `unread_prompt_tokens`: computed for
+    requests that were aborted before their first token. `slot_steps`: requests in a step, summed
+    over steps.
     """
 
     steps: int = 0
@@ -37,7 +38,6 @@ class Counters(msgspec.Struct, kw_only=True, array_like=True):
     finished: dict[str, int] = {}
 
     def count_prefix(self, request: Request, num_hit: int) -> None:
-        """An admission or a resumption found `num_hit` tokens in the prefix cache."""
         if request.block_hashes is None:
             return  # there is no prefix cache
         if request.status is Status.WAITING:
@@ -48,7 +48,6 @@ class Counters(msgspec.Struct, kw_only=True, array_like=True):
             self.resumed_hit_tokens += num_hit
 
     def count_computed(self, request: Request, before: int) -> None:
-        """Prompt tokens and lost tokens of a request were computed, from `before` on."""
         now = request.num_computed_tokens
         again = max(0, min(now, request.num_lost_tokens) - before)
         request.num_recomputed_tokens += again
@@ -63,7 +62,6 @@ class Counters(msgspec.Struct, kw_only=True, array_like=True):
         self.finished[reason] = self.finished.get(reason, 0) + 1
 
     def count_abort(self, request: Request) -> None:
-        """What an aborted request did not generate, and what it computed in vain."""
         self.saved_tokens += request.max_tokens_in_all - request.num_tokens
         if not request.num_generated:
             self.unread_prompt_tokens += request.num_prefilled_tokens

@@ -15,11 +15,8 @@ from reference_engine.core.prefix import PrefixIndex
 
 
 class BlockPool:
-    """Hands out block numbers and takes them back.
-
-    `_blank` (a queue: the block that was given back first is reused first), `_cached` (least
-    recently used first) and `_references` are the only state beside the index; they change in the
-    methods below, on the scheduler's thread.
+    """`_blank` is a queue (the block given back first is reused first), `_cached` is ordered by
+    use, the least recently used first. All state changes on the scheduler's thread.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -31,7 +28,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be given out: blank ones and cached ones."""
+        """Blank and cached blocks."""
         return len(self._blank) + len(self._cached)
 
     @property
@@ -43,14 +40,14 @@ class BlockPool:
         return len(self._references)
 
     def cached_of(self, blocks: Iterable[int]) -> list[int]:
-        """Those of `blocks` without a holder: sharing them takes them out of the free ones."""
+        """The blocks without a holder: sharing them makes them unavailable to others."""
         return [block for block in blocks if block in self._cached]
 
     def is_shared(self, block: int) -> bool:
         return self._references.get(block, 0) > 1
 
     def try_take(self, count: int) -> list[int] | None:
-        """`count` blocks without content, or None (and nothing changes) if there are fewer.
+        """Blocks without content; None, and nothing changes, if there are fewer than `count`.
 
         Cached blocks lose their content only when no blank one is left.
         """
@@ -64,13 +61,12 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more reference to each of these held or cached blocks."""
         for block in blocks:
             self._cached.pop(block, None)
             self._references[block] = self._references.get(block, 0) + 1
 
     def give_back(self, blocks: Iterable[int]) -> list[int]:
-        """One reference less to each; the blocks that are free now.
+        """Drop one reference to each; returns the blocks that are free now.
 
         Raises KeyError for a block that is not held. The first given back is the first evicted.
         """
@@ -89,19 +85,17 @@ class BlockPool:
         return freed
 
     def blank(self, block: int) -> None:
-        """Drop a cached block's content, as if its room had been needed."""
         del self._cached[block]
         self.index.drop(block)
         self._blank.append(block)
 
     def check_sums(self, *, most_held: int) -> None:
-        """Raise AssertionError unless no block is missing and at most `most_held` are held."""
         total = self.num_free + self.num_held
         assert total == self.num_blocks, f"{total} blocks of {self.num_blocks}"
         assert self.num_held <= most_held, "blocks are held that no request needs"
 
     def check_integrity(self, holders: Sequence[Sequence[int]]) -> None:
-        """Raise AssertionError unless references equal `holders` (block tables) and all add up."""
+        """Raise AssertionError unless the references equal the block tables in `holders`."""
         held = Counter(block for table in holders for block in table)
         assert held == self._references, "references differ from the block tables"
         blank = set(self._blank)

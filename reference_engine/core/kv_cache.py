@@ -1,11 +1,11 @@
-"""Block tables: what a request finds in the cache, what it takes, and how it gives it back.
+"""Block tables: the blocks that a request finds in the cache, takes, and gives back.
 
     tokens   | cached prefix | computed | scheduled now | not yet |
     blocks   | b0 | b1       | b2 | b3  | b4 (new)      |
 
 A request's table covers its computed tokens and those scheduled in the coming step, rounded up to
 whole blocks. Blocks of the cached prefix are shared and only ever read: at least one token of a
-request is always left to compute, and it is written to a block of its own. Nothing is reserved
+request is always left to compute, and it is written to a block of its own. No block is reserved
 ahead.
 """
 
@@ -18,10 +18,10 @@ from reference_engine.core.request import Request
 
 
 class Reclaimed(NamedTuple):
-    """What became of the blocks of a cancelled request, shared ones apart.
+    """Blocks of a cancelled request by outcome, without the shared ones.
 
-    `freed` are blank at once, `retained` stay in the prefix cache, `forced` would have stayed but
-    for want of room.
+    `freed` are blank at once, `retained` stay in the prefix cache, `forced` are blank for want of
+    room.
     """
 
     freed: int = 0
@@ -30,8 +30,6 @@ class Reclaimed(NamedTuple):
 
 
 class KVCache:
-    """Grows and frees the block tables of requests out of one pool."""
-
     def __init__(self, config: EngineConfig) -> None:
         self.pool = BlockPool(config.num_blocks)
         self.block_size = config.block_size
@@ -40,7 +38,7 @@ class KVCache:
         self._force_above = config.force_reclaim_above * config.num_blocks
 
     def find_prefix(self, request: Request) -> list[int]:
-        """The blocks of the longest cached prefix, but for the request's last token."""
+        """The blocks of the longest cached prefix, which never has the request's last token."""
         if not self._has_prefix_cache:
             return []
         if request.block_hashes is None:
@@ -50,19 +48,19 @@ class KVCache:
         return self.pool.index.longest(request.block_hashes[:most])
 
     def blocks_to_admit(self, prefix: list[int], num_tokens: int) -> int:
-        """Free blocks that a table of `num_tokens` tokens costs whose first blocks are `prefix`."""
+        """Free blocks needed for a table of `num_tokens` tokens that begins with `prefix`."""
         num_new = -(-num_tokens // self.block_size) - len(prefix)
         return num_new + len(self.pool.cached_of(prefix))
 
     def num_missing(self, request: Request, num_tokens: int) -> int:
-        """Blocks that the request's table lacks for so many tokens; below 0 if it has more."""
+        """Negative if the request's table has more blocks than `num_tokens` need."""
         return -(-num_tokens // self.block_size) - len(request.block_table)
 
     def admit(self, request: Request, prefix: list[int], num_tokens: int) -> int:
-        """Give a request that holds nothing its cached prefix, and room for `num_tokens` more.
+        """Give a request without blocks its cached prefix, and room for `num_tokens` more.
 
-        There must be `blocks_to_admit`. Returns how many blocks of the prefix a cancelled request
-        had left behind.
+        There must be `blocks_to_admit` free blocks. Returns how many blocks of the prefix were
+        retained from a cancelled request.
         """
         assert not request.block_table
         request.num_computed_tokens = request.num_cached_tokens = len(prefix) * self.block_size
@@ -75,7 +73,7 @@ class KVCache:
         return len(hits)
 
     def try_grow(self, request: Request, num_tokens: int) -> bool:
-        """Make room for `num_tokens` more computed tokens; False, unchanged, if there is none."""
+        """Make room for `num_tokens` more computed tokens; False, and unchanged, without room."""
         missing = self.num_missing(request, request.num_computed_tokens + num_tokens)
         if missing > 0:
             blocks = self.pool.try_take(missing)
@@ -93,24 +91,23 @@ class KVCache:
             self.pool.index.add(request.block_table[at], request.block_hashes[at])
 
     def rebuild_cost(self, request: Request) -> int:
-        """Tokens to be computed again if the request lost its blocks and came back at once.
+        """Tokens to compute again if the request lost its blocks and came back at once.
 
-        What the prefix cache holds of its prompt costs nothing then. It may cost more by the time
-        the request does come back, since another request wants its blocks.
+        The part of its prompt that the prefix cache holds costs nothing. The real cost may be
+        higher: another request may take those blocks before this one comes back.
         """
         num_found = len(self.find_prefix(request))
         return max(0, request.num_computed_tokens - num_found * self.block_size)
 
     def free(self, request: Request) -> int:
-        """Give all blocks back, the last first, so that a prefix is evicted from its end.
+        """Give all blocks back; returns how many others can take now.
 
-        A request without blocks is not an error. Returns how many can be given to others now.
+        The last block goes first, so that a prefix is evicted from its end.
         """
         table, request.block_table = request.block_table, []
         return len(self.pool.give_back(reversed(table)))
 
     def reclaim(self, request: Request) -> Reclaimed:
-        """Give the blocks of a cancelled request back as the reclaim policy says."""
         table, pool = request.block_table, self.pool
         is_pressed = pool.num_held > self._force_above
         left_behind = self.left_behind(request)
@@ -127,7 +124,7 @@ class KVCache:
         return Reclaimed(freed=num_freed + len(known))
 
     def left_behind(self, request: Request) -> list[int]:
-        """Cached prompt blocks of a request that lost them by preemption and has not come back."""
+        """Cached prompt blocks of a preempted request that has not come back."""
         if request.block_table or not request.num_preemptions:
             return []
         return self.pool.cached_of(self.pool.index.longest(request.block_hashes or []))

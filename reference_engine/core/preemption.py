@@ -1,10 +1,11 @@
-"""Which request gives up its blocks when a running request finds none.
+"""The choice of a request that gives up its blocks when a running request finds none.
 
 The scheduler asks for victims among the running requests until the growing one fits, or is itself
 the victim. The default victim is the request that the scheduling policy ranks last: the youngest,
 or the least important. With `rebuild-cost` it is, among the least important, the one that is
-cheapest to bring back: the fewest computed tokens that the prefix cache could not return. The most
-expensive one is never chosen while there is another, so one request always gets to its end.
+cheapest to bring back: it has the fewest computed tokens that the prefix cache could not return.
+The most expensive one is never chosen while there is another, so one request always gets to its
+end.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,6 @@ ChooseVictim = Callable[[Sequence[Request]], Request]
 
 
 def victim_policy(config: EngineConfig, kv_cache: KVCache) -> ChooseVictim:
-    """The function that picks a victim from the running requests, in order of admission."""
     by_priority = config.scheduling_policy == "priority"
     if config.victim == "policy":
         return _least_important if by_priority else _youngest

@@ -30,7 +30,7 @@ LEGAL_TRANSITIONS: dict[Status, frozenset[Status]] = {
 
 
 class FinishReason(StrEnum):
-    """Why a request ended: the label values that vLLM uses."""
+    """The label values that vLLM uses."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -39,7 +39,7 @@ class FinishReason(StrEnum):
 
 
 class Phase(StrEnum):
-    """What a request was doing when it was cancelled. A preempted one waits."""
+    """The phase in which a request was cancelled. A preempted request waits."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -51,7 +51,7 @@ class IllegalTransitionError(RuntimeError):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How to choose tokens and when to stop. `temperature` 0 is greedy."""
+    """`temperature` 0 is greedy."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -133,7 +133,6 @@ class Request:
 
     @property
     def num_generated(self) -> int:
-        """All tokens sampled for this request, read or not."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
@@ -143,7 +142,6 @@ class Request:
 
     @property
     def phase(self) -> Phase:
-        """For people; the scheduler does not ask."""
         if self.status is not Status.RUNNING:
             return Phase.WAITING
         is_behind = self.num_generated == 0 or self.num_owed_tokens > 1
@@ -160,7 +158,7 @@ class Request:
         return min(len(self.block_table) * block_size, self.max_tokens_in_all - 2)
 
     def move_to(self, status: Status) -> None:
-        """Change the status, or raise IllegalTransitionError and leave it as it was."""
+        """Raises IllegalTransitionError and leaves the status as it was."""
         if status not in LEGAL_TRANSITIONS[self.status]:
             raise IllegalTransitionError(
                 f"request {self.request_id}: {self.status.value} -> {status.value}"

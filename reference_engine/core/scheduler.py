@@ -33,8 +33,6 @@ from reference_engine.core.step import StepPlan
 
 
 class Scheduler:
-    """Decides what each step computes, and keeps the requests' state in line with it."""
-
     def __init__(self, config: EngineConfig, eos_token_id: int) -> None:
         self._config = config
         self._max_chunk_tokens = config.max_chunk_tokens
@@ -58,11 +56,11 @@ class Scheduler:
 
     @property
     def num_slots_used(self) -> int:
-        """Batch slots that cannot take a request now."""
+        """Running requests, and slots that a fault has lost."""
         return self._config.max_num_seqs - self.num_slots + len(self.running)
 
     def add(self, request: Request) -> None:
-        """Queue a new request. Raises ValueError for an id that is in use."""
+        """Raises ValueError for an id that is in use."""
         if request.request_id in self.requests or request.request_id in self.unfreed:
             raise ValueError(f"request id {request.request_id} is in use")
         self._num_arrived += 1
@@ -73,7 +71,6 @@ class Scheduler:
         self.waiting.push(request)
 
     def schedule(self) -> StepPlan:
-        """Decide the next step: grow block tables, preempt and admit as needed."""
         plan = StepPlan(self.counters.steps + 1, budget=self._config.max_num_batched_tokens)
         self._schedule_running(plan)
         if not plan.preempted:
@@ -83,17 +80,17 @@ class Scheduler:
         return plan
 
     def update(self, plan: StepPlan, sampled: Mapping[str, int]) -> list[Request]:
-        """Take in what the step computed: `sampled` maps request ids to their new token.
+        """Record the step's result: `sampled` maps request ids to their new token.
 
-        Returns the requests that got a token. A request that ended by it (end of sequence, length)
-        has its `finish_reason` set; the caller passes it to `finish`.
+        Returns the requests that got a token. If the token ends its request (end of sequence,
+        length), `finish_reason` is set, and the caller passes it to `finish`.
         """
         grown, gone, eos_token_id = [], Status.FINISHED, self._eos_token_id
         for request, num_tokens in plan.scheduled.items():
             before = request.num_computed_tokens
             is_plain = before < request.plain_decode_until
             if not is_plain and request.status is gone:
-                continue  # it ended while the step was computed: its token is dropped
+                continue  # it ended during the step: its token is dropped
             request.num_computed_tokens = before + num_tokens
             if not is_plain and before < request.num_counted_tokens:
                 self.counters.count_computed(request, before)
@@ -128,7 +125,7 @@ class Scheduler:
         return request
 
     def free(self, request: Request) -> int:
-        """Give back the blocks of a request that has ended; how many can be given to others now."""
+        """Give back the blocks of an ended request; returns how many others can take now."""
         del self.unfreed[request.request_id]
         if request.finish_reason is not FinishReason.ABORT:
             return self.kv_cache.free(request)
@@ -156,7 +153,7 @@ class Scheduler:
         self.kv_cache.pool.check_integrity([*(r.block_table for r in holders), lost_blocks])
 
     def check_idle(self, lost_blocks: Sequence[int] = ()) -> None:
-        """Raise AssertionError unless an engine without requests holds nothing. Takes no time."""
+        """Raise AssertionError if an engine without requests holds anything; in constant time."""
         assert not self.requests
         assert not self.running
         assert not self.waiting
@@ -178,7 +175,6 @@ class Scheduler:
         plan.budget = budget
 
     def _schedule_one(self, request: Request, plan: StepPlan) -> None:
-        """Give a running request some of what it is owed, if there is room or can be made."""
         owed = request.num_owed_tokens
         num_tokens = owed if owed == 1 else min(owed, self._max_chunk_tokens, plan.budget)
         if not self._make_room(request, num_tokens, plan):
@@ -190,9 +186,9 @@ class Scheduler:
         request.plain_decode_until = request.plain_decode_limit(self.kv_cache.block_size)
 
     def _make_room(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
-        """Grow the request's table, preempting others until it fits; False if it is a victim."""
+        """Grow the request's table, preempting others as needed; False if it is preempted."""
         if request in plan.preempted:
-            return False  # by a request before it in this step
+            return False  # for the sake of a request before it in this step
         while not self.kv_cache.try_grow(request, num_tokens):
             victim = self._choose_victim(self.running)
             self._preempt(victim, plan)
@@ -201,7 +197,6 @@ class Scheduler:
         return True
 
     def _preempt(self, victim: Request, plan: StepPlan) -> None:
-        """Take the victim's blocks, also if it has been scheduled in this step already."""
         plan.take_out(victim)
         self.running.remove(victim)
         self.kv_cache.free(victim)
@@ -233,7 +228,7 @@ class Scheduler:
                 plan.partial.append(request)
 
     def _first_chunk(self, request: Request, num_prefix_blocks: int, plan: StepPlan) -> int:
-        """How much of a waiting request this step can compute; 0: it has to wait."""
+        """Tokens of a waiting request that this step can compute; 0: it has to wait."""
         owed = request.num_tokens - num_prefix_blocks * self.kv_cache.block_size
         num_tokens = min(owed, self._max_chunk_tokens, plan.budget)
         if num_tokens == owed:
@@ -243,10 +238,10 @@ class Scheduler:
         return num_tokens if len(plan.partial) < self._config.max_num_partial_prefills else 0
 
     def _fits(self, request: Request, prefix: list[int], num_tokens: int, plan: StepPlan) -> bool:
-        """Whether there are blocks to admit a request. The watermark is for the running ones.
+        """Whether there are blocks to admit a request and leave the watermark to running ones.
 
-        With `reserve_full_isl` the whole sequence must fit, beside what the prompts in progress
-        will still take.
+        With `reserve_full_isl` the whole sequence must fit, beside the blocks that the prompts in
+        progress still need.
         """
         cache, needed = self.kv_cache, 0
         covered = len(prefix) * cache.block_size + num_tokens
@@ -266,7 +261,7 @@ class Scheduler:
 
 
 class WaitingQueue(Protocol):
-    """Waiting requests in the order of their admission; no method walks through all of them.
+    """Waiting requests in the order of their admission. No method visits all of them.
 
     `head` and `pop` need a queue that is not empty.
     """
@@ -312,7 +307,7 @@ class FcfsQueue:
 
 
 class PriorityQueue:
-    """The most important first; of equals the first to arrive, so a preempted one goes first."""
+    """The most important first; equals in order of arrival, so a preempted one goes first."""
 
     def __init__(self) -> None:
         self._requests: list[Request] = []  # sorted by rank, the head last: popping moves nothing

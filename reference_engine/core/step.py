@@ -1,4 +1,4 @@
-"""What a step is to compute, and what was decided on the way to it."""
+"""A step's plan, and the decisions behind it."""
 
 from dataclasses import dataclass, field
 
@@ -9,8 +9,8 @@ from reference_engine.core.request import Request
 class StepPlan:
     """One step, decided but not yet computed.
 
-    `scheduled`: in batch order, how many of each request's owed tokens are computed; `partial`:
-    the requests that get less than they are owed. `budget` is what is left of the step's tokens.
+    `scheduled`: how many of each request's owed tokens are computed, in batch order. `partial`: the
+    requests that get fewer than they are owed. `budget`: the tokens left for this step.
     """
 
     step: int
@@ -27,11 +27,10 @@ class StepPlan:
 
     @property
     def sampling(self) -> list[Request]:
-        """The requests that get a new token, in batch order: all that they are owed is computed."""
+        """The requests that get a new token, in batch order: all their owed tokens are computed."""
         return [r for r, count in self.scheduled.items() if count == r.num_owed_tokens]
 
     def take_out(self, request: Request) -> None:
-        """Leave a request out; not an error if it was not in."""
         self.budget += self.scheduled.pop(request, 0)
         if request in self.partial:
             self.partial.remove(request)

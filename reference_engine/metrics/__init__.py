@@ -1,1 +1,1 @@
-"""What the frontend counts, and how `/metrics` shows it."""
+"""The frontend's counts, and the page `/metrics`."""

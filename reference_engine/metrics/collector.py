@@ -1,6 +1,6 @@
-"""What requests went through, as the frontend saw it: histograms and counts since it started.
+"""Histograms and counts of requests since the frontend started.
 
-Cancelled requests are in the histograms like all others: they show all that the server did.
+Cancelled requests are in the histograms like all others: they show all the server's work.
 """
 
 from bisect import bisect_left
@@ -35,7 +35,7 @@ NUM_ANSWERS: Final = (1, 2, 5, 10, 20)
 
 
 class Histogram:
-    """Counts of values by upper bound; `counts` has one more, for those above the last."""
+    """Counts of values by upper bound; the last of `counts` is for values above all bounds."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
@@ -97,7 +97,6 @@ class Collector:
         return counters.slot_steps / max(1, counters.steps * self.batch_slots)
 
     def reported(self, report: StepReport) -> None:
-        """Take the gauges and counters of a worker's report, and the size of its step."""
         self.counters = report.counters
         self.num_running, self.num_waiting = report.num_running, report.num_waiting
         self.free_blocks, self.cached_blocks = report.free_blocks, report.cached_blocks
@@ -116,7 +115,7 @@ class Collector:
         prefill_s: float | None,
         decode_s: float | None,
     ) -> None:
-        """One answer has ended. None: a stage that it did not reach.
+        """One answer has ended; None marks a stage that it did not reach.
 
         The mean time of a token is vLLM's: decode_s / (generated tokens - 1).
         """
@@ -136,9 +135,8 @@ class Collector:
     def cancelled(
         self, cancellation: Cancellation, *, phase: str, latency_s: float, unread_tokens: int
     ) -> None:
-        """An abort took effect: `latency_s` from the cancelling until its blocks were free.
-
-        `unread_tokens` were not sent, because the client had left.
+        """`latency_s`: from the cancellation until the blocks were free. `unread_tokens` were not
+        sent, because the client had left.
         """
         self.cancellations[cancellation.reason, phase, cancellation.method] += 1
         self.cancel_s.observe(latency_s)

@@ -1,11 +1,11 @@
-"""What `/metrics` shows: vLLM's names where it has them, `walkaway_engine_` for the rest.
+"""The page `/metrics`: vLLM's names where it has them, `walkaway_engine_` for the rest.
 
 Gauges and the worker's counters are as of its last report, which comes at the end of every step.
 Aborted requests are in all counts of tokens and in all histograms.
 
-All that does not change (heads, names, labels, bounds) is written once; a scrape fills in the
-numbers. prometheus_client takes ten times as long, on the event loop that has to notice clients
-leaving; its parser reads these pages in the tests.
+The constant parts (heads, names, labels, bounds) are written once; a scrape fills in the numbers.
+prometheus_client takes ten times as long, on the event loop that has to notice clients leaving; its
+parser reads these pages in the tests.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,13 +29,21 @@ _COUNTERS: Final = (
         "Tokens looked up in the prefix cache at a first admission.",
         "prefix_queried_tokens",
     ),
-    ("vllm:prefix_cache_hits", "Tokens found there.", "prefix_hit_tokens"),
+    (
+        "vllm:prefix_cache_hits",
+        "Tokens found in the prefix cache at a first admission.",
+        "prefix_hit_tokens",
+    ),
     (
         "walkaway_engine_resumed_prefix_queries",
         "Tokens looked up in the prefix cache for a preempted request.",
         "resumed_queried_tokens",
     ),
-    ("walkaway_engine_resumed_prefix_hits", "Tokens found there.", "resumed_hit_tokens"),
+    (
+        "walkaway_engine_resumed_prefix_hits",
+        "Tokens found in the prefix cache for a preempted request.",
+        "resumed_hit_tokens",
+    ),
     (
         "walkaway_engine_recomputed_tokens",
         "Tokens computed again after a preemption.",
@@ -43,7 +51,7 @@ _COUNTERS: Final = (
     ),
     (
         "walkaway_engine_saved_tokens",
-        "What aborted requests had left of their max_tokens.",
+        "Tokens that aborted requests had left of their max_tokens.",
         "saved_tokens",
     ),
     (
@@ -65,7 +73,7 @@ _GAUGES: Final = (
     ("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", "kv_usage"),
     # The name that older dashboards ask for.
     ("vllm:gpu_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", "kv_usage"),
-    ("walkaway_engine_free_blocks", "KV blocks that can be given out.", "free_blocks"),
+    ("walkaway_engine_free_blocks", "KV blocks that a request can take.", "free_blocks"),
     ("walkaway_engine_cached_blocks", "Free KV blocks that hold a prefix.", "cached_blocks"),
     ("walkaway_engine_total_blocks", "KV blocks in all.", "total_blocks"),
     ("walkaway_engine_batch_slots", "Most requests in a batch.", "batch_slots"),
@@ -102,7 +110,7 @@ _HISTOGRAMS: Final = (
     ("vllm:iteration_tokens_total", "Tokens computed in a step.", "step_tokens"),
     (
         "walkaway_engine_cancel_latency_seconds",
-        "From the cancelling of a request until its blocks were free.",
+        "From the cancellation of a request until its blocks were free.",
         "cancel_s",
     ),
 )
@@ -112,7 +120,7 @@ Counts = Mapping[tuple[str, ...], int]
 
 
 class Family(NamedTuple):
-    """One metric. `samples` gives, at every scrape, series (name and labels) with their values."""
+    """`samples` gives the present value of each series (name and labels)."""
 
     name: str
     kind: Literal["gauge", "counter", "histogram"]

@@ -1,1 +1,1 @@
-"""What a step computes: the transformer, or a simulation of the time that it would take."""
+"""The transformer, and a simulated runner that only takes its time."""

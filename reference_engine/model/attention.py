@@ -16,7 +16,7 @@ from reference_engine.model.batch import Batch
 class PagedCache:
     """Keys and values of one layer: [blocks, block_size * 2 * kv_heads * head_dim].
 
-    `buffer` is where reading puts its copy, made larger as needed.
+    Reading copies into `buffer`, which grows as needed.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class PagedCache:
     def read(self, blocks: Tensor, num_requests: int) -> tuple[Tensor, Tensor]:
         """Keys and values in the blocks [R * N]: [R, kv_heads, N * block_size, head_dim] each.
 
-        They are gone with the next reading, of any layer.
+        The next read, of any layer, overwrites them.
         """
         copied = self._buffer.resize_(len(blocks), self._blocks.shape[1])
         # index_select is several times as fast on a CPU as indexing by a tensor.
@@ -46,7 +46,7 @@ class PagedCache:
 
 
 def paged_attention(queries: Tensor, cache: PagedCache, batch: Batch) -> Tensor:
-    """Causal attention of queries [T, heads, head_dim] to their contexts; the same shape."""
+    """Causal attention of queries [T, heads, head_dim] to their contexts; returns that shape."""
     outputs = []
     for group in batch.groups:
         grouped = queries[group.rows].view(group.num_requests, -1, *queries.shape[1:])
@@ -62,7 +62,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tenso
     or -inf); returns [R, Q, heads, D]. Consecutive query heads share a kv head.
     """
     if queries.shape[1] == 1:
-        # The heads that share a kv head are taken for queries of one head: it is read only once.
+        # The heads that share a kv head pass as queries of one head, so it is read only once.
         shared = queries.view(len(queries), keys.shape[1], -1, queries.shape[3])
         attended = scaled_dot_product_attention(shared, keys, values, attn_mask=mask)
         return attended.reshape(queries.shape)

@@ -19,7 +19,7 @@ _HIDDEN = float("-inf")
 
 
 class Span(NamedTuple):
-    """Tokens `first` to `last - 1` of a request: all before them have been computed."""
+    """Tokens `first` to `last - 1` of a request; all earlier ones have been computed."""
 
     request: Request
     first: int
@@ -63,7 +63,7 @@ def spans_of(plan: StepPlan) -> list[Span]:
 
 
 def build_batch(spans: list[Span], block_size: int, device: torch.device) -> Batch:
-    """Lay out the spans' tokens. Block tables must already cover them."""
+    """Block tables must already cover the spans' tokens."""
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -78,7 +78,7 @@ def build_batch(spans: list[Span], block_size: int, device: torch.device) -> Bat
         if last == request.num_tokens:
             last_rows.append(len(token_ids) - 1)
             sampling_requests.append(request)
-    # One tensor for all three: it is copied to the device at once.
+    # One tensor for all three, so that there is one copy to the device.
     rows = torch.tensor([token_ids, positions, slots], device=device)
     return Batch(
         token_ids=rows[0],
@@ -106,7 +106,7 @@ def _group(ordered: list[Span], positions: Tensor, block_size: int) -> list[Grou
 
 
 def _context_blocks(spans: list[Span], block_size: int, device: torch.device) -> Tensor:
-    """The blocks that hold each span and what came before it: as few as possible."""
+    """The blocks that hold each span and the tokens before it, padded to one length."""
     needed = [-(-span.last // block_size) for span in spans]
     longest = max(needed)
     padded = [
@@ -121,7 +121,7 @@ def token_by_token(spans: list[Span]) -> Iterator[list[Span]]:
 
     Floating-point sums depend on their order, and a matrix product picks its order by its shape: a
     row comes out slightly different among 3 rows than among 4, or beside a longer context. Where
-    two logits nearly tie, another token is chosen, and from there on another answer is given.
+    two logits nearly tie, another token is chosen, and the rest of the answer differs.
 
     With one row and a context padded to whole blocks, all shapes are a function of the token's
     position. Batch-mates, chunk sizes, recomputation after a preemption, and blocks that another

@@ -13,7 +13,7 @@ from reference_engine.model.shapes import ModelShape
 
 
 class Projection(nn.Module):
-    """x W, of x [T, in]. The weight lies input by input, so that a few rows stream through it."""
+    """x W, for x [T, in]. The weight lies input by input, so that a few rows stream through it."""
 
     def __init__(self, num_in: int, num_out: int) -> None:
         super().__init__()

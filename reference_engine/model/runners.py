@@ -1,4 +1,4 @@
-"""What executes a step plan: the runner's protocol, and a runner without a model."""
+"""The protocol of runners, which execute step plans, and a runner without a model."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
@@ -17,13 +17,13 @@ class RunnerInfo(NamedTuple):
 
 
 class Runner(Protocol):
-    """Computes steps; called by one thread, one plan at a time."""
+    """One thread calls it, with one plan at a time."""
 
     @property
     def info(self) -> RunnerInfo: ...
 
     def execute(self, plan: StepPlan) -> Mapping[str, int]:
-        """Compute what is scheduled; a new token for each request that samples in this step."""
+        """Returns a new token for each request that samples in this step."""
         ...
 
 
@@ -31,14 +31,13 @@ VOCAB_SIZE = 2048
 
 
 def step_seconds(cost: StepCost, scheduled: Mapping[Request, int]) -> float:
-    """How long a step takes under the cost model (its formula is StepCost's)."""
     total = sum(scheduled.values())
     decoding = sum(1 for request in scheduled if request.num_owed_tokens == 1)
     return cost.fixed_s + cost.prefill_token_s * (total - decoding) + cost.decode_token_s * decoding
 
 
 class SimulatedRunner:
-    """Takes the time of its cost model, through `sleep`, and makes up the tokens; needs no torch.
+    """Sleeps for the time of its cost model and makes up the tokens; needs no torch.
 
     With the default cost every step takes 20 ms, so latencies can be judged in steps on a machine
     of any speed.
@@ -55,5 +54,4 @@ class SimulatedRunner:
 
 
 def _made_up_token(request: Request) -> int:
-    """A word, by seed and position; never the end of sequence."""
     return FIRST_WORD + mix(request.sampling.seed, request.num_tokens) % (VOCAB_SIZE - FIRST_WORD)

@@ -1,8 +1,8 @@
-"""From logits to tokens: greedy where the temperature is 0, else drawn from the softmax.
+"""From logits to tokens: greedy if the temperature is 0, else drawn from the softmax.
 
 Drawing inverts the cumulative distribution at a number that is computed from the request's seed
 and the token's position, not taken from a stream. So an answer does not depend on the rest of the
-batch, and is the same after a preemption.
+batch, and a preemption does not change it.
 """
 
 from typing import TYPE_CHECKING, Final

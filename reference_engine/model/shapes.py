@@ -1,4 +1,4 @@
-"""The models that can be named: their shapes. All are Llama architectures with random weights."""
+"""Shapes of the models that can be named: Llama architectures with random weights."""
 
 import msgspec
 

@@ -3,7 +3,7 @@
     0 <pad>   1 <s>   2 </s>   |   3..258 the 256 bytes   |   259.. words made of syllables
 
 A prompt becomes its UTF-8 bytes, one token each, so its length is known without the tokenizer. The
-model samples words and </s> only: one token is one word of text, never half a character.
+model samples words and </s> only: a token is one word of text, never half a character.
 """
 
 from itertools import product
@@ -16,8 +16,6 @@ _SYLLABLES: Final = [a + b for a, b in product("bdfgklmnprstvz", "aeiou")]
 
 
 class Tokenizer:
-    """Text to token ids and back, for a vocabulary of `vocab_size`."""
-
     def __init__(self, vocab_size: int) -> None:
         capacity = FIRST_WORD + len(_SYLLABLES) ** 2
         if not FIRST_WORD < vocab_size <= capacity:
@@ -32,5 +30,5 @@ class Tokenizer:
         return [_FIRST_BYTE + byte for byte in text.encode("utf-8", errors="replace")]
 
     def text_of(self, token_id: int) -> str:
-        """The text that a sampled token adds: a word, or nothing for a special token."""
+        """A word; empty for a special token."""
         return self._words[token_id - FIRST_WORD] if token_id >= FIRST_WORD else ""

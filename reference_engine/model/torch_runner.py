@@ -1,4 +1,4 @@
-"""The runner that computes: a torch model, its paged cache, and one forward pass a step."""
+"""The runner with a model: torch, a paged cache, and one forward pass for each step."""
 
 import os
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ class TorchRunner:
     """Owns the weights and the cache: [num_blocks * block_size] slots a layer, float32."""
 
     def __init__(self, config: EngineConfig) -> None:
-        # One core is left to the frontend, or it would learn late that a client is gone.
+        # One core is left to the frontend, so that it notices at once that a client is gone.
         torch.set_num_threads(max(1, _usable_cores() - 1))
         shape = MODEL_SHAPES[config.model]
         self._device = _choose_device(config.device)
@@ -62,7 +62,7 @@ class TorchRunner:
 
 
 def _usable_cores() -> int:
-    """The cores that this process may run on (macOS does not tell: all of them)."""
+    """All cores on macOS, which does not say which of them this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,12 +1,12 @@
-"""API keys, and how much each key may ask for.
+"""API keys, and rate limits for each key.
 
 The key check wraps the whole application, so it covers every route; it reads the request's head
 only, so it cannot hide a disconnect.
 
-A rate limit is two token buckets a key, of requests and of tokens. A bucket holds a minute's worth
-and fills evenly. A request needs one of each to be admitted. Tokens are taken as they are
-generated, when it is too late to refuse them: that bucket may go below zero, and then takes longer
-to recover.
+A key has two token buckets, one for requests and one for tokens. A bucket holds a minute's worth
+and fills evenly. A request is admitted if each bucket has at least one left. Tokens are taken as
+they are generated, when it is too late to refuse them: that bucket may go below zero, and then
+takes longer to recover.
 """
 
 import hmac
@@ -25,11 +25,11 @@ MAX_KEY_CHARS: Final = 512
 
 
 def read_api_keys(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """The comma-separated keys in the variable `name`. Raises EngineConfigError; shows no key."""
+    """The comma-separated keys in the variable `name`. An EngineConfigError shows no key."""
     keys = tuple(key.strip() for key in environment.get(name, "").split(",") if key.strip())
     if not keys:
         raise EngineConfigError(
-            f"--api-key-env {name}: the environment variable {name} has no key in it"
+            f"--api-key-env {name}: the environment variable {name} holds no key"
         )
     for key in keys:
         if not (key.isascii() and key.isprintable() and " " not in key):
@@ -40,9 +40,9 @@ def read_api_keys(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
 
 
 class KeyCheck:
-    """The application behind its keys; without any key it is open.
+    """Checks a request's key before the application sees it; without any key it is open.
 
-    `scope["state"]["owner"]` is the key that a request came with, or None.
+    `scope["state"]["owner"]` is the request's key, or None.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -69,7 +69,7 @@ class KeyCheck:
 
 
 def find_key(authorization: str | None, keys: Sequence[str]) -> str | None:
-    """The key that the header names. A wrong key takes as long as a right one."""
+    """In constant time: a wrong key takes as long as a right one."""
     scheme, _, given = (authorization or "").partition(" ")
     if scheme.lower() != "bearer":
         return None
@@ -113,7 +113,7 @@ class _Account:
 
 
 class RateLimiter:
-    """Pure: time is an argument, a monotonic stamp. An owner is an API key, or None without keys.
+    """Time is an argument, a monotonic stamp. An owner is an API key, or None without keys.
 
     `_accounts` holds at most MAX_OWNERS, and forgets the least recently used first.
     """
@@ -126,7 +126,7 @@ class RateLimiter:
         return len(self._accounts)
 
     def admit(self, owner: str | None, now_ns: int) -> float | None:
-        """Count one request; or count nothing, and return the seconds to wait."""
+        """Count one request; if there is no room for it, return the seconds to wait instead."""
         account = self._account(owner, now_ns)
         wait_s = max(
             account.requests.seconds_until_one(now_ns), account.tokens.seconds_until_one(now_ns)
@@ -137,9 +137,9 @@ class RateLimiter:
         return None
 
     def spend(self, owner: str | None, tokens: int, now_ns: int) -> bool:
-        """Count generated tokens; whether the owner's requests are to be cancelled for them."""
+        """Count generated tokens; True if the owner's requests must be cancelled for them."""
         if self._limits.tokens_per_minute is None:
-            return False  # the common case, for every token
+            return False  # the common case, checked for every token
         account = self._account(owner, now_ns)
         account.tokens.take(tokens, now_ns)
         return self._limits.kills and account.tokens.level(now_ns) < 0.0

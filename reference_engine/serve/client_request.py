@@ -1,8 +1,8 @@
 """A client's request from acceptance to end: n answers, each a request of the engine.
 
 An answer grows here whether its client reads or not: its text so far is the partial result of a
-cancelled request. Outputs on their way to the client wait in an `Outbox`, which a slow reader
-cannot make long.
+cancelled request. Outputs wait for the client in an `Outbox`, whose length is bounded even if the
+client reads slowly.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ _PHASES: Final = tuple(Phase)
 class Outbox:
     """Outputs on their way to a client, each with the index of its answer.
 
-    It holds at most MAX_QUEUED outputs and one for each answer: a further one is joined to the
-    latest of its answer. So a slow client's outbox is no longer than its answers.
+    It holds at most MAX_QUEUED outputs and one for each answer. A further output is joined to the
+    latest of its answer.
     """
 
     def __init__(self) -> None:
@@ -80,10 +80,10 @@ class Outbox:
 
 
 class Choice:
-    """One answer: a request of the engine. Only `WorkerLink` changes it, but for `num_sent`.
+    """One answer: a request of the engine. Only `WorkerLink` changes it, except for `num_sent`.
 
-    `num_sent`: tokens that were sent to the client of a stream; `num_unread`: those that a client
-    that has left will never get. Stamps are the worker's, but for `last_output_ns`.
+    `num_sent`: tokens sent to the client of a stream. `num_unread`: tokens that a client which has
+    left will never get. All stamps are the worker's, except `last_output_ns`.
     """
 
     def __init__(self, request_id: str, index: int) -> None:
@@ -128,7 +128,7 @@ class Choice:
             self.phase = output.ending.phase
 
     def join_text(self) -> None:
-        """Keep its text as one string, which takes a twelfth of one string a token."""
+        """Keep the text as one string: a twelfth of the memory of one string per token."""
         self._texts = [self.text]
 
     def forget_text(self) -> None:
@@ -136,12 +136,10 @@ class Choice:
 
 
 class ClientRequest:
-    """Its names, its answers, and the token that cancels it.
-
-    `owner` is its API key; never shown. `has_left`: its client is gone. `has_failed`: the worker
-    was lost, and the request with it. `num_at_cancel`: tokens that were known here when it was
-    cancelled. `created` is wall time in seconds, as OpenAI has it. `include_usage`: at the end of
-    a stream; `continuous_usage`: in each of its events.
+    """`owner` is its API key; never shown. `has_left`: its client is gone. `has_failed`: the worker
+    was lost, and the request with it. `num_at_cancel`: tokens known here when it was cancelled.
+    `created` is wall time in seconds, as in OpenAI's dialect. `include_usage`: at the end of a
+    stream; `continuous_usage`: in each of its events.
     """
 
     def __init__(
@@ -194,7 +192,7 @@ class ClientRequest:
 
     @property
     def phase(self) -> Phase:
-        """The furthest phase of the answers that go on, else of the aborted ones, else of all."""
+        """The furthest phase of the open answers; if all have ended, of the aborted ones."""
         going_on = [choice for choice in self.choices if choice.ending is None]
         aborted = [choice for choice in self.choices if choice.is_aborted]
         counted = going_on or aborted or self.choices
@@ -209,7 +207,7 @@ class ClientRequest:
         return "waiting" if self.phase is Phase.WAITING else "running"
 
     def additions(self, generation: Generation) -> list[AddRequest]:
-        """For the worker. Each answer but the first samples with a seed of its own."""
+        """Each answer but the first samples with a seed of its own."""
         sampling, parent = generation.sampling, self.request_id if generation.n > 1 else None
         return [
             AddRequest(
@@ -225,7 +223,7 @@ class ClientRequest:
         ]
 
     def cancel(self, cancellation: Cancellation) -> bool:
-        """Whether it was the first; notes how far the request had come."""
+        """False if it was cancelled before."""
         if not self.token.cancel(cancellation):
             return False
         self.num_at_cancel = self.num_generated
@@ -250,9 +248,9 @@ class _Entry(NamedTuple):
 
 
 class Archive:
-    """Ended requests that stay known: the last few, for a while.
+    """The latest ended requests, which stay known for a while.
 
-    The text of an aborted request is kept, that of a finished one is not: its client had it.
+    The text of an aborted request is kept. That of a finished one is not, since its client had it.
     Measured with answers of 4,000 words of 5 bytes: an aborted request takes 24 KB with one answer
     and 340 KB with 16, a finished one 3.5 KB and 17 KB. An expired request is never returned, and
     is dropped at the next call. Time is an argument, a monotonic stamp.
@@ -285,7 +283,7 @@ class Archive:
         return None if entry is None else entry.request
 
     def latest_of(self, client_id: str, owner: str | None, now_ns: int) -> ClientRequest | None:
-        """The one that ended last, of an owner's requests with that id of the client's own."""
+        """The owner's request with that X-Request-Id that ended last."""
         self._forget(now_ns)
         request_id = self._latest_of_client.get((client_id, owner))
         return None if request_id is None else self._entries[request_id].request

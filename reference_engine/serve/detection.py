@@ -31,9 +31,9 @@ from reference_engine.serve.timeouts import Patience, RanOutError
 
 EXTENSION: Final = "walkaway.connection"
 HEARTBEAT: Final = b": heartbeat\n\n"
-# Linux reports unacknowledged packets with the last hint it had why.
+# Linux reports unacknowledged packets with the last error that it saw.
 _UNACKNOWLEDGED: Final = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
-_NOBODY_THERE: Final = 499  # nginx's status for it; never read
+_CLIENT_GONE: Final = 499  # nginx's status for this; no client reads it
 
 
 class AbortableTransport(Protocol):
@@ -41,16 +41,16 @@ class AbortableTransport(Protocol):
 
 
 def method_of(error: Exception | None) -> DetectionMethod:
-    """How the client left, by the error that ended its connection."""
     if isinstance(error, OSError) and error.errno in _UNACKNOWLEDGED:
         return DetectionMethod.HEARTBEAT
     return DetectionMethod.CONNECTION
 
 
 class ClientConnection:
-    """The connection of one request. Reports its end once.
+    """The connection of one request, which reports its end once.
 
-    `num_taken`: bytes that the other end has acknowledged.
+    `num_taken`: bytes that the other end has acknowledged. The HTTP protocol calls `lost` when the
+    client is gone, and `closed` when the connection is closed.
     """
 
     def __init__(
@@ -79,31 +79,28 @@ class ClientConnection:
         self._on_lost = None
 
     def lost(self, method: DetectionMethod) -> None:
-        """From the HTTP protocol: the client is gone. Later calls do nothing."""
         if self._lost is None:
             self._lost = method
             if self._on_lost is not None:
                 self._on_lost(method)
 
     def closed(self) -> None:
-        """From the HTTP protocol: the connection is closed."""
         self._closed.set()
 
     def takes_more(self) -> bool:
-        """Whether the other end has taken anything since the last call."""
+        """Whether the other end has acknowledged anything since the last call."""
         before, self._last_taken = self._last_taken, self._num_taken()
         return self._last_taken > before
 
     async def abort(self) -> None:
-        """Close it, dropping what it holds, and wait until it is closed."""
         self._transport.abort()
         await self._closed.wait()
 
 
 class Client:
-    """The client of one request: sends to it and watches it. `on_left` is called once.
+    """Sends to the client of one request and watches it; calls `on_left` once.
 
-    Made by the task that sends.
+    The task that sends must make it.
     """
 
     def __init__(
@@ -131,7 +128,7 @@ class Client:
         return self._has_left
 
     async def listen(self) -> None:
-        """Watch until the client has left; to be cancelled when the answer is complete."""
+        """Watch until the client has left. The caller cancels it when the answer is complete."""
         if self._connection is not None:
             self._connection.watch(self._left)
         try:
@@ -158,16 +155,16 @@ class Client:
         await self._try(beat, DetectionMethod.HEARTBEAT)
 
     async def dismiss(self) -> None:
-        """Drop what is still held for a client that has left.
+        """Drop all bytes still held for a client that has left.
 
-        An answer that was never begun gets a beginning, or a middleware takes its absence for a
+        A response that was never begun gets a beginning; without one a middleware would report a
         bug.
         """
         self._has_left = True
         if self._connection is not None:
             await self._connection.abort()
         if not self._has_started:
-            head = {"type": "http.response.start", "status": _NOBODY_THERE, "headers": []}
+            head = {"type": "http.response.start", "status": _CLIENT_GONE, "headers": []}
             with contextlib.suppress(OSError):
                 async with asyncio.timeout(self._stall_timeout_s):
                     await self._send(head)

@@ -1,4 +1,4 @@
-"""A frontend that is wrong on purpose about clients that have left, in the ways `Faults` names."""
+"""A frontend with the faults that `Faults` names, which concern clients that have left."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from reference_engine.serve.link import WorkerLink
 
 
 class FaultyLink(WorkerLink):
-    """Correct as long as `faults` are the defaults. `faults` are those of both processes."""
+    """Correct while `faults` are the defaults. They hold for the worker too."""
 
     faults = Faults()
 

@@ -1,9 +1,9 @@
 """One request from acceptance to its last byte, and the JSON that its client gets.
 
 While a response is sent, a task of its own watches the client (see `detection`). When the
-client is gone, its outbox is dropped and the loop over its outputs ends, wherever the request
-stood. The link decides what becomes of the request. A request that is cancelled otherwise goes on
-until the worker has reported how it ended, and its client gets that as the end of its answer.
+client is gone, its outbox is dropped and the loop over its outputs ends, whatever the state of the
+request. The link decides whether to cancel it. A request that is cancelled for another reason goes
+on until the worker has reported its end, which its client gets as the end of its answer.
 """
 
 import asyncio
@@ -44,8 +44,6 @@ _encode = msgspec.json.Encoder().encode
 
 
 class AnswerWriter:
-    """Turns one request's state into the JSON of its answer, whole or event by event."""
-
     def __init__(self, request: ClientRequest) -> None:
         self._request = request
         self._head: dict[str, Any] = {
@@ -55,7 +53,7 @@ class AnswerWriter:
         }
 
     def opening(self) -> bytes:
-        """The events before the first token: chat announces its role."""
+        """The events before the first token: a chat begins with its role."""
         if not self._request.chat:
             return b""
         delta = ChatDelta(role="assistant", content="")
@@ -66,13 +64,12 @@ class AnswerWriter:
         return b"".join(self._event([piece], self._usage_so_far(0)) for piece in pieces)
 
     def token(self, index: int, output: Output) -> bytes:
-        """The event of one output: text, or the finish reason with none."""
         others = sum(c.num_sent for c in self._request.choices if c.index != index)
         usage = self._usage_so_far(others + output.num_generated)
         return self._event([self._piece(index, output)], usage)
 
     def closing(self, aborted: list[tuple[int, Output]]) -> bytes:
-        """What follows the last token: the ends of aborted answers, usage, and the end mark."""
+        """The events after the last token: the ends of aborted answers, usage, and the end mark."""
         if aborted:
             pieces = [self._piece(index, output) for index, output in aborted]
             return self._event(pieces, **self._end()) + _DONE
@@ -81,7 +78,7 @@ class AnswerWriter:
         return _DONE
 
     def whole(self, texts: list[str]) -> Completion | ChatCompletion:
-        """The body of an answer that was not streamed, or that was aborted. A text a choice."""
+        """The body of an answer that is not streamed; one text for each choice."""
         choices: list[Any] = [
             self._choice(choice, text)
             for choice, text in zip(self._request.choices, texts, strict=True)
@@ -121,7 +118,7 @@ class AnswerWriter:
 
 
 def usage_of(request: ClientRequest) -> Usage:
-    """The prompt once, all answers' tokens; cached tokens are those of the first answer.
+    """Prompt tokens count once, and cached tokens are those of the first answer.
 
     The other answers find the prompt in the cache because the first one computed it.
     """
@@ -240,6 +237,5 @@ class GenerationResponse:
         await client.send_last(body)
 
     def _request_id_header(self) -> tuple[bytes, bytes]:
-        """The client's own id, or else the engine's."""
         name = self._request.client_request_id or self._request.request_id
         return b"x-request-id", name.encode("latin-1")

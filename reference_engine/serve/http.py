@@ -1,12 +1,12 @@
 """uvicorn's HTTP/1.1 protocol, which reports a client's leaving at once, and its listening socket.
 
-There is no pipelining. While an earlier answer is generated, uvicorn stops reading a connection on
+Pipelining is refused. While an earlier answer is generated, uvicorn stops reading a connection on
 which the next request has already arrived, and does not notice that it closes: its client could
-leave unseen. No client of this dialect pipelines; one that does is cut off.
+leave unseen. No client of this dialect pipelines; one that does loses its connection.
 
-A client that closes its side is gone, even if it could still read: both look the same from here.
-What was still to be sent to it is dropped, since sending may take for ever. A request that does not
-arrive whole is not waited for either: its head has a limit, reading it has a time.
+A client that closes its side is gone, even if it could still read: the two look alike from here.
+The bytes still to be sent to it are dropped, since sending may take for ever. The wait for a whole
+request is bounded too: its head in bytes, its reading in time.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from reference_engine.cancellation import DetectionMethod
 from reference_engine.config import FrontendSettings
 from reference_engine.serve.detection import EXTENSION, ClientConnection, method_of
 
-MAX_HEAD_BYTES: Final = 65_536  # of a head that comes in several pieces
+MAX_HEAD_BYTES: Final = 65_536  # if the head comes in several pieces
 _LINGER_S: Final = 1.0
 _PROBES: Final = 4  # keep-alive probes within the time for an acknowledgement
 # In linux/tcp.h, struct tcp_info.
@@ -37,8 +37,8 @@ _WINDOW_AT: Final = 228  # tcpi_snd_wnd: bytes, 32 bits; Linux 5.4
 class WatchedProtocol(HttpToolsProtocol):
     """One request at a time on a connection, with a ClientConnection in its scope.
 
-    `_num_unparsed`: bytes that the parser keeps, since nothing of the request is complete.
-    `_reading`: runs while a request is read, until its last byte.
+    `_num_unparsed`: bytes that the parser keeps because no part of the request is complete yet.
+    `_reading`: a timer that runs until a request's last byte has come.
     """
 
     settings: FrontendSettings
@@ -110,7 +110,7 @@ class WatchedProtocol(HttpToolsProtocol):
             self._client.closed()
 
     def send_400_response(self, msg: str) -> None:
-        self.refuse(400, f"{msg} This is a server of HTTP/1.1.")
+        self.refuse(400, f"{msg} This server speaks HTTP/1.1.")
 
     def refuse_if_unread(self, status: int, message: str) -> None:
         if self._reading is not None and (self._is_in_body or self._num_unparsed):
@@ -119,7 +119,7 @@ class WatchedProtocol(HttpToolsProtocol):
     def refuse(self, status: int, message: str) -> None:
         """Answer the request that is being read with an error, and close.
 
-        Its client may still be sending. Closing on unread data would reset the connection and lose
+        The client may still be sending. Closing on unread data would reset the connection and lose
         the answer, so the rest is read and dropped for a moment.
         """
         if self.transport.is_closing() or self._is_refused:
@@ -153,9 +153,9 @@ class WatchedProtocol(HttpToolsProtocol):
 
     def _read_for_too_long(self) -> None:
         timeout_s = self.settings.request_timeout_s
-        self.refuse_if_unread(408, f"the request did not come whole in {timeout_s:g} s")
+        self.refuse_if_unread(408, f"the request did not arrive completely within {timeout_s:g} s")
         if not self._is_refused:
-            self.transport.close()  # nothing of it has come
+            self.transport.close()  # not one byte has arrived
 
 
 def _whole_answer(response: Response) -> bytes:
@@ -172,14 +172,14 @@ def protocol_for(settings: FrontendSettings) -> type[WatchedProtocol]:
 
 
 def bound_silence(connection: socket.socket, settings: FrontendSettings) -> None:
-    """Let the kernel end connections whose other end has vanished, and hold little for them.
+    """Let the kernel end connections whose other end has vanished, and limit its send buffer.
 
     `connection` may be a listening socket: accepted sockets inherit its options on Linux.
 
-    With bytes in flight it ends after `ack_timeout_s` without acknowledgement, or after
+    With bytes in flight a connection ends after `ack_timeout_s` without acknowledgement, or after
     `stall_timeout_s` if that is longer, since the kernel cannot tell a client that has vanished
-    from one that does not read. Without, it probes after `heartbeat_s`, and ends `ack_timeout_s`
-    later.
+    from one that does not read. Without bytes in flight, the kernel probes after `heartbeat_s` and
+    ends the connection `ack_timeout_s` later.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.send_buffer_bytes)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -197,7 +197,7 @@ def bound_silence(connection: socket.socket, settings: FrontendSettings) -> None
 
 
 def num_acknowledged(connection: socket.socket) -> int:
-    """Bytes that the other end has acknowledged; 0 where the system does not tell."""
+    """Bytes that the other end has acknowledged; 0 if the system does not report them."""
     return _tcp_info(connection, _ACKNOWLEDGED_AT, "=Q") or 0
 
 
@@ -207,7 +207,7 @@ def is_full(connection: socket.socket) -> bool:
 
 
 def _tcp_info(connection: socket.socket, at: int, kind: str) -> int | None:
-    """One field of TCP_INFO; None where the system has none."""
+    """One field of TCP_INFO; None if the system has none."""
     if sys.platform != "linux":
         return None
     try:
@@ -228,7 +228,7 @@ class ListenError(RuntimeError):
 
 
 def listen(host: str, port: int, settings: FrontendSettings) -> socket.socket:
-    """A listening socket, IPv4 or IPv6 as the host wants. Raises ListenError."""
+    """IPv4 or IPv6, as the host needs. Raises ListenError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)

@@ -1,11 +1,11 @@
-"""The lifecycle log and the step log: bounded, numbered, honest about what fell out.
+"""The lifecycle log and the step log: bounded and numbered, with a count of dropped entries.
 
-Frontend and worker stamp events with the same monotonic clock; the journal numbers them in the
-order in which the frontend learns of them. A reader asks for the entries after a number, and is
-told how many of them are gone.
+Frontend and worker stamp events with one monotonic clock; the journal numbers them in the order in
+which the frontend learns of them. A reader asks for the entries after a number, and learns how many
+of them have been dropped.
 
-An entry is written once, as the line of JSON that its readers get. So a log is bounded in bytes, a
-page costs no more than joining its lines, and the garbage collector has nothing to walk through.
+An entry is written once, as the line of JSON that readers get. So a log is bounded in bytes, a page
+costs no more than joining its lines, and the garbage collector has no objects to visit.
 
 Measured: a full log of LOG_BYTES takes 258 MiB of resident memory. That is a million events,
 394,000 steps of 16 requests or 34,000 of 256. A full page takes 0.2 to 0.4 ms, an entry 1 to 10 us.
@@ -25,7 +25,7 @@ class Page(NamedTuple):
     """Lines after a number; `next_after` is the number for the next page.
 
     `first` and `last` are the numbers of the oldest and newest entry in the log; `dropped` counts
-    the entries that were asked for and are gone.
+    the requested entries that are gone.
     """
 
     lines: list[bytes]
@@ -38,8 +38,8 @@ class Page(NamedTuple):
 class Log:
     """The latest entries, numbered from 1; entry n is the n-th that was appended.
 
-    `capacity_bytes` bounds the memory of them all. Line i is entry number `_num_gone` + i + 1;
-    the first `_num_blank` lines have fallen out, and are deleted when they are half of all.
+    `capacity_bytes` bounds their memory. Line i is entry number `_num_gone` + i + 1; the first
+    `_num_blank` lines are blank, and are deleted when they are half of all.
     """
 
     def __init__(self, capacity_bytes: int = LOG_BYTES) -> None:
@@ -62,9 +62,9 @@ class Log:
             self._drop_oldest()
 
     def after(self, number: int, limit: int) -> Page:
-        """At most `limit` entries from number + 1 on, or from the first that is still here.
+        """At most `limit` entries from number + 1 on, or from the oldest that is left.
 
-        At most PAGE_BYTES of them, but one in any case.
+        A page has at most PAGE_BYTES, or one entry.
         """
         first, last = self._num_gone + self._num_blank + 1, self.next_number - 1
         start = max(number + 1, first)

@@ -1,8 +1,8 @@
-"""The requests that the worker has: submit them, cancel them, and take in what each step brought.
+"""The requests that the worker has: submit them, cancel them, and record the results of each step.
 
-Every cancellation goes through `cancel`: the first reason wins, and the worker is told once. A
-cancelled request stays known until the worker has reported how it ended; only then are its text,
-its tokens and its phase final.
+Every cancellation goes through `cancel`: the first reason wins, and the worker gets one abort. A
+cancelled request stays known until the worker has reported its end; only then are its text, its
+tokens and its phase final.
 """
 
 from collections.abc import Callable
@@ -27,8 +27,8 @@ from reference_engine.serve.timeouts import RequestTimers
 class WorkerLink:
     """All its state changes on the event loop.
 
-    `live` holds the requests that have not ended, `archive` the ended ones, `_choices` each answer
-    by the engine's name for it until its blocks are free, which may be after its end.
+    `live` holds the requests that have not ended, `archive` the ended ones. `_choices` holds each
+    answer, by the engine's name for it, until its blocks are free, which may be after its end.
     `is_draining`: live requests go on, new ones are refused.
     """
 
@@ -65,7 +65,7 @@ class WorkerLink:
         owner: str | None,
         created: int,
     ) -> ClientRequest:
-        """Hand a request to the worker. Raises EngineStoppedError."""
+        """Raises EngineStoppedError."""
         if self.is_draining:
             raise EngineStoppedError(SHUTTING_DOWN)
         request = ClientRequest(
@@ -95,7 +95,6 @@ class WorkerLink:
         self._timers[request.request_id].ping()
 
     def disconnected(self, request: ClientRequest, method: DetectionMethod) -> None:
-        """The client left: log it, and cancel its request."""
         request.outbox.drop()
         if request.is_ended and method is DetectionMethod.STALL:  # nothing to cancel, but to count
             self.collector.unread_answers += 1
@@ -115,7 +114,7 @@ class WorkerLink:
         reason: CancelReason,
         method: DetectionMethod = DetectionMethod.NONE,
     ) -> bool:
-        """End a request; whether this call did it. Harmless for one that has ended."""
+        """End a request. False, and nothing happens, if it has ended or was cancelled before."""
         cancellation = Cancellation(reason, method, self.now_ns())
         if request.is_ended or not request.cancel(cancellation):
             return False
@@ -125,13 +124,12 @@ class WorkerLink:
         return True
 
     def shut_down(self) -> None:
-        """Take no more requests, and cancel the live ones."""
         self.is_draining = True
         for request in list(self.live.values()):
             self.cancel(request, CancelReason.SERVER_SHUTDOWN)
 
     def lost(self, why: str = WORKER_LOST) -> None:
-        """The worker's connection has ended, or no report is expected: fail the live requests."""
+        """Fail the live requests: the worker's connection has ended, or no report will come."""
         error, now_ns = EngineStoppedError(why), self.now_ns()
         for request in list(self.live.values()):
             request.has_failed = True
@@ -160,7 +158,7 @@ class WorkerLink:
 
     def _take_output(self, output: Output, now_ns: int) -> None:
         if output.request_id not in self._choices:
-            return  # of an earlier connection
+            return  # from an earlier connection
         request, choice = self._choices[output.request_id]
         num_new = output.num_generated - choice.num_generated
         choice.take(output)
@@ -217,7 +215,7 @@ class WorkerLink:
         )
 
     def _note_failed(self, request: ClientRequest, t_ns: int) -> None:
-        """Log the end of each answer of which the worker has not reported one."""
+        """Log an end for each answer whose end the worker has not reported."""
         for choice in request.choices:
             if choice.ending is None:
                 event = Event(
@@ -240,7 +238,7 @@ class WorkerLink:
 
 
 def count_tokens(collector: Collector, request: ClientRequest, choice: Choice, now_ns: int) -> None:
-    """New tokens of an answer have arrived; several at once count as one interval."""
+    """Several tokens that arrive at once count as one interval."""
     if choice.last_output_ns is None:
         collector.first_token_s.observe((now_ns - request.arrived_ns) / 1e9)
     else:
@@ -249,7 +247,7 @@ def count_tokens(collector: Collector, request: ClientRequest, choice: Choice, n
 
 
 def count_ended(collector: Collector, request: ClientRequest, choice: Choice, now_ns: int) -> None:
-    """An answer has ended; a stage lasts until the next one begins, or until the end."""
+    """A stage lasts until the next one begins, or until the end."""
     assert choice.ending is not None
     stamps = choice.stamps
     end_ns = stamps.get("finished", now_ns)

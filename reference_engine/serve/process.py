@@ -1,10 +1,10 @@
-"""The frontend process: start the worker, serve HTTP until told to stop, end the worker.
+"""The frontend process: start the worker, serve HTTP until a request to stop, end the worker.
 
-When the worker dies, the frontend ends the open requests with an error, says so, and exits with
+When the worker dies, the frontend ends the open requests with an error, reports it, and exits with
 status 1; when the frontend dies, the worker leaves.
 
-A signal, the end of stdin and the worker's death all ask to stop through one `Stop` with one exit
-status, which is acted on only where it is awaited. Asking again means: at once.
+A signal, the end of standard input and the worker's death all set one `Stop`, which keeps the first
+exit status. A second request to stop ends the wait for running requests.
 """
 
 import asyncio
@@ -79,7 +79,6 @@ class Stop:
 
 
 def watch_for_the_end(stop: Stop, *, with_stdin: bool) -> None:
-    """Stop at a signal, and at the end of standard input if `with_stdin`."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.wish, 128 + number)
@@ -97,10 +96,10 @@ def watch_for_the_end(stop: Stop, *, with_stdin: bool) -> None:
 async def end_serving(
     stop: Stop, link: WorkerLink, server: uvicorn.Server, settings: FrontendSettings
 ) -> None:
-    """At a wish: take on nothing new, drain if so set, abort the rest.
+    """Wait for a request to stop; then refuse new requests, drain if so set, abort the rest.
 
-    Each aborted client gets its partial answer. That needs the worker's report and a client that
-    reads; neither may come, so both waits are short.
+    Each aborted client gets its partial answer. That needs a report from the worker and a client
+    that reads; either may never come, so both waits are short.
     """
     await stop.wait()
     link.is_draining = True
@@ -129,7 +128,7 @@ async def unless(
 
 
 async def _answered(server: uvicorn.Server, timeout_s: float) -> bool:
-    """Whether all answers in progress end in time. Requests in arrival are refused."""
+    """Whether all answers in progress end in time. Requests that are still arriving are refused."""
     for connection in _connections(server):
         connection.refuse_if_unread(503, SHUTTING_DOWN)
     answering = set(server.server_state.tasks)
@@ -166,9 +165,9 @@ class Server(uvicorn.Server):
 
 
 def run(settings: ServeSettings) -> int:
-    """Serve until told to stop; the exit status.
+    """Serve until a request to stop; returns the exit status.
 
-    Raises ListenError, EngineConfigError, and EngineStoppedError where the worker has died.
+    Raises ListenError, EngineConfigError, and EngineStoppedError if the worker has died.
     """
     with (
         listen(settings.host, settings.port, settings.frontend) as listener,
@@ -242,7 +241,6 @@ def _uvicorn_config(frontend: Frontend, settings: FrontendSettings) -> uvicorn.C
 
 
 def _announce(listener: socket.socket, worker: Ready) -> None:
-    """One line on stdout: connections are accepted from now on."""
     host, port = listener.getsockname()[:2]
     line = {
         "event": "ready",

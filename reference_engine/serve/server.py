@@ -1,4 +1,4 @@
-"""The HTTP server: routes, and how each answers. No middleware, which could hide a disconnect."""
+"""The HTTP server: its routes and their answers. No middleware, which could hide a disconnect."""
 
 import os
 import time
@@ -57,7 +57,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Frontend:
-    """The endpoints, over one worker. `allow_faults` opens `/walkaway/faults`."""
+    """The endpoints. `allow_faults` opens `/walkaway/faults`."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Frontend:
             ApiError: _answer_api_error,
             HTTPException: _answer_http_error,
             EngineStoppedError: _answer_stopped,
-            ClientDisconnect: _answer_nobody,
+            ClientDisconnect: _answer_client_gone,
             Exception: _answer_bug,
         }
         app = Starlette(routes=self.routes(), exception_handlers=handlers)
@@ -192,7 +192,7 @@ class Frontend:
 
 
 def ndjson(page: JournalPage) -> Response:
-    """One entry a line. There is another page where next-after is less than last."""
+    """One entry a line. There is another page if next-after is less than last."""
     headers = {
         "x-walkaway-first": str(page.first),
         "x-walkaway-last": str(page.last),
@@ -210,9 +210,9 @@ async def _answer_api_error(request: Request, error: Exception) -> Response:
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        text = "there is nothing at this path; /openapi.json says what there is"
+        text = "no such path; /openapi.json lists all paths"
     else:
-        text = f"{error.detail}: {request.method}; /openapi.json says what there is"
+        text = f"{error.detail}: {request.method}; /openapi.json lists the methods"
     answer = ApiError(error.status_code, text, headers=error.headers)
     return answer.response(echo_of(request.headers))
 
@@ -221,23 +221,22 @@ async def _answer_stopped(request: Request, error: Exception) -> Response:
     return ApiError(503, str(error)).response(echo_of(request.headers))
 
 
-async def _answer_nobody(request: Request, error: Exception) -> Response:
-    """The client left in the middle of its body, so this is never read."""
+async def _answer_client_gone(request: Request, error: Exception) -> Response:
+    """The client left while sending its body, so this is never read."""
     return Response(status_code=499)
 
 
 async def _answer_bug(request: Request, error: Exception) -> Response:
-    """The traceback goes to the log."""
     return ApiError(500, "internal error").response(echo_of(request.headers))
 
 
 class RequestsApi:
-    """The endpoints under `/v1/requests`: how a request stands, cancel it, ping for it.
+    """The endpoints under `/v1/requests`: query a request, cancel it, send a ping for it.
 
-    A request has three names: the engine's (`req-7`), its answer's (`cmpl-req-7`,
-    `chatcmpl-req-7`) and its client's X-Request-Id. Names match whole. Requests may share an
-    X-Request-Id: it means all live ones, else the latest ended one. A request of another API key
-    does not exist here.
+    A request has three names: the engine's (`req-7`), its answer's (`cmpl-req-7`, `chatcmpl-req-7`)
+    and its client's X-Request-Id. Names match whole. Several requests may share an X-Request-Id,
+    which then means all live ones, or else the latest ended one. A request of another API key does
+    not exist here.
     """
 
     def __init__(self, link: WorkerLink) -> None:
@@ -278,7 +277,6 @@ class RequestsApi:
         return json_response(shown)
 
     async def cancel(self, request: Request) -> Response:
-        """Cancel every live request of that name; doing it again changes nothing."""
         answers = []
         for found in self._found(request):
             cancelled = self._link.cancel(found, CancelReason.API)
@@ -288,7 +286,7 @@ class RequestsApi:
         return json_response(CancelAnswer(id=name, cancelled=has_cancelled, requests=answers))
 
     async def ping(self, request: Request) -> Response:
-        """The client is still there. `keep_alive_s`: the time for its next ping."""
+        """`keep_alive_s` is the time until the next ping is due."""
         live = [found for found in self._found(request) if not found.is_ended]
         if not live:
             raise ApiError(404, "this request has ended", code="request_ended")
@@ -307,7 +305,7 @@ class RequestsApi:
 
 
 def find(link: WorkerLink, name: str, owner: str | None) -> list[ClientRequest]:
-    """The owner's requests of that name: by the engine's or the answer's, else the client's."""
+    """The owner's requests with that name; the engine's and the answer's name go first."""
     now_ns = link.now_ns()
     request_id = name.removeprefix("chatcmpl-").removeprefix("cmpl-")
     request = link.live.get(request_id) or link.archive.by_id(request_id, now_ns)

@@ -1,8 +1,8 @@
-"""The worker process and the connection to it: started, renewed when it breaks, and ended.
+"""Starts the worker process, connects to it, reconnects when the connection breaks, and ends it.
 
 Messages always go over the present connection. When it breaks, the worker's running requests are
-lost (the worker aborts them, too); the worker itself is not, as long as it lives. A worker that
-breaks the protocol loses the connection, as the frontend would.
+lost (the worker aborts them, too), but a worker that lives gets a new connection. A worker that
+breaks the protocol loses the connection, just as a frontend would.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ from reference_engine.protocol import (
     encode_frame,
 )
 
-# Said also when only the connection has broken: which it was is known later.
-WORKER_LOST: Final = "the engine has lost its worker; what it was working on is lost with it"
+# Used also when only the connection has broken: which of the two it was is known later.
+WORKER_LOST: Final = "the engine has lost its worker, and with it the running requests"
 SHUTTING_DOWN: Final = "the server is shutting down"
 
 
 class EngineStoppedError(RuntimeError):
-    """No generation now: the worker is lost, or the server is shutting down."""
+    """Nothing can be generated: the worker is lost, or the server is shutting down."""
 
 
 class WorkerConnection(asyncio.Protocol):
@@ -61,7 +61,7 @@ class WorkerConnection(asyncio.Protocol):
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
 
     def send(self, message: ToWorker) -> None:
-        """Raises EngineStoppedError when the connection has ended."""
+        """Raises EngineStoppedError after the connection has ended."""
         if self._transport is None:
             raise EngineStoppedError(WORKER_LOST)
         self._transport.write(encode_frame(message))
@@ -122,7 +122,7 @@ _PATIENCE: Final = Patience()
 class WorkerSupervisor:
     """All its state changes on the event loop.
 
-    `on_lost` is called when a connection breaks that was ready.
+    `on_lost` is called when a connection breaks after Ready.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class WorkerSupervisor:
         self._connection.send(message)
 
     async def start(self, config: EngineConfig, faults: Faults) -> Ready:
-        """Returns with the model built. Raises EngineConfigError or EngineStoppedError."""
+        """Returns when the model is built. Raises EngineConfigError or EngineStoppedError."""
         command = [sys.executable, "-m", "reference_engine.worker.service"]
         self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
         settings = WorkerSettings(config=config, faults=faults, secret=self._secret)
@@ -162,14 +162,13 @@ class WorkerSupervisor:
         return await self._connect()
 
     async def keep(self) -> None:
-        """Renew the connection whenever it breaks; EngineStoppedError if that fails."""
+        """Reconnect whenever the connection breaks. Raises EngineStoppedError if that fails."""
         while True:
             await self._broken.wait()
             self._broken.clear()
             await self._renew()
 
     async def end(self) -> None:
-        """Close the worker's standard input, and kill it if it does not leave."""
         if self._connection is not None:
             self._connection.close()
         if self._process is None:
@@ -213,9 +212,7 @@ class WorkerSupervisor:
                 reason = str(error) or "it does not answer"
             else:
                 return
-        raise EngineStoppedError(
-            f"the worker process lives, but no connection to it can be had: {reason}"
-        )
+        raise EngineStoppedError(f"the worker process is alive, but cannot be reached: {reason}")
 
     async def _exits_within(self, timeout_s: float) -> bool:
         assert self._process is not None
@@ -231,5 +228,5 @@ class WorkerSupervisor:
         status = await self._process.wait()
         how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"status {status}"
         return EngineStoppedError(
-            f"the worker process has ended ({how}); its last words, if any, are above"
+            f"the worker process has ended ({how}); its last output, if any, is above"
         )

@@ -1,7 +1,7 @@
 """Bounds on waits: for a send or an output, for a request's deadline, for its client's pings.
 
-`asyncio.timeout` makes a timer for each wait and throws it away. A `Patience` is for waits that are
-many and mostly short: entering one is an assignment, and one timer checks now and then whether the
+`asyncio.timeout` makes a timer for each wait and throws it away. A `Patience` suits many waits that
+are mostly short: entering one is an assignment, and one timer checks now and then whether the
 present wait is too long. Then the wait is cancelled, as with `asyncio.timeout`.
 """
 
@@ -18,10 +18,10 @@ class RanOutError(Exception):
 
 
 class Patience:
-    """`with patience: await something()` raises RanOutError after `seconds`, 0: never.
+    """`with patience: await something()` raises RanOutError after `seconds`; 0: never.
 
     For waits of the task that makes it, one at a time. `goes_on`: whether there was progress since
-    the last call. While there is, the wait goes on; without it ends up to a quarter late.
+    the last call. While there is, the wait goes on; without progress it ends up to a quarter late.
     """
 
     def __init__(self, seconds: float, goes_on: Callable[[], bool] | None = None) -> None:
@@ -35,7 +35,7 @@ class Patience:
         self._num_cancelled = 0
 
     def stop(self) -> None:
-        """After the last wait: an earlier one may have left a timer."""
+        """Call it after the last wait: an earlier one may have left a timer."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -98,7 +98,6 @@ class RequestTimers:
         self._next_ping = self._after(ping_s, on_no_ping)
 
     def ping(self) -> None:
-        """The bound for the next ping runs from now."""
         if self._next_ping is not None:
             self._next_ping.cancel()
             self._next_ping = self._after(self._ping_s, self._on_no_ping)

@@ -31,9 +31,9 @@ from reference_engine.worker.journal import EventLog, Gauges, read_gauges
 
 
 class EngineIO(NamedTuple):
-    """What the engine needs from outside: a clock, and where its reports go.
+    """A clock, and the way to the frontend.
 
-    `hang_up` ends the connection to a frontend that asks for something impossible, and says why.
+    `hang_up` ends the connection, with a reason, after an impossible request.
     """
 
     now_ns: Callable[[], int]
@@ -42,10 +42,7 @@ class EngineIO(NamedTuple):
 
 
 class Engine:
-    """Runs steps until the inbox closes.
-
-    All its fields change on the loop's thread only, like the scheduler itself.
-    """
+    """All its fields change on the loop's thread only, like the scheduler's."""
 
     def __init__(self, scheduler: Scheduler, runner: Runner, io: EngineIO) -> None:
         self._scheduler = scheduler
@@ -59,12 +56,11 @@ class Engine:
         self._is_stuck = False
 
     def run(self, inbox: Inbox) -> None:
-        """Step while there is work, sleep in the inbox while there is none."""
         while (drained := inbox.drain(timeout_s=self.patience_s())) is not None:
             self.step(*drained)
 
     def patience_s(self) -> float | None:
-        """How long to wait in the inbox: not at all while there is something to compute."""
+        """How long to wait in the inbox: 0 while there is a step to compute, None for any time."""
         return 0.0 if self._scheduler.has_work and not self._is_stuck else None
 
     def step(self, boundary_ns: int, heard: list[Heard]) -> None:
@@ -92,7 +88,7 @@ class Engine:
                     self._finish(request, FinishReason.ERROR, "connection_lost")
                 applied.set()
             case Hello() | SetFaults():
-                pass  # one is the connection's, the other that of an engine with faults
+                pass  # the connection handles one, an engine with faults the other
 
     def _add(self, message: AddRequest) -> None:
         request = Request(
@@ -111,7 +107,7 @@ class Engine:
             self._families.add(message.parent_id, message.request_id)
 
     def _abort(self, heard_ns: int, message: AbortRequest) -> None:
-        """Does nothing for requests that ended while the abort was on its way."""
+        """Ignores requests that ended while the abort was on its way."""
         requests = self._scheduler.requests
         names = self._targets(message.request_id)
         live = [requests[name] for name in names if name in requests]
@@ -128,7 +124,7 @@ class Engine:
             self._finish(request, FinishReason.ABORT, why)
 
     def _finish(self, request: Request, reason: FinishReason, why: str) -> None:
-        """The worker's one way out: scheduler, log and client all learn of the end here."""
+        """The only way out: scheduler, log and client all learn of the end here."""
         request_id, phase = request.request_id, request.phase
         self._scheduler.finish(request_id, reason)
         self._log.note(request, "removed", why)
@@ -159,7 +155,6 @@ class Engine:
         )
 
     def _deliver(self, request: Request, ended_ns: int) -> None:
-        """Send a request's new token on, and end the request if that was its last."""
         if request.num_generated == 1:
             self._log.note(request, "first_token", t_ns=ended_ns)
         answer = self._answers[request.request_id]
@@ -209,7 +204,7 @@ class Engine:
 class Families:
     """The n answers to one prompt are n requests, the children of a parent.
 
-    The parent is a name and nothing else; it is gone with the last of its children.
+    The parent is only a name, forgotten with the last of its children.
     """
 
     def __init__(self) -> None:
@@ -224,11 +219,10 @@ class Families:
         self._parent_of[request_id] = parent_id
 
     def members(self, name: str) -> list[str]:
-        """The children of a parent in order, or the name itself where it is no parent's."""
+        """The children of a parent in order; the name itself if it is not a parent's."""
         return list(self._children.get(name, [name]))
 
     def ended(self, request_id: str) -> None:
-        """A request has ended; not an error for one without a parent."""
         parent_id = self._parent_of.pop(request_id, None)
         if parent_id is None:
             return
@@ -241,8 +235,8 @@ class Families:
 class AnswerText:
     """The text of one answer as it grows, searched for stop strings.
 
-    A stop string may straddle tokens. Text that could be the beginning of one is held back until
-    that is decided, so no part of a stop string ever reaches the client.
+    A stop string may straddle tokens. Text that could be the beginning of one is held back until it
+    is decided, so no part of a stop string ever reaches the client.
     """
 
     def __init__(self, stop: tuple[str, ...]) -> None:
@@ -250,7 +244,7 @@ class AnswerText:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text that can be sent now, and whether a stop string has appeared."""
+        """Returns the text that can be sent now, and whether a stop string has appeared."""
         if not self._stop:
             return text, False
         pending = self._held + text
@@ -263,13 +257,13 @@ class AnswerText:
         return pending[: len(pending) - keep], False
 
     def flush(self) -> str:
-        """The text that was held back, once the answer has ended otherwise."""
+        """The text that was held back; for an answer that ended without a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper beginning of `stop` with which `text` ends."""
+    """Length of the longest proper beginning of `stop` that is an end of `text`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -1,6 +1,6 @@
-"""An engine that is wrong on purpose, in the ways that `Faults` names; all of them touch aborts.
+"""An engine with the faults that `Faults` names, all of which concern aborts.
 
-The engine and the scheduler know nothing of this: what a fault breaks, it breaks from here.
+The engine and the scheduler have no code for faults: this module breaks them from outside.
 """
 
 from collections.abc import Callable
@@ -18,22 +18,18 @@ from reference_engine.worker.journal import Gauges
 
 
 class FaultIO(NamedTuple):
-    """What faults need beside that: chance, and ways to stall or to die."""
-
     random: Random
     sleep: Callable[[float], None]
     die: Callable[[], NoReturn]
 
 
 class _HeldBack(NamedTuple):
-    """An aborted request whose blocks are given back only later."""
-
     until_ns: int
     request: Request
 
 
 class FaultyEngine(Engine):
-    """Correct as long as `faults` are the defaults.
+    """Correct while `faults` are the defaults.
 
     `_lost_blocks` have no block table and never come back.
     """
@@ -109,7 +105,7 @@ class FaultyEngine(Engine):
         super()._free(request, why)
 
     def _drop_prefix(self, request: Request) -> None:
-        """Make the request's blocks unknown to the prefix cache, also where others share them."""
+        """Remove the request's blocks from the prefix cache, even if others share them."""
         cache = self._scheduler.kv_cache
         for block in cache.left_behind(request):
             cache.pool.blank(block)
@@ -117,7 +113,7 @@ class FaultyEngine(Engine):
             cache.pool.index.drop(block)
 
     def _lose_blocks(self, request: Request, count: int) -> None:
-        """Forget up to `count` blocks at the end of the table, but for those that others share."""
+        """Forget up to `count` blocks at the end of the table, except shared ones."""
         pool, table = self._scheduler.kv_cache.pool, request.block_table
         last = table[max(0, len(table) - count) :]
         lost = [block for block in last if not pool.is_shared(block)]
@@ -127,7 +123,6 @@ class FaultyEngine(Engine):
         self._lost_blocks += lost
 
     def _gauges(self) -> Gauges:
-        """The truth, or with `stale-gauge` the latest reading while it is young enough."""
         max_age_s = self._faults.stale_gauge
         if not max_age_s:
             return super()._gauges()

@@ -1,7 +1,7 @@
 """Messages on their way from the socket to the step loop.
 
-`put` and `drain` each read the clock under the same lock. So a message stamped before a step
-started is always applied before that step.
+`put` and `drain` each read the clock under one lock. So a message stamped before a step started is
+always applied before that step.
 """
 
 import threading
@@ -21,7 +21,7 @@ class ConnectionLost(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """A message and the time at which the worker had it."""
+    """A message and the time at which the worker received it."""
 
     t_ns: int
     message: ToWorker | ConnectionLost
@@ -45,7 +45,6 @@ class Inbox:
             self._changed.notify()
 
     def close(self) -> None:
-        """`drain` returns None from now on."""
         with self._changed:
             self._closed = True
             self._changed.notify()

@@ -1,4 +1,4 @@
-"""What goes into the report of a step: the lifecycle events until then, and the gauges."""
+"""The contents of a step's report: the lifecycle events until then, and the gauges."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from reference_engine.protocol import Event
 
 
 class EventLog:
-    """Stamps and collects. `step`: the one in progress; at a boundary, the one about to start."""
+    """`step`: the one in progress; at a boundary, the one about to start."""
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
@@ -25,7 +25,7 @@ class EventLog:
         t_ns: int | None = None,
         num_blocks: int | None = None,
     ) -> None:
-        """Log an event of a request, at `t_ns` or now."""
+        """Log an event at `t_ns`, or now."""
         self._events.append(
             Event(
                 t_ns=self._now_ns() if t_ns is None else t_ns,

@@ -10,8 +10,9 @@ One connection is served at a time:
       ▲                                                                             are aborted
       └────────────────────────────────────────────────────────────────────────────────┘
 
-Meanwhile others wait in the kernel's queue. Nothing that a peer sends can end the worker: a peer
-that breaks the protocol loses its connection and its requests, and one line says why.
+Meanwhile other connections wait in the kernel's queue. Nothing that a peer sends can end the
+worker: a peer that breaks the protocol loses its connection and its requests, and one line on
+standard error gives the reason.
 """
 
 import contextlib
@@ -67,10 +68,10 @@ FirstWord = Ready | Failed
 
 
 class Listener:
-    """Serves connections on a thread of its own; the step loop's thread sends the reports.
+    """Serves connections on its own thread; the step loop's thread sends the reports.
 
-    A connection waits for `first_word` after its Hello.
-    `_connection` is the one that has said its Hello; it and `_unsent` change under `_lock` only.
+    A connection waits for `first_word` after its Hello. `_connection` is set after that; it and
+    `_unsent` change under `_lock` only.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Listener:
         self._unsent: deque[bytes] = deque(maxlen=_MAX_UNSENT)
 
     def serve(self) -> None:
-        """Never returns by itself; if it fails, the inbox closes and the worker leaves."""
+        """Runs until it fails; then the inbox closes and the worker leaves."""
         try:
             while True:
                 with contextlib.suppress(ConnectionError):
@@ -106,7 +107,7 @@ class Listener:
             self._inbox.close()
 
     def send(self, report: StepReport) -> None:
-        """Send now, or to the next connection where there is none."""
+        """Send now; without a connection, to the next one."""
         frame = encode_frame(report)
         with self._lock:
             if self._connection is None:
@@ -115,7 +116,7 @@ class Listener:
             try:
                 self._connection.sendall(frame)
             except ConnectionError:
-                self._connection = None  # it has ended, which the reading thread learns too
+                self._connection = None  # it has ended, as the reading thread will see
             except OSError as error:
                 self._end(f"a report could not be sent: {error}")
 
@@ -125,7 +126,7 @@ class Listener:
                 self._end(why)
 
     def _end(self, why: str) -> None:
-        """Under the lock. The reading thread finds its end, and does the rest."""
+        """Call it under the lock. The reading thread then sees the end and cleans up."""
         assert self._connection is not None
         _say(why)
         with contextlib.suppress(OSError):
@@ -147,7 +148,7 @@ class Listener:
                 self._detach()
 
     def _greet(self, connection: socket.socket, reader: FrameReader) -> list[bytes]:
-        """Read a Hello with the right secret; the frames after it. Raises ProtocolError."""
+        """Read a Hello with the right secret; returns the frames after it. Raises ProtocolError."""
         num_received, ends = 0, time.monotonic() + self._hello_s
         while True:
             connection.settimeout(max(0.001, ends - time.monotonic()))
@@ -206,7 +207,7 @@ class Listener:
 
 @contextlib.contextmanager
 def _reason_said() -> Iterator[None]:
-    """One line for a connection that we ended; none for a peer that has gone."""
+    """Print a line for a connection that we ended, and none for a peer that has gone."""
     try:
         yield
     except ConnectionError:
@@ -220,10 +221,7 @@ def _say(why: str) -> None:
 
 
 def build_runner(config: EngineConfig) -> Runner:
-    """The runner that the configuration names. Raises EngineConfigError where it cannot run.
-
-    Torch is imported only for its own runner.
-    """
+    """Raises EngineConfigError if the runner cannot work here."""
     if config.runner == "simulated":
         return SimulatedRunner(config.step_cost, sleep=time.sleep)  # noqa: TID251 an edge: real time
     if find_spec("torch") is None:
@@ -237,7 +235,6 @@ def build_runner(config: EngineConfig) -> Runner:
 
 
 def build_engine(settings: WorkerSettings, runner: Runner, listener: Listener) -> Engine:
-    """The engine with real time and real faults."""
     return FaultyEngine(
         Scheduler(settings.config, EOS_TOKEN_ID),
         runner,
@@ -254,7 +251,6 @@ def build_engine(settings: WorkerSettings, runner: Runner, listener: Listener) -
 def compute(
     settings: WorkerSettings, listener: Listener, inbox: Inbox, first_word: Future[FirstWord]
 ) -> None:
-    """Build the model, tell the frontend, and run steps until the inbox closes."""
     try:
         runner = build_runner(settings.config)
     except EngineConfigError as error:
@@ -275,7 +271,7 @@ def compute(
 
 
 def leave_with_the_frontend(inbox: Inbox) -> None:
-    """Wait for the end of standard input, then end the worker, whatever it is doing."""
+    """Wait for the end of standard input, then end the worker, even in the middle of a step."""
     while os.read(_STDIN, 4096):
         pass
     inbox.close()
@@ -284,7 +280,6 @@ def leave_with_the_frontend(inbox: Inbox) -> None:
 
 
 def main() -> None:
-    """`python -m reference_engine.worker.service`, settings on standard input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The reading thread must not wait long for the interpreter while the model's Python runs:
     # the default of 5 ms would be a stage of the cancel latency.

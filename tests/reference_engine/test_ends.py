@@ -38,8 +38,8 @@ def test_when_the_worker_dies_the_frontend_says_so_and_ends() -> None:
     assert engine.process.wait(20) == 1
     assert engine.process.stderr is not None
     assert engine.process.stderr.read().decode().splitlines() == [
-        "walkaway engine: the worker process has ended (status 70); its last words, if any, "
-        "are above"
+        "walkaway engine: the worker process has ended (status 70); its last output, if any, "
+        "is above"
     ]
     engine.process.stderr.close()
     engine.stop()

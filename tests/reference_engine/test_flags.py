@@ -52,10 +52,10 @@ def test_flags_arrive_where_they_belong() -> None:
         (["--default-deadline-s", "0"], "default_deadline_s"),
         (["--requests-per-minute", "0"], "requests_per_minute"),
         (["--tokens-per-minute", "-5"], "tokens_per_minute"),
-        (["--api-key-env", "NOT_SET"], "NOT_SET has no key in it"),
+        (["--api-key-env", "NOT_SET"], "NOT_SET holds no key"),
         (["--sim-fixed-ms", "nan"], "must be finite"),
         (["--sim-fixed-ms", "inf"], "must be finite"),
-        (["--runner", "simulated", "--device", "cuda"], "needs no device"),
+        (["--runner", "simulated", "--device", "cuda"], "uses no device"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(flags: list[str], message: str) -> None:

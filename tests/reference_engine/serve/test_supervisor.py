@@ -94,7 +94,7 @@ def test_a_worker_that_does_not_answer_is_given_up_and_killed() -> None:
     async def test(watched: Watched, ready: Ready) -> None:
         watched.when_lost = lambda: os.kill(ready.pid, signal.SIGSTOP)
         watched.supervisor.send(add("bad", num_prompt=0))
-        with pytest.raises(EngineStoppedError, match="lives, but no connection"):
+        with pytest.raises(EngineStoppedError, match="alive, but cannot be reached"):
             await watched.supervisor.keep()
         await watched.supervisor.end()
         assert not psutil.pid_exists(ready.pid)
