@@ -13,10 +13,10 @@ from harness.errors import WalkawayError
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command and say where the result lies. Returns the exit code.
+    """Returns the exit code.
 
-    The only argument `-` stands for a JSON list of them, which comes on standard input: a run
-    starts this process before it has anything to draw.
+    The only argument `-` stands for a JSON list of them on standard input: a run starts this
+    process before it has anything to draw.
     """
     if list(arguments) == ["-"]:
         line = sys.stdin.readline()

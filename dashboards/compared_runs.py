@@ -1,7 +1,7 @@
 """The runs of a comparison: a baseline, and candidates against it, arm by arm.
 
-A candidate that cannot be read, or that asks another question than the baseline, is left out with
-the reason; the others are compared all the same.
+A candidate that cannot be read, or that has another question than the baseline, is left out with
+the reason; the others are still compared.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from harness.records import Metric
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRun:
-    """A run, in one arm ("" where there are none), under its name on the page."""
+    """A run, or one arm of it ("" without arms), under its name on the page."""
 
     label: str
     run: Run
@@ -29,7 +29,7 @@ class ComparedRun:
     metrics: dict[str, Metric]
 
     def cancel_curve(self) -> Curve | None:
-        """When the server let go of abandoned requests; None where no log or no row tells."""
+        """None if neither the lifecycle log nor the rows have cancel latencies."""
         try:
             parts = [one.cancellations for one in singles(self.run, self.arm)]
         except ConfigError:
@@ -40,7 +40,7 @@ class ComparedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedArm:
-    """The baseline in one arm, and each candidate that has the arm with how it compares."""
+    """The baseline in one arm, and the candidates that have the arm."""
 
     arm: str
     baseline: ComparedRun
@@ -53,7 +53,7 @@ class ComparedArm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRuns:
-    """Everything on a page. `refused`: which candidates are not compared, and why."""
+    """The contents of a page. `refused`: the candidates that are not compared, and why."""
 
     baseline: Run
     arms: tuple[ComparedArm, ...]
@@ -61,8 +61,7 @@ class ComparedRuns:
 
 
 def read_compared(baseline: Path, candidates: Sequence[Path]) -> ComparedRuns:
-    """Read and compare. Raises ConfigError where the baseline cannot be read, or nothing can be
-    compared with it."""
+    """Raises ConfigError for an unreadable baseline, or if no candidate can be compared."""
     first, *labels = labels_of([baseline, *candidates])
     run, found, refused = load_run(baseline), [], []
     for label, compared in zip(labels, compare_each(run, candidates), strict=True):
@@ -83,7 +82,6 @@ def read_compared(baseline: Path, candidates: Sequence[Path]) -> ComparedRuns:
 
 
 def _arms_of_one(baseline: Run, candidate: Run) -> Iterator[str]:
-    """The arms that only one of the two runs has."""
     for arm in dict.fromkeys([*baseline.arms, *candidate.arms]):
         if arm not in candidate.arms:
             yield f"arm {arm}: only the {BASELINE} has it"
@@ -92,8 +90,7 @@ def _arms_of_one(baseline: Run, candidate: Run) -> Iterator[str]:
 
 
 def labels_of(paths: Sequence[Path]) -> list[str]:
-    """The folders' names; two folders of one name get their paths; a path that is given again is
-    numbered."""
+    """The folders' names; their paths if a name repeats; a repeated path is numbered."""
     names = [path.resolve().name for path in paths]
     counts = Counter(names)
     labels = []

@@ -1,5 +1,6 @@
-"""From the folders of a baseline and its candidates to one HTML file: which run does better at
-what, how surely, and the pictures of both."""
+"""From the folders of a baseline and its candidates to one HTML file: the sure differences in
+words, and the pictures of all runs.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,8 +62,9 @@ _BESIDE_STEPS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One candidate against the baseline, for the first screen. `not_compared`: by reason the
-    figures that are left out."""
+    """One candidate against the baseline, for the first screen. `not_compared`: the figures left
+    out, by reason.
+    """
 
     label: str
     sentence: str
@@ -74,7 +76,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmArticle:
-    """What the page says about one arm, or about runs without arms."""
+    """The page's content for one arm, or for runs without arms."""
 
     anchor: str
     arm: str
@@ -84,7 +86,7 @@ class ArmArticle:
 
 
 def write_comparison(baseline: Path, candidates: Sequence[Path], output: Path) -> None:
-    """Raises `ConfigError` where nothing can be compared, or the page cannot be written."""
+    """Raises `ConfigError` if there is nothing to compare, or the page cannot be written."""
     compared = read_compared(baseline, candidates)
     articles = [_article(arm, number) for number, arm in enumerate(compared.arms)]
     html = document(
@@ -136,7 +138,6 @@ def _answer(arm: ComparedArm, candidate: ComparedRun, comparison: Comparison) ->
 
 
 def _sentence(comparison: Comparison, baseline: str) -> str:
-    """Which run is better at what; nothing of the kind where a run is invalid."""
     if any(one.level == "invalid" for one in comparison.remarks):
         return "One of the runs is invalid, so its figures say nothing about the server."
     by_standing: dict[Standing, list[Pair]] = {which: [] for which in Standing}
@@ -161,7 +162,7 @@ def _sentence(comparison: Comparison, baseline: str) -> str:
 
 
 def _named(pairs: Sequence[Pair]) -> str:
-    """The first figure of each of a few metrics, with how far apart."""
+    """The first figure of each of a few metrics, with its change."""
     first = list({pair.metric: pair for pair in reversed(pairs)}.values())[::-1]
     shown = [f"{spoken(pair.metric, pair.figure)} ({_apart(pair)})" for pair in first[:MOST_NAMED]]
     more = len(first) - len(shown)
@@ -224,14 +225,13 @@ def _detail(comparison: Comparison, pair: Pair) -> tuple[str, ...]:
 
 
 def _runs_table(compared: ComparedRuns) -> Table:
-    """A row a fact, a column a run."""
     runs: dict[str, ComparedRun] = {}
     for one in (one for arm in compared.arms for one in arm.runs):
         runs.setdefault(one.label, one)
     facts = {label: dict(_facts(one)) for label, one in runs.items()}
     names = dict.fromkeys(name for of in facts.values() for name in of)
     return Table(
-        title="What was run on what",
+        title="Workload and server",
         shows="As each run's manifest says; the baseline first.",
         columns=("", *facts),
         rows=tuple((name, *(of.get(name, DASH) for of in facts.values())) for name in names),
@@ -264,8 +264,8 @@ def _ratios(arm: ComparedArm) -> Section:
         title="Every figure against the baseline",
         shows="Each dot is a figure of the candidate as so many times that of the baseline, with "
         "its 95 % interval where there is one. A filled circle is surely better, a cross surely "
-        "worse, a hollow circle could be either; a hollow diamond is not judged. Several "
-        "candidates are told apart by the numbers behind their dots.",
+        "worse, a hollow circle could be either; a hollow diamond is not judged. With several "
+        "candidates, the number behind a dot is its candidate's.",
         good="left of 1, but for figures of which more is better, whose names say so.",
     )
     if any(steps_differ(comparison) for _, comparison in arm.candidates):
@@ -370,13 +370,13 @@ def _with_ghosts(label: str, curve: Curve) -> str:
 def _waste(arm: ComparedArm) -> Section:
     section = Section(
         name="waste",
-        title="Tokens generated for nobody",
+        title="Unread tokens",
         shows="Mean of the abandoned requests; the whisker is the 95 % interval of the sum.",
         good="one or two: the token on its way and the step in flight.",
     )
     bars = {one.label: bar for one in arm.runs if (bar := _waste_bar(one)) is not None}
     if not bars:
-        return section.without("No run can tell what was generated for abandoned requests.")
+        return section.without("No run shows how many tokens abandoned requests generated.")
     missing = [one.label for one in arm.runs if one.label not in bars]
     if missing:
         section = section.without(f"Not measurable in: {', '.join(missing)}.")
@@ -391,7 +391,6 @@ def _waste(arm: ComparedArm) -> Section:
 
 
 def _waste_bar(one: ComparedRun) -> WasteBar | None:
-    """A bar that is a bound says so under it."""
     wasted = one.metrics.get("wasted_tokens")
     if wasted is None or wasted.mean is None:
         return None
@@ -409,7 +408,7 @@ def _waste_bar(one: ComparedRun) -> WasteBar | None:
 def _waits(arm: ComparedArm) -> Section:
     section = Section(
         name="waits",
-        title="What the others waited",
+        title="Waits of the other users",
         shows="Median with its 95 % interval (dot), 90th (diamond) and 99th percentile (bar).",
         good="the further left, the better.",
     )
@@ -419,5 +418,5 @@ def _waits(arm: ComparedArm) -> Section:
     ]
     pictures = [one for one in found if one is not None]
     if not pictures:
-        return section.without("No run knows of a request that waited.")
+        return section.without("No run recorded a request that waited.")
     return section.drawn(*pictures)

@@ -1,8 +1,7 @@
 """The first screen: the run in one sentence, and a card for each headline figure.
 
-Nothing here judges a run (limits and verdicts are the gate's). The sentence says what was found, in
-plain words, for a reader who reads nothing else. A card adds how sure a figure is, and what a good
-server would show.
+Limits and verdicts are the gate's, not this file's. The sentence gives the findings in plain words,
+for a reader who stops there. A card adds how sure a figure is, and what a good server would show.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -28,8 +27,8 @@ GOOD: Final = {
     "waste": "what was on its way when the user left, plus the one step in flight.",
     "ghosts": "none: every abandoned request is aborted.",
     "refill": "the very next step, while a request waits.",
-    "recovery": "near the unloaded time, far below the wait when nobody leaves.",
-    "survivors": "as fast as in a run where nobody leaves (compare two runs).",
+    "recovery": "near the unloaded time, far below the wait without abandons.",
+    "survivors": "as fast as in a run without abandons (compare two runs).",
 }
 
 
@@ -40,17 +39,15 @@ def sentence(
     lost: Collection[str] = (),
     unsure: int = 0,
 ) -> str:
-    """The sentence.
-
-    `in_use`: the leaked slots and blocks that requests which still run hold;
-    `lost`: which of `slots` and `blocks` are known to be lost where they are missing;
-    `unsure`: how many more abandoned requests may be ghosts or not.
+    """`in_use`: the leaked slots and blocks that requests which still run hold.
+    `lost`: which of `slots` and `blocks` are known to be lost where they are missing.
+    `unsure`: how many more abandoned requests may be ghosts.
     """
     abandoned = outcomes.get("abandoned", 0)
     if not sum(outcomes.values()):
-        return "No request was made, so there is nothing to tell."
+        return "No request was made, so there is nothing to report."
     if not abandoned:
-        return "Nobody left early in this run, so it says nothing about cancellation."
+        return "No user left early in this run, so it says nothing about cancellation."
     parts = [
         *_latency_words(metrics),
         *_recovery_words(metrics),
@@ -62,7 +59,7 @@ def sentence(
     if not parts:
         return (
             f"{abandoned:,} users left early, but this server does not show what happened then. "
-            "What could not be measured, and why, is listed below."
+            "The figures that could not be measured are listed below, with the reasons."
         )
     return " ".join(parts)
 
@@ -87,11 +84,11 @@ def _recovery_words(metrics: Metrics) -> list[str]:
     if control is None or not control.n:
         return [f"{words}."]
     waited = figure_of(control, "p50")
-    return [f"{words}, against {waited} when nobody leaves and a stream must end by itself."]
+    return [f"{words}, against {waited} without abandons, when a stream must end by itself."]
 
 
 def has_quantiles(metric: Metric) -> bool:
-    """Whether single requests are known; totals tell at most a mean."""
+    """Whether single requests are known; totals give at most a mean."""
     return metric.p50 is not None or "p50" in metric.lower_bounds
 
 
@@ -105,8 +102,9 @@ def _let_go_words(latency: Metric) -> str:
 
 
 def _limited_words(latency: Metric) -> list[str]:
-    """Only an upper limit is known, of the mean or of the median. A missing limit says nothing
-    against the server."""
+    """For a known upper limit of the mean or of the median. A missing limit is no evidence against
+    the server.
+    """
     if is_only_limited(latency):
         most = quantity(latency.upper95, latency.unit)
         return [f"When a user left, the server let go after at most {most} on average."]
@@ -118,7 +116,6 @@ def _limited_words(latency: Metric) -> list[str]:
 
 
 def _mean_words(latency: Metric) -> list[str]:
-    """Totals tell the mean and nothing about single requests."""
     if latency.mean is None or latency.bound == "upper":
         return []
     least = "at least " if latency.bound == "lower" else ""
@@ -134,7 +131,7 @@ def _waste_words(metrics: Metrics) -> list[str]:
         return []
     least = "at least " if wasted.bound == "lower" else ""
     which = "per abandon" if wasted.method == "exact" else "per request left"
-    return [f"It generated {least}{quantity(wasted.mean, 'tokens')} {which} for nobody."]
+    return [f"It generated {least}{quantity(wasted.mean, 'tokens')} {which} that no client read."]
 
 
 def _prompt_words(metrics: Metrics) -> list[str]:
@@ -150,8 +147,9 @@ def _prompt_words(metrics: Metrics) -> list[str]:
 
 
 def _ghost_words(metrics: Metrics, unsure: int) -> list[str]:
-    """A gauge shows only the requests that are still there: a gauge of 0 does not say that all were
-    stopped."""
+    """A gauge shows only the requests that are still there, so a gauge of 0 does not prove that all
+    were stopped.
+    """
     ghosts = metrics.get("ghost_rate")
     if ghosts is None or ghosts.mean is None or not ghosts.n:
         return []
@@ -163,16 +161,16 @@ def _ghost_words(metrics: Metrics, unsure: int) -> list[str]:
         return [f"{stopped[0].upper()}{stopped[1:]}."]
     least = "At least " if ghosts.bound == "lower" else ""
     perhaps = "" if ghosts.of is None else ", or their slots are lost"
-    more = f"; {unsure:,} more are not known" if unsure else ""
-    return [f"{least}{count:,} of {left} went on as if nobody had left{perhaps}{more}."]
+    more = f"; {unsure:,} more undecided" if unsure else ""
+    return [f"{least}{count:,} of {left} went on as if their users had stayed{perhaps}{more}."]
 
 
 def stopped_words(ghosts: Metric, unsure: int) -> str:
-    """For a rate of 0: how many requests were stopped, and how many are not known."""
+    """For a rate of 0."""
     left = left_requests(ghosts)
     if not unsure:
         return f"all {ghosts.n:,} {left} were stopped"
-    return f"{ghosts.n:,} of {ghosts.n + unsure:,} {left} were stopped, {unsure:,} are not known"
+    return f"{ghosts.n:,} of {ghosts.n + unsure:,} {left} were stopped, {unsure:,} undecided"
 
 
 def left_requests(metric: Metric) -> str:
@@ -206,7 +204,6 @@ def amounts(of: Mapping[str, float]) -> str:
 
 
 def ghost_count(ghosts: Metric) -> int:
-    """The ghost rate as a number of requests."""
     return round((ghosts.mean or 0.0) * ghosts.n)
 
 
@@ -219,8 +216,8 @@ def level(metric: Metric | None) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One headline figure. `is_clean` is set only where good is exactly zero; `flag` says why the
-    figure is not to be believed.
+    """One headline figure. `is_clean` is set only if good means exactly zero; `flag` is the reason
+    not to believe the figure.
     """
 
     label: str
@@ -237,8 +234,7 @@ def cards(
     in_use: Mapping[str, float] = NOTHING,
     unsure: int = 0,
 ) -> list[Card]:
-    """The headline figures that this run has, in reading order. `in_use`, `unsure`: see
-    `sentence`."""
+    """The headline figures that this run has, in reading order; parameters as in `sentence`."""
     found = {
         CANCEL_LATENCY: _cancel_card(metrics),
         "slot_recovery_s": _timed_card(
@@ -310,10 +306,9 @@ def _median_and_p99(metric: Metric) -> str:
 
 
 def _other_waits(metrics: Metrics) -> list[str]:
-    """How long the probe waits on an idle server, and in a queue that nobody leaves."""
     waits = {
         "unloaded": metrics.get("probe_ttft_unloaded_s"),
-        "when nobody leaves and a stream ends by itself:": metrics.get("probe_ttft_control_s"),
+        "without abandons, when a stream ends by itself:": metrics.get("probe_ttft_control_s"),
     }
     return [f"{name} {figure_of(one, 'p50')} (median)" for name, one in waits.items() if one]
 
@@ -332,7 +327,7 @@ def _share_words(metrics: Metrics, name: str) -> list[str]:
 
 
 def _per_request_left(wasted: Metric) -> str:
-    """A counter does not tell abandoned requests from those that the run cut off."""
+    """A counter does not separate abandoned requests from those that the run cut off."""
     cut_off = wasted.others.get("cut_off")
     mean = f"mean per request left, of {wasted.n:,}"
     return f"{mean}; the run cut off {cut_off:,} of these" if cut_off else mean
@@ -367,7 +362,7 @@ def _ghost_card(metrics: Metrics, unsure: int) -> Card | None:
     count, is_lower = ghost_count(ghosts), ghosts.bound == "lower"
     details = [f"of {ghosts.n:,} {left_requests(ghosts)} ({bounded(ghosts, 'mean')})"]
     if unsure:
-        details.append(f"{unsure:,} more are not known")
+        details.append(f"{unsure:,} more undecided")
     if is_lower:
         details.append("still there after the settle time; a ghost that ended before is not seen")
     if ghosts.upper95 is not None:

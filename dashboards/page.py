@@ -1,8 +1,8 @@
-"""The page: what the templates are given, and how everything from outside is made harmless.
+"""The page: the templates' data, with everything from outside made harmless.
 
-One file, no requests: a Content-Security-Policy tells the browser to allow the scripts in the page
-by their hashes and nothing else. Text from a run (model names, errors, labels) reaches the page
-through Jinja's escaping, or as JSON in which "<" cannot occur.
+A page is one file without requests: a Content-Security-Policy makes the browser allow the page's
+scripts by their hashes and nothing else. Text from a run (model names, errors, labels) reaches the
+page through Jinja's escaping, or as JSON in which "<" cannot occur.
 
 Plotly is its published `basic` bundle (scatter, bar and pie traces), a file beside the templates.
 """
@@ -35,8 +35,8 @@ def document(
     requests: Mapping[str, object] | None = None,
     **content: object,
 ) -> str:
-    """One HTML document. `template` extends `page.html.j2` and is given `content`; it draws the
-    `sections` of each anchor with the macro `pictured`. `requests`: what `requests.js` lists, by
+    """One HTML document. `template` extends `page.html.j2` and gets `content`; it draws the
+    `sections` of each anchor with the macro `pictured`. `requests`: the data for `requests.js`, by
     anchor.
     """
     environment = Environment(
@@ -60,14 +60,13 @@ def document(
 
 
 def save(html: str, output: Path) -> None:
-    """Write a page, whole or not at all, over nothing but such a page. Raises `ConfigError` where
-    that cannot be."""
+    """Write a page whole or not at all, and only over another such page. Raises `ConfigError`."""
     output = output.resolve()  # where it is a link: what it leads to
     part = output.with_name(f"{output.name}.part")
     try:
         if output.is_file() and not _is_page(output):
             raise ConfigError(
-                f"{output}: is no page of walkaway; move it away, or name another file"
+                f"{output}: is not a page of walkaway; move it away, or name another file"
             )
         output.parent.mkdir(parents=True, exist_ok=True)
         if output.exists() and not output.is_file():  # /dev/stdout, say
@@ -126,7 +125,7 @@ def _sha256(script: str) -> str:
 
 
 def _own_line(script: str) -> str:
-    """As it stands between the tags: the hash is of every character there."""
+    """The text as it stands between the tags: the hash covers every character there."""
     return f"\n{script.strip()}\n"
 
 

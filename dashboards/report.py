@@ -41,9 +41,10 @@ COUNTED_BY: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What one run and several arms say each in its own way. `listing`: which single requests are
-    listed, and their data (`request_rows`)."""
+class Body:
+    """The parts of an article that differ between one run and several arms. `listing`: the sample
+    of single requests, and their data (`request_rows`).
+    """
 
     sentence: str
     facts: Sequence[tuple[str, str]]
@@ -59,11 +60,11 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Article:
-    """Everything the page says about one run, as text.
+    """The content for one run, as text.
 
-    `remarks` by level: `invalid` says that figures mean nothing and stands before them; then no
-    sentence is made of the figures. A `warning` is only counted on the first screen, which needs
-    its room for the figures, and stands with the `info` below.
+    `remarks` by level: with an `invalid` one the figures mean nothing, so it stands before them and
+    replaces the sentence. The first screen, which needs its room for the figures, only counts each
+    `warning`; it stands with each `info` below.
     """
 
     anchor: str
@@ -72,7 +73,7 @@ class Article:
     status: str
     verdict: Verdict | None
     remarks: Mapping[str, Sequence[Remark]]
-    told: Told
+    body: Body
     not_measurable: Sequence[tuple[str, Sequence[str]]]
     tables: Sequence[Table]
     every_figure: Table
@@ -81,12 +82,12 @@ class Article:
 
 
 def write_report(folders: Sequence[Path], output: Path) -> None:
-    """Write the report of these runs. Raises `ConfigError` for what cannot be read or written."""
+    """Raises `ConfigError` for a run that cannot be read or a page that cannot be written."""
     articles = [describe(read_run(path), f"run{i}") for i, path in enumerate(folders)]
-    listings = {one.anchor: one.told.listing for one in articles if one.told.listing is not None}
+    listings = {one.anchor: one.body.listing for one in articles if one.body.listing is not None}
     html = document(
         "report.html.j2",
-        {article.anchor: article.told.sections for article in articles},
+        {article.anchor: article.body.sections for article in articles},
         requests={anchor: data for anchor, (_, data) in listings.items()},
         articles=articles,
     )
@@ -94,8 +95,7 @@ def write_report(folders: Sequence[Path], output: Path) -> None:
 
 
 def describe(run: Run | ArmsRun, anchor: str) -> Article:
-    """Everything that the page says about a run, or about several arms together."""
-    told = _tell_arms(run) if isinstance(run, ArmsRun) else _tell_run(run)
+    body = _body_of_arms(run) if isinstance(run, ArmsRun) else _body_of_run(run)
     summary, manifest, verdict = run.summary, run.manifest, verdict_of(run)
     limits = [] if verdict is None else [limits_table(verdict)]
     return Article(
@@ -108,17 +108,17 @@ def describe(run: Run | ArmsRun, anchor: str) -> Article:
             level: [one for one in summary.validity if one.level == level]
             for level in ("invalid", "warning", "info")
         },
-        told=told,
-        not_measurable=_by_reason(told.not_measurable),
-        tables=[*limits, *told.accounts],
-        every_figure=every_figure(told.rows),
+        body=body,
+        not_measurable=_by_reason(body.not_measurable),
+        tables=[*limits, *body.accounts],
+        every_figure=every_figure(body.rows),
         command=manifest.repeat or shlex.join(manifest.command),
         machine=_machine(manifest),
     )
 
 
 def _by_reason(not_measurable: Mapping[str, str]) -> list[tuple[str, list[str]]]:
-    """Each reason once, with the figures that it keeps away."""
+    """Each reason once, with the figures that it rules out."""
     names: dict[str, list[str]] = {}
     for name, reason in not_measurable.items():
         names.setdefault(reason, []).append(name)
@@ -137,7 +137,7 @@ def _machine(manifest: Manifest) -> list[tuple[str, str]]:
     return [*shown, *manifest.versions.items()]
 
 
-def _tell_run(run: Run) -> Told:
+def _body_of_run(run: Run) -> Body:
     summary = run.summary
     in_use = summary.breakdown.get("leaks_in_use", {})
     lost = summary.breakdown.get("leaks_lost", ("slots", "blocks"))
@@ -146,7 +146,7 @@ def _tell_run(run: Run) -> Told:
     is_sound = summary.status == "complete" and all(
         one.level != "invalid" for one in summary.validity
     )
-    return Told(
+    return Body(
         sentence=headline.sentence(summary.outcomes, summary.metrics, in_use, lost, unsure),
         cards=cards if is_sound else headline.without_praise(cards),
         facts=_facts(run),
@@ -169,7 +169,7 @@ def _unsure(run: Run) -> int:
 
 
 def _sections(run: Run) -> list[Section]:
-    """In reading order. Recovery is a question only where a run sent probes."""
+    """In reading order. Only a run with probes can measure recovery."""
     builders = (
         *(cancel.recovery, stages, cancel.latency, cancel.ways, waste),
         *(load.slots, load.kv, load.hardware, load.survivors, load.lag),
@@ -209,9 +209,9 @@ def _outcomes(outcomes: Mapping[str, int]) -> str:
     return f"{sum(outcomes.values()):,}" + (f": {', '.join(counts)}" if counts else "")
 
 
-def _tell_arms(run: ArmsRun) -> Told:
+def _body_of_arms(run: ArmsRun) -> Body:
     summary = run.summary
-    return Told(
+    return Body(
         sentence=_arms_sentence(run),
         facts=_arms_facts(run),
         trust=trust_of_arms(run),
@@ -228,10 +228,10 @@ def _tell_arms(run: ArmsRun) -> Told:
 
 
 def _arms_sentence(run: ArmsRun) -> str:
-    """The question's own figures; without any, how many figures differ for certain."""
+    """The question's own figures; without any, the number of figures that surely differ."""
     summary = run.summary
     if not any(sum(arm.outcomes.values()) for arm in summary.arms.values()):
-        return "No request was made, so there is nothing to tell."
+        return "No request was made, so there is nothing to report."
     if arms.is_frontier(run.manifest.workload) and (said := arms.frontier_sentence(run)):
         return said
     rounds, compared = quantity(summary.rounds, "rounds"), arms.compared(summary)
@@ -244,13 +244,13 @@ def _arms_sentence(run: ArmsRun) -> str:
         return f"Against {summary.reference}, in {rounds}: {answers}."
     certain = sum(is_certain(one) for _, _, one in compared)
     return (
-        f"{len(summary.arms)} arms in {rounds}: {certain} of their headline figures differ for "
-        f"certain from those of {summary.reference}."
+        f"{len(summary.arms)} arms in {rounds}: {certain} of their headline figures surely "
+        f"differ from those of {summary.reference}."
     )
 
 
 def _change(one: Difference) -> str:
-    """ "0.4 times (0.3 to 0.5)": the ratio, or where there is none, the difference."""
+    """ "0.4 times (0.3 to 0.5)": the ratio; without one, the difference."""
     is_ratio = one.ratio is not None
     value, limits = (
         (one.ratio, one.ratio_ci95) if is_ratio else (one.difference, one.difference_ci95)
@@ -282,7 +282,6 @@ def _arms_facts(run: ArmsRun) -> list[tuple[str, str]]:
 
 
 def _common_config(run: ArmsRun) -> Mapping[str, Any]:
-    """The settings that are alike in the servers of all rounds."""
     targets = [one.manifest.target for one in run.rounds.values()]
     first, *others = [(target and target.config) or {} for target in targets] or [{}]
     return {
@@ -312,8 +311,9 @@ def _in_no_arm(summary: ArmsSummary) -> dict[str, str]:
 
 
 def _side_by_side(summary: ArmsSummary) -> list[Table]:
-    """The headline figures of each arm, and under them how it differs from the reference: first
-    those that the question asks for."""
+    """The headline figures of each arm, and under them the difference from the reference; the
+    figures that answer the question come first.
+    """
     pairs = headline_figures(summary.metrics, summary.headlines)
     asked = [pair for pair in pairs if pair[0] in summary.headlines]
     others = [pair for pair in pairs if pair not in asked]
@@ -331,7 +331,7 @@ def _side_by_side(summary: ArmsSummary) -> list[Table]:
 
 
 def _arms_row(summary: ArmsSummary, name: str, key: str) -> tuple[str | Cell, ...]:
-    """With the kind of users that the figure is of, where a run has several kinds."""
+    """With the figure's kind of users, if a run has several kinds."""
     found = [metrics[name].of for metrics in summary.metrics.values() if name in metrics]
     of = f" ({found[0]})" if found and found[0] is not None else ""
     return (f"{spoken(name, key)}{of}", *(_cell(summary, name, key, arm) for arm in summary.arms))

@@ -1,12 +1,12 @@
-"""Which requests a page lists, and what it knows about each.
+"""The sample of requests that a page lists, and their data.
 
 A run may have a million requests and a page cannot. So the worst are listed, in this order: ghosts;
 requests that failed, timed out or were rejected; then by how far a request lies in the tail of its
 own kind: abandoned requests by cancel latency, the others by first token. A sample of the rest,
-drawn with the run's seed, shows what is usual: one run always lists the same requests.
+drawn with the run's seed, shows the usual ones: a run always lists the same requests.
 
-The page gets them as JSON, a list a column, and puts them in place as text. Times are milliseconds
-since the request was sent; what is not known is null.
+The page gets them as JSON, a list for each column, and inserts them as text. Times are milliseconds
+since the request was sent; an unknown one is null.
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,7 +75,7 @@ def sample_requests(
     worst: int = WORST,
     sample: int = SAMPLE,
 ) -> Sample:
-    """Rows of `requests`; `cancels` is `cancellations` of that run."""
+    """`cancels` is `cancellations` of that run."""
     order = worst_first(requests, cancels)
     total = len(order)
     if total <= worst + sample:
@@ -103,7 +103,7 @@ def worst_first(requests: pd.DataFrame, cancels: pd.DataFrame) -> Ints:
 
 
 def _tail(let_go: Floats, ttft: Floats) -> Floats:
-    """Where each request lies in the distribution of its kind: 1 is the largest, 0 not known."""
+    """The place of each request in the distribution of its kind: 1 is the largest, 0 not known."""
     has_left = ~np.isnan(let_go)
     shares: Floats = np.where(has_left, _share(let_go), _share(np.where(has_left, np.nan, ttft)))
     return shares
@@ -141,7 +141,7 @@ def _columns(rows: pd.DataFrame) -> dict[str, list[Any]]:
 
 
 def _cancel_columns(rows: pd.DataFrame, cancels: pd.DataFrame) -> dict[str, list[Any]]:
-    """What became of abandoned requests; null for the others."""
+    """Columns about abandoned requests; null for the others."""
     left = cancels.set_index("request_id").reindex(rows["request_id"])
     names = ("phase", "ghost", "censored", "finish_reason", CANCEL_LATENCY_STEPS, "wasted_tokens")
     found = {name: _objects(left[name]) for name in names}
@@ -150,7 +150,7 @@ def _cancel_columns(rows: pd.DataFrame, cancels: pd.DataFrame) -> dict[str, list
 
 
 def _stamps(rows: pd.DataFrame, run: Run, sent_ns: Ints) -> dict[str, list[float | None]]:
-    """When each thing happened. The server's stamps only where its clock is the client's."""
+    """The server's stamps are left out unless its clock is the client's."""
     stamps = {name: _since(rows[column], sent_ns) for name, column in _CLIENT_STAMPS.items()}
     if not run.manifest.clock.comparable:
         return stamps
@@ -165,7 +165,7 @@ def _stamps(rows: pd.DataFrame, run: Run, sent_ns: Ints) -> dict[str, list[float
 
 
 def _since(stamps: pd.Series, sent_ns: Ints) -> list[float | None]:
-    """Milliseconds since the sending. In whole numbers first: a float has too few digits for ns."""
+    """Milliseconds since the sending, subtracted as integers: a float has too few digits for ns."""
     known = stamps.notna().to_numpy()
     whole = stamps.astype("Int64").to_numpy(dtype=np.int64, na_value=0)
     return _milliseconds(pd.Series(np.where(known, (whole - sent_ns) / 1e6, np.nan)))
@@ -177,7 +177,7 @@ def _milliseconds(values: pd.Series) -> list[float | None]:
 
 
 def _ticks(token_times: pd.Series, sent_ns: Ints) -> list[list[float]]:
-    """When text came, in tenths of milliseconds; every n-th event where there are many."""
+    """The times of text, in tenths of milliseconds; every n-th event if there are many."""
     lists: Sequence[list[int]] = pa.array(token_times, type=pa.list_(pa.int64())).to_pylist()
     return [
         [round((t - sent) / 1e6, 1) for t in times[:: max(1, -(-len(times) // MOST_TICKS))]]

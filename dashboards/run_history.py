@@ -1,13 +1,12 @@
 """All runs of a folder over time: by question and server, and each figure as a track.
 
 Only small files are read. A folder that is no run, or a damaged one, is listed with its reason; the
-others are drawn all the same. Runs of one question against one kind of server and model are a
-group.
+others are still drawn. Runs of one question against one kind of server and model are a group.
 
-A line joins two neighbours only where their figures can be compared: one demand, model and number
-of slots, without or with equal injected faults, one method; for a time also one machine, which
+A line joins two neighbours only if their figures can be compared: one demand, model and number of
+slots, without or with equal injected faults, one method; for a time also one machine, which
 includes the step cost of a simulated model. Versions and other settings of the server break no
-line: a trend is there to show what they do to the figures.
+line: a trend exists to show their effect on the figures.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,8 +39,9 @@ OF_SPEED: Final = ("runner", "step_cost")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRun:
-    """One run. `manifests`: by side (as in `measured`) the manifest of a run of that side, which
-    knows its server and its own load. `flaw`: why its figures are not joined with others."""
+    """One run. `manifests`: for each side (as in `measured`) the manifest of a run of that side,
+    which has its server and its own load. `flaw`: why its figures are not joined with others.
+    """
 
     name: str
     at: datetime
@@ -79,7 +79,7 @@ class Group:
 
 
 def _changes(before: PastRun, after: PastRun) -> Iterator[str]:
-    """How two runs' manifests differ; a difference in some arms only is said with their names."""
+    """The differences between two runs' manifests; one that holds for some arms only names them."""
     both = [side for side in after.manifests if side in before.manifests]
     sides: dict[str, list[str]] = {}
     for side in both:
@@ -91,14 +91,14 @@ def _changes(before: PastRun, after: PastRun) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHistory:
-    """All runs of a folder. `skipped`: folders that are in no group, by name, and why."""
+    """All runs of a folder. `skipped`: the folders that are in no group, by name, and why."""
 
     groups: tuple[Group, ...]
     skipped: tuple[tuple[str, str], ...]
 
 
 def read_history(folder: Path) -> RunHistory:
-    """Raises ConfigError where the folder itself cannot be read."""
+    """Raises ConfigError if the folder itself cannot be read."""
     try:
         paths = sorted(path for path in folder.iterdir() if path.is_dir())
     except OSError as error:
@@ -131,8 +131,9 @@ def read_past_run(path: Path) -> PastRun:
 def _of_sides(
     folder: RunFolder, manifest: Mapping[str, Any], sides: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """For an arm that of its first round, where the rounds were kept; else the run's own. Another
-    seed is no change."""
+    """An arm has the manifest of its first round, if the rounds were kept; else the run's own.
+    Another seed is no change.
+    """
     first = folder.first_runs()
     return {
         side: (first[side].read_manifest() if side in first else dict(manifest)) | {"seed": None}
@@ -153,8 +154,9 @@ def _groups(runs: Sequence[PastRun]) -> Iterator[Group]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """The figure in one run. `config`: the settings that the server of this side tells.
-    `more_than`: the figure is known only to exceed that, and `value` is None."""
+    """The figure in one run. `config`: the settings of this side's server. `more_than`: the figure
+    is known only to exceed that, and `value` is None.
+    """
 
     run: PastRun
     conditions: Conditions
@@ -172,7 +174,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Track:
-    """A figure of one side (an arm; "run" where there are none) in every run that knows it."""
+    """A figure of one side (an arm; "run" without arms) in every run that has it."""
 
     metric: str
     figure: str
@@ -181,7 +183,6 @@ class Track:
     points: tuple[Point, ...]
 
     def stretches(self) -> list[list[Point]]:
-        """Points that may be joined, stretch by stretch."""
         found: list[list[Point]] = []
         for point in self.points:
             if not point.is_joined:
@@ -194,7 +195,6 @@ class Track:
 
 
 def may_be_joined(metric: str, before: Point, after: Point) -> bool:
-    """Whether the figures of two runs can be compared."""
     first, second = before.conditions, after.conditions
     counting = before.counting, after.counting
     if why_not_figures(metric, before.metric, after.metric, counting):
@@ -210,7 +210,7 @@ def may_be_joined(metric: str, before: Point, after: Point) -> bool:
 
 
 def _faults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The faults that are on: a newer engine knows more faults."""
+    """The faults that are on; the others are left out, since a newer engine has more of them."""
     return {name: value for name, value in (config.get("faults") or {}).items() if value}
 
 

@@ -30,7 +30,7 @@ CONFIG_SHOWN: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmsRun:
-    """All rounds of several arms together. `rounds`: by name ("2-honoured") those that ended."""
+    """All rounds of several arms. `rounds`: those that ended, by name ("2-honoured")."""
 
     path: Path
     manifest: Manifest
@@ -47,19 +47,15 @@ class Clock:
     settled_ns: int
 
     def seconds(self, stamps: pd.Series) -> npt.NDArray[np.float64]:
-        """Stamps as seconds since the load began."""
         return (stamps.to_numpy(dtype=np.float64) - self.started_ns) / 1e9
 
     @property
     def length_s(self) -> float:
-        """How long the load ran."""
         return (self.ended_ns - self.started_ns) / 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One finished run, in memory."""
-
     path: Path
     manifest: Manifest
     summary: Summary
@@ -73,7 +69,7 @@ class Run:
 
 
 def read_run(path: Path) -> Run | ArmsRun:
-    """Read a run folder. Raises `ConfigError` where it is not one, or is damaged."""
+    """Raises `ConfigError` for a folder that is no run, or is damaged."""
     if not path.is_dir():
         raise ConfigError(f"{path}: no such folder; name one that `walkaway run` has written")
     run, rounds = load_run(path), RunFolder(path).rounds
@@ -105,7 +101,7 @@ def run_clock(manifest: Manifest, requests: pd.DataFrame) -> Clock:
 
 
 def server_in_words(engine: str, config: Mapping[str, Any]) -> str:
-    """ "reference, simulated runner, 16 slots": the engine, and what it tells of its `config`."""
+    """The engine and its settings: "reference, simulated runner, 16 slots"."""
     details = [
         form.format(config[key]) for key, form in CONFIG_SHOWN if config.get(key) is not None
     ]

@@ -1,4 +1,4 @@
-"""From a folder of runs to one HTML file: how the figures moved from run to run."""
+"""From a folder of runs to one HTML file: each figure from run to run."""
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ Key = tuple[str, str]  # metric and figure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """What the page says about one group."""
+    """The page's content for one group."""
 
     anchor: str
     title: str
@@ -33,7 +33,6 @@ class Trend:
 
     @property
     def beside(self) -> str:
-        """How many runs and changes stand beside the pictures."""
         parts = (
             (self.flawed, f"{quantity(len(self.flawed), 'runs')} not joined"),
             (self.changes, f"{quantity(len(self.changes), 'changes')} of what was run"),
@@ -42,7 +41,7 @@ class Trend:
 
 
 def write_trend(folder: Path, output: Path) -> None:
-    """Raises `ConfigError` where the folder cannot be read or the page not be written."""
+    """Raises `ConfigError` if the folder cannot be read or the page cannot be written."""
     history = read_history(folder)
     trends = [_trend(group, f"group{number}") for number, group in enumerate(history.groups)]
     html = document(
@@ -93,8 +92,9 @@ def _limits(run: PastRun) -> list[Limit]:
 
 
 def _limits_on(limits: Sequence[Limit], key: Key, keys: Mapping[Key, object]) -> list[Limit]:
-    """The limits to draw over a figure: on it, or (over the metric's first figure) on a figure
-    without a picture."""
+    """The limits to draw over a figure: its own and, over the metric's first figure, those on
+    figures without a picture.
+    """
     metric, figure = key
     first = next(other for other in keys if other[0] == metric)
     return [

@@ -1,7 +1,7 @@
 """The first word of a report, and how far to trust the run behind it.
 
-The verdict is the gate's: by the workload's own limits, or where it has none by the gate's default
-limits. What the run cannot tell, the gate cannot decide, and that is no pass.
+The verdict is the gate's: by the workload's own limits, or without any by the gate's default
+limits. The gate cannot decide on a figure that the run does not have, and that is no pass.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,8 +30,6 @@ WRONG: Final = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED)
 
 
 class Mark(StrEnum):
-    """How good one thing is."""
-
     GOOD = "good"
     UNKNOWN = "not judged"
     BAD = "not good"
@@ -47,8 +45,9 @@ _MARK_OF: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """`mark` colours it; each of `lines` is a verdict and the checks so judged. `checks`: a row for
-    each limit, with its verdict, what was measured and why."""
+    """`mark` colours it; each of `lines` is a verdict and its checks. `checks`: a row for each
+    limit, with its verdict, the measured value and the reason.
+    """
 
     mark: Mark
     word: str
@@ -127,8 +126,9 @@ def _with_reason(one: Check) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """One thing that figures rest on, and what is known about it. `brief`: the form for the first
-    screen, where it belongs there."""
+    """One foundation of the figures, and the findings about it. `brief`: the form for the first
+    screen, if it belongs there.
+    """
 
     what: str
     mark: Mark
@@ -137,7 +137,7 @@ class Trust:
 
 
 def trust(run: Run) -> list[Trust]:
-    """What must hold for a figure to mean what its name says."""
+    """The conditions under which each figure means what its name says."""
     client, window = _client(run.summary), _steady(run.summary)
     return [client, _machine(run), window, _answers(run), *_floor(run), _known(run)]
 
@@ -148,7 +148,7 @@ def trust_of_arms(run: ArmsRun) -> list[Trust]:
 
 
 def _of_arms(judge: Callable[[Summary], Trust], run: ArmsRun) -> Iterator[Trust]:
-    """In brief what holds for all arms is said once, else what is not good in which arm."""
+    """In `brief` a finding for all arms appears once; else each bad one with its arm."""
     worst: dict[str, tuple[Trust, str]] = {}
     for arm in run.summary.arms:
         of_arm = {name: one for name, one in run.rounds.items() if name.partition("-")[2] == arm}
@@ -180,8 +180,9 @@ def _client(summary: Summary) -> Trust:
 
 
 def _machine(run: Run) -> Trust:
-    """The machine of the load, which is also the server's where the run started it. A client that
-    used little may still have waited long for its turn."""
+    """The machine of the load, which is also the server's if the run started it. A client that used
+    little may still have waited long for its turn.
+    """
     cores = run.manifest.hardware.get("cores")
     during = run.frames.cpu["t_ns"].between(run.clock.started_ns, run.clock.ended_ns)
     samples = run.frames.cpu[during]

@@ -1,1 +1,1 @@
-"""Pictures: numbers in, a figure as Plotly draws it out. No file is read here, and no clock."""
+"""Pictures: numbers in, a figure for Plotly out. No file is read here, and no clock."""

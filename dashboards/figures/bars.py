@@ -1,9 +1,9 @@
-"""Stacked bars: where the time of a cancel goes, and which tokens were generated unread.
+"""Stacked bars: the stages of a cancel, and the tokens that were generated unread.
 
-No bar looks better than the server was. A stage that many requests never came out of has no median,
-only a time that it exceeds. Such a part is the last of its row: later stages are known of a few
-lucky requests at most. It reaches as far as is known. Where that would leave no room for the known
-parts it is cut off, and its label says so.
+A bar must not look better than the server was. A stage that many requests never completed has no
+median, only a time that it exceeds. Such an open part ends its row, because later stages are known
+of a few lucky requests at most. It reaches as far as is known. If that leaves no room for the known
+parts, it is cut off, and its label says so.
 """
 
 import math
@@ -55,7 +55,6 @@ class StagePart:
 
 
 def stage_parts(metrics: Mapping[str, Metric], key: str) -> dict[str, StagePart]:
-    """A quantile of each stage, up to the first open one."""
     parts: dict[str, StagePart] = {}
     for name, *_ in STAGES:
         if (metric := metrics.get(name)) is None:
@@ -72,7 +71,6 @@ def stage_parts(metrics: Mapping[str, Metric], key: str) -> dict[str, StagePart]
 
 
 def cancel_stages(metrics: Mapping[str, Metric]) -> Figure:
-    """Two rows of stacked bars: the median of each stage, and its 99th percentile."""
     figure = canvas(x_title="milliseconds", y_title="", height=220)
     rows = [(label, stage_parts(metrics, key)) for key, label in STAGE_ROWS]
     most_s = open_at_most(parts for _, parts in rows)
@@ -100,7 +98,7 @@ def cancel_stages(metrics: Mapping[str, Metric]) -> Figure:
 
 
 def open_at_most(rows: Iterable[Mapping[str, StagePart]]) -> float:
-    """How long (s) an open part is drawn at most: infinity where it leaves room for the others."""
+    """The greatest length (s) of an open part: infinity if it leaves room for the others."""
     parts = [list(row.values()) for row in rows]
     known_s = max(
         (sum(one.seconds for one in row if not one.is_open) for row in parts), default=0.0
@@ -132,7 +130,8 @@ def _label_open_end(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WasteBar:
     """Mean unread tokens of `n` requests. `parts`: sampled before their users left, and after;
-    None where only their sum is known. `limits`: the interval of the sum."""
+    None if only their sum is known. `limits`: the interval of the sum.
+    """
 
     label: str
     n: int
@@ -143,8 +142,7 @@ class WasteBar:
 
 
 def waste_bars(bars: Sequence[WasteBar], *, x_title: str) -> Figure:
-    """Stacked: tokens generated before and after the user left, unread; the sum on top."""
-    figure = canvas(x_title=x_title, y_title="tokens for nobody, mean", height=280)
+    figure = canvas(x_title=x_title, y_title="unread tokens, mean", height=280)
     labels = [plain(bar.label) for bar in bars]
     looks = [(label, colour, shape) for label, colour, shape in WASTE_PARTS]
     heights = [[0.0 if bar.parts is None else bar.parts[part] for bar in bars] for part in (0, 1)]
@@ -178,7 +176,6 @@ def waste_bars(bars: Sequence[WasteBar], *, x_title: str) -> Figure:
 
 
 def _add_limits(figure: Figure, bars: Sequence[WasteBar]) -> None:
-    """A whisker over each sum."""
     figure.add_scatter(
         x=[plain(bar.label) for bar in bars],
         y=[bar.total for bar in bars],

@@ -1,8 +1,8 @@
-"""How every picture looks: one palette, one empty canvas.
+"""The common look of all pictures: one palette, one empty canvas.
 
 The colours are Okabe and Ito's, which people with any common colour blindness can tell apart, in an
-order that alternates light and dark; dashes and patterns tell the same without any colour. A
-picture carries no ink colour of its own: the page gives text, axes and grid lines theirs when it is
+order that alternates light and dark; dashes and patterns distinguish the lines without colour. A
+picture carries no ink colour of its own: the page colours text, axes and grid lines when it is
 shown, so one figure serves light, dark and paper.
 """
 
@@ -35,7 +35,7 @@ SCALES: Final = {"s": (1e3, "milliseconds"), "ratio": (1e2, "percent")}  # of an
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What Plotly draws: `data` holds the traces; both are in its own words."""
+    """`data` holds the traces, `layout` the rest, in Plotly's own terms."""
 
     data: list[dict[str, Any]]
     layout: dict[str, Any]
@@ -59,12 +59,11 @@ class Figure:
         self.layout.setdefault("shapes", []).append(shape)
 
     def add_vertical(self, x: object, **more: Any) -> None:
-        """A dotted line at `x` over the whole height."""
         place = {"x0": x, "x1": x, "xref": "x", "y0": 0, "y1": 1, "yref": "y domain"}
         self.add_shape(type="line", line=DOTTED, **place, **more)
 
     def add_text(self, text: str, **place: Any) -> None:
-        """Text at a place in the picture; `text` is read as markup."""
+        """Plotly reads `text` as markup."""
         label = {"text": text, "showarrow": False, **place}
         self.layout.setdefault("annotations", []).append(label)
 
@@ -75,7 +74,6 @@ class Figure:
 
 
 def canvas(*, x_title: str, y_title: str, height: int = HEIGHT_PX) -> Figure:
-    """An empty figure with our margins, legend and axes, transparent, without ink colours."""
     layout = {
         "height": height,
         "margin": {"l": 8, "r": 12, "t": 8, "b": 8},
@@ -92,7 +90,7 @@ def canvas(*, x_title: str, y_title: str, height: int = HEIGHT_PX) -> Figure:
 
 
 def _axis(title: str) -> dict[str, Any]:
-    """Fixed: a drag over a picture scrolls the page, above all on a phone."""
+    """Without zooming: a drag over a picture scrolls the page, above all on a phone."""
     text = {"text": title, "font": {"size": 13}}
     return {"title": text, "automargin": True, "zeroline": False, "fixedrange": True}
 
@@ -109,7 +107,7 @@ def whiskers(
     thickness: int = 2,
     width: int = 5,
 ) -> dict[str, Any]:
-    """Error bars from values and their intervals; a value without an interval gets none."""
+    """A value without an interval gets no error bar."""
     return {
         "type": "data",
         "symmetric": False,
@@ -124,5 +122,5 @@ def whiskers(
 
 
 def plain(text: object) -> str:
-    """Text from outside, for a place where Plotly would read markup."""
+    """Escape text from outside where Plotly would read markup."""
     return escape(str(text), quote=False)

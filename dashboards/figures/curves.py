@@ -1,7 +1,7 @@
-"""Distributions of cancels and of recoveries: every request counts, also one without an end.
+"""Distributions of cancels and of recoveries: every request counts, even one without an end.
 
-A curve is Kaplan and Meier's: a request that the server never stopped counts as longer than it was
-watched, even if it ended by itself before.
+The curve is the Kaplan-Meier estimate: a request that the server never stopped counts as longer
+than it was watched, even if it ended by itself before.
 """
 
 from collections.abc import Mapping
@@ -45,9 +45,10 @@ _GOLDEN: Final = 0.618034  # multiples of it, less their whole part, spread dots
 
 
 def rising_steps(y: Floats, *, steps: int = STEPS) -> npt.NDArray[np.int64]:
-    """Which points of a rising curve to draw: the first and the last, and between them the first
-    that reaches each of `steps` equal parts of its height. Drawn as steps it then lies nowhere
-    above the true one, and below by less than such a part."""
+    """The points of a rising curve to draw: the first, the last, and between them the first to
+    reach each of `steps` equal parts of its height. Drawn as steps, the curve then lies nowhere
+    above the true one, and less than one such part below it.
+    """
     if len(y) <= steps + 2:
         return np.arange(len(y))
     levels = np.linspace(y[0], y[-1], steps + 1)
@@ -56,16 +57,16 @@ def rising_steps(y: Floats, *, steps: int = STEPS) -> npt.NDArray[np.int64]:
 
 
 def rising_note(points: int, *, steps: int = STEPS) -> str | None:
-    """What a caption must say of a curve of so many points."""
     if points <= steps:
         return None
     return f"{points:,} requests, drawn in {steps:,} steps: nowhere above the true curve."
 
 
 def cancel_latency(cancels: pd.DataFrame) -> Figure:
-    """The share of abandoned requests that the server had let go of, by time since they left: all,
-    and by what the request was doing. A cross marks how long a request without an end was watched.
-    Needs at least one request."""
+    """Shares of the abandoned requests that the server had let go, by time since their users left:
+    all of them, and by phase. A cross marks how long a request without an end was watched. Needs at
+    least one request.
+    """
     figure = _empty("milliseconds")
     cancels = cancels[was_cancelled(cancels)]
     curve = _curve(cancels)
@@ -96,7 +97,7 @@ def cancel_latency(cancels: pd.DataFrame) -> Figure:
 
 
 def cancel_curves(curves: Mapping[str, Curve], *, units: Mapping[str, float], of: str) -> Figure:
-    """A curve for each run, flat after the last request that was let go.
+    """A curve for each run, flat after its last request was let go.
 
     `units`: how many seconds the unit of the x axis has, by run; `of`: the name of that unit.
     """
@@ -153,7 +154,7 @@ def _add_curve(
     unit_s: float = 1e-3,
     **more: Any,
 ) -> tuple[Floats, Floats]:
-    """Draw it, from (0, 0) on, on an axis of that unit. Returns its points."""
+    """Returns the points of the curve, which starts at (0, 0)."""
     times, shares = np.append(0.0, times), np.append(0.0, shares)
     drawn = rising_steps(shares)
     figure.add_scatter(
@@ -168,7 +169,6 @@ def _add_curve(
 
 
 def cancel_steps(cancels: pd.DataFrame) -> Figure:
-    """How many abandoned requests took how many step boundaries."""
     figure = canvas(x_title="step boundaries until let go", y_title="requests", height=240)
     steps = cancels.loc[~cancels["censored"].astype(bool), CANCEL_LATENCY_STEPS].dropna()
     counts = steps.astype(int).value_counts().sort_index()
@@ -189,7 +189,7 @@ def cancel_steps(cancels: pd.DataFrame) -> Figure:
 def slot_recovery(waited: pd.DataFrame) -> Figure:
     """Every trial of `analysis.recovery.probes` as a dot, one row an arm, with its quartiles.
 
-    A probe that saw no first token is a cross where it gave up, and in no box.
+    A probe without a first token is a cross where it gave up, and is in no box.
     """
     figure = canvas(x_title="milliseconds to the probe's first token", y_title="", height=260)
     is_censored = waited["censored"].astype(bool)
@@ -230,7 +230,8 @@ def slot_recovery(waited: pd.DataFrame) -> Figure:
 
 def _add_box(figure: Figure, values: Floats, row: float, colour: str) -> None:
     """The middle half of the values, a line at their median, and whiskers to the last value within
-    one and a half times the length of the box."""
+    1.5 times the length of the box.
+    """
     low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
     reach = 1.5 * (high - low)
     first = values[values >= low - reach].min()

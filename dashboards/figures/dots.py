@@ -1,4 +1,4 @@
-"""Figures of several arms or runs as dots: ratios to a baseline, rounds, chunk sizes."""
+"""Dots for figures of several arms or runs: ratios to a baseline, rounds, chunk sizes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ QUANTILES: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """One dot: a figure of a candidate, as so many times that of the baseline."""
+    """One dot: a candidate's figure divided by the baseline's."""
 
     candidate: str
     figure: str
@@ -60,7 +60,8 @@ class Ratio:
 def ratios(dots: Sequence[Ratio]) -> Figure:
     """A row a figure, its name above a dot and its interval for each candidate, on a log axis.
 
-    The form of a dot tells how it is judged. Of several candidates each dot bears the number.
+    The form of a dot shows its verdict. With several candidates each dot has its candidate's
+    number.
     """
     rows = list(dict.fromkeys(dot.figure for dot in dots))
     candidates = list(dict.fromkeys(dot.candidate for dot in dots))
@@ -111,7 +112,6 @@ def _add_candidate(
 
 
 def _number_dots(figure: Figure, dots: Sequence[Ratio], rows: Sequence[float], count: str) -> None:
-    """Behind each whisker, or dot without one."""
     figure.add_scatter(
         x=[dot.limits[1] if dot.limits else dot.ratio for dot in dots],
         y=list(rows),
@@ -126,7 +126,7 @@ def _number_dots(figure: Figure, dots: Sequence[Ratio], rows: Sequence[float], c
 
 
 def _name_rows(figure: Figure, rows: Sequence[str], *, above: float) -> None:
-    """In the picture and not beside it: on a phone there would be no room for the dots."""
+    """Inside the picture: beside it, a phone would have no room for the dots."""
     for place, row in enumerate(rows):
         where = {"x": 0, "xref": "paper", "xanchor": "left"}
         where |= {"y": place - above, "yanchor": "bottom"}
@@ -151,7 +151,6 @@ def _fold_axis(figure: Figure, ends: Sequence[float]) -> None:
 
 
 def per_round(values: Mapping[str, Sequence[float | None]], *, unit: str) -> Figure:
-    """One column an arm: a dot for each round, and the mean with its interval."""
     scale, shown_unit = SCALES.get(unit, (1.0, unit))
     figure = canvas(x_title="", y_title=shown_unit, height=280)
     values = {plain(arm): those for arm, those in values.items()}
@@ -188,7 +187,7 @@ def _half_width(values: Sequence[float]) -> float:
 
 
 def frontier(points: Sequence[tuple[int, float, float]]) -> Figure:
-    """(chunk size, what the others wait, what the long prompt waits), both in milliseconds."""
+    """Points are (chunk size, the others' wait, the long prompt's wait); waits in ms."""
     figure = canvas(
         x_title="bystanders: between two tokens (p99), ms",
         y_title="long prompt: first token, ms",
@@ -210,7 +209,7 @@ def frontier(points: Sequence[tuple[int, float, float]]) -> Figure:
 
 
 def cancel_by_chunk(by_figure: Mapping[str, Mapping[int, float]]) -> Figure:
-    """Cancel latency (ms) by chunk size, for the median and p99."""
+    """Cancel latencies in milliseconds, by figure and chunk size."""
     figure = canvas(x_title="chunk size, tokens a step", y_title="cancel latency, ms")
     for key, name, look in QUANTILES:
         figure.add_scatter(

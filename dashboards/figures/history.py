@@ -24,8 +24,9 @@ SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "star", "hexagon
 def over_runs(
     tracks: Sequence[Track], limits: Sequence[Limit], changes: Mapping[datetime, str]
 ) -> Figure:
-    """A line for each side, broken where runs cannot be compared; crosses for runs that say nothing
-    about the server; the gate's limits; marks at the foot where the manifest changed."""
+    """A line for each side, broken where runs cannot be compared; crosses for invalid or incomplete
+    runs; the gate's limits; marks at the foot where the manifest changed.
+    """
     scale, unit = SCALES.get(tracks[0].unit, (1.0, tracks[0].unit))
     figure = canvas(x_title="written (UTC)", y_title=unit, height=280)
     for place, track in enumerate(tracks):
@@ -97,8 +98,7 @@ def _add_points(
     marker: Mapping[str, object],
     name: str,
 ) -> None:
-    """Points outside every line, with what each says of itself; a point without a value has no
-    place."""
+    """Points outside every line, each with its label; a point without a value has no place."""
     drawn = [(one.run.at, value, text) for one, value, text in points if value is not None]
     if drawn:
         figure.add_scatter(

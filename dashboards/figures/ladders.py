@@ -1,4 +1,4 @@
-"""Quantiles as ladders: a row for each thing, on one logarithmic time axis.
+"""Quantiles as ladders: a row for each series, on one logarithmic time axis.
 
 A ladder whose upper rungs are known only to lie higher ends in an arrow where that begins.
 """
@@ -31,8 +31,7 @@ Row = tuple[str, Metric]
 
 
 def ladders(rows: Sequence[Row], *, intervals: bool = False) -> Figure:
-    """Median, p90 and p99 of each metric (seconds), in the order given; a metric without any is
-    left out. `intervals`: draw that of the median."""
+    """Median, p90 and p99 of each metric (seconds); a metric without any is left out."""
     present = [(plain(label), metric) for label, metric in rows if _rungs(metric)]
     figure = canvas(x_title="", y_title="", height=_AROUND_PX + _ROW_PX * max(len(present), 3))
     for label, metric in present:
@@ -88,7 +87,7 @@ def _add_open_ends(figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def _rungs(metric: Metric) -> list[float]:
-    """The quantiles that are known, then what the others are known to exceed."""
+    """The known quantiles, then the bounds that the others exceed."""
     known = [value for key, _, _ in RUNGS if (value := getattr(metric, key))]
     bound = _open_end(metric)
     return known if bound is None else [*known, bound]
@@ -100,7 +99,6 @@ def _open_end(metric: Metric) -> float | None:
 
 
 def log_time_axis(figure: Figure, seconds: Floats, *, title: str) -> None:
-    """Whole decades of milliseconds, each tick with its unit."""
     first = math.floor(math.log10(seconds.min() * 1e3))
     last = max(math.ceil(math.log10(seconds.max() * 1e3)), first + 1)
     ticks = [10.0**n for n in range(first, last + 1, 1 + (last - first) // MOST_TICKS)]

@@ -1,7 +1,7 @@
 """Pictures over time, all on one clock: seconds since the load began.
 
 A long series is cut into equal intervals of time, each of which keeps its lowest and its highest
-sample where they stood. A spike of one sample is still drawn, which averaging would hide.
+sample at their times. A spike of one sample is still drawn, which averaging would hide.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,8 +36,10 @@ INTERVALS: Final = 600  # of a long series
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Points to draw, how many samples they stand for, and the levels of all samples: the highest,
-    the mean by time (each sample holds until the next) and the last. Without samples no level."""
+    """Points to draw, the number of samples behind them, and the levels of all samples: the
+    highest, the mean by time (each sample holds until the next) and the last. No levels without
+    samples.
+    """
 
     x: Floats
     y: Floats
@@ -47,7 +49,6 @@ class Series:
 
     @property
     def note(self) -> str | None:
-        """What a caption must say about it."""
         if self.intervals is None:
             return None
         return (
@@ -96,14 +97,13 @@ def _levels(x: Floats, y: Floats) -> tuple[float, float, float] | None:
 
 
 def column_series(frame: pd.DataFrame, column: str, clock: Clock, *, scale: float = 1.0) -> Series:
-    """One column of a frame of samples, ready to draw."""
     ordered = frame.sort_values("t_ns")
     values = ordered[column].to_numpy(dtype=np.float64, na_value=np.nan) * scale
     return min_max(clock.seconds(ordered["t_ns"]), values)
 
 
 def levels_in_words(series: Mapping[str, Series]) -> str:
-    """Lines as a sentence: "running: highest 8, mean 6.1, at the end 0; waiting: ..."."""
+    """For example "running: highest 8, mean 6.1, at the end 0; waiting: ...", in one sentence."""
     said = [
         f"{name}: highest {number(highest)}, mean {number(mean)}, at the end {number(last)}"
         for name, one in series.items()
@@ -114,15 +114,13 @@ def levels_in_words(series: Mapping[str, Series]) -> str:
 
 
 def notes(series: Sequence[Series], marks: Marks | None = None) -> str | None:
-    """What the caption must add about points and marks that are not drawn."""
     said = [one.note for one in series if one.note is not None][:1]
     if marks is not None and max(len(marks.abandons), len(marks.preemptions)) > MARKS:
-        said.append("marks too close to be told apart share one")
+        said.append("marks too close to distinguish share one")
     return "; ".join(said) or None
 
 
 def batch_slots(running: Series, waiting: Series | None, marks: Marks, clock: Clock) -> Figure:
-    """Occupied slots and the queue, with a mark for each abandon and each preemption."""
     figure = _over_time(clock, y_title="requests", height=HEIGHT_PX)
     _add_steps(figure, running, name="running (in a slot)", colour=BLUE)
     if waiting is not None:
@@ -132,7 +130,7 @@ def batch_slots(running: Series, waiting: Series | None, marks: Marks, clock: Cl
 
 
 def kv_blocks(used: Series, marks: Marks, clock: Clock, *, unit: str, total: int | None) -> Figure:
-    """KV cache in use over time. `total`, where known, is named in the axis title."""
+    """The axis title names `total` if it is known."""
     title = unit if total is None else f"{unit} (of {total:,})"
     figure = _over_time(clock, y_title=title)
     _add_steps(figure, used, name=unit, colour=GREEN)
@@ -141,7 +139,6 @@ def kv_blocks(used: Series, marks: Marks, clock: Clock, *, unit: str, total: int
 
 
 def lines(series: Mapping[str, Series], clock: Clock, *, y_title: str) -> Figure:
-    """One line for each named series."""
     figure = _over_time(clock, y_title=y_title)
     looks = zip(cycle(CYCLE), cycle(DASHES), strict=False)
     for (name, one), (colour, dash) in zip(series.items(), looks, strict=False):

@@ -1,2 +1,3 @@
-"""The sections of a page, each as data: a title, what it shows, and its figures and tables or the
-reason why there are none."""
+"""The sections of a page, each as data: a title, an explanation, and its figures and tables or the
+reason for their absence.
+"""

@@ -1,5 +1,6 @@
-"""The sections of a run with several arms, and of the chunk frontier where that is its question:
-what a larger chunk buys the long prompt, and what it costs the other users."""
+"""The sections of a run with several arms, and of the chunk frontier if that is its question:
+what a larger chunk gains the long prompt, and what it costs the other users.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -19,7 +20,6 @@ GAPS, FIRST, CANCEL = "itl_s", "ttft_s", "cancel_latency_prefill_s"
 
 
 def sections(run: ArmsRun) -> list[Section]:
-    """The frontier where that is the question; then the figures that differ, round by round."""
     asked = [_frontier(run), _cancel_by_chunk(run)] if is_frontier(run.manifest.workload) else []
     return [*asked, _rounds(run), _survivors(run), _requests(run)]
 
@@ -62,7 +62,7 @@ def _round_picture(summary: ArmsSummary, name: str, key: str) -> Picture:
 
 
 def _worth_drawing(summary: ArmsSummary) -> list[tuple[str, str]]:
-    """The question's own figures, then those that differ for certain."""
+    """The question's own figures, then those that surely differ."""
     certain = {(name, key) for name, key, one in compared(summary) if is_certain(one)}
     drawable = [
         (name, key)
@@ -77,7 +77,7 @@ def _worth_drawing(summary: ArmsSummary) -> list[tuple[str, str]]:
 def _survivors(run: ArmsRun) -> Section:
     section = Section(
         name="survivors",
-        title="What the other users felt, arm by arm",
+        title="The users who stayed, arm by arm",
         shows="Times of users who were to stay to the end, of all rounds together: median (dot), "
         "p90 (diamond), p99 (bar).",
         good="arms alike: the difference is what cancellation costs the users who stay.",
@@ -88,7 +88,7 @@ def _survivors(run: ArmsRun) -> Section:
     ]
     pictures = [one for one in found if one is not None]
     if not pictures:
-        return section.without("Nobody stayed to the end in any arm.")
+        return section.without("No user stayed to the end in any arm.")
     return section.drawn(*pictures)
 
 
@@ -96,7 +96,7 @@ def _requests(run: ArmsRun) -> Section:
     section = Section(name="requests", title="Single requests", shows="", good="")
     first = next(iter(run.summary.arms))
     return section.without(
-        "Each round of each arm is a run of its own, with a report that goes down to single "
+        "Each round of each arm is a run of its own, with a report on its single "
         f"requests: walkaway report RUN/rounds/1-{first}, where RUN is this run's folder."
     )
 
@@ -106,7 +106,7 @@ def is_frontier(workload: Mapping[str, Any]) -> bool:
 
 
 def frontier_sentence(run: ArmsRun) -> str | None:
-    """The two ends of the frontier in words; None where an end is not known."""
+    """The two ends of the frontier in words; None if an end is not known."""
     ends = [(size, run.summary.arms[name].metrics) for name, size in _chunk_sizes(run).items()]
     ends = [(size, found) for size, found in ends if {GAPS, FIRST} <= found.keys()]
     if len(ends) < 2:
@@ -128,7 +128,7 @@ def frontier_sentence(run: ArmsRun) -> str | None:
 
 
 def _chunk_sizes(run: ArmsRun) -> dict[str, int]:
-    """Each arm's tokens a step, smallest first; an arm that does not say its own is left out."""
+    """Each arm's tokens a step, smallest first; an arm that does not state them is left out."""
     sizes = {
         arm["name"]: arm["engine"]["max_num_batched_tokens"]
         for arm in run.manifest.workload["arms"]
@@ -140,7 +140,7 @@ def _chunk_sizes(run: ArmsRun) -> dict[str, int]:
 def _frontier(run: ArmsRun) -> Section:
     section = Section(
         name="frontier",
-        title="What a larger chunk costs, and for whom",
+        title="Cost and gain of a larger chunk",
         shows="Each point is a chunk size (tokens a step): to the right, bystanders wait longer "
         "between two tokens (99th percentile); further up, the long prompt waits longer for its "
         "first (median).",
@@ -165,7 +165,7 @@ def _cancel_by_chunk(run: ArmsRun) -> Section:
     )
     by_figure = {key: _by_chunk(run, CANCEL, key) for key, *_ in dots.QUANTILES}
     if not by_figure["p50"]:
-        return section.without("No arm tells the cancel latency in prefill.")
+        return section.without("No arm has a cancel latency in prefill.")
     said = ", ".join(f"{size:,}: {y:.3g} ms" for size, y in by_figure["p50"].items())
     return section.drawn(
         Picture(

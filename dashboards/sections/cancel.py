@@ -1,5 +1,4 @@
-"""How long the server took to let go, by way of leaving and by phase, and how soon the slot worked
-for another request."""
+"""Cancel latency, by way of leaving and by phase, and slot recovery."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -18,8 +17,8 @@ from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
 from harness.records import Metric
 
 ONLY_TOTALS: Final = (
-    "Nothing here tells when the server let go of a single request; what totals and probes tell "
-    "stands above."
+    "No source here shows when the server let go of a single request; the figures from totals and "
+    "probes stand above."
 )
 WAYS: Final = {
     "fin": "closed",
@@ -69,7 +68,6 @@ def latency(run: Run) -> Section:
 
 
 def ways(run: Run) -> Section:
-    """By how the user left, and by what the request was doing then."""
     section = Section(
         name="ways",
         title="By way of leaving",
@@ -99,7 +97,7 @@ def ways(run: Run) -> Section:
 
 
 def _rows(run: Run, kind: str, labels: Mapping[str, str]) -> list[tuple[str, int | None, Metric]]:
-    """One breakdown of the summary: label, ghosts (None: not told), cancel latency."""
+    """One breakdown of the summary: label, ghosts (None: not known), cancel latency."""
     found: list[Mapping[str, Any]] = run.summary.breakdown.get(f"cancel_latency_by_{kind}") or []
     return [
         (
@@ -117,7 +115,7 @@ def _cells(label: str, ghosts: int | None, metric: Metric) -> tuple[str, ...]:
 
 
 def probe_requests(run: Run) -> pd.DataFrame:
-    """The requests of the phase that follows a load, where there is one; else all."""
+    """The requests of the phase after the load if there is one; else all."""
     after = run.frames.probe_phase
     return run.frames.requests if after is None else after
 
@@ -130,7 +128,7 @@ def recovery(run: Run) -> Section:
         title="How soon the slot worked for another request",
         shows="A probe waits for a slot. Each dot is one trial: from the moment a user left to the "
         "probe's first token (abandon), the probe on an idle server (unloaded), and the same queue "
-        f"when nobody leaves (control): then the probe waits for a filler's natural end{after}. "
+        f"when no user leaves (control): then the probe waits for a filler's natural end{after}. "
         "The box holds the middle half, its line is the median.",
         good="abandon close to unloaded, and far from control.",
     )

@@ -1,9 +1,8 @@
 """The server and the load over time, the users who stayed, and the measurement floor.
 
-What the server showed of itself comes from its step log, else from what was scraped. A step's
-numbers are those with which it began, and hold until the next one begins. An idle engine makes no
-steps, so the step log ends with the last request; what was scraped after it shows whether
-everything came back.
+The server's numbers come from its step log, else from scrapes. A step's numbers are those at its
+start, and hold until the next one begins. An idle engine makes no steps, so the step log ends with
+the last request; the scrapes after it show whether everything came back.
 """
 
 from collections.abc import Iterator
@@ -100,7 +99,7 @@ def hardware(run: Run) -> Section:
 
 
 def _hardware_series(run: Run) -> Iterator[tuple[str, str, dict[str, Series]]]:
-    """Name, title and lines of each picture: what the GPUs told, then the processes' cores."""
+    """Name, title and lines of each picture: the GPUs' readings, then the processes' cores."""
     gpu, cpu = run.frames.gpu, run.frames.cpu
     for column, title, scale in GPU_COLUMNS:
         if gpu[column].notna().any():
@@ -130,9 +129,9 @@ def _lines(run: Run, name: str, series: dict[str, Series], y_title: str, alt: st
 def survivors(run: Run) -> Section:
     section = Section(
         name="survivors",
-        title="What the other users felt",
+        title="The users who stayed",
         shows="Times of users who were to stay to the end: median (dot), p90 (diamond), p99 (bar).",
-        good="no worse than in a run where nobody leaves; only a comparison of two runs can tell.",
+        good="no worse than in a run without abandons; only a comparison of two runs can show it.",
     )
     present = [
         (name, label, run.metrics[name])
@@ -141,7 +140,7 @@ def survivors(run: Run) -> Section:
     ]
     if not present:
         return section.without(
-            run.summary.not_measurable.get("ttft_s", "Nobody stayed to the end.")
+            run.summary.not_measurable.get("ttft_s", "No user stayed to the end.")
         )
     said = " ".join(
         f"{name[:-2].upper().replace('_', ' ')}: {median_and_p99(one)}" for name, _, one in present
@@ -166,7 +165,7 @@ def lag(run: Run) -> Section:
     is_load = run.frames.client["t_ns"].between(run.clock.started_ns, run.clock.ended_ns)
     ticks = run.frames.client[is_load]
     if ticks.empty:
-        return section.without("The load did not watch itself in this run.")
+        return section.without("The load process did not record its own lag in this run.")
     series = {
         f"load process {number}": column_series(rows, "lag_ns", run.clock, scale=1e-6)
         for number, (_, rows) in enumerate(ticks.groupby("pid"), start=1)
@@ -177,14 +176,15 @@ def lag(run: Run) -> Section:
 
 
 def _requests_in(run: Run, role: str) -> Series | None:
-    """How many requests were `running` or `waiting` over time; None where nothing told it."""
+    """How many requests were `running` or `waiting` over time; None without a source."""
     found = _joined(_stepped(run, f"num_{role}"), _scraped(run, role))
     return None if found is None else min_max(*found)
 
 
 def _preempted_ns(run: Run) -> pd.Series:
     """When requests were preempted: by the lifecycle log; without one, the scrapes at which the
-    server's counter of preemptions had risen."""
+    server's counter of preemptions had risen.
+    """
     events = run.frames.lifecycle
     if not events.empty:
         return events.loc[events["event"] == "preempted", "t_ns"]
@@ -193,8 +193,9 @@ def _preempted_ns(run: Run) -> pd.Series:
 
 
 def _kv_usage(run: Run) -> tuple[Series, str, int | None] | None:
-    """KV cache in use over time, its unit and how much there is: in blocks where the server counts
-    them, else as a share."""
+    """KV cache in use over time, its unit and its total: in blocks if the server counts them, else
+    as a share.
+    """
     config = run.manifest.target.config if run.manifest.target else None
     total = (config or {}).get("num_blocks")
     free = _joined(_stepped(run, "free_blocks"), _scraped(run, "free_blocks"))
@@ -205,7 +206,7 @@ def _kv_usage(run: Run) -> tuple[Series, str, int | None] | None:
 
 
 def _joined(stepped: Points | None, scraped: Points | None) -> Points | None:
-    """The step log, then what was scraped after the last step."""
+    """The step log, then the scrapes after its last step."""
     if stepped is None or scraped is None:
         return stepped or scraped
     is_later = scraped[0] > stepped[0][-1]
@@ -230,7 +231,7 @@ def _scraped(run: Run, role: str) -> Points | None:
 
 
 def _values(run: Run, role: str) -> pd.Series:
-    """What the server showed under that role, by time; empty where it did not."""
+    """The server's gauge for that role, by time; empty without one."""
     metrics = run.manifest.target.spec.get("metrics", {}) if run.manifest.target else {}
     source = metrics.get(role)
     if source is None:

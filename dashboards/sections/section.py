@@ -1,7 +1,7 @@
-"""What a section of a page is made of: pictures and tables, or the reason why there are none.
+"""The content of a page's section: pictures and tables, or the reason why there are none.
 
-A section without data is not drawn empty. It gives the reason, in the words of the summary where it
-has some, so that "not measurable here" is never mistaken for zero.
+A section without data is not drawn empty. It gives the reason, if possible in the summary's words,
+so that "not measurable here" is never mistaken for zero.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ CLIENT_TIMES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A figure, the text for readers who cannot see it, and what its caption must add."""
+    """A figure, the text for readers that cannot see it, and an addition to its caption."""
 
     name: str
     figure: Figure
@@ -35,7 +35,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A text, and in small type behind it its unit, under it more lines and a warning (`flag`)."""
+    """A text with its unit in small type, and more lines and a warning (`flag`) under it."""
 
     text: str
     unit: str | None = None
@@ -45,7 +45,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table with what it shows; the first cell of a row names it."""
+    """`shows` explains the table; the first cell of a row names it."""
 
     title: str
     shows: str
@@ -55,8 +55,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """One heading: what it shows, what good looks like, and the pictures or the reason; `tables`
-    hold the figures that a picture cannot show."""
+    """One heading, an explanation (`shows`), how good looks, and the pictures or the `reason` for
+    their absence; `tables` hold the figures that a picture cannot show.
+    """
 
     name: str
     title: str
@@ -77,13 +78,12 @@ class Section:
 def why_not(run: Run, names: Sequence[str], otherwise: str) -> str:
     """The summary's reason for the first of these figures that it could not measure."""
     if not run.summary.outcomes.get("abandoned"):
-        return "Nobody left early in this run."
+        return "No user left early in this run."
     reasons = run.summary.not_measurable
     return next((reasons[name] for name in names if name in reasons), otherwise)
 
 
 def median_and_p99(metric: Metric | None) -> str:
-    """Two quantiles as a sentence for an alternative text; nothing where there is no metric."""
     if metric is None or not metric.n:
         return ""
     return f"Median {bounded(metric, 'p50')}, 99th percentile {bounded(metric, 'p99')}."
@@ -97,7 +97,7 @@ def ladder_picture(
     prefix: str = "",
     intervals: bool = False,
 ) -> Picture | None:
-    """A ladder of quantiles of one metric for each arm or run; None where none has it."""
+    """None if no side has the metric."""
     known = {side: of[metric] for side, of in by_side.items() if metric in of}
     if not any(one.n and (one.p50 is not None or one.lower_bounds) for one in known.values()):
         return None

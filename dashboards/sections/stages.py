@@ -1,7 +1,7 @@
-"""Where the time of a cancel goes: stage by stage, in time and in steps of the engine.
+"""The stages of a cancel, in time and in steps of the engine.
 
-A stage in steps is the number of step boundaries passed in it. A request that got no further than
-the beginning of a stage is censored there, in steps as in seconds.
+A stage in steps is the number of step boundaries passed in it. A request that only reached the
+beginning of a stage is censored there, in steps as in seconds.
 """
 
 import math
@@ -43,7 +43,7 @@ def stages(run: Run) -> Section:
     present = {name: run.metrics[name] for name, *_ in STAGES if name in run.metrics}
     if not present:
         names = tuple(name for name, *_ in STAGES)
-        return section.without(why_not(run, names, "This server tells no stages of a cancel."))
+        return section.without(why_not(run, names, "This server reports no stages of a cancel."))
     rows = [
         f"{label[0].upper()}{label[1:]}: "
         + ", ".join(f"{name[:-2]} {figure_of(one, key)}" for name, one in present.items())
@@ -61,7 +61,7 @@ def stages(run: Run) -> Section:
 
 
 def _not_drawn(metrics: Mapping[str, Metric]) -> str | None:
-    """What the bars leave open, and every quantile that they leave out."""
+    """The note on open bars, and on every quantile that has no bar."""
     rows = {label: stage_parts(metrics, key) for key, label in STAGE_ROWS}
     said = []
     if any(part.is_open for parts in rows.values() for part in parts.values()):
@@ -82,7 +82,6 @@ def _not_drawn(metrics: Mapping[str, Metric]) -> str | None:
 
 
 def stage_table(metrics: Mapping[str, Metric], in_steps: Mapping[str, Metric]) -> Table:
-    """A row for each stage that is known, with the refill of the slot and the whole."""
     rows = [
         _row(f"{start} \N{RIGHTWARDS ARROW} {end}", metrics[name], in_steps.get(name))
         for name, start, end, _, _ in _ROWS

@@ -1,4 +1,4 @@
-"""The tables of a page: every figure with how it was obtained, the limits, and the accounts."""
+"""The tables of a page: every figure with its method, the limits, and the accounts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -29,7 +29,6 @@ FIGURES: Final = ("n", "censored", "mean", "p50", "p90", "p95", "p99", "max", "m
 
 
 def limits_table(verdict: Verdict) -> Table:
-    """The gate's checks one by one."""
     return Table(
         title="The limits, one by one",
         shows="The gate's verdict on each limit. A limit that lies within what the true value can "
@@ -40,10 +39,10 @@ def limits_table(verdict: Verdict) -> Table:
 
 
 def value_tables(value: Value) -> list[Table]:
-    """The worth of cancellation: savings, with a formula a row, then stages."""
+    """The savings, with a formula a row, then the stages."""
     return [
         Table(
-            title="What cancellation is worth",
+            title="Value of cancellation",
             shows=f'One load where cancellation is ignored ("{value.ignored}") and where it is '
             f'honoured ("{value.honoured}"). The change is of paired rounds.',
             columns=(*value_columns(value), "formula"),
@@ -59,7 +58,6 @@ def value_tables(value: Value) -> list[Table]:
 
 
 def account_tables(agreement: Sequence[Agreement], counters: Sequence[AuditEntry]) -> list[Table]:
-    """Methods against each other, and counters against the clients' own counts; those with rows."""
     tables = [
         Table(
             title="Two methods for one quantity",
@@ -80,7 +78,6 @@ def account_tables(agreement: Sequence[Agreement], counters: Sequence[AuditEntry
 
 
 def every_figure(rows: Sequence[tuple[str | Cell, ...]]) -> Table:
-    """All rows of `metric_rows`."""
     return Table(
         title="Every figure",
         shows="Censored samples are known only to exceed their value; a quantile that lies among "
@@ -95,8 +92,7 @@ def every_figure(rows: Sequence[tuple[str | Cell, ...]]) -> Table:
 def metric_rows(
     metrics: Mapping[str, Metric], flags: Mapping[str, str], *, of: str | None = None
 ) -> list[tuple[str | Cell, ...]]:
-    """A row for each metric, in the order given. `flags`: why some are not to be believed. `of`:
-    the arm, where there are several."""
+    """`flags`: reasons not to believe some metrics. `of`: the arm, if there are several."""
     before = "" if of is None else f"{of}: "
     return [_row(before + name, one, flags.get(name)) for name, one in metrics.items()]
 

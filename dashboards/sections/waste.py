@@ -1,4 +1,4 @@
-"""Tokens that nobody read: by when a user left, and by what the request was doing then."""
+"""Unread tokens, by abandon point and by phase."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
@@ -20,10 +20,9 @@ _LOWER: Final = "≥: at least so many; some requests were still held when the w
 
 
 def waste(run: Run) -> Section:
-    """By abandon point and by phase, and the time that went the same way."""
     section = Section(
         name="waste",
-        title="Tokens for nobody",
+        title="Unread tokens",
         shows="Mean tokens per abandoned request that were generated and never read, by how many "
         "the user had read before leaving, and by what the server was doing then.",
         good="small bars of one height wherever the user leaves; after the close no more than the "
@@ -33,7 +32,7 @@ def waste(run: Run) -> Section:
     if not pictures:
         names = (*reversed(PARTS), "wasted_tokens")
         return section.without(
-            why_not(run, names, "This server does not tell what it generated for each request.")
+            why_not(run, names, "This server does not report each request's generated tokens.")
         )
     return section.drawn(*pictures, tables=_time_table(run.cancels))
 
@@ -84,8 +83,9 @@ def point_bars(
     most: int = MOST_BARS,
     unfinished: Collection[int] = (),
 ) -> list[WasteBar]:
-    """A bar for each abandon point; beyond `most`, neighbours are put together so that each bar
-    stands for about as many requests. A point in `unfinished` gives a lower bound."""
+    """A bar for each abandon point; beyond `most`, neighbours are merged so that each bar stands
+    for about as many requests. A point in `unfinished` gives a lower bound.
+    """
     if not points:
         return []
     counts = np.array([point["n"] for point in points])
@@ -109,7 +109,7 @@ def point_bars(
 
 
 def phase_bars(cancels: pd.DataFrame) -> list[WasteBar]:
-    """A bar for each phase in which a user left, from the requests whose waste is known."""
+    """From the requests whose waste is known."""
     return [
         _bar(
             f"{label} ({len(rows):,})",
@@ -142,7 +142,6 @@ def _shown(value: float, unit: str, *, is_lower: bool) -> str:
 
 
 def _time_table(cancels: pd.DataFrame) -> tuple[Table, ...]:
-    """How long an abandoned request kept its slot and used the engine, by phase."""
     rows = []
     for label, those in _by_label(cancels.dropna(subset=_SPENT)):
         is_lower = bool(is_unfinished(those).any())
@@ -152,7 +151,7 @@ def _time_table(cancels: pd.DataFrame) -> tuple[Table, ...]:
         return ()
     return (
         Table(
-            title="Time for nobody, by where the request was",
+            title="Time spent after the user had left, by phase",
             shows="Means per abandoned request, after its user had left: how long it kept its "
             "batch slot, and its share of the time of the engine's steps.",
             columns=("left", "requests", "slot time", "step time"),

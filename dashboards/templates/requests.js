@@ -78,8 +78,8 @@
     ended: ["client", "over for the client"],
   };
   const KEY =
-    "Striped: waiting for a slot. Blue: served, with a line for each token read (for many, some of them). Hatched: held for " +
-    "nobody, up to an arrow where no end was seen. The numbers are those of the list below, with the time since the request was sent.";
+    "Striped: waiting for a slot. Blue: served, with a line for each token read (for many, some of them). Hatched: held after the " +
+    "user left, up to an arrow where no end was seen. The numbers are those of the list below, with the time since the request was sent.";
   const momentsOf = (of, i) => {
     const found = [{ at: 0, who: "client", text: "sent" }];
     for (const [name, [who, text]] of Object.entries(MOMENTS)) {

@@ -34,8 +34,8 @@ def test_a_good_server() -> None:
     }
     assert sentence(LEFT, metrics) == (
         "When a user left, the server let go after 12.3 ms (median; 99 % within 45 ms). "
-        "It generated 1.9 tokens per abandon for nobody. All 100 abandoned requests were stopped. "
-        "Nothing leaked."
+        "It generated 1.9 tokens per abandon that no client read. "
+        "All 100 abandoned requests were stopped. Nothing leaked."
     )
     assert {card.label: card.is_clean for card in cards(metrics, {})} == {
         "Cancel latency": None,
@@ -54,7 +54,7 @@ def test_ghosts_and_leaks_are_said() -> None:
     }
     text = sentence(LEFT, metrics, lost=("slots", "blocks"))
     assert "some requests were not stopped while they were watched" in text
-    assert "3 of 100 abandoned requests went on as if nobody had left." in text
+    assert "3 of 100 abandoned requests went on as if their users had stayed." in text
     assert "1 slot and 12 blocks never came back." in text
     assert [card.is_clean for card in cards(metrics, {})] == [None, False, False]
 
@@ -62,14 +62,14 @@ def test_ghosts_and_leaks_are_said() -> None:
 def test_requests_that_may_be_ghosts_or_not_are_counted() -> None:
     none = {"ghost_rate": rate(0.0, n=93)}
     assert sentence(LEFT, none, unsure=2) == (
-        "93 of 95 abandoned requests were stopped, 2 are not known."
+        "93 of 95 abandoned requests were stopped, 2 undecided."
     )
     (card,) = cards(none, {}, unsure=2)
     assert (card.value, card.is_clean) == ("0", None)
-    assert "2 more are not known" in card.details
+    assert "2 more undecided" in card.details
     some = {"ghost_rate": rate(0.03, n=100)}
     assert sentence(LEFT, some, unsure=2) == (
-        "3 of 100 abandoned requests went on as if nobody had left; 2 more are not known."
+        "3 of 100 abandoned requests went on as if their users had stayed; 2 more undecided."
     )
     assert [card.is_clean for card in cards(some, {}, unsure=2)] == [False]
 
@@ -142,7 +142,7 @@ def test_a_gauge_of_0_does_not_say_that_all_were_stopped() -> None:
     assert sentence(LEFT, {"ghost_rate": either}).endswith("or their slots are lost.")
     all_known = ghost_rate([Ghosts(n=51, low=51, high=51)], "counter")
     assert sentence(LEFT, {"ghost_rate": all_known}) == (
-        "51 of 51 requests left went on as if nobody had left."
+        "51 of 51 requests left went on as if their users had stayed."
     )
 
 
@@ -168,7 +168,9 @@ def test_prompts_that_were_computed_in_vain_are_told(
 def test_waste_by_a_counter_is_of_all_requests_left() -> None:
     others = {"cut_off": 12}
     wasted = Metric(unit="tokens", n=62, mean=3.0, method="counter", others=others)
-    assert "3 tokens per request left for nobody" in sentence(LEFT, {"wasted_tokens": wasted})
+    assert "3 tokens per request left that no client read" in sentence(
+        LEFT, {"wasted_tokens": wasted}
+    )
     (card,) = cards({"wasted_tokens": wasted}, {})
     assert card.details[0] == "mean per request left, of 62; the run cut off 12 of these"
 
@@ -204,7 +206,7 @@ def test_black_box_runs_speak_of_recovery_only() -> None:
     )
     metrics["probe_ttft_control_s"] = seconds(1.2, 1.3)
     assert sentence(LEFT, metrics).endswith(
-        "(median), against 1.2 s when nobody leaves and a stream must end by itself."
+        "(median), against 1.2 s without abandons, when a stream must end by itself."
     )
 
 
@@ -216,6 +218,6 @@ def test_a_figure_below_the_floor_carries_its_flag() -> None:
 
 def test_nothing_measured_is_never_zero() -> None:
     assert "does not show what happened" in sentence(LEFT, {})
-    assert sentence({"completed": 3}, {}).startswith("Nobody left early")
+    assert sentence({"completed": 3}, {}).startswith("No user left early")
     assert sentence({"completed": 0}, {}).startswith("No request was made")
     assert cards({}, {}) == []

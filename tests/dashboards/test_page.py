@@ -103,7 +103,7 @@ def test_only_a_page_of_ours_is_written_over(
         assert main(["report", str(run), "-o", str(page)]) == 0
     whole = page.read_bytes()
     assert main(["report", str(run), "-o", str(run / "manifest.json")]) == 2
-    assert "is no page of walkaway" in capsys.readouterr().err
+    assert "is not a page of walkaway" in capsys.readouterr().err
     assert (run / "manifest.json").read_bytes().startswith(b"{")
     assert page.read_bytes() == whole
     assert not list(run.glob("*.part"))

@@ -81,7 +81,7 @@ def test_arms_without_figures_are_said_to_have_none(tmp_path: Path) -> None:
     run = save_arms(tmp_path, kind="chunk_frontier", arms=arms, differences={})
     page = page_by("report", run)
     assert page.figures() == {}
-    assert "No request was made, so there is nothing to tell." in page.body
+    assert "No request was made, so there is nothing to report." in page.body
 
 
 def test_each_arm_says_how_far_to_trust_it_by_its_worst_round(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_an_invalid_run_of_arms_says_no_ratio_before_that(tmp_path: Path) -> Non
     body = page_by("report", save_arms(tmp_path, kind="abandon", validity=invalid, rounds=1)).body
     assert "Against 32" not in body
     assert body.index("the load could not keep up") < body.index("times")
-    assert body.index("The arms side by side") < body.index("What was run on what")
+    assert body.index("The arms side by side") < body.index("Workload and server")
     assert "1, seed 8" in body
 
 

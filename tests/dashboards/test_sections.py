@@ -81,7 +81,7 @@ def test_a_request_that_was_not_watched_to_the_end_was_not_seen_stopped(make_run
     change(run, "manifest.json", window=window | {"settled_ns": window["load_ended_ns"]})
     change_metric(run, "ghost_rate", n=29)
     body = page_by("report", run).body
-    assert "29 of 30 abandoned requests were stopped, 1 are not known." in body
+    assert "29 of 30 abandoned requests were stopped, 1 undecided." in body
     assert "as it should be" not in body
 
 
