@@ -1,10 +1,9 @@
-"""The door of the command line. Here, and only here, errors become messages and exit codes.
+"""The entry point of the command line: only here do errors become messages and exit codes.
 
 0 good · 1 a bug of ours · 2 wrong usage or configuration · 5 the target or the run failed ·
 130 interrupted. Results go to standard output, progress and errors to standard error.
 
-Everything else is imported behind the door, so that a Ctrl-C while Python still loads libraries is
-answered like any other.
+The commands are imported inside `main`, so a Ctrl-C while Python loads libraries is handled too.
 """
 
 import signal
@@ -17,7 +16,6 @@ BUG = 1
 
 
 def main() -> None:
-    """Run the command line and end the process with its exit code."""
     signal.signal(signal.SIGINT, _leave)
     try:
         from harness.commands.verbs import app
@@ -33,10 +31,9 @@ def main() -> None:
 
 
 def _leave(_signum: int, _frame: FrameType | None) -> None:
-    """Ctrl-C while nothing is measured (a run has a handler of its own, `harness.run.progress`).
+    """Handle Ctrl-C outside a run (a run has its own handler, `harness.run.progress`).
 
-    SystemExit and no KeyboardInterrupt: the command line's library would end with a code of its
-    own, without a word.
+    SystemExit rather than KeyboardInterrupt, for which Typer exits silently with its own code.
     """
     _complain("interrupted")
     sys.exit(InterruptedRunError.exit_code)

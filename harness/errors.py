@@ -1,7 +1,6 @@
-"""Expected failures in three families, each with an exit code of its own.
+"""Expected failures in three families, each with its own exit code.
 
-Errors are raised where they are noticed and translated to an exit code in one place, `harness.cli`.
-A message says what happened, where, and what to do.
+`harness.cli` turns them into exit codes. A message says what happened, where, and what to do.
 """
 
 from typing import ClassVar
@@ -14,7 +13,7 @@ class WalkawayError(Exception):
 
 
 class ConfigError(WalkawayError):
-    """The user asked for something that cannot be: a bad file, key, value or flag."""
+    """Wrong usage: a bad file, key, value or flag."""
 
     exit_code = 2
 

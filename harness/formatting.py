@@ -8,21 +8,21 @@ from harness.records import Difference, Metric, Shift
 DASH: Final = "\N{EN DASH}"
 SELF_EVIDENT_UNITS: Final = frozenset({"s", "ratio", "bytes"})  # each figure says ms, %, MiB
 SIGNS: Final = {"lower": "≥ ", "upper": "≤ "}
-NEVER_NEGATIVE: Final = frozenset({"s", "tokens", "steps"})  # of others there may be changes
+NEVER_NEGATIVE: Final = frozenset({"s", "tokens", "steps"})  # other units also measure changes
 RATES: Final = {"rps": "per s", "tokens/s": "tokens/s"}
 
 
 def number(value: float) -> str:
     """Three significant digits; whole numbers from a thousand on keep all theirs."""
     if value == int(value) or abs(value) >= 1000:
-        return f"{value + 0.0:,.0f}"  # nothing has no sign
+        return f"{value + 0.0:,.0f}"  # + 0.0 turns -0 into 0
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))
     text = f"{value:.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def quantity(value: float | None, unit: str) -> str:
-    """`0.0203, "s"` is "20.3 ms". A value that is not there is a dash, never 0."""
+    """`0.0203, "s"` is "20.3 ms". A missing value is a dash, never 0."""
     if value is None or not math.isfinite(value):
         return DASH
     if unit == "s":
@@ -59,7 +59,7 @@ def _bytes(value: float) -> str:
 
 
 def figure_of(metric: Metric, name: str, *, unit: str | None = None) -> str:
-    """One figure of a metric (`p99`, `mean`); one that lies among the censored reads "> 2 s"."""
+    """One figure of a metric (`p99`, `mean`); a censored one reads "> 2 s"."""
     shown_unit = metric.unit if unit is None else unit
     value, bound = getattr(metric, name), metric.lower_bounds.get(name)
     if value is None and bound is not None:
@@ -68,8 +68,8 @@ def figure_of(metric: Metric, name: str, *, unit: str | None = None) -> str:
 
 
 def bounded(metric: Metric, name: str, *, unit: str | None = None) -> str:
-    """The same with the sign of its bound: "≤ 20 ms" is no more than that. Of a mean of which only
-    a limit is known, the limit."""
+    """The figure with the sign of its bound, such as "≤ 20 ms"; for a mean of which only an upper
+    limit is known, that limit."""
     if name == "mean" and is_only_limited(metric):
         return f"≤ {quantity(metric.upper95, metric.unit if unit is None else unit)}"
     sign = SIGNS.get(metric.bound, "") if getattr(metric, name) is not None else ""
@@ -77,19 +77,19 @@ def bounded(metric: Metric, name: str, *, unit: str | None = None) -> str:
 
 
 def is_only_limited(metric: Metric) -> bool:
-    """Is only an upper limit of the mean known?"""
     return metric.mean is None and metric.bound == "upper" and metric.upper95 is not None
 
 
 def is_p99_the_largest(metric: Metric) -> bool:
-    """Is p99 simply the largest value? With fewer than a hundred values it always is."""
+    """With fewer than a hundred values, p99 is the largest of them."""
     return metric.p99 is not None and metric.n < 100 and metric.p99 == metric.max
 
 
 def shift_in_words(name: str, arm: str, reference: str, shift: Shift, unit: str) -> str | None:
     """ "ttft_s of each request: on against off -12 ms (-20 to -3 ms), larger in 41 % of pairs".
 
-    None where too little is known for that."""
+    None if no superiority is known.
+    """
     if shift.superiority is None:
         return None
     how_often = f"larger in {quantity(shift.superiority, 'ratio')} of pairs"
@@ -106,7 +106,7 @@ def shift_in_words(name: str, arm: str, reference: str, shift: Shift, unit: str)
 
 
 def difference_in_words(one: Difference) -> str:
-    """ "on / off = 0.41 (0.35 to 0.48), 5 rounds"; where there is no ratio, the difference."""
+    """ "on / off = 0.41 (0.35 to 0.48), 5 rounds"; without a ratio, the difference."""
     what, value, limits = f"{one.arm} / {one.reference}", one.ratio, one.ratio_ci95
     if value is None:
         what = f"{one.arm} - {one.reference}"
@@ -117,10 +117,10 @@ def difference_in_words(one: Difference) -> str:
 
 
 def interval(metric: Metric, name: str, *, unit: str | None = None) -> str | None:
-    """The 95 % interval of a figure, or None where there is none: "1.5 to 2 ms".
+    """The 95 % interval of a figure, such as "1.5 to 2 ms"; None if it has none.
 
-    A bound has none: how far the true value lies beyond it is not known. That of a time or of
-    tokens begins at 0 at the earliest: a mean's, symmetrical, may reach below.
+    A bound has no interval: the distance of the true value is unknown. A symmetrical interval of
+    times or tokens is cut at 0.
     """
     if metric.bound != "point":
         return None
@@ -132,7 +132,7 @@ def interval(metric: Metric, name: str, *, unit: str | None = None) -> str | Non
 
 
 def between(limits: tuple[float, float] | None, unit: str) -> str | None:
-    """`(0.0015, 0.002), "s"` is "1.5 to 2 ms"; None where there are no limits."""
+    """`(0.0015, 0.002), "s"` is "1.5 to 2 ms"."""
     if limits is None:
         return None
     low, high = (quantity(limit, unit) for limit in limits)

@@ -1,4 +1,4 @@
-"""Reaching a server: whom to trust over TLS, and in plain words why it was not reached."""
+"""The harness's own HTTP client: TLS trust, bounded answers, reasons for failed connections."""
 
 import errno
 import os
@@ -20,24 +20,24 @@ from harness.errors import ConfigError
 
 MOST_BYTES: Final = 1 << 25  # of one answer, headers and all
 _TOO_LARGE: Final = f"the answer has more than {MOST_BYTES >> 20} MiB"
-_PACKED: Final = "the answer is packed, though nobody asked for that"
+_PACKED: Final = "the answer is compressed, which the request did not allow"
 _AS_IT_IS: Final = "identity"
 _KEPT: Final = 8  # connections, for further requests
 _KEPT_S: Final = 5.0  # longer, and servers begin to close them
 
 
 def why_unread(error: Exception) -> str:
-    """Why an answer could not be read, in words that do not change from time to time."""
+    """The reason without details that vary, so that repeated failures give one warning."""
     return str(error) if str(error) in (_TOO_LARGE, _PACKED) else type(error).__name__
 
 
 class BoundedTransport(httpx.HTTPTransport):
-    """`longest_s`: from the sending of a request to the end of its answer."""
+    """Limits each answer to `MOST_BYTES`, and to `longest_s` from request to end."""
 
     def __init__(self, *, verify: ssl.SSLContext, longest_s: float) -> None:
         super().__init__(verify=verify)
         self._pool.close()
-        # As many at once as are asked for: a limit of ours would look like one of the server's.
+        # No limit on connections: a client-side one would look like the server's.
         self._pool = httpcore.ConnectionPool(
             ssl_context=verify,
             network_backend=_Backend(longest_s),
@@ -73,8 +73,7 @@ class _Backend(httpcore.NetworkBackend):
 
 
 class _Stream(httpcore.NetworkStream):
-    """Its state: `_until_s`, when the answer must be complete, on the monotonic clock, and `_size`,
-    the bytes of it that have come."""
+    """`_until_s`: the answer's deadline on the monotonic clock; `_size`: its bytes so far."""
 
     def __init__(self, inner: httpcore.NetworkStream, longest_s: float) -> None:
         self._inner = inner
@@ -117,15 +116,14 @@ class _Stream(httpcore.NetworkStream):
 _NO_HANDLE: Final = (errno.EMFILE, errno.ENFILE)
 # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH.
 _FOR_ANOTHER: Final = (62, 64)
-# What OpenSSL says when the other side's first bytes are no TLS.
+# OpenSSL's reasons if the peer's first bytes are not TLS.
 _NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"})
 
 
 def tls_context(ca_file: str | None, *, flag: str = "--ca-file") -> ssl.SSLContext:
-    """Whom to trust: the CAs in this PEM file, else those that httpx trusts.
+    """Trust the CAs in this PEM file, else those of httpx: SSL_CERT_FILE, SSL_CERT_DIR, or certifi.
 
-    Without a file the environment decides as in httpx: SSL_CERT_FILE, SSL_CERT_DIR, else certifi's.
-    Raises ConfigError for a file that is none, and names the `flag` that it came with.
+    Raises ConfigError, which names `flag`, for a bad file.
     """
     try:
         if ca_file is None:
@@ -142,22 +140,21 @@ def tls_context(ca_file: str | None, *, flag: str = "--ca-file") -> ssl.SSLConte
 def http_client(
     headers: Mapping[str, str], *, ca_file: str | None, timeout_s: float, longest_s: float
 ) -> httpx.Client:
-    """For the harness's own requests: no proxies, no redirects, the same trust as the load's.
+    """A client without proxies and redirects.
 
-    `timeout_s` is for the next byte, `longest_s` for the whole answer.
+    `timeout_s` limits the wait for the next byte, `longest_s` the whole answer.
     """
     transport = BoundedTransport(verify=tls_context(ca_file), longest_s=longest_s)
     return httpx.Client(headers=headers, timeout=timeout_s, transport=transport, trust_env=False)
 
 
 def split_place(url: str) -> tuple[str, int]:
-    """Host and port of a URL."""
     parts = urlsplit(url)
     return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def why_unreached(error: BaseException, host: str, port: int) -> str:
-    """Why a server was not reached, and what to do, from `error` and its causes."""
+    """The reason for a failed connection and what to do, from `error` and its causes."""
     cause = next((one for one in _chain(error) if isinstance(one, OSError)), None)
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     match cause:
@@ -171,9 +168,9 @@ def why_unreached(error: BaseException, host: str, port: int) -> str:
         case ssl.SSLError():
             return _why_no_tls(cause, host, where)
         case ConnectionRefusedError():
-            return f"nobody listens at {where} (connection refused): is the server running?"
+            return f"no server listens at {where} (connection refused): is it running?"
         case TimeoutError() if "handshake" in str(cause):
-            return f"{where} takes no part in a TLS handshake: should the URL begin with http://?"
+            return f"{where} does not answer a TLS handshake: should the URL begin with http://?"
         case TimeoutError():
             return f"no connection to {where} in time: is the address right?"
         case OSError(errno=errno.EADDRNOTAVAIL):
@@ -185,7 +182,7 @@ def why_unreached(error: BaseException, host: str, port: int) -> str:
 def is_out_of_handles(error: OSError) -> bool:
     """Did it fail because this process, or the system, has no file handle left?
 
-    Name resolution does not tell: without a handle to read its files with, no host has a name.
+    Name resolution hides this: without a handle for its files, it finds no host.
     """
     if isinstance(error, socket.gaierror):
         try:
@@ -199,12 +196,12 @@ def _why_no_tls(error: ssl.SSLError, host: str, where: str) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _FOR_ANOTHER:
             return (
-                f"the certificate of {host} is another's ({error.verify_message}): "
-                "ask by a name that is in the certificate, or have this one added to it"
+                f"the certificate of {host} is for another host ({error.verify_message}): "
+                "use a name that the certificate holds, or add this one to it"
             )
         return (
             f"the certificate of {host} is not trusted ({error.verify_message}): "
-            "name the CA that signed it with --ca-file (of plain Locust: --walkaway-ca-file) or "
+            "name the CA that signed it with --ca-file (in plain Locust: --walkaway-ca-file) or "
             "SSL_CERT_FILE"
         )
     if error.reason in _NOT_TLS:
@@ -219,7 +216,6 @@ def _named(ca_file: str | None, flag: str) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what it came from."""
     one: BaseException | None = error
     while one is not None:
         yield one
@@ -227,17 +223,12 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-
-
 URL_TEXT: Final = re.compile(r"[!-~]+")
-
-
 HEADER_VALUE: Final = re.compile(r"[\t -~]*")
 
 
 def check_target_url(url: str, *, flag: str = "--target") -> str:
-    """The base URL without a slash at its end. Raises ConfigError, in which `flag` says where it
-    was typed."""
+    """The base URL without a final slash. Raises ConfigError, which names `flag`."""
     parts = _split(flag, url)
     if parts.query or parts.fragment:
         raise ConfigError(f"{flag} {url}: must be the server's base URL, without ? and #")
@@ -245,21 +236,20 @@ def check_target_url(url: str, *, flag: str = "--target") -> str:
 
 
 def check_metrics_url(url: str) -> str:
-    """The URL of a metrics page, as it was typed. Raises ConfigError."""
     _split("--metrics-url", url)
     return url
 
 
 def parse_headers(typed: Iterable[str], *, flag: str = "--header") -> dict[str, str]:
-    """The headers of several `--header Name=value`. Raises ConfigError."""
+    """Headers from `Name=value` texts. Raises ConfigError."""
     headers: dict[str, str] = {}
     for text in typed:
         name, equals, value = text.partition("=")
         if not equals:
-            raise ConfigError(f"{flag}: must look like Name=value; there is no `=` in one of them")
+            raise ConfigError(f"{flag}: must look like Name=value; one of them has no `=`")
         if not HEADER_NAME.fullmatch(name):
             raise ConfigError(
-                f"{flag} {name!r}: a header's name is made of letters, digits and dashes"
+                f"{flag} {name!r}: a header's name consists of letters, digits and dashes"
             )
         _check_value(f"{flag} {name}", value)
         headers[name] = value
@@ -267,7 +257,7 @@ def parse_headers(typed: Iterable[str], *, flag: str = "--header") -> dict[str, 
 
 
 def typed_command(headers: Iterable[str], *, program: str = "walkaway") -> list[str]:
-    """The command line for the manifest, without the values of headers: they may be secret."""
+    """The command line for the manifest, without the values of headers, which may be secret."""
     hidden = {text: f"{text.partition('=')[0]}=***" for text in headers}
     return [program, *(_hide(argument, hidden) for argument in sys.argv[1:])]
 
@@ -279,7 +269,7 @@ def _hide(argument: str, hidden: dict[str, str]) -> str:
 
 
 def check_ca_file(path: str | None, *, flag: str = "--ca-file") -> str | None:
-    """Where it lies, for a process in any folder. Raises ConfigError where it is none."""
+    """The file's absolute path. Raises ConfigError if it holds no certificate."""
     if path is None:
         return None
     tls_context(path, flag=flag)
@@ -287,14 +277,14 @@ def check_ca_file(path: str | None, *, flag: str = "--ca-file") -> str | None:
 
 
 def request_headers(headers: Mapping[str, str], api_key_env: str | None) -> dict[str, str]:
-    """The headers for the harness's own requests. Raises ConfigError where the key is not set."""
+    """The headers with the API key's. Raises ConfigError if the variable is not set."""
     if api_key_env is None:
         return dict(headers)
     key = os.environ.get(api_key_env)
     if not key:
         raise ConfigError(
             f"--api-key-env {api_key_env}: this environment variable is not set; "
-            f"export it, or leave the flag out"
+            f"export it, or omit the flag"
         )
     _check_value(f"--api-key-env {api_key_env}", key)
     return {**headers, "Authorization": f"Bearer {key}"}
@@ -303,8 +293,8 @@ def request_headers(headers: Mapping[str, str], api_key_env: str | None) -> dict
 def _split(flag: str, url: str) -> SplitResult:
     if "@" in url.partition("//")[2].partition("/")[0]:
         raise ConfigError(
-            f"{flag}: holds a user name or password, which would stand in the report; "
-            f"give it with --api-key-env or --header instead"
+            f"{flag}: holds a user name or password, which would appear in the report; "
+            f"use --api-key-env or --header instead"
         )
     try:
         httpx.URL(url)

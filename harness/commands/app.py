@@ -1,4 +1,4 @@
-"""Common to all commands: the app, the look of their help, and flags of several commands."""
+"""The command line's app, the layout of its help, and the flags that several commands share."""
 
 from typing import Annotated, Any
 
@@ -26,18 +26,16 @@ class Command(TyperCommand):
 
 
 def workload_names(incomplete: str) -> list[str]:
-    """For a shell that completes: the shipped workloads that begin so."""
     from harness.workload.workload import SHIPPED_WORKLOADS, shipped
 
     return [name for name in shipped(SHIPPED_WORKLOADS) if name.startswith(incomplete)]
 
 
 def target_names(incomplete: str) -> list[str]:
-    """For a shell that completes: the shipped kinds of server that begin so."""
     from harness.workload.workload import SHIPPED_TARGETS, shipped
 
     return [name for name in shipped(SHIPPED_TARGETS) if name.startswith(incomplete)]
 
 
 JsonResult = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]

@@ -28,20 +28,19 @@ WIDEST: Final = 100  # longer lines are hard to read
 TEMPLATE: Final = "workload_template.toml"
 
 TRUST_IN_WORDS: Final[Mapping[Trust, str]] = {
-    "exact": "can be believed at any time",
-    "exact_when_idle": "can be believed only while nothing runs",
+    "exact": "exact at any time",
+    "exact_when_idle": "exact only while nothing runs",
     "lower": "the true value may be higher",
-    "stuck": "never moves, whatever the server's documentation says: not used",
+    "stuck": "never moves, despite the server's documentation: not used",
 }
 SLOTS_IN_WORDS: Final = {
-    "config": "asked from its /walkaway/config",
-    "props": "asked from its /props",
-    "workload": "not told: --set load.slots=N where a workload asks for it, else found by trying",
+    "config": "read from its /walkaway/config",
+    "props": "read from its /props",
+    "workload": "not published: set load.slots if a workload needs it, else found by trying",
 }
 
 
 def show_workloads(*, as_json: bool) -> None:
-    """Every shipped workload with its question and its file."""
     known = {name: load_workload(name) for name in shipped(SHIPPED_WORKLOADS)}
     if as_json:
         _print_json({name: one.question for name, one in known.items()})
@@ -50,7 +49,6 @@ def show_workloads(*, as_json: bool) -> None:
 
 
 def show_workload(name_or_path: str, *, as_json: bool) -> None:
-    """One workload: its question, how to run it, and its file. Raises ConfigError."""
     workload = load_workload(name_or_path)
     if as_json:
         _print_json(as_plain_data(workload))
@@ -59,7 +57,7 @@ def show_workload(name_or_path: str, *, as_json: bool) -> None:
     arms = ", ".join(arm.name for arm in workload.arms)
     lines = [
         workload.question,
-        f"Run it: walkaway run {name_or_path} (any key is changed with --set section.key=value)",
+        f"Run it: walkaway run {name_or_path} (--set section.key=value changes any key)",
         *([f"Arms, run in turn: {arms}; rounds: {workload.run.rounds}"] if arms else []),
     ]
     typer.echo(workload.name)
@@ -69,7 +67,6 @@ def show_workload(name_or_path: str, *, as_json: bool) -> None:
 
 
 def show_targets(*, as_json: bool) -> None:
-    """Every kind of server that is known, with the roles of its metrics."""
     known = {name: load_target(name) for name in shipped(SHIPPED_TARGETS)}
     if as_json:
         _print_json({name: one.description for name, one in known.items()})
@@ -82,7 +79,6 @@ def show_targets(*, as_json: bool) -> None:
 
 
 def show_target(name_or_path: str, *, as_json: bool) -> None:
-    """One kind of server: how it is spoken to, and its metrics in words. Raises ConfigError."""
     target = load_target(name_or_path)
     if as_json:
         _print_json(as_plain_data(target))
@@ -93,16 +89,15 @@ def show_target(name_or_path: str, *, as_json: bool) -> None:
     )
     typer.echo(f"  {find_file(name_or_path, package=SHIPPED_TARGETS, noun='engine')}")
     if not target.metrics:
-        typer.echo("\nNo metrics are known: only what its clients see is measured.")
+        typer.echo("\nNo metrics are known: only client-side figures are measured.")
     for role, source in target.metrics.items():
         typer.echo(f"\n{role}")
         _print_lines(_about_metric(source))
 
 
 def write_template(file: Path, *, force: bool) -> None:
-    """Write the workload to begin with. Raises ConfigError where a file is there already."""
     if file.exists() and not force:
-        raise ConfigError(f"{file}: is there already; name another file, or overwrite with --force")
+        raise ConfigError(f"{file}: exists already; name another file, or replace it with --force")
     try:
         file.write_text((files("harness") / TEMPLATE).read_text())
     except OSError as error:
@@ -114,18 +109,17 @@ def _about(target: Target) -> Iterator[str]:
     yield target.description
     yield f"Requests go to {target.path}."
     if target.lifecycle:
-        yield "Its own log tells each stage of a cancel: figures are exact, metrics are the check."
+        yield "Its log has each stage of a cancel: figures are exact, and metrics only check them."
     yield f"Batch slots: {SLOTS_IN_WORDS[target.slots_from]}."
     steps = "" if target.settle_steps is None else f" or {target.settle_steps} steps, if longer"
-    yield f"Time to settle after a load: {target.settle_s:g} s{steps}."
+    yield f"Settle time after a load: {target.settle_s:g} s{steps}."
     if target.scrape_interval_s is not None:
         yield f"Metrics are read every {target.scrape_interval_s:g} s (collect.scrape_interval_s)."
     if target.min_scrape_interval_s is not None:
-        yield f"Read more often than every {target.min_scrape_interval_s:g} s it behaves otherwise."
+        yield f"Scrapes closer than {target.min_scrape_interval_s:g} s change how it behaves."
 
 
 def _flags(name_or_path: str, target: Target) -> str:
-    """Flags that make a run use such a server; without a URL the bundled engine is started."""
     return "" if target.lifecycle else f"--target URL --engine {name_or_path}"
 
 
@@ -144,7 +138,7 @@ def _age(source: MetricSource) -> str:
 
 
 def _print_list(texts: Mapping[str, list[str]], package: str) -> None:
-    """Names with what there is to say of each; the file's path in one piece, to be copied."""
+    """Print names with their lines. A path is never wrapped, so it can be copied."""
     paths = shipped(package)
     for name, lines in texts.items():
         typer.echo(name)

@@ -32,8 +32,10 @@ SPARED: Final = ("times", "in steps", "95 %")  # left out one by one where the t
 
 
 def compare_and_show(baseline: Path, candidates: Sequence[Path], *, as_json: bool) -> None:
-    """Compare and print; a candidate that cannot be compared is left out with a warning. Raises
-    ConfigError where the baseline cannot be read, or no candidate compared with it."""
+    """Compare and print. A candidate that cannot be compared is left out with a warning.
+
+    Raises ConfigError if the baseline cannot be read or no candidate can be compared with it.
+    """
     compared = list(compare_each(load_run(baseline), candidates))
     found = [one for pair in compared if isinstance(pair, tuple) for one in pair[1]]
     refused = [str(error) for error in compared if isinstance(error, ConfigError)]
@@ -50,7 +52,6 @@ def compare_and_show(baseline: Path, candidates: Sequence[Path], *, as_json: boo
 
 
 def show_comparison(console: Console, comparison: Comparison) -> None:
-    """Print one candidate against the baseline."""
     which = f", arm {comparison.arm}" if comparison.arm else ""
     title = Text.assemble(
         "baseline ", (comparison.baseline, "bold"), "\ncandidate ", (comparison.candidate, "bold")
@@ -71,7 +72,6 @@ def _remarks(comparison: Comparison) -> Iterator[Text]:
 
 
 def _table(console: Console, comparison: Comparison) -> Table:
-    """With as many columns as fit."""
     layouts = ([_columns(comparison, without=SPARED[:n])] for n in range(len(SPARED) + 1))
     return first_that_fits(console, layouts)[0]
 
@@ -90,13 +90,13 @@ def _columns(comparison: Comparison, *, without: Sequence[str]) -> Table:
 
 
 def _below(comparison: Comparison) -> Iterator[Text]:
-    """What the marks mean, shifts of single requests, and the figures that are not compared."""
+    """The meaning of the marks, shifts of single requests, and the figures left out."""
     if any(is_sure(pair) for pair in comparison.pairs):
         both = " as measured and in steps" if steps_differ(comparison) else ""
-        text = f"surely better or worse{both}; one in twenty equal figures is marked all the same"
+        text = f"surely better or worse{both}; one in twenty equal figures is marked by chance"
         yield Text(f"{CERTAIN} {text}", style="dim")
     if steps_differ(comparison):
-        yield Text("in steps: the ratio of both, each in steps of its own engine", style="dim")
+        yield Text("in steps: the ratio of the two, each in steps of its own engine", style="dim")
     for metric, shift in comparison.shifts.items():
         words = shift_in_words(metric, CANDIDATE, BASELINE, shift, "s")
         if words is not None:

@@ -1,4 +1,4 @@
-"""`walkaway doctor`: can `walkaway demo` run on this machine, and if not, what would mend that?"""
+"""`walkaway doctor`: can `walkaway demo` run on this machine, and if not, what is missing?"""
 
 import json
 import re
@@ -26,7 +26,7 @@ INDENT: Final = " " * 20
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that the demo needs; `mend` says what to do where it is missing."""
+    """One requirement of the demo; `mend` says what to do if it is missing."""
 
     name: str
     text: str
@@ -34,9 +34,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def doctor(*, as_json: JsonResult = False) -> None:
-    """Say whether the demo can run here, and what is missing.
+    """Check whether the demo can run here, and list what is missing.
 
-    Exit code 2 where something is missing.
+    The exit code is 2 if something is missing.
 
     Example: walkaway doctor
     """
@@ -55,7 +55,6 @@ def doctor(*, as_json: JsonResult = False) -> None:
 
 
 def lines(findings: Sequence[Finding], *, width: int) -> Iterator[str]:
-    """The findings as text, no wider than `width`."""
     for one in findings:
         head = f"{'ok' if one.mend is None else 'MISSING':<9}{one.name:<11}"
         yield from textwrap.wrap(one.text, width, initial_indent=head, subsequent_indent=INDENT)
@@ -68,7 +67,6 @@ def lines(findings: Sequence[Finding], *, width: int) -> Iterator[str]:
 
 
 def packages() -> Finding:
-    """Packages that walkaway needs in any case."""
     python = ".".join(map(str, sys.version_info[:3]))
     try:
         needed = [line for line in requires("walkaway") or [] if "extra ==" not in line]
@@ -77,7 +75,7 @@ def packages() -> Finding:
     names = [re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in needed]
     lacking = [name for name in names if not _is_installed(name)]
     if not lacking:
-        return Finding(name="python", text=f"{python}, with all that walkaway needs")
+        return Finding(name="python", text=f"{python}, with all packages of walkaway")
     return Finding(
         name="python",
         text=f"{python} lacks {', '.join(lacking)}",
@@ -94,7 +92,6 @@ def _is_installed(package: str) -> bool:
 
 
 def loopback(host: str = "127.0.0.1") -> Finding:
-    """Server, load and harness talk over it."""
     try:
         with (
             socket.create_server((host, 0)) as listener,
@@ -111,7 +108,7 @@ def loopback(host: str = "127.0.0.1") -> Finding:
 
 
 def results(folder: Path) -> Finding:
-    """Runs go there; the folder itself is not made."""
+    """Whether runs can be saved there; the folder itself is not created."""
     existing = next(path for path in (folder, *folder.resolve().parents) if path.is_dir())
     try:
         with tempfile.TemporaryFile(dir=existing):
@@ -125,8 +122,10 @@ def results(folder: Path) -> Finding:
 
 
 def torch(script: str = ASK_TORCH) -> Finding:
-    """torch, loaded in a process of its own: nothing here may import it. The demo runs without it,
-    but not with one that does not load."""
+    """Load torch in a process of its own, as the harness never imports it.
+
+    The demo runs without torch, but not with a torch that fails to load.
+    """
     from harness.run.server import INSTALL_TORCH
 
     if find_spec("torch") is None:

@@ -1,4 +1,4 @@
-"""Do a run, show its result on a terminal, and say how it ended."""
+"""`walkaway run` and `demo` on a terminal: do the run, show its result, raise how it ended."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,6 @@ from harness.workload.workload import Workload, load_workload
 
 
 def run_and_show(config: RunConfig, *, as_json: bool, quiet: bool, shows_all: bool) -> None:
-    """Do the run and show what it gave. Raises how it ended, unless it is whole."""
     progress = choose_progress(Console(stderr=True), is_quiet=quiet)
     resolved = resolve_run(config)
     with Interruption() as interruption:
@@ -62,10 +61,10 @@ _SET_BY_FLAGS = ("stay_share", "mix", "abandon_after_tokens")
 
 
 def cancellation_settings(workload: str, *, rate: float | None, delay_s: float | None) -> list[str]:
-    """As if typed with `--set`; none without the flags. Raises ConfigError."""
+    """The flags as settings of `--set`. Raises ConfigError."""
     if rate is None:
         if delay_s is not None:
-            raise ConfigError(f"{_DELAY}: say with {_RATE} how many percent of the requests")
+            raise ConfigError(f"{_DELAY} needs {_RATE}, the percentage of the requests")
         return []
     if not 0 <= rate <= 100:
         raise ConfigError(f"{_RATE} {rate:g}: must be a percentage from 0 to 100")
@@ -81,12 +80,13 @@ def cancellation_settings(workload: str, *, rate: float | None, delay_s: float |
 
 
 def _check_free_to_choose(workload: Workload) -> None:
-    """The workload and its arms must leave it open which users leave, and when."""
     if workload.load.kind != "abandon":
-        raise ConfigError(f"{_RATE}: workload {workload.name} decides itself who leaves, and when")
+        raise ConfigError(
+            f"{_RATE}: workload {workload.name} has a fixed plan of which users leave, and when"
+        )
     for arm in workload.arms:
         if own := [key for key in _SET_BY_FLAGS if key in arm.load]:
             raise ConfigError(
-                f"{_RATE}: arm `{arm.name}` of workload {workload.name} says itself who leaves "
-                f"(`load.{own[0]}`): take a workload whose arms do not"
+                f"{_RATE}: arm `{arm.name}` of workload {workload.name} plans itself which users "
+                f"leave (`load.{own[0]}`): choose a workload whose arms do not"
             )

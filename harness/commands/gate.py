@@ -1,4 +1,4 @@
-"""`walkaway gate`: read the run, judge it, write what was asked for, return the exit code."""
+"""`walkaway gate`: read the run, judge it, write the reports, return the exit code."""
 
 import json
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class GateOrder:
 
 
 def gate_and_show(order: GateOrder, *, as_json: bool, quiet: bool) -> int:
-    """Judge the run and show it. Returns the exit code; raises ConfigError for wrong usage."""
+    """Returns the exit code. Raises ConfigError for wrong usage."""
     _check_apart(order)
     for path in (order.junit, order.markdown):
         _check_free(path, may_overwrite=order.may_overwrite)
@@ -86,8 +86,8 @@ def gate_and_show(order: GateOrder, *, as_json: bool, quiet: bool) -> int:
 
 
 def print_judgement(console: Console, judgement: Judgement, saved: str | None) -> None:
-    """The verdict, then each limit, the gravest first. `saved` says what became of the baseline
-    that was to be saved."""
+    """Print the verdict, then each limit, the gravest first. `saved`: the result of saving a
+    baseline."""
     title = Text.assemble(
         ("gate: ", "bold"),
         (f"{judgement.verdict}", _STYLES[judgement.verdict]),
@@ -119,7 +119,6 @@ def print_judgement(console: Console, judgement: Judgement, saved: str | None) -
 
 
 def _terms(order: GateOrder, measured: Measured) -> Terms:
-    """The file's limits, else the workload's; and the baseline."""
     workload = RunFolder(order.run).read_manifest()["workload"]
     settings: dict[str, Any] = workload.get("gate") or {}
     arms = [arm["name"] for arm in workload["arms"]]
@@ -136,7 +135,7 @@ def _terms(order: GateOrder, measured: Measured) -> Terms:
         limits += against
     if not limits and not order.saves_baseline:
         raise ConfigError(
-            f"{order.run}: nothing to judge it by: write limits into the workload ([gate] limits) "
+            f"{order.run}: no limit to judge it by: write limits into the workload ([gate] limits) "
             "or into a file (--limits), or save a baseline of a good run (--save-baseline)"
         )
     return Terms(
@@ -162,8 +161,10 @@ def _limits(order: GateOrder, settings: dict[str, Any], arms: Sequence[str]) -> 
 
 
 def _baseline(order: GateOrder, measured: Measured) -> Measured | None:
-    """The named one, else the workload's, where there is one. None while one is to be saved: a run
-    is not compared with what it replaces."""
+    """The named baseline, else the workload's, if it exists.
+
+    None while a baseline is to be saved: a run is not compared with the baseline that it replaces.
+    """
     workload = measured.conditions.workload
     path = order.baseline or place_of(workload)
     if order.saves_baseline or (order.baseline is None and not path.is_file()):
@@ -172,41 +173,39 @@ def _baseline(order: GateOrder, measured: Measured) -> Measured | None:
 
 
 def _save(order: GateOrder, measured: Measured, judgement: Judgement) -> str | None:
-    """Keep a run that passes, and say so."""
     if not order.saves_baseline:
         return None
     if judgement.verdict is not Verdict.PASS:
-        return "not saved as the baseline: only a run that passes is"
+        return "not saved as the baseline: only a passing run is saved"
     path = order.baseline or place_of(measured.conditions.workload)
     save_baseline(measured, path, may_overwrite=order.may_overwrite)
     return f"saved as the baseline: {path}"
 
 
 def _check_has_rounds(measured: Measured) -> None:
-    """A baseline needs rounds: without them nothing can be compared with it."""
     rounds = min(num_rounds(side) for side in measured.sides.values())
     if rounds < FEWEST_ROUNDS:
         raise ConfigError(
-            f"--save-baseline: this run has {quantity(rounds, 'rounds')}, and nothing can be "
-            f"compared with fewer than {FEWEST_ROUNDS}: walkaway run "
+            f"--save-baseline: this run has {quantity(rounds, 'rounds')}, and a comparison needs "
+            f"at least {FEWEST_ROUNDS}: walkaway run "
             f"{measured.conditions.workload} --set 'arms=[{{name=\"build\"}}]' --set run.rounds=5"
         )
 
 
 def _check_can_be_held_to(measured: Measured) -> None:
-    """Where no limit names the baseline, later runs are held to the usual figures: at least one
-    must be there."""
+    """If no limit names the baseline, later runs are held to the usual figures: each arm must have
+    one."""
     for arm, side in measured.sides.items():
         if not figures_to_hold_to(side):
             raise ConfigError(
-                f"--save-baseline: of {', '.join(AGAINST_BASELINE)} the arm {arm} has none in "
-                f"{FEWEST_ROUNDS} rounds or more, and no limit says what else a later run is to be "
-                f"held to: write one, as `{arm} / {BASELINE}: leaked_slots.mean <= 1`"
+                f"--save-baseline: arm {arm} has none of {', '.join(AGAINST_BASELINE)} in "
+                f"{FEWEST_ROUNDS} rounds or more, and no limit names another figure to compare "
+                f"later runs by: write one, such as `{arm} / {BASELINE}: leaked_slots.mean <= 1`"
             )
 
 
 def _check_apart(order: GateOrder) -> None:
-    """Raises ConfigError where a file is named twice: one content would replace the other."""
+    """Refuse a file that two flags name: one content would replace the other."""
     named = {
         "--junit": order.junit,
         "--markdown": order.markdown,
@@ -222,7 +221,7 @@ def _check_apart(order: GateOrder) -> None:
 
 
 def _check_free(path: Path | None, *, may_overwrite: bool) -> None:
-    """An empty file may be written to: CI hands its step summary over like that."""
+    """Refuse an existing file, but not an empty one: CI passes its step summary as one."""
     if path is None:
         return
     if path.is_dir() or not path.parent.is_dir():

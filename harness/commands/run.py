@@ -7,13 +7,13 @@ import typer
 
 from harness.commands.app import target_names, workload_names
 
-# Which server, and how to speak to it.
+# The server.
 WorkloadName = Annotated[
     str, typer.Argument(metavar="WORKLOAD", hidden=True, autocompletion=workload_names)
 ]
 Target = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="The server; without it the bundled engine is started."),
+    typer.Option(metavar="URL", help="The server. Default: the bundled engine is started."),
 ]
 Engine = Annotated[
     str,
@@ -37,10 +37,10 @@ Header = Annotated[
 ]
 CaFile = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="Trust the CAs in this PEM file over https, not the usual."),
+    typer.Option(metavar="FILE", help="Trust only the CAs in this PEM file for https."),
 ]
 
-# How the load is made.
+# The load.
 Processes = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, help="Share the load between N processes. Default 1."),
@@ -51,7 +51,7 @@ CancellationRate = Annotated[
 ]
 CancellationDelay = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", help="Leave so long after the request was sent. Default 0."),
+    typer.Option(metavar="SECONDS", help="Leave this long after the request was sent. Default 0."),
 ]
 Setting = Annotated[
     list[str] | None,
@@ -69,7 +69,7 @@ NoScrape = Annotated[
     ),
 ]
 
-# Where it is shown, and how.
+# The output.
 Web = Annotated[bool, typer.Option("--web", help="Start, stop and watch it in a browser.")]
 WebPort = Annotated[int, typer.Option(metavar="PORT", min=1, help="The port of that page.")]
 Out = Annotated[
@@ -90,11 +90,10 @@ def demo(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run the whole chain here and write a report.
+    """Run the whole chain on this machine and write a report.
 
-    The place to begin. Starts the bundled engine (on CUDA where there is one, else on the CPU),
-    lets users come and walk away, sends a few probes, and says what that cost. Takes about a
-    minute.
+    Begin here. It starts the bundled engine (on CUDA if there is a GPU, else on the CPU), lets
+    users walk away, sends a few probes, and shows what that cost. It takes about a minute.
 
     Example: walkaway demo --set run.users=16
     """
@@ -137,8 +136,8 @@ def run(  # noqa: PLR0913  one argument a flag
 ) -> None:
     """Run a workload and write a report.
 
-    WORKLOAD is a shipped name (see `walkaway workloads`) or the path of a TOML file. It runs
-    against the bundled engine, or any server that speaks OpenAI's dialect.
+    WORKLOAD is a shipped name (see `walkaway workloads`) or the path of a TOML file. The server is
+    the bundled engine, or any that speaks OpenAI's dialect.
 
     Example: walkaway run demo --target http://127.0.0.1:8000 --engine vllm
     """

@@ -1,6 +1,6 @@
 """The end of a run on a terminal: three sentences, at most a dozen rows, and warnings.
 
-A narrow terminal is shown fewer columns, never half a figure.
+A narrow terminal shows fewer columns, never half a figure.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -56,7 +56,6 @@ LEVEL_STYLE = {"info": "dim", "warning": "yellow", "invalid": "bold red"}
 
 
 def print_summary(console: Console, summary: Summary, *, shows_all: bool) -> None:
-    """Three sentences, the first rows of the table, and warnings; all there is with `shows_all`."""
     metrics, missing = summary.metrics, summary.not_measurable
     names = [name for name in headlines(metrics) if name in metrics]
     shown = names if shows_all else [name for name in names if METRICS[name].in_brief][:MOST_ROWS]
@@ -86,7 +85,6 @@ def _what_is_left(figures: int, notes: int) -> Text:
 
 
 def headline_sentences(metrics: Mapping[str, Metric], missing: Mapping[str, str]) -> list[str]:
-    """Three sentences: cancel latency, wasted tokens, slot recovery."""
     return [
         _latency_sentence(metrics, missing),
         _waste_sentence(metrics, missing),
@@ -156,13 +154,12 @@ def _outcomes(summary: Summary) -> Text:
 
 
 def _figures(console: Console, metrics: Mapping[str, Metric]) -> Table:
-    """The table with as many columns as fit."""
     layouts = ([_table(metrics, without=SPARED[:n])] for n in range(len(SPARED) + 1))
     return first_that_fits(console, layouts)[0]
 
 
 def first_that_fits(console: Console, layouts: Iterable[list[Table]]) -> list[Table]:
-    """The first layout without a table that is wider than the terminal; else the last."""
+    """The first layout whose tables all fit the terminal's width; else the last."""
     unbounded, tables = console.options.update(max_width=1000), list[Table]()
     for tables in layouts:
         if all(console.measure(one, options=unbounded).maximum <= console.width for one in tables):
@@ -184,7 +181,7 @@ def _table(metrics: Mapping[str, Metric], *, without: Sequence[str]) -> Table:
 
 
 def _what_the_figures_are(metrics: Mapping[str, Metric]) -> Iterator[Text]:
-    """How far totals may be off, and where a p99 is no more than the largest value."""
+    """The bias of totals, and which p99 is only the largest value."""
     shown = {name: metrics[name] for name in headlines(metrics) if name in metrics}
     for name, metric in shown.items():
         low, high = (metric.others.get(f"bias_{end}") for end in ("low", "high"))
@@ -193,8 +190,8 @@ def _what_the_figures_are(metrics: Mapping[str, Metric]) -> Iterator[Text]:
             continue
         old = f"{quantity(low, metric.unit)} to {quantity(high, metric.unit)}"
         yield Text(
-            f"{name}: 95 % interval of the mean {limits}; in it, by the age of "
-            f"its pages it may be off by {old}",
+            f"{name}: 95 % interval of the mean {limits}, which includes a bias of "
+            f"{old} from the age of the metrics pages",
             style="dim",
         )
     if any(is_p99_the_largest(metric) for metric in shown.values()):
@@ -202,12 +199,12 @@ def _what_the_figures_are(metrics: Mapping[str, Metric]) -> Iterator[Text]:
 
 
 def label(name: str, metric: Metric) -> str:
-    """The figure's name, and whose it is where that is not plain."""
+    """The figure's name, and the requests it is of if they are not all."""
     return name if metric.of is None else f"{name} ({metric.of})"
 
 
 def _floor(metrics: Mapping[str, Metric], missing: Mapping[str, str]) -> Text:
-    """How finely the run could see: no figure below it means anything."""
+    """The measurement floor: a figure below it means nothing."""
     parts = []
     for name, words in FLOORS.items():
         if (metric := metrics.get(name)) is not None:
@@ -220,7 +217,7 @@ def _floor(metrics: Mapping[str, Metric], missing: Mapping[str, str]) -> Text:
 def _cells(metric: Metric) -> dict[str, str]:
     unit = metric.unit if metric.unit in SELF_EVIDENT_UNITS else ""
     cells = {name: bounded(metric, name, unit=unit) for name in ("mean", "p50", "p99", "max")}
-    # A share has no largest value, but one that it does not exceed, or does not fall below.
+    # A share has no largest value: its one-sided 95 % bound stands in that column.
     if metric.upper95 is not None and not is_only_limited(metric):
         cells["max"] = f"≤ {quantity(metric.upper95, unit)}"
     if metric.lower95 is not None:
@@ -232,7 +229,6 @@ def _cells(metric: Metric) -> dict[str, str]:
 
 
 def _accounts(summary: Summary) -> list[Table | Text]:
-    """Agreement of methods, and counters that are not exact."""
     parts: list[Table | Text] = []
     if summary.agreement:
         table = plain_table(AGREEMENT_COLUMNS[:-1])
@@ -242,7 +238,7 @@ def _accounts(summary: Summary) -> list[Table | Text]:
     for entry in summary.audit.counters if summary.audit else []:
         if entry.verdict not in ("exact", "not told"):
             counter, due, told, verdict = audit_cells(entry)
-            parts.append(Text(f"audit: {counter} moved by {told}, due {due}: {verdict}"))
+            parts.append(Text(f"audit: {counter} moved by {told}, expected {due}: {verdict}"))
     return parts
 
 
@@ -272,7 +268,7 @@ Differences = Mapping[str, Mapping[str, Sequence[Difference]]]
 
 
 def print_arms(console: Console, summary: ArmsSummary, *, shows_all: bool) -> None:
-    """Print a summary with arms: three sentences with a clause for each arm, then the rows."""
+    """Three sentences with a clause for each arm, then the rows."""
     arms = summary.metrics
     title = Text.assemble(
         (f"{summary.workload}", "bold"),
@@ -297,7 +293,6 @@ def print_arms(console: Console, summary: ArmsSummary, *, shows_all: bool) -> No
 
 
 def _arm_sentences(arms: Arms) -> Iterator[str]:
-    """One for each of the three headline figures, with a clause for each arm."""
     for name, words in ARM_WORDS.items():
         found = {arm: metrics[name] for arm, metrics in arms.items() if name in metrics}
         if found:
@@ -308,7 +303,7 @@ def _arm_sentences(arms: Arms) -> Iterator[str]:
 
 
 def _side_by_side(console: Console, pairs: Pairs, arms: Arms) -> list[Table]:
-    """As many arms beside each other as the terminal is wide enough for, the others below."""
+    """As many arms beside each other as fit, the others below."""
     return first_that_fits(console, _layouts(pairs, arms))
 
 
@@ -341,13 +336,11 @@ def _cell(metric: Metric | None, key: str, *, tells_method: bool) -> str:
 
 
 def _are_alike(name: str, metrics: Sequence[Metric | None]) -> bool:
-    """Whether all that are known may be compared."""
     known = [one for one in metrics if one is not None]
     return all(why_not_figures(name, known[0], one, (None, None)) is None for one in known[1:])
 
 
 def _value_tables(value: Value) -> list[Table]:
-    """The value of cancellation, and its stages."""
     savings, stages = plain_table(value_columns(value)), plain_table(STAGE_COLUMNS)
     for row in value.rows:
         savings.add_row(*value_cells(row))
@@ -357,7 +350,7 @@ def _value_tables(value: Value) -> list[Table]:
 
 
 def _whose(pairs: Pairs, arms: Arms) -> Iterator[Text]:
-    """Whose each figure is, where the users of a run are of several kinds."""
+    """The requests that each figure is of, if a run has users of several kinds."""
     for name in dict.fromkeys(name for name, _ in pairs):
         found = {metrics[name].of for metrics in arms.values() if name in metrics}
         for of in found - {None}:
@@ -365,7 +358,7 @@ def _whose(pairs: Pairs, arms: Arms) -> Iterator[Text]:
 
 
 def _certain(pairs: Pairs, arms: Arms, differences: Differences) -> Iterator[Table | Text]:
-    """In which figures an arm surely differs from the reference: the first, and how many more."""
+    """The first certain differences from the reference, and how many more there are."""
     of_pairs = [
         (name, key, one) for name, key in pairs for one in differences.get(name, {}).get(key, [])
     ]
@@ -387,7 +380,7 @@ def _certain(pairs: Pairs, arms: Arms, differences: Differences) -> Iterator[Tab
 
 
 def _effects(summary: ArmsSummary, arms: Arms) -> Iterator[Text]:
-    """How far the requests of an arm lie from those of the reference, all taken together."""
+    """Shifts between single requests of an arm and of the reference."""
     found = [
         shift_in_words(name, arm, summary.reference, one, _unit(arms, name))
         for name, of_arms in summary.shifts.items()
@@ -405,7 +398,7 @@ def _unit(arms: Arms, name: str) -> str:
 
 
 def _difference_cells(one: Difference, unit: str) -> tuple[str, str]:
-    """How many times as much and between which limits; how much more, where that is not known."""
+    """The ratio and its limits; without a ratio, the difference."""
     if one.ratio is not None and one.ratio_ci95 is not None:
         low, high = one.ratio_ci95
         return f"{number(one.ratio)} times", f"{number(low)} to {number(high)}"

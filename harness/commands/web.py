@@ -1,4 +1,4 @@
-"""`walkaway run --web`: Locust's page, whose start form begins with what the workload says."""
+"""`walkaway run --web`: Locust's page, with its start form filled in from the workload."""
 
 import os
 import signal
@@ -20,8 +20,10 @@ HIGHEST_PORT: Final = 65_535
 
 
 def serve_page(config: RunConfig, *, port: int) -> int:
-    """Serve the page until interrupted. Returns Locust's exit code. Raises ConfigError for a
-    workload that cannot be started by hand."""
+    """Serve the page until interrupted. Returns Locust's exit code.
+
+    Raises ConfigError for a workload that a form cannot start.
+    """
     if port > HIGHEST_PORT:
         raise ConfigError(f"--web-port {port}: must be from 1 to {HIGHEST_PORT}")
     resolved = resolve_run(config)
@@ -30,7 +32,7 @@ def serve_page(config: RunConfig, *, port: int) -> int:
         file = Path(folder) / "config.json"
         file.touch(mode=0o600)  # its headers may hold a secret
         file.write_bytes(msgspec.json.encode(config, enc_hook=str))
-        reading, writing = os.pipe()  # ends with this process, whatever ends it, and Locust with it
+        reading, writing = os.pipe()  # closes whenever this process ends, and Locust then ends
         command = page_command(resolved, file, port=port, exit_with=reading)
         try:
             return _until_it_ends(command, reading)
@@ -41,8 +43,7 @@ def serve_page(config: RunConfig, *, port: int) -> int:
 def page_command(
     resolved: ResolvedRun, config_file: Path, *, port: int, exit_with: int
 ) -> list[str]:
-    """Locust with its page on loopback, the form filled in from the config. Its processes end with
-    the open file `exit_with`."""
+    """Locust with its page on loopback. Its processes end when the open file `exit_with` closes."""
     config, run = resolved.config, resolved.workload.run
     fields = {
         **prefilled(resolved.workload),
@@ -62,7 +63,7 @@ def page_command(
 
 
 def _until_it_ends(command: list[str], reading: int) -> int:
-    """Ctrl-C reaches Locust from the terminal; SIGTERM is handed on. It then saves what it has."""
+    """Ctrl-C reaches Locust from the terminal; SIGTERM is passed on. Locust then saves its run."""
     with subprocess.Popen(command, pass_fds=[reading]) as locust:
         os.close(reading)
         before = {

@@ -1,15 +1,12 @@
-"""Shards of load processes, from one machine or many, made into one run.
+"""One run from the shards of load processes, on one machine or many.
 
-That is how rows come together that no `walkaway run` watched over: those of plain Locust, of
-workers on other machines, and of a run whose harness was killed.
+The rows come from plain Locust, from workers on other machines, or from a run whose harness was
+killed. A killed run's folder also holds the manifest and what was collected from the server: the
+new run keeps both.
 
-Each machine has a monotonic clock of its own, which begins anywhere. Their stamps are laid side by
-side by the wall clocks at the time when each load process began: good enough to say what happened
-at about the same time and how long the load lasted. No figure subtracts stamps of two machines, and
-there are none of a server, so the figures are client-side: times and probes.
-
-The shards of a run whose harness was killed lie in its folder, beside what had been noted of the
-server, and with what had been collected from it. All of that is taken over.
+Each machine has its own monotonic clock. Stamps are aligned by the wall clocks at the start of each
+load process: good enough for the order of events and the length of the load. No figure subtracts
+stamps of two machines. Without stamps of a server, all figures are client-side: times and probes.
 """
 
 from collections import Counter
@@ -43,12 +40,15 @@ from harness.workload.workload import as_plain_data, load_target
 OfHost = TypeVar("OfHost", ClientSample, LoadProcess)
 
 _HOLDS_NONE = "holds no shards of a load (process-HOST-PID.ndjson beside requests-...)"
-_NOTE = "collected from shards: the server was not watched, so only what clients saw can be told"
+_NOTE = "collected from shards: the server was not watched, so all figures are client-side"
 
 
 class Source(NamedTuple):
-    """The shards of one host in one folder. `called`: the host's name in the run, as another may
-    have the same, and processes of the same ids. `ahead_ns`: to be added to its stamps."""
+    """The shards of one host in one folder.
+
+    `called`: the host's name in the run, unique even if two hosts share a name. `ahead_ns` is added
+    to its stamps.
+    """
 
     folder: Path
     host: str
@@ -57,9 +57,9 @@ class Source(NamedTuple):
 
 
 def collect(shards: Sequence[Path], out: Path, *, command: list[str]) -> RunFolder:
-    """Write a run's folder from these folders of shards, which stay as they are.
+    """Write a run's folder and leave the shards unchanged.
 
-    Raises ConfigError where one holds no shards, or `out` is not empty.
+    Raises ConfigError if a folder holds no shards, or `out` is not empty.
     """
     marks = {path: _marks(path) for path in shards}
     in_order = sorted(chain.from_iterable(marks.values()), key=lambda mark: mark.at)
@@ -88,7 +88,7 @@ def collect(shards: Sequence[Path], out: Path, *, command: list[str]) -> RunFold
 
 
 def _killed_run(shards: Sequence[Path]) -> Manifest | None:
-    """The manifest of the run whose folder holds the shards, if they lie in one."""
+    """The manifest of the killed run, if the shards lie in its folder."""
     run = RunFolder(shards[0].resolve().parent)
     if len(shards) > 1 or shards[0].resolve() != run.shards:
         return None
@@ -104,7 +104,6 @@ def _killed_run(shards: Sequence[Path]) -> Manifest | None:
 
 
 def _of_the_server(shards: Path) -> dict[str, Any]:
-    """Rows collected beside the load, by kind."""
     return {
         kind: read_gathered(path, row_type)
         for kind, row_type in RECORDS.items()
@@ -113,7 +112,6 @@ def _of_the_server(shards: Path) -> dict[str, Any]:
 
 
 def _marks(path: Path) -> list[ProcessMark]:
-    """The marks of load processes; the folder of a master without users has none."""
     found = ShardReader(path, ProcessMark).read_new()
     if not found and not _workers_seen([path]):
         raise ConfigError(f"{path}: {_HOLDS_NONE}")
@@ -121,14 +119,13 @@ def _marks(path: Path) -> list[ProcessMark]:
 
 
 def _workers_seen(shards: Sequence[Path]) -> set[str]:
-    """The workers that connected to the master, as it noted in one of these folders."""
     return {seen.name for path in shards for seen in ShardReader(path, WorkerSeen).read_new()}
 
 
 def _sources(
     marks: dict[Path, list[ProcessMark]], in_order: Sequence[ProcessMark]
 ) -> Iterator[Source]:
-    """Hosts may share a name, so the clock identifies the stamps of each."""
+    """One source for each host and folder. Hosts may share a name; the clock tells them apart."""
     began = {mark.clock: mark for mark in reversed(in_order)}
     hosts = Counter(host for of_one in marks.values() for host in {mark.host for mark in of_one})
     for path, of_one in marks.items():
@@ -137,14 +134,13 @@ def _sources(
             if mark.clock != clocks[mark.host]:
                 raise ConfigError(
                     f"{path}: holds rows of {mark.host} stamped by two clocks (two machines of one "
-                    "name, or one that was started anew): keep those of each in a folder of its own"
+                    "name, or one that was restarted): put the rows of each into its own folder"
                 )
             called = mark.host if hosts[mark.host] == 1 else f"{mark.host}, {path}"
             yield Source(path, mark.host, called, _ahead_ns(began[mark.clock], in_order[0]))
 
 
 def _by_name(sources: Sequence[Source], found: Iterable[Iterable[OfHost]]) -> Iterator[OfHost]:
-    """All that was found, source by source, each with the name that its host has in the run."""
     for source, rows in zip(sources, found, strict=True):
         for row in rows:
             row.host = source.called
@@ -190,7 +186,7 @@ def _note_load(
     started = [tally.first_sent_ns for tally in tallies if tally.first_sent_ns is not None]
     ended = [tally.last_ended_ns for tally in tallies if tally.last_ended_ns is not None]
     if not started:
-        raise ConfigError("these shards hold no request: there is nothing to tell")
+        raise ConfigError("these shards hold no request: there is nothing to report")
     manifest.window.load_started_ns, manifest.window.load_ended_ns = min(started), max(ended)
     if manifest.status == "complete":
         manifest.window.settled_ns = max(ended)
@@ -198,25 +194,25 @@ def _note_load(
         manifest.warnings.append(f"{damaged} rows of the load were damaged and are left out")
     if len({process.clock for process in manifest.load_processes}) > 1:
         manifest.notes.append(
-            "several machines: stamps were laid side by side by wall clocks; no figure subtracts "
-            "those of two machines"
+            "several machines: stamps were aligned by wall clocks; no figure subtracts stamps of "
+            "two machines"
         )
 
 
 def _note_absent(manifest: Manifest, shards: Sequence[Path], marks: Sequence[ProcessMark]) -> None:
-    """Note the workers that the master saw and that left no rows in these folders."""
+    """Note workers that the master saw but whose rows are missing."""
     present, seen = {mark.name for mark in marks if mark.name}, _workers_seen(shards)
     manifest.absent_workers = sorted(seen - present)
     if present - seen:
         manifest.notes.append(
-            "the master's list of its workers is not in these folders (give the master a "
-            "--walkaway-rows, too, and collect that folder with the others): whether the rows of "
-            "one of them are missing is not known"
+            "the master's list of its workers is not in these folders (run the master with "
+            "--walkaway-rows, too, and collect its folder with the others): a worker's rows may "
+            "be missing unnoticed"
         )
 
 
 def _note_schedule(manifest: Manifest, folder: RunFolder, marks: Sequence[ProcessMark]) -> None:
-    """Note how many requests an open loop planned, and which were due and never sent."""
+    """Note how many requests an open loop planned, and which were never sent."""
     began = [mark for mark in marks if mark.event == "began"]
     last = max(began, key=lambda mark: mark.at, default=None)
     if last is None or last.open_plan is None:
@@ -225,7 +221,7 @@ def _note_schedule(manifest: Manifest, folder: RunFolder, marks: Sequence[Proces
     try:
         if manifest.arrivals is None:
             if len({(mark.host, mark.clock, mark.pid) for mark in began}) < len(began):
-                return  # several loads of a page, one after the other
+                return  # a web page ran several loads
             manifest.seed = plan.run.seed
             assert plan.schedule is not None
             manifest.arrivals = ScheduledArrivals(
@@ -235,4 +231,4 @@ def _note_schedule(manifest: Manifest, folder: RunFolder, marks: Sequence[Proces
         if len(sent) < manifest.arrivals.planned:
             manifest.arrivals.unsent = find_unsent(plan, manifest, sent)
     except ConfigError as error:
-        manifest.warnings.append(f"what was not sent is in no figure: {error}")
+        manifest.warnings.append(f"unsent requests are in no figure: {error}")

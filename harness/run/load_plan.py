@@ -1,5 +1,5 @@
-"""The load as its process will be told it: files read, a trace found and fitted to the server, and
-what cannot happen on this server refused before anything is sent.
+"""The load plan: its files read, its trace fitted to the server, and what this server cannot do
+refused before anything is sent.
 """
 
 import shutil
@@ -39,18 +39,20 @@ MOST_NUMBERS: Final = 100_000
 
 
 def read_token_counts(path: Path, column: str | None) -> list[int]:
-    """All numbers of the file, in its order. Raises ConfigError."""
+    """All numbers of the file, in order. Raises ConfigError."""
     values = _read_lines(path) if column is None else _read_column(path, column)
     if not values:
-        raise ConfigError(f"{path}: holds no numbers of tokens")
+        raise ConfigError(f"{path}: holds no token counts")
     if len(values) > MOST_NUMBERS:
-        raise ConfigError(f"{path}: holds {len(values)} numbers; at most {MOST_NUMBERS} are taken")
+        raise ConfigError(
+            f"{path}: holds {len(values)} numbers; at most {MOST_NUMBERS} are allowed"
+        )
     return [_parse(value, path, place) for place, value in enumerate(values, start=1)]
 
 
 def _read_lines(path: Path) -> list[str]:
     if path.suffix in (".csv", ".parquet"):
-        raise ConfigError(f"{path}: say with `column` which of its columns is meant")
+        raise ConfigError(f"{path}: name one of its columns with `column`")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -62,7 +64,7 @@ def _read_column(path: Path, column: str) -> list[str]:
     import pandas as pd
 
     try:
-        # As text: a number must not change on its way through a float.
+        # As text: a float would change large numbers.
         table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, dtype=str)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
@@ -79,13 +81,13 @@ def _parse(value: str, path: Path, place: int) -> int:
         number = -1.0
     if not number.is_integer() or not 0 <= number <= MOST_TOKENS:
         raise ConfigError(
-            f"{path}: entry {place} is {value!r}, not a number of tokens from 0 to {MOST_TOKENS}"
+            f"{path}: entry {place} is {value!r}, not a token count from 0 to {MOST_TOKENS}"
         )
     return int(number)
 
 
 def make_load(workload: Workload, target: Target, server: Server, folder: Path) -> AnyLoad:
-    """Resolve the load. Files are looked for in `folder`. Raises ConfigError."""
+    """Check the load against the server; its files lie in `folder`. Raises ConfigError."""
     match workload.load:
         case AbandonLoad() as load:
             _check_ways(load.leavers, target)
@@ -104,16 +106,12 @@ def make_load(workload: Workload, target: Target, server: Server, folder: Path) 
 
 
 def check_files(workload: Workload, folder: Path) -> None:
-    """Read the files that the load names, so that a mistake in them is said before any start.
-
-    Raises ConfigError.
-    """
+    """Read the load's files, so that a mistake in them shows before a start. Raises ConfigError."""
     if isinstance(workload.load, AbandonLoad):
         _with_files_read(workload.load, folder)
 
 
 def load_notes(workload: Workload, target: Target, server: Server) -> list[str]:
-    """Notes that a reader of the figures of this load on this server needs."""
     load = workload.load
     notes: list[str] = []
     if not isinstance(load, AbandonLoad):
@@ -121,8 +119,7 @@ def load_notes(workload: Workload, target: Target, server: Server) -> list[str]:
     tells_queue = server.config is not None or "waiting" in target.metrics
     if _is_planned(load, "queued") and not tells_queue:
         notes.append(
-            "this server shows no queue: whether users who left as planned while queued really "
-            "waited is not known"
+            "this server shows no queue: users of plan `queued` may not have waited when they left"
         )
     if (note := _silence_note(workload, target)) is not None:
         notes.append(note)
@@ -142,17 +139,17 @@ def _silence_note(workload: Workload, target: Target) -> str | None:
     settle_s = target.settle_s if settle.seconds is None else settle.seconds
     return (
         f"how soon a server of kind {target.name} gives up a client that leaves without closing "
-        f"(stop_reading, vanish) is not known: it is watched for the settle time, {settle_s:g} s; "
-        "a request that is still there then counts as forgotten; `settle.silence_seconds` watches "
-        "longer"
+        f"(stop_reading, vanish) is not known: it is watched for the settle time, {settle_s:g} s, "
+        "and a request that is still running then counts as a ghost; "
+        "`settle.silence_seconds` makes it longer"
     )
 
 
 def prompt_salt(server: Server, *, run_id: str, created_at: str) -> str:
     """A prefix that makes this run's prompts differ from those of any other run and arm.
 
-    A server that was there before may have answered the same seed already, and remember: it would
-    answer from its prefix cache. One that is started for the run has nothing to remember.
+    A server that was already running may have cached the same seed's prompts. One started for the
+    run has an empty cache.
     """
     return "" if server.engine is not None else f"{created_at}/{run_id}/"
 
@@ -174,7 +171,7 @@ def _read_counts(plan: FilePlan, path: Path, answer_tokens: int) -> list[int]:
     if max(numbers) >= plan.n * answer_tokens:
         raise ConfigError(
             f"{path}: goes up to {max(numbers)} tokens, but an answer has "
-            f"{plan.n * answer_tokens} (`load.answer_tokens`): that answer is over by then"
+            f"{plan.n * answer_tokens} (`load.answer_tokens`): the answer ends before that"
         )
     return numbers
 
@@ -187,15 +184,15 @@ def _check_ways(leavers: Sequence[AbandonPlan], target: Target) -> None:
     ways = {plan.way for plan in leavers if not isinstance(plan, StayPlan)}
     if Way.CANCEL in ways and target.cancel_path is None:
         raise ConfigError(
-            f"way `cancel`: servers of kind {target.name} have no cancel endpoint; give the "
-            "target's file a `cancel_path`, or take another way"
+            f"way `cancel`: servers of kind {target.name} have no cancel endpoint; add "
+            "`cancel_path` to the target's file, or choose another way"
         )
     if Way.KILLED in ways and shutil.which(PROGRAM) is None:
         raise ConfigError(f"way `killed` needs the program `{PROGRAM}`, which is not on the PATH")
 
 
 def _check_queue(workload: Workload, server: Server) -> None:
-    """No user waits if each has a slot. The number of users of an open loop is not known."""
+    """Refuse plan `queued` if each user has a slot. An open loop has no number of users."""
     assert isinstance(workload.load, AbandonLoad)
     if not isinstance(workload.arrivals, ClosedArrivals):
         return
@@ -212,23 +209,23 @@ def _check_canaries(workload: Workload) -> None:
     canaries, users = workload.load.canaries, workload.run.users
     if canaries >= users and canaries:
         raise ConfigError(
-            f"`load.canaries` is {canaries} of `run.users`, {users}: the canaries are among the "
-            "users, and there must be others beside them"
+            f"`load.canaries` is {canaries}, but `run.users` is {users}: it includes the canaries, "
+            "and other users are needed beside them"
         )
 
 
 def _check_storm(load: CancelStormLoad, server: Server) -> None:
-    """A wave leaves when each of its streams has read something, so each must have a slot."""
+    """A storm leaves once each of its streams has read something, so each needs a slot."""
     slots, streams = server.slots, load.streams + load.stayers
     if slots is not None and streams > slots:
         raise ConfigError(
             f"`load.streams` + `load.stayers` are {streams}, but the server has {slots} slots: "
-            "the storm would wait for those in the queue for ever"
+            "the storm would wait forever for the queued ones"
         )
 
 
 def _check_bystanders(load: ChunkFrontierLoad, server: Server) -> None:
-    """A long prompt that waits for a slot shows nothing about its prefill."""
+    """The long prompts need a free slot: one that waits shows nothing about its prefill."""
     slots = server.slots
     if slots is not None and load.bystanders >= slots:
         raise ConfigError(
@@ -238,12 +235,12 @@ def _check_bystanders(load: ChunkFrontierLoad, server: Server) -> None:
 
 
 def _check_slots(load: SlotRecoveryLoad, server: Server) -> None:
-    """The probe must wait for the one slot that is left, so all of them must be known."""
+    """The probe waits for the only slot left, so the number of slots must be exact."""
     told = server.slots
     if load.slots is not None and told is not None and load.slots != told:
         raise ConfigError(
-            f"`load.slots` is {load.slots}, but the server says that it has {told}: leave "
-            "`load.slots` out, or start the server with as many"
+            f"`load.slots` is {load.slots}, but the server has {told}: omit `load.slots`, or start "
+            "the server with that many"
         )
 
 
@@ -251,13 +248,13 @@ def _ask_slots(workload: Workload, target: Target, server: Server) -> int:
     if server.slots is not None:
         return server.slots
     raise ConfigError(
-        f"workload {workload.name}: a server of kind {target.name} does not tell how many batch "
-        f"slots it has, and trying it out showed no limit; say so with --set load.slots=N"
+        f"workload {workload.name}: a server of kind {target.name} does not publish its number of "
+        f"batch slots, and trying showed no limit; give it with --set load.slots=N"
     )
 
 
 class Replay(NamedTuple):
-    """A trace that was found, and the load with its prompts limited to what the server holds."""
+    """A trace with its file found, and the load with prompts that fit the server's context."""
 
     trace: TraceArrivals
     load: AbandonLoad
@@ -266,9 +263,9 @@ class Replay(NamedTuple):
 def fit_to_trace(
     workload: Workload, load: AnyLoad, server: Server, folder: Path
 ) -> tuple[AnyLoad, AnyArrivals]:
-    """The load and the arrivals as the load process gets them. Raises ConfigError.
+    """The load and the arrivals for the load process. Raises ConfigError.
 
-    A trace is looked for in `folder`, then where the command was given.
+    A trace's path is relative to `folder`, else to the current directory.
     """
     if not isinstance(workload.arrivals, TraceArrivals):
         return load, workload.arrivals
@@ -279,7 +276,7 @@ def fit_to_trace(
 
 
 def check_trace(workload: Workload, folder: Path) -> None:
-    """Read the trace: a mistake in it is said before anything starts. Raises ConfigError."""
+    """Read the trace, so that a mistake in it shows before a start. Raises ConfigError."""
     if not isinstance(workload.arrivals, TraceArrivals):
         return
     assert isinstance(workload.load, AbandonLoad)
@@ -293,7 +290,7 @@ def check_trace(workload: Workload, folder: Path) -> None:
         busiest = max(busiest, len(in_a_second))
     if latest_s is None:
         raise ConfigError(
-            f"{trace.file}: no request with a prompt and an answer lies in the part to replay "
+            f"{trace.file}: the part to replay holds no request with a prompt and an answer "
             "(`arrivals.from_s`, `arrivals.seconds`)"
         )
     if latest_s >= workload.run.max_seconds:
@@ -307,10 +304,10 @@ def check_trace(workload: Workload, folder: Path) -> None:
 
 
 def prompt_limits(load: AbandonLoad, context: int | None) -> tuple[int, int]:
-    """How short and how long a replayed prompt may be, in tokens.
+    """The shortest and the longest replayed prompt, in tokens.
 
-    `load.prompt_tokens`, but where the server tells its context at most what this leaves beside the
-    longest answer that anybody asks for. Raises ConfigError where that is too little.
+    The limits are `load.prompt_tokens`; with a known `context`, prompt and longest answer must fit
+    it. Raises ConfigError if even the shortest prompt does not.
     """
     shortest, longest = load.prompt_tokens
     if context is None:
@@ -319,14 +316,14 @@ def prompt_limits(load: AbandonLoad, context: int | None) -> tuple[int, int]:
     if room < shortest:
         raise ConfigError(
             f"the server's context holds {context} tokens; beside `load.answer_tokens` and "
-            f"`load.stay_tokens` it has room for prompts of {room}, but `load.prompt_tokens` begin "
-            f"at {shortest}; make the answers shorter"
+            f"`load.stay_tokens` it has room for prompts of {room}, but `load.prompt_tokens` "
+            f"begins at {shortest}; make the answers shorter"
         )
     return shortest, min(longest, room)
 
 
 def open_loop_notes(plan: LoadPlan) -> list[str]:
-    """Changes that a replay makes to its trace."""
+    """What a replay changes of its trace."""
     if not isinstance(plan.arrivals, TraceArrivals):
         return []
     assert isinstance(plan.load, AbandonLoad)
@@ -336,12 +333,11 @@ def open_loop_notes(plan: LoadPlan) -> list[str]:
 
 
 def count_arrivals(plan: LoadPlan) -> int:
-    """How many requests the schedule has; none in a closed loop."""
+    """The number of requests in the schedule; 0 in a closed loop."""
     return sum(1 for _ in plan.planned_arrivals())
 
 
 def describe_open_loop(schedule: OpenArrivals) -> str:
-    """The schedule in a few words."""
     most = f"at most {schedule.max_streams:,} streams at once"
     match schedule:
         case RateArrivals(expected=number, seconds_in_all=seconds):
@@ -378,7 +374,7 @@ def _in_words(found: Tally, trace: TraceArrivals, load: AbandonLoad) -> str:
     parts.append(_cut("prompt", load.prompt_tokens[1], *prompts))
     parts.append(_cut("answer", load.stay_tokens, *answers))
     if found.left_out:
-        parts.append(f"left out, as they have no prompt or no answer: {found.left_out:,}")
+        parts.append(f"left out without a prompt or an answer: {found.left_out:,}")
     if found.has_pages:
         parts.append("prompts share pages as recorded")
     return "; ".join(parts)
@@ -388,4 +384,4 @@ def _cut(what: str, longest: int, number: int, tokens: int, whole: int) -> str:
     if not number:
         return f"no {what} was cut"
     share = quantity(tokens / whole, "ratio")
-    return f"{what}s cut to {longest:,} tokens: {number:,} ({share} of all {what} tokens are gone)"
+    return f"{what}s cut to {longest:,} tokens: {number:,} ({share} of all {what} tokens lost)"

@@ -1,8 +1,7 @@
-"""The load, run in a process of its own and watched while it goes on."""
+"""The load process: started early, given its plan, and watched until it ends."""
 
 import os
 import signal
-import socket
 import threading
 import time
 from collections import Counter, deque
@@ -17,25 +16,25 @@ import psutil
 from harness.errors import TargetError
 from harness.load.rows import ShardReader
 from harness.records import ClientSample, ProcessMark, RequestRow
-from harness.run.process import QUIT_S, Child, python_module
+from harness.run.process import QUIT_S, Child, free_port, python_module
 from harness.run.progress import Snapshot
 from harness.store.run_folder import RunFolder
 from harness.workload.plan import LoadPlan
 
 LOOPBACK = "127.0.0.1"
 WATCH_S = 0.2
-CHECK_EVERY = 5  # of these turns
-LAGS_SHOWN = 100  # of the latest: some seconds
-GRACE_S = 60.0  # to come up and to go down, beside the plan's own time
-LAST_ROWS_S = 10.0  # a worker with nothing more to do than to write takes a moment
+CHECK_EVERY = 5  # turns of `WATCH_S`
+LAGS_SHOWN = 100  # the latest few seconds
+GRACE_S = 60.0  # for its start and its end, beside the plan's own time
+LAST_ROWS_S = 10.0  # for a worker that only writes its last rows
 LAST_ROWS_POLL_S = 0.02
 
 
 def load_command(folder: RunFolder, processes: int) -> list[str]:
-    """Locust without a web page. One process reads its plan from standard input.
+    """Locust without a web page. A single process reads its plan from standard input.
 
-    Locust starts several processes itself: a master without users and `processes` workers. All of
-    them read the plan in the run's folder. The master moves a dead worker's users to the others.
+    Locust itself starts several: a master without users and `processes` workers, which read the
+    plan from the run's folder. The master moves a dead worker's users to the others.
     """
     locustfile = str(files("workloads") / "locustfile.py")
     plan = "-" if processes == 1 else str(folder.load_plan)
@@ -48,8 +47,8 @@ def load_command(folder: RunFolder, processes: int) -> list[str]:
 
 
 def together(processes: int) -> list[str]:
-    """Locust's options for a master and so many workers, on this machine."""
-    port = _free_port()
+    """Locust's options for a master and its workers on this machine."""
+    port = str(free_port())
     return [
         *("--processes", str(processes), "--enable-rebalancing"),
         *("--master-bind-host", LOOPBACK, "--master-bind-port", port, "--master-port", port),
@@ -57,13 +56,8 @@ def together(processes: int) -> list[str]:
     ]
 
 
-def _free_port() -> str:
-    with socket.create_server((LOOPBACK, 0)) as listener:
-        return str(listener.getsockname()[1])
-
-
 class Watcher(Protocol):
-    """The part of a measurement that a load needs."""
+    """The part of a measurement that a load uses."""
 
     folder: RunFolder
 
@@ -78,30 +72,28 @@ class Watcher(Protocol):
 
 
 class LoadProcess:
-    """Runs the loads of one measurement, each in a process of its own.
+    """Runs the loads of one measurement, each in its own process.
 
-    Its state is the process that waits for its plan: importing Locust takes a second, which passes
-    while the server starts.
+    The first process is started early and waits for its plan: importing Locust takes a second.
     """
 
     def __init__(self) -> None:
         self._waiting: Child | None = None
 
     def prepare(self, folder: RunFolder, *, processes: int, until_over: ExitStack) -> None:
-        """Start the process of the first load. It ends with `until_over`, with a plan or without.
+        """Start the process of the first load; it ends with `until_over`.
 
-        Workers share one standard input, so with several processes none is started before its plan
-        is known.
+        Workers share one standard input, so several processes are started only with their plan.
         """
         if processes == 1:
             child = Child("load", load_command(folder, processes), folder.log("load"), quit_s=0)
             self._waiting = until_over.enter_context(child)
 
     def run(self, plan: LoadPlan, run: Watcher, *, until_settled: ExitStack) -> None:
-        """Run a load to its end, or until interrupted. Its rows lie in shards then.
+        """Run a load to its end, or until interrupted.
 
-        The connections that its users left open are reset when `until_settled` is closed. Raises
-        TargetError when the server is gone, or the load process dies or hangs.
+        Connections that its users left open are reset when `until_settled` is closed. Raises
+        TargetError if the server is gone, or the load process dies or hangs.
         """
         load, self._waiting = self._waiting, None
         if load is None:
@@ -110,14 +102,13 @@ class LoadProcess:
         until_settled.callback(end_workers, run.folder, load.pid)
         until_settled.enter_context(load)
         run.watch("load", load.pid)
-        load.quit_s = QUIT_S  # from here on it has rows to write
+        load.quit_s = QUIT_S  # from now on it has rows to write
         if plan.run.processes == 1:
             load.say(plan.model_dump_json().encode())
         follow_load(plan, load, run)
 
 
 def follow_load(plan: LoadPlan, load: Child, run: Watcher) -> None:
-    """Watch the load process until it ends, or until interrupted."""
     folder = run.folder
     shards = ShardReader(folder.shards, RequestRow)
     marks = ShardReader(folder.shards, ProcessMark)
@@ -159,10 +150,9 @@ def let_workers_end(
     clock_s: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = _pause,
 ) -> set[int]:
-    """Wait for the last rows of each worker of this session that has not said that it ended and is
-    not gone; those that did not end in time.
+    """Wait until every worker of this session has written its last rows. Returns the late ones.
 
-    Locust's master does not wait for its workers: a slow one may still write when it has ended.
+    Locust's master does not wait for its workers: a slow one may still write after its end.
     """
     marks = ShardReader(folder.shards, ProcessMark)
     at_work: set[int] = set()
@@ -177,14 +167,14 @@ def let_workers_end(
 
 
 def end_workers(folder: RunFolder, session: int) -> None:
-    """Kill the workers that do not end by themselves; they count as dead."""
+    """Kill the workers that do not end in time; they count as dead."""
     for pid in let_workers_end(folder, session):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def _is_running(pid: int, session: int) -> bool:
-    """A number that another process has by now is none of ours."""
+    """False also for a pid that another process has taken over."""
     try:
         return os.getsid(pid) == session and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except (ProcessLookupError, psutil.NoSuchProcess):

@@ -1,6 +1,6 @@
-"""The measuring part of a run: find the server, start the collector, let the load run, let settle.
+"""The measuring part of a run: find the server, collect, run the load, let the server settle.
 
-Each step leaves its mark in the manifest, so it shows at any moment how far the run came.
+Each step is noted in the manifest, so the manifest shows how far a run came.
 """
 
 import random
@@ -51,27 +51,30 @@ SETTLE_POLL_S = 0.02
 
 
 def _import_analysis() -> None:
-    """pandas and scipy take a second to import. It passes while the server starts."""
+    """Import pandas and scipy, which takes a second, while the server starts."""
     for module in ("harness.store.parquet", "harness.analysis.summary"):
         import_module(module)
 
 
 class Load(Protocol):
-    """Makes the requests of a measurement: a process of ours, or the users of a web page."""
+    """Makes the requests of a measurement: a load process, or the users of a web page."""
 
     def prepare(self, folder: RunFolder, *, processes: int, until_over: ExitStack) -> None:
-        """The server is being started or looked for. What is started ends with `until_over`."""
+        """Called before the server is there. What this starts ends with `until_over`."""
 
     def run(self, plan: LoadPlan, run: "Measurement", *, until_settled: ExitStack) -> None:
-        """Return when the load has ended, or is interrupted. Connections that users left open are
-        held until `until_settled` is closed. Raises TargetError when load or server die."""
+        """Run the load until its end, or until interrupted.
+
+        Connections that users left open are held until `until_settled` is closed. Raises
+        TargetError if the load or the server dies.
+        """
 
 
 class Measurement:
     """One measurement in progress.
 
-    Its state is the manifest, filled in step by step, and the collector, once there is one. Both
-    belong to the main thread; what the collector's threads write is read when they have ended.
+    The manifest, filled in step by step, and the collector belong to the main thread; rows of the
+    collector's threads are read when the threads have ended.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class Measurement:
         self._is_exact = resolved.target.lifecycle and resolved.workload.collect.exact
 
     def rows(self) -> RunRows:
-        """The collector's rows. Notes the metrics that the server never showed."""
+        """The collector's rows. Notes metrics that the server never showed."""
         if self._collector is None:
             return RunRows()
         names = set(self._collector.names_seen())
@@ -112,17 +115,16 @@ class Measurement:
             names |= self._pages.names_read
         if names:
             unseen = find_unseen(names, self._target.metrics)
-            if 0 < len(unseen) < len(self._target.metrics):  # without any the start has warned
+            if 0 < len(unseen) < len(self._target.metrics):  # if all, preflight has warned
                 missing = (f"{self._target.metrics[role].name} ({role})" for role in unseen)
                 self.notes.add(f"the server shows no metric {', '.join(missing)}")
         return self._collector.rows()
 
     def events_since(self, seen: int) -> News[LifecycleEvent]:
-        """Events of the server's log after the first `seen`."""
         return News([], seen) if self._collector is None else self._collector.lifecycle.since(seen)
 
     def gauges(self) -> dict[str, float]:
-        """The last scrape, by role; where nothing was scraped, what the latest step tells."""
+        """The last scrape, by role; without scrapes, the queue lengths of the latest step."""
         if self._collector is None:
             return {}
         if scrape := self._collector.latest_scrape():
@@ -131,17 +133,14 @@ class Measurement:
         return {"running": steps[0].num_running, "waiting": steps[0].num_waiting} if steps else {}
 
     def check_server(self) -> None:
-        """Raises TargetError when the server is gone."""
         assert self.server is not None
         self.server.check_alive()
 
     def watch(self, name: str, pid: int) -> None:
-        """Record what a process of the load uses."""
         assert self._collector is not None
         self._collector.cpu.watch(name, pid)
 
     def show(self, snapshot: Snapshot) -> None:
-        """Show the state of the load, beside the server's own figures."""
         if self.manifest.clock.comparable:
             new, self._events_seen = self.events_since(self._events_seen)
             self._latency.add(snapshot.left_ns, new)
@@ -154,13 +153,11 @@ class Measurement:
         return self._interruption.requested
 
     def step_s(self) -> float | None:
-        """A typical step of the engine so far; None without a step log."""
         return None if self._collector is None else typical_step_s(self._collector.steps.latest())
 
     def follow_with(
         self, resolved: ResolvedRun, folder: RunFolder, manifest: Manifest, load: Load
     ) -> "Measurement":
-        """The next measurement of the same server."""
         following = Measurement(
             resolved,
             folder,
@@ -174,11 +171,11 @@ class Measurement:
         return following
 
     def take(self, children: ExitStack, *, when_loaded: Callable[[], None]) -> None:
-        """Load the server and watch it. `when_loaded` is called when the last load is over.
+        """Load the server and watch it; call `when_loaded` after the last load.
 
-        What is started ends with `children`: the process of the load, and the server, where there
-        is none yet. Raises TargetError, InterruptedRunError and ConfigError; `manifest` and `rows`
-        then hold what there was by then.
+        The load process and the server, if this starts one, end with `children`. Raises
+        TargetError, InterruptedRunError and ConfigError; `manifest` and `rows` then hold the data
+        so far.
         """
         processes = self.resolved.workload.run.processes
         self._load.prepare(self.folder, processes=processes, until_over=children)
@@ -211,8 +208,8 @@ class Measurement:
                         server.check_alive()
                         self._read_settled(pages, is_last=is_last)
                         self.manifest.window.held_until_ns.append(self._clock_ns())
-            self.progress.phase("asking whether the server still serves")
-            # After everything was read: these requests are in no figure.
+            self.progress.phase("checking that the server still serves")
+            # Everything has been read: these requests are in no figure.
             asker = asker_of(server, self._target, client, self._clock_ns)
             longest_s = self.resolved.workload.run.timeout_s
             self.manifest.probing = probe_service(asker, longest_s=longest_s)
@@ -229,7 +226,7 @@ class Measurement:
         )
 
     def _client(self, timeout_s: float) -> httpx.Client:
-        """For requests of our own, which may take as long as those of the load may be silent."""
+        """A request of the harness may take as long as one of the load."""
         return http_client(
             self.resolved.headers,
             ca_file=self.resolved.config.ca_file,
@@ -264,7 +261,7 @@ class Measurement:
         idle.after = pages.roles()
         if self.resolved.workload.run.loops > 1:
             idle.loops.append(IdleReading(t_ns=self._clock_ns(), values=idle.after))
-        # Without an exact log a second reading shows whether work goes on.
+        # Without an exact log, a second reading shows whether work goes on.
         if not is_last or not idle.after or self._is_exact:
             return
         if self._calm.is_idle(self._clock_ns(), idle.after):
@@ -299,7 +296,7 @@ class Measurement:
         return self._collector
 
     def _scraping(self, metrics_urls: list[str]) -> Scraping | None:
-        """Scrapes keep no time with the server's steps, and come alike in each run of a seed."""
+        """Scrape times are jittered against the server's steps, and fixed by the run's seed."""
         interval_s = self.manifest.scrape_interval_s
         if interval_s is None or not metrics_urls:
             return None
@@ -311,7 +308,7 @@ class Measurement:
         self._latency, self._events_seen = LatencySoFar(), 0
         self.progress.phase(describe_load(plan))
         self._note_arrivals(plan)
-        self._imports.join()  # importing takes a core, which the load may need
+        self._imports.join()  # an import would compete with the load for a core
         if self.manifest.window.load_started_ns is None:
             self.manifest.window.load_started_ns = self._clock_ns()
         self.folder.load_plan.touch(mode=0o600)  # its headers may hold a secret
@@ -324,7 +321,6 @@ class Measurement:
         self._refuse_interruption()
 
     def _note_arrivals(self, plan: LoadPlan) -> None:
-        """How many requests are going to come: what has no row in the end was not sent."""
         if plan.schedule is None:
             return
         so_far = self.manifest.arrivals.planned if self.manifest.arrivals is not None else 0
@@ -333,7 +329,7 @@ class Measurement:
         )
 
     def _settle(self, collector: Collector) -> None:
-        """Wait the settle time, or until the server's gauges are as before and can be believed."""
+        """Wait the settle time, or until exact gauges are back at their values before the load."""
         seconds = settle_seconds(self._target, self.resolved.workload.settle, self.step_s())
         seconds += silence_seconds(self._target, self.resolved.workload)
         self.manifest.settle_s = seconds

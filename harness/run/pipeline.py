@@ -1,8 +1,8 @@
 """One run, from its configuration to its report.
 
-The measurement may end early: a server that dies and a user who interrupts are ordinary ends. What
-was gathered is written in any case, and where there was any load the run is judged like any other;
-`FinishedRun.failure` says how it ended.
+The measurement may end early, by a dead server or a user's interruption. All collected rows are
+written in any case, and a run with any load is judged like any other; `FinishedRun.failure` says
+how it ended.
 """
 
 import errno
@@ -39,9 +39,9 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class ReportProcess:
-    """The dashboards, which draw the report of a run in a process of their own.
+    """The dashboards' process, which draws the report of a run.
 
-    It may be started before there is anything to draw: plotly takes a second to import.
+    It may be started early, as plotly takes a second to import.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -61,7 +61,7 @@ class ReportProcess:
         self._child = Child("report", command, self._folder.log("report"), quit_s=0)
 
     def draw(self) -> Path | None:
-        """The report's file; None where it could not be drawn (its log says why)."""
+        """The report's file; None if it could not be drawn (its log says why)."""
         if self._child is None:
             self.prepare()
         assert self._child is not None
@@ -74,8 +74,8 @@ class ReportProcess:
 class FinishedRun:
     """Where a run lies and how it ended.
 
-    `summary` is None for a run that ended before its load began, `report` also where it could not
-    be drawn.
+    `summary` is None for a run that ended before its load began, `report` also if it could not be
+    drawn.
     """
 
     folder: RunFolder
@@ -93,12 +93,12 @@ def execute(
     repeat: Callable[[], str] | None = None,
     draws: bool = True,
 ) -> FinishedRun:
-    """Do one run, up to its report. Raises ConfigError when nothing was measured, and TargetError
-    when nothing was there to be measured, else returns.
+    """Do one run, up to its report.
 
-    `load` makes the requests (default: a process of ours); `repeat` gives the shell line that does
-    the run again, as known at its start and again at its end. An exception of any other kind is a
-    bug: its traceback is saved in the run's folder.
+    `load` makes the requests (default: a load process). `repeat` gives the shell line that repeats
+    the run, and is called at its start and at its end. Raises ConfigError if nothing was measured,
+    and TargetError if no server was reached. Any other exception is a bug: its traceback is saved
+    in the run's folder.
     """
     check_streams(resolved.workload.streams_of_each_process)
     folder = RunFolder.create(choose_folder(resolved))
@@ -124,7 +124,7 @@ def execute(
         raise ConfigError(f"{error}\nwhat was collected is in {folder.path}") from error
     except TargetError:
         raise
-    except KeyboardInterrupt as error:  # the second Ctrl-C: the user will not wait for the rest
+    except KeyboardInterrupt as error:
         raise InterruptedRunError(f"interrupted; what was saved is in {folder.path}") from error
     except Exception as error:
         if isinstance(error, OSError) and error.errno in NO_ROOM:
@@ -137,10 +137,9 @@ def execute(
 
 
 def why_not_saved(number: int, folder: RunFolder) -> str:
-    """The words for a disk without room, and how the rows of the load still become a run."""
     why = (
-        f"the run could not be saved: {os.strerror(number)}; make room. What had been written by "
-        f"then is in {folder.path}"
+        f"the run could not be saved: {os.strerror(number)}; make room. What was written so "
+        f"far is in {folder.path}"
     )
     if not any(folder.shards.glob("process-*")):
         return why
@@ -148,13 +147,12 @@ def why_not_saved(number: int, folder: RunFolder) -> str:
 
 
 def choose_folder(resolved: ResolvedRun) -> Path:
-    """The folder that was asked for, or a new one among the results."""
     run_id = name_run(utc_now(), resolved.workload.name, secrets.token_hex(2))
     return resolved.config.out or RESULTS / run_id
 
 
 def discard_if_empty(folder: RunFolder, manifest: Manifest) -> bool:
-    """Remove the folder of a run in which no load began: it was new or empty when we took it."""
+    """Remove the folder of a run without a load: it was new or empty before."""
     if manifest.window.load_started_ns is not None:
         return False
     shutil.rmtree(folder.path)
@@ -162,12 +160,11 @@ def discard_if_empty(folder: RunFolder, manifest: Manifest) -> bool:
 
 
 def discard_if_unreached(folder: RunFolder, manifest: Manifest) -> bool:
-    """Remove the folder if there was no server; the log of an engine that we started is kept."""
+    """Remove the folder if no server was reached, unless it holds the bundled engine's log."""
     return not folder.log("engine").exists() and discard_if_empty(folder, manifest)
 
 
 def begin_manifest(resolved: ResolvedRun, *, run_id: str) -> Manifest:
-    """The manifest as known before the run begins."""
     return Manifest(
         run_id=run_id,
         created_at=utc_now().isoformat(timespec="seconds"),
@@ -185,9 +182,9 @@ def begin_manifest(resolved: ResolvedRun, *, run_id: str) -> Manifest:
 def measure_all(
     run: Measurement, folder: RunFolder, children: ExitStack, report: ReportProcess | None
 ) -> WalkawayError | None:
-    """The load, and the probe phase where there is one. Returns how they failed, if they did.
+    """Measure the load and the probe phase, if any. Returns a failure.
 
-    A report is drawn soon after the last load, so its process is started then.
+    The report's process is started after the last load, as its imports would disturb a load.
     """
     prepare = (lambda: None) if report is None else report.prepare
     try:
@@ -197,13 +194,13 @@ def measure_all(
         return failure or measure_probes(run, folder, children, when_loaded=prepare)
     finally:
         if run.server is not None and run.server.engine is not None:
-            run.server.engine.ask_to_quit()  # it does so while the run is judged
+            run.server.engine.ask_to_quit()  # it ends while the run is judged
 
 
 def measure_probes(
     run: Measurement, folder: RunFolder, children: ExitStack, *, when_loaded: Callable[[], None]
 ) -> WalkawayError | None:
-    """Probe the server that `run` has loaded, into a folder of their own inside the run's."""
+    """Probe the server that `run` has loaded; the rows go to a folder inside the run's."""
     resolved, probes = run.resolved.probe_phase, RunFolder.create(folder.probe_phase.path)
     assert resolved is not None
     manifest = begin_manifest(resolved, run_id=f"{folder.name}-probe")
@@ -221,7 +218,7 @@ def measure(
     *,
     when_loaded: Callable[[], None] = lambda: None,
 ) -> WalkawayError | None:
-    """Measure, and save whatever came of it. Returns how it failed, if it did."""
+    """Measure, and save all rows in any case. Returns a failure."""
     failure: WalkawayError | None = None
     try:
         run.take(children, when_loaded=when_loaded)
@@ -241,23 +238,21 @@ def measure(
 
 
 def find_void(manifest: Manifest) -> TargetError | None:
-    """The error to end with after trials none of which means anything."""
     from harness.analysis.recovery import all_are_void
 
     if not all_are_void(msgspec.to_builtins(manifest)):
         return None
     first = manifest.void_trials[0]
-    return TargetError(f"no trial means anything; the first, arm {first.arm}: {first.why}")
+    return TargetError(f"every trial is void; the first, arm {first.arm}: {first.why}")
 
 
 def save(measurement: Measurement, folder: RunFolder) -> LoadTally:
-    """Put all rows and the manifest on the disk, whatever happened."""
     tally, manifest = LoadTally(folder.shards), measurement.manifest
     rows = measurement.rows()
     folder.write_rows(replace(rows, requests=tally.requests(), client=tally.samples()))
     manifest.load_processes = tally.processes()
     manifest.void_trials = tally.void_trials()
-    if tally.first_sent_ns is not None:  # without the time that processes took to come and go
+    if tally.first_sent_ns is not None:  # excludes the start and the end of the processes
         manifest.window.load_started_ns = tally.first_sent_ns
         manifest.window.load_ended_ns = tally.last_ended_ns
     if tally.damaged:
@@ -271,7 +266,7 @@ def save(measurement: Measurement, folder: RunFolder) -> LoadTally:
 
 
 def note_unsent(measurement: Measurement, folder: RunFolder) -> None:
-    """Note the requests of an open loop that were due and never sent: they have no rows."""
+    """Note the unsent requests of an open loop, which have no rows."""
     manifest = measurement.manifest
     if manifest.arrivals is None:
         return
@@ -280,13 +275,12 @@ def note_unsent(measurement: Measurement, folder: RunFolder) -> None:
         if len(sent) < manifest.arrivals.planned:
             manifest.arrivals.unsent = find_unsent(read_plan(folder.load_plan), manifest, sent)
     except ConfigError as error:
-        measurement.notes.warn(f"what was not sent is in no figure: {error}")
+        measurement.notes.warn(f"unsent requests are in no figure: {error}")
 
 
 def conclude(
     run: Measurement, folder: RunFolder, failure: WalkawayError | None, report: ReportProcess | None
 ) -> FinishedRun:
-    """Judge and draw the run, unless it ended before its load began."""
     manifest = run.manifest
     manifest.status = status_after(failure)
     folder.write_manifest(manifest)
@@ -301,7 +295,7 @@ def conclude(
 
 
 def write_summary(folder: RunFolder) -> Summary:
-    """Compute `summary.json` from the rows that were saved. Raises ConfigError without them."""
+    """Compute `summary.json` from the saved rows. Raises ConfigError without them."""
     from harness.analysis.summary import summarise
 
     summary = summarise(folder.frames())
@@ -310,6 +304,5 @@ def write_summary(folder: RunFolder) -> Summary:
 
 
 def draw_report(folder: RunFolder) -> Path | None:
-    """Draw a run that was judged before."""
     with ReportProcess(folder) as report:
         return report.draw()

@@ -1,7 +1,6 @@
 """Questions to a server before the load: version, slots, blocks, clock, length of prompts.
 
-The answers go into the manifest. An answer that cannot be had is missing there, and is a note or a
-warning at most, never an error.
+The answers go into the manifest. A missing answer is a note or a warning at most, never an error.
 """
 
 import json
@@ -12,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx
 
@@ -52,7 +51,7 @@ def resolve_server(
     progress: Progress,
     interruption: Interruption,
 ) -> Server:
-    """A server that answers. One that is started writes into `log` and ends with the `stack`.
+    """Find the server, or start it: it then logs to `log` and ends with the `stack`.
 
     Raises TargetError, ConfigError and InterruptedRunError.
     """
@@ -91,7 +90,9 @@ def _start_ours(
     settings = resolved.workload.engine
     runner = choose_runner(settings)
     if settings.runner == "auto" and runner == "simulated":
-        text = "torch is not installed: the engine simulates its model (steps of a set length)"
+        text = (
+            "torch is not installed: the engine simulates its model (with steps of a fixed length)"
+        )
         notes.add(text)
         progress.phase(text)
     progress.phase(f"starting the reference engine ({runner} runner)")
@@ -101,24 +102,24 @@ def _start_ours(
 
 
 _SIZES: Final = (64, 256, 512, 1024)  # bytes; some 15 to 300 tokens of a usual tokenizer
-_NOBODY: Final = -1  # the user whose prompts these are: no user of the load
+_NO_USER: Final = -1  # the prompts differ from those of every user
 
 
 class CalibrationError(Exception):
-    """The server's count is not to be had; the message says why."""
+    """The server gave no usable token count; the message says why."""
 
 
 def calibrate(client: httpx.Client, plan: LoadPlan) -> PromptScale:
-    """Ask for one token after prompts of several sizes. Raises CalibrationError."""
+    """Fit tokens to bytes from prompts of several sizes. Raises CalibrationError."""
     samples = [(size, _prompt_tokens(client, plan, size)) for size in _SIZES]
     scale = fit_scale(samples)
     if scale is None:
-        raise CalibrationError(f"its counts make no sense: {samples} (bytes, tokens)")
+        raise CalibrationError(f"its counts fit no line: {samples} (bytes, tokens)")
     return scale
 
 
 def _prompt_tokens(client: httpx.Client, plan: LoadPlan, size: int) -> int:
-    text = prompt(seed=plan.run.seed, user=_NOBODY, n=size, num_bytes=size)
+    text = prompt(seed=plan.run.seed, user=_NO_USER, n=size, num_bytes=size)
     body = request_body(plan.target, plan.model, text, max_tokens=1, delivery=Delivery.UNARY)
     try:
         answer = client.post(
@@ -132,7 +133,7 @@ def _prompt_tokens(client: httpx.Client, plan: LoadPlan, size: int) -> int:
         raise CalibrationError(refusal_message(answer.status_code, answer.content))
     usage = _decode(answer.content).usage
     if usage is None or usage.prompt_tokens is None:
-        raise CalibrationError("its answers do not tell the tokens of the prompt (`usage`)")
+        raise CalibrationError("its answers have no `usage.prompt_tokens`")
     return usage.prompt_tokens
 
 
@@ -140,7 +141,7 @@ def _decode(body: bytes) -> Chunk:
     try:
         return decode_chunk(body)
     except NONSENSE as error:
-        raise CalibrationError(f"its answer makes no sense ({error})") from error
+        raise CalibrationError(f"its answer is not in OpenAI's dialect ({error})") from error
 
 
 FIRST_STREAMS: Final = 2
@@ -149,37 +150,37 @@ FIRST_TOKENS: Final = 16
 MOST_TOKENS: Final = 1024
 LONGEST_COUNT_S: Final = 60.0
 
-Span = tuple[int, int]  # from the first token's arrival to the last but one's (ns)
+Span = tuple[int, int]  # arrival of the first token and of the last but one (ns)
 
-FITS_NOTHING: Final = "--engine "  # how the text begins that says so
+FITS_NOTHING: Final = "--engine "  # the beginning of that text
 
 
 def told_slots(client: httpx.Client, server: Server, target: Target) -> int | None:
-    """The number of batch slots on the server's own page; None where it has no such page."""
+    """The number of batch slots on the server's page, or None."""
     if target.slots_from != "props":
         return None
-    try:
-        response = client.get(f"{server.url}/props")
-        slots = response.json()["total_slots"]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
-        return None
+    slots = _field_of_page(client, f"{server.url}/props", "total_slots")
     return slots if isinstance(slots, int) and slots > 0 else None
 
 
 def told_version(client: httpx.Client, server: Server, target: Target) -> str | None:
-    """The server's version on its own page; None where it has no such page."""
     source = target.version_from
     if source is None:
         return None
-    try:
-        version = client.get(f"{server.url}{source.path}").json()[source.key]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
-        return None
+    version = _field_of_page(client, f"{server.url}{source.path}", source.key)
     return version if isinstance(version, str) else None
 
 
+def _field_of_page(client: httpx.Client, url: str, key: str) -> Any:
+    """A field of a JSON page; None if the page or the field is missing."""
+    try:
+        return client.get(url).json()[key]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return None
+
+
 def told_blocks(samples: Sequence[MetricSample], target: Target) -> int | None:
-    """The number of KV cache blocks, from the label of a metric that describes the cache."""
+    """The number of KV cache blocks, from a label of a metric."""
     source = target.blocks_from
     if source is None:
         return None
@@ -191,14 +192,13 @@ def told_blocks(samples: Sequence[MetricSample], target: Target) -> int | None:
 
 
 def metrics_pages(typed: Sequence[str], server: Server, target: Target) -> list[str]:
-    """The URLs to read; none where nothing is known of what would stand there."""
+    """The URLs to read; none if no metrics are known for this target."""
     if typed or not target.metrics:
         return list(typed)
     return [f"{server.url}/metrics"]
 
 
 def scrape_note(interval_s: float | None, metrics_urls: Sequence[str]) -> str | None:
-    """Said of a run that does not scrape while the load runs."""
     if interval_s is not None:
         return None
     if not metrics_urls:
@@ -210,34 +210,34 @@ def scrape_note(interval_s: float | None, metrics_urls: Sequence[str]) -> str | 
 
 
 def scrape_warning(interval_s: float | None, target: Target) -> str | None:
-    """Said where the server is watched more closely than it bears."""
     least_s = target.min_scrape_interval_s
     if interval_s is None or least_s is None or interval_s >= least_s:
         return None
     return (
-        f"/metrics is read every {interval_s:g} s, but a server of kind {target.name} bears that "
-        f"only every {least_s:g} s: read more often it cancels otherwise (see the target's file)"
+        f"/metrics is read every {interval_s:g} s, but a server of kind {target.name} needs at "
+        f"least {least_s:g} s: more frequent scrapes change how it cancels (see the target's file)"
     )
 
 
 def unseen_metrics(
     samples: Sequence[MetricSample], metrics_urls: Sequence[str], target: Target
 ) -> str | None:
-    """Which of the target's metrics are not there, by name; None where all are."""
+    """Names the target's metrics that are missing; None if there are all."""
     unseen = find_unseen({sample.name for sample in samples}, target.metrics)
     if not unseen:
         return None
     names = ", ".join(f"{target.metrics[role].name} ({role})" for role in unseen)
     text = f"not among the metrics at {' '.join(metrics_urls)}: {names}"
     if len(unseen) == len(target.metrics):
-        return f"{FITS_NOTHING}{target.name} fits nothing here: {text}"
+        return f"{FITS_NOTHING}{target.name} does not fit this server: {text}"
     return text
 
 
 def count_slots(asker: Asker, *, longest_s: float) -> int | None:
-    """How many requests the server runs at once; None where no limit was found, or the clients
-    were not served. Takes seconds: some hundred short answers. A server without a limit within
-    `LONGEST_COUNT_S` is asked no more."""
+    """How many requests the server runs at once; None if it shows no limit or does not serve.
+
+    It takes seconds, some hundred short answers, and gives up after `LONGEST_COUNT_S`.
+    """
     until_ns = asker.clock_ns() + int(LONGEST_COUNT_S * 1e9)
 
     def ask(num_streams: int, tokens: int) -> list[Span]:
@@ -262,9 +262,8 @@ def count_slots(asker: Asker, *, longest_s: float) -> int | None:
 def find_limit(ask: Callable[[int, int], Sequence[Span]]) -> int | None:
     """The smallest number of parallel streams at which one more waits.
 
-    Twice as many streams each time, until fewer run at once than were sent; that number stands when
-    answers of twice the length show it again: else the streams had come one after the other and
-    were merely too short to meet.
+    The number of streams doubles until fewer run at once than were sent. Answers of twice the
+    length must confirm it: short streams may merely not have overlapped.
     """
     num_streams, tokens = FIRST_STREAMS, FIRST_TOKENS
     while num_streams <= MOST_STREAMS and tokens <= MOST_TOKENS:
@@ -279,13 +278,13 @@ def find_limit(ask: Callable[[int, int], Sequence[Span]]) -> int | None:
 
 
 def most_at_once(spans: Sequence[Span]) -> int:
-    """The largest number of spans that have a moment in common."""
+    """The largest number of spans that overlap at one moment."""
     starts, ends = sorted(first for first, _ in spans), sorted(last for _, last in spans)
     return max((i + 1 - bisect_right(ends, first) for i, first in enumerate(starts)), default=0)
 
 
 class Preflight:
-    """The questions of one run; `client` has the run's headers and its CAs."""
+    """The questions of one run."""
 
     def __init__(
         self,
@@ -306,7 +305,7 @@ class Preflight:
         self._clock_ns = clock_ns
 
     def note_target(self, server: Server) -> list[str]:
-        """Which server it is; the URLs of its metrics pages."""
+        """Note which server it is. Returns the URLs of its metrics pages."""
         metrics_urls = metrics_pages(self._resolved.metrics_urls, server, self._target)
         interval_s = self._manifest.scrape_interval_s
         if (note := scrape_note(interval_s, metrics_urls)) is not None:
@@ -326,13 +325,12 @@ class Preflight:
         return metrics_urls
 
     def with_slots(self, server: Server) -> Server:
-        """The server with its number of batch slots: as it tells, or found by trying if the load
-        needs it."""
+        """The server with its number of batch slots: published, or counted if the load needs it."""
         load = self._resolved.workload.load
         is_needed = isinstance(load, SlotRecoveryLoad) and load.slots is None
         told = told_slots(self._client, server, self._target)
         if told is not None:
-            return self._keep_slots(server, told, "as its page /props tells")
+            return self._keep_slots(server, told, "from its page /props")
         if server.slots is not None or not is_needed:
             return server
         self._progress.phase("trying how many requests the server runs at once")
@@ -346,23 +344,23 @@ class Preflight:
         return self._keep_slots(server, found, f"found by trying: {how}")
 
     def with_lengths(self, plan: LoadPlan) -> LoadPlan:
-        """The plan, with prompts as long on this server's tokenizer as they should be."""
+        """The plan, with prompt lengths in tokens of this server's tokenizer."""
         if self._target.bytes_are_tokens:
             return plan
-        self._progress.phase("asking the server how many tokens it makes of a prompt")
+        self._progress.phase("calibrating prompt lengths on the server's tokenizer")
         try:
             scale = calibrate(self._client, plan)
         except CalibrationError as error:
             self._notes.warn(
-                f"the length of prompts is not known in the server's tokens: {error}; a byte was "
-                "taken for a token"
+                f"the length of prompts is not known in the server's tokens: {error}; one byte is "
+                "counted as one token"
             )
             return plan
         self._manifest.prompt_scale = scale
         return plan.model_copy(update={"prompt_scale": scale})
 
     def note_clock(self, server: Server) -> None:
-        """Ask a server with an exact log whether its stamps and ours are of one clock."""
+        """Check whether the stamps of a server with an exact log can be compared with ours."""
         try:
             check = check_clock(
                 self._client, f"{server.url}/walkaway/clock", clock_ns=self._clock_ns
@@ -373,7 +371,7 @@ class Preflight:
         self._manifest.clock = Clock(comparable=check.comparable, round_trip_ns=check.round_trip_ns)
 
     def read_first(self, pages: IdlePages) -> None:
-        """Before the load: what the mapping does not find there is best known at once, by name."""
+        """Read the metrics pages before the load, and name the metrics that are missing."""
         if (samples := pages.samples()) is None:
             return
         self._manifest.idle.before = read_roles(samples, self._target.metrics)

@@ -1,25 +1,24 @@
 """A child process that cannot outlive its run.
 
-Each child is the leader of a session of its own, so a Ctrl-C in the terminal reaches only the
-harness, which then ends its children in order: first by closing their standard input (they quit
-on its end, and so they do when the harness is killed outright), then with SIGTERM, then with
-SIGKILL to the group. Both output streams go to a log file.
+Each child leads its own session, so a Ctrl-C in the terminal reaches only the harness, which ends
+its children in order: it closes their standard input (they quit at its end, also if the harness is
+killed), then sends SIGTERM, then SIGKILL to the group. Both output streams go to a log file.
 """
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from harness.errors import TargetError
 
-QUIT_S = 10.0  # a child that was asked to quit writes its last rows within this
+QUIT_S = 10.0  # a child that quits writes its last rows within this time
 TERMINATE_S = 3.0
 READY_POLL_S = 0.02
 LOG_TAIL_LINES = 15
@@ -28,7 +27,7 @@ LOG_TAIL_LINES = 15
 class Child:
     """One process, started on construction; leaving the `with` block ends it.
 
-    It has `quit_s` to quit when its standard input ends, before it is sent a signal.
+    After the end of its standard input it has `quit_s` to quit before it gets a signal.
     """
 
     def __init__(
@@ -51,27 +50,27 @@ class Child:
         return self._process.pid
 
     def wait(self, timeout_s: float) -> int | None:
-        """The exit code, or None when it still runs after `timeout_s`."""
+        """The exit code, or None if it still runs after `timeout_s`."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
     def say(self, line: bytes) -> None:
-        """One line for its standard input; a process that has ended does not hear it."""
+        """Write one line to its standard input, unless it has ended."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(line + b"\n")
             self._process.stdin.flush()
 
     def ask_to_quit(self) -> None:
-        """End its standard input, and do not wait for it."""
+        """Close its standard input; do not wait for it."""
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
 
     def stop(self, *, terminate_s: float = TERMINATE_S) -> int:
-        """End it, gently first. Stopping one that has ended only tells its exit code."""
+        """End it, gently first. Returns the exit code."""
         self.ask_to_quit()
         code = self.wait(self.quit_s)
         if code is None:
@@ -88,16 +87,15 @@ class Child:
         return "\n".join(f"  {self.name}: {line}" for line in lines[-LOG_TAIL_LINES:])
 
     def last_line(self) -> str:
-        """The last line of its log: what it said before it gave up."""
         lines = self.log.read_text(errors="replace").splitlines()
-        return lines[-1] if lines else "(it said nothing)"
+        return lines[-1] if lines else "(its log is empty)"
 
     def wait_until_ready(
         self, *, timeout_s: float, interrupted: Callable[[], bool]
     ) -> Mapping[str, Any] | None:
-        """Wait for the JSON line with `"event": "ready"` in its log; None when interrupted.
+        """Wait for the JSON line with `"event": "ready"` in its log; None if interrupted.
 
-        Raises TargetError, with the log's end, when the child dies or takes too long.
+        Raises TargetError, with the log's end, if the child dies or takes too long.
         """
         for _ in range(int(timeout_s / READY_POLL_S)):
             code = self.wait(READY_POLL_S)
@@ -113,17 +111,11 @@ class Child:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
 def find_ready_line(log: str) -> dict[str, Any] | None:
-    """The ready line among others, once it is complete."""
     for line in log.splitlines(keepends=True):
         if line.startswith("{") and line.endswith("\n"):
             try:
@@ -135,12 +127,18 @@ def find_ready_line(log: str) -> dict[str, Any] | None:
     return None
 
 
+def free_port() -> int:
+    """A port of 127.0.0.1 that is free now; another process may still take it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
 def python_module(module: str, *arguments: str) -> list[str]:
-    """The command line that runs a module with this very interpreter."""
     return [sys.executable, "-m", module, *arguments]
 
 
 def become(command: list[str]) -> NoReturn:
-    """Replace this process by another program; its exit code is then ours."""
+    """Replace this process by another program, which gives the exit code."""
     sys.stdout.flush()
     os.execv(command[0], command)

@@ -1,6 +1,6 @@
 """Progress of a run: a live panel on a terminal, plain lines elsewhere, or nothing.
 
-All of it goes to standard error: standard output belongs to the result.
+Progress goes to standard error; standard output is for the result.
 """
 
 import signal
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from statistics import median
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Final, Protocol, Self
 
 from rich.console import Console
@@ -38,8 +38,8 @@ HOURS_FROM_S = 7200  # up to here a time is shown in seconds
 class Snapshot:
     """The state of the load at one moment.
 
-    `left_ns`: t0 of each request left since the last snapshot. `cancel_latency_s` is the median so
-    far, if the server has an exact log; `client_lag_s` is the longest recent lag of the load.
+    `left_ns`: t0 of each request abandoned since the last snapshot. `cancel_latency_s`: the median
+    so far, if the server has an exact log. `client_lag_s`: the longest recent lag of the load.
     """
 
     elapsed_s: float
@@ -53,7 +53,7 @@ class Snapshot:
 
     @property
     def left_s(self) -> float:
-        """Until the time is up, or until enough users have left at this pace."""
+        """Seconds until the time is up, or until enough users have left at this pace."""
         left_s = max(0.0, self.limit_s - self.elapsed_s)
         gone = self.outcomes.get("abandoned", 0)
         if self.stop_after_abandons and gone:
@@ -63,7 +63,7 @@ class Snapshot:
 
     @property
     def share_done(self) -> float:
-        """The share of the time or of the abandons, whichever ends the load first."""
+        """Share of the time or of the abandons, whichever is larger."""
         share = self.elapsed_s / self.limit_s
         if self.stop_after_abandons:
             share = max(share, self.outcomes.get("abandoned", 0) / self.stop_after_abandons)
@@ -71,15 +71,14 @@ class Snapshot:
 
 
 MOST_REMEMBERED: Final = 1000
-FORGOTTEN_NS: Final = 10_000_000_000  # a request freed so long ago was answered, not left
+FORGOTTEN_NS: Final = 10_000_000_000  # a request freed this long ago was not abandoned
 
 
 class LatencySoFar:
-    """The cancel latency so far, from the clients' t0 and the engine's own log.
+    """The cancel latency so far, from the clients' t0 and the engine's log.
 
-    Its state: requests left and not yet freed, requests freed and not yet left, and the latest
-    latencies. A request that is never freed stays among the first and is in no latency: the live
-    figure knows nothing of ghosts.
+    It pairs abandoned requests with freed ones, in either order. A ghost is never freed, so the
+    live figure leaves ghosts out.
     """
 
     def __init__(self) -> None:
@@ -88,7 +87,6 @@ class LatencySoFar:
         self._latest_s: deque[float] = deque(maxlen=MOST_REMEMBERED)
 
     def add(self, left_ns: Mapping[str, int], new: Sequence[LifecycleEvent]) -> None:
-        """Requests that users left since the last call, with t0, and the new events of the log."""
         self._left_ns |= left_ns
         for event in new:
             if event.event == "blocks_freed" and event.client_request_id is not None:
@@ -100,7 +98,6 @@ class LatencySoFar:
 
     @property
     def typical_s(self) -> float | None:
-        """The median of the latest; None while there is none."""
         return median(self._latest_s) if self._latest_s else None
 
     def _forget(self, before_ns: int) -> None:
@@ -110,8 +107,6 @@ class LatencySoFar:
 
 
 class Progress(Protocol):
-    """Shows what the run is doing."""
-
     def phase(self, text: str) -> None: ...
 
     def update(self, snapshot: Snapshot) -> None: ...
@@ -120,8 +115,6 @@ class Progress(Protocol):
 
 
 class QuietProgress:
-    """Shows nothing."""
-
     def phase(self, text: str) -> None:  # noqa: ARG002
         return
 
@@ -133,7 +126,7 @@ class QuietProgress:
 
 
 class PrefixedProgress:
-    """One part of a run: says which it is before what it does."""
+    """Progress of one part of a run, with the part's name before each phase."""
 
     def __init__(self, progress: Progress, which: str) -> None:
         self._progress = progress
@@ -169,7 +162,7 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """Phases as lines that stay, the load as a panel that moves."""
+    """Phases as lines, the load as a live panel."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -192,14 +185,13 @@ class LiveProgress:
 
 
 def choose_progress(console: Console, *, is_quiet: bool) -> Progress:
-    """Nothing when quiet; else what the console can show."""
     if is_quiet:
         return QuietProgress()
     return LiveProgress(console) if console.is_terminal else PlainProgress(console)
 
 
 def describe(snapshot: Snapshot) -> str:
-    """One line: time, outcomes, gauges, latency, lag, and how long it will still take."""
+    """One line: time, outcomes, gauges, latency, lag and the time left."""
     parts = [f"{snapshot.elapsed_s:.0f} s of at most {snapshot.limit_s:.0f} s"]
     parts += [_outcome_text(outcome.value, snapshot) for outcome in _shown_outcomes(snapshot)]
     parts += [f"{role} {value:.0f}" for role, value in _shown_gauges(snapshot)]
@@ -230,7 +222,6 @@ def _shown_times(snapshot: Snapshot) -> list[str]:
 
 
 def _shown_outcomes(snapshot: Snapshot) -> list[Outcome]:
-    """Abandoned and completed always, the others when there are any."""
     always = (Outcome.ABANDONED, Outcome.COMPLETED)
     others = [o for o in Outcome if o not in always and snapshot.outcomes.get(o.value)]
     return [*always, *others]
@@ -250,7 +241,6 @@ def _shown_gauges(snapshot: Snapshot) -> list[tuple[str, float]]:
 
 
 def describe_load(plan: LoadPlan) -> str:
-    """One line about the load to come."""
     text = _described(plan)
     return text if plan.run.processes == 1 else f"{text}, in {plan.run.processes} processes"
 
@@ -270,7 +260,7 @@ def _described(plan: LoadPlan) -> str:
         case ChunkFrontierLoad(bystanders=others, pairs=pairs):
             return f"load: {others} bystanders, {pairs} long prompts read and as many abandoned"
         case CancelStormLoad(streams=streams, storms=storms):
-            return f"load: {storms} storms, in each of which {streams} streams are left at once"
+            return f"load: {storms} storms, each abandons {streams} streams at once"
 
 
 def _time(seconds: float) -> str:
@@ -283,8 +273,8 @@ HANDLED = (signal.SIGINT, signal.SIGTERM)
 class Interruption:
     """Handles the two signals inside its `with` block (main thread only).
 
-    `requested` is set by the handler and looked at by whoever waits. It is a plain attribute and no
-    event: a handler runs on the main thread, which may hold the event's lock at that moment.
+    `requested` is a plain attribute rather than an event: the handler runs on the main thread,
+    which may hold the event's lock at that moment.
     """
 
     def __init__(self) -> None:
@@ -298,18 +288,12 @@ class Interruption:
         self.requested = True
 
     def pause(self, seconds: float) -> None:
-        """Let a little time pass, with the signals handled meanwhile."""
         threading.Event().wait(seconds)
 
     def __enter__(self) -> Self:
         self._previous = [signal.signal(number, self.handle) for number in HANDLED]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, previous in zip(HANDLED, self._previous, strict=True):
             signal.signal(number, previous)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""All runs of a workload with arms, one after the other, and what they say together.
+"""All runs of a workload with arms, one after the other, and their pooled figures.
 
-Each run is like any other and has a folder of its own. A failed run costs only its
-own figures; an interruption ends the rest, and what there is by then is pooled.
+Each run is like any other, in its own folder. A failed run loses only its own figures. An
+interruption ends the rest; the runs so far are pooled.
 """
 
 import shutil
@@ -21,7 +21,7 @@ from harness.run.pipeline import (
 )
 from harness.run.progress import Interruption, PrefixedProgress, Progress
 from harness.run.run_config import ResolvedRun
-from harness.store.manifest import Manifest, status_after
+from harness.store.manifest import status_after
 from harness.store.run_folder import RunFolder
 from harness.workload.arms import ArmRun
 
@@ -29,10 +29,9 @@ from harness.workload.arms import ArmRun
 def execute_rounds(
     resolved: ResolvedRun, *, progress: Progress, interruption: Interruption
 ) -> FinishedRun:
-    """Do all runs. Raises ConfigError or TargetError where nothing could be measured, else
-    returns.
+    """Do all runs. Raises ConfigError or TargetError if nothing could be measured.
 
-    `failure` of the result is the interruption, or else the first failure of a run.
+    `failure` of the result is the interruption, else the first failure of a run.
     """
     folder = RunFolder.claim(choose_folder(resolved))
     manifest = begin_manifest(resolved, run_id=folder.name)
@@ -40,14 +39,15 @@ def execute_rounds(
     folder.write_manifest(manifest)
     try:
         failures = list(_run_all(resolved, folder, progress, interruption))
-    except KeyboardInterrupt as error:  # the second Ctrl-C: the user will not wait for the rest
+    except KeyboardInterrupt as error:
         raise InterruptedRunError(f"interrupted; what was saved is in {folder.path}") from error
     failure = _gravest(failures)
     is_nothing_there = not any(folder.rounds.iterdir())
     if isinstance(failure, ConfigError | TargetError) and is_nothing_there:
         shutil.rmtree(folder.path)
         raise failure
-    _complete_manifest(folder, manifest, failure)
+    manifest.status = status_after(failure)
+    folder.write_manifest(manifest)
     progress.phase("comparing the arms")
     summary, drawn = write_pooled_summary(folder), None
     try:
@@ -64,7 +64,7 @@ def execute_rounds(
 def write_pooled_summary(folder: RunFolder) -> ArmsSummary | None:
     """Compute the folder's `summary.json` and `requests.parquet` from those of its runs.
 
-    None where no run made a request. Runs that were not saved are left out, and said to be.
+    None if no run made a request. Runs that were not saved are left out, with a remark.
     """
     rounds = list(_analysed(folder))
     if not rounds:
@@ -76,8 +76,11 @@ def write_pooled_summary(folder: RunFolder) -> ArmsSummary | None:
 
 
 def complete_summary(folder: RunFolder) -> None:
-    """Judge a run that was cut short before it was, with arms or without. Raises ConfigError where
-    no request was made, or where the rows were not put together: the harness was killed."""
+    """Judge a run that was cut short, with arms or without.
+
+    Raises ConfigError if no request was made, or if the harness was killed before it saved the
+    rows.
+    """
     if folder.has_arms:
         is_judged = write_pooled_summary(folder) is not None
     else:
@@ -92,15 +95,15 @@ def complete_summary(folder: RunFolder) -> None:
 def _check_saved(folder: RunFolder) -> None:
     if folder.shards.is_dir() and not (folder.path / "requests.parquet").exists():
         raise ConfigError(
-            f"{folder.path}: was killed before its rows were put together; make a run of what it "
-            f"left, with its report: walkaway collect {folder.shards} --out NEW_FOLDER"
+            f"{folder.path}: was killed before its rows were saved; make a run and a report of its "
+            f"shards: walkaway collect {folder.shards} --out NEW_FOLDER"
         )
 
 
 def _run_all(
     resolved: ResolvedRun, folder: RunFolder, progress: Progress, interruption: Interruption
 ) -> Iterator[WalkawayError]:
-    """Do the runs one by one; yields each failure, with the name of the run that it ended."""
+    """Do the runs one by one; yields each failure, with the name of its run."""
     last = resolved.arm_runs[-1].round
     for run in resolved.arm_runs:
         if interruption.requested:
@@ -130,13 +133,6 @@ def _run(
 def _gravest(failures: Sequence[WalkawayError]) -> WalkawayError | None:
     interrupted = (one for one in failures if isinstance(one, InterruptedRunError))
     return next(chain(interrupted, failures), None)
-
-
-def _complete_manifest(
-    folder: RunFolder, manifest: Manifest, failure: WalkawayError | None
-) -> None:
-    manifest.status = status_after(failure)
-    folder.write_manifest(manifest)
 
 
 def _analysed(folder: RunFolder) -> Iterator[ArmRound]:

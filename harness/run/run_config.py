@@ -1,5 +1,6 @@
-"""A run's configuration: the flags as typed, then with every file read and every flag checked, and
-the plan for the load that follows."""
+"""A run's configuration: the flags as typed; resolved, with files read and flags checked; and the
+load plan made from it.
+"""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,7 @@ from harness.workload.workload import (
 ONLY_ARM = "main"
 SEED_KEY: Final = "run.seed="
 
-# At most 15 s in all, with the start and the end of the load process.
+# At most 15 s, with the start and the end of the load process.
 PROBE_PHASE: Final = (
     "load.trials=8",
     "load.control_answer_tokens=64",
@@ -35,14 +36,17 @@ PROBE_PHASE: Final = (
     "run.timeout_s=5",
 )
 
-# For an unknown kind of server: so seldom that no server is disturbed.
+# For an unknown kind of server: rare enough to disturb none.
 UNKNOWN_SCRAPE_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """One `walkaway run`, as it was typed. Without `target_url` the bundled engine is started, or
-    what an arm's own command starts, which then has `ready_s` seconds until it serves."""
+    """One `walkaway run`, as typed.
+
+    Without `target_url` the run starts a server: an arm's own `target_command`, which must serve
+    within `ready_s` seconds, else the bundled engine.
+    """
 
     workload: str
     settings: list[str] = field(default_factory=list)
@@ -65,9 +69,8 @@ class RunConfig:
 class ResolvedRun:
     """A run with its files read and its flags checked. `headers` includes the API key's.
 
-    `arm_runs` are the runs of a workload with arms, in order; each is resolved by itself
-    (`for_arm`), and `arm` is its name. Files that the workload names are looked for in `folder`.
-    `probe_phase` runs on the same server after this run.
+    `arm_runs` are the runs of a workload with arms, in order; `for_arm` resolves each. Paths in the
+    workload are relative to `folder`. `probe_phase` runs on the same server after this run.
     """
 
     config: RunConfig
@@ -82,13 +85,12 @@ class ResolvedRun:
     probe_phase: "ResolvedRun | None" = None
 
     def for_arm(self, run: ArmRun, *, out: Path) -> "ResolvedRun":
-        """One of the runs of the arms, whose folder will be `out`."""
         config = _config_for(replace(self.config, out=out), run.target)
         return _resolve(config, run.workload, self.folder, arm=run.arm)
 
     @property
     def scrape_interval_s(self) -> float | None:
-        """Seconds between two scrapes; None for a run that scrapes nothing."""
+        """Seconds between two scrapes; None without scraping."""
         if not self.config.has_scraping or not self.workload.collect.scrape:
             return None
         chosen = self.workload.collect.scrape_interval_s or self.target.scrape_interval_s
@@ -98,10 +100,7 @@ class ResolvedRun:
 
 
 def resolve_run(config: RunConfig) -> ResolvedRun:
-    """Read and check everything that can be checked before anything is started.
-
-    Raises ConfigError.
-    """
+    """Read and check everything that needs no server. Raises ConfigError."""
     workload = load_workload(config.workload, config.settings)
     folder = find_file(config.workload, package=SHIPPED_WORKLOADS, noun="workload").parent
     runs = arm_runs(workload, source=config.workload, settings=config.settings)
@@ -118,7 +117,7 @@ def resolve_run(config: RunConfig) -> ResolvedRun:
             if run.target is None:
                 raise
             raise ConfigError(f"{config.workload}, arm `{run.arm}`: {error}") from error
-    # Where every arm has a server of its own there is none for the whole.
+    # If every arm has its own server, the first stands for the whole.
     first = runs[0].target if runs and all(run.target for run in runs) else None
     whole = _resolve(_config_for(config, first), workload, folder)
     probe_phase = _probe_phase(config, workload) if config.has_probe_phase else None
@@ -126,7 +125,6 @@ def resolve_run(config: RunConfig) -> ResolvedRun:
 
 
 def _probe_phase(config: RunConfig, after: Workload) -> ResolvedRun:
-    """A few trials of slot recovery, on the server that the load was on."""
     settings = [*PROBE_PHASE, f"{SEED_KEY}{after.run.seed}"]
     workload = load_workload("slot_recovery", settings)
     folder = find_file("slot_recovery", package=SHIPPED_WORKLOADS, noun="workload").parent
@@ -136,10 +134,11 @@ def _probe_phase(config: RunConfig, after: Workload) -> ResolvedRun:
 def _resolve(
     config: RunConfig, workload: Workload, folder: Path, *, arm: str = ONLY_ARM
 ) -> ResolvedRun:
-    """A single run, with everything about its server. Raises ConfigError."""
     target = load_target(config.engine)
     if config.target_url is None and config.target_command is None and not target.lifecycle:
-        raise ConfigError(f"--engine {config.engine} needs --target URL: it is not started for you")
+        raise ConfigError(
+            f"--engine {config.engine} needs --target URL: only the bundled engine is started"
+        )
     check_files(workload, folder)
     check_trace(workload, folder)
     return ResolvedRun(
@@ -155,7 +154,7 @@ def _resolve(
 
 
 def _config_for(config: RunConfig, target: ArmTarget | None) -> RunConfig:
-    """The config with an arm's own server. Raises ConfigError for a bad CA file or command."""
+    """The config with an arm's own server. Raises ConfigError."""
     if target is None:
         return config
     return replace(
@@ -172,7 +171,7 @@ def _config_for(config: RunConfig, target: ArmTarget | None) -> RunConfig:
 
 
 def make_load_plan(resolved: ResolvedRun, server: Server, *, rows_dir: Path) -> LoadPlan:
-    """Resolve everything that the load process must know. Raises ConfigError."""
+    """Raises ConfigError for a load that this server cannot run."""
     workload, target = resolved.workload, resolved.target
     _check_context(workload, server)
     load = make_load(workload, target, server, resolved.folder)
@@ -209,10 +208,10 @@ def _check_context(workload: Workload, server: Server) -> None:
 
 
 def repeat_command(command: Sequence[str], *, seed: int) -> str:
-    """A shell line that does the same again in a new folder; "" where nothing was typed.
+    """A shell line that repeats the run in a new folder; "" if nothing was typed.
 
-    The seed stands in it, so that the line holds when the workload's own is changed. A hidden value
-    of a header (`***`) must be filled in again.
+    It names the seed, so a later change of the workload's seed does not matter. Hidden values of
+    headers (`***`) must be filled in again.
     """
     if not command:
         return ""

@@ -1,4 +1,4 @@
-"""The server under test: found at a URL, or the bundled engine started for this run."""
+"""The server under test: found at a URL, or started for this run."""
 
 import shlex
 import socket
@@ -15,15 +15,15 @@ import httpx
 from harness.errors import ConfigError, InterruptedRunError, TargetError
 from harness.http_client import split_place, why_unreached
 from harness.records import num_slots
-from harness.run.process import Child, python_module
+from harness.run.process import Child, free_port, python_module
 from harness.workload.target import Target
 from harness.workload.workload import EngineSettings
 
-# Importing torch and compiling nothing yet takes seconds; a cold disk takes many.
+# Importing torch takes seconds, and many more from a cold disk.
 ENGINE_READY_S: Final = 120.0
 BAD_CONFIGURATION: Final = 2
 KNOCK_S: Final = 1.0
-_NAMED_BY: Final = "--target, or an arm's `target`, names"
+_NAMED_BY: Final = "from --target or an arm's `target`"
 
 INSTALL_TORCH: Final = (
     "install it with: pip install 'walkaway[engine]' (without CUDA packages: add "
@@ -33,8 +33,8 @@ INSTALL_TORCH: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A server that answers. `config` is null unless it speaks the reference engine's contract;
-    `slots_found` its number of batch slots, where the harness had to find out."""
+    """A server that answers. `config` is None unless it speaks the reference engine's contract;
+    `slots_found`: its number of batch slots, if the harness had to find out."""
 
     url: str
     model: str
@@ -44,11 +44,11 @@ class Server:
 
     @property
     def slots(self) -> int | None:
-        """The number of batch slots; None where it is not known."""
+        """The number of batch slots; None if unknown."""
         return num_slots(self.config, self.slots_found)
 
     def check_alive(self) -> None:
-        """Raise TargetError when it is gone: our own has ended, another one's port is closed."""
+        """Raises TargetError if our process has ended, or the port of another server is closed."""
         if self.engine is None:
             _knock(self.url)
             return
@@ -58,19 +58,21 @@ class Server:
 
 
 def choose_runner(settings: EngineSettings) -> str:
-    """Torch where it is installed, unless told otherwise. Raises ConfigError."""
+    """`auto` is torch if it is installed. Raises ConfigError for torch that is not."""
     has_torch = find_spec("torch") is not None
     match settings.runner:
         case "auto":
             return "torch" if has_torch else "simulated"
         case "torch" if not has_torch:
-            raise ConfigError(f"engine.runner is torch, but torch is not here; {INSTALL_TORCH}")
+            raise ConfigError(
+                f"engine.runner is torch, but torch is not installed; {INSTALL_TORCH}"
+            )
         case runner:
             return runner
 
 
 def engine_command(settings: EngineSettings, runner: str, *, model: str | None) -> list[str]:
-    """The command line of the bundled engine; settings left out are its own to choose."""
+    """The command line of the bundled engine; it has its own defaults for missing settings."""
     command = python_module("reference_engine", "--host", "127.0.0.1", "--port", "0")
     command += ["--exit-with-stdin", "--runner", runner, "--device", settings.device]
     values = settings.model_dump(exclude={"runner", "device", "faults", "allow_faults"})
@@ -95,10 +97,10 @@ def _flag(name: str, value: object) -> list[str]:
 
 
 def wait_for_engine(engine: Child, *, interrupted: Callable[[], bool]) -> str:
-    """The URL of the bundled engine, once it serves.
+    """Wait for the bundled engine. Returns its URL.
 
-    Raises ConfigError if it refuses its settings, TargetError if it does not come up, and
-    InterruptedRunError if the user gives up waiting.
+    Raises ConfigError if it refuses its settings, TargetError if it does not start, and
+    InterruptedRunError if the user interrupts.
     """
     try:
         ready = engine.wait_until_ready(timeout_s=ENGINE_READY_S, interrupted=interrupted)
@@ -118,7 +120,8 @@ def wait_for_engine(engine: Child, *, interrupted: Callable[[], bool]) -> str:
 def attach(
     url: str, target: Target, *, model: str | None, client: httpx.Client, engine: Child | None
 ) -> Server:
-    """See that the server answers and learn what it tells. Raises TargetError, ConfigError."""
+    """Check that the server answers, and read its model and config. Raises TargetError and
+    ConfigError."""
     config = _read_config(client, url, target) if target.lifecycle else None
     if model is None:
         model = str(config["model"]) if config is not None else _only_model(client, url)
@@ -128,12 +131,12 @@ def attach(
 
 
 def _knock(url: str) -> None:
-    """Open a connection and close it again: no request, so as not to disturb what is measured."""
+    """Open and close a connection without a request, which would disturb the measurement."""
     host, port = split_place(url)
     try:
         socket.create_connection((host, port), timeout=KNOCK_S).close()
     except TimeoutError:
-        return  # slow is not dead
+        return  # slow, not dead
     except OSError as error:
         why = why_unreached(error, host, port)
         raise TargetError(f"the server at {url} is gone: {why}") from error
@@ -145,7 +148,7 @@ def _read_config(client: httpx.Client, url: str, target: Target) -> dict[str, An
         config: dict[str, Any] = response.raise_for_status().json()
     except (httpx.HTTPStatusError, ValueError) as error:
         raise ConfigError(
-            f"{url} answers, but not as --engine {target.name} does (GET /walkaway/config: status "
+            f"{url} answers, but not like --engine {target.name} (GET /walkaway/config: status "
             f"{response.status_code}); name its kind with --engine, see `walkaway targets`"
         ) from error
     return config
@@ -157,7 +160,7 @@ def _only_model(client: httpx.Client, url: str) -> str:
         models = [str(entry["id"]) for entry in response.raise_for_status().json()["data"]]
     except (httpx.HTTPStatusError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{url} does not tell its models (GET /v1/models: status {response.status_code}); "
+            f"{url} does not list its models (GET /v1/models: status {response.status_code}); "
             f"name one with --model"
         ) from error
     if len(models) != 1:
@@ -171,15 +174,15 @@ def _get(client: httpx.Client, url: str) -> httpx.Response:
         response = client.get(url)
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         why = why_unreached(error, *split_place(url))
-        raise TargetError(f"cannot reach {url}, which {_NAMED_BY}: {why}") from error
+        raise TargetError(f"cannot reach {url} ({_NAMED_BY}): {why}") from error
     except httpx.HTTPError as error:
         raise TargetError(
-            f"no answer from {url}, which {_NAMED_BY}: {str(error) or type(error).__name__}"
+            f"no answer from {url} ({_NAMED_BY}): {str(error) or type(error).__name__}"
         ) from error
     if response.has_redirect_location:
         raise ConfigError(
-            f"{url} redirects to {response.headers['location']}: name that address with --target, "
-            "as far as they differ"
+            f"{url} redirects to {response.headers['location']}: name that address with "
+            "--target (its base URL only)"
         )
     return response
 
@@ -189,15 +192,15 @@ POLL_S: Final = 0.1
 
 
 def parse_command(text: str) -> list[str]:
-    """The words of a command line, as a shell would split them. Raises ConfigError."""
+    """Split a command line like a shell. Raises ConfigError."""
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise ConfigError(f"target.command: {text}: {error}") from error
     if not any(PORT in word for word in words):
         raise ConfigError(
-            f"target.command: {text}: has no {PORT}: put it where the server is told its port, "
-            f"such as `--port {PORT}`"
+            f"target.command: {text}: has no {PORT}: write it as the server's port, such as "
+            f"`--port {PORT}`"
         )
     return words
 
@@ -212,12 +215,12 @@ def started_command(
     interrupted: Callable[[], bool],
     clock_ns: Callable[[], int] = time.perf_counter_ns,
 ) -> Iterator[tuple[Child, str]]:
-    """The server for the length of a `with` block: its process and its URL.
+    """A server for the length of a `with` block: its process and its URL.
 
-    Raises ConfigError for a program that cannot be started, TargetError where it ends or is not
-    ready within `ready_s` seconds, and InterruptedRunError where the user gave up waiting.
+    Raises ConfigError for a program that cannot be started, TargetError if it ends or is not ready
+    within `ready_s` seconds, and InterruptedRunError if the user interrupts.
     """
-    port = _free_port()
+    port = free_port()
     words = [word.replace(PORT, str(port)) for word in command]
     try:
         child = Child("server", words, log, quit_s=0)
@@ -237,13 +240,6 @@ def started_command(
         raise TargetError(
             f"the server was not ready in {ready_s:g} s (target.ready_s):\n{server.tail()}"
         )
-
-
-def _free_port() -> int:
-    """A port that is free now; another process may still take it."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _is_ready(client: httpx.Client, url: str) -> bool:

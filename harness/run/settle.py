@@ -1,7 +1,7 @@
-"""After a load: how long the server has to settle, its idle pages, and whether it still serves.
+"""After a load: the settle time, the idle metrics pages, and whether the server still serves.
 
-The metrics pages of an idle server are read before the load, when all is settled, and a while
-later, also where nothing is scraped while the load runs.
+The pages of the idle server are read before the load, after the settle time, and a little later,
+also in a run without scraping.
 """
 
 import time
@@ -22,13 +22,13 @@ from harness.workload.load import AbandonLoad
 from harness.workload.target import Target
 from harness.workload.workload import SettleSettings, Workload
 
-# Counters that move as long as anything is computed.
+# Counters that move while anything is computed.
 _OF_WORK: Final = ("decode_calls", "generated_tokens")
 _WITHOUT_A_WORD: Final = ("stop_reading", "vanish")
 
 # One scrape may fall between two requests, or between an abort and the next gauge update.
 CALM_SCRAPES: Final = 3
-LATER_S: Final = 1.0  # a ghost has counted tokens within this
+LATER_S: Final = 1.0  # a ghost counts tokens within this time
 
 PROBES: Final = 3
 PROBE_TOKENS: Final = 4
@@ -36,7 +36,7 @@ LONGEST_PROBE_S: Final = 20.0
 
 
 def settle_seconds(target: Target, settings: SettleSettings, step_s: float | None) -> float:
-    """The target's settle time, or the workload's: seconds or steps, whichever is longer."""
+    """The workload's settle time, else the target's: seconds or steps, whichever is longer."""
     seconds = target.settle_s if settings.seconds is None else settings.seconds
     steps = target.settle_steps if settings.steps is None else settings.steps
     if steps is None or step_s is None:
@@ -53,8 +53,8 @@ def leaves_in_silence(workload: Workload) -> bool:
 
 
 def silence_seconds(target: Target, workload: Workload) -> float:
-    """Extra settle time if users leave without closing: the server notices only when what it sends
-    does not get through for so long."""
+    """Extra settle time if users leave without closing: the server then notices only that its
+    output has not got through for this long."""
     chosen_s = workload.settle.silence_seconds
     if not leaves_in_silence(workload):
         return 0.0
@@ -62,20 +62,18 @@ def silence_seconds(target: Target, workload: Workload) -> float:
 
 
 def typical_step_s(steps: Sequence[StepRow], latest: int = 500) -> float | None:
-    """Median duration of the latest steps; None before the first."""
     if not steps:
         return None
     return median((row.ended_ns - row.started_ns) / 1e9 for row in steps[-latest:])
 
 
 def may_end_early(target: Target) -> bool:
-    """Only where the gauges can be believed at any time does "back to before" mean idle."""
+    """The settle time may end early only if all gauges are exact at any time."""
     trusted = [target.metrics[role].trust for role in target.metrics if role in GAUGES]
     return bool(trusted) and all(trust == "exact" for trust in trusted)
 
 
 def is_back(before: Mapping[str, float], now: Mapping[str, float]) -> bool:
-    """Has every gauge that was read before the load the same value again?"""
     gauges = [role for role in GAUGES if role in before]
     return bool(gauges) and all(now.get(role) == before[role] for role in gauges)
 
@@ -83,16 +81,16 @@ def is_back(before: Mapping[str, float], now: Mapping[str, float]) -> bool:
 def may_be_at_work(
     before: Mapping[str, float], after: Mapping[str, float], later: Mapping[str, float]
 ) -> bool:
-    """Is a slot still held after the settle time, although no counter of work has moved since?"""
+    """Is a slot still held after the settle time, while no counter of work moves?"""
     is_held = after.get("running", 0.0) > before.get("running", 0.0)
     return is_held and all(later.get(role) == after.get(role) for role in _OF_WORK)
 
 
 class CalmWatch:
-    """Follows the scrapes after the load: is the server as it was before?
+    """Watches the scrapes after the load until the server is as before.
 
-    Its state: how many scrapes in a row showed every gauge as before the load, and since when
-    every value, also of the counters, stands still.
+    It counts the latest scrapes with every gauge as before the load, and notes since when no value
+    has changed, counters included.
     """
 
     def __init__(self, before: Mapping[str, float]) -> None:
@@ -103,7 +101,7 @@ class CalmWatch:
         self._still_since_ns = 0
 
     def take(self, scraped_ns: int, values: Mapping[str, float]) -> None:
-        """A scrape, by role; the same one again changes nothing."""
+        """Take a scrape's values by role; a repeated scrape is ignored."""
         if scraped_ns == self._scraped_ns:
             return
         self._scraped_ns = scraped_ns
@@ -116,10 +114,10 @@ class CalmWatch:
         return self._calm >= CALM_SCRAPES
 
     def is_idle(self, now_ns: int, values: Mapping[str, float]) -> bool:
-        """Do these values, read now, prove that nothing is computed or held?
+        """Do these values prove that nothing is computed or held?
 
-        They do if all stood still for `LATER_S`, the gauges as before the load, and a counter of
-        computed tokens is among them. Then there is no need to read them once more.
+        They do if none has changed for `LATER_S`, the gauges are as before the load, and a counter
+        of computed tokens is among them. No second reading is then needed.
         """
         has_counter = any(role in values for role in _OF_WORK)
         stood_ns = now_ns - self._still_since_ns
@@ -128,10 +126,7 @@ class CalmWatch:
 
 
 class IdlePages:
-    """Reads them for one run. What cannot be read is a warning, not an error.
-
-    `names_read`: the metrics that were ever seen on them.
-    """
+    """The metrics pages of one run's idle server. An unreadable page is a warning, not an error."""
 
     def __init__(
         self,
@@ -150,7 +145,7 @@ class IdlePages:
         self._clock_ns = clock_ns
 
     def samples(self) -> list[MetricSample] | None:
-        """All that they show; None where there is no page, or one cannot be read."""
+        """All samples; None without pages, or if one cannot be read."""
         if not self.urls:
             return None
         try:
@@ -162,7 +157,6 @@ class IdlePages:
         return samples
 
     def roles(self) -> dict[str, float]:
-        """The quantities that the target maps, by role."""
         return read_roles(self.samples() or [], self._target.metrics)
 
     def roles_later(
@@ -173,7 +167,7 @@ class IdlePages:
         pause: Callable[[float], None],
         interrupted: Callable[[], bool],
     ) -> dict[str, float]:
-        """Once more, after the reading `after` the load: as soon as they show work, or when a step
+        """Read again after the reading `after`, until the counters show work or the longest step
         must have ended."""
         until_ns = self._clock_ns() + int(self._target.longest_step_s * 1e9)
         while True:
@@ -185,19 +179,19 @@ class IdlePages:
 
 
 class NotServedError(Exception):
-    """A request that was not answered as it should; the message says how."""
+    """A request got a wrong answer or none; the message says which."""
 
 
 class NoAnswerError(NotServedError):
-    """No answer came, or none to its end, as opposed to a wrong one."""
+    """No complete answer came, as opposed to a wrong one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asker:
-    """Sends one streaming request and stamps its tokens.
+    """Sends streaming requests and stamps their tokens.
 
-    Each on a connection of its own: llama.cpp closes one after a stream without having said so, and
-    a request that is on its way by then fails.
+    Each request has its own connection: llama.cpp closes one after a stream without notice,
+    and a request sent at that moment fails.
     """
 
     client: httpx.Client
@@ -207,7 +201,7 @@ class Asker:
     clock_ns: Callable[[], int]
 
     def ask(self, prompt: str, max_tokens: int, *, longest_s: float) -> list[int]:
-        """The times of arrival of all text events (ns). Raises NotServedError."""
+        """The arrival times of all text events (ns). Raises NotServedError."""
         body = request_body(self.target, self.model, prompt, max_tokens=max_tokens)
         until_ns = self.clock_ns() + int(longest_s * 1e9)
         try:
@@ -251,14 +245,13 @@ class Asker:
 def asker_of(
     server: Server, target: Target, client: httpx.Client, clock_ns: Callable[[], int]
 ) -> Asker:
-    """Requests in the dialect of this kind of server."""
     return Asker(
         client=client, url=server.url, target=target, model=server.model, clock_ns=clock_ns
     )
 
 
 def probe_service(asker: Asker, *, longest_s: float) -> Probing:
-    """Does the server serve? A few short requests, up to the first that is not answered."""
+    """A few short requests, up to the first failure."""
     probing = Probing(sent=0, healthy=read_health(asker.client, asker.url))
     longest_s = min(longest_s, LONGEST_PROBE_S)
     while probing.sent < PROBES and not probing.errors:
@@ -275,7 +268,7 @@ def probe_service(asker: Asker, *, longest_s: float) -> Probing:
 
 
 def read_health(client: httpx.Client, url: str) -> bool | None:
-    """The server's own word on its health; None if it has no such page."""
+    """The server's health page; None if it has none."""
     try:
         status = client.get(f"{url}/health").status_code
     except httpx.HTTPError:

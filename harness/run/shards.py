@@ -1,7 +1,4 @@
-"""The rows of a load, counted on their way from shards to parquet.
-
-However many rows there are, no more than a part of them is in memory at a time.
-"""
+"""The rows of a load, counted on their way from shards to parquet, part by part."""
 
 from bisect import bisect
 from collections import Counter
@@ -23,18 +20,17 @@ from harness.workload.schedule import Arrival
 _ERRORS = (Outcome.FAILED, Outcome.REJECTED, Outcome.TIMED_OUT)
 _WAITED_IN_VAIN = (
     "were waiting for their first token when the load ended: the server is stuck, or the load was "
-    "too short for it; with `run.first_token_timeout_s` such a wait ends as timed out"
+    "too short; with `run.first_token_timeout_s` such a request times out"
 )
-_LENGTHS = ("think_ns", "lag_ns")  # no points in time
+_LENGTHS = ("think_ns", "lag_ns")  # durations, not stamps
 _Process = tuple[str, int]  # host, pid
 
 
 class LoadTally:
-    """Reads the shards of a folder, each row once, and remembers what it saw.
+    """Reads the shards of a folder, each row once, and counts the rows.
 
-    With a `host` only those of that host; `ahead_ns` is added to all their stamps.
-    `first_sent_ns` and `last_ended_ns` are None while no request was seen. `tokens_read`: by all
-    requests together.
+    `host` limits it to one host's shards; `ahead_ns` is added to all stamps. `first_sent_ns` and
+    `last_ended_ns` are None before the first request. `tokens_read`: by all requests together.
     """
 
     def __init__(self, rows_dir: Path, *, host: str = "*", ahead_ns: int = 0) -> None:
@@ -52,36 +48,32 @@ class LoadTally:
 
     @property
     def damaged(self) -> int:
-        """Lines of the shards that were no rows."""
         return self._requests.damaged + self._samples.damaged + self._marks.damaged
 
     def requests(self) -> Iterator[RequestRow]:
-        """All rows of the load."""
         for part in self._requests.read_in_parts():
             if rows := self._moved(part):
                 self._count(rows)
                 yield from rows
 
     def samples(self) -> Iterator[ClientSample]:
-        """Samples that the load processes took of themselves."""
         for part in self._samples.read_in_parts():
             samples = self._moved(part)
             self._last |= {(sample.host, sample.pid): sample for sample in samples}
             yield from samples
 
     def processes(self) -> list[LoadProcess]:
-        """The load's processes. Call it once, after all rows and samples."""
+        """Call it once, after all rows and samples."""
         marks = self._moved(self._marks.read_new())
         ended = {(mark.host, mark.pid): mark.t_ns for mark in marks if mark.event == "ended"}
         began = (mark for mark in marks if mark.event == "began")
         return [self._process(mark, ended.get((mark.host, mark.pid))) for mark in began]
 
     def void_trials(self) -> list[VoidTrial]:
-        """Trials without meaning. Call it once."""
+        """Call it once."""
         return self._void.read_new()
 
     def _moved(self, rows: list[Row]) -> list[Row]:
-        """The rows with their stamps on the common clock."""
         return [_later(row, self._ahead_ns) for row in rows] if self._ahead_ns else rows
 
     def _count(self, rows: Sequence[RequestRow]) -> None:
@@ -127,7 +119,7 @@ def find_hopeless(
     *,
     tokens_read: int,
 ) -> TargetError | None:
-    """The error to end with after a load in which nothing worked at all."""
+    """The error of a load in which no request was answered."""
     if processes and all(process.ended_ns is None for process in processes):
         return TargetError("every load process died; see load.log in the run's folder")
     if not outcomes:
@@ -142,7 +134,7 @@ def find_hopeless(
 
 
 class Sent(NamedTuple):
-    """An arrival that was sent: its number in the schedule, and stamps of its row."""
+    """A sent arrival: its number in the schedule, and stamps of its row."""
 
     number: int
     intended_start_ns: int
@@ -150,14 +142,14 @@ class Sent(NamedTuple):
 
 
 class _AnyLatency(ObservedLatency):
-    """Enough to draw whether somebody leaves; when does not matter."""
+    """Any latency, as only the choice to leave is drawn, not its time."""
 
     def ttft_ns(self) -> int:
         return 1
 
 
 def find_unsent(plan: LoadPlan, manifest: Manifest, sent: Sequence[Sent]) -> UnsentArrivals:
-    """Unsent arrivals of all loops. `plan` is the last loop's. Raises ConfigError."""
+    """Unsent arrivals of all loops; `plan` is the last loop's. Raises ConfigError."""
     found = UnsentArrivals()
     ends_ns = [reading.t_ns for reading in manifest.idle.loops]
     for number in range(plan.run.seed - manifest.seed + 1):
@@ -170,7 +162,7 @@ def find_unsent(plan: LoadPlan, manifest: Manifest, sent: Sequence[Sent]) -> Uns
 
 
 def _still_waiting(plan: LoadPlan, sent: Sequence[Sent]) -> Iterator[tuple[float, Arrival]]:
-    """Arrivals due before the last request ended, with how long each had waited, in seconds."""
+    """Unsent arrivals due before the last request ended, each with its wait in seconds."""
     if plan.schedule is None or not sent:
         return
     intended_ns = {one.number: one.intended_start_ns for one in sent}

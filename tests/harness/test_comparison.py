@@ -160,7 +160,7 @@ def test_an_arm_is_held_to_the_load_of_its_own_runs(
 def test_a_page_and_json_are_one_too_many(runs: tuple[Path, Path]) -> None:
     result = CliRunner().invoke(app, ["compare", *map(str, runs), "--json", "-o", "page.html"])
     assert isinstance(result.exception, ConfigError)
-    assert "take one of them" in str(result.exception)
+    assert "choose one of them" in str(result.exception)
 
 
 def test_the_page_is_drawn_by_the_command(runs: tuple[Path, Path], tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_the_command_writes_the_trace(tmp_path: Path) -> None:
     assert json.loads(trace.read_text())["otherData"]["run_id"] == "made-up"
     again = CliRunner().invoke(app, order)
     assert isinstance(again.exception, ConfigError)
-    assert "overwrite it with --force" in str(again.exception)
+    assert "--force replaces it" in str(again.exception)
     assert CliRunner().invoke(app, [*order, "--force"]).exit_code == 0
     nowhere = CliRunner().invoke(app, ["export", str(run), "--trace", str(tmp_path / "no" / "t")])
     assert "cannot be written" in str(nowhere.exception)

@@ -30,7 +30,7 @@ def test_headers_are_read() -> None:
     ("typed", "message"),
     [
         ("secret", "must look like Name=value"),
-        ("a b=secret", "made of letters, digits and dashes"),
+        ("a b=secret", "consists of letters, digits and dashes"),
         ("X=secr\u00e9t", "must be printable ASCII"),
         ("X=secret\nY: 1", "without line breaks"),
     ],

@@ -38,14 +38,22 @@ def tls_error(reason: str) -> ssl.SSLError:
     ("error", "host", "words"),
     [
         (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "h", "no host h (Name"),
-        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "::1", "nobody listens at [::1]:9"),
+        (
+            ConnectionRefusedError(errno.ECONNREFUSED, "refused"),
+            "::1",
+            "no server listens at [::1]:9",
+        ),
         (verification_error(), "h", "of h is not trusted (self-signed certificate): name the CA"),
         (
             verification_error(62, "Hostname mismatch"),
             "h",
-            "is another's (Hostname mismatch): ask by",
+            "is for another host (Hostname mismatch): use a",
         ),
-        (verification_error(64, "IP mismatch"), "::1", "::1 is another's (IP mismatch): ask by a"),
+        (
+            verification_error(64, "IP mismatch"),
+            "::1",
+            "::1 is for another host (IP mismatch): use",
+        ),
         (tls_error("WRONG_VERSION_NUMBER"), "h", "h:9 does not speak TLS: should the URL begin"),
         (tls_error("TLSV1_ALERT_INTERNAL_ERROR"), "h", "no TLS with h:9: TLSV1_ALERT_INTERNAL"),
         (OSError(errno.EMFILE, "Too many open files"), "h", "no file handle is left, of "),
@@ -54,7 +62,7 @@ def tls_error(reason: str) -> ssl.SSLError:
         (
             TimeoutError("_ssl.c:9: The handshake operation timed out"),
             "h",
-            "h:9 takes no part in a",
+            "h:9 does not answer a",
         ),
         (TimeoutError("timed out"), "h", "no connection to h:9 in time"),
         (UnicodeError("label too long"), "h", "label too long"),
@@ -170,7 +178,9 @@ def test_an_answer_that_is_packed_is_not_unpacked() -> None:
         thread.start()
         with (
             http_client({}, ca_file=None, timeout_s=30.0, longest_s=30.0) as client,
-            pytest.raises(SourceError, match=r"could not be read \(the answer is packed, though"),
+            pytest.raises(
+                SourceError, match=r"could not be read \(the answer is compressed, which"
+            ),
         ):
             fetch_page(client, f"{url}/metrics")
         thread.join(30)

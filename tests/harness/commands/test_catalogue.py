@@ -91,7 +91,7 @@ def test_a_file_is_overwritten_only_by_force(tmp_path: Path) -> None:
     file.write_text("mine")
     result = CliRunner().invoke(app, ["init", str(file)])
     assert isinstance(result.exception, ConfigError)
-    assert "overwrite with --force" in str(result.exception)
+    assert "replace it with --force" in str(result.exception)
     assert file.read_text() == "mine"
     said("init", str(file), "--force")
     assert file.read_text() == TEMPLATE.read_text()

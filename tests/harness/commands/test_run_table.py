@@ -171,8 +171,8 @@ def test_how_far_old_pages_may_put_a_mean_off_is_told() -> None:
     mean = as_figure(found, "counter")
     assert isinstance(mean, Metric)
     assert (
-        f"95 % interval of the mean {interval(mean, 'mean')}; in it, by the age of its pages it may"
-        " be off by -10 ms to 20 ms"
+        f"95 % interval of the mean {interval(mean, 'mean')}, which includes a bias of "
+        "-10 ms to 20 ms from the age of the metrics pages"
     ) in " ".join(shown(cancel_latency_s=mean).split())
 
 

@@ -54,7 +54,7 @@ def test_a_gate_without_a_limit_is_wrong_usage(tmp_path: Path) -> None:
     manifest = json.loads((run / "manifest.json").read_text())
     del manifest["workload"]["gate"]
     (run / "manifest.json").write_text(json.dumps(manifest))
-    assert "nothing to judge it by" in refusal(GateOrder(run=run))
+    assert "no limit to judge it by" in refusal(GateOrder(run=run))
 
 
 def test_no_report_is_overwritten_but_an_empty_one_is_filled(tmp_path: Path) -> None:

@@ -175,10 +175,10 @@ def test_slots_come_from_the_server_where_it_tells(tmp_path: Path) -> None:
 
 def test_slots_that_the_server_tells_otherwise_are_refused(tmp_path: Path) -> None:
     told = order("load.slots=4", workload="slot_recovery")
-    with pytest.raises(ConfigError, match=r"`load\.slots` is 4, but the server says that it has 5"):
+    with pytest.raises(ConfigError, match=r"`load\.slots` is 4, but the server has 5"):
         make_load_plan(told, server(ENGINE_CONFIG), rows_dir=tmp_path)
     by_props = replace(server(None), slots_found=6)
-    with pytest.raises(ConfigError, match="the server says that it has 6"):
+    with pytest.raises(ConfigError, match="the server has 6"):
         make_load_plan(
             order("load.slots=4", workload="slot_recovery", engine="llamacpp"),
             by_props,
@@ -191,7 +191,7 @@ def test_slots_come_from_the_setting_where_the_server_does_not_tell(tmp_path: Pa
     plan = make_load_plan(told, server(None), rows_dir=tmp_path)
     assert isinstance(plan.load, SlotRecoveryLoad)
     assert plan.load.slots == 4
-    with pytest.raises(ConfigError, match=r"say so with --set load\.slots=N"):
+    with pytest.raises(ConfigError, match=r"give it with --set load\.slots=N"):
         make_load_plan(
             order(workload="slot_recovery", engine="llamacpp"), server(None), rows_dir=tmp_path
         )

@@ -87,7 +87,7 @@ def test_a_mapping_that_fits_is_told_from_one_that_does_not() -> None:
     assert partly.startswith("not among the metrics at u: ")
     wholly = unseen_metrics(samples, ["u"], load_target("llamacpp"))
     assert wholly is not None
-    assert wholly.startswith("--engine llamacpp fits nothing here")
+    assert wholly.startswith("--engine llamacpp does not fit this server")
 
 
 def test_the_page_is_known_where_something_is_known_of_it() -> None:
@@ -104,7 +104,7 @@ def test_what_is_not_scraped_is_said() -> None:
 
 def test_watching_more_closely_than_the_target_bears_is_warned_of() -> None:
     llamacpp = load_target("llamacpp")
-    assert "bears that only every 1.1 s" in (scrape_warning(0.5, llamacpp) or "")
+    assert "needs at least 1.1 s" in (scrape_warning(0.5, llamacpp) or "")
     assert scrape_warning(2.0, llamacpp) is None
     assert scrape_warning(None, llamacpp) is None
     assert scrape_warning(0.01, load_target("reference")) is None
@@ -144,14 +144,14 @@ def broken(_: httpx.Request) -> httpx.Response:
     ("answer", "why"),
     [
         (lambda _: httpx.Response(400, json={"error": {"message": "no"}}), "HTTP 400: no"),
-        (lambda _: httpx.Response(200, content=b"hm"), "makes no sense"),
+        (lambda _: httpx.Response(200, content=b"hm"), "not in OpenAI"),
         (
             lambda _: httpx.Response(200, content=b'{"choices":[{"text":"\xff"}]}'),
-            "makes no sense",
+            "not in OpenAI",
         ),
-        (lambda _: httpx.Response(200, json={"usage": {"prompt_tokens": 2**70}}), "makes no sense"),
-        (lambda _: httpx.Response(200, json={"choices": []}), "do not tell the tokens"),
-        (lambda _: httpx.Response(200, json={"usage": {"prompt_tokens": 5}}), "make no sense"),
+        (lambda _: httpx.Response(200, json={"usage": {"prompt_tokens": 2**70}}), "not in OpenAI"),
+        (lambda _: httpx.Response(200, json={"choices": []}), "have no `usage.prompt_tokens`"),
+        (lambda _: httpx.Response(200, json={"usage": {"prompt_tokens": 5}}), "fit no line"),
         (broken, "nothing came"),
     ],
 )

@@ -54,7 +54,7 @@ def test_several_models_must_be_chosen_from(serve: Serve, names: tuple[str, ...]
 
 def test_a_server_of_another_kind_is_told_apart_from_one_that_is_not_there(serve: Serve) -> None:
     url = serve(models("small"))
-    with pytest.raises(ConfigError, match="not as --engine reference does"):
+    with pytest.raises(ConfigError, match="not like --engine reference"):
         find(url, load_target("reference"))
     for engine in ("reference", "vllm"):
         with pytest.raises(TargetError, match=r"cannot reach http://127\.0\.0\.1:1/.*--target"):
@@ -204,7 +204,7 @@ def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("serve --port 8000", "has no {port}: put it where the server is told its port"),
+        ("serve --port 8000", "has no {port}: write it as the server's port"),
         ("serve 'the {port}", "No closing quotation"),
     ],
 )

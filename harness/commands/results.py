@@ -1,0 +1,198 @@
+"""The commands on finished runs: report, gate, compare, trend, export, collect.
+
+Each imports its work when it is called, so that help is printed at once.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.commands.app import Force, JsonResult
+from harness.errors import ConfigError
+from harness.run.process import become, python_module
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", hidden=True)],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Default: report.html in the run."),
+    ] = None,
+) -> None:
+    """Draw the report of one or several runs again.
+
+    RUN is a run's folder. A run that was cut short before it was judged is judged first.
+
+    Example: walkaway report results/20261121-053012-demo-4f2a -o report.html
+    """
+    from harness.store.run_folder import open_run
+
+    folders = [open_run(run) for run in runs]
+    if output is None and len(runs) > 1:
+        raise ConfigError("several runs need -o FILE for their common report")
+    for folder in folders:
+        if not (folder.path / "summary.json").is_file():
+            from harness.run.rounds import complete_summary
+
+            complete_summary(folder)
+    file = output or runs[0] / "report.html"
+    become(python_module("dashboards", "report", *map(str, runs), "-o", str(file)))
+
+
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", hidden=True)]
+Limits = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Limits, one per line. Default: the workload's.")
+]
+BaselineFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Default: results/baselines/WORKLOAD.json, if it exists."),
+]
+SaveBaseline = Annotated[
+    bool, typer.Option("--save-baseline", help="Keep this run as the baseline, if it passes.")
+]
+Junit = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JUnit report there.")]
+Markdown = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a Markdown table there.")
+]
+Verdicts = Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")]
+OnlyExitCode = Annotated[
+    bool, typer.Option("--quiet", help="Print nothing, only set the exit code.")
+]
+
+
+def gate(  # noqa: PLR0913  one argument a flag
+    *,
+    run: RunPath,
+    limits: Limits = None,
+    baseline: BaselineFile = None,
+    save_baseline: SaveBaseline = False,
+    junit: Junit = None,
+    markdown: Markdown = None,
+    force: Force = False,
+    as_json: Verdicts = False,
+    quiet: OnlyExitCode = False,
+) -> None:
+    """Judge a run: pass, fail, or cannot decide.
+
+    RUN is a run's folder. It is judged by limits, and by a baseline if there is one. The exit code
+    is 0 for a pass, 3 for a broken limit, and 4 if the run cannot decide, which is never a pass;
+    the output says what would decide it.
+
+    Example: walkaway gate results/20261121-053012-gate-4f2a --junit gate.xml
+    """
+    from harness.commands.gate import GateOrder, gate_and_show
+
+    order = GateOrder(
+        run=run,
+        limits=limits,
+        baseline=baseline,
+        saves_baseline=save_baseline,
+        junit=junit,
+        markdown=markdown,
+        may_overwrite=force,
+    )
+    raise typer.Exit(gate_and_show(order, as_json=as_json, quiet=quiet))
+
+
+def compare(
+    *,
+    baseline: Annotated[Path, typer.Argument(metavar="BASELINE", hidden=True)],
+    candidates: Annotated[list[Path], typer.Argument(metavar="CANDIDATE", hidden=True)],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write a page there instead."),
+    ] = None,
+    as_json: JsonResult = False,
+) -> None:
+    """Show runs side by side: the differences, with their intervals.
+
+    BASELINE and each CANDIDATE are folders of runs of one workload. If the engines' step times
+    differ, times are compared in steps too. Figures that cannot be compared are listed with the
+    reason.
+
+    Example: walkaway compare results/before results/after -o comparison.html
+    """
+    if output is not None and as_json:
+        raise ConfigError("--json prints and -o draws: choose one of them")
+    if output is not None:
+        runs = map(str, [baseline, *candidates])
+        become(python_module("dashboards", "compare", *runs, "-o", str(output)))
+    from harness.commands.compare import compare_and_show
+
+    compare_and_show(baseline, candidates, as_json=as_json)
+
+
+def trend(
+    *,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", hidden=True)],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Default: trend.html in FOLDER."),
+    ] = None,
+) -> None:
+    """Draw how the figures of many runs moved from night to night.
+
+    FOLDER holds the folders of runs. The page has a part for each pair of workload and server.
+    Damaged runs and other folders are listed and left out.
+
+    Example: walkaway trend results -o trend.html
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder; name the folder that holds the runs")
+    file = output or folder / "trend.html"
+    become(python_module("dashboards", "trend", str(folder), "-o", str(file)))
+
+
+def export(
+    *,
+    run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A timeline for Perfetto or chrome://tracing (JSON)."),
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Write a run for other tools.
+
+    RUN is a run's folder; of a run with arms, a folder in its rounds/.
+
+    Example: walkaway export results/before --trace before.json
+    """
+    if trace is None:
+        raise ConfigError("nothing to write: name a file with --trace")
+    if trace.exists() and not force:
+        raise ConfigError(f"{trace}: exists already; --force replaces it")
+    from harness.export.chrome_trace import chrome_trace
+    from harness.export.library import load_run
+
+    frames = load_run(run).frames
+    if frames.requests.empty:
+        raise ConfigError(f"{run}: no request was made in this run: nothing to write")
+    try:
+        trace.write_text(json.dumps(chrome_trace(frames)) + "\n")
+    except OSError as error:
+        raise ConfigError(f"{trace}: cannot be written: {error}") from error
+    typer.echo(f"wrote {trace}; open it at https://ui.perfetto.dev")
+
+
+def collect(
+    shards: Annotated[list[Path], typer.Argument(metavar="SHARDS", hidden=True)],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The run's folder; must be new.")],
+) -> None:
+    """Make one run from the rows of several load processes.
+
+    SHARDS are folders, from one machine or from many: those of --walkaway-rows, or the shards/ of a
+    killed run.
+
+    Example: walkaway collect rows-a rows-b --out results/together
+    """
+    from harness.http_client import typed_command
+    from harness.run.collection import collect as collect_shards
+    from harness.run.pipeline import draw_report
+    from harness.run.rounds import complete_summary
+
+    folder = collect_shards(shards, out, command=typed_command([]))
+    complete_summary(folder)
+    typer.echo(draw_report(folder) or folder.path)
