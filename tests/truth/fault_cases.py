@@ -206,7 +206,7 @@ class Case(NamedTuple):
         return f"| {self.fault} | {self.setting or '-'} | {self.figure} |"
 
 
-UNARY = "ghosts among abandoned requests that are not streamed"
+UNARY = "ghosts among abandoned unary requests"
 EARLY = "ghosts among requests abandoned before their first token"
 FAILED = "requests that failed without being abandoned"
 GAPS = "`itl_s` of survivors, mean"
@@ -247,10 +247,14 @@ def is_within(value: float, limits: Limits) -> bool:
 HEAD = """\
 # What each fault of the bundled engine moves
 
-`walkaway engine --fault NAME[=VALUE]` makes the engine wrong on purpose. Each row shows one figure,
-measured in the same way on a correct engine and on one with the fault: simulated runner, steps of
-10 ms, 16 slots, 20 users. Nine in ten requests ask for 400 tokens and are abandoned; a run ends
-after 60 abandons. Some rows differ, for both figures:
+To run the engine with a fault, for example to see a gate go red:
+
+    walkaway engine --fault lose-abort=0.05
+    walkaway run gate --set 'engine.faults=["lose-abort=0.05"]'
+
+Each row shows one figure, measured alike on a correct engine and on one with the fault: simulated
+runner, steps of 10 ms, 16 slots, 20 users. Nine in ten requests ask for 400 tokens and are
+abandoned; a run ends after 60 abandons. Some rows differ, for both figures:
 
 - `ignore-disconnect`, `ignore-disconnect-while-waiting`, `lose-abort`: 100 tokens an answer, so
   that forgotten requests end during the run;
@@ -258,9 +262,9 @@ after 60 abandons. Some rows differ, for both figures:
 - `stall-survivors-on-abort`: every second request is abandoned;
 - `leak-slot`: the run ends after 4 abandons;
 - `drop-prefix-on-cancel`: after an abandon the user sends the same prompt again;
-- `ignore-disconnect-unary`: four requests that are not streamed, all abandoned.
+- `ignore-disconnect-unary`: four requests that do not stream, all abandoned.
 
-`tests/truth/fault_cases.py` holds the limits of each figure. Written by `make faults-table`.
+`make faults-table` writes this page. The limits of each figure are in `tests/truth/fault_cases.py`.
 
 | fault | setting | figure | correct engine | with the fault |
 |---|---|---|---:|---:|
