@@ -1,7 +1,7 @@
-"""Do server and client read the same clock? Asked once, before the load.
+"""Do server and client read the same clock? Checked once, before the load.
 
-The server's reading must lie between two readings taken here around the request, and both must be
-of the same boot of the same kernel: a container shares it, another host does not.
+The server's reading must lie between two local readings around the request, and the boot id must be
+ours: a container has the same one, another host does not.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ TRIES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockReading:
-    """One question to the server's clock, with the local stamps around it."""
+    """A reading of the server's clock, with the local stamps around it."""
 
     before_ns: int
     server_ns: int
@@ -27,14 +27,11 @@ class ClockReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockCheck:
-    """The verdict, and the shortest round trip seen."""
-
     comparable: bool
     round_trip_ns: int
 
 
 def judge_clock(readings: list[ClockReading], *, local_boot_id: str | None) -> ClockCheck:
-    """Comparable when every reading fits and the boot is ours."""
     return ClockCheck(
         comparable=all(
             reading.before_ns <= reading.server_ns <= reading.after_ns
@@ -46,7 +43,7 @@ def judge_clock(readings: list[ClockReading], *, local_boot_id: str | None) -> C
 
 
 def read_clock(client: httpx.Client, url: str, *, clock_ns: Callable[[], int]) -> ClockReading:
-    """Ask the server's clock once. Raises SourceError."""
+    """Raises SourceError."""
     before_ns = clock_ns()
     try:
         answer = client.get(url).raise_for_status().json()
@@ -62,6 +59,6 @@ def read_clock(client: httpx.Client, url: str, *, clock_ns: Callable[[], int]) -
 
 
 def check_clock(client: httpx.Client, url: str, *, clock_ns: Callable[[], int]) -> ClockCheck:
-    """Ask a few times and judge. Raises SourceError."""
+    """Read the server's clock a few times and judge. Raises SourceError."""
     readings = [read_clock(client, url, clock_ns=clock_ns) for _ in range(TRIES)]
     return judge_clock(readings, local_boot_id=boot_id())

@@ -1,7 +1,7 @@
-"""All sources of a run, each in its thread, and what they gathered.
+"""All sources of a run, each in its own thread.
 
-Every source writes its rows down as they come, in its own shards; they
-are read back when the threads have ended. They survive whatever ends the run.
+Each source writes its rows to its own shard as they come, so they survive any end of the run. They
+are read back when the threads have ended.
 """
 
 import os
@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import httpx
@@ -23,20 +22,20 @@ from harness.collect.source import Gathered, Notes, SourceError, poll
 from harness.records import CpuSample, GpuSample, LifecycleEvent, MetricSample, StepRow
 from harness.store.run_folder import RunRows
 
-FOLLOW_INTERVAL_S = 0.2  # a target that dies takes with it what was not read yet
+FOLLOW_INTERVAL_S = 0.2  # the unread log of a target that dies is lost
 CPU_INTERVAL_S = 0.25
 GPU_INTERVAL_S = 0.1
 LOWEST_PRIORITY = 19
 
 
 def give_way() -> None:
-    """Run this thread only when a core is idle: watching must not slow what is watched."""
+    """Run this thread only when a core is idle: collecting must not slow the server."""
     if sys.platform == "linux":  # there a priority belongs to a thread, elsewhere to a process
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
 
 
 class Scraping(NamedTuple):
-    """The pages to read, and what draws the time from one turn to the next."""
+    """The pages to read, and the function that draws the pause between two scrapes."""
 
     urls: Sequence[str]
     pause_s: Callable[[], float]
@@ -45,9 +44,9 @@ class Scraping(NamedTuple):
 class Collector:
     """Starts the sources on entry and stops them on exit.
 
-    Without `scraping` nothing is scraped. `lifecycle_url` is None where the server keeps no such
-    log. `cpu` takes further processes at any time. The `client` is the collector's from
-    now on. Rows go to shards in `rows_dir`.
+    Without `scraping` nothing is scraped. `lifecycle_url` is None if the server has no such log.
+    `cpu` takes further processes at any time. The collector owns and closes `client`. Rows go to
+    shards in `rows_dir`.
     """
 
     def __init__(
@@ -106,16 +105,11 @@ class Collector:
             self._start(self._scraper.scrape, self._scraping.pause_s)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._threads.shutdown()
         if self._lifecycle_url is not None:
-            self._try(self._follow)  # what came since the last turn, if the server still tells
+            self._try(self._follow)  # rows since the last turn, if the server still answers
         self._client.close()
         for of_one_kind in self._gathered:
             of_one_kind.close()
@@ -123,7 +117,7 @@ class Collector:
             thread.result()
 
     def rows(self) -> RunRows:
-        """All rows so far, read back from the disk lazily."""
+        """All rows so far, read back lazily."""
         return RunRows(
             lifecycle=self.lifecycle.all(),
             steps=self.steps.all(),
@@ -133,11 +127,9 @@ class Collector:
         )
 
     def names_seen(self) -> Collection[str]:
-        """The metrics that any scrape has shown."""
         return self._scraper.names
 
     def latest_scrape(self) -> list[MetricSample]:
-        """All samples of the last complete scrape; none before the first."""
         return self._scraper.latest
 
     def _start(self, tick: Callable[[], None], pause_s: Callable[[], float]) -> None:

@@ -16,24 +16,21 @@ class _Used(NamedTuple):
 
 
 class CpuSampler:
-    """Differences of processor time between calls, per process.
-
-    `watch` may be called from another thread; a process that has ended is left out from then on.
-    """
+    """CPU time between two calls, per process. `watch` may be called from another thread."""
 
     def __init__(self) -> None:
         self._processes: dict[str, psutil.Process] = {}
         self._last: dict[str, tuple[int, float]] = {}
 
     def watch(self, name: str, pid: int) -> None:
-        """Begin to sample a process; one that is not there is not watched."""
+        """Begin to sample a process, if it exists."""
         try:
             self._processes[name] = psutil.Process(pid)
         except psutil.NoSuchProcess:
             self._processes.pop(name, None)
 
     def sample(self, t_ns: int) -> list[CpuSample]:
-        """One row for each process that was also there at the last call, and for the machine."""
+        """A row for the machine and for each process that existed at the last call too."""
         memory_bytes = int(psutil.virtual_memory().used)
         used: dict[str, _Used] = {MACHINE: _Used(_machine_cpu_s(), memory_bytes, None)}
         for name, process in list(self._processes.items()):

@@ -1,4 +1,4 @@
-"""The GPU's own counters through NVML: where there is a GPU and `nvidia-ml-py` is installed."""
+"""The GPU's counters through NVML, if there is a GPU and `nvidia-ml-py` is installed."""
 
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ class GpuSampler(Protocol):
 
 
 class NoGpu:
-    """Stands in where nothing can be sampled; `reason` says why."""
+    """Samples nothing; `reason` says why."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -62,12 +62,11 @@ class NvmlSampler:
     def _power_w(self, handle: object) -> float | None:
         try:
             return float(self._nvml.nvmlDeviceGetPowerUsage(handle)) / 1000
-        except self._nvml.NVMLError:  # not every GPU tells
+        except self._nvml.NVMLError:  # not every GPU reports it
             return None
 
 
 def open_gpu_sampler() -> GpuSampler:
-    """A sampler of what is there; where nothing is, one that samples nothing and knows why."""
     try:
         import pynvml
     except ImportError:

@@ -1,8 +1,8 @@
 """Follow the reference engine's two logs: its lifecycle events and its steps.
 
-Each answer is NDJSON and says in its headers where to go on, how far the log went when it was
-written, and how much fell out of the log before it was asked for. An answer may hold fewer rows
-than were asked for, since the engine bounds its bytes.
+Each answer is NDJSON. Its headers give the position after it, the log's last position, and the
+number of rows that fell out of the log unread. An answer may hold fewer rows than the limit, as the
+engine bounds its bytes.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ NEXT_AFTER = "x-walkaway-next-after"
 LAST = "x-walkaway-last"
 DROPPED = "x-walkaway-dropped"
 
-PAGE = 1_000  # a row names all that run: of hundreds, more rows than these are too long an answer
+PAGE = 1_000  # rows; with hundreds of requests a step row is long
 
 Row = TypeVar("Row", LifecycleEvent, StepRow)
 
 
 class _Page(NamedTuple, Generic[Row]):
-    """`is_more`: the log went further when this was written."""
+    """`is_more`: the log went further than this page."""
 
     rows: list[Row]
     dropped: int
@@ -52,15 +52,12 @@ class LogFollower(Generic[Row]):
         self._after = 0
 
     def skip_history(self) -> None:
-        """Begin after everything that is there by now: a server may have served others before.
-
-        Raises SourceError.
-        """
+        """Skip the log so far, which is of earlier clients. Raises SourceError."""
         while self._read_page().is_more:
             pass
 
     def catch_up(self) -> None:
-        """Read everything that came since. Raises SourceError where the log cannot be read."""
+        """Read all new rows. Raises SourceError."""
         is_more = True
         while is_more:
             page = self._read_page()

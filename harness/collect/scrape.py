@@ -13,10 +13,10 @@ from harness.workload.target import MetricRole, MetricSource
 
 
 class Scraper:
-    """GETs each metrics page; `keep` gets all samples of a turn.
+    """GETs each metrics page; `keep` gets all samples of a scrape.
 
-    `names`, which were ever seen, and `latest` are changed by the one thread that calls `scrape`;
-    `latest` is replaced whole and may be read from others.
+    Only the thread that calls `scrape` changes `names` (all ever seen) and `latest`. `latest` is
+    replaced as a whole, so other threads may read it.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Scraper:
         self.latest: list[MetricSample] = []
 
     def scrape(self) -> None:
-        """One GET of every page. Raises SourceError where one cannot be read."""
+        """Raises SourceError if a page cannot be read."""
         self.latest = read_samples(self._client, self._urls, clock_ns=self._clock_ns)
         self.names.update(sample.name for sample in self.latest)
         self._keep(self.latest)
@@ -44,7 +44,7 @@ class Scraper:
 def read_samples(
     client: httpx.Client, urls: Sequence[str], *, clock_ns: Callable[[], int]
 ) -> list[MetricSample]:
-    """One reading of every page. Raises SourceError where one cannot be read."""
+    """All samples of all pages. Raises SourceError if a page cannot be read."""
     samples: list[MetricSample] = []
     for url in urls:
         started_ns = clock_ns()
@@ -67,7 +67,7 @@ def read_samples(
 
 
 def fetch_page(client: httpx.Client, url: str) -> httpx.Response:
-    """The page. Raises SourceError, worded without digits that change from turn to turn."""
+    """Raises SourceError, whose text does not vary between turns."""
     try:
         response = client.get(url)
     except httpx.HTTPError as error:
@@ -80,8 +80,8 @@ def fetch_page(client: httpx.Client, url: str) -> httpx.Response:
 def parse_page(
     text: str, *, t_ns: int, duration_ns: int, extra_labels: Mapping[str, str]
 ) -> list[MetricSample]:
-    """The page's samples, without creation times and histogram buckets. Raises ValueError where it
-    is in another format."""
+    """The page's samples, without creation times and histogram buckets. Raises ValueError for
+    another format."""
     samples = []
     for family in text_string_to_metric_families(_without_buckets(text)):
         for sample in family.samples:
@@ -101,20 +101,19 @@ def parse_page(
 
 
 def _without_buckets(text: str) -> str:
-    """Most of a page, and costly to parse many times a second."""
+    """Buckets are most of a page, and costly to parse many times a second."""
     lines = text.splitlines(keepends=True)
     return "".join(line for line in lines if not line.partition("{")[0].endswith("_bucket"))
 
 
 def matches(sample: MetricSample, source: MetricSource) -> bool:
-    """Is this one of the series that the source names?"""
     return sample.name == source.name and has_labels(sample.labels, source.labels)
 
 
 def read_roles(
     samples: Iterable[MetricSample], metrics: Mapping[MetricRole, MetricSource]
 ) -> dict[str, float]:
-    """Each role's value in one scrape, summed over its series; an absent role has no entry."""
+    """Each role's value in one scrape, summed over its series; a missing role has no entry."""
     values: dict[str, float] = {}
     for sample in samples:
         for role, source in metrics.items():

@@ -1,11 +1,10 @@
-"""The common part of all sources of measurements: a thread that looks at something now and then.
+"""The common part of all sources: polled in a thread, with rows written to a shard.
 
-A source may fail without ending the run: it raises `SourceError`, which becomes a warning (once),
-and it is asked again at the next turn. Any other exception is a bug: it ends that source's thread
-and is raised when the collector stops.
+A failing source does not end the run: its `SourceError` becomes a warning (once), and it is polled
+again. Any other exception is a bug: it ends the source's thread and is raised when the collector
+stops.
 
-Between two turns lies a pause, drawn by a function, so that a source need not keep time with what
-it looks at.
+A function draws the pause between two polls, so that polls do not keep in step with the server.
 """
 
 import errno
@@ -21,18 +20,17 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-JITTER: Final = 0.25  # of the interval: enough to lose step with any step within a few turns
+JITTER: Final = 0.25  # of the interval: enough to drift against any step within a few turns
 
 
 class SourceError(Exception):
-    """A source could not be read just now; the message says which and why."""
+    """A source could not be read this time; the message says which and why."""
 
 
 class Notes:
-    """Remarks for the reader of the run, each kept once, in the order in which they came.
+    """Remarks of a run, each kept once, in order, from several threads.
 
-    A text is for information; a warning says that something was lost. Written from several
-    threads, under the lock.
+    A text is for information; a warning says that something was lost.
     """
 
     def __init__(self) -> None:
@@ -60,10 +58,9 @@ class Notes:
 def jittered(
     interval_s: float, rng: random.Random, *, shortest_s: float | None = None
 ) -> Callable[[], float]:
-    """Pauses uniform within 25 % of the interval, whose mean it is.
+    """Pauses uniform within 25 % around the interval.
 
-    An interval that is no less than `shortest_s` is drawn no shorter than that, and then no longer
-    than as far beyond the interval.
+    If the interval is at least `shortest_s`, so is each pause; the range stays symmetrical.
     """
     width_s = JITTER * interval_s
     if shortest_s is not None and interval_s >= shortest_s:
@@ -78,7 +75,7 @@ def poll(
     stop: threading.Event,
     notes: Notes,
 ) -> None:
-    """Call `tick` with pauses between, until `stop`; trouble is noted and it is asked again."""
+    """Call `tick` with pauses between, until `stop`; a SourceError becomes a warning."""
     while not stop.is_set():
         try:
             tick()
@@ -96,22 +93,21 @@ Row = TypeVar("Row", bound=msgspec.Struct)
 
 
 def gathered_path(rows_dir: Path, kind: str) -> Path:
-    """Where rows of this kind lie."""
     return rows_dir / f"{kind}.ndjson.gz"
 
 
 class News(NamedTuple, Generic[Row]):
-    """Rows that came since `seen` were known; so many are now."""
+    """New rows, and the number of all rows so far."""
 
     rows: list[Row]
     seen: int
 
 
 class Gathered(Generic[Row]):
-    """The rows of one kind. `add` belongs to the source's thread, the others may be asked by any.
+    """The rows of one kind. Only the source's thread calls `add`; other methods are for any thread.
 
-    Its state: under the lock the latest rows, and how many there have been; `_lost`, why no more
-    can be written, as nothing that follows half a turn could be unpacked.
+    The lock guards the latest rows and their count. `_lost`: why no more rows can be written, as
+    nothing after a partly written turn could be unpacked.
     """
 
     def __init__(self, rows_dir: Path, kind: str, row_type: type[Row]) -> None:
@@ -126,7 +122,7 @@ class Gathered(Generic[Row]):
         self._count = 0
 
     def add(self, rows: list[Row]) -> None:
-        """Keep these rows. Raises SourceError where there is no room for them on the disk."""
+        """Keep these rows. Raises SourceError if the disk is full."""
         with self._lock:
             self._latest.extend(rows)
             self._count += len(rows)
@@ -134,28 +130,25 @@ class Gathered(Generic[Row]):
         packed += self._packer.flush(zlib.Z_SYNC_FLUSH)
         self._lost = self._lost or self._write(packed)
         if self._lost is not None:
-            raise SourceError(f"what is collected can no longer be written ({self._lost})")
+            raise SourceError(f"collected rows can no longer be written ({self._lost})")
 
     def since(self, seen: int) -> News[Row]:
-        """Rows after the first `seen`, as far as they are still held."""
+        """Rows after the first `seen`, if still in memory."""
         with self._lock:
             new = min(self._count - seen, len(self._latest))
             return News(list(islice(self._latest, len(self._latest) - new, None)), self._count)
 
     def latest(self) -> list[Row]:
-        """The rows that are held."""
         return self.since(0).rows
 
     def all(self) -> Iterator[Row]:
-        """Every row, read back from the disk part by part."""
         return read_gathered(self._path, self._row_type)
 
     def close(self) -> None:
-        """Nothing is added any more; doing it twice is fine."""
         self._file.close()
 
     def _write(self, data: bytes) -> str | None:
-        """Why it could not be written; None: it was."""
+        """Returns why it failed; None if written."""
         try:
             is_whole = self._file.write(data) == len(data)
         except OSError as error:
@@ -164,10 +157,7 @@ class Gathered(Generic[Row]):
 
 
 def read_gathered(path: Path, row_type: type[Row]) -> Iterator[Row]:
-    """The rows in a file of `Gathered`, as far as they were written, with a part of them in memory.
-
-    Half a turn at its end is left alone.
-    """
+    """The rows in a file of `Gathered`, part by part; a partly written last turn is ignored."""
     decoder = msgspec.json.Decoder(row_type)
     unpacker = zlib.decompressobj(_GZIP)
     rest = b""

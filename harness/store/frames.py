@@ -11,9 +11,9 @@ class RunFrames:
     """One run. The columns of each frame are the fields of its record in `harness.records`.
 
     `steps` holds its two maps as three aligned list columns: `request_ids`, `scheduled_tokens`,
-    `sampled_tokens`. An absent source is an empty frame with its columns. The lists of `requests`
-    are kept as arrow has them: see `harness.analysis.tokens`. `probe_phase` holds the requests of
-    the probes that follow the load of `walkaway demo`: only slot recovery counts them.
+    `sampled_tokens`. A missing source is an empty frame with its columns. The lists of `requests`
+    stay arrow arrays: see `harness.analysis.tokens`. `probe_phase` holds the probes after the load
+    of `walkaway demo`: only slot recovery counts them.
     """
 
     manifest: dict[str, Any]

@@ -34,9 +34,11 @@ VERSIONS_OF = (
 
 
 class TargetFacts(msgspec.Struct, kw_only=True):
-    """The server under test. `config` is the reference engine's own account of itself;
-    `slots_found` its number of batch slots, where it tells otherwise or the harness had to find
-    out; `blocks_found` its number of KV cache blocks and `version` its version, where it tells."""
+    """The server under test. `config` is the reference engine's `/walkaway/config`.
+
+    `slots_found`: the number of batch slots, from another page or by trying; `blocks_found`: the
+    number of KV cache blocks.
+    """
 
     engine: str
     url: str
@@ -59,9 +61,9 @@ class Clock(msgspec.Struct, kw_only=True):
 
 
 class Window(msgspec.Struct, kw_only=True):
-    """When the load began and ended and when the server had settled; null where it never came.
+    """The times of the load's begin and end and of the settled server; null if not reached.
 
-    `held_until_ns`: until when connections that users left open were held, of each loop.
+    `held_until_ns`: for each loop, when connections that users left open were closed.
     """
 
     load_started_ns: int | None = None
@@ -71,15 +73,15 @@ class Window(msgspec.Struct, kw_only=True):
 
 
 class IdleReading(msgspec.Struct, kw_only=True):
-    """One idle reading of a loop: when, and the values by role."""
+    """One idle reading of a loop, by role."""
 
     t_ns: int
     values: dict[str, float]
 
 
 class Idle(msgspec.Struct, kw_only=True):
-    """Gauges and counters by role, read while nothing ran: before the load, after it settled, and a
-    little later still; with several loops also after each of them but the last."""
+    """Gauges and counters by role of the idle server: before the load, after the settle time, and a
+    little later; `loops` after each of several loops."""
 
     before: dict[str, float] = {}
     after: dict[str, float] = {}
@@ -88,16 +90,16 @@ class Idle(msgspec.Struct, kw_only=True):
 
 
 class UnsentArrivals(msgspec.Struct, kw_only=True):
-    """How long each user whose request was due and never sent had waited when the load ended, in
-    seconds: who would have stayed, and who would have left."""
+    """The waits of unsent requests at the end of the load, in seconds: of users that would have
+    stayed, and of users that would have left."""
 
     to_stay_s: list[float] = []
     to_leave_s: list[float] = []
 
 
 class ScheduledArrivals(msgspec.Struct, kw_only=True):
-    """An open loop: how many requests its schedule had (of all loops together), how many of them
-    could be open at once, and which were due and not sent."""
+    """An open loop: the planned requests (of all loops), the most streams at once, and the requests
+    that were due but not sent."""
 
     planned: int
     max_streams: int
@@ -105,9 +107,10 @@ class ScheduledArrivals(msgspec.Struct, kw_only=True):
 
 
 class LoadProcess(msgspec.Struct, kw_only=True):
-    """One process of the load. `ended_ns` is null for one that did not end in good order: it was
-    last seen at `last_seen_ns`, with so many requests in flight (`open_streams`), and its
-    `requests` are those whose rows it had written. `clock` names the clock of its stamps.
+    """One process of the load. `clock` names the clock of its stamps.
+
+    `ended_ns` is null for a process that died: it was last seen at `last_seen_ns` with
+    `open_streams` in flight, and had written `requests` rows.
     """
 
     worker: int
@@ -122,11 +125,11 @@ class LoadProcess(msgspec.Struct, kw_only=True):
 
 
 class Probing(msgspec.Struct, kw_only=True):
-    """Does the server still serve, after all? A few short requests, one after the other.
+    """Does the server still serve after the run? A few short requests, one after the other.
 
-    `healthy`: whether it says so itself (GET /health); null where it has no such page. `errors`:
-    what became of those that were not answered, `ttft_s` the waits of those that were. `is_silent`:
-    an error was that no answer came, or none to its end, and not a wrong answer.
+    `healthy`: the answer of GET /health; null without such a page. `ttft_s`: of answered requests;
+    `errors`: of the others. `is_silent`: an error was a missing or incomplete answer, not a wrong
+    one.
     """
 
     sent: int
@@ -137,14 +140,14 @@ class Probing(msgspec.Struct, kw_only=True):
 
 
 class Manifest(msgspec.Struct, kw_only=True):
-    """`manifest.json`. Filled in as the run goes and written at its start and at its end.
+    """`manifest.json`, filled in as the run goes on and written at its start and at its end.
 
-    `status` says "interrupted" until the run has ended otherwise, so that the folder of a harness
-    that was killed does not look complete. `scrape_interval_s` is null when nothing was scraped,
-    `arrivals` where users were a closed loop. `absent_workers` connected to the master, and nobody
-    brought what they wrote. `command` is what was typed, `repeat` the line that
-    does the same again in a new folder; values of headers are in neither.
-    `notes` are for information; `warnings` say why figures may be missing or wrong.
+    `status` is "interrupted" until the run has ended otherwise, so that the folder of a killed
+    harness does not look complete. `scrape_interval_s` is null without scraping, `arrivals` in a
+    closed loop. `absent_workers` connected to the master, but their rows are missing. `command` is
+    the command as typed, `repeat` the line that repeats the run in a new folder; both without
+    values of headers. `notes` are for information; `warnings` say why figures may be missing or
+    wrong.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -174,7 +177,6 @@ class Manifest(msgspec.Struct, kw_only=True):
 
 
 def status_after(failure: WalkawayError | None) -> Status:
-    """How a run ended that ended with this failure, or with none."""
     match failure:
         case None:
             return "complete"
@@ -185,12 +187,11 @@ def status_after(failure: WalkawayError | None) -> Status:
 
 
 def utc_now() -> datetime:
-    """Wall time: names the run and appears in its manifest, nothing is measured with it."""
+    """Wall time, for the run's name and manifest; no figure uses it."""
     return datetime.now(UTC)
 
 
 def find_versions() -> dict[str, str]:
-    """Python's version and those of the packages that the figures rest on, where installed."""
     found = {"python": platform.python_version()}
     for package in VERSIONS_OF:
         try:
@@ -201,7 +202,6 @@ def find_versions() -> dict[str, str]:
 
 
 def find_hardware(gpus: list[str]) -> dict[str, Any]:
-    """The machine that the harness runs on."""
     return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
@@ -221,11 +221,10 @@ def _cpu_name() -> str:
 
 
 def local_clock() -> str:
-    """Names the clock of this process: all processes of one start of one machine share it."""
+    """Names the monotonic clock, which all processes of one boot share."""
     return boot_id() or platform.node()
 
 
-@cache  # at the end of a load there may be no file handle left to read it with
+@cache  # at the end of a load there may be no file handle left
 def boot_id() -> str | None:
-    """The kernel's id of this start of the machine, if the system has one."""
     return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else None

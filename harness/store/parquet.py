@@ -1,7 +1,4 @@
-"""Parquet files of a run: one table for each kind of row.
-
-Schemas are derived from the records, so a file without rows still has its columns.
-"""
+"""A run's parquet files: one table for each kind of row, its schema derived from the record."""
 
 import types
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -20,7 +17,7 @@ from harness.records import Role, StepRow
 
 ROWS_AT_ONCE: Final = 10_000
 
-# A list entry for each token: in memory these stay arrow arrays, without an object for each.
+# These hold an entry for each token, and stay arrow arrays in memory, without Python objects.
 TOKEN_LISTS: Final = {
     "token_times_ns": pa.list_(pa.int64()),
     "event_tokens": pa.list_(pa.int32()),
@@ -35,7 +32,7 @@ STEP_LISTS: Final = [
 
 
 def write_table(path: Path, record: type[msgspec.Struct], rows: Iterable[msgspec.Struct]) -> None:
-    """Write the rows, with no more than `ROWS_AT_ONCE` of them in memory."""
+    """Write the rows, with at most `ROWS_AT_ONCE` of them in memory."""
     schema = schema_of(record)
     part = path.with_suffix(".part")
     some_left = iter(rows)
@@ -64,7 +61,7 @@ def read_frame(path: Path, *, without: Container[str] = ()) -> pd.DataFrame:
 
 
 def verified_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """All rows; every value can be read and is what its checksum says. Raises ConfigError."""
+    """All rows, with every value read and its checksum checked. Raises ConfigError."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as opened:
             for batch in opened.iter_batches(ROWS_AT_ONCE):
@@ -84,7 +81,7 @@ def read_sent(path: Path) -> list[tuple[int, int, int]]:
 
 
 def may_have_rows(path: Path) -> bool:
-    """A file that cannot be read may have some."""
+    """True also for an unreadable file."""
     try:
         return bool(pq.read_metadata(path).num_rows)
     except (OSError, pa.ArrowException):
@@ -92,7 +89,7 @@ def may_have_rows(path: Path) -> bool:
 
 
 def schema_of(record: type[msgspec.Struct]) -> pa.Schema:
-    """The parquet schema of a record: its fields, null only where the record allows None."""
+    """The parquet schema of a record; a field is nullable only if the record allows None."""
     hints = get_type_hints(record)
     fields = [
         _field(name, hints[name])
@@ -132,7 +129,7 @@ def _as_nullable(kind: pa.DataType) -> Any:
 
 
 def _columns(record: type[msgspec.Struct], rows: Sequence[Any]) -> list[list[Any]]:
-    """The rows' values, one list a field of `schema_of(record)`."""
+    """The rows' values, one list for each field of `schema_of(record)`."""
     plain = [field.name for field in schema_of(record) if field not in STEP_LISTS]
     columns = [[_plain(getattr(row, name)) for row in rows] for name in plain]
     if record is StepRow:

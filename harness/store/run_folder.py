@@ -1,8 +1,8 @@
-"""A run's folder: the only place that knows which file holds what.
+"""A run's folder: its files and their names.
 
-The load's NDJSON shards are removed only once their rows are on the disk as parquet. Small JSON
-files are replaced atomically: a reader sees the old one or the new one, never a half. pandas and
-pyarrow take half a second to import: they are loaded when rows are first read or written.
+The load's NDJSON shards are removed only after their rows are saved as parquet. Small JSON files
+are replaced atomically: a reader sees the old or the new one. pandas and pyarrow take half a second
+to import, so they are imported when rows are first read or written.
 """
 
 import json
@@ -47,8 +47,7 @@ RECORDS: Final[dict[str, type[msgspec.Struct]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRows:
-    """All rows of a run, which may come one by one: what the load wrote, and what the collector
-    gathered."""
+    """All rows of a run, of the load and of the collector; each may be a lazy iterator."""
 
     requests: Iterable[RequestRow] = ()
     client: Iterable[ClientSample] = ()
@@ -60,21 +59,19 @@ class RunRows:
 
 
 class RunFolder:
-    """The files of one run."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, path: Path) -> Self:
-        """Make the folder, ready for a load's rows. Raises ConfigError like `claim`."""
+        """`claim` a folder with room for a load's shards. Raises ConfigError."""
         folder = cls.claim(path)
         folder.shards.mkdir()
         return folder
 
     @classmethod
     def claim(cls, path: Path) -> Self:
-        """Make the folder. One that holds anything already is refused: runs do not mix."""
+        """Make the folder. Raises ConfigError if it already holds anything: runs do not mix."""
         try:
             path.mkdir(parents=True, exist_ok=True)
             occupied = any(path.iterdir())
@@ -102,12 +99,12 @@ class RunFolder:
 
     @property
     def rounds(self) -> Path:
-        """Where the runs of a workload with arms lie, each in a folder of its own."""
+        """The folder that holds the runs of a workload with arms."""
         return self.path / "rounds"
 
     @property
     def probe_phase(self) -> "RunFolder":
-        """Where the probes that `walkaway demo` sends after its load have a folder of their own."""
+        """The run of the probes that `walkaway demo` sends after its load."""
         return RunFolder(self.path / "probe")
 
     @property
@@ -115,18 +112,18 @@ class RunFolder:
         return self.rounds.is_dir()
 
     def runs(self) -> list[Path]:
-        """The folders of the runs of all rounds and arms, round by round."""
+        """The folders of all rounds and arms, in the order of rounds."""
         return sorted(self.rounds.iterdir(), key=lambda path: int(path.name.partition("-")[0]))
 
     def first_runs(self) -> "dict[str, RunFolder]":
-        """The first run of each arm; none where there are no arms."""
+        """The first run of each arm; none without arms."""
         first: dict[str, RunFolder] = {}
         for path in self.runs() if self.has_arms else []:
             first.setdefault(path.name.partition("-")[2], RunFolder(path))
         return first
 
     def may_have_requests(self) -> bool:
-        """Does it hold any, as rows or as a load left them? One that cannot be read may."""
+        """Does it hold any, as rows or as shards? True also for an unreadable file."""
         parts = [RunFolder(path) for path in self.runs()] if self.has_arms else [self]
         return any(part._may_have_requests() for part in parts)
 
@@ -156,7 +153,7 @@ class RunFolder:
         return self._read_json("manifest.json")
 
     def read_summary(self) -> Summary | ArmsSummary:
-        """Raises UnusableRunError for another schema version, and for what no run writes."""
+        """Raises UnusableRunError for another schema version or unexpected content."""
         content = self._read_json("summary.json")
         self._check_version("summary.json", content)
         try:
@@ -175,29 +172,28 @@ class RunFolder:
             )
 
     def write_rows(self, rows: RunRows) -> None:
-        """Write every parquet file, with no more than a part of `rows` in memory."""
+        """Write every parquet file, part by part."""
         from harness.store.parquet import write_table
 
         for name, record in RECORDS.items():
             write_table(self._table(name), record, getattr(rows, name))
 
     def remove_shards(self) -> None:
-        """To be called once their rows are on the disk."""
+        """Call this once their rows are saved."""
         for shard in self.shards.glob("*.ndjson*"):
             shard.unlink()
         if self.shards.is_dir() and not any(self.shards.iterdir()):
             self.shards.rmdir()
 
     def write_all_requests(self, requests: "pd.DataFrame") -> None:
-        """The rows of all arms in one file."""
         requests.to_parquet(self._table("requests"), index=False, write_page_checksum=True)
 
     def frames(self) -> "RunFrames":
-        """Read the whole run. Raises ConfigError where a file is missing or damaged."""
+        """Read the whole run. Raises ConfigError if a file is missing or damaged."""
         return self._frames()
 
     def frames_without_tokens(self) -> "RunFrames":
-        """Read the run without the times of single tokens, which are most of a large run."""
+        """Read the run without token lists, which are most of a large run."""
         from harness.store.parquet import TOKEN_LISTS
 
         return self._frames(without=TOKEN_LISTS)
@@ -235,7 +231,7 @@ class RunFolder:
 
 
 def name_run(now: datetime, workload: str, suffix: str) -> str:
-    """`20261121-053012-demo-4f2a`: sorts by time, says what it was, unique."""
+    """Such as `20261121-053012-demo-4f2a`, which sorts by time."""
     return f"{now:%Y%m%d-%H%M%S}-{workload}-{suffix}"
 
 
@@ -249,7 +245,7 @@ WHOLE_FILES: Final = "a run whose files are whole"
 
 
 class UnusableRunError(ConfigError):
-    """A run that cannot be read as it is: the `reason`, and what would help (`remedy`)."""
+    """A run that cannot be read: the `reason`, and a `remedy`."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"{reason}; what would help: {remedy}")
@@ -258,7 +254,7 @@ class UnusableRunError(ConfigError):
 
 
 def open_run(path: Path) -> RunFolder:
-    """Raises ConfigError where `path` is no run's folder."""
+    """Raises ConfigError if `path` is not a run's folder."""
     if not (path / "manifest.json").is_file():
         raise ConfigError(f"{path}: is not a run's folder (it has no manifest.json)")
     return RunFolder(path)
@@ -290,7 +286,7 @@ def as_summary(content: Any) -> Summary | ArmsSummary:
 
 
 def other_version(content: Any) -> str | None:
-    """Said of the content of a file that another schema version wrote; None: it is of ours."""
+    """The sentence on another schema version; None if it is ours."""
     found = content.get("schema_version") if isinstance(content, dict) else None
     if found == SCHEMA_VERSION:
         return None

@@ -94,7 +94,7 @@ function drawSlots(live, seconds) {
   const place = document.getElementById("slots");
   const points = live.points.kept;
   if (!points.some((point) => point.running != null)) {
-    return nothing(place, "This server’s metrics page tells nothing of its slots, or is not read.");
+    return nothing(place, "This server’s metrics page shows no slots, or is not read.");
   }
   const label = `requests in slots and in the queue, and ${live.outcomes.abandoned} users who left`;
   const ticks = ticksTo(Math.max(live.slots ?? 0, highest(points, "running", "waiting")));
@@ -112,10 +112,10 @@ function drawSlots(live, seconds) {
 function drawLatency(live, seconds) {
   const place = document.getElementById("latency");
   if (!live.has_log) {
-    return nothing(place, "This server does not tell when it lets go: the report estimates it.");
+    return nothing(place, "This server does not show when it frees a request: the report estimates it.");
   }
   const latencies = live.latencies.kept;
-  if (!latencies.length) return nothing(place, "Nobody who left has been let go of yet.");
+  if (!latencies.length) return nothing(place, "No abandoned request has been freed yet.");
   const values = latencies.map(([, ms]) => Math.max(ms, 1e-3));
   const [step, lag] = [live.step_s * 1e3, live.lag_ms.p99];
   const hasBelow = lag !== null && lag > Math.min(...values);
@@ -146,7 +146,7 @@ function draw(live) {
   drawLatency(live, seconds);
   drawLine("wasted", live, seconds, {
     key: "wasted", unit: "tokens", label: "wasted tokens so far", look: "vermilion",
-    missing: "This server does not tell what it generated for whom: the report estimates it.",
+    missing: "This server does not count tokens by request: the report estimates them.",
   });
   drawLine("lag", live, seconds, {
     key: "lag_ms", unit: "ms", label: "client lag", look: "green", missing: "No tick was seen yet.",

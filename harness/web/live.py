@@ -1,11 +1,10 @@
-"""A run as it goes on: what is known so far, from whatever has come, each row looked at once.
+"""The live figures of a run in progress, from each row as it arrives.
 
-Provisional by nature: a request that was left a moment ago may not have been let go of yet, and
-what is still held is in no latency and no waste: nothing is censored or averaged over here. The
-figures of the finished run are its summary's.
+They are provisional: an abandoned request that the server still holds is in no latency and no
+waste, and nothing is censored. The finished run's figures are in its summary.
 
-Memory does not grow with the run: what is drawn is thinned out as it becomes much, quantiles are of
-the last values, and of what waits for its counterpart the oldest is forgotten.
+Memory is bounded: points are thinned out, quantiles are of the latest values, and the oldest
+unpaired item is dropped.
 """
 
 from bisect import insort
@@ -26,7 +25,7 @@ _NATURAL: Final = frozenset({"stop", "length", "error"})  # ends that are no can
 
 
 class Distribution:
-    """The values so far, in order, of which `LAST` are kept; `n` counts all."""
+    """Quantiles of the latest `LAST` values; `n` counts all."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -41,13 +40,12 @@ class Distribution:
             self._sorted.remove(self._recent.popleft())
 
     def quantile(self, q: float) -> float | None:
-        """A quantile of the kept values; None while there is none."""
         last = len(self._sorted) - 1
         return self._sorted[min(last, int(q * len(self._sorted)))] if last >= 0 else None
 
 
 class Thinned(Generic[T]):
-    """Every n-th of the added items: past `most`, every second one is dropped."""
+    """Every n-th added item; past `most`, every second one is dropped and n doubles."""
 
     def __init__(self, most: int) -> None:
         self.kept: list[T] = []
@@ -65,7 +63,7 @@ class Thinned(Generic[T]):
 
 
 class Pending(OrderedDict[str, T]):
-    """Items that wait for their counterpart, by request id. Past `MOST_PENDING` the oldest goes."""
+    """Unpaired items by request id; past `MOST_PENDING` the oldest is dropped."""
 
     def put(self, name: str, item: T) -> None:
         self[name] = item
@@ -74,27 +72,27 @@ class Pending(OrderedDict[str, T]):
 
 
 class Leave(NamedTuple):
-    """When a request was left, and how many tokens its user had read by then."""
+    """The time of an abandon, and the tokens read by then."""
 
     abandoned_ns: int
     tokens_read: int
 
 
 class LiveRun:
-    """The figures so far. Its state is sums, and the abandons that the server still holds.
+    """The figures so far.
 
-    `has_log`: the server tells its lifecycle events, with stamps of the clients' clock. Without
-    them there is no latency and no waste before the summary.
+    `has_log`: the server has a lifecycle log on the clients' clock. Without it there is no latency
+    and no waste before the summary.
     """
 
     def __init__(self, *, has_log: bool, started_ns: int) -> None:
         self.outcomes: Counter[str] = Counter()
         self._has_log = has_log
         self._started_ns = started_ns
-        self._left: Pending[Leave] = Pending()  # until the server lets go
-        self._gone: Pending[LifecycleEvent] = Pending()  # over, the row not read yet
+        self._left: Pending[Leave] = Pending()  # still held by the server
+        self._gone: Pending[LifecycleEvent] = Pending()  # freed, but the row is not read yet
         self._arrived: Pending[int] = Pending()
-        self._free_slots: deque[tuple[int, bool]] = deque(maxlen=LAST)  # when, by a cancel
+        self._free_slots: deque[tuple[int, bool]] = deque(maxlen=LAST)  # freed at, by a cancel
         self._latency, self._refill, self._lag = Distribution(), Distribution(), Distribution()
         self._wasted = self._seen = self._held = 0
         self._recent_lag_ns = 0
@@ -106,11 +104,9 @@ class LiveRun:
 
     @property
     def pending(self) -> Sequence[Sized]:
-        """Items that wait for their counterpart, of each kind."""
         return self._left, self._gone, self._arrived
 
     def take_rows(self, rows: Iterable[RequestRow]) -> None:
-        """Requests that are over for their client."""
         for row in rows:
             self.outcomes[row.outcome.value] += 1
             event = self._gone.pop(row.request_id, None)
@@ -125,7 +121,6 @@ class LiveRun:
                 self._held += 1
 
     def take_events(self, events: Iterable[LifecycleEvent]) -> None:
-        """The server's log, in its order."""
         for event in events:
             name = event.client_request_id or event.request_id
             match event.event:
@@ -139,14 +134,13 @@ class LiveRun:
                     pass
 
     def take_lag(self, samples: Iterable[ClientSample]) -> None:
-        """How late the load processes noticed their ticks."""
         lags = [sample.lag_ns for sample in samples]
         for lag in lags:
             self._lag.add(lag / _MS)
         self._recent_lag_ns = max(lags, default=0)
 
     def tick(self, now_ns: int, gauges: Mapping[str, float]) -> None:
-        """One point of the pictures. `gauges`: the last scrape, by role; empty without one."""
+        """Add a point to the pictures. `gauges`: the last scrape by role; empty without one."""
         self._first = self._first or dict(gauges)
         self._gauges = dict(gauges)
         self._points.add(
@@ -160,8 +154,8 @@ class LiveRun:
         )
 
     def shown(self) -> dict[str, Any]:
-        """Everything that the page and the tab show, as plain data. Times in seconds since the load
-        began; null is not known."""
+        """All figures of page and tab as plain data. Times are seconds since the load began; None
+        is unknown."""
         return {
             "outcomes": {outcome.value: self.outcomes[outcome.value] for outcome in Outcome},
             "gauges": self._gauges,
@@ -184,25 +178,27 @@ class LiveRun:
             self._over(leave, event)
         else:
             self._gone.put(name, event)
-        if self._arrived.pop(name, None) is None:  # else it was in the queue, and had no slot
+        if self._arrived.pop(name, None) is None:  # else it was queued and had no slot
             self._free_slots.append((event.t_ns, event.reason not in _NATURAL))
 
     def _over(self, leave: Leave, event: LifecycleEvent) -> None:
         if event.t_ns < leave.abandoned_ns:
-            return  # it had ended before
+            return  # it had ended before the abandon
         self._seen += 1
         self._wasted += max(0, event.num_generated - leave.tokens_read)
         if event.reason in _NATURAL:
-            return  # it ended by itself: no cancel
+            return  # it ended by itself, not by a cancel
         latency_ms = (event.t_ns - leave.abandoned_ns) / _MS
         self._latency.add(latency_ms)
         self._latencies.add((self._seconds(leave.abandoned_ns), latency_ms))
 
     def _pair(self, admitted_ns: int, arrived_ns: int) -> None:
-        """First come, first served: the slot that was free first goes to who was admitted first."""
+        """First come, first served: the slot freed first goes to the request admitted first."""
         while self._free_slots:
             freed_ns, is_cancel = self._free_slots.popleft()
-            if arrived_ns <= freed_ns:  # it waited; else nobody did when the slot came free
+            if (
+                arrived_ns <= freed_ns
+            ):  # it waited; else the queue was empty when the slot was freed
                 if is_cancel:
                     self._refill.add((admitted_ns - freed_ns) / _MS)
                 return

@@ -1,5 +1,6 @@
-"""Our part of Locust's web page: its start form begins runs (`harness.web.runs`), a tab and a
-page of ours show them."""
+"""Our part of Locust's web page: the start form begins runs (`harness.web.runs`); a tab and a live
+page show them.
+"""
 
 import json
 from collections import Counter
@@ -36,8 +37,8 @@ _LINK: Final = (
 
 
 def report_outcomes(environment: Environment) -> Counter[str]:
-    """Count what became of the requests, also those of workers, which tell the master with each of
-    their reports. Returns the counter, which goes on counting."""
+    """Count the outcomes of requests, also of workers, which add theirs to each report to the
+    master. Returns the live counter."""
     counts: Counter[str] = Counter()
     add = counts.update
 
@@ -60,7 +61,7 @@ def report_outcomes(environment: Environment) -> Counter[str]:
 
 
 def extend_page(environment: Environment, order: Mapping[str, Any]) -> None:
-    """Put our form, tab and page into Locust's; called once, when the users are prepared."""
+    """Put our form, tab and page into Locust's. Call it once."""
     web_ui = environment.web_ui
     assert web_ui is not None
     assert web_ui.app is not None
@@ -105,10 +106,10 @@ def _shown(runs: WebRuns) -> dict[str, Any]:
 
 
 def _state(runs: WebRuns, web_ui: Any) -> str:
-    """The state of the test now: Locust keeps its answer, and what we put in it, for a while."""
+    """The test's state now, as Locust caches its own answer for a while."""
     state: str = web_ui.environment.runner.state
     if runs.is_being_judged and state in (STATE_STOPPED, STATE_STOPPING):
-        return STATE_RUNNING  # or the page would ask no more before the figures
+        return STATE_RUNNING  # else the page stops polling before the figures are there
     return state
 
 
@@ -117,15 +118,15 @@ def _add_tab(web_ui: Any, runs: WebRuns) -> None:
     structure = [{"key": key, "title": title} for key, title in columns]
     update = web_ui.update_template_args
 
-    def update_as_we_like() -> None:
+    def update_with_our_form() -> None:
         update()
         args = web_ui.template_args
-        args["missing_host_warning"] = False  # without a host one is started
+        args["missing_host_warning"] = False  # without a host, the bundled engine is started
         shown = form_fields(web_ui.environment.parsed_options)
         args["extra_options"] = of_the_form(args["extra_options"], shown)
 
     web_ui.app.jinja_env.policies["json.dumps_kwargs"] = {"sort_keys": False}  # the form's order
-    web_ui.update_template_args = update_as_we_like
+    web_ui.update_template_args = update_with_our_form
     web_ui.template_args |= {
         "extended_tabs": [{"title": TAB, "key": TAB}],
         "extended_tables": [{"key": TAB, "structure": structure}],
@@ -158,14 +159,14 @@ def _pages(web_ui: Any, runs: WebRuns) -> Blueprint:
         return response
 
     def figures() -> Response:
-        shown = _shown(runs)  # the points in it as they came: this process has users to serve
+        shown = _shown(runs)  # its points are not decoded: this process runs users
         text = msgspec.json.encode(shown | {"told": told(shown)})
         return Response(text, mimetype="application/json", headers=HEADERS)
 
     def report() -> Response:
         path = runs.shown.get("report")
         if path is None:
-            return make_response("There is no report yet: it is drawn when a test has ended.", 404)
+            return make_response("There is no report yet: it is drawn after a test.", 404)
         name = f"walkaway-{runs.shown['run']}.html"
         return send_file(path, as_attachment="download" in request.args, download_name=name)
 

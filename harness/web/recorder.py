@@ -1,16 +1,16 @@
 """The child process that measures one run of a web page: `python -m harness.web.recorder`.
 
-Locust's process is monkey-patched and busy with users; this one is neither. It does what
-`walkaway run` does, but the load is that of the page's users: it says which plan they should
-follow, and its standard input says when they have stopped.
+Locust's process is monkey-patched and busy with users; this one is neither. It does a run like
+`walkaway run`, but with the load of the page's users: it sends their plan, and its standard input
+reports when they have stopped.
 
     in   {"config": {...}, "fields": {...}}   the first line: measure this
          any further line, or the end        the users have stopped
-    out  {"event": "refused", "why": ...}    it cannot be; the process ends
+    out  {"event": "refused", "why": ...}    the run is refused; the process ends
          {"event": "plan", "plan": {...}}    users may start, by this plan
          {"event": "live", "live": {...}, "rows": [...], "requests": ...}
-                                             what is known so far, for the page and for the tab
-         {"event": "phase", "text": ...}     what it is doing
+                                             the figures so far, for the page and for the tab
+         {"event": "phase", "text": ...}     the phase of the run
          {"event": "lost", "why": ...}       the server is gone: stop the users
          {"event": "done", "folder": ..., "rows": ..., "report": ..., "why": ...}
 """
@@ -35,7 +35,7 @@ from harness.load.rows import ShardReader
 from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, Summary
 from harness.run.measurement import Measurement
 from harness.run.pipeline import execute
-from harness.run.progress import Interruption, Snapshot, describe_load
+from harness.run.progress import Interruption, QuietProgress, describe_load
 from harness.run.run_config import SEED_KEY, ResolvedRun, RunConfig, resolve_run
 from harness.store.run_folder import RunFolder
 from harness.web.live import LiveRun
@@ -44,14 +44,14 @@ from harness.workload.form import check_startable, form_settings, in_words_of_th
 from harness.workload.plan import LoadPlan
 
 TICK_S: Final = 0.5
-CHECK_EVERY: Final = 4  # of these ticks
-SHOWN: Final = 2  # of the lines of an error
+CHECK_EVERY: Final = 4  # ticks
+SHOWN: Final = 2  # lines of an error
 _STDOUT: Final = 1
 
 
 def tell(event: str, **message: Any) -> None:
-    """One message on standard output. If the page has ended, the run is saved all the same:
-    the end of standard input has been heard too."""
+    """Write one message to standard output. If the page has ended, the run is still saved, as
+    standard input has ended too."""
     line = msgspec.json.encode({"event": event, **message}) + b"\n"
     with suppress(BrokenPipeError):
         while line:
@@ -72,9 +72,9 @@ class Stop(threading.Event):
 
 
 class PageLoad:
-    """The users of a page, from their plan to the word that they have stopped.
+    """The load by the users of a page.
 
-    `cut_short`: the settings of a load that ends by itself when this one was stopped.
+    `cut_short`: settings that end a load at the moment when this one was stopped.
     """
 
     def __init__(self, stop: Stop) -> None:
@@ -82,11 +82,13 @@ class PageLoad:
         self._stop = stop
 
     def prepare(self, folder: RunFolder, *, processes: int, until_over: ExitStack) -> None:
-        """The users are there already, and wait for their plan."""
+        """The users already wait for their plan."""
 
     def run(self, plan: LoadPlan, run: Measurement, **_: object) -> None:
-        """Show what is known so far, until the users have stopped. Raises TargetError for a server
-        that has gone, once they have."""
+        """Show the figures so far, until the users have stopped.
+
+        Raises TargetError after that if the server is gone.
+        """
         started_ns = time.perf_counter_ns()
         rows = ShardReader(run.folder.shards, RequestRow)
         samples = ShardReader(run.folder.shards, ClientSample)
@@ -139,26 +141,18 @@ def _look(check_server: Callable[[], None]) -> TargetError | None:
     return None
 
 
-class ToldProgress:
-    """Says in messages what the run is doing."""
-
+class MessageProgress(QuietProgress):
     def phase(self, text: str) -> None:
         tell("phase", text=text)
 
-    def update(self, snapshot: Snapshot) -> None:  # noqa: ARG002
-        return
-
-    def close(self) -> None:
-        return
-
 
 def record(resolved: ResolvedRun, stop: Stop) -> None:
-    """One run, from its folder to its report. Raises WalkawayError where no load began."""
+    """Do one run, up to its report. Raises WalkawayError if no load began."""
     load = PageLoad(stop)
     with Interruption() as interruption:
         finished = execute(
             resolved,
-            progress=ToldProgress(),
+            progress=MessageProgress(),
             interruption=interruption,
             load=load,
             repeat=lambda: command_of(
@@ -178,7 +172,7 @@ def record(resolved: ResolvedRun, stop: Stop) -> None:
 
 
 def _stopped(config: RunConfig, load: PageLoad) -> RunConfig:
-    """The config of a run that is as long as this one, unless its users would leave too late."""
+    """The config of a run as long as this one, if its users can leave in that time."""
     shorter = replace(config, settings=[*config.settings, *load.cut_short])
     try:
         resolve_run(shorter)
@@ -188,10 +182,7 @@ def _stopped(config: RunConfig, load: PageLoad) -> RunConfig:
 
 
 def command_of(config: RunConfig, *, seed: int) -> str:
-    """A shell line of `walkaway run` that does what this config says, in a new folder.
-
-    Values of headers are hidden (`***`).
-    """
+    """The `walkaway run` command of this config, in a new folder. Header values are hidden."""
     flags = {
         "--target": [] if config.target_url is None else [config.target_url],
         "--engine": [config.engine],
@@ -208,8 +199,8 @@ def command_of(config: RunConfig, *, seed: int) -> str:
 
 
 def until_stopped(plan: LoadPlan, *, left: int, elapsed_s: float) -> list[str]:
-    """The setting with which a load like this ends when it was stopped, in whole seconds; none for
-    one that came to its own end. `left`: how many users had walked away."""
+    """The setting that ends a load when this one was stopped, in whole seconds; none if it ended
+    by itself. `left`: the number of users that had left."""
     enough = plan.stop_after_abandons
     seconds = math.ceil(elapsed_s)
     is_at_its_end = seconds >= plan.run.max_seconds or (enough is not None and left >= enough)
@@ -219,17 +210,16 @@ def until_stopped(plan: LoadPlan, *, left: int, elapsed_s: float) -> list[str]:
 
 
 def _last_of_each_key(settings: Iterable[str]) -> Iterable[str]:
-    """Without those that a later one of the same key undoes."""
     kept: dict[str, str] = {}
     for setting in settings:
         key = setting.partition("=")[0]
-        kept.pop(key, None)  # else it would keep the place of the first
+        kept.pop(key, None)  # so that it moves to the end
         kept[key] = setting
     return kept.values()
 
 
 def resolve(command: dict[str, Any]) -> ResolvedRun:
-    """The config of a command, with the fields of the form in it. Raises ConfigError."""
+    """The run of a command, with the form's fields as settings. Raises ConfigError."""
     fields: dict[str, str] = command["fields"]
     config = msgspec.convert(command["config"], type=RunConfig, dec_hook=_as_path)
     host = fields.get("host", "").strip()
@@ -253,8 +243,7 @@ def _as_path(kind: type, value: Any) -> Any:
 
 
 def main() -> None:
-    """Measure the one run that standard input describes."""
-    # Not sys.stdin: its lock, held by a thread that reads, would not let the process end.
+    # Not sys.stdin: a reading thread holds its lock, and the process could not end.
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         if not (line := stdin.readline()):
             return
@@ -265,8 +254,8 @@ def main() -> None:
 
 
 def short(error: WalkawayError) -> str:
-    """An error on one line: its first lines, and of a log below them, which is indented and lies in
-    the run's folder, the last, unless that is only what a process said when it was ready."""
+    """An error on one line: its first lines, and the last line of an indented log below them,
+    except for a process's ready line."""
     lines = str(error).splitlines()
     said = [line for line in lines if not line.startswith(" ")][:SHOWN]
     log = [line.strip() for line in lines if line.startswith(" ") and '{"event"' not in line]

@@ -1,7 +1,7 @@
 """The runs of a web page, one after the other, each with a child process that measures it.
 
-Start begins a run like `walkaway run`, Stop ends it, and Start again begins the next. The child
-measures (`harness.web.recorder`); its messages are kept here for the page.
+Start begins a run like `walkaway run`, Stop ends it. The child measures (`harness.web.recorder`);
+its messages are kept here for the page.
 """
 
 import json
@@ -32,13 +32,16 @@ from harness.workload.values import MOST_STREAMS
 
 Form = Mapping[str, str]
 
-JUDGED_S: Final = 120.0  # a run that was stopped is settled, judged and drawn within this
+JUDGED_S: Final = 120.0  # a stopped run settles, is judged and drawn within this time
 NOT_WHILE_RUNNING: Final = "nothing can change while a test runs: stop it, and start another"
 
 
 class Recorder:
-    """The child that measures one run. `has_answered` is set when it has told its plan or why there
-    is none, `is_over` when it has ended; `on_lost` is called when the server is gone."""
+    """The child that measures one run.
+
+    `has_answered`: it has sent its plan or a refusal. `is_over`: it has ended. `on_lost` is called
+    when the server is gone.
+    """
 
     def __init__(
         self, config: Mapping[str, Any], fields: Form, *, on_lost: Callable[[], None]
@@ -63,7 +66,7 @@ class Recorder:
         self._say("stop")
 
     def close(self) -> None:
-        """Let it finish what it has begun, and wait for it."""
+        """Wait until it has saved and judged its run."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self.is_over.wait(JUDGED_S)
@@ -74,7 +77,7 @@ class Recorder:
             self._process.stdin.write(f"{line}\n".encode())
             self._process.stdin.flush()
         except (OSError, ValueError):
-            return  # it has ended; `_listen` says so
+            return  # it has ended, which `_listen` reports
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -83,8 +86,8 @@ class Recorder:
         code = self._process.wait()
         if self.shown["state"] not in ("done", "ready"):
             why = (
-                f"the measuring process ended with code {code}; its last words are in the "
-                "terminal, and the rows of the load in the run's folder (walkaway collect)"
+                f"the measuring process ended with code {code}; its output is in the terminal, "
+                "and the rows of the load in the run's folder (walkaway collect)"
             )
             self.shown |= {"state": "failed", "why": why}
             self._on_lost()
@@ -94,7 +97,7 @@ class Recorder:
         self.is_over.set()
 
     def _hear(self, raw: dict[str, msgspec.Raw]) -> None:
-        """`live`, twice a second thousands of numbers, is not unpacked: the page will."""
+        """`live`, thousands of numbers twice a second, is passed on undecoded."""
         live = {"live": raw.pop("live").copy()} if "live" in raw else {}
         message = {name: msgspec.json.decode(value) for name, value in raw.items()} | live
         match message.pop("event"):
@@ -120,11 +123,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class WebRuns:
-    """The runs of one web page.
-
-    Its state is the child that measures the last run, the one of the run that is being started, the
-    number of the run and its plan. Only greenlets of this process touch them.
-    """
+    """The runs of one web page. Only greenlets of this process change its state."""
 
     def __init__(self, environment: Environment, config: Mapping[str, Any]) -> None:
         self._environment = environment
@@ -138,37 +137,36 @@ class WebRuns:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """The state of the last run, or of the one that is being started."""
+        """The state of the starting run, else of the last one."""
         if self._next is not None and self._next.shown["phase"]:
             return self._next.shown
         return {"state": "ready"} if self._recorder is None else self._recorder.shown
 
     @property
     def is_being_judged(self) -> bool:
-        """Its users have stopped, and its figures are not there yet."""
+        """The run's users have stopped, and its figures are not there yet."""
         return self._recorder is not None and self._recorder.shown["state"] == "running"
 
     def begin(self, form: Form) -> str | None:
-        """Prepare a run as the form says. Returns why it cannot be; else Locust may start."""
+        """Prepare the form's run. Returns why it is refused; None if Locust may start."""
         if not self._starting.acquire(blocking=False):
-            return "a test is being started already"
-        _LOG.info("a test is being started: first comes its server")
+            return "a test is already starting"
+        _LOG.info("a test is starting: first its server")
         try:
             return self._problem(form) or self._prepare(form)
         finally:
             self._starting.release()
 
     def refuse_change(self) -> str:
-        """Why a running load stays as it is. Locust's dialog closes without a word, so the tab and
-        the live page say it."""
+        """Locust's dialog hides this reason, so the tab and the live page show it."""
         assert self._recorder is not None
         self._recorder.shown["refused"] = NOT_WHILE_RUNNING
         return NOT_WHILE_RUNNING
 
     @property
     def users(self) -> tuple[int, float] | None:
-        """How many users Locust must start, and how many a second, where the form does not say:
-        the directors of an open loop, one in each process."""
+        """Users, and users per second, that Locust must start instead of the form's: the directors
+        of an open loop, one in each process."""
         if not self._is_open_loop:
             return None
         runner = self._environment.runner
@@ -181,7 +179,6 @@ class WebRuns:
             self._recorder.stop()
 
     def quit(self, **_: Any) -> None:
-        """Let the run that goes on be saved, and one that is being started end."""
         for recorder in (self._recorder, self._next):
             if recorder is not None:
                 recorder.close()
@@ -216,7 +213,7 @@ class WebRuns:
             return "Run time: write for example 20, 20s, 3m, 2h or 1h20m"
         except ConfigError as error:
             return str(error)
-        if self._recorder is not None:  # its server may still be busy with what was left
+        if self._recorder is not None:  # its server may still be busy with abandoned requests
             self._recorder.is_over.wait()
         following = Recorder(self._numbered_config(), fields, on_lost=self._stop_users)
         self._next = following
@@ -230,7 +227,7 @@ class WebRuns:
         return None
 
     def _follow(self, plan: LoadPlan) -> None:
-        """Let the users that Locust starts next, here or in its workers, follow this plan."""
+        """Make this the plan of the users that Locust starts next, here or in its workers."""
         self._plan = plan
         user_class = OpenLoopDirector if self._is_open_loop else AbandoningUser
         self._environment.user_classes = [user_class]
@@ -239,7 +236,7 @@ class WebRuns:
         gevent.spawn_later(plan.run.max_seconds, self._stop_if, self._number)
 
     def _numbered_config(self) -> dict[str, Any]:
-        """With `--out DIR` each run of a page has a folder of its own in it."""
+        """With `--out DIR`, each run of a page has its own folder in it."""
         if (out := self._config.get("out")) is None:
             return dict(self._config)
         folders = (Path(out) / str(number) for number in count(1))
@@ -255,6 +252,6 @@ class WebRuns:
 
 
 def _run_time(form: Form) -> dict[str, str]:
-    """Locust's ways of writing a time, in seconds. Raises ValueError for anything else."""
+    """Locust's notation of a time, in seconds. Raises ValueError for anything else."""
     text = form.get("run_time", "").strip()
     return {"run_time": str(parse_timespan(text)) if text else ""}

@@ -1,7 +1,4 @@
-"""The rows of our tab in Locust's page: provisional figures as text, at the end the run's.
-
-The live page shows the same rows.
-"""
+"""The rows of our tab in Locust's page and of the live page: provisional, then final figures."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -13,28 +10,28 @@ from harness.web.live import LAST
 
 _ABOUT: Final = {
     "completed": "read to the end",
-    "abandoned": "left on purpose, by plan: no failure",
+    "abandoned": "left on purpose, by plan: not a failure",
     "timed_out": "the user's patience ended",
     "rejected": "refused by the server (429, 503)",
     "failed": "went wrong",
     "cut_off": "the test ended first",
 }
-_NO_LOG: Final = "this server tells no request's end: known when the run has been judged"
+_NO_LOG: Final = "this server has no lifecycle log: known once the run is judged"
 _LAST: Final = f"p50, p99 of the last {LAST:,}"
-_TOLD: Final = frozenset({"invalid", "warning"})  # what must be known to read the figures
+_SHOWN_LEVELS: Final = frozenset({"invalid", "warning"})
 FINAL: Final = tuple(one for one in METRICS.values() if one.on_web_tab)
 
 
 def told(shown: Mapping[str, Any]) -> str:
-    """How far the last run of a page is, in a sentence. `shown`: what its process has told, and
-    where the page has its report (`report_at`)."""
+    """One sentence on the progress of the last run. `shown`: its process's messages, and the
+    report's address (`report_at`)."""
     state, why = shown["state"], shown.get("why")
     if state == "done" and why:
-        return f"{why}; what there was by then is judged, and kept in {shown['folder']}"
+        return f"{why}; the run so far is judged and saved in {shown['folder']}"
     if why:
         return str(why)
     if state == "done" and shown.get("report") is None:
-        return f"judged; its report could not be drawn: {shown['folder']}/report.log tells why"
+        return f"judged; its report could not be drawn: see {shown['folder']}/report.log"
     if state == "done":
         return f"judged: its report is at {shown['report_at']}"
     phase = str(shown.get("phase") or "no test has been started yet")
@@ -44,34 +41,36 @@ def told(shown: Mapping[str, Any]) -> str:
 
 
 def tab_rows(shown: Mapping[str, Any], *, reported: int) -> list[dict[str, str]]:
-    """The rows of our tab: how far the run is, its figures, and what is missing.
+    """The run's progress, its figures, and how many requests have no rows here.
 
-    `reported`: requests that users' processes have told Locust of.
+    `reported`: all requests that the users' processes reported to Locust.
     """
     rows = [_row("run", str(shown.get("run") or ""), told(shown)), *shown.get("rows", [])]
     elsewhere = reported - shown.get("requests", 0)
     if shown["state"] == "done" and elsewhere > 0:
-        about = "their rows lie on the machines of the workers, and are not in the figures"
+        about = "their rows are on the workers' machines, and not in the figures"
         rows.append(_row("requests elsewhere", f"{elsewhere}", about))
     return rows
 
 
 def live_rows(live: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Rows of a run that goes on. `live`: the result of `LiveRun.shown`."""
+    """Rows of a run in progress. `live`: the result of `LiveRun.shown`."""
     latency, refill, lag = live["latency_ms"], live["refill_ms"], live["lag_ms"]
     gauges: Mapping[str, float] = live["gauges"]
     no_log = None if live["has_log"] else _NO_LOG
     each = f"{_or_dash(live['wasted_each'])} each, {_or_dash(live['wasted_tokens'])} in all"
     return [
         *_outcome_rows(live["outcomes"]),
-        _row("cancel latency", _pair(latency), no_log or f"{_LAST} let go of: none still held"),
-        _row("still held", _or_dash(live["held"]), no_log or "abandoned, not let go of yet"),
+        _row(
+            "cancel latency", _pair(latency), no_log or f"{_LAST} freed requests, none still held"
+        ),
+        _row("still held", _or_dash(live["held"]), no_log or "abandoned, not freed yet"),
         _row(
             "wasted tokens",
             DASH if no_log else each,
-            no_log or "read by nobody; of those still held not known yet",
+            no_log or "generated but not read; without requests still held",
         ),
-        _row("slot refill", _pair(refill), no_log or "slot free until it was taken"),
+        _row("slot refill", _pair(refill), no_log or "from a free slot to the next request in it"),
         _row("engine: running", _or_dash(gauges.get("running")), "requests in batch slots"),
         _row("engine: waiting", _or_dash(gauges.get("waiting")), "requests in the queue"),
         _row("preemptions", _or_dash(live["preemptions"]), "since the load began"),
@@ -80,8 +79,11 @@ def live_rows(live: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def final_rows(summary: Summary) -> list[dict[str, str]]:
-    """Rows of a judged run: the figures of its summary."""
-    rows = [_row(said.level, DASH, said.text) for said in summary.validity if said.level in _TOLD]
+    rows = [
+        _row(said.level, DASH, said.text)
+        for said in summary.validity
+        if said.level in _SHOWN_LEVELS
+    ]
     rows += _outcome_rows(summary.outcomes)
     for one in FINAL:
         if one.name in summary.metrics:
@@ -94,9 +96,8 @@ def final_rows(summary: Summary) -> list[dict[str, str]]:
 
 
 def figure_text(metric: Metric) -> str:
-    """ "p50 12 ms, p99 20 ms", or the mean where there are no quantiles; of tokens the mean and the
-    sum come first, as while the run went on."""
-    unit = metric.unit if metric.unit in SELF_EVIDENT_UNITS else ""  # else the label says it
+    """ "p50 12 ms, p99 20 ms", or the mean without quantiles; mean and sum of tokens come first."""
+    unit = metric.unit if metric.unit in SELF_EVIDENT_UNITS else ""  # others are in the label
     if metric.p50 is None:
         return bounded(metric, "mean", unit=unit)
     quantiles = ", ".join(f"{q} {bounded(metric, q, unit=unit)}" for q in ("p50", "p99"))

@@ -32,11 +32,11 @@ OUTCOMES = dict.fromkeys(
         ),
         (
             {"state": "done", "report": None, "folder": "runs/7"},
-            "judged; its report could not be drawn: runs/7/report.log tells why",
+            "judged; its report could not be drawn: see runs/7/report.log",
         ),
         (
             {"state": "done", "why": "the engine died", "folder": "runs/7"},
-            "the engine died; what there was by then is judged, and kept in runs/7",
+            "the engine died; the run so far is judged and saved in runs/7",
         ),
     ],
 )
