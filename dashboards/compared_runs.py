@@ -40,8 +40,6 @@ class ComparedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedArm:
-    """The baseline in one arm, and the candidates that have the arm."""
-
     arm: str
     baseline: ComparedRun
     candidates: tuple[tuple[ComparedRun, Comparison], ...]

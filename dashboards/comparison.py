@@ -76,8 +76,6 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmArticle:
-    """The page's content for one arm, or for runs without arms."""
-
     anchor: str
     arm: str
     answers: Sequence[Answer]
@@ -162,7 +160,6 @@ def _sentence(comparison: Comparison, baseline: str) -> str:
 
 
 def _named(pairs: Sequence[Pair]) -> str:
-    """The first figure of each of a few metrics, with its change."""
     first = list({pair.metric: pair for pair in reversed(pairs)}.values())[::-1]
     shown = [f"{spoken(pair.metric, pair.figure)} ({_apart(pair)})" for pair in first[:MOST_NAMED]]
     more = len(first) - len(shown)

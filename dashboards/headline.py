@@ -166,7 +166,6 @@ def _ghost_words(metrics: Metrics, unsure: int) -> list[str]:
 
 
 def stopped_words(ghosts: Metric, unsure: int) -> str:
-    """For a rate of 0."""
     left = left_requests(ghosts)
     if not unsure:
         return f"all {ghosts.n:,} {left} were stopped"
@@ -208,7 +207,6 @@ def ghost_count(ghosts: Metric) -> int:
 
 
 def level(metric: Metric | None) -> float | None:
-    """The value of a metric that is a single reading."""
     if metric is None:
         return None
     return next((one for one in (metric.mean, metric.p50, metric.max) if one is not None), None)
@@ -258,7 +256,6 @@ def cards(
 
 
 def without_praise(found: Sequence[Card]) -> list[Card]:
-    """For a run that cannot show that anything is as it should be."""
     return [replace(card, is_clean=None) if card.is_clean else card for card in found]
 
 
@@ -314,7 +311,6 @@ def _other_waits(metrics: Metrics) -> list[str]:
 
 
 def _share_words(metrics: Metrics, name: str) -> list[str]:
-    """A share that ought to be 100 %: "99.8 % in the very next schedule"."""
     words = {
         "removed_at_first_boundary": "removed at the first step boundary",
         "refilled_next_schedule": "taken in the very next schedule",

@@ -118,7 +118,6 @@ def describe(run: Run | ArmsRun, anchor: str) -> Article:
 
 
 def _by_reason(not_measurable: Mapping[str, str]) -> list[tuple[str, list[str]]]:
-    """Each reason once, with the figures that it rules out."""
     names: dict[str, list[str]] = {}
     for name, reason in not_measurable.items():
         names.setdefault(reason, []).append(name)
@@ -169,7 +168,6 @@ def _unsure(run: Run) -> int:
 
 
 def _sections(run: Run) -> list[Section]:
-    """In reading order. Only a run with probes can measure recovery."""
     builders = (
         *(cancel.recovery, stages, cancel.latency, cancel.ways, waste),
         *(load.slots, load.kv, load.hardware, load.survivors, load.lag),
@@ -250,7 +248,6 @@ def _arms_sentence(run: ArmsRun) -> str:
 
 
 def _change(one: Difference) -> str:
-    """ "0.4 times (0.3 to 0.5)": the ratio; without one, the difference."""
     is_ratio = one.ratio is not None
     value, limits = (
         (one.ratio, one.ratio_ci95) if is_ratio else (one.difference, one.difference_ci95)
@@ -302,7 +299,6 @@ def _arm_settings(arm: Mapping[str, Any]) -> str:
 
 
 def _in_no_arm(summary: ArmsSummary) -> dict[str, str]:
-    """Figures that no arm has, with the reason."""
     reasons: dict[str, str] = {}
     for arm in summary.arms.values():
         reasons |= arm.not_measurable
@@ -331,7 +327,6 @@ def _side_by_side(summary: ArmsSummary) -> list[Table]:
 
 
 def _arms_row(summary: ArmsSummary, name: str, key: str) -> tuple[str | Cell, ...]:
-    """With the figure's kind of users, if a run has several kinds."""
     found = [metrics[name].of for metrics in summary.metrics.values() if name in metrics]
     of = f" ({found[0]})" if found and found[0] is not None else ""
     return (f"{spoken(name, key)}{of}", *(_cell(summary, name, key, arm) for arm in summary.arms))

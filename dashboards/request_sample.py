@@ -75,7 +75,6 @@ def sample_requests(
     worst: int = WORST,
     sample: int = SAMPLE,
 ) -> Sample:
-    """`cancels` is `cancellations` of that run."""
     order = worst_first(requests, cancels)
     total = len(order)
     if total <= worst + sample:
@@ -91,7 +90,6 @@ def sample_requests(
 
 
 def worst_first(requests: pd.DataFrame, cancels: pd.DataFrame) -> Ints:
-    """The positions of all rows, the worst first; among equals the earlier."""
     left = cancels.set_index("request_id")
     ids = requests["request_id"]
     is_ghost = ids.isin(left.index[left["ghost"].fillna(value=False).astype(bool)])
@@ -141,7 +139,6 @@ def _columns(rows: pd.DataFrame) -> dict[str, list[Any]]:
 
 
 def _cancel_columns(rows: pd.DataFrame, cancels: pd.DataFrame) -> dict[str, list[Any]]:
-    """Columns about abandoned requests; null for the others."""
     left = cancels.set_index("request_id").reindex(rows["request_id"])
     names = ("phase", "ghost", "censored", "finish_reason", CANCEL_LATENCY_STEPS, "wasted_tokens")
     found = {name: _objects(left[name]) for name in names}

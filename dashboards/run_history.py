@@ -70,7 +70,6 @@ class Group:
     runs: tuple[PastRun, ...]
 
     def changes(self) -> list[tuple[PastRun, str]]:
-        """Each run whose manifest differs from that of the run before, and how."""
         found = []
         for before, run in pairwise(self.runs):
             if said := list(_changes(before, run)):
@@ -174,8 +173,6 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Track:
-    """A figure of one side (an arm; "run" without arms) in every run that has it."""
-
     metric: str
     figure: str
     unit: str
@@ -215,7 +212,6 @@ def _faults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tracks(group: Group) -> dict[tuple[str, str], list[Track]]:
-    """By metric and figure, a track for each side that has it."""
     metrics = {
         f"{number} {side}": of.metrics
         for number, run in enumerate(group.runs)

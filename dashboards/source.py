@@ -101,7 +101,6 @@ def run_clock(manifest: Manifest, requests: pd.DataFrame) -> Clock:
 
 
 def server_in_words(engine: str, config: Mapping[str, Any]) -> str:
-    """The engine and its settings: "reference, simulated runner, 16 slots"."""
     details = [
         form.format(config[key]) for key, form in CONFIG_SHOWN if config.get(key) is not None
     ]

@@ -21,8 +21,6 @@ Key = tuple[str, str]  # metric and figure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """The page's content for one group."""
-
     anchor: str
     title: str
     sentence: str
@@ -82,7 +80,6 @@ def _sentence(group: Group) -> str:
 
 
 def _limits(run: PastRun) -> list[Limit]:
-    """The limits of a run's workload that are on a figure by itself."""
     lines = (run.workload.get("gate") or {}).get("limits") or []
     try:
         found = workload_limits(lines, run.workload)

@@ -137,13 +137,11 @@ class Trust:
 
 
 def trust(run: Run) -> list[Trust]:
-    """The conditions under which each figure means what its name says."""
     client, window = _client(run.summary), _steady(run.summary)
     return [client, _machine(run), window, _answers(run), *_floor(run), _known(run)]
 
 
 def trust_of_arms(run: ArmsRun) -> list[Trust]:
-    """The client and the window in the worst round of each arm."""
     return [*_of_arms(_client, run), *_of_arms(_steady, run)]
 
 

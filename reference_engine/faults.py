@@ -66,7 +66,6 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
 
 
 def fault_names() -> tuple[str, ...]:
-    """The names used on the command line and on the wire."""
     return tuple(field.encode_name for field in msgspec.structs.fields(Faults))
 
 

@@ -63,7 +63,6 @@ class Figure:
         self.add_shape(type="line", line=DOTTED, **place, **more)
 
     def add_text(self, text: str, **place: Any) -> None:
-        """Plotly reads `text` as markup."""
         label = {"text": text, "showarrow": False, **place}
         self.layout.setdefault("annotations", []).append(label)
 
@@ -107,7 +106,6 @@ def whiskers(
     thickness: int = 2,
     width: int = 5,
 ) -> dict[str, Any]:
-    """A value without an interval gets no error bar."""
     return {
         "type": "data",
         "symmetric": False,

@@ -124,7 +124,6 @@ def cancel_curves(curves: Mapping[str, Curve], *, units: Mapping[str, float], of
 
 
 def _let_go(curve: Curve, unit_s: float) -> tuple[Floats, Floats]:
-    """Times (in the unit) and shares of the requests that were let go."""
     known = ~curve.censored
     if not known.any():
         return np.zeros(1), np.zeros(1)
@@ -154,7 +153,6 @@ def _add_curve(
     unit_s: float = 1e-3,
     **more: Any,
 ) -> tuple[Floats, Floats]:
-    """Returns the points of the curve, which starts at (0, 0)."""
     times, shares = np.append(0.0, times), np.append(0.0, shares)
     drawn = rising_steps(shares)
     figure.add_scatter(

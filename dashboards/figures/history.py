@@ -98,7 +98,6 @@ def _add_points(
     marker: Mapping[str, object],
     name: str,
 ) -> None:
-    """Points outside every line, each with its label; a point without a value has no place."""
     drawn = [(one.run.at, value, text) for one, value, text in points if value is not None]
     if drawn:
         figure.add_scatter(

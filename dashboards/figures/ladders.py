@@ -87,7 +87,6 @@ def _add_open_ends(figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def _rungs(metric: Metric) -> list[float]:
-    """The known quantiles, then the bounds that the others exceed."""
     known = [value for key, _, _ in RUNGS if (value := getattr(metric, key))]
     bound = _open_end(metric)
     return known if bound is None else [*known, bound]

@@ -103,7 +103,6 @@ def column_series(frame: pd.DataFrame, column: str, clock: Clock, *, scale: floa
 
 
 def levels_in_words(series: Mapping[str, Series]) -> str:
-    """For example "running: highest 8, mean 6.1, at the end 0; waiting: ...", in one sentence."""
     said = [
         f"{name}: highest {number(highest)}, mean {number(mean)}, at the end {number(last)}"
         for name, one in series.items()
@@ -130,7 +129,6 @@ def batch_slots(running: Series, waiting: Series | None, marks: Marks, clock: Cl
 
 
 def kv_blocks(used: Series, marks: Marks, clock: Clock, *, unit: str, total: int | None) -> Figure:
-    """The axis title names `total` if it is known."""
     title = unit if total is None else f"{unit} (of {total:,})"
     figure = _over_time(clock, y_title=title)
     _add_steps(figure, used, name=unit, colour=GREEN)
@@ -155,7 +153,6 @@ def lines(series: Mapping[str, Series], clock: Clock, *, y_title: str) -> Figure
 
 
 def _over_time(clock: Clock, *, y_title: str, height: int = 260) -> Figure:
-    """An empty figure over the whole run, with a line where the load ended."""
     figure = canvas(x_title="seconds since the load began", y_title=y_title, height=height)
     length_s, watched_s = clock.length_s, (clock.settled_ns - clock.started_ns) / 1e9
     figure.set_x(range=[0, max(watched_s, length_s)])
@@ -182,7 +179,6 @@ def _add_steps(
 
 
 def _add_marks(figure: Figure, marks: Marks, clock: Clock) -> None:
-    """Abandons along the foot of the picture, preemptions along its head."""
     foot = {"symbol": "line-ns-open", "size": 12, "color": VERMILION, "line": {"width": 1.5}}
     head = {"symbol": "triangle-down", "size": 9, "color": PURPLE}
     for stamps, height, marker, name in (

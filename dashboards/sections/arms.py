@@ -62,7 +62,6 @@ def _round_picture(summary: ArmsSummary, name: str, key: str) -> Picture:
 
 
 def _worth_drawing(summary: ArmsSummary) -> list[tuple[str, str]]:
-    """The question's own figures, then those that surely differ."""
     certain = {(name, key) for name, key, one in compared(summary) if is_certain(one)}
     drawable = [
         (name, key)
@@ -106,7 +105,6 @@ def is_frontier(workload: Mapping[str, Any]) -> bool:
 
 
 def frontier_sentence(run: ArmsRun) -> str | None:
-    """The two ends of the frontier in words; None if an end is not known."""
     ends = [(size, run.summary.arms[name].metrics) for name, size in _chunk_sizes(run).items()]
     ends = [(size, found) for size, found in ends if {GAPS, FIRST} <= found.keys()]
     if len(ends) < 2:
@@ -177,7 +175,6 @@ def _cancel_by_chunk(run: ArmsRun) -> Section:
 
 
 def _by_chunk(run: ArmsRun, name: str, key: str) -> dict[int, float]:
-    """A figure in milliseconds by chunk size, of every arm that has it."""
     found = {}
     for arm, size in _chunk_sizes(run).items():
         metric: Metric | None = run.summary.arms[arm].metrics.get(name)

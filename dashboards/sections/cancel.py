@@ -115,7 +115,6 @@ def _cells(label: str, ghosts: int | None, metric: Metric) -> tuple[str, ...]:
 
 
 def probe_requests(run: Run) -> pd.DataFrame:
-    """The requests of the phase after the load if there is one; else all."""
     after = run.frames.probe_phase
     return run.frames.requests if after is None else after
 

@@ -99,7 +99,6 @@ def hardware(run: Run) -> Section:
 
 
 def _hardware_series(run: Run) -> Iterator[tuple[str, str, dict[str, Series]]]:
-    """Name, title and lines of each picture: the GPUs' readings, then the processes' cores."""
     gpu, cpu = run.frames.gpu, run.frames.cpu
     for column, title, scale in GPU_COLUMNS:
         if gpu[column].notna().any():
@@ -176,7 +175,6 @@ def lag(run: Run) -> Section:
 
 
 def _requests_in(run: Run, role: str) -> Series | None:
-    """How many requests were `running` or `waiting` over time; None without a source."""
     found = _joined(_stepped(run, f"num_{role}"), _scraped(run, role))
     return None if found is None else min_max(*found)
 
@@ -206,7 +204,6 @@ def _kv_usage(run: Run) -> tuple[Series, str, int | None] | None:
 
 
 def _joined(stepped: Points | None, scraped: Points | None) -> Points | None:
-    """The step log, then the scrapes after its last step."""
     if stepped is None or scraped is None:
         return stepped or scraped
     is_later = scraped[0] > stepped[0][-1]
@@ -231,7 +228,6 @@ def _scraped(run: Run, role: str) -> Points | None:
 
 
 def _values(run: Run, role: str) -> pd.Series:
-    """The server's gauge for that role, by time; empty without one."""
     metrics = run.manifest.target.spec.get("metrics", {}) if run.manifest.target else {}
     source = metrics.get(role)
     if source is None:

@@ -71,7 +71,6 @@ class Section:
         return replace(self, pictures=pictures, tables=tables)
 
     def without(self, reason: str) -> "Section":
-        """The section with the reason why it has no picture, or lacks one."""
         return replace(self, reason=reason)
 
 
@@ -97,7 +96,6 @@ def ladder_picture(
     prefix: str = "",
     intervals: bool = False,
 ) -> Picture | None:
-    """None if no side has the metric."""
     known = {side: of[metric] for side, of in by_side.items() if metric in of}
     if not any(one.n and (one.p50 is not None or one.lower_bounds) for one in known.values()):
         return None

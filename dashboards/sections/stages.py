@@ -61,7 +61,6 @@ def stages(run: Run) -> Section:
 
 
 def _not_drawn(metrics: Mapping[str, Metric]) -> str | None:
-    """The note on open bars, and on every quantile that has no bar."""
     rows = {label: stage_parts(metrics, key) for key, label in STAGE_ROWS}
     said = []
     if any(part.is_open for parts in rows.values() for part in parts.values()):

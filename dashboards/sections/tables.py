@@ -39,7 +39,6 @@ def limits_table(verdict: Verdict) -> Table:
 
 
 def value_tables(value: Value) -> list[Table]:
-    """The savings, with a formula a row, then the stages."""
     return [
         Table(
             title="Value of cancellation",
@@ -137,7 +136,6 @@ def _one_sided(metric: Metric) -> str | None:
 
 
 def _other(value: object, metric: Metric) -> str:
-    """A figure by another method: a number, or a metric of its own."""
     if isinstance(value, Mapping):
         other = msgspec.convert(value, Metric)
         figures = [f"{key} {bounded(other, key)}" for key in ("mean", "p50", "p99")]

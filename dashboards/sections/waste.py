@@ -109,7 +109,6 @@ def point_bars(
 
 
 def phase_bars(cancels: pd.DataFrame) -> list[WasteBar]:
-    """From the requests whose waste is known."""
     return [
         _bar(
             f"{label} ({len(rows):,})",

@@ -81,10 +81,10 @@
     "Striped: waiting for a slot. Blue: served, with a line for each token read (for many, some of them). Hatched: held after the " +
     "user left, up to an arrow where no end was seen. The numbers are those of the list below, with the time since the request was sent.";
   const momentsOf = (of, i) => {
-    const found = [{ at: 0, who: "client", text: "sent" }];
-    for (const [name, [who, text]] of Object.entries(MOMENTS)) {
+    const found = [{ at: 0, side: "client", text: "sent" }];
+    for (const [name, [side, text]] of Object.entries(MOMENTS)) {
       const at = of.stamps[name]?.[i] ?? null;
-      if (at !== null && !(name === "intended" && Math.abs(at) < 1)) found.push({ at, who, text });
+      if (at !== null && !(name === "intended" && Math.abs(at) < 1)) found.push({ at, side, text });
     }
     return found.sort((one, other) => one.at - other.at);
   };
@@ -106,13 +106,13 @@
       line.appendChild(make("i", { className: "tick" })).style.left = place(at);
     }
     let last = { at: -Infinity };
-    moments.forEach(({ at, who }, n) => {
+    moments.forEach(({ at, side }, n) => {
       if (at < from || at > to) return;
       if ((at - last.at) / (to - from || 1) < 0.08) {
         last.mark.textContent = `${last.number}\u2013${n + 1}`;
         return;
       }
-      const mark = line.appendChild(make("b", { className: who }, String(n + 1)));
+      const mark = line.appendChild(make("b", { className: side }, String(n + 1)));
       mark.style.left = place(at);
       last = { at, mark, number: n + 1 };
     });
@@ -180,8 +180,8 @@
     return make(
       "ol",
       { className: "moments" },
-      ...moments.map(({ at, who, text }) =>
-        make("li", {}, make("b", { className: who }, who), ` ${stamp(at)}: ${text}${since(at)}`),
+      ...moments.map(({ at, side, text }) =>
+        make("li", {}, make("b", { className: side }, side), ` ${stamp(at)}: ${text}${since(at)}`),
       ),
     );
   };

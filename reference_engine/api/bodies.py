@@ -218,7 +218,6 @@ def echo_of(headers: Headers) -> str | None:
 
 
 def read_page(request: Request) -> tuple[int, int]:
-    """`after` and `limit` of the query. Raises ApiError."""
     limit = _number(request, "limit", default=MAX_PAGE)
     return _number(request, "after", default=0), min(max(limit, 1), MAX_PAGE)
 

@@ -29,8 +29,6 @@ _REF: Final = "#/components/schemas/{name}"
 
 
 class Lines(NamedTuple):
-    """A body of JSON values, one a line."""
-
     kind: Any
 
 
@@ -114,7 +112,7 @@ def openapi_document(routes: Iterable[Route], model: str) -> dict[str, Any]:
         _narrow(components[body.__name__]["properties"], model)
     paths: dict[str, Any] = {}
     for route in routes:
-        for method in sorted(_methods(route)):
+        for method in sorted((route.methods or set()) - {"HEAD"}):
             operation = _OPERATIONS[f"{method} {route.path_format}"]
             written = _written(operation, route, refs)
             paths.setdefault(route.path_format, {})[method.lower()] = written
@@ -132,10 +130,6 @@ def openapi_document(routes: Iterable[Route], model: str) -> dict[str, Any]:
 
 def described() -> set[str]:
     return set(_OPERATIONS)
-
-
-def _methods(route: Route) -> set[str]:
-    return (route.methods or set()) - {"HEAD"}
 
 
 def _narrow(properties: dict[str, Any], model: str) -> None:

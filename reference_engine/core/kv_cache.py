@@ -38,7 +38,6 @@ class KVCache:
         self._force_above = config.force_reclaim_above * config.num_blocks
 
     def find_prefix(self, request: Request) -> list[int]:
-        """The blocks of the longest cached prefix, which never has the request's last token."""
         if not self._has_prefix_cache:
             return []
         if request.block_hashes is None:
@@ -83,7 +82,6 @@ class KVCache:
         return True
 
     def remember_prompt(self, request: Request, before: int) -> None:
-        """Index the prompt blocks that were filled since `before` computed tokens."""
         if request.block_hashes is None:
             return
         num_computed = min(request.num_computed_tokens, request.num_prompt_tokens)
@@ -124,7 +122,6 @@ class KVCache:
         return Reclaimed(freed=num_freed + len(known))
 
     def left_behind(self, request: Request) -> list[int]:
-        """Cached prompt blocks of a preempted request that has not come back."""
         if request.block_table or not request.num_preemptions:
             return []
         return self.pool.cached_of(self.pool.index.longest(request.block_hashes or []))

@@ -55,7 +55,6 @@ class PrefixIndex:
             self.retained.discard(block)
 
     def longest(self, hashes: Sequence[bytes]) -> list[int]:
-        """The blocks of the longest known run of `hashes` from the first on."""
         blocks = []
         for block_hash in hashes:
             block = self._block_of.get(block_hash)

@@ -137,7 +137,6 @@ class Request:
 
     @property
     def num_owed_tokens(self) -> int:
-        """Tokens whose keys and values are still to be computed."""
         return len(self.token_ids) - self.num_computed_tokens
 
     @property

@@ -228,7 +228,6 @@ class Scheduler:
                 plan.partial.append(request)
 
     def _first_chunk(self, request: Request, num_prefix_blocks: int, plan: StepPlan) -> int:
-        """Tokens of a waiting request that this step can compute; 0: it has to wait."""
         owed = request.num_tokens - num_prefix_blocks * self.kv_cache.block_size
         num_tokens = min(owed, self._max_chunk_tokens, plan.budget)
         if num_tokens == owed:

@@ -233,8 +233,6 @@ def _counter_by(
     by: Sequence[str],
     counts: Callable[[], Counts],
 ) -> Family:
-    """A series for each combination of labels that has been counted."""
-
     def samples() -> Samples:
         for key, value in counts().items():
             yield _series(f"{name}_total", {**labels, **dict(zip(by, key, strict=True))}), value

@@ -22,9 +22,7 @@ class Runner(Protocol):
     @property
     def info(self) -> RunnerInfo: ...
 
-    def execute(self, plan: StepPlan) -> Mapping[str, int]:
-        """Returns a new token for each request that samples in this step."""
-        ...
+    def execute(self, plan: StepPlan) -> Mapping[str, int]: ...
 
 
 VOCAB_SIZE = 2048

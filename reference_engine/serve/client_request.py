@@ -59,7 +59,6 @@ class Outbox:
         self.close()
 
     async def get(self) -> tuple[int, Output] | None:
-        """The next output; None after the last."""
         while not self._queue:
             if self._failure is not None:
                 raise self._failure
@@ -187,7 +186,6 @@ class ClientRequest:
 
     @property
     def num_remaining(self) -> int:
-        """Tokens that its aborted answers did not get."""
         return sum(self.max_tokens - c.num_generated for c in self.choices if c.is_aborted)
 
     @property
@@ -283,7 +281,6 @@ class Archive:
         return None if entry is None else entry.request
 
     def latest_of(self, client_id: str, owner: str | None, now_ns: int) -> ClientRequest | None:
-        """The owner's request with that X-Request-Id that ended last."""
         self._forget(now_ns)
         request_id = self._latest_of_client.get((client_id, owner))
         return None if request_id is None else self._entries[request_id].request

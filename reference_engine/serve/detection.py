@@ -68,7 +68,6 @@ class ClientConnection:
         self._closed = asyncio.Event()
 
     def watch(self, on_lost: Callable[[DetectionMethod], None]) -> None:
-        """Call `on_lost` when the connection ends, or now if it has ended."""
         self._resume_reading()  # a connection that is not read does not report its end
         self._on_lost = on_lost
         if self._lost is not None:

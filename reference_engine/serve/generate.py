@@ -78,7 +78,6 @@ class AnswerWriter:
         return _DONE
 
     def whole(self, texts: list[str]) -> Completion | ChatCompletion:
-        """The body of an answer that is not streamed; one text for each choice."""
         choices: list[Any] = [
             self._choice(choice, text)
             for choice, text in zip(self._request.choices, texts, strict=True)

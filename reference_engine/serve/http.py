@@ -207,7 +207,6 @@ def is_full(connection: socket.socket) -> bool:
 
 
 def _tcp_info(connection: socket.socket, at: int, kind: str) -> int | None:
-    """One field of TCP_INFO; None if the system has none."""
     if sys.platform != "linux":
         return None
     try:

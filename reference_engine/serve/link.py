@@ -202,7 +202,6 @@ class WorkerLink:
     def _note_here(
         self, request: ClientRequest, event: str, t_ns: int, reason: CancelReason | None = None
     ) -> None:
-        """Log an event of the frontend, in the worker's latest known step."""
         self._note(
             Event(
                 t_ns=t_ns,
@@ -215,7 +214,6 @@ class WorkerLink:
         )
 
     def _note_failed(self, request: ClientRequest, t_ns: int) -> None:
-        """Log an end for each answer whose end the worker has not reported."""
         for choice in request.choices:
             if choice.ending is None:
                 event = Event(

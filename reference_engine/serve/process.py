@@ -139,7 +139,6 @@ async def _answered(server: uvicorn.Server, timeout_s: float) -> bool:
 
 
 async def _close_all(server: uvicorn.Server, timeout_s: float) -> None:
-    """Close every connection; after `timeout_s` unread bytes are dropped."""
     connections = _connections(server)
     for connection in connections:
         connection.shutdown()

@@ -296,7 +296,7 @@ class RequestsApi:
         return json_response(PingAnswer(id=request.path_params["name"], keep_alive_s=bounds))
 
     def _found(self, request: Request) -> list[ClientRequest]:
-        """At least one, oldest first. Raises ApiError 404."""
+        """Raises ApiError 404 if there is none."""
         owner = getattr(request.state, "owner", None)
         found = find(self._link, request.path_params["name"], owner)
         if not found:
@@ -305,7 +305,7 @@ class RequestsApi:
 
 
 def find(link: WorkerLink, name: str, owner: str | None) -> list[ClientRequest]:
-    """The owner's requests with that name; the engine's and the answer's name go first."""
+    """The engine's and the answer's name go before the client's."""
     now_ns = link.now_ns()
     request_id = name.removeprefix("chatcmpl-").removeprefix("cmpl-")
     request = link.live.get(request_id) or link.archive.by_id(request_id, now_ns)

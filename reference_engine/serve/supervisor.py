@@ -61,7 +61,6 @@ class WorkerConnection(asyncio.Protocol):
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
 
     def send(self, message: ToWorker) -> None:
-        """Raises EngineStoppedError after the connection has ended."""
         if self._transport is None:
             raise EngineStoppedError(WORKER_LOST)
         self._transport.write(encode_frame(message))
@@ -105,7 +104,7 @@ class WorkerConnection(asyncio.Protocol):
                 raise ProtocolError(f"{type(message).__name__} out of turn")
 
 
-class Patience(NamedTuple):
+class Waits(NamedTuple):
     """Seconds: before each new connection, for its Ready, and for the worker to leave.
 
     The pauses let a dying worker die.
@@ -116,7 +115,7 @@ class Patience(NamedTuple):
     exit: float = 5.0
 
 
-_PATIENCE: Final = Patience()
+_WAITS: Final = Waits()
 
 
 class WorkerSupervisor:
@@ -130,11 +129,11 @@ class WorkerSupervisor:
         *,
         on_report: Callable[[StepReport], None],
         on_lost: Callable[[], None],
-        patience: Patience = _PATIENCE,
+        waits: Waits = _WAITS,
     ) -> None:
         self._on_report = on_report
         self._on_lost = on_lost
-        self._patience = patience
+        self._waits = waits
         self._secret = secrets.token_hex(32)
         self._process: Process | None = None
         self._port = 0
@@ -175,7 +174,7 @@ class WorkerSupervisor:
             return
         assert self._process.stdin is not None
         self._process.stdin.close()
-        if not await self._exits_within(self._patience.exit):
+        if not await self._exits_within(self._waits.exit):
             self._process.kill()
             await self._process.wait()
 
@@ -202,11 +201,11 @@ class WorkerSupervisor:
 
     async def _renew(self) -> None:
         reason = ""
-        for pause_s in self._patience.before_tries:
+        for pause_s in self._waits.before_tries:
             if await self._exits_within(pause_s):
                 raise await self._died()
             try:
-                async with asyncio.timeout(self._patience.ready_again):
+                async with asyncio.timeout(self._waits.ready_again):
                     await self._connect()
             except (OSError, EngineStoppedError) as error:
                 reason = str(error) or "it does not answer"

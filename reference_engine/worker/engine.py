@@ -64,7 +64,6 @@ class Engine:
         return 0.0 if self._scheduler.has_work and not self._is_stuck else None
 
     def step(self, boundary_ns: int, heard: list[Heard]) -> None:
-        """One boundary and, if there is anything to compute, the step after it."""
         self._log.step = self._scheduler.counters.steps + 1
         for message in heard:
             self._apply(message)
@@ -257,7 +256,6 @@ class AnswerText:
         return pending[: len(pending) - keep], False
 
     def flush(self) -> str:
-        """The text that was held back; for an answer that ended without a stop string."""
         held, self._held = self._held, ""
         return held
 

@@ -105,7 +105,6 @@ class FaultyEngine(Engine):
         super()._free(request, why)
 
     def _drop_prefix(self, request: Request) -> None:
-        """Remove the request's blocks from the prefix cache, even if others share them."""
         cache = self._scheduler.kv_cache
         for block in cache.left_behind(request):
             cache.pool.blank(block)

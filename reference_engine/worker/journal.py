@@ -25,7 +25,6 @@ class EventLog:
         t_ns: int | None = None,
         num_blocks: int | None = None,
     ) -> None:
-        """Log an event at `t_ns`, or now."""
         self._events.append(
             Event(
                 t_ns=self._now_ns() if t_ns is None else t_ns,

@@ -107,7 +107,6 @@ class Listener:
             self._inbox.close()
 
     def send(self, report: StepReport) -> None:
-        """Send now; without a connection, to the next one."""
         frame = encode_frame(report)
         with self._lock:
             if self._connection is None:

@@ -64,7 +64,7 @@ def test_the_value_of_cancellation_is_told_in_both_tables(tmp_path: Path) -> Non
     assert rows["money wasted per 1,000 cancels"][0] == pytest.approx(ignored * 1000 * 2e-6)
     assert [stage["name"] for stage in value["stages"]][-1] == "cancel_latency_s"
     page = (run.folder / "report.html").read_text()
-    assert "What cancellation is worth" in page
+    assert "Value of cancellation" in page
     assert "How long a cancel takes, stage by stage" in page
 
 

@@ -27,7 +27,7 @@ from reference_engine.protocol import (
 )
 from reference_engine.serve.supervisor import (
     EngineStoppedError,
-    Patience,
+    Waits,
     WorkerConnection,
     WorkerSupervisor,
 )
@@ -46,7 +46,7 @@ class Watched:
         self.supervisor = WorkerSupervisor(
             on_report=self.reports.put_nowait,
             on_lost=lambda: self.when_lost(),
-            patience=Patience(before_tries=(0.05, 0.05), ready_again=ready_again_s, exit=0.5),
+            waits=Waits(before_tries=(0.05, 0.05), ready_again=ready_again_s, exit=0.5),
         )
 
     async def end_of(self, request_id: str) -> StepReport:
