@@ -1,4 +1,4 @@
-"""Pages in a real Chromium, and everything that they complain of or ask for meanwhile."""
+"""Pages in a real Chromium, with every complaint and every request that they make."""
 
 import shutil
 from collections.abc import Iterator

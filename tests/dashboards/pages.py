@@ -28,7 +28,7 @@ def many(folder: Path) -> Page:
 
 
 def black_box(folder: Path) -> Page:
-    hidden = {"detect_s": "this server tells no stages", "ghost_rate": "nor ghosts"}
+    hidden = {"detect_s": "this server reports no stages", "ghost_rate": "nor ghosts"}
     return page_by("report", save_played(folder / "run", lifecycle=False, not_measurable=hidden))
 
 

@@ -46,7 +46,7 @@ class Page(HTMLParser):
         return " ".join(self.texts("main"))
 
     def alts(self) -> dict[str, str]:
-        """The text of each picture for readers who cannot see it, by the picture's id."""
+        """The text of each picture for readers that cannot see it, by the picture's id."""
         return {
             str(of["id"]): str(of["aria-label"])
             for _, of, _ in self.elements
@@ -62,7 +62,7 @@ class Page(HTMLParser):
         ]
 
     def figures(self) -> dict[str, Any]:
-        """What Plotly is given, by the picture's id; columns as lists."""
+        """The figures for Plotly, by the picture's id; columns as lists."""
         (text,) = (
             text for _, attributes, text in self.elements if attributes.get("id") == "figures"
         )
@@ -78,15 +78,15 @@ class Page(HTMLParser):
         assert policy is not None
         return policy
 
-    def told(self) -> str:
-        """All that the page tells: its text a line an element, then its figures."""
+    def content(self) -> str:
+        """The text, a line for each element, then the figures."""
         lines = [
             f"{tag} {' '.join(' '.join(part.split()) for part in text if part.strip())}"
             for tag, _, text in self.elements
             if tag in LINES
         ]
         for name, figure in self.figures().items():
-            lines += ["", f"{name}: {self.alts()[name]}", *_told(figure)]
+            lines += ["", f"{name}: {self.alts()[name]}", *_lines_of(figure)]
         return "\n".join(lines) + "\n"
 
 
@@ -97,7 +97,7 @@ def _decoded(found: dict[str, Any]) -> Any:
     return np.frombuffer(base64.b64decode(found["bdata"]), found["dtype"]).tolist()
 
 
-def _told(figure: dict[str, Any]) -> Iterator[str]:
+def _lines_of(figure: dict[str, Any]) -> Iterator[str]:
     for trace in figure["data"]:
         shown = [f"{key} {_column(trace[key])}" for key in ("x", "y")]
         shown += [f"{key} {trace[key]}" for key in ("mode", "name", "yaxis") if key in trace]

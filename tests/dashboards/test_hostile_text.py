@@ -1,4 +1,4 @@
-"""A server, a workload or a user may call anything anything: on the page it stays text."""
+"""Any name from a server, a workload or a user may be hostile: on the page it stays text."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Pages as a real browser shows them: everything is drawn and fits, and anybody can use it."""
+"""Pages as a real browser shows them: everything is drawn, fits, and is accessible."""
 
 import re
 from collections.abc import Callable, Iterator

@@ -1,6 +1,6 @@
-"""The Grafana dashboard, the scrape example and the alerts: what they ask for is there, and parses.
+"""The Grafana dashboard, the scrape example and the alerts: they parse, and their metrics exist.
 
-promtool (of Debian's package prometheus) reads the expressions, and plays made-up series to the
+promtool (from Debian's package prometheus) reads the expressions, and plays made-up series to the
 alerts: `alerts_test.yml`.
 """
 
@@ -35,7 +35,6 @@ def board() -> dict[str, Any]:
 
 
 def drawn() -> Iterator[str]:
-    """The dashboard's expressions, with something in the place of Grafana's variables."""
     for panel in board()["panels"]:
         for target in panel.get("targets", []):
             expression = target["expr"]

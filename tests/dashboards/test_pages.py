@@ -1,4 +1,4 @@
-"""Everything that a page of each kind tells, text and figures."""
+"""The whole content of a page of each kind, text and figures."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.made_up.played import save_played
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_tells_what_it_told_before(name: str, tmp_path: Path, snapshot: Snapshot) -> None:
-    snapshot(f"pages/{name}", PAGES[name](tmp_path).told().replace(str(tmp_path), "FOLDER"))
+    snapshot(f"pages/{name}", PAGES[name](tmp_path).content().replace(str(tmp_path), "FOLDER"))
 
 
 @pytest.mark.parametrize("name", ["ghosts", "arms", "frontier", "comparison", "trend"])

@@ -1,5 +1,6 @@
-"""The whole report, from run folders to HTML, read back with a parser. All that it tells of some
-runs stands in `texts`; here is what must hold beside that."""
+"""The whole report, from run folders to HTML, read back with a parser. The snapshots hold the text
+of some runs; these tests hold the rest.
+"""
 
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def test_a_run_that_broke_off_gets_no_verdict_and_no_praise(make_run: MakeRun, s
 
 
 def test_a_reason_is_said_once_for_all_figures_that_it_keeps_away(make_run: MakeRun) -> None:
-    reason = "this server tells no stages"
+    reason = "this server reports no stages"
     hidden = {"detect_s": reason, "signal_s": reason}
     page = page_by("report", make_run(lifecycle=False, not_measurable=hidden))
     assert set(page.figures()) == {"run0-slots", "run0-cpu", "run0-lag"}

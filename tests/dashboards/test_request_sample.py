@@ -1,4 +1,4 @@
-"""Which requests a page lists, and what it knows of each."""
+"""The sample of requests that a page lists, and their data."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the sections of a report must not make look better, or clearer, than it was."""
+"""The sections of a report: none may make a run look better, or clearer, than it was."""
 
 import json
 from collections.abc import Callable

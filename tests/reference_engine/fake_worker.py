@@ -20,7 +20,7 @@ from reference_engine.serve.supervisor import EngineStoppedError
 
 
 class FakeWorker:
-    """The other end of the link: collects what is sent to it, and reports what a test says.
+    """The other end of the link: collects its messages, and reports what a test gives it.
 
     Its clock is the event loop's, a nanosecond later with each reading.
     """

@@ -1,4 +1,4 @@
-"""How the engine ends, and what it refuses to start with: no process left, no traceback."""
+"""How the engine ends or refuses to start: no process left, no traceback."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""Every way to leave, against the real engine: how it is seen, and that it ends in time."""
+"""Every way to leave, against the real engine: how it is detected, and that it ends in time."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def engine() -> Iterator[RunningEngine]:
 
 
 def ended(engine: RunningEngine, name: str) -> dict[str, Any]:
-    """What the engine says of a request, once its last block is free."""
+    """The engine's account of a request, once its last block is free."""
     engine.wait_for("finished", name)
     answer: dict[str, Any] = httpx.get(f"{engine.url}/v1/requests/{name}").json()
     return answer
@@ -73,9 +73,9 @@ def test_a_client_that_stops_reading(engine: RunningEngine) -> None:
 
 
 def test_a_client_that_stops_reading_is_there_even_if_the_kernel_ends_it() -> None:
-    """The kernel gives up on unread data as on data that was not acknowledged: we tell the two.
+    """The kernel treats unread data like unacknowledged data; the engine must tell them apart.
 
-    Here we have room for the whole answer, and nothing to complain of ourselves.
+    Here its buffers have room for the whole answer, so it sees no stall itself.
     """
     flags = ["--heartbeat-s", "0", "--ack-timeout-s", "1", "--stall-timeout-s", "1"]
     with (

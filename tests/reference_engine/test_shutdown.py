@@ -143,7 +143,7 @@ def test_a_client_that_reads_nothing_holds_nothing_up() -> None:
 
 @pytest.mark.slow
 def test_an_unread_answer_holds_nothing_up() -> None:
-    """Its request has long ended, and its task with it: what is left of it is in a buffer."""
+    """Its request has long ended, and its task with it; the rest of it is in a buffer."""
     flags = ("--runner", "simulated", "--sim-fixed-ms", "0", "--send-buffer-bytes", "4096")
     with stopping(*flags, status=143) as engine:
         deaf = lazy_client(engine, "deaf", n=16)  # 300 kB
@@ -171,7 +171,7 @@ def seconds_to_end_beside_half_a_request(flags: tuple[str, ...]) -> float:
 
 @pytest.mark.slow
 def test_a_request_that_does_not_arrive_whole_holds_nothing_up() -> None:
-    """If it did, it would each time, for the 3 s that a last word may take."""
+    """Otherwise it would hold up each stop for the 3 s that a last answer may take."""
     tries = (seconds_to_end_beside_half_a_request(DRAIN) for _ in range(3))
     assert any(took_s < 3 for took_s in tries)
 

@@ -1,4 +1,4 @@
-"""What is read from a request beside its JSON, as ASGI brings it."""
+"""The parts of a request beside its JSON, as ASGI brings them."""
 
 import re
 import socket

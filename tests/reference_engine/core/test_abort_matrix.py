@@ -1,4 +1,4 @@
-"""Abort in every state that a request can be in, and what is left of it: nothing.
+"""Abort in every state of a request: nothing of it is left.
 
 Each case brings a request called "target" into its state beside one that survives, ends it, and
 checks the books: no block held, none lost, counted once, and the survivor runs on to its end.

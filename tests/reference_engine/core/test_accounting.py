@@ -1,4 +1,4 @@
-"""What is counted: per request, in total, and the same by both."""
+"""Counts for each request and in total, and their agreement."""
 
 from reference_engine.core.request import FinishReason, Phase, Request, Sampling
 from reference_engine.core.scheduler import Scheduler

@@ -1,4 +1,4 @@
-"""Which requests are admitted, with how many tokens, and which wait although a slot is free."""
+"""Admission: which requests, with how many tokens, and which wait although a slot is free."""
 
 from typing import Any
 
@@ -210,7 +210,7 @@ def test_with_nothing_to_choose_between_the_youngest_goes(policy: str, expected:
 
 
 def test_the_cheapest_to_rebuild_is_preempted() -> None:
-    """The dear one's prompt is a part of a block: the cache could give nothing back."""
+    """The expensive one's prompt fills part of a block: the cache could give nothing back."""
     for policy, expected in (("policy", "dear"), ("rebuild-cost", "cheap")):
         scheduler = make_scheduler(
             victim=policy, num_blocks=8, block_size=4, max_model_len=32, max_num_seqs=3

@@ -1,4 +1,4 @@
-"""The prefix cache: what is found again, shared, evicted, and left behind by a cancel."""
+"""The prefix cache: blocks that are found again, shared, evicted, and retained after a cancel."""
 
 import pytest
 

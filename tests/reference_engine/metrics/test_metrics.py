@@ -21,7 +21,7 @@ CONFIG = EngineConfig()
 
 
 def busy_link() -> FaultyLink:
-    """A link whose engine has done things: no figure is like another."""
+    """A link whose engine has worked, with no two figures alike."""
     link = FaultyLink(
         lambda: 0,
         lambda message: None,

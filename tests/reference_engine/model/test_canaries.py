@@ -1,8 +1,8 @@
-"""200 canaries: greedy answers are the same, token by token, under any load.
+"""200 canaries: greedy answers do not change, token by token, under any load.
 
-First they are generated in peace: eight at a time, in a pool that holds them all. Then in trouble:
-in a pool that is too small, beside requests that come, are cancelled at any moment, and share the
-canaries' first prompt tokens; some canaries are preempted and computed again, some find their
+First they are generated undisturbed: eight at a time, in a pool that holds them all. Then under
+load: in a pool that is too small, beside requests that come, are cancelled at any moment, and share
+the canaries' first prompt tokens. Some canaries are preempted and computed again, some find their
 prefix in the cache.
 """
 

@@ -33,7 +33,7 @@ def anyio_backend() -> str:
 
 
 class Served:
-    """A frontend without a process or a worker: what is sent to the worker is kept."""
+    """A frontend without a process or a worker, which keeps the messages to the worker."""
 
     def __init__(self, **settings: Any) -> None:
         self.sent: asyncio.Queue[ToWorker] = asyncio.Queue()
@@ -126,7 +126,7 @@ def test_a_key_is_found_whole_or_not_at_all(header: str | None, key: str | None)
 
 
 class CountedKey(str):
-    """A key whose bytes can be compared in constant time, and in no other way."""
+    """A key whose bytes can only be compared in constant time."""
 
     num_compared = 0
 

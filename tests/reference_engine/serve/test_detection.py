@@ -1,4 +1,4 @@
-"""How a client's leaving is seen: each way by itself, and with middlewares in between."""
+"""Detection of a client's leaving: each way by itself, and with middlewares in between."""
 
 import asyncio
 import errno
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 class FakeTransport:
-    """A connection that ends when it is aborted, as the HTTP protocol would tell."""
+    """A connection that ends when it is aborted, as the HTTP protocol would report."""
 
     def __init__(self) -> None:
         self.was_aborted = False

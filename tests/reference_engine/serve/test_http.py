@@ -1,4 +1,4 @@
-"""The HTTP protocol over real sockets: leaving is seen at once, and what is refused."""
+"""The HTTP protocol over real sockets: leaving is seen at once, and bad requests are refused."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The logs: numbered, bounded in bytes, and honest about what is gone."""
+"""The logs: numbered, bounded in bytes, and with a count of dropped entries."""
 
 import gc
 import tracemalloc

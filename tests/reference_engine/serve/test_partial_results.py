@@ -1,4 +1,4 @@
-"""What a cancelled request leaves: for a client that is still there, and for a while after."""
+"""The result of a cancelled request: for a client that is still there, and for a while after."""
 
 import asyncio
 

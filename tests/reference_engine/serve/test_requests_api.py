@@ -1,4 +1,4 @@
-"""Asking about requests and cancelling them: the truth, however often."""
+"""Queries and cancels of requests: the answers stay true, however often."""
 
 import asyncio
 from typing import Any

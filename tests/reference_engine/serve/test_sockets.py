@@ -1,4 +1,4 @@
-"""What the sockets of clients are set to, asked of the kernel on accepted ones."""
+"""The options of clients' sockets, read from the kernel on accepted ones."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""The supervisor and a real worker, which is made to hang up, to stop, and to die."""
+"""The supervisor with a real worker, which is made to hang up, to stop, and to die."""
 
 import asyncio
 import os

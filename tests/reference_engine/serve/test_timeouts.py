@@ -1,4 +1,4 @@
-"""Waits with a bound: it holds as asyncio.timeout's does, and short waits cost no timer."""
+"""Waits with a bound: they end as asyncio.timeout's do, and short waits cost no timer."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""The step loop with a made-up model and a counted clock: what is logged, and when."""
+"""The step loop with a made-up model and a counted clock: its log and its timing."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -54,7 +54,6 @@ class Bench:
         )
 
     def check_integrity(self) -> None:
-        """But for the blocks that a fault has lost."""
         self.scheduler.check_integrity(self.engine._lost_blocks)
 
     def now(self) -> int:

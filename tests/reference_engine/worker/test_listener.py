@@ -100,7 +100,6 @@ class Ends:
         return connection
 
     def serve_another(self) -> None:
-        """A connection that is greeted, heard, and ended."""
         with self.connect() as connection:
             assert messages(connection, 1) == [READY]
             connection.sendall(encode_frame(abort("a")))

@@ -1,4 +1,4 @@
-"""100,000 aborts, in all phases: nothing that the engine keeps has grown by them."""
+"""100,000 aborts, in all phases: no state of the engine grows with them."""
 
 import gc
 import tracemalloc

@@ -1,4 +1,4 @@
-"""The worker process: its start, its end, and what a connection costs when it goes wrong."""
+"""The worker process: its start, its end, and the cost of a connection that goes wrong."""
 
 import os
 import subprocess
