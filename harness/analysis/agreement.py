@@ -91,6 +91,7 @@ def _by_blocks(frames: RunFrames, left: pd.DataFrame, facts: Facts) -> Iterator[
         if not isinstance(balance, Balance) or left[column].isna().any() or left.empty:
             continue
         is_time = column == "held_s"
+        slack = balance.bias[0] - balance.grain, balance.bias[1] + balance.grain
         each = left["answers"] if is_time else left["answers"].clip(upper=1)
         exact = sum_by_block(balance, left["t_ns"], left[column])
         counts = sum_by_block(balance, left["t_ns"], each).astype(np.int64)
@@ -103,14 +104,10 @@ def _by_blocks(frames: RunFrames, left: pd.DataFrame, facts: Facts) -> Iterator[
                 value=balance.mean,
                 n=int(counts.sum()),
                 difference_ci95=ratio_ci95(balance.sums - exact, counts),
-                bias=_slack(balance) if is_time else None,
-                note="of all who left, those cut off at the end included",
+                bias=slack if is_time else None,
+                note="of all requests left, including those cut off at the end",
             )
         )
-
-
-def _slack(balance: Balance) -> tuple[float, float]:
-    return balance.bias[0] - balance.grain, balance.bias[1] + balance.grain
 
 
 def _of_probes(frames: RunFrames, figures: Figures) -> Iterator[Agreement]:

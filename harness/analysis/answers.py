@@ -32,12 +32,12 @@ def why_nobody_left(requests: pd.DataFrame) -> str:
     if "way" in requests:
         planned |= requests["way"] != ""
     if not planned.any():
-        return "nobody left: the run says nothing about cancellation"
+        return "no request was abandoned: the run says nothing about cancellation"
     fates = requests.loc[planned, "outcome"].value_counts()
     what = ", ".join(f"{n} {str(name).replace('_', ' ')}" for name, n in fates.items())
     return (
-        "nobody left: the run says nothing about cancellation. "
-        f"{int(planned.sum())} were to leave; of these: {what}"
+        "no request was abandoned: the run says nothing about cancellation. "
+        f"Planned to be abandoned: {int(planned.sum())}; they ended as: {what}"
     )
 
 
@@ -104,6 +104,6 @@ def _over_too_soon(requests: pd.DataFrame) -> Iterator[str]:
         else ""
     )
     yield (
-        f"{len(over)} of {len(planned)} who were to leave found the answer over before they did, "
-        f"and are counted as completed{why}"
+        f"{len(over)} of {len(planned)} requests that were to be abandoned were answered before, "
+        f"and count as completed{why}"
     )

@@ -76,12 +76,12 @@ def somebody_else(frames: RunFrames, too_high: Iterable[str]) -> str | None:
     """A sentence about other users of the server; None without a sign of them. `too_high`: names of
     the counters that moved by more than is due."""
     if foreign := foreign_requests(frames):
-        return f"somebody else used the server while the load ran (requests: {foreign}): {_SO}"
+        return f"the server had other users while the load ran (requests: {foreign}): {_SO}"
     names = list(too_high)
     if len(names) >= FEWEST_GROSS:
         return (
-            f"{', '.join(names)} all told more than this run's clients caused: somebody else seems "
-            f"to have used the server; {_SO}"
+            f"{', '.join(names)} all moved by more than this run's clients caused; the server "
+            f"seems to have had other users; {_SO}"
         )
     return None
 
@@ -199,7 +199,7 @@ def _entry(frames: RunFrames, facts: Facts, role: str, due: Due | None) -> Audit
             verdict="not told",
         )
     if due is None:
-        why = "too few clients were told how long their prompt was"
+        why = "too few prompts have a known length"
         return AuditEntry(role=role, name=name, due=None, told=told, verdict="not told", note=why)
     is_open = _is_still_moving(facts, role)
     verdict, note = _NOT_YET if is_open else _verdict(frames, facts, role, due, told)
@@ -217,7 +217,7 @@ def _not_judged(entry: AuditEntry) -> AuditEntry:
     if entry.told is None:
         return entry
     return msgspec.structs.replace(
-        entry, verdict="cannot be judged", note="somebody else used the server"
+        entry, verdict="cannot be judged", note="the server had other users"
     )
 
 

@@ -112,15 +112,8 @@ def waste_by_abandon_point(cancels: pd.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def latency_by_phase(cancels: pd.DataFrame) -> list[dict[str, Any]]:
-    return _latency_by(cancels, "phase")
-
-
-def latency_by_way(cancels: pd.DataFrame) -> list[dict[str, Any]]:
-    return _latency_by(cancels, "way")
-
-
-def _latency_by(cancels: pd.DataFrame, column: str) -> list[dict[str, Any]]:
+def latency_by(column: str, cancels: pd.DataFrame) -> list[dict[str, Any]]:
+    """Cancel latency and number of ghosts for each value of `column`."""
     known = cancels[was_cancelled(cancels)]
     return [
         {
@@ -149,7 +142,7 @@ def _censored_figure(cancels: pd.DataFrame, column: str, unit: str, facts: Facts
         return NotMeasurable(facts.needs_clock)
     if column == CANCEL_LATENCY_STEPS and not facts.has_steps:
         return NotMeasurable(facts.needs_steps)
-    why = "the lifecycle log tells of no abandoned request that was there to be cancelled"
+    why = "the lifecycle log has no abandoned request that could still be cancelled"
     return describe_or(latency_sample(cancels, column), why, unit=unit, method="exact")
 
 
@@ -206,8 +199,8 @@ def _why_no_waste(name: str, facts: Facts) -> str:
     if name == "slot_seconds_after_abandon" or facts.has_steps is False:
         return facts.needs_steps
     if name == "block_seconds_after_abandon" and facts.block_size is None:
-        return f"{facts.engine} does not tell its block size"
-    return "the lifecycle log tells of no abandoned request"
+        return f"{facts.engine} does not show its block size"
+    return "the lifecycle log has no abandoned request"
 
 
 def storm_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
@@ -231,7 +224,7 @@ def storm_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
     after_first = (storms["t0_ns"] - waves["t0_ns"].transform("min")).astype(float) / 1e9
     known = storms.assign(clear_s=after_first + storms[CANCEL_LATENCY]).dropna(subset="clear_s")
     if known.empty:
-        return figures | {"storm_clear_s": NotMeasurable("the log tells of no stream of a storm")}
+        return figures | {"storm_clear_s": NotMeasurable("the log has no stream of a storm")}
     by_storm = known.groupby(known["trial"].astype(int))
     sample = Sample(
         values=by_storm["clear_s"].max().to_numpy(dtype=float),

@@ -81,7 +81,7 @@ def _slot_utilisation(frames: RunFrames, in_window: pd.DataFrame, facts: Facts) 
     Between two steps nothing runs. Without a step log: mean of the scraped gauge / slots.
     """
     if facts.slots is None:
-        return NotMeasurable(f"{facts.engine} does not tell its number of batch slots")
+        return NotMeasurable(f"{facts.engine} does not show its number of batch slots")
     if facts.load_s <= 0:
         return NotMeasurable(_NO_WINDOW)
     if facts.has_steps:
@@ -91,7 +91,7 @@ def _slot_utilisation(frames: RunFrames, in_window: pd.DataFrame, facts: Facts) 
     if running is None:
         return NotMeasurable(f"{facts.needs_steps}, and its running requests were not scraped")
     if facts.trust.get("running") == "stuck":
-        return NotMeasurable(f"{facts.metric_names['running']} does not move, whatever happens")
+        return NotMeasurable(f"{facts.metric_names['running']} never moves")
     is_inside = (running.t_ns >= facts.load_started_ns) & (running.t_ns <= facts.load_ended_ns)
     levels = running.level[is_inside]
     if not len(levels):

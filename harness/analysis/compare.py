@@ -198,7 +198,7 @@ def _lower_rank(mine: Floats, theirs: Floats) -> int:
     _, ties = np.unique(np.concatenate([mine, theirs]), return_counts=True)
     tie_term = float((ties.astype(float) ** 3 - ties).sum()) / ((n + m) * (n + m - 1))
     spread = np.sqrt(n * m / 12 * ((n + m + 1) - tie_term))
-    rank = int(np.floor(n * m / 2 - normal_quantile(0.975) * spread))
+    rank = int(np.floor(n * m / 2 - _Z95 * spread))
     return min(max(rank, 0), (n * m - 1) // 2)
 
 

@@ -79,7 +79,7 @@ def wasted_by_counter(requests: pd.DataFrame, facts: Facts) -> Figure:
             f"{facts.metric_names['generated_tokens']} moved by {generated:g}, less than the "
             f"{read:g} tokens that clients read"
         )
-    # Somebody who left is still being served: there will be more.
+    # An abandoned request is still being served: there will be more.
     bound = "lower" if facts.still_computing else _bound(facts, "generated_tokens")
     total = generated - read
     metric = reading(total / n, unit="tokens", method="counter", n=n, bound=bound)
@@ -119,12 +119,12 @@ def wasted_prompts_by_counter(requests: pd.DataFrame, facts: Facts) -> Figure:
         return NotMeasurable("a prompt may be counted for each of several answers to it")
     due = prompt_total(requests, has_token.to_numpy(dtype=bool))
     if due is None:
-        return NotMeasurable("too few clients were told how long their prompt was")
+        return NotMeasurable("too few prompts have a known length")
     total, spread = computed - due[0], due[1]
     if total + spread < 0:
         return NotMeasurable(
             f"{facts.metric_names['prompt_tokens']} moved by {computed:g}, less than the prompts "
-            f"of those who had an answer ({due[0]:g} tokens)"
+            f"of requests with an answer ({due[0]:g} tokens)"
         )
     bound = "lower" if facts.still_computing else _bound(facts, "prompt_tokens")
     metric = reading(total / n, unit="tokens", method="counter", n=n, bound=bound)
@@ -156,7 +156,7 @@ def _bound(facts: Facts, role: str) -> str:
 def _why_unknown(facts: Facts, role: str) -> str:
     noun = _NOUNS.get(role, role.replace("_", " "))
     if role not in facts.metric_names:
-        return f"{facts.engine} does not tell its {noun}"
+        return f"{facts.engine} does not show its {noun}"
     return f"{facts.metric_names[role]} was not read before the load and after the settle time"
 
 
@@ -164,12 +164,12 @@ def _why_negative(facts: Facts, role: str) -> str:
     before, after = facts.idle_before[role], facts.idle_after[role]
     return (
         f"{facts.metric_names.get(role, role)} was {before:g} before the load and {after:g} after "
-        "it: somebody else was on the server before, or it was started anew"
+        "it: the server had other users before, or it was started anew"
     )
 
 
 def _why_stuck(facts: Facts, role: str) -> str:
-    return f"{facts.engine}'s {facts.metric_names[role]} does not move, whatever happens"
+    return f"{facts.engine}'s {facts.metric_names[role]} never moves"
 
 
 def with_other(figure: Figure, name: str, other: Figure) -> Figure:

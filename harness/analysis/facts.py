@@ -70,8 +70,8 @@ class Facts:
     @property
     def needs_lifecycle(self) -> str:
         return (
-            f"{self.engine} gave no lifecycle log: nothing tells when it noticed, removed and "
-            "freed a request"
+            f"{self.engine} gave no lifecycle log: when it noticed, removed and freed a request "
+            "is not known"
         )
 
     @property
@@ -158,7 +158,7 @@ def run_facts(frames: RunFrames) -> Facts:
         is_open_loop=manifest.get("arrivals") is not None,
         unsent_to_stay_s=unsent.get("to_stay_s") or [],
         unsent_to_leave_s=unsent.get("to_leave_s") or [],
-        held_until_ns=(manifest.get("window") or {}).get("held_until_ns") or [],
+        held_until_ns=window.get("held_until_ns") or [],
     )
 
 

@@ -60,9 +60,9 @@ def ghosts_by_gauge(frames: RunFrames, facts: Facts) -> Ghosts | NotMeasurable:
     lasting = _lasting(frames, facts)
     if there == (lost or 0) and lasting is not None and 2 * lasting < n:
         return NotMeasurable(
-            f"no ghost was there after the settle time, but only {lasting} of {n} who left had "
-            f"twice that time ({facts.settle_s:g} s) left to run: a ghost among the others would "
-            "have ended by itself"
+            f"no ghost was there after the settle time, but only {lasting} of {n} requests left "
+            f"had twice that time ({facts.settle_s:g} s) left to run: a ghost among the others "
+            "would have ended by itself"
         )
     going_on = facts.generated_later
     return Ghosts(
@@ -93,8 +93,8 @@ def ghosts_by_counter(frames: RunFrames, facts: Facts) -> Ghosts | NotMeasurable
         is_unlikely |= missing > max(0, there) + unseen + ended
     if is_unlikely:
         return NotMeasurable(
-            f"{facts.metric_names['aborted']} moved by {aborted:g} for {n} who left, which what "
-            "else is known does not explain: it does not count all of them, or others too"
+            f"{facts.metric_names['aborted']} moved by {aborted:g} for {n} requests left, which "
+            "no other reading explains: it does not count all of them, or others too"
         )
     return Ghosts(n=n, low=max(0, missing - unseen), high=missing)
 

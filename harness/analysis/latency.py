@@ -42,6 +42,7 @@ _INTENDED: Final = "intended_start_ns"
 _NO_SURVIVOR: Final = "no request that was to be read to its end had a token, or waited for one"
 _NONE_COMPLETED: Final = "no survivor was completed"
 _NONE_SENT: Final = "no request was sent"
+_NONE_ACCEPTED: Final = "none of these requests was accepted"
 _NO_USERS: Final = "this workload has no ordinary users, only fillers and probes"
 _REFUSED: Final = (Outcome.REJECTED, Outcome.FAILED)
 
@@ -215,15 +216,14 @@ def canary_figures(requests: pd.DataFrame) -> Figures:
     later = answers[answers.duplicated("user")]
     differs = later["answer"] != later["user"].map(known_answers(canaries))
     gaps, of_each = token_gaps(requests, is_canary)
-    no_answer = NotMeasurable(_NO_ANSWER)
     return {
         "canary_mismatch_rate": (
-            rate(int(differs.sum()), len(later), method="client") if len(later) else no_answer
+            rate(int(differs.sum()), len(later), method="client")
+            if len(later)
+            else NotMeasurable(_NO_ANSWER)
         ),
-        "canary_ttft_s": describe_or(ttft_sample(canaries), _NO_ANSWER, unit="s", method="client"),
-        "canary_itl_s": describe_or(
-            Sample(values=gaps, clusters=of_each), _NO_ANSWER, unit="s", method="client"
-        ),
+        "canary_ttft_s": _client(ttft_sample(canaries), _NO_ANSWER),
+        "canary_itl_s": _client(Sample(values=gaps, clusters=of_each), _NO_ANSWER),
     }
 
 
@@ -267,8 +267,8 @@ def asking_again_figures(requests: pd.DataFrame) -> Figures:
     if repeats.empty:
         return {}
     users = requests[requests["role"] == Role.USER]
-    again = _ttft_of(repeats)
-    first = _ttft_of(users[users["repeats"].isna()])
+    again = _client(ttft_sample(repeats), _NONE_ACCEPTED)
+    first = _client(ttft_sample(users[users["repeats"].isna()]), _NONE_ACCEPTED)
     if isinstance(again, Metric) and isinstance(first, Metric):
         again.of = "requests that repeat another"
         again.others["asked_first"] = first
@@ -305,12 +305,6 @@ def _repeats(requests: pd.DataFrame) -> pd.DataFrame:
     if "repeats" not in requests:
         return requests.iloc[:0]
     return without_tokens(requests)[requests["repeats"].notna()]
-
-
-def _ttft_of(requests: pd.DataFrame) -> Figure:
-    why = "none of these requests was accepted"
-    sample: Sample = ttft_sample(requests)
-    return describe_or(sample, why, unit="s", method="client")
 
 
 def _attempts(users: pd.DataFrame) -> Figure:

@@ -131,7 +131,7 @@ def _leak_slope(frames: RunFrames, facts: Facts, noun: str) -> Figure:
     role, sign = _GAUGES[noun]
     readings = [(t_ns, values[role]) for t_ns, values in facts.idle_loops if role in values]
     if role not in facts.idle_before:
-        return NotMeasurable(f"{facts.engine} does not tell its {role.replace('_', ' ')}")
+        return NotMeasurable(f"{facts.engine} does not show its {role.replace('_', ' ')}")
     if len(readings) < FEWEST_LOOPS:
         return NotMeasurable(
             f"not enough data for a slope: {len(readings)} idle readings, and {FEWEST_LOOPS} are "
@@ -181,7 +181,7 @@ def _growth(server: pd.DataFrame, column: str, unit: str, times: Ints, left: Flo
 def _slope(values: Floats, left: Floats, unit: str, *, n: int) -> Figure:
     """The slope of `values` over the requests `left` by then."""
     if len(np.unique(left)) < len(left):
-        return NotMeasurable("in one of the loops nobody left")
+        return NotMeasurable("one of the loops has no abandoned request")
     slope, interval = theil_sen(values, left)
     return Metric(unit=unit, n=n, mean=slope, mean_ci95=interval, method="gauge")
 

@@ -99,9 +99,6 @@ class Balance:
         by_squares = normal_quantile(0.975) * math.sqrt(self.squares)
         return max((most_met - self.met) * self.span_s, by_squares) / self.n
 
-    def block_of(self, t_ns: Ints) -> Ints:
-        return np.searchsorted(self.edges_ns, t_ns, side="right") - 1
-
     def by_chance(self) -> Limits | None:
         """The interval of the mean without bias; None for a single block."""
         limits = ratio_ci95(self.sums, self.counts)
@@ -177,9 +174,7 @@ def _widened(limits: Limits, bias: Limits) -> Limits:
 
 def sum_by_block(balance: Balance, t_ns: pd.Series, values: pd.Series) -> Floats:
     """The sum of other values in each block of a balance, by their times."""
-    block = balance.block_of(t_ns.to_numpy(dtype=np.int64)).clip(min=0)
-    n = len(balance.edges_ns)
-    return np.bincount(block, weights=values.to_numpy(dtype=float), minlength=n).astype(float)
+    return _sums(balance.edges_ns, t_ns.to_numpy(dtype=np.int64), values.to_numpy(dtype=float))
 
 
 _TOGETHER: Final = 0.5  # of the median gap: tokens closer than this come from one step
@@ -226,7 +221,7 @@ def _is_read(requests: pd.DataFrame, t_ns: Ints) -> Bools:
 
 MOST_BLOCKS: Final = 20
 FEWEST_IN_BLOCK: Final = 5  # clients that leave, on average
-MOST_LOST: Final = 0.1  # of those who left, so many may have gone before the server saw them
+MOST_LOST: Final = 0.1  # of the requests left, so many may have gone before the server saw them
 
 
 def held_for_nobody(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
@@ -259,8 +254,8 @@ def delay_of_aborts(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
     lost = _never_came(held, aborted, seen, int(missing))
     if missing < 0 or len(lost) != missing or missing > MOST_LOST * held.n_left:
         return NotMeasurable(
-            f"{facts.metric_names['aborted']} moved by {change:g} for {held.n_left} who left: "
-            "which of them it means is not known"
+            f"{facts.metric_names['aborted']} moved by {change:g} for {held.n_left} requests "
+            "left: which of them it counted is not known"
         )
     told = replace(held, left_ns=np.setdiff1d(held.left_ns, lost, assume_unique=True))
     found = _area(aborted, told.left_by(aborted.t_ns) - seen, told, facts)
@@ -289,8 +284,9 @@ def unread_tokens(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
     scale = tokens_per_event(frames.requests) or 1.0
     read = read_by(frames.requests, generated.t_ns[first]) * scale
     total_read = float(read_by(frames.requests, np.array([facts.observed_until_ns]))[0]) * scale
+    counts = np.bincount(_blocks(edges, held.left_ns), minlength=len(edges))
     cumulated = np.concatenate([[0.0], at_edges - read, [change - total_read]])
-    return Balance(edges_ns=edges, sums=np.diff(cumulated), counts=_left_in(edges, held))
+    return Balance(edges_ns=edges, sums=np.diff(cumulated), counts=counts)
 
 
 def _lateness(
@@ -362,11 +358,10 @@ def _area(readings: Readings, excess: Floats, held: OpenRequests, facts: Facts) 
     middles = (t_ns[1:] + t_ns[:-1]) // 2
     spans = np.diff(np.concatenate([[start], middles, [end]])) / 1e9
     edges = _edges(held, facts)
-    block = (np.searchsorted(edges, t_ns, side="right") - 1).clip(min=0)
     return Balance(
         edges_ns=edges,
-        sums=np.bincount(block, weights=excess * spans, minlength=len(edges)).astype(float),
-        counts=_left_in(edges, held),
+        sums=_sums(edges, t_ns, excess * spans),
+        counts=np.bincount(_blocks(edges, held.left_ns), minlength=len(edges)),
         met=float(np.abs(excess).sum()),
         span_s=float(spans.mean()),
         squares=float(((excess * spans) ** 2).sum()),
@@ -385,6 +380,11 @@ def _edges(held: OpenRequests, facts: Facts) -> Ints:
     return np.linspace(facts.load_started_ns, facts.load_ended_ns, n + 1).astype(np.int64)[:-1]
 
 
-def _left_in(edges: Ints, held: OpenRequests) -> Ints:
-    block = (np.searchsorted(edges, held.left_ns, side="right") - 1).clip(min=0)
-    return np.bincount(block, minlength=len(edges))
+def _sums(edges: Ints, t_ns: Ints, values: Floats) -> Floats:
+    block = _blocks(edges, t_ns)
+    return np.bincount(block, weights=values, minlength=len(edges)).astype(float)
+
+
+def _blocks(edges: Ints, t_ns: Ints) -> Ints:
+    """The number of the block that each time lies in."""
+    return (np.searchsorted(edges, t_ns, side="right") - 1).clip(min=0)

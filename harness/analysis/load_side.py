@@ -44,7 +44,7 @@ def why_unsent(manifest: Mapping[str, Any]) -> str | None:
     """Which processes were to send the missing part of a schedule; None if none was lost."""
     if died := _died(manifest):
         names = ", ".join(_named(one) for one in died)
-        return f"{names} died, and nobody else sends its part of the schedule: its log may tell why"
+        return f"{names} died, and its part of the schedule was not sent: its log may say why"
     if absent := _absent(manifest):
         return f"or their rows are in a folder that was not collected ({', '.join(absent)})"
     return None

@@ -14,18 +14,11 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from harness.analysis.cancel import (
-    latency_by_phase,
-    latency_sample,
-)
+from harness.analysis.cancel import latency_by, latency_sample
 from harness.analysis.comparable import why_not_figures
 from harness.analysis.compare import FEWEST_ROUNDS, compare_rounds, shift_between
 from harness.analysis.figure import Figure, Figures, NotMeasurable, Sample
-from harness.analysis.latency import (
-    canary_remarks,
-    known_answers,
-    ttft_sample,
-)
+from harness.analysis.latency import canary_remarks, known_answers, ttft_sample
 from harness.analysis.remarks import flags, in_level_order
 from harness.analysis.stats import Floats, mean_ci95
 from harness.analysis.summary import (
@@ -119,7 +112,7 @@ def _over_rounds(figures: Sequence[Metric | NotMeasurable]) -> Metric | NotMeasu
     if len({one.method for one in known}) > 1:
         return NotMeasurable("the rounds have it by different methods")
     if any(one.mean is None or one.bound == "upper" for one in known):
-        return NotMeasurable("a round tells no more than what it does not exceed")
+        return NotMeasurable("a round has only an upper limit")
     values = np.array([one.mean for one in known], dtype=float)
     return Metric(
         unit=known[0].unit,
@@ -218,7 +211,7 @@ def _arm(rounds: Sequence[ArmRound], num_rounds: int) -> ArmSummary:
         flags=flags(figures),
         token_counting=token_counting(requests),
         per_round=_per_round({one.round: one.figures for one in rounds}, figures, num_rounds),
-        breakdown=msgspec.to_builtins({"cancel_latency_by_phase": latency_by_phase(cancels)}),
+        breakdown=msgspec.to_builtins({"cancel_latency_by_phase": latency_by("phase", cancels)}),
     )
 
 

@@ -185,7 +185,7 @@ def refill_figures(refills: pd.DataFrame, cancels: pd.DataFrame, facts: Facts) -
 
 def _why_no_refill(cancels: pd.DataFrame) -> str:
     if (cancels["admitted_ns"].notna() & cancels["freed_ns"].notna()).any():
-        return "nobody waited for a slot when an abandoned one was freed"
+        return "no request waited for a slot when an abandoned one was freed"
     return "no abandoned request gave a slot back while the server was watched"
 
 

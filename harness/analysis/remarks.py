@@ -34,16 +34,16 @@ def queue_warnings(frames: RunFrames, facts: Facts) -> Iterator[str]:
     planned = int((frames.requests["plan"] == QUEUED).sum())
     if not planned or facts.has_lifecycle or "waiting" not in facts.metric_names:
         return
-    who, name = f"{planned} were to leave while queued", facts.metric_names["waiting"]
+    what, name = f"{planned} were to leave while queued", facts.metric_names["waiting"]
     readings = readings_of(frames, facts, "waiting")
     if readings is None:
-        yield f"{who}, but {name} was not scraped: whether they had waited is not known"
+        yield f"{what}, but {name} was not scraped: whether they had waited is not known"
         return
     is_in_load = (readings.t_ns >= facts.load_started_ns) & (readings.t_ns <= facts.load_ended_ns)
     shown = readings.level[is_in_load] - facts.idle_before.get("waiting", 0.0)
     if not (shown > 0).any():
         yield (
-            f"{who}, but {name} showed nobody waiting at any of {len(shown)} scrapes: the server "
+            f"{what}, but {name} was 0 at all of {len(shown)} scrapes: the server "
             "seems to have had room for all, so they left during their prefill or later; take more "
             "users than it has batch slots"
         )
@@ -63,8 +63,8 @@ def too_little_left(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> I
     if short:
         yield (
             f"{short} of {len(watched)} abandoned requests had less than twice the settle time "
-            f"({facts.settle_s:g} s) left to run: a ghost among them cannot be told from a natural "
-            f"end; {_remedy(frames, step_s, facts.settle_s)}"
+            f"({facts.settle_s:g} s) left to run: a ghost among them looks like a natural end; "
+            f"{_remedy(frames, step_s, facts.settle_s)}"
         )
 
 
@@ -90,17 +90,17 @@ def race_account(requests: pd.DataFrame, cancels: pd.DataFrame, facts: Facts) ->
     left = cancels[cancels["plan"] == RACE]
     if not late and left.empty:
         return
-    who = f"of {late + len(left)} who raced for the last token"
+    what = f"of {late + len(left)} races for the last token"
     if not facts.has_lifecycle or not facts.clocks_agree:
         yield (
-            f"{who}, {late} had read the whole answer; of the {len(left)} who left this server "
-            "does not tell which it had finished by then"
+            f"{what}, {late} read the whole answer; which of the other {len(left)} had finished by "
+            "then, this server does not show"
         )
         return
     is_cancelled = left["finish_reason"] == "abort"
     was_over = (left["removed_ns"] <= left["t0_ns"]).fillna(value=False).astype(bool)
     yield (
-        f"{who}, {int(is_cancelled.sum())} were cancelled, "
+        f"{what}, {int(is_cancelled.sum())} were cancelled, "
         f"{int((~is_cancelled & ~was_over).sum())} left before the server had finished and were "
         f"not (the last token was being made), {int((~is_cancelled & was_over).sum())} left after "
         f"it had finished, and {late} had read the whole answer"
@@ -210,9 +210,9 @@ def _about_leftovers(facts: Facts, figures: Mapping[str, Figure]) -> Iterator[Re
         return
     going_on = facts.generated_later
     if going_on:
-        why = f"ghosts: {going_on:g} tokens more were counted while nobody asked for any"
+        why = f"ghosts: {going_on:g} more tokens were counted while no client waited for any"
     elif facts.still_computing:
-        why = "ghosts: the server still computed while nobody asked for anything"
+        why = "ghosts: the server still computed while no client waited for anything"
     elif facts.still_computing is None:
         why = "whether they still generate is not known: lost slots count as ghosts, too"
     else:
@@ -253,7 +253,7 @@ def _about_means(latency: Figure | None) -> Iterator[Remark]:
         enough = one.needs.get("mean")
         what = "more would not do, take slot_recovery" if enough is None else f"{enough} would be"
         yield _info(
-            f"{CANCEL_LATENCY}: {one.n} who left are not enough data for a mean by {one.method} "
+            f"{CANCEL_LATENCY}: {one.n} requests left are too few for a mean by {one.method} "
             f"({what}): it is at most {one.upper95:.3g} s (95 %, with what old pages hide)"
         )
 
@@ -292,7 +292,7 @@ def _about_the_server(facts: Facts) -> Iterator[Remark]:
     busy = facts.idle_before.get("running", 0) + facts.idle_before.get("waiting", 0)
     if busy:
         yield _warning(
-            f"{busy:g} requests of somebody else were on the server before the load: differences "
+            f"{busy:g} requests of other users were on the server before the load: differences "
             "of gauges and counters are not this run's alone"
         )
     if facts.has_lifecycle and not facts.clocks_agree:
@@ -339,13 +339,14 @@ def _about_probes(frames: RunFrames) -> Iterator[Remark]:
     control = control_answer_tokens(frames.manifest)
     if sent and control is not None:
         yield _info(
-            "probe_ttft_control_s: when nobody leaves, the probe waits for a filler's natural end, "
+            "probe_ttft_control_s: without an abandon the probe waits for a filler's natural end, "
             f"here after {control} tokens: that wait is the workload's choice "
             "(`control_answer_tokens`), not the server's"
         )
     if void:
         yield _warning(
-            f"{void} of {sent} probe trials are void: nobody left, or the probe was served before"
+            f"{void} of {sent} probe trials are void: no filler left, or the probe was served "
+            "before"
         )
 
 
@@ -370,8 +371,8 @@ def _about_counting(requests: pd.DataFrame) -> Iterator[Remark]:
     unread = int((requests["outcome"].isin(LEFT) & (requests["delivery"] == Delivery.UNARY)).sum())
     if unread:
         yield _info(
-            f"{unread} who left had asked for an answer in one piece and so had read nothing: all "
-            "that was generated for them is in wasted_tokens, also before they left"
+            f"{unread} abandoned requests asked for an answer in one piece, so their clients had "
+            "read nothing: all tokens generated for them are wasted_tokens, also those before t0"
         )
     if not requests["tokens_read"].any():
         return  # whatever was read came in one piece

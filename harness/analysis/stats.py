@@ -133,9 +133,9 @@ def quantile_ci95(curve: Curve, share: float) -> tuple[float, float] | None:
     if middle is None:
         return None
     n = curve.n - int(np.count_nonzero(curve.censored & (curve.times < middle)))
-    low_rank, high_rank = _interval_ranks(n, share)
-    if low_rank < 1 or high_rank > n:
+    if not _has_interval(n, share):
         return None
+    low_rank, high_rank = _interval_ranks(n, share)
     low, high = quantile(curve, low_rank / n), quantile(curve, high_rank / n)
     return None if low is None or high is None else (low, high)
 
@@ -187,7 +187,7 @@ def theil_sen(y: Floats, x: Floats) -> tuple[float, tuple[float, float]]:
 
     Source: Sen, Journal of the American Statistical Association 63 (1968), 1379-1389.
     """
-    from scipy import stats  # see harness.analysis.stats
+    from scipy import stats  # takes a second to import
 
     slope, _, low, high = stats.theilslopes(y, x, alpha=0.95)
     return float(slope) + 0.0, (float(low), float(high))  # no -0
@@ -227,6 +227,5 @@ def fewest_for_rate_below(rate: float) -> int:
 
 
 def _has_interval(n: int, share: float) -> bool:
-    low = binomial_quantile(0.025, n, share)
-    high = binomial_quantile(0.975, n, share) + 1
-    return low >= 1 and high <= n
+    low_rank, high_rank = _interval_ranks(n, share)
+    return low_rank >= 1 and high_rank <= n

@@ -23,8 +23,7 @@ from harness.analysis.black_box import (
 )
 from harness.analysis.cancel import (
     cancel_figures,
-    latency_by_phase,
-    latency_by_way,
+    latency_by,
     storm_figures,
     waste_by_abandon_point,
     waste_figures,
@@ -133,8 +132,8 @@ def summary_of(frames: RunFrames, observed: Observed, found: Figures) -> Summary
         breakdown=msgspec.to_builtins(
             {
                 "waste_by_abandon_point": waste_by_abandon_point(cancels),
-                "cancel_latency_by_phase": latency_by_phase(cancels),
-                "cancel_latency_by_way": latency_by_way(cancels),
+                "cancel_latency_by_phase": latency_by("phase", cancels),
+                "cancel_latency_by_way": latency_by("way", cancels),
                 "leaks_in_use": in_use,
                 "leaks_lost": leaks_lost(facts),
             }

@@ -207,7 +207,7 @@ def token_counting(requests: pd.DataFrame) -> str | None:
     return str(kinds.pop())
 
 
-_NOBODY: Final = "nobody left a stream by plan"
+_NO_PLAN: Final = "no stream was left by plan"
 
 
 def over_read_figures(requests: pd.DataFrame) -> Figures:
@@ -226,7 +226,7 @@ def over_read_figures(requests: pd.DataFrame) -> Figures:
         & plain["think_ns"].notna()
     ).to_numpy(dtype=bool)
     if not has_left.any():
-        return {"over_read_tokens": NotMeasurable(_NOBODY)}
+        return {"over_read_tokens": NotMeasurable(_NO_PLAN)}
     left = plain[has_left]
     planned = left["planned_abandon"].to_numpy(dtype=np.int64)
     think_ns = left["think_ns"].to_numpy(dtype=np.int64)

@@ -161,7 +161,7 @@ def _check_limit(limit: Limit, known: Known | Unknown) -> Check:
 
 def _check_run(measured: Measured) -> Check:
     if measured.is_wedged:
-        reason = "the server calls itself healthy after the load and answers nobody"
+        reason = "the server calls itself healthy after the load and answers no request"
         return Check(name=_THE_RUN, verdict=Verdict.FAIL, reason=reason)
     if measured.invalid:
         return _undecided(_THE_RUN, "; ".join(measured.invalid), "a run for which that is not so")

@@ -49,7 +49,7 @@ def test_ghosts_are_those_who_are_still_there(make_run: MakeRun) -> None:
     assert (found.others["still_generating"], found.of) == (25.0, "ghosts or lost slots")
     assert "lost_slots" not in found.others
     texts = [one["text"] for one in summary_of(frames)["validity"]]
-    assert any("ghosts: 25 tokens more were counted" in text for text in texts)
+    assert any("ghosts: 25 more tokens were counted" in text for text in texts)
 
 
 def test_a_lost_slot_is_no_ghost(make_run: MakeRun) -> None:

@@ -1,4 +1,4 @@
-"""The audit's verdicts, one lie of a counter each; and how somebody else is found out."""
+"""The audit's verdicts, one lie of a counter each; and how other users are found out."""
 
 from __future__ import annotations
 
@@ -173,8 +173,8 @@ def test_several_counters_that_tell_too_much_tell_of_somebody_else(make_run: Mak
     summary = summary_of(run.frames())
     found = {one["role"]: one["verdict"] for one in summary["audit"]["counters"]}
     assert set(found.values()) == {"cannot be judged"}
-    (said,) = [one["text"] for one in summary["validity"] if "somebody else" in one["text"]]
-    assert said.startswith("its_generated_tokens, its_ended all told more than this run's clients")
+    (said,) = [one["text"] for one in summary["validity"] if "other users" in one["text"]]
+    assert said.startswith("its_generated_tokens, its_ended all moved by more than this run's")
 
 
 def test_the_log_tells_of_somebody_else(make_run: MakeRun) -> None:
@@ -189,5 +189,5 @@ def test_the_log_tells_of_somebody_else(make_run: MakeRun) -> None:
     run.events("walkaway-bb-0-1", arrived=2)
     summary = summary_of(run.frames())
     texts = [one["text"] for one in summary["validity"] if one["level"] == "warning"]
-    assert any(text.startswith("somebody else used the server") for text in texts)
+    assert any(text.startswith("the server had other users") for text in texts)
     assert summary["audit"]["counters"][0]["verdict"] == "cannot be judged"

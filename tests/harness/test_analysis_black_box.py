@@ -110,7 +110,7 @@ def test_a_counter_that_does_not_add_up_tells_no_delay(make_run: MakeRun) -> Non
     frames = run.frames()
     found = delay_of_aborts(frames, run_facts(frames))
     assert isinstance(found, NotMeasurable)
-    assert "which of them it means is not known" in found.reason
+    assert "which of them it counted is not known" in found.reason
 
 
 def test_scrapes_that_met_nothing_do_not_show_that_there_was_nothing(make_run: MakeRun) -> None:
@@ -153,7 +153,7 @@ def test_a_latency_below_zero_is_never_shown(make_run: MakeRun) -> None:
     assert known.upper95 is not None
     assert 0.010 < known.upper95 < 0.150
     said = [one["text"] for one in summary_of(frames)["validity"]]
-    assert any("not enough data for a mean by gauge (more would not do" in text for text in said)
+    assert any("too few for a mean by gauge (more would not do" in text for text in said)
 
 
 def test_totals_too_far_below_zero_give_no_limit_however_wide_their_interval(
@@ -300,7 +300,7 @@ def test_a_counter_that_misses_many_tells_nothing(make_run: MakeRun) -> None:
     frames = run.frames()
     found = delay_of_aborts(frames, run_facts(frames))
     assert isinstance(found, NotMeasurable)
-    assert "which of them it means is not known" in found.reason
+    assert "which of them it counted is not known" in found.reason
 
 
 def test_who_timed_out_has_left_and_who_was_refused_was_never_there(make_run: MakeRun) -> None:
@@ -360,7 +360,7 @@ def test_readings_by_different_methods_are_not_mixed() -> None:
 def test_a_limit_in_one_round_is_no_value() -> None:
     limit = metric(as_figure(balance([-0.1, 0.1], met=3.0, span_s=0.1), "gauge"))
     rounds: list[Figure] = [reading(4.0, unit="s", method="gauge"), limit]
-    assert reason(_over_rounds(rounds)) == "a round tells no more than what it does not exceed"
+    assert reason(_over_rounds(rounds)) == "a round has only an upper limit"
 
 
 def test_one_scrape_that_met_all_who_left_together_is_not_enough_for_a_mean() -> None:

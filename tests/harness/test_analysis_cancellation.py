@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.analysis.cancel import latency_by_phase, waste_by_abandon_point
+from harness.analysis.cancel import latency_by, waste_by_abandon_point
 from harness.analysis.cancellation import cancellations
 from harness.analysis.counters import leak_figures
 from harness.analysis.facts import run_facts
@@ -153,7 +153,7 @@ def test_breakdowns(make_run: MakeRun) -> None:
         {"planned_abandon": 0, "n": 1, "in_flight_mean": 0.0, "after_close_mean": 0.0},
         {"planned_abandon": 2, "n": 2, "in_flight_mean": 0.5, "after_close_mean": 1.0},
     ]
-    phases = {one["phase"]: one["cancel_latency_s"] for one in latency_by_phase(cancels)}
+    phases = {one["phase"]: one["cancel_latency_s"] for one in latency_by("phase", cancels)}
     assert {phase: (one.n, one.p50) for phase, one in phases.items()} == {
         "decode": (2, ms(7.2)),
         "waiting": (1, ms(8.2)),

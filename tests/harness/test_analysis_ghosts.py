@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from harness.analysis.black_box import figures_from_outside
-from harness.analysis.cancel import latency_by_phase
+from harness.analysis.cancel import latency_by
 from harness.analysis.cancellation import cancellations
 from harness.analysis.figure import Figure, NotMeasurable
 from harness.analysis.ghosts import Ghosts
@@ -66,7 +66,7 @@ def test_a_lost_abort_waits_for_ever(make_run: MakeRun) -> None:
     run.steps(2, 5, "g")
     row = only_row(run)
     assert row["ghost"]  # although it was gone within the settle time: nobody stopped it
-    (in_decode,) = latency_by_phase(cancellations(run.frames()))
+    (in_decode,) = latency_by("phase", cancellations(run.frames()))
     assert (in_decode["phase"], in_decode["ghosts"]) == ("decode", 1)
     assert row["cancel_latency_s"] == ms(50)
     assert not row["removed_at_first_boundary"]
@@ -262,7 +262,7 @@ def test_who_was_not_aborted_and_ended_by_himself_is_a_ghost_by_the_counter(
     run = counting(make_run(), left=8, aborted=0.0, max_tokens=20)
     found = ghosts_of(run)
     assert reason(found["gauge"]).startswith(
-        "no ghost was there after the settle time, but only 0 of 8 who left had twice that time"
+        "no ghost was there after the settle time, but only 0 of 8 requests left had twice that"
     )
     assert (metric(found["counter"]).mean, metric(found["counter"]).bound) == (1.0, "point")
     assert summary_of(run.frames())["metrics"]["ghost_rate"]["mean"] == 1.0
@@ -271,7 +271,7 @@ def test_who_was_not_aborted_and_ended_by_himself_is_a_ghost_by_the_counter(
 def test_a_counter_that_stands_still_makes_no_ghosts(make_run: MakeRun) -> None:
     """All would still be there, and nobody is."""
     found = ghosts_of(counting(make_run(), left=8, aborted=0.0, max_tokens=100_000))
-    assert "which what else is known does not explain" in reason(found["counter"])
+    assert "which no other reading explains" in reason(found["counter"])
     gauge = metric(found["gauge"])
     assert (gauge.mean, gauge.bound, gauge.upper95) == (0.0, "lower", None)
 

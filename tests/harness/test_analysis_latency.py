@@ -192,7 +192,7 @@ def test_a_gauge_that_never_moves_is_no_utilisation(make_run: MakeRun) -> None:
     run = make_run()
     run.metrics(running="stuck")
     run.scrape(100, "its_running", 0.0)
-    assert "does not move" in reason(capacity_of(run)["slot_utilisation"])
+    assert "never moves" in reason(capacity_of(run)["slot_utilisation"])
 
 
 def test_slots_that_are_not_told_are_not_guessed(make_run: MakeRun) -> None:
@@ -243,7 +243,7 @@ def test_gauges_that_were_not_read_leak_nothing_known(make_run: MakeRun) -> None
 
 def test_a_role_that_is_not_told_is_named_in_words(make_run: MakeRun) -> None:
     why = reason(counters_of(make_run())["leaked_slots"])
-    assert why == "reference does not tell its running requests"
+    assert why == "reference does not show its running requests"
 
 
 def test_the_lifecycle_counts_preemptions_exactly(make_run: MakeRun) -> None:
@@ -284,7 +284,7 @@ def test_a_late_counter_is_a_lower_bound_while_something_runs(make_run: MakeRun)
 
 def test_a_stuck_counter_tells_nothing(make_run: MakeRun) -> None:
     figures = counters_of(waste_run(make_run(), "stuck"))
-    assert "does not move" in reason(figures["waste"])
+    assert "never moves" in reason(figures["waste"])
 
 
 def test_tokens_are_not_events(make_run: MakeRun) -> None:

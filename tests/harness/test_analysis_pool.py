@@ -117,7 +117,7 @@ def test_an_arm_without_any_run_has_no_figures(make_arm: MakeArm) -> None:
 
 def test_remarks_that_differ_in_numbers_alone_are_said_once(make_arm: MakeArm) -> None:
     texts = [said["text"] for said in pooled(make_arm)["validity"]]
-    (nobody,) = [text for text in texts if text.startswith("nobody left")]
+    (nobody,) = [text for text in texts if text.startswith("no request was abandoned")]
     assert nobody.endswith("(in 1-off and 5 more)")
 
 

@@ -73,7 +73,7 @@ def test_nobody_waited(make_run: MakeRun) -> None:
     run.step(60, 70, late=5)
     figures = refills_of(run)
     assert figures["slot_refill_s"] == NotMeasurable(
-        "nobody waited for a slot when an abandoned one was freed"
+        "no request waited for a slot when an abandoned one was freed"
     )
 
 

@@ -99,7 +99,9 @@ def test_nobody_left_is_said(make_run: MakeRun) -> None:
     gone = run.requests.pop(0).request_id
     run.lifecycle = [event for event in run.lifecycle if event.client_request_id != gone]
     summary = summary_of(run.frames())
-    assert texts(summary, "warning") == ["nobody left: the run says nothing about cancellation"]
+    assert texts(summary, "warning") == [
+        "no request was abandoned: the run says nothing about cancellation"
+    ]
     assert summary["not_measurable"]["cancel_latency_s"] == "no request was abandoned"
 
 
@@ -216,7 +218,7 @@ def test_a_busy_server_and_two_clocks_are_said(make_run: MakeRun) -> None:
     run.idle({"running": 2}, {"running": 2})
     run.manifest.clock = Clock(comparable=False)
     first, second = texts(summary_of(run.frames()), "warning")
-    assert first.startswith("2 requests of somebody else")
+    assert first.startswith("2 requests of other users")
     assert "clock" in second
 
 
@@ -226,7 +228,7 @@ def test_void_trials_are_said(make_run: MakeRun) -> None:
         "p", sent=0, tokens=[10], outcome="completed", end=9, role=Role.PROBE, arm="abandon"
     )
     assert texts(summary_of(run.frames()), "warning") == [
-        "1 of 1 probe trials are void: nobody left, or the probe was served before"
+        "1 of 1 probe trials are void: no filler left, or the probe was served before"
     ]
 
 

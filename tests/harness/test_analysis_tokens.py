@@ -150,4 +150,4 @@ def test_where_nobody_left_there_is_none(make_run: MakeRun) -> None:
     run = make_run()
     run.request("stays", sent=0, tokens=[5], outcome="completed", end=40)
     figure = over_read_figures(run.frames().requests)["over_read_tokens"]
-    assert figure == NotMeasurable("nobody left a stream by plan")
+    assert figure == NotMeasurable("no stream was left by plan")
