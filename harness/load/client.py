@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Final
 
 import httpx
@@ -392,7 +392,7 @@ class Exchange:
             self._read_on()
 
     def _ask_to_cancel(self, think_ns: int) -> None:
-        with self._cancel() as request:
+        with closing(self._cancel()) as request:
             t0_ns, wire_close = request.send()
             self._stream.leave(t0_ns, think_ns=think_ns, wire_close=wire_close)
             self._read_on()

@@ -14,7 +14,7 @@ import httpx
 from harness.http_client import is_out_of_handles, why_unreached
 
 _RECEIVE_BYTES: Final = 65536
-# Reading stops are noticed when all buffers between are full: ours is as small as can be.
+# A server notices that reading stopped once all buffers between are full: ours is the smallest.
 _SMALL_BUFFER_BYTES: Final = 4096
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -23,7 +23,7 @@ Origin = tuple[str, str, int]  # scheme, host (as it goes on the wire) and port
 
 
 def known(host: str, port: int) -> list[Address]:
-    """Where `localhost` (RFC 6761) and what is an address already are; nothing for other names."""
+    """The addresses of `localhost` (RFC 6761) and of an address; none for other names."""
     if host == "localhost":
         return [(socket.AF_INET6, ("::1", port)), (socket.AF_INET, ("127.0.0.1", port))]
     for family in (socket.AF_INET, socket.AF_INET6):
@@ -34,7 +34,7 @@ def known(host: str, port: int) -> list[Address]:
 
 
 def look_up(host: str, port: int) -> list[Address]:
-    """Ask the system, which puts the best first. Raises OSError and UnicodeError."""
+    """The system's answer, the best first. Raises OSError and UnicodeError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [(family, address) for family, _, _, _, address in found]
 
@@ -44,10 +44,9 @@ class NotFoundInTimeError(TimeoutError):
 
 
 class Dns:
-    """Where hosts are: each is looked up once, and anew when it was not there.
+    """Addresses of hosts: each host is looked up once, and anew after it could not be reached.
 
-    Its state, by host and port: the look-ups, done and under way. The look-up runs in a thread of
-    its own, as the system's has no time limit that suits us.
+    A look-up runs in a thread of its own, as the system's has no usable time limit.
     """
 
     def __init__(self, look_up: Callable[[str, int], list[Address]] = look_up) -> None:
@@ -55,7 +54,7 @@ class Dns:
         self._lookups: dict[tuple[str, int], Future[list[Address]]] = {}
 
     def addresses(self, host: str, port: int, timeout_s: float | None) -> list[Address]:
-        """In the order to try. Raises OSError, NotFoundInTimeError and UnicodeError."""
+        """In the order to try them. Raises OSError, NotFoundInTimeError and UnicodeError."""
         lookup = self._lookups.get((host, port)) or self._begin(host, port)
         try:
             return list(lookup.result(timeout_s))
@@ -65,12 +64,12 @@ class Dns:
             raise NotFoundInTimeError from error
 
     def prefer(self, host: str, port: int, address: Address) -> None:
-        """This one answered: try it first the next time."""
+        """This address answered: try it first the next time."""
         if (lookup := self._lookups.get((host, port))) is not None and lookup.done():
             lookup.result().sort(key=lambda one: one != address)
 
     def forget(self, host: str, port: int) -> None:
-        """The host could not be reached where it was: look it up the next time."""
+        """The host was not reached: look it up again the next time."""
         self._lookups.pop((host, port), None)
 
     def _begin(self, host: str, port: int) -> Future[list[Address]]:
@@ -86,7 +85,7 @@ class Dns:
     def _run(self, lookup: Future[list[Address]], host: str, port: int) -> None:
         try:
             lookup.set_result(self._look_up(host, port))
-        except Exception as error:  # noqa: BLE001  whatever it is, the waiting callers must hear it
+        except Exception as error:  # noqa: BLE001  any error goes to the waiting callers
             self.forget(host, port)
             lookup.set_exception(error)
 
@@ -94,7 +93,7 @@ class Dns:
 class Tls:
     """Our end of one TLS connection. `is_over`: the server has sent its close_notify.
 
-    Methods that take bytes from the server raise ssl.SSLError where these make no sense.
+    Methods that take bytes from the server raise ssl.SSLError for invalid ones.
     """
 
     def __init__(self, context: ssl.SSLContext, host: str) -> None:
@@ -112,7 +111,7 @@ class Tls:
         return True
 
     def decrypt(self, data: bytes) -> bytes:
-        """All that can be read now; nothing where a record is not yet complete."""
+        """All that can be read now; nothing while a record is incomplete."""
         self._received.write(data)
         parts: list[bytes] = []
         try:
@@ -121,7 +120,7 @@ class Tls:
             self.is_over = True
         except ssl.SSLWantReadError:
             pass
-        except ssl.SSLZeroReturnError:  # the same, when we have said our last before
+        except ssl.SSLZeroReturnError:  # as above, after our own close_notify
             self.is_over = True
         return b"".join(parts)
 
@@ -130,18 +129,18 @@ class Tls:
         return self.owed()
 
     def owed(self) -> bytes:
-        """Bytes that the protocol itself must send: handshake, alerts, new keys. Often none."""
+        """Bytes that the protocol must send: handshake, alerts, new keys. Often none."""
         return self._to_send.read()
 
     def farewell(self) -> bytes:
         """The close_notify to send: from now on only the server sends (RFC 8446, 6.1)."""
-        with contextlib.suppress(ssl.SSLError):  # it would wait for the server's, too
+        with contextlib.suppress(ssl.SSLError):  # it would wait for the server's close_notify
             self._end.unwrap()
         return self.owed()
 
 
 class NoHandleLeftError(httpx.ConnectError):
-    """This process has no file handle left: the server did not fail."""
+    """This process has no file handle left; the server did not fail."""
 
 
 class Wire(NamedTuple):
@@ -151,12 +150,12 @@ class Wire(NamedTuple):
     tls: Tls | None
 
     def send(self, data: bytes, timeout_s: float | None) -> None:
-        """Send all of it. Raises OSError."""
+        """Raises OSError."""
         self.sock.settimeout(timeout_s)
         self.sock.sendall(data if self.tls is None else self.tls.encrypt(data))
 
     def has_input(self) -> bool:
-        """Whether bytes have come, or the end of the connection."""
+        """Whether bytes, or the end of the connection, have come."""
         self.sock.settimeout(0)
         try:
             self.sock.recv(1, socket.MSG_PEEK)
@@ -179,9 +178,9 @@ def connect(
     dns: Dns,
     is_small: bool = False,
 ) -> Wire:
-    """Open a connection; `is_small`: with the smallest receive buffer that there is.
+    """Open a connection; `is_small`: with the smallest possible receive buffer.
 
-    Raises httpx.ConnectTimeout, httpx.ConnectError and NoHandleLeftError, which say what to do.
+    Raises httpx.ConnectTimeout, httpx.ConnectError and NoHandleLeftError.
     """
     scheme, host, port = origin
     context = trust() if scheme == "https" else None
@@ -203,7 +202,7 @@ def connect(
         raise httpx.ConnectTimeout(
             f"no connection to {host}:{port} within {timeout_s} s"
         ) from error
-    except (OSError, UnicodeError) as error:  # the latter for what cannot be a host's name
+    except (OSError, UnicodeError) as error:  # the latter for an invalid host name
         why = why_unreached(error, host, port)
         if isinstance(error, OSError) and is_out_of_handles(error):
             raise NoHandleLeftError(why) from error
@@ -213,7 +212,7 @@ def connect(
 def _connect_tcp(
     host: str, port: int, dns: Dns, until_s: float | None, *, is_small: bool
 ) -> socket.socket:
-    """Try the addresses in order; one that swallows everything leaves time for those behind it."""
+    """Try the addresses in order; a silent one leaves time for the next."""
     problem = OSError(f"no address of {host}")
     to_try = dns.addresses(host, port, _left(until_s))
     for number, address in enumerate(to_try):
@@ -221,7 +220,7 @@ def _connect_tcp(
         sock = socket.socket(address[0], socket.SOCK_STREAM)
         try:
             with _closed_on_failure(sock):
-                if is_small:  # before the handshake, which tells the server
+                if is_small:  # before the handshake, which announces the size
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER_BYTES)
                 sock.settimeout(None if left_s is None else left_s / (len(to_try) - number))
                 sock.connect(address[1])
@@ -240,7 +239,7 @@ def _shake_hands(sock: socket.socket, tls: Tls, until_s: float | None) -> None:
     while True:
         try:
             has_agreed = tls.shake_hands(data)
-        finally:  # an alert, too: the server should know why
+        finally:  # also an alert, which says why
             if owed := tls.owed():
                 sock.settimeout(_left(until_s))
                 sock.sendall(owed)

@@ -1,11 +1,11 @@
 """One response as its bytes come: parsed, handed over whole, and timed.
 
 Each receive is passed on at once, so bytes that have not been handed over are still in the kernel,
-where they can be counted (`unread_bytes`); over TLS, too. How a user leaves is decided elsewhere
-(`harness.load.leave`).
+where they can be counted (`unread_bytes`), over TLS too. The ways to leave are in
+`harness.load.leave`.
 
 Every wait has an end. The next byte must come in time; so must the rest of the headers once they
-have begun, and the next content where only framing comes: a byte now and then is no answer.
+have begun, and the next content if only framing comes: a byte now and then is no answer.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class PatienceEndedError(Exception):
 
 
 class _LimitPassedError(httpx.ReadTimeout):
-    """A limit passed, not the longest wait for the next bytes."""
+    """A `Limit` has passed, as opposed to the longest wait for the next bytes."""
 
 
 class Limit(NamedTuple):
@@ -52,10 +52,6 @@ class Limit(NamedTuple):
         if left_ns <= 0:
             raise _LimitPassedError(self.complaint)
         return left_ns / 1e9
-
-    def check(self) -> None:
-        """Raises httpx.ReadTimeout when it has passed."""
-        self.left_s()
 
 
 class Connection(Answer):
@@ -122,8 +118,8 @@ class Connection(Answer):
         return self.take_body()
 
     def receive_each(self, take: Take) -> bool:
-        """Hand the body bytes of each receive to `take`, for as long as it waits for more; it may
-        be asked to for longer. False: the body is complete."""
+        """Hand the body bytes of each receive to `take` while it returns True; it may return early,
+        to be called again. False: the body is complete."""
         chunk = self.receive()
         if chunk is None:
             return False
@@ -134,7 +130,7 @@ class Connection(Answer):
         return True
 
     def receive_within(self, wait_s: float) -> bytes | None:
-        """Like `receive`, for at most so long; None also when nothing came. 0 never waits."""
+        """Like `receive`, for at most `wait_s`; None also if nothing came. 0 never waits."""
         if not self._body:
             if self.is_complete:
                 return None
@@ -145,15 +141,13 @@ class Connection(Answer):
         return self.take_body()
 
     def receive_present(self) -> Iterator[bytes]:
-        """The body bytes of what the kernel holds now, receive by receive; it never waits.
-
-        What comes while they are read may come along with the last of them, but is not waited for.
-        """
+        """The body bytes in the kernel now, receive by receive, without waiting. The last receive
+        may hold some that came meanwhile."""
         left = self.unread_bytes()
         if self._body:
             yield self.take_body()
         while (left >= 0 or self.broken is not None) and not self.is_complete:
-            data = self._receive_raw_within(0)  # with nothing left it tells whether this is the end
+            data = self._receive_raw_within(0)  # with nothing left: is this the end?
             if data is None:
                 return
             left -= len(data)
@@ -172,18 +166,18 @@ class Connection(Answer):
             self._send_at_once(self._tls.farewell())
 
     def keep_open(self) -> None:
-        """From now on `close` leaves it open; `reset` is what ends it."""
+        """From now on `close` leaves it open; only `reset` ends it."""
         self.is_kept = True
 
     def reset(self) -> None:
-        """End it at once, also where it was kept open: the kernel sends a reset, TLS nothing."""
+        """End it at once, even if it was kept open: the kernel sends a reset, TLS nothing."""
         self._is_closed = True
         self._receiver.close()
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.sock.close()
 
     def close(self) -> None:
-        """End it, unless it is to be kept, or can be passed on; doing it twice is fine."""
+        """End it, unless it is kept or passed on; doing it twice is fine."""
         if self.is_kept or self._is_closed:
             return
         self._is_closed = True
@@ -205,7 +199,7 @@ class Connection(Answer):
         return left_s if self._timeout_s is None else min(self._timeout_s, left_s)
 
     def _receive_past_framing(self) -> None:
-        """Only framing came, such as the head of a chunk: no more of it than an answer needs."""
+        """Only framing came, such as the head of a chunk; receive until there is content."""
         overhead = _Overhead("framing", self._timeout_s)
         while not self._body and not self.is_complete:
             data = self._receive_raw(self._longest_wait_s())
@@ -213,7 +207,7 @@ class Connection(Answer):
             overhead.add(len(data))
 
     def _receive_raw_within(self, wait_s: float) -> bytes | None:
-        """The bytes that come in this time; None when none do. The limit holds here, too."""
+        """None when nothing comes in this time. The limit holds too."""
         if self.limit is not None:
             wait_s = min(wait_s, self.limit.left_s())
         try:
@@ -224,8 +218,7 @@ class Connection(Answer):
             return None
 
     def _and_then(self, take: Take) -> Take:
-        """Received bytes go through the parser first. Where no content comes of them, the waiting
-        caller decides how to go on."""
+        """Parse received bytes first; if they hold no content, the waiting caller goes on."""
 
         def parse_and_take(data: bytes, t_ns: int) -> bool:
             self.received_ns = t_ns
@@ -246,12 +239,11 @@ class Connection(Answer):
 
     @contextlib.contextmanager
     def _as_httpx(self, wait_s: float | None) -> Iterator[None]:
-        """Errors of receiving as httpx tells them."""
         try:
             yield
         except (TimeoutError, BlockingIOError) as error:
             if self.limit is not None:
-                self.limit.check()
+                self.limit.left_s()  # raises its own complaint
             raise httpx.ReadTimeout(f"nothing came for {wait_s} s") from error
         except OSError as error:
             raise httpx.ReadError(f"the connection broke: {error}") from error
@@ -275,7 +267,7 @@ class Connection(Answer):
         return plain
 
     def _send_at_once(self, data: bytes) -> None:
-        """Send if that needs no wait: the bytes are only polite."""
+        """Send if that needs no wait: the bytes are a courtesy."""
         if data:
             with contextlib.suppress(OSError):
                 self.sock.settimeout(0)
@@ -283,7 +275,7 @@ class Connection(Answer):
 
 
 class _Overhead:
-    """Bytes beside content, and the time they take. `add` raises when it is too much of either."""
+    """Bytes beside content, and their time. `add` raises at too much of either."""
 
     def __init__(self, what: str, longest_s: float | None) -> None:
         self._what = what

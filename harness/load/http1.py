@@ -1,9 +1,9 @@
 """An HTTP/1.1 answer, parsed as its bytes come: no I/O and no clock.
 
 The parser (llhttp) calls the `on_` methods. The head is bounded in size and in headers, bytes after
-a complete answer are dropped, and bytes that are no usable answer end in an
-httpx.RemoteProtocolError that says why. Good bytes before those are handed over first, so that it
-makes no difference how the bytes were cut on their way.
+a complete answer are dropped, and an unusable answer ends in an httpx.RemoteProtocolError that says
+why. Good bytes before the bad ones are handed over first, so it makes no difference how the bytes
+were cut on their way.
 """
 
 from typing import Final
@@ -22,9 +22,8 @@ _SENT_AS_IT_IS: Final = frozenset({b"", b"identity"})
 class Answer:
     """One answer as far as it has come. `headers` are the final answer's, without trailers.
 
-    Its state: `_body`, bytes parsed but not yet taken, and how far the answer has come.
     `may_go_on`: the connection could carry another answer after this one. `broken`: the error to
-    raise when more is asked for than has come.
+    raise when the bytes before it (`_body`) have been taken.
     """
 
     def __init__(self) -> None:
@@ -40,7 +39,7 @@ class Answer:
         self._ends_with_connection = True
 
     def header(self, name: bytes) -> bytes:
-        """The value of a header, else b"". `name` is in lower case."""
+        """The value of a header, else b"". `name`: in lower case."""
         found = [value for key, value in self.headers if key.lower() == name]
         return b", ".join(found)
 
@@ -82,7 +81,6 @@ class Answer:
 
     @property
     def is_encoded(self) -> bool:
-        """Whether the body is compressed or the like."""
         return self.header(b"content-encoding").lower() not in _SENT_AS_IT_IS
 
     def parse(self, data: bytes) -> None:
@@ -101,7 +99,6 @@ class Answer:
                 self._break(self._complaint(error, data))
 
     def take_body(self) -> bytes:
-        """The body bytes that have come since the last time."""
         body = b"".join(self._body)
         self._body.clear()
         return body

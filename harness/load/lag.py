@@ -1,11 +1,10 @@
-"""The load watching itself: how late each tick of a short timer was noticed.
+"""The load's own lag: how late each tick of a short timer was noticed.
 
-That is the floor below which the stamps of this process mean nothing. One watch lasts as long as
-the process; where it writes changes with each load that a web page starts.
+Below this floor the stamps of this process mean nothing. One watch lasts as long as the process;
+its folder changes with each load that a web page starts.
 
-A tick must be noticed just as a token is, and cost as little: the loop calls back, no greenlet
-waits for it, and several samples are written at once. A killed process loses its last unsaved
-samples.
+A tick is noticed as a token is, and costs as little: the loop calls back, no greenlet waits, and
+several samples are written at once. A killed process loses its last unsaved samples.
 """
 
 import os
@@ -28,10 +27,7 @@ _READ: Final = 1
 
 
 class LagWatch:
-    """Writes a sample a tick, from `begin` to `end`.
-
-    Its state: `_shard`, where to (None: nowhere), and `_samples`, which are not yet written.
-    """
+    """Writes a sample a tick, from `begin` to `end`."""
 
     def __init__(self, *, open_streams: Callable[[], int], give_up: Callable[[str], None]) -> None:
         self._open_streams = open_streams
@@ -44,7 +40,6 @@ class LagWatch:
         self._watcher.start(self._on_tick)
 
     def begin(self, rows_dir: Path) -> None:
-        """Write into this folder from now on."""
         self.end()
         try:
             self._shard = ShardWriter(rows_dir, ClientSample, self._pid)
@@ -52,7 +47,7 @@ class LagWatch:
             self._stop(error)
 
     def end(self) -> None:
-        """Write nothing any more; doing it twice is fine."""
+        """Stop writing; doing it twice is fine."""
         self._flush()
         if self._shard is not None:
             self._shard.close()
@@ -90,7 +85,7 @@ class LagWatch:
             self._stop(error)
 
     def _stop(self, error: OSError) -> None:
-        """In a greenlet, as `give_up` may wait and the loop's own call must not."""
+        """`give_up` may wait, which the loop's callback must not: it gets a greenlet."""
         why = f"the load's own lag can no longer be written down: {error.strerror}"
         gevent.spawn(self._give_up, why)
 
@@ -98,7 +93,7 @@ class LagWatch:
 def _ticks() -> Ticks:
     if kernel_can_tick():
         return KernelTicks(_TICK_NS)
-    return ThreadTicks(  # of the system, not of gevent
+    return ThreadTicks(  # with the system's threads, not gevent's
         _TICK_NS,
         start_thread=monkey.get_original("_thread", "start_new_thread"),
         sleep=monkey.get_original("time", "sleep"),

@@ -8,8 +8,8 @@ To add a way, add it to `records.Way` and to `leave` below; when a user leaves i
     STOP_READING   nothing is done, and nothing read any more; the kernel goes on acknowledging
                    until its buffer is full
     VANISH         the kernel drops whatever comes for the socket before acknowledging it: to the
-                   server this host is gone. No packet filter of the system and no privilege is
-                   needed, only Linux; elsewhere it is STOP_READING, and `wire_close` tells
+                   server this host is gone. It needs Linux, but neither a packet filter of the
+                   system nor a privilege; elsewhere it is STOP_READING, and `wire_close` says so
     KILLED         the process that owns the connection gets a SIGKILL
     CANCEL         the server's cancel endpoint is asked; the stream is read to its end
 
@@ -25,8 +25,7 @@ import os
 import socket
 import struct
 import time
-from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 import httpx
@@ -35,7 +34,7 @@ from harness.load.connection import Connection
 from harness.load.transport import SocketTransport, WireRequest, head_of, send
 from harness.records import Way, WireClose
 
-READS_ON: Final = frozenset({Way.HALF_CLOSE, Way.CANCEL})  # ways that leave the client its eyes
+READS_ON: Final = frozenset({Way.HALF_CLOSE, Way.CANCEL})  # the client still reads after leaving
 
 _SO_ATTACH_FILTER: Final = 26
 _DROP_ALL: Final = struct.pack("=HBBI", 0x06, 0, 0, 0)  # one instruction: return 0 bytes
@@ -49,9 +48,9 @@ class CloseResult(NamedTuple):
 
 
 def leave(way: Way, connection: Connection) -> CloseResult:
-    """Leave now, however far the answer came. Raises httpx.TransportError where that cannot be.
+    """Leave now, however far the answer came. Raises httpx.TransportError if that is impossible.
 
-    The cancel endpoint is asked on a connection of its own: `CancelRequest.send`.
+    A cancel is sent on a connection of its own: `CancelRequest.send`.
     """
     match way:
         case Way.FIN:
@@ -72,7 +71,7 @@ def leave(way: Way, connection: Connection) -> CloseResult:
 
 
 def hang_up(connection: Connection) -> CloseResult:
-    """Close. With bytes that were not read the kernel makes a reset of it."""
+    """Close. The kernel sends a reset instead if bytes were not read."""
     t0_ns = time.perf_counter_ns()
     wire_close = WireClose.RST if connection.unread_bytes() else WireClose.FIN
     connection.close()
@@ -118,8 +117,7 @@ def _kill(connection: Connection) -> CloseResult:
 
 
 def _give_way() -> None:
-    # The user has left: on a shared core, what this process does next must not stand in the way of
-    # a server that is just waking up to it.
+    # On a shared core the server should wake up to the close before this process goes on.
     os.sched_yield()
 
 
@@ -138,25 +136,17 @@ class CancelRequest:
         self._timeout_s = timeout_s
         self._wire = transport.connect(self._request)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._wire.sock.close()
 
     def send(self) -> CloseResult:
-        """Ask now. Raises httpx.TransportError."""
+        """Raises httpx.TransportError."""
         t0_ns = time.perf_counter_ns()
         send(self._wire, self._request, self._timeout_s)
         return CloseResult(t0_ns, WireClose.NOTHING)
 
     def problem(self) -> str | None:
-        """Wait for the endpoint's answer; None where it agreed."""
+        """Wait for the endpoint's answer; None: it agreed."""
         connection = Connection(self._wire.sock, self._timeout_s, tls=self._wire.tls)
         try:
             connection.receive_head(None)
@@ -170,5 +160,5 @@ class CancelRequest:
 
 
 def cancel_url(url: str, path: str, request_id: str) -> str:
-    """Where to cancel a request: {id} in the path is its id."""
+    """The id of the request replaces {id} in the path."""
     return url.rstrip("/") + path.replace("{id}", quote(request_id, safe=""))

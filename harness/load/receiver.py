@@ -1,6 +1,6 @@
-"""Receiving on one socket: on one of the operating system, and on one of gevent's.
+"""Receiving on one socket, of the operating system or of gevent.
 
-On gevent's the event loop's own call reads and hands the bytes over, so that a token that changes
+With gevent the event loop's own callback reads and hands the bytes over, so a token that changes
 nothing wakes no greenlet.
 """
 
@@ -16,37 +16,34 @@ from greenlet import getcurrent
 _RECEIVE_BYTES: Final = 65536
 _READ: Final = 1
 
-# Takes the bytes of one receive (none: the end of the connection) and when they came; returns
-# whether there is more to wait for. It must not wait itself.
+# Takes the bytes of one receive (none: the end of the connection) and their time; returns whether
+# to wait for more. It must not wait itself.
 Take = Callable[[bytes, int], bool]
 
 
 class Receiver(Protocol):
     """Receives on one socket. Close it before the socket.
 
-    Both ways raise TimeoutError or BlockingIOError when nothing has come for `longest_s` seconds,
-    or not enough by `until_ns`, and OSError.
+    Both methods raise OSError, and TimeoutError or BlockingIOError if nothing came for `longest_s`
+    seconds or `until_ns` has passed.
     """
 
     def receive(self, longest_s: float | None) -> bytes:
         """The next bytes (0 never waits). b"" is the end of the connection."""
 
     def receive_each(self, take: Take, longest_s: float | None, until_ns: int | None) -> None:
-        """Hand over what comes, receive by receive, for as long as `take` returns True. Exceptions
-        of `take` are raised here."""
+        """Hand over receive by receive while `take` returns True. Exceptions of `take` are raised
+        here."""
 
     def close(self) -> None: ...
 
 
 def receiver(sock: socket.socket) -> Receiver:
-    """A socket that has a hub is gevent's (which is not imported here)."""
-    hub = getattr(sock, "hub", None)
+    hub = getattr(sock, "hub", None)  # only gevent's sockets have one; gevent is not imported here
     return BlockingReceiver(sock) if hub is None else HubReceiver(sock, hub)
 
 
 class BlockingReceiver:
-    """On a socket of the operating system."""
-
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
 
@@ -69,12 +66,10 @@ class BlockingReceiver:
 
 
 class HubReceiver:
-    """On a socket of gevent's, which waits in its `hub`. The socket must stay non-blocking.
+    """For a socket of gevent's, which must stay non-blocking.
 
-    Its state: `_waiting`, the greenlet that waits now, and `_take`, which gets the bytes;
-    `_since_ns`, when the latest came; `_longest_ns` and `_until_ns`, how long that may take;
-    `is_watched`, whether the watcher is started; `_fires_ns`, for when the timer is set (None: it
-    is not).
+    `_waiting` is the greenlet that waits now; `_since_ns`, when the latest bytes came;
+    `is_watched`, whether the watcher is started; `_fires_ns`, the time for which the timer is set.
     """
 
     def __init__(self, sock: socket.socket, hub: Any) -> None:
@@ -140,7 +135,7 @@ class HubReceiver:
             self._waiting.switch(self)
 
     def _keep_timer(self) -> None:
-        """Let the timer fire when this wait has lasted too long, or before."""
+        """Let the timer fire when this wait is over, or earlier."""
         due_ns = _due_ns(self._since_ns, self._longest_ns, self._until_ns)
         if due_ns is None or (self._fires_ns is not None and self._fires_ns <= due_ns):
             return
@@ -169,7 +164,7 @@ def _ns(seconds: float | None) -> int | None:
 
 
 def _due_ns(since_ns: int, longest_ns: int | None, until_ns: int | None) -> int | None:
-    """When a wait that began at `since_ns` has lasted too long."""
+    """The end of a wait that began at `since_ns`."""
     if longest_ns is None:
         return until_ns
     due_ns = since_ns + longest_ns

@@ -1,20 +1,18 @@
 """Two loads directed from one place: the chunk frontier and the cancel storm.
 
-The chunk frontier: what does a long prompt cost the streams that decode beside it, and they it?
-
+Chunk frontier: what does a long prompt cost the streams that decode beside it, and they it?
 Bystanders stream all along: short prompts, long answers, one after the other. Beside them a
-director sends long prompts, one at a time and in pairs: one is read for a few tokens, the next is
-left during its prefill. When to leave is known from those that were read: after a share, drawn
-anew each time, of the median time to first token seen so far.
+director sends long prompts, one at a time and in pairs: it reads a few tokens of the first, and
+leaves the second during its prefill, after a share, drawn anew each time, of the median time to
+first token of those read. In the rows a role tells bystanders from long prompts, and
+`planned_abandon` is 0 for the long prompts that were to be left.
 
-The rows tell the three apart: bystanders and long prompts by their role, and long prompts that were
-to be left by their `planned_abandon` (0: before the first token).
-
-A cancel storm: many streams leave at the same moment, wave after wave, beside stayers.
+Cancel storm: many streams leave at one moment, wave after wave, beside stayers.
 """
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -35,6 +33,26 @@ from harness.workload.storm import Storm, leaving_share
 _DIRECTOR = 0  # the bystanders are numbered from 1
 
 
+class _Sender:
+    """Sends the requests of one session; waits after a failure."""
+
+    def __init__(self, session: LoadSession) -> None:
+        self._session = session
+
+    def _ask(self, spec: RequestSpec, n: int, rule: LeaveRule) -> None:
+        session = self._session
+        text = session.prompt(user=spec.user, n=n, tokens=spec.prompt_tokens)
+        session.client.ask(session.issue(spec), text, rule, self._keep)
+
+    def _prompt_tokens(self, limits: Sequence[int], user: int, n: int) -> int:
+        return prompt_size(limits, seed=self._session.plan.run.seed, user=user, n=n)
+
+    def _keep(self, row: RequestRow) -> None:
+        self._session.keep(row)
+        if row.outcome not in NOT_A_FAILURE:
+            gevent.sleep(RETRY_PAUSE_S)
+
+
 class ChunkFrontierDirector(PlannedUser):
     """The only user of a chunk frontier load: starts the bystanders, then sends long prompts."""
 
@@ -43,7 +61,6 @@ class ChunkFrontierDirector(PlannedUser):
 
     @task
     def direct(self) -> None:
-        """All pairs, once, while the bystanders stream."""
         load = self.session.plan.load
         assert isinstance(load, ChunkFrontierLoad)
         bystanders = [Bystander(self.session, load, number=n + 1) for n in range(load.bystanders)]
@@ -60,56 +77,45 @@ class ChunkFrontierDirector(PlannedUser):
         raise StopUser
 
 
-class Bystander:
+class Bystander(_Sender):
     """Reads one long answer after the other; `is_reading` is set by its first token."""
 
     def __init__(self, session: LoadSession, load: ChunkFrontierLoad, *, number: int) -> None:
+        super().__init__(session)
         self.is_reading = Event()
-        self._session = session
         self._load = load
         self._number = number
 
     def stream(self) -> None:
         """Ask and read until killed."""
-        seed = self._session.plan.run.seed
+        limits = self._load.bystander_prompt_tokens
         for n in count():
-            size = prompt_size(
-                self._load.bystander_prompt_tokens, seed=seed, user=self._number, n=n
-            )
             spec = RequestSpec(
                 role=Role.BYSTANDER,
                 user=self._number,
                 max_tokens=self._load.bystander_answer_tokens,
-                prompt_tokens=size,
+                prompt_tokens=self._prompt_tokens(limits, self._number, n),
             )
-            text = self._session.prompt(user=self._number, n=n, tokens=size)
-            self._session.client.ask(
-                self._session.issue(spec), text, self._note_progress, self._keep
-            )
+            self._ask(spec, n, self._note_progress)
 
     def _note_progress(self, tokens_read: int) -> None:
         if tokens_read:
             self.is_reading.set()
 
-    def _keep(self, row: RequestRow) -> None:
-        self._session.keep(row)
-        if row.outcome not in NOT_A_FAILURE:
-            gevent.sleep(RETRY_PAUSE_S)
 
-
-class LongPrompts:
-    """The director's requests. Its state: how many it has sent, and the times to first token."""
+class LongPrompts(_Sender):
+    """The director's requests."""
 
     def __init__(self, session: LoadSession, load: ChunkFrontierLoad) -> None:
-        self._session = session
+        super().__init__(session)
         self._load = load
         self._number = 0
         self._ttfts_ns: list[int] = []
 
     def send_all(self) -> None:
-        """Each pair: one to read and one to leave; none to leave before one could be read."""
+        """Each pair: one to read and one to leave; none is left before one has been read."""
         for _ in range(self._load.pairs):
-            self._ask(self._spec(self._load.read_tokens))
+            self._send(self._spec(self._load.read_tokens))
             if self._ttfts_ns:
                 share = leaving_share(seed=self._session.plan.run.seed, n=len(self._ttfts_ns))
                 left = replace(
@@ -119,30 +125,25 @@ class LongPrompts:
                     way=Way.FIN,
                     pause=int(share * statistics.median(self._ttfts_ns)),
                 )
-                self._ask(left)
+                self._send(left)
 
     def _spec(self, max_tokens: int) -> RequestSpec:
-        seed, n = self._session.plan.run.seed, self._number
         return RequestSpec(
             role=Role.LONG_PROMPT,
             user=_DIRECTOR,
             max_tokens=max_tokens,
-            prompt_tokens=prompt_size(self._load.prompt_tokens, seed=seed, user=_DIRECTOR, n=n),
+            prompt_tokens=self._prompt_tokens(self._load.prompt_tokens, _DIRECTOR, self._number),
         )
 
-    def _ask(self, spec: RequestSpec) -> None:
-        session = self._session
-        text = session.prompt(user=_DIRECTOR, n=self._number, tokens=spec.prompt_tokens)
+    def _send(self, spec: RequestSpec) -> None:
+        n = self._number
         self._number += 1
-        rule = spec.leave_rule("none", session.client.step)
-        session.client.ask(session.issue(spec), text, rule, self._keep)
+        self._ask(spec, n, spec.leave_rule("none", self._session.client.step))
 
     def _keep(self, row: RequestRow) -> None:
-        self._session.keep(row)
         if row.planned_abandon is None and row.first_token_ns is not None:
             self._ttfts_ns.append(row.first_token_ns - row.sent_ns)
-        if row.outcome not in NOT_A_FAILURE:
-            gevent.sleep(RETRY_PAUSE_S)
+        super()._keep(row)
 
 
 class CancelStormDirector(PlannedUser):
@@ -153,7 +154,6 @@ class CancelStormDirector(PlannedUser):
 
     @task
     def direct(self) -> None:
-        """All waves, once."""
         load = self.session.plan.load
         assert isinstance(load, CancelStormLoad)
         asker = Asker(self.session, load)
@@ -170,7 +170,7 @@ class CancelStormDirector(PlannedUser):
 
 
 def _wave(asker: "Asker", load: CancelStormLoad, number: int) -> None:
-    """One storm, from the sending to the last one gone. A wave that is cut short is gone, too."""
+    """One storm, from the sending until all streams have left, or the load ends."""
     storm = Storm(streams=load.streams, tokens=load.abandon_after_tokens)
     wave = Group()
     try:
@@ -181,15 +181,14 @@ def _wave(asker: "Asker", load: CancelStormLoad, number: int) -> None:
         wave.kill()
 
 
-class Asker:
-    """Sends the requests of both kinds."""
+class Asker(_Sender):
+    """Sends the requests of the waves and of the stayers."""
 
     def __init__(self, session: LoadSession, load: CancelStormLoad) -> None:
-        self._session = session
+        super().__init__(session)
         self._load = load
 
     def leave(self, stream: int, number: int, storm: Storm) -> None:
-        """A stream of a wave."""
         step = self._session.client.step
 
         def rule(tokens_read: int) -> int | None:
@@ -201,7 +200,7 @@ class Asker:
             RequestSpec(
                 user=stream,
                 max_tokens=self._load.answer_tokens,
-                prompt_tokens=self._prompt_tokens(stream, number),
+                prompt_tokens=self._prompt_tokens(self._load.prompt_tokens, stream, number),
                 trial=number,
                 plan=f"storm:{tokens}",
                 planned_abandon=tokens,
@@ -212,22 +211,8 @@ class Asker:
         )
 
     def stay(self, user: int) -> None:
-        """A stayer: ask and read until killed."""
+        """Ask and read until killed."""
         for n in count():
-            size = self._prompt_tokens(user, n)
+            size = self._prompt_tokens(self._load.prompt_tokens, user, n)
             spec = RequestSpec(user=user, max_tokens=self._load.stay_tokens, prompt_tokens=size)
             self._ask(spec, n, never)
-
-    def _prompt_tokens(self, user: int, n: int) -> int:
-        seed = self._session.plan.run.seed
-        return prompt_size(self._load.prompt_tokens, seed=seed, user=user, n=n)
-
-    def _ask(self, spec: RequestSpec, n: int, rule: LeaveRule) -> None:
-        session = self._session
-        text = session.prompt(user=spec.user, n=n, tokens=spec.prompt_tokens)
-        session.client.ask(session.issue(spec), text, rule, self._keep)
-
-    def _keep(self, row: RequestRow) -> None:
-        self._session.keep(row)
-        if row.outcome not in NOT_A_FAILURE:
-            gevent.sleep(RETRY_PAUSE_S)

@@ -1,9 +1,8 @@
 """A clock that ticks through a descriptor, as tokens come.
 
-An event loop's own timers are a millisecond coarse, which is more than a token waits, and they are
-noticed in another way than bytes are. So the kernel ticks: Linux with a timer of its own, and
-elsewhere a thread that writes to a pipe. The thread costs twice as much, as at each tick it and the
-event loop wait for each other.
+An event loop's own timers are a millisecond coarse, longer than a token waits, and are not noticed
+the way bytes are. So the kernel ticks: on Linux by a timerfd, elsewhere by a thread that writes to
+a pipe. The thread costs twice as much, as at each tick it and the event loop wait for each other.
 
 https://man7.org/linux/man-pages/man2/timerfd_create.2.html
 """
@@ -22,12 +21,11 @@ _DUE: Final = struct.Struct("=q")
 
 
 def kernel_can_tick() -> bool:
-    """Whether this system has `KernelTicks`."""
     return hasattr(ctypes.CDLL(None), "timerfd_create")
 
 
 class Ticks(Protocol):
-    """A descriptor that can be read once a tick is due, and `take`, to be called then."""
+    """`descriptor` becomes readable when a tick is due."""
 
     descriptor: int
 
@@ -36,7 +34,7 @@ class Ticks(Protocol):
 
 
 class _KernelTimer:
-    """A timerfd: `descriptor` can be read from the time on for which it is set."""
+    """A timerfd: `descriptor` becomes readable at the time that was set."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -45,8 +43,8 @@ class _KernelTimer:
             raise OSError(ctypes.get_errno(), "no timer of the kernel's")
 
     def _set(self, at_ns: int, interval_ns: int = 0) -> None:
-        """Go off at this time of the monotonic clock, at once where it is past, and again after
-        each interval."""
+        """Go off at this time of the monotonic clock, at once if it is past, and again after each
+        interval."""
         times = (*divmod(interval_ns, 1_000_000_000), *divmod(at_ns, 1_000_000_000))
         setting = struct.pack("=4q", *times)
         if self._libc.timerfd_settime(self.descriptor, _TFD_TIMER_ABSTIME, setting, None):
@@ -54,8 +52,6 @@ class _KernelTimer:
 
 
 class KernelTicks(_KernelTimer):
-    """`_next_ns` is when the next tick that was not taken is due."""
-
     def __init__(self, interval_ns: int) -> None:
         super().__init__()
         self._interval_ns = interval_ns
@@ -70,8 +66,6 @@ class KernelTicks(_KernelTimer):
 
 
 class KernelAlarm(_KernelTimer):
-    """Goes off once for each time that it is set."""
-
     def set(self, at_ns: int) -> None:
         self._set(at_ns)
 
