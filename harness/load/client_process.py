@@ -2,8 +2,8 @@
 
     server ──TCP──▶ this process ──socket pair──▶ us
 
-It is `cat`, with the connection as its standard input: its user has read whatever it has read. Once
-it runs, no other process holds the connection, and when it is killed the kernel ends it.
+It is `cat`, with the connection as its standard input: its user has read what `cat` has read. No
+other process holds the connection, so when `cat` is killed the kernel ends it.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ PROGRAM: Final = "cat"
 class ClientProcess:
     """`output` is our end of the pair. The process owns `sock` from now on.
 
-    Raises OSError where no process can be started; `sock` is closed then.
+    Raises OSError if no process can be started; `sock` is closed then.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -39,7 +39,7 @@ class ClientProcess:
             on_failure.pop_all()
 
     def kill(self) -> None:
-        """End it with SIGKILL; doing it twice is fine."""
+        """Doing it twice is fine."""
         pid, self._pid = self._pid, None
         if pid is None:
             return

@@ -1,7 +1,7 @@
 """The OpenAI dialect, as far as a user needs it: the body of a request, the chunks of its stream.
 
-Works for `/v1/completions` and `/v1/chat/completions`. The decoder skips fields that are not
-declared here without building them, which matters: it runs for every token.
+Works for `/v1/completions` and `/v1/chat/completions`. The decoder runs for every token, and skips
+fields that are not declared here without building them.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class Usage(msgspec.Struct):
 
 
 class Delta(msgspec.Struct):
-    """The text that a chat chunk adds, or a whole message. Thinking is generated text, too."""
+    """The text that a chat chunk adds, or a whole message. Reasoning is generated text too."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -60,7 +60,7 @@ class Choice(msgspec.Struct):
 
 
 class CancellationInfo(msgspec.Struct):
-    """Why the server aborted a request of its own accord; the bundled engine says so."""
+    """Why the bundled engine itself aborted a request."""
 
     reason: Reason | None = None
 
@@ -74,8 +74,8 @@ class Chunk(msgspec.Struct):
     cancellation_info: CancellationInfo | None = None
 
 
-# Reads an event's data, or a whole answer. Raises NONSENSE for data that is no JSON, not of this
-# form or not UTF-8 (ValueError, of several kinds), or nested without end.
+# Reads an event's data, or a whole answer. Raises NONSENSE for invalid UTF-8, JSON or fields
+# (ValueError, of several kinds), and for endless nesting.
 NONSENSE: Final = (ValueError, RecursionError)
 decode_chunk: Final[Callable[[bytes], Chunk]] = msgspec.json.Decoder(Chunk).decode
 
@@ -90,7 +90,8 @@ def request_body(
     n: int = 1,
     temperature: float | None = None,
 ) -> dict[str, Any]:
-    """The body of one request. Without a `temperature` the server's own holds."""
+    """The body of one request; a stream has the target's `stream_options`. Without a `temperature`
+    the server's own holds."""
     body: dict[str, Any] = {"model": model, "max_tokens": max_tokens}
     if target.path.endswith("/chat/completions"):
         body["messages"] = [{"role": "user", "content": prompt}]
@@ -107,7 +108,7 @@ def request_body(
 
 
 def error_message(error: Any) -> str:
-    """The message of a server's error, in whichever way it is wrapped."""
+    """The message of a server's error, however it is wrapped."""
     match error:
         case {"error": inner} if inner:
             return error_message(inner)

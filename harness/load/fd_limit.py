@@ -7,9 +7,9 @@ from typing import Final
 from harness.errors import ConfigError
 
 _BESIDE_STREAMS: Final = 100  # files, pipes, the event loop, libraries being loaded
-_ENOUGH: Final = 1 << 20  # where the system allows any number
+_ENOUGH: Final = 1 << 20  # if the system allows any number
 
-Limits = tuple[int, int]  # what holds, and how far a process may raise it by itself
+Limits = tuple[int, int]  # the soft limit, and the hard one up to which a process may raise it
 
 
 def allow_streams(
@@ -18,7 +18,7 @@ def allow_streams(
     get: Callable[[int], Limits] = resource.getrlimit,
     put: Callable[[int, Limits], None] = resource.setrlimit,
 ) -> None:
-    """Raise this process's limit as far as it may. Raises ConfigError where that is too little."""
+    """Raise this process's limit as far as possible. Raises ConfigError if that is too little."""
     soft, hard = get(resource.RLIMIT_NOFILE)
     allowed = _allowed(hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
@@ -27,7 +27,7 @@ def allow_streams(
 
 
 def check_streams(streams: int, *, get: Callable[[int], Limits] = resource.getrlimit) -> None:
-    """Raises ConfigError where a process of this system may not have so many open."""
+    """Raises ConfigError if a process of this system may not have so many open."""
     allowed = _allowed(get(resource.RLIMIT_NOFILE)[1])
     if (needed := streams + _BESIDE_STREAMS) > allowed:
         raise ConfigError(

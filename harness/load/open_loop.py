@@ -1,15 +1,15 @@
-"""The open loop: requests come by a schedule, whatever became of those before them.
+"""The open loop: requests come by a schedule, whatever happened to earlier ones.
 
 One director in each load process sends its share of the schedule, each request in a greenlet of its
-own. A request is prepared ahead, before its time has come. Where as many streams are open as there
-may be, the director waits: the requests behind start late, and their rows say so
-(`intended_start_ns` is the schedule's, `sent_ns` when it was sent). An arrival that was not sent
-when the load ends has no row; the harness knows how many there should be.
+own. A request is prepared ahead of its time. While the largest allowed number of streams is open,
+the director waits: later requests start late, and their rows say so (`intended_start_ns` is the
+schedule's, `sent_ns` the real one). An arrival that was not sent when the load ends has no row; the
+harness knows how many there should be.
 
 With several processes the master sends each of them the beginning of the schedule and its share,
-just before it starts them; with n of them each takes every n-th arrival. They are counted anew for
-each load: Locust's own numbers have gaps where a process was lost before. On another host, whose
-clock is not the master's, the schedule begins when the message arrives.
+just before it starts them; with n of them each takes every n-th arrival. They are numbered anew for
+each load: Locust's own numbers have gaps after a process was lost. On a host with another clock
+than the master's, the schedule begins when the message arrives.
 """
 
 import time
@@ -37,14 +37,14 @@ from harness.workload.load import AbandonLoad
 from harness.workload.schedule import Arrival
 
 _START: Final = "walkaway_schedule"
-# From the word to the first arrival: every process has heard it by then, and has its users.
+# From the message to the first arrival: by then every process has it, and has its users.
 _LEAD_NS: Final = 300_000_000
 _READ: Final = 1
 _READY: Final = 64  # requests prepared ahead: many may come at the same moment
 
 
 class Share(msgspec.Struct, kw_only=True):
-    """Which part of the schedule a process sends, and when the schedule begins, by which clock."""
+    """The part of the schedule that a process sends, and its beginning by the named clock."""
 
     begins_ns: int
     clock: str
@@ -53,14 +53,12 @@ class Share(msgspec.Struct, kw_only=True):
 
 
 class Request(NamedTuple):
-    """A request that waits for its time."""
-
     intended_start_ns: int
     send: Callable[[], None]
 
 
 class OpenLoopDirector(PlannedUser):
-    """The only user of a load process in an open loop: sends what the schedule says."""
+    """The only user of a load process in an open loop."""
 
     abstract = False
     share: ClassVar[Share | None] = None  # from the master; alone: None
@@ -73,10 +71,10 @@ class OpenLoopDirector(PlannedUser):
         if cls._directed is session:
             raise StopUser  # users of a dead process come here: its arrivals stay unsent
         if cls.share is None and isinstance(self.environment.runner, WorkerRunner):
-            raise StopUser  # it came when the schedule was dealt out already
+            raise StopUser  # this worker connected after the shares were sent
         cls._directed = session
         share = cls.share or Share(begins_ns=_soon_ns(), clock=local_clock())
-        cls.share = None  # it is of this load only
+        cls.share = None  # it holds for this load only
         try:
             _send_all(session, share)
         except Exception:  # Locust logs it, and would wait for the time to be up
@@ -87,7 +85,7 @@ class OpenLoopDirector(PlannedUser):
 
 
 def _send_all(session: LoadSession, share: Share) -> None:
-    """Send each request of the share at its time; return when all streams have ended."""
+    """Returns when all streams have ended."""
     schedule = session.plan.schedule
     assert schedule is not None
     streams = Pool(-(-schedule.max_streams // share.workers))
@@ -107,8 +105,8 @@ def _send_all(session: LoadSession, share: Share) -> None:
 
 @contextmanager
 def _alarm() -> Iterator[Callable[[int], None]]:
-    """Waits until a time of the monotonic clock: by the kernel's timer where it has one, as the
-    event loop's own are a millisecond coarse and each request would start that late."""
+    """Waits until a time of the monotonic clock, by the kernel's timer if possible: the event
+    loop's own are a millisecond coarse, and each request would start that late."""
     if not kernel_can_tick():
         yield lambda at_ns: gevent.sleep(max(0, at_ns - time.perf_counter_ns()) / 1e9)
         return
@@ -130,12 +128,12 @@ def _alarm() -> Iterator[Callable[[int], None]]:
 
 
 def _prepare_all(session: LoadSession, share: Share, ready: "Queue[Request]") -> None:
-    """Prepare request by request, as far ahead as there is room; then, or on an error, end it."""
+    """Prepare request by request, as far ahead as `ready` has room; in the end close it."""
     try:
         for arrival in islice(session.plan.planned_arrivals(), share.worker, None, share.workers):
             intended_start_ns = share.begins_ns + int(arrival.offset_s * 1e9)
             ready.put(Request(intended_start_ns, _prepared(session, arrival, intended_start_ns)))
-            gevent.sleep(0)  # a prompt takes a while to write: others may want to read meanwhile
+            gevent.sleep(0)  # a prompt takes a while to write: streams may want to read meanwhile
     except Exception:
         ready.put(StopIteration)
         raise
@@ -143,7 +141,7 @@ def _prepare_all(session: LoadSession, share: Share, ready: "Queue[Request]") ->
 
 
 def _prepared(session: LoadSession, arrival: Arrival, intended_start_ns: int) -> Callable[[], None]:
-    """Everything about a request that can be known before its time. Returns what sends it."""
+    """Do all that is possible before the request's time; return the function that sends it."""
     load = session.plan.load
     assert isinstance(load, AbandonLoad)
     spec = arrival.draw_request(load, seed=session.plan.run.seed, seen=session.seen)
@@ -162,10 +160,8 @@ def _text(session: LoadSession, load: AbandonLoad, arrival: Arrival, tokens: int
 
 
 def share_out(environment: Environment, schedule: OpenArrivals) -> None:
-    """Give each load process one director, and all of them the same schedule.
-
-    Raises ConfigError where one process alone may not open so many streams.
-    """
+    """Give each load process one director, and all of them one schedule. Raises ConfigError if a
+    single process may not open so many streams."""
     options = environment.parsed_options
     assert options is not None
     options.num_users = options.spawn_rate = max(1, options.expect_workers)
@@ -178,7 +174,7 @@ def share_out(environment: Environment, schedule: OpenArrivals) -> None:
 
 
 def _have_as_many_directors_as_workers(environment: Environment, runner: MasterRunner) -> None:
-    """More may connect than were expected, and each has a part of the schedule."""
+    """More workers may connect than were expected, and each gets a share."""
     options = environment.parsed_options
     assert options is not None
 
@@ -190,7 +186,7 @@ def _have_as_many_directors_as_workers(environment: Environment, runner: MasterR
 
 
 def deal_out(environment: Environment) -> None:
-    """Let a master send its workers the beginning of each schedule and their shares."""
+    """Make a master send its workers the beginning of each schedule and their shares."""
     runner = environment.runner
     if isinstance(runner, MasterRunner):
         _tell_workers(environment, runner)

@@ -1,7 +1,7 @@
 """The command line of plain Locust: `locust -f workloads/locustfile.py`, with options of our own.
 
-Either a plan comes in a file (that is how `walkaway run` starts this process), or a few options
-describe one: on the command line, or in the start form of the web page, which shows the same.
+Either a plan comes in a file (so `walkaway run` starts this process), or a few options describe
+one: on the command line, or in the start form of the web page, which has the same fields.
 """
 
 import argparse
@@ -147,7 +147,7 @@ def _add_of_the_arrivals(group: argparse._ArgumentGroup) -> None:
 
 
 def load_plan(options: argparse.Namespace) -> LoadPlan:
-    """The plan that the options name or describe. Raises ConfigError when there is none in them."""
+    """The plan that the options name or describe. Raises ConfigError."""
     if options.walkaway_plan is None:
         return _described(options)
     try:
@@ -161,7 +161,6 @@ def load_plan(options: argparse.Namespace) -> LoadPlan:
 
 
 def _first_line(file: int) -> bytes:
-    """All that comes until a line ends, or the input does."""
     parts: list[bytes] = []
     while part := os.read(file, _PIPE_BYTES):
         parts.append(part)
@@ -171,24 +170,20 @@ def _first_line(file: int) -> bytes:
 
 
 def plan_of_the_page(options: argparse.Namespace) -> LoadPlan | None:
-    """The plan of the load that begins, where a web page has started it.
-
-    The page hands it on among the options, which a Locust master sends to its workers.
-    """
+    """The plan of a load that a web page has started: the page puts it among the options, which a
+    Locust master sends to its workers."""
     now = getattr(options, _NOW, None)
     return None if now is None else LoadPlan.model_validate_json(now)
 
 
 def put_in_force(options: argparse.Namespace, plan: LoadPlan) -> None:
-    """Let the load that begins next follow this plan."""
+    """Make the next load follow this plan."""
     setattr(options, _NOW, plan.model_dump_json())
 
 
 def read_order(options: argparse.Namespace) -> dict[str, Any]:
-    """What each run of a web page begins with (fields of `harness.run.run_config.RunConfig`).
-
-    Raises ConfigError where the file that should say it cannot be read.
-    """
+    """The fields of `harness.run.run_config.RunConfig` for each run of a web page. Raises
+    ConfigError for an unreadable file."""
     if options.walkaway_order is None:
         return {
             "workload": BY_HAND,
@@ -205,7 +200,7 @@ def read_order(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def form_fields(options: argparse.Namespace) -> dict[str, str]:
-    """What a form holds that was left as it was shown."""
+    """The fields of an unchanged form."""
     shown: Mapping[str, object] = vars(options)
     fields = {name: str(value) for name, value in shown.items() if name.startswith("walkaway_")}
     others = {

@@ -1,13 +1,13 @@
 """The processes of one load: their messages to each other, and the marks that each leaves behind.
 
-Locust's master starts the users of its workers and stops them. Two things it does not know, so they
-are said in messages of our own: how many users have walked away from each worker, since the plan
-names the number for all of them together; and that a worker cannot go on, which ends the load.
+Locust's master starts the users of its workers and stops them. Messages of our own add what it
+does not know: the number of abandons in each worker, as the plan limits their sum; that a worker
+cannot go on, which ends the load; and that a worker's share of a schedule has ended.
 
 Each process that has users writes a mark when it begins and another when it ends in good order.
-A killed process lacks the second, and its rows and ticks show how far it came. The master writes
-down the workers that connected: the rows of a worker on another machine are copied by hand, and
-without that list forgotten rows would go unnoticed.
+A killed process lacks the second, and its rows and ticks show how far it came. The master lists the
+workers that connected: rows of a worker on another machine are copied by hand, and without the list
+missing rows would go unnoticed.
 """
 
 import os
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import gevent
-from locust.env import Environment
 from locust.runners import MasterRunner, Runner, WorkerRunner
 
 from harness.load.lag import LagWatch
@@ -31,12 +30,12 @@ from harness.workload.plan import LoadPlan
 _LEFT: Final = "walkaway_left"
 _NO_GOING_ON: Final = "walkaway_no_going_on"
 _ALL_SENT: Final = "walkaway_all_sent"
-_TELL_EVERY_S: Final = 0.05
+_REPORT_EVERY_S: Final = 0.05
 
 
 class Master:
-    """Hears the workers. `_left` is how many users have walked away from each of them so far,
-    `_done` are those whose part of a schedule has ended."""
+    """Takes the workers' messages. `_left`: the abandons in each worker so far; `_done`: the
+    workers whose share of a schedule has ended."""
 
     def __init__(
         self,
@@ -50,13 +49,11 @@ class Master:
         self._done: set[str] = set()
         self._runner = runner
         self._end = end
-        self._give_up = give_up
         runner.register_message(_LEFT, self._count)
-        runner.register_message(_NO_GOING_ON, self._hear_why)
-        runner.register_message(_ALL_SENT, self._hear_of_the_end)
+        runner.register_message(_NO_GOING_ON, lambda msg, **_: give_up(msg.data["why"]))
+        runner.register_message(_ALL_SENT, self._note_share_sent)
 
     def follow(self, plan: LoadPlan) -> None:
-        """A load by this plan begins."""
         self._stop_after = plan.stop_after_abandons
         self._left.clear()
         self._done.clear()
@@ -67,47 +64,39 @@ class Master:
             self._stop_after = None
             self._end()
 
-    def _hear_of_the_end(self, msg: Any, **_: Any) -> None:
+    def _note_share_sent(self, msg: Any, **_: Any) -> None:
         self._done.add(msg.node_id)
         clients = self._runner.clients
         if self._done >= {one.id for one in (*clients.running, *clients.spawning)}:
             self._end()
 
-    def _hear_why(self, msg: Any, **_: Any) -> None:
-        self._give_up(msg.data["why"])
 
+def report_abandons(runner: WorkerRunner, num_abandons: Callable[[], int]) -> None:
+    """Keep the master up to date, until the process ends."""
 
-def tell_how_many_left(runner: WorkerRunner, num_left: Callable[[], int]) -> None:
-    """Let the master know, until the process ends."""
-
-    def keep_telling() -> None:
-        told = 0
+    def keep_reporting() -> None:
+        reported = 0
         while True:
-            gevent.sleep(_TELL_EVERY_S)
-            if (now := num_left()) != told:
-                told = now
+            gevent.sleep(_REPORT_EVERY_S)
+            if (now := num_abandons()) != reported:
+                reported = now
                 runner.send_message(_LEFT, {"users": now})
 
-    gevent.spawn(keep_telling)
+    gevent.spawn(keep_reporting)
 
 
-def tell_that_all_was_sent(runner: WorkerRunner) -> None:
-    """Let the master, which a page has started, know that this part of a schedule has ended."""
+def report_share_sent(runner: WorkerRunner) -> None:
+    """To a master that a page has started: this worker's share of the schedule has ended."""
     runner.send_message(_ALL_SENT, {})
 
 
-def tell_why_not_to_go_on(runner: WorkerRunner, why: str) -> None:
-    """Let the master end the load."""
+def report_failure(runner: WorkerRunner, why: str) -> None:
+    """Make the master end the load."""
     runner.send_message(_NO_GOING_ON, {"why": why})
 
 
-def end_when_nobody_is_left(environment: Environment, end: Callable[[], None]) -> None:
-    """By itself a master without workers stops the test, but waits until the time is up."""
-    environment.events.test_stop.add_listener(lambda **_: end())  # type: ignore[no-untyped-call]
-
-
 def note_workers(runner: MasterRunner, plan: LoadPlan) -> None:
-    """Write down each worker that connects to this master, where the plan keeps rows."""
+    """List each worker that connects to this master, if the plan keeps rows."""
     if plan.rows_dir is None:
         return
     rows_dir = Path(plan.rows_dir)
@@ -123,11 +112,10 @@ def note_workers(runner: MasterRunner, plan: LoadPlan) -> None:
 
 
 class ProcessMarks:
-    """Says in the rows' folder that this process has begun with the load, and in the end that it
-    has ended it in good order.
+    """The marks of this process in the rows' folder: begun, and ended in good order.
 
-    On another machine than the master's the folder may be missing, and is made. The file is open
-    all the time: at the end of a load there may be no handle left.
+    The folder may be missing on another machine than the master's, and is made. The file stays
+    open: at the end of a load there may be no handle left.
     """
 
     def __init__(self, rows_dir: Path, plan: LoadPlan, runner: Runner | None) -> None:
@@ -140,7 +128,6 @@ class ProcessMarks:
         self._leave("began")
 
     def end(self) -> None:
-        """To be called once, as the last thing."""
         self._leave("ended")
         self._shard.close()
 
@@ -165,15 +152,13 @@ def _open_plan(plan: LoadPlan) -> dict[str, Any] | None:
     if plan.schedule is None:
         return None
     target = plan.target.model_copy(update={"extra_body": {}})
-    told = plan.model_copy(update={"headers": {}, "target": target, "api_key_env": None})
-    return told.model_dump(mode="json")
+    without_secrets = {"headers": {}, "target": target, "api_key_env": None}
+    return plan.model_copy(update=without_secrets).model_dump(mode="json")
 
 
 class AboutThisProcess:
-    """The records of this process beside a load's rows: its marks, and its lag.
-
-    A load lasts as long as the process, or begins and ends on a web page.
-    """
+    """The records of this process beside a load's rows: its marks, and its lag. A load lasts as
+    long as the process, or begins and ends on a web page."""
 
     def __init__(self, lag: LagWatch, runner: Runner | None) -> None:
         self._lag = lag
@@ -181,7 +166,7 @@ class AboutThisProcess:
         self._marks: ProcessMarks | None = None
 
     def begin(self, plan: LoadPlan) -> None:
-        """Nothing is kept where the plan keeps no rows."""
+        """Without effect if the plan keeps no rows."""
         if plan.rows_dir is not None:
             rows_dir = Path(plan.rows_dir)
             self._marks = ProcessMarks(rows_dir, plan, self._runner)

@@ -1,8 +1,8 @@
 """Shards: rows on disk as the run goes, one JSON object a line, one file a process and kind.
 
-A load process writes what it has with one system call, so a killed process loses at most what it
-was writing; the harness reads on while the file grows and leaves half a last line alone. Shards
-of several hosts can lie in one folder: their names tell the host and the process.
+A load process writes its rows with one system call, so a killed process loses at most that write;
+the harness reads on while the file grows and leaves half a last line alone. Shards of several hosts
+can lie in one folder: their names have the host and the process.
 """
 
 import errno
@@ -43,8 +43,8 @@ def _shard(rows_dir: Path, kind: str, host: str, pid: int) -> Path:
 class ShardWriter(Generic[Row]):
     """Appends the rows of one process of this host. The folder must exist.
 
-    Its state is `_unwritten`, what a full disk left of a write: it goes before the next, which
-    would otherwise continue half a line.
+    `_unwritten`, the rest of a write on a full disk, precedes the next write, which would otherwise
+    continue half a line.
     """
 
     def __init__(self, rows_dir: Path, row_type: type[Row], pid: int) -> None:
@@ -54,14 +54,13 @@ class ShardWriter(Generic[Row]):
         self._unwritten = b""
 
     def write(self, *rows: Row) -> None:
-        """Put rows on disk now. Raises OSError where there is no room for all of them."""
+        """Put rows on disk now. Raises OSError if there is no room for all of them."""
         lines = self._unwritten + self._encoder.encode_lines(rows)
         self._unwritten = lines[self._file.write(lines) :]
         if self._unwritten:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
-        """Release the file; doing it twice is fine."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -77,11 +76,10 @@ class ShardWriter(Generic[Row]):
 
 
 class ShardReader(Generic[Row]):
-    """Reads all shards of one kind in a folder, each row once; with a `host` only that one's.
+    """Reads all shards of one kind in a folder, each row once; with a `host` only that host's.
 
-    Its state is the offset reached in each file, always at the start of a line. A fresh reader
-    therefore reads everything, and asking it again brings only what is new. `damaged` lines, such
-    as a full disk leaves behind, were left out.
+    `_offsets` are always at the start of a line. `damaged`: the number of lines left out, such as a
+    full disk leaves behind.
     """
 
     def __init__(self, rows_dir: Path, row_type: type[Row], *, host: str = "*") -> None:
@@ -94,16 +92,15 @@ class ShardReader(Generic[Row]):
         self.damaged = 0
 
     def read_new(self) -> list[Row]:
-        """The rows that were completed since the last call, file by file."""
+        """The rows completed since the last call, file by file."""
         return [row for rows in self.read_in_parts() for row in rows]
 
     def read_in_parts(self) -> Iterator[list[Row]]:
-        """The same, in parts that fit into memory however many rows there are."""
+        """As `read_new`, in parts that fit into memory however many rows there are."""
         for path in sorted(self._rows_dir.glob(f"{self._kind}-{self._host}-*.ndjson")):
             yield from self._read_file(path)
 
     def num_read(self, host: str, pid: int) -> int:
-        """How many rows of this process were read so far."""
         return self._num_read[_shard(self._rows_dir, self._kind, host, pid)]
 
     def _read_file(self, path: Path) -> Iterator[list[Row]]:
@@ -129,8 +126,8 @@ class ShardReader(Generic[Row]):
 def ran_at_once(rows: Sequence[RequestRow]) -> bool:
     """Whether every stream had a token before any had its last but one.
 
-    Not its last: a client that is busy may take a last token and the first one of the stream that
-    was admitted in its place, a step later, in the wrong order.
+    Not its last: a busy client may read a last token after the first one of the stream admitted in
+    its place a step later.
     """
     times = [row.token_times_ns for row in rows]
     if any(len(of_row) < 2 for of_row in times):

@@ -21,10 +21,8 @@ from harness.workload.prompts import PromptScale, paged_prompt, prompt
 class LoadSession:
     """One load, from its start to its end.
 
-    Its state is the number of `abandons` so far and of requests ever sent, and what was `seen`.
-    `tell` hears of every row (that is how Locust's own statistics come about), `enough` is called
-    once, when the plan's number of abandons is reached; `give_up` when there is no going on, with
-    the reason.
+    `tell` gets every row, for Locust's own statistics. `enough` is called once, when the plan's
+    number of abandons is reached; `give_up`, with the reason, when the load cannot go on.
     """
 
     def __init__(
@@ -52,11 +50,11 @@ class LoadSession:
         self._stop_after = plan.stop_after_abandons
         self.abandons = 0
         self._sent = 0
-        # Not from the seed: a server that outlives this run must see ids that it never saw.
+        # Not from the seed: to a server that outlives this run the ids must be new.
         self._tag = secrets.token_hex(4)
 
     def issue(self, spec: RequestSpec, *, intended_start_ns: int | None = None) -> RequestSpec:
-        """The request with an id, to start at that time or now."""
+        """The request with an id, to start at `intended_start_ns` or now."""
         self._sent += 1
         now_ns = time.perf_counter_ns()
         return replace(
@@ -67,7 +65,6 @@ class LoadSession:
         )
 
     def prompt(self, *, user: int, n: int, tokens: int, shared_tokens: int = 0) -> str:
-        """The prompt of the n-th request of a user, of so many tokens on this server."""
         scale = self.plan.prompt_scale
         return prompt(
             seed=self.plan.run.seed,
@@ -79,7 +76,6 @@ class LoadSession:
         )
 
     def paged_prompt(self, pages: Sequence[int], *, page_tokens: float, tokens: int) -> str:
-        """A prompt of so many tokens on this server, which begins with these pages."""
         scale = self.plan.prompt_scale
         return paged_prompt(
             pages,
@@ -104,7 +100,6 @@ class LoadSession:
                 self._enough()
 
     def void(self, trial: VoidTrial) -> None:
-        """Put a void trial on disk."""
         if self.plan.rows_dir is not None:
             with ShardWriter(Path(self.plan.rows_dir), VoidTrial, self._pid) as shard:
                 shard.write(trial)
@@ -116,34 +111,29 @@ class LoadSession:
             self._rows.close()
 
 
-# A canary is a user whose answer is known, so that a change in it shows. It sends one prompt all
-# along and asks for the most likely tokens. A server whose arithmetic does not depend on the batch
-# owes it the same answer each time, whoever leaves meanwhile. It learns the answer before any other
-# user comes. Its prompt is the same in all rounds and all arms, whatever their seed.
+# A canary is a user with a known answer, so that a change in it shows. It repeats one prompt and
+# asks for the most likely tokens. A server whose arithmetic does not depend on the batch owes it an
+# equal answer each time, whatever the other users do. It learns the answer before any other user
+# comes. Its prompt is equal in all rounds and arms, whatever their seed.
 _CANARY_SEED: Final = 0
 
 
 def canary_prompt(user: int, *, tokens: int, scale: PromptScale) -> str:
-    """The prompt of one canary, of so many tokens on this server."""
     return prompt(seed=_CANARY_SEED, user=user, n=0, num_bytes=scale.num_bytes(tokens))
 
 
 class CanaryBarrier:
-    """Orders the first requests: one canary after the other, then all other users.
-
-    Its state is which canaries have had their first answer. Users are numbered from 0, the
-    canaries first.
-    """
+    """Orders the first requests: one canary after the other, then all other users. Users are
+    numbered from 0, the canaries first."""
 
     def __init__(self, canaries: int) -> None:
         self._answered = [Event() for _ in range(canaries)]
 
     def wait_for_turn(self, user: int) -> None:
-        """Return when every canary before this user has had its first answer."""
         for answered in self._answered[:user]:
             answered.wait()
 
     def end_turn(self, user: int) -> None:
-        """This user has had an answer, or will have none; may be called again."""
+        """This user has its first answer, or will have none; may be called again."""
         if user < len(self._answered):
             self._answered[user].set()

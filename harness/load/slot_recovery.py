@@ -1,4 +1,4 @@
-"""Slot recovery, black box: how long until a freed batch slot works for somebody else?
+"""Slot recovery, black box: how long until a freed batch slot works for another user?
 
 One director runs trials of three arms, in an order drawn anew for each round:
 
@@ -6,12 +6,11 @@ One director runs trials of three arms, in an order drawn anew for each round:
     abandon    all slots filled, the probe queued; then one filler leaves, and the probe's wait ends
     control    the same, but no filler leaves: the probe waits for a filler's natural end
 
-Nothing here is timed by sleeping. A first token on each filler shows that the slots are full;
-further tokens on each of them that the probe had time to be queued; as many short requests as slots
-that run at once and end by themselves that all slots are free again before a trial (a request that
-still held a slot, unknown to its client, would keep one of them waiting until the others have
-ended). The probe's row carries the reference moment: t0 of the filler that left, in the control the
-moment when it would have.
+Nothing here is timed by sleeping. A first token on each filler shows that the slots are full.
+Further tokens on each show that the probe had time to be queued. Before a trial as many short
+requests as slots, running at once to their own ends, show that all slots are free: a forgotten
+request in a slot would make one of them wait for another's end. The probe's row carries the
+reference moment: t0 of the filler that left or, in the control, the moment when it would have left.
 """
 
 import logging
@@ -37,8 +36,8 @@ from harness.workload.abandon import LeaveRule, RequestSpec, never, think_ns
 from harness.workload.load import SlotRecoveryLoad
 
 _ARMS: Final = ("unloaded", "abandon", "control")
-# Tokens that each filler must read after the probe was sent: the second of them comes from a step
-# that began when the probe had long arrived.
+# Tokens that each filler must read after the probe was sent: the second comes from a step that
+# began after the probe had arrived.
 _TOKENS_TO_QUEUE: Final = 2
 # Tokens of a check request in the first round: enough to overlap where admitting takes few steps.
 _CHECK_TOKENS: Final = 8
@@ -58,7 +57,6 @@ class SlotRecoveryDirector(PlannedUser):
 
     @task
     def direct(self) -> None:
-        """All trials, once."""
         session = self.session
         load = session.plan.load
         assert isinstance(load, SlotRecoveryLoad)
@@ -75,10 +73,8 @@ class SlotRecoveryDirector(PlannedUser):
 
 
 class Filler:
-    """A stream that occupies a slot; `tokens` is what it has read so far.
-
-    All of them run in one thread, so the trial may read `tokens` and set `may_leave` at any time.
-    """
+    """A stream that occupies a slot. All fillers run in one thread, so the trial may read `tokens`
+    and set `may_leave` at any time."""
 
     def __init__(self, progress: Event, leave_rule: LeaveRule) -> None:
         self.tokens = 0
@@ -94,7 +90,7 @@ class Filler:
 
 
 class Trial:
-    """One trial. Whatever it started has ended when `run` is over: cut off, if need be.
+    """One trial. All its streams have ended when `run` returns: cut off, if need be.
 
     `_progress` is set whenever a stream read something or ended. `_reference_ns` is set once, by
     the filler that leaves or would have left.
@@ -107,7 +103,7 @@ class Trial:
         self._number = number
         self._rng = random.Random(f"{session.plan.run.seed}/{number}/{arm}")
         self._think_fraction = self._rng.random()
-        assert load.slots is not None  # asked from the server before the load
+        assert load.slots is not None  # the server was asked before the load
         self._slots = load.slots
         self._check_users = count(load.slots + 1)
         self._streams = Group()
@@ -116,7 +112,6 @@ class Trial:
         self._reference_ns: int | None = None
 
     def run(self) -> None:
-        """Wait until all slots are free, then do what the arm says."""
         try:
             self._check_quiet()
             if self._arm == "unloaded":
@@ -138,10 +133,10 @@ class Trial:
         fillers[leaver].may_leave = True
         probe.join()
         if self._arm == "control":
-            self._streams.join()  # a natural end belongs to the comparison
+            self._streams.join()  # the comparison needs a natural end
 
     def _leave(self, tokens_read: int) -> int | None:
-        """The leaver's rule. In the control it only notes when it would have been gone."""
+        """The leaver's rule. In the control it only notes when it would have left."""
         if tokens_read < self._load.abandon_after_tokens or self._reference_ns is not None:
             return None
         step_ns = self._session.client.step.median_ns()
@@ -204,24 +199,24 @@ class Trial:
     def _keep_probe(self, row: RequestRow) -> None:
         self._session.keep(msgspec.structs.replace(row, reference_ns=self._reference_ns))
 
-    # Waiting on what the streams say
+    # Waiting for the streams
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition on the fillers; each of them has the client's time-out to move."""
+        """Wait for a condition on the fillers; the client's time-out ends a filler that stalls."""
         while not condition():
             if self._has_lost_filler:
                 raise TrialSpoiledError(
                     "a filler ended before the probe was queued (fewer slots than planned, "
-                    "answers too short, or a failure: its row tells)"
+                    "answers too short, or a failure: see its row)"
                 )
             self._progress.clear()
             self._progress.wait()
 
     def _check_quiet(self) -> None:
-        """Ask until as many requests as there are slots run at once; each round for longer answers,
-        but not for so long that a request that waits for a slot could time out.
+        """Send rounds of requests until as many as there are slots run at once; each round asks for
+        longer answers, but not so long that a request waiting for a slot could time out.
 
-        They are read to their end: leaving them would put into the way what they are to exclude.
+        They are read to their end: abandoned, they could themselves hold slots.
         """
         patience_s = self._session.plan.run.timeout_s
         patience_ends_ns = time.perf_counter_ns() + int(patience_s * 1e9)
@@ -231,7 +226,7 @@ class Trial:
             if now_ns > patience_ends_ns:
                 raise TrialSpoiledError(
                     f"for {patience_s:g} s no {self._slots} requests ran at once (fewer slots "
-                    "than planned, or requests of before still hold some)"
+                    "than planned, or earlier requests still hold some)"
                 )
             if (now_ns - asked_ns) / 1e9 < patience_s / 4:
                 tokens *= 2
@@ -250,5 +245,5 @@ class Trial:
             self._start(self._spec(Role.CHECK, next(self._check_users), max_tokens), never, keep)
         self._streams.join()
         if any(row.outcome is not Outcome.COMPLETED for row in rows):
-            raise TrialSpoiledError("a request that checks the slots failed: its row tells")
+            raise TrialSpoiledError("a request that checks the slots failed: see its row")
         return rows

@@ -4,15 +4,14 @@
 
 https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 
-The decoder is fed by hand and never reads or waits: an event came when the bytes that completed it
-did. Chunks may be cut anywhere, also between CR and LF. Only `data` is kept: nothing that this
-project measures depends on event names, ids or retry times.
+The decoder never reads or waits: an event came when the bytes that completed it did. Chunks may be
+cut anywhere, also between CR and LF. Only `data` is kept: no measurement here depends on event
+names, ids or retry times.
 """
 
 from typing import Final
 
-# Far above any token event, far below what could hurt the process. A peer that sends more without
-# ending the event is not speaking server-sent events.
+# Far above any token event, far below what could hurt the process.
 MAX_EVENT_BYTES: Final = 1 << 20
 MAX_EVENT_NS: Final = 60_000_000_000
 
@@ -21,15 +20,14 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class EndlessEventError(Exception):
-    """An event has no end in sight, in bytes or time; the decoder cannot be used any further."""
+    """An event is too long, in bytes or time; the decoder can no longer be used."""
 
 
 class SSEDecoder:
     """Bytes in, events out.
 
-    Its state is the event under construction: `_lines`, the data lines that are complete, and
-    `_pieces`, the line that is not (kept in pieces, so that a long line costs no copying);
-    `_size`, what both hold, and `_began_ns`, when that began to come.
+    The event under construction: `_lines`, its complete data lines, and `_pieces`, the incomplete
+    one (in pieces, so that a long line costs no copying); `_size` of both, and `_began_ns`.
     """
 
     def __init__(
@@ -45,8 +43,8 @@ class SSEDecoder:
         self._at_start = True
 
     def feed(self, chunk: bytes, t_ns: int) -> list[bytes]:
-        """Take the bytes of one receive; return the events that they completed, in order: of each
-        its data lines, joined by newlines."""
+        """Take the bytes of one receive; return the data of the events that they completed, in
+        order: data lines joined by newlines."""
         if self._began_ns is None and (event := self._one_event(chunk)) is not None:
             self._at_start = self._after_cr = False
             return [event]
@@ -74,7 +72,7 @@ class SSEDecoder:
         return events
 
     def _one_event(self, chunk: bytes) -> bytes | None:
-        """The event, where these bytes are one line of data with its end, as tokens mostly come."""
+        """The event, if these bytes are exactly one, of one data line: most tokens."""
         if not chunk.startswith(b"data: ") or len(chunk) > self._max_event_bytes:
             return None
         line, end, rest = chunk.partition(b"\n")

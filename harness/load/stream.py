@@ -1,20 +1,19 @@
 """The life of one request, as its client sees it: a state machine without any I/O.
 
-Its caller moves the bytes and calls it with each event and its time; the machine counts tokens,
-decides the one outcome (`harness.load.transitions` says what may follow what) and builds the row.
-It never reads a clock.
+Its caller moves the bytes and passes each event with its time; the machine counts tokens, decides
+the one outcome (by the table in `harness.load.transitions`) and builds the row. It reads no clock.
 
 Tokens are not events. With continuous usage the server's own count decides (also for events whose
-text is still empty: half of a character is a token too); else an event that shows text is taken for
+text is still empty: half of a character is a token too); else an event that shows text counts as
 one token, and the row says so. A request for several answers counts the tokens of all of them, and
 has finished when all have.
 
-What is kept of an answer grows with it. One that is far longer than was asked for, by the server's
+The memory of an answer grows with it. An answer far longer than was asked for, by the server's
 count, by its events or by its text, fails the request before it takes the memory; and a count that
-cannot be true goes into no sum.
+cannot be true enters no sum.
 
-Some ways of leaving let the client read on. Tokens that come then are counted apart and change
-neither the outcome nor `tokens_read`.
+Some ways of leaving let the client read on. Later tokens are counted apart and change neither the
+outcome nor `tokens_read`.
 """
 
 from array import array
@@ -38,26 +37,26 @@ from harness.load.transitions import TRANSITIONS, Signal, State
 from harness.records import Delivery, Outcome, RequestRow, Role, TokenCounting, WireClose
 from harness.workload.abandon import RequestSpec
 
-# Tokens, of which an honest server sends no more than `max_tokens` of each answer. One that does
-# not know `max_tokens` gets room for long answers, too; an event with tokens takes some 20 bytes.
+# An honest server sends at most `max_tokens` of each answer. One that ignores `max_tokens` gets
+# room for long answers too; an event with tokens takes some 20 bytes.
 _MOST_TIMES_ASKED: Final = 16
 _ROOM_TOKENS: Final = 10_000
-_CHARS_A_TOKEN: Final = 64  # no text has so many from its beginning to its end
+_CHARS_A_TOKEN: Final = 64  # no whole text has so many
 
 _BUSY_STATUSES: Final = frozenset({429, 503})
 
 
 class IllegalSignalError(Exception):
-    """The caller signalled something that cannot happen in this state."""
+    """The signal cannot happen in this state: a mistake of the caller."""
 
 
 class StreamMachine:
     """One request from sending to its outcome.
 
     All state changes go through `_apply`; the counters change in `event` and `answer` only. Once
-    `outcome` is set `row()` may be asked for; only the `late_` events change it any more.
-    `_counted` is the server's latest count: of each answer, or of all of them under 0. `_uncounted`
-    are the events with text whose count stood still, `_answer_chars` is the length of `_answer`.
+    `outcome` is set there is a `row()`, which only the `late_` events still change.
+    `_counted`: the server's latest count of each answer, or of all of them under 0. `_uncounted`:
+    the events with text whose count stood still. `_answer_chars`: the length of `_answer`.
     """
 
     def __init__(
@@ -99,20 +98,19 @@ class StreamMachine:
 
     @property
     def can_leave(self) -> bool:
-        """Whether there is an answer to come, or going on, that the user could abandon."""
+        """Whether an answer is under way, or to come, that the user could abandon."""
         return self.outcome is None and Signal.LEAVE in TRANSITIONS[self.state]
 
     @property
     def last_gap_ns(self) -> int | None:
-        """Time between the two latest token events of one answer, where there are two: answers to
-        one prompt grow in step, so with n of them the event before is the n-th before."""
+        """Time between the two latest token events of one answer. Answers to one prompt grow in
+        step, so with n answers the previous event of this one is the n-th before."""
         times, n = self._token_times_ns, self._spec.n
         return times[-1] - times[-1 - n] if len(times) > n else None
 
     # Events of the server
 
     def headers(self, status_code: int) -> None:
-        """The status line and the headers are there."""
         self._status_code = status_code
         if status_code == 200:
             self._apply(Signal.ACCEPT)
@@ -172,21 +170,19 @@ class StreamMachine:
     # Events of the user, the line and the run
 
     def leave(self, t0_ns: int, *, think_ns: int, wire_close: WireClose) -> None:
-        """The user walked away at `t0_ns`."""
         self._end(Signal.LEAVE, t0_ns, None)
         self._think_ns = think_ns
         self._wire_close = wire_close
 
     def time_out(self, t_ns: int, why: str) -> None:
-        """The user waited longer than users wait."""
         self._end(Signal.TIMEOUT, t_ns, why)
 
     def break_off(self, t_ns: int, why: str) -> None:
-        """The connection could not be made, broke, or brought something that is not a stream."""
+        """The connection could not be made, broke, or carried something else than a stream."""
         self._end(Signal.BREAK, t_ns, why)
 
     def late_event(self, data: bytes) -> None:
-        """An event that came after the user had left in a way that lets them read on."""
+        """An event after the user had left in a way that lets the client read on."""
         self._late_tokens = self._late_tokens or 0
         if data == DONE:
             return
@@ -209,7 +205,7 @@ class StreamMachine:
         self._server_ended_ns = t_ns
 
     def complain(self, problem: str) -> None:
-        """Something went wrong in leaving; the user has left all the same."""
+        """Note a problem in leaving; the user has left all the same."""
         self._error = problem
 
     def cut(self, t_ns: int) -> None:
@@ -217,7 +213,7 @@ class StreamMachine:
         self._end(Signal.CUT, t_ns, None)
 
     def row(self) -> RequestRow:
-        """The record of this request. Only a request with an outcome has one."""
+        """The record of this request, which must have an outcome."""
         if self.outcome is None or self._ended_ns is None:
             raise IllegalSignalError(f"{self!r} has not ended, so there is no row of it yet")
         spec, times = self._spec, self._token_times_ns.tolist()
@@ -283,7 +279,7 @@ class StreamMachine:
             tokens += self._count(choice, chunk.usage)
             is_last = is_last or choice.finish_reason is not None
         so_far = self.tokens_read + tokens
-        if is_last or not tokens or self._answer is not None:  # else the count is all there is
+        if is_last or not tokens or self._answer is not None:  # else the count is the only length
             so_far = max(so_far, self._other_lengths(chunk, tokens))
         if so_far > self._most_tokens:
             self._end(Signal.ERROR, t_ns, self._too_long(so_far))
@@ -298,16 +294,16 @@ class StreamMachine:
             self._note_finish(chunk, t_ns)
 
     def _other_lengths(self, chunk: Chunk, tokens: int) -> int:
-        """How long the answer is, in tokens, by the server's account of the whole, by the events
-        that were not counted, or by the text that is kept of a canary's."""
+        """The length of the answer in tokens by the server's total, by the events that were not
+        counted, or by the kept text of a canary."""
         texts = [text for choice in chunk.choices if (text := choice.shown())]
         if texts and not tokens:
             self._uncounted += 1
         if self._answer is not None:
             self._answer += texts
             self._answer_chars += sum(map(len, texts))
-        told = self._usage.completion_tokens or 0
-        return max(told, self._uncounted, self._answer_chars // _CHARS_A_TOKEN)
+        total = self._usage.completion_tokens or 0
+        return max(total, self._uncounted, self._answer_chars // _CHARS_A_TOKEN)
 
     def _too_long(self, tokens: int) -> str:
         asked = f"`max_tokens` is {self._spec.max_tokens}"

@@ -1,4 +1,4 @@
-"""What may follow what in the life of a request: one table.
+"""The states of a request and the signals that change them: one table.
 
     SENT ──▶ ACCEPTED ──▶ READING ──▶ FINISHED ──▶ completed
       │ └──▶ BUSY ──▶ rejected
@@ -8,8 +8,8 @@ Anything else is a mistake of the caller. Four decisions that the table makes:
 - a stream that ends without a finish reason or `[DONE]` has failed, however good it looked;
 - one that has finished is completed, even if the line breaks or the run ends before its last byte:
   the user has the whole answer. It can no longer be abandoned either;
-- one that the server aborts has failed, or timed out where its deadline was the reason: a user who
-  left by plan is no longer there to read it;
+- one that the server aborts has failed, or timed out if its deadline was the reason: a user that
+  left by plan no longer reads it;
 - a request can be abandoned from the moment it is sent, its headers or not: some servers hold them
   back until the first token, and it is their work that would be wasted.
 """
@@ -21,8 +21,6 @@ from harness.records import Outcome
 
 
 class State(Enum):
-    """Where the request stands while it has no outcome."""
-
     SENT = auto()
     ACCEPTED = auto()  # the headers are there, no token yet
     READING = auto()

@@ -1,23 +1,23 @@
 """The way to the server: a transport that hands over bytes the moment they arrive.
 
-A stock HTTP client would do for reading, but not for leaving: its parser may hold tokens that were
-received and not yet handed on, without saying so, and what a user had read at t0 is the point of
-this project. Here each receive is passed on whole (`harness.load.connection`). A stock client also
-costs several times the processor time for each token. Errors are httpx's.
+A stock HTTP client would do for reading, but not for leaving: its parser may silently hold tokens
+that were received and not yet handed on, and this project is about what a user had read at t0. Here
+each receive is passed on whole (`harness.load.connection`). A stock client also costs several times
+the processor time for each token. Errors are httpx's.
 
 A request is open when its headers are there, and a server may send them only with the first token.
-Users leave before that too: such a request carries its patience with it, and when that has run out
-without headers the transport raises `PatienceEndedError` and leaves the leaving to the client.
+Users leave before that too: when the patience of such a request runs out without headers, the
+transport raises `PatienceEndedError`, and the client does the leaving.
 
-By default one connection carries one request. An abandoned one cannot be used again anyway; if the
-others were, a request after an abandon would wait for a handshake and the others would not, and
-time to first token would differ between users who leave much and users who do not, for a reason
-that is not the server's. `keep_alive` makes the connections of users who stay carry one request
-after the other, as most real clients do: for servers far away, or behind TLS. A connection of a
-user who is to leave is never passed on, even where the answer was over before the user left.
+By default one connection carries one request. An abandoned connection cannot be used again. If the
+others were, only a request after an abandon would wait for a handshake: time to first token would
+differ between users that leave often and users that stay, for a reason that is not the server's.
+With `keep_alive` the connections of users that stay carry one request after the other, as those of
+most real clients do: for servers far away, or behind TLS. A connection of a user with a plan to
+leave is never passed on, even if the answer was over before.
 
-HTTP/1.1, with or without TLS. No proxies; a redirect is reported and not followed; of compressed
-answers none is read (`identity` is asked for).
+HTTP/1.1, with or without TLS. No proxies; a redirect is reported and not followed; compressed
+answers are refused (`identity` is asked for).
 """
 
 import contextlib
@@ -40,12 +40,12 @@ from harness.records import Way
 class WireRequest:
     """One request as the transport sends it: head and body as they go on the wire.
 
-    `way`: how its user is to leave; None: stays. The user leaves `patience_ns` after the request
-    has gone out, or at `leaves_at_ns` (monotonic), be it on its way or not. `limit` holds for all
-    up to the headers, beside `connect_s` and `next_byte_s`.
+    `way`: how its user will leave; None: stays. The user leaves `patience_ns` after the request has
+    gone out, or at `leaves_at_ns` (monotonic), sent or not. `limit` holds up to the headers, beside
+    `connect_s` and `next_byte_s`.
 
-    The transport sets `is_opened` where there was a connection, and `is_resent` where the request
-    went out a second time.
+    The transport sets `is_opened` once there is a connection, and `is_resent` when the request goes
+    out a second time.
     """
 
     head: bytes
@@ -65,15 +65,12 @@ class GaveUpError(Exception):
 
 
 class UnansweredError(httpx.RemoteProtocolError):
-    """The connection ended before a byte of an answer had come."""
+    """The connection ended before a byte of an answer came."""
 
 
 class SocketTransport:
-    """Sends requests to one server, and returns as soon as the headers are there.
-
-    Its state: `_pool`, the connections that wait for another request. There are never more than
-    requests were once under way together.
-    """
+    """Sends requests to one server, and returns as soon as the headers are there. `_pool` holds the
+    connections that wait for another request."""
 
     def __init__(
         self, url: httpx.URL, *, ca_file: str | None = None, keep_alive: bool = False
@@ -87,8 +84,8 @@ class SocketTransport:
     def open(self, request: WireRequest) -> Connection:
         """Send the request. Raises httpx.TransportError, PatienceEndedError and GaveUpError.
 
-        What goes out on a connection that the server was closing just then, and had no answer at
-        all, goes out once more on a new one (`is_resent`).
+        A request without any answer on a used connection, which the server may just have closed,
+        goes out once more on a new one (`is_resent`).
         """
         wire = self._pooled() if self._may_share(request) else None
         if wire is not None:
@@ -112,20 +109,19 @@ class SocketTransport:
         return wire
 
     def load_trust(self) -> None:
-        """Read the CAs now: it takes tens of ms, and would be in the first request's time to first
-        token. Raises ConfigError for a file that is none."""
+        """Read the CAs now: the tens of ms would otherwise be in the first request's time to first
+        token. Raises ConfigError for an invalid file."""
         if self._origin[0] == "https":
             self._trust()
 
     def close(self) -> None:
-        """Close the connections that no request uses."""
         for wire in self._pool:
             wire.sock.close()
         self._pool.clear()
 
     def _pooled(self) -> Wire | None:
-        """The connection used last. Those on which the server has since spoken, most likely to hang
-        up, are closed."""
+        """The connection used last. Connections with input since then, most likely an end, are
+        closed."""
         while self._pool:
             wire = self._pool.pop()
             if not wire.has_input():
@@ -182,8 +178,8 @@ def _client_process(wire: Wire) -> ClientProcess:
 
 @contextlib.contextmanager
 def _in_time(request: WireRequest, longest_s: float | None) -> Iterator[float | None]:
-    """How long to wait, in seconds: `longest_s`, or less where the request's limit passes or its
-    user leaves before; then that is what is raised."""
+    """Yield how long to wait, in seconds: `longest_s`, or less if the request's limit passes or its
+    user leaves earlier; then raise that."""
     now_ns = time.perf_counter_ns()
     until_ns, why = _first_end(request)
     if why is None or (longest_s is not None and until_ns >= now_ns + longest_s * 1e9):
@@ -205,14 +201,13 @@ def _first_end(request: WireRequest) -> tuple[int, Exception | None]:
 
 
 def _leaves_at_ns(request: WireRequest) -> int | None:
-    """When the user leaves whose request has gone out just now."""
     if request.patience_ns is None:
         return request.leaves_at_ns
     return time.perf_counter_ns() + request.patience_ns
 
 
 def _send_in_time(wire: Wire, request: WireRequest) -> bool:
-    """Like `send`; also False, and no error, where its user leaves before it has gone out."""
+    """Like `send`; also False if its user leaves before it has gone out."""
     try:
         with _in_time(request, request.next_byte_s) as longest_s:
             return send(wire, request, longest_s)
@@ -223,7 +218,7 @@ def _send_in_time(wire: Wire, request: WireRequest) -> bool:
 def send(wire: Wire, request: WireRequest, timeout_s: float | None) -> bool:
     """Put the whole request on the wire. Raises httpx.WriteTimeout and httpx.WriteError.
 
-    False, and no error, where it was not taken whole but an answer is there already, or an end: a
+    False, and no error, if it was not taken whole but an answer, or an end, is already there: a
     server that refuses may have stopped reading.
     """
     try:
@@ -238,17 +233,14 @@ def send(wire: Wire, request: WireRequest, timeout_s: float | None) -> bool:
 
 
 def head_of(target: bytes, fields: list[tuple[bytes, bytes]], body: bytes = b"") -> bytes:
-    """The head of a POST."""
     lines = [b"POST %b HTTP/1.1" % target, *(b"%b: %b" % pair for pair in fields)]
     return b"\r\n".join([*lines, b"content-length: %d" % len(body), b"", b""])
 
 
 @contextlib.contextmanager
 def opened(transport: SocketTransport, request: WireRequest) -> Iterator[Connection]:
-    """Send a request; wait for its headers, or as long as its patience lasts.
-
-    The connection is closed on the way out, however that is, unless it is to be kept.
-    """
+    """Send a request; wait for its headers, or as long as its patience lasts. The connection is
+    closed on the way out, unless it is to be kept."""
     try:
         connection = transport.open(request)
     except PatienceEndedError as early:

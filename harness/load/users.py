@@ -1,12 +1,12 @@
 """The users, and everything else that runs inside Locust.
 
 Importing this module imports Locust, which monkey-patches the process: sockets, sleeping and locks
-become gevent's. That is why the rest of the load is plain blocking code, and why the harness runs
-it as a child (`workloads/locustfile.py`).
+become gevent's. So the rest of the load is plain blocking code, and the harness runs it as a child
+(`workloads/locustfile.py`).
 
-How a load ends, all ways alike: Locust kills the users' greenlets; a killed request writes its row
-(cut off) on the way out. It ends when the plan's abandons are reached, when its time is up, on
-SIGTERM, or when standard input (or another open file) ends, if asked to listen for that.
+A load ends when the plan's abandons are reached, when its time is up, on SIGTERM, or when standard
+input (or another open file) ends, if an option says so. In each case Locust kills the users'
+greenlets, and a killed request writes its row (cut off) on the way out.
 """
 
 import argparse
@@ -34,11 +34,10 @@ from harness.load.options import plan_of_the_page
 from harness.load.processes import (
     AboutThisProcess,
     Master,
-    end_when_nobody_is_left,
     note_workers,
-    tell_how_many_left,
-    tell_that_all_was_sent,
-    tell_why_not_to_go_on,
+    report_abandons,
+    report_failure,
+    report_share_sent,
 )
 from harness.load.session import LoadSession, canary_prompt
 from harness.records import Outcome, RequestRow, Role
@@ -46,22 +45,22 @@ from harness.workload.abandon import RequestSpec, never
 from harness.workload.load import AbandonLoad
 from harness.workload.plan import LoadPlan
 
-# After a refusal or a failure a user tries again, but not in a busy loop: a dead server would
-# otherwise be answered with thousands of attempts a second.
+# After a refusal or a failure a user tries again after a pause: a dead server would otherwise get
+# thousands of attempts a second.
 RETRY_PAUSE_S: Final = 0.5
-# A request's own work, before it is sent and after it, takes as long as a dozen tokens. In between
-# there is a wait, however short, in which the loop stamps what came for others.
+# The work before and after a request takes as long as a dozen tokens. In between comes a wait,
+# however short, in which the loop stamps the tokens of other requests.
 _BREATH_S: Final = 1e-4
 _NUMBERS_PER_WORKER: Final = 1_000_000
 NOT_A_FAILURE: Final = frozenset({Outcome.COMPLETED, Outcome.ABANDONED, Outcome.CUT_OFF})
 
 
 class RequestFailedError(Exception):
-    """Handed to Locust, so that its pages show a failure; never raised."""
+    """For Locust, so that its pages show a failure; never raised."""
 
 
 class PlannedUser(User):
-    """A user who follows the plan of the load. `session` is set when a load starts."""
+    """A user that follows the plan of the load. `session` is set when a load starts."""
 
     abstract = True
     session: ClassVar[LoadSession]
@@ -84,7 +83,6 @@ class AbandoningUser(PlannedUser):
 
     @task
     def ask(self) -> None:
-        """One request, when it is this user's turn, and the pause that it costs."""
         session, load = self.session, self.session.plan.load
         assert isinstance(load, AbandonLoad)
         session.canary_barrier.wait_for_turn(self._number)
@@ -94,7 +92,7 @@ class AbandoningUser(PlannedUser):
             else:
                 self._ask_as_planned(load)
         except Exception:
-            gevent.sleep(RETRY_PAUSE_S)  # a bug of ours makes no busy loop, either
+            gevent.sleep(RETRY_PAUSE_S)  # a bug of ours must not make a busy loop either
             raise
         finally:
             session.canary_barrier.end_turn(self._number)
@@ -138,8 +136,8 @@ class AbandoningUser(PlannedUser):
 
 
 def pause_after(outcome: Outcome, retry_pause_s: float) -> float:
-    """Seconds until the next request. A user that timed out pauses as the load says: it has waited
-    already, so that is no busy loop."""
+    """Seconds until the next request. After a time-out the load decides: the user has waited
+    already, so there is no busy loop."""
     if outcome in NOT_A_FAILURE:
         return 0.0
     return retry_pause_s if outcome is Outcome.TIMED_OUT else RETRY_PAUSE_S
@@ -151,19 +149,18 @@ def end_load(environment: Environment) -> None:
     assert runner is not None
     assert options is not None
     if isinstance(runner, WorkerRunner) and plan_of_the_page(options) is not None:
-        tell_that_all_was_sent(runner)
+        report_share_sent(runner)
         return
     gevent.spawn(runner.quit if environment.web_ui is None else runner.stop)
 
 
 def give_up(environment: Environment, why: str) -> None:
-    """End the load, in all its processes, which cannot go on; what it says last is why. The first
-    reason counts."""
+    """End the load in all its processes; the last line of output is the first reason given."""
     if environment.process_exit_code:
         return
     environment.process_exit_code = TargetError.exit_code
     if isinstance(environment.runner, WorkerRunner):
-        tell_why_not_to_go_on(environment.runner, why)
+        report_failure(environment.runner, why)
         return
     environment.events.quit.add_listener(  # type: ignore[no-untyped-call]
         lambda **_: sys.stderr.write(f"walkaway: {why}\n")
@@ -177,12 +174,11 @@ def prepare(
     plan: LoadPlan,
     *user_classes: type[PlannedUser],
 ) -> None:
-    """Make Locust follow the plan; called once, when the environment exists.
-
-    Users of a web page are of one class or the other, as its plan will say."""
+    """Make Locust follow the plan; called once, when the environment exists. With a web page there
+    are several user classes, and its plan will choose one."""
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request
     gevent.get_hub().loop.update_now()  # Locust's timers count from here, not from before imports
-    inspect.stack()  # Locust does so as it stops the users: the first time takes 0.2 s, for all
+    inspect.stack()  # Locust calls it as it stops the users: the first call blocks for 0.2 s
     environment.user_classes = list(user_classes)
     if options.walkaway_plan is not None:
         options.num_users = options.spawn_rate = plan.run.users
@@ -199,8 +195,8 @@ def prepare(
         note_workers(runner, plan)
         return
     if isinstance(runner, WorkerRunner):
-        tell_how_many_left(runner, _num_left)
-    # How many of all users a worker gets, it learns later.
+        report_abandons(runner, _num_abandons)
+    # A worker learns its number of users later.
     allow_streams(0 if isinstance(runner, WorkerRunner) else plan.run.users)
     lag = LagWatch(open_streams=_num_open, give_up=give_up_here)
     about = AboutThisProcess(lag, runner)
@@ -212,14 +208,15 @@ def prepare(
         if now is not None:
             allow_streams(0 if isinstance(runner, WorkerRunner) else _most_streams(now))
             about.begin(now)
-        # A master tells its workers the server; a plan in a file names its own.
+        # The host comes from the master; a plan in a file names its own.
         url = plan.url if options.walkaway_plan is not None else environment.host or plan.url
         PlannedUser.session = LoadSession(
             now or plan.model_copy(update={"url": url}),
             api_key=api_key if now is None else _api_key(now),
             pid=os.getpid(),
             tell=lambda row: _tell_locust(environment, row),
-            enough=_leave_it_to_the_master if isinstance(runner, WorkerRunner) else end,
+            # The master counts the abandons of all its workers.
+            enough=(lambda: None) if isinstance(runner, WorkerRunner) else end,
             give_up=give_up_here,
         )
 
@@ -238,12 +235,15 @@ def _prepare_master(environment: Environment, master: Master, plan: Callable[[],
         lambda **_: master.follow(plan())
     )
     if environment.web_ui is None:
-        end_when_nobody_is_left(environment, partial(end_load, environment))
+        # Without workers Locust's master stops the test, but would wait until the time is up.
+        environment.events.test_stop.add_listener(  # type: ignore[no-untyped-call]
+            lambda **_: end_load(environment)
+        )
         environment.events.test_stopping.add_listener(_note_the_end)  # type: ignore[no-untyped-call]
 
 
 def _note_the_end(environment: Environment, **_: Any) -> None:
-    """Only of a load that ends by itself and was not started by the harness: of an interrupted one
+    """For a load that ends by itself and was not started by the harness: when one is interrupted,
     not all requests are known yet."""
     assert environment.parsed_options is not None
     if environment.parsed_options.walkaway_exit_with is None:
@@ -256,13 +256,13 @@ def _fail_if_nothing_was_sent(environment: Environment, **_: Any) -> None:
         return
     environment.process_exit_code = TargetError.exit_code
     sys.stderr.write(
-        "walkaway: the load made no request: see that each worker has the same --walkaway-... "
+        "walkaway: the load made no request: check that each worker has the same --walkaway-... "
         "options as the master and, in an open loop, the same --run-time\n"
     )
 
 
 def _session() -> LoadSession | None:
-    """The load that goes on, or was the last; None before the first."""
+    """The present load, or the last one; None before the first."""
     return getattr(PlannedUser, "session", None)
 
 
@@ -270,16 +270,12 @@ def _num_open() -> int:
     return 0 if (session := _session()) is None else session.client.open_streams
 
 
-def _num_left() -> int:
+def _num_abandons() -> int:
     return 0 if (session := _session()) is None else session.abandons
 
 
 def _most_streams(plan: LoadPlan) -> int:
     return plan.run.users if plan.schedule is None else plan.schedule.max_streams
-
-
-def _leave_it_to_the_master() -> None:
-    """The plan's number of abandons is that of all processes together."""
 
 
 def _api_key(plan: LoadPlan) -> str | None:

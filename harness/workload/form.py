@@ -1,7 +1,7 @@
-"""The start form of the web page: settings of a workload, out of what stands in its fields.
+"""The start form of the web page: its fields become settings of a workload.
 
-The checks of a workload file judge them, too. A mistake is said in words of the form: the field,
-its text, and what it allows.
+The settings pass the checks of a workload file. A refusal names the field, its text and the allowed
+values.
 """
 
 import re
@@ -17,12 +17,12 @@ from harness.workload.workload import USUAL_RATE, USUAL_STREAMS, Workload
 
 AS_WORKLOAD: Final = "workload"
 LEAVE: Final = ("tokens", "time", "prefill", "queued", "last_token", AS_WORKLOAD)
-HELD: Final = frozenset({"stop_reading", "vanish"})  # these must outlast the users who left so
+HELD: Final = frozenset({"stop_reading", "vanish"})  # these connections must outlast their users
 WAYS: Final = tuple(way.value for way in Way if way not in HELD)
 ARRIVALS: Final = ("closed", "poisson", "constant", AS_WORKLOAD)
 _ANY_INT: Final = "a whole number from {lowest} to 9.2e18"
 
-# The texts that a field allows, ours in the order of the form; "" where there is nothing to say.
+# The texts that a field allows, ours in the order of the form.
 ALLOWED: Final = {
     "user_count": "1 to {most_streams}",
     "spawn_rate": f"more than 0, to {MOST_STREAMS} users a second",
@@ -48,7 +48,7 @@ ALLOWED: Final = {
     "walkaway_seed": _ANY_INT.format(lowest=0),
 }
 
-# The fields that mean nothing unless another holds one of these.
+# Fields without effect unless another field has one of these values.
 _NEEDS: Final = {
     "user_count": ("walkaway_arrivals", ("closed", AS_WORKLOAD)),
     "walkaway_tokens": ("walkaway_leave", ("tokens",)),
@@ -60,12 +60,12 @@ _LABELS: Final = {"user_count": "Number of users", "spawn_rate": "Ramp up"}
 
 
 def label(field: str) -> str:
-    """The name of a field, as in the form but for the "Walkaway" before ours."""
+    """The name of a field, as in the form but without the "Walkaway" before ours."""
     return _LABELS.get(field) or field.removeprefix("walkaway_").replace("_", " ").capitalize()
 
 
 def refused(field: str, text: str, fields: Mapping[str, str]) -> str:
-    """The complaint about a text in a field. `fields`: all of them, of which some cap others."""
+    """The refusal of a text in a field. `fields`: all of them, as some cap others."""
     return f"{label(field)}: {text!r} is refused; allowed: {allowed(field, fields)}"
 
 
@@ -77,15 +77,12 @@ def allowed(field: str, fields: Mapping[str, str]) -> str:
 
 
 def changed(fields: Mapping[str, str], before: Mapping[str, str]) -> list[str]:
-    """The fields that hold something else than before."""
     return [name for name, text in fields.items() if text.strip() != before.get(name, "").strip()]
 
 
 def check_each_applies(fields: Mapping[str, str], shown: Mapping[str, str]) -> None:
-    """Raise ConfigError for a field that was changed and would change nothing.
-
-    `fields`: all of a form; `shown`: what it was shown with.
-    """
+    """Raise ConfigError for a field that was changed but has no effect. `fields`: all of a form;
+    `shown`: their texts when it was shown."""
     for name in changed(fields, shown):
         of, values = _NEEDS.get(name, ("", ()))
         is_now = fields.get(of, AS_WORKLOAD)
@@ -99,7 +96,7 @@ def check_each_applies(fields: Mapping[str, str], shown: Mapping[str, str]) -> N
 def of_the_form(
     options: Mapping[str, Mapping[str, Any]], shown: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """Locust's description of our fields in the order of the form, with what stands in each."""
+    """Locust's description of our fields in the order of the form, with the text of each."""
     return {
         name: {**options[name], "default_value": shown[name]} for name in ALLOWED if name in options
     }
@@ -107,7 +104,7 @@ def of_the_form(
 
 BY_HAND: Final = str(Path(__file__).with_name("by_hand.toml"))
 
-KEYS: Final = {  # of the fields that set a single one
+KEYS: Final = {  # for the fields that set a single key
     "user_count": "run.users",
     "run_time": "run.max_seconds",
     "walkaway_most_streams": "run.most_streams",
@@ -121,12 +118,12 @@ KEYS: Final = {  # of the fields that set a single one
     "walkaway_timeout": "run.timeout_s",
     "walkaway_seed": "run.seed",
 }
-_LAST_STREAMS_S: Final = 60  # beyond the schedule, for streams that are still open then
+_LAST_STREAMS_S: Final = 60  # after the schedule, for streams that are still open
 _DIGITS: Final = r"(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
 _RANGE: Final = re.compile(rf"\s*({_DIGITS})\s*-\s*({_DIGITS})\s*")
 _NUMBER: Final = re.compile(rf"\s*{_DIGITS}\s*")
 
-# The fields by the keys whose checks judge them.
+# The field for each key that a refusal may name.
 _JUDGED: Final = {key: name for name, key in KEYS.items()} | {
     "arrivals.rate": "walkaway_rate",
     "arrivals.max_streams": "walkaway_max_streams",
@@ -139,9 +136,9 @@ _KEY: Final = re.compile(r"`([\w.]+)`")
 
 
 def form_settings(fields: Mapping[str, str]) -> list[str]:
-    """The settings that the fields describe. Raises ConfigError for what cannot even be one.
+    """The settings that the fields describe. Raises ConfigError for a text that cannot be one.
 
-    `fields`: Locust's and ours by name, as text; an empty one leaves the workload as it is.
+    `fields`: Locust's and ours by name; an empty one leaves the workload as it is.
     """
     settings = []
     for name, key in KEYS.items():
@@ -151,7 +148,7 @@ def form_settings(fields: Mapping[str, str]) -> list[str]:
 
 
 def in_words_of_the_form(message: str, fields: Mapping[str, str]) -> str:
-    """A complaint about the settings that these fields became, said of the fields."""
+    """The refusal of the settings that these fields became, in terms of the fields."""
     lines = [_of_the_form(line, fields) for line in message.splitlines()]
     return "\n".join(dict.fromkeys(lines))
 
@@ -166,7 +163,7 @@ def _of_the_form(line: str, fields: Mapping[str, str]) -> str:
 
 
 def check_startable(workload: Workload) -> None:
-    """Raise ConfigError for a workload that cannot be started and stopped by hand."""
+    """Raise ConfigError for a workload that a web page cannot start and stop."""
     name, load = workload.name, workload.load
     if workload.arms:
         raise ConfigError(
@@ -210,8 +207,8 @@ def prefilled(workload: Workload) -> dict[str, str]:
 
 
 def _mix(fields: Mapping[str, str]) -> list[str]:
-    """The settings for how users leave; none where it is as the workload says. What does not apply
-    must be of its kind all the same."""
+    """The settings for how users leave; none if the workload decides. A field without effect is
+    checked all the same."""
     leave = _choice(fields, "walkaway_leave", LEAVE, AS_WORKLOAD)
     way = _choice(fields, "walkaway_way", WAYS, "fin")
     tokens = _parsed(fields, "walkaway_tokens", _token_counts, is_needed=leave == "tokens")
@@ -224,8 +221,8 @@ def _mix(fields: Mapping[str, str]) -> list[str]:
 
 
 def _arrivals(fields: Mapping[str, str]) -> list[str]:
-    """The settings for when requests come; none where it is as the workload says. What does not
-    apply must be of its kind all the same."""
+    """The settings for when requests come; none if the workload decides. A field without effect is
+    checked all the same."""
     kind = _choice(fields, "walkaway_arrivals", ARRIVALS, AS_WORKLOAD)
     is_at_a_rate = kind not in ("closed", AS_WORKLOAD)
     rate = _parsed(fields, "walkaway_rate", _number, is_needed=is_at_a_rate)
@@ -242,7 +239,6 @@ def _arrivals(fields: Mapping[str, str]) -> list[str]:
 
 
 def _choice(fields: Mapping[str, str], name: str, choices: Sequence[str], usual: str) -> str:
-    """The chosen text. Raises ConfigError where it is no choice."""
     chosen = fields.get(name) or usual
     if chosen not in choices:
         raise ConfigError(f"{label(name)}: must be one of {', '.join(choices)}, not {chosen!r}")
@@ -252,8 +248,7 @@ def _choice(fields: Mapping[str, str], name: str, choices: Sequence[str], usual:
 def _parsed(
     fields: Mapping[str, str], name: str, parse: Callable[[str], str | None], *, is_needed: bool
 ) -> str:
-    """The text of a field as a setting has it; "" where it may be empty, and is. Raises ConfigError
-    for any other text."""
+    """The text of a field as a setting; "" if it is empty and not needed. Raises ConfigError."""
     text = fields.get(name, "").strip()
     if not text and not is_needed:
         return ""

@@ -1,8 +1,8 @@
 """From a TOML file to a checked model, or to one message with all mistakes.
 
-Three pure steps behind one file read: parse, apply the command line's `--set a.b=value`, validate.
-pydantic's errors are translated here only: each names the key as it stands in the file, the value
-that was found, and the values that are allowed, in words that need no knowledge of pydantic.
+Three pure steps after one file read: parse, apply the command line's `--set a.b=value`, validate.
+pydantic's errors are translated here only: each message names the key as in the file, the value
+found and the values allowed, without pydantic's terms.
 """
 
 import difflib
@@ -18,7 +18,7 @@ from harness.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
 
-# The rule for a value, by pydantic's name for the mistake; fields are those of the error's context.
+# The rule for a value, by pydantic's name for the mistake; fields come from the error's context.
 RULES: Final = {
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
@@ -80,7 +80,7 @@ def apply_settings(data: dict[str, Any], settings: Sequence[str]) -> dict[str, A
 def validate(
     model: type[Model], data: dict[str, Any], *, source: str, settings: Sequence[str] = ()
 ) -> Model:
-    """Check `data` against `model`. Raises ConfigError with a line for each thing wrong."""
+    """Check `data` against `model`. Raises ConfigError with a line for each mistake."""
     try:
         return model.model_validate(data)
     except ValidationError as error:

@@ -6,8 +6,8 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
 
-# Far beyond what one machine can use, and small enough that a slip of the finger is said at once
-# instead of filling the memory or waiting for ever.
+# Far beyond what one machine can use, and small enough to refuse a typing mistake at once instead
+# of filling the memory or waiting for ever.
 MOST_TOKENS: Final = 10_000_000
 MOST_BLOCKS: Final = 1_000_000
 MOST_SLOTS: Final = 10_000
@@ -27,7 +27,7 @@ Seconds = Annotated[float, Field(ge=0, le=LONGEST_S)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Duration = Annotated[float, Field(gt=0, le=LONGEST_S)]
 Milliseconds = Annotated[float, Field(ge=0, le=60_000)]
-# Closer than 10 ms, reading the page is the load that one measures.
+# Below 10 ms, reading the page would itself be a load.
 ScrapeInterval = Annotated[float, Field(ge=0.01, le=LONGEST_S)]
 
 
@@ -88,6 +88,6 @@ Name = Annotated[str, AfterValidator(_check_name)]
 
 
 class Section(BaseModel):
-    """A table of a TOML file: unknown keys are refused, and nothing is changed once read."""
+    """A table of a TOML file: unknown keys are refused, and values are frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

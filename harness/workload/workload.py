@@ -1,7 +1,7 @@
 """Workloads, and how they and the targets are found and read.
 
-Both are TOML files, shipped by name or given as a path. They are read once, checked, and from then
-on frozen; the resolved copy is saved with the run.
+Both are TOML files, shipped by name or given as a path. They are read once, checked and frozen; the
+resolved copy is saved with the run.
 """
 
 import re
@@ -47,8 +47,7 @@ MOST_LOOPS: Final = 1000
 MOST_PROCESSES: Final = 256
 SHIPPED_WORKLOADS: Final = "workloads"
 SHIPPED_TARGETS: Final = "harness.targets"
-# Beyond these a load is taken for a slip of the finger; `run.most_streams` and `run.most_rate`
-# raise them.
+# More is probably a typing mistake; `run.most_streams` and `run.most_rate` raise these.
 USUAL_STREAMS: Final = 10_000
 USUAL_RATE: Final = 10_000.0
 _STREAM_COSTS: Final = (
@@ -61,8 +60,8 @@ _RATE_COSTS: Final = "each takes a port of this host, which may be free again on
 class GateSettings(Section):
     """`[gate]`: limits, a line each (see `harness.gate.limits`).
 
-    `noise`: so much more than the baseline, as a share of it, is no regression yet. `min_abandons`:
-    with fewer requests abandoned (in any arm) the run does not pass.
+    `noise`: an increase up to this share of the baseline is no regression. `min_abandons`: with
+    fewer abandoned requests (in any arm) the run does not pass.
     """
 
     limits: list[str] = Field(default_factory=list)
@@ -73,8 +72,8 @@ class GateSettings(Section):
 class ValueSettings(Section):
     """`[value]`: what cancellation is worth, from an arm that honours it and one that ignores it.
 
-    `price_per_million_tokens` in any currency; absent: no money is told. `assumed_ms_per_token` is
-    for the estimate from tokens alone, beside what was measured.
+    `price_per_million_tokens`: in any currency; absent: no sums of money. `assumed_ms_per_token`:
+    for the estimate from tokens alone, beside the measurement.
     """
 
     honoured: Name
@@ -84,17 +83,17 @@ class ValueSettings(Section):
 
 
 class RunSettings(Section):
-    """`[run]`: how long and with how many users. With arms: how often each of them is run.
+    """`[run]`: how long and with how many users; with arms, how often each is run.
 
-    `reference_arm` is what the other arms are compared with; absent: the first. `loops`: the load
-    is run so often on the same server, which settles after each; from the idle readings between
-    them follows whether something leaks a little every time.
+    `reference_arm`: the arm that the others are compared with; absent: the first. `loops`: the load
+    is run so often on one server, which settles after each; the idle readings between the loops
+    show small leaks.
 
-    `timeout_s` is the longest wait for the next byte, and for a connection where
-    `connect_timeout_s` is absent. The others count from the sending: to the first token, and to the
-    end of the answer. `keep_alive`: users who stay ask again on the connection that they have (see
-    `harness.load.transport`). `processes`: so many share the users, or the arrivals. More than
-    `most_streams` open at once and more than `most_rate` arrivals a second are refused.
+    `timeout_s` is the longest wait for the next byte, and for a connection if `connect_timeout_s`
+    is absent. The other time-outs count from the sending: to the first token, and to the end of the
+    answer. `keep_alive`: users that stay reuse their connection (see `harness.load.transport`).
+    `processes`: so many share the users, or the arrivals. More than `most_streams` open at once and
+    more than `most_rate` arrivals a second are refused.
     """
 
     seed: Seed = 0
@@ -114,7 +113,7 @@ class RunSettings(Section):
 
 
 class EngineSettings(Section):
-    """`[engine]`: settings of the bundled engine; what is absent is left to its own defaults."""
+    """`[engine]`: settings of the bundled engine; an absent one has the engine's own default."""
 
     runner: Literal["auto", "torch", "simulated"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -144,9 +143,9 @@ class EngineSettings(Section):
 
 
 class SettleSettings(Section):
-    """`[settle]`: how long to wait for the server after the load; overrides the target's.
+    """`[settle]`: the wait for the server after the load, instead of the target's.
 
-    `silence_seconds`: how much longer where users leave without a word (stop_reading, vanish).
+    `silence_seconds`: so much longer if users leave silently (stop_reading, vanish).
     """
 
     seconds: Seconds | None = None
@@ -155,7 +154,7 @@ class SettleSettings(Section):
 
 
 class CollectSettings(Section):
-    """`[collect]`: how closely the server is watched; what is absent is left to the target.
+    """`[collect]`: how closely the server is watched; an absent interval is the target's.
 
     `scrape`: whether its metrics page is read at all. `exact`: whether the bundled engine's own
     logs are read; without them it is measured like any other server.
@@ -168,9 +167,8 @@ class CollectSettings(Section):
 
 class ArmTarget(Section):
     """`[arms.target]`: the server of this arm, at a `url` or started by a `command` for each of its
-    runs (`harness.run.server`). What is absent is as typed for all (`--engine`, `--model`,
-    `--api-key-env`, `--ca-file`; `--header` holds for all servers), but for its metrics pages:
-    those are its own."""
+    runs (`harness.run.server`). Absent keys come from the command line (`--engine`, `--model`,
+    `--api-key-env`, `--ca-file`; `--header` holds for all servers), except the metrics pages."""
 
     url: Annotated[str, Field(min_length=1)] | None = None
     command: Annotated[str, Field(min_length=1)] | None = None
@@ -189,16 +187,12 @@ class ArmTarget(Section):
 
     @property
     def place(self) -> str:
-        """Where it is, for a person."""
         return self.url or f"`{self.command}`"
 
 
 class ArmSettings(Section):
-    """`[[arms]]`: a variant of the workload, by what it changes in these sections, or by the server
-    that it is run on (`target`).
-
-    The values are checked when the arm is resolved (`harness.workload.arms`), in their place.
-    """
+    """`[[arms]]`: a variant of the workload, by changes in these sections, or by its server
+    (`target`). The values are checked when the arm is resolved (`harness.workload.arms`)."""
 
     name: Name
     target: ArmTarget | None = None
@@ -209,10 +203,8 @@ class ArmSettings(Section):
 
 
 class Workload(Section):
-    """One question, and the load that answers it.
-
-    `headlines`: the metrics in which the answer lies; shown first where arms are compared.
-    """
+    """One question, and the load that answers it. `headlines`: the metrics that hold the answer,
+    shown first when arms are compared."""
 
     name: Name
     question: Annotated[str, Field(min_length=1)]
@@ -315,7 +307,7 @@ class Workload(Section):
 
     @property
     def streams_of_each_process(self) -> int:
-        """How many streams a load process may have open at once; 0 where that is not known yet."""
+        """The most streams that a load process may have open at once; 0: not yet known."""
         _, streams = self._streams_at_once()
         return -(-streams // self.run.processes)
 
@@ -326,7 +318,6 @@ class Workload(Section):
 
 
 def rate_problem(rate: float, most_rate: float) -> str:
-    """The complaint about so many arrivals a second."""
     return (
         f"`arrivals` bring up to {rate:,.0f} requests a second, more than `run.most_rate`, "
         f"{most_rate:,.0f}; --set run.most_rate={rate:.0f} raises it: {_RATE_COSTS}"
@@ -334,20 +325,20 @@ def rate_problem(rate: float, most_rate: float) -> str:
 
 
 def load_workload(name_or_path: str, settings: Sequence[str] = ()) -> Workload:
-    """A workload by shipped name or by path, with `--set` settings applied. Raises ConfigError."""
+    """Raises ConfigError."""
     path = find_file(name_or_path, package=SHIPPED_WORKLOADS, noun="workload")
     data = apply_settings({"name": name_of(path), **read_toml(path)}, settings)
     return validate(Workload, data, source=str(path), settings=settings)
 
 
 def load_target(name_or_path: str) -> Target:
-    """A target description by shipped name or by path. Raises ConfigError."""
+    """Raises ConfigError."""
     path = find_file(name_or_path, package=SHIPPED_TARGETS, noun="engine")
     return validate(Target, {"name": path.stem, **read_toml(path)}, source=str(path))
 
 
 def name_of(path: Path) -> str:
-    """The name of a workload that does not tell its own: its file's, fit for a folder's name."""
+    """The name of a workload without one: its file's, fit for a folder's name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("._-") or "workload"
 
 
@@ -358,7 +349,7 @@ def shipped(package: str) -> dict[str, Path]:
 
 
 def find_file(name_or_path: str, *, package: str, noun: str) -> Path:
-    """A shipped name, else a path; an unknown one is answered with the shipped names."""
+    """A shipped name, else a path. Raises ConfigError with the shipped names."""
     known = shipped(package)
     if name_or_path in known:
         return known[name_or_path]

@@ -173,5 +173,5 @@ def test_a_master_whose_workers_sent_nothing_fails(serve: Serve) -> None:
     _, of_worker = worker.communicate(timeout=60)
     assert "give a run time" in of_worker
     assert master.returncode == 5, err
-    assert "the load made no request: see that each worker has" in err
+    assert "the load made no request: check that each worker has" in err
     assert not server.exchanges
