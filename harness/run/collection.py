@@ -125,7 +125,7 @@ def _workers_seen(shards: Sequence[Path]) -> set[str]:
 def _sources(
     marks: dict[Path, list[ProcessMark]], in_order: Sequence[ProcessMark]
 ) -> Iterator[Source]:
-    """One source for each host and folder. Hosts may share a name; the clock tells them apart."""
+    """One source for each host and folder. Hosts may share a name; the clock distinguishes them."""
     began = {mark.clock: mark for mark in reversed(in_order)}
     hosts = Counter(host for of_one in marks.values() for host in {mark.host for mark in of_one})
     for path, of_one in marks.items():

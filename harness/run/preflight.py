@@ -155,7 +155,7 @@ Span = tuple[int, int]  # arrival of the first token and of the last but one (ns
 FITS_NOTHING: Final = "--engine "  # the beginning of that text
 
 
-def told_slots(client: httpx.Client, server: Server, target: Target) -> int | None:
+def published_slots(client: httpx.Client, server: Server, target: Target) -> int | None:
     """The number of batch slots on the server's page, or None."""
     if target.slots_from != "props":
         return None
@@ -163,7 +163,7 @@ def told_slots(client: httpx.Client, server: Server, target: Target) -> int | No
     return slots if isinstance(slots, int) and slots > 0 else None
 
 
-def told_version(client: httpx.Client, server: Server, target: Target) -> str | None:
+def published_version(client: httpx.Client, server: Server, target: Target) -> str | None:
     source = target.version_from
     if source is None:
         return None
@@ -179,7 +179,7 @@ def _field_of_page(client: httpx.Client, url: str, key: str) -> Any:
         return None
 
 
-def told_blocks(samples: Sequence[MetricSample], target: Target) -> int | None:
+def published_blocks(samples: Sequence[MetricSample], target: Target) -> int | None:
     """The number of KV cache blocks, from a label of a metric."""
     source = target.blocks_from
     if source is None:
@@ -320,7 +320,7 @@ class Preflight:
             started_by_us=server.engine is not None,
             spec=as_plain_data(self._target),
             config=server.config,
-            version=told_version(self._client, server, self._target),
+            version=published_version(self._client, server, self._target),
         )
         return metrics_urls
 
@@ -328,7 +328,7 @@ class Preflight:
         """The server with its number of batch slots: published, or counted if the load needs it."""
         load = self._resolved.workload.load
         is_needed = isinstance(load, SlotRecoveryLoad) and load.slots is None
-        told = told_slots(self._client, server, self._target)
+        told = published_slots(self._client, server, self._target)
         if told is not None:
             return self._keep_slots(server, told, "from its page /props")
         if server.slots is not None or not is_needed:
@@ -376,7 +376,7 @@ class Preflight:
             return
         self._manifest.idle.before = read_roles(samples, self._target.metrics)
         if self._manifest.target is not None:
-            self._manifest.target.blocks_found = told_blocks(samples, self._target)
+            self._manifest.target.blocks_found = published_blocks(samples, self._target)
         text = unseen_metrics(samples, pages.urls, self._target)
         if text is None:
             return

@@ -96,7 +96,7 @@ function drawSlots(live, seconds) {
   if (!points.some((point) => point.running != null)) {
     return nothing(place, "This server’s metrics page shows no slots, or is not read.");
   }
-  const label = `requests in slots and in the queue, and ${live.outcomes.abandoned} users who left`;
+  const label = `requests in slots and in the queue, and ${live.outcomes.abandoned} abandoned requests`;
   const ticks = ticksTo(Math.max(live.slots ?? 0, highest(points, "running", "waiting")));
   const picture = canvas(place, { label, unit: "requests", seconds, ticks });
   for (const t of live.leaves.kept) {
@@ -121,7 +121,7 @@ function drawLatency(live, seconds) {
   const hasBelow = lag !== null && lag > Math.min(...values);
   const marked = [...values, ...(step ? [step] : []), ...(hasBelow ? [lag] : [])];
   const ticks = powersAround(Math.min(...marked), Math.max(...marked));
-  const label = `cancel latency of ${values.length} who left, ${values.at(-1).toPrecision(3)} ms the last`;
+  const label = `cancel latency of ${values.length} abandoned requests, ${values.at(-1).toPrecision(3)} ms the last`;
   const picture = canvas(place, { label, unit: "ms", seconds, ticks, isLog: true });
   latencies.forEach(([t], i) => {
     const look = hasBelow && values[i] < lag ? "blue hollow" : "blue";
@@ -152,7 +152,7 @@ function draw(live) {
     key: "lag_ms", unit: "ms", label: "client lag", look: "green", missing: "No tick was seen yet.",
   });
   document.getElementById("thinned").textContent =
-    `Drawn: a point every ${short(live.points.every * 0.5)} s; of those who left, a stroke for ` +
+    `Drawn: a point every ${short(live.points.every * 0.5)} s; of abandoned requests, a stroke for ` +
     `${oneIn(live.leaves.every)} and a latency for ${oneIn(live.latencies.every)}.`;
 }
 

@@ -24,7 +24,7 @@ from werkzeug.datastructures import ImmutableMultiDict
 from harness.load.options import form_fields
 from harness.web.live import FILES, HEADERS
 from harness.web.runs import WebRuns
-from harness.web.tab import tab_rows, told
+from harness.web.tab import progress_text, tab_rows
 from harness.workload.form import of_the_form
 
 TAB: Final = "walkaway"
@@ -160,7 +160,7 @@ def _pages(web_ui: Any, runs: WebRuns) -> Blueprint:
 
     def figures() -> Response:
         shown = _shown(runs)  # its points are not decoded: this process runs users
-        text = msgspec.json.encode(shown | {"told": told(shown)})
+        text = msgspec.json.encode(shown | {"told": progress_text(shown)})
         return Response(text, mimetype="application/json", headers=HEADERS)
 
     def report() -> Response:

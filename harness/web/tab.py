@@ -22,7 +22,7 @@ _SHOWN_LEVELS: Final = frozenset({"invalid", "warning"})
 FINAL: Final = tuple(one for one in METRICS.values() if one.on_web_tab)
 
 
-def told(shown: Mapping[str, Any]) -> str:
+def progress_text(shown: Mapping[str, Any]) -> str:
     """One sentence on the progress of the last run. `shown`: its process's messages, and the
     report's address (`report_at`)."""
     state, why = shown["state"], shown.get("why")
@@ -45,7 +45,7 @@ def tab_rows(shown: Mapping[str, Any], *, reported: int) -> list[dict[str, str]]
 
     `reported`: all requests that the users' processes reported to Locust.
     """
-    rows = [_row("run", str(shown.get("run") or ""), told(shown)), *shown.get("rows", [])]
+    rows = [_row("run", str(shown.get("run") or ""), progress_text(shown)), *shown.get("rows", [])]
     elsewhere = reported - shown.get("requests", 0)
     if shown["state"] == "done" and elsewhere > 0:
         about = "their rows are on the workers' machines, and not in the figures"

@@ -13,11 +13,11 @@ from harness.run.preflight import (
     CalibrationError,
     calibrate,
     metrics_pages,
+    published_blocks,
+    published_slots,
+    published_version,
     scrape_note,
     scrape_warning,
-    told_blocks,
-    told_slots,
-    told_version,
     unseen_metrics,
 )
 from harness.run.server import Server
@@ -47,12 +47,12 @@ def client_of(response: httpx.Response) -> httpx.Client:
 )
 def test_llamacpp_tells_its_slots(response: httpx.Response, slots: int | None) -> None:
     with client_of(response) as client:
-        assert told_slots(client, SERVER, load_target("llamacpp")) == slots
+        assert published_slots(client, SERVER, load_target("llamacpp")) == slots
 
 
 def test_others_are_not_asked_for_a_page_that_they_do_not_have() -> None:
     with client_of(httpx.Response(200, json={"total_slots": 4})) as client:
-        assert told_slots(client, SERVER, load_target("vllm")) is None
+        assert published_slots(client, SERVER, load_target("vllm")) is None
 
 
 @pytest.mark.parametrize(
@@ -70,14 +70,14 @@ def test_a_version_is_told_or_not_known(
     target: str, response: httpx.Response, version: str | None
 ) -> None:
     with client_of(response) as client:
-        assert told_version(client, SERVER, load_target(target)) == version
+        assert published_version(client, SERVER, load_target(target)) == version
 
 
 def test_vllm_tells_its_blocks() -> None:
     samples = parse_page(PAGE, t_ns=0, duration_ns=0, extra_labels={})
-    assert told_blocks(samples, load_target("vllm")) == 4096
-    assert told_blocks(samples[:1], load_target("vllm")) is None
-    assert told_blocks(samples, load_target("llamacpp")) is None
+    assert published_blocks(samples, load_target("vllm")) == 4096
+    assert published_blocks(samples[:1], load_target("vllm")) is None
+    assert published_blocks(samples, load_target("llamacpp")) is None
 
 
 def test_a_mapping_that_fits_is_told_from_one_that_does_not() -> None:

@@ -10,7 +10,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from harness.web.live import FILES, HEADERS, MOST_MARKS, MOST_POINTS, LiveRun
-from harness.web.tab import live_rows, told
+from harness.web.tab import live_rows, progress_text
 from tests.conftest import Serve
 from tests.dashboards.browsing import CHROMIUM, chromium, violations
 from tests.harness.web.test_live import MS, event, left
@@ -65,7 +65,7 @@ def opened(
     scheme: Literal["light", "dark"] = "light",
 ) -> Iterator[tuple[Page, list[str]]]:
     """The page on these figures, and its noise: what the console says, and who else is asked."""
-    figures = {**figures, "told": told(figures)}
+    figures = {**figures, "told": progress_text(figures)}
 
     def answer(path: str) -> tuple[int, dict[str, str], bytes]:
         name = path.rpartition("/")[2]
@@ -132,7 +132,7 @@ def test_of_hours_it_draws_no_more_than_of_minutes(browser: Browser, serve: Serv
     with opened(browser, serve, shown(ticks=2 * 3600 * 2)) as (page, noise):
         expect(page.locator("#thinned")).to_have_text(
             "Drawn: a point every 16 s; "
-            "of those who left, a stroke for one in 16 and a latency for one in 16."
+            "of abandoned requests, a stroke for one in 16 and a latency for one in 16."
         )
         drawn = page.locator("#slots path").last.get_attribute("d") or ""
         assert MOST_POINTS / 2 <= drawn.count("H") < MOST_POINTS

@@ -7,7 +7,7 @@ import pytest
 
 from harness.formatting import DASH
 from harness.records import Metric
-from harness.web.tab import figure_text, final_rows, tab_rows, told
+from harness.web.tab import figure_text, final_rows, progress_text, tab_rows
 from tests.made_up.summaries import made_up_summary
 
 OUTCOMES = dict.fromkeys(
@@ -41,7 +41,7 @@ OUTCOMES = dict.fromkeys(
     ],
 )
 def test_how_far_a_run_is_is_a_sentence(shown: dict[str, Any], text: str) -> None:
-    assert told(shown) == text
+    assert progress_text(shown) == text
     assert tab_rows(shown, reported=0)[0]["about"] == text
 
 
