@@ -128,13 +128,13 @@ class TestOnThisServer:
 
     def test_canaries_must_have_company(self) -> None:
         alone = load_workload("innocent_bystanders", ["run.users=3"])
-        with pytest.raises(ConfigError, match="there must be others beside them"):
+        with pytest.raises(ConfigError, match="other users are needed beside them"):
             make_load(alone, load_target("reference"), server(), Path())
 
     def test_a_silence_that_nobody_knows_the_end_of(self, tmp_path: Path) -> None:
         target, mix = load_target("vllm"), '{plan="tokens", tokens=3, way="vanish"}'
         (note,) = load_notes(workload(tmp_path, mix), target, server())
-        assert "it is watched for the settle time, 5 s; a request that is still there" in note
+        assert "it is watched for the settle time, 5 s, and a request that is still running" in note
         chosen = workload(tmp_path, mix, "settle.silence_seconds=9")
         assert load_notes(chosen, target, server()) == []
 
@@ -157,9 +157,9 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("text", "column", "message"),
         [
-            ("", None, "holds no numbers"),
-            ("\n\n", None, "holds no numbers"),
-            ("3\nfour\n", None, "entry 2 is 'four', not a number of tokens"),
+            ("", None, "holds no token counts"),
+            ("\n\n", None, "holds no token counts"),
+            ("3\nfour\n", None, "entry 2 is 'four', not a token count from 0 to 10000000"),
             ("3\n-1\n", None, "entry 2 is '-1'"),
             ("3\n1.5\n", None, "entry 2 is '1.5'"),
             ("nan\n", None, "entry 1 is 'nan'"),
@@ -180,7 +180,7 @@ class TestFiles:
         assert str(path) in str(caught.value)
 
     def test_a_table_needs_its_column_named(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="say with `column`"):
+        with pytest.raises(ConfigError, match="name one of its columns with `column`"):
             read_token_counts(tmp_path / "t.csv", None)
 
     def test_one_that_is_not_there(self, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ class TestFiles:
 @pytest.mark.parametrize(
     ("rate", "delay", "message"),
     [
-        (None, 1.0, "say with --request-cancellation-rate"),
+        (None, 1.0, "needs --request-cancellation-rate"),
         (101, None, "must be a percentage"),
         (-1, None, "must be a percentage"),
         (float("nan"), None, "must be a percentage"),
@@ -213,7 +213,7 @@ def test_aiperf_flags_that_make_no_sense(
 
 
 def test_aiperf_flags_are_for_users_who_leave() -> None:
-    with pytest.raises(ConfigError, match="slot_recovery decides itself who leaves"):
+    with pytest.raises(ConfigError, match="slot_recovery has a fixed plan of which users leave"):
         cancellation_settings("slot_recovery", rate=10, delay_s=None)
 
 

@@ -140,8 +140,8 @@ class TestTraces:
         asked = plan(tmp_path, 'kind="trace"\nfile="mine.csv"')
         assert open_loop_notes(asked) == [
             "trace mine.csv: 2 requests; prompts cut to 2,000 tokens: 1 (45.3 % of all prompt "
-            "tokens are gone); answers cut to 50 tokens: 1 (76.9 % of all answer tokens are gone); "
-            "left out, as they have no prompt or no answer: 1"
+            "tokens lost); answers cut to 50 tokens: 1 (76.9 % of all answer tokens lost); "
+            "left out without a prompt or an answer: 1"
         ]
         assert count_arrivals(asked) == 2
 
@@ -149,7 +149,10 @@ class TestTraces:
         ("more", "message"),
         [
             ('file="nowhere.csv"', "nowhere.csv: the trace cannot be read"),
-            ('file="mine.csv"\nfrom_s=81', "no request with a prompt and an answer lies in"),
+            (
+                'file="mine.csv"\nfrom_s=81',
+                "the part to replay holds no request with a prompt and an answer",
+            ),
             (
                 'file="mine.csv"\nspeed=0.5',
                 "takes 160 s, but the load ends after `run.max_seconds`",
