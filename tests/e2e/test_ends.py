@@ -191,7 +191,7 @@ def test_a_run_of_void_trials_fails_and_says_why(tmp_path: Path) -> None:
     assert ended.code == 5, ended.output
     why = "for 2 s no 3 requests ran at once"
     first = ended.run.manifest["void_trials"][0]["arm"]
-    assert f"no trial means anything; the first, arm {first}: {why}" in ended.output
+    assert f"every trial is void; the first, arm {first}: {why}" in ended.output
     (said,) = [one for one in ended.run.summary["validity"] if one["level"] == "invalid"]
     assert said["text"].startswith(f"void trials: 3, because {why}")
     assert {one["why"].partition(" (")[0] for one in ended.run.manifest["void_trials"]} == {why}

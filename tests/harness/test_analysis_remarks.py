@@ -130,7 +130,7 @@ def test_void_trials_are_told_with_their_reasons(make_run: MakeRun) -> None:
     assert said.level == "invalid"
     assert said.text == "void trials: 3, because no slot (2); too short (1)"
     failure = find_void(run.manifest)
-    assert str(failure) == "no trial means anything; the first, arm control: no slot"
+    assert str(failure) == "every trial is void; the first, arm control: no slot"
 
 
 def texts(run: RunBuilder, word: str) -> list[str]:
