@@ -156,7 +156,7 @@ def test_workers_on_several_hosts_tell_together_what_clients_saw(
     for name in ("cancel_latency_s", "detect_s", "wasted_tokens", "leaked_slots"):
         assert name in summary["not_measurable"]
     said = " ".join(one["text"] for one in summary["validity"])
-    assert "no figure subtracts those of two machines" in said
+    assert "no figure subtracts stamps of two machines" in said
 
 
 @pytest.mark.slow
