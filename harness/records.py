@@ -60,7 +60,7 @@ class Delivery(StrEnum):
 
 
 class WireClose(StrEnum):
-    """What the client's kernel sent when it left."""
+    """The segment that the client's kernel sent when the user left."""
 
     FIN = "fin"
     RST = "rst"  # closed with unread bytes, or reset on purpose
@@ -71,7 +71,7 @@ class WireClose(StrEnum):
 
 
 class TokenCounting(StrEnum):
-    """What `tokens_read` rests on: tokens are not events."""
+    """The basis of `tokens_read`: tokens are not events."""
 
     USAGE = "usage"  # the server said so in each event
     EVENTS = "events"  # one text event was taken for one token

@@ -1,4 +1,4 @@
-"""What the answers themselves say against a run, in sentences: nothing here is a figure.
+"""Doubts about a run that its answers raise, in sentences: nothing here is a figure.
 
 A target may ignore `max_tokens`, send nothing, send errors or finish before a client can leave. Its
 figures then mean something else than their names say, so there is a warning.

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """What one run showed from outside, by method.
+    """The figures that one run showed from outside, by method.
 
     `num_left`: answers whose clients went away before the end, for any reason; `num_abandoned`:
     requests left on purpose; `waste`: see `wasted_by_counter`, and `unread` the same by blocks of

@@ -1,4 +1,4 @@
-"""What became of each abandoned request, and how long the server took to let go of it.
+"""The end of each abandoned request, and how long the server took to let go of it.
 
     t0 ──detect──▶ server saw it ──signal──▶ worker heard it ──wait──▶ removed ──free──▶ freed
     └──────────────────────────────── cancel latency ─────────────────────────────────────┘

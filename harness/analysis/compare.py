@@ -5,7 +5,7 @@
 - The rounds of two separate runs (`compare_rounds`, not paired): Welch's t.
   Welch, Biometrika 34 (1947), 28-35.
 - One figure of two runs (`pair_of`): Zou and Donner, from the intervals of the two figures.
-  Statistics in Medicine 27 (2008), 1693-1702. Of shares these are Wilson's, which makes it
+  Statistics in Medicine 27 (2008), 1693-1702. For shares these are Wilson's, which makes it
   Newcombe's method: Statistics in Medicine 17 (1998), 873-890.
 - Single requests (`shift_between`): the shift of Hodges and Lehmann, limits by the rank sum test.
   Annals of Mathematical Statistics 34 (1963), 598-611.

@@ -1,4 +1,4 @@
-"""What the analysis needs to know about a run beside its rows, read once from the manifest."""
+"""Facts about a run that its rows do not hold, read once from the manifest."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""What users felt, as their clients saw it: times of the requests that were read to the end.
+"""Latency as the clients saw it: times of the requests that were read to the end.
 
 A survivor is a user's request that was to be read to its end. A request that was to be abandoned is
 none, even if the run ended or the answer was over first: the server's speed decides which of them

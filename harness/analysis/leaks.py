@@ -1,4 +1,4 @@
-"""What a server does not get back: leaked slots and blocks, growth with each abandon, and health.
+"""Losses that last: leaked slots and blocks, growth with each abandon, and health.
 
 A leak is what is missing from the idle gauges in the end. Slots and blocks of a ghost that still
 runs are missing too, but not lost: the lifecycle log shows which request has a slot, and the step

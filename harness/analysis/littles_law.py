@@ -292,7 +292,7 @@ def unread_tokens(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
 def _lateness(
     frames: RunFrames, facts: Facts, held: OpenRequests, running: Readings
 ) -> tuple[float, tuple[float, float]]:
-    """What old pages add to the mean on average, and how far that may be off (s)."""
+    """The time that old pages add to the mean on average, and how far that may be off (s)."""
     changes = len(held.started_ns) / held.n_left
     late, step_s = facts.late.get("running"), met_step_s(frames) or 0.0
     if late is None:

@@ -1,4 +1,4 @@
-"""What was scraped, by role: the values of a gauge or a counter over time, and how old they can be.
+"""Scraped values by role: those of a gauge or a counter over time, and how old they can be.
 
 A value on a metrics page is that of the last refresh, by the target's rule. So a change that a
 scrape shows had happened before the scrape, and one that it does not show may have happened up to

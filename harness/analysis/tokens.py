@@ -1,4 +1,4 @@
-"""What the clients read, in tokens, as well as the run can show.
+"""Tokens that the clients read, as well as the run can show.
 
 Tokens are not events. If the server said in each event how many there were, that count stands.
 Otherwise events were counted, and the requests that were read to the end show how many tokens an
@@ -196,7 +196,7 @@ def prompt_total(requests: pd.DataFrame, wanted: Bools) -> tuple[float, float] |
 
 
 def token_counting(requests: pd.DataFrame) -> str | None:
-    """What `tokens_read` rests on: usage, events, events_calibrated, or mixed."""
+    """The basis of `tokens_read`: usage, events, events_calibrated, or mixed."""
     kinds = set(requests["token_counting"])
     if not kinds:
         return None

@@ -1,4 +1,4 @@
-"""What cancellation is worth: one load with it and without it, and what both cost.
+"""The value of cancellation: one load with it and without it, and what both cost.
 
 Every row of the table is a formula on the sums of a run (`Account`). The value of an arm is the
 formula on the sums of all its rounds. The change is that of paired rounds: see

@@ -1,4 +1,4 @@
-"""What the server spent on a user who had left: tokens, and time on slots, blocks and the device.
+"""Capacity spent on users who had left: tokens, and time on slots, blocks and the device.
 
     generated = read by the client at t0 + in flight at t0 + sampled after t0
                                            └──────── wasted ────────────┘

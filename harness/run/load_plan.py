@@ -323,7 +323,7 @@ def prompt_limits(load: AbandonLoad, context: int | None) -> tuple[int, int]:
 
 
 def open_loop_notes(plan: LoadPlan) -> list[str]:
-    """What a replay changes of its trace."""
+    """The changes that a replay makes to its trace."""
     if not isinstance(plan.arrivals, TraceArrivals):
         return []
     assert isinstance(plan.load, AbandonLoad)

@@ -60,7 +60,7 @@ class Load(Protocol):
     """Makes the requests of a measurement: a load process, or the users of a web page."""
 
     def prepare(self, folder: RunFolder, *, processes: int, until_over: ExitStack) -> None:
-        """Called before the server is there. What this starts ends with `until_over`."""
+        """Called before the server is there. Its processes end with `until_over`."""
 
     def run(self, plan: LoadPlan, run: "Measurement", *, until_settled: ExitStack) -> None:
         """Run the load until its end, or until interrupted.
