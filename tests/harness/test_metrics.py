@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.metrics import METRICS, headlines, spoken
-from tests.harness.test_analysis_summary import small_run
+from tests.harness.analysis.test_summary import small_run
 from tests.harness.told import summary_of
 
 if TYPE_CHECKING:
-    from tests.harness.test_analysis_summary import MakeRun
+    from tests.harness.analysis.test_summary import MakeRun
 
 
 def test_ranks_are_a_full_order_of_the_headlines() -> None:

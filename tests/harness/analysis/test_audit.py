@@ -10,7 +10,7 @@ import pytest
 
 from harness.analysis.audit import foreign_requests
 from harness.records import TokenCounting
-from tests.harness.audited import accounts, verdicts
+from tests.harness.analysis.audited import accounts, verdicts
 from tests.harness.told import summary_of
 from tests.made_up.rows import at
 

@@ -16,8 +16,8 @@ from harness.analysis.figure import Figure, NotMeasurable
 from harness.analysis.ghosts import Ghosts
 from harness.analysis.stats import rate_upper95
 from harness.records import Metric
-from tests.harness.few_steps import figures_of, four_steps, leave_in_decode, only_row
-from tests.harness.from_outside import lonely_run, seen
+from tests.harness.analysis.few_steps import figures_of, four_steps, leave_in_decode, only_row
+from tests.harness.analysis.from_outside import lonely_run, seen
 from tests.harness.told import metric, ms, reason, summary_of
 from tests.made_up.rows import at
 from tests.made_up.servers import alone_one_by_one

@@ -13,7 +13,7 @@ from harness.analysis.counters import leak_figures
 from harness.analysis.facts import run_facts
 from harness.analysis.leaks import leaks_in_use
 from harness.records import Role
-from tests.harness.few_steps import figures_of, four_steps, leave_in_decode, only_row
+from tests.harness.analysis.few_steps import figures_of, four_steps, leave_in_decode, only_row
 from tests.harness.told import metric, ms
 from tests.made_up.rows import at
 

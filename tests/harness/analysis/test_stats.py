@@ -208,7 +208,7 @@ def test_a_million_observations_are_no_trouble() -> None:
 
 SHARES = (0.0005, 0.025, 0.05, 0.5, 0.95, 0.975, 0.9999)
 NAMES = ["scipy.special", "scipy.stats"]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("share", SHARES)

@@ -31,8 +31,8 @@ from harness.analysis.open_requests import open_requests
 from harness.analysis.pool import _over_rounds, analyse_round, arm_figures
 from harness.analysis.scraped import lag_ns, met_step_s, typical_step_s
 from harness.store.manifest import Clock
-from tests.harness.few_steps import figures_of, four_steps, leave_in_decode
-from tests.harness.from_outside import lonely_run, seen
+from tests.harness.analysis.few_steps import figures_of, four_steps, leave_in_decode
+from tests.harness.analysis.from_outside import lonely_run, seen
 from tests.harness.told import metric, ms, reason, summary_of
 from tests.made_up.rows import at
 from tests.made_up.servers import alone_one_by_one, busy_server, lonely, stepping_server

@@ -15,8 +15,8 @@ from harness.analysis.black_box import figures_from_outside
 from harness.analysis.counters import leak_figures
 from harness.analysis.facts import run_facts
 from harness.analysis.tokens import prompt_total
-from tests.harness.audited import accounts, verdicts
-from tests.harness.from_outside import lonely_run, seen
+from tests.harness.analysis.audited import accounts, verdicts
+from tests.harness.analysis.from_outside import lonely_run, seen
 from tests.harness.told import metric, reason, summary_of
 
 if TYPE_CHECKING:

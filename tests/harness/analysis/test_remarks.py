@@ -10,7 +10,7 @@ import pytest
 from harness.analysis.recovery import about_void_trials
 from harness.records import Delivery, TokenCounting, VoidTrial
 from harness.run.pipeline import find_void
-from tests.harness.audited import accounts
+from tests.harness.analysis.audited import accounts
 from tests.harness.told import summary_of, warnings
 
 if TYPE_CHECKING:
