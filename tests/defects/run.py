@@ -5,7 +5,9 @@
 
 Each is planted in a copy of the checkout. It is looked for by its function's name and its line, in
 the file in which it was drawn and then in all others, as code moves; one that is not found is "to
-be planted by hand": give its entry in `defects.toml` a `now_file`, `now_old` and `now_new`.
+be planted by hand": give its entry in `defects.toml` a `now_file`, `now_old` and `now_new`. An
+entry with `gone = "why"` (its code and behaviour were removed) or `equivalent = "why"` (no caller
+can observe it) is reported as such, not planted.
 
 Which tests are run, stage by stage until one fails: `near`, those that import the file that it is
 in and those that import one that imports it; `package`, what `defects.toml` names for its package;
@@ -35,6 +37,8 @@ HERE: Final = Path(__file__).parent
 COPIED: Final = (*PACKAGES, "workloads", "tests", "docs", "results", ".ci")
 NOT_COPIED: Final = ("__pycache__", "*.pyc", "defects")
 STAGES: Final = ("near", "package", "full", "e2e")
+NOT_PLANTED: Final = ("gone", "equivalent")  # an entry's key that says why
+RESULTS: Final = ("killed", "survived", "to be planted by hand", *NOT_PLANTED)
 MOST_FILES: Final = 14  # of tests that see the file only through another
 TEST_S: Final = 240  # on a busy machine no test fails of its own
 ALL_IN_ALL_S: Final = 1800.0
@@ -206,6 +210,9 @@ class Trial:
         self, defect: Mapping[str, str], *, stages: Sequence[str], most_s: float
     ) -> dict[str, str]:
         """Plant it, test, and take it out again."""
+        for result in NOT_PLANTED:
+            if result in defect:
+                return {"result": result, "why": defect[result]}
         spot, why = find(self._tree, defect)
         if spot is None:
             return {"result": "to be planted by hand", "why": why}
@@ -293,7 +300,7 @@ def main(arguments: Sequence[str]) -> None:
             say(f"{defect['id']} {defect['function']}: {result}")
             if options.results is not None:
                 options.results.write_text(as_toml(dict(sorted(results.items()))))
-    count = dict.fromkeys(("killed", "survived", "to be planted by hand"), 0)
+    count = dict.fromkeys(RESULTS, 0)
     for one in results.values():
         count[one["result"]] += 1
     say(", ".join(f"{number} {kind}" for kind, number in count.items()))
