@@ -1,6 +1,6 @@
 """The engine's settings, checked when they are made."""
 
-from math import isfinite
+from math import inf, isfinite
 from typing import Final, Literal
 
 import msgspec
@@ -37,15 +37,11 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One engine. Sizes are in tokens and in blocks of `block_size` tokens.
 
-    `victim`: the request to preempt when blocks run out: the last by scheduling policy, or the one
-    that is cheapest to rebuild. `watermark`: the share of the blocks that an admission must leave
-    free while others run. `reserve_full_isl`: admit a request only if there are blocks for all its
-    tokens, not just for its first chunk. `reclaim`: a cancelled request's prompt blocks become
-    blank at once, or stay in the prefix cache until their room is needed; above a KV usage of
-    `force_reclaim_above` (share of blocks held; 1: never) none is retained.
-    `long_prefill_token_threshold`: the most tokens of one prompt in one step; 0: no such limit, or
-    4 % of the context if several prompts may be in progress. `batch_invariant`: a request's output
-    does not depend on its batch, bit by bit; slower.
+    `watermark` and `force_reclaim_above` are shares of the blocks. The first must stay free when a
+    request is admitted beside others. Above the second, no cancelled prompt is retained in the
+    prefix cache. With `reserve_full_isl` a request is admitted only if there are blocks for all its
+    tokens, not just for its first chunk. A `long_prefill_token_threshold` of 0 means 4 % of the
+    context if several prompts may be in progress, else no limit.
     """
 
     model: str = "tiny"
@@ -71,15 +67,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     step_cost: StepCost = StepCost()
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "num_blocks", "block_size", "max_model_len"):
-            _at_least(name, getattr(self, name), 1)
-        _at_least("max_num_partial_prefills", self.max_num_partial_prefills, 1)
-        _at_least("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
+        _check_range(self, 1, inf, "max_num_seqs", "num_blocks", "block_size", "max_model_len")
+        _check_range(self, 1, inf, "max_num_partial_prefills")
+        _check_range(self, 0, inf, "long_prefill_token_threshold")
+        _check_range(self, 0, 1, "force_reclaim_above")
         self._check_budget()
         self._check_blocks()
-        if not all(
-            isfinite(cost) and cost >= 0 for cost in msgspec.structs.astuple(self.step_cost)
-        ):
+        costs = msgspec.structs.astuple(self.step_cost)
+        if not all(isfinite(cost) and cost >= 0 for cost in costs):
             raise EngineConfigError("the simulated runner's costs must be finite, 0 or more")
         if self.runner == "simulated" and self.device == "cuda":
             raise EngineConfigError(
@@ -128,15 +123,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise EngineConfigError(
                 f"watermark is a share of the blocks below 1, not {self.watermark}"
             )
-        if not 0.0 <= self.force_reclaim_above <= 1.0:
-            raise EngineConfigError(
-                f"force_reclaim_above is a KV usage from 0 to 1, not {self.force_reclaim_above}"
-            )
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise EngineConfigError(f"{name} must be at least {least}, not {value}")
 
 
 class RateLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,18 +165,12 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     rate_limits: RateLimits = RateLimits()
 
     def __post_init__(self) -> None:
-        for name in ("heartbeat_s", "keep_results_s", "drain_timeout_s"):
-            _within(name, getattr(self, name), 0.0, LONGEST_S)
-        for name in ("request_timeout_s", "ack_timeout_s", "stall_timeout_s"):
-            _within(name, getattr(self, name), 0.1, LONGEST_S)
-        if self.default_deadline_s is not None:
-            _within("default_deadline_s", self.default_deadline_s, 0.001, LONGEST_S)
-        _within("send_buffer_bytes", self.send_buffer_bytes, 4096, 2**30)
-        _within("keep_results", self.keep_results, 0, 1_000_000)
-        for name in ("requests_per_minute", "tokens_per_minute"):
-            limit = getattr(self.rate_limits, name)
-            if limit is not None:
-                _within(name, limit, 1, 10**9)
+        _check_range(self, 0, LONGEST_S, "heartbeat_s", "keep_results_s", "drain_timeout_s")
+        _check_range(self, 0.1, LONGEST_S, "request_timeout_s", "ack_timeout_s", "stall_timeout_s")
+        _check_range(self, 0.001, LONGEST_S, "default_deadline_s")
+        _check_range(self, 4096, 2**30, "send_buffer_bytes")
+        _check_range(self, 0, 1_000_000, "keep_results")
+        _check_range(self.rate_limits, 1, 10**9, "requests_per_minute", "tokens_per_minute")
 
     def __repr__(self) -> str:
         return f"<FrontendSettings {self.shown()}>"
@@ -202,6 +182,9 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
         return {**shown, "num_api_keys": len(self.api_keys)}
 
 
-def _within(name: str, value: float, low: float, high: float) -> None:
-    if not (isfinite(value) and low <= value <= high):
-        raise EngineConfigError(f"{name} must be from {low} to {high}, not {value}")
+def _check_range(settings: msgspec.Struct, low: float, high: float, *names: str) -> None:
+    wanted = f"at least {low}" if high == inf else f"from {low} to {high}"
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not (isfinite(value) and low <= value <= high):
+            raise EngineConfigError(f"{name} must be {wanted}, not {value}")

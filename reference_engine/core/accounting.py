@@ -1,8 +1,7 @@
-"""Totals of the engine's work since it started; only the scheduler changes them."""
+"""Totals of the engine's work since it started; the scheduler and its cache change them."""
 
 import msgspec
 
-from reference_engine.core.kv_cache import Reclaimed
 from reference_engine.core.request import Request, Status
 
 
@@ -12,7 +11,8 @@ class Counters(msgspec.Struct, kw_only=True, array_like=True):
     `generated_tokens`: sampled, read or not. `recomputed_tokens`: computed again after a
     preemption. `prefix_queried_tokens` were looked up in the prefix cache at an admission,
     `prefix_hit_tokens` were found; `resumed_*`: at a resumption. `reclaimed_*`: blocks of cancelled
-    requests, by outcome. `retained_hits`: retained blocks that a later request used.
+    requests that no other shared: blank at once, retained in the prefix cache, or blank for want of
+    room. `retained_hits`: retained blocks that a later request used.
     `saved_tokens`: the tokens that aborted requests had left to generate. `prompt_tokens`: of
     prompts that were computed, or found, to their end. `unread_prompt_tokens`: computed for
     requests that were aborted before their first token. `slot_steps`: requests in a step, summed
@@ -37,15 +37,15 @@ class Counters(msgspec.Struct, kw_only=True, array_like=True):
     unread_prompt_tokens: int = 0
     finished: dict[str, int] = {}
 
-    def count_prefix(self, request: Request, num_hit: int) -> None:
+    def count_prefix(self, request: Request) -> None:
         if request.block_hashes is None:
             return  # there is no prefix cache
         if request.status is Status.WAITING:
             self.prefix_queried_tokens += request.num_tokens
-            self.prefix_hit_tokens += num_hit
+            self.prefix_hit_tokens += request.num_cached_tokens
         else:
             self.resumed_queried_tokens += request.num_tokens
-            self.resumed_hit_tokens += num_hit
+            self.resumed_hit_tokens += request.num_cached_tokens
 
     def count_computed(self, request: Request, before: int) -> None:
         now = request.num_computed_tokens
@@ -65,8 +65,3 @@ class Counters(msgspec.Struct, kw_only=True, array_like=True):
         self.saved_tokens += request.max_tokens_in_all - request.num_tokens
         if not request.num_generated:
             self.unread_prompt_tokens += request.num_prefilled_tokens
-
-    def count_reclaimed(self, reclaimed: Reclaimed) -> None:
-        self.reclaimed_freed += reclaimed.freed
-        self.reclaimed_retained += reclaimed.retained
-        self.reclaimed_forced += reclaimed.forced

@@ -9,28 +9,16 @@ request is always left to compute, and it is written to a block of its own. No b
 ahead.
 """
 
-from typing import NamedTuple
-
 from reference_engine.config import EngineConfig
+from reference_engine.core.accounting import Counters
 from reference_engine.core.block_pool import BlockPool
 from reference_engine.core.prefix import chain_hashes
 from reference_engine.core.request import Request
 
 
-class Reclaimed(NamedTuple):
-    """Blocks of a cancelled request by outcome, without the shared ones.
-
-    `freed` are blank at once, `retained` stay in the prefix cache, `forced` are blank for want of
-    room.
-    """
-
-    freed: int = 0
-    retained: int = 0
-    forced: int = 0
-
-
 class KVCache:
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, counters: Counters) -> None:
+        self._counters = counters
         self.pool = BlockPool(config.num_blocks)
         self.block_size = config.block_size
         self._has_prefix_cache = config.enable_prefix_caching
@@ -55,21 +43,21 @@ class KVCache:
         """Negative if the request's table has more blocks than `num_tokens` need."""
         return -(-num_tokens // self.block_size) - len(request.block_table)
 
-    def admit(self, request: Request, prefix: list[int], num_tokens: int) -> int:
+    def admit(self, request: Request, prefix: list[int], num_tokens: int) -> None:
         """Give a request without blocks its cached prefix, and room for `num_tokens` more.
 
-        There must be `blocks_to_admit` free blocks. Returns how many blocks of the prefix were
-        retained from a cancelled request.
+        There must be `blocks_to_admit` free blocks.
         """
         assert not request.block_table
         request.num_computed_tokens = request.num_cached_tokens = len(prefix) * self.block_size
+        self._counters.count_prefix(request)
         self.pool.share(prefix)
         request.block_table = list(prefix)
         has_grown = self.try_grow(request, num_tokens)
         assert has_grown
         hits = self.pool.index.retained.intersection(prefix)
         self.pool.index.retained -= hits
-        return len(hits)
+        self._counters.retained_hits += len(hits)
 
     def try_grow(self, request: Request, num_tokens: int) -> bool:
         """Make room for `num_tokens` more computed tokens; False, and unchanged, without room."""
@@ -105,21 +93,26 @@ class KVCache:
         table, request.block_table = request.block_table, []
         return len(self.pool.give_back(reversed(table)))
 
-    def reclaim(self, request: Request) -> Reclaimed:
-        table, pool = request.block_table, self.pool
+    def reclaim(self, request: Request) -> int:
+        """Free a cancelled request by the policy; returns how many blocks others can take now."""
+        table, pool, counters = request.block_table, self.pool, self._counters
         is_pressed = pool.num_held > self._force_above
         left_behind = self.left_behind(request)
         known = [block for block in table if block in pool.index and not pool.is_shared(block)]
-        num_freed = self.free(request) - len(known)
+        num_freed = self.free(request)
+        counters.reclaimed_freed += num_freed - len(known)
         known += left_behind
         if self._retains and not is_pressed:
             pool.index.retained.update(known)
-            return Reclaimed(freed=num_freed, retained=len(known))
+            counters.reclaimed_retained += len(known)
+            return num_freed
         for block in known:
             pool.blank(block)
         if self._retains:
-            return Reclaimed(freed=num_freed, forced=len(known))
-        return Reclaimed(freed=num_freed + len(known))
+            counters.reclaimed_forced += len(known)
+        else:
+            counters.reclaimed_freed += len(known)
+        return num_freed
 
     def left_behind(self, request: Request) -> list[int]:
         if request.block_table or not request.num_preemptions:

@@ -22,12 +22,10 @@ methods, which one thread calls.
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
 
 from reference_engine.config import EngineConfig
 from reference_engine.core.accounting import Counters
 from reference_engine.core.kv_cache import KVCache
-from reference_engine.core.preemption import victim_policy
 from reference_engine.core.request import FinishReason, Request, Status
 from reference_engine.core.step import StepPlan
 
@@ -40,15 +38,15 @@ class Scheduler:
         self._eos_token_id = eos_token_id
         self._num_arrived = 0
         self.num_slots = config.max_num_seqs
-        self.kv_cache = KVCache(config)
-        self._choose_victim = victim_policy(config, self.kv_cache)
-        self.waiting: WaitingQueue = (
-            FcfsQueue() if config.scheduling_policy == "fcfs" else PriorityQueue()
+        self.counters = Counters()
+        self.kv_cache = KVCache(config, self.counters)
+        self._by_priority = config.scheduling_policy == "priority"
+        self.waiting: FcfsQueue | PriorityQueue = (
+            PriorityQueue() if self._by_priority else FcfsQueue()
         )
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
         self.unfreed: dict[str, Request] = {}
-        self.counters = Counters()
 
     @property
     def has_work(self) -> bool:
@@ -130,9 +128,7 @@ class Scheduler:
         if request.finish_reason is not FinishReason.ABORT:
             return self.kv_cache.free(request)
         self.counters.count_abort(request)
-        num_free = self.kv_cache.pool.num_free
-        self.counters.count_reclaimed(self.kv_cache.reclaim(request))
-        return self.kv_cache.pool.num_free - num_free
+        return self.kv_cache.reclaim(request)
 
     def check_integrity(self, lost_blocks: Sequence[int] = ()) -> None:
         """Raise AssertionError unless queues, statuses and blocks agree with each other.
@@ -190,11 +186,27 @@ class Scheduler:
         if request in plan.preempted:
             return False  # for the sake of a request before it in this step
         while not self.kv_cache.try_grow(request, num_tokens):
-            victim = self._choose_victim(self.running)
+            victim = self._choose_victim()
             self._preempt(victim, plan)
             if victim is request:
                 return False
         return True
+
+    def _choose_victim(self) -> Request:
+        """The running request that gives up its blocks; it may be the growing one itself.
+
+        By policy it is the youngest, or the least important. With `rebuild-cost` it is, among the
+        least important, the one that is cheapest to bring back: it has the fewest computed tokens
+        that the prefix cache could not return. The most expensive one is never chosen while there
+        is another, so one request always gets to its end.
+        """
+        if self._config.victim == "rebuild-cost":
+            return max(self.running, key=self._rebuild_rank)
+        return max(self.running, key=_rank) if self._by_priority else self.running[-1]
+
+    def _rebuild_rank(self, request: Request) -> tuple[int, int, int]:
+        priority = request.priority if self._by_priority else 0
+        return priority, -self.kv_cache.rebuild_cost(request), request.arrival
 
     def _preempt(self, victim: Request, plan: StepPlan) -> None:
         plan.take_out(victim)
@@ -216,9 +228,8 @@ class Scheduler:
             num_tokens = self._first_chunk(request, len(prefix), plan)
             if num_tokens == 0 or not self._fits(request, prefix, num_tokens, plan):
                 return
-            self.waiting.pop()
-            self.counters.count_prefix(request, len(prefix) * self.kv_cache.block_size)
-            self.counters.retained_hits += self.kv_cache.admit(request, prefix, num_tokens)
+            self.waiting.remove(request)
+            self.kv_cache.admit(request, prefix, num_tokens)
             (plan.admitted if request.status is Status.WAITING else plan.resumed).append(request)
             request.move_to(Status.RUNNING)
             self.running.append(request)
@@ -252,31 +263,14 @@ class Scheduler:
         return needed + cache.blocks_to_admit(prefix, covered) <= cache.pool.num_free
 
     def _natural_end(self, request: Request) -> FinishReason | None:
-        is_over = request.token_ids[-1] == self._eos_token_id and not request.sampling.ignore_eos
-        if is_over:
+        if request.token_ids[-1] == self._eos_token_id and not request.sampling.ignore_eos:
             return FinishReason.STOP
         is_full = request.num_tokens >= request.max_tokens_in_all
         return FinishReason.LENGTH if is_full else None
 
 
-class WaitingQueue(Protocol):
-    """Waiting requests in the order of their admission. No method visits all of them.
-
-    `head` and `pop` need a queue that is not empty.
-    """
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[Request]: ...
-    @property
-    def head(self) -> Request: ...
-    def push(self, request: Request) -> None: ...
-    def push_front(self, request: Request) -> None: ...
-    def pop(self) -> Request: ...
-    def remove(self, request: Request) -> None: ...
-
-
 class FcfsQueue:
-    """First come, first served; a preempted request goes first."""
+    """First come, first served; a preempted request goes first. No method visits all requests."""
 
     def __init__(self) -> None:
         self._requests: OrderedDict[str, Request] = OrderedDict()
@@ -289,17 +283,14 @@ class FcfsQueue:
 
     @property
     def head(self) -> Request:
-        return next(iter(self._requests.values()))
+        return next(iter(self))
 
     def push(self, request: Request) -> None:
         self._requests[request.request_id] = request
 
     def push_front(self, request: Request) -> None:
-        self._requests[request.request_id] = request
+        self.push(request)
         self._requests.move_to_end(request.request_id, last=False)
-
-    def pop(self) -> Request:
-        return self._requests.popitem(last=False)[1]
 
     def remove(self, request: Request) -> None:
         del self._requests[request.request_id]
@@ -309,7 +300,7 @@ class PriorityQueue:
     """The most important first; equals in order of arrival, so a preempted one goes first."""
 
     def __init__(self) -> None:
-        self._requests: list[Request] = []  # sorted by rank, the head last: popping moves nothing
+        self._requests: list[Request] = []  # the head last: removing it moves nothing
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -324,11 +315,7 @@ class PriorityQueue:
     def push(self, request: Request) -> None:
         insort(self._requests, request, key=_urgency)
 
-    def push_front(self, request: Request) -> None:
-        self.push(request)
-
-    def pop(self) -> Request:
-        return self._requests.pop()
+    push_front = push
 
     def remove(self, request: Request) -> None:
         at = bisect_left(self._requests, _urgency(request), key=_urgency)
@@ -336,6 +323,10 @@ class PriorityQueue:
         del self._requests[at]
 
 
+def _rank(request: Request) -> tuple[int, int]:
+    """Unique, since arrivals are; the smallest is admitted first and preempted last."""
+    return request.priority, request.arrival
+
+
 def _urgency(request: Request) -> tuple[int, int]:
-    """Unique, since arrivals are; the largest is the head."""
     return -request.priority, -request.arrival

@@ -1,26 +1,22 @@
 """The protocol of runners, which execute step plans, and a runner without a model."""
 
+import os
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from reference_engine.config import StepCost
 from reference_engine.core.request import Request
 from reference_engine.core.step import StepPlan
 from reference_engine.model.sampler import mix
 from reference_engine.model.tokenizer import FIRST_WORD
-
-
-class RunnerInfo(NamedTuple):
-    device: str
-    vocab_size: int
-    gpu_name: str | None
+from reference_engine.protocol import Ready
 
 
 class Runner(Protocol):
     """One thread calls it, with one plan at a time."""
 
     @property
-    def info(self) -> RunnerInfo: ...
+    def info(self) -> Ready: ...
 
     def execute(self, plan: StepPlan) -> Mapping[str, int]: ...
 
@@ -44,7 +40,7 @@ class SimulatedRunner:
     def __init__(self, cost: StepCost, sleep: Callable[[float], None]) -> None:
         self._cost = cost
         self._sleep = sleep
-        self.info = RunnerInfo(device="cpu", vocab_size=VOCAB_SIZE, gpu_name=None)
+        self.info = Ready(pid=os.getpid(), device="cpu", vocab_size=VOCAB_SIZE, gpu_name=None)
 
     def execute(self, plan: StepPlan) -> Mapping[str, int]:
         self._sleep(step_seconds(self._cost, plan.scheduled))

@@ -10,9 +10,9 @@ from reference_engine.core.step import StepPlan
 from reference_engine.model.attention import PagedCache
 from reference_engine.model.batch import Span, build_batch, spans_of, token_by_token
 from reference_engine.model.llama import Llama, fill_with_random
-from reference_engine.model.runners import RunnerInfo
 from reference_engine.model.sampler import sample
 from reference_engine.model.shapes import MODEL_SHAPES
+from reference_engine.protocol import Ready
 
 
 class TorchRunner:
@@ -35,7 +35,8 @@ class TorchRunner:
             for _ in range(shape.num_layers)
         ]
         on_gpu = self._device.type == "cuda"
-        self.info = RunnerInfo(
+        self.info = Ready(
+            pid=os.getpid(),
             device=self._device.type,
             vocab_size=shape.vocab_size,
             gpu_name=torch.cuda.get_device_name(self._device) if on_gpu else None,

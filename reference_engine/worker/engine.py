@@ -20,6 +20,7 @@ from reference_engine.protocol import (
     AbortRequest,
     AddRequest,
     Ending,
+    Event,
     Hello,
     Output,
     SetFaults,
@@ -27,7 +28,6 @@ from reference_engine.protocol import (
     StepReport,
 )
 from reference_engine.worker.inbox import ConnectionLost, Heard, Inbox
-from reference_engine.worker.journal import EventLog, Gauges, read_gauges
 
 
 class EngineIO(NamedTuple):
@@ -42,14 +42,18 @@ class EngineIO(NamedTuple):
 
 
 class Engine:
-    """All its fields change on the loop's thread only, like the scheduler's."""
+    """All its fields change on the loop's thread only, like the scheduler's.
+
+    `_step` is the step in progress; at a boundary, the one about to start.
+    """
 
     def __init__(self, scheduler: Scheduler, runner: Runner, io: EngineIO) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._tokenizer = Tokenizer(runner.info.vocab_size)
         self._io = io
-        self._log = EventLog(io.now_ns)
+        self._step = 0
+        self._events: list[Event] = []
         self._families = Families()
         self._answers: dict[str, AnswerText] = {}
         self._outputs: list[Output] = []
@@ -64,7 +68,7 @@ class Engine:
         return 0.0 if self._scheduler.has_work and not self._is_stuck else None
 
     def step(self, boundary_ns: int, heard: list[Heard]) -> None:
-        self._log.step = self._scheduler.counters.steps + 1
+        self._step = self._scheduler.counters.steps + 1
         for message in heard:
             self._apply(message)
         plan = self._scheduler.schedule()
@@ -111,7 +115,7 @@ class Engine:
         names = self._targets(message.request_id)
         live = [requests[name] for name in names if name in requests]
         for request in live:
-            self._log.note(request, "abort_received", message.reason, t_ns=heard_ns)
+            self._note(request, "abort_received", message.reason, t_ns=heard_ns)
         if live:
             self._finish_aborted(live, message.reason)
 
@@ -126,36 +130,36 @@ class Engine:
         """The only way out: scheduler, log and client all learn of the end here."""
         request_id, phase = request.request_id, request.phase
         self._scheduler.finish(request_id, reason)
-        self._log.note(request, "removed", why)
+        self._note(request, "removed", why)
         self._free(request, why)
-        self._log.note(request, "finished", reason)
+        self._note(request, "finished", reason)
         self._families.ended(request_id)
         self._output(request, self._answers.pop(request_id).flush(), _ending(request, phase))
 
     def _free(self, request: Request, why: str) -> None:
         num_freed = self._scheduler.free(request)
-        self._log.note(request, "blocks_freed", why, num_blocks=num_freed)
+        self._note(request, "blocks_freed", why, num_blocks=num_freed)
 
     def _execute(self, plan: StepPlan, boundary_ns: int) -> StepRecord:
-        gauges = read_gauges(self._scheduler)
+        scheduler = self._scheduler
         sampled = self._runner.execute(plan)
-        ended_ns = self._io.now_ns()
-        for request in self._scheduler.update(plan, sampled):
-            self._deliver(request, ended_ns)
-        return StepRecord(
+        record = StepRecord(
             step=plan.step,
             started_ns=boundary_ns,
-            ended_ns=ended_ns,
-            num_running=gauges.num_running,
-            num_waiting=gauges.num_waiting,
-            free_blocks=gauges.free_blocks,
+            ended_ns=self._io.now_ns(),
+            num_running=scheduler.num_slots_used,
+            num_waiting=len(scheduler.waiting),
+            free_blocks=scheduler.kv_cache.pool.num_free,
             scheduled={request.request_id: n for request, n in plan.scheduled.items()},
             sampled=dict.fromkeys(sampled, 1),
         )
+        for request in scheduler.update(plan, sampled):
+            self._deliver(request, record.ended_ns)
+        return record
 
     def _deliver(self, request: Request, ended_ns: int) -> None:
         if request.num_generated == 1:
-            self._log.note(request, "first_token", t_ns=ended_ns)
+            self._note(request, "first_token", t_ns=ended_ns)
         answer = self._answers[request.request_id]
         text, stopped = answer.push(self._tokenizer.text_of(request.token_ids[-1]))
         reason = FinishReason.STOP if stopped else request.finish_reason
@@ -179,22 +183,48 @@ class Engine:
             ("resumed", plan.resumed),
         ):
             for request in requests:
-                self._log.note(request, event)
+                self._note(request, event)
 
-    def _report(self, record: StepRecord | None) -> None:
-        outputs, self._outputs = self._outputs, []
-        self._io.report(
-            StepReport(
-                step=record,
-                outputs=outputs,
-                events=self._log.take(),
-                counters=self._scheduler.counters,
-                **self._gauges()._asdict(),
+    def _note(
+        self,
+        request: Request,
+        event: str,
+        reason: str | None = None,
+        *,
+        t_ns: int | None = None,
+        num_blocks: int | None = None,
+    ) -> None:
+        self._events.append(
+            Event(
+                t_ns=self._io.now_ns() if t_ns is None else t_ns,
+                event=event,
+                request_id=request.request_id,
+                step=self._step,
+                num_generated=request.num_generated,
+                num_blocks=len(request.block_table) if num_blocks is None else num_blocks,
+                reason=reason,
             )
         )
 
-    def _gauges(self) -> Gauges:
-        return read_gauges(self._scheduler)
+    def _report(self, record: StepRecord | None) -> None:
+        report = StepReport(
+            step=record,
+            outputs=self._outputs,
+            events=self._events,
+            counters=self._scheduler.counters,
+            **self._gauges(),
+        )
+        self._outputs, self._events = [], []
+        self._io.report(report)
+
+    def _gauges(self) -> dict[str, int]:
+        pool = self._scheduler.kv_cache.pool
+        return {
+            "num_running": self._scheduler.num_slots_used,
+            "num_waiting": len(self._scheduler.waiting),
+            "free_blocks": pool.num_free,
+            "cached_blocks": pool.num_cached,
+        }
 
     def _check_idle(self) -> None:
         self._scheduler.check_idle()

@@ -14,7 +14,6 @@ from reference_engine.model.runners import Runner
 from reference_engine.protocol import SetFaults
 from reference_engine.worker.engine import Engine, EngineIO
 from reference_engine.worker.inbox import Heard
-from reference_engine.worker.journal import Gauges
 
 
 class FaultIO(NamedTuple):
@@ -42,7 +41,7 @@ class FaultyEngine(Engine):
         self._by = by
         self._held_back: list[_HeldBack] = []
         self._lost_blocks: list[int] = []
-        self._latest_gauges: Gauges | None = None
+        self._latest_gauges: dict[str, int] | None = None
         self._gauges_at_ns = 0
 
     def patience_s(self) -> float | None:
@@ -53,7 +52,7 @@ class FaultyEngine(Engine):
         return max(0.0, (due_ns - self._io.now_ns()) / 1e9)
 
     def step(self, boundary_ns: int, heard: list[Heard]) -> None:
-        self._log.step = self._scheduler.counters.steps + 1
+        self._step = self._scheduler.counters.steps + 1
         due = [held for held in self._held_back if held.until_ns <= boundary_ns]
         for held in due:
             self._held_back.remove(held)
@@ -121,7 +120,7 @@ class FaultyEngine(Engine):
             pool.index.drop(block)
         self._lost_blocks += lost
 
-    def _gauges(self) -> Gauges:
+    def _gauges(self) -> dict[str, int]:
         max_age_s = self._faults.stale_gauge
         if not max_age_s:
             return super()._gauges()

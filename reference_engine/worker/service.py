@@ -51,7 +51,7 @@ from reference_engine.protocol import (
     decode_payload,
     encode_frame,
 )
-from reference_engine.worker.engine import Engine, EngineIO
+from reference_engine.worker.engine import EngineIO
 from reference_engine.worker.faults import FaultIO, FaultyEngine
 from reference_engine.worker.inbox import ConnectionLost, Inbox
 
@@ -233,20 +233,6 @@ def build_runner(config: EngineConfig) -> Runner:
     return TorchRunner(config)
 
 
-def build_engine(settings: WorkerSettings, runner: Runner, listener: Listener) -> Engine:
-    return FaultyEngine(
-        Scheduler(settings.config, EOS_TOKEN_ID),
-        runner,
-        EngineIO(time.perf_counter_ns, report=listener.send, hang_up=listener.hang_up),
-        faults=settings.faults,
-        by=FaultIO(
-            Random(settings.config.seed),
-            sleep=time.sleep,  # noqa: TID251 an edge: a fault that stalls the engine
-            die=lambda: os._exit(_DIED_ON_PURPOSE),
-        ),
-    )
-
-
 def compute(
     settings: WorkerSettings, listener: Listener, inbox: Inbox, first_word: Future[FirstWord]
 ) -> None:
@@ -257,15 +243,18 @@ def compute(
         while inbox.drain(timeout_s=None) is not None:
             pass  # the frontend ends this process
         return
-    engine = build_engine(settings, runner, listener)
-    info = runner.info
-    ready = Ready(
-        pid=os.getpid(),
-        device=info.device,
-        vocab_size=info.vocab_size,
-        gpu_name=info.gpu_name,
+    engine = FaultyEngine(
+        Scheduler(settings.config, EOS_TOKEN_ID),
+        runner,
+        EngineIO(time.perf_counter_ns, report=listener.send, hang_up=listener.hang_up),
+        faults=settings.faults,
+        by=FaultIO(
+            Random(settings.config.seed),
+            sleep=time.sleep,  # noqa: TID251 an edge: a fault that stalls the engine
+            die=lambda: os._exit(_DIED_ON_PURPOSE),
+        ),
     )
-    first_word.set_result(ready)
+    first_word.set_result(runner.info)
     engine.run(inbox)
 
 

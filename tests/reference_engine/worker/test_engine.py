@@ -13,9 +13,8 @@ from reference_engine.core.request import Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
 from reference_engine.faults import Faults
-from reference_engine.model.runners import RunnerInfo
 from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD, Tokenizer
-from reference_engine.protocol import AbortRequest, AddRequest, SetFaults, StepReport
+from reference_engine.protocol import AbortRequest, AddRequest, Ready, SetFaults, StepReport
 from reference_engine.worker.engine import AnswerText, EngineIO
 from reference_engine.worker.faults import FaultIO, FaultyEngine
 from reference_engine.worker.inbox import ConnectionLost, Heard, Inbox
@@ -24,7 +23,7 @@ from reference_engine.worker.inbox import ConnectionLost, Heard, Inbox
 class MadeUpRunner:
     """Samples the words one after the other, round and round."""
 
-    info = RunnerInfo(device="cpu", vocab_size=2048, gpu_name=None)
+    info = Ready(pid=1, device="cpu", vocab_size=2048, gpu_name=None)
 
     def __init__(self) -> None:
         self._words = cycle(range(FIRST_WORD, self.info.vocab_size))
