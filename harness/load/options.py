@@ -8,7 +8,6 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,17 +15,9 @@ import msgspec
 
 from harness.errors import ConfigError
 from harness.http_client import check_ca_file, parse_headers, typed_command
-from harness.workload.form import (
-    ARRIVALS,
-    BY_HAND,
-    LEAVE,
-    WAYS,
-    allowed,
-    form_settings,
-    in_words_of_the_form,
-)
+from harness.workload.form import BY_HAND, FIELDS, OURS, form_settings, in_words_of_the_form
 from harness.workload.plan import LoadPlan, read_plan
-from harness.workload.workload import USUAL_RATE, USUAL_STREAMS, load_target, load_workload
+from harness.workload.workload import load_target, load_workload
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 _STDIN: Final = 0
@@ -34,27 +25,14 @@ _PIPE_BYTES: Final = 1 << 16
 _NOW: Final = "walkaway_now"
 _HEADER: Final = "--walkaway-header"
 _CA_FILE: Final = "--walkaway-ca-file"
-_MOST_STREAMS: Final = "--walkaway-most-streams"
-_MOST_RATE: Final = "--walkaway-most-rate"
-_RAISED_BY: Final = {"`run.most_streams`": _MOST_STREAMS, "`run.most_rate`": _MOST_RATE}
+_RAISED_BY: Final = {
+    "`run.most_streams`": "--walkaway-most-streams",
+    "`run.most_rate`": "--walkaway-most-rate",
+}
 
 
 def add_arguments(group: argparse._ArgumentGroup) -> None:
     """Declare our options, with plain values: a Locust master sends them to its workers."""
-    _add_of_the_process(group)
-    _add_of_the_server(group)
-    _add_of_the_users(group)
-    _add_of_the_arrivals(group)
-
-
-def _add_in_form(group: argparse._ArgumentGroup, name: str, **details: Any) -> None:
-    option = group.add_argument(name, **details)
-    option.help = "; ".join(filter(None, (allowed(option.dest, {}), option.help)))
-    # Locust's parser takes this as an argument, but not for an option in a group.
-    setattr(option, "include_in_web_ui", True)  # noqa: B010
-
-
-def _add_of_the_process(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--walkaway-plan", metavar="FILE", help="a complete plan, -: standard input")
     add(
@@ -69,18 +47,7 @@ def _add_of_the_process(group: argparse._ArgumentGroup) -> None:
         help="keep one row a request in this folder; of a master, the list of its workers",
     )
     add("--walkaway-order", metavar="FILE", help="web page: what each run begins with")
-
-
-def _add_of_the_server(group: argparse._ArgumentGroup) -> None:
-    add, in_form = group.add_argument, partial(_add_in_form, group)
-    in_form(
-        "--walkaway-engine",
-        default="reference",
-        help="the kind of server; reference without a host: it is started",
-    )
-    in_form("--walkaway-model", default="", help="the model's name; empty: the server's only one")
     add("--walkaway-path", default="", help="instead of what the kind of server has")
-    in_form("--walkaway-timeout", default="60", metavar="SECONDS", help="longest wait for a byte")
     add("--walkaway-api-key-env", metavar="VARIABLE", help="variable that holds the API key")
     add(_CA_FILE, metavar="FILE", help="CAs to trust over TLS (PEM)")
     add(
@@ -90,60 +57,17 @@ def _add_of_the_server(group: argparse._ArgumentGroup) -> None:
         metavar="NAME=VALUE",
         help="sent with each request; may be given several times",
     )
-
-
-def _add_of_the_users(group: argparse._ArgumentGroup) -> None:
-    in_form = partial(_add_in_form, group)
-    in_form(
-        "--walkaway-leave",
-        default="tokens",
-        choices=list(LEAVE),
-        help="abandon plan: when users leave; workload: as its file says",
-    )
-    in_form("--walkaway-tokens", default="1,16,64", help="plan tokens: after one of these counts")
-    in_form("--walkaway-seconds", default="0.1-2", help="plan time: so long after the sending")
-    in_form(
-        "--walkaway-way",
-        default="fin",
-        choices=list(WAYS),
-        help="the way to leave, for any plan but that of the workload",
-    )
-    in_form("--walkaway-stay-share", default="0.25", help="share of users who never leave")
-    in_form("--walkaway-think", default="step", help="pause before leaving")
-    in_form("--walkaway-prompt-tokens", default="64", help="length of the prompts")
-    in_form("--walkaway-answer-tokens", default="1000", help="max_tokens of users who leave")
-    in_form("--walkaway-stay-tokens", default="128", help="max_tokens of users who stay")
-    in_form("--walkaway-stop-after", default="", help="ends the load after so many abandons")
-    in_form("--walkaway-seed", default="0", help="every random choice follows from it")
-
-
-def _add_of_the_arrivals(group: argparse._ArgumentGroup) -> None:
-    add, in_form = group.add_argument, partial(_add_in_form, group)
-    in_form(
-        "--walkaway-arrivals",
-        default="closed",
-        choices=list(ARRIVALS),
-        help="closed: users wait for their answers; poisson, constant: requests come at a rate",
-    )
-    in_form("--walkaway-rate", default="1", help="of arrivals, for the run time")
-    add(
-        "--walkaway-max-streams",
-        default="",
-        metavar="N",
-        help="arrivals at a rate: at most so many are open at once, others wait; empty: 1,000",
-    )
-    add(
-        _MOST_STREAMS,
-        default="",
-        metavar="N",
-        help=f"more users or open streams are refused; empty: {USUAL_STREAMS:,}",
-    )
-    add(
-        _MOST_RATE,
-        default="",
-        metavar="N",
-        help=f"more arrivals a second are refused; empty: {USUAL_RATE:,.0f}",
-    )
+    for one in FIELDS.values():
+        if not one.is_ours:
+            continue
+        option = add(
+            f"--{one.id.replace('_', '-')}",
+            default=one.default,
+            choices=one.choices or None,
+            help="; ".join(filter(None, (one.allowed_in({}), one.help))),
+        )
+        # Locust's parser takes this as an argument, but not for an option in a group.
+        setattr(option, "include_in_web_ui", one.is_shown)  # noqa: B010
 
 
 def load_plan(options: argparse.Namespace) -> LoadPlan:
@@ -202,7 +126,7 @@ def read_order(options: argparse.Namespace) -> dict[str, Any]:
 def form_fields(options: argparse.Namespace) -> dict[str, str]:
     """The fields of an unchanged form."""
     shown: Mapping[str, object] = vars(options)
-    fields = {name: str(value) for name, value in shown.items() if name.startswith("walkaway_")}
+    fields = {name: str(value) for name, value in shown.items() if name.startswith(OURS)}
     others = {
         "user_count": options.num_users,
         "run_time": options.run_time,

@@ -25,7 +25,7 @@ from harness.load.options import form_fields
 from harness.web.live import FILES, HEADERS
 from harness.web.runs import WebRuns
 from harness.web.tab import progress_text, tab_rows
-from harness.workload.form import of_the_form
+from harness.workload.form import FIELDS
 
 TAB: Final = "walkaway"
 _REPORTED: Final = "walkaway_outcomes"
@@ -122,8 +122,12 @@ def _add_tab(web_ui: Any, runs: WebRuns) -> None:
         update()
         args = web_ui.template_args
         args["missing_host_warning"] = False  # without a host, the bundled engine is started
-        shown = form_fields(web_ui.environment.parsed_options)
-        args["extra_options"] = of_the_form(args["extra_options"], shown)
+        shown, options = form_fields(web_ui.environment.parsed_options), args["extra_options"]
+        args["extra_options"] = {
+            name: {**options[name], "default_value": shown[name]}
+            for name in FIELDS
+            if name in options
+        }
 
     web_ui.app.jinja_env.policies["json.dumps_kwargs"] = {"sort_keys": False}  # the form's order
     web_ui.update_template_args = update_with_our_form

@@ -26,7 +26,7 @@ from harness.load.open_loop import OpenLoopDirector
 from harness.load.options import form_fields, put_in_force
 from harness.load.users import AbandoningUser
 from harness.run.process import python_module
-from harness.workload.form import check_each_applies, refused
+from harness.workload.form import FIELDS, check_each_applies
 from harness.workload.plan import LoadPlan
 from harness.workload.values import MOST_STREAMS
 
@@ -201,7 +201,7 @@ class WebRuns:
         except ValueError:
             rate = 0.0
         if not 0 < rate <= MOST_STREAMS:
-            return refused("spawn_rate", form.get("spawn_rate", ""), form)
+            return FIELDS["spawn_rate"].refused(form.get("spawn_rate", ""), form)
         return None
 
     def _prepare(self, form: Form) -> str | None:

@@ -1,4 +1,4 @@
-"""The start form of the web page: its fields become settings of a workload.
+"""The start form of the web page: one table of its fields, which become settings of a workload.
 
 The settings pass the checks of a workload file. A refusal names the field, its text and the allowed
 values.
@@ -7,132 +7,247 @@ values.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
+
+from annotated_types import Ge, Gt, Le
 
 from harness.errors import ConfigError
 from harness.records import Way
 from harness.workload.load import AbandonLoad
-from harness.workload.values import LONGEST_S, MOST_RATE, MOST_STREAMS, MOST_TOKENS
-from harness.workload.workload import USUAL_RATE, USUAL_STREAMS, Workload
+from harness.workload.values import LARGEST_INT, LONGEST_S, MOST_STREAMS, MOST_TOKENS, Section
+from harness.workload.workload import USUAL_RATE, USUAL_STREAMS, RunSettings, Workload
 
+BY_HAND: Final = str(Path(__file__).with_name("by_hand.toml"))
 AS_WORKLOAD: Final = "workload"
-LEAVE: Final = ("tokens", "time", "prefill", "queued", "last_token", AS_WORKLOAD)
 HELD: Final = frozenset({"stop_reading", "vanish"})  # these connections must outlast their users
-WAYS: Final = tuple(way.value for way in Way if way not in HELD)
-ARRIVALS: Final = ("closed", "poisson", "constant", AS_WORKLOAD)
-_ANY_INT: Final = "a whole number from {lowest} to 9.2e18"
+OURS: Final = "walkaway_"
+_LAST_STREAMS_S: Final = 60  # after the schedule, for streams that are still open
+_DIGITS: Final = r"(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
+_RANGE: Final = re.compile(rf"({_DIGITS})\s*-\s*({_DIGITS})")
+_NUMBER: Final = re.compile(_DIGITS)
+_PLANS: Final = ("tokens", "time", "prefill", "queued", "last_token")
+_PLACED: Final = re.compile(r"(?:--set [\w.]+|.*?\.toml): (.*)")
+_KEY: Final = re.compile(r"`([\w.]+)`")
 
-# The texts that a field allows, ours in the order of the form.
-ALLOWED: Final = {
-    "user_count": "1 to {most_streams}",
-    "spawn_rate": f"more than 0, to {MOST_STREAMS} users a second",
-    "run_time": f"more than 0 s, to {LONGEST_S} s",
-    "walkaway_most_streams": f"1 to {MOST_STREAMS}",
-    "walkaway_most_rate": f"more than 0, to {MOST_RATE} a second",
-    "walkaway_engine": "",
-    "walkaway_model": "",
-    "walkaway_leave": "",
-    "walkaway_tokens": f"numbers from 0 to {MOST_TOKENS} with commas between",
-    "walkaway_seconds": f"0 to {LONGEST_S}, or lowest-highest",
-    "walkaway_way": "",
-    "walkaway_stay_share": "0 to 1",
-    "walkaway_think": f'"step", "none", or seconds from 0 to {LONGEST_S}',
-    "walkaway_prompt_tokens": f"1 to {MOST_TOKENS}, or lowest-highest",
-    "walkaway_answer_tokens": f"1 to {MOST_TOKENS}",
-    "walkaway_stay_tokens": f"1 to {MOST_TOKENS}",
-    "walkaway_arrivals": "",
-    "walkaway_rate": "more than 0, to {most_rate} a second",
-    "walkaway_max_streams": "1 to {most_streams}",
-    "walkaway_stop_after": f"{_ANY_INT.format(lowest=1)}, or empty",
-    "walkaway_timeout": f"more than 0 s, to {LONGEST_S} s",
-    "walkaway_seed": _ANY_INT.format(lowest=0),
+
+def _number(text: str) -> str | None:
+    return text if _NUMBER.fullmatch(text) else None
+
+
+def _token_counts(text: str) -> str | None:
+    counts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) <= MOST_TOKENS for part in counts):
+        return None
+    return f"[{', '.join(counts)}]"
+
+
+def _range(text: str) -> str | None:
+    """ "32-128" is [32, 128], and one number is both ends."""
+    if found := _RANGE.fullmatch(text):
+        return f"[{found[1]}, {found[2]}]"
+    return f"[{text}, {text}]" if _NUMBER.fullmatch(text) else None
+
+
+_LOCUSTS: Final = {
+    "user_count": "Number of users",
+    "spawn_rate": "Ramp up",
+    "run_time": "Run time",
 }
 
-# Fields without effect unless another field has one of these values.
-_NEEDS: Final = {
-    "user_count": ("walkaway_arrivals", ("closed", AS_WORKLOAD)),
-    "walkaway_tokens": ("walkaway_leave", ("tokens",)),
-    "walkaway_seconds": ("walkaway_leave", ("time",)),
-    "walkaway_way": ("walkaway_leave", ("tokens", "time", "prefill", "queued", "last_token")),
-    "walkaway_rate": ("walkaway_arrivals", ("poisson", "constant")),
+
+class FormField(NamedTuple):
+    """A field of Locust's (`_LOCUSTS`), or one of ours, whose `id` has a prefix.
+
+    `key`: the key of the workload that it sets, with the allowed range unless `allowed` says more.
+    `default`: its text under plain Locust. `parse`: from its text to TOML, None for a wrong text.
+    `needs`: the id of a field, and its values, without which this one has no effect."""
+
+    name: str
+    key: str = ""
+    default: str = ""
+    help: str = ""
+    allowed: str = ""
+    choices: Sequence[str] = ()
+    parse: Callable[[str], str | None] = str
+    needs: tuple[str, Sequence[str]] = ("", ())
+    is_shown: bool = True
+
+    @property
+    def is_ours(self) -> bool:
+        return self.name not in _LOCUSTS
+
+    @property
+    def id(self) -> str:
+        return f"{OURS}{self.name}" if self.is_ours else self.name
+
+    @property
+    def label(self) -> str:
+        """Its name in the form, without the "Walkaway" before ours."""
+        return _LOCUSTS.get(self.name, self.name.replace("_", " ").capitalize())
+
+    def allowed_in(self, fields: Mapping[str, str]) -> str:
+        """`fields`: all of the form, as some cap others."""
+        return (self.allowed or _range_of(self.key)).format(
+            most_streams=fields.get("walkaway_most_streams") or USUAL_STREAMS,
+            most_rate=fields.get("walkaway_most_rate") or f"{USUAL_RATE:.0f}",
+        )
+
+    def refused(self, text: str, fields: Mapping[str, str]) -> str:
+        return f"{self.label}: {text!r} is refused; allowed: {self.allowed_in(fields)}"
+
+    def value(self, fields: Mapping[str, str]) -> str:
+        """The text in TOML; "" if it is empty. Raises ConfigError."""
+        text = fields.get(self.id, "").strip()
+        if self.choices and text and text not in self.choices:
+            raise ConfigError(
+                f"{self.label}: must be one of {', '.join(self.choices)}, not {text!r}"
+            )
+        value = self.parse(text) if text else ""
+        if value is None:
+            raise ConfigError(self.refused(text, fields))
+        return value
+
+
+def _range_of(key: str) -> str:
+    """The range of a key in the model; "" without one."""
+    section, _, name = key.partition(".")
+    if not key:
+        return ""
+    model: type[Section] = RunSettings if section == "run" else AbandonLoad
+    limits = {type(one): one for one in model.model_fields[name].metadata}
+    least = f"more than {limits[Gt].gt}," if Gt in limits else f"{limits[Ge].ge}"
+    return f"{least} to {limits[Le].le}"
+
+
+# In the order of the form, the caps first.
+_TABLE: Final = (
+    FormField(
+        "user_count",
+        "run.users",
+        allowed="1 to {most_streams}",
+        needs=("walkaway_arrivals", ("closed", AS_WORKLOAD)),
+    ),
+    FormField("spawn_rate", allowed=f"more than 0, to {MOST_STREAMS} users a second"),
+    FormField("run_time", "run.max_seconds", parse=_number),
+    FormField(
+        "most_streams",
+        "run.most_streams",
+        help=f"more users or open streams are refused; empty: {USUAL_STREAMS:,}",
+        is_shown=False,
+    ),
+    FormField(
+        "most_rate",
+        "run.most_rate",
+        help=f"more arrivals a second are refused; empty: {USUAL_RATE:,.0f}",
+        is_shown=False,
+    ),
+    FormField(
+        "engine", "", "reference", "the kind of server; reference without a host: it is started"
+    ),
+    FormField("model", "", "", "the model's name; empty: the server's only one"),
+    FormField(
+        "leave",
+        default="tokens",
+        help="abandon plan: when users leave; workload: as its file says",
+        choices=(*_PLANS, AS_WORKLOAD),
+    ),
+    FormField(
+        "tokens",
+        default="1,16,64",
+        help="plan tokens: after one of these counts",
+        allowed=f"numbers from 0 to {MOST_TOKENS} with commas between",
+        parse=_token_counts,
+        needs=("walkaway_leave", ("tokens",)),
+    ),
+    FormField(
+        "seconds",
+        default="0.1-2",
+        help="plan time: so long after the sending",
+        allowed=f"0 to {LONGEST_S}, or lowest-highest",
+        parse=_range,
+        needs=("walkaway_leave", ("time",)),
+    ),
+    FormField(
+        "way",
+        default="fin",
+        help="the way to leave, for any plan but that of the workload",
+        choices=tuple(way.value for way in Way if way not in HELD),
+        needs=("walkaway_leave", _PLANS),
+    ),
+    FormField("stay_share", "load.stay_share", "0.25", "share of users who never leave"),
+    FormField(
+        "think",
+        "load.think",
+        "step",
+        "pause before leaving",
+        allowed=f'"step", "none", or seconds from 0 to {LONGEST_S}',
+    ),
+    FormField(
+        "prompt_tokens",
+        "load.prompt_tokens",
+        "64",
+        "length of the prompts",
+        allowed=f"1 to {MOST_TOKENS}, or lowest-highest",
+        parse=lambda text: _range(text) or text,
+    ),
+    FormField("answer_tokens", "load.answer_tokens", "1000", "max_tokens of users who leave"),
+    FormField("stay_tokens", "load.stay_tokens", "128", "max_tokens of users who stay"),
+    FormField(
+        "arrivals",
+        default="closed",
+        help="closed: users wait for their answers; poisson, constant: requests come at a rate",
+        choices=("closed", "poisson", "constant", AS_WORKLOAD),
+    ),
+    FormField(
+        "rate",
+        default="1",
+        help="of arrivals, for the run time",
+        allowed="more than 0, to {most_rate} a second",
+        parse=_number,
+        needs=("walkaway_arrivals", ("poisson", "constant")),
+    ),
+    FormField(
+        "max_streams",
+        help="arrivals at a rate: at most so many are open at once, others wait; empty: 1,000",
+        allowed="1 to {most_streams}",
+        parse=_number,
+        is_shown=False,
+    ),
+    FormField(
+        "stop_after",
+        "load.stop_after_abandons",
+        help="ends the load after so many abandons",
+        allowed=f"1 to {LARGEST_INT}, or empty",
+    ),
+    FormField("timeout", "run.timeout_s", "60", "longest wait for a byte, in seconds"),
+    FormField("seed", "run.seed", "0", "every random choice follows from it"),
+)
+FIELDS: Final[Mapping[str, FormField]] = {one.id: one for one in _TABLE}
+
+# The field for each key that a refusal may name.
+_JUDGED: Final = {one.key: one for one in _TABLE if one.key} | {
+    "arrivals.rate": FIELDS["walkaway_rate"],
+    "arrivals.max_streams": FIELDS["walkaway_max_streams"],
+    "arrivals": FIELDS["walkaway_rate"],
+    "arrivals.seconds": FIELDS["run_time"],
+    "load.mix.0.seconds": FIELDS["walkaway_seconds"],
 }
-_LABELS: Final = {"user_count": "Number of users", "spawn_rate": "Ramp up"}
-
-
-def label(field: str) -> str:
-    """The name of a field, as in the form but without the "Walkaway" before ours."""
-    return _LABELS.get(field) or field.removeprefix("walkaway_").replace("_", " ").capitalize()
-
-
-def refused(field: str, text: str, fields: Mapping[str, str]) -> str:
-    """The refusal of a text in a field. `fields`: all of them, as some cap others."""
-    return f"{label(field)}: {text!r} is refused; allowed: {allowed(field, fields)}"
-
-
-def allowed(field: str, fields: Mapping[str, str]) -> str:
-    return ALLOWED[field].format(
-        most_streams=fields.get("walkaway_most_streams") or USUAL_STREAMS,
-        most_rate=fields.get("walkaway_most_rate") or f"{USUAL_RATE:.0f}",
-    )
-
-
-def changed(fields: Mapping[str, str], before: Mapping[str, str]) -> list[str]:
-    return [name for name, text in fields.items() if text.strip() != before.get(name, "").strip()]
 
 
 def check_each_applies(fields: Mapping[str, str], shown: Mapping[str, str]) -> None:
     """Raise ConfigError for a field that was changed but has no effect. `fields`: all of a form;
     `shown`: their texts when it was shown."""
-    for name in changed(fields, shown):
-        of, values = _NEEDS.get(name, ("", ()))
-        is_now = fields.get(of, AS_WORKLOAD)
-        if of and is_now not in values:
+    for name, text in fields.items():
+        one = FIELDS.get(name)
+        if one is None or text.strip() == shown.get(name, "").strip():
+            continue
+        other, values = one.needs
+        is_now = fields.get(other, AS_WORKLOAD)
+        if other and is_now not in values:
             raise ConfigError(
-                f"{label(name)} needs {label(of)} = {' or '.join(values)}, and it is {is_now}: "
-                f"{fields[name]!r} would change nothing"
+                f"{one.label} needs {FIELDS[other].label} = {' or '.join(values)}, and it is "
+                f"{is_now}: {text!r} would change nothing"
             )
-
-
-def of_the_form(
-    options: Mapping[str, Mapping[str, Any]], shown: Mapping[str, str]
-) -> dict[str, dict[str, Any]]:
-    """Locust's description of our fields in the order of the form, with the text of each."""
-    return {
-        name: {**options[name], "default_value": shown[name]} for name in ALLOWED if name in options
-    }
-
-
-BY_HAND: Final = str(Path(__file__).with_name("by_hand.toml"))
-
-KEYS: Final = {  # for the fields that set a single key
-    "user_count": "run.users",
-    "run_time": "run.max_seconds",
-    "walkaway_most_streams": "run.most_streams",
-    "walkaway_most_rate": "run.most_rate",
-    "walkaway_stay_share": "load.stay_share",
-    "walkaway_think": "load.think",
-    "walkaway_prompt_tokens": "load.prompt_tokens",
-    "walkaway_answer_tokens": "load.answer_tokens",
-    "walkaway_stay_tokens": "load.stay_tokens",
-    "walkaway_stop_after": "load.stop_after_abandons",
-    "walkaway_timeout": "run.timeout_s",
-    "walkaway_seed": "run.seed",
-}
-_LAST_STREAMS_S: Final = 60  # after the schedule, for streams that are still open
-_DIGITS: Final = r"(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
-_RANGE: Final = re.compile(rf"\s*({_DIGITS})\s*-\s*({_DIGITS})\s*")
-_NUMBER: Final = re.compile(rf"\s*{_DIGITS}\s*")
-
-# The field for each key that a refusal may name.
-_JUDGED: Final = {key: name for name, key in KEYS.items()} | {
-    "arrivals.rate": "walkaway_rate",
-    "arrivals.max_streams": "walkaway_max_streams",
-    "arrivals": "walkaway_rate",
-    "arrivals.seconds": "run_time",
-    "load.mix.0.seconds": "walkaway_seconds",
-}
-_PLACED: Final = re.compile(r"(?:--set [\w.]+|.*?\.toml): (.*)")
-_KEY: Final = re.compile(r"`([\w.]+)`")
 
 
 def form_settings(fields: Mapping[str, str]) -> list[str]:
@@ -140,11 +255,35 @@ def form_settings(fields: Mapping[str, str]) -> list[str]:
 
     `fields`: Locust's and ours by name; an empty one leaves the workload as it is.
     """
-    settings = []
-    for name, key in KEYS.items():
-        if text := fields.get(name, "").strip():
-            settings.append(f"{key}={_as_range(text) if name.endswith('prompt_tokens') else text}")
-    return settings + _mix(fields) + _arrivals(fields)
+    values = {name: one.value(fields) for name, one in FIELDS.items()}
+    settings = [f"{one.key}={values[one.id]}" for one in _TABLE if one.key and values[one.id]]
+    leave = values["walkaway_leave"] or AS_WORKLOAD
+    needed = {"tokens": "walkaway_tokens", "time": "walkaway_seconds"}.get(leave)
+    kind = values["walkaway_arrivals"] or AS_WORKLOAD
+    is_at_a_rate = kind not in ("closed", AS_WORKLOAD)
+    for name in (needed, "walkaway_rate" if is_at_a_rate else None):
+        if name is not None and not values[name]:
+            raise ConfigError(FIELDS[name].refused("", fields))
+    if leave != AS_WORKLOAD:
+        more = "" if needed is None else f", {needed.removeprefix(OURS)}={values[needed]}"
+        entry = f'{{plan="{leave}", way="{values["walkaway_way"] or "fin"}"{more}}}'
+        settings += ["load.abandon_after_tokens=[]", f"load.mix=[{entry}]"]
+    if kind == "closed":
+        settings.append('arrivals={kind="closed"}')
+    elif is_at_a_rate:
+        settings += _arrivals(kind, values)
+    return settings
+
+
+def _arrivals(kind: str, values: Mapping[str, str]) -> list[str]:
+    if not (seconds := values["run_time"]):
+        raise ConfigError("Arrivals at a rate need an end: give a run time, for example 60s")
+    most = values["walkaway_max_streams"]
+    more = f", max_streams={most}" if most else ""
+    return [
+        f'arrivals={{kind="{kind}", rate={values["walkaway_rate"]}, seconds={seconds}{more}}}',
+        f"run.max_seconds={float(seconds) + _LAST_STREAMS_S:g}",
+    ]
 
 
 def in_words_of_the_form(message: str, fields: Mapping[str, str]) -> str:
@@ -156,9 +295,9 @@ def in_words_of_the_form(message: str, fields: Mapping[str, str]) -> str:
 def _of_the_form(line: str, fields: Mapping[str, str]) -> str:
     if (placed := _PLACED.fullmatch(line)) is None or (key := _KEY.search(placed[1])) is None:
         return line
-    name = _JUDGED.get(key[1], "")
-    if text := fields.get(name, "").strip():
-        return refused(name, text, fields)
+    one = _JUDGED.get(key[1])
+    if one is not None and (text := fields.get(one.id, "").strip()):
+        return one.refused(text, fields)
     return placed[1] if line.startswith("--set") else line
 
 
@@ -186,94 +325,20 @@ def check_startable(workload: Workload) -> None:
 
 
 def prefilled(workload: Workload) -> dict[str, str]:
-    """The fields of the form as this workload fills them."""
-    load, run = workload.load, workload.run
-    assert isinstance(load, AbandonLoad)
-    low, high = load.prompt_tokens
-    return {
-        "walkaway_arrivals": AS_WORKLOAD,
-        "walkaway_leave": AS_WORKLOAD,
-        "walkaway_most_streams": str(run.most_streams),
-        "walkaway_most_rate": f"{run.most_rate:.10g}",
-        "walkaway_stay_share": str(load.stay_share),
-        "walkaway_think": str(load.think),
-        "walkaway_prompt_tokens": f"{low}-{high}" if low != high else str(low),
-        "walkaway_answer_tokens": str(load.answer_tokens),
-        "walkaway_stay_tokens": str(load.stay_tokens),
-        "walkaway_stop_after": str(load.stop_after_abandons or ""),
-        "walkaway_timeout": f"{run.timeout_s:g}",
-        "walkaway_seed": str(run.seed),
-    }
+    """Our fields of the form as this workload fills them."""
+    fields = {"walkaway_arrivals": AS_WORKLOAD, "walkaway_leave": AS_WORKLOAD}
+    for one in _TABLE:
+        if one.key and one.is_ours:
+            section, _, key = one.key.partition(".")
+            fields[one.id] = _text_of(getattr(getattr(workload, section), key))
+    return fields
 
 
-def _mix(fields: Mapping[str, str]) -> list[str]:
-    """The settings for how users leave; none if the workload decides. A field without effect is
-    checked all the same."""
-    leave = _choice(fields, "walkaway_leave", LEAVE, AS_WORKLOAD)
-    way = _choice(fields, "walkaway_way", WAYS, "fin")
-    tokens = _parsed(fields, "walkaway_tokens", _token_counts, is_needed=leave == "tokens")
-    seconds = _parsed(fields, "walkaway_seconds", _seconds, is_needed=leave == "time")
-    if leave == AS_WORKLOAD:
-        return []
-    more = {"tokens": f", tokens=[{tokens}]", "time": f", seconds={seconds}"}.get(leave, "")
-    entry = f'{{plan="{leave}", way="{way}"{more}}}'
-    return ["load.abandon_after_tokens=[]", f"load.mix=[{entry}]"]
-
-
-def _arrivals(fields: Mapping[str, str]) -> list[str]:
-    """The settings for when requests come; none if the workload decides. A field without effect is
-    checked all the same."""
-    kind = _choice(fields, "walkaway_arrivals", ARRIVALS, AS_WORKLOAD)
-    is_at_a_rate = kind not in ("closed", AS_WORKLOAD)
-    rate = _parsed(fields, "walkaway_rate", _number, is_needed=is_at_a_rate)
-    if not is_at_a_rate:
-        return ['arrivals={kind="closed"}'] if kind == "closed" else []
-    if not (seconds := _parsed(fields, "run_time", _number, is_needed=False)):
-        raise ConfigError("Arrivals at a rate need an end: give a run time, for example 60s")
-    most = _parsed(fields, "walkaway_max_streams", _number, is_needed=False)
-    more = f", max_streams={most}" if most else ""
-    return [
-        f'arrivals={{kind="{kind}", rate={rate}, seconds={seconds}{more}}}',
-        f"run.max_seconds={float(seconds) + _LAST_STREAMS_S:g}",
-    ]
-
-
-def _choice(fields: Mapping[str, str], name: str, choices: Sequence[str], usual: str) -> str:
-    chosen = fields.get(name) or usual
-    if chosen not in choices:
-        raise ConfigError(f"{label(name)}: must be one of {', '.join(choices)}, not {chosen!r}")
-    return chosen
-
-
-def _parsed(
-    fields: Mapping[str, str], name: str, parse: Callable[[str], str | None], *, is_needed: bool
-) -> str:
-    """The text of a field as a setting; "" if it is empty and not needed. Raises ConfigError."""
-    text = fields.get(name, "").strip()
-    if not text and not is_needed:
-        return ""
-    if (value := parse(text)) is None:
-        raise ConfigError(refused(name, text, fields))
-    return value
-
-
-def _number(text: str) -> str | None:
-    return text if _NUMBER.fullmatch(text) else None
-
-
-def _token_counts(text: str) -> str | None:
-    counts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) <= MOST_TOKENS for part in counts):
-        return None
-    return ", ".join(counts)
-
-
-def _seconds(text: str) -> str | None:
-    return _as_range(text) if _RANGE.fullmatch(text) or _NUMBER.fullmatch(text) else None
-
-
-def _as_range(text: str) -> str:
-    """ "32-128" is [32, 128], and one number both its ends; anything else is left to the check."""
-    if found := _RANGE.fullmatch(text):
-        return f"[{found[1]}, {found[2]}]"
-    return f"[{text}, {text}]" if _NUMBER.fullmatch(text) else text
+def _text_of(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case [low, high]:
+            return f"{low}-{high}" if low != high else str(low)
+        case _:
+            return str(value).removesuffix(".0")

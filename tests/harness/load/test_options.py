@@ -72,6 +72,6 @@ def test_how_many_arrivals_may_be_open_at_once_is_an_option() -> None:
 
 @pytest.mark.parametrize("text", ["0", "2000000"])
 def test_a_cap_that_is_none_is_refused(text: str) -> None:
-    said = f"Most rate: '{text}' is refused; allowed: more than 0, to 1000000 a second"
+    said = f"Most rate: '{text}' is refused; allowed: more than 0, to 1000000"
     with pytest.raises(ConfigError, match=said):
         plan_of(f"--walkaway-most-rate={text}")

@@ -1,6 +1,7 @@
-"""The start form: what its fields become, and what is said of those that cannot be."""
+"""The start form: what its fields become, and how a wrong or useless text is refused."""
 
 import argparse
+from typing import Any
 
 import pytest
 
@@ -11,48 +12,74 @@ from harness.workload.abandon import TimePlan, TokensPlan
 from harness.workload.arrivals import ClosedArrivals, PoissonArrivals
 from harness.workload.form import (
     BY_HAND,
+    FIELDS,
+    check_each_applies,
     check_startable,
     form_settings,
     in_words_of_the_form,
-    label,
     prefilled,
 )
 from harness.workload.load import AbandonLoad
 from harness.workload.workload import load_workload
 
+SHOWN = {
+    "user_count": "8",
+    "walkaway_leave": "workload",
+    "walkaway_tokens": "1,16,64",
+    "walkaway_seconds": "0.1-2",
+    "walkaway_way": "fin",
+    "walkaway_arrivals": "workload",
+    "walkaway_rate": "1",
+}
 
-def load_of(**fields: str) -> AbandonLoad:
+
+def ours(**fields: str) -> dict[str, str]:
+    locusts = {"user_count", "run_time"}
+    return {name if name in locusts else f"walkaway_{name}": fields[name] for name in fields}
+
+
+def options_of(*flags: str, host: str | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_arguments(parser.add_argument_group())
-    flags = [f"--walkaway-{name.replace('_', '-')}={text}" for name, text in fields.items()]
     options = parser.parse_args(flags)
-    options.num_users, options.run_time, options.host = 3, None, None
-    load = load_plan(options).load
+    options.num_users, options.run_time, options.host = 3, None, host
+    return options
+
+
+def load_of(**fields: str) -> AbandonLoad:
+    flags = [f"--{name.replace('_', '-')}={text}" for name, text in ours(**fields).items()]
+    load = load_plan(options_of(*flags)).load
     assert isinstance(load, AbandonLoad)
     return load
 
 
-def test_users_leave_as_the_fields_say() -> None:
-    load = load_of(tokens="2, 5", way="rst", stay_share="0.2")
+def test_the_options_describe_the_load() -> None:
+    load = load_of(tokens="2, 5", way="rst", stay_share="0.2", prompt_tokens="32-128")
     assert load.mix == [TokensPlan(plan="tokens", tokens=[2, 5], way=Way.RST)]
-    assert load.stay_share == 0.2
-    load = load_of(leave="time", seconds="0.5-2")
+    assert (load.stay_share, load.prompt_tokens) == (0.2, [32, 128])
+    load = load_of(leave="time", seconds="0.5-2", prompt_tokens="32")
     assert load.mix == [TimePlan(plan="time", seconds=[0.5, 2.0])]
+    assert load.prompt_tokens == [32, 32]
 
 
-def test_a_length_is_a_number_or_a_range() -> None:
-    assert load_of(prompt_tokens="32-128").prompt_tokens == [32, 128]
-    assert load_of(prompt_tokens="32").prompt_tokens == [32, 32]
-
-
-def test_an_empty_field_leaves_the_workload_as_it_is() -> None:
+def test_an_unchanged_form_is_the_workload() -> None:
     assert form_settings({"walkaway_leave": "workload", "walkaway_stop_after": ""}) == []
-
-
-def test_a_form_shows_what_its_workload_says() -> None:
     workload = load_workload("demo")
-    again = load_workload("demo", form_settings(prefilled(workload)))
-    assert again == workload
+    assert load_workload("demo", form_settings(prefilled(workload))) == workload
+    fields = form_fields(options_of(host="http://127.0.0.1:1"))
+    assert (fields["user_count"], fields["host"]) == ("3", "http://127.0.0.1:1")
+    assert "run_time" not in fields
+    assert "load.stay_share=0.25" in form_settings(fields)
+
+
+def test_requests_come_as_the_fields_say() -> None:
+    fields = ours(arrivals="poisson", rate="2.5", run_time="20", max_streams="7")
+    workload = load_workload(BY_HAND, form_settings(fields))
+    expected = PoissonArrivals(kind="poisson", rate=2.5, seconds=20, max_streams=7)
+    assert workload.arrivals == expected
+    assert workload.run.max_seconds > 20  # the last streams may end
+    closed = load_workload("open_loop", form_settings({"walkaway_arrivals": "closed"}))
+    assert closed.arrivals == ClosedArrivals()
 
 
 @pytest.mark.parametrize(
@@ -61,9 +88,10 @@ def test_a_form_shows_what_its_workload_says() -> None:
         ("stay_share", "1.5", "0 to 1"),
         ("answer_tokens", "0", "1 to 10000000"),
         ("prompt_tokens", "9-2", "1 to 10000000, or lowest-highest"),
-        ("timeout", "0", "more than 0 s, to 604800 s"),
-        ("seed", "-1", "a whole number from 0 to 9.2e18"),
+        ("timeout", "0", "more than 0, to 604800"),
+        ("seed", "-1", "0 to 9223372036854775807"),
         ("tokens", "1;2", "numbers from 0 to 10000000 with commas between"),
+        ("tokens", "", "numbers from 0 to 10000000 with commas between"),
         ("user_count", "20000", "1 to 10000"),
         ("user_count", "9999999", "1 to 10000"),
         ("rate", "9000000", "more than 0, to 10000"),
@@ -71,125 +99,136 @@ def test_a_form_shows_what_its_workload_says() -> None:
         ("rate", "0", "more than 0, to 10000"),
         ("rate", "1..2", "more than 0, to 10000"),
         ("rate", "", "more than 0, to 10000"),
-        ("run_time", "9999999", "more than 0 s, to 604800 s"),
-        ("run_time", "1..2", "more than 0 s, to 604800 s"),
+        ("run_time", "9999999", "more than 0, to 604800"),
+        ("run_time", "1..2", "more than 0, to 604800"),
         ("seconds", "2-1", "0 to 604800, or lowest-highest"),
         ("seconds", "1..2", "0 to 604800, or lowest-highest"),
     ],
 )
 @pytest.mark.parametrize("workload", [BY_HAND, "demo"])
-def test_what_is_out_of_range_is_refused_in_words_of_the_form(
+def test_a_text_out_of_range_is_refused_in_words_of_the_form(
     workload: str, field: str, text: str, allowed: str
 ) -> None:
-    name = field if field in {"user_count", "run_time"} else f"walkaway_{field}"
-    plans = {"seconds": "time", "tokens": "tokens"}
-    arrivals = "constant" if field in {"rate", "run_time"} else "closed"
-    fields = {
-        "walkaway_leave": plans.get(field, "workload"),
-        "walkaway_arrivals": arrivals,
-        "walkaway_rate": "1",
-        "run_time": "60",
-        name: text,
-    }
+    fields = ours(
+        leave={"seconds": "time", "tokens": "tokens"}.get(field, "workload"),
+        arrivals="constant" if field in {"rate", "run_time"} else "closed",
+        **({"rate": "1", "run_time": "60"} | {field: text}),
+    )
     with pytest.raises(ConfigError) as refused:
         load_workload(workload, form_settings(fields))
     said = in_words_of_the_form(str(refused.value), fields)
-    assert said.startswith(f"{label(name)}: {text!r} is refused; allowed: {allowed}")
+    (name,) = ours(**{field: text})
+    assert said.startswith(f"{FIELDS[name].label}: {text!r} is refused; allowed: {allowed}")
     for word in ("--set", ".toml", "`", "\n"):
         assert word not in said
 
 
-def test_the_most_users_are_those_of_the_workload() -> None:
-    fields = {"walkaway_most_streams": "12000", "user_count": "20000"}
+def test_a_cap_is_the_form_s_own() -> None:
+    fields = ours(most_streams="12000", user_count="20000")
     with pytest.raises(ConfigError) as refused:
         load_workload(BY_HAND, form_settings(fields))
     said = in_words_of_the_form(str(refused.value), fields)
     assert said == "Number of users: '20000' is refused; allowed: 1 to 12000"
 
 
-def test_what_no_field_says_is_told_as_it_is() -> None:
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"leave": "queued", "tokens": "-5,abc"}, "'-5,abc' is refused; allowed: "),
+        ({"leave": "queued", "seconds": "soon"}, "'soon' is refused; allowed: "),
+        ({"rate": "-3"}, "'-3' is refused; allowed: "),
+        ({"leave": "tokens", "tokens": "1", "way": 'fin"'}, "one of fin, rst, half_close, killed,"),
+        ({"leave": "tokens", "tokens": "1", "way": "vanish"}, "one of fin, rst, half_close,"),
+        ({"leave": "soon"}, "one of tokens, time"),
+        ({"arrivals": "ramp"}, "one of closed, poisson, constant, workload"),
+        ({"arrivals": "constant", "rate": "2"}, "need an end: give a run time"),
+    ],
+)
+def test_a_wrong_text_is_refused_even_where_it_has_no_effect(
+    fields: dict[str, str], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        form_settings(ours(**fields))
+
+
+def test_a_refusal_of_no_field_stays_as_it_is() -> None:
     broken = "mine.toml: `run.seed` must be at least 0, not -1"
     assert in_words_of_the_form(broken, {"walkaway_seed": ""}) == broken
     assert in_words_of_the_form("unknown engine `x`", {}) == "unknown engine `x`"
 
 
 @pytest.mark.parametrize(
-    ("field", "text"), [("tokens", "-5,abc"), ("seconds", "soon"), ("rate", "-3")]
-)
-def test_what_does_not_apply_is_looked_at_all_the_same(field: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=f"{text}' is refused; allowed: "):
-        form_settings({"walkaway_leave": "queued", f"walkaway_{field}": text})
-
-
-@pytest.mark.parametrize(
-    ("field", "text", "allowed"),
-    [
-        ("way", 'fin"', "one of fin, rst, half_close, killed, cancel, not"),
-        ("way", "vanish", "one of fin, rst, half_close, killed, cancel, not"),
-        ("leave", "soon", "one of tokens, time"),
-    ],
-)
-def test_what_is_no_choice_is_refused(field: str, text: str, allowed: str) -> None:
-    fields = {"walkaway_leave": "tokens", "walkaway_tokens": "1", f"walkaway_{field}": text}
-    with pytest.raises(ConfigError, match=allowed):
-        form_settings(fields)
-
-
-def test_a_form_that_was_left_alone_is_as_it_was_shown() -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser.add_argument_group())
-    options = parser.parse_args([])
-    options.num_users, options.run_time, options.host = 3, None, "http://127.0.0.1:1"
-    fields = form_fields(options)
-    assert (fields["user_count"], fields["host"]) == ("3", "http://127.0.0.1:1")
-    assert "run_time" not in fields
-    assert "load.stay_share=0.25" in form_settings(fields)
-
-
-def test_requests_come_as_the_fields_say() -> None:
-    fields = {"walkaway_arrivals": "poisson", "walkaway_rate": "2.5", "run_time": "20"}
-    workload = load_workload(BY_HAND, form_settings(fields))
-    assert workload.arrivals == PoissonArrivals(kind="poisson", rate=2.5, seconds=20)
-    assert workload.run.max_seconds > 20  # the last streams may end
-    closed = load_workload("open_loop", form_settings({"walkaway_arrivals": "closed"}))
-    assert closed.arrivals == ClosedArrivals()
-
-
-@pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"walkaway_rate": "2"}, "need an end: give a run time"),
-        ({"walkaway_arrivals": "ramp"}, "must be one of closed, poisson, constant, workload"),
+        ({"tokens": "-5,abc"}, "Tokens needs Leave = tokens, and it is workload: '-5,abc' would"),
+        ({"tokens": "2", "leave": "time"}, "Tokens needs Leave = tokens, and it is time"),
+        ({"seconds": "3", "leave": "tokens"}, "Seconds needs Leave = time, and it is tokens"),
+        ({"way": "rst"}, "Way needs Leave = tokens or time or prefill or queued or last_token,"),
+        ({"rate": "-3"}, "Rate needs Arrivals = poisson or constant, and it is workload"),
+        ({"user_count": "9", "arrivals": "constant"}, "Number of users needs Arrivals = closed or"),
+        ({}, None),
+        ({"user_count": "8", "arrivals": "constant"}, None),
+        ({"user_count": "9", "arrivals": "closed"}, None),
+        ({"leave": "tokens", "tokens": "2", "way": "rst"}, None),
+        ({"leave": "time", "seconds": "3", "way": "cancel"}, None),
+        ({"arrivals": "poisson", "rate": "5"}, None),
     ],
 )
-def test_a_schedule_that_cannot_be_is_refused(fields: dict[str, str], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        load_workload(BY_HAND, form_settings({"walkaway_arrivals": "constant", **fields}))
+def test_a_change_without_effect_is_refused(fields: dict[str, str], why: str | None) -> None:
+    form = SHOWN | ours(**fields)
+    if why is None:
+        check_each_applies(form, SHOWN)
+        return
+    with pytest.raises(ConfigError) as said:
+        check_each_applies(form, SHOWN)
+    assert str(said.value).startswith(why)
+    check_each_applies(form, form)
 
 
-@pytest.mark.parametrize("name", ["demo", "open_loop", "trace_replay", "last_token_race"])
-def test_closed_and_open_loops_are_started_by_hand(name: str) -> None:
-    check_startable(load_workload(name))
-
-
-@pytest.mark.parametrize("way", ["stop_reading", "vanish"])
-def test_a_connection_that_must_be_held_is_refused(way: str) -> None:
-    mix = f'load.mix=[{{plan="tokens", tokens=[1], way="{way}"}}]'
-    workload = load_workload(BY_HAND, ["load.abandon_after_tokens=[]", mix])
-    with pytest.raises(ConfigError, match=f"{way} leaves connections open"):
-        check_startable(workload)
-
-
-def test_the_form_offers_no_way_that_it_always_refuses() -> None:
+def test_each_option_of_the_form_says_what_it_allows() -> None:
     parser = argparse.ArgumentParser()
-    add_arguments(parser.add_argument_group())
-    choices = next(a.choices for a in parser._actions if a.dest == "walkaway_way")
-    for way in choices or ():
-        fields = {"walkaway_leave": "tokens", "walkaway_tokens": "1", "walkaway_way": way}
+    group = parser.add_argument_group()
+    add_arguments(group)
+    shown: dict[str, Any] = {
+        action.dest: action
+        for action in group._group_actions
+        if getattr(action, "include_in_web_ui", False)
+    }
+    in_table = [one.id for one in FIELDS.values() if one.is_ours and one.is_shown]
+    assert list(shown) == in_table
+    for name, action in shown.items():
+        assert action.help.startswith(FIELDS[name].allowed_in({}))
+    for way in shown["walkaway_way"].choices:  # none that the page always refuses
+        fields = ours(leave="tokens", tokens="1", way=way)
         check_startable(load_workload(BY_HAND, form_settings(fields)))
 
 
-@pytest.mark.parametrize("name", ["slot_recovery", "cancel_storm", "value_of_cancellation"])
-def test_what_cannot_be_started_by_hand_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="run it without --web"):
-        check_startable(load_workload(name))
+@pytest.mark.parametrize(
+    ("name", "settings", "why"),
+    [
+        *((name, [], None) for name in ("demo", "open_loop", "trace_replay", "last_token_race")),
+        *((name, [], "run it without --web") for name in ("slot_recovery", "cancel_storm")),
+        ("value_of_cancellation", [], "run it without --web"),
+        ("soak", ["run.loops=2"], "`run.loops` is 2; the web page starts one"),
+        *(
+            (
+                BY_HAND,
+                [
+                    "load.abandon_after_tokens=[]",
+                    f'load.mix=[{{plan="tokens", tokens=[1], way="{way}"}}]',
+                ],
+                f"{way} leaves connections open",
+            )
+            for way in ("stop_reading", "vanish")
+        ),
+    ],
+)
+def test_the_page_starts_only_what_it_can_stop(
+    name: str, settings: list[str], why: str | None
+) -> None:
+    workload = load_workload(name, settings)
+    if why is None:
+        check_startable(workload)
+    else:
+        with pytest.raises(ConfigError, match=why):
+            check_startable(workload)
