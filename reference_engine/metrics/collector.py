@@ -11,6 +11,7 @@ from typing import Final
 from reference_engine.cancellation import Cancellation
 from reference_engine.config import EngineConfig
 from reference_engine.core.accounting import Counters
+from reference_engine.core.request import FinishReason
 from reference_engine.protocol import StepReport
 
 # vLLM's bounds (vllm/v1/metrics/loggers.py), with some below: simulated steps last milliseconds.
@@ -42,13 +43,11 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-    def observe_if_reached(self, value: float | None) -> None:
+    def observe(self, value: float | None) -> None:
+        """Ignores None: a stage that was not reached."""
         if value is not None:
-            self.observe(value)
+            self.counts[bisect_left(self.bounds, value)] += 1
+            self.total += value
 
 
 class Collector:
@@ -85,7 +84,7 @@ class Collector:
         self.signals: Counter[tuple[str, ...]] = Counter()
         self.unread_tokens = 0
         self.unread_answers = 0
-        self.generated_by_end: Counter[str] = Counter()
+        self.generated_by_reason = {(str(reason),): 0 for reason in FinishReason}
 
     @property
     def kv_usage(self) -> float:
@@ -95,6 +94,19 @@ class Collector:
     def slot_utilisation(self) -> float:
         counters = self.counters
         return counters.slot_steps / max(1, counters.steps * self.batch_slots)
+
+    @property
+    def ended_by_reason(self) -> dict[tuple[str], int]:
+        return {(reason,): self.counters.finished.get(reason, 0) for reason in FinishReason}
+
+    @property
+    def reclaimed_blocks(self) -> dict[tuple[str], int]:
+        counters = self.counters
+        return {
+            ("freed",): counters.reclaimed_freed,
+            ("retained",): counters.reclaimed_retained,
+            ("forced",): counters.reclaimed_forced,
+        }
 
     def reported(self, report: StepReport) -> None:
         self.counters = report.counters
@@ -119,14 +131,14 @@ class Collector:
 
         The mean time of a token is vLLM's: decode_s / (generated tokens - 1).
         """
-        self.generated_by_end[finish_reason] += generated_tokens
+        self.generated_by_reason[finish_reason,] += generated_tokens
         self.prompt_tokens.observe(prompt_tokens)
         self.generated_tokens.observe(generated_tokens)
         self.max_tokens.observe(max_tokens)
         self.e2e_s.observe(e2e_s)
-        self.queue_s.observe_if_reached(queue_s)
-        self.prefill_s.observe_if_reached(prefill_s)
-        self.decode_s.observe_if_reached(decode_s)
+        self.queue_s.observe(queue_s)
+        self.prefill_s.observe(prefill_s)
+        self.decode_s.observe(decode_s)
         if prefill_s is not None and decode_s is not None:
             self.inference_s.observe(prefill_s + decode_s)
         if decode_s is not None and generated_tokens > 1:

@@ -8,64 +8,73 @@ prometheus_client takes ten times as long, on the event loop that has to notice 
 parser reads these pages in the tests.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import accumulate
 from operator import attrgetter
-from typing import Final, Literal, NamedTuple
+from typing import Final
 
 from reference_engine.config import EngineConfig
-from reference_engine.core.request import FinishReason
 from reference_engine.metrics.collector import Collector, Histogram
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-# Each table: metric, its help, and the attribute of `Counters` or `Collector`.
+# Each table: metric, its help, and the attribute of `Collector` (or of its `counters`).
 _COUNTERS: Final = (
-    ("vllm:generation_tokens", "Tokens sampled, read or not.", "generated_tokens"),
-    ("vllm:prompt_tokens", "Prompt tokens of prefilled requests.", "prompt_tokens"),
-    ("vllm:num_preemptions", "Requests preempted.", "preemptions"),
+    ("vllm:generation_tokens", "Tokens sampled, read or not.", "counters.generated_tokens"),
+    ("vllm:prompt_tokens", "Prompt tokens of prefilled requests.", "counters.prompt_tokens"),
+    ("vllm:num_preemptions", "Requests preempted.", "counters.preemptions"),
     (
         "vllm:prefix_cache_queries",
         "Tokens looked up in the prefix cache at a first admission.",
-        "prefix_queried_tokens",
+        "counters.prefix_queried_tokens",
     ),
     (
         "vllm:prefix_cache_hits",
         "Tokens found in the prefix cache at a first admission.",
-        "prefix_hit_tokens",
+        "counters.prefix_hit_tokens",
     ),
     (
         "walkaway_engine_resumed_prefix_queries",
         "Tokens looked up in the prefix cache for a preempted request.",
-        "resumed_queried_tokens",
+        "counters.resumed_queried_tokens",
     ),
     (
         "walkaway_engine_resumed_prefix_hits",
         "Tokens found in the prefix cache for a preempted request.",
-        "resumed_hit_tokens",
+        "counters.resumed_hit_tokens",
     ),
     (
         "walkaway_engine_recomputed_tokens",
         "Tokens computed again after a preemption.",
-        "recomputed_tokens",
+        "counters.recomputed_tokens",
     ),
     (
         "walkaway_engine_saved_tokens",
         "Tokens that aborted requests had left of their max_tokens.",
-        "saved_tokens",
+        "counters.saved_tokens",
     ),
     (
         "walkaway_engine_unread_prompt_tokens",
         "Prompt tokens computed for requests that were aborted before their first token.",
-        "unread_prompt_tokens",
+        "counters.unread_prompt_tokens",
     ),
     (
         "walkaway_engine_retained_hits",
         "Retained blocks of cancelled requests that a later request used.",
-        "retained_hits",
+        "counters.retained_hits",
     ),
-    ("walkaway_engine_steps", "Steps run.", "steps"),
-    ("walkaway_engine_slot_steps", "Batch slots in use, summed over steps.", "slot_steps"),
+    ("walkaway_engine_steps", "Steps run.", "counters.steps"),
+    ("walkaway_engine_slot_steps", "Batch slots in use, summed over steps.", "counters.slot_steps"),
+    (
+        "walkaway_engine_unread_tokens",
+        "Tokens of cancelled requests that were not sent, because the client had left.",
+        "unread_tokens",
+    ),
+    (
+        "walkaway_engine_unread_answers",
+        "Answers that had ended when their client was cut off for not reading.",
+        "unread_answers",
+    ),
 )
 _GAUGES: Final = (
     ("vllm:num_requests_running", "Requests in the batch.", "num_running"),
@@ -115,22 +124,61 @@ _HISTOGRAMS: Final = (
     ),
 )
 
+# Metric, its help, the labels, and the attribute of `Collector` that counts by their values.
+_LABELLED_COUNTERS: Final = (
+    ("vllm:request_success", "Requests ended, by reason.", ("finished_reason",), "ended_by_reason"),
+    (
+        "walkaway_engine_ended_generation_tokens",
+        "Tokens of ended requests, by how they ended.",
+        ("finished_reason",),
+        "generated_by_reason",
+    ),
+    (
+        "walkaway_engine_reclaimed_blocks",
+        "Blocks of cancelled requests, by what became of them.",
+        ("outcome",),
+        "reclaimed_blocks",
+    ),
+    (
+        "walkaway_engine_abort_signals",
+        "Aborts sent to the worker.",
+        ("reason", "method"),
+        "signals",
+    ),
+    (
+        "walkaway_engine_cancellations",
+        "Aborts that took effect.",
+        ("reason", "phase", "method"),
+        "cancellations",
+    ),
+)
+
 Samples = Iterable[tuple[str, float]]
-Counts = Mapping[tuple[str, ...], int]
-
-
-class Family(NamedTuple):
-    """`samples` gives the present value of each series (name and labels)."""
-
-    name: str
-    kind: Literal["gauge", "counter", "histogram"]
-    text: str
-    samples: Callable[[], Samples]
 
 
 class Page:
-    def __init__(self, families: Iterable[Family]) -> None:
-        self._families = [(_head(family), family.samples) for family in families]
+    """Each family has its constant head, and a function that reads its series' present values."""
+
+    def __init__(self, collector: Collector, config: EngineConfig) -> None:
+        self._labels = {"model_name": config.model, "engine": "0"}
+        self._families: list[tuple[str, Callable[[], Samples]]] = []
+        for name, text, field in _GAUGES:
+            self._add_number(name, "gauge", text, partial(attrgetter(field), collector))
+        for name, text, field in _COUNTERS:
+            read = partial(attrgetter(field), collector)
+            self._add_number(f"{name}_total", "counter", text, read)
+        for name, text, by, field in _LABELLED_COUNTERS:
+            counts = partial(attrgetter(field), collector)
+            self._add_labelled_counter(f"{name}_total", text, by, counts)
+        for name, text, field in _HISTOGRAMS:
+            self._add_histogram(name, text, getattr(collector, field))
+        cache = {
+            "block_size": str(config.block_size),
+            "num_gpu_blocks": str(config.num_blocks),
+            "enable_prefix_caching": str(config.enable_prefix_caching),
+        }
+        text = "The KV cache's settings."
+        self._add_number("vllm:cache_config_info", "gauge", text, lambda: 1, **cache)
 
     def write(self) -> bytes:
         parts = []
@@ -139,129 +187,45 @@ class Page:
             parts += [f"{series} {value}\n" for series, value in samples()]
         return "".join(parts).encode()
 
+    def _add_number(
+        self, name: str, kind: str, text: str, read: Callable[[], float], **labels: str
+    ) -> None:
+        series = self._series(name, **labels)
+        self._add(name, kind, text, lambda: ((series, read()),))
 
-def metric_families(collector: Collector, config: EngineConfig) -> Iterator[Family]:
-    labels = {"model_name": config.model, "engine": "0"}
-    for name, text, field in _GAUGES:
-        yield _gauge(labels, name, text, partial(attrgetter(field), collector))
-    for name, text, field in _COUNTERS:
-        yield _counter(labels, name, text, partial(attrgetter(f"counters.{field}"), collector))
-    yield _counter(
-        labels,
-        "walkaway_engine_unread_tokens",
-        "Tokens of cancelled requests that were not sent, because the client had left.",
-        lambda: collector.unread_tokens,
-    )
-    yield _counter(
-        labels,
-        "walkaway_engine_unread_answers",
-        "Answers that had ended when their client was cut off for not reading.",
-        lambda: collector.unread_answers,
-    )
-    yield from _labelled_counters(labels, collector)
-    for name, text, field in _HISTOGRAMS:
-        yield _histogram(labels, name, text, getattr(collector, field))
-    cache = {
-        "block_size": str(config.block_size),
-        "num_gpu_blocks": str(config.num_blocks),
-        "enable_prefix_caching": str(config.enable_prefix_caching),
-    }
-    yield _gauge(labels | cache, "vllm:cache_config_info", "The KV cache's settings.", lambda: 1)
+    def _add_labelled_counter(
+        self,
+        name: str,
+        text: str,
+        by: tuple[str, ...],
+        counts: Callable[[], Mapping[tuple[str, ...], int]],
+    ) -> None:
+        def samples() -> Samples:
+            for values, count in counts().items():
+                yield self._series(name, **dict(zip(by, values, strict=True))), count
 
+        self._add(name, "counter", text, samples)
 
-def _labelled_counters(labels: Mapping[str, str], collector: Collector) -> Iterator[Family]:
-    def reclaimed() -> Counts:
-        counters = collector.counters
-        return {
-            ("freed",): counters.reclaimed_freed,
-            ("retained",): counters.reclaimed_retained,
-            ("forced",): counters.reclaimed_forced,
-        }
+    def _add_histogram(self, name: str, text: str, values: Histogram) -> None:
+        bounds = [*(str(float(bound)) for bound in values.bounds), "+Inf"]
+        heads = [self._series(f"{name}_bucket", le=bound) for bound in bounds]
+        count, total = self._series(f"{name}_count"), self._series(f"{name}_sum")
 
-    yield _counter_by(
-        labels,
-        "vllm:request_success",
-        "Requests ended, by reason.",
-        ("finished_reason",),
-        lambda: {(end,): collector.counters.finished.get(end, 0) for end in FinishReason},
-    )
-    yield _counter_by(
-        labels,
-        "walkaway_engine_ended_generation_tokens",
-        "Tokens of ended requests, by how they ended.",
-        ("finished_reason",),
-        lambda: {(end,): collector.generated_by_end[end] for end in FinishReason},
-    )
-    yield _counter_by(
-        labels,
-        "walkaway_engine_reclaimed_blocks",
-        "Blocks of cancelled requests, by what became of them.",
-        ("outcome",),
-        reclaimed,
-    )
-    yield _counter_by(
-        labels,
-        "walkaway_engine_abort_signals",
-        "Aborts sent to the worker.",
-        ("reason", "method"),
-        lambda: collector.signals,
-    )
-    yield _counter_by(
-        labels,
-        "walkaway_engine_cancellations",
-        "Aborts that took effect.",
-        ("reason", "phase", "method"),
-        lambda: collector.cancellations,
-    )
+        def samples() -> Samples:
+            upto = list(accumulate(values.counts))
+            yield from zip(heads, upto, strict=True)
+            yield count, upto[-1]
+            yield total, values.total
 
+        self._add(name, "histogram", text, samples)
 
-def _gauge(labels: Mapping[str, str], name: str, text: str, read: Callable[[], float]) -> Family:
-    series = _series(name, labels)
-    return Family(name, "gauge", text, lambda: ((series, read()),))
+    def _add(self, name: str, kind: str, text: str, samples: Callable[[], Samples]) -> None:
+        self._families.append((f"# HELP {name} {text}\n# TYPE {name} {kind}\n", samples))
 
-
-def _counter(labels: Mapping[str, str], name: str, text: str, read: Callable[[], float]) -> Family:
-    """`name` is without `_total`."""
-    series = _series(f"{name}_total", labels)
-    return Family(name, "counter", text, lambda: ((series, read()),))
-
-
-def _counter_by(
-    labels: Mapping[str, str],
-    name: str,
-    text: str,
-    by: Sequence[str],
-    counts: Callable[[], Counts],
-) -> Family:
-    def samples() -> Samples:
-        for key, value in counts().items():
-            yield _series(f"{name}_total", {**labels, **dict(zip(by, key, strict=True))}), value
-
-    return Family(name, "counter", text, samples)
-
-
-def _histogram(labels: Mapping[str, str], name: str, text: str, values: Histogram) -> Family:
-    bounds = [*(str(float(bound)) for bound in values.bounds), "+Inf"]
-    heads = [_series(f"{name}_bucket", {**labels, "le": bound}) for bound in bounds]
-    count, total = _series(f"{name}_count", labels), _series(f"{name}_sum", labels)
-
-    def samples() -> Samples:
-        upto = list(accumulate(values.counts))
-        yield from zip(heads, upto, strict=True)
-        yield count, upto[-1]
-        yield total, values.total
-
-    return Family(name, "histogram", text, samples)
-
-
-def _head(family: Family) -> str:
-    name = f"{family.name}_total" if family.kind == "counter" else family.name
-    return f"# HELP {name} {family.text}\n# TYPE {name} {family.kind}\n"
-
-
-def _series(name: str, labels: Mapping[str, str]) -> str:
-    written = ",".join(f'{label}="{_escaped(value)}"' for label, value in labels.items())
-    return f"{name}{{{written}}}"
+    def _series(self, name: str, **labels: str) -> str:
+        pairs = (self._labels | labels).items()
+        written = ",".join(f'{label}="{_escaped(value)}"' for label, value in pairs)
+        return f"{name}{{{written}}}"
 
 
 def _escaped(value: str) -> str:

@@ -42,7 +42,7 @@ from reference_engine.api.schemas import (
 from reference_engine.cancellation import CancelReason
 from reference_engine.config import EngineConfig, FrontendSettings
 from reference_engine.faults import Faults
-from reference_engine.metrics.exposition import CONTENT_TYPE, Page, metric_families
+from reference_engine.metrics.exposition import CONTENT_TYPE, Page
 from reference_engine.model.tokenizer import Tokenizer
 from reference_engine.protocol import Ready
 from reference_engine.serve.access import KeyCheck
@@ -74,7 +74,7 @@ class Frontend:
         self._worker = worker
         self._allow_faults = allow_faults
         self._tokenizer = Tokenizer(worker.vocab_size)
-        self._metrics_page = Page(metric_families(link.collector, config))
+        self._metrics_page = Page(link.collector, config)
         self._openapi = msgspec.json.encode(openapi_document(self.routes(), config.model))
 
     def app(self) -> ASGIApp:

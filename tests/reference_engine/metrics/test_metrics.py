@@ -11,7 +11,7 @@ from reference_engine.cancellation import Cancellation, CancelReason, DetectionM
 from reference_engine.config import EngineConfig, FrontendSettings
 from reference_engine.core.accounting import Counters
 from reference_engine.metrics.collector import Collector, Histogram, token_bounds
-from reference_engine.metrics.exposition import CONTENT_TYPE, Page, metric_families
+from reference_engine.metrics.exposition import CONTENT_TYPE, Page
 from reference_engine.protocol import StepRecord, StepReport
 from reference_engine.serve.faults import FaultyLink
 from tests.conftest import Snapshot
@@ -67,7 +67,7 @@ def busy_link() -> FaultyLink:
 
 
 def written(config: EngineConfig = CONFIG) -> str:
-    return Page(metric_families(busy_link().collector, config)).write().decode()
+    return Page(busy_link().collector, config).write().decode()
 
 
 def parsed(text: str) -> list[Sample]:
@@ -187,7 +187,7 @@ def test_an_aborted_request_is_in_the_histograms_as_far_as_it_came() -> None:
     assert counts == expected
     assert statistics.inference_s.total == 2.5
     assert statistics.token_mean_s.total == pytest.approx(0.2), "ten gaps in two seconds"
-    assert statistics.generated_by_end == {"abort": 33}
+    assert statistics.generated_by_reason["abort",] == 33
 
 
 def test_a_cancellation_is_counted_by_reason_phase_and_method() -> None:

@@ -203,7 +203,7 @@ async def test_a_finish_that_was_on_its_way_wins_over_the_abort() -> None:
     worker.say(output(" word", 1, "length"))
     assert worker.events() == ["arrived", "disconnected", "abort_sent"]
     assert not worker.link.collector.cancellations, "the abort had no effect"
-    assert worker.link.collector.generated_by_end == {"length": 1}
+    assert worker.link.collector.generated_by_reason["length",] == 1
 
 
 async def test_the_first_reason_wins_when_deadline_and_client_end_it_together() -> None:
