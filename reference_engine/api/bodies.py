@@ -41,16 +41,43 @@ NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
 }
 """Fields that are not implemented, and the values that they may have beside null."""
 
+_Flag = bool | None
 _Length = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Name = Annotated[str, Meta(max_length=256)]
 _StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+_StopStrings = Annotated[list[_StopString], Meta(max_length=MAX_STOP_STRINGS)]
+_MetadataKey = Annotated[str, Meta(max_length=64)]
+_MetadataValue = Annotated[str, Meta(max_length=512)]
+_Metadata = Annotated[dict[_MetadataKey, _MetadataValue], Meta(max_length=16)]
+_Count = Annotated[int, Meta(ge=1, le=MAX_ANSWERS)]
+_SameCount = Annotated[int, Meta(ge=1, le=MAX_ANSWERS, description="Must equal n.")]
+_UntilMaxTokens = Annotated[bool, Meta(description="Do not end before max_tokens.")]
+_Priority = Annotated[
+    int,
+    Meta(
+        ge=-(2**31),
+        le=2**31 - 1,
+        description="Smaller is more important, where the scheduler goes by priority.",
+    ),
+]
+_Deadline = Annotated[
+    float, Meta(gt=0, le=LONGEST_S, description="Seconds until it is ended, complete or not.")
+]
+_KeepAlive = Annotated[
+    float,
+    Meta(
+        ge=0.1,
+        le=LONGEST_S,
+        description="The client promises a ping within this many seconds of the last.",
+    ),
+]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """`include_usage`: after the last event; `continuous_usage_stats`: in every event."""
 
-    include_usage: bool | None = False
-    continuous_usage_stats: bool | None = False
+    include_usage: _Flag = False
+    continuous_usage_stats: _Flag = False
 
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -60,51 +87,17 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_tokens: _Length | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: _StopString | Annotated[list[_StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = (
-        None
-    )
-    n: Annotated[int, Meta(ge=1, le=MAX_ANSWERS)] | None = None
-    best_of: Annotated[int, Meta(ge=1, le=MAX_ANSWERS, description="Must equal n.")] | None = None
-    stream: bool | None = False
+    stop: _StopString | _StopStrings | None = None
+    n: _Count | None = None
+    best_of: _SameCount | None = None
+    stream: _Flag = False
     stream_options: StreamOptions | None = None
     user: _Name | None = None
-    metadata: (
-        Annotated[
-            dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
-            Meta(max_length=16),
-        ]
-        | None
-    ) = None
-    ignore_eos: Annotated[bool, Meta(description="Do not end before max_tokens.")] | None = False
-    priority: (
-        Annotated[
-            int,
-            Meta(
-                ge=-(2**31),
-                le=2**31 - 1,
-                description="Smaller is more important, where the scheduler goes by priority.",
-            ),
-        ]
-        | None
-    ) = None
-    deadline_s: (
-        Annotated[
-            float,
-            Meta(gt=0, le=LONGEST_S, description="Seconds until it is ended, complete or not."),
-        ]
-        | None
-    ) = None
-    keep_alive_s: (
-        Annotated[
-            float,
-            Meta(
-                ge=0.1,
-                le=LONGEST_S,
-                description="The client promises a ping within this many seconds of the last.",
-            ),
-        ]
-        | None
-    ) = None
+    metadata: _Metadata | None = None
+    ignore_eos: _UntilMaxTokens | None = False
+    priority: _Priority | None = None
+    deadline_s: _Deadline | None = None
+    keep_alive_s: _KeepAlive | None = None
     echo: Any = None
     logprobs: Any = None
     top_p: Any = None
@@ -164,7 +157,8 @@ MAX_REQUEST_ID_CHARS: Final = 256
 MAX_PAGE: Final = 10_000  # entries: more would hold up the event loop, and with it detection
 _MAX_DIGITS: Final = 15
 _ENGINES_NAME: Final = r"(chatcmpl-|cmpl-)?req-[0-9]+(-[0-9]+)?"
-REQUEST_ID_PATTERN: Final = rf"^(?!{_ENGINES_NAME}$)[!-~]{{0,{MAX_REQUEST_ID_CHARS}}}$"
+_VISIBLE: Final = rf"[!-~]{{0,{MAX_REQUEST_ID_CHARS}}}"
+REQUEST_ID_PATTERN: Final = rf"^(?!{_ENGINES_NAME}$){_VISIBLE}$"
 
 
 async def read_body(request: Request) -> bytes:
@@ -194,27 +188,25 @@ async def read_body(request: Request) -> bytes:
 
 def read_request_id(headers: Headers) -> str | None:
     """The client's X-Request-Id; None if it sent none. Raises ApiError."""
-    request_id = headers.get("x-request-id")
-    if request_id and re.fullmatch(_ENGINES_NAME, request_id):
-        raise ApiError(
-            400,
-            "X-Request-Id: the engine itself names requests req- and a number, so this id could "
-            "mean another request; use one of another form",
-            param="X-Request-Id",
+    request_id = headers.get("x-request-id") or None
+    if request_id is None:
+        return None
+    if re.fullmatch(_ENGINES_NAME, request_id):
+        why = (
+            "the engine itself names requests req- and a number, so this id could "
+            "mean another request; use one of another form"
         )
-    if request_id and not _is_usable(request_id):
-        raise ApiError(
-            400,
-            f"X-Request-Id: at most {MAX_REQUEST_ID_CHARS} visible ASCII characters",
-            param="X-Request-Id",
-        )
-    return request_id or None
+    elif echo_of(headers) is None:
+        why = f"at most {MAX_REQUEST_ID_CHARS} visible ASCII characters"
+    else:
+        return request_id
+    raise ApiError(400, f"X-Request-Id: {why}", param="X-Request-Id")
 
 
 def echo_of(headers: Headers) -> str | None:
     """The client's X-Request-Id; None if a response header cannot hold it."""
-    request_id = headers.get("x-request-id")
-    return request_id if request_id and _is_usable(request_id) else None
+    request_id = headers.get("x-request-id", "")
+    return request_id if request_id and re.fullmatch(_VISIBLE, request_id) else None
 
 
 def read_page(request: Request) -> tuple[int, int]:
@@ -222,14 +214,9 @@ def read_page(request: Request) -> tuple[int, int]:
     return _number(request, "after", default=0), min(max(limit, 1), MAX_PAGE)
 
 
-def _is_usable(request_id: str) -> bool:
-    in_range = all("!" <= character <= "~" for character in request_id)
-    return in_range and len(request_id) <= MAX_REQUEST_ID_CHARS
-
-
 def _number(request: Request, name: str, *, default: int) -> int:
     text = request.query_params.get(name, str(default))
-    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
+    if not re.fullmatch(rf"[0-9]{{1,{_MAX_DIGITS}}}", text):
         raise ApiError(400, f"{name}: a number of at most {_MAX_DIGITS} digits", param=name)
     return int(text)
 

@@ -4,7 +4,7 @@ A refusal names the field as the client spelled it.
 """
 
 import re
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -39,22 +39,15 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_s: float | None = None
 
 
-class _Names(NamedTuple):
-    prompt: str
-    max_tokens: str
-
-
 def read_completion(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> Generation:
     body = decode_body(data, CompletionBody)
     check_model(body.model, config)
-    prompt = _one_prompt(body.prompt)
-    _check_room(_num_tokens(prompt), config.max_model_len, "prompt")
-    token_ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-    if any(not 0 <= token < tokenizer.vocab_size for token in token_ids):
+    prompt = _encoded(_one_prompt(body.prompt), "prompt", config, tokenizer)
+    if any(not 0 <= token < tokenizer.vocab_size for token in prompt):
         raise _wrong("prompt", f"token ids go from 0 to {tokenizer.vocab_size - 1}")
     max_tokens = _COMPLETION_DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
-    names = _Names("prompt", "max_tokens")
-    return _generation(body, token_ids, max_tokens, config, names)
+    _check_length("prompt", prompt, "max_tokens", max_tokens, config)
+    return _generation(body, prompt, max_tokens, config)
 
 
 def read_chat(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> Generation:
@@ -62,16 +55,13 @@ def read_chat(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> Genera
     body = decode_body(data, ChatBody)
     check_model(body.model, config)
     lines = [f"{message.role}: {message.text}\n" for message in body.messages]
-    prompt = "".join(lines) + "assistant:"
-    _check_room(_num_tokens(prompt), config.max_model_len, "messages")
-    token_ids = tokenizer.encode(prompt)
-    wanted: int | None
-    if body.max_completion_tokens is not None:  # the newer name goes first
-        wanted, name = body.max_completion_tokens, "max_completion_tokens"
-    else:
+    prompt = _encoded("".join(lines) + "assistant:", "messages", config, tokenizer)
+    wanted, name = body.max_completion_tokens, "max_completion_tokens"
+    if wanted is None:  # the newer name goes first
         wanted, name = body.max_tokens, "max_tokens"
-    max_tokens = config.max_model_len - len(token_ids) if wanted is None else wanted
-    return _generation(body, token_ids, max_tokens, config, _Names("messages", name))
+    max_tokens = config.max_model_len - len(prompt) if wanted is None else wanted
+    _check_length("messages", prompt, name, max_tokens, config)
+    return _generation(body, prompt, max_tokens, config)
 
 
 def check_model(model: str, config: EngineConfig) -> None:
@@ -115,11 +105,29 @@ def _one_prompt(prompt: str | list[int | str | list[int]]) -> str | list[int]:
     return first
 
 
-def _generation(
-    body: Body, prompt: list[int], max_tokens: int, config: EngineConfig, names: _Names
-) -> Generation:
+def _encoded(
+    prompt: str | list[int], name: str, config: EngineConfig, tokenizer: Tokenizer
+) -> list[int]:
+    # A token is a byte: the length is known before a body of a million tokens is encoded.
+    num_tokens = len(prompt.encode()) if isinstance(prompt, str) else len(prompt)
+    if num_tokens == 0:
+        raise _wrong(name, "must not be empty")
+    if num_tokens >= config.max_model_len:
+        has = f"the prompt has {num_tokens}, which leaves none for an answer"
+        raise _too_long(name, has, config)
+    return tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+
+
+def _check_length(
+    prompt_name: str, prompt: list[int], name: str, max_tokens: int, config: EngineConfig
+) -> None:
+    if len(prompt) + max_tokens > config.max_model_len:
+        has = f"the prompt ({prompt_name}) has {len(prompt)} and {max_tokens} more are asked for"
+        raise _too_long(name, has, config)
+
+
+def _generation(body: Body, prompt: list[int], max_tokens: int, config: EngineConfig) -> Generation:
     _check_neutral(body)
-    _check_length(len(prompt), max_tokens, config.max_model_len, names)
     options = body.stream_options or StreamOptions()
     n = body.n or 1
     if body.best_of not in (None, n):
@@ -163,36 +171,9 @@ def _is_same(value: object, other: object) -> bool:
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
-def _num_tokens(prompt: str | list[int]) -> int:
-    """Known before encoding (a token is a byte): a body has room for a million tokens."""
-    return len(prompt.encode()) if isinstance(prompt, str) else len(prompt)
-
-
-def _check_room(num_prompt_tokens: int, max_model_len: int, name: str) -> None:
-    if num_prompt_tokens == 0:
-        raise _wrong(name, "must not be empty")
-    if num_prompt_tokens >= max_model_len:
-        raise ApiError(
-            400,
-            f"{name}: this model's context holds {max_model_len} tokens; the prompt has "
-            f"{num_prompt_tokens}, which leaves none for an answer",
-            param=name,
-            code="context_length_exceeded",
-        )
-
-
-def _check_length(
-    num_prompt_tokens: int, max_tokens: int, max_model_len: int, names: _Names
-) -> None:
-    if num_prompt_tokens + max_tokens <= max_model_len:
-        return
-    raise ApiError(
-        400,
-        f"{names.max_tokens}: this model's context holds {max_model_len} tokens; the prompt "
-        f"({names.prompt}) has {num_prompt_tokens} and {max_tokens} more are asked for",
-        param=names.max_tokens,
-        code="context_length_exceeded",
-    )
+def _too_long(name: str, has: str, config: EngineConfig) -> ApiError:
+    text = f"{name}: this model's context holds {config.max_model_len} tokens; {has}"
+    return ApiError(400, text, param=name, code="context_length_exceeded")
 
 
 def _wrong(name: str, why: str) -> ApiError:
