@@ -7,7 +7,8 @@ client reads slowly.
 
 import asyncio
 from collections import OrderedDict, deque
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -135,10 +136,11 @@ class Choice:
 
 
 class ClientRequest:
-    """`owner` is its API key; never shown. `has_left`: its client is gone. `has_failed`: the worker
-    was lost, and the request with it. `num_at_cancel`: tokens known here when it was cancelled.
-    `created` is wall time in seconds, as in OpenAI's dialect. `include_usage`: at the end of a
-    stream; `continuous_usage`: in each of its events.
+    """`asked` lacks the prompt, which only the worker needs. `owner` is its API key; never shown.
+
+    `created` is wall time in seconds, as in OpenAI's dialect. `has_left`: its client is gone.
+    `has_failed`: the worker was lost, and the request with it. `num_at_cancel`: tokens known here
+    when it was cancelled. `timers` run out at its deadline and when its next ping is due.
     """
 
     def __init__(
@@ -155,19 +157,16 @@ class ClientRequest:
         self.answer_id = f"{'chatcmpl' if generation.chat else 'cmpl'}-{request_id}"
         self.client_request_id = client_request_id
         self.owner = owner
-        self.chat = generation.chat
-        self.stream = generation.stream
-        self.include_usage = generation.include_usage
-        self.continuous_usage = generation.continuous_usage
-        self.model = generation.model
         self.created = created
         self.arrived_ns = arrived_ns
+        self.asked = msgspec.structs.replace(generation, prompt_token_ids=[])
         self.num_prompt_tokens = len(generation.prompt_token_ids)
-        self.max_tokens = generation.sampling.max_tokens
-        self.keep_alive_s = generation.keep_alive_s
-        self.choices = [Choice(name, index) for index, name in enumerate(self._names(generation.n))]
+        n = generation.n
+        names = [f"{request_id}-{index}" for index in range(n)] if n > 1 else [request_id]
+        self.choices = [Choice(name, index) for index, name in enumerate(names)]
         self.outbox = Outbox()
         self.token = CancellationToken()
+        self.timers: dict[str, asyncio.TimerHandle] = {}
         self.has_left = False
         self.has_failed = False
         self.num_at_cancel = 0
@@ -186,7 +185,8 @@ class ClientRequest:
 
     @property
     def num_remaining(self) -> int:
-        return sum(self.max_tokens - c.num_generated for c in self.choices if c.is_aborted)
+        most = self.asked.sampling.max_tokens
+        return sum(most - c.num_generated for c in self.choices if c.is_aborted)
 
     @property
     def phase(self) -> Phase:
@@ -232,17 +232,24 @@ class ClientRequest:
         for choice in self.choices:
             choice.num_sent_at_leaving = choice.num_sent
 
-    def _names(self, n: int) -> list[str]:
-        return [f"{self.request_id}-{index}" for index in range(n)] if n > 1 else [self.request_id]
+    def set_timer(
+        self, name: str, seconds: float | None, callback: Callable[..., object], *args: object
+    ) -> None:
+        """Instead of an earlier one of that name; None: no timer."""
+        if name in self.timers:
+            self.timers.pop(name).cancel()
+        if seconds is not None:
+            loop = asyncio.get_running_loop()
+            self.timers[name] = loop.call_later(seconds, callback, *args)
+
+    def stop_timers(self) -> None:
+        for timer in self.timers.values():
+            timer.cancel()
+        self.timers.clear()
 
 
 def _derived_seed(seed: int, index: int) -> int:
     return seed if index == 0 else hash((seed, index)) & (2**63 - 1)
-
-
-class _Entry(NamedTuple):
-    request: ClientRequest
-    until_ns: int
 
 
 class Archive:
@@ -257,7 +264,7 @@ class Archive:
     def __init__(self, capacity: int, keep_s: float) -> None:
         self._capacity = capacity
         self._keep_ns = int(keep_s * 1e9)
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._entries: OrderedDict[str, tuple[ClientRequest, int]] = OrderedDict()
         self._latest_of_client: dict[tuple[str, str | None], str] = {}
 
     def __len__(self) -> int:
@@ -269,7 +276,7 @@ class Archive:
                 choice.join_text()
             else:
                 choice.forget_text()
-        self._entries[request.request_id] = _Entry(request, now_ns + self._keep_ns)
+        self._entries[request.request_id] = request, now_ns + self._keep_ns
         if request.client_request_id is not None:
             name = request.client_request_id, request.owner
             self._latest_of_client[name] = request.request_id
@@ -277,13 +284,13 @@ class Archive:
 
     def by_id(self, request_id: str, now_ns: int) -> ClientRequest | None:
         self._forget(now_ns)
-        entry = self._entries.get(request_id)
-        return None if entry is None else entry.request
+        request, _ = self._entries.get(request_id, (None, 0))
+        return request
 
     def latest_of(self, client_id: str, owner: str | None, now_ns: int) -> ClientRequest | None:
         self._forget(now_ns)
         request_id = self._latest_of_client.get((client_id, owner))
-        return None if request_id is None else self._entries[request_id].request
+        return None if request_id is None else self._entries[request_id][0]
 
     def _forget(self, now_ns: int) -> None:
         while self._entries:

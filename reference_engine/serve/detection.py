@@ -22,18 +22,90 @@ import asyncio
 import contextlib
 import errno
 from collections.abc import Callable
+from types import TracebackType
 from typing import Final, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
 from reference_engine.cancellation import DetectionMethod
-from reference_engine.serve.timeouts import Patience, RanOutError
 
 EXTENSION: Final = "walkaway.connection"
 HEARTBEAT: Final = b": heartbeat\n\n"
 # Linux reports unacknowledged packets with the last error that it saw.
 _UNACKNOWLEDGED: Final = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+_LOOKS: Final = 4  # within the time, where there may be progress
 _CLIENT_GONE: Final = 499  # nginx's status for this; no client reads it
+
+
+class RanOutError(Exception):
+    """A wait took too long."""
+
+
+class Patience:
+    """`with patience: await something()` raises RanOutError after `seconds`; 0: never.
+
+    It suits many waits that are mostly short: `asyncio.timeout` makes a timer for each and throws
+    it away, while here entering is an assignment, and one timer checks now and then whether the
+    present wait is too long. Then the wait is cancelled, as with `asyncio.timeout`.
+
+    For waits of the task that makes it, one at a time. `goes_on`: whether there was progress since
+    the last call. While there is, the wait goes on; without progress it ends up to a quarter late.
+    """
+
+    def __init__(self, seconds: float, goes_on: Callable[[], bool] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._seconds = seconds
+        self._goes_on = goes_on
+        self._since: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_over = False
+        self._num_cancelled = 0
+
+    def stop(self) -> None:
+        """Call it after the last wait: an earlier one may have left a timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def __enter__(self) -> None:
+        self._since = self._loop.time()
+        if self._timer is None and self._seconds:
+            self._look_later(self._since)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._since = None
+        if not self._is_over:
+            return
+        self._is_over = False
+        assert self._task is not None
+        is_ours_alone = self._task.uncancel() <= self._num_cancelled
+        if is_ours_alone and kind is asyncio.CancelledError:
+            raise RanOutError from error
+
+    def _look_later(self, since: float) -> None:
+        end = since + self._seconds
+        if self._goes_on is not None:
+            end = min(end, self._loop.time() + self._seconds / _LOOKS)
+        self._timer = self._loop.call_at(end, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._since is None:
+            return
+        if self._goes_on is not None and self._goes_on():
+            self._since = self._loop.time()
+        if self._loop.time() < self._since + self._seconds:
+            self._look_later(self._since)
+            return
+        assert self._task is not None
+        self._is_over = True
+        self._num_cancelled = self._task.cancelling()
+        self._task.cancel()
 
 
 class AbortableTransport(Protocol):
@@ -120,11 +192,7 @@ class Client:
         )
         self._on_left = on_left
         self._has_started = False
-        self._has_left = False
-
-    @property
-    def has_left(self) -> bool:
-        return self._has_left
+        self.has_left = False
 
     async def listen(self) -> None:
         """Watch until the client has left. The caller cancels it when the answer is complete."""
@@ -143,11 +211,8 @@ class Client:
         self._has_started = True
         await self._try({"type": "http.response.start", "status": status, "headers": headers})
 
-    async def send_part(self, body: bytes) -> None:
-        await self._try({"type": "http.response.body", "body": body, "more_body": True})
-
-    async def send_last(self, body: bytes) -> None:
-        await self._try({"type": "http.response.body", "body": body, "more_body": False})
+    async def send(self, body: bytes, *, is_last: bool = False) -> None:
+        await self._try({"type": "http.response.body", "body": body, "more_body": not is_last})
 
     async def send_heartbeat(self) -> None:
         beat = {"type": "http.response.body", "body": HEARTBEAT, "more_body": True}
@@ -159,7 +224,7 @@ class Client:
         A response that was never begun gets a beginning; without one a middleware would report a
         bug.
         """
-        self._has_left = True
+        self.has_left = True
         if self._connection is not None:
             await self._connection.abort()
         if not self._has_started:
@@ -172,7 +237,7 @@ class Client:
     async def _try(
         self, message: Message, on_error: DetectionMethod = DetectionMethod.WRITE
     ) -> None:
-        if self._has_left:
+        if self.has_left:
             return
         try:
             with self._until_stall:
@@ -184,6 +249,6 @@ class Client:
             self._left(DetectionMethod.HEARTBEAT if is_unacknowledged else on_error)
 
     def _left(self, method: DetectionMethod) -> None:
-        if not self._has_left:
-            self._has_left = True
+        if not self.has_left:
+            self.has_left = True
             self._on_left(method)

@@ -31,6 +31,6 @@ class FaultyLink(WorkerLink):
     def _is_ignored(self, request: ClientRequest) -> bool:
         if self.faults.ignore_disconnect:
             return True
-        if self.faults.ignore_disconnect_unary and not request.stream:
+        if self.faults.ignore_disconnect_unary and not request.asked.stream:
             return True
         return self.faults.ignore_disconnect_while_waiting and request.num_generated == 0

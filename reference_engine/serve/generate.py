@@ -14,31 +14,21 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.types import Receive, Scope, Send
 
-from reference_engine.api.schemas import (
-    ApiError,
-    CachedTokens,
-    CancellationInfo,
-    ChatChoice,
-    ChatChunk,
-    ChatCompletion,
-    ChatDelta,
-    ChatMessage,
-    ChatPiece,
-    Completion,
-    CompletionChoice,
-    CompletionChunk,
-    Usage,
-)
+from reference_engine.api import schemas
+from reference_engine.api.schemas import ApiError, json_response
 from reference_engine.cancellation import CancelReason
 from reference_engine.core.request import FinishReason
 from reference_engine.protocol import Output
-from reference_engine.serve.client_request import Choice, ClientRequest
-from reference_engine.serve.detection import Client
+from reference_engine.serve.client_request import ClientRequest
+from reference_engine.serve.detection import Client, Patience, RanOutError
 from reference_engine.serve.link import WorkerLink
 from reference_engine.serve.supervisor import EngineStoppedError
-from reference_engine.serve.timeouts import Patience, RanOutError
 
-_NO_BUFFERING: Final = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+_STREAM_HEADERS: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
 _DONE: Final = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
@@ -46,19 +36,21 @@ _encode = msgspec.json.Encoder().encode
 class AnswerWriter:
     def __init__(self, request: ClientRequest) -> None:
         self._request = request
+        self._is_chat = request.asked.chat
+        self._has_usage = request.asked.continuous_usage
         self._head: dict[str, Any] = {
             "id": request.answer_id,
             "created": request.created,
-            "model": request.model,
+            "model": request.asked.model,
         }
 
     def opening(self) -> bytes:
         """The events before the first token: a chat begins with its role."""
-        if not self._request.chat:
+        if not self._is_chat:
             return b""
-        delta = ChatDelta(role="assistant", content="")
+        delta = schemas.ChatDelta(role="assistant", content="")
         pieces = [
-            ChatPiece(index=choice.index, delta=delta, logprobs=None, finish_reason=None)
+            schemas.ChatPiece(index=choice.index, delta=delta, logprobs=None, finish_reason=None)
             for choice in self._request.choices
         ]
         return b"".join(self._event([piece], self._usage_so_far(0)) for piece in pieces)
@@ -66,86 +58,85 @@ class AnswerWriter:
     def token(self, index: int, output: Output) -> bytes:
         others = sum(c.num_sent for c in self._request.choices if c.index != index)
         usage = self._usage_so_far(others + output.num_generated)
-        return self._event([self._piece(index, output)], usage)
+        return self._event([self._choice(index, output.text, output.finish_reason)], usage)
 
     def closing(self, aborted: list[tuple[int, Output]]) -> bytes:
         """The events after the last token: the ends of aborted answers, usage, and the end mark."""
         if aborted:
-            pieces = [self._piece(index, output) for index, output in aborted]
-            return self._event(pieces, **self._end()) + _DONE
-        if self._request.include_usage:
+            choices = [
+                self._choice(at, output.text, output.finish_reason) for at, output in aborted
+            ]
+            return self._event(choices, **self._end()) + _DONE
+        if self._request.asked.include_usage:
             return self._event([], usage_of(self._request)) + _DONE
         return _DONE
 
-    def whole(self, texts: list[str]) -> Completion | ChatCompletion:
-        choices: list[Any] = [
-            self._choice(choice, text)
+    def whole(self, texts: list[str]) -> schemas.Completion | schemas.ChatCompletion:
+        kind = schemas.ChatCompletion if self._is_chat else schemas.Completion
+        choices = [
+            self._choice(choice.index, text, choice.finish_reason, is_whole=True)
             for choice, text in zip(self._request.choices, texts, strict=True)
         ]
-        kind = ChatCompletion if self._request.chat else Completion
         return kind(**self._head, choices=choices, **self._end())
 
-    def _choice(self, choice: Choice, text: str) -> ChatChoice | CompletionChoice:
-        index, end = choice.index, choice.finish_reason
-        if not self._request.chat:
-            return CompletionChoice(index=index, text=text, logprobs=None, finish_reason=end)
-        message = ChatMessage(role="assistant", content=text)
-        return ChatChoice(index=index, message=message, logprobs=None, finish_reason=end)
+    def _choice(
+        self, index: int, text: str, end: FinishReason | None, *, is_whole: bool = False
+    ) -> Any:
+        if not self._is_chat:
+            return schemas.CompletionChoice(
+                index=index, text=text, logprobs=None, finish_reason=end
+            )
+        if is_whole:
+            message = schemas.ChatMessage(role="assistant", content=text)
+            return schemas.ChatChoice(
+                index=index, message=message, logprobs=None, finish_reason=end
+            )
+        is_only_an_end = end is not None and not text
+        delta = schemas.ChatDelta() if is_only_an_end else schemas.ChatDelta(content=text)
+        return schemas.ChatPiece(index=index, delta=delta, logprobs=None, finish_reason=end)
 
-    def _piece(self, index: int, output: Output) -> ChatPiece | CompletionChoice:
-        end, text = output.finish_reason, output.text
-        if not self._request.chat:
-            return CompletionChoice(index=index, text=text, logprobs=None, finish_reason=end)
-        delta = ChatDelta() if end is not None and not text else ChatDelta(content=text)
-        return ChatPiece(index=index, delta=delta, logprobs=None, finish_reason=end)
-
-    def _usage_so_far(self, num_generated: int) -> Usage | UnsetType:
-        if not self._request.continuous_usage:
-            return UNSET
-        return _usage(self._request.num_prompt_tokens, num_generated)
+    def _usage_so_far(self, num_sent: int) -> schemas.Usage | UnsetType:
+        return usage_of(self._request, num_sent) if self._has_usage else UNSET
 
     def _end(self) -> dict[str, Any]:
+        """The usage; with it, for an aborted request, how far it came and why it ended."""
         request = self._request
         if not request.is_aborted:
             return {"usage": usage_of(request)}
-        info = _cancellation_info(request)
+        cancellation = request.token.cancellation
+        info = schemas.CancellationInfo(
+            reason=None if cancellation is None else cancellation.reason,
+            phase=request.phase,
+            position=request.num_generated if cancellation is None else request.num_at_cancel,
+            tokens_generated=request.num_generated,
+            tokens_remaining=request.num_remaining,
+        )
         return {"usage": usage_of(request), "partial": True, "cancellation_info": info}
 
-    def _event(self, pieces: list[Any], usage: Usage | UnsetType = UNSET, **end: Any) -> bytes:
-        kind = ChatChunk if self._request.chat else CompletionChunk
-        return _event(kind(**self._head, choices=pieces, usage=usage, **end))
+    def _event(
+        self, choices: list[Any], usage: schemas.Usage | UnsetType = UNSET, **end: Any
+    ) -> bytes:
+        kind = schemas.ChatChunk if self._is_chat else schemas.CompletionChunk
+        return _event(kind(**self._head, choices=choices, usage=usage, **end))
 
 
-def usage_of(request: ClientRequest) -> Usage:
+def usage_of(request: ClientRequest, num_sent: int | None = None) -> schemas.Usage:
     """Prompt tokens count once, and cached tokens are those of the first answer.
 
-    The other answers find the prompt in the cache because the first one computed it.
+    The other answers find the prompt in the cache because the first one computed it. With
+    `num_sent`, usage in the middle of a stream: these tokens, and nothing on the cache yet.
     """
-    ending = request.choices[0].ending
-    return _usage(
-        request.num_prompt_tokens,
-        request.num_generated,
-        UNSET if ending is None else CachedTokens(cached_tokens=ending.num_cached_tokens),
-    )
-
-
-def _usage(num_prompt: int, num_generated: int, details: CachedTokens | UnsetType = UNSET) -> Usage:
-    return Usage(
-        prompt_tokens=num_prompt,
+    ending, num_generated = request.choices[0].ending, num_sent
+    if num_generated is None:
+        num_generated = request.num_generated
+    cached: schemas.CachedTokens | UnsetType = UNSET
+    if num_sent is None and ending is not None:
+        cached = schemas.CachedTokens(cached_tokens=ending.num_cached_tokens)
+    return schemas.Usage(
+        prompt_tokens=request.num_prompt_tokens,
         completion_tokens=num_generated,
-        total_tokens=num_prompt + num_generated,
-        prompt_tokens_details=details,
-    )
-
-
-def _cancellation_info(request: ClientRequest) -> CancellationInfo:
-    cancellation = request.token.cancellation
-    return CancellationInfo(
-        reason=None if cancellation is None else cancellation.reason,
-        phase=request.phase,
-        position=request.num_generated if cancellation is None else request.num_at_cancel,
-        tokens_generated=request.num_generated,
-        tokens_remaining=request.num_remaining,
+        total_tokens=request.num_prompt_tokens + num_generated,
+        prompt_tokens_details=cached,
     )
 
 
@@ -159,6 +150,7 @@ class GenerationResponse:
     def __init__(self, link: WorkerLink, request: ClientRequest) -> None:
         self._link = link
         self._request = request
+        self._name = request.client_request_id or request.request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = self._request
@@ -172,7 +164,7 @@ class GenerationResponse:
         try:
             async with asyncio.TaskGroup() as tasks:
                 watch = tasks.create_task(client.listen())
-                await (self._stream(client) if request.stream else self._send_whole(client))
+                await (self._stream(client) if request.asked.stream else self._send_whole(client))
                 if client.has_left or request.has_left:
                     await client.dismiss()
                 watch.cancel()
@@ -183,9 +175,9 @@ class GenerationResponse:
 
     async def _stream(self, client: Client) -> None:
         request, writer = self._request, AnswerWriter(self._request)
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), *_NO_BUFFERING]
-        await client.start(200, [*headers, self._request_id_header()])
-        await client.send_part(writer.opening())
+        name = b"x-request-id", self._name.encode("latin-1")
+        await client.start(200, [*_STREAM_HEADERS, name])
+        await client.send(writer.opening())
         aborted = []
         until_heartbeat = Patience(self._link.settings.heartbeat_s)
         try:
@@ -194,15 +186,15 @@ class GenerationResponse:
                 if output.finish_reason == FinishReason.ABORT:
                     aborted.append(item)
                     continue
-                await client.send_part(writer.token(index, output))
+                await client.send(writer.token(index, output))
                 request.choices[index].num_sent = output.num_generated
         except EngineStoppedError as error:
-            await client.send_last(_event(ApiError(503, str(error)).body))
+            await client.send(_event(ApiError(503, str(error)).body), is_last=True)
             return
         finally:
             until_heartbeat.stop()
         if request.is_ended:
-            await client.send_last(writer.closing(aborted))
+            await client.send(writer.closing(aborted), is_last=True)
 
     async def _next(self, client: Client, until_heartbeat: Patience) -> tuple[int, Output] | None:
         while True:
@@ -220,21 +212,11 @@ class GenerationResponse:
                 index, output = item
                 texts[index] += output.text
         except EngineStoppedError as error:
-            refusal = ApiError(503, str(error)).response(request.client_request_id)
-            await client.start(refusal.status_code, refusal.raw_headers)
-            await client.send_last(bytes(refusal.body))
-            return
-        if not request.is_ended:
-            return  # the client has left
-        body = _encode(AnswerWriter(request).whole(texts))
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            self._request_id_header(),
-        ]
-        await client.start(200, headers)
-        await client.send_last(body)
-
-    def _request_id_header(self) -> tuple[bytes, bytes]:
-        name = self._request.client_request_id or self._request.request_id
-        return b"x-request-id", name.encode("latin-1")
+            answer = ApiError(503, str(error)).response(request.client_request_id)
+        else:
+            if not request.is_ended:
+                return  # the client has left
+            whole = AnswerWriter(request).whole(texts)
+            answer = json_response(whole, headers={"x-request-id": self._name})
+        await client.start(answer.status_code, answer.raw_headers)
+        await client.send(bytes(answer.body), is_last=True)

@@ -21,7 +21,6 @@ from reference_engine.serve.access import RateLimiter
 from reference_engine.serve.client_request import Archive, Choice, ClientRequest
 from reference_engine.serve.journal import Log
 from reference_engine.serve.supervisor import SHUTTING_DOWN, WORKER_LOST, EngineStoppedError
-from reference_engine.serve.timeouts import RequestTimers
 
 
 class WorkerLink:
@@ -49,7 +48,6 @@ class WorkerLink:
         self.live: dict[str, ClientRequest] = {}
         self.archive = Archive(settings.keep_results, settings.keep_results_s)
         self._choices: dict[str, tuple[ClientRequest, Choice]] = {}
-        self._timers: dict[str, RequestTimers] = {}
         self.is_draining = False
         self.lifecycle = Log()
         self.steps = Log()
@@ -78,31 +76,28 @@ class WorkerLink:
         )
         for addition in request.additions(generation):
             self._send(addition)
-        self._note_here(request, "arrived", request.arrived_ns)
+        self._note(request, "arrived", request.arrived_ns)
         self.live[request.request_id] = request
         for choice in request.choices:
             self._choices[choice.request_id] = request, choice
         deadline_s = generation.deadline_s or self.settings.default_deadline_s
-        self._timers[request.request_id] = RequestTimers(
-            deadline_s=deadline_s,
-            on_deadline=lambda: self.cancel(request, CancelReason.CLIENT_TIMEOUT),
-            ping_s=generation.keep_alive_s,
-            on_no_ping=lambda: self.disconnected(request, DetectionMethod.PING),
-        )
+        request.set_timer("deadline", deadline_s, self.cancel, request, CancelReason.CLIENT_TIMEOUT)
+        self.ping(request)
         return request
 
     def ping(self, request: ClientRequest) -> None:
-        self._timers[request.request_id].ping()
+        seconds = request.asked.keep_alive_s
+        request.set_timer("ping", seconds, self.disconnected, request, DetectionMethod.PING)
 
     def disconnected(self, request: ClientRequest, method: DetectionMethod) -> None:
         request.outbox.drop()
         if request.is_ended and method is DetectionMethod.STALL:  # nothing to cancel, but to count
             self.collector.unread_answers += 1
-            self._note_here(request, "disconnected", self.now_ns(), CancelReason.USER_DISCONNECT)
+            self._note(request, "disconnected", self.now_ns(), CancelReason.USER_DISCONNECT)
         if request.is_ended or request.has_left:
             return
         request.leave()
-        self._note_here(request, "disconnected", self.now_ns(), CancelReason.USER_DISCONNECT)
+        self._note(request, "disconnected", self.now_ns(), CancelReason.USER_DISCONNECT)
         self._cancel_unread(request, method)
 
     def _cancel_unread(self, request: ClientRequest, method: DetectionMethod) -> None:
@@ -118,7 +113,7 @@ class WorkerLink:
         cancellation = Cancellation(reason, method, self.now_ns())
         if request.is_ended or not request.cancel(cancellation):
             return False
-        self._note_here(request, "abort_sent", cancellation.t_ns, reason)
+        self._note(request, "abort_sent", cancellation.t_ns, reason)
         self.collector.signals[reason, method] += 1
         self._send(AbortRequest(request_id=request.request_id, reason=reason))
         return True
@@ -130,13 +125,13 @@ class WorkerLink:
 
     def lost(self, why: str = WORKER_LOST) -> None:
         """Fail the live requests: the worker's connection has ended, or no report will come."""
-        error, now_ns = EngineStoppedError(why), self.now_ns()
+        now_ns = self.now_ns()
         for request in list(self.live.values()):
             request.has_failed = True
-            self._note_failed(request, now_ns)
-            request.outbox.close(error)
-            self._forget(request)
-            self.archive.add(request, now_ns)
+            for choice in request.choices:
+                if choice.ending is None:
+                    self._note(request, "finished", now_ns, FinishReason.ERROR, choice)
+            self._end(request, now_ns, EngineStoppedError(why))
         self._choices.clear()
 
     def take_in(self, report: StepReport) -> None:
@@ -144,21 +139,17 @@ class WorkerLink:
         if report.step is not None:
             self.steps.append(report.step)
         for event in report.events:
-            self._take_event(event)
+            request, choice = self._choices.get(event.request_id, (None, None))
+            self._log(event, None if request is None else request.client_request_id)
+            if request is not None and choice is not None:
+                choice.note(event)
+                self._let_go(request, choice)
         now_ns = self.now_ns()
         for output in report.outputs:
-            self._take_output(output, now_ns)
-
-    def _take_event(self, event: Event) -> None:
-        request, choice = self._choices.get(event.request_id, (None, None))
-        self._note(event, None if request is None else request.client_request_id)
-        if request is not None and choice is not None:
-            choice.note(event)
-            self._let_go(request, choice)
+            if output.request_id in self._choices:  # or it is from an earlier connection
+                self._take_output(output, now_ns)
 
     def _take_output(self, output: Output, now_ns: int) -> None:
-        if output.request_id not in self._choices:
-            return  # from an earlier connection
         request, choice = self._choices[output.request_id]
         num_new = output.num_generated - choice.num_generated
         choice.take(output)
@@ -166,12 +157,17 @@ class WorkerLink:
         if num_new:
             count_tokens(self.collector, request, choice, now_ns)
             if self.limiter.spend(request.owner, num_new, now_ns):
-                self._cancel_all_of(request.owner)
+                for other in self.live.values():
+                    if other.owner == request.owner:
+                        self.cancel(other, CancelReason.RATE_LIMIT)
         if choice.ending is not None:
             count_ended(self.collector, request, choice, now_ns)
             self._let_go(request, choice)
             if request.is_ended:
                 self._end(request, now_ns)
+                longest = max(choice.num_generated for choice in request.choices)
+                self.collector.num_answers.observe(len(request.choices))
+                self.collector.most_generated_tokens.observe(longest)
 
     def _let_go(self, request: ClientRequest, choice: Choice) -> None:
         """Forget an answer once it has ended and its blocks are free, whichever comes last."""
@@ -180,53 +176,39 @@ class WorkerLink:
         del self._choices[choice.request_id]
         cancellation = request.token.cancellation
         if cancellation is not None and choice.is_aborted:
-            count_cancelled(self.collector, cancellation, choice)
+            self.collector.cancelled(
+                cancellation,
+                phase=choice.ending.phase,
+                latency_s=(choice.stamps["blocks_freed"] - cancellation.t_ns) / 1e9,
+                unread_tokens=choice.num_unread,
+            )
 
-    def _end(self, request: ClientRequest, now_ns: int) -> None:
-        request.outbox.close()
-        self._forget(request)
-        self.archive.add(request, now_ns)
-        longest = max(choice.num_generated for choice in request.choices)
-        self.collector.num_answers.observe(len(request.choices))
-        self.collector.most_generated_tokens.observe(longest)
-
-    def _forget(self, request: ClientRequest) -> None:
+    def _end(self, request: ClientRequest, now_ns: int, failure: Exception | None = None) -> None:
+        request.outbox.close(failure)
+        request.stop_timers()
         del self.live[request.request_id]
-        self._timers.pop(request.request_id).stop()
+        self.archive.add(request, now_ns)
 
-    def _cancel_all_of(self, owner: str | None) -> None:
-        for request in self.live.values():
-            if request.owner == owner:
-                self.cancel(request, CancelReason.RATE_LIMIT)
-
-    def _note_here(
-        self, request: ClientRequest, event: str, t_ns: int, reason: CancelReason | None = None
+    def _note(
+        self,
+        request: ClientRequest,
+        event: str,
+        t_ns: int,
+        reason: CancelReason | FinishReason | None = None,
+        choice: Choice | None = None,
     ) -> None:
-        self._note(
-            Event(
-                t_ns=t_ns,
-                event=event,
-                request_id=request.request_id,
-                step=self.collector.counters.steps,
-                reason=reason,
-            ),
-            request.client_request_id,
+        """An event that the frontend itself has seen, of a request or of one of its answers."""
+        noted = Event(
+            t_ns=t_ns,
+            event=event,
+            request_id=(choice or request).request_id,
+            step=self.collector.counters.steps,
+            num_generated=0 if choice is None else choice.num_generated,
+            reason=reason,
         )
+        self._log(noted, request.client_request_id)
 
-    def _note_failed(self, request: ClientRequest, t_ns: int) -> None:
-        for choice in request.choices:
-            if choice.ending is None:
-                event = Event(
-                    t_ns=t_ns,
-                    event="finished",
-                    request_id=choice.request_id,
-                    step=self.collector.counters.steps,
-                    num_generated=choice.num_generated,
-                    reason=FinishReason.ERROR,
-                )
-                self._note(event, request.client_request_id)
-
-    def _note(self, event: Event, client_request_id: str | None) -> None:
+    def _log(self, event: Event, client_request_id: str | None) -> None:
         entry = LifecycleEntry(
             seq=self.lifecycle.next_number,
             client_request_id=client_request_id,
@@ -254,21 +236,11 @@ def count_ended(collector: Collector, request: ClientRequest, choice: Choice, no
         finish_reason=choice.ending.finish_reason,
         prompt_tokens=request.num_prompt_tokens,
         generated_tokens=choice.num_generated,
-        max_tokens=request.max_tokens,
+        max_tokens=request.asked.sampling.max_tokens,
         e2e_s=(end_ns - request.arrived_ns) / 1e9,
         queue_s=_seconds(request.arrived_ns, admitted_ns),
         prefill_s=_seconds(admitted_ns, first_token_ns),
         decode_s=_seconds(first_token_ns, end_ns),
-    )
-
-
-def count_cancelled(collector: Collector, cancellation: Cancellation, choice: Choice) -> None:
-    assert choice.ending is not None
-    collector.cancelled(
-        cancellation,
-        phase=choice.ending.phase,
-        latency_s=(choice.stamps["blocks_freed"] - cancellation.t_ns) / 1e9,
-        unread_tokens=choice.num_unread,
     )
 
 

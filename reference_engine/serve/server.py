@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from math import ceil
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import asdict
@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from reference_engine.api import schemas
 from reference_engine.api.bodies import echo_of, read_body, read_page, read_request_id
 from reference_engine.api.openai import (
     Generation,
@@ -25,20 +26,7 @@ from reference_engine.api.openai import (
     read_completion,
 )
 from reference_engine.api.openapi import openapi_document
-from reference_engine.api.schemas import (
-    ApiError,
-    CancelAnswer,
-    Cancelled,
-    ChoiceLength,
-    ClockAnswer,
-    ModelCard,
-    ModelList,
-    PingAnswer,
-    RequestCancelled,
-    RequestFacts,
-    RequestShown,
-    json_response,
-)
+from reference_engine.api.schemas import ApiError, json_response
 from reference_engine.cancellation import CancelReason
 from reference_engine.config import EngineConfig, FrontendSettings
 from reference_engine.faults import Faults
@@ -78,14 +66,10 @@ class Frontend:
         self._openapi = msgspec.json.encode(openapi_document(self.routes(), config.model))
 
     def app(self) -> ASGIApp:
-        handlers = {
-            ApiError: _answer_api_error,
-            HTTPException: _answer_http_error,
-            EngineStoppedError: _answer_stopped,
-            ClientDisconnect: _answer_client_gone,
-            Exception: _answer_bug,
-        }
-        app = Starlette(routes=self.routes(), exception_handlers=handlers)
+        kinds = (ApiError, HTTPException, EngineStoppedError, ClientDisconnect, Exception)
+        app = Starlette(
+            routes=self.routes(), exception_handlers=dict.fromkeys(kinds, _answer_error)
+        )
         app.router.redirect_slashes = False
         return KeyCheck(app, self._settings.api_keys)
 
@@ -113,7 +97,7 @@ class Frontend:
         return await self._generate(request, read_chat)
 
     async def models(self, request: Request) -> Response:
-        return json_response(ModelList(data=[self._model_card()]))
+        return json_response(schemas.ModelList(data=[self._model_card()]))
 
     async def model(self, request: Request) -> Response:
         check_model(request.path_params["model"], self._config)
@@ -148,7 +132,7 @@ class Frontend:
 
     async def clock(self, request: Request) -> Response:
         boot_id = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else None
-        return json_response(ClockAnswer(now_ns=time.perf_counter_ns(), boot_id=boot_id))
+        return json_response(schemas.ClockAnswer(now_ns=time.perf_counter_ns(), boot_id=boot_id))
 
     async def faults(self, request: Request) -> Response:
         if not self._allow_faults:
@@ -157,8 +141,8 @@ class Frontend:
             self._link.set_faults(decode_body(await read_body(request), Faults))
         return json_response(self._link.faults)
 
-    def _model_card(self) -> ModelCard:
-        return ModelCard(
+    def _model_card(self) -> schemas.ModelCard:
+        return schemas.ModelCard(
             id=self._config.model,
             created=0,
             owned_by="walkaway",
@@ -170,7 +154,14 @@ class Frontend:
     ) -> ASGIApp:
         client_request_id = read_request_id(request.headers)
         owner: str | None = request.state.owner
-        self._check_rate(owner)
+        wait_s = self._link.limiter.admit(owner, time.perf_counter_ns())
+        if wait_s is not None:
+            raise ApiError(
+                429,
+                f"too many requests or tokens in a minute; try again in {ceil(wait_s)} s",
+                code="rate_limit_exceeded",
+                headers={"retry-after": str(ceil(wait_s))},
+            )
         generation = read(await read_body(request), self._config, self._tokenizer)
         submitted = self._link.submit(
             generation,
@@ -180,54 +171,30 @@ class Frontend:
         )
         return GenerationResponse(self._link, submitted)
 
-    def _check_rate(self, owner: str | None) -> None:
-        wait_s = self._link.limiter.admit(owner, time.perf_counter_ns())
-        if wait_s is not None:
-            raise ApiError(
-                429,
-                f"too many requests or tokens in a minute; try again in {ceil(wait_s)} s",
-                code="rate_limit_exceeded",
-                headers={"retry-after": str(ceil(wait_s))},
-            )
-
 
 def ndjson(page: JournalPage) -> Response:
     """One entry a line. There is another page if next-after is less than last."""
-    headers = {
-        "x-walkaway-first": str(page.first),
-        "x-walkaway-last": str(page.last),
-        "x-walkaway-next-after": str(page.next_after),
-        "x-walkaway-dropped": str(page.dropped),
-    }
+    names = ("first", "last", "next_after", "dropped")
+    headers = {f"x-walkaway-{name.replace('_', '-')}": str(getattr(page, name)) for name in names}
     return Response(b"".join(page.lines), media_type="application/x-ndjson", headers=headers)
 
 
-async def _answer_api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return error.response(echo_of(request.headers))
-
-
-async def _answer_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if error.status_code == 404:
-        text = "no such path; /openapi.json lists all paths"
-    else:
-        text = f"{error.detail}: {request.method}; /openapi.json lists the methods"
-    answer = ApiError(error.status_code, text, headers=error.headers)
+async def _answer_error(request: Request, error: Exception) -> Response:
+    match error:
+        case ApiError():
+            answer = error
+        case HTTPException(status_code=404):
+            answer = ApiError(404, "no such path; /openapi.json lists all paths")
+        case HTTPException(status_code=status):
+            text = f"{error.detail}: {request.method}; /openapi.json lists the methods"
+            answer = ApiError(status, text, headers=error.headers)
+        case EngineStoppedError():
+            answer = ApiError(503, str(error))
+        case ClientDisconnect():
+            return Response(status_code=499)  # it left while sending its body: this is never read
+        case _:
+            answer = ApiError(500, "internal error")
     return answer.response(echo_of(request.headers))
-
-
-async def _answer_stopped(request: Request, error: Exception) -> Response:
-    return ApiError(503, str(error)).response(echo_of(request.headers))
-
-
-async def _answer_client_gone(request: Request, error: Exception) -> Response:
-    """The client left while sending its body, so this is never read."""
-    return Response(status_code=499)
-
-
-async def _answer_bug(request: Request, error: Exception) -> Response:
-    return ApiError(500, "internal error").response(echo_of(request.headers))
 
 
 class RequestsApi:
@@ -251,39 +218,33 @@ class RequestsApi:
 
     async def show(self, request: Request) -> Response:
         found = self._found(request)[-1]
-        facts, kind = (
-            asdict(facts_of(found)),
-            "chat.completion" if found.chat else "text_completion",
-        )
+        kind = "chat.completion" if found.asked.chat else "text_completion"
         if found.is_ended and found.is_aborted:
-            whole = AnswerWriter(found).whole([choice.text for choice in found.choices])
-            return json_response(RequestShown(**{**facts, **asdict(whole)}, object=kind))
-        lengths = [
-            ChoiceLength(
-                index=choice.index,
-                finish_reason=choice.finish_reason,
-                tokens_generated=choice.num_generated,
-            )
-            for choice in found.choices
-        ]
-        shown = RequestShown(
-            **facts,
-            object=kind,
-            created=found.created,
-            model=found.model,
-            choices=lengths,
-            usage=usage_of(found),
-        )
-        return json_response(shown)
+            texts = [choice.text for choice in found.choices]
+            answer = asdict(AnswerWriter(found).whole(texts))
+        else:
+            lengths = [
+                schemas.ChoiceLength(
+                    index=choice.index,
+                    finish_reason=choice.finish_reason,
+                    tokens_generated=choice.num_generated,
+                )
+                for choice in found.choices
+            ]
+            answer = {"created": found.created, "model": found.asked.model}
+            answer |= {"choices": lengths, "usage": usage_of(found)}
+        return json_response(schemas.RequestShown(**{**facts_of(found), **answer}, object=kind))
 
     async def cancel(self, request: Request) -> Response:
         answers = []
         for found in self._found(request):
             cancelled = self._link.cancel(found, CancelReason.API)
-            answers.append(RequestCancelled(**asdict(facts_of(found)), cancelled=cancelled))
+            answers.append(schemas.RequestCancelled(**facts_of(found), cancelled=cancelled))
         has_cancelled = any(answer.cancelled for answer in answers)
         name = request.path_params["name"]
-        return json_response(CancelAnswer(id=name, cancelled=has_cancelled, requests=answers))
+        return json_response(
+            schemas.CancelAnswer(id=name, cancelled=has_cancelled, requests=answers)
+        )
 
     async def ping(self, request: Request) -> Response:
         """`keep_alive_s` is the time until the next ping is due."""
@@ -292,8 +253,10 @@ class RequestsApi:
             raise ApiError(404, "this request has ended", code="request_ended")
         for found in live:
             self._link.ping(found)
-        bounds = {found.request_id: found.keep_alive_s for found in live}
-        return json_response(PingAnswer(id=request.path_params["name"], keep_alive_s=bounds))
+        bounds = {found.request_id: found.asked.keep_alive_s for found in live}
+        return json_response(
+            schemas.PingAnswer(id=request.path_params["name"], keep_alive_s=bounds)
+        )
 
     def _found(self, request: Request) -> list[ClientRequest]:
         """Raises ApiError 404 if there is none."""
@@ -318,16 +281,17 @@ def find(link: WorkerLink, name: str, owner: str | None) -> list[ClientRequest]:
     return [] if latest is None else [latest]
 
 
-def facts_of(request: ClientRequest) -> RequestFacts:
+def facts_of(request: ClientRequest) -> dict[str, Any]:
+    """The fields of `RequestFacts`."""
     given = request.token.cancellation
     endings = [choice.ending for choice in request.choices if choice.ending is not None]
-    return RequestFacts(
-        id=request.answer_id,
-        request_id=request.request_id,
-        client_request_id=request.client_request_id,
-        status=request.status,
-        phase=request.phase,
-        tokens_generated=request.num_generated,
-        preemptions=sum(ending.num_preemptions for ending in endings),
-        cancellation=None if given is None else Cancelled(**given._asdict()),
-    )
+    return {
+        "id": request.answer_id,
+        "request_id": request.request_id,
+        "client_request_id": request.client_request_id,
+        "status": request.status,
+        "phase": request.phase,
+        "tokens_generated": request.num_generated,
+        "preemptions": sum(ending.num_preemptions for ending in endings),
+        "cancellation": None if given is None else schemas.Cancelled(**given._asdict()),
+    }

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from reference_engine.serve.timeouts import Patience, RanOutError
+from reference_engine.serve.detection import Patience, RanOutError
 from tests.reference_engine.fake_worker import AsgiClient, FakeWorker, output, respond
 from tests.reference_engine.virtual_time import VirtualTimeLoop
 
