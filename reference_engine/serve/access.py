@@ -28,15 +28,14 @@ def read_api_keys(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
     """The comma-separated keys in the variable `name`. An EngineConfigError shows no key."""
     keys = tuple(key.strip() for key in environment.get(name, "").split(",") if key.strip())
     if not keys:
-        raise EngineConfigError(
-            f"--api-key-env {name}: the environment variable {name} holds no key"
-        )
-    for key in keys:
-        if not (key.isascii() and key.isprintable() and " " not in key):
-            raise EngineConfigError(f"--api-key-env {name}: a key is printable ASCII, no spaces")
-        if len(key) > MAX_KEY_CHARS:
-            raise EngineConfigError(f"--api-key-env {name}: at most {MAX_KEY_CHARS} characters")
-    return keys
+        why = f"the environment variable {name} holds no key"
+    elif not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
+        why = "a key is printable ASCII, no spaces"
+    elif max(map(len, keys)) > MAX_KEY_CHARS:
+        why = f"at most {MAX_KEY_CHARS} characters"
+    else:
+        return keys
+    raise EngineConfigError(f"--api-key-env {name}: {why}")
 
 
 class KeyCheck:
@@ -47,25 +46,26 @@ class KeyCheck:
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
-        self._keys = tuple(keys)
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        owner = find_key(headers.get("authorization"), self._keys)
-        if self._keys and owner is None and scope["path"] not in OPEN_PATHS:
-            refusal = ApiError(
-                401,
-                "Authorization: a valid API key is needed, as `Bearer KEY`",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
-            )
-            await refusal.response(echo_of(headers))(scope, receive, send)
-            return
-        scope.setdefault("state", {})["owner"] = owner
-        await self._app(scope, receive, send)
+        app = self._app
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            owner = find_key(headers.get("authorization"), self._keys)
+            scope.setdefault("state", {})["owner"] = owner
+            if self._keys and owner is None and scope["path"] not in OPEN_PATHS:
+                app = _no_key().response(echo_of(headers))
+        await app(scope, receive, send)
+
+
+def _no_key() -> ApiError:
+    return ApiError(
+        401,
+        "Authorization: a valid API key is needed, as `Bearer KEY`",
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer"},
+    )
 
 
 def find_key(authorization: str | None, keys: Sequence[str]) -> str | None:
@@ -73,10 +73,9 @@ def find_key(authorization: str | None, keys: Sequence[str]) -> str | None:
     scheme, _, given = (authorization or "").partition(" ")
     if scheme.lower() != "bearer":
         return None
-    given_bytes = given.strip().encode()
     found = None
     for key in keys:
-        if hmac.compare_digest(given_bytes, key.encode()):
+        if hmac.compare_digest(given.strip().encode(), key.encode()):
             found = key
     return found
 
@@ -106,12 +105,6 @@ class Bucket:
         return missing / self._capacity * _MINUTE_NS / 1e9
 
 
-class _Account:
-    def __init__(self, limits: RateLimits, now_ns: int) -> None:
-        self.requests = Bucket(limits.requests_per_minute or _NO_LIMIT, now_ns)
-        self.tokens = Bucket(limits.tokens_per_minute or _NO_LIMIT, now_ns)
-
-
 class RateLimiter:
     """Time is an argument, a monotonic stamp. An owner is an API key, or None without keys.
 
@@ -120,32 +113,34 @@ class RateLimiter:
 
     def __init__(self, limits: RateLimits) -> None:
         self._limits = limits
-        self._accounts: dict[str | None, _Account] = {}
+        self._accounts: dict[str | None, tuple[Bucket, Bucket]] = {}
 
     def __len__(self) -> int:
         return len(self._accounts)
 
     def admit(self, owner: str | None, now_ns: int) -> float | None:
         """Count one request; if there is no room for it, return the seconds to wait instead."""
-        account = self._account(owner, now_ns)
-        wait_s = max(
-            account.requests.seconds_until_one(now_ns), account.tokens.seconds_until_one(now_ns)
-        )
+        requests, tokens = self._account(owner, now_ns)
+        wait_s = max(requests.seconds_until_one(now_ns), tokens.seconds_until_one(now_ns))
         if wait_s > 0.0:
             return wait_s
-        account.requests.take(1, now_ns)
+        requests.take(1, now_ns)
         return None
 
-    def spend(self, owner: str | None, tokens: int, now_ns: int) -> bool:
+    def spend(self, owner: str | None, num_tokens: int, now_ns: int) -> bool:
         """Count generated tokens; True if the owner's requests must be cancelled for them."""
         if self._limits.tokens_per_minute is None:
             return False  # the common case, checked for every token
-        account = self._account(owner, now_ns)
-        account.tokens.take(tokens, now_ns)
-        return self._limits.kills and account.tokens.level(now_ns) < 0.0
+        _, tokens = self._account(owner, now_ns)
+        tokens.take(num_tokens, now_ns)
+        return self._limits.kills and tokens.level(now_ns) < 0.0
 
-    def _account(self, owner: str | None, now_ns: int) -> _Account:
-        account = self._accounts.pop(owner, None) or _Account(self._limits, now_ns)
+    def _account(self, owner: str | None, now_ns: int) -> tuple[Bucket, Bucket]:
+        """An owner's requests and tokens."""
+        account = self._accounts.pop(owner, None) or (
+            Bucket(self._limits.requests_per_minute or _NO_LIMIT, now_ns),
+            Bucket(self._limits.tokens_per_minute or _NO_LIMIT, now_ns),
+        )
         if len(self._accounts) >= MAX_OWNERS:
             del self._accounts[next(iter(self._accounts))]
         self._accounts[owner] = account

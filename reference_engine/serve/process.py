@@ -32,7 +32,7 @@ from reference_engine.serve.faults import FaultyLink
 from reference_engine.serve.http import WatchedProtocol, listen, protocol_for
 from reference_engine.serve.link import WorkerLink
 from reference_engine.serve.server import Frontend
-from reference_engine.serve.supervisor import SHUTTING_DOWN, EngineStoppedError, WorkerSupervisor
+from reference_engine.serve.supervisor import SHUTTING_DOWN, WorkerSupervisor
 
 _CLOSING_S: Final = 1  # for connections on which nothing is being answered
 _KEEP_ALIVE_S: Final = 75  # longer than the clients', so that they close idle connections
@@ -60,22 +60,16 @@ class Stop:
     """The first wish decides the exit status; a second one insists."""
 
     def __init__(self) -> None:
-        self._wished = asyncio.Event()
-        self._insisted = asyncio.Event()
+        self.wished = asyncio.Event()
+        self.insisted = asyncio.Event()
         self.exit_status = 0
 
     def wish(self, exit_status: int) -> None:
-        if self._wished.is_set():
-            self._insisted.set()
+        if self.wished.is_set():
+            self.insisted.set()
         else:
             self.exit_status = exit_status
-            self._wished.set()
-
-    async def wait(self) -> None:
-        await self._wished.wait()
-
-    async def insisted(self) -> None:
-        await self._insisted.wait()
+            self.wished.set()
 
 
 def watch_for_the_end(stop: Stop, *, with_stdin: bool) -> None:
@@ -101,10 +95,10 @@ async def end_serving(
     Each aborted client gets its partial answer. That needs a report from the worker and a client
     that reads; either may never come, so both waits are short.
     """
-    await stop.wait()
+    await stop.wished.wait()
     link.is_draining = True
     if settings.shutdown == "drain" and stop.exit_status != WORKER_DIED:
-        await unless(stop.insisted(), _answered(server, settings.drain_timeout_s))
+        await unless(stop.insisted, _answered(server, settings.drain_timeout_s))
     link.shut_down()
     if not await _answered(server, _LAST_WORD_S):
         link.lost(SHUTTING_DOWN)
@@ -113,18 +107,15 @@ async def end_serving(
     server.should_exit = True
 
 
-async def unless(
-    stopping: Coroutine[Any, Any, None], doing: Coroutine[Any, Any, _Result]
-) -> _Result | None:
+async def unless(stopping: asyncio.Event, doing: Coroutine[Any, Any, _Result]) -> _Result | None:
     """The result of `doing`; None if `stopping` came first."""
-    done, stop = asyncio.create_task(doing), asyncio.create_task(stopping)
-    either: set[asyncio.Task[Any]] = {done, stop}
-    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    done, stop = asyncio.create_task(doing), asyncio.create_task(stopping.wait())
+    await asyncio.wait({done, stop}, return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
-    if not done.done():
-        done.cancel()
-        return None
-    return done.result()
+    if done.done():
+        return done.result()
+    done.cancel()
+    return None
 
 
 async def _answered(server: uvicorn.Server, timeout_s: float) -> bool:
@@ -189,39 +180,28 @@ async def _serve(settings: ServeSettings, listener: socket.socket) -> int:
     )
     link.faults = settings.faults
     try:
-        ready = await unless(stop.wait(), worker.start(settings.config, settings.faults))
+        ready = await unless(stop.wished, worker.start(settings.config, settings.faults))
         if ready is not None:
             frontend = Frontend(
                 link, settings.config, ready, settings.frontend, allow_faults=settings.allow_faults
             )
             server = Server(_uvicorn_config(frontend, settings.frontend))
             ending = asyncio.create_task(end_serving(stop, link, server, settings.frontend))
+            keeping = asyncio.create_task(worker.keep())
+            keeping.add_done_callback(lambda _: stop.wish(WORKER_DIED))
             _announce(listener, ready)
-            await _serve_while_it_lives(server, listener, worker, stop)
+            # Collections that walk through long-lived objects would pause the event loop.
+            gc.collect()
+            gc.freeze()
+            await server.serve(sockets=[listener])
             ending.cancel()
+            keeping.cancel()
+            (why,) = await asyncio.gather(keeping, return_exceptions=True)
+            if stop.exit_status == WORKER_DIED and isinstance(why, Exception):
+                raise why
     finally:
         await worker.end()
     return stop.exit_status
-
-
-async def _serve_while_it_lives(
-    server: uvicorn.Server, listener: socket.socket, worker: WorkerSupervisor, stop: Stop
-) -> None:
-    """Serve until the server exits. Raises EngineStoppedError if the worker died."""
-    keeping = asyncio.create_task(worker.keep())
-    keeping.add_done_callback(lambda _: stop.wish(WORKER_DIED))
-    # Collections that walk through long-lived objects would pause the event loop.
-    gc.collect()
-    gc.freeze()
-    await server.serve(sockets=[listener])
-    keeping.cancel()
-    try:
-        await keeping
-    except asyncio.CancelledError:
-        pass
-    except EngineStoppedError:
-        if stop.exit_status == WORKER_DIED:
-            raise
 
 
 def _uvicorn_config(frontend: Frontend, settings: FrontendSettings) -> uvicorn.Config:

@@ -165,7 +165,7 @@ class WorkerSupervisor:
         while True:
             await self._broken.wait()
             self._broken.clear()
-            await self._renew()
+            await self._reconnect()
 
     async def end(self) -> None:
         if self._connection is not None:
@@ -179,11 +179,12 @@ class WorkerSupervisor:
             await self._process.wait()
 
     async def _connect(self) -> Ready:
-        loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(
-            lambda: WorkerConnection(
-                self._secret, on_report=self._on_report, on_lost=self._note_broken
-            ),
+        def note_broken() -> None:
+            self._broken.set()
+            self._on_lost()
+
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: WorkerConnection(self._secret, on_report=self._on_report, on_lost=note_broken),
             "127.0.0.1",
             self._port,
         )
@@ -195,11 +196,7 @@ class WorkerSupervisor:
         self._connection = connection
         return ready
 
-    def _note_broken(self) -> None:
-        self._broken.set()
-        self._on_lost()
-
-    async def _renew(self) -> None:
+    async def _reconnect(self) -> None:
         reason = ""
         for pause_s in self._waits.before_tries:
             if await self._exits_within(pause_s):
