@@ -15,19 +15,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Final
+from urllib.parse import quote
 
 import httpx
 import msgspec
 
-from harness.load.connect import NoHandleLeftError
+from harness.http_client import is_out_of_handles
 from harness.load.connection import Connection, Limit
 from harness.load.dialect import request_body
-from harness.load.leave import READS_ON, CancelRequest, cancel_url, leave
+from harness.load.leave import READS_ON, leave
 from harness.load.sse import EndlessEventError, SSEDecoder
 from harness.load.stream import StreamMachine
-from harness.load.transport import GaveUpError, SocketTransport, WireRequest, head_of, opened
+from harness.load.transport import GaveUpError, SocketTransport, WireRequest, head_of
 from harness.records import Delivery, Outcome, RequestRow, Role, Way, WireClose
 from harness.workload.abandon import LeaveRule, RequestSpec
 from harness.workload.observed_latency import StepEstimate
@@ -58,28 +59,27 @@ class StreamClient:
         api_key: str | None,
         give_up: Callable[[str], None] = lambda _why: None,
     ) -> None:
-        self.open_streams = 0
-        self._give_up = give_up
+        self.plan = plan
         self.step = StepEstimate()
-        self._plan = plan
-        self._lingering: list[Connection] = []
+        self.open_streams = 0
+        self.lingering: list[Connection] = []
+        self._give_up = give_up
         self._connect_s = plan.run.connect_timeout_s or plan.run.timeout_s
         self._url = httpx.URL(plan.url.rstrip("/") + plan.target.path)
-        self._transport = SocketTransport(
+        self.transport = SocketTransport(
             self._url, ca_file=plan.ca_file, keep_alive=plan.run.keep_alive
         )
-        self._transport.load_trust()
         self._fields = _fields(plan, self._url, api_key)
 
     def close(self) -> None:
         """Close the idle connections and reset the lingering ones: now, or, if the plan says so,
         after the harness has seen the server settle."""
-        if self._lingering and self._plan.left_open_outlive:
-            keep_open([connection.sock.fileno() for connection in self._lingering])
-        for connection in self._lingering:
+        if self.lingering and self.plan.left_open_outlive:
+            keep_open([connection.sock.fileno() for connection in self.lingering])
+        for connection in self.lingering:
             connection.reset()
-        self._lingering.clear()
-        self._transport.close()
+        self.lingering.clear()
+        self.transport.close()
 
     def ask(
         self,
@@ -89,22 +89,17 @@ class StreamClient:
         keep: Callable[[RequestRow], None],
     ) -> None:
         """Send one request and see it through. `keep` gets its row, even if this call is killed."""
-        request = self._build(spec, prompt)
-        sent_ns = time.perf_counter_ns()
-        stream = StreamMachine(
-            spec,
-            sent_ns=sent_ns,
-            continuous_usage=self._plan.target.continuous_usage,
-            usage_per_choice=self._plan.target.usage_per_choice,
-        )
+        request = self.build(spec, prompt)
+        exchange = Exchange(self, request, spec, leave_rule)
+        stream = exchange.stream
         self.open_streams += 1
         try:
-            self._see_through(request, spec, stream, leave_rule, sent_ns)
+            exchange.see_through()
         except httpx.TimeoutException as error:
             stream.time_out(time.perf_counter_ns(), str(error))
         except (httpx.TransportError, EndlessEventError) as error:
             stream.break_off(time.perf_counter_ns(), str(error))
-            if isinstance(error, NoHandleLeftError):
+            if isinstance(error.__cause__, OSError) and is_out_of_handles(error.__cause__):
                 self._give_up(str(error))
         except Exception as error:
             if stream.outcome is None:
@@ -122,43 +117,10 @@ class StreamClient:
                 row.wire_close = WireClose.UNOPENED
             keep(row)
 
-    def _see_through(
-        self,
-        request: WireRequest,
-        spec: RequestSpec,
-        stream: StreamMachine,
-        leave_rule: LeaveRule,
-        sent_ns: int,
-    ) -> None:
-        think_ns = leave_rule(0)
-        request.limit, later_limit = limits(self._plan.run, spec.delivery, sent_ns)
-        if think_ns is not None and spec.counts_from_start:
-            request.leaves_at_ns = sent_ns + think_ns
-        else:
-            request.patience_ns = think_ns
-        try:
-            with opened(self._transport, request) as connection:
-                is_stream = spec.delivery is Delivery.STREAM
-                exchange = Exchange(
-                    connection,
-                    stream,
-                    StreamReader(stream, self.step) if is_stream else UnaryReader(stream),
-                    leave_rule=leave_rule,
-                    way=spec.way or Way.FIN,
-                    after_first_token=later_limit,
-                    cancel=lambda: self._cancel_request(spec.request_id),
-                )
-                exchange.see_through(think_ns)
-                if connection.is_kept:
-                    self._lingering.append(connection)
-        except GaveUpError:
-            t0_ns = time.perf_counter_ns()
-            stream.leave(t0_ns, think_ns=think_ns or 0, wire_close=WireClose.UNOPENED)
-
-    def _build(self, spec: RequestSpec, prompt: str) -> WireRequest:
+    def build(self, spec: RequestSpec, prompt: str) -> WireRequest:
         body = request_body(
-            self._plan.target,
-            self._plan.model,
+            self.plan.target,
+            self.plan.model,
             prompt,
             max_tokens=spec.max_tokens,
             delivery=spec.delivery,
@@ -176,14 +138,20 @@ class StreamClient:
             head=head_of(self._url.raw_path, fields, encoded),
             body=encoded,
             connect_s=self._connect_s,
-            next_byte_s=self._plan.run.timeout_s,
+            next_byte_s=self.plan.run.timeout_s,
             way=spec.way,
         )
 
-    def _cancel_request(self, request_id: str) -> CancelRequest:
-        assert self._plan.target.cancel_path is not None
-        url = httpx.URL(cancel_url(self._plan.url, self._plan.target.cancel_path, request_id))
-        return CancelRequest(self._transport, url.raw_path, self._fields, self._connect_s)
+    def build_cancel(self, request_id: str) -> WireRequest:
+        """A request to the server's cancel endpoint; the id replaces {id} in its path."""
+        path = self.plan.target.cancel_path
+        assert path is not None
+        path = path.replace("{id}", quote(request_id, safe=""))
+        return WireRequest(
+            head=head_of(httpx.URL(self.plan.url.rstrip("/") + path).raw_path, self._fields),
+            connect_s=self._connect_s,
+            next_byte_s=self._connect_s,
+        )
 
 
 def _fields(plan: LoadPlan, url: httpx.URL, api_key: str | None) -> list[tuple[bytes, bytes]]:
@@ -219,8 +187,8 @@ def limits(run: RunSettings, delivery: Delivery, sent_ns: int) -> tuple[Limit | 
 
 
 class StreamReader:
-    """Reads server-sent events: the bytes of each receive with its time; after leaving, by the
-    `late` methods. Gaps between tokens go to `step`."""
+    """Reads server-sent events: the bytes of each receive with its time. Gaps between tokens go to
+    `step`."""
 
     def __init__(self, stream: StreamMachine, step: StepEstimate | None) -> None:
         self._stream = stream
@@ -230,7 +198,7 @@ class StreamReader:
     def read(self, chunk: bytes, t_ns: int, /) -> None:
         stream = self._stream
         for event in self._decoder.feed(chunk, t_ns):
-            if stream.outcome is not None:
+            if stream.outcome is not None and stream.outcome is not Outcome.ABANDONED:
                 return
             before = stream.tokens_read
             stream.event(event, t_ns)
@@ -243,13 +211,6 @@ class StreamReader:
 
     def end(self) -> None:
         self._stream.body_ended(time.perf_counter_ns())
-
-    def read_late(self, chunk: bytes) -> None:
-        for event in self._decoder.feed(chunk, time.perf_counter_ns()):
-            self._stream.late_event(event)
-
-    def end_late(self) -> None:
-        self._stream.late_end(time.perf_counter_ns())
 
 
 class UnaryReader:
@@ -270,14 +231,6 @@ class UnaryReader:
     def end(self) -> None:
         self._stream.answer(b"".join(self._parts), time.perf_counter_ns())
 
-    def read_late(self, chunk: bytes) -> None:
-        self.read(chunk, time.perf_counter_ns())
-
-    def end_late(self) -> None:
-        t_ns = time.perf_counter_ns()
-        self._stream.late_event(b"".join(self._parts))
-        self._stream.late_end(t_ns)
-
 
 def _read_refusal(connection: Connection) -> bytes:
     """The body of an error, as far as it comes; its status has already decided the outcome. For a
@@ -297,81 +250,108 @@ def _read_refusal(connection: Connection) -> bytes:
 
 
 class Exchange:
-    """Reads one answer until it ends, or its user leaves.
+    """Sends one request, and reads the answer until it ends, or its user leaves.
 
-    `after_first_token` replaces the connection's limit at the first token. `cancel` makes a request
-    to the server's cancel endpoint. `_think_ns`: the pause before leaving; None: the user reads on.
+    `_think_ns`: the pause before leaving; None: the user reads on.
     """
 
     def __init__(
-        self,
-        connection: Connection,
-        stream: StreamMachine,
-        reader: StreamReader | UnaryReader,
-        *,
-        leave_rule: LeaveRule,
-        way: Way,
-        after_first_token: Limit | None,
-        cancel: Callable[[], CancelRequest],
+        self, client: StreamClient, request: WireRequest, spec: RequestSpec, leave_rule: LeaveRule
     ) -> None:
-        self._connection = connection
-        self._stream = stream
-        self._reader = reader
+        sent_ns = time.perf_counter_ns()
+        target = client.plan.target
+        self.stream = StreamMachine(
+            spec,
+            sent_ns=sent_ns,
+            continuous_usage=target.continuous_usage,
+            usage_per_choice=target.usage_per_choice,
+        )
+        is_stream = spec.delivery is Delivery.STREAM
+        self._reader = (
+            StreamReader(self.stream, client.step) if is_stream else UnaryReader(self.stream)
+        )
+        self._client = client
+        self._request = request
+        self._spec = spec
+        self._way = spec.way or Way.FIN
         self._leave_rule = leave_rule
-        self._way = way
-        self._after_first_token = after_first_token
-        self._cancel = cancel
+        self._sent_ns = sent_ns
+        request.limit, self._later_limit = limits(client.plan.run, spec.delivery, sent_ns)
         self._think_ns: int | None = None
         self._has_tokens = False
 
-    def see_through(self, think_ns: int | None) -> None:
-        """Read until there is an outcome. `think_ns`: the rule's answer before the sending."""
-        connection, stream = self._connection, self._stream
-        self._think_ns = think_ns
-        if connection.has_head and not self._is_accepted():
+    def see_through(self) -> None:
+        """Send, and read until there is an outcome."""
+        self._think_ns = think_ns = self._leave_rule(0)
+        if think_ns is not None and self._spec.counts_from_start:
+            self._request.leaves_at_ns = self._sent_ns + think_ns
+        else:
+            self._request.patience_ns = think_ns
+        try:
+            with self._client.transport.open(self._request) as connection:
+                self._read(connection)
+                if connection.is_kept:
+                    self._client.lingering.append(connection)
+        except GaveUpError:
+            t0_ns = time.perf_counter_ns()
+            self.stream.leave(t0_ns, think_ns=think_ns or 0, wire_close=WireClose.UNOPENED)
+
+    def _read(self, connection: Connection) -> None:
+        stream = self.stream
+
+        def take(chunk: bytes, t_ns: int) -> bool:
+            return self._take(connection, chunk, t_ns)
+
+        if connection.has_head and not self._is_accepted(connection):
             return
         while stream.outcome is None:
             if self._think_ns is not None and stream.can_leave and not connection.is_complete:
-                self._think_and_leave(self._think_ns)
-            elif not connection.receive_each(self._take):
+                self._think_and_leave(connection, self._think_ns)
+            elif not connection.receive_each(take):
                 self._reader.end()
 
-    def _take(self, chunk: bytes, t_ns: int) -> bool:
+    def _take(self, connection: Connection, chunk: bytes, t_ns: int) -> bool:
         """Read; return whether reading simply goes on, as after most tokens."""
-        stream = self._stream
+        stream = self.stream
         self._reader.read(chunk, t_ns)
         self._think_ns = self._leave_rule(stream.tokens_read)
         if stream.tokens_read and not self._has_tokens:
             self._has_tokens = True
-            if self._connection.limit is not None:
-                self._connection.limit = self._after_first_token
+            if connection.limit is not None:
+                connection.limit = self._later_limit
             return False
         return self._think_ns is None and stream.outcome is None
 
-    def _is_accepted(self) -> bool:
-        connection = self._connection
-        self._stream.headers(connection.status_code)
+    def _is_accepted(self, connection: Connection) -> bool:
+        self.stream.headers(connection.status_code)
         if connection.status_code == 200:
             return True
-        self._stream.refusal(_read_refusal(connection), time.perf_counter_ns())
+        self.stream.refusal(_read_refusal(connection), time.perf_counter_ns())
         return False
 
-    def _think_and_leave(self, think_ns: int) -> None:
-        connection, stream = self._connection, self._stream
+    def _think_and_leave(self, connection: Connection, think_ns: int) -> None:
+        stream = self.stream
         if connection.has_head:  # else patience has ended already
             leaves_at_ns = connection.leaves_at_ns or time.perf_counter_ns() + think_ns
-            self._read_until(leaves_at_ns)
+            self._read_until(connection, leaves_at_ns)
             if connection.is_complete or not stream.can_leave:
                 return  # the answer ended while the user was thinking
         if self._way is Way.CANCEL:
-            self._ask_to_cancel(think_ns)
-        else:
-            self._leave(think_ns)
+            self._ask_to_cancel(connection, think_ns)
+            return
+        t0_ns, wire_close = leave(self._way, connection)
+        if self._way is Way.KILLED:
+            self._read_what_was_passed_on(connection)
+            if not stream.can_leave:
+                return  # the answer had already ended
+        stream.leave(t0_ns, think_ns=think_ns, wire_close=wire_close)
+        if self._way in READS_ON:
+            self._read_on(connection)
 
-    def _read_until(self, leaves_at_ns: int) -> None:
+    def _read_until(self, connection: Connection, leaves_at_ns: int) -> None:
         """Read while the user thinks, then what has arrived by then. Bytes that arrive during this
         last read stay unread: a server that never pauses would otherwise keep the user for ever."""
-        connection, stream = self._connection, self._stream
+        stream = self.stream
         while stream.can_leave and (wait_ns := leaves_at_ns - time.perf_counter_ns()) > 0:
             chunk = connection.receive_within(wait_ns / 1e9)
             if chunk is None:
@@ -381,43 +361,41 @@ class Exchange:
         while stream.can_leave and (chunk := next(present, None)) is not None:
             self._reader.read(chunk, connection.received_ns)
 
-    def _leave(self, think_ns: int) -> None:
-        t0_ns, wire_close = leave(self._way, self._connection)
-        if self._way is Way.KILLED:
-            self._read_what_was_passed_on()
-            if not self._stream.can_leave:
-                return  # the answer had already ended
-        self._stream.leave(t0_ns, think_ns=think_ns, wire_close=wire_close)
-        if self._way in READS_ON:
-            self._read_on()
+    def _ask_to_cancel(self, connection: Connection, think_ns: int) -> None:
+        """The connection to the endpoint is made before t0, and its answer read at the end."""
+        request = self._client.build_cancel(self._spec.request_id)
+        asking = self._client.transport.connect(request)
+        try:
+            t0_ns = time.perf_counter_ns()
+            asking.send(request.head, request.next_byte_s)
+            self.stream.leave(t0_ns, think_ns=think_ns, wire_close=WireClose.NOTHING)
+            self._read_on(connection)
+            asking.receive_head()
+            if not 200 <= asking.status_code < 300:
+                self.stream.complain(f"the cancel endpoint answered HTTP {asking.status_code}")
+        except httpx.TransportError as error:
+            if self.stream.outcome is None:
+                raise
+            self.stream.complain(f"the cancel endpoint did not answer: {error}")
+        finally:
+            asking.close()
 
-    def _ask_to_cancel(self, think_ns: int) -> None:
-        with closing(self._cancel()) as request:
-            t0_ns, wire_close = request.send()
-            self._stream.leave(t0_ns, think_ns=think_ns, wire_close=wire_close)
-            self._read_on()
-            if (problem := request.problem()) is not None:
-                self._stream.complain(problem)
-
-    def _read_what_was_passed_on(self) -> None:
+    def _read_what_was_passed_on(self, connection: Connection) -> None:
         """Read what the killed process had received by t0 and passed on to us."""
-        if not self._connection.has_head:
-            return
-        connection = self._connection
-        with _until_it_breaks():
-            while (chunk := connection.receive()) is not None:
-                self._reader.read(chunk, connection.received_ns)
+        if connection.has_head:
+            with _until_it_breaks():
+                while (chunk := connection.receive()) is not None:
+                    self._reader.read(chunk, connection.received_ns)
 
-    def _read_on(self) -> None:
+    def _read_on(self, connection: Connection) -> None:
         """Read until the server ends the answer or nothing comes in time."""
-        connection = self._connection
         try:
             with _until_it_breaks():
                 if not connection.has_head:
-                    connection.receive_head(None)
+                    connection.receive_head()
                 while (chunk := connection.receive()) is not None:
-                    self._reader.read_late(chunk)
-            self._reader.end_late()
+                    self._reader.read(chunk, connection.received_ns)
+            self._reader.end()
         except httpx.TimeoutException:
             return
 

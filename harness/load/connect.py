@@ -7,19 +7,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import httpx
 
-from harness.http_client import is_out_of_handles, why_unreached
+from harness.http_client import why_unreached
 
 _RECEIVE_BYTES: Final = 65536
 # A server notices that reading stopped once all buffers between are full: ours is the smallest.
 _SMALL_BUFFER_BYTES: Final = 4096
-_PORTS: Final = {"http": 80, "https": 443}
 
 Address = tuple[int, Any]  # a family, and an address as sockets take it
-Origin = tuple[str, str, int]  # scheme, host (as it goes on the wire) and port
 
 
 def known(host: str, port: int) -> list[Address]:
@@ -39,54 +37,51 @@ def look_up(host: str, port: int) -> list[Address]:
     return [(family, address) for family, _, _, _, address in found]
 
 
-class NotFoundInTimeError(TimeoutError):
-    """The look-up took longer than the caller could wait."""
-
-
 class Dns:
-    """Addresses of hosts: each host is looked up once, and anew after it could not be reached.
+    """The addresses of one host: looked up once, and anew after it could not be reached.
 
-    A look-up runs in a thread of its own, as the system's has no usable time limit.
+    The look-up runs in a thread of its own, as the system's has no usable time limit.
     """
 
-    def __init__(self, look_up: Callable[[str, int], list[Address]] = look_up) -> None:
+    def __init__(
+        self, host: str, port: int, look_up: Callable[[str, int], list[Address]] = look_up
+    ) -> None:
+        self.host, self.port = host, port
         self._look_up = look_up
-        self._lookups: dict[tuple[str, int], Future[list[Address]]] = {}
+        self._lookup: Future[list[Address]] | None = None
 
-    def addresses(self, host: str, port: int, timeout_s: float | None) -> list[Address]:
-        """In the order to try them. Raises OSError, NotFoundInTimeError and UnicodeError."""
-        lookup = self._lookups.get((host, port)) or self._begin(host, port)
+    def addresses(self, timeout_s: float | None) -> list[Address]:
+        """In the order to try them. Raises OSError, httpx.ConnectTimeout and UnicodeError."""
+        lookup = self._lookup or self._begin()
         try:
             return list(lookup.result(timeout_s))
         except TimeoutError as error:
             if lookup.done():  # it is the system's own
                 raise
-            raise NotFoundInTimeError from error
+            text = f"the address of {self.host} was not known within {timeout_s} s"
+            raise httpx.ConnectTimeout(text) from error
 
-    def prefer(self, host: str, port: int, address: Address) -> None:
+    def prefer(self, address: Address) -> None:
         """This address answered: try it first the next time."""
-        if (lookup := self._lookups.get((host, port))) is not None and lookup.done():
-            lookup.result().sort(key=lambda one: one != address)
+        if self._lookup is not None and self._lookup.done():
+            self._lookup.result().sort(key=lambda one: one != address)
 
-    def forget(self, host: str, port: int) -> None:
-        """The host was not reached: look it up again the next time."""
-        self._lookups.pop((host, port), None)
+    def forget(self) -> None:
+        self._lookup = None
 
-    def _begin(self, host: str, port: int) -> Future[list[Address]]:
-        lookup = self._lookups[host, port] = Future()
-        if addresses := known(host, port):
+    def _begin(self) -> Future[list[Address]]:
+        lookup = self._lookup = Future()
+        if addresses := known(self.host, self.port):
             lookup.set_result(addresses)
-            return lookup
-        threading.Thread(
-            target=self._run, args=(lookup, host, port), name=f"look up {host}", daemon=True
-        ).start()
+        else:
+            threading.Thread(target=self._run, args=(lookup,), daemon=True).start()
         return lookup
 
-    def _run(self, lookup: Future[list[Address]], host: str, port: int) -> None:
+    def _run(self, lookup: Future[list[Address]]) -> None:
         try:
-            lookup.set_result(self._look_up(host, port))
+            lookup.set_result(self._look_up(self.host, self.port))
         except Exception as error:  # noqa: BLE001  any error goes to the waiting callers
-            self.forget(host, port)
+            self.forget()
             lookup.set_exception(error)
 
 
@@ -139,82 +134,35 @@ class Tls:
         return self.owed()
 
 
-class NoHandleLeftError(httpx.ConnectError):
-    """This process has no file handle left; the server did not fail."""
-
-
-class Wire(NamedTuple):
-    """An open connection: its socket and, where the URL says https, the TLS spoken on it."""
-
-    sock: socket.socket
-    tls: Tls | None
-
-    def send(self, data: bytes, timeout_s: float | None) -> None:
-        """Raises OSError."""
-        self.sock.settimeout(timeout_s)
-        self.sock.sendall(data if self.tls is None else self.tls.encrypt(data))
-
-    def has_input(self) -> bool:
-        """Whether bytes, or the end of the connection, have come."""
-        self.sock.settimeout(0)
-        try:
-            self.sock.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-        return True
-
-
-def origin_of(url: httpx.URL) -> Origin:
-    return url.scheme, url.raw_host.decode("ascii"), url.port or _PORTS[url.scheme]
-
-
 def connect(
-    origin: Origin,
-    timeout_s: float | None,
-    *,
-    trust: Callable[[], ssl.SSLContext],
-    dns: Dns,
-    is_small: bool = False,
-) -> Wire:
+    dns: Dns, timeout_s: float | None, *, context: ssl.SSLContext | None, is_small: bool = False
+) -> tuple[socket.socket, Tls | None]:
     """Open a connection; `is_small`: with the smallest possible receive buffer.
 
-    Raises httpx.ConnectTimeout, httpx.ConnectError and NoHandleLeftError.
+    Raises httpx.ConnectTimeout and httpx.ConnectError.
     """
-    scheme, host, port = origin
-    context = trust() if scheme == "https" else None
     until_s = None if timeout_s is None else time.perf_counter() + timeout_s
     try:
-        sock = _connect_tcp(host, port, dns, until_s, is_small=is_small)
+        sock = _connect_tcp(dns, dns.addresses(timeout_s), until_s, is_small=is_small)
         with _closed_on_failure(sock):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if context is None:
-                return Wire(sock, None)
-            tls = Tls(context, host)
+                return sock, None
+            tls = Tls(context, dns.host)
             _shake_hands(sock, tls, until_s)
-            return Wire(sock, tls)
-    except NotFoundInTimeError as error:
-        raise httpx.ConnectTimeout(
-            f"the address of {host} was not known within {timeout_s} s"
-        ) from error
+            return sock, tls
     except TimeoutError as error:
-        raise httpx.ConnectTimeout(
-            f"no connection to {host}:{port} within {timeout_s} s"
-        ) from error
+        text = f"no connection to {dns.host}:{dns.port} within {timeout_s} s"
+        raise httpx.ConnectTimeout(text) from error
     except (OSError, UnicodeError) as error:  # the latter for an invalid host name
-        why = why_unreached(error, host, port)
-        if isinstance(error, OSError) and is_out_of_handles(error):
-            raise NoHandleLeftError(why) from error
-        raise httpx.ConnectError(why) from error
+        raise httpx.ConnectError(why_unreached(error, dns.host, dns.port)) from error
 
 
 def _connect_tcp(
-    host: str, port: int, dns: Dns, until_s: float | None, *, is_small: bool
+    dns: Dns, to_try: list[Address], until_s: float | None, *, is_small: bool
 ) -> socket.socket:
     """Try the addresses in order; a silent one leaves time for the next."""
-    problem = OSError(f"no address of {host}")
-    to_try = dns.addresses(host, port, _left(until_s))
+    problem = OSError(f"no address of {dns.host}")
     for number, address in enumerate(to_try):
         left_s = _left(until_s)
         sock = socket.socket(address[0], socket.SOCK_STREAM)
@@ -228,9 +176,9 @@ def _connect_tcp(
             problem = error
             continue
         if number:
-            dns.prefer(host, port, address)
+            dns.prefer(address)
         return sock
-    dns.forget(host, port)
+    dns.forget()
     raise problem
 
 

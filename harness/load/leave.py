@@ -11,7 +11,8 @@ To add a way, add it to `records.Way` and to `leave` below; when a user leaves i
                    server this host is gone. It needs Linux, but neither a packet filter of the
                    system nor a privilege; elsewhere it is STOP_READING, and `wire_close` says so
     KILLED         the process that owns the connection gets a SIGKILL
-    CANCEL         the server's cancel endpoint is asked; the stream is read to its end
+    CANCEL         the server's cancel endpoint is asked, on a connection of its own; the stream is
+                   read to its end (`Exchange`)
 
 Over TLS the orderly ways, FIN and HALF_CLOSE, first send a close_notify, as RFC 8446 (6.1) asks and
 as curl, Go and browsers do; the others leave without a word, as a crash does. After a HALF_CLOSE a
@@ -26,12 +27,10 @@ import socket
 import struct
 import time
 from typing import Final, NamedTuple
-from urllib.parse import quote
 
 import httpx
 
 from harness.load.connection import Connection
-from harness.load.transport import SocketTransport, WireRequest, head_of, send
 from harness.records import Way, WireClose
 
 READS_ON: Final = frozenset({Way.HALF_CLOSE, Way.CANCEL})  # the client still reads after leaving
@@ -48,15 +47,21 @@ class CloseResult(NamedTuple):
 
 
 def leave(way: Way, connection: Connection) -> CloseResult:
-    """Leave now, however far the answer came. Raises httpx.TransportError if that is impossible.
+    """Leave now, however far the answer came. Raises httpx.TransportError if that is impossible."""
+    left = _act(way, connection)
+    # On a shared core the server should wake up to the close before this process goes on.
+    os.sched_yield()
+    return left
 
-    A cancel is sent on a connection of its own: `CancelRequest.send`.
-    """
+
+def _act(way: Way, connection: Connection) -> CloseResult:
     match way:
         case Way.FIN:
-            return hang_up(connection)
+            return _hang_up(connection)
         case Way.RST:
-            return _reset(connection)
+            left = CloseResult(time.perf_counter_ns(), WireClose.RST)
+            connection.reset()
+            return left
         case Way.HALF_CLOSE:
             return _half_close(connection)
         case Way.STOP_READING:
@@ -65,25 +70,20 @@ def leave(way: Way, connection: Connection) -> CloseResult:
         case Way.VANISH:
             return _vanish(connection)
         case Way.KILLED:
-            return _kill(connection)
+            assert connection.owner is not None
+            left = CloseResult(time.perf_counter_ns(), WireClose.KERNEL)
+            connection.owner.kill()
+            return left
         case Way.CANCEL:
             raise ValueError("a cancel is sent on a connection of its own")
 
 
-def hang_up(connection: Connection) -> CloseResult:
+def _hang_up(connection: Connection) -> CloseResult:
     """Close. The kernel sends a reset instead if bytes were not read."""
     t0_ns = time.perf_counter_ns()
     wire_close = WireClose.RST if connection.unread_bytes() else WireClose.FIN
     connection.close()
-    _give_way()
     return CloseResult(t0_ns, wire_close)
-
-
-def _reset(connection: Connection) -> CloseResult:
-    t0_ns = time.perf_counter_ns()
-    connection.reset()
-    _give_way()
-    return CloseResult(t0_ns, WireClose.RST)
 
 
 def _half_close(connection: Connection) -> CloseResult:
@@ -93,7 +93,6 @@ def _half_close(connection: Connection) -> CloseResult:
         connection.sock.shutdown(socket.SHUT_WR)
     except OSError as error:
         raise httpx.WriteError(f"the connection broke: {error}") from error
-    _give_way()
     return CloseResult(t0_ns, WireClose.FIN)
 
 
@@ -107,58 +106,3 @@ def _vanish(connection: Connection) -> CloseResult:
     except OSError:
         return CloseResult(t0_ns, WireClose.NOTHING)
     return CloseResult(t0_ns, WireClose.SILENCE)
-
-
-def _kill(connection: Connection) -> CloseResult:
-    assert connection.owner is not None
-    t0_ns = time.perf_counter_ns()
-    connection.owner.kill()
-    return CloseResult(t0_ns, WireClose.KERNEL)
-
-
-def _give_way() -> None:
-    # On a shared core the server should wake up to the close before this process goes on.
-    os.sched_yield()
-
-
-class CancelRequest:
-    """One request to cancel another; the connection is made before t0."""
-
-    def __init__(
-        self,
-        transport: SocketTransport,
-        target: bytes,
-        fields: list[tuple[bytes, bytes]],
-        timeout_s: float,
-    ) -> None:
-        head = head_of(target, fields)
-        self._request = WireRequest(head=head, connect_s=timeout_s, next_byte_s=timeout_s)
-        self._timeout_s = timeout_s
-        self._wire = transport.connect(self._request)
-
-    def close(self) -> None:
-        self._wire.sock.close()
-
-    def send(self) -> CloseResult:
-        """Raises httpx.TransportError."""
-        t0_ns = time.perf_counter_ns()
-        send(self._wire, self._request, self._timeout_s)
-        return CloseResult(t0_ns, WireClose.NOTHING)
-
-    def problem(self) -> str | None:
-        """Wait for the endpoint's answer; None: it agreed."""
-        connection = Connection(self._wire.sock, self._timeout_s, tls=self._wire.tls)
-        try:
-            connection.receive_head(None)
-        except httpx.TransportError as error:
-            return f"the cancel endpoint did not answer: {error}"
-        finally:
-            connection.close()
-        if 200 <= connection.status_code < 300:
-            return None
-        return f"the cancel endpoint answered HTTP {connection.status_code}"
-
-
-def cancel_url(url: str, path: str, request_id: str) -> str:
-    """The id of the request replaces {id} in the path."""
-    return url.rstrip("/") + path.replace("{id}", quote(request_id, safe=""))

@@ -73,7 +73,6 @@ class HubReceiver:
     """
 
     def __init__(self, sock: socket.socket, hub: Any) -> None:
-        sock.settimeout(0)
         self._read = partial(os.read, sock.fileno(), _RECEIVE_BYTES)
         self._hub = hub
         self._watcher = hub.loop.io(sock.fileno(), _READ)

@@ -1,7 +1,20 @@
 """The life of one request, as its client sees it: a state machine without any I/O.
 
 Its caller moves the bytes and passes each event with its time; the machine counts tokens, decides
-the one outcome (by the table in `harness.load.transitions`) and builds the row. It reads no clock.
+the one outcome and builds the row. It reads no clock.
+
+    SENT ──▶ ACCEPTED ──▶ READING ──▶ FINISHED ──▶ completed
+      │ └──▶ BUSY ──▶ rejected
+      └────▶ REFUSED ──▶ failed           SENT, ACCEPTED, READING ──▶ abandoned
+
+Anything else is a mistake of the caller. Four decisions that the table of transitions makes:
+- a stream that ends without a finish reason or `[DONE]` has failed, however good it looked;
+- one that has finished is completed, even if the line breaks or the run ends before its last byte:
+  the user has the whole answer. It can no longer be abandoned either;
+- one that the server aborts has failed, or timed out if its deadline was the reason: a user that
+  left by plan no longer reads it;
+- a request can be abandoned from the moment it is sent, its headers or not: some servers hold them
+  back until the first token, and it is their work that would be wasted.
 
 Tokens are not events. With continuous usage the server's own count decides (also for events whose
 text is still empty: half of a character is a token too); else an event that shows text counts as
@@ -18,6 +31,7 @@ outcome nor `tokens_read`.
 
 from array import array
 from collections import defaultdict
+from enum import Enum, auto
 from typing import Final
 
 from harness.load.dialect import (
@@ -33,7 +47,6 @@ from harness.load.dialect import (
     error_message,
     refusal_message,
 )
-from harness.load.transitions import TRANSITIONS, Signal, State
 from harness.records import Delivery, Outcome, RequestRow, Role, TokenCounting, WireClose
 from harness.workload.abandon import RequestSpec
 
@@ -46,6 +59,77 @@ _CHARS_A_TOKEN: Final = 64  # no whole text has so many
 _BUSY_STATUSES: Final = frozenset({429, 503})
 
 
+class State(Enum):
+    SENT = auto()
+    ACCEPTED = auto()  # the headers are there, no token yet
+    READING = auto()
+    FINISHED = auto()  # a finish reason or [DONE] was read
+    BUSY = auto()  # refused at admission; its body is still to be read
+    REFUSED = auto()
+
+
+class Signal(Enum):
+    ACCEPT = auto()
+    TURN_AWAY = auto()
+    REFUSE = auto()
+    TOKEN = auto()
+    FINISH = auto()
+    ERROR = auto()  # the server sent an error, or nonsense, inside the stream
+    ABORT = auto()  # the server cancelled the request unasked
+    EXPIRE = auto()  # the same, because the request's own deadline had passed
+    BODY_END = auto()
+    LEAVE = auto()
+    TIMEOUT = auto()
+    BREAK = auto()  # the connection failed
+    CUT = auto()  # the run ended
+
+
+Targets = dict[Signal, State | Outcome]
+_UNANSWERED: Final[Targets] = {
+    Signal.TIMEOUT: Outcome.TIMED_OUT,
+    Signal.BREAK: Outcome.FAILED,
+    Signal.CUT: Outcome.CUT_OFF,
+}
+_IN_STREAM: Final[Targets] = {
+    Signal.ERROR: Outcome.FAILED,
+    Signal.ABORT: Outcome.FAILED,
+    Signal.EXPIRE: Outcome.TIMED_OUT,
+    Signal.FINISH: State.FINISHED,
+}
+_STREAMING: Final[Targets] = {
+    **_UNANSWERED,
+    **_IN_STREAM,
+    Signal.TOKEN: State.READING,
+    Signal.BODY_END: Outcome.FAILED,
+    Signal.LEAVE: Outcome.ABANDONED,
+}
+
+
+def _however_it_ends(outcome: Outcome) -> Targets:
+    ends = (Signal.BODY_END, Signal.TIMEOUT, Signal.BREAK, Signal.CUT)
+    return dict.fromkeys(ends, outcome)
+
+
+TRANSITIONS: Final[dict[State, Targets]] = {
+    State.SENT: {
+        **_UNANSWERED,
+        Signal.ACCEPT: State.ACCEPTED,
+        Signal.TURN_AWAY: State.BUSY,
+        Signal.REFUSE: State.REFUSED,
+        Signal.LEAVE: Outcome.ABANDONED,
+    },
+    State.ACCEPTED: _STREAMING,
+    State.READING: _STREAMING,
+    State.FINISHED: {
+        **_however_it_ends(Outcome.COMPLETED),
+        **_IN_STREAM,
+        Signal.TOKEN: State.FINISHED,
+    },
+    State.BUSY: _however_it_ends(Outcome.REJECTED),
+    State.REFUSED: _however_it_ends(Outcome.FAILED),
+}
+
+
 class IllegalSignalError(Exception):
     """The signal cannot happen in this state: a mistake of the caller."""
 
@@ -54,7 +138,7 @@ class StreamMachine:
     """One request from sending to its outcome.
 
     All state changes go through `_apply`; the counters change in `event` and `answer` only. Once
-    `outcome` is set there is a `row()`, which only the `late_` events still change.
+    `outcome` is set there is a `row()`; only events after leaving still change it.
     `_counted`: the server's latest count of each answer, or of all of them under 0. `_uncounted`:
     the events with text whose count stood still. `_answer_chars`: the length of `_answer`.
     """
@@ -118,43 +202,33 @@ class StreamMachine:
             self._apply(Signal.TURN_AWAY if status_code in _BUSY_STATUSES else Signal.REFUSE)
 
     def event(self, data: bytes, t_ns: int) -> None:
-        """One server-sent event of an accepted stream."""
-        if data == DONE:
+        """One server-sent event of an accepted stream, or of one that was left."""
+        if self.outcome is Outcome.ABANDONED:
+            self._late_event(data)
+        elif data == DONE:
             self._apply(Signal.FINISH)
-            return
-        try:
-            chunk = decode_chunk(data)
-        except NONSENSE as error:
-            self._end(Signal.ERROR, t_ns, f"an event of the stream makes no sense ({error})")
-            return
-        if chunk.error is not None:
-            self._end(Signal.ERROR, t_ns, error_message(chunk.error))
-            return
-        self._read_chunk(chunk, t_ns)
+        elif (chunk := self._decoded(data, t_ns, "an event of the stream")) is not None:
+            self._read_chunk(chunk, t_ns)
 
     def answer(self, body: bytes, t_ns: int) -> None:
         """The whole body of an answer that comes in one piece."""
+        if self.outcome is Outcome.ABANDONED:
+            self._late_event(body)
+            self._server_ended_ns = t_ns
+        elif (chunk := self._decoded(body, t_ns, "the answer")) is not None:
+            self._read_answer(chunk, t_ns)
+
+    def _decoded(self, data: bytes, t_ns: int, what: str) -> Chunk | None:
+        """None if it is an error, or no chunk: then the request has failed."""
         try:
-            chunk = decode_chunk(body)
+            chunk = decode_chunk(data)
         except NONSENSE as error:
-            self._end(Signal.ERROR, t_ns, f"the answer makes no sense ({error})")
-            return
+            self._end(Signal.ERROR, t_ns, f"{what} makes no sense ({error})")
+            return None
         if chunk.error is not None:
             self._end(Signal.ERROR, t_ns, error_message(chunk.error))
-            return
-        self._usage = chunk.usage or self._usage
-        tokens = self._usage.completion_tokens
-        self._counting = TokenCounting.EVENTS if tokens is None else TokenCounting.USAGE
-        if tokens is None:
-            tokens = sum(choice.has_text() for choice in chunk.choices)
-        if tokens > self._most_tokens:
-            self._end(Signal.ERROR, t_ns, self._too_long(tokens))
-            return
-        self.tokens_read = tokens
-        self._unfinished = len(chunk.choices)  # a server may not know `n`
-        self._note_finish(chunk, t_ns)
-        if self.outcome is None:
-            self._end(Signal.BODY_END, t_ns, "the answer has no finish reason")
+            return None
+        return chunk
 
     def refusal(self, body: bytes, t_ns: int) -> None:
         """The body of an answer other than 200, as far as it was read."""
@@ -162,7 +236,11 @@ class StreamMachine:
         self._end(Signal.BODY_END, t_ns, refusal_message(self._status_code, body))
 
     def body_ended(self, t_ns: int) -> None:
-        """The response to an accepted stream is complete."""
+        """The response to an accepted stream is complete; after leaving also one that broke."""
+        if self.outcome is Outcome.ABANDONED:
+            self._late_tokens = self._late_tokens or 0
+            self._server_ended_ns = t_ns
+            return
         self._end(
             Signal.BODY_END, t_ns, "the stream ended early: neither a finish reason nor [DONE]"
         )
@@ -180,29 +258,6 @@ class StreamMachine:
     def break_off(self, t_ns: int, why: str) -> None:
         """The connection could not be made, broke, or carried something else than a stream."""
         self._end(Signal.BREAK, t_ns, why)
-
-    def late_event(self, data: bytes) -> None:
-        """An event after the user had left in a way that lets the client read on."""
-        self._late_tokens = self._late_tokens or 0
-        if data == DONE:
-            return
-        try:
-            chunk = decode_chunk(data)
-        except NONSENSE:
-            return
-        so_far = self._late_tokens
-        for choice in chunk.choices:
-            so_far += self._count(choice, chunk.usage)
-            self._finish_reason = choice.finish_reason or self._finish_reason
-        if so_far > self._most_tokens:
-            self.complain(self._too_long(so_far))
-        else:
-            self._late_tokens = so_far
-
-    def late_end(self, t_ns: int) -> None:
-        """The server ended the answer or the connection after the user had left."""
-        self._late_tokens = self._late_tokens or 0
-        self._server_ended_ns = t_ns
 
     def complain(self, problem: str) -> None:
         """Note a problem in leaving; the user has left all the same."""
@@ -304,6 +359,37 @@ class StreamMachine:
             self._answer_chars += sum(map(len, texts))
         total = self._usage.completion_tokens or 0
         return max(total, self._uncounted, self._answer_chars // _CHARS_A_TOKEN)
+
+    def _read_answer(self, answer: Chunk, t_ns: int) -> None:
+        self._usage = answer.usage or self._usage
+        tokens = self._usage.completion_tokens
+        self._counting = TokenCounting.EVENTS if tokens is None else TokenCounting.USAGE
+        if tokens is None:
+            tokens = sum(choice.has_text() for choice in answer.choices)
+        if tokens > self._most_tokens:
+            self._end(Signal.ERROR, t_ns, self._too_long(tokens))
+            return
+        self.tokens_read = tokens
+        self._unfinished = len(answer.choices)  # a server may not know `n`
+        self._note_finish(answer, t_ns)
+        if self.outcome is None:
+            self._end(Signal.BODY_END, t_ns, "the answer has no finish reason")
+
+    def _late_event(self, data: bytes) -> None:
+        so_far = self._late_tokens = self._late_tokens or 0
+        if data == DONE:
+            return
+        try:
+            chunk = decode_chunk(data)
+        except NONSENSE:
+            return
+        for choice in chunk.choices:
+            so_far += self._count(choice, chunk.usage)
+            self._finish_reason = choice.finish_reason or self._finish_reason
+        if so_far > self._most_tokens:
+            self.complain(self._too_long(so_far))
+        else:
+            self._late_tokens = so_far
 
     def _too_long(self, tokens: int) -> str:
         asked = f"`max_tokens` is {self._spec.max_tokens}"

@@ -6,8 +6,8 @@ each receive is passed on whole (`harness.load.connection`). A stock client also
 the processor time for each token. Errors are httpx's.
 
 A request is open when its headers are there, and a server may send them only with the first token.
-Users leave before that too: when the patience of such a request runs out without headers, the
-transport raises `PatienceEndedError`, and the client does the leaving.
+Users leave before that too: when the patience of such a request runs out, `open` returns the
+connection without headers, and the client does the leaving.
 
 By default one connection carries one request. An abandoned connection cannot be used again. If the
 others were, only a request after an abandon would wait for a handshake: time to first token would
@@ -21,19 +21,19 @@ answers are refused (`identity` is asked for).
 """
 
 import contextlib
-import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from typing import Final
 
 import httpx
 
-from harness.http_client import is_out_of_handles, tls_context
-from harness.load.client_process import ClientProcess
-from harness.load.connect import Dns, NoHandleLeftError, Wire, connect, origin_of
-from harness.load.connection import Connection, Limit, PatienceEndedError
+from harness.http_client import tls_context
+from harness.load.connect import Dns, connect
+from harness.load.connection import Connection, Limit
 from harness.records import Way
+
+_PORTS: Final = {"http": 80, "https": 443}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,188 +64,142 @@ class GaveUpError(Exception):
     """The user's time to leave came before there was a connection."""
 
 
-class UnansweredError(httpx.RemoteProtocolError):
-    """The connection ended before a byte of an answer came."""
-
-
 class SocketTransport:
     """Sends requests to one server, and returns as soon as the headers are there. `_pool` holds the
-    connections that wait for another request."""
+    connections that wait for another request. Raises ConfigError for an invalid `ca_file`."""
 
     def __init__(
         self, url: httpx.URL, *, ca_file: str | None = None, keep_alive: bool = False
     ) -> None:
-        self._origin = origin_of(url)
-        self._trust: Callable[[], ssl.SSLContext] = cache(partial(tls_context, ca_file))
+        self._dns = Dns(url.raw_host.decode("ascii"), url.port or _PORTS[url.scheme])
+        # Read now: the tens of ms would otherwise be in the first request's time to first token.
+        self._context = tls_context(ca_file) if url.scheme == "https" else None
         self._keep_alive = keep_alive
-        self._pool: list[Wire] = []
-        self._dns = Dns()
+        self._pool: list[Connection] = []
 
-    def open(self, request: WireRequest) -> Connection:
-        """Send the request. Raises httpx.TransportError, PatienceEndedError and GaveUpError.
+    @contextlib.contextmanager
+    def open(self, request: WireRequest) -> Iterator[Connection]:
+        """Send the request; wait for its headers, or as long as its patience lasts. The connection
+        is closed on the way out, unless it is to be kept.
 
-        A request without any answer on a used connection, which the server may just have closed,
-        goes out once more on a new one (`is_resent`).
+        Raises httpx.TransportError and GaveUpError. A request without any answer on a used
+        connection, which the server may just have closed, goes out once more on a new one
+        (`is_resent`).
         """
-        wire = self._pooled() if self._may_share(request) else None
-        if wire is not None:
-            request.is_opened = True
-            with contextlib.suppress(UnansweredError):
-                return self._ask(request, wire)
-            request.is_resent = True
-        return self._ask(request, self.connect(request))
+        connection = self._ask_again(request) if self._may_share(request) else None
+        if connection is None:
+            connection = self.connect(request)
+            self._ask(request, connection)
+        try:
+            yield connection
+        finally:
+            connection.close()
 
-    def connect(self, request: WireRequest) -> Wire:
+    def connect(self, request: WireRequest) -> Connection:
         """A connection of its own. Raises httpx.TransportError and GaveUpError."""
         with _in_time(request, request.connect_s) as longest_s:
-            wire = connect(
-                self._origin,
+            sock, tls = connect(
+                self._dns,
                 longest_s,
-                trust=self._trust,
-                dns=self._dns,
+                context=self._context,
                 is_small=request.way is Way.STOP_READING,
             )
         request.is_opened = True
-        return wire
-
-    def load_trust(self) -> None:
-        """Read the CAs now: the tens of ms would otherwise be in the first request's time to first
-        token. Raises ConfigError for an invalid file."""
-        if self._origin[0] == "https":
-            self._trust()
+        return Connection(sock, request.next_byte_s, tls=tls)
 
     def close(self) -> None:
-        for wire in self._pool:
-            wire.sock.close()
+        for connection in self._pool:
+            connection.sock.close()
         self._pool.clear()
-
-    def _pooled(self) -> Wire | None:
-        """The connection used last. Connections with input since then, most likely an end, are
-        closed."""
-        while self._pool:
-            wire = self._pool.pop()
-            if not wire.has_input():
-                return wire
-            wire.sock.close()
-        return None
 
     def _may_share(self, request: WireRequest) -> bool:
         return self._keep_alive and request.way is None
 
-    def _ask(self, request: WireRequest, wire: Wire) -> Connection:
-        connection = None
+    def _ask_again(self, request: WireRequest) -> Connection | None:
+        """Ask on the connection used last; None if there is none, or no answer on it."""
+        used = self._pooled()
+        if used is None:
+            return None
+        request.is_opened = True
+        connection = Connection(used.sock, request.next_byte_s, tls=used.tls)
         try:
-            is_whole = _send_in_time(wire, request)
-            connection = self._connection(request, wire, is_whole=is_whole)
-            connection.receive_head(_leaves_at_ns(request))
-        except PatienceEndedError:
-            raise
-        except BaseException as error:
-            if connection is not None:
-                connection.close()
-            wire.sock.close()
-            if isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError) and not (
-                connection and connection.received_bytes
-            ):
-                raise UnansweredError(str(error)) from error
-            raise
+            self._ask(request, connection)
+        except (httpx.NetworkError, httpx.RemoteProtocolError):
+            if connection.received_bytes:
+                raise
+            request.is_resent = True
+            return None
         return connection
 
-    def _connection(self, request: WireRequest, wire: Wire, *, is_whole: bool) -> Connection:
-        """Reuse a connection only if the whole request was sent; otherwise the server reads the
-        next request as its tail."""
-        pass_on = partial(self._pool.append, wire)
-        owner = _client_process(wire) if request.way is Way.KILLED else None
-        return Connection(
-            wire.sock if owner is None else owner.output,
-            request.next_byte_s,
-            limit=request.limit,
-            owner=owner,
-            tls=wire.tls,
-            pass_on=pass_on if is_whole and self._may_share(request) else None,
-        )
+    def _pooled(self) -> Connection | None:
+        """Connections with input since their last answer, most likely an end, are closed."""
+        while self._pool:
+            connection = self._pool.pop()
+            if not connection.has_input():
+                return connection
+            connection.sock.close()
+        return None
+
+    def _ask(self, request: WireRequest, connection: Connection) -> None:
+        try:
+            is_whole = _send_in_time(connection, request)
+            if request.way is Way.KILLED:
+                _give_to_process(connection)
+            connection.limit = request.limit
+            if is_whole and self._may_share(request):
+                # Otherwise the server would read the next request as the tail of this one.
+                connection.pass_on = self._pool.append
+            leaves_at_ns = request.leaves_at_ns
+            if request.patience_ns is not None:
+                leaves_at_ns = time.perf_counter_ns() + request.patience_ns
+            connection.receive_head(leaves_at_ns)
+        except BaseException:
+            connection.close()
+            raise
 
 
-def _client_process(wire: Wire) -> ClientProcess:
+def _send_in_time(connection: Connection, request: WireRequest) -> bool:
+    """Like `send`; also False if its user leaves before it has gone out."""
     try:
-        return ClientProcess(wire.sock)
+        with _in_time(request, request.next_byte_s) as longest_s:
+            return connection.send(request.head + request.body, longest_s)
+    except GaveUpError:
+        return False
+
+
+def _give_to_process(connection: Connection) -> None:
+    try:
+        connection.give_to_process()
     except OSError as error:
         why = f"no process to be killed could be started: {error}"
-        raise (NoHandleLeftError if is_out_of_handles(error) else httpx.ConnectError)(
-            why
-        ) from error
+        raise httpx.ConnectError(why) from error
 
 
 @contextlib.contextmanager
 def _in_time(request: WireRequest, longest_s: float | None) -> Iterator[float | None]:
     """Yield how long to wait, in seconds: `longest_s`, or less if the request's limit passes or its
     user leaves earlier; then raise that."""
-    now_ns = time.perf_counter_ns()
-    until_ns, why = _first_end(request)
-    if why is None or (longest_s is not None and until_ns >= now_ns + longest_s * 1e9):
+    ends: list[tuple[int, Exception]] = []
+    if request.limit is not None:
+        ends.append((request.limit.at_ns, httpx.ReadTimeout(request.limit.complaint)))
+    if request.leaves_at_ns is not None:
+        ends.append((request.leaves_at_ns, GaveUpError()))
+    if not ends:
         yield longest_s
         return
-    if until_ns <= now_ns:
+    until_ns, why = min(ends, key=lambda end: end[0])
+    left_s = (until_ns - time.perf_counter_ns()) / 1e9
+    if longest_s is not None and longest_s <= left_s:
+        yield longest_s
+        return
+    if left_s <= 0:
         raise why
     try:
-        yield (until_ns - now_ns) / 1e9
+        yield left_s
     except httpx.TimeoutException as late:
         raise why from late
-
-
-def _first_end(request: WireRequest) -> tuple[int, Exception | None]:
-    limit, leaves_at_ns = request.limit, request.leaves_at_ns
-    if leaves_at_ns is not None and (limit is None or leaves_at_ns < limit.at_ns):
-        return leaves_at_ns, GaveUpError()
-    return (0, None) if limit is None else (limit.at_ns, httpx.ReadTimeout(limit.complaint))
-
-
-def _leaves_at_ns(request: WireRequest) -> int | None:
-    if request.patience_ns is None:
-        return request.leaves_at_ns
-    return time.perf_counter_ns() + request.patience_ns
-
-
-def _send_in_time(wire: Wire, request: WireRequest) -> bool:
-    """Like `send`; also False if its user leaves before it has gone out."""
-    try:
-        with _in_time(request, request.next_byte_s) as longest_s:
-            return send(wire, request, longest_s)
-    except GaveUpError:
-        return False
-
-
-def send(wire: Wire, request: WireRequest, timeout_s: float | None) -> bool:
-    """Put the whole request on the wire. Raises httpx.WriteTimeout and httpx.WriteError.
-
-    False, and no error, if it was not taken whole but an answer, or an end, is already there: a
-    server that refuses may have stopped reading.
-    """
-    try:
-        wire.send(request.head + request.body, timeout_s)
-    except OSError as error:
-        if wire.has_input():
-            return False
-        if isinstance(error, TimeoutError):
-            raise httpx.WriteTimeout(f"the request was not taken within {timeout_s} s") from error
-        raise httpx.WriteError(f"the request could not be sent: {error}") from error
-    return True
 
 
 def head_of(target: bytes, fields: list[tuple[bytes, bytes]], body: bytes = b"") -> bytes:
     lines = [b"POST %b HTTP/1.1" % target, *(b"%b: %b" % pair for pair in fields)]
     return b"\r\n".join([*lines, b"content-length: %d" % len(body), b"", b""])
-
-
-@contextlib.contextmanager
-def opened(transport: SocketTransport, request: WireRequest) -> Iterator[Connection]:
-    """Send a request; wait for its headers, or as long as its patience lasts. The connection is
-    closed on the way out, unless it is to be kept."""
-    try:
-        connection = transport.open(request)
-    except PatienceEndedError as early:
-        connection = early.connection
-    try:
-        yield connection
-    finally:
-        connection.close()

@@ -12,7 +12,7 @@ import httpx
 
 from harness.load.client import StreamClient
 from harness.load.connection import Connection
-from harness.load.transport import SocketTransport, WireRequest, head_of, opened
+from harness.load.transport import SocketTransport, WireRequest, head_of
 from harness.records import Delivery, RequestRow, Way
 from harness.workload.abandon import LeaveRule, RequestSpec, never
 from harness.workload.plan import LoadPlan
@@ -83,7 +83,7 @@ def wire_request(
 def connected(url: str, *, ca_file: str | None = None, **request: Any) -> Iterator[Connection]:
     """A connection on which a request has been sent and answered, or its patience has ended."""
     transport = SocketTransport(httpx.URL(url), ca_file=ca_file)
-    with opened(transport, wire_request(**request)) as connection:
+    with transport.open(wire_request(**request)) as connection:
         yield connection
 
 

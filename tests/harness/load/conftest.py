@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import trustme
 
-from harness.load.connect import Wire
+from harness.load.connection import Connection
 from harness.load.transport import SocketTransport, WireRequest
 from tests.harness.load.asking import Client
 
@@ -248,9 +248,9 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[Exchange]:
     there when the client looks, however slow the machine is."""
     near, far = socket.socketpair()
 
-    def connect(_transport: SocketTransport, request: WireRequest) -> Wire:
+    def connect(_transport: SocketTransport, request: WireRequest) -> Connection:
         request.is_opened = True
-        return Wire(near, None)
+        return Connection(near, request.next_byte_s)
 
     monkeypatch.setattr(SocketTransport, "connect", connect)
     with near, far:

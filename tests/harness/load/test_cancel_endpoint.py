@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from harness.load.leave import cancel_url
+from harness.load.client import StreamClient
 from harness.records import Outcome, Way, WireClose
-from tests.harness.load.asking import after
+from tests.harness.load.asking import after, plan_of
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Connect, Script, ScriptedServer
@@ -61,4 +61,6 @@ class TestCancel:
         assert row.error == "the cancel endpoint answered HTTP 404"
 
     def test_an_id_that_needs_quoting(self) -> None:
-        assert cancel_url("http://h/", "/a/{id}/b", "x/y z") == "http://h/a/x%2Fy%20z/b"
+        client = StreamClient(plan_of("http://h/"), api_key=None)
+        head = client.build_cancel("x/y z").head
+        assert head.startswith(b"POST /v1/requests/x%2Fy%20z/cancel HTTP/1.1")

@@ -31,8 +31,8 @@ class _Builder(StreamClient):
 
     built_ns = 0
 
-    def _build(self, spec: RequestSpec, prompt: str) -> WireRequest:
-        request = super()._build(spec, prompt)
+    def build(self, spec: RequestSpec, prompt: str) -> WireRequest:
+        request = super().build(spec, prompt)
         self.built_ns = time.perf_counter_ns()
         return request
 
@@ -40,7 +40,7 @@ class _Builder(StreamClient):
 class TestStaying:
     def test_a_request_counts_from_its_sending_not_from_its_making(self, serve: Serve) -> None:
         user = User(serve(_stream).url)
-        user._client = client = _Builder(user._client._plan, api_key=None)
+        user._client = client = _Builder(user._client.plan, api_key=None)
         assert user.ask().sent_ns >= client.built_ns > 0
 
     def test_no_stamp_is_of_a_time_to_come(self, serve: Serve) -> None:

@@ -49,7 +49,7 @@ class TestKilled:
             x.token(text="last words")
             assert x.client_left_within(30)
 
-        monkeypatch.setattr("harness.load.transport.ClientProcess", Process)
+        monkeypatch.setattr("harness.load.connection.ClientProcess", Process)
         row = connect(serve(script).url).ask(after(1), Way.KILLED)
         assert (row.outcome, row.tokens_read) == (Outcome.ABANDONED, 3)
         assert row.ended_ns < row.token_times_ns[1] <= row.token_times_ns[2]

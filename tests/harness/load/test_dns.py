@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import ssl
 import threading
 from collections.abc import Callable
 from queue import Queue
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from harness.load.connect import Address, Dns, NotFoundInTimeError, Wire, connect, known
+from harness.load.connect import Address, Dns, connect, known
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import ScriptedServer
@@ -41,8 +40,8 @@ class Resolver:
         return list(self._addresses)
 
 
-def wire_to(dns: Dns, timeout_s: float = 30.0) -> Wire:
-    return connect(("http", "host", 80), timeout_s, trust=ssl.create_default_context, dns=dns)
+def wire_to(dns: Dns, timeout_s: float = 30.0) -> socket.socket:
+    return connect(dns, timeout_s, context=None)[0]
 
 
 def nobody() -> Address:
@@ -53,26 +52,24 @@ def nobody() -> Address:
 
 def test_it_is_asked_once() -> None:
     resolver = Resolver((V4, ("192.0.2.1", 80)))
-    dns = Dns(resolver.look_up)
-    assert [dns.addresses("host", 80, None) for _ in range(3)] == [[(V4, ("192.0.2.1", 80))]] * 3
+    dns = Dns("host", 80, resolver.look_up)
+    assert [dns.addresses(None) for _ in range(3)] == [[(V4, ("192.0.2.1", 80))]] * 3
     assert resolver.asked == 1
-    dns.addresses("host", 81, None)
-    assert resolver.asked == 2
 
 
 def test_the_address_that_answered_is_tried_first_from_then_on(
     serve: Callable[..., ScriptedServer],
 ) -> None:
     dead, alive = nobody(), (V4, ("127.0.0.1", serve(lambda _x: None).port))
-    dns = Dns(Resolver(dead, alive).look_up)
-    assert dns.addresses("host", 80, None) == [dead, alive]
-    wire_to(dns).sock.close()
-    assert dns.addresses("host", 80, None) == [alive, dead]
+    dns = Dns("host", 80, Resolver(dead, alive).look_up)
+    assert dns.addresses(None) == [dead, alive]
+    wire_to(dns).close()
+    assert dns.addresses(None) == [alive, dead]
 
 
 def test_where_no_server_was_is_forgotten() -> None:
     resolver = Resolver(nobody())
-    dns = Dns(resolver.look_up)
+    dns = Dns("host", 80, resolver.look_up)
     for asked in (1, 2):
         with pytest.raises(httpx.ConnectError):
             wire_to(dns)
@@ -82,29 +79,29 @@ def test_where_no_server_was_is_forgotten() -> None:
 def test_no_caller_waits_for_a_look_up_longer_than_it_may() -> None:
     resolver = Resolver((V4, ("192.0.2.1", 80)))
     resolver.may_answer.clear()
-    dns = Dns(resolver.look_up)
+    dns = Dns("host", 80, resolver.look_up)
     for _ in range(2):
         with pytest.raises(httpx.ConnectTimeout, match="the address of host was not known within"):
             wire_to(dns, timeout_s=0.01)
     resolver.may_answer.set()
-    assert dns.addresses("host", 80, None) == [(V4, ("192.0.2.1", 80))]
+    assert dns.addresses(None) == [(V4, ("192.0.2.1", 80))]
     assert resolver.asked == 1, "one question for all"
 
 
 def test_a_failure_is_heard_by_all_who_wait_and_forgotten() -> None:
     resolver = Resolver(error=UNKNOWN)
     resolver.may_answer.clear()
-    dns = Dns(resolver.look_up)
+    dns = Dns("host", 80, resolver.look_up)
     heard: Queue[Exception] = Queue()
 
     def ask() -> None:
         try:
-            dns.addresses("host", 80, None)
+            dns.addresses(None)
         except OSError as error:
             heard.put(error)
 
-    with pytest.raises(NotFoundInTimeError):
-        dns.addresses("host", 80, 0.01)
+    with pytest.raises(httpx.ConnectTimeout):
+        dns.addresses(0.01)
     users = [threading.Thread(target=ask) for _ in range(3)]
     for user in users:
         user.start()
@@ -114,7 +111,7 @@ def test_a_failure_is_heard_by_all_who_wait_and_forgotten() -> None:
     assert heard.qsize() == 3
     asked = resolver.asked
     with pytest.raises(socket.gaierror):
-        dns.addresses("host", 80, None)
+        dns.addresses(None)
     assert resolver.asked == asked + 1
 
 

@@ -159,16 +159,12 @@ def read_to_the_end(received: Iterator[bytes], how: dict[str, Any]) -> RequestRo
 
 
 def read_on_after_leaving(received: Iterator[bytes], how: dict[str, Any]) -> RequestRow:
-    stream, has_left = machine_of(how), False
+    stream = machine_of(how)
     reader = StreamReader(stream, None)
     for number, chunk in enumerate(received):
         if number == how["leaves_after"] and stream.can_leave:
             stream.leave(3, think_ns=0, wire_close=WireClose.FIN)
-            has_left = True
-        if has_left:
-            reader.read_late(chunk)
-        else:
-            reader.read(chunk, time.perf_counter_ns())
+        reader.read(chunk, time.perf_counter_ns())
     if stream.outcome is None:
         stream.cut(4)
     return stream.row()

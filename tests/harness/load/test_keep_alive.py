@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from harness.load.client import StreamClient
-from harness.load.connect import Wire
-from harness.load.transport import SocketTransport, opened
+from harness.load.connection import Connection
+from harness.load.transport import SocketTransport
 from harness.records import Outcome, Way
 from harness.workload.abandon import never
 from tests.harness.load.asking import Client, User, after, body_of, wire_request
@@ -40,7 +40,7 @@ class Asker:
 
     def ask(self, *, way: Way | None = None) -> bytes:
         request = wire_request(request_id=f"r{len(self.ports)}", way=way)
-        with opened(self.transport, request) as connection:
+        with self.transport.open(request) as connection:
             self.ports.append(connection.sock.getsockname()[1])
             return body_of(connection)
 
@@ -93,7 +93,7 @@ def test_an_answer_that_was_not_read_to_its_end_is_not_passed_on(serve: Serve) -
 
     with asking(serve(script)) as asker:
         for _ in range(2):
-            with opened(asker.transport, wire_request()) as connection:
+            with asker.transport.open(wire_request()) as connection:
                 asker.ports.append(connection.sock.getsockname()[1])
                 assert connection.receive() == b"h"
     assert len(set(asker.ports)) == 2
@@ -142,7 +142,8 @@ def test_only_what_took_the_whole_request_carries_another(size: int, is_passed_o
     request = wire_request(body=b"x" * size, timeout_s=0.01)
     with ours, peer:
         peer.sendall(ANSWER)
-        connection = transport._ask(request, Wire(ours, None))
+        connection = Connection(ours, 0.01)
+        transport._ask(request, connection)
         assert body_of(connection) == b"hi"
         connection.close()
         idle = transport._pooled()
@@ -195,7 +196,7 @@ class TestClosedByTheServer:
             assert [asker.ask() for _ in range(2)] == [b"hi"] * 2
             assert closer.requests == [1, 2, 1]
             closer.is_mute = True
-            with pytest.raises(httpx.RemoteProtocolError):
+            with pytest.raises(httpx.TransportError):
                 asker.ask()
             assert closer.requests == [1, 2, 1, 2, 1]
 

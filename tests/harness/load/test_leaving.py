@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.load.client import Exchange, StreamReader
-from harness.load.connection import Connection
-from harness.load.stream import StreamMachine
+from harness.load.client import StreamReader
 from harness.records import Outcome, Way, WireClose
-from tests.harness.load.asking import MS, PLAN, SPEC, after, two_tokens
+from tests.harness.load.asking import MS, PLAN, after, two_tokens
 
 if TYPE_CHECKING:
     from tests.harness.load.conftest import Connect, Script, ScriptedServer
@@ -55,38 +51,20 @@ def test_the_connection_ends(
     assert 0 < exchange.closed_ns - row.abandoned_ns < 5_000 * MS
 
 
-class _Feeding(StreamReader):
-    """For whatever it reads it has the server send more."""
+def test_bytes_without_a_pause_keep_no_user_from_leaving(
+    ready: Played, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For whatever is read the server sends more."""
 
-    def __init__(self, stream: StreamMachine, server: socket.socket) -> None:
-        super().__init__(stream, None)
-        self._server = server
+    class Feeding(StreamReader):
+        def read(self, chunk: bytes, t_ns: int, /) -> None:
+            super().read(chunk, t_ns)
+            ready.token()
 
-    def read(self, chunk: bytes, t_ns: int, /) -> None:
-        super().read(chunk, t_ns)
-        self._server.sendall(b'data: {"choices":[{"index":0,"text":"x"}]}\n\n')
-
-
-def test_bytes_without_a_pause_keep_nobody_from_leaving() -> None:
-    near, far = socket.socketpair()
-    with near, far:
-        far.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-        spec = dataclasses.replace(SPEC, plan="tokens:0", planned_abandon=0, way=Way.FIN)
-        stream = StreamMachine(spec, sent_ns=0, continuous_usage=False)
-        reader = _Feeding(stream, far)
-        connection = Connection(near, 30)
-        connection.receive_head(None)
-        reader.read(b"", 0)
-        Exchange(
-            connection,
-            stream,
-            reader,
-            leave_rule=after(1),
-            way=Way.FIN,
-            after_first_token=None,
-            cancel=lambda: pytest.fail("nobody asks"),
-        ).see_through(None)
-        row = stream.row()
+    ready.accept()
+    ready.token()
+    monkeypatch.setattr("harness.load.client.StreamReader", Feeding)
+    row = connect(PLAN.url).ask(after(1), Way.FIN)
     assert (row.outcome, row.wire_close) == (Outcome.ABANDONED, WireClose.RST)
     assert 1 <= row.tokens_read <= 3
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.load.stream import IllegalSignalError, StreamMachine
-from harness.load.transitions import TRANSITIONS, Signal, State
+from harness.load.stream import TRANSITIONS, IllegalSignalError, Signal, State, StreamMachine
 from harness.records import Outcome, TokenCounting, WireClose
 from tests.harness.load.streams import SPEC, completion, machine
 
@@ -208,11 +207,11 @@ class TestAfterLeaving:
         stream = machine()
         stream.event(completion(" a", usage=1), 20)
         stream.leave(25, think_ns=0, wire_close=WireClose.FIN)
-        stream.late_event(completion(" b", usage=3))
-        stream.late_event(b"half of a chunk")
-        stream.late_event(completion("", usage=9, finish_reason="abort"))
-        stream.late_event(b"[DONE]")
-        stream.late_end(40)
+        stream.event(completion(" b", usage=3), 35)
+        stream.event(b"half of a chunk", 35)
+        stream.event(completion("", usage=9, finish_reason="abort"), 35)
+        stream.event(b"[DONE]", 35)
+        stream.body_ended(40)
         row = stream.row()
         assert (row.tokens_read, row.tokens_after_leaving) == (1, 2)
         assert (row.abandoned_ns, row.ended_ns, row.server_ended_ns) == (25, 25, 40)
@@ -227,5 +226,5 @@ class TestAfterLeaving:
     def test_nothing_but_the_end_is_no_token(self) -> None:
         stream = machine()
         stream.leave(25, think_ns=0, wire_close=WireClose.FIN)
-        stream.late_end(40)
+        stream.body_ended(40)
         assert stream.row().tokens_after_leaving == 0

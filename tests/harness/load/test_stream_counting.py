@@ -5,8 +5,7 @@ import json
 import tracemalloc
 from typing import Any
 
-from harness.load.stream import StreamMachine
-from harness.load.transitions import State
+from harness.load.stream import State, StreamMachine
 from harness.records import Outcome, TokenCounting
 from tests.harness.load.streams import SPEC, completion, machine
 

@@ -77,7 +77,7 @@ def test_what_makes_no_sense_fails_the_request(data: bytes) -> None:
 
     late = machine()
     late.leave(25, think_ns=0, wire_close=WireClose.FIN)
-    late.late_event(data)
+    late.event(data, 35)
     assert late.row().tokens_after_leaving == 0
 
 
@@ -142,8 +142,8 @@ class TestCountsThatCannotBeTrue:
     def test_what_comes_late(self) -> None:
         stream = machine()
         stream.leave(25, think_ns=0, wire_close=WireClose.FIN)
-        stream.late_event(event("a", usage=2))
-        stream.late_event(event("a", usage=MOST + 1))
+        stream.event(event("a", usage=2), 35)
+        stream.event(event("a", usage=MOST + 1), 35)
         row = stream.row()
         assert (row.outcome, row.tokens_after_leaving) == (Outcome.ABANDONED, 2)
         assert FAR_LONGER in (row.error or "")

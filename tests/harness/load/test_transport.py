@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from harness.load.connection import Connection
-from harness.load.leave import hang_up
-from harness.records import WireClose
+from harness.load.leave import leave
+from harness.records import Way, WireClose
 from tests.harness.load.asking import body_of, connected
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def test_unread_bytes_make_a_reset(serve: Serve, reads: bool) -> None:
         else:
             while connection.unread_bytes() == 0:
                 pass
-        _, wire_close = hang_up(connection)
+        _, wire_close = leave(Way.FIN, connection)
         exchange = server.exchanges["r1"]
         assert exchange.is_over.wait(30)
         assert wire_close is (WireClose.FIN if reads else WireClose.RST)
@@ -199,7 +199,7 @@ def test_patience_may_end_before_the_headers(serve: Serve, sent: bytes, patience
     before_ns = time.perf_counter_ns()
     with connected(server.url, patience_ns=patience_ns) as connection:
         assert not connection.has_head
-        t0_ns, wire_close = hang_up(connection)
+        t0_ns, wire_close = leave(Way.FIN, connection)
     server.wait_for_arrivals(1)  # it may read the request only after the client has left
     exchange = server.exchanges["r1"]
     assert exchange.is_over.wait(30)
