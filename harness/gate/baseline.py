@@ -4,6 +4,7 @@ The file holds what the gate reads of a run (`Measured`), so the run's folder ma
 names the baseline, each of `AGAINST_BASELINE` may not grow by more than `gate.noise`.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,15 +102,8 @@ def limits_against_baseline(
 
 def _at_most(times: float, arm: str, figure: str) -> Limit:
     metric, _, key = figure.partition(".")
-    return Limit(
-        arm=arm,
-        relation="/",
-        against=BASELINE,
-        metric=metric,
-        key=key,
-        operator="<=",
-        number=times,
-    )
+    limit = Limit(arm=arm, metric=metric, key=key, operator="<=", number=times)
+    return replace(limit, relation="/", against=BASELINE)
 
 
 def _is_time(figure: str) -> bool:

@@ -21,7 +21,7 @@ from harness.analysis.comparable import (
 )
 from harness.analysis.compare import FEWEST_ROUNDS, compare_rounds
 from harness.formatting import number
-from harness.gate.interval import Known, Unknown, figure_range
+from harness.gate.interval import Range, figure_range
 from harness.gate.limits import BASELINE, Limit
 from harness.metrics import METRICS
 from harness.records import Metric
@@ -107,7 +107,7 @@ class Terms:
 
 def judge(measured: Measured, terms: Terms, *, run: str) -> Judgement:
     of_limits = (
-        _only_if_sound(_check_limit(limit, _known(limit, measured, terms)), limit, measured)
+        _only_if_sound(_check_limit(limit, _range(limit, measured, terms)), limit, measured)
         for limit in terms.limits
     )
     checks = [_check_run(measured), *of_limits, *_too_few(measured, terms.fewest_abandons)]
@@ -140,22 +140,19 @@ def _undecided(name: str, reason: str, to_decide: str) -> Check:
     return Check(name=name, verdict=Verdict.CANNOT_DECIDE, reason=reason, to_decide=to_decide)
 
 
-def _check_limit(limit: Limit, known: Known | Unknown) -> Check:
-    if isinstance(known, Unknown):
-        return _undecided(limit.text, known.reason, known.to_decide)
-    holds = {limit.holds(known.low), limit.holds(known.high)}
-    if holds == {True} and (limit.operator != "==" or known.low == known.high):
-        verdict, reason = Verdict.PASS, "within the limit"
-    elif holds == {False} and not known.low < limit.number < known.high:
-        verdict, reason = Verdict.FAIL, "beyond the limit"
-    else:
-        verdict, reason = Verdict.CANNOT_DECIDE, "the limit lies within what the true value can be"
+def _check_limit(limit: Limit, found: Range) -> Check:
+    holds = {limit.holds(found.low), limit.holds(found.high)}
+    verdict, reason, to_decide = Verdict.CANNOT_DECIDE, found.reason, found.to_decide
+    if holds == {True} and (limit.operator != "==" or found.low == found.high):
+        verdict, reason, to_decide = Verdict.PASS, "within the limit", ""
+    elif holds == {False} and not found.low < limit.number < found.high:
+        verdict, reason, to_decide = Verdict.FAIL, "beyond the limit", ""
     return Check(
         name=limit.text,
         verdict=verdict,
-        measured=known.shown,
+        measured=found.shown,
         reason=reason,
-        to_decide=known.to_decide if verdict is Verdict.CANNOT_DECIDE else "",
+        to_decide=to_decide,
     )
 
 
@@ -198,7 +195,7 @@ def _too_few(measured: Measured, fewest: int) -> Iterator[Check]:
             )
 
 
-def _known(limit: Limit, measured: Measured, terms: Terms) -> Known | Unknown:
+def _range(limit: Limit, measured: Measured, terms: Terms) -> Range:
     mine = measured.sides[limit.arm]
     metric = mine.metrics.get(limit.metric)
     if metric is None:
@@ -207,58 +204,33 @@ def _known(limit: Limit, measured: Measured, terms: Terms) -> Known | Unknown:
         return figure_range(limit, metric, _rounds(mine, limit))
     if limit.against != BASELINE:
         other = measured.sides[limit.against]
-        return _unlike(limit, mine, other) or _of_rounds(limit, mine, other)
+        return _why_unlike(limit, mine, other) or _of_rounds(limit, mine, other)
     if terms.baseline is None:
-        return Unknown(reason="there is no baseline", to_decide="one, by --save-baseline")
-    return _since(limit, metric, mine, terms.baseline)
+        return Range(reason="there is no baseline", to_decide="one, by --save-baseline")
+    before = terms.baseline.sides.get(limit.arm)
+    if before is None:
+        reason = f"the baseline has no arm {limit.arm}"
+        return Range(reason=reason, to_decide="a baseline that has it")
+    return _why_not_since(limit, mine, before) or _of_rounds(limit, mine, before)
 
 
-def _since(limit: Limit, metric: Metric, mine: Side, before: Measured) -> Known | Unknown:
-    side = before.sides.get(limit.arm)
-    if side is None:
-        return Unknown(
-            reason=f"the baseline has no arm {limit.arm}", to_decide="a baseline that has it"
-        )
-    if why := why_not_conditions(mine.conditions, side.conditions):
-        return Unknown(reason=f"not comparable: {why}", to_decide="a baseline of the same")
-    if unlike := _unlike(limit, mine, side):
+def _why_not_since(limit: Limit, mine: Side, before: Side) -> Range | None:
+    """Why a side is not compared with that of the baseline; None if it is."""
+    if why := why_not_conditions(mine.conditions, before.conditions):
+        return Range(reason=f"not comparable: {why}", to_decide="a baseline of the same")
+    if unlike := _why_unlike(limit, mine, before):
         return unlike
-    machine = other_machine(mine.conditions, side.conditions)
-    if machine is not None and depends_on_machine(metric.unit):
-        return Unknown(
-            reason=f"a time on another machine than the baseline's ({machine})",
-            to_decide="a run on that machine, or a baseline from this one "
-            f"({machine_in_words(mine.conditions)})",
-        )
-    return _of_rounds(limit, mine, side)
-
-
-def _of_rounds(limit: Limit, mine: Side, other: Side) -> Known | Unknown:
-    """Rounds of two arms are paired; rounds of a baseline are of another run."""
-    rounds = _rounds(mine, limit), _rounds(other, limit)
-    is_paired = limit.against != BASELINE
-    one = compare_rounds(limit.arm, str(limit.against), *rounds, paired=is_paired)
-    num_rounds = f"{one.n} rounds" if is_paired else f"{one.n} rounds or more of both"
-    is_ratio = limit.relation == "/"
-    if is_ratio and one.n >= FEWEST_ROUNDS and not any(rounds[0]) and not any(rounds[1]):
-        return Known(low=1.0, high=1.0, shown=f"both 0 in {num_rounds}", to_decide="")
-    value, limits = one.difference, one.difference_ci95
-    if is_ratio:
-        value, limits = one.ratio, one.ratio_ci95
-    if value is None or limits is None:
-        instead = f"a limit on the difference: `{limit.arm} - {limit.against}: ...`"
-        to_decide = _MORE_ROUNDS if one.n < FEWEST_ROUNDS else instead
-        return Unknown(reason=one.note or "nothing to compare", to_decide=to_decide)
-    low, high = limits
-    return Known(
-        low=low,
-        high=high,
-        shown=f"{number(value)} ({number(low)} to {number(high)}), {num_rounds}",
-        to_decide="more rounds: `run.rounds`",
+    machine = other_machine(mine.conditions, before.conditions)
+    if machine is None or not depends_on_machine(METRICS[limit.metric].unit):
+        return None
+    return Range(
+        reason=f"a time on another machine than the baseline's ({machine})",
+        to_decide="a run on that machine, or a baseline from this one "
+        f"({machine_in_words(mine.conditions)})",
     )
 
 
-def _unlike(limit: Limit, mine: Side, other: Side) -> Unknown | None:
+def _why_unlike(limit: Limit, mine: Side, other: Side) -> Range | None:
     """Why the figures of two sides are not compared; None if they are."""
     metric, theirs = mine.metrics[limit.metric], other.metrics.get(limit.metric)
     if theirs is None:
@@ -267,18 +239,42 @@ def _unlike(limit: Limit, mine: Side, other: Side) -> Unknown | None:
     why = why_not_figures(limit.metric, metric, theirs, counting)
     if why is None:
         return None
-    return Unknown(
+    return Range(
         reason=f"not comparable: {why} ({limit.arm}, {limit.against})",
         to_decide="a figure that both have in one way",
     )
 
 
-def _missing(limit: Limit, side: Side, to_decide: str, of: str = "") -> Unknown:
+def _of_rounds(limit: Limit, mine: Side, other: Side) -> Range:
+    """Rounds of two arms are paired; rounds of a baseline are of another run."""
+    rounds = _rounds(mine, limit), _rounds(other, limit)
+    is_paired, is_ratio = limit.against != BASELINE, limit.relation == "/"
+    one = compare_rounds(limit.arm, str(limit.against), *rounds, paired=is_paired)
+    num_rounds = f"{one.n} rounds" if is_paired else f"{one.n} rounds or more of both"
+    if is_ratio and one.n >= FEWEST_ROUNDS and not any(rounds[0]) and not any(rounds[1]):
+        return Range(low=1.0, high=1.0, shown=f"both 0 in {num_rounds}", to_decide="")
+    value, limits = one.difference, one.difference_ci95
+    if is_ratio:
+        value, limits = one.ratio, one.ratio_ci95
+    if value is None or limits is None:
+        instead = f"a limit on the difference: `{limit.arm} - {limit.against}: ...`"
+        to_decide = _MORE_ROUNDS if one.n < FEWEST_ROUNDS else instead
+        return Range(reason=one.note or "nothing to compare", to_decide=to_decide)
+    low, high = limits
+    return Range(
+        low=low,
+        high=high,
+        shown=f"{number(value)} ({number(low)} to {number(high)}), {num_rounds}",
+        to_decide="more rounds: `run.rounds`",
+    )
+
+
+def _missing(limit: Limit, side: Side, to_decide: str, of: str = "") -> Range:
     why = side.not_measurable.get(limit.metric, "the summary does not have it")
     instead = (name for name in METRICS[limit.metric].instead if name in side.metrics)
     if (nearest := next(instead, None)) is not None:
         to_decide += f", or a limit on `{nearest}`, which this server shows"
-    return Unknown(reason=f"{of}not measurable: {why}", to_decide=to_decide)
+    return Range(reason=f"{of}not measurable: {why}", to_decide=to_decide)
 
 
 def _rounds(side: Side, limit: Limit) -> Sequence[float | None]:

@@ -12,9 +12,11 @@ and one of its figures, right of it a number in the metric's unit (a ratio has n
 
 import difflib
 import math
+import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any, Final, Literal
 
 from harness.errors import ConfigError
@@ -85,15 +87,15 @@ class Limit:
         return self.operator in ("<=", "<")
 
     def holds(self, value: float) -> bool:
-        return _HOLDS[self.operator](value, self.number)
+        return bool(_OPERATORS[self.operator](value, self.number))
 
 
-_HOLDS: Final[Mapping[Operator, Callable[[float, float], bool]]] = {
-    "<=": lambda value, number: value <= number,
-    "<": lambda value, number: value < number,
-    ">=": lambda value, number: value >= number,
-    ">": lambda value, number: value > number,
-    "==": lambda value, number: value == number,
+_OPERATORS: Final = {
+    "<=": operator.le,
+    "<": operator.lt,
+    ">=": operator.ge,
+    ">": operator.gt,
+    "==": operator.eq,
 }
 
 
@@ -120,17 +122,28 @@ def parse_limits(lines: Iterable[str], *, source: str, arms: Sequence[str]) -> l
 
 
 def _parse(text: str, arms: Sequence[str]) -> list[Limit]:
-    """One limit; for a line that names no arm, one for each arm."""
+    """One limit; for a line that names no arm, one for each arm. Raises ValueError."""
     match = _LINE.fullmatch(text)
     if match is None:
         raise ValueError(_FORM)
     parts: dict[str, Any] = match.groupdict()
     arm, number = parts.pop("arm") or RUN, _number(parts.pop("number"))
     limit = Limit(arm=arm, number=number, **parts)
-    _check_names(limit)
+    if limit.metric not in METRICS:
+        raise ValueError(f"there is no metric `{limit.metric}`{_nearest(limit.metric, METRICS)}")
+    keys = FIGURES if limit.relation is None else FIGURES_PER_ROUND
+    if limit.key not in keys:
+        where = "" if limit.relation is None else " of a difference"
+        near = _nearest(limit.key, keys)
+        there = ", ".join(keys)
+        raise ValueError(f"there is no figure `{limit.key}`{where}{near}; there are: {there}")
     if arms and arm == RUN and limit.against in (None, BASELINE):
         return [replace(limit, arm=one) for one in arms]
-    _check_sides(limit, arms)
+    _check_arm(limit.arm, arms)
+    if limit.against not in (None, BASELINE):
+        _check_arm(str(limit.against), arms)
+    if limit.arm == limit.against:
+        raise ValueError("compares an arm with itself")
     return [limit]
 
 
@@ -144,31 +157,14 @@ def _number(text: str) -> float:
     return value
 
 
-def _check_names(limit: Limit) -> None:
-    if limit.metric not in METRICS:
-        raise ValueError(f"there is no metric `{limit.metric}`{_nearest(limit.metric, METRICS)}")
-    keys = FIGURES if limit.relation is None else FIGURES_PER_ROUND
-    if limit.key not in keys:
-        where = "" if limit.relation is None else " of a difference"
-        raise ValueError(
-            f"there is no figure `{limit.key}`{where}{_nearest(limit.key, keys)}; there are: "
-            f"{', '.join(keys)}"
-        )
-
-
-def _check_sides(limit: Limit, arms: Sequence[str]) -> None:
-    """Raises ValueError for a side that is no arm, nor the run of a workload without arms."""
-    sides = arms or [RUN]
-    for name in (limit.arm, limit.against):
-        if name is None or name in sides or (name == BASELINE and name is limit.against):
-            continue
-        if not arms:
-            raise ValueError(f"there is no arm `{name}`: the workload has none")
-        if name == RUN:
-            raise ValueError(f"say of which arm: {', '.join(arms)}")
-        raise ValueError(f"there is no arm `{name}`; there are: {', '.join(arms)}")
-    if limit.arm == limit.against:
-        raise ValueError("compares an arm with itself")
+def _check_arm(name: str, arms: Sequence[str]) -> None:
+    if name in (arms or [RUN]):
+        return
+    if not arms:
+        raise ValueError(f"there is no arm `{name}`: the workload has none")
+    if name == RUN:
+        raise ValueError(f"say of which arm: {', '.join(arms)}")
+    raise ValueError(f"there is no arm `{name}`; there are: {', '.join(arms)}")
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -193,9 +189,10 @@ def _impossible(limit: Limit) -> str | None:
         return "a ratio is never below 0"
     if limit.relation is not None:
         return None
-    if not METRICS[limit.metric].may_be_negative and not _is_kept_between(limit, 0, math.inf):
+    info = METRICS[limit.metric]
+    if not info.may_be_negative and not _is_kept_between(limit, 0, math.inf):
         return f"{limit.metric} is never below 0"
-    if METRICS[limit.metric].kind == "proportion" and not _is_kept_between(limit, 0, 1):
+    if info.kind == "proportion" and not _is_kept_between(limit, 0, 1):
         return f"{limit.metric} is a share, from 0 to 1"
     return None
 
@@ -220,10 +217,8 @@ def _can_both_hold(lower: Limit, higher: Limit) -> bool:
 
 
 def _are_ordered(lower: Limit, higher: Limit) -> bool:
-    if (lower.arm, lower.metric) != (higher.arm, higher.metric):
+    keys = (lower.key, higher.key)
+    is_one_metric = (lower.arm, lower.metric) == (higher.arm, higher.metric)
+    if not is_one_metric or lower.relation is not None or higher.relation is not None:
         return False
-    if lower.relation is not None or higher.relation is not None:
-        return False
-    return any(
-        lower.key in keys and higher.key in keys[keys.index(lower.key) + 1 :] for keys in _ASCENDING
-    )
+    return any(pair == keys for ascending in _ASCENDING for pair in combinations(ascending, 2))

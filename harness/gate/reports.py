@@ -15,28 +15,21 @@ MOST_BYTES: Final = 1_000_000  # GitHub takes no step summary of more than 1 MiB
 
 def as_markdown(judgement: Judgement) -> str:
     """A heading and a table, the gravest first; cut off at `MOST_BYTES`."""
-    head = [
-        f"### {SIGNS[judgement.verdict]} walkaway gate: {judgement.verdict}",
-        "",
-        f"{_cell(judgement.workload or 'unknown workload')}, run `{_code(judgement.run)}`"
-        + (f", baseline `{_code(judgement.baseline)}`" if judgement.baseline else ""),
-        *(
-            ["", f"{LEFT_OUT}: {_cell(', '.join(judgement.left_out))}"]
-            if judgement.left_out
-            else []
-        ),
-        "",
-        "| | limit | measured | why |",
-        "|---|---|---|---|",
-    ]
+    where = f"{_cell(judgement.workload or 'unknown workload')}, run `{_code(judgement.run)}`"
+    if judgement.baseline:
+        where += f", baseline `{_code(judgement.baseline)}`"
+    lines = [f"### {SIGNS[judgement.verdict]} walkaway gate: {judgement.verdict}", "", where]
+    if judgement.left_out:
+        lines += ["", f"{LEFT_OUT}: {_cell(', '.join(judgement.left_out))}"]
+    lines += ["", "| | limit | measured | why |", "|---|---|---|---|"]
+    size = sum(len(line.encode()) + 1 for line in lines)
     rows = [_row(one) for one in gravest_first(judgement.checks)]
-    size = sum(len(line.encode()) + 1 for line in head)
     for place, row in enumerate(rows):
         size += len(row.encode()) + 1
         if size > MOST_BYTES:
             rows[place:] = [f"| | {len(rows) - place} more | | |"]
             break
-    return "\n".join([*head, *rows]) + "\n"
+    return "\n".join([*lines, *rows]) + "\n"
 
 
 def gravest_first(checks: Sequence[Check]) -> list[Check]:
@@ -63,7 +56,11 @@ def _code(text: str) -> str:
     return " ".join(text.replace("`", "'").replace("|", "\\|").split())
 
 
-_TAGS: Final = {Verdict.FAIL: "failure", Verdict.CANNOT_DECIDE: "error"}
+_TAGS: Final = {
+    Verdict.PASS: "system-out",
+    Verdict.FAIL: "failure",
+    Verdict.CANNOT_DECIDE: "error",
+}
 _NO_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -75,24 +72,16 @@ def as_junit(judgement: Judgement) -> bytes:
         "failures": str(verdicts.count(Verdict.FAIL)),
         "errors": str(verdicts.count(Verdict.CANNOT_DECIDE)),
     }
-    name = f"walkaway gate {judgement.workload or ''}".strip()
+    name = _clean(f"walkaway gate {judgement.workload or ''}".strip())
     suites = ET.Element("testsuites", counts)
-    suite = ET.SubElement(suites, "testsuite", {"name": _clean(name), **counts})
+    suite = ET.SubElement(suites, "testsuite", {"name": name, **counts})
     for one in judgement.checks:
-        case = ET.SubElement(
-            suite, "testcase", {"classname": _clean(name), "name": _clean(one.name), "time": "0"}
-        )
-        lines = [
-            one.measured,
-            one.reason,
-            f"would decide: {one.to_decide}" if one.to_decide else "",
-        ]
-        text = _clean("\n".join(line for line in lines if line))
-        if (tag := _TAGS.get(one.verdict)) is not None:
-            message = _clean(": ".join(part for part in (one.measured, one.reason) if part))
-            ET.SubElement(case, tag, {"message": message}).text = text
-        else:
-            ET.SubElement(case, "system-out").text = text
+        about = {"classname": name, "name": _clean(one.name), "time": "0"}
+        tag, said = _TAGS[one.verdict], [part for part in (one.measured, one.reason) if part]
+        message = {"message": _clean(": ".join(said))} if tag != "system-out" else {}
+        said += [f"would decide: {one.to_decide}"] if one.to_decide else []
+        result = ET.SubElement(ET.SubElement(suite, "testcase", about), tag, message)
+        result.text = _clean("\n".join(said))
     ET.indent(suites)
     content: bytes = ET.tostring(suites, encoding="utf-8", xml_declaration=True)
     return content + b"\n"

@@ -6,7 +6,7 @@ summary counted.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +45,22 @@ def read_run(path: Path) -> Measured:
     manifest, summary = read_judged(folder)
     try:
         rounds = [RunFolder(one) for one in folder.runs()] if folder.has_arms else []
-        _check_rows(folder, rounds, summary)
+        parts = summary.arms.values() if isinstance(summary, ArmsSummary) else [summary]
+        _check_rows(folder, rounds, [part.outcomes for part in parts])
         return read_measured(summary, manifest, _manifests(folder))
     except (KeyError, TypeError, ValueError, AttributeError, msgspec.MsgspecError) as error:
         raise UnusableRunError(
             f"{path}: manifest.json is not as walkaway writes it: {error!r}",
             _made_again(folder),
         ) from error
+
+
+def _manifests(folder: RunFolder) -> dict[str, dict[str, Any]]:
+    """The manifest of each arm's first run."""
+    try:
+        return {arm: one.read_manifest() for arm, one in folder.first_runs().items()}
+    except ConfigError as error:
+        raise UnusableRunError(str(error), WHOLE_FILES) from error
 
 
 def read_measured(
@@ -64,6 +73,14 @@ def read_measured(
 
     Raises KeyError, TypeError or ValueError if the manifest is not what it should be.
     """
+    if isinstance(summary, ArmsSummary):
+        sides = {
+            name: _side(arm, arm.per_round, conditions_of(of_arms.get(name, manifest), summary))
+            for name, arm in summary.arms.items()
+        }
+    else:
+        own = conditions_of(manifest, summary)
+        sides = {RUN: _side(summary, _one_round(summary.metrics), own)}
     return Measured(
         run_id=str(summary.run_id),
         created_at=str(manifest["created_at"]),
@@ -71,21 +88,8 @@ def read_measured(
         is_wedged=isinstance(summary, Summary) and bool(summary.wedged),
         invalid=[said.text for said in summary.validity if said.level == "invalid"],
         conditions=conditions_of(next(iter(of_arms.values()), manifest), summary),
-        sides=_sides(summary, manifest, of_arms),
+        sides=sides,
     )
-
-
-def _sides(
-    summary: Summary | ArmsSummary,
-    manifest: Mapping[str, Any],
-    of_arms: Mapping[str, Mapping[str, Any]],
-) -> dict[str, Side]:
-    if isinstance(summary, Summary):
-        return {RUN: _side(summary, _one_round(summary.metrics), conditions_of(manifest, summary))}
-    return {
-        name: _side(arm, arm.per_round, conditions_of(of_arms.get(name, manifest), summary))
-        for name, arm in summary.arms.items()
-    }
 
 
 def _one_round(metrics: Mapping[str, Metric]) -> PerRound:
@@ -108,33 +112,22 @@ def _side(part: Summary | ArmSummary, per_round: PerRound, conditions: Condition
     )
 
 
-def _manifests(folder: RunFolder) -> dict[str, dict[str, Any]]:
-    """The manifest of each arm's first run."""
-    try:
-        return {arm: one.read_manifest() for arm, one in folder.first_runs().items()}
-    except ConfigError as error:
-        raise UnusableRunError(str(error), WHOLE_FILES) from error
-
-
 def _check_rows(
-    folder: RunFolder, rounds: Sequence[RunFolder], summary: Summary | ArmsSummary
+    folder: RunFolder, rounds: Iterable[RunFolder], outcomes: Iterable[Mapping[str, int]]
 ) -> None:
-    counted: Counter[str] = Counter()
-    for side in summary.arms.values() if isinstance(summary, ArmsSummary) else [summary]:
-        counted.update(side.outcomes)
+    """Read every value. Raises UnusableRunError if one is damaged, or if the requests are not those
+    that the summary counted."""
+    counted = sum((Counter(one) for one in outcomes), Counter[str]())
     _check_requests(folder, "requests.parquet has", [folder], counted)
     whole = [one for one in rounds if (one.path / "requests.parquet").is_file()]
     if rounds:
         _check_requests(folder, "the files of the rounds have", whole, counted)
-    for one in whole if rounds else [folder]:
-        _check_readable(one, RECORDS.keys() - {"requests"})
+    runs = whole if rounds else [folder]
+    others = [(one, name) for one in runs for name in RECORDS if name != "requests"]
     if folder.probe_phase.path.is_dir():
-        _check_readable(folder.probe_phase, RECORDS)
-
-
-def _check_readable(folder: RunFolder, names: Iterable[str]) -> None:
-    for name in names:
-        sum(batch.num_rows for batch in _batches(folder, name))
+        others += [(folder.probe_phase, name) for name in RECORDS]
+    for one, name in others:
+        sum(batch.num_rows for batch in _batches(one, name))
 
 
 def _check_requests(
@@ -144,18 +137,13 @@ def _check_requests(
     for one in folders:
         for batch in _batches(one, "requests"):
             found.update(batch["outcome"].to_pylist())
-    if found.total() != counted.total():
-        raise UnusableRunError(
-            f"{run.path}: {where} {found.total():,} rows, and summary.json is of "
-            f"{counted.total():,}",
-            _made_again(run),
-        )
-    if found != counted:
-        raise UnusableRunError(
-            f"{run.path}: the requests did not end as summary.json counts them: "
-            f"{dict(found)} and {dict(counted)}",
-            _made_again(run),
-        )
+    if found == counted:
+        return
+    said = f"{where} {found.total():,} rows, and summary.json is of {counted.total():,}"
+    if found.total() == counted.total():
+        said = "the requests did not end as summary.json counts them: "
+        said += f"{dict(found)} and {dict(counted)}"
+    raise UnusableRunError(f"{run.path}: {said}", _made_again(run))
 
 
 def _batches(folder: RunFolder, name: str) -> Iterator[pa.RecordBatch]:
