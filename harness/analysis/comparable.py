@@ -6,14 +6,14 @@ remarks on all else that moves figures. The gate, and a line of a trend, take on
 `Conditions` (`why_not_conditions`), and times only from one machine (`other_machine`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from harness.formatting import quantity
 from harness.metrics import METRICS
-from harness.records import ArmsSummary, Metric, Remark, Summary, num_slots
+from harness.records import ArmsSummary, ArmSummary, Metric, Remark, Summary, num_slots
 
 STEP_TOLERANCE: Final = 0.1  # steps that differ by more are another speed, not noise
 MOST_KEYS: Final = 6
@@ -22,7 +22,6 @@ SAID_OR_MEANINGLESS: Final = frozenset({"model", "max_num_seqs", "frontend_pid",
 # The demand on the server. Its own settings (`[engine]`) are not part of it: they are judged.
 DEMAND: Final = ("run", "load", "arrivals")
 NO_DEMAND: Final = ("seed", "rounds", "reference_arm")  # keys of [run]
-UNITS_OF_TIME: Final = frozenset({"s", "rps", "tokens/s", "block seconds"})
 BOUNDS: Final = {"point": "a value", "lower": "a lower bound", "upper": "an upper bound"}
 
 
@@ -50,10 +49,8 @@ def _are_counted_alike(first: str | None, second: str | None) -> bool:
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """The conditions under which the figures of a run, or of one of its arms, came about.
-
-    `machine` is the processor, cores, GPUs and device: times depend on it, steps do not.
-    """
+    """What the figures of a run, or of one of its arms, depend on. `machine`: the processor, cores,
+    GPUs and device, on which times depend, but steps do not."""
 
     workload: str
     engine: str | None
@@ -115,15 +112,16 @@ def machine_in_words(conditions: Conditions) -> str:
 
 
 def depends_on_machine(unit: str) -> bool:
-    return unit in UNITS_OF_TIME
+    return unit in ("s", "rps", "tokens/s", "block seconds")
 
 
 def why_not_runs(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> str | None:
     """Why two runs, by their manifests, ask different questions; None if they ask one."""
-    first, second = (one["workload"].get("name") for one in (baseline, candidate))
-    if first != second:
-        return f"they are of different workloads, `{first}` and `{second}`"
-    kinds = [(one["workload"].get("load") or {}).get("kind") for one in (baseline, candidate)]
+    first, second = baseline["workload"], candidate["workload"]
+    if first.get("name") != second.get("name"):
+        names = f"`{first.get('name')}` and `{second.get('name')}`"
+        return f"they are of different workloads, {names}"
+    kinds = [(one.get("load") or {}).get("kind") for one in (first, second)]
     if kinds[0] != kinds[1]:
         return f"their loads are of different kinds, `{kinds[0]}` and `{kinds[1]}`"
     return None
@@ -136,32 +134,28 @@ def manifest_remarks(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) 
         keys.pop("seed", None)
         if keys:
             yield _warning(f"different [{section}]: {_listed(keys)}")
-    yield from _of_targets(baseline.get("target") or {}, candidate.get("target") or {})
+    yield from _target_remarks(baseline.get("target") or {}, candidate.get("target") or {})
     hardware = _changed(baseline.get("hardware"), candidate.get("hardware"))
     if machine := {key: both for key, both in hardware.items() if key in OF_SPEED}:
         yield _warning(f"different machines ({_listed(machine)}): trust figures in steps and rates")
     if baseline["seed"] != candidate["seed"]:
         yield _info(f"different seeds: {baseline['seed']} and {candidate['seed']}")
-    if versions := _changed(baseline.get("versions"), candidate.get("versions")):
-        yield _info(f"different versions: {_listed(versions)}")
+    if changed := _changed(baseline.get("versions"), candidate.get("versions")):
+        yield _info(f"different versions: {_listed(changed)}")
 
 
-def _of_targets(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[Remark]:
+def _target_remarks(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Remark]:
     for key, what in (("engine", "kinds of server"), ("model", "models")):
-        if baseline.get(key) != candidate.get(key):
-            yield _warning(f"different {what}: {baseline.get(key)} and {candidate.get(key)}")
-    if baseline.get("version") != candidate.get("version"):
-        first, second = (one.get("version") or "not known" for one in (baseline, candidate))
-        yield _info(f"different versions of the server: {first} and {second}")
-    slots = _slots(baseline), _slots(candidate)
-    if slots[0] != slots[1]:
-        first, second = (one or "not known" for one in slots)
-        yield _warning(
-            f"different numbers of batch slots: {first} and {second}: waiting times depend on them"
-        )
-    config = _changed(baseline.get("config"), candidate.get("config"))
-    if settings := {key: both for key, both in config.items() if key not in SAID_OR_MEANINGLESS}:
-        yield _info(f"the engine is set up differently: {_listed(settings)}")
+        if first.get(key) != second.get(key):
+            yield _warning(f"different {what}: {first.get(key)} and {second.get(key)}")
+    if versions := _changed_in("version", first, second):
+        yield _info(f"different versions of the server: {versions}")
+    slots = ({"slots": _slots(one)} for one in (first, second))
+    if numbers := _changed_in("slots", *slots):
+        yield _warning(f"different numbers of batch slots: {numbers}: waiting times depend on them")
+    config = _changed(first.get("config"), second.get("config"), without=SAID_OR_MEANINGLESS)
+    if config:
+        yield _info(f"the engine is set up differently: {_listed(config)}")
 
 
 def summary_remarks(
@@ -175,53 +169,58 @@ def summary_remarks(
                 yield Remark(level="invalid", text=f"the {which}: {said.text}")
 
 
-def counting_remark(baseline: str | None, candidate: str | None) -> Remark | None:
-    if _are_counted_alike(baseline, candidate):
-        return None
-    return _warning(
-        f"tokens are counted by {baseline} and by {candidate}: no figure of tokens is compared"
-    )
-
-
-def step_remark(baseline: Metric | None, candidate: Metric | None) -> Remark | None:
-    if baseline is None or candidate is None or not baseline.p50 or not candidate.p50:
-        return None
-    if abs(candidate.p50 / baseline.p50 - 1) <= STEP_TOLERANCE:
-        return None
-    return _warning(
-        f"a step takes {quantity(baseline.p50, 's')} and {quantity(candidate.p50, 's')}: trust a "
-        "difference of times only if it holds both as measured and in steps"
-    )
+def figure_remarks(
+    baseline: Summary | ArmSummary, candidate: Summary | ArmSummary
+) -> Iterator[Remark]:
+    """Whether tokens are counted alike, and whether steps are as long."""
+    counting = baseline.token_counting, candidate.token_counting
+    if not _are_counted_alike(*counting):
+        how = f"tokens are counted by {counting[0]} and by {counting[1]}"
+        yield _warning(f"{how}: no figure of tokens is compared")
+    steps = (one.metrics.get("step_s") for one in (baseline, candidate))
+    first, second = (None if step is None else step.p50 for step in steps)
+    if first and second and abs(second / first - 1) > STEP_TOLERANCE:
+        yield _warning(
+            f"a step takes {quantity(first, 's')} and {quantity(second, 's')}: trust a "
+            "difference of times only if it holds both as measured and in steps"
+        )
 
 
 def _slots(target: Mapping[str, Any]) -> int | None:
     return num_slots(target.get("config"), target.get("slots_found"))
 
 
+def _changed_in(key: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
+    """Both values in words; None if they are the same."""
+    if first.get(key) == second.get(key):
+        return None
+    return " and ".join(str(one.get(key) or "not known") for one in (first, second))
+
+
 def _changed(
-    first: Mapping[str, Any] | None, second: Mapping[str, Any] | None
+    first: Mapping[str, Any] | None,
+    second: Mapping[str, Any] | None,
+    without: Container[str] = (),
 ) -> dict[str, tuple[Any, Any]]:
     first, second = first or {}, second or {}
     return {
         key: (first.get(key), second.get(key))
         for key in dict.fromkeys([*first, *second])
-        if first.get(key) != second.get(key)
+        if key not in without and first.get(key) != second.get(key)
     }
 
 
 def _listed(keys: Mapping[str, tuple[Any, Any]]) -> str:
-    flat = dict(_leaves(keys))
-    shown = [f"{key} {was} / {now}" for key, (was, now) in list(flat.items())[:MOST_KEYS]]
-    more = len(flat) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    shown = [f"{key} {was} / {now}" for key, (was, now) in _leaves(keys)]
+    more = f" and {len(shown) - MOST_KEYS} more" if len(shown) > MOST_KEYS else ""
+    return ", ".join(shown[:MOST_KEYS]) + more
 
 
 def _leaves(keys: Mapping[str, tuple[Any, Any]]) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Tables come apart into the entries that differ."""
     for key, (was, now) in keys.items():
         if isinstance(was, Mapping) and isinstance(now, Mapping):
-            inner = _changed(was, now)
-            yield from ((f"{key}.{name}", pair) for name, pair in _leaves(inner))
+            yield from ((f"{key}.{name}", pair) for name, pair in _leaves(_changed(was, now)))
         else:
             yield key, (was, now)
 

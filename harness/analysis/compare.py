@@ -53,28 +53,26 @@ def compare_rounds(
 ) -> Difference:
     """Compare two sides by one value a round. `paired`: rounds of the same number belong together;
     else the sides are separate runs, which may have different numbers of rounds."""
+    sides = values, reference_values
     if paired:
-        both = [
-            (one, other)
-            for one, other in zip(values, reference_values, strict=True)
-            if one is not None and other is not None
-        ]
+        both = [one for one in zip(*sides, strict=True) if None not in one]
         mine, theirs = np.array(both, dtype=float).reshape(-1, 2).T
     else:
-        mine, theirs = (_known(those) for those in (values, reference_values))
+        mine, theirs = (
+            np.array([one for one in side if one is not None], dtype=float) for side in sides
+        )
     n = min(len(mine), len(theirs))
     if not n:
         note = "no round has a value of both arms"
         return Difference(arm=arm, reference=reference, n=0, note=note)
     difference, difference_ci95 = _apart(mine, theirs, paired=paired)
-    is_positive = bool((mine > 0).all() and (theirs > 0).all())
     ratio = ratio_ci95 = None
+    is_positive = bool((mine > 0).all() and (theirs > 0).all())
     if is_positive:
         log, limits = _apart(np.log(mine), np.log(theirs), paired=paired)
         ratio = float(np.exp(log))
-        ratio_ci95 = (
-            None if limits is None else (float(np.exp(limits[0])), float(np.exp(limits[1])))
-        )
+        if limits is not None:
+            ratio_ci95 = float(np.exp(limits[0])), float(np.exp(limits[1]))
     return Difference(
         arm=arm,
         reference=reference,
@@ -89,14 +87,9 @@ def compare_rounds(
 
 def is_certain(one: Difference) -> bool:
     """Does the ratio's interval leave out 1, or without one, the difference's interval 0?"""
-    limits, same = one.ratio_ci95, 1.0
-    if limits is None:
-        limits, same = one.difference_ci95, 0.0
-    return limits is not None and not limits[0] <= same <= limits[1]
-
-
-def _known(values: Values) -> Floats:
-    return np.array([value for value in values if value is not None], dtype=float)
+    if one.ratio_ci95 is not None:
+        return _side_of(1.0, one.ratio_ci95) != 0
+    return _side_of(0.0, one.difference_ci95) != 0
 
 
 def _apart(mine: Floats, theirs: Floats, *, paired: bool) -> tuple[float, Limits | None]:
@@ -105,15 +98,14 @@ def _apart(mine: Floats, theirs: Floats, *, paired: bool) -> tuple[float, Limits
     if paired:
         return float((mine - theirs).mean()), mean_ci95(mine - theirs) if is_enough else None
     difference = float(mine.mean() - theirs.mean())
-    return difference, _welch_ci95(mine, theirs) if is_enough else None
+    return difference, _welch_ci95(difference, mine, theirs) if is_enough else None
 
 
-def _welch_ci95(mine: Floats, theirs: Floats) -> Limits:
+def _welch_ci95(difference: float, mine: Floats, theirs: Floats) -> Limits:
     """Difference of means ± t(0.975, Welch-Satterthwaite) * its standard error.
 
     `scipy.stats.ttest_ind` gives the same, but takes a second to import.
     """
-    difference = float(mine.mean() - theirs.mean())
     parts = [float(values.var(ddof=1)) / len(values) for values in (mine, theirs)]
     if not sum(parts):
         return difference, difference
@@ -236,7 +228,7 @@ def pair_of(
     baseline: Metric,
     candidate: Metric,
     *,
-    steps_s: tuple[float | None, float | None] = (None, None),
+    steps_s: Sequence[float | None] = (None, None),
     counting: tuple[str | None, str | None] = (None, None),
 ) -> Pair:
     """Compare one figure. `steps_s` and `counting` are of (baseline, candidate): the duration of a
@@ -250,13 +242,16 @@ def pair_of(
         return msgspec.structs.replace(found, note=note)
     limits = limits_of(candidate, figure), limits_of(baseline, figure)
     ratio = a / b if a > 0 and b > 0 else None
+    in_steps = None
+    if ratio is not None and baseline.unit == "s" and steps_s[0] and steps_s[1]:
+        in_steps = ratio * steps_s[0] / steps_s[1]
     return msgspec.structs.replace(
         found,
         difference=a - b,
         difference_ci95=difference_ci95(a, limits[0], b, limits[1]),
         ratio=ratio,
         ratio_ci95=None if ratio is None else ratio_ci95(a, limits[0], b, limits[1]),
-        ratio_in_steps=_in_steps(ratio, baseline.unit, *steps_s),
+        ratio_in_steps=in_steps,
     )
 
 
@@ -281,11 +276,8 @@ def ratio_ci95(a: float, of_a: Limits | None, b: float, of_b: Limits | None) -> 
     """The interval of a / b; None if either one's is unknown or reaches down to 0."""
     if of_a is None or of_b is None or min(of_a[0], of_b[0]) <= 0:
         return None
-    logs = [
-        (math.log(value), (math.log(low), math.log(high)))
-        for value, (low, high) in ((a, of_a), (b, of_b))
-    ]
-    limits = difference_ci95(*logs[0], *logs[1])
+    logs = [(math.log(low), math.log(high)) for low, high in (of_a, of_b)]
+    limits = difference_ci95(math.log(a), logs[0], math.log(b), logs[1])
     return None if limits is None else (math.exp(limits[0]), math.exp(limits[1]))
 
 
@@ -297,14 +289,6 @@ def wilson_ci95(share: float, n: int) -> Limits:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def _in_steps(
-    ratio: float | None, unit: str, baseline_s: float | None, candidate_s: float | None
-) -> float | None:
-    if ratio is None or unit != "s" or not baseline_s or not candidate_s:
-        return None
-    return ratio * baseline_s / candidate_s
-
-
 class Standing(StrEnum):
     BETTER = "better"
     WORSE = "worse"
@@ -314,34 +298,28 @@ class Standing(StrEnum):
 
 
 def standing(pair: Pair) -> Standing:
-    """Better or worse, by the metric's direction, if the interval leaves out "no difference"."""
+    """Better or worse, by the metric's direction, if the interval leaves out "no difference", as
+    measured and in steps."""
+    info = METRICS[pair.metric]
     if pair.note is not None or pair.difference is None:
         return Standing.NOT_COMPARED
-    if METRICS[pair.metric].better == "neither":
+    if info.better == "neither":
         return Standing.NOT_JUDGED
-    signs = _signs(pair, pair.difference)
-    if signs not in ({1}, {-1}):
+    certain = (pair.difference, pair.difference)
+    sides = {_side_of(0.0, certain if info.kind == "idle" else pair.difference_ci95)}
+    if pair.ratio_in_steps is not None and info.kind != "idle":
+        sides.add(_side_of(1.0, pair.ratio_in_steps_ci95))
+    if sides not in ({1}, {-1}):
         return Standing.UNSURE
-    is_better = (signs == {1}) == (METRICS[pair.metric].better == "more")
-    return Standing.BETTER if is_better else Standing.WORSE
+    return Standing.BETTER if (sides == {1}) == (info.better == "more") else Standing.WORSE
 
 
 def is_sure(pair: Pair) -> bool:
     return standing(pair) in (Standing.BETTER, Standing.WORSE)
 
 
-def _signs(pair: Pair, difference: float) -> set[int]:
-    """As measured and in steps: 1, the candidate surely has more; -1, less; 0, not sure."""
-    if METRICS[pair.metric].kind == "idle":
-        return {_sign((difference, difference), 0.0)}
-    signs = {_sign(pair.difference_ci95, 0.0)}
-    if pair.ratio_in_steps is not None:
-        signs.add(_sign(pair.ratio_in_steps_ci95, 1.0))
-    return signs
-
-
-def _sign(limits: Limits | None, even: float) -> int:
-    """The side of `even` on which all of the interval lies; 0 if it holds `even` or is unknown."""
+def _side_of(even: float, limits: Limits | None) -> int:
+    """1: all of the interval lies above `even`, -1: below; 0 if it holds `even` or is unknown."""
     if limits is None:
         return 0
     return (limits[0] > even) - (limits[1] < even)

@@ -3,16 +3,15 @@
 `harness.analysis.comparable` says what may be compared, `harness.analysis.compare` how.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from harness.analysis.comparable import (
-    counting_remark,
+    figure_remarks,
     manifest_remarks,
-    step_remark,
     summary_remarks,
     why_not_runs,
 )
@@ -80,70 +79,52 @@ def _common_arms(baseline: Run, candidate: Run) -> list[str]:
 
 
 def _compare(baseline: Run, candidate: Run, arm: str) -> Comparison:
-    first, second = (_arm(run, arm) for run in (baseline, candidate))
-    shifts, note = _shifts(baseline, candidate, arm)
+    runs = (baseline, candidate)
+    first, second = (run.arms[arm] if arm else run.whole for run in runs)
+    manifests = (msgspec.to_builtins(singles(run, arm)[0].manifest) for run in runs)
+    remarks = [
+        *manifest_remarks(*manifests),
+        *summary_remarks(baseline.summary, candidate.summary),
+        *figure_remarks(first, second),
+    ]
+    try:
+        shifts = _shifts(*runs, arm)
+    except ConfigError as error:
+        text = f"requests are not compared one by one: {error}"
+        shifts, remarks = {}, [*remarks, Remark(level="info", text=text)]
     return Comparison(
         baseline=baseline.path.resolve().name,
         candidate=candidate.path.resolve().name,
         arm=arm,
-        remarks=_remarks(baseline, candidate, arm, note),
-        pairs=_pairs(first, second),
+        remarks=in_level_order(remarks),
+        pairs=list(_pairs(first, second)),
         shifts=shifts,
         metrics={BASELINE: first.metrics, CANDIDATE: second.metrics},
     )
 
 
-def _arm(run: Run, arm: str) -> Summary | ArmSummary:
-    return run.arms[arm] if arm else run.whole
-
-
-def _pairs(baseline: Summary | ArmSummary, candidate: Summary | ArmSummary) -> list[Pair]:
+def _pairs(baseline: Summary | ArmSummary, candidate: Summary | ArmSummary) -> Iterator[Pair]:
     first, second = baseline.metrics, candidate.metrics
     counting = baseline.token_counting, candidate.token_counting
-    steps_s = _step_s(first), _step_s(second)
-    pairs = []
+    steps = first.get("step_s"), second.get("step_s")
+    steps_s = [None if step is None else step.p50 for step in steps]
     for name, figure in headline_figures({BASELINE: first, CANDIDATE: second}):
-        if name not in first or name not in second:
-            has = first.get(name) or second[name]
-            which = BASELINE if name in first else CANDIDATE
-            note = f"only the {which} has it"
-            pairs.append(Pair(metric=name, figure=figure, unit=has.unit, note=note))
-        else:
+        if name in first and name in second:
             both = first[name], second[name]
-            pairs.append(pair_of(name, figure, *both, steps_s=steps_s, counting=counting))
-    return pairs
+            yield pair_of(name, figure, *both, steps_s=steps_s, counting=counting)
+        else:
+            which, has = (BASELINE, first) if name in first else (CANDIDATE, second)
+            note = f"only the {which} has it"
+            yield Pair(metric=name, figure=figure, unit=has[name].unit, note=note)
 
 
-def _step_s(metrics: Mapping[str, Metric]) -> float | None:
-    return metrics["step_s"].p50 if "step_s" in metrics else None
-
-
-def _remarks(baseline: Run, candidate: Run, arm: str, note: Remark | None) -> list[Remark]:
-    first, second = (_arm(run, arm) for run in (baseline, candidate))
-    manifests = [
-        msgspec.to_builtins(singles(run, arm)[0].manifest) for run in (baseline, candidate)
-    ]
-    said = [
-        *manifest_remarks(*manifests),
-        *summary_remarks(baseline.summary, candidate.summary),
-        counting_remark(first.token_counting, second.token_counting),
-        step_remark(first.metrics.get("step_s"), second.metrics.get("step_s")),
-        note,
-    ]
-    return in_level_order([one for one in said if one is not None])
-
-
-def _shifts(baseline: Run, candidate: Run, arm: str) -> tuple[dict[str, Shift], Remark | None]:
-    """How far single requests lie apart; if a run has no rows, a remark that says why not."""
-    try:
-        theirs, ours = (
-            of_each_request((one.outline.requests, one.cancellations) for one in singles(run, arm))
-            for run in (baseline, candidate)
-        )
-    except ConfigError as error:
-        text = f"requests are not compared one by one: {error}"
-        return {}, Remark(level="info", text=text)
-    return shifts_between(ours, theirs), None
+def _shifts(baseline: Run, candidate: Run, arm: str) -> dict[str, Shift]:
+    """How far single requests lie apart. Raises ConfigError if a run has no rows."""
+    theirs, ours = (
+        of_each_request((one.outline.requests, one.cancellations) for one in singles(run, arm))
+        for run in (baseline, candidate)
+    )
+    return shifts_between(ours, theirs)
 
 
 def singles(run: Run, arm: str) -> list[Run]:
@@ -162,17 +143,18 @@ def name_of(pair: Pair) -> str:
 
 def cells(comparison: Comparison, pair: Pair) -> dict[str, str]:
     unit = pair.unit if pair.unit in SELF_EVIDENT_UNITS else ""
-    mark = CERTAIN if is_sure(pair) else ""
-    values = {
-        side: bounded(comparison.metrics[side][pair.metric], pair.figure, unit=unit)
-        if pair.metric in comparison.metrics[side]
+    sides = {
+        side: bounded(metrics[pair.metric], pair.figure, unit=unit)
+        if pair.metric in metrics
         else DASH
-        for side in (BASELINE, CANDIDATE)
+        for side, metrics in comparison.metrics.items()
     }
+    sign = "+" if pair.difference is not None and pair.difference > 0 else ""
+    mark = CERTAIN if is_sure(pair) else ""
     return {
         "figure": name_of(pair),
-        **values,
-        "difference": f"{_signed(pair.difference, unit)}{mark}",
+        **sides,
+        "difference": f"{sign}{quantity(pair.difference, unit)}{mark}",
         "95 %": between(pair.difference_ci95, unit) or DASH,
         "times": times(pair.ratio),
         "in steps": times(pair.ratio_in_steps),
@@ -180,7 +162,7 @@ def cells(comparison: Comparison, pair: Pair) -> dict[str, str]:
 
 
 def steps_differ(comparison: Comparison) -> bool:
-    """Whether a ratio in steps tells more than the ratio itself."""
+    """Whether a ratio in steps says more than the ratio itself."""
     return any(
         pair.ratio and pair.ratio_in_steps and abs(pair.ratio_in_steps / pair.ratio - 1) > TELLING
         for pair in comparison.pairs
@@ -188,6 +170,7 @@ def steps_differ(comparison: Comparison) -> bool:
 
 
 def not_compared(pairs: Iterable[Pair]) -> dict[str, list[str]]:
+    """The names of the figures, by the reason."""
     reasons: dict[str, list[str]] = {}
     for pair in pairs:
         if pair.note is not None:
@@ -197,7 +180,3 @@ def not_compared(pairs: Iterable[Pair]) -> dict[str, list[str]]:
 
 def times(ratio: float | None) -> str:
     return DASH if ratio is None else f"{number(ratio)}x"
-
-
-def _signed(value: float | None, unit: str) -> str:
-    return ("+" if value is not None and value > 0 else "") + quantity(value, unit)

@@ -9,8 +9,8 @@ import pytest
 
 from dashboards.run_history import PastRun, Point, may_be_joined, read_past_run
 from harness.analysis.comparable import (
+    figure_remarks,
     manifest_remarks,
-    step_remark,
     why_not_figures,
     why_not_runs,
 )
@@ -200,10 +200,14 @@ def test_what_has_no_common_question_is_refused(workload: dict[str, Any], why: s
     assert (found is None) if why is None else (found is not None and why in found)
 
 
-def test_steps_of_another_length_are_told_of() -> None:
-    short, long = (Metric(unit="s", n=9, p50=p50, method="exact") for p50 in (0.020, 0.025))
-    remark = step_remark(short, long)
-    assert remark is not None
-    assert "a step takes 20 ms and 25 ms" in remark.text
-    assert step_remark(short, short) is None
-    assert step_remark(None, long) is None
+def test_other_steps_and_another_counting_are_remarked_on() -> None:
+    def part(step_s: float, counting: str) -> ArmSummary:
+        arm = gated.arm({"step_s": Metric(unit="s", n=9, p50=step_s, method="exact")})
+        return msgspec.convert(arm | {"token_counting": counting}, ArmSummary)
+
+    found = [one.text for one in figure_remarks(part(0.020, "usage"), part(0.025, "events"))]
+    assert [text.partition(": ")[0] for text in found] == [
+        "tokens are counted by usage and by events",
+        "a step takes 20 ms and 25 ms",
+    ]
+    assert not list(figure_remarks(part(0.020, "usage"), part(0.021, "usage")))
