@@ -1,39 +1,52 @@
 """From the folders of a baseline and its candidates to one HTML file: the sure differences in
-words, and the pictures of all runs.
+words, and the pictures of all runs, arm by arm.
+
+A candidate that cannot be read, or that has another question than the baseline, is left out with
+the reason; the others are still compared.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from dashboards.compared_runs import ComparedArm, ComparedRun, ComparedRuns, read_compared
+import pandas as pd
+
 from dashboards.figures import dots
 from dashboards.figures.bars import WasteBar, waste_bars
 from dashboards.figures.curves import cancel_curves, rising_note
 from dashboards.figures.dots import Ratio
 from dashboards.page import document, save
 from dashboards.sections.section import (
+    Part,
     Picture,
-    Section,
     Table,
-    ladder_picture,
+    ladder_pictures,
     median_and_p99,
+    section,
 )
 from dashboards.sections.waste import PARTS as WASTE_PARTS
+from harness.analysis.cancel import latency_sample
 from harness.analysis.compare import Limits, Pair, Standing, standing
 from harness.analysis.stats import Curve
+from harness.errors import ConfigError
 from harness.export.comparison import (
+    BASELINE,
+    CANDIDATE,
     Comparison,
     cells,
+    compare_each,
     name_of,
     not_compared,
+    singles,
     steps_differ,
     times,
 )
+from harness.export.library import Run, load_run
 from harness.formatting import DASH, between, bounded, quantity, shift_in_words
 from harness.metrics import CANCEL_LATENCY, METRICS, headline_figures, spoken
-from harness.records import Metric, Remark, num_slots
+from harness.records import Metric, num_slots
 
 MOST_NAMED: Final = 4  # figures in a sentence; the others are counted
 BOTH_WAYS: Final = (
@@ -45,10 +58,13 @@ DETAILS: Final = (
     *("in steps", "95 % in steps", "judged"),
 )
 WAITS: Final = (
-    ("slot_recovery_s", "from leaving to the first token of a waiting request, seen by a client"),
-    ("slot_refill_s", "from the slot coming free to the next request in it"),
-    ("ttft_s", "first token of users who stayed"),
-    ("itl_s", "between tokens of users who stayed"),
+    (
+        "slot_recovery_s",
+        "slot_recovery_s: from leaving to the first token of a waiting request, seen by a client",
+    ),
+    ("slot_refill_s", "slot_refill_s: from the slot coming free to the next request in it"),
+    ("ttft_s", "ttft_s: first token of users who stayed"),
+    ("itl_s", "itl_s: between tokens of users who stayed"),
 )
 _IN_STEPS: Final = (
     "Times in steps of each engine. A time that does not wait for a step looks better here the "
@@ -60,79 +76,119 @@ _BESIDE_STEPS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """One candidate against the baseline, for the first screen. `not_compared`: the figures left
-    out, by reason.
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A run, or one arm of it ("" without arms), under its name on the page. The baseline's has no
+    `comparison`.
     """
 
     label: str
-    sentence: str
-    cautions: Sequence[Remark]
-    remarks: Sequence[Remark]
-    not_compared: Mapping[str, Sequence[str]]
-    shifts: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmArticle:
-    anchor: str
+    run: Run
     arm: str
-    answers: Sequence[Answer]
-    tables: Sequence[Table]
-    sections: Sequence[Section]
+    metrics: Mapping[str, Metric]
+    comparison: Comparison | None
+
+    def cancel_curve(self) -> Curve | None:
+        """None if neither the lifecycle log nor the rows have cancel latencies."""
+        try:
+            parts = [one.cancellations for one in singles(self.run, self.arm)]
+        except ConfigError:
+            return None
+        sample = latency_sample(pd.concat(parts))
+        return sample.curve() if len(sample.values) else None
+
+
+Sides = Sequence[Side]  # of one arm, the baseline's first
+Against = Sequence[tuple[Side, Comparison]]
 
 
 def write_comparison(baseline: Path, candidates: Sequence[Path], output: Path) -> None:
     """Raises `ConfigError` if there is nothing to compare, or the page cannot be written."""
-    compared = read_compared(baseline, candidates)
-    articles = [_article(arm, number) for number, arm in enumerate(compared.arms)]
+    run = load_run(baseline)
+    by_arm, refused = _compared(run, labels_of([baseline, *candidates]), candidates)
+    articles = [_article(sides, f"arm{place}") for place, sides in enumerate(by_arm)]
+    labels = list(dict.fromkeys(one.label for sides in by_arm for one in sides[1:]))
+    named = labels[0] if len(labels) == 1 else f"{len(labels)} candidates"
     html = document(
         "comparison.html.j2",
-        {one.anchor: one.sections for one in articles},
-        title=_title(compared),
-        question=str(compared.baseline.manifest.workload.get("question") or ""),
-        workload=str(compared.baseline.summary.workload),
-        refused=compared.refused,
+        {one["anchor"]: one["sections"] for one in articles},
+        title=f"{named} against {by_arm[0][0].label}",
+        question=str(run.manifest.workload.get("question") or ""),
+        workload=str(run.summary.workload),
+        refused=refused,
         articles=articles,
-        runs=_runs_table(compared),
+        runs=_runs_table([one for sides in by_arm for one in sides]),
     )
     save(html, output)
 
 
-def _title(compared: ComparedRuns) -> str:
-    labels = dict.fromkeys(one.label for arm in compared.arms for one, _ in arm.candidates)
-    candidates = next(iter(labels)) if len(labels) == 1 else f"{len(labels)} candidates"
-    return f"{candidates} against {compared.arms[0].baseline.label}"
+def _compared(
+    baseline: Run, labels: Sequence[str], candidates: Sequence[Path]
+) -> tuple[list[list[Side]], list[tuple[str, str]]]:
+    """The sides of each arm; and what is left out, with the reason. Raises ConfigError if nothing
+    can be compared.
+    """
+    by_arm: dict[str, list[Side]] = {}
+    refused = []
+    for label, found in zip(labels[1:], compare_each(baseline, candidates), strict=True):
+        if isinstance(found, ConfigError):
+            refused.append((label, str(found)))
+            continue
+        run, comparisons = found
+        for one in comparisons:
+            first = Side(labels[0], baseline, one.arm, one.metrics[BASELINE], None)
+            sides = by_arm.setdefault(one.arm, [first])
+            sides.append(Side(label, run, one.arm, one.metrics[CANDIDATE], one))
+        for arm in {**baseline.arms, **run.arms}:
+            if arm not in run.arms or arm not in baseline.arms:
+                which = CANDIDATE if arm in run.arms else BASELINE
+                refused.append((label, f"arm {arm}: only the {which} has it"))
+    if not by_arm:
+        raise ConfigError("\n".join(reason for _, reason in refused))
+    return list(by_arm.values()), refused
 
 
-def _article(arm: ComparedArm, number: int) -> ArmArticle:
-    return ArmArticle(
-        anchor=f"arm{number}",
-        arm=arm.arm,
-        answers=[_answer(arm, candidate, comparison) for candidate, comparison in arm.candidates],
-        tables=[
-            _side_by_side(arm),
-            *(_details(candidate, comparison) for candidate, comparison in arm.candidates),
-        ],
-        sections=[_ratios(arm), _curves(arm), _waste(arm), _waits(arm)],
-    )
+def labels_of(paths: Sequence[Path]) -> list[str]:
+    """The folders' names; their paths if a name repeats; a repeated path is numbered."""
+    names = [path.resolve().name for path in paths]
+    counts = Counter(names)
+    labels = []
+    for place, (name, path) in enumerate(zip(names, paths, strict=True)):
+        label = name if counts[name] == 1 else str(path)
+        before = paths[:place].count(path)
+        labels.append(f"{label} ({before + 1})" if before else label)
+    return labels
 
 
-def _answer(arm: ComparedArm, candidate: ComparedRun, comparison: Comparison) -> Answer:
-    label, baseline = candidate.label, arm.baseline.label
-    said = (
+def _against(sides: Sides) -> Against:
+    return [(one, one.comparison) for one in sides if one.comparison is not None]
+
+
+def _article(sides: Sides, anchor: str) -> dict[str, Any]:
+    return {
+        "anchor": anchor,
+        "arm": sides[0].arm,
+        "answers": [_answer(*one, sides[0].label) for one in _against(sides)],
+        "tables": [_side_by_side(sides), *(_details(*one) for one in _against(sides))],
+        "sections": [_ratios(sides), _curves(sides), _waste(sides), _waits(sides)],
+    }
+
+
+def _answer(candidate: Side, comparison: Comparison, baseline: str) -> dict[str, Any]:
+    """One candidate against the baseline, for the first screen."""
+    label = candidate.label
+    shifts = (
         shift_in_words(metric, label, baseline, shift, "s")
         for metric, shift in comparison.shifts.items()
     )
-    return Answer(
-        label=label if not arm.arm else f"{label}, arm {arm.arm}",
-        sentence=_sentence(comparison, baseline),
-        cautions=[one for one in comparison.remarks if one.level != "info"],
-        remarks=[one for one in comparison.remarks if one.level == "info"],
-        not_compared=not_compared(comparison.pairs),
-        shifts=[text for text in said if text is not None],
-    )
+    return {
+        "label": f"{label}, arm {candidate.arm}" if candidate.arm else label,
+        "sentence": _sentence(comparison, baseline),
+        "cautions": [one for one in comparison.remarks if one.level != "info"],
+        "remarks": [one for one in comparison.remarks if one.level == "info"],
+        "not_compared": not_compared(comparison.pairs),
+        "shifts": [text for text in shifts if text is not None],
+    }
 
 
 def _sentence(comparison: Comparison, baseline: str) -> str:
@@ -173,8 +229,8 @@ def _apart(pair: Pair) -> str:
     return f"{times(pair.ratio)}{in_steps}"
 
 
-def _side_by_side(arm: ComparedArm) -> Table:
-    metrics = {one.label: one.metrics for one in arm.runs}
+def _side_by_side(sides: Sides) -> Table:
+    metrics = {one.label: one.metrics for one in sides}
     return Table(
         title="Side by side",
         shows="Each figure of each run; behind a time stands how many steps of its engine it is.",
@@ -199,7 +255,7 @@ def _value(metrics: Mapping[str, Metric], name: str, key: str) -> str:
     return f"{text} = {quantity(value / step.p50, 'steps')}"
 
 
-def _details(candidate: ComparedRun, comparison: Comparison) -> Table:
+def _details(candidate: Side, comparison: Comparison) -> Table:
     return Table(
         title=f"{candidate.label} against the baseline, figure by figure",
         shows="Difference: candidate less baseline. Times: candidate by baseline. In steps: that "
@@ -221,11 +277,9 @@ def _detail(comparison: Comparison, pair: Pair) -> tuple[str, ...]:
     )
 
 
-def _runs_table(compared: ComparedRuns) -> Table:
-    runs: dict[str, ComparedRun] = {}
-    for one in (one for arm in compared.arms for one in arm.runs):
-        runs.setdefault(one.label, one)
-    facts = {label: dict(_facts(one)) for label, one in runs.items()}
+def _runs_table(sides: Sides) -> Table:
+    facts = {one.label: dict(_facts(one)) for one in reversed(sides)}  # the first arm's stay
+    facts = {label: facts[label] for label in dict.fromkeys(one.label for one in sides)}
     names = dict.fromkeys(name for of in facts.values() for name in of)
     return Table(
         title="Workload and server",
@@ -235,7 +289,7 @@ def _runs_table(compared: ComparedRuns) -> Table:
     )
 
 
-def _facts(one: ComparedRun) -> Iterator[tuple[str, str]]:
+def _facts(one: Side) -> Iterator[tuple[str, str]]:
     manifest, summary = one.run.manifest, one.run.summary
     hardware = manifest.hardware
     step = one.metrics.get("step_s")
@@ -255,57 +309,47 @@ def _facts(one: ComparedRun) -> Iterator[tuple[str, str]]:
     yield "seed", str(manifest.seed)
 
 
-def _ratios(arm: ComparedArm) -> Section:
-    section = Section(
-        name="ratios",
-        title="Every figure against the baseline",
-        shows="Each dot is a figure of the candidate as so many times that of the baseline, with "
-        "its 95 % interval where there is one. A filled circle is surely better, a cross surely "
-        "worse, a hollow circle could be either; a hollow diamond is not judged. With several "
-        "candidates, the number behind a dot is its candidate's.",
-        good="left of 1, but for figures of which more is better, whose names say so.",
-    )
-    if any(steps_differ(comparison) for _, comparison in arm.candidates):
-        pictures = [
-            _ratio_picture("ratios-in-steps", list(_dots(arm, _in_steps)), _IN_STEPS),
-            _ratio_picture("ratios", list(_dots(arm, _as_measured)), _BESIDE_STEPS),
+@section(
+    "ratios",
+    "Every figure against the baseline",
+    "Each dot is a figure of the candidate as so many times that of the baseline, with its 95 % "
+    "interval where there is one. A filled circle is surely better, a cross surely worse, a hollow "
+    "circle could be either; a hollow diamond is not judged. With several candidates, the number "
+    "behind a dot is its candidate's.",
+    good="left of 1, but for figures of which more is better, whose names say so.",
+)
+def _ratios(sides: Sides) -> Iterator[Part]:
+    as_measured = list(_dots(sides, lambda pair: (pair.ratio, pair.ratio_ci95)))
+    drawn = [("ratios", as_measured, "As measured.")]
+    if any(steps_differ(comparison) for _, comparison in _against(sides)):
+        in_steps = _dots(sides, lambda pair: (pair.ratio_in_steps, pair.ratio_in_steps_ci95))
+        drawn = [
+            ("ratios-in-steps", list(in_steps), _IN_STEPS),
+            ("ratios", as_measured, _BESIDE_STEPS),
         ]
-    else:
-        pictures = [_ratio_picture("ratios", list(_dots(arm, _as_measured)), "As measured.")]
-    drawn = [picture for picture in pictures if picture is not None]
-    if not drawn:
-        return section.without("No figure is above 0 in both runs, so there is no ratio.")
-    return section.drawn(*drawn)
-
-
-def _ratio_picture(name: str, ratios: list[Ratio], note: str) -> Picture | None:
-    if not ratios:
-        return None
-    alt = f"Ratios to the baseline with intervals. {' '.join(f'{one.text}.' for one in ratios)}"
-    return Picture(name=name, figure=dots.ratios(ratios), alt=alt, note=note)
-
-
-def _as_measured(pair: Pair) -> tuple[float | None, Limits | None]:
-    return pair.ratio, pair.ratio_ci95
-
-
-def _in_steps(pair: Pair) -> tuple[float | None, Limits | None]:
-    return pair.ratio_in_steps, pair.ratio_in_steps_ci95
+    if not any(ratios for _, ratios, _ in drawn):
+        yield "No figure is above 0 in both runs, so there is no ratio."
+    for name, ratios, note in drawn:
+        if ratios:
+            said = " ".join(f"{one.text}." for one in ratios)
+            alt = f"Ratios to the baseline with intervals. {said}"
+            yield Picture(name=name, figure=dots.ratios(ratios), alt=alt, note=note)
 
 
 def _dots(
-    arm: ComparedArm, ratio_of: Callable[[Pair], tuple[float | None, Limits | None]]
+    sides: Sides, ratio_of: Callable[[Pair], tuple[float | None, Limits | None]]
 ) -> Iterator[Ratio]:
-    for candidate, comparison in arm.candidates:
+    for candidate, comparison in _against(sides):
         for pair in comparison.pairs:
             ratio, limits = ratio_of(pair)
             if ratio is None:
                 continue
             name, stands = name_of(pair), standing(pair)
             sure = "" if limits is None else f" ({between(limits, '')})"
+            more = " (more is better)" if METRICS[pair.metric].better == "more" else ""
             yield Ratio(
                 candidate=candidate.label,
-                figure=f"{name}{_direction(pair.metric)}",
+                figure=f"{name}{more}",
                 ratio=ratio,
                 limits=limits,
                 standing=stands,
@@ -313,50 +357,38 @@ def _dots(
             )
 
 
-def _direction(metric: str) -> str:
-    return " (more is better)" if METRICS[metric].better == "more" else ""
-
-
-def _curves(arm: ComparedArm) -> Section:
-    section = Section(
-        name="cancel-latency",
-        title="How long until each server let go",
-        shows="The share of abandoned requests whose slot and blocks were free again, by time "
-        "since the user left. A curve that does not reach 100 % has ghosts: requests that were "
-        "never stopped.",
-        good="the steeper and the further left, the better.",
-    )
-    found = {one.label: (one, curve) for one in arm.runs if (curve := one.cancel_curve())}
+@section(
+    "cancel-latency",
+    "How long until each server let go",
+    "The share of abandoned requests whose slot and blocks were free again, by time since the user "
+    "left. A curve that does not reach 100 % has ghosts: requests that were never stopped.",
+    good="the steeper and the further left, the better.",
+)
+def _curves(sides: Sides) -> Iterator[Part]:
+    found = [(one, curve) for one in sides if (curve := one.cancel_curve()) is not None]
     if not found:
-        return section.without("No run has a log of single cancels.")
-    curves = {_with_ghosts(label, curve): curve for label, (_, curve) in found.items()}
-    said = " ".join(
-        f"{label}: {median_and_p99(one.metrics.get(CANCEL_LATENCY))}"
-        for label, (one, _) in found.items()
+        yield "No run has a log of single cancels."
+        return
+    curves = {_with_ghosts(one.label, curve): curve for one, curve in found}
+    said = (f"{one.label}: {median_and_p99(one.metrics.get(CANCEL_LATENCY))}" for one, _ in found)
+    yield Picture(
+        name="curves",
+        figure=cancel_curves(curves, units=dict.fromkeys(curves, 1e-3), of="milliseconds"),
+        alt=f"Curves of cancel latency. {' '.join(said)}",
+        note=rising_note(max(curve.n for curve in curves.values())),
     )
-    pictures = [
-        Picture(
-            name="curves",
-            figure=cancel_curves(curves, units=dict.fromkeys(curves, 1e-3), of="milliseconds"),
-            alt=f"Curves of cancel latency. {said}",
-            note=rising_note(max(curve.n for curve in curves.values())),
-        )
-    ]
-    steps = [one.metrics["step_s"].p50 for one, _ in found.values() if "step_s" in one.metrics]
+    steps = [one.metrics["step_s"].p50 or 0.0 for one, _ in found if "step_s" in one.metrics]
     if all(steps) and len(steps) == len(found) and len(set(steps)) > 1:
-        of_steps = dict(zip(curves, (step or 1.0 for step in steps), strict=True))
-        pictures.append(
-            Picture(
-                name="curves-in-steps",
-                figure=cancel_curves(curves, units=of_steps, of="steps of each engine"),
-                alt="Those curves with each run's time in steps of its own engine.",
-                note="In steps: each run's times divided by the median of its step time.",
-            )
+        of_steps = dict(zip(curves, steps, strict=True))
+        yield Picture(
+            name="curves-in-steps",
+            figure=cancel_curves(curves, units=of_steps, of="steps of each engine"),
+            alt="Those curves with each run's time in steps of its own engine.",
+            note="In steps: each run's times divided by the median of its step time.",
         )
-    missing = [one.label for one in arm.runs if one.label not in found]
-    if missing:
-        section = section.without(f"No log of single cancels in: {', '.join(missing)}.")
-    return section.drawn(*pictures)
+    with_curve = {one.label for one, _ in found}
+    if missing := [one.label for one in sides if one.label not in with_curve]:
+        yield f"No log of single cancels in: {', '.join(missing)}."
 
 
 def _with_ghosts(label: str, curve: Curve) -> str:
@@ -364,30 +396,25 @@ def _with_ghosts(label: str, curve: Curve) -> str:
     return f"{label} ({ghosts:,} of {curve.n:,} never)" if ghosts else label
 
 
-def _waste(arm: ComparedArm) -> Section:
-    section = Section(
-        name="waste",
-        title="Unread tokens",
-        shows="Mean of the abandoned requests; the whisker is the 95 % interval of the sum.",
-        good="one or two: the token on its way and the step in flight.",
-    )
-    bars = {one.label: bar for one in arm.runs if (bar := _waste_bar(one)) is not None}
+@section(
+    "waste",
+    "Unread tokens",
+    "Mean of the abandoned requests; the whisker is the 95 % interval of the sum.",
+    good="one or two: the token on its way and the step in flight.",
+)
+def _waste(sides: Sides) -> Iterator[Part]:
+    bars = {one.label: bar for one in sides if (bar := _waste_bar(one)) is not None}
     if not bars:
-        return section.without("No run shows how many tokens abandoned requests generated.")
-    missing = [one.label for one in arm.runs if one.label not in bars]
-    if missing:
-        section = section.without(f"Not measurable in: {', '.join(missing)}.")
+        yield "No run shows how many tokens abandoned requests generated."
+        return
     said = "; ".join(f"{bar.label}: {bar.text}" for bar in bars.values())
-    return section.drawn(
-        Picture(
-            name="waste",
-            figure=waste_bars(list(bars.values()), x_title=""),
-            alt=f"Bars of wasted tokens. {said}.",
-        )
-    )
+    figure = waste_bars(list(bars.values()), x_title="")
+    yield Picture(name="waste", figure=figure, alt=f"Bars of wasted tokens. {said}.")
+    if missing := [one.label for one in sides if one.label not in bars]:
+        yield f"Not measurable in: {', '.join(missing)}."
 
 
-def _waste_bar(one: ComparedRun) -> WasteBar | None:
+def _waste_bar(one: Side) -> WasteBar | None:
     wasted = one.metrics.get("wasted_tokens")
     if wasted is None or wasted.mean is None:
         return None
@@ -402,18 +429,13 @@ def _waste_bar(one: ComparedRun) -> WasteBar | None:
     )
 
 
-def _waits(arm: ComparedArm) -> Section:
-    section = Section(
-        name="waits",
-        title="Waits of the other users",
-        shows="Median with its 95 % interval (dot), 90th (diamond) and 99th percentile (bar).",
-        good="the further left, the better.",
-    )
-    metrics = {one.label: one.metrics for one in arm.runs}
-    found = [
-        ladder_picture(name, f"{name}: {waited}", metrics, intervals=True) for name, waited in WAITS
-    ]
-    pictures = [one for one in found if one is not None]
-    if not pictures:
-        return section.without("No run recorded a request that waited.")
-    return section.drawn(*pictures)
+@section(
+    "waits",
+    "Waits of the other users",
+    "Median with its 95 % interval (dot), 90th (diamond) and 99th percentile (bar).",
+    good="the further left, the better.",
+)
+def _waits(sides: Sides) -> Iterator[Part]:
+    metrics = {one.label: one.metrics for one in sides}
+    otherwise = "No run recorded a request that waited."
+    return ladder_pictures(WAITS, metrics, otherwise, intervals=True)

@@ -21,7 +21,6 @@ from dashboards.figures.canvas import (
     Figure,
     Limits,
     canvas,
-    pattern,
     plain,
     whiskers,
 )
@@ -60,11 +59,9 @@ def stage_parts(metrics: Mapping[str, Metric], key: str) -> dict[str, StagePart]
         if (metric := metrics.get(name)) is None:
             continue
         exact, bound = getattr(metric, key), metric.lower_bounds.get(key)
-        seconds = bound if exact is None else exact
-        if seconds is None:
-            break
-        is_open = exact is None
-        parts[name] = StagePart(seconds=seconds, text=figure_of(metric, key), is_open=is_open)
+        seconds, is_open = bound if exact is None else exact, exact is None
+        if seconds is not None:
+            parts[name] = StagePart(seconds=seconds, text=figure_of(metric, key), is_open=is_open)
         if is_open:
             break
     return parts
@@ -75,56 +72,46 @@ def cancel_stages(metrics: Mapping[str, Metric]) -> Figure:
     rows = [(label, stage_parts(metrics, key)) for key, label in STAGE_ROWS]
     most_s = open_at_most(parts for _, parts in rows)
     for name, label, colour, shape in STAGES:
-        drawn = [(row, parts[name]) for row, parts in rows if name in parts]
-        if not drawn:
-            continue
-        shapes = [OPEN if part.is_open else shape for _, part in drawn]
-        figure.add_bar(
-            name=label,
-            orientation="h",
-            y=[row for row, _ in drawn],
-            x=[_drawn_s(part, most_s) * 1e3 for _, part in drawn],
-            customdata=[part.text for _, part in drawn],
-            hovertemplate="%{customdata}<extra>" + label + "</extra>",
-            marker={"color": colour, "pattern": pattern(shapes)},
-        )
+        drawn = {row: parts[name] for row, parts in rows if name in parts}
+        if drawn:
+            figure.add_bars(
+                [_drawn_s(part, most_s) * 1e3 for part in drawn.values()],
+                list(drawn),
+                [part.text for part in drawn.values()],
+                colour=colour,
+                shapes=[OPEN if part.is_open else shape for part in drawn.values()],
+                name=label,
+                orientation="h",
+            )
     for row, parts in rows:
-        _label_open_end(figure, row, parts, most_s)
-    legend = figure.layout["legend"] | {"traceorder": "normal"}
-    figure.set_layout(barmode="stack", bargap=0.45, legend=legend, showlegend=True)
+        end_ms = sum(_drawn_s(part, most_s) for part in parts.values()) * 1e3
+        for name, part in parts.items():
+            if part.is_open:
+                cut = ", cut off" if part.seconds > most_s else ""
+                text = f"{name[:-2]} {plain(part.text)}{cut} \N{RIGHTWARDS ARROW}"
+                place = {"xanchor": "right", "yanchor": "bottom", "yshift": 22}
+                figure.add_text(text, x=end_ms, y=row, **place)
+    _stack(figure, bargap=0.45, showlegend=True)
     upwards = [row for row, _ in reversed(rows)]
     figure.set_y(categoryarray=upwards, categoryorder="array", tickmode="linear")
     return figure
 
 
+def _stack(figure: Figure, **layout: float) -> None:
+    legend = figure.layout["legend"] | {"traceorder": "normal"}
+    figure.set_layout(barmode="stack", legend=legend, **layout)
+
+
 def open_at_most(rows: Iterable[Mapping[str, StagePart]]) -> float:
     """The greatest length (s) of an open part: infinity if it leaves room for the others."""
     parts = [list(row.values()) for row in rows]
-    known_s = max(
-        (sum(one.seconds for one in row if not one.is_open) for row in parts), default=0.0
-    )
-    longest_s = max((one.seconds for row in parts for one in row if one.is_open), default=0.0)
+    known_s = max((sum(one.seconds for one in row if not one.is_open) for row in parts), default=0)
+    longest_s = max((one.seconds for row in parts for one in row if one.is_open), default=0)
     return CUT_TO * known_s if longest_s > CUT_FROM * known_s > 0 else math.inf
 
 
 def _drawn_s(part: StagePart, most_s: float) -> float:
     return min(part.seconds, most_s) if part.is_open else part.seconds
-
-
-def _label_open_end(
-    figure: Figure, row: str, parts: Mapping[str, StagePart], most_s: float
-) -> None:
-    for name, part in parts.items():
-        if part.is_open:
-            cut = ", cut off" if part.seconds > most_s else ""
-            figure.add_text(
-                f"{name[:-2]} {plain(part.text)}{cut} \N{RIGHTWARDS ARROW}",
-                x=sum(_drawn_s(one, most_s) for one in parts.values()) * 1e3,
-                y=row,
-                xanchor="right",
-                yanchor="bottom",
-                yshift=22,
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,44 +131,26 @@ class WasteBar:
 def waste_bars(bars: Sequence[WasteBar], *, x_title: str) -> Figure:
     figure = canvas(x_title=x_title, y_title="unread tokens, mean", height=280)
     labels = [plain(bar.label) for bar in bars]
-    looks = [(label, colour, shape) for label, colour, shape in WASTE_PARTS]
+    looks = [*WASTE_PARTS]
     heights = [[0.0 if bar.parts is None else bar.parts[part] for bar in bars] for part in (0, 1)]
     if any(bar.parts is None for bar in bars):
         looks.append(("both together", GREY, "x"))
         heights.append([bar.total if bar.parts is None else 0.0 for bar in bars])
     for (label, colour, shape), values in zip(looks, heights, strict=True):
-        figure.add_bar(
-            name=label,
-            x=labels,
-            y=values,
-            customdata=[(bar.n, bar.text) for bar in bars],
-            marker={"color": colour, "pattern": pattern(shape)},
-            hovertemplate="%{y:.3~g} tokens (of %{customdata[1]}), mean of %{customdata[0]} "
-            f"requests<extra>{label}</extra>",
+        hover = "%{y:.3~g} tokens (of %{customdata[1]}), mean of %{customdata[0]} requests"
+        about = [(bar.n, bar.text) for bar in bars]
+        figure.add_bars(
+            labels, values, hover, colour=colour, shapes=shape, name=label, customdata=about
         )
-    has_limits = [bar for bar in bars if bar.limits is not None]
-    if has_limits:
-        _add_limits(figure, has_limits)
+    known = [(bar, bar.limits) for bar in bars if bar.limits is not None]
+    if known:
+        totals = [bar.total for bar, _ in known]
+        limits = whiskers(totals, [ends for _, ends in known])
+        x, look = [plain(bar.label) for bar, _ in known], {"size": 1.0, "color": GREY}
+        figure.add_dots(x, totals, None, look, error_y=limits)
     else:
-        figure.data[-1] |= {
-            "text": [bar.text for bar in bars],
-            "textposition": "outside",
-            "textangle": 0,
-            "cliponaxis": False,
-        }
-    legend = figure.layout["legend"] | {"traceorder": "normal"}
-    figure.set_layout(barmode="stack", bargap=0.4, legend=legend)
+        place = {"textposition": "outside", "textangle": 0, "cliponaxis": False}
+        figure.data[-1] |= {"text": [bar.text for bar in bars], **place}
+    _stack(figure, bargap=0.4)
     figure.set_x(type="category")
     return figure
-
-
-def _add_limits(figure: Figure, bars: Sequence[WasteBar]) -> None:
-    figure.add_scatter(
-        x=[plain(bar.label) for bar in bars],
-        y=[bar.total for bar in bars],
-        mode="markers",
-        marker={"size": 1, "color": GREY},
-        error_y=whiskers([(bar.total, bar.limits) for bar in bars]),
-        showlegend=False,
-        hoverinfo="skip",
-    )

@@ -40,11 +40,53 @@ class Figure:
     data: list[dict[str, Any]]
     layout: dict[str, Any]
 
-    def add_scatter(self, **trace: Any) -> None:
-        self.data.append({"type": "scatter", **trace})
+    def add(
+        self,
+        kind: str,
+        x: Any,
+        y: Any,
+        hover: str | Sequence[str] | None,
+        *,
+        name: str | None = None,
+        **trace: Any,
+    ) -> None:
+        """A trace of Plotly's `kind`. `hover`: its template for all points, or the plain text of
+        each; None is silent. A trace without a `name` stays out of the legend.
+        """
+        if hover is None:
+            trace["hoverinfo"] = "skip"
+        elif isinstance(hover, str):
+            trace["hovertemplate"] = hover
+        else:
+            trace["customdata"] = [plain(text) for text in hover]
+            trace["hovertemplate"] = "%{customdata}" + ("<extra></extra>" if name is None else "")
+        shown = {"showlegend": False} if name is None else {"name": plain(name)}
+        self.data.append({"type": kind, "x": x, "y": y, **shown, **trace})
 
-    def add_bar(self, **trace: Any) -> None:
-        self.data.append({"type": "bar", **trace})
+    def add_dots(
+        self, x: Any, y: Any, hover: str | Sequence[str] | None, marker: Any, **trace: Any
+    ) -> None:
+        self.add("scatter", x, y, hover, mode="markers", marker=marker, **trace)
+
+    def add_line(
+        self, x: Any, y: Any, hover: str | Sequence[str] | None, line: Any, **trace: Any
+    ) -> None:
+        self.add("scatter", x, y, hover, line=line, **{"mode": "lines", **trace})
+
+    def add_bars(
+        self,
+        x: Any,
+        y: Any,
+        hover: str | Sequence[str] | None,
+        *,
+        colour: str,
+        shapes: str | list[str] = "",
+        **trace: Any,
+    ) -> None:
+        """`shapes`: the hatching over the colour; `""` is none."""
+        look = {"fillmode": "overlay", "fgcolor": HATCH, "size": 7, "solidity": 0.25}
+        marker = {"color": colour, "pattern": {"shape": shapes, **look}}
+        self.add("bar", x, y, hover, marker=marker, **trace)
 
     def set_layout(self, **values: Any) -> None:
         self.layout.update(values)
@@ -94,29 +136,20 @@ def _axis(title: str) -> dict[str, Any]:
     return {"title": text, "automargin": True, "zeroline": False, "fixedrange": True}
 
 
-def pattern(shape: str | list[str]) -> dict[str, Any]:
-    """Hatching over the colour of a bar: `""` is none."""
-    return {"shape": shape, "fillmode": "overlay", "fgcolor": HATCH, "size": 7, "solidity": 0.25}
-
-
 def whiskers(
-    values: Sequence[tuple[float | None, Limits | None]],
+    values: Sequence[float | None],
+    ends: Sequence[Limits | None],
     *,
+    scale: float = 1.0,
     colour: str = GREY,
-    thickness: int = 2,
-    width: int = 5,
+    **look: int,
 ) -> dict[str, Any]:
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [None if limits is None else limits[1] - (value or 0) for value, limits in values],
-        "arrayminus": [
-            None if limits is None else (value or 0) - limits[0] for value, limits in values
-        ],
-        "color": colour,
-        "thickness": thickness,
-        "width": width,
-    }
+    """Intervals around unscaled `values`."""
+    both = list(zip(values, ends, strict=True))
+    above = [None if end is None else (end[1] - (value or 0)) * scale for value, end in both]
+    below = [None if end is None else ((value or 0) - end[0]) * scale for value, end in both]
+    arrays = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+    return {**arrays, "color": colour, "thickness": 2, "width": 5, **look}
 
 
 def plain(text: object) -> str:

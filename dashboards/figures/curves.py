@@ -23,7 +23,6 @@ from dashboards.figures.canvas import (
     Figure,
     Floats,
     canvas,
-    plain,
 )
 from dashboards.figures.ladders import log_time_axis
 from dashboards.figures.timeline import thin_marks
@@ -32,7 +31,7 @@ from harness.analysis.stats import Curve, kaplan_meier
 from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
 
 STEPS: Final = 1_000  # in which a curve is drawn: none is more than 0.1 % of its height
-RECOVERY_ARMS: Final = (("unloaded", GREEN), ("abandon", BLUE), ("control", GREY))
+RECOVERY_ARMS: Final = (("control", GREY), ("abandon", BLUE), ("unloaded", GREEN))  # upwards
 PHASES: Final = (
     ("waiting", "left while waiting", ORANGE, "dash"),
     ("prefill", "left in prefill", GREEN, "dot"),
@@ -42,6 +41,7 @@ FEWEST_OF_A_PHASE: Final = 5  # fewer do not make a distribution
 LOG_FROM: Final = 20  # times the median: beyond it a linear axis would hide the middle
 _BOX: Final = 0.25  # of a row: half the height of a box
 _GOLDEN: Final = 0.618034  # multiples of it, less their whole part, spread dots evenly
+_CROSS: Final = {"symbol": "x", "size": 9, "color": VERMILION}
 
 
 def rising_steps(y: Floats, *, steps: int = STEPS) -> npt.NDArray[np.int64]:
@@ -70,25 +70,20 @@ def cancel_latency(cancels: pd.DataFrame) -> Figure:
     figure = _empty("milliseconds")
     cancels = cancels[was_cancelled(cancels)]
     curve = _curve(cancels)
-    times, shares = _add_curve(figure, curve.times, curve.done, name="all", line={"width": 3})
+    _add_curve(figure, curve.times * 1e3, curve.done, name="all", line={"width": 3})
     phases = cancels["phase"].value_counts()
-    if len(phases) > 1:
-        for phase, label, colour, dash in PHASES:
-            if phases.get(phase, 0) >= FEWEST_OF_A_PHASE:
-                one = _curve(cancels[cancels["phase"] == phase])
-                line = {"color": colour, "width": 1.8, "dash": dash}
-                _add_curve(figure, one.times, one.done, name=label, line=line)
+    for phase, label, colour, dash in PHASES if len(phases) > 1 else ():
+        if phases.get(phase, 0) >= FEWEST_OF_A_PHASE:
+            one = _curve(cancels[cancels["phase"] == phase])
+            line = {"color": colour, "width": 1.8, "dash": dash}
+            _add_curve(figure, one.times * 1e3, one.done, name=label, line=line)
     longest = curve.times.max()
     if curve.censored.any():
         ends = thin_marks(np.unique(curve.times[curve.censored]), longest)
-        figure.add_scatter(
-            x=ends * 1e3,
-            y=shares[np.searchsorted(times, ends, side="right") - 1],
-            mode="markers",
-            marker={"symbol": "x", "size": 9, "color": VERMILION},
-            name=f"never stopped: {curve.n_censored}",
-            hovertemplate="counts as longer than %{x:.4~g} ms<extra></extra>",
-        )
+        heights = np.append(0.0, curve.done)[np.searchsorted(curve.times, ends, side="right")]
+        hover = "counts as longer than %{x:.4~g} ms<extra></extra>"
+        name = f"never stopped: {curve.n_censored}"
+        figure.add_dots(ends * 1e3, heights, hover, _CROSS, name=name)
     if longest > LOG_FROM * np.median(curve.times):
         log_time_axis(figure, curve.times[curve.times > 0], title="since the user left (log)")
     else:
@@ -106,15 +101,10 @@ def cancel_curves(curves: Mapping[str, Curve], *, units: Mapping[str, float], of
     end = max(float(times[-1]) for times, _ in known.values())
     for place, (label, (times, shares)) in enumerate(known.items()):
         colour, dash = CYCLE[place % len(CYCLE)], DASHES[place % len(DASHES)]
-        _add_curve(
-            figure,
-            np.append(times, end),
-            np.append(shares, shares[-1]),
-            name=plain(label),
-            line={"width": 2.5, "color": colour, "dash": dash},
-            unit_s=1.0,
-            hovertemplate="%{y:.1%} within %{x:.3~g}",
-        )
+        line = {"width": 2.5, "color": colour, "dash": dash}
+        hover = "%{y:.1%} within %{x:.3~g}"
+        ends = np.append(times, end), np.append(shares, shares[-1])
+        _add_curve(figure, *ends, name=label, line=line, hover=hover)
     middles = [float(np.median(times)) for times, _ in known.values()]
     if 0 < LOG_FROM * min(middles) < end:
         figure.set_x(type="log")
@@ -137,10 +127,8 @@ def _empty(unit: str) -> Figure:
 
 
 def _curve(cancels: pd.DataFrame) -> Curve:
-    return kaplan_meier(
-        cancels[CANCEL_LATENCY].to_numpy(dtype=float),
-        cancels["censored"].to_numpy(dtype=bool),
-    )
+    latency, censored = cancels[CANCEL_LATENCY], cancels["censored"]
+    return kaplan_meier(latency.to_numpy(dtype=float), censored.to_numpy(dtype=bool))
 
 
 def _add_curve(
@@ -150,32 +138,20 @@ def _add_curve(
     *,
     name: str,
     line: Mapping[str, Any],
-    unit_s: float = 1e-3,
-    **more: Any,
-) -> tuple[Floats, Floats]:
+    hover: str = "%{y:.1%} within %{x:.3~s} ms",
+) -> None:
     times, shares = np.append(0.0, times), np.append(0.0, shares)
     drawn = rising_steps(shares)
-    figure.add_scatter(
-        x=times[drawn] / unit_s,
-        y=shares[drawn],
-        mode="lines",
-        line={"shape": "hv", "color": BLUE, **line},
-        name=name,
-        **{"hovertemplate": "%{y:.1%} within %{x:.3~s} ms", **more},
-    )
-    return times, shares
+    look = {"shape": "hv", "color": BLUE, **line}
+    figure.add_line(times[drawn], shares[drawn], hover, look, name=name)
 
 
 def cancel_steps(cancels: pd.DataFrame) -> Figure:
     figure = canvas(x_title="step boundaries until let go", y_title="requests", height=240)
     steps = cancels.loc[~cancels["censored"].astype(bool), CANCEL_LATENCY_STEPS].dropna()
     counts = steps.astype(int).value_counts().sort_index()
-    figure.add_bar(
-        x=counts.index.tolist(),
-        y=counts.tolist(),
-        marker={"color": BLUE},
-        hovertemplate="%{y} requests took %{x} steps<extra></extra>",
-    )
+    hover = "%{y} requests took %{x} steps<extra></extra>"
+    figure.add_bars(counts.index.tolist(), counts.tolist(), hover, colour=BLUE)
     figure.set_layout(bargap=0.35)
     lowest, highest = int(counts.index.min()), int(counts.index.max())
     figure.set_x(range=[min(lowest, 0) - 0.5, max(highest, 4) + 0.5])
@@ -191,38 +167,23 @@ def slot_recovery(waited: pd.DataFrame) -> Figure:
     """
     figure = canvas(x_title="milliseconds to the probe's first token", y_title="", height=260)
     is_censored = waited["censored"].astype(bool)
-    rows = {arm: len(RECOVERY_ARMS) - 1 - place for place, (arm, _) in enumerate(RECOVERY_ARMS)}
-    for arm, colour in RECOVERY_ARMS:
+    rows = [arm for arm, _ in RECOVERY_ARMS]
+    for row, (arm, colour) in enumerate(RECOVERY_ARMS):
         seconds = waited.loc[(waited["arm"] == arm) & ~is_censored, "recovery_s"]
         dots_ms = seconds.to_numpy(dtype=float) * 1e3
         spread = np.arange(1, len(dots_ms) + 1) * _GOLDEN % 1 - 0.5
-        figure.add_scatter(
-            x=dots_ms,
-            y=rows[arm] + 2 * _BOX * 0.8 * spread,
-            mode="markers",
-            marker={"color": colour, "size": 6, "opacity": 0.65},
-            name=arm,
-            hovertemplate="%{x:.3~s} ms<extra>" + arm + "</extra>",
-        )
+        look = {"color": colour, "size": 6, "opacity": 0.65}
+        figure.add_dots(dots_ms, row + 1.6 * _BOX * spread, "%{x:.3~s} ms", look, name=arm)
         if len(dots_ms):
-            _add_box(figure, dots_ms, rows[arm], colour)
-    gave_up = waited[is_censored & waited["arm"].isin(list(rows))]
-    figure.add_scatter(
-        x=gave_up["recovery_s"].to_numpy(dtype=float) * 1e3,
-        y=[rows[arm] for arm in gave_up["arm"]],
-        mode="markers",
-        marker={"symbol": "x", "size": 9, "color": VERMILION},
-        hovertemplate="no first token within %{x:.3~s} ms<extra></extra>",
-    )
-    figure.set_layout(showlegend=False)
-    figure.set_y(
-        tickvals=list(rows.values()),
-        ticktext=list(rows),
-        range=[-0.5, len(rows) - 0.5],
-        rangemode="normal",
-        showgrid=False,
-    )
+            _add_box(figure, dots_ms, row, colour)
+    gave_up = waited[is_censored & waited["arm"].isin(rows)]
+    waited_ms = gave_up["recovery_s"].to_numpy(dtype=float) * 1e3
+    hover = "no first token within %{x:.3~s} ms<extra></extra>"
+    figure.add_dots(waited_ms, [rows.index(arm) for arm in gave_up["arm"]], hover, _CROSS)
+    ticks = {"tickvals": list(range(len(rows))), "ticktext": rows}
+    figure.set_y(**ticks, range=[-0.5, len(rows) - 0.5], rangemode="normal", showgrid=False)
     figure.set_x(rangemode="tozero")
+    figure.set_layout(showlegend=False)
     return figure
 
 
@@ -234,9 +195,11 @@ def _add_box(figure: Figure, values: Floats, row: float, colour: str) -> None:
     reach = 1.5 * (high - low)
     first = values[values >= low - reach].min()
     last = values[values <= high + reach].max()
-    line = {"color": colour, "width": 2}
-    ends = {"y0": row - _BOX, "y1": row + _BOX}
-    figure.add_shape(type="rect", x0=low, x1=high, line=line, **ends)
-    figure.add_shape(type="line", x0=middle, x1=middle, line=line, **ends)
-    for x0, x1 in ((first, low), (high, last)):
-        figure.add_shape(type="line", x0=x0, x1=x1, y0=row, y1=row, line=line)
+    for kind, x0, x1, half in (
+        ("rect", low, high, _BOX),
+        ("line", middle, middle, _BOX),
+        ("line", first, low, 0.0),
+        ("line", high, last, 0.0),
+    ):
+        line, ends = {"color": colour, "width": 2}, {"y0": row - half, "y1": row + half}
+        figure.add_shape(type=kind, x0=x0, x1=x1, line=line, **ends)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -35,13 +35,9 @@ NAME_PX: Final = 12  # a row's name above its first dot
 FOLDS: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10)
 DECADES: Final = (1e-4, 1e-3, 0.01, 0.1, 1, 10, 100, 1e3, 1e4)
 WIDE: Final = 30  # from the lowest to the highest; beyond it only decades are marked
-QUANTILES: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
-    ("p50", "median", {"line": {"color": BLUE}, "marker": {"symbol": "circle", "size": 8}}),
-    (
-        "p99",
-        "p99",
-        {"line": {"color": VERMILION, "dash": "dash"}, "marker": {"symbol": "square", "size": 8}},
-    ),
+QUANTILES: Final = (
+    ("p50", "median", {"color": BLUE}, "circle"),
+    ("p99", "p99", {"color": VERMILION, "dash": "dash"}, "square"),
 )
 
 
@@ -73,7 +69,10 @@ def ratios(dots: Sequence[Ratio]) -> Figure:
         shift = (NEXT_PX * place - below_px / 2) / row_px
         at = [rows.index(dot.figure) + shift for dot in of]
         count = f"{place + 1} " if len(candidates) > 1 else ""
-        _add_candidate(figure, of, at, place, called=f"{count}{name}")
+        # The baseline has the first colour in every picture: the candidates begin at the second.
+        colour = CYCLE[(place + 1) % len(CYCLE)]
+        figure.add_dots([None], [None], "", {"color": colour}, name=f"{count}{name}")
+        _add_ratios(figure, of, at, colour)
         if count:
             _number_dots(figure, of, at, count)
     figure.add_vertical(1)
@@ -83,46 +82,25 @@ def ratios(dots: Sequence[Ratio]) -> Figure:
     return figure
 
 
-def _add_candidate(
-    figure: Figure, dots: Sequence[Ratio], rows: Sequence[float], place: int, *, called: str
-) -> None:
-    """The baseline has the first colour in every picture, so the candidates begin at the second."""
-    colour = CYCLE[(place + 1) % len(CYCLE)]
-    figure.add_scatter(
-        x=[None], y=[None], mode="markers", marker={"color": colour}, name=plain(called)
-    )
+def _add_ratios(figure: Figure, dots: Sequence[Ratio], rows: Sequence[float], colour: str) -> None:
     placed = list(zip(dots, rows, strict=True))
     for has_limits in (False, True):  # Plotly draws a missing interval as a whisker of length 0
         of = [(dot, row) for dot, row in placed if (dot.limits is not None) == has_limits]
-        ends = [(dot.ratio, dot.limits) for dot, _ in of]
-        figure.add_scatter(
-            x=[dot.ratio for dot, _ in of],
-            y=[row for _, row in of],
-            mode="markers",
-            marker={
-                "color": colour,
-                "size": 10,
-                "symbol": [SYMBOLS[dot.standing] for dot, _ in of],
-            },
-            **({"error_x": whiskers(ends, colour=colour)} if has_limits else {}),
-            customdata=[plain(dot.text) for dot, _ in of],
-            hovertemplate="%{customdata}<extra></extra>",
-            showlegend=False,
+        values, limits = [dot.ratio for dot, _ in of], [dot.limits for dot, _ in of]
+        figure.add_dots(
+            values,
+            [row for _, row in of],
+            [dot.text for dot, _ in of],
+            {"color": colour, "size": 10, "symbol": [SYMBOLS[dot.standing] for dot, _ in of]},
+            **({"error_x": whiskers(values, limits, colour=colour)} if has_limits else {}),
         )
 
 
 def _number_dots(figure: Figure, dots: Sequence[Ratio], rows: Sequence[float], count: str) -> None:
-    figure.add_scatter(
-        x=[dot.limits[1] if dot.limits else dot.ratio for dot in dots],
-        y=list(rows),
-        mode="text",
-        text=[f"{'' if dot.limits else GAP}{GAP}{count}" for dot in dots],
-        textposition="middle right",
-        textfont={"size": 11},
-        cliponaxis=False,
-        hoverinfo="skip",
-        showlegend=False,
-    )
+    ends = [dot.limits[1] if dot.limits else dot.ratio for dot in dots]
+    texts = [f"{'' if dot.limits else GAP}{GAP}{count}" for dot in dots]
+    trace = {"mode": "text", "text": texts, "textposition": "middle right", "cliponaxis": False}
+    figure.add("scatter", ends, rows, None, name=None, textfont={"size": 11}, **trace)
 
 
 def _name_rows(figure: Figure, rows: Sequence[str], *, above: float) -> None:
@@ -131,53 +109,44 @@ def _name_rows(figure: Figure, rows: Sequence[str], *, above: float) -> None:
         where = {"x": 0, "xref": "paper", "xanchor": "left"}
         where |= {"y": place - above, "yanchor": "bottom"}
         figure.add_text(plain(row), font={"size": 12}, **where)
-    figure.set_y(
-        tickvals=list(range(len(rows))),
-        showticklabels=False,
-        range=[len(rows) - 0.5, -0.8],
-        rangemode="normal",
-    )
+    ticks = {"tickvals": list(range(len(rows))), "showticklabels": False}
+    figure.set_y(**ticks, range=[len(rows) - 0.5, -0.8], rangemode="normal")
 
 
 def _fold_axis(figure: Figure, ends: Sequence[float]) -> None:
     low, high = min(*ends, 0.8), max(*ends, 1.25)
     folds = FOLDS if high < WIDE * low else DECADES
-    figure.set_x(
-        type="log",
-        range=[float(np.log10(low)) - 0.05, float(np.log10(high)) + 0.05],
-        tickvals=list(folds),
-        ticktext=[f"{number(fold)}x" for fold in folds],
-    )
+    around = [float(np.log10(low)) - 0.05, float(np.log10(high)) + 0.05]
+    texts = [f"{number(fold)}x" for fold in folds]
+    figure.set_x(type="log", range=around, tickvals=list(folds), ticktext=texts)
 
 
 def per_round(values: Mapping[str, Sequence[float | None]], *, unit: str) -> Figure:
     scale, shown_unit = SCALES.get(unit, (1.0, unit))
     figure = canvas(x_title="", y_title=shown_unit, height=280)
-    values = {plain(arm): those for arm, those in values.items()}
-    known = {arm: [one for one in those if one is not None] for arm, those in values.items()}
-    known = {arm: those for arm, those in known.items() if those}
-    figure.add_scatter(
-        x=[arm for arm, those in known.items() for _ in those],
-        y=[one * scale for those in known.values() for one in those],
-        mode="markers",
-        marker={"size": 8, "color": BLUE, "opacity": 0.6},
-        customdata=[quantity(one, unit) for those in known.values() for one in those],
-        hovertemplate="%{x}: %{customdata}<extra>a round</extra>",
+    by_arm = {
+        plain(arm): [one for one in those if one is not None] for arm, those in values.items()
+    }
+    rounds = [(arm, one) for arm, those in by_arm.items() for one in those]
+    figure.add_dots(
+        [arm for arm, _ in rounds],
+        [one * scale for _, one in rounds],
+        [f"{arm}: {quantity(one, unit)}" for arm, one in rounds],
+        {"size": 8, "color": BLUE, "opacity": 0.6},
         name="a round",
     )
+    known = {arm: those for arm, those in by_arm.items() if those}
     means = {arm: float(np.mean(those)) for arm, those in known.items()}
     halves = [_half_width(those) * scale for those in known.values()]
-    figure.add_scatter(
-        x=list(means),
-        y=[mean * scale for mean in means.values()],
-        error_y={"type": "data", "array": halves, "color": GREY, "thickness": 2, "width": 8},
-        mode="markers",
-        marker={"symbol": "line-ew-open", "size": 22, "color": GREY, "line": {"width": 3}},
-        customdata=[quantity(mean, unit) for mean in means.values()],
-        hovertemplate="%{x}: %{customdata}<extra>mean</extra>",
+    figure.add_dots(
+        list(means),
+        [mean * scale for mean in means.values()],
+        [f"{arm}: {quantity(mean, unit)}" for arm, mean in means.items()],
+        {"symbol": "line-ew-open", "size": 22, "color": GREY, "line": {"width": 3}},
         name="mean and its 95 % interval",
+        error_y={"type": "data", "array": halves, "color": GREY, "thickness": 2, "width": 8},
     )
-    figure.set_x(type="category", categoryorder="array", categoryarray=list(values))
+    figure.set_x(type="category", categoryorder="array", categoryarray=list(by_arm))
     return figure
 
 
@@ -188,21 +157,19 @@ def _half_width(values: Sequence[float]) -> float:
 
 def frontier(points: Sequence[tuple[int, float, float]]) -> Figure:
     """Points are (chunk size, the others' wait, the long prompt's wait); waits in ms."""
-    figure = canvas(
-        x_title="bystanders: between two tokens (p99), ms",
-        y_title="long prompt: first token, ms",
-    )
-    figure.add_scatter(
-        x=[x for _, x, _ in points],
-        y=[y for _, _, y in points],
-        text=[f"{size:,}" for size, _, _ in points],
+    x_title, y_title = "bystanders: between two tokens (p99), ms", "long prompt: first token, ms"
+    figure = canvas(x_title=x_title, y_title=y_title)
+    sizes, x, y = zip(*points, strict=True)
+    figure.add_line(
+        x,
+        y,
+        "chunks of %{text}: %{x:.3~g} ms, %{y:.3~g} ms<extra></extra>",
+        {"color": GREY, "width": 1.5},
         mode="lines+markers+text",
-        textposition="top right",
         marker={"size": 11, "color": BLUE},
-        line={"color": GREY, "width": 1.5},
+        text=[f"{size:,}" for size in sizes],
+        textposition="top right",
         cliponaxis=False,
-        hovertemplate="chunks of %{text}: %{x:.3~g} ms, %{y:.3~g} ms<extra></extra>",
-        showlegend=False,
     )
     figure.set_x(rangemode="tozero")
     return figure
@@ -211,14 +178,15 @@ def frontier(points: Sequence[tuple[int, float, float]]) -> Figure:
 def cancel_by_chunk(by_figure: Mapping[str, Mapping[int, float]]) -> Figure:
     """Cancel latencies in milliseconds, by figure and chunk size."""
     figure = canvas(x_title="chunk size, tokens a step", y_title="cancel latency, ms")
-    for key, name, look in QUANTILES:
-        figure.add_scatter(
-            x=list(by_figure[key]),
-            y=list(by_figure[key].values()),
+    for key, name, line, symbol in QUANTILES:
+        figure.add_line(
+            list(by_figure[key]),
+            list(by_figure[key].values()),
+            "chunks of %{x}: %{y:.3~g} ms",
+            line,
             mode="lines+markers",
-            **look,
+            marker={"symbol": symbol, "size": 8},
             name=name,
-            hovertemplate="chunks of %{x}: %{y:.3~g} ms<extra>" + name + "</extra>",
         )
     sizes = list(by_figure["p50"])
     figure.set_x(type="log", tickvals=sizes, ticktext=[f"{size:,}" for size in sizes])

@@ -36,8 +36,8 @@ def over_runs(
         figure,
         [(one, one.value, f"{_text(one)}, {one.run.flaw}") for one in every if one.run.flaw],
         scale,
-        marker={"symbol": "x", "size": 9, "color": VERMILION},
-        name="invalid or not complete",
+        {"symbol": "x", "size": 9, "color": VERMILION},
+        "invalid or not complete",
     )
     _add_points(
         figure,
@@ -46,39 +46,33 @@ def over_runs(
             for one in every
         ],
         scale,
-        marker={"symbol": "triangle-up-open", "size": 11, "color": VERMILION},
-        name="known only to be more",
+        {"symbol": "triangle-up-open", "size": 11, "color": VERMILION},
+        "known only to be more",
     )
     for limit in limits:
         _add_limit(figure, limit, scale)
-    _add_changes(figure, changes)
+    if changes:
+        _add_changes(figure, changes)
     figure.set_x(type="date")
     figure.set_layout(showlegend=len(figure.data) > 1)
     return figure
 
 
 def _add_line(figure: Figure, track: Track, scale: float, place: int) -> None:
-    colour = CYCLE[place % len(CYCLE)]
     points: list[Point | None] = []
     for stretch in track.stretches():
         points += [*stretch, None]  # a gap before the next
-    values = [None if one is None or one.value is None else one.value * scale for one in points]
-    ends = [
-        None
-        if one is None or one.limits is None
-        else (one.limits[0] * scale, one.limits[1] * scale)
-        for one in points
-    ]
-    figure.add_scatter(
-        x=[None if one is None else one.run.at.isoformat() for one in points],
-        y=values,
-        error_y=whiskers(list(zip(values, ends, strict=True)), thickness=1, width=2),
+    values = [None if one is None else one.value for one in points]
+    ends = [None if one is None else one.limits for one in points]
+    figure.add_line(
+        [None if one is None else one.run.at.isoformat() for one in points],
+        [None if value is None else value * scale for value in values],
+        ["" if one is None else _text(one) for one in points],
+        {"width": 1.5, "color": CYCLE[place % len(CYCLE)]},
         mode="lines+markers",
-        line={"width": 1.5, "color": colour},
         marker={"size": 7, "symbol": SYMBOLS[place % len(SYMBOLS)]},
-        customdata=["" if one is None else plain(_text(one)) for one in points],
-        hovertemplate="%{customdata}<extra></extra>",
-        name=plain(track.side),
+        error_y=whiskers(values, ends, scale=scale, thickness=1, width=2),
+        name=track.side,
     )
 
 
@@ -94,21 +88,13 @@ def _add_points(
     figure: Figure,
     points: Sequence[tuple[Point, float | None, str]],
     scale: float,
-    *,
     marker: Mapping[str, object],
     name: str,
 ) -> None:
-    drawn = [(one.run.at, value, text) for one, value, text in points if value is not None]
-    if drawn:
-        figure.add_scatter(
-            x=[at.isoformat() for at, _, _ in drawn],
-            y=[value * scale for _, value, _ in drawn],
-            mode="markers",
-            marker=marker,
-            customdata=[plain(text) for *_, text in drawn],
-            hovertemplate="%{customdata}<extra></extra>",
-            name=name,
-        )
+    known = [(one.run.at, value * scale, text) for one, value, text in points if value is not None]
+    if known:
+        at, values, texts = zip(*known, strict=True)
+        figure.add_dots([one.isoformat() for one in at], values, texts, marker, name=name)
 
 
 def _add_limit(figure: Figure, limit: Limit, scale: float) -> None:
@@ -122,18 +108,11 @@ def _add_limit(figure: Figure, limit: Limit, scale: float) -> None:
 
 
 def _add_changes(figure: Figure, changes: Mapping[datetime, str]) -> None:
-    if not changes:
-        return
-    for at in changes:
-        figure.add_vertical(at.isoformat(), layer="below")
-    figure.add_scatter(
-        x=[at.isoformat() for at in changes],
-        y=[0.02] * len(changes),
-        yaxis="y2",
-        mode="markers",
-        marker={"symbol": "diamond-tall", "size": 9, "color": GREY},
-        customdata=[plain(text) for text in changes.values()],
-        hovertemplate="%{customdata}<extra></extra>",
-        name="something else changed",
-    )
+    stamps = [at.isoformat() for at in changes]
+    for at in stamps:
+        figure.add_vertical(at, layer="below")
+    look = {"symbol": "diamond-tall", "size": 9, "color": GREY}
+    name = "something else changed"
+    heights = [0.02] * len(stamps)
+    figure.add_dots(stamps, heights, list(changes.values()), look, name=name, yaxis="y2")
     figure.add_second_y()

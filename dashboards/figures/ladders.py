@@ -24,6 +24,7 @@ from harness.records import Metric
 
 MOST_TICKS: Final = 6  # with their units, on a phone
 RUNGS: Final = (("p50", "circle", 11), ("p90", "diamond", 10), ("p99", "line-ns-open", 16))
+_ARROW: Final = {"symbol": "triangle-right", "size": 13, "color": VERMILION}
 _ROW_PX: Final = 34
 _AROUND_PX: Final = 110  # legend and axis
 
@@ -35,55 +36,32 @@ def ladders(rows: Sequence[Row], *, intervals: bool = False) -> Figure:
     present = [(plain(label), metric) for label, metric in rows if _rungs(metric)]
     figure = canvas(x_title="", y_title="", height=_AROUND_PX + _ROW_PX * max(len(present), 3))
     for label, metric in present:
-        rungs = _rungs(metric)
-        figure.add_scatter(
-            x=[value * 1e3 for value in rungs],
-            y=[label] * len(rungs),
-            mode="lines",
-            line={"color": GREY, "width": 2},
-            showlegend=False,
-            hoverinfo="skip",
-        )
+        rungs = [value * 1e3 for value in _rungs(metric)]
+        figure.add_line(rungs, [label] * len(rungs), None, {"color": GREY, "width": 2})
     for key, symbol, size in RUNGS:
-        drawn = [
+        known = [
             (label, value, metric) for label, metric in present if (value := getattr(metric, key))
         ]
-        figure.add_scatter(
-            x=[value * 1e3 for _, value, _ in drawn],
-            y=[label for label, *_ in drawn],
-            mode="markers",
-            marker={"symbol": symbol, "size": size, "color": BLUE, "line": {"width": 2}},
+        labels, values = [label for label, *_ in known], [value for _, value, _ in known]
+        limits = [metric.p50_ci95 for *_, metric in known]
+        has_limits = intervals and key == "p50"
+        figure.add_dots(
+            [value * 1e3 for value in values],
+            labels,
+            [quantity(value, "s") for value in values],
+            {"symbol": symbol, "size": size, "color": BLUE, "line": {"width": 2}},
             name=key,
-            customdata=[quantity(value, "s") for _, value, _ in drawn],
-            hovertemplate="%{customdata}<extra>" + key + "</extra>",
+            **({"error_x": whiskers(values, limits, scale=1e3)} if has_limits else {}),
         )
-        if intervals and key == "p50":
-            figure.data[-1]["error_x"] = whiskers([_median_ms(one) for *_, one in drawn])
-    _add_open_ends(figure, present)
+    open_ends = {label: bound for label, metric in present if (bound := _open_end(metric))}
+    if open_ends:
+        texts = [f"> {quantity(bound, 's')}" for bound in open_ends.values()]
+        ends_ms = [bound * 1e3 for bound in open_ends.values()]
+        figure.add_dots(ends_ms, list(open_ends), texts, _ARROW, name="longer than")
     if every := [value for _, metric in present for value in _rungs(metric)]:
         log_time_axis(figure, np.array(every), title="time (log)")
     figure.set_y(autorange="reversed", rangemode="normal")
     return figure
-
-
-def _median_ms(metric: Metric) -> tuple[float, tuple[float, float] | None]:
-    limits = metric.p50_ci95
-    ends = None if limits is None else (limits[0] * 1e3, limits[1] * 1e3)
-    return (metric.p50 or 0.0) * 1e3, ends
-
-
-def _add_open_ends(figure: Figure, rows: Sequence[Row]) -> None:
-    ends = [(label, bound) for label, metric in rows if (bound := _open_end(metric))]
-    if ends:
-        figure.add_scatter(
-            x=[bound * 1e3 for _, bound in ends],
-            y=[label for label, _ in ends],
-            mode="markers",
-            marker={"symbol": "triangle-right", "size": 13, "color": VERMILION},
-            name="longer than",
-            customdata=[quantity(bound, "s") for _, bound in ends],
-            hovertemplate="> %{customdata}<extra></extra>",
-        )
 
 
 def _rungs(metric: Metric) -> list[float]:
@@ -102,9 +80,5 @@ def log_time_axis(figure: Figure, seconds: Floats, *, title: str) -> None:
     last = max(math.ceil(math.log10(seconds.max() * 1e3)), first + 1)
     ticks = [10.0**n for n in range(first, last + 1, 1 + (last - first) // MOST_TICKS)]
     figure.layout["xaxis"]["title"]["text"] = title
-    figure.set_x(
-        type="log",
-        range=[first - 0.1, last + 0.15],
-        tickvals=ticks,
-        ticktext=[quantity(tick / 1e3, "s") for tick in ticks],
-    )
+    texts = [quantity(tick / 1e3, "s") for tick in ticks]
+    figure.set_x(type="log", range=[first - 0.1, last + 0.15], tickvals=ticks, ticktext=texts)

@@ -7,25 +7,20 @@ sample at their times. A spike of one sample is still drawn, which averaging wou
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
 from dashboards.figures.canvas import (
-    BLUE,
     CYCLE,
     DASHES,
-    GREEN,
     GREY,
-    HEIGHT_PX,
-    ORANGE,
     PURPLE,
     VERMILION,
     Figure,
     Floats,
     canvas,
-    plain,
 )
 from dashboards.source import Clock
 from harness.formatting import number
@@ -119,63 +114,38 @@ def notes(series: Sequence[Series], marks: Marks | None = None) -> str | None:
     return "; ".join(said) or None
 
 
-def batch_slots(running: Series, waiting: Series | None, marks: Marks, clock: Clock) -> Figure:
-    figure = _over_time(clock, y_title="requests", height=HEIGHT_PX)
-    _add_steps(figure, running, name="running (in a slot)", colour=BLUE)
-    if waiting is not None:
-        _add_steps(figure, waiting, name="waiting", colour=ORANGE, dash="dot")
-    _add_marks(figure, marks, clock)
-    return figure
-
-
-def kv_blocks(used: Series, marks: Marks, clock: Clock, *, unit: str, total: int | None) -> Figure:
-    title = unit if total is None else f"{unit} (of {total:,})"
-    figure = _over_time(clock, y_title=title)
-    _add_steps(figure, used, name=unit, colour=GREEN)
-    _add_marks(figure, marks, clock)
-    return figure
-
-
-def lines(series: Mapping[str, Series], clock: Clock, *, y_title: str) -> Figure:
-    figure = _over_time(clock, y_title=y_title)
-    looks = zip(cycle(CYCLE), cycle(DASHES), strict=False)
-    for (name, one), (colour, dash) in zip(series.items(), looks, strict=False):
-        figure.add_scatter(
-            x=one.x,
-            y=one.y,
-            mode="lines",
-            line={"width": 1.6, "color": colour, "dash": dash},
-            name=plain(name),
-            hovertemplate="%{y:.3~g} at %{x:.2f} s",
-        )
-    figure.set_layout(showlegend=len(series) > 1)
-    return figure
-
-
-def _over_time(clock: Clock, *, y_title: str, height: int = 260) -> Figure:
+def over_time(clock: Clock, *, y_title: str, height: int = 260) -> Figure:
     figure = canvas(x_title="seconds since the load began", y_title=y_title, height=height)
     length_s, watched_s = clock.length_s, (clock.settled_ns - clock.started_ns) / 1e9
     figure.set_x(range=[0, max(watched_s, length_s)])
     if length_s < watched_s:
         figure.add_vertical(length_s)
+        place = {"x": length_s, "xanchor": "left", "y": 0, "yanchor": "bottom", "yref": "y domain"}
         font = {"color": GREY, "size": 11}
-        place = {"x": length_s, "xanchor": "left", "xref": "x"}
-        place |= {"y": 0, "yanchor": "bottom", "yref": "y domain"}
-        figure.add_text("load ends", textangle=90, font=font, **place)
+        figure.add_text("load ends", textangle=90, font=font, xref="x", **place)
     return figure
 
 
-def _add_steps(
-    figure: Figure, series: Series, *, name: str, colour: str, dash: str = "solid"
-) -> None:
-    figure.add_scatter(
-        x=series.x,
-        y=series.y,
-        mode="lines",
-        line={"shape": "hv", "width": 1.8, "color": colour, "dash": dash},
-        name=name,
-        hovertemplate="%{y:,} at %{x:.2f} s",
-    )
+def levels(
+    series: Mapping[str, tuple[Series, str, str]], marks: Marks, clock: Clock, **look: Any
+) -> Figure:
+    """Steps that each hold until the next sample, by name with colour and dash; and the marks."""
+    figure = over_time(clock, **look)
+    for name, (one, colour, dash) in series.items():
+        line = {"shape": "hv", "width": 1.8, "color": colour, "dash": dash}
+        figure.add_line(one.x, one.y, "%{y:,} at %{x:.2f} s", line, name=name)
+    _add_marks(figure, marks, clock)
+    return figure
+
+
+def lines(series: Mapping[str, Series], clock: Clock, *, y_title: str) -> Figure:
+    figure = over_time(clock, y_title=y_title)
+    looks = zip(cycle(CYCLE), cycle(DASHES), strict=False)
+    for (name, one), (colour, dash) in zip(series.items(), looks, strict=False):
+        line = {"width": 1.6, "color": colour, "dash": dash}
+        figure.add_line(one.x, one.y, "%{y:.3~g} at %{x:.2f} s", line, name=name)
+    figure.set_layout(showlegend=len(series) > 1)
+    return figure
 
 
 def _add_marks(figure: Figure, marks: Marks, clock: Clock) -> None:
@@ -185,17 +155,10 @@ def _add_marks(figure: Figure, marks: Marks, clock: Clock) -> None:
         (marks.abandons, 0.03, foot, "a user left"),
         (marks.preemptions, 0.97, head, "preempted"),
     ):
-        drawn = thin_marks(stamps, clock.length_s)
-        if len(drawn):
-            figure.add_scatter(
-                x=drawn,
-                y=np.full(len(drawn), height),
-                yaxis="y2",
-                mode="markers",
-                marker=marker,
-                name=name,
-                hovertemplate=name + " at %{x:.2f} s<extra></extra>",
-            )
+        x = thin_marks(stamps, clock.length_s)
+        if len(x):
+            hover = name + " at %{x:.2f} s<extra></extra>"
+            figure.add_dots(x, np.full(len(x), height), hover, marker, name=name, yaxis="y2")
     figure.add_second_y()
 
 

@@ -2,12 +2,19 @@
 what a larger chunk gains the long prompt, and what it costs the other users.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from dashboards.figures import dots
 from dashboards.figures.canvas import SCALES
-from dashboards.sections.section import CLIENT_TIMES, Picture, Section, ladder_picture
+from dashboards.sections.section import (
+    CLIENT_TIMES,
+    Part,
+    Picture,
+    Section,
+    ladder_pictures,
+    section,
+)
 from dashboards.source import ArmsRun
 from harness.analysis.compare import is_certain
 from harness.formatting import difference_in_words, figure_of
@@ -33,19 +40,18 @@ def compared(summary: ArmsSummary) -> list[tuple[str, str, Difference]]:
     ]
 
 
-def _rounds(run: ArmsRun) -> Section:
-    summary = run.summary
-    section = Section(
-        name="rounds",
-        title="Round by round",
-        shows="A dot for each round; the bar is the mean of the rounds with its 95 % interval "
-        "(Student's t, from three rounds on).",
-        good="dots of an arm that lie close together, and arms that do not overlap.",
-    )
-    drawn = _worth_drawing(summary)
+@section(
+    "rounds",
+    "Round by round",
+    "A dot for each round; the bar is the mean of the rounds with its 95 % interval (Student's t, "
+    "from three rounds on).",
+    good="dots of an arm that lie close together, and arms that do not overlap.",
+)
+def _rounds(run: ArmsRun) -> Iterator[Part]:
+    drawn = _worth_drawing(run.summary)
     if not drawn:
-        return section.without("No headline figure has a value in any round.")
-    return section.drawn(*(_round_picture(summary, name, key) for name, key in drawn))
+        yield "No headline figure has a value in any round."
+    yield from (_round_picture(run.summary, name, key) for name, key in drawn)
 
 
 def _round_picture(summary: ArmsSummary, name: str, key: str) -> Picture:
@@ -73,28 +79,22 @@ def _worth_drawing(summary: ArmsSummary) -> list[tuple[str, str]]:
     return [*asked, *others][:MOST_PICTURES] or drawable[:1]
 
 
-def _survivors(run: ArmsRun) -> Section:
-    section = Section(
-        name="survivors",
-        title="The users who stayed, arm by arm",
-        shows="Times of users who were to stay to the end, of all rounds together: median (dot), "
-        "p90 (diamond), p99 (bar).",
-        good="arms alike: the difference is what cancellation costs the users who stay.",
-    )
-    found = [
-        ladder_picture(name, label, run.summary.metrics, prefix="survivors-")
-        for name, label in CLIENT_TIMES
-    ]
-    pictures = [one for one in found if one is not None]
-    if not pictures:
-        return section.without("No user stayed to the end in any arm.")
-    return section.drawn(*pictures)
+@section(
+    "survivors",
+    "The users who stayed, arm by arm",
+    "Times of users who were to stay to the end, of all rounds together: median (dot), p90 "
+    "(diamond), p99 (bar).",
+    good="arms alike: the difference is what cancellation costs the users who stay.",
+)
+def _survivors(run: ArmsRun) -> Iterator[Part]:
+    otherwise = "No user stayed to the end in any arm."
+    return ladder_pictures(CLIENT_TIMES, run.summary.metrics, otherwise, prefix="survivors-")
 
 
-def _requests(run: ArmsRun) -> Section:
-    section = Section(name="requests", title="Single requests", shows="", good="")
+@section("requests", "Single requests", "", good="")
+def _requests(run: ArmsRun) -> Iterator[Part]:
     first = next(iter(run.summary.arms))
-    return section.without(
+    yield (
         "Each round of each arm is a run of its own, with a report on its single "
         f"requests: walkaway report RUN/rounds/1-{first}, where RUN is this run's folder."
     )
@@ -135,42 +135,41 @@ def _chunk_sizes(run: ArmsRun) -> dict[str, int]:
     return dict(sorted(sizes.items(), key=lambda item: item[1]))
 
 
-def _frontier(run: ArmsRun) -> Section:
-    section = Section(
-        name="frontier",
-        title="Cost and gain of a larger chunk",
-        shows="Each point is a chunk size (tokens a step): to the right, bystanders wait longer "
-        "between two tokens (99th percentile); further up, the long prompt waits longer for its "
-        "first (median).",
-        good="a point low and to the left; where the line bends is the size to choose.",
-    )
+@section(
+    "frontier",
+    "Cost and gain of a larger chunk",
+    "Each point is a chunk size (tokens a step): to the right, bystanders wait longer between two "
+    "tokens (99th percentile); further up, the long prompt waits longer for its first (median).",
+    good="a point low and to the left; where the line bends is the size to choose.",
+)
+def _frontier(run: ArmsRun) -> Iterator[Part]:
     gaps, first = _by_chunk(run, GAPS, "p99"), _by_chunk(run, FIRST, "p50")
     points = [(size, gaps[size], first[size]) for size in gaps if size in first]
     if not points:
-        return section.without("No arm has both figures.")
-    figure = dots.frontier(points)
-    return section.drawn(Picture(name="frontier", figure=figure, alt=frontier_sentence(run) or ""))
+        yield "No arm has both figures."
+        return
+    said = frontier_sentence(run) or ""
+    yield Picture(name="frontier", figure=dots.frontier(points), alt=said)
 
 
-def _cancel_by_chunk(run: ArmsRun) -> Section:
-    section = Section(
-        name="frontier-cancel",
-        title="How long a prefill goes on without its user",
-        shows="Cancel latency of prompts abandoned during their prefill, by chunk size: median, "
-        "and 99th percentile. No request is let go of before the step in progress ends, and a step "
-        "is as long as its chunk.",
-        good="about half a step in the median, one step at most.",
-    )
+@section(
+    "frontier-cancel",
+    "How long a prefill goes on without its user",
+    "Cancel latency of prompts abandoned during their prefill, by chunk size: median, and 99th "
+    "percentile. No request is let go of before the step in progress ends, and a step is as long "
+    "as its chunk.",
+    good="about half a step in the median, one step at most.",
+)
+def _cancel_by_chunk(run: ArmsRun) -> Iterator[Part]:
     by_figure = {key: _by_chunk(run, CANCEL, key) for key, *_ in dots.QUANTILES}
     if not by_figure["p50"]:
-        return section.without("No arm has a cancel latency in prefill.")
+        yield "No arm has a cancel latency in prefill."
+        return
     said = ", ".join(f"{size:,}: {y:.3g} ms" for size, y in by_figure["p50"].items())
-    return section.drawn(
-        Picture(
-            name="frontier-cancel",
-            figure=dots.cancel_by_chunk(by_figure),
-            alt=f"Median cancel latency in prefill by chunk size: {said}.",
-        )
+    yield Picture(
+        name="frontier-cancel",
+        figure=dots.cancel_by_chunk(by_figure),
+        alt=f"Median cancel latency in prefill by chunk size: {said}.",
     )
 
 

@@ -1,6 +1,6 @@
 """Cancel latency, by way of leaving and by phase, and slot recovery."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -8,7 +8,7 @@ import pandas as pd
 
 from dashboards.figures import curves
 from dashboards.figures.ladders import ladders
-from dashboards.sections.section import Picture, Section, Table, median_and_p99, why_not
+from dashboards.sections.section import Part, Picture, Table, median_and_p99, section, why_not
 from dashboards.source import Run
 from harness.analysis.cancellation import was_cancelled
 from harness.analysis.recovery import control_answer_tokens, probes
@@ -32,67 +32,61 @@ WAYS: Final = {
 PHASES: Final = {"waiting": "in the queue", "prefill": "in prefill", "decode": "in decode"}
 
 
-def latency(run: Run) -> Section:
-    section = Section(
-        name="cancel-latency",
-        title="How long until the server let go",
-        shows="The share of abandoned requests whose slot and blocks were free again, by time "
-        "since the user left. A request that was never stopped (a ghost) counts as longer than the "
-        "settle time, even if it ended by itself before: it is a cross.",
-        good="a steep line that reaches 100 % within one or two engine steps.",
-    )
+@section(
+    "cancel-latency",
+    "How long until the server let go",
+    "The share of abandoned requests whose slot and blocks were free again, by time since the user "
+    "left. A request that was never stopped (a ghost) counts as longer than the settle time, even "
+    "if it ended by itself before: it is a cross.",
+    good="a steep line that reaches 100 % within one or two engine steps.",
+)
+def latency(run: Run) -> Iterator[Part]:
     if not was_cancelled(run.cancels).any():
-        return section.without(why_not(run, (CANCEL_LATENCY,), ONLY_TOTALS))
-    pictures = [
-        Picture(
-            name="cancel-latency",
-            figure=curves.cancel_latency(run.cancels),
-            alt="Share of abandoned requests let go of, by time since the user left. "
-            + median_and_p99(run.metrics.get(CANCEL_LATENCY)),
-            note=curves.rising_note(int(was_cancelled(run.cancels).sum())),
-        )
-    ]
+        yield why_not(run, (CANCEL_LATENCY,), ONLY_TOTALS)
+        return
+    yield Picture(
+        name="cancel-latency",
+        figure=curves.cancel_latency(run.cancels),
+        alt="Share of abandoned requests let go of, by time since the user left. "
+        + median_and_p99(run.metrics.get(CANCEL_LATENCY)),
+        note=curves.rising_note(int(was_cancelled(run.cancels).sum())),
+    )
     is_let_go = ~run.cancels["censored"].astype(bool)
     if run.cancels.loc[is_let_go, CANCEL_LATENCY_STEPS].notna().any():
-        pictures.append(
-            Picture(
-                name="cancel-steps",
-                figure=curves.cancel_steps(run.cancels),
-                alt="Bars: abandoned requests by the number of engine steps until let go. "
-                + median_and_p99(run.metrics.get(CANCEL_LATENCY_STEPS)),
-                note="Counted in engine steps, so that a slow machine and a fast one compare; "
-                "ghosts are left out here.",
-            )
+        yield Picture(
+            name="cancel-steps",
+            figure=curves.cancel_steps(run.cancels),
+            alt="Bars: abandoned requests by the number of engine steps until let go. "
+            + median_and_p99(run.metrics.get(CANCEL_LATENCY_STEPS)),
+            note="Counted in engine steps, so that a slow machine and a fast one compare; "
+            "ghosts are left out here.",
         )
-    return section.drawn(*pictures)
 
 
-def ways(run: Run) -> Section:
-    section = Section(
-        name="ways",
-        title="By way of leaving",
-        shows="Cancel latency by how the user left, and by where the request was then: median "
-        "(dot), p90 (diamond), p99 (bar). An arrow: never stopped while it was watched.",
-        good="short times, alike in every row: a server that sees a closed connection at once may "
-        "overlook one that is only silent.",
-    )
+@section(
+    "ways",
+    "By way of leaving",
+    "Cancel latency by how the user left, and by where the request was then: median (dot), p90 "
+    "(diamond), p99 (bar). An arrow: never stopped while it was watched.",
+    good="short times, alike in every row: a server that sees a closed connection at once may "
+    "overlook one that is only silent.",
+)
+def ways(run: Run) -> Iterator[Part]:
     rows = [*_rows(run, "way", WAYS), *_rows(run, "phase", PHASES)]
     if not rows:
-        return section.without(why_not(run, (CANCEL_LATENCY,), ONLY_TOTALS))
-    table = Table(
+        yield why_not(run, (CANCEL_LATENCY,), ONLY_TOTALS)
+        return
+    medians = "; ".join(f"{label}: {figure_of(metric, 'p50')}" for label, _, metric in rows)
+    yield Picture(
+        name="ways",
+        figure=ladders([(label, metric) for label, _, metric in rows]),
+        alt=f"A ladder of quantiles of the cancel latency in each row. Medians: {medians}.",
+    )
+    yield Table(
         title="Cancel latency by way and phase",
         shows="Ghosts were never stopped within the settle time.",
         columns=("left", "requests", "ghosts", "median", "p99", "largest"),
         rows=tuple(_cells(label, ghosts, metric) for label, ghosts, metric in rows),
-    )
-    medians = "; ".join(f"{label}: {figure_of(metric, 'p50')}" for label, _, metric in rows)
-    return section.drawn(
-        Picture(
-            name="ways",
-            figure=ladders([(label, metric) for label, _, metric in rows]),
-            alt=f"A ladder of quantiles of the cancel latency in each row. Medians: {medians}.",
-        ),
-        tables=(table,),
     )
 
 
@@ -119,26 +113,26 @@ def probe_requests(run: Run) -> pd.DataFrame:
     return run.frames.requests if after is None else after
 
 
-def recovery(run: Run) -> Section:
-    tokens = control_answer_tokens(run.frames.manifest)
-    after = "" if tokens is None else f", here after {tokens:,} tokens, as the workload says"
-    section = Section(
-        name="recovery",
-        title="How soon the slot worked for another request",
-        shows="A probe waits for a slot. Each dot is one trial: from the moment a user left to the "
-        "probe's first token (abandon), the probe on an idle server (unloaded), and the same queue "
-        f"when no user leaves (control): then the probe waits for a filler's natural end{after}. "
-        "The box holds the middle half, its line is the median.",
-        good="abandon close to unloaded, and far from control.",
-    )
+@section(
+    "recovery",
+    "How soon the slot worked for another request",
+    "A probe waits for a slot. Each dot is one trial: from the moment a user left to the probe's "
+    "first token (abandon), the probe on an idle server (unloaded), and the same queue when no "
+    "user leaves (control): then the probe waits for a filler's natural end. The box holds the "
+    "middle half, its line is the median.",
+    good="abandon close to unloaded, and far from control.",
+)
+def recovery(run: Run) -> Iterator[Part]:
     waited = probes(probe_requests(run))
     if waited.empty:
-        return section.without("No trial of this run is valid.")
-    return section.drawn(
-        Picture(
-            name="recovery",
-            figure=curves.slot_recovery(waited),
-            alt="One dot for each trial in three rows: unloaded, abandon and control. Recovery: "
-            + median_and_p99(run.metrics.get("slot_recovery_s")),
-        )
+        yield "No trial of this run is valid."
+        return
+    tokens = control_answer_tokens(run.frames.manifest)
+    end = "" if tokens is None else f"A filler's answer ends after {tokens:,} tokens, as the "
+    yield Picture(
+        name="recovery",
+        figure=curves.slot_recovery(waited),
+        alt="One dot for each trial in three rows: unloaded, abandon and control. Recovery: "
+        + median_and_p99(run.metrics.get("slot_recovery_s")),
+        note=f"{end}workload says." if end else None,
     )

@@ -6,16 +6,16 @@ the last request; the scrapes after it show whether everything came back.
 """
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
 from dashboards.figures import timeline
-from dashboards.figures.canvas import Floats
+from dashboards.figures.canvas import BLUE, GREEN, HEIGHT_PX, ORANGE, Floats
 from dashboards.figures.ladders import ladders
 from dashboards.figures.timeline import Marks, Series, column_series, levels_in_words, min_max
-from dashboards.sections.section import CLIENT_TIMES, Picture, Section, median_and_p99
+from dashboards.sections.section import CLIENT_TIMES, Part, Picture, median_and_p99, section
 from dashboards.source import Run
 from harness.records import has_labels
 
@@ -27,93 +27,94 @@ GPU_COLUMNS: Final = (
 )
 
 
-def slots(run: Run) -> Section:
-    section = Section(
-        name="slots",
-        title="Batch slots over time",
-        shows="Requests in a slot and in the queue; each mark on the axis is a user who left, each "
-        "triangle a request that was preempted.",
-        good="slots stay full while requests wait, and nothing is left when the load has ended.",
-    )
-    running = _requests_in(run, "running")
-    if running is None:
-        return section.without("No step log, and no scrape showed how many requests ran.")
-    waiting = _requests_in(run, "waiting")
-    series = {"running": running} | ({} if waiting is None else {"waiting": waiting})
-    marks = _marks(run)
-    return section.drawn(
-        Picture(
-            name="slots",
-            figure=timeline.batch_slots(running, waiting, marks, run.clock),
-            alt=f"Requests over the run, {levels_in_words(series)} {marks.text}",
-            note=timeline.notes(list(series.values()), marks),
-        )
-    )
+@section(
+    "slots",
+    "Batch slots over time",
+    "Requests in a slot and in the queue; each mark on the axis is a user who left, each triangle "
+    "a request that was preempted.",
+    good="slots stay full while requests wait, and nothing is left when the load has ended.",
+)
+def slots(run: Run) -> Iterator[Part]:
+    found = {
+        name: points
+        for name in ("running", "waiting")
+        if (points := _joined(_stepped(run, f"num_{name}"), _scraped(run, name))) is not None
+    }
+    if "running" not in found:
+        yield "No step log, and no scrape showed how many requests ran."
+        return
+    series = {name: min_max(*points) for name, points in found.items()}
+    shown = {"running (in a slot)": (series["running"], BLUE, "solid")}
+    if "waiting" in series:
+        shown["waiting"] = (series["waiting"], ORANGE, "dot")
+    look = {"y_title": "requests", "height": HEIGHT_PX}
+    yield _levels(run, "slots", "Requests", series, shown, look)
 
 
-def kv(run: Run) -> Section:
-    section = Section(
-        name="kv",
-        title="KV cache over time",
-        shows="How much of the KV cache is held by requests; marks as above.",
-        good="it falls with every abandon and ends where it began.",
-    )
+@section(
+    "kv",
+    "KV cache over time",
+    "How much of the KV cache is held by requests; marks as above.",
+    good="it falls with every abandon and ends where it began.",
+)
+def kv(run: Run) -> Iterator[Part]:
     usage = _kv_usage(run)
     if usage is None:
-        return section.without("No step log, and no scrape showed the KV cache.")
+        yield "No step log, and no scrape showed the KV cache."
+        return
     series, unit, total = usage
-    marks = _marks(run)
-    return section.drawn(
-        Picture(
-            name="kv",
-            figure=timeline.kv_blocks(series, marks, run.clock, unit=unit, total=total),
-            alt=f"KV cache over the run, {levels_in_words({unit: series})} {marks.text}",
-            note=timeline.notes([series], marks),
-        )
-    )
+    look = {"y_title": unit if total is None else f"{unit} (of {total:,})"}
+    shown = {unit: (series, GREEN, "solid")}
+    yield _levels(run, "kv", "KV cache", {unit: series}, shown, look)
 
 
-def _marks(run: Run) -> Marks:
+def _levels(
+    run: Run,
+    name: str,
+    of: str,
+    series: dict[str, Series],
+    shown: dict[str, tuple[Series, str, str]],
+    look: dict[str, Any],
+) -> Picture:
     abandons = run.frames.requests["abandoned_ns"].dropna()
-    return Marks(
+    marks = Marks(
         abandons=run.clock.seconds(abandons), preemptions=run.clock.seconds(_preempted_ns(run))
     )
-
-
-def hardware(run: Run) -> Section:
-    section = Section(
-        name="hardware",
-        title="Processor and GPU over time",
-        shows="How busy the server's processes were, the load, and the GPU where there is one.",
-        good="the load's processes leave the server room; a busy load measures itself.",
+    return Picture(
+        name=name,
+        figure=timeline.levels(shown, marks, run.clock, **look),
+        alt=f"{of} over the run, {levels_in_words(series)} {marks.text}",
+        note=timeline.notes(list(series.values()), marks),
     )
-    pictures = [
-        _lines(run, name, series, title, f"{title[0].upper()}{title[1:]}, over the run.")
-        for name, title, series in _hardware_series(run)
-    ]
-    if not pictures:
-        return section.without("Neither processor nor GPU were sampled in this run.")
-    if run.frames.gpu.empty:
-        section = section.without("No GPU was sampled, so only the processor is shown.")
-    return section.drawn(*pictures)
 
 
-def _hardware_series(run: Run) -> Iterator[tuple[str, str, dict[str, Series]]]:
+@section(
+    "hardware",
+    "Processor and GPU over time",
+    "How busy the server's processes were, the load, and the GPU where there is one.",
+    good="the load's processes leave the server room; a busy load measures itself.",
+)
+def hardware(run: Run) -> Iterator[Part]:
     gpu, cpu = run.frames.gpu, run.frames.cpu
     for column, title, scale in GPU_COLUMNS:
         if gpu[column].notna().any():
-            yield (
-                f"gpu-{column.partition('_')[0]}",
-                title,
-                {
-                    f"GPU {number}": column_series(rows, column, run.clock, scale=scale)
-                    for number, rows in gpu.groupby("gpu")
-                },
-            )
+            series = {
+                f"GPU {number}": column_series(rows, column, run.clock, scale=scale)
+                for number, rows in gpu.groupby("gpu")
+            }
+            alt = f"{title}, over the run."
+            yield _lines(run, f"gpu-{column.partition('_')[0]}", series, title, alt)
     if not cpu.empty:
         by_process = cpu.groupby("process")
         cores = {str(name): column_series(rows, "cores", run.clock) for name, rows in by_process}
-        yield "cpu", "processor cores in use", cores
+        alt = "Processor cores in use, over the run."
+        yield _lines(run, "cpu", cores, "processor cores in use", alt)
+    if gpu.empty:
+        yield (
+            "Neither processor nor GPU were sampled in this run."
+            if cpu.empty
+            else "No GPU was sampled, so only the processor is shown."
+        )
 
 
 def _lines(run: Run, name: str, series: dict[str, Series], y_title: str, alt: str) -> Picture:
@@ -125,58 +126,49 @@ def _lines(run: Run, name: str, series: dict[str, Series], y_title: str, alt: st
     )
 
 
-def survivors(run: Run) -> Section:
-    section = Section(
-        name="survivors",
-        title="The users who stayed",
-        shows="Times of users who were to stay to the end: median (dot), p90 (diamond), p99 (bar).",
-        good="no worse than in a run without abandons; only a comparison of two runs can show it.",
-    )
-    present = [
-        (name, label, run.metrics[name])
-        for name, label in CLIENT_TIMES
-        if name in run.metrics and run.metrics[name].n
-    ]
+@section(
+    "survivors",
+    "The users who stayed",
+    "Times of users who were to stay to the end: median (dot), p90 (diamond), p99 (bar).",
+    good="no worse than in a run without abandons; only a comparison of two runs can show it.",
+)
+def survivors(run: Run) -> Iterator[Part]:
+    metrics = run.metrics
+    present = [(name, label) for name, label in CLIENT_TIMES if name in metrics and metrics[name].n]
     if not present:
-        return section.without(
-            run.summary.not_measurable.get("ttft_s", "No user stayed to the end.")
-        )
+        yield run.summary.not_measurable.get("ttft_s", "No user stayed to the end.")
+        return
     said = " ".join(
-        f"{name[:-2].upper().replace('_', ' ')}: {median_and_p99(one)}" for name, _, one in present
+        f"{name[:-2].upper().replace('_', ' ')}: {median_and_p99(metrics[name])}"
+        for name, _ in present
     )
-    return section.drawn(
-        Picture(
-            name="survivors",
-            figure=ladders([(label, one) for _, label, one in present]),
-            alt=f"Median, 90th and 99th percentile of the times of surviving users. {said}",
-        ),
+    yield Picture(
+        name="survivors",
+        figure=ladders([(label, metrics[name]) for name, label in present]),
+        alt=f"Median, 90th and 99th percentile of the times of surviving users. {said}",
     )
 
 
-def lag(run: Run) -> Section:
-    section = Section(
-        name="lag",
-        title="The measurement floor",
-        shows="How late the load process noticed each tick of its own timer while there was load: "
-        "what the harness itself adds. Its 99th percentile is the floor.",
-        good="far below every figure above; a figure smaller than this is not to be believed.",
-    )
+@section(
+    "lag",
+    "The measurement floor",
+    "How late the load process noticed each tick of its own timer while there was load: what the "
+    "harness itself adds. Its 99th percentile is the floor.",
+    good="far below every figure above; a figure smaller than this is not to be believed.",
+)
+def lag(run: Run) -> Iterator[Part]:
     is_load = run.frames.client["t_ns"].between(run.clock.started_ns, run.clock.ended_ns)
     ticks = run.frames.client[is_load]
     if ticks.empty:
-        return section.without("The load process did not record its own lag in this run.")
+        yield "The load process did not record its own lag in this run."
+        return
     series = {
         f"load process {number}": column_series(rows, "lag_ns", run.clock, scale=1e-6)
         for number, (_, rows) in enumerate(ticks.groupby("pid"), start=1)
     }
     floor = median_and_p99(run.metrics.get("client_lag_s"))
     alt = f"Lag of the load process over the run, in milliseconds. {floor}"
-    return section.drawn(_lines(run, "lag", series, "late by, milliseconds", alt))
-
-
-def _requests_in(run: Run, role: str) -> Series | None:
-    found = _joined(_stepped(run, f"num_{role}"), _scraped(run, role))
-    return None if found is None else min_max(*found)
+    yield _lines(run, "lag", series, "late by, milliseconds", alt)
 
 
 def _preempted_ns(run: Run) -> pd.Series:

@@ -4,8 +4,9 @@ A section without data is not drawn empty. It gives the reason, if possible in t
 so that "not measurable here" is never mistaken for zero.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
 from dashboards.figures.canvas import Figure
 from dashboards.figures.ladders import ladders
@@ -13,7 +14,8 @@ from dashboards.source import Run
 from harness.formatting import bounded, figure_of
 from harness.records import Metric
 
-CLIENT_TIMES = (
+Of = TypeVar("Of")  # what a section is of: a run, a run with arms, a comparison
+CLIENT_TIMES: Final = (
     ("ttft_s", "first token (TTFT)"),
     ("ttft_from_intended_s", "... from the intended start"),
     ("itl_s", "between tokens (ITL)"),
@@ -53,6 +55,9 @@ class Table:
     rows: tuple[tuple[str | Cell, ...], ...]
 
 
+Part = Picture | Table | str  # a text is the reason for what is missing
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """One heading, an explanation (`shows`), how good looks, and the pictures or the `reason` for
@@ -63,15 +68,32 @@ class Section:
     title: str
     shows: str
     good: str
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[Picture, ...]
     tables: tuple[Table, ...] = ()
     reason: str | None = None
 
-    def drawn(self, *pictures: Picture, tables: tuple[Table, ...] = ()) -> "Section":
-        return replace(self, pictures=pictures, tables=tables)
 
-    def without(self, reason: str) -> "Section":
-        return replace(self, reason=reason)
+def section(
+    name: str, title: str, shows: str, *, good: str
+) -> Callable[[Callable[[Of], Iterable[Part]]], Callable[[Of], Section]]:
+    """Makes a section from the words here and the parts that the function yields."""
+
+    def from_parts(parts_of: Callable[[Of], Iterable[Part]]) -> Callable[[Of], Section]:
+        def build(of: Of) -> Section:
+            parts = list(parts_of(of))
+            return Section(
+                name=name,
+                title=title,
+                shows=shows,
+                good=good,
+                pictures=tuple(one for one in parts if isinstance(one, Picture)),
+                tables=tuple(one for one in parts if isinstance(one, Table)),
+                reason=next((one for one in parts if isinstance(one, str)), None),
+            )
+
+        return build
+
+    return from_parts
 
 
 def why_not(run: Run, names: Sequence[str], otherwise: str) -> str:
@@ -88,21 +110,28 @@ def median_and_p99(metric: Metric | None) -> str:
     return f"Median {bounded(metric, 'p50')}, 99th percentile {bounded(metric, 'p99')}."
 
 
-def ladder_picture(
-    metric: str,
-    label: str,
+def ladder_pictures(
+    labels: Iterable[tuple[str, str]],
     by_side: Mapping[str, Mapping[str, Metric]],
+    otherwise: str,
     *,
     prefix: str = "",
     intervals: bool = False,
-) -> Picture | None:
-    known = {side: of[metric] for side, of in by_side.items() if metric in of}
-    if not any(one.n and (one.p50 is not None or one.lower_bounds) for one in known.values()):
-        return None
-    medians = "; ".join(f"{side}: {figure_of(one, 'p50')}" for side, one in known.items())
-    return Picture(
-        name=f"{prefix}{metric}",
-        figure=ladders(list(known.items()), intervals=intervals),
-        note=label,
-        alt=f"{label}, a ladder of quantiles for each. Medians: {medians}",
-    )
+) -> Iterator[Part]:
+    """A picture for each metric that a side (an arm, or a run) has, by metric and its label;
+    without any, the reason.
+    """
+    has_any = False
+    for metric, label in labels:
+        known = {side: of[metric] for side, of in by_side.items() if metric in of}
+        if any(one.n and (one.p50 is not None or one.lower_bounds) for one in known.values()):
+            has_any = True
+            medians = "; ".join(f"{side}: {figure_of(one, 'p50')}" for side, one in known.items())
+            yield Picture(
+                name=f"{prefix}{metric}",
+                figure=ladders(list(known.items()), intervals=intervals),
+                note=label,
+                alt=f"{label}, a ladder of quantiles for each. Medians: {medians}",
+            )
+    if not has_any:
+        yield otherwise

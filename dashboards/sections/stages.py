@@ -5,14 +5,14 @@ beginning of a stage is censored there, in steps as in seconds.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
 import pandas as pd
 
 from dashboards.figures.bars import STAGE_ROWS, STAGES, cancel_stages, open_at_most, stage_parts
-from dashboards.sections.section import Picture, Section, Table, why_not
+from dashboards.sections.section import Part, Picture, Table, section, why_not
 from dashboards.source import Run
 from harness.analysis.cancel import stages_reached
 from harness.analysis.figure import Sample, describe
@@ -30,34 +30,33 @@ _ROWS: Final = (
 )
 
 
-def stages(run: Run) -> Section:
-    section = Section(
-        name="stages",
-        title="Where the time of a cancel goes",
-        shows="From the user's leaving to the last block given back, and on to the next request "
-        "in the slot, stage by stage. Each stage is summarised on its own, so a row need not add "
-        "up to the cancel latency.",
-        good="detect and signal well below a step, wait at most the step in progress, free next to "
-        "nothing, refill in the very next step.",
-    )
-    present = {name: run.metrics[name] for name, *_ in STAGES if name in run.metrics}
+@section(
+    "stages",
+    "Where the time of a cancel goes",
+    "From the user's leaving to the last block given back, and on to the next request in the slot, "
+    "stage by stage. Each stage is summarised on its own, so a row need not add up to the cancel "
+    "latency.",
+    good="detect and signal well below a step, wait at most the step in progress, free next to "
+    "nothing, refill in the very next step.",
+)
+def stages(run: Run) -> Iterator[Part]:
+    names = [name for name, *_ in STAGES]
+    present = {name: run.metrics[name] for name in names if name in run.metrics}
     if not present:
-        names = tuple(name for name, *_ in STAGES)
-        return section.without(why_not(run, names, "This server reports no stages of a cancel."))
+        yield why_not(run, names, "This server reports no stages of a cancel.")
+        return
     rows = [
         f"{label[0].upper()}{label[1:]}: "
         + ", ".join(f"{name[:-2]} {figure_of(one, key)}" for name, one in present.items())
         for key, label in STAGE_ROWS
     ]
-    return section.drawn(
-        Picture(
-            name="stages",
-            figure=cancel_stages(present),
-            alt=f"Stacked bars of the stages of a cancel. {'. '.join(rows)}.",
-            note=_not_drawn(present),
-        ),
-        tables=(stage_table(run.metrics, stages_in_steps(run.cancels, run.frames.steps)),),
+    yield Picture(
+        name="stages",
+        figure=cancel_stages(present),
+        alt=f"Stacked bars of the stages of a cancel. {'. '.join(rows)}.",
+        note=_not_drawn(present),
     )
+    yield stage_table(run.metrics, stages_in_steps(run.cancels, run.frames.steps))
 
 
 def _not_drawn(metrics: Mapping[str, Metric]) -> str | None:

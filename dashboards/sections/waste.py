@@ -1,6 +1,6 @@
 """Unread tokens, by abandon point and by phase."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -8,7 +8,7 @@ import pandas as pd
 
 from dashboards.figures.bars import WasteBar, waste_bars
 from dashboards.sections.cancel import PHASES
-from dashboards.sections.section import Picture, Section, Table, median_and_p99, why_not
+from dashboards.sections.section import Part, Picture, Table, median_and_p99, section, why_not
 from dashboards.source import Run
 from harness.analysis.cancellation import is_unfinished
 from harness.formatting import quantity
@@ -19,59 +19,44 @@ _SPENT: Final = ["slot_seconds", "gpu_seconds"]
 _LOWER: Final = "≥: at least so many; some requests were still held when the watching ended."
 
 
-def waste(run: Run) -> Section:
-    section = Section(
-        name="waste",
-        title="Unread tokens",
-        shows="Mean tokens per abandoned request that were generated and never read, by how many "
-        "the user had read before leaving, and by what the server was doing then.",
-        good="small bars of one height wherever the user leaves; after the close no more than the "
-        "one step in flight.",
-    )
-    pictures = [*_by_point(run), *_by_phase(run)]
-    if not pictures:
-        names = (*reversed(PARTS), "wasted_tokens")
-        return section.without(
-            why_not(run, names, "This server does not report each request's generated tokens.")
-        )
-    return section.drawn(*pictures, tables=_time_table(run.cancels))
-
-
-def _by_point(run: Run) -> list[Picture]:
+@section(
+    "waste",
+    "Unread tokens",
+    "Mean tokens per abandoned request that were generated and never read, by how many the user "
+    "had read before leaving, and by what the server was doing then.",
+    good="small bars of one height wherever the user leaves; after the close no more than the one "
+    "step in flight.",
+)
+def waste(run: Run) -> Iterator[Part]:
     points = run.summary.breakdown.get("waste_by_abandon_point") or []
     is_open = is_unfinished(run.cancels)
     bars = point_bars(points, unfinished=set(run.cancels.loc[is_open, "planned_abandon"].dropna()))
-    if not bars:
-        return []
-    said = []
-    if len(points) > len(bars):
-        said.append(
+    phases = phase_bars(run.cancels)
+    if not bars and not phases:
+        names = (*reversed(PARTS), "wasted_tokens")
+        yield why_not(run, names, "This server does not report each request's generated tokens.")
+        return
+    if bars:
+        grouped = (
             f"{len(points):,} abandon points, in {len(bars)} groups of about as many requests."
         )
-    return [
-        Picture(
+        notes = [grouped] if len(points) > len(bars) else []
+        yield Picture(
             name="waste",
             figure=waste_bars(bars, x_title="tokens the user was to read before leaving"),
             alt="Stacked bars of wasted tokens for each abandon point. "
             + median_and_p99(run.metrics.get("wasted_tokens")),
-            note=" ".join([*said, *_about_bounds(bars)]) or None,
+            note=" ".join([*notes, *_about_bounds(bars)]) or None,
         )
-    ]
-
-
-def _by_phase(run: Run) -> list[Picture]:
-    bars = phase_bars(run.cancels)
-    if not bars:
-        return []
-    said = "; ".join(f"{bar.label}: {bar.text}" for bar in bars)
-    return [
-        Picture(
+    if phases:
+        said = "; ".join(f"{bar.label}: {bar.text}" for bar in phases)
+        yield Picture(
             name="waste-phase",
-            figure=waste_bars(bars, x_title="where the request was when its user left"),
+            figure=waste_bars(phases, x_title="where the request was when its user left"),
             alt=f"Stacked bars of mean wasted tokens for each phase. {said}.",
-            note=" ".join(_about_bounds(bars)) or None,
+            note=" ".join(_about_bounds(phases)) or None,
         )
-    ]
+    yield from _time_table(run.cancels)
 
 
 def _about_bounds(bars: Sequence[WasteBar]) -> list[str]:
@@ -86,12 +71,9 @@ def point_bars(
     """A bar for each abandon point; beyond `most`, neighbours are merged so that each bar stands
     for about as many requests. A point in `unfinished` gives a lower bound.
     """
-    if not points:
-        return []
     counts = np.array([point["n"] for point in points])
-    if len(points) <= most:
-        groups = np.arange(len(points))
-    else:
+    groups = np.arange(len(points))
+    if len(points) > most:
         groups = np.minimum((np.cumsum(counts) - counts / 2) * most // counts.sum(), most - 1)
     bars = []
     for group in np.unique(groups):
@@ -140,20 +122,17 @@ def _shown(value: float, unit: str, *, is_lower: bool) -> str:
     return ("≥ " if is_lower else "") + quantity(value, unit)
 
 
-def _time_table(cancels: pd.DataFrame) -> tuple[Table, ...]:
+def _time_table(cancels: pd.DataFrame) -> Iterator[Table]:
     rows = []
     for label, those in _by_label(cancels.dropna(subset=_SPENT)):
         is_lower = bool(is_unfinished(those).any())
         means = [_shown(float(those[name].mean()), "s", is_lower=is_lower) for name in _SPENT]
         rows.append((label, f"{len(those):,}", *means))
-    if not rows:
-        return ()
-    return (
-        Table(
+    if rows:
+        yield Table(
             title="Time spent after the user had left, by phase",
             shows="Means per abandoned request, after its user had left: how long it kept its "
             "batch slot, and its share of the time of the engine's steps.",
             columns=("left", "requests", "slot time", "step time"),
             rows=tuple(rows),
-        ),
-    )
+        )

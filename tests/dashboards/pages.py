@@ -1,5 +1,6 @@
 """One page of each kind, made of made-up runs."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,7 @@ from tests.made_up.gated import GOOD, latency, save_night
 from tests.made_up.played import save_played
 from tests.made_up.run import save_judged
 
+RECORDED: Final = Path(__file__).parents[1] / "golden"
 STEADY: Final = {"is_steady": True, "rule": "MSER-5", "warmup_s": 0.1, "steady_tps": 400.0}
 
 
@@ -30,6 +32,13 @@ def many(folder: Path) -> Page:
 def black_box(folder: Path) -> Page:
     hidden = {"detect_s": "this server reports no stages", "ghost_rate": "nor ghosts"}
     return page_by("report", save_played(folder / "run", lifecycle=False, not_measurable=hidden))
+
+
+def recovery(folder: Path) -> Page:
+    """A recorded run: none that is made up has probes."""
+    run = shutil.copytree(RECORDED / "runs/slot_recovery", folder / "run")
+    shutil.copy(RECORDED / "expected/slot_recovery/summary.json", run)
+    return page_by("report", run)
 
 
 def nothing(folder: Path) -> Page:
@@ -72,6 +81,18 @@ def trend(folder: Path) -> Page:
 PAGES: Final[dict[str, Callable[[Path], Page]]] = {
     one.__name__: one
     for one in (
-        *(plain, ghosts, many, black_box, nothing, invalid, arms, frontier, comparison, trend),
+        *(
+            plain,
+            ghosts,
+            many,
+            black_box,
+            recovery,
+            nothing,
+            invalid,
+            arms,
+            frontier,
+            comparison,
+            trend,
+        ),
     )
 }

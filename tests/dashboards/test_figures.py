@@ -249,7 +249,8 @@ def test_a_caption_says_where_marks_are_shared(number: int, note: str | None) ->
 def test_the_time_axis_spans_the_run_and_the_settling() -> None:
     series = min_max(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
     marks = Marks(abandons=np.array([0.5]), preemptions=np.array([0.7]))
-    slots = drawn(timeline.batch_slots(series, None, marks, CLOCK))
+    levels = {"running": (series, "#000000", "solid")}
+    slots = drawn(timeline.levels(levels, marks, CLOCK, y_title="requests"))
     assert [one.name for one in slots.data[1:]] == ["a user left", "preempted"]
     lag = drawn(timeline.lines({"<b>load</b>": series}, CLOCK, y_title="ms"))
     for figure in (slots, lag):

@@ -7,11 +7,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dashboards.sections.cancel import recovery
 from dashboards.sections.stages import stage_table, stages_in_steps
 from dashboards.source import Run, read_run
 from tests.dashboards.reading import page_by
-from tests.made_up.changed import change, change_metric, change_workload, without_an_end
+from tests.made_up.changed import change, change_metric, without_an_end
 
 MakeRun = Callable[..., Path]
 
@@ -110,10 +109,3 @@ def test_a_bound_of_one_side_stands_under_its_share(make_run: MakeRun) -> None:
     cells = page_by("report", run).texts("td")
     assert "100 %at least 99.4 %" in cells
     assert "0 %at most 3.1 %" in cells  # ghosts
-
-
-def test_the_control_is_said_to_be_the_workloads_choice(make_run: MakeRun) -> None:
-    run = make_run()
-    change_workload(run, load={"control_answer_tokens": 64})
-    said = "a filler's natural end, here after 64 tokens, as the workload says"
-    assert said in recovery(run_of(run)).shows
