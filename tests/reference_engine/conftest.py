@@ -1,5 +1,6 @@
-"""Builders: a scheduler and requests with keyword defaults, and a step without a model."""
+"""Builders: a scheduler and requests with keyword defaults, and a step with or without a model."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 from zlib import crc32
 
@@ -9,6 +10,7 @@ from reference_engine.config import EngineConfig
 from reference_engine.core.request import FinishReason, Request, Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
+from reference_engine.model.runners import Runner
 from tests.reference_engine.virtual_time import VirtualTimeLoop
 
 EOS = 2
@@ -58,15 +60,22 @@ def end(
     return None if request is None else scheduler.free(request)
 
 
-def run_step(scheduler: Scheduler, token: int = WORD) -> StepPlan:
-    """Schedule, pretend to compute, update, end what ended by itself; integrity checked."""
+def run_step(scheduler: Scheduler, token: int = WORD, runner: Runner | None = None) -> StepPlan:
+    """Schedule, compute or pretend to, update, end what ended by itself; integrity checked."""
     plan = scheduler.schedule()
-    sampled = {request.request_id: token for request in plan.sampling}
+    sampled: Mapping[str, int] = {request.request_id: token for request in plan.sampling}
+    if runner is not None:
+        sampled = runner.execute(plan) if plan.scheduled else {}
     for request in scheduler.update(plan, sampled):
         if request.finish_reason is not None:
             end(scheduler, request.request_id, request.finish_reason)
     scheduler.check_integrity()
     return plan
+
+
+def run_to_the_end(scheduler: Scheduler, runner: Runner | None = None) -> None:
+    while scheduler.has_work:
+        run_step(scheduler, runner=runner)
 
 
 @pytest.fixture
@@ -77,3 +86,7 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 def scheduled(plan: StepPlan) -> dict[str, int]:
     return {request.request_id: num_tokens for request, num_tokens in plan.scheduled.items()}
+
+
+def names(requests: Iterable[Request]) -> list[str]:
+    return [request.request_id for request in requests]

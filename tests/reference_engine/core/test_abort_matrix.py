@@ -9,56 +9,45 @@ import pytest
 from reference_engine.core.request import FinishReason, Request, Status
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
-from tests.reference_engine.conftest import WORD, end, make_request, make_scheduler, run_step
+from tests.reference_engine.conftest import (
+    WORD,
+    end,
+    make_request,
+    make_scheduler,
+    run_step,
+    run_to_the_end,
+)
 
-NUM_BLOCKS = 8
+NUM_BLOCKS = 8  # room for the survivor and the beginning of the target
 
 
-def pressed_scheduler() -> Scheduler:
-    """Room for the survivor and the beginning of the target."""
-    return make_scheduler(num_blocks=NUM_BLOCKS, block_size=4, max_model_len=32)
-
-
-def add_both(scheduler: Scheduler, *, max_tokens: int = 18) -> Request:
+def with_both(*, max_tokens: int = 18) -> tuple[Scheduler, Request]:
+    scheduler = make_scheduler(num_blocks=NUM_BLOCKS, block_size=4, max_model_len=32)
     scheduler.add(make_request("survivor", num_prompt=4, max_tokens=20))
     target = make_request("target", num_prompt=14, max_tokens=max_tokens)
     scheduler.add(target)
-    return target
+    return scheduler, target
+
+
+def brought_to(state: str) -> tuple[Scheduler, Request]:
+    scheduler, target = with_both()
+    for _ in range({"waiting": 0, "mid chunk": 1, "running": 2, "preempted": 0}[state]):
+        run_step(scheduler)
+    while state == "preempted" and target.status is not Status.PREEMPTED:
+        run_step(scheduler)
+    status, is_begun, owed = {
+        "waiting": (Status.WAITING, False, 14),
+        "mid chunk": (Status.RUNNING, True, 2),
+        "running": (Status.RUNNING, True, 1),
+        "preempted": (Status.PREEMPTED, False, target.num_tokens),
+    }[state]
+    assert (target.status, target.num_computed_tokens > 0) == (status, is_begun)
+    assert target.num_owed_tokens == owed
+    return scheduler, target
 
 
 def compute(plan: StepPlan) -> dict[str, int]:
     return {request.request_id: WORD for request in plan.sampling}
-
-
-def waiting(scheduler: Scheduler) -> Request:
-    target = add_both(scheduler)
-    assert target.status is Status.WAITING
-    return target
-
-
-def mid_chunk(scheduler: Scheduler) -> Request:
-    target = add_both(scheduler)
-    run_step(scheduler)
-    assert 0 < target.num_computed_tokens < target.num_prompt_tokens
-    return target
-
-
-def running(scheduler: Scheduler) -> Request:
-    target = add_both(scheduler)
-    for _ in range(2):
-        run_step(scheduler)
-    assert (target.status, target.num_owed_tokens) == (Status.RUNNING, 1)
-    return target
-
-
-def preempted(scheduler: Scheduler) -> Request:
-    target = add_both(scheduler)
-    while target.status is not Status.PREEMPTED:
-        run_step(scheduler)
-    return target
-
-
-BETWEEN_STEPS = {case.__name__: case for case in (waiting, mid_chunk, running, preempted)}
 
 
 def check_the_books(scheduler: Scheduler, target: Request) -> None:
@@ -67,44 +56,40 @@ def check_the_books(scheduler: Scheduler, target: Request) -> None:
     assert (target.status, target.block_table) == (Status.FINISHED, [])
     assert "target" not in scheduler.requests
     assert scheduler.counters.finished == {"abort": 1}
-    assert target not in scheduler.running
-    assert target not in list(scheduler.waiting)
-    while scheduler.has_work:
-        run_step(scheduler)
+    assert target not in [*scheduler.running, *scheduler.waiting]
+    run_to_the_end(scheduler)
     assert scheduler.kv_cache.pool.num_free == NUM_BLOCKS
     assert scheduler.kv_cache.pool.num_held == 0
     assert scheduler.counters.finished == {"abort": 1, "length": 1}
 
 
-@pytest.mark.parametrize("state", list(BETWEEN_STEPS))
-def test_between_two_steps(state: str) -> None:
-    scheduler = pressed_scheduler()
-    target = BETWEEN_STEPS[state](scheduler)
+@pytest.mark.parametrize("state", ["waiting", "mid chunk", "running", "preempted"])
+def test_an_abort_between_two_steps_leaves_nothing_and_a_second_one_does_nothing(
+    state: str,
+) -> None:
+    scheduler, target = brought_to(state)
     held = len(target.block_table)
     assert end(scheduler, "target") == held
+    assert end(scheduler, "target") is None
     check_the_books(scheduler, target)
 
 
-@pytest.mark.parametrize("state", ["waiting", "mid_chunk", "running"])
-def test_in_the_step_in_flight(state: str) -> None:
-    scheduler = pressed_scheduler()
-    target = BETWEEN_STEPS[state](scheduler)
-    generated = scheduler.counters.generated_tokens
-    num_before = target.num_generated
+@pytest.mark.parametrize("state", ["waiting", "mid chunk", "running"])
+def test_an_abort_in_the_step_in_flight_drops_its_result_and_counts_it(state: str) -> None:
+    scheduler, target = brought_to(state)
+    generated, num_before = scheduler.counters.generated_tokens, target.num_generated
     plan = scheduler.schedule()
     sampled = compute(plan)
     end(scheduler, "target")
     scheduler.check_integrity()
-    grown = scheduler.update(plan, sampled)
-    assert target not in grown, "its result is dropped"
+    assert target not in scheduler.update(plan, sampled)
     assert target.num_generated == num_before
-    assert scheduler.counters.generated_tokens - generated == len(sampled), "and counted"
+    assert scheduler.counters.generated_tokens - generated == len(sampled)
     check_the_books(scheduler, target)
 
 
-def test_when_it_is_preempted_by_the_step_in_flight() -> None:
-    scheduler = pressed_scheduler()
-    target = add_both(scheduler)
+def test_an_abort_of_a_request_that_the_step_in_flight_preempted_leaves_nothing() -> None:
+    scheduler, target = with_both()
     while not (plan := scheduler.schedule()).preempted:
         scheduler.update(plan, compute(plan))
     assert plan.preempted == [target]
@@ -114,33 +99,22 @@ def test_when_it_is_preempted_by_the_step_in_flight() -> None:
     check_the_books(scheduler, target)
 
 
-def test_finishing_in_this_very_step() -> None:
-    """The step's token is its last; the abort comes before it can be ended as finished."""
-    scheduler = pressed_scheduler()
-    target = add_both(scheduler, max_tokens=2)
+def test_an_abort_before_the_last_token_is_ended_wins_over_the_natural_end() -> None:
+    scheduler, target = with_both(max_tokens=2)
     run_step(scheduler)
     run_step(scheduler)
     plan = scheduler.schedule()
-    grown = scheduler.update(plan, compute(plan))
-    assert target in grown
+    assert target in scheduler.update(plan, compute(plan))
     assert end(scheduler, "target") is not None
     assert end(scheduler, "target", FinishReason.LENGTH) is None, "one way out, once"
     assert target.finish_reason is FinishReason.ABORT
     check_the_books(scheduler, target)
 
 
-def test_twice() -> None:
-    scheduler = pressed_scheduler()
-    target = running(scheduler)
-    assert end(scheduler, "target") is not None
-    assert end(scheduler, "target") is None
-    check_the_books(scheduler, target)
-
-
 @pytest.mark.parametrize("name", ["finished", "unknown", "surviv"])
-def test_a_request_that_is_not_there(name: str) -> None:
-    scheduler = pressed_scheduler()
-    scheduler.add(make_request("survivor"))
+def test_an_abort_of_a_request_that_is_not_there_changes_nothing(name: str) -> None:
+    scheduler, _ = with_both()
+    end(scheduler, "target")
     scheduler.add(make_request("finished", max_tokens=1))
     run_step(scheduler)
     assert list(scheduler.requests) == ["survivor"]
@@ -148,14 +122,4 @@ def test_a_request_that_is_not_there(name: str) -> None:
     assert end(scheduler, name) is None
     scheduler.check_integrity()
     assert scheduler.kv_cache.pool.num_free == free
-    assert scheduler.counters.finished == {"length": 1}
-
-
-def test_an_abort_after_the_step_that_finished_it() -> None:
-    scheduler = pressed_scheduler()
-    target = add_both(scheduler, max_tokens=1)
-    while target.status is not Status.FINISHED:
-        run_step(scheduler)
-    assert end(scheduler, "target") is None
-    scheduler.check_integrity()
-    assert scheduler.counters.finished == {"length": 1}
+    assert scheduler.counters.finished == {"abort": 1, "length": 1}

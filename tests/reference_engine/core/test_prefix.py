@@ -1,4 +1,6 @@
-"""The prefix cache: blocks that are found again, shared, evicted, and retained after a cancel."""
+"""Blocks: taken, given back, found again by their prefix, shared, evicted, kept after a cancel."""
+
+from typing import Any
 
 import pytest
 
@@ -6,96 +8,47 @@ from reference_engine.core.block_pool import BlockPool
 from reference_engine.core.prefix import chain_hashes
 from reference_engine.core.request import Request
 from reference_engine.core.scheduler import Scheduler
-from reference_engine.core.step import StepPlan
-from tests.reference_engine.conftest import end, make_request, make_scheduler, run_step, scheduled
+from tests.reference_engine.conftest import (
+    end,
+    make_request,
+    make_scheduler,
+    run_step,
+    run_to_the_end,
+    scheduled,
+)
 
 
-def one_after_the_other(scheduler: Scheduler, *requests: Request) -> list[StepPlan]:
+def one_after_the_other(scheduler: Scheduler, *requests: Request) -> list[dict[str, int]]:
     """Each request's first step; the request before it has ended by then."""
-    plans = []
+    steps = []
     for request in requests:
         scheduler.add(request)
-        plans.append(run_step(scheduler))
-        while scheduler.has_work:
-            run_step(scheduler)
-    return plans
+        steps.append(scheduled(run_step(scheduler)))
+        run_to_the_end(scheduler)
+    return steps
 
 
-def test_a_hash_depends_on_all_tokens_before_it() -> None:
-    first, second = chain_hashes([1, 2, 3, 4], 2)
-    assert chain_hashes([1, 2, 3, 4, 5], 2) == [first, second], "a part of a block has no hash"
-    other_first, other_second = chain_hashes([9, 2, 3, 4], 2)
-    assert other_first != first
-    assert other_second != second, "same tokens, another beginning"
-    assert chain_hashes([1], 2) == []
+def alike(*names: str, num_prompt: int = 12, max_tokens: int = 8) -> list[Request]:
+    return [
+        make_request(name, num_prompt=num_prompt, prompt="same", max_tokens=max_tokens)
+        for name in names
+    ]
 
 
-def test_an_equal_prompt_is_found_but_for_its_last_token() -> None:
-    scheduler = make_scheduler()
-    requests = [make_request(name, num_prompt=12, prompt="same", max_tokens=2) for name in "ab"]
-    first, second = one_after_the_other(scheduler, *requests)
-    assert scheduled(first) == {"a": 12}
-    assert scheduled(second) == {"b": 4}, (
-        "two of three full blocks; a token must be left to compute"
-    )
-    assert requests[1].num_cached_tokens == 8
-    assert scheduler.counters.prefix_queried_tokens == 24
-    assert scheduler.counters.prefix_hit_tokens == 8
-    assert scheduler.counters.prompt_tokens == 24, "found or computed, it was a prompt token"
-
-
-def test_blocks_are_shared_while_both_run_and_counted_once() -> None:
-    scheduler = make_scheduler()
-    first = make_request("a", num_prompt=10, prompt="same")
-    second = make_request("b", num_prompt=10, prompt="same")
-    scheduler.add(first)
-    run_step(scheduler)
-    scheduler.add(second)
-    run_step(scheduler)
-    assert second.block_table[:2] == first.block_table[:2]
-    assert second.block_table[2:] != first.block_table[2:]
-    assert scheduler.kv_cache.pool.num_held == 4
-    end(scheduler, "a")
-    scheduler.check_integrity()
-    assert scheduler.kv_cache.pool.num_held == 3, "b still holds what they shared"
-    assert (scheduler.counters.reclaimed_freed, scheduler.counters.reclaimed_retained) == (1, 0)
-
-
-def test_another_prompt_finds_nothing() -> None:
-    scheduler = make_scheduler()
-    plans = one_after_the_other(
-        scheduler, make_request("a", num_prompt=12), make_request("b", num_prompt=12)
-    )
-    assert scheduled(plans[1]) == {"b": 12}
-
-
-def test_switched_off_nothing_is_found_or_kept() -> None:
-    scheduler = make_scheduler(enable_prefix_caching=False)
-    requests = [make_request(name, num_prompt=12, prompt="same") for name in "ab"]
-    assert scheduled(one_after_the_other(scheduler, *requests)[1]) == {"b": 12}
-    assert scheduler.kv_cache.pool.num_cached == 0
-    assert scheduler.counters.prefix_queried_tokens == 0
-
-
-def test_two_that_compute_the_same_prompt_at_once_leave_one_copy() -> None:
-    scheduler = make_scheduler(max_num_batched_tokens=32)
-    for name in "ab":
-        scheduler.add(make_request(name, num_prompt=12, prompt="same", max_tokens=1))
-    assert scheduled(run_step(scheduler)) == {"a": 12, "b": 12}
-    assert scheduler.kv_cache.pool.num_cached == 3
-    assert scheduler.kv_cache.pool.num_free == 64
-
-
-def test_the_end_of_the_longest_unused_prefix_is_evicted_first() -> None:
-    scheduler = make_scheduler(num_blocks=8, max_model_len=32)
-    old, new = (make_request(name, num_prompt=12, max_tokens=1) for name in ("old", "new"))
-    one_after_the_other(scheduler, old, new)
-    assert scheduler.kv_cache.pool.num_cached == 6
-    one_after_the_other(scheduler, make_request("big", num_prompt=11, max_tokens=2))
-    again_old = make_request("again-old", num_prompt=12, prompt="old")
-    again_new = make_request("again-new", num_prompt=12, prompt="new")
-    assert len(scheduler.kv_cache.find_prefix(again_old)) == 2, "its last block went"
-    assert len(scheduler.kv_cache.find_prefix(again_new)) == 2
+def test_a_pool_gives_all_or_nothing_and_takes_a_block_back_once() -> None:
+    pool = BlockPool(4)
+    blocks = pool.try_take(3)
+    assert blocks is not None
+    assert pool.try_take(2) is None
+    assert pool.num_free == 1
+    pool.check_integrity([blocks])
+    with pytest.raises(AssertionError, match="references differ"):
+        pool.check_integrity([])
+    assert pool.give_back(blocks) == blocks
+    assert pool.num_free == 4
+    with pytest.raises(KeyError):
+        pool.give_back(blocks)
+    pool.check_integrity([])
 
 
 def test_blank_blocks_go_before_cached_ones() -> None:
@@ -112,74 +65,121 @@ def test_blank_blocks_go_before_cached_ones() -> None:
     pool.check_integrity([[1, 2], taken])
 
 
-def cancelled_prompt(scheduler: Scheduler) -> None:
-    """A request of 12 prompt tokens is cancelled in its fourth block, which holds answer tokens."""
-    scheduler.add(make_request("left", num_prompt=12, prompt="same", max_tokens=9))
-    for _ in range(3):
-        run_step(scheduler)
-    end(scheduler, "left")
-    scheduler.check_integrity()
+def test_a_hash_depends_on_all_tokens_before_it() -> None:
+    first, second = chain_hashes([1, 2, 3, 4], 2)
+    assert chain_hashes([1, 2, 3, 4, 5], 2) == [first, second], "a part of a block has no hash"
+    other_first, other_second = chain_hashes([9, 2, 3, 4], 2)
+    assert other_first != first
+    assert other_second != second, "same tokens, another beginning"
 
 
-def test_retained_the_prompt_of_a_cancelled_request_is_hit_later() -> None:
+def test_an_equal_prompt_is_found_but_for_its_last_token() -> None:
     scheduler = make_scheduler()
-    cancelled_prompt(scheduler)
+    requests = [*alike("a", "b", max_tokens=2), make_request("other", num_prompt=12)]
+    steps = one_after_the_other(scheduler, *requests)
+    assert steps == [{"a": 12}, {"b": 4}, {"other": 12}], "of b two full blocks of three"
+    assert requests[1].num_cached_tokens == 8
     counters = scheduler.counters
-    assert (counters.reclaimed_freed, counters.reclaimed_retained) == (1, 3)
-    assert counters.saved_tokens == 6
-    assert scheduler.kv_cache.pool.num_free == 64, "retained is as good as free"
-    for name in ("next", "after"):
-        scheduler.add(make_request(name, num_prompt=12, prompt="same", max_tokens=1))
+    assert (counters.prefix_queried_tokens, counters.prefix_hit_tokens) == (36, 8)
+    assert counters.prompt_tokens == 36, "found or computed, it was a prompt token"
+
+
+@pytest.mark.parametrize("num_prompt", [3, 4, 5, 8])
+def test_only_whole_blocks_are_found_and_a_token_is_left_to_compute(num_prompt: int) -> None:
+    scheduler = make_scheduler()
+    first, second = alike("a", "b", num_prompt=num_prompt, max_tokens=6)
+    one_after_the_other(scheduler, first, second)
+    assert second.num_cached_tokens == (num_prompt - 1) // 4 * 4
+    assert second.num_generated == 6
+
+
+def test_blocks_are_shared_while_both_run_and_counted_once() -> None:
+    scheduler = make_scheduler()
+    first, second = alike("a", "b", num_prompt=10)
+    for request in (first, second):
+        scheduler.add(request)
         run_step(scheduler)
-    assert counters.retained_hits == 2, "each retained block is counted once"
-
-
-def test_reclaimed_at_once_nothing_is_left_to_hit() -> None:
-    scheduler = make_scheduler(reclaim="immediate")
-    cancelled_prompt(scheduler)
-    counters = scheduler.counters
-    assert (counters.reclaimed_freed, counters.reclaimed_retained) == (4, 0)
-    assert scheduler.kv_cache.pool.num_cached == 0
-    finished = make_request("finished", num_prompt=12, prompt="same", max_tokens=1)
-    one_after_the_other(scheduler, finished)
-    assert scheduler.kv_cache.pool.num_cached == 3, "the policy is for cancelled requests"
-
-
-def test_under_pressure_nothing_is_retained() -> None:
-    scheduler = make_scheduler(num_blocks=16, force_reclaim_above=0.2)
-    cancelled_prompt(scheduler)
-    counters = scheduler.counters
-    assert (counters.reclaimed_freed, counters.reclaimed_forced) == (1, 3)
-    assert counters.reclaimed_retained == 0
-    assert scheduler.kv_cache.pool.num_cached == 0
-
-
-def test_immediate_reclaim_leaves_what_others_share() -> None:
-    scheduler = make_scheduler(reclaim="immediate")
-    for name in ("stays", "leaves"):
-        scheduler.add(make_request(name, num_prompt=12, prompt="same"))
-        run_step(scheduler)
-    end(scheduler, "leaves")
+    assert second.block_table[:2] == first.block_table[:2]
+    assert second.block_table[2:] != first.block_table[2:]
+    assert scheduler.kv_cache.pool.num_held == 4
+    end(scheduler, "a")
     scheduler.check_integrity()
-    again = make_request("again", num_prompt=12, prompt="same")
-    assert len(scheduler.kv_cache.find_prefix(again)) == 2
+    assert scheduler.kv_cache.pool.num_held == 3, "b still holds what they shared"
+    assert (scheduler.counters.reclaimed_freed, scheduler.counters.reclaimed_retained) == (1, 0)
+
+
+def test_switched_off_nothing_is_found_or_kept() -> None:
+    scheduler = make_scheduler(enable_prefix_caching=False)
+    assert one_after_the_other(scheduler, *alike("a", "b"))[1] == {"b": 12}
+    assert scheduler.kv_cache.pool.num_cached == 0
+    assert scheduler.counters.prefix_queried_tokens == 0
+
+
+def test_two_that_compute_the_same_prompt_at_once_leave_one_copy() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=32)
+    for request in alike("a", "b", max_tokens=1):
+        scheduler.add(request)
+    assert scheduled(run_step(scheduler)) == {"a": 12, "b": 12}
+    pool = scheduler.kv_cache.pool
+    assert (pool.num_cached, pool.num_free) == (3, 64)
+
+
+def test_the_end_of_the_longest_unused_prefix_is_evicted_first() -> None:
+    scheduler = make_scheduler(num_blocks=8, max_model_len=32)
+    old, new = (make_request(name, num_prompt=12, max_tokens=1) for name in ("old", "new"))
+    one_after_the_other(scheduler, old, new)
+    assert scheduler.kv_cache.pool.num_cached == 6
+    one_after_the_other(scheduler, make_request("big", num_prompt=11, max_tokens=2))
+    for prompt in ("old", "new"):  # of the old one the last block went
+        again = make_request(f"again-{prompt}", num_prompt=12, prompt=prompt)
+        assert len(scheduler.kv_cache.find_prefix(again)) == 2
 
 
 def test_a_prefix_is_not_evicted_to_make_room_for_its_own_request() -> None:
     scheduler = make_scheduler(num_blocks=4, max_model_len=16)
-    first = make_request("first", num_prompt=9, prompt="same", max_tokens=1)
+    (first,), (again,) = alike("a", num_prompt=9, max_tokens=1), alike("b", num_prompt=9)
     one_after_the_other(scheduler, first)
     assert scheduler.kv_cache.pool.num_cached == 2
-    again = make_request("again", num_prompt=9, prompt="same", max_tokens=7)
     one_after_the_other(scheduler, again)
-    assert again.num_generated == 7
+    assert again.num_generated == 7, "to the end of the context"
+
+
+@pytest.mark.parametrize(
+    ("settings", "reclaimed", "num_cached"),
+    [
+        ({}, {"freed": 1, "retained": 3, "forced": 0}, 3),
+        ({"reclaim": "immediate"}, {"freed": 4, "retained": 0, "forced": 0}, 0),
+        (
+            {"num_blocks": 16, "force_reclaim_above": 0.2},
+            {"freed": 1, "retained": 0, "forced": 3},
+            0,
+        ),
+    ],
+    ids=["retained", "immediate", "pressed"],
+)
+def test_the_policy_decides_what_becomes_of_a_cancelled_prompt(
+    settings: dict[str, Any], reclaimed: dict[str, int], num_cached: int
+) -> None:
+    """It is cancelled in its fourth block, which holds answer tokens."""
+    scheduler = make_scheduler(**settings)
+    scheduler.add(*alike("left", max_tokens=9))
+    for _ in range(3):
+        run_step(scheduler)
+    assert end(scheduler, "left") == 4, "retained is as good as free"
     scheduler.check_integrity()
+    counters, pool = scheduler.counters, scheduler.kv_cache.pool
+    assert {kind: getattr(counters, f"reclaimed_{kind}") for kind in reclaimed} == reclaimed
+    assert (counters.saved_tokens, pool.num_cached) == (6, num_cached)
+    one_after_the_other(scheduler, *alike("next", "after", max_tokens=1))
+    assert counters.retained_hits == min(2, num_cached), "each retained block is counted once"
+    assert pool.num_cached == 3, "the policy is for cancelled requests"
 
 
-@pytest.mark.parametrize("num_prompt", [3, 4, 5, 8])
-def test_a_prompt_of_whole_blocks_and_one_of_parts(num_prompt: int) -> None:
-    scheduler = make_scheduler()
-    requests = [make_request(n, num_prompt=num_prompt, prompt="p", max_tokens=6) for n in "ab"]
-    one_after_the_other(scheduler, *requests)
-    assert requests[1].num_cached_tokens == (num_prompt - 1) // 4 * 4
-    assert requests[1].num_generated == 6
+def test_immediate_reclaim_leaves_what_others_share() -> None:
+    scheduler = make_scheduler(reclaim="immediate")
+    for request in alike("stays", "leaves"):
+        scheduler.add(request)
+        run_step(scheduler)
+    end(scheduler, "leaves")
+    scheduler.check_integrity()
+    assert len(scheduler.kv_cache.find_prefix(*alike("again"))) == 2

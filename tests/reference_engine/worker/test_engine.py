@@ -1,7 +1,7 @@
 """The step loop with a made-up model and a counted clock: its log and its timing."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import count, cycle
 from random import Random
 from typing import NoReturn
@@ -9,15 +9,24 @@ from typing import NoReturn
 import pytest
 
 from reference_engine.config import EngineConfig
-from reference_engine.core.request import Sampling
+from reference_engine.core.request import FinishReason, Phase, Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
 from reference_engine.faults import Faults
 from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD, Tokenizer
-from reference_engine.protocol import AbortRequest, AddRequest, Ready, SetFaults, StepReport
-from reference_engine.worker.engine import AnswerText, EngineIO
+from reference_engine.protocol import (
+    AbortRequest,
+    AddRequest,
+    Ending,
+    Ready,
+    SetFaults,
+    StepReport,
+)
+from reference_engine.worker.engine import AnswerText, EngineIO, Families
 from reference_engine.worker.faults import FaultIO, FaultyEngine
 from reference_engine.worker.inbox import ConnectionLost, Heard, Inbox
+
+CORRECT = Faults()
 
 
 class MadeUpRunner:
@@ -35,7 +44,7 @@ class MadeUpRunner:
 class Bench:
     """An engine, its reports, and a clock that ticks once a reading."""
 
-    def __init__(self, faults: Faults, max_num_seqs: int = 2) -> None:
+    def __init__(self, faults: Faults = CORRECT, max_num_seqs: int = 2) -> None:
         self.reports: list[StepReport] = []
         self.slept: list[float] = []
         self.hung_up: list[str] = []
@@ -73,17 +82,31 @@ class Bench:
         self.engine.step(self.now(), heard)
         return self.reports[-1]
 
+    def lose_the_connection(self) -> None:
+        lost = ConnectionLost(threading.Event())
+        self.engine.step(self.now(), [Heard(self.now(), lost)])
+        assert lost.applied.is_set()
+
     def events(self, request_id: str) -> list[str]:
         events = [event for report in self.reports for event in report.events]
         return [event.event for event in events if event.request_id == request_id]
 
 
-def add(request_id: str, *, max_tokens: int = 8, stop: tuple[str, ...] = ()) -> AddRequest:
-    sampling = Sampling(max_tokens=max_tokens, stop=stop)
-    return AddRequest(request_id=request_id, prompt_token_ids=[5] * 6, sampling=sampling)
-
-
-SHORT = Sampling(max_tokens=2)
+def add(
+    request_id: str,
+    *,
+    num_prompt: int = 6,
+    max_tokens: int = 8,
+    stop: tuple[str, ...] = (),
+    parent_id: str | None = None,
+    word: int = 5,
+) -> AddRequest:
+    return AddRequest(
+        request_id=request_id,
+        prompt_token_ids=[word] * num_prompt,
+        sampling=Sampling(max_tokens=max_tokens, stop=stop),
+        parent_id=parent_id,
+    )
 
 
 def abort(request_id: str) -> AbortRequest:
@@ -91,7 +114,7 @@ def abort(request_id: str) -> AbortRequest:
 
 
 def test_a_request_from_admission_to_its_natural_end() -> None:
-    bench = Bench(Faults())
+    bench = Bench()
     bench.step(add("a", max_tokens=2))
     report = bench.step()
     expected = ["admitted", "first_token", "removed", "blocks_freed", "finished"]
@@ -102,80 +125,90 @@ def test_a_request_from_admission_to_its_natural_end() -> None:
 
 
 def test_an_abort_is_applied_at_the_boundary_and_the_slot_refilled_in_that_step() -> None:
-    bench = Bench(Faults(), max_num_seqs=1)
+    bench = Bench(max_num_seqs=1)
     bench.step(add("a"), add("b"))
     report = bench.step(abort("a"))
-    assert [event.event for event in report.events] == [
-        "abort_received",
-        "removed",
-        "blocks_freed",
-        "finished",
-        "admitted",
-        "first_token",
-    ]
+    stages = ["abort_received", "removed", "blocks_freed", "finished"]
+    assert [event.event for event in report.events] == [*stages, "admitted", "first_token"]
     heard, removed, freed, finished, admitted, _ = report.events
     assert report.step is not None
     assert heard.t_ns < report.step.started_ns < removed.t_ns < freed.t_ns < report.step.ended_ns
     assert {event.step for event in report.events} == {2}
     assert (removed.num_generated, removed.num_blocks, freed.num_blocks) == (1, 2, 2)
-    assert finished.num_blocks == 0
-    assert (freed.reason, finished.reason) == ("user_disconnect", "abort")
+    assert (freed.reason, finished.reason, finished.num_blocks) == ("user_disconnect", "abort", 0)
     assert admitted.request_id == "b"
-    assert report.step.scheduled == {"b": 2}, (
-        "the prompt block of the cancelled one was still there"
+    assert report.step.scheduled == {"b": 2}, "the cancelled one's prompt block was still there"
+
+
+def test_the_log_and_the_account_of_one_that_waited_was_preempted_and_resumed() -> None:
+    bench = Bench()
+    bench.step(*(add(name, num_prompt=15, max_tokens=16, word=ord(name)) for name in "ab"))
+    report = bench.step()
+    while "preempted" not in bench.events("b"):
+        report = bench.step()
+    assert report.step is not None
+    assert (report.step.num_running, report.step.num_waiting) == (1, 1)
+    assert report.step.free_blocks == 8 - 5
+    bench.step(abort("a"))
+    assert bench.events("b")[:4] == ["admitted", "first_token", "preempted", "resumed"]
+    report = bench.step()
+    assert report.cached_blocks == 3, "the prompt of the one that was aborted"
+    report = bench.step(abort("b"))
+    assert report.outputs[-1].ending == Ending(
+        finish_reason=FinishReason.ABORT,
+        phase=Phase.DECODE,
+        num_cached_tokens=12,
+        num_preemptions=1,
+        num_recomputed_tokens=4,
     )
 
 
-def test_an_abort_of_a_queued_request_frees_nothing_but_is_logged() -> None:
-    bench = Bench(Faults(), max_num_seqs=1)
+def test_an_abort_of_a_queued_or_ended_request_frees_nothing() -> None:
+    bench = Bench(max_num_seqs=1)
     bench.step(add("a"), add("b"))
     report = bench.step(abort("b"))
     freed = next(event for event in report.events if event.event == "blocks_freed")
     assert (freed.request_id, freed.num_blocks) == ("b", 0)
     assert "admitted" not in bench.events("b")
+    bench.step(abort("a"))
+    report = bench.step(abort("a"), abort("b"), abort("never existed"))
+    assert (report.events, report.step) == ([], None)
 
 
 def test_a_second_request_of_the_same_id_costs_the_connection_and_not_the_first() -> None:
-    bench = Bench(Faults())
+    bench = Bench()
     bench.step(add("a"), add("a"))
     assert bench.hung_up == ["request id a is in use"]
-    lost = ConnectionLost(threading.Event())
-    bench.engine.step(bench.now(), [Heard(bench.now(), lost)])
-    assert lost.applied.is_set()
+    bench.lose_the_connection()
     assert bench.events("a")[-3:] == ["removed", "blocks_freed", "finished"]
     assert bench.reports[-1].free_blocks == 8
 
 
-def test_an_abort_after_the_end_is_nothing() -> None:
-    bench = Bench(Faults())
-    bench.step(add("a", max_tokens=1))
-    report = bench.step(abort("a"), abort("never existed"))
-    assert report.events == []
-    assert report.step is None
-
-
-def test_the_fault_lose_abort_hears_and_forgets() -> None:
-    bench = Bench(Faults(lose_abort=1.0))
-    bench.step(add("a", max_tokens=3))
-    bench.step(abort("a"))
-    bench.step()
-    assert bench.events("a")[2] == "abort_received"
-    assert bench.reports[-1].outputs[-1].finish_reason == "length"
-
-
-def test_the_fault_leak_blocks_loses_blocks_of_aborted_requests_only() -> None:
-    bench = Bench(Faults())
-    bench.step(SetFaults(faults=Faults(leak_blocks=1)), add("a"), add("b", max_tokens=1))
-    assert bench.reports[-1].free_blocks == 6, "b ended by itself and gave back all"
-    report = bench.step(abort("a"))
-    assert report.free_blocks == 7
+def test_a_parents_abort_ends_all_its_children_running_or_waiting() -> None:
+    bench = Bench()
+    bench.step(*(add(f"p-{i}", parent_id="p") for i in range(3)), add("other"))
+    bench.step(abort("p"))
+    assert list(bench.scheduler.requests) == ["other"]
     bench.check_integrity()
+
+
+def test_a_parents_record_goes_with_its_last_child() -> None:
+    families = Families()
+    for name in ("p-0", "p-1"):
+        families.add("p", name)
+    assert families.members("p") == ["p-0", "p-1"]
+    families.ended("p-0")
+    assert families.members("p") == ["p-1"]
+    families.ended("p-1")
+    families.ended("p-1")
+    assert families.members("p") == ["p"], "a name like any other"
+    assert len(families) == 0
 
 
 def test_a_stop_string_ends_the_answer_before_it() -> None:
     words = Tokenizer(2048)
     first, second = words.text_of(FIRST_WORD), words.text_of(FIRST_WORD + 1)
-    bench = Bench(Faults())
+    bench = Bench()
     bench.step(add("a", stop=(second.strip(),)))
     bench.step()
     outputs = [output for report in bench.reports for output in report.outputs]
@@ -183,32 +216,23 @@ def test_a_stop_string_ends_the_answer_before_it() -> None:
     assert outputs[-1].finish_reason == "stop"
 
 
-def test_the_loop_ends_with_its_inbox() -> None:
-    bench = Bench(Faults())
-    inbox = Inbox(bench.now)
-    inbox.put(add("a", max_tokens=3))
-    inbox.close()
-    bench.engine.run(inbox)
-    assert bench.reports == []
-
-
-def test_a_message_heard_before_a_boundary_is_in_it() -> None:
+def test_a_message_heard_before_a_boundary_is_in_it_and_none_after_the_end() -> None:
     ticks = count(1)
     inbox = Inbox(lambda: next(ticks))
     inbox.put(abort("a"))
-    drained = inbox.drain(timeout_s=None)
-    assert drained is not None
-    boundary_ns, heard = drained
-    assert [message.t_ns for message in heard] == [1]
-    assert boundary_ns == 2
+    assert inbox.drain(timeout_s=None) == (2, [Heard(1, abort("a"))])
     assert inbox.drain(timeout_s=0.0) == (3, [])
+    inbox.put(abort("a"))
+    inbox.close()
+    assert inbox.drain(timeout_s=None) is None
 
 
 class CountingInbox(Inbox):
-    """Gives its messages at the first boundary, then remembers how it was asked, and ends."""
+    """Gives its message at the first boundary, then remembers how it was asked, and ends."""
 
-    def __init__(self, now_ns: Callable[[], int]) -> None:
-        super().__init__(now_ns)
+    def __init__(self, bench: Bench, message: AddRequest) -> None:
+        super().__init__(bench.now)
+        self.put(message)
         self.waits: list[float | None] = []
 
     def drain(self, *, timeout_s: float | None) -> tuple[int, list[Heard]] | None:
@@ -217,17 +241,15 @@ class CountingInbox(Inbox):
 
 
 def test_the_loop_waits_when_it_is_idle_and_when_it_is_stuck() -> None:
-    bench = Bench(Faults(), max_num_seqs=1)
-    inbox = CountingInbox(bench.now)
-    inbox.put(add("a", max_tokens=2))
+    bench = Bench(max_num_seqs=1)
+    inbox = CountingInbox(bench, add("a", max_tokens=2))
     bench.engine.run(inbox)
     assert inbox.waits == [None, 0.0, None, None]
 
     stuck = Bench(Faults(leak_blocks=8), max_num_seqs=1)
-    stuck.step(AddRequest(request_id="b", prompt_token_ids=[5] * 30, sampling=SHORT))
+    stuck.step(add("b", num_prompt=30, max_tokens=2))
     stuck.step(abort("b"))
-    inbox = CountingInbox(stuck.now)
-    inbox.put(add("c"))
+    inbox = CountingInbox(stuck, add("c"))
     stuck.engine.run(inbox)
     assert inbox.waits == [None, None, None, None], "no block is left: spinning would not help"
 

@@ -5,28 +5,16 @@ import tracemalloc
 
 import pytest
 
-from reference_engine.core.request import Sampling
-from reference_engine.faults import Faults
-from reference_engine.protocol import AddRequest
-from tests.reference_engine.worker.test_engine import Bench, abort
+from tests.reference_engine.worker.test_engine import Bench, abort, add
 
 ABORTS_A_ROUND = 4
-SAMPLING = Sampling(max_tokens=8)
 
 
 def abort_many(bench: Bench, first: int, count: int) -> None:
     """Rounds of four: running, running, waiting, and one that is aborted before its first step."""
     for number in range(first, first + count, ABORTS_A_ROUND):
         names = [f"r{number + k}" for k in range(ABORTS_A_ROUND)]
-        adds = [
-            AddRequest(
-                request_id=name,
-                prompt_token_ids=[3 + number % 2000] * 6,
-                sampling=SAMPLING,
-                parent_id=f"p{number}",
-            )
-            for name in names
-        ]
+        adds = [add(name, parent_id=f"p{number}", word=3 + number % 2000) for name in names]
         bench.step(*adds[:3])
         bench.step(adds[3], abort(f"p{number}"))
         bench.reports.clear()
@@ -34,7 +22,7 @@ def abort_many(bench: Bench, first: int, count: int) -> None:
 
 @pytest.mark.slow
 def test_a_hundred_thousand_aborts_leave_nothing() -> None:
-    bench = Bench(Faults())
+    bench = Bench()
     abort_many(bench, 0, 60_000)
     gc.collect()
     tracemalloc.start()
