@@ -87,7 +87,7 @@ class StreamClient:
         prompt: str,
         leave_rule: LeaveRule,
         keep: Callable[[RequestRow], None],
-    ) -> None:
+    ) -> RequestRow:
         """Send one request and see it through. `keep` gets its row, even if this call is killed."""
         request = self.build(spec, prompt)
         exchange = Exchange(self, request, spec, leave_rule)
@@ -116,6 +116,7 @@ class StreamClient:
             if not request.is_opened and row.outcome is not Outcome.FAILED:
                 row.wire_close = WireClose.UNOPENED
             keep(row)
+        return row
 
     def build(self, spec: RequestSpec, prompt: str) -> WireRequest:
         body = request_body(

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Final
 
 import gevent
-from gevent import monkey
 
 from harness.load.rows import ShardWriter
-from harness.load.ticks import KernelTicks, ThreadTicks, Ticks, kernel_can_tick
+from harness.load.ticks import KernelTimer, kernel_can_tick
 from harness.records import ClientSample
 
 _TICK_NS: Final = 20_000_000
@@ -27,7 +26,7 @@ _READ: Final = 1
 
 
 class LagWatch:
-    """Writes a sample a tick, from `begin` to `end`."""
+    """Writes a sample a tick, from `begin` to `end`. `_due_ns`: when the next tick is due."""
 
     def __init__(self, *, open_streams: Callable[[], int], give_up: Callable[[str], None]) -> None:
         self._open_streams = open_streams
@@ -35,8 +34,14 @@ class LagWatch:
         self._host, self._pid = platform.node(), os.getpid()
         self._shard: ShardWriter[ClientSample] | None = None
         self._samples: list[ClientSample] = []
-        self._ticks = _ticks()
-        self._watcher = gevent.get_hub().loop.io(self._ticks.descriptor, _READ)
+        self._timer = KernelTimer() if kernel_can_tick() else None
+        self._due_ns = time.perf_counter_ns() + _TICK_NS
+        loop = gevent.get_hub().loop
+        if self._timer is None:  # the loop's own are coarser: so is the floor that they find
+            self._watcher = loop.timer(_TICK_NS / 1e9, _TICK_NS / 1e9)
+        else:
+            self._timer.set(self._due_ns, _TICK_NS)
+            self._watcher = loop.io(self._timer.descriptor, _READ)
         self._watcher.start(self._on_tick)
 
     def begin(self, rows_dir: Path) -> None:
@@ -54,8 +59,13 @@ class LagWatch:
             self._shard = None
 
     def _on_tick(self) -> None:
-        now_ns = time.perf_counter_ns()
-        due = self._ticks.take()
+        now_ns, first_ns = time.perf_counter_ns(), self._due_ns
+        if self._timer is None:
+            self._due_ns = now_ns + _TICK_NS
+            due = range(first_ns, first_ns + 1)
+        else:
+            self._due_ns += self._timer.take() * _TICK_NS
+            due = range(first_ns, self._due_ns, _TICK_NS)
         if self._shard is None:
             return
         cpu_s, streams = time.process_time(), self._open_streams()
@@ -88,13 +98,3 @@ class LagWatch:
         """`give_up` may wait, which the loop's callback must not: it gets a greenlet."""
         why = f"the load's own lag can no longer be written down: {error.strerror}"
         gevent.spawn(self._give_up, why)
-
-
-def _ticks() -> Ticks:
-    if kernel_can_tick():
-        return KernelTicks(_TICK_NS)
-    return ThreadTicks(  # with the system's threads, not gevent's
-        _TICK_NS,
-        start_thread=monkey.get_original("_thread", "start_new_thread"),
-        sleep=monkey.get_original("time", "sleep"),
-    )

@@ -15,22 +15,22 @@ than the master's, the schedule begins when the message arrives.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final
 
 import gevent
 import msgspec
 from gevent.pool import Pool
 from gevent.queue import Queue
-from locust import task
 from locust.env import Environment
 from locust.exception import StopUser
 from locust.runners import MasterRunner, WorkerRunner
 
 from harness.load.fd_limit import allow_streams
 from harness.load.session import LoadSession
-from harness.load.ticks import KernelAlarm, kernel_can_tick
-from harness.load.users import PlannedUser, end_load
+from harness.load.ticks import KernelTimer, kernel_can_tick
+from harness.load.users import Director
 from harness.store.manifest import local_clock
 from harness.workload.arrivals import OpenArrivals
 from harness.workload.load import AbandonLoad
@@ -42,6 +42,8 @@ _LEAD_NS: Final = 300_000_000
 _READ: Final = 1
 _READY: Final = 64  # requests prepared ahead: many may come at the same moment
 
+Prepared = tuple[int, Callable[[], object]]  # when it is due, and what sends it
+
 
 class Share(msgspec.Struct, kw_only=True):
     """The part of the schedule that a process sends, and its beginning by the named clock."""
@@ -52,36 +54,24 @@ class Share(msgspec.Struct, kw_only=True):
     workers: int = 1
 
 
-class Request(NamedTuple):
-    intended_start_ns: int
-    send: Callable[[], None]
-
-
-class OpenLoopDirector(PlannedUser):
+class OpenLoopDirector(Director):
     """The only user of a load process in an open loop."""
 
-    abstract = False
+    fixed_count = 0  # as many as there are workers
     share: ClassVar[Share | None] = None  # from the master; alone: None
     _directed: ClassVar[LoadSession | None] = None
 
-    @task
-    def direct(self) -> None:
+    def run_load(self) -> None:
         """The share of this process, once; then wait for the streams that are left."""
         cls, session = type(self), self.session
         if cls._directed is session:
-            raise StopUser  # users of a dead process come here: its arrivals stay unsent
+            raise StopUser  # users of a dead process come here: its arrivals are missed
         if cls.share is None and isinstance(self.environment.runner, WorkerRunner):
             raise StopUser  # this worker connected after the shares were sent
         cls._directed = session
         share = cls.share or Share(begins_ns=_soon_ns(), clock=local_clock())
         cls.share = None  # it holds for this load only
-        try:
-            _send_all(session, share)
-        except Exception:  # Locust logs it, and would wait for the time to be up
-            end_load(self.environment)
-            raise
-        end_load(self.environment)
-        raise StopUser
+        _send_all(session, share)
 
 
 def _send_all(session: LoadSession, share: Share) -> None:
@@ -89,13 +79,13 @@ def _send_all(session: LoadSession, share: Share) -> None:
     schedule = session.plan.schedule
     assert schedule is not None
     streams = Pool(-(-schedule.max_streams // share.workers))
-    ready: Queue[Request] = Queue(maxsize=_READY)
+    ready: Queue[Prepared] = Queue(maxsize=_READY)
     preparing = gevent.spawn(_prepare_all, session, share, ready)
     try:
         with _alarm() as wait_until:
-            for request in ready:
-                wait_until(request.intended_start_ns)
-                streams.spawn(request.send)
+            for intended_start_ns, send in ready:
+                wait_until(intended_start_ns)
+                streams.spawn(send)
         preparing.get()  # raises what it raised
         streams.join()
     finally:
@@ -110,7 +100,7 @@ def _alarm() -> Iterator[Callable[[int], None]]:
     if not kernel_can_tick():
         yield lambda at_ns: gevent.sleep(max(0, at_ns - time.perf_counter_ns()) / 1e9)
         return
-    alarm, hub = KernelAlarm(), gevent.get_hub()
+    alarm, hub = KernelTimer(), gevent.get_hub()
     readable = hub.loop.io(alarm.descriptor, _READ)
 
     def wait_until(at_ns: int) -> None:
@@ -127,12 +117,11 @@ def _alarm() -> Iterator[Callable[[int], None]]:
         alarm.close()
 
 
-def _prepare_all(session: LoadSession, share: Share, ready: "Queue[Request]") -> None:
+def _prepare_all(session: LoadSession, share: Share, ready: "Queue[Prepared]") -> None:
     """Prepare request by request, as far ahead as `ready` has room; in the end close it."""
     try:
         for arrival in islice(session.plan.planned_arrivals(), share.worker, None, share.workers):
-            intended_start_ns = share.begins_ns + int(arrival.offset_s * 1e9)
-            ready.put(Request(intended_start_ns, _prepared(session, arrival, intended_start_ns)))
+            ready.put(_prepared(session, arrival, share.begins_ns))
             gevent.sleep(0)  # a prompt takes a while to write: streams may want to read meanwhile
     except Exception:
         ready.put(StopIteration)
@@ -140,79 +129,65 @@ def _prepare_all(session: LoadSession, share: Share, ready: "Queue[Request]") ->
     ready.put(StopIteration)
 
 
-def _prepared(session: LoadSession, arrival: Arrival, intended_start_ns: int) -> Callable[[], None]:
-    """Do all that is possible before the request's time; return the function that sends it."""
+def _prepared(session: LoadSession, arrival: Arrival, begins_ns: int) -> Prepared:
+    """Do all that is possible before the request's time."""
     load = session.plan.load
     assert isinstance(load, AbandonLoad)
+    intended_start_ns = begins_ns + int(arrival.offset_s * 1e9)
     spec = arrival.draw_request(load, seed=session.plan.run.seed, seen=session.seen)
     spec = session.issue(spec, intended_start_ns=intended_start_ns)
-    text = _text(session, load, arrival, spec.prompt_tokens)
-    rule = spec.leave_rule(load.think, session.client.step)
-    return lambda: session.client.ask(spec, text, rule, session.keep)
-
-
-def _text(session: LoadSession, load: AbandonLoad, arrival: Arrival, tokens: int) -> str:
-    asked = arrival.replayed
+    asked, tokens = arrival.replayed, spec.prompt_tokens
     if asked is not None and asked.pages:
-        return session.paged_prompt(asked.pages, page_tokens=asked.page_tokens, tokens=tokens)
-    shared_tokens = load.shared_prefix_tokens
-    return session.prompt(user=arrival.number, n=0, tokens=tokens, shared_tokens=shared_tokens)
+        text = session.paged_prompt(asked.pages, page_tokens=asked.page_tokens, tokens=tokens)
+    else:
+        shared_tokens = load.shared_prefix_tokens
+        text = session.prompt(user=arrival.number, n=0, tokens=tokens, shared_tokens=shared_tokens)
+    rule = spec.leave_rule(load.think, session.client.step)
+    return intended_start_ns, partial(session.client.ask, spec, text, rule, session.keep)
 
 
 def share_out(environment: Environment, schedule: OpenArrivals) -> None:
     """Give each load process one director, and all of them one schedule. Raises ConfigError if a
     single process may not open so many streams."""
-    options = environment.parsed_options
+    options, runner = environment.parsed_options, environment.runner
     assert options is not None
     options.num_users = options.spawn_rate = max(1, options.expect_workers)
     deal_out(environment)
-    runner = environment.runner
     if isinstance(runner, MasterRunner):
-        _have_as_many_directors_as_workers(environment, runner)
+
+        def count(**_: Any) -> None:
+            """More workers may connect than were expected, and each gets a share."""
+            directors = max(options.expect_workers, runner.worker_count + 1)  # it is not in it yet
+            options.num_users = options.spawn_rate = directors
+
+        environment.events.worker_connect.add_listener(count)  # type: ignore[no-untyped-call]
     elif not isinstance(runner, WorkerRunner):
         allow_streams(schedule.max_streams)
-
-
-def _have_as_many_directors_as_workers(environment: Environment, runner: MasterRunner) -> None:
-    """More workers may connect than were expected, and each gets a share."""
-    options = environment.parsed_options
-    assert options is not None
-
-    def count(**_: Any) -> None:
-        directors = max(options.expect_workers, runner.worker_count + 1)  # it is not in it yet
-        options.num_users = options.spawn_rate = directors
-
-    environment.events.worker_connect.add_listener(count)  # type: ignore[no-untyped-call]
 
 
 def deal_out(environment: Environment) -> None:
     """Make a master send its workers the beginning of each schedule and their shares."""
     runner = environment.runner
     if isinstance(runner, MasterRunner):
-        _tell_workers(environment, runner)
+        tell = partial(_send_shares, runner)
+        environment.events.test_start.add_listener(tell)  # type: ignore[no-untyped-call]
     elif isinstance(runner, WorkerRunner):
-        _listen_to_master(runner)
+        runner.register_message(_START, _take_share)
 
 
-def _tell_workers(environment: Environment, runner: MasterRunner) -> None:
-    def tell(**_: Any) -> None:
-        clients, begins_ns = runner.clients, _soon_ns()
-        ids = [one.id for one in (*clients.ready, *clients.spawning, *clients.running)]
-        for number, client_id in enumerate(ids):
-            share = Share(begins_ns=begins_ns, clock=local_clock(), worker=number, workers=len(ids))
-            runner.send_message(_START, msgspec.to_builtins(share), client_id)
-
-    environment.events.test_start.add_listener(tell)  # type: ignore[no-untyped-call]
+def _send_shares(runner: MasterRunner, **_: Any) -> None:
+    clients, begins_ns = runner.clients, _soon_ns()
+    ids = [one.id for one in (*clients.ready, *clients.spawning, *clients.running)]
+    for number, client_id in enumerate(ids):
+        share = Share(begins_ns=begins_ns, clock=local_clock(), worker=number, workers=len(ids))
+        runner.send_message(_START, msgspec.to_builtins(share), client_id)
 
 
-def _listen_to_master(runner: WorkerRunner) -> None:
-    def hear(msg: Any, **_: Any) -> None:
-        share = msgspec.convert(msg.data, Share)
-        if share.clock != local_clock():
-            share.begins_ns = _soon_ns()
-        OpenLoopDirector.share = share
-
-    runner.register_message(_START, hear)
+def _take_share(msg: Any, **_: Any) -> None:
+    share = msgspec.convert(msg.data, Share)
+    if share.clock != local_clock():
+        share.begins_ns = _soon_ns()
+    OpenLoopDirector.share = share
 
 
 def _soon_ns() -> int:

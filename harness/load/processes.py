@@ -91,7 +91,6 @@ def report_share_sent(runner: WorkerRunner) -> None:
 
 
 def report_failure(runner: WorkerRunner, why: str) -> None:
-    """Make the master end the load."""
     runner.send_message(_NO_GOING_ON, {"why": why})
 
 
@@ -111,28 +110,40 @@ def note_workers(runner: MasterRunner, plan: LoadPlan) -> None:
     runner.environment.events.worker_connect.add_listener(note)  # type: ignore[no-untyped-call]
 
 
-class ProcessMarks:
-    """The marks of this process in the rows' folder: begun, and ended in good order.
+class ProcessRecords:
+    """The records of this process beside a load's rows: its marks (begun, ended in good order) and
+    its lag. A load lasts as long as the process, or begins and ends on a web page."""
 
-    The folder may be missing on another machine than the master's, and is made. The file stays
-    open: at the end of a load there may be no handle left.
-    """
-
-    def __init__(self, rows_dir: Path, plan: LoadPlan, runner: Runner | None) -> None:
-        rows_dir.mkdir(parents=True, exist_ok=True)
-        self._plan = plan
+    def __init__(self, lag: LagWatch, runner: Runner | None) -> None:
+        self._lag = lag
         self._worker = max(0, getattr(runner, "worker_index", 0))
         self._name = runner.client_id if isinstance(runner, WorkerRunner) else ""
         self._clock = local_clock()
-        self._shard = ShardWriter(rows_dir, ProcessMark, os.getpid())
-        self._leave("began")
+        self._plan: LoadPlan | None = None
+        self._marks: ShardWriter[ProcessMark] | None = None
 
-    def end(self) -> None:
-        self._leave("ended")
-        self._shard.close()
+    def begin(self, plan: LoadPlan) -> None:
+        """Without effect if the plan keeps no rows. The folder may be missing on another machine
+        than the master's, and is made. The file stays open: at the end there may be no handle left.
+        """
+        if plan.rows_dir is not None:
+            rows_dir = Path(plan.rows_dir)
+            rows_dir.mkdir(parents=True, exist_ok=True)
+            self._marks = ShardWriter(rows_dir, ProcessMark, os.getpid())
+            self._marks.write(self._mark("began", plan))
+            self._plan = plan
+            self._lag.begin(rows_dir)
 
-    def _leave(self, event: Literal["began", "ended"]) -> None:
-        mark = ProcessMark(
+    def end(self, **_: object) -> None:
+        """The load has ended in good order; doing it twice is fine."""
+        if self._marks is not None and self._plan is not None:
+            self._lag.end()
+            self._marks.write(self._mark("ended", self._plan))
+            self._marks.close()
+            self._marks = None
+
+    def _mark(self, event: Literal["began", "ended"], plan: LoadPlan) -> ProcessMark:
+        return ProcessMark(
             event=event,
             host=platform.node(),
             pid=os.getpid(),
@@ -140,12 +151,11 @@ class ProcessMarks:
             clock=self._clock,
             t_ns=time.perf_counter_ns(),
             at=datetime.now(UTC).isoformat(),
-            url=self._plan.url,
-            model=self._plan.model,
-            open_plan=_open_plan(self._plan) if event == "began" else None,
+            url=plan.url,
+            model=plan.model,
+            open_plan=_open_plan(plan) if event == "began" else None,
             name=self._name,
         )
-        self._shard.write(mark)
 
 
 def _open_plan(plan: LoadPlan) -> dict[str, Any] | None:
@@ -154,27 +164,3 @@ def _open_plan(plan: LoadPlan) -> dict[str, Any] | None:
     target = plan.target.model_copy(update={"extra_body": {}})
     without_secrets = {"headers": {}, "target": target, "api_key_env": None}
     return plan.model_copy(update=without_secrets).model_dump(mode="json")
-
-
-class AboutThisProcess:
-    """The records of this process beside a load's rows: its marks, and its lag. A load lasts as
-    long as the process, or begins and ends on a web page."""
-
-    def __init__(self, lag: LagWatch, runner: Runner | None) -> None:
-        self._lag = lag
-        self._runner = runner
-        self._marks: ProcessMarks | None = None
-
-    def begin(self, plan: LoadPlan) -> None:
-        """Without effect if the plan keeps no rows."""
-        if plan.rows_dir is not None:
-            rows_dir = Path(plan.rows_dir)
-            self._marks = ProcessMarks(rows_dir, plan, self._runner)
-            self._lag.begin(rows_dir)
-
-    def end(self, **_: object) -> None:
-        """The load has ended in good order; doing it twice is fine."""
-        if self._marks is not None:
-            self._lag.end()
-            self._marks.end()
-            self._marks = None

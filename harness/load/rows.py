@@ -11,18 +11,11 @@ import platform
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
 import msgspec
 
-from harness.records import (
-    ClientSample,
-    ProcessMark,
-    RequestRow,
-    VoidTrial,
-    WorkerSeen,
-)
+from harness.records import ClientSample, ProcessMark, RequestRow, VoidTrial, WorkerSeen
 
 Row = TypeVar("Row", RequestRow, ClientSample, ProcessMark, WorkerSeen, VoidTrial)
 
@@ -66,12 +59,7 @@ class ShardWriter(Generic[Row]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

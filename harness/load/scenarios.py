@@ -15,204 +15,154 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
+from typing import Final
 
 import gevent
 from gevent.event import Event
 from gevent.pool import Group
-from locust import task
-from locust.exception import StopUser
 
-from harness.load.session import LoadSession
-from harness.load.users import NOT_A_FAILURE, RETRY_PAUSE_S, PlannedUser, end_load
+from harness.load.users import NOT_A_FAILURE, RETRY_PAUSE_S, Director
 from harness.records import RequestRow, Role, Way
 from harness.workload.abandon import LeaveRule, RequestSpec, never
 from harness.workload.load import CancelStormLoad, ChunkFrontierLoad
 from harness.workload.prompts import prompt_size
 from harness.workload.storm import Storm, leaving_share
 
-_DIRECTOR = 0  # the bystanders are numbered from 1
+_DIRECTOR: Final = 0  # the bystanders are numbered from 1
 
 
-class _Sender:
-    """Sends the requests of one session; waits after a failure."""
+class _Asking(Director):
+    """Asks in the order of its plan, and waits after a failure."""
 
-    def __init__(self, session: LoadSession) -> None:
-        self._session = session
+    abstract = True
 
-    def _ask(self, spec: RequestSpec, n: int, rule: LeaveRule) -> None:
-        session = self._session
+    def ask(self, spec: RequestSpec, n: int, rule: LeaveRule) -> RequestRow:
+        """Send the n-th request of a user."""
+        session = self.session
         text = session.prompt(user=spec.user, n=n, tokens=spec.prompt_tokens)
-        session.client.ask(session.issue(spec), text, rule, self._keep)
-
-    def _prompt_tokens(self, limits: Sequence[int], user: int, n: int) -> int:
-        return prompt_size(limits, seed=self._session.plan.run.seed, user=user, n=n)
-
-    def _keep(self, row: RequestRow) -> None:
-        self._session.keep(row)
+        row = session.client.ask(session.issue(spec), text, rule, session.keep)
         if row.outcome not in NOT_A_FAILURE:
             gevent.sleep(RETRY_PAUSE_S)
+        return row
+
+    def prompt_tokens(self, limits: Sequence[int], user: int, n: int) -> int:
+        return prompt_size(limits, seed=self.session.plan.run.seed, user=user, n=n)
 
 
-class ChunkFrontierDirector(PlannedUser):
+class ChunkFrontierDirector(_Asking):
     """The only user of a chunk frontier load: starts the bystanders, then sends long prompts."""
 
-    abstract = False
-    fixed_count = 1
-
-    @task
-    def direct(self) -> None:
+    def run_load(self) -> None:
         load = self.session.plan.load
         assert isinstance(load, ChunkFrontierLoad)
-        bystanders = [Bystander(self.session, load, number=n + 1) for n in range(load.bystanders)]
-        streams = Group()
+        first_tokens = [Event() for _ in range(load.bystanders)]
+        bystanders = Group()
         try:
-            for bystander in bystanders:
-                streams.spawn(bystander.stream)
-            for bystander in bystanders:
-                bystander.is_reading.wait()
-            LongPrompts(self.session, load).send_all()
+            for user, first_token in enumerate(first_tokens, start=_DIRECTOR + 1):
+                bystanders.spawn(self._stand_by, load, user, first_token)
+            for first_token in first_tokens:
+                first_token.wait()
+            self._send_pairs(load)
         finally:
-            streams.kill()
-        end_load(self.environment)
-        raise StopUser
+            bystanders.kill()
 
-
-class Bystander(_Sender):
-    """Reads one long answer after the other; `is_reading` is set by its first token."""
-
-    def __init__(self, session: LoadSession, load: ChunkFrontierLoad, *, number: int) -> None:
-        super().__init__(session)
-        self.is_reading = Event()
-        self._load = load
-        self._number = number
-
-    def stream(self) -> None:
+    def _stand_by(self, load: ChunkFrontierLoad, user: int, first_token: Event) -> None:
         """Ask and read until killed."""
-        limits = self._load.bystander_prompt_tokens
+
+        def note_progress(tokens_read: int) -> None:
+            if tokens_read:
+                first_token.set()
+
         for n in count():
             spec = RequestSpec(
                 role=Role.BYSTANDER,
-                user=self._number,
-                max_tokens=self._load.bystander_answer_tokens,
-                prompt_tokens=self._prompt_tokens(limits, self._number, n),
+                user=user,
+                max_tokens=load.bystander_answer_tokens,
+                prompt_tokens=self.prompt_tokens(load.bystander_prompt_tokens, user, n),
             )
-            self._ask(spec, n, self._note_progress)
+            self.ask(spec, n, note_progress)
 
-    def _note_progress(self, tokens_read: int) -> None:
-        if tokens_read:
-            self.is_reading.set()
-
-
-class LongPrompts(_Sender):
-    """The director's requests."""
-
-    def __init__(self, session: LoadSession, load: ChunkFrontierLoad) -> None:
-        super().__init__(session)
-        self._load = load
-        self._number = 0
-        self._ttfts_ns: list[int] = []
-
-    def send_all(self) -> None:
+    def _send_pairs(self, load: ChunkFrontierLoad) -> None:
         """Each pair: one to read and one to leave; none is left before one has been read."""
-        for _ in range(self._load.pairs):
-            self._send(self._spec(self._load.read_tokens))
-            if self._ttfts_ns:
-                share = leaving_share(seed=self._session.plan.run.seed, n=len(self._ttfts_ns))
-                left = replace(
-                    self._spec(self._load.answer_tokens),
-                    plan=f"prefill:{share:.2f}",
-                    planned_abandon=0,
-                    way=Way.FIN,
-                    pause=int(share * statistics.median(self._ttfts_ns)),
-                )
-                self._send(left)
+        ttfts_ns: list[int] = []
+        numbers = count()
+        for _ in range(load.pairs):
+            read = self._ask_long(load, next(numbers), load.read_tokens)
+            if read.first_token_ns is not None:
+                ttfts_ns.append(read.first_token_ns - read.sent_ns)
+            if ttfts_ns:
+                share = leaving_share(seed=self.session.plan.run.seed, n=len(ttfts_ns))
+                pause_ns = int(share * statistics.median(ttfts_ns))
+                self._ask_long(load, next(numbers), load.answer_tokens, share, pause_ns)
 
-    def _spec(self, max_tokens: int) -> RequestSpec:
-        return RequestSpec(
+    def _ask_long(
+        self,
+        load: ChunkFrontierLoad,
+        n: int,
+        max_tokens: int,
+        share: float | None = None,
+        pause_ns: int = 0,
+    ) -> RequestRow:
+        """The n-th long prompt; with a `share` it is left so far into its prefill."""
+        spec = RequestSpec(
             role=Role.LONG_PROMPT,
             user=_DIRECTOR,
             max_tokens=max_tokens,
-            prompt_tokens=self._prompt_tokens(self._load.prompt_tokens, _DIRECTOR, self._number),
+            prompt_tokens=self.prompt_tokens(load.prompt_tokens, _DIRECTOR, n),
         )
-
-    def _send(self, spec: RequestSpec) -> None:
-        n = self._number
-        self._number += 1
-        self._ask(spec, n, spec.leave_rule("none", self._session.client.step))
-
-    def _keep(self, row: RequestRow) -> None:
-        if row.planned_abandon is None and row.first_token_ns is not None:
-            self._ttfts_ns.append(row.first_token_ns - row.sent_ns)
-        super()._keep(row)
+        if share is not None:
+            plan = f"prefill:{share:.2f}"
+            spec = replace(spec, plan=plan, planned_abandon=0, way=Way.FIN, pause=pause_ns)
+        return self.ask(spec, n, spec.leave_rule("none", self.session.client.step))
 
 
-class CancelStormDirector(PlannedUser):
+class CancelStormDirector(_Asking):
     """The only user of a cancel storm: starts the stayers, then sends wave after wave."""
 
-    abstract = False
-    fixed_count = 1
-
-    @task
-    def direct(self) -> None:
+    def run_load(self) -> None:
         load = self.session.plan.load
         assert isinstance(load, CancelStormLoad)
-        asker = Asker(self.session, load)
         stayers = Group()
         try:
             for number in range(load.stayers):
-                stayers.spawn(asker.stay, load.streams + number)
+                stayers.spawn(self._stay, load, load.streams + number)
             for number in range(load.storms):
-                _wave(asker, load, number)
+                self._send_wave(load, number)
         finally:
             stayers.kill()
-        end_load(self.environment)
-        raise StopUser
 
+    def _stay(self, load: CancelStormLoad, user: int) -> None:
+        """Ask and read until killed."""
+        for n in count():
+            size = self.prompt_tokens(load.prompt_tokens, user, n)
+            spec = RequestSpec(user=user, max_tokens=load.stay_tokens, prompt_tokens=size)
+            self.ask(spec, n, never)
 
-def _wave(asker: "Asker", load: CancelStormLoad, number: int) -> None:
-    """One storm, from the sending until all streams have left, or the load ends."""
-    storm = Storm(streams=load.streams, tokens=load.abandon_after_tokens)
-    wave = Group()
-    try:
-        for stream in range(load.streams):
-            wave.spawn(asker.leave, stream, number, storm)
-        wave.join()
-    finally:
-        wave.kill()
+    def _send_wave(self, load: CancelStormLoad, number: int) -> None:
+        """One storm, from the sending until all streams have left, or the load ends."""
+        storm = Storm(streams=load.streams, tokens=load.abandon_after_tokens)
+        wave = Group()
+        try:
+            for stream in range(load.streams):
+                wave.spawn(self._leave, load, storm, stream, number)
+            wave.join()
+        finally:
+            wave.kill()
 
-
-class Asker(_Sender):
-    """Sends the requests of the waves and of the stayers."""
-
-    def __init__(self, session: LoadSession, load: CancelStormLoad) -> None:
-        super().__init__(session)
-        self._load = load
-
-    def leave(self, stream: int, number: int, storm: Storm) -> None:
-        step = self._session.client.step
+    def _leave(self, load: CancelStormLoad, storm: Storm, stream: int, number: int) -> None:
+        step = self.session.client.step
 
         def rule(tokens_read: int) -> int | None:
             now_ns = time.perf_counter_ns()
             return storm.pause_ns(stream, tokens_read, now_ns=now_ns, step_ns=step.median_ns())
 
-        tokens = self._load.abandon_after_tokens
-        self._ask(
-            RequestSpec(
-                user=stream,
-                max_tokens=self._load.answer_tokens,
-                prompt_tokens=self._prompt_tokens(self._load.prompt_tokens, stream, number),
-                trial=number,
-                plan=f"storm:{tokens}",
-                planned_abandon=tokens,
-                way=Way.FIN,
-            ),
-            number,
-            rule,
+        spec = RequestSpec(
+            user=stream,
+            max_tokens=load.answer_tokens,
+            prompt_tokens=self.prompt_tokens(load.prompt_tokens, stream, number),
+            trial=number,
+            plan=f"storm:{load.abandon_after_tokens}",
+            planned_abandon=load.abandon_after_tokens,
+            way=Way.FIN,
         )
-
-    def stay(self, user: int) -> None:
-        """Ask and read until killed."""
-        for n in count():
-            size = self._prompt_tokens(self._load.prompt_tokens, user, n)
-            spec = RequestSpec(user=user, max_tokens=self._load.stay_tokens, prompt_tokens=size)
-            self._ask(spec, n, never)
+        self.ask(spec, number, rule)

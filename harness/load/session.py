@@ -1,5 +1,6 @@
 """The state that all users of a load process share: plan, client, rows, number of abandons."""
 
+import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -30,20 +31,19 @@ class LoadSession:
         plan: LoadPlan,
         *,
         api_key: str | None,
-        pid: int,
         tell: Callable[[RequestRow], None],
         enough: Callable[[], None],
         give_up: Callable[[str], None],
     ) -> None:
         self.plan = plan
-        self._pid = pid
         self.client = StreamClient(plan, api_key=api_key, give_up=give_up)
         self.seen = ObservedLatency()
         load = plan.load
         self.canary_barrier = CanaryBarrier(load.canaries if isinstance(load, AbandonLoad) else 0)
-        self._rows = (
-            None if plan.rows_dir is None else ShardWriter(Path(plan.rows_dir), RequestRow, pid)
-        )
+        self._rows_dir = None if plan.rows_dir is None else Path(plan.rows_dir)
+        self._rows: ShardWriter[RequestRow] | None = None
+        if self._rows_dir is not None:
+            self._rows = ShardWriter(self._rows_dir, RequestRow, os.getpid())
         self._tell = tell
         self._enough = enough
         self._give_up = give_up
@@ -100,8 +100,8 @@ class LoadSession:
                 self._enough()
 
     def void(self, trial: VoidTrial) -> None:
-        if self.plan.rows_dir is not None:
-            with ShardWriter(Path(self.plan.rows_dir), VoidTrial, self._pid) as shard:
+        if self._rows_dir is not None:
+            with ShardWriter(self._rows_dir, VoidTrial, os.getpid()) as shard:
                 shard.write(trial)
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ reference moment: t0 of the filler that left or, in the control, the moment when
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Final
@@ -25,12 +25,10 @@ import gevent
 import msgspec
 from gevent.event import Event
 from gevent.pool import Group
-from locust import task
-from locust.exception import StopUser
 
 from harness.load.rows import ran_at_once
 from harness.load.session import LoadSession
-from harness.load.users import PlannedUser, end_load
+from harness.load.users import Director
 from harness.records import Outcome, RequestRow, Role, VoidTrial, Way
 from harness.workload.abandon import LeaveRule, RequestSpec, never, think_ns
 from harness.workload.load import SlotRecoveryLoad
@@ -49,14 +47,10 @@ class TrialSpoiledError(Exception):
     """The trial is void; its rows stay, and the next trial begins."""
 
 
-class SlotRecoveryDirector(PlannedUser):
+class SlotRecoveryDirector(Director):
     """The only user of a slot recovery load: directs fillers and probe."""
 
-    abstract = False
-    fixed_count = 1
-
-    @task
-    def direct(self) -> None:
+    def run_load(self) -> None:
         session = self.session
         load = session.plan.load
         assert isinstance(load, SlotRecoveryLoad)
@@ -68,32 +62,13 @@ class SlotRecoveryDirector(PlannedUser):
                 except TrialSpoiledError as error:
                     logger.warning("Trial %d, arm %s, is void: %s", number, arm, error)
                     session.void(VoidTrial(trial=number, arm=arm, why=str(error)))
-        end_load(self.environment)
-        raise StopUser
-
-
-class Filler:
-    """A stream that occupies a slot. All fillers run in one thread, so the trial may read `tokens`
-    and set `may_leave` at any time."""
-
-    def __init__(self, progress: Event, leave_rule: LeaveRule) -> None:
-        self.tokens = 0
-        self.may_leave = False
-        self._progress = progress
-        self._leave_rule = leave_rule
-
-    def decide(self, tokens_read: int) -> int | None:
-        """The leave rule: note the progress; leave if allowed to."""
-        self.tokens = tokens_read
-        self._progress.set()
-        return self._leave_rule(tokens_read) if self.may_leave else None
 
 
 class Trial:
     """One trial. All its streams have ended when `run` returns: cut off, if need be.
 
-    `_progress` is set whenever a stream read something or ended. `_reference_ns` is set once, by
-    the filler that leaves or would have left.
+    `_tokens`: how many each filler has read. `_progress` is set whenever a filler read something or
+    ended. `_reference_ns` is set once, by the filler that leaves or would have left.
     """
 
     def __init__(self, session: LoadSession, load: SlotRecoveryLoad, *, arm: str, number: int):
@@ -108,6 +83,8 @@ class Trial:
         self._check_users = count(load.slots + 1)
         self._streams = Group()
         self._progress = Event()
+        self._tokens = [0] * load.slots
+        self._may_leave = False
         self._has_lost_filler = False
         self._reference_ns: int | None = None
 
@@ -123,21 +100,20 @@ class Trial:
 
     def _run_loaded(self) -> None:
         leaver = self._rng.randrange(self._slots)
-        fillers = [self._start_filler(i, leaves=i == leaver) for i in range(self._slots)]
-        self._wait_until(lambda: all(filler.tokens > 0 for filler in fillers))
+        for index in range(self._slots):
+            self._start_filler(index, leaves=index == leaver)
+        self._wait_until_read([1] * self._slots)
         probe = self._start_probe()
-        marks = [filler.tokens + _TOKENS_TO_QUEUE for filler in fillers]
-        self._wait_until(
-            lambda: all(filler.tokens >= mark for filler, mark in zip(fillers, marks, strict=True))
-        )
-        fillers[leaver].may_leave = True
+        self._wait_until_read([tokens + _TOKENS_TO_QUEUE for tokens in self._tokens])
+        self._may_leave = True
         probe.join()
         if self._arm == "control":
             self._streams.join()  # the comparison needs a natural end
 
     def _leave(self, tokens_read: int) -> int | None:
         """The leaver's rule. In the control it only notes when it would have left."""
-        if tokens_read < self._load.abandon_after_tokens or self._reference_ns is not None:
+        is_due = self._may_leave and tokens_read >= self._load.abandon_after_tokens
+        if not is_due or self._reference_ns is not None:
             return None
         step_ns = self._session.client.step.median_ns()
         pause_ns = think_ns("step", fraction=self._think_fraction, step_ns=step_ns)
@@ -148,16 +124,19 @@ class Trial:
 
     # The streams of a trial
 
-    def _start_filler(self, index: int, *, leaves: bool) -> Filler:
+    def _start_filler(self, index: int, *, leaves: bool) -> None:
+        def rule(tokens_read: int) -> int | None:
+            self._tokens[index] = tokens_read
+            self._progress.set()
+            return self._leave(tokens_read) if leaves else None
+
         load, tokens = self._load, self._load.abandon_after_tokens
-        filler = Filler(self._progress, self._leave if leaves else never)
         is_control = self._arm == "control"
         max_tokens = load.control_answer_tokens if is_control else load.answer_tokens
         spec = self._spec(Role.FILLER, index, max_tokens)
         if leaves and not is_control:
             spec = replace(spec, plan=f"tokens:{tokens}", planned_abandon=tokens, way=Way.FIN)
-        self._start(spec, filler.decide, self._keep_filler)
-        return filler
+        self._start(spec, rule, self._keep_filler)
 
     def _start_probe(self) -> gevent.Greenlet:
         spec = self._spec(Role.PROBE, self._slots, self._load.probe_tokens)
@@ -201,9 +180,9 @@ class Trial:
 
     # Waiting for the streams
 
-    def _wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition on the fillers; the client's time-out ends a filler that stalls."""
-        while not condition():
+    def _wait_until_read(self, wanted: Sequence[int]) -> None:
+        """Wait for each filler's tokens; the client's time-out ends a filler that stalls."""
+        while any(read < least for read, least in zip(self._tokens, wanted, strict=True)):
             if self._has_lost_filler:
                 raise TrialSpoiledError(
                     "a filler ended before the probe was queued (fewer slots than planned, "

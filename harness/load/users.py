@@ -25,6 +25,7 @@ import gevent
 import gevent.socket
 from locust import User, task
 from locust.env import Environment
+from locust.exception import StopUser
 from locust.runners import MasterRunner, WorkerRunner
 
 from harness.errors import ConfigError, TargetError
@@ -32,8 +33,8 @@ from harness.load.fd_limit import allow_streams
 from harness.load.lag import LagWatch
 from harness.load.options import plan_of_the_page
 from harness.load.processes import (
-    AboutThisProcess,
     Master,
+    ProcessRecords,
     note_workers,
     report_abandons,
     report_failure,
@@ -66,10 +67,31 @@ class PlannedUser(User):
     session: ClassVar[LoadSession]
 
 
+class Director(PlannedUser):
+    """The only user of a load that is directed from one place: `run_load` sends all of it."""
+
+    abstract = True
+    fixed_count = 1
+
+    def run_load(self) -> None:
+        raise NotImplementedError
+
+    @task
+    def direct(self) -> None:
+        try:
+            self.run_load()
+        except StopUser:
+            raise
+        except Exception:  # Locust logs it, and would direct the load once more
+            end_load(self.environment)
+            raise
+        end_load(self.environment)
+        raise StopUser
+
+
 class AbandoningUser(PlannedUser):
     """Asks, reads, leaves or stays, and asks again: a closed loop."""
 
-    abstract = False
     _numbers: ClassVar = count()
 
     def __init__(self, environment: Environment) -> None:
@@ -87,19 +109,16 @@ class AbandoningUser(PlannedUser):
         assert isinstance(load, AbandonLoad)
         session.canary_barrier.wait_for_turn(self._number)
         try:
-            if self._number < load.canaries:
-                self._ask_as_canary(load)
-            else:
-                self._ask_as_planned(load)
+            is_canary = self._number < load.canaries
+            self._last = self._ask_as_canary(load) if is_canary else self._ask_as_planned(load)
         except Exception:
             gevent.sleep(RETRY_PAUSE_S)  # a bug of ours must not make a busy loop either
             raise
         finally:
             session.canary_barrier.end_turn(self._number)
-        assert self._last is not None
         gevent.sleep(pause_after(self._last.outcome, load.retry_pause_s) or _BREATH_S)
 
-    def _ask_as_planned(self, load: AbandonLoad) -> None:
+    def _ask_as_planned(self, load: AbandonLoad) -> RequestRow:
         session, n, last = self.session, self._asked, self._last
         self._asked += 1
         spec = load.draw_request(
@@ -117,9 +136,9 @@ class AbandoningUser(PlannedUser):
         spec = session.issue(spec)
         rule = spec.leave_rule(load.think, session.client.step)
         gevent.sleep(_BREATH_S)
-        session.client.ask(spec, self._text, rule, self._keep)
+        return session.client.ask(spec, self._text, rule, session.keep)
 
-    def _ask_as_canary(self, load: AbandonLoad) -> None:
+    def _ask_as_canary(self, load: AbandonLoad) -> RequestRow:
         session, tokens = self.session, load.prompt_tokens[1]
         text = canary_prompt(self._number, tokens=tokens, scale=session.plan.prompt_scale)
         spec = RequestSpec(
@@ -128,11 +147,7 @@ class AbandoningUser(PlannedUser):
             prompt_tokens=tokens,
             role=Role.CANARY,
         )
-        session.client.ask(session.issue(spec), text, never, self._keep)
-
-    def _keep(self, row: RequestRow) -> None:
-        self._last = row
-        self.session.keep(row)
+        return session.client.ask(session.issue(spec), text, never, session.keep)
 
 
 def pause_after(outcome: Outcome, retry_pause_s: float) -> float:
@@ -194,29 +209,27 @@ def prepare(
         _prepare_master(environment, master, lambda: plan_of_the_page(options) or plan)
         note_workers(runner, plan)
         return
+    is_worker = isinstance(runner, WorkerRunner)
     if isinstance(runner, WorkerRunner):
         report_abandons(runner, _num_abandons)
-    # A worker learns its number of users later.
-    allow_streams(0 if isinstance(runner, WorkerRunner) else plan.run.users)
-    lag = LagWatch(open_streams=_num_open, give_up=give_up_here)
-    about = AboutThisProcess(lag, runner)
-    about.begin(plan)
-    environment.events.quit.add_listener(about.end)  # type: ignore[no-untyped-call]
+    allow_streams(0 if is_worker else plan.run.users)  # a worker learns its number of users later
+    records = ProcessRecords(LagWatch(open_streams=_num_open, give_up=give_up_here), runner)
+    records.begin(plan)
+    environment.events.quit.add_listener(records.end)  # type: ignore[no-untyped-call]
 
     def start_session(**_: Any) -> None:
         now = plan_of_the_page(options)
         if now is not None:
-            allow_streams(0 if isinstance(runner, WorkerRunner) else _most_streams(now))
-            about.begin(now)
+            allow_streams(0 if is_worker else _most_streams(now))
+            records.begin(now)
         # The host comes from the master; a plan in a file names its own.
         url = plan.url if options.walkaway_plan is not None else environment.host or plan.url
         PlannedUser.session = LoadSession(
             now or plan.model_copy(update={"url": url}),
             api_key=api_key if now is None else _api_key(now),
-            pid=os.getpid(),
             tell=lambda row: _tell_locust(environment, row),
             # The master counts the abandons of all its workers.
-            enough=(lambda: None) if isinstance(runner, WorkerRunner) else end,
+            enough=(lambda: None) if is_worker else end,
             give_up=give_up_here,
         )
 
@@ -224,7 +237,7 @@ def prepare(
         if (session := _session()) is not None:
             session.close()
         if plan_of_the_page(options) is not None:
-            about.end()
+            records.end()
 
     environment.events.test_start.add_listener(start_session)  # type: ignore[no-untyped-call]
     environment.events.test_stop.add_listener(end_session)  # type: ignore[no-untyped-call]

@@ -101,6 +101,12 @@ def worker_on(port: str) -> tuple[str, ...]:
     return "--worker", "--master-host", "127.0.0.1", "--master-port", port
 
 
+def two_processes() -> tuple[str, ...]:
+    """Locust's options of two load processes; by default all masters share one port."""
+    port = free_port()
+    return "--processes", "2", "--master-bind-port", port, "--master-port", port
+
+
 def free_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return str(listener.getsockname()[1])

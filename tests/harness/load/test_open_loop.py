@@ -19,7 +19,14 @@ from harness.analysis.load_side import most_open
 from harness.records import Outcome, RequestRow
 from harness.workload.arrivals import ConstantArrivals, TraceArrivals
 from harness.workload.load import AbandonLoad
-from tests.harness.load.load_process import LoadProcess, free_port, master_on, run_locust, worker_on
+from tests.harness.load.load_process import (
+    LoadProcess,
+    free_port,
+    master_on,
+    run_locust,
+    two_processes,
+    worker_on,
+)
 from tests.harness.workload.mixes import STAY, load_of, tokens
 
 if TYPE_CHECKING:
@@ -118,7 +125,7 @@ def test_several_processes_send_one_schedule(serve: Serve, tmp_path: Path) -> No
         staying(),
         users=1,
         arrivals=evenly(rate=100, seconds=0.3),
-        options=("--processes", "2"),
+        options=two_processes(),
     )
     rows = child.result()
     assert schedule_of(rows) == [(n, 10 * n) for n in range(30)]
@@ -196,7 +203,7 @@ def test_a_trace_is_replayed_with_its_lengths_and_its_shared_pages(
         load_of(STAY, prompt_tokens=[1, 270], stay_tokens=100),
         users=1,
         arrivals=replay_of(trace),
-        options=("--processes", "2"),
+        options=two_processes(),
     ).result()
     assert schedule_of(rows) == [(0, 0), (1, 10), (2, 30)]
     bodies = {row.user: server.exchanges[row.request_id].body for row in rows}

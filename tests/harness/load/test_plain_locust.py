@@ -13,7 +13,13 @@ from harness.load.rows import ShardReader
 from harness.records import Outcome, RequestRow
 from harness.run.collection import collect
 from harness.store.manifest import local_clock
-from tests.harness.load.load_process import free_port, master_on, run_locust, worker_on
+from tests.harness.load.load_process import (
+    free_port,
+    master_on,
+    run_locust,
+    two_processes,
+    worker_on,
+)
 from tests.harness.told import summary_of
 
 if TYPE_CHECKING:
@@ -55,7 +61,7 @@ def test_a_mistake_in_the_options_is_one_message(options: list[str], message: st
 
 @pytest.mark.parametrize(
     ("options", "users"),
-    [((), {0, 1}), (("--processes", "2"), {0, 1_000_000})],
+    [((), {0, 1}), (two_processes(), {0, 1_000_000})],
     ids=["alone", "master and workers"],
 )
 def test_plain_locust_makes_a_plan_of_its_options(
@@ -77,7 +83,7 @@ def test_plain_locust_makes_a_plan_of_its_options(
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("options", [(), ("--processes", "2")], ids=["alone", "master"])
+@pytest.mark.parametrize("options", [(), two_processes()], ids=["alone", "master"])
 def test_failed_requests_end_it_with_1_as_locust_does(options: tuple[str, ...]) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     process = run_locust(

@@ -1,89 +1,54 @@
-"""Ticks come through a descriptor, each of them, and say when they were due."""
+"""The kernel's timer goes off through a descriptor, not before its time, and counts."""
 
-import contextlib
 import os
 import select
-import threading
 import time
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Iterator
 
 import pytest
 
-from harness.load.ticks import KernelAlarm, KernelTicks, ThreadTicks, Ticks
+from harness.load.ticks import KernelTimer
 
 INTERVAL_NS = 2_000_000
 
 
-class _OverError(Exception):
-    """The test is over; so is the thread."""
+@pytest.fixture
+def timer() -> Iterator[KernelTimer]:
+    made = KernelTimer()
+    yield made
+    made.close()
 
 
-@pytest.fixture(params=["kernel", "thread"])
-def ticks(request: pytest.FixtureRequest) -> Iterator[Ticks]:
-    is_over = threading.Event()
-
-    def sleep(seconds: float) -> None:
-        if is_over.wait(seconds):
-            raise _OverError
-
-    def start(tick: Callable[[], None], _arguments: tuple[()]) -> None:
-        def run() -> None:
-            with contextlib.suppress(_OverError):
-                tick()
-
-        threads.append(threading.Thread(target=run))
-        threads[0].start()
-
-    threads: list[threading.Thread] = []
-    yield (
-        KernelTicks(INTERVAL_NS)
-        if request.param == "kernel"
-        else ThreadTicks(INTERVAL_NS, start_thread=start, sleep=sleep)
-    )
-    is_over.set()
-    for thread in threads:
-        thread.join()
+def wait_for(timer: KernelTimer) -> int:
+    assert select.select([timer.descriptor], [], [], 30)[0]
+    return timer.take()
 
 
-def take_one_read(ticks: Ticks) -> list[int]:
-    assert select.select([ticks.descriptor], [], [], 30)[0]
-    return list(ticks.take())
-
-
-def test_ticks_are_evenly_spaced_and_none_comes_early(ticks: Ticks) -> None:
-    due_ns: list[int] = []
-    while len(due_ns) < 5:
-        due_ns += take_one_read(ticks)
-        assert due_ns[-1] <= time.perf_counter_ns()
-    assert {later - earlier for earlier, later in pairwise(due_ns)} == {INTERVAL_NS}
-
-
-def test_ticks_that_nobody_took_are_all_told_later(ticks: Ticks) -> None:
-    first = take_one_read(ticks)
-    while time.perf_counter_ns() < first[-1] + 4 * INTERVAL_NS:
+def test_it_goes_off_again_after_each_interval_and_counts_what_nobody_took(
+    timer: KernelTimer,
+) -> None:
+    first_ns = time.perf_counter_ns() + INTERVAL_NS
+    timer.set(first_ns, INTERVAL_NS)
+    count = 0
+    while count < 5:
+        count += wait_for(timer)
+        assert time.perf_counter_ns() >= first_ns + (count - 1) * INTERVAL_NS
+    while time.perf_counter_ns() < first_ns + (count + 3) * INTERVAL_NS:
         select.select([], [], [], INTERVAL_NS / 1e9)
-    late: list[int] = []
-    while len(late) < 3:
-        late += take_one_read(ticks)
-    assert late[0] == first[-1] + INTERVAL_NS
+    assert wait_for(timer) >= 3
 
 
-def test_a_descriptor_of_the_kernels_ticks_is_not_inherited() -> None:
-    assert not os.get_inheritable(KernelTicks(INTERVAL_NS).descriptor)
+def test_its_descriptor_is_not_inherited(timer: KernelTimer) -> None:
+    assert not os.get_inheritable(timer.descriptor)
 
 
-def test_an_alarm_goes_off_at_its_time_and_not_before_and_can_be_set_again() -> None:
-    alarm = KernelAlarm()
-    try:
-        for _ in range(2):
-            at_ns = time.perf_counter_ns() + INTERVAL_NS
-            alarm.set(at_ns)
-            assert select.select([alarm.descriptor], [], [], 30)[0]
-            assert time.perf_counter_ns() >= at_ns
-        alarm.set(time.perf_counter_ns() + 3_600_000_000_000)
-        assert not select.select([alarm.descriptor], [], [], 0)[0]
-        alarm.set(1)  # long past
-        assert select.select([alarm.descriptor], [], [], 30)[0]
-    finally:
-        alarm.close()
+def test_it_can_be_set_again_and_goes_off_at_once_if_its_time_is_past(timer: KernelTimer) -> None:
+    for _ in range(2):
+        at_ns = time.perf_counter_ns() + INTERVAL_NS
+        timer.set(at_ns)
+        assert wait_for(timer) == 1
+        assert time.perf_counter_ns() >= at_ns
+    timer.set(time.perf_counter_ns() + 3_600_000_000_000)
+    assert not select.select([timer.descriptor], [], [], 0)[0]
+    timer.set(1)
+    assert wait_for(timer) == 1

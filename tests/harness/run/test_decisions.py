@@ -154,7 +154,6 @@ def test_the_salt_of_a_plan_is_in_its_prompts(tmp_path: Path) -> None:
         session = LoadSession(
             salted,
             api_key=None,
-            pid=1,
             tell=lambda _: None,
             enough=lambda: None,
             give_up=lambda _: None,
