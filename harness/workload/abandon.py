@@ -20,7 +20,7 @@ from pydantic import Field, PlainValidator
 
 from harness.records import Delivery, Role, Way
 from harness.workload.observed_latency import ObservedLatency, StepEstimate
-from harness.workload.values import LONGEST_S, MOST_TOKENS, Section
+from harness.workload.values import LONGEST_S, MOST_TOKENS, Section, is_number
 
 MOST_ANSWERS: Final = 128
 
@@ -107,13 +107,9 @@ def think_ns(think: str | float, *, fraction: float, step_ns: int) -> int:
 
 def _range_parser(highest: float, what: str) -> PlainValidator:
     def parse(value: object) -> list[float]:
-        match value:
-            case bool():
-                pass
-            case int() | float() if 0 <= value <= highest:
-                return [float(value), float(value)]
-            case [int(low) | float(low), int(high) | float(high)] if 0 <= low <= high <= highest:
-                return [float(low), float(high)]
+        low, high = value if isinstance(value, list) and len(value) == 2 else (value, value)
+        if is_number(low) and is_number(high) and 0 <= low <= high <= highest:
+            return [float(low), float(high)]
         raise ValueError(
             f"must be {what} from 0 to {highest:g}, or [lowest, highest], not {value!r}"
         )

@@ -11,13 +11,12 @@ import math
 import random
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from itertools import count
 from typing import Annotated, Final, Literal, NamedTuple, Self
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import Field, model_validator
 
 from harness.workload.load import AbandonLoad, Load
-from harness.workload.values import MOST_RATE, Duration, Seconds, Section, Streams
+from harness.workload.values import MOST_RATE, Duration, Seconds, Section, Streams, number_or
 
 MOST_ARRIVALS: Final = 10_000_000
 MAX_STREAMS: Final = 1_000
@@ -31,30 +30,14 @@ Burstiness = Annotated[float, Field(ge=0.001, le=1000)]
 Factor = Annotated[float, Field(gt=0, le=_MOST_FACTOR)]
 
 
-def _parse_prompt_factor(value: object) -> str | float:
-    match value:
-        case "fit":
-            return "fit"
-        case bool():
-            pass
-        case int() | float() if 0 < value <= _MOST_FACTOR:
-            return float(value)
-    raise ValueError(f'must be "fit" or a number above 0, not {value!r}')
-
-
-def _parse_spacing(value: object) -> str | float:
-    match value:
-        case "even" | "poisson":
-            return str(value)
-        case bool():
-            pass
-        case int() | float() if 0.001 <= value <= 1000:
-            return float(value)
-    raise ValueError(f'must be "even", "poisson" or a burstiness from 0.001 to 1000, not {value!r}')
-
-
-PromptFactor = Annotated[str | float, PlainValidator(_parse_prompt_factor)]
-Spacing = Annotated[str | float, PlainValidator(_parse_spacing)]
+PromptFactor = Annotated[
+    str | float,
+    number_or("fit", least=math.ulp(0.0), most=_MOST_FACTOR, said="a number above 0"),
+]
+Spacing = Annotated[
+    str | float,
+    number_or(*("even", "poisson"), least=0.001, most=1000, said="a burstiness from 0.001 to 1000"),
+]
 
 
 class Stretch(NamedTuple):
@@ -101,7 +84,7 @@ class RateArrivals(OpenArrivals):
     @property
     def shape(self) -> float | None:
         """The shape of the gamma distribution of the gaps (1: exponential, so the arrivals are
-        independent of each other); None: evenly spaced."""
+        independent of each other), which have mean 1 on the axis; None: evenly spaced."""
         return 1.0
 
     @model_validator(mode="after")
@@ -129,26 +112,19 @@ class RateArrivals(OpenArrivals):
 
     def offsets_s(self, rng: random.Random) -> Iterator[float]:
         """Seconds from the beginning to each arrival, in order."""
-        places = _places(self.shape, rng)
-        place = next(places)
+        shape = self.shape
+
+        def gap() -> float:
+            return 1.0 if shape is None else rng.gammavariate(shape, 1 / shape)
+
+        place = 0.0 if shape is None else gap()
         begin_s = passed = 0.0
         for stretch in self.stretches:
             while place - passed < stretch.expected - _ROUNDING:
                 yield begin_s + stretch.when(place - passed)
-                place = next(places)
+                place += gap()
             begin_s += stretch.seconds
             passed += stretch.expected
-
-
-def _places(shape: float | None, rng: random.Random) -> Iterator[float]:
-    """Places of the arrivals on an axis with one expected arrival a unit."""
-    if shape is None:
-        yield from map(float, count())
-        return
-    place = 0.0
-    while True:
-        place += rng.gammavariate(shape, 1 / shape)
-        yield place
 
 
 class _FlatArrivals(RateArrivals):
@@ -192,9 +168,8 @@ class _SpacedArrivals(RateArrivals):
 
     @property
     def shape(self) -> float | None:
-        if isinstance(self.spacing, str):
-            return {"even": None, "poisson": 1.0}[self.spacing]
-        return self.spacing
+        words = {"even": None, "poisson": 1.0}
+        return words[self.spacing] if isinstance(self.spacing, str) else self.spacing
 
 
 class RampArrivals(_SpacedArrivals):

@@ -9,7 +9,7 @@ import difflib
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, get_args, get_origin
+from typing import Any, Final, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 from harness.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
+_QUOTE: Final = "'"  # around pydantic's names of discriminators
 
 # The rule for a value, by pydantic's name for the mistake; fields come from the error's context.
 RULES: Final = {
@@ -87,9 +88,9 @@ def validate(
         set_paths = {".".join(parse_setting(setting)[0]) for setting in settings}
         lines = []
         for detail in error.errors():
-            key = ".".join(str(part) for part in _key_path(model, detail["loc"]))
+            key, table = _place(model, detail["loc"])
             where = f"--set {key}" if key in set_paths else source
-            lines.append(f"{where}: {_explain(model, detail, key)}")
+            lines.append(f"{where}: {_explain(detail, key, table)}")
         raise ConfigError("\n".join(lines)) from error
 
 
@@ -97,65 +98,52 @@ def _copy_tables(table: dict[str, Any]) -> dict[str, Any]:
     return {k: _copy_tables(v) if isinstance(v, dict) else v for k, v in table.items()}
 
 
-def _explain(model: type[BaseModel], detail: ErrorDetails, key: str) -> str:
-    found = detail["input"]
+def _explain(detail: ErrorDetails, key: str, table: type[BaseModel] | None) -> str:
+    found, context = detail["input"], detail.get("ctx", {})
     match detail["type"]:
         case "extra_forbidden":
-            allowed = _allowed_keys(model, detail["loc"])
+            allowed = sorted(table.model_fields) if table is not None else []
             near = difflib.get_close_matches(str(detail["loc"][-1]), allowed, n=1)
             hint = f"; did you mean `{near[0]}`?" if near else ""
             return f"unknown key `{key}`; allowed: {', '.join(allowed)}{hint}"
         case "missing":
             return f"key `{key}` is missing"
-        case "union_tag_invalid":
-            context = detail["ctx"]
-            discriminator = str(context["discriminator"]).strip("'")
-            return (
-                f"`{key}.{discriminator}` must be one of {context['expected_tags']}, "
-                f"not {context['tag']!r}"
-            )
         case "union_tag_not_found":
-            return f"key `{key}.{str(detail['ctx']['discriminator']).strip(chr(39))}` is missing"
+            return f"key `{key}.{context['discriminator'].strip(_QUOTE)}` is missing"
+        case "union_tag_invalid":
+            tag = context["discriminator"].strip(_QUOTE)
+            return (
+                f"`{key}.{tag}` must be one of {context['expected_tags']}, not {context['tag']!r}"
+            )
         case "value_error":
             message = detail["msg"].removeprefix("Value error, ")
             return f"`{key}`: {message}" if key else message
         case kind if kind in RULES:
-            rule = RULES[kind].format_map(detail.get("ctx", {}))
-            return f"`{key}` {rule}, not {found!r}"
+            return f"`{key}` {RULES[kind].format_map(context)}, not {found!r}"
         case _:
             return f"`{key}`: {found!r} is refused: {detail['msg']}"
 
 
-def _key_path(model: type[BaseModel], location: Sequence[int | str]) -> list[int | str]:
-    """The location as keys of the file: without the marks that pydantic puts in."""
-    return [part for part, _, is_key in _walk(model, location) if is_key and part != "[key]"]
-
-
-def _allowed_keys(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
-    """The keys of the table in which the last part of `location` stands."""
-    innermost = [owner for _, owner, _ in _walk(model, location)][-1]
-    return sorted(innermost.model_fields) if innermost is not None else []
-
-
-def _walk(
+def _place(
     model: type[BaseModel], location: Sequence[int | str]
-) -> Iterator[tuple[int | str, type[BaseModel] | None, bool]]:
-    """Each part of `location`, the model that it is a key of, and whether it is a key at all."""
-    owner: type[BaseModel] | None = model
-    choices: list[type[BaseModel]] = []
+) -> tuple[str, type[BaseModel] | None]:
+    """The key of the file at pydantic's location, and the model of the table that it stands in.
+
+    pydantic puts marks into a location: the tag of a union's member, and "[key]".
+    """
+    keys: list[str] = []
+    table: type[BaseModel] | None = model
+    below: list[type[BaseModel]] = [model]
     for part in location:
-        if len(choices) > 1 and not isinstance(part, int):  # a union, and the tag of its member
-            owner = next((m for m in choices if part in _literals(m)), None)
-            choices = []
-            yield part, owner, False
+        if len(below) > 1 and isinstance(part, str):
+            below = [one for one in below if _is_tagged(one, part)]
             continue
-        yield part, owner, True
-        if owner is not None and part in owner.model_fields:
-            choices = list(_models_in(owner.model_fields[str(part)].annotation))
-            if len(choices) == 1:
-                owner = choices[0]
-            elif not choices:
-                owner = None
+        if part != "[key]":
+            keys.append(str(part))
+        table = below[0] if len(below) == 1 else None
+        if table is not None and part in table.model_fields:
+            below = list(_models_in(table.model_fields[str(part)].annotation))
+    return ".".join(keys), table
 
 
 def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
@@ -165,9 +153,5 @@ def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
         yield from _models_in(argument)
 
 
-def _literals(model: type[BaseModel]) -> set[object]:
-    found: set[object] = set()
-    for field in model.model_fields.values():
-        if get_origin(field.annotation) is Literal:
-            found.update(get_args(field.annotation))
-    return found
+def _is_tagged(model: type[BaseModel], tag: str) -> bool:
+    return any(tag in get_args(field.annotation) for field in model.model_fields.values())

@@ -2,7 +2,7 @@
 
 import re
 from math import isfinite
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, TypeGuard
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
 
@@ -21,7 +21,6 @@ Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 Slots = Annotated[int, Field(ge=1, le=MOST_SLOTS)]
 Streams = Annotated[int, Field(ge=1, le=MOST_STREAMS)]
 Blocks = Annotated[int, Field(ge=1, le=MOST_BLOCKS)]
-Scalar = int | float | str | bool
 Seed = Annotated[int, Field(ge=0, le=LARGEST_INT)]
 Seconds = Annotated[float, Field(ge=0, le=LONGEST_S)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -31,60 +30,71 @@ Milliseconds = Annotated[float, Field(ge=0, le=60_000)]
 ScrapeInterval = Annotated[float, Field(ge=0.01, le=LONGEST_S)]
 
 
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether TOML says a number: true and false are none."""
+    return type(value) in (int, float)
+
+
+def number_or(*words: str, least: float, most: float, said: str) -> PlainValidator:
+    def parse(value: object) -> Any:
+        if value in words:
+            return value
+        if is_number(value) and least <= value <= most:
+            return float(value)
+        quoted = ", ".join(f'"{word}"' for word in words)
+        raise ValueError(f"must be {quoted} or {said}, not {value!r}")
+
+    return PlainValidator(parse)
+
+
+def _text_like(pattern: str, said: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"must {said}, not {value!r}")
+        return value
+
+    return AfterValidator(check)
+
+
 def _parse_token_range(value: object) -> list[int]:
     match value:
         case [int(low), int(high)] if 1 <= low <= high <= MOST_TOKENS:
             return [low, high]
-        case _:
-            raise ValueError(
-                f"must be [lowest, highest] with 1 <= lowest <= highest <= {MOST_TOKENS}, "
-                f"not {value}"
-            )
-
-
-def _parse_think(value: object) -> str | float:
-    match value:
-        case "step" | "none":
-            return str(value)
-        case bool():
-            pass
-        case int() | float() if 0 <= value <= LONGEST_S:
-            return float(value)
     raise ValueError(
-        f'must be "step", "none" or a number of seconds from 0 to {LONGEST_S}, not {value!r}'
+        f"must be [lowest, highest] with 1 <= lowest <= highest <= {MOST_TOKENS}, not {value}"
     )
 
 
-def _parse_scalar(value: object) -> Scalar:
+def _parse_scalar(value: object) -> int | float | str | bool:
     match value:
         case str() | bool():
             return value
-        case int() if abs(value) <= LARGEST_INT:
-            return value
-        case float() if isfinite(value):
+        case int() | float() if isfinite(value) and (
+            isinstance(value, float) or abs(value) <= LARGEST_INT
+        ):
             return value
     raise ValueError(f"must be a number, text in quotes, true or false, not {value!r}")
 
 
-def _check_path(value: str) -> str:
-    if not re.fullmatch(r"/[!-~]*", value):
-        raise ValueError(f'must begin with "/" and hold no spaces, not {value!r}')
-    return value
-
-
-def _check_name(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
-        raise ValueError(
-            f"must be made of letters, digits, dots, dashes and underscores, not {value!r}"
-        )
-    return value
-
-
 TokenRange = Annotated[list[int], PlainValidator(_parse_token_range)]
-Think = Annotated[str | float, PlainValidator(_parse_think)]
-ExtraValue = Annotated[Scalar, PlainValidator(_parse_scalar)]
-UrlPath = Annotated[str, AfterValidator(_check_path)]
-Name = Annotated[str, AfterValidator(_check_name)]
+Think = Annotated[
+    str | float,
+    number_or(
+        *("step", "none"),
+        least=0,
+        most=LONGEST_S,
+        said=f"a number of seconds from 0 to {LONGEST_S}",
+    ),
+]
+ExtraValue = Annotated[int | float | str | bool, PlainValidator(_parse_scalar)]
+UrlPath = Annotated[str, _text_like(r"/[!-~]*", 'begin with "/" and hold no spaces')]
+Name = Annotated[
+    str,
+    _text_like(
+        r"[A-Za-z0-9][A-Za-z0-9._-]*",
+        "be made of letters, digits, dots, dashes and underscores",
+    ),
+]
 
 
 class Section(BaseModel):

@@ -5,8 +5,9 @@ resolved copy is saved with the run.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -220,90 +221,62 @@ class Workload(Section):
     gate: GateSettings = GateSettings()
 
     @model_validator(mode="after")
-    def _must_name_its_arms_apart(self) -> Self:
-        names = [arm.name for arm in self.arms]
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise ValueError(f"two of the `arms` are named {sorted(twice)[0]!r}")
-        if not names and self.run.rounds > 1:
-            raise ValueError(
-                f"`run.rounds` is {self.run.rounds}, but there are no `[[arms]]`; one is enough: "
-                "--set 'arms=[{name=\"build\"}]'"
-            )
-        reference = self.run.reference_arm
-        if reference is not None and reference not in names:
-            raise ValueError(
-                f"`run.reference_arm` is {reference!r}, but the arms are: {', '.join(names)}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _must_arrive(self) -> Self:
-        if why := arrivals_problem(self.arrivals, self.load, max_seconds=self.run.max_seconds):
+    def _must_hold_together(self) -> Self:
+        for why in chain(self._arms_problems(), self._load_problems(), self._processes_problems()):
             raise ValueError(why)
         return self
 
-    @model_validator(mode="after")
-    def _must_keep_to_its_caps(self) -> Self:
+    def _arms_problems(self) -> Iterator[str]:
+        names = [arm.name for arm in self.arms]
+        listed = f"but the arms are: {', '.join(names) or 'none'}"
+        if twice := {name for name in names if names.count(name) > 1}:
+            yield f"two of the `arms` are named {sorted(twice)[0]!r}"
+        if not names and self.run.rounds > 1:
+            yield (
+                f"`run.rounds` is {self.run.rounds}, but there are no `[[arms]]`; one is enough: "
+                "--set 'arms=[{name=\"build\"}]'"
+            )
+        reference, value = self.run.reference_arm, self.value
+        if reference is not None and reference not in names:
+            yield f"`run.reference_arm` is {reference!r}, {listed}"
+        if value is not None and not {value.honoured, value.ignored} <= set(names):
+            yield f"`value` compares the arms {value.honoured!r} and {value.ignored!r}, {listed}"
+
+    def _load_problems(self) -> Iterator[str]:
+        limit_s, most = self.run.max_seconds, self.run.most_streams
+        if why := arrivals_problem(self.arrivals, self.load, max_seconds=limit_s):
+            yield why
         keys, streams = self._streams_at_once()
-        if streams > self.run.most_streams:
-            raise ValueError(
+        if streams > most:
+            yield (
                 f"{keys} come to {streams:,} streams at once, more than `run.most_streams`, "
-                f"{self.run.most_streams:,}; --set run.most_streams={streams} raises it: "
-                f"{_STREAM_COSTS}"
+                f"{most:,}; --set run.most_streams={streams} raises it: {_STREAM_COSTS}"
             )
-        if (
-            isinstance(self.arrivals, RateArrivals)
-            and self.arrivals.highest_rate > self.run.most_rate
-        ):
-            raise ValueError(rate_problem(self.arrivals.highest_rate, self.run.most_rate))
-        return self
-
-    @model_validator(mode="after")
-    def _must_be_shared_out(self) -> Self:
-        processes = self.run.processes
-        if processes == 1:
-            return self
-        if not isinstance(self.load, AbandonLoad):
-            raise ValueError(
-                f"`run.processes` is {processes}, but a load of kind {self.load.kind!r} is "
-                "directed from one process; take 1"
-            )
-        if self.load.canaries:
-            raise ValueError(
-                f"`run.processes` is {processes}, but `load.canaries` learn their answers one "
-                "after the other, which takes one process; take 1"
-            )
-        if isinstance(self.arrivals, ClosedArrivals) and self.run.users < processes:
-            raise ValueError(
-                f"`run.processes` is {processes}, but there are only {self.run.users} `run.users` "
-                "to share out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _must_leave_before_the_time_is_up(self) -> Self:
-        if not isinstance(self.load, AbandonLoad):
-            return self
-        limit_s = self.run.max_seconds
-        for plan in self.load.leavers:
+        if isinstance(self.arrivals, RateArrivals):
+            rate = self.arrivals.highest_rate
+            if rate > self.run.most_rate:
+                yield rate_problem(rate, self.run.most_rate)
+        for plan in self.load.leavers if isinstance(self.load, AbandonLoad) else ():
             if isinstance(plan, TimePlan) and plan.seconds[1] >= limit_s:
-                raise ValueError(
+                yield (
                     f"plan `time`: leaves {plan.seconds[1]:g} s after `{plan.since}`, but "
                     f"`run.max_seconds` is {limit_s:g}: the run would be over before"
                 )
-        return self
 
-    @model_validator(mode="after")
-    def _must_value_two_of_its_arms(self) -> Self:
-        if self.value is None:
-            return self
-        names = {arm.name for arm in self.arms}
-        if not {self.value.honoured, self.value.ignored} <= names:
-            raise ValueError(
-                f"`value` compares the arms {self.value.honoured!r} and {self.value.ignored!r}, "
-                f"but the arms are: {', '.join(sorted(names)) or 'none'}"
+    def _processes_problems(self) -> Iterator[str]:
+        processes = self.run.processes
+        if processes == 1:
+            return
+        begin = f"`run.processes` is {processes}, but "
+        if not isinstance(self.load, AbandonLoad):
+            yield f"{begin}a load of kind {self.load.kind!r} is directed from one process; take 1"
+        elif self.load.canaries:
+            yield (
+                f"{begin}`load.canaries` learn their answers one after the other, which takes one "
+                "process; take 1"
             )
-        return self
+        if isinstance(self.arrivals, ClosedArrivals) and self.run.users < processes:
+            yield f"{begin}there are only {self.run.users} `run.users` to share out"
 
     @property
     def streams_of_each_process(self) -> int:
