@@ -7,9 +7,8 @@ Memory is bounded: points are thinned out, quantiles are of the latest values, a
 unpaired item is dropped.
 """
 
-from bisect import insort
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -24,24 +23,24 @@ _MS: Final = 1e6
 _NATURAL: Final = frozenset({"stop", "length", "error"})  # ends that are no cancel
 
 
-class Distribution:
-    """Quantiles of the latest `LAST` values; `n` counts all."""
+class Latest:
+    """The latest `LAST` values; `n` counts all."""
 
     def __init__(self) -> None:
         self.n = 0
-        self._recent: deque[float] = deque()
-        self._sorted: list[float] = []
+        self._values: deque[float] = deque(maxlen=LAST)
 
     def add(self, value: float) -> None:
         self.n += 1
-        self._recent.append(value)
-        insort(self._sorted, value)
-        if len(self._recent) > LAST:
-            self._sorted.remove(self._recent.popleft())
+        self._values.append(value)
 
-    def quantile(self, q: float) -> float | None:
-        last = len(self._sorted) - 1
-        return self._sorted[min(last, int(q * len(self._sorted)))] if last >= 0 else None
+    def quantiles(self) -> dict[str, float | None]:
+        ranked = sorted(self._values)
+
+        def at(share: float) -> float | None:
+            return ranked[min(len(ranked) - 1, int(share * len(ranked)))] if ranked else None
+
+        return {"n": self.n, "p50": at(0.5), "p99": at(0.99)}
 
 
 class Thinned(Generic[T]):
@@ -60,6 +59,9 @@ class Thinned(Generic[T]):
         if len(self.kept) > self._most:
             self.kept = self.kept[::2]
             self.every *= 2
+
+    def drawn(self) -> dict[str, Any]:
+        return {"kept": self.kept, "every": self.every}
 
 
 class Pending(OrderedDict[str, T]):
@@ -93,7 +95,7 @@ class LiveRun:
         self._gone: Pending[LifecycleEvent] = Pending()  # freed, but the row is not read yet
         self._arrived: Pending[int] = Pending()
         self._free_slots: deque[tuple[int, bool]] = deque(maxlen=LAST)  # freed at, by a cancel
-        self._latency, self._refill, self._lag = Distribution(), Distribution(), Distribution()
+        self._latency, self._refill, self._lag = Latest(), Latest(), Latest()
         self._wasted = self._seen = self._held = 0
         self._recent_lag_ns = 0
         self._gauges: dict[str, float] = {}
@@ -101,10 +103,6 @@ class LiveRun:
         self._points: Thinned[dict[str, float | None]] = Thinned(MOST_POINTS)
         self._leaves: Thinned[float] = Thinned(MOST_MARKS)
         self._latencies: Thinned[tuple[float, float]] = Thinned(MOST_MARKS)
-
-    @property
-    def pending(self) -> Sequence[Sized]:
-        return self._left, self._gone, self._arrived
 
     def take_rows(self, rows: Iterable[RequestRow]) -> None:
         for row in rows:
@@ -123,15 +121,12 @@ class LiveRun:
     def take_events(self, events: Iterable[LifecycleEvent]) -> None:
         for event in events:
             name = event.client_request_id or event.request_id
-            match event.event:
-                case "arrived":
-                    self._arrived.put(name, event.t_ns)
-                case "admitted":
-                    self._pair(event.t_ns, self._arrived.pop(name, event.t_ns))
-                case "blocks_freed":
-                    self._free(event, name)
-                case _:
-                    pass
+            if event.event == "arrived":
+                self._arrived.put(name, event.t_ns)
+            elif event.event == "admitted":
+                self._pair(event.t_ns, self._arrived.pop(name, event.t_ns))
+            elif event.event == "blocks_freed":
+                self._free(event, name)
 
     def take_lag(self, samples: Iterable[ClientSample]) -> None:
         lags = [sample.lag_ns for sample in samples]
@@ -156,20 +151,21 @@ class LiveRun:
     def shown(self) -> dict[str, Any]:
         """All figures of page and tab as plain data. Times are seconds since the load began; None
         is unknown."""
+        now = self._gauges.get("preemptions")
         return {
             "outcomes": {outcome.value: self.outcomes[outcome.value] for outcome in Outcome},
             "gauges": self._gauges,
-            "preemptions": self._change("preemptions"),
+            "preemptions": None if now is None else now - self._first.get("preemptions", 0.0),
             "has_log": self._has_log,
             "held": self._held if self._has_log else None,
-            "latency_ms": _quantiles(self._latency),
-            "refill_ms": _quantiles(self._refill),
-            "lag_ms": _quantiles(self._lag),
+            "latency_ms": self._latency.quantiles(),
+            "refill_ms": self._refill.quantiles(),
+            "lag_ms": self._lag.quantiles(),
             "wasted_tokens": self._wasted if self._has_log else None,
             "wasted_each": self._wasted / self._seen if self._seen else None,
-            "points": _drawn(self._points),
-            "leaves": _drawn(self._leaves),
-            "latencies": _drawn(self._latencies),
+            "points": self._points.drawn(),
+            "leaves": self._leaves.drawn(),
+            "latencies": self._latencies.drawn(),
         }
 
     def _free(self, event: LifecycleEvent, name: str) -> None:
@@ -196,28 +192,14 @@ class LiveRun:
         """First come, first served: the slot freed first goes to the request admitted first."""
         while self._free_slots:
             freed_ns, is_cancel = self._free_slots.popleft()
-            if (
-                arrived_ns <= freed_ns
-            ):  # it waited; else the queue was empty when the slot was freed
-                if is_cancel:
-                    self._refill.add((admitted_ns - freed_ns) / _MS)
-                return
-
-    def _change(self, role: str) -> float | None:
-        if role not in self._gauges:
-            return None
-        return self._gauges[role] - self._first.get(role, 0.0)
+            if arrived_ns > freed_ns:
+                continue  # the queue was empty when this slot was freed
+            if is_cancel:
+                self._refill.add((admitted_ns - freed_ns) / _MS)
+            return
 
     def _seconds(self, t_ns: int) -> float:
         return (t_ns - self._started_ns) / 1e9
-
-
-def _drawn(thinned: Thinned[T]) -> dict[str, Any]:
-    return {"kept": thinned.kept, "every": thinned.every}
-
-
-def _quantiles(values: Distribution) -> dict[str, float | None]:
-    return {"n": values.n, "p50": values.quantile(0.5), "p99": values.quantile(0.99)}
 
 
 FILES: Final = {  # by what their addresses end in

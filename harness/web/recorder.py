@@ -21,7 +21,7 @@ import os
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import count
@@ -89,52 +89,43 @@ class PageLoad:
 
         Raises TargetError after that if the server is gone.
         """
+        assert run.server is not None
         started_ns = time.perf_counter_ns()
         rows = ShardReader(run.folder.shards, RequestRow)
         samples = ShardReader(run.folder.shards, ClientSample)
         marks = ShardReader(run.folder.shards, ProcessMark)
         live = LiveRun(has_log=run.manifest.clock.comparable, started_ns=started_ns)
-        assert run.server is not None
         tell("plan", plan=plan.model_dump(mode="json"), run=run.folder.name)
-        tell("phase", text=_described(plan))
-        num_events = 0
-        lost: TargetError | None = None
+        tell("phase", text=f"{describe_load(plan)}, or until Stop")
+        num_events, elapsed_s, lost = 0, 0.0, None
         for turn in count(1):
             is_over = self._stop.wait(TICK_S) or run.is_interrupted
             for mark in marks.read_new():
                 run.watch(f"load {mark.worker}", mark.pid)
-            new, num_events = run.events_since(num_events)
+            events, num_events = run.events_since(num_events)
             live.take_rows(rows.read_new())
-            live.take_events(new)
+            live.take_events(events)
             live.take_lag(samples.read_new())
             now_ns = time.perf_counter_ns()
             live.tick(now_ns, run.gauges())
-            shown = live.shown()
             elapsed_s = (now_ns - started_ns) / 1e9
-            of_server = {"slots": run.server.slots, "step_s": run.step_s()}
-            tell(
-                "live",
-                rows=live_rows(shown),
-                live=shown | of_server | {"elapsed_s": elapsed_s},
-                requests=live.outcomes.total(),
-            )
+            shown = live.shown()
+            more = {"slots": run.server.slots, "step_s": run.step_s(), "elapsed_s": elapsed_s}
+            requests = live.outcomes.total()
+            tell("live", rows=live_rows(shown), live=shown | more, requests=requests)
             if is_over:
-                left = live.outcomes[Outcome.ABANDONED.value]
-                self.cut_short = until_stopped(plan, left=left, elapsed_s=elapsed_s)
                 break
             if lost is None and turn % CHECK_EVERY == 0:
-                lost = _look(run.check_server)
+                lost = _find_lost(run)
+        left = live.outcomes[Outcome.ABANDONED.value]
+        self.cut_short = until_stopped(plan, left=left, elapsed_s=elapsed_s)
         if lost is not None:
             raise lost
 
 
-def _described(plan: LoadPlan) -> str:
-    return f"{describe_load(plan)}, or until Stop"
-
-
-def _look(check_server: Callable[[], None]) -> TargetError | None:
+def _find_lost(run: Measurement) -> TargetError | None:
     try:
-        check_server()
+        run.check_server()
     except TargetError as error:
         tell("lost", why=short(error))
         return error
@@ -159,7 +150,6 @@ def record(resolved: ResolvedRun, stop: Stop) -> None:
                 _stopped(resolved.config, load), seed=resolved.workload.run.seed
             ),
         )
-    why = None if finished.failure is None else short(finished.failure)
     if finished.summary is None and finished.failure is not None:
         raise finished.failure
     tell(
@@ -167,7 +157,7 @@ def record(resolved: ResolvedRun, stop: Stop) -> None:
         folder=str(finished.folder.path),
         rows=final_rows(finished.summary) if isinstance(finished.summary, Summary) else [],
         report=None if finished.report is None else str(finished.report.resolve()),
-        why=why,
+        why=None if finished.failure is None else short(finished.failure),
     )
 
 
@@ -221,7 +211,9 @@ def _last_of_each_key(settings: Iterable[str]) -> Iterable[str]:
 def resolve(command: dict[str, Any]) -> ResolvedRun:
     """The run of a command, with the form's fields as settings. Raises ConfigError."""
     fields: dict[str, str] = command["fields"]
-    config = msgspec.convert(command["config"], type=RunConfig, dec_hook=_as_path)
+    config = msgspec.convert(
+        command["config"], type=RunConfig, dec_hook=lambda kind, value: kind(value)
+    )
     host = fields.get("host", "").strip()
     config = replace(
         config,
@@ -236,10 +228,6 @@ def resolve(command: dict[str, Any]) -> ResolvedRun:
         raise ConfigError(in_words_of_the_form(str(error), fields)) from error
     check_startable(resolved.workload)
     return resolved
-
-
-def _as_path(kind: type, value: Any) -> Any:
-    return kind(value)
 
 
 def main() -> None:

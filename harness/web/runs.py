@@ -32,6 +32,7 @@ from harness.workload.values import MOST_STREAMS
 
 Form = Mapping[str, str]
 
+_LOG: Final = logging.getLogger(__name__)
 JUDGED_S: Final = 120.0  # a stopped run settles, is judged and drawn within this time
 NOT_WHILE_RUNNING: Final = "nothing can change while a test runs: stop it, and start another"
 
@@ -119,9 +120,6 @@ class Recorder:
                 raise AssertionError(other)
 
 
-_LOG: Final = logging.getLogger(__name__)
-
-
 class WebRuns:
     """The runs of one web page. Only greenlets of this process change its state."""
 
@@ -132,7 +130,6 @@ class WebRuns:
         self._next: Recorder | None = None
         self._recorder: Recorder | None = None
         self._plan: LoadPlan | None = None
-        self._number = 0
         self.tally: Counter[str] = Counter()  # as the users' processes report it
 
     @property
@@ -147,31 +144,34 @@ class WebRuns:
         """The run's users have stopped, and its figures are not there yet."""
         return self._recorder is not None and self._recorder.shown["state"] == "running"
 
+    @property
+    def users(self) -> tuple[int, float] | None:
+        """Users, and users per second, that Locust must start instead of the form's: the directors
+        of an open loop, one in each process."""
+        if self._plan is None or self._plan.schedule is None:
+            return None
+        runner = self._environment.runner
+        directors = runner.worker_count if isinstance(runner, MasterRunner) else 1
+        return directors, float(directors)
+
     def begin(self, form: Form) -> str | None:
         """Prepare the form's run. Returns why it is refused; None if Locust may start."""
         if not self._starting.acquire(blocking=False):
             return "a test is already starting"
         _LOG.info("a test is starting: first its server")
         try:
-            return self._problem(form) or self._prepare(form)
+            self._prepare(self._fields(form))
+        except ConfigError as error:
+            return str(error)
         finally:
             self._starting.release()
+        return None
 
     def refuse_change(self) -> str:
         """Locust's dialog hides this reason, so the tab and the live page show it."""
         assert self._recorder is not None
         self._recorder.shown["refused"] = NOT_WHILE_RUNNING
         return NOT_WHILE_RUNNING
-
-    @property
-    def users(self) -> tuple[int, float] | None:
-        """Users, and users per second, that Locust must start instead of the form's: the directors
-        of an open loop, one in each process."""
-        if not self._is_open_loop:
-            return None
-        runner = self._environment.runner
-        directors = runner.worker_count if isinstance(runner, MasterRunner) else 1
-        return directors, float(directors)
 
     def stop(self, **_: Any) -> None:
         """The users have stopped."""
@@ -183,36 +183,30 @@ class WebRuns:
             if recorder is not None:
                 recorder.close()
 
-    @property
-    def _options(self) -> Any:
-        assert self._environment.parsed_options is not None
-        return self._environment.parsed_options
-
-    @property
-    def _is_open_loop(self) -> bool:
-        return self._plan is not None and self._plan.schedule is not None
-
-    def _problem(self, form: Form) -> str | None:
-        runner = self._environment.runner
+    def _fields(self, form: Form) -> dict[str, str]:
+        """All fields, the run time in seconds. Raises ConfigError."""
+        runner, rate = self._environment.runner, form.get("spawn_rate", "1")
         if isinstance(runner, MasterRunner) and not runner.worker_count:
-            return "no worker has connected yet: start one with --worker"
+            raise ConfigError("no worker has connected yet: start one with --worker")
         try:
-            rate = float(form.get("spawn_rate", "1"))
+            is_rate = 0 < float(rate) <= MOST_STREAMS
         except ValueError:
-            rate = 0.0
-        if not 0 < rate <= MOST_STREAMS:
-            return FIELDS["spawn_rate"].refused(form.get("spawn_rate", ""), form)
-        return None
-
-    def _prepare(self, form: Form) -> str | None:
+            is_rate = False
+        if not is_rate:
+            raise ConfigError(FIELDS["spawn_rate"].refused(rate, form))
         shown = {"user_count": "1"} | form_fields(self._options)
+        text = form.get("run_time", "").strip()
         try:
-            fields = shown | dict(form) | _run_time(form)
-            check_each_applies(fields, shown)
-        except ValueError:
-            return "Run time: write for example 20, 20s, 3m, 2h or 1h20m"
-        except ConfigError as error:
-            return str(error)
+            run_time = str(parse_timespan(text)) if text else ""
+        except ValueError as error:
+            raise ConfigError("Run time: write for example 20, 20s, 3m, 2h or 1h20m") from error
+        fields = shown | dict(form) | {"run_time": run_time}
+        check_each_applies(fields, shown)
+        return fields
+
+    def _prepare(self, fields: Form) -> None:
+        """Begin to measure, and make its plan that of the users that Locust starts next, here or in
+        its workers. Raises ConfigError."""
         if self._recorder is not None:  # its server may still be busy with abandoned requests
             self._recorder.is_over.wait()
         following = Recorder(self._numbered_config(), fields, on_lost=self._stop_users)
@@ -220,20 +214,19 @@ class WebRuns:
         following.has_answered.wait()
         self._next = None
         if following.answer["event"] == "refused":
-            return str(following.answer["why"])
-        self._number += 1
+            raise ConfigError(following.answer["why"])
         self._recorder = following
-        self._follow(LoadPlan.model_validate(following.answer["plan"], strict=False))
-        return None
-
-    def _follow(self, plan: LoadPlan) -> None:
-        """Make this the plan of the users that Locust starts next, here or in its workers."""
-        self._plan = plan
-        user_class = OpenLoopDirector if self._is_open_loop else AbandoningUser
-        self._environment.user_classes = [user_class]
+        self._plan = plan = LoadPlan.model_validate(following.answer["plan"], strict=False)
+        is_open_loop = plan.schedule is not None
+        self._environment.user_classes = [OpenLoopDirector if is_open_loop else AbandoningUser]
         put_in_force(self._options, plan)
         self.tally.clear()
-        gevent.spawn_later(plan.run.max_seconds, self._stop_if, self._number)
+        gevent.spawn_later(plan.run.max_seconds, self._stop_if, following)
+
+    @property
+    def _options(self) -> Any:
+        assert self._environment.parsed_options is not None
+        return self._environment.parsed_options
 
     def _numbered_config(self) -> dict[str, Any]:
         """With `--out DIR`, each run of a page has its own folder in it."""
@@ -246,12 +239,6 @@ class WebRuns:
         assert self._environment.runner is not None
         gevent.spawn(self._environment.runner.stop)
 
-    def _stop_if(self, number: int) -> None:
-        if number == self._number:
+    def _stop_if(self, recorder: Recorder) -> None:
+        if recorder is self._recorder:
             self._stop_users()
-
-
-def _run_time(form: Form) -> dict[str, str]:
-    """Locust's notation of a time, in seconds. Raises ValueError for anything else."""
-    text = form.get("run_time", "").strip()
-    return {"run_time": str(parse_timespan(text)) if text else ""}

@@ -1,14 +1,12 @@
 """The web page in a real browser: start, watch, stop, start again, read the report."""
 
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import msgspec
@@ -22,7 +20,8 @@ from harness.metrics import METRICS
 from harness.records import Metric
 from harness.web.tab import FINAL, figure_text
 from tests.dashboards.browsing import CHROMIUM, chromium, violations
-from tests.e2e.running import ROOT, wait_until
+from tests.e2e.running import ROOT, Run, wait_until
+from tests.harness.load.load_process import free_port
 
 pytestmark = [
     pytest.mark.browser,
@@ -34,65 +33,42 @@ WAIT_MS = 60_000
 HOSTILE = "<img src=x onerror='window.taken=1'><script>window.taken=1</script></td>\"${1}"
 
 
-class WebRun:
-    """`walkaway run by_hand --web` with two workers on a quick engine."""
+@contextmanager
+def served(
+    *command: str, output: Path, is_ready: Callable[[str], bool]
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A page's URL and its process."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with output.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command, "--web-port", port],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
 
-    def __init__(self, out: Path) -> None:
-        self.out = out
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        self._log = out.with_suffix(".output")
-        command = [sys.executable, "-m", "harness", "run", "harness/workload/by_hand.toml", "--web"]
-        with self._log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [
-                    *command,
-                    *("--web-port", str(port), "--out", str(out), "--processes", "2"),
-                    *("--set", "engine.runner=simulated", "--set", "engine.sim_fixed_ms=5"),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=ROOT,
-            )
-
-    def has_workers(self) -> bool:
-        assert self._process.poll() is None, self.output
+    def answers() -> bool:
+        assert process.poll() is None, output.read_text()
         try:
-            answer = httpx.get(f"{self.url}/worker-count")
+            return is_ready(url)
         except httpx.TransportError:
             return False
-        return bool(answer.json()["worker_count"] == 2)
 
-    def listens_at(self) -> set[str]:
-        """The addresses at which it and its processes answer."""
-        ours = psutil.Process(self._process.pid)
-        return {
-            at.laddr.ip
-            for one in (ours, *ours.children(recursive=True))
-            for at in one.net_connections("tcp")
-            if at.status == psutil.CONN_LISTEN
-        }
-
-    @property
-    def output(self) -> str:
-        return self._log.read_text()
-
-    def end(self) -> int:
-        """Ask it to end, in good order; its exit code."""
-        if self._process.poll() is None:
-            os.kill(self._process.pid, signal.SIGTERM)
-        return self._process.wait(60)
-
-
-@pytest.fixture
-def web_run(tmp_path: Path) -> Iterator[WebRun]:
-    run = WebRun(tmp_path / "runs")
     try:
-        wait_until(run.has_workers, "the page is there, and both workers", 90)
-        yield run
+        wait_until(answers, "the page is there", 90)
+        yield url, process
     finally:
-        run.end()
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> int:
+    """End it in good order. Returns its exit code."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    return process.wait(60)
 
 
 @pytest.fixture
@@ -104,14 +80,7 @@ def page() -> Iterator[Page]:
         yield page
 
 
-def rows_of(page: Page) -> dict[str, str]:
-    """The figures of our tab, by name."""
-    cells = page.locator("table tbody tr").all_inner_texts()
-    return {row.split("\t")[0]: row.split("\t")[1] for row in cells}
-
-
 def start(page: Page) -> None:
-    """Press Start."""
     page.get_by_role("button", name="Start", exact=True).click()
 
 
@@ -120,7 +89,7 @@ def look_at_our_tab(page: Page) -> None:
 
 
 def wait_for_row(page: Page, figure: str, condition: str) -> None:
-    """Until the value of this row of our tab is as the condition says, a function in JavaScript."""
+    """Wait until the row's value in our tab satisfies the condition, a function in JavaScript."""
     page.wait_for_function(
         "([figure, condition]) => [...document.querySelectorAll('tbody tr')].some((row) =>"
         " row.cells[0].innerText === figure && eval(condition)(row.cells[1].innerText))",
@@ -129,7 +98,7 @@ def wait_for_row(page: Page, figure: str, condition: str) -> None:
 
 
 def fill_in(page: Page) -> None:
-    """First a mistake, which is refused in the form (test_form has all of them); then a setting."""
+    """A mistake, which is refused in the form (test_form has all of them); then a setting."""
     page.get_by_text("Custom parameters").click()
     engine = page.input_value("input[name=walkawayEngine]")
     page.fill("input[name=walkawayEngine]", HOSTILE)
@@ -139,23 +108,6 @@ def fill_in(page: Page) -> None:
     page.select_option("select[name=walkawayLeave]", "tokens")
     page.fill("input[name=walkawayTokens]", "1,4")
     page.select_option("select[name=walkawayWay]", "rst")
-
-
-def edit(page: Page, field: str, text: str) -> None:
-    """Change the running test in Locust's dialog, which closes whatever the answer is."""
-    page.get_by_role("button", name="Edit").click()
-    page.get_by_text("Custom parameters").click()
-    page.fill(f"input[name={field}]", text)
-    page.get_by_role("button", name="Update").click()
-    expect(page.get_by_text("Edit running load test")).to_have_count(0)
-
-
-def change_while_it_runs(page: Page, live: Page) -> None:
-    """Nothing changes, and the tab and the live page say so."""
-    why = "not changed: nothing can change while a test runs"
-    edit(page, "userCount", "6")
-    expect(page.locator("tbody tr").first).to_contain_text(why)
-    expect(live.locator("#state.bad")).to_contain_text(why)
 
 
 def start_by_a_schedule(page: Page) -> None:
@@ -170,20 +122,13 @@ def start_by_a_schedule(page: Page) -> None:
     look_at_our_tab(page)
 
 
-def state_when_judged(page: Page) -> str:
-    """What Locust's header says as soon as our tab says that the run was judged."""
-    said = page.wait_for_function(
-        "() => document.querySelector('tbody tr')?.innerText.includes('judged: its report is at ')"
-        " && document.querySelector('header').innerText"
-    )
-    return str(said.json_value())
-
-
-def check_figures(shown: Mapping[str, str], folder: Path) -> None:
-    """The tab at the end is the run's summary: every figure in it, and none beside."""
-    summary = read(folder / "summary.json")
+def check_figures(page: Page, run: Run) -> None:
+    """The tab at the end holds the run's summary: every figure in it, and no other."""
+    cells = page.locator("table tbody tr").all_inner_texts()
+    shown = {row.split("\t")[0]: row.split("\t")[1] for row in cells}
+    summary = run.summary
     expected = {name.replace("_", " "): str(n) for name, n in summary["outcomes"].items()}
-    expected["run"] = folder.name
+    expected["run"] = run.folder.name
     for one in FINAL:
         if one.name in summary["metrics"]:
             metric = msgspec.convert(summary["metrics"][one.name], Metric)
@@ -191,19 +136,18 @@ def check_figures(shown: Mapping[str, str], folder: Path) -> None:
         else:
             assert one.name in summary["not_measurable"]
             expected[one.label] = DASH
-    for statement in summary["validity"]:  # a busy machine has something to say
+    for statement in summary["validity"]:  # a busy machine causes some
         if statement["level"] in ("warning", "invalid"):
             expected[statement["level"]] = DASH
     assert shown == expected
     assert (summary["outcomes"]["failed"], summary["engine"]) == (0, "reference")
-    processes = read(folder / "manifest.json")["load_processes"]
+    processes = run.manifest["load_processes"]
     assert {process["worker"] for process in processes} == {0, 1}
     assert all(process["ended_ns"] for process in processes)
 
 
-def show_text_from_outside(page: Page, url: str) -> None:
-    """In Locust's page, with the answers that it would get: in each cell of our tab."""
-
+def check_text_stays_text(page: Page, url: str) -> None:
+    """In Locust's page, in each cell of our tab."""
     row = dict.fromkeys(("figure", "value", "about"), HOSTILE)
     ours = {"extended_stats": [{"key": "walkaway", "data": [row]}]}
     answer = httpx.get(f"{url}/stats/requests").json() | ours | {"state": "running"}
@@ -218,43 +162,78 @@ def show_text_from_outside(page: Page, url: str) -> None:
     page.close()
 
 
-def test_a_test_is_started_watched_stopped_and_read(web_run: WebRun, page: Page) -> None:
-    said: list[str] = []
-    page.context.on("console", lambda message: said.append(message.text))
-    page.context.on("weberror", lambda error: said.append(str(error.error)))
-    show_text_from_outside(page.context.new_page(), web_run.url)
-    page.goto(web_run.url)
-    fill_in(page)
-    start(page)
-    look_at_our_tab(page)
-    wait_for_row(page, "abandoned", "(n) => Number(n) > 20")
-    assert web_run.listens_at() == {"127.0.0.1"}
+def check_nothing_changes(page: Page, live: Page, url: str) -> None:
+    """Another start, as Locust's Edit sends it, changes nothing, and both pages say so."""
+    why = "nothing can change while a test runs"
+    changed = httpx.post(f"{url}/swarm", data={"user_count": "6", "spawn_rate": "1"}).json()
+    assert not changed["success"]
+    assert why in changed["message"]
+    expect(page.locator("tbody tr").first).to_contain_text(f"not changed: {why}")
+    expect(live.locator("#state.bad")).to_contain_text(f"not changed: {why}")
 
-    live = page.context.new_page()
-    live.goto(f"{web_run.url}/walkaway/live")
-    expect(live.locator("#latency circle").first).to_be_attached()
-    expect(live.locator("#slots path")).to_have_count(2)
 
-    change_while_it_runs(page, live)
-    page.get_by_role("button", name="Stop").click()
-    assert "STOPPED" in state_when_judged(page)
-    row = page.locator("tbody tr").first
-    expect(row).to_contain_text(f"its report is at {web_run.url}/walkaway/report")
-    live.get_by_role("link", name="open the report").click(timeout=WAIT_MS)
-    assert "What do these users cost" in live.title()
-    wait_for_row(page, METRICS["ghost_rate"].label, "(n) => n.endsWith('%')")
-    check_figures(rows_of(page), web_run.out / "1")
-    page.get_by_role("tab", name="Failures").click()
-    expect(page.locator("tbody tr")).to_have_count(0)
-    assert said == []
+def addresses(process: subprocess.Popen[bytes]) -> set[str]:
+    """The addresses at which it and its processes answer."""
+    ours = psutil.Process(process.pid)
+    return {
+        at.laddr.ip
+        for one in (ours, *ours.children(recursive=True))
+        for at in one.net_connections("tcp")
+        if at.status == psutil.CONN_LISTEN
+    }
 
-    start_by_a_schedule(page)  # and once more
-    wait_for_row(page, "run", "(n) => n === '2'")
-    expect(page.locator("tbody tr").first).not_to_contain_text("load: about 20 arrivals")
-    assert web_run.end() == 0  # while it is being judged
-    arrivals = read(web_run.out / "2/summary.json")["arrivals"]
-    assert arrivals == {"planned": 20, "sent": 20}
-    assert (web_run.out / "2/report.html").exists()
+
+def has_workers(url: str) -> bool:
+    return bool(httpx.get(f"{url}/worker-count").json()["worker_count"] == 2)
+
+
+def test_a_test_is_started_watched_stopped_and_read(tmp_path: Path, page: Page) -> None:
+    out, said = tmp_path / "runs", list[str]()
+    quick = ("--set", "engine.runner=simulated", "--set", "engine.sim_fixed_ms=5")
+    command = ("harness", "run", "harness/workload/by_hand.toml", "--web", "--processes", "2")
+    log = tmp_path / "output"
+    with served(*command, *quick, "--out", str(out), output=log, is_ready=has_workers) as (
+        url,
+        process,
+    ):
+        page.context.on("console", lambda message: said.append(message.text))
+        page.context.on("weberror", lambda error: said.append(str(error.error)))
+        check_text_stays_text(page.context.new_page(), url)
+        page.goto(url)
+        fill_in(page)
+        start(page)
+        look_at_our_tab(page)
+        wait_for_row(page, "abandoned", "(n) => Number(n) > 20")
+        assert addresses(process) == {"127.0.0.1"}
+
+        live = page.context.new_page()
+        live.goto(f"{url}/walkaway/live")
+        expect(live.locator("#latency circle").first).to_be_attached()
+        expect(live.locator("#slots path")).to_have_count(2)
+
+        check_nothing_changes(page, live, url)
+        page.get_by_role("button", name="Stop").click()
+        header = page.wait_for_function(
+            "() => document.querySelector('tbody tr')?.innerText.includes('judged: its report')"
+            " && document.querySelector('header').innerText"
+        )
+        assert "STOPPED" in str(header.json_value())
+        row = page.locator("tbody tr").first
+        expect(row).to_contain_text(f"its report is at {url}/walkaway/report")
+        live.get_by_role("link", name="open the report").click(timeout=WAIT_MS)
+        assert "What do these users cost" in live.title()
+        wait_for_row(page, METRICS["ghost_rate"].label, "(n) => n.endsWith('%')")
+        check_figures(page, Run(out / "1"))
+        page.get_by_role("tab", name="Failures").click()
+        expect(page.locator("tbody tr")).to_have_count(0)
+        assert said == []
+
+        start_by_a_schedule(page)
+        wait_for_row(page, "run", "(n) => n === '2'")
+        expect(row).not_to_contain_text("load: about 20 arrivals")
+        assert end(process) == 0  # while the run is being judged
+    assert Run(out / "2").summary["arrivals"] == {"planned": 20, "sent": 20}
+    assert (out / "2/report.html").exists()
 
 
 WITH_LOGIN = """
@@ -277,21 +256,13 @@ def keep_secret(environment, **_):
 def test_with_a_login_nothing_is_shown_without_it(tmp_path: Path) -> None:
     locustfile = tmp_path / "with_login.py"  # a login needs a secret and users of the host's own
     locustfile.write_text(WITH_LOGIN)
-    port = free_port()
-    locust = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "locust", "-f", str(locustfile), "--web-login"),
-            *("--web-host", "127.0.0.1", "--web-port", str(port)),
-        ],
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    url = f"http://127.0.0.1:{port}"
     pages = ("live", "live.json", "live.js", "live.css", "report")
-    try:
-        wait_until(lambda: answers(url), "the page is there", 90)
+    command = ("locust", "-f", str(locustfile), "--web-login", "--web-host", "127.0.0.1")
+
+    def has_login(url: str) -> bool:
+        return httpx.get(f"{url}/login").status_code > 0
+
+    with served(*command, output=tmp_path / "output", is_ready=has_login) as (url, _):
         for page in pages:
             answer = httpx.get(f"{url}/walkaway/{page}")
             assert (answer.status_code, answer.headers["location"][:6]) == (302, "/login")
@@ -301,24 +272,3 @@ def test_with_a_login_nothing_is_shown_without_it(tmp_path: Path) -> None:
             answers_to = [somebody.get(f"/walkaway/{page}") for page in pages]
         assert [answer.status_code for answer in answers_to] == [200, 200, 200, 200, 404]
         assert "default-src 'none'" in answers_to[0].headers["content-security-policy"]
-    finally:
-        locust.terminate()
-        locust.wait(60)
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/login").status_code > 0
-    except httpx.TransportError:
-        return False
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
-
-
-def read(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(file.read_text())
-    return found

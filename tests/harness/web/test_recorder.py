@@ -1,4 +1,4 @@
-"""What the measuring process of a page says of a mistake, and that it needs nobody to listen."""
+"""The measuring process of a page: its run, the command that repeats it, its errors."""
 
 import argparse
 import os
@@ -19,7 +19,7 @@ from harness.workload.plan import LoadPlan
 
 
 def plan_of(*flags: str) -> LoadPlan:
-    """What plain Locust is told to do with these options, with 4 users for a minute."""
+    """The plan of plain Locust with these options, 4 users and a minute."""
     parser = argparse.ArgumentParser()
     add_arguments(parser.add_argument_group())
     options = parser.parse_args(flags)
@@ -39,7 +39,7 @@ def test_an_error_is_one_line_without_the_log(text: str, shown: str) -> None:
     assert short(TargetError(text)) == shown
 
 
-def test_what_it_says_may_go_unheard() -> None:
+def test_a_message_to_a_page_that_has_ended_is_lost_silently() -> None:
     stdout, (listener, unheard) = os.dup(1), os.pipe()
     os.close(listener)
     os.dup2(unheard, 1)
@@ -51,8 +51,7 @@ def test_what_it_says_may_go_unheard() -> None:
         os.close(unheard)
 
 
-def ordered_by(line: str, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
-    """What a typed line orders."""
+def config_of(line: str, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     orders: list[RunConfig] = []
     monkeypatch.setattr(run_command, "run_and_show", lambda order, **_: orders.append(order))
     program, *arguments = shlex.split(line)
@@ -78,7 +77,7 @@ def ordered_by(line: str, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
         {"host": "http://127.0.0.1:1", "walkaway_engine": "vllm", "walkaway_model": "my model"},
     ],
 )
-def test_the_line_that_repeats_a_run_of_a_page_orders_the_same(
+def test_the_command_of_a_run_repeats_it(
     order: dict[str, Any], fields: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_KEY", "secret")
@@ -87,7 +86,7 @@ def test_the_line_that_repeats_a_run_of_a_page_orders_the_same(
     ordered = resolve({"config": order | typed, "fields": fields})
     line = command_of(ordered.config, seed=ordered.workload.run.seed)
     assert "secret" not in line
-    again = resolve_run(ordered_by(line, monkeypatch))
+    again = resolve_run(config_of(line, monkeypatch))
     as_typed = replace(again.config, settings=ordered.config.settings, out=ordered.config.out)
     assert replace(again, config=replace(as_typed, command=ordered.config.command)) == ordered
 
@@ -99,13 +98,13 @@ def test_the_line_that_repeats_a_run_of_a_page_orders_the_same(
         ("http://me:secret@host", "Host: holds a user name or password, which"),
     ],
 )
-def test_a_host_that_is_none_is_said_of_its_field(host: str, why: str) -> None:
+def test_a_wrong_host_is_refused_by_the_name_of_its_field(host: str, why: str) -> None:
     order = {"workload": "demo", "settings": ["engine.runner=simulated"]}
     with pytest.raises(ConfigError, match=f"^{why}"):
         resolve({"config": order, "fields": {"host": host}})
 
 
-def test_of_the_settings_of_one_key_the_line_has_the_last_in_its_place() -> None:
+def test_the_command_has_the_last_setting_of_each_key() -> None:
     settings = ["load.mix=[1]", "run.seed=3", "load.mix.0=2", "load.mix=[4]", "run.seed=5"]
     line = command_of(RunConfig(workload="my load.toml", settings=settings), seed=5)
     said = "walkaway run 'my load.toml' --engine reference"
@@ -122,7 +121,7 @@ def test_of_the_settings_of_one_key_the_line_has_the_last_in_its_place() -> None
         (("--walkaway-arrivals=constant",), 0, 12.3, []),
     ],
 )
-def test_a_load_that_was_stopped_is_repeated_as_long(
+def test_a_stopped_load_is_repeated_as_long(
     flags: tuple[str, ...], left: int, elapsed_s: float, setting: list[str]
 ) -> None:
     assert until_stopped(plan_of(*flags), left=left, elapsed_s=elapsed_s) == setting

@@ -1,4 +1,4 @@
-"""The rows of the tab: how far a run is, what must be known of it, and its figures."""
+"""The rows of the tab: the progress of a run, warnings, figures."""
 
 from typing import Any
 
@@ -40,12 +40,12 @@ OUTCOMES = dict.fromkeys(
         ),
     ],
 )
-def test_how_far_a_run_is_is_a_sentence(shown: dict[str, Any], text: str) -> None:
+def test_the_progress_of_a_run_is_a_sentence(shown: dict[str, Any], text: str) -> None:
     assert progress_text(shown) == text
     assert tab_rows(shown, reported=0)[0]["about"] == text
 
 
-def test_rows_that_lie_elsewhere_are_counted_once_all_are_there() -> None:
+def test_rows_of_other_machines_are_counted_at_the_end() -> None:
     shown = {"state": "running", "phase": "", "requests": 3}
     assert len(tab_rows(shown, reported=5)) == 1
     done = {"state": "done", "report": "r.html", "report_at": "http://me/report"}
@@ -53,7 +53,7 @@ def test_rows_that_lie_elsewhere_are_counted_once_all_are_there() -> None:
     assert (last["figure"], last["value"]) == ("requests elsewhere", "2")
 
 
-def test_at_the_end_what_must_be_known_comes_first() -> None:
+def test_final_rows_begin_with_the_warnings() -> None:
     metric = Metric(unit="s", n=2, method="exact", bound="point", p50=0.002, p99=0.003)
     summary = {
         "outcomes": OUTCOMES | {"abandoned": 2},
@@ -90,5 +90,5 @@ def test_at_the_end_what_must_be_known_comes_first() -> None:
         (Metric(unit="ratio", n=9, method="exact", mean=0.0), "0 %"),
     ],
 )
-def test_a_figure_is_told_as_while_the_run_went_on(metric: Metric, text: str) -> None:
+def test_a_figure_has_quantiles_or_a_mean_and_the_sum_of_tokens(metric: Metric, text: str) -> None:
     assert figure_text(metric) == text
