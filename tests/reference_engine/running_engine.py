@@ -32,6 +32,23 @@ class RunningEngine:
         self.process.stdout.close()
         return self.process.wait(20)
 
+    def silenced(self, status: int) -> None:
+        """It has ended with this status, with its worker, and without a word; its pipes are closed.
+
+        It must have been started with `stderr=PIPE`.
+        """
+        assert self.process.wait(20) == status
+        assert self.process.stderr is not None
+        assert self.process.stderr.read() == b""
+        self.process.stderr.close()
+        self.worker.wait(20)
+        self.stop()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self.url.removeprefix("http://").split(":")
+        return host, int(port)
+
     def events(self, after: int = 0) -> list[dict[str, Any]]:
         """The log, from the entry after this one on."""
         lines: list[str] = []
@@ -83,15 +100,18 @@ def body(**fields: Any) -> dict[str, Any]:
 
 def post_raw(engine: RunningEngine, request_id: str, **fields: Any) -> socket.socket:
     """Send a request and keep the bare socket, so that leaving is ours to do."""
-    host, port = engine.url.removeprefix("http://").split(":")
+    connection = socket.create_connection(engine.address)
+    connection.sendall(raw_request(request_id, **fields))
+    return connection
+
+
+def raw_request(request_id: str, **fields: Any) -> bytes:
     data = json.dumps(body(**fields)).encode()
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\nx-request-id: {request_id}\r\n"
+        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: {request_id}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
     )
-    connection = socket.create_connection((host, int(port)))
-    connection.sendall(head.encode() + data)
-    return connection
+    return head.encode() + data
 
 
 def read_until(connection: socket.socket, mark: bytes) -> bytes:

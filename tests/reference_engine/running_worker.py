@@ -4,7 +4,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import msgspec
 
@@ -14,12 +14,10 @@ from reference_engine.faults import Faults
 from reference_engine.protocol import (
     AbortRequest,
     AddRequest,
-    Failed,
     FrameReader,
     FromWorker,
     Hello,
     Output,
-    Ready,
     StepReport,
     ToWorker,
     WorkerSettings,
@@ -27,6 +25,7 @@ from reference_engine.protocol import (
 )
 
 SECRET = "open sesame"
+HELLO = encode_frame(Hello(secret=SECRET))
 NUM_BLOCKS = 256
 QUICK = EngineConfig(
     runner="simulated", num_blocks=NUM_BLOCKS, step_cost=StepCost(fixed_s=0.001), max_num_seqs=4
@@ -48,7 +47,7 @@ class RunningWorker:
         assert self.process.stdout is not None
         self.process.stdin.write(msgspec.json.encode(settings) + b"\n")
         self.process.stdin.flush()
-        self.port = int(self.process.stdout.readline())
+        self.address = ("127.0.0.1", int(self.process.stdout.readline()))
 
     def next_complaint(self) -> str:
         """The next line on its standard error; waits for it."""
@@ -64,13 +63,12 @@ class RunningWorker:
 class Line:
     """A connection to a worker, as the frontend has one."""
 
-    def __init__(self, worker: RunningWorker, *, secret: str | None = SECRET) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", worker.port), timeout=30)
+    def __init__(self, address: tuple[str, int], *, first: bytes = HELLO) -> None:
+        self.socket = socket.create_connection(address, timeout=30)
         self._reader = FrameReader()
-        self._decoder = msgspec.msgpack.Decoder(FromWorker)
+        self._decoder = msgspec.msgpack.Decoder[FromWorker](FromWorker)
         self._read: list[bytes] = []
-        if secret is not None:
-            self.send(Hello(secret=secret))
+        self.socket.sendall(first)
 
     def __enter__(self) -> "Line":
         return self
@@ -89,16 +87,6 @@ class Line:
         message: FromWorker = self._decoder.decode(self._read.pop(0))
         return message
 
-    def ready(self) -> Ready:
-        ready = self.next()
-        assert isinstance(ready, Ready), ready
-        return ready
-
-    def failed(self) -> Failed:
-        failed = self.next()
-        assert isinstance(failed, Failed), failed
-        return failed
-
     def report(self) -> StepReport:
         report = self.next()
         assert isinstance(report, StepReport), report
@@ -113,11 +101,9 @@ class Line:
 
     def is_ended_by_the_worker(self) -> bool:
         """Read to the end, which comes: the socket's timeout fails the test otherwise."""
-        try:
+        with suppress(ConnectionResetError):
             while self.socket.recv(65536):
                 pass
-        except ConnectionResetError:
-            pass
         return True
 
 
@@ -132,11 +118,18 @@ def running_worker(config: EngineConfig = QUICK) -> Iterator[RunningWorker]:
     assert ended == (0, "")
 
 
-def add(request_id: str, *, num_prompt: int = 20, max_tokens: int = 4) -> AddRequest:
+def add(
+    request_id: str,
+    *,
+    num_prompt: int = 20,
+    max_tokens: int = 4,
+    token: int = 300,
+    temperature: float = 1.0,
+) -> AddRequest:
     return AddRequest(
         request_id=request_id,
-        prompt_token_ids=[300] * num_prompt,
-        sampling=Sampling(max_tokens=max_tokens, ignore_eos=True),
+        prompt_token_ids=[token] * num_prompt,
+        sampling=Sampling(max_tokens=max_tokens, temperature=temperature, ignore_eos=True),
     )
 
 

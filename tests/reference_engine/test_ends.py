@@ -88,6 +88,16 @@ def cut(worker: psutil.Process) -> None:
         theirs.shutdown(socket.SHUT_RDWR)
 
 
+def ended(*flags: str, stdin: int | None = None) -> tuple[int, str]:
+    """Its exit status and what it said, without a traceback."""
+    command = [sys.executable, "-m", "reference_engine", *flags]
+    done = subprocess.run(
+        command, stdin=stdin, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -97,22 +107,27 @@ def cut(worker: psutil.Process) -> None:
     ],
 )
 def test_settings_that_cannot_work_exit_2(flags: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "reference_engine", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    status, said = ended(*flags)
+    assert status == 2
+    assert message in said
 
 
 def test_settings_that_the_worker_refuses_exit_2_too() -> None:
     torch = pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
-    command = [sys.executable, "-m", "reference_engine", "--port", "0", "--device", "cuda"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert "no CUDA device here" in done.stderr
-    assert "Traceback" not in done.stderr
+    status, said = ended("--port", "0", "--device", "cuda")
+    assert status == 2
+    assert "no CUDA device here" in said
+
+
+def test_a_port_in_use_exits_1_and_an_ended_standard_input_0() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        status, said = ended("--port", str(taken.getsockname()[1]))
+    assert status == 1
+    assert "cannot listen" in said
+    flags = ("--port", "0", "--runner", "simulated", "--exit-with-stdin")
+    assert ended(*flags, stdin=subprocess.DEVNULL) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -120,46 +135,19 @@ def test_settings_that_the_worker_refuses_exit_2_too() -> None:
 )
 def test_a_signal_at_the_first_moment_ends_it(number: int, status: int) -> None:
     for _ in range(3):
-        engine = RunningEngine("--runner", "simulated")
+        engine = RunningEngine("--runner", "simulated", stderr=subprocess.PIPE)
         engine.process.send_signal(number)
-        assert engine.process.wait(20) == status
-        engine.worker.wait(20)
-        engine.stop()
-
-
-def test_standard_input_that_has_ended_ends_it_whatever_it_is() -> None:
-    command = [sys.executable, "-m", "reference_engine", "--port", "0", "--runner", "simulated"]
-    done = subprocess.run(
-        [*command, "--exit-with-stdin"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
-def test_a_port_in_use_is_a_message() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        command = [sys.executable, "-m", "reference_engine", "--port", port]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert "cannot listen" in done.stderr
-    assert "Traceback" not in done.stderr
+        engine.silenced(status)
 
 
 def test_clients_that_leave_in_mid_body_or_speak_no_http_make_no_noise() -> None:
     engine = RunningEngine("--runner", "simulated", "--allow-faults", stderr=subprocess.PIPE)
-    host, port = engine.url.removeprefix("http://").split(":")
     for line in (b"POST /v1/completions", b"PUT /walkaway/faults"):
-        with socket.create_connection((host, int(port))) as client:
+        with socket.create_connection(engine.address) as client:
             client.sendall(line + b" HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
-    with socket.create_connection((host, int(port))) as client:
+    with socket.create_connection(engine.address) as client:
         client.sendall(b"\x16\x03\x01 is TLS\r\n\r\n")
         assert b" 400 " in read_until(client, b"Invalid HTTP request")
     assert httpx.get(f"{engine.url}/health").status_code == 200
-    assert engine.stop() == 0
-    assert engine.process.stderr is not None
-    assert engine.process.stderr.read() == b""
-    engine.process.stderr.close()
+    engine.process.send_signal(signal.SIGTERM)
+    engine.silenced(143)

@@ -1,6 +1,5 @@
 """Every way to leave, against the real engine: how it is detected, and that it ends in time."""
 
-import json
 import os
 import shutil
 import socket
@@ -15,8 +14,8 @@ import pytest
 
 from tests.reference_engine.running_engine import (
     RunningEngine,
-    body,
     post_raw,
+    raw_request,
     running,
 )
 
@@ -28,12 +27,6 @@ TIME_FLAGS = ["--heartbeat-s", "0.2", "--ack-timeout-s", "1", "--stall-timeout-s
 _LAST = os.getpid() % 63 * 4
 NETWORK = f"198.18.{os.getpid() // 63 % 256}"
 OURS, THEIRS = f"{NETWORK}.{_LAST + 1}", f"{NETWORK}.{_LAST + 2}"
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[RunningEngine]:
-    with running(*STEP_FLAGS, *TIME_FLAGS, "--send-buffer-bytes", "4096") as started:
-        yield started
 
 
 def ended(engine: RunningEngine, name: str) -> dict[str, Any]:
@@ -55,18 +48,18 @@ def both_slots_taken(engine: RunningEngine, name: str) -> Iterator[None]:
 
 def lazy_client(engine: RunningEngine, name: str, **fields: Any) -> socket.socket:
     """A client whose machine takes little: its request is sent, nothing is read."""
-    host, port = engine.url.removeprefix("http://").split(":")
-    data = json.dumps(body(**fields)).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: {name}\r\n"
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-    client.connect((host, int(port)))
-    client.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+    client.connect(engine.address)
+    client.sendall(raw_request(name, **fields))
     return client
 
 
-def test_a_client_that_stops_reading(engine: RunningEngine) -> None:
-    with lazy_client(engine, "lazy", stream=True):
+def test_a_client_that_stops_reading_is_cut_off() -> None:
+    with (
+        running(*STEP_FLAGS, *TIME_FLAGS, "--send-buffer-bytes", "4096") as engine,
+        lazy_client(engine, "lazy", stream=True),
+    ):
         kept = ended(engine, "lazy")
     assert kept["cancellation"]["method"] == "stall"
     assert kept["usage"]["completion_tokens"] < 3000
@@ -118,9 +111,8 @@ def pull(name: str) -> None:
 
 FAR_CLIENT = """
 import socket, sys
-host, port, request = sys.argv[1], int(sys.argv[2]), sys.stdin.buffer.readline()
-connection = socket.create_connection((host, port), 20)
-connection.sendall(request.replace(b"|", b"\\r\\n"))
+connection = socket.create_connection((sys.argv[1], int(sys.argv[2])), 20)
+connection.sendall(bytes.fromhex(sys.argv[3]))
 print("sent", flush=True)
 connection.settimeout(None)
 while connection.recv(65536):
@@ -131,16 +123,11 @@ while connection.recv(65536):
 @contextmanager
 def far_client(engine: RunningEngine, netns: str, name: str, **fields: Any) -> Iterator[None]:
     """A client on the other machine, that reads all it gets."""
-    host, port = engine.url.removeprefix("http://").split(":")
-    data = json.dumps(body(**fields))
-    head = f"POST /v1/completions HTTP/1.1|host: x|x-request-id: {name}|"
-    request = f"{head}content-length: {len(data)}||{data}\n".encode()
-    command = ["ip", "netns", "exec", netns, sys.executable, "-c", FAR_CLIENT, host, port]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
+    host, port = engine.address
+    request = raw_request(name, **fields).hex()
+    command = ["ip", "netns", "exec", netns, sys.executable, "-c", FAR_CLIENT]
+    with subprocess.Popen([*command, host, str(port), request], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        process.stdin.write(request)
-        process.stdin.flush()
         assert process.stdout.readline() == b"sent\n"
         try:
             yield

@@ -3,6 +3,8 @@
 import json
 import socket
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import httpx
 import openai
@@ -26,60 +28,44 @@ def engine() -> Iterator[RunningEngine]:
         yield started
 
 
-def test_the_official_client_works_unchanged(engine: RunningEngine) -> None:
+@pytest.fixture
+def client(engine: RunningEngine) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="unused", max_retries=0) as client:
-        assert [model.id for model in client.models.list()] == ["tiny"]
-        whole = client.completions.create(model="tiny", prompt="hello", max_tokens=4)
-        assert whole.choices[0].finish_reason == "length"
-        assert len(whole.choices[0].text.split()) == 4
-        assert whole.usage is not None
-        assert whole.usage.completion_tokens == 4
-        with client.completions.create(
-            model="tiny",
-            prompt="hello",
-            max_tokens=4,
-            stream=True,
-            stream_options={"include_usage": True},
-        ) as stream:
-            chunks = list(stream)
-        assert "".join(c.choices[0].text for c in chunks if c.choices) == whole.choices[0].text
-        assert chunks[-1].usage is not None
-        assert chunks[-1].usage.completion_tokens == 4
+        yield client
 
 
-def test_the_official_client_chats(engine: RunningEngine) -> None:
-    with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="unused", max_retries=0) as client:
-        answer = client.chat.completions.create(
-            model="tiny",
-            messages=[{"role": "user", "content": "hi"}],
-            max_completion_tokens=3,
-            temperature=0,
-            seed=1,
-        )
-        text = answer.choices[0].message.content
-        assert text is not None
-        with client.chat.completions.create(
-            model="tiny",
-            messages=[{"role": "user", "content": "hi"}],
-            max_completion_tokens=3,
-            temperature=0,
-            seed=1,
-            stream=True,
-        ) as stream:
-            deltas = [chunk.choices[0].delta for chunk in stream]
-        assert deltas[0].role == "assistant"
-        assert "".join(delta.content or "" for delta in deltas) == text
+def test_the_official_client_completes_and_chats_streamed_or_not(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    whole = client.completions.create(model="tiny", prompt="hello", max_tokens=4)
+    assert whole.choices[0].finish_reason == "length"
+    assert len(whole.choices[0].text.split()) == 4
+    with client.completions.create(
+        model="tiny",
+        prompt="hello",
+        max_tokens=4,
+        stream=True,
+        stream_options={"include_usage": True},
+    ) as stream:
+        chunks = list(stream)
+    assert "".join(c.choices[0].text for c in chunks if c.choices) == whole.choices[0].text
+    assert whole.usage is not None
+    assert chunks[-1].usage == whole.usage
+    chat: Any = client.chat.completions.create
+    chat = partial(chat, model="tiny", messages=[{"role": "user", "content": "hi"}], seed=1)
+    text = chat(max_completion_tokens=3).choices[0].message.content
+    deltas = [chunk.choices[0].delta for chunk in chat(max_completion_tokens=3, stream=True)]
+    assert deltas[0].role == "assistant"
+    assert "".join(delta.content or "" for delta in deltas) == text
 
 
-def test_the_official_client_gets_openai_errors(engine: RunningEngine) -> None:
-    with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="unused", max_retries=0) as client:
-        with pytest.raises(openai.NotFoundError, match="does not exist"):
-            client.completions.create(model="other", prompt="x")
-        assert client.models.retrieve("tiny").id == "tiny"
-        with pytest.raises(openai.NotFoundError):
-            client.models.retrieve("other")
-        with pytest.raises(openai.BadRequestError, match=">= 1"):
-            client.completions.create(model="tiny", prompt="x", max_tokens=0)
+def test_the_official_client_gets_openai_errors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        client.completions.create(model="other", prompt="x")
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+    with pytest.raises(openai.BadRequestError, match=">= 1"):
+        client.completions.create(model="tiny", prompt="x", max_tokens=0)
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "unary"])
@@ -143,9 +129,8 @@ def test_faults_over_http(engine: RunningEngine) -> None:
         engine.wait_for("first_token", "delayed")
         leaver.close()
         engine.wait_for("finished", "delayed")
-        times = {
-            e["event"]: e["t_ns"] for e in engine.events() if e["client_request_id"] == "delayed"
-        }
+        mine = [e for e in engine.events() if e["client_request_id"] == "delayed"]
+        times = {entry["event"]: entry["t_ns"] for entry in mine}
         # The event loop's timers count in whole milliseconds.
         assert times["abort_sent"] - times["disconnected"] >= 0.249e9
         assert httpx.put(url, json={"lose-abort": 7}).status_code == 400

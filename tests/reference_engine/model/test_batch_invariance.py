@@ -12,7 +12,7 @@ from reference_engine.core.request import Request, Sampling  # noqa: E402
 from reference_engine.core.scheduler import Scheduler  # noqa: E402
 from reference_engine.model.tokenizer import EOS_TOKEN_ID  # noqa: E402
 from reference_engine.model.torch_runner import TorchRunner  # noqa: E402
-from tests.reference_engine.conftest import end  # noqa: E402
+from tests.reference_engine.conftest import end, run_step  # noqa: E402
 
 PROMPT = [3 + 7 * i * i % 256 for i in range(41)]
 NUM_TOKENS = 40
@@ -37,11 +37,7 @@ class Workbench:
         self.scheduler.add(Request(f"mate-{name}", prompt, sampling))
 
     def step(self) -> None:
-        plan = self.scheduler.schedule()
-        for request in self.scheduler.update(plan, self.runner.execute(plan)):
-            if request.finish_reason is not None:
-                end(self.scheduler, request.request_id, request.finish_reason)
-        self.scheduler.check_integrity()
+        run_step(self.scheduler, runner=self.runner)
 
     def run_canary(self, mates: Iterator[None] | None = None) -> tuple[list[int], Any]:
         """Its answer and its logits [NUM_TOKENS, vocabulary]; `mates` acts before each step."""
@@ -77,11 +73,8 @@ def alone() -> tuple[list[int], Any]:
 
 def assert_same(answer: tuple[list[int], Any], alone: tuple[list[int], Any]) -> None:
     assert answer[0] == alone[0]
+    assert len(answer[0]) == len(answer[1]) == NUM_TOKENS
     assert torch.equal(answer[1], alone[1]), "other bits in the logits"
-
-
-def test_an_invariant_answer_is_as_long_as_it_should_be(alone: tuple[list[int], Any]) -> None:
-    assert len(alone[0]) == len(alone[1]) == NUM_TOKENS
 
 
 @pytest.mark.slow

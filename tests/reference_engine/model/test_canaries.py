@@ -17,7 +17,7 @@ from reference_engine.model.tokenizer import EOS_TOKEN_ID
 
 torch = pytest.importorskip("torch")
 from reference_engine.model.torch_runner import TorchRunner  # noqa: E402
-from tests.reference_engine.conftest import end  # noqa: E402
+from tests.reference_engine.conftest import end, run_step, run_to_the_end  # noqa: E402
 
 CANARIES = 200
 ANSWER_TOKENS = 8
@@ -31,59 +31,47 @@ def canary(number: int) -> Request:
     return Request(f"canary-{number}", prompt, GREEDY)
 
 
-class Engine:
-    """Scheduler and model, stepped by hand."""
-
-    def __init__(self, num_blocks: int, max_num_batched_tokens: int) -> None:
-        config = EngineConfig(
-            device="cpu",
-            num_blocks=num_blocks,
-            block_size=8,
-            max_model_len=80,
-            max_num_batched_tokens=max_num_batched_tokens,
-            reserve_full_isl=False,
-            batch_invariant=True,
-        )
-        self.scheduler = Scheduler(config, EOS_TOKEN_ID)
-        self.runner = TorchRunner(config)
-
-    def step(self) -> None:
-        plan = self.scheduler.schedule()
-        sampled = self.runner.execute(plan) if plan.scheduled else {}
-        for request in self.scheduler.update(plan, sampled):
-            if request.finish_reason is not None:
-                end(self.scheduler, request.request_id, request.finish_reason)
+def engine(num_blocks: int, max_num_batched_tokens: int) -> tuple[TorchRunner, Scheduler]:
+    config = EngineConfig(
+        device="cpu",
+        num_blocks=num_blocks,
+        block_size=8,
+        max_model_len=80,
+        max_num_batched_tokens=max_num_batched_tokens,
+        reserve_full_isl=False,
+        batch_invariant=True,
+    )
+    return TorchRunner(config), Scheduler(config, EOS_TOKEN_ID)
 
 
 def in_peace() -> list[list[int]]:
-    engine = Engine(num_blocks=200, max_num_batched_tokens=512)
+    runner, scheduler = engine(num_blocks=200, max_num_batched_tokens=512)
     canaries = [canary(number) for number in range(CANARIES)]
     for request in canaries:
-        engine.scheduler.add(request)
-    while engine.scheduler.has_work:
-        engine.step()
-    assert engine.scheduler.counters.preemptions == 0
+        scheduler.add(request)
+    run_to_the_end(scheduler, runner)
+    assert scheduler.counters.preemptions == 0
     return [request.token_ids for request in canaries]
 
 
 def in_trouble() -> tuple[list[Request], Scheduler]:
-    engine, random = Engine(num_blocks=14, max_num_batched_tokens=48), Random(7)
+    (runner, scheduler), random = engine(num_blocks=14, max_num_batched_tokens=48), Random(7)
     canaries = [canary(number) for number in range(CANARIES)]
     others: list[Request] = []
     to_come = list(canaries)
-    while engine.scheduler.has_work or to_come:
-        if to_come and len(engine.scheduler.waiting) < 4:
-            engine.scheduler.add(to_come.pop(0))
+    while scheduler.has_work or to_come:
+        if to_come and len(scheduler.waiting) < 4:
+            scheduler.add(to_come.pop(0))
             mate = canaries[random.randrange(CANARIES)]
             prompt = mate.token_ids[: random.randrange(8, 20)]
             sampling = Sampling(max_tokens=40, temperature=1.0, seed=random.randrange(1000))
             others.append(Request(f"other-{len(others)}", prompt, sampling))
-            engine.scheduler.add(others[-1])
-        live = [r.request_id for r in others if r.request_id in engine.scheduler.requests]
+            scheduler.add(others[-1])
+        live = [r.request_id for r in others if r.request_id in scheduler.requests]
         if live and random.random() < 0.4:
-            end(engine.scheduler, random.choice(live))
-        engine.step()
-    return canaries, engine.scheduler
+            end(scheduler, random.choice(live))
+        run_step(scheduler, runner=runner)
+    return canaries, scheduler
 
 
 @pytest.mark.slow

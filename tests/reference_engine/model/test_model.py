@@ -17,7 +17,9 @@ from reference_engine.model.sampler import sample  # noqa: E402
 from reference_engine.model.shapes import MODEL_SHAPES  # noqa: E402
 from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD  # noqa: E402
 from reference_engine.model.torch_runner import TorchRunner  # noqa: E402
-from tests.reference_engine.conftest import end  # noqa: E402
+from tests.reference_engine.conftest import end, run_step, run_to_the_end  # noqa: E402
+
+GREEDY = Sampling(max_tokens=12, temperature=0.0, ignore_eos=True)
 
 
 def rotated(x: Any, positions: Any) -> Any:
@@ -52,42 +54,77 @@ def plain_logits(model: Any, token_ids: list[int]) -> Any:
     return model.lm_head(model.norm(x[-1:]))
 
 
-def greedy_answer(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
-    tokens = list(prompt)
+@pytest.fixture(scope="module")
+def plain_model() -> Any:
+    model = Llama(MODEL_SHAPES["tiny"], 64)
+    fill_with_random(model, EngineConfig().seed)
+    return model
+
+
+def plain_answer(model: Any, request: Request) -> list[int]:
+    tokens = request.token_ids[: request.num_prompt_tokens]
     with torch.inference_mode():
-        for _ in range(num_tokens):
-            request = Request("plain", tokens, Sampling(max_tokens=1, temperature=0.0))
-            tokens += sample(plain_logits(model, tokens), [request])
-    return tokens[len(prompt) :]
+        for _ in range(request.num_generated):
+            plain = Request("plain", tokens, GREEDY)
+            tokens += sample(plain_logits(model, tokens), [plain])
+    return tokens
 
 
-def test_chunked_batched_and_preempted_answers_equal_the_plain_ones() -> None:
-    config = EngineConfig(
-        device="cpu",
-        max_num_seqs=3,
-        num_blocks=16,
-        block_size=4,
-        max_model_len=64,
-        max_num_batched_tokens=16,
-    )
-    runner, scheduler = TorchRunner(config), Scheduler(config, EOS_TOKEN_ID)
-    prompts = {f"r{i}": [3 + (7 * i + j) % 256 for j in range(9 + 11 * i)] for i in range(4)}
-    for request_id, prompt in prompts.items():
-        sampling = Sampling(max_tokens=12, temperature=0.0, ignore_eos=True)
-        scheduler.add(Request(request_id, prompt, sampling))
-    requests = dict(scheduler.requests)
-    while scheduler.has_work:
-        plan = scheduler.schedule()
-        for request in scheduler.update(plan, runner.execute(plan)):
-            if request.finish_reason is not None:
-                end(scheduler, request.request_id, request.finish_reason)
-    scheduler.check_integrity()
+def engine(**settings: Any) -> tuple[TorchRunner, Scheduler]:
+    sizes: dict[str, Any] = {"num_blocks": 64, "block_size": 4, "max_model_len": 64}
+    config = EngineConfig(**{"device": "cpu"} | sizes | settings)
+    return TorchRunner(config), Scheduler(config, EOS_TOKEN_ID)
+
+
+def test_chunked_batched_and_preempted_answers_equal_the_plain_ones(plain_model: Any) -> None:
+    runner, scheduler = engine(num_blocks=16, max_num_seqs=3, max_num_batched_tokens=16)
+    for i in range(4):
+        prompt = [3 + (7 * i + j) % 256 for j in range(9 + 11 * i)]
+        scheduler.add(Request(f"r{i}", prompt, GREEDY))
+    requests = list(scheduler.requests.values())
+    run_to_the_end(scheduler, runner)
     assert scheduler.counters.preemptions > 0, "the pool is meant to be too small"
-    model = Llama(MODEL_SHAPES["tiny"], config.max_model_len)
-    fill_with_random(model, config.seed)
-    for request_id, prompt in prompts.items():
-        answer = requests[request_id].token_ids[len(prompt) :]
-        assert answer == greedy_answer(model, prompt, 12), request_id
+    for request in requests:
+        assert request.token_ids == plain_answer(plain_model, request), request
+
+
+def test_blocks_of_an_aborted_request_are_reused(plain_model: Any) -> None:
+    runner, scheduler = engine(num_blocks=16)
+    scheduler.add(Request("gone", [9] * 20, GREEDY))
+    run_step(scheduler, runner=runner)
+    end(scheduler, "gone")
+    heir = Request("heir", [11] * 20, GREEDY)
+    scheduler.add(heir)
+    run_to_the_end(scheduler, runner)
+    assert heir.token_ids == plain_answer(plain_model, heir)
+
+
+def test_requests_may_share_their_first_blocks(plain_model: Any) -> None:
+    runner, scheduler = engine()
+    shared = [9 + i % 50 for i in range(20)]
+    first = Request("first", [*shared, 70, 71, 72], GREEDY)
+    second = Request("second", [*shared, 80], GREEDY)
+    for request in (first, second):  # the second comes when the first has left its keys and values
+        scheduler.add(request)
+        run_step(scheduler, runner=runner)
+    assert second.num_cached_tokens == len(shared)
+    assert second.block_table[:5] == first.block_table[:5]
+    run_to_the_end(scheduler, runner)
+    for request in (first, second):
+        assert request.token_ids == plain_answer(plain_model, request)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_gpu_answers_as_the_cpu_does() -> None:
+    answers = []
+    for device in ("cpu", "cuda"):
+        runner, scheduler = engine(device=device)
+        request = Request("a", [9] * 40, GREEDY)
+        scheduler.add(request)
+        run_to_the_end(scheduler, runner)
+        answers.append(request.token_ids)
+    assert answers[0] == answers[1]
 
 
 def sampled(logits: Any, **sampling: Any) -> int:
@@ -128,65 +165,3 @@ def test_a_temperature_too_small_for_float32_is_greedy() -> None:
     logits = torch.zeros(1, 2048)
     logits[0, 393] = 1.0
     assert sampled(logits, temperature=1e-320) == 393
-
-
-def test_the_last_request_of_a_batch_can_be_aborted_and_its_blocks_reused() -> None:
-    config = EngineConfig(device="cpu", num_blocks=16, block_size=4, max_model_len=64)
-    runner, scheduler = TorchRunner(config), Scheduler(config, EOS_TOKEN_ID)
-    sampling = Sampling(max_tokens=6, temperature=0.0, ignore_eos=True)
-    scheduler.add(Request("gone", [9] * 20, sampling))
-    plan = scheduler.schedule()
-    scheduler.update(plan, runner.execute(plan))
-    end(scheduler, "gone")
-    heir = Request("heir", [11] * 20, sampling)
-    scheduler.add(heir)
-    while scheduler.has_work:
-        plan = scheduler.schedule()
-        for request in scheduler.update(plan, runner.execute(plan)):
-            if request.finish_reason is not None:
-                end(scheduler, request.request_id, request.finish_reason)
-    model = Llama(MODEL_SHAPES["tiny"], config.max_model_len)
-    fill_with_random(model, config.seed)
-    assert heir.token_ids[20:] == greedy_answer(model, [11] * 20, 6)
-
-
-def test_requests_may_share_their_first_blocks() -> None:
-    config = EngineConfig(device="cpu", num_blocks=64, block_size=4, max_model_len=64)
-    runner, scheduler = TorchRunner(config), Scheduler(config, EOS_TOKEN_ID)
-    shared, sampling = [9 + i % 50 for i in range(20)], Sampling(max_tokens=8, temperature=0.0)
-    first = Request("first", [*shared, 70, 71, 72], sampling)
-    second = Request("second", [*shared, 80], sampling)
-    for request in (first, second):  # the second comes when the first has left its keys and values
-        scheduler.add(request)
-        plan = scheduler.schedule()
-        scheduler.update(plan, runner.execute(plan))
-    assert second.num_cached_tokens == len(shared)
-    assert second.block_table[:5] == first.block_table[:5]
-    while min(first.num_generated, second.num_generated) < 8:
-        plan = scheduler.schedule()
-        for request in scheduler.update(plan, runner.execute(plan)):
-            if request.finish_reason is not None:
-                end(scheduler, request.request_id, request.finish_reason)
-    model = Llama(MODEL_SHAPES["tiny"], config.max_model_len)
-    fill_with_random(model, config.seed)
-    for request in (first, second):
-        prompt = request.token_ids[: request.num_prompt_tokens]
-        assert request.token_ids[len(prompt) :] == greedy_answer(model, prompt, 8)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_gpu_answers_as_the_cpu_does() -> None:
-    answers = []
-    for device in ("cpu", "cuda"):
-        config = EngineConfig(device=device, num_blocks=64, max_model_len=256)
-        runner, scheduler = TorchRunner(config), Scheduler(config, EOS_TOKEN_ID)
-        request = Request("a", [9] * 40, Sampling(max_tokens=8, temperature=0.0, ignore_eos=True))
-        scheduler.add(request)
-        while scheduler.has_work:
-            plan = scheduler.schedule()
-            for grown in scheduler.update(plan, runner.execute(plan)):
-                if grown.finish_reason is not None:
-                    end(scheduler, grown.request_id, grown.finish_reason)
-        answers.append(request.token_ids)
-    assert answers[0] == answers[1]

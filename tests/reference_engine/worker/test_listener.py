@@ -6,17 +6,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from math import nan
 
 import msgspec
 import pytest
 
 from reference_engine.core.accounting import Counters
-from reference_engine.core.request import Sampling
 from reference_engine.protocol import (
     MAX_FRAME_BYTES,
-    AddRequest,
-    FrameReader,
-    FromWorker,
     Hello,
     Output,
     Ready,
@@ -26,9 +23,8 @@ from reference_engine.protocol import (
 )
 from reference_engine.worker.inbox import ConnectionLost, Inbox
 from reference_engine.worker.service import FirstWord, Listener
-from tests.reference_engine.running_worker import abort, add, frame
+from tests.reference_engine.running_worker import HELLO, SECRET, Line, abort, add, frame
 
-SECRET = "open sesame"
 READY = Ready(pid=1, device="cpu", vocab_size=2048, gpu_name=None)
 
 
@@ -40,26 +36,14 @@ BROKEN = {
     "not_utf8": (frame(b"\x92\xa5hello\xa2\xff\xff"), "no message"),
     "too_deep": (frame(b"\x93\xa5hello\xa1x" + b"\x91" * 100_000), "no message"),
     "a_wrong_fault": (frame(b"\x92\xa6faults\x81\xaalose-abort\x07"), "no message"),
-    "second_hello": (encode_frame(Hello(secret=SECRET)), "second Hello"),
+    "second_hello": (HELLO, "second Hello"),
     "empty_prompt": (encode_frame(add("bad", num_prompt=0)), "no prompt"),
-    "no_such_token": (
-        encode_frame(
-            AddRequest(request_id="bad", prompt_token_ids=[-1], sampling=Sampling(max_tokens=1))
-        ),
-        "tokens that do not exist",
-    ),
+    "negative_token": (encode_frame(add("bad", token=-1)), "tokens that do not exist"),
+    "no_such_token": (encode_frame(add("bad", token=2048)), "tokens that do not exist"),
     "context": (encode_frame(add("bad", num_prompt=4000, max_tokens=97)), "max_tokens"),
     "nothing_to_do": (encode_frame(add("bad", max_tokens=0)), "max_tokens"),
-    "temperature": (
-        encode_frame(
-            AddRequest(
-                request_id="bad",
-                prompt_token_ids=[300],
-                sampling=Sampling(max_tokens=1, temperature=float("nan")),
-            )
-        ),
-        "temperature",
-    ),
+    "no_temperature": (encode_frame(add("bad", temperature=nan)), "temperature"),
+    "a_negative_one": (encode_frame(add("bad", temperature=-0.1)), "temperature"),
 }
 STRANGERS = {
     "another_message": (encode_frame(add("a")), "AddRequest before Hello"),
@@ -94,15 +78,13 @@ class Ends:
         with contextlib.suppress(OSError):
             self.listener.serve()
 
-    def connect(self, first: bytes = encode_frame(Hello(secret=SECRET))) -> socket.socket:
-        connection = socket.create_connection(self._socket.getsockname(), timeout=10)
-        connection.sendall(first)
-        return connection
+    def connect(self, first: bytes = HELLO) -> Line:
+        return Line(self._socket.getsockname(), first=first)
 
     def serve_another(self) -> None:
-        with self.connect() as connection:
-            assert messages(connection, 1) == [READY]
-            connection.sendall(encode_frame(abort("a")))
+        with self.connect() as line:
+            assert line.next() == READY
+            line.send(abort("a"))
             assert self.heard() == [abort("a")]
         self.apply_the_loss()
 
@@ -127,16 +109,14 @@ class Ends:
 @pytest.fixture
 def ends() -> Iterator[Ends]:
     ends = Ends()
-    try:
-        yield ends
-    finally:
-        ends.close()
+    yield ends
+    ends.close()
 
 
-def report(num_waiting: int) -> StepReport:
+def report(num_waiting: int, outputs: list[Output] | None = None) -> StepReport:
     return StepReport(
         step=None,
-        outputs=[],
+        outputs=outputs or [],
         events=[],
         num_running=0,
         num_waiting=num_waiting,
@@ -146,53 +126,26 @@ def report(num_waiting: int) -> StepReport:
     )
 
 
-def messages(connection: socket.socket, count: int) -> list[FromWorker]:
-    reader, decoder = FrameReader(), msgspec.msgpack.Decoder[FromWorker](FromWorker)
-    found: list[FromWorker] = []
-    while len(found) < count:
-        data = connection.recv(65536)
-        assert data, "the worker has ended the connection"
-        found += [decoder.decode(payload) for payload in reader.feed(data)]
-    return found
-
-
-def test_reports_without_a_connection_go_to_the_next_one_in_order(ends: Ends) -> None:
-    for turn in range(2):
-        for number in range(3):
-            ends.listener.send(report(10 * turn + number))
-        with ends.connect() as connection:
-            ready, *reports = messages(connection, 4)
-            assert ready == READY
-            assert reports == [report(10 * turn + number) for number in range(3)]
+def test_the_latest_reports_without_a_connection_go_to_the_next_one_in_order(ends: Ends) -> None:
+    for num_reports, num_kept in ((3, 3), (100, 64)):
+        for number in range(num_reports):
+            ends.listener.send(report(number))
+        with ends.connect() as line:
+            assert line.next() == READY
+            kept = [line.report().num_waiting for _ in range(num_kept)]
+        assert kept == list(range(num_reports))[-num_kept:]
         ends.apply_the_loss()
-
-
-def test_without_a_connection_the_latest_reports_are_kept(ends: Ends) -> None:
-    for number in range(100):
-        ends.listener.send(report(number))
-    with ends.connect() as connection:
-        _, *reports = messages(connection, 65)
-    assert reports == [report(number) for number in range(36, 100)]
-    ends.apply_the_loss()
-
-
-def is_ended(connection: socket.socket) -> bool:
-    """Read to the end, which comes: the socket's timeout fails the test otherwise."""
-    with contextlib.suppress(ConnectionResetError):
-        while connection.recv(65536):
-            pass
-    return True
 
 
 @pytest.mark.parametrize(("sent", "why"), BROKEN.values(), ids=list(BROKEN))
 def test_a_peer_that_breaks_the_protocol_loses_its_connection(
     ends: Ends, sent: bytes, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with ends.connect() as connection:
-        messages(connection, 1)
-        connection.sendall(sent)
+    with ends.connect() as line:
+        assert line.next() == READY
+        line.socket.sendall(sent)
         ends.apply_the_loss()
-        assert is_ended(connection)
+        assert line.is_ended_by_the_worker()
     assert why in capsys.readouterr().err
     ends.serve_another()
 
@@ -201,43 +154,42 @@ def test_a_peer_that_breaks_the_protocol_loses_its_connection(
 def test_strangers_get_nothing_and_the_next_connection_is_served(
     ends: Ends, sent: bytes, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with ends.connect(sent) as connection:
-        assert is_ended(connection)
+    with ends.connect(sent) as line:
+        assert line.is_ended_by_the_worker()
     assert why in capsys.readouterr().err
     ends.serve_another()
 
 
 def test_a_second_connection_waits_for_the_first_to_end(ends: Ends) -> None:
     with ends.connect() as first:
-        messages(first, 1)
+        assert first.next() == READY
         with ends.connect() as second:
-            first.sendall(encode_frame(abort("a")))
+            first.send(abort("a"))
             assert ends.heard() == [abort("a")]
-            second.setblocking(False)
+            second.socket.setblocking(False)
             with pytest.raises(BlockingIOError):
-                second.recv(1)
-            second.settimeout(10)
-            first.close()
+                second.next()
+            second.socket.settimeout(10)
+            first.socket.close()
             ends.apply_the_loss()
-            assert messages(second, 1) == [READY]
+            assert second.next() == READY
         ends.apply_the_loss()
 
 
 @pytest.mark.parametrize("is_reset", [False, True], ids=["FIN", "RST"])
 def test_half_a_frame_is_thrown_away_with_its_connection(ends: Ends, is_reset: bool) -> None:
-    with ends.connect() as connection:
-        messages(connection, 1)
-        connection.sendall(encode_frame(add("half"))[:-1])
+    with ends.connect() as line:
+        assert line.next() == READY
+        line.socket.sendall(encode_frame(add("half"))[:-1])
         if is_reset:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+            line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
     ends.apply_the_loss()
     ends.serve_another()
 
 
 def test_frames_that_come_with_the_hello_are_heard(ends: Ends) -> None:
-    hello = encode_frame(Hello(secret=SECRET))
-    with ends.connect(hello + encode_frame(add("a")) + encode_frame(abort("a"))) as connection:
-        messages(connection, 1)
+    with ends.connect(HELLO + encode_frame(add("a")) + encode_frame(abort("a"))) as line:
+        assert line.next() == READY
         heard = ends.heard()
         while len(heard) < 2:
             heard += ends.heard()
@@ -250,8 +202,8 @@ def test_a_frontend_that_reads_nothing_does_not_hold_up_the_worker_for_ever(
 ) -> None:
     outputs = [Output(request_id="a", text="x" * 1000, num_generated=1)] * 20_000
     with ends.connect() as deaf:
-        messages(deaf, 1)
-        ends.listener.send(msgspec.structs.replace(report(0), outputs=outputs))
+        assert deaf.next() == READY
+        ends.listener.send(report(0, outputs))
         ends.apply_the_loss()
     assert "a report could not be sent" in capsys.readouterr().err
     ends.serve_another()
