@@ -169,6 +169,18 @@ def respond(
     return GenerationResponse(worker.link, request)
 
 
+def asked(
+    *,
+    limits: dict[str, Any] | None = None,
+    extensions: dict[str, Any] | None = None,
+    wrap: Callable[[Any], Any] = lambda app: app,
+    **changes: Any,
+) -> tuple[FakeWorker, AsgiClient]:
+    """A worker that has a request, and the request's client. `limits`: the frontend's settings."""
+    worker = FakeWorker(**limits or {})
+    return worker, AsgiClient(wrap(respond(worker, **changes)), extensions=extensions)
+
+
 def output(
     text: str,
     num_generated: int,

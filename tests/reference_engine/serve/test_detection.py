@@ -10,10 +10,32 @@ from typing import Any
 import pytest
 from starlette.middleware.base import BaseHTTPMiddleware
 
-from reference_engine.serve.detection import EXTENSION, ClientConnection, method_of
-from tests.reference_engine.fake_worker import AsgiClient, FakeWorker, output, respond, settled
+from reference_engine.serve.detection import (
+    EXTENSION,
+    ClientConnection,
+    Patience,
+    RanOutError,
+    method_of,
+)
+from tests.reference_engine.fake_worker import asked, output, settled
+from tests.reference_engine.virtual_time import VirtualTimeLoop
 
 pytestmark = pytest.mark.anyio
+
+LEFT = ["arrived", "disconnected", "abort_sent"]
+
+
+class CountingLoop(VirtualTimeLoop):
+    num_timers = 0
+
+    def call_at(self, *args: Any, **more: Any) -> Any:  # type: ignore[override]
+        self.num_timers += 1
+        return super().call_at(*args, **more)
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"loop_factory": CountingLoop}
 
 
 class FakeTransport:
@@ -52,9 +74,8 @@ class FakeTransport:
 async def test_the_connection_tells_at_once(
     error: Exception | None, method: str, stream: bool
 ) -> None:
-    worker, transport = FakeWorker(), FakeTransport()
-    client = AsgiClient(respond(worker, stream=stream), extensions=transport.extensions)
-    await worker.arrived.wait()
+    transport = FakeTransport()
+    worker, client = asked(extensions=transport.extensions, stream=stream)
     await settled(lambda: transport.resumed == 1)
     transport.end(error)
     assert worker.aborts() == [("req-1", "user_disconnect")], "in the same turn of the loop"
@@ -65,108 +86,86 @@ async def test_the_connection_tells_at_once(
 
 
 async def test_a_connection_that_ended_before_anybody_watched() -> None:
-    worker, transport = FakeWorker(), FakeTransport()
+    transport = FakeTransport()
     transport.end()
-    client = AsgiClient(respond(worker), extensions=transport.extensions)
+    worker, client = asked(extensions=transport.extensions)
     await client.finished()
-    assert worker.events() == ["arrived", "disconnected", "abort_sent"]
+    assert worker.events() == LEFT
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_server_that_raises_from_send(stream: bool) -> None:
-    worker = FakeWorker()
-    client = AsgiClient(respond(worker, stream=stream))
-    await worker.arrived.wait()
-    worker.say(output(" word", 1))
-    await settled(lambda: bool(client.sent) or not stream)
-    client.send_error = OSError(errno.EPIPE, "gone")
-    worker.say(output(" word", 2, None if stream else "length"))
+@pytest.mark.parametrize(
+    ("stream", "error", "has_token", "methods"),
+    [
+        (True, errno.EPIPE, True, {"write": 1}),
+        (True, errno.ETIMEDOUT, True, {"heartbeat": 1}),
+        (True, errno.EPIPE, False, {"heartbeat": 1}),
+        (False, errno.EPIPE, True, {}),  # a whole body comes after the end
+    ],
+)
+async def test_a_server_that_raises_from_send(
+    stream: bool, error: int, has_token: bool, methods: dict[str, int]
+) -> None:
+    worker, client = asked(stream=stream)
+    await settled(lambda: len(client.sent) == 2 or not stream)
+    client.send_error = OSError(error, "gone")
+    if has_token:
+        worker.say(output(" word", 1, None if stream else "length"))
     await client.finished()
-    assert worker.methods() == ({"write": 1} if stream else {}), "a whole body comes after the end"
-
-
-async def test_a_server_that_raises_what_its_kernel_said() -> None:
-    worker = FakeWorker()
-    client = AsgiClient(respond(worker))
-    await settled(lambda: len(client.sent) == 2)
-    client.send_error = TimeoutError(errno.ETIMEDOUT, "no acknowledgement")
-    worker.say(output(" word", 1))
-    await client.finished()
-    assert worker.methods() == {"heartbeat": 1}
+    assert worker.methods() == methods
+    assert asyncio.get_running_loop().time() == pytest.approx(0.0 if has_token else 5.0)
 
 
 async def test_neither_connection_nor_timers_keep_a_request_that_has_ended() -> None:
-    worker, transport = FakeWorker(keep_results=0), FakeTransport()
-    app = respond(worker, deadline_s=1000.0, keep_alive_s=1000.0)
-    client = AsgiClient(app, extensions=transport.extensions)
-    await worker.arrived.wait()
+    transport = FakeTransport()
+    limits, bounds = {"keep_results": 0}, {"deadline_s": 1000.0, "keep_alive_s": 1000.0}
+    worker, client = asked(limits=limits, extensions=transport.extensions, **bounds)
     request = weakref.ref(worker.link.live["req-1"])
     worker.say(output(" word", 1, "stop"))
     await client.finished()
-    del client, app
+    del client
     gc.collect()
     assert request() is None
     transport.end()
 
 
-async def test_a_heartbeat_that_cannot_be_sent() -> None:
-    worker = FakeWorker()
-    client = AsgiClient(respond(worker))
-    await settled(lambda: len(client.sent) == 2)
-    client.send_error = OSError(errno.EPIPE, "gone")
-    await client.finished()
-    assert worker.methods() == {"heartbeat": 1}
-    assert asyncio.get_running_loop().time() == pytest.approx(5.0)
-
-
-async def test_a_silent_stream_gets_heartbeats_while_it_waits_and_between_tokens() -> None:
-    worker = FakeWorker()
-    client = AsgiClient(respond(worker))
-    await asyncio.sleep(11)
-    assert client.body.count(b": heartbeat\n\n") == 2
-    worker.say(output(" word", 1))
-    await asyncio.sleep(4)
-    worker.say(output(" word", 2))
-    await asyncio.sleep(6)
-    assert client.body.count(b": heartbeat\n\n") == 3
+@pytest.mark.parametrize("heartbeat_s", [5.0, 0.0])
+async def test_a_silent_stream_gets_heartbeats_while_it_waits_and_between_tokens(
+    heartbeat_s: float,
+) -> None:
+    limits = {"heartbeat_s": heartbeat_s}
+    (worker, client), (_, whole) = asked(limits=limits), asked(limits=limits, stream=False)
+    beats = [0] * 2
+    for place, wait_s in enumerate((11, 10)):
+        await asyncio.sleep(wait_s)
+        beats[place] = client.body.count(b": heartbeat\n\n")
+        worker.say(output(" word", place + 1))
+        await asyncio.sleep(4)
+    assert beats == ([2, 4] if heartbeat_s else [0, 0])
+    assert whole.sent == [], "a body gets none"
     worker.say(output("", 2, "stop"))
     await client.finished()
     assert len(client.chunks) == 4
+    whole.leave()
+    await whole.finished()
 
 
-async def test_heartbeats_can_be_off() -> None:
-    worker = FakeWorker(heartbeat_s=0.0)
-    client = AsgiClient(respond(worker))
-    await asyncio.sleep(1000)
-    worker.say(output("", 0, "stop"))
-    await client.finished()
-    assert b"heartbeat" not in client.body
-
-
-async def test_a_body_gets_no_heartbeats() -> None:
-    worker = FakeWorker()
-    client = AsgiClient(respond(worker, stream=False))
-    await asyncio.sleep(100)
-    assert client.sent == []
-    worker.say(output(" word", 1, "stop"))
-    await client.finished()
-
-
-async def test_a_client_that_stops_reading_is_bounded_and_cut_off() -> None:
-    worker, transport = FakeWorker(stall_timeout_s=4.0), FakeTransport()
-    client = AsgiClient(respond(worker), extensions=transport.extensions)
+@pytest.mark.parametrize("has_token", [True, False], ids=["token", "heartbeat"])
+async def test_a_client_that_stops_reading_is_bounded_and_cut_off(has_token: bool) -> None:
+    transport = FakeTransport()
+    worker, client = asked(limits={"stall_timeout_s": 4.0}, extensions=transport.extensions)
     await settled(lambda: len(client.sent) == 2)
     client.reads.clear()
-    worker.say(output(" word", 1))
+    if has_token:
+        worker.say(output(" word", 1))
     await client.finished()
-    assert asyncio.get_running_loop().time() == pytest.approx(4.0)
+    assert asyncio.get_running_loop().time() == pytest.approx(4.0 if has_token else 9.0)
     assert worker.methods() == {"stall": 1}
     assert transport.was_aborted, "what is held for it must not be sent first"
 
 
 async def test_a_client_that_reads_slowly_is_waited_for_as_long_as_it_reads() -> None:
-    worker, transport = FakeWorker(stall_timeout_s=4.0), FakeTransport()
-    client = AsgiClient(respond(worker), extensions=transport.extensions)
+    transport = FakeTransport()
+    worker, client = asked(limits={"stall_timeout_s": 4.0}, extensions=transport.extensions)
     await settled(lambda: len(client.sent) == 2)
     client.reads.clear()
     worker.say(output(" word", 1))
@@ -179,19 +178,9 @@ async def test_a_client_that_reads_slowly_is_waited_for_as_long_as_it_reads() ->
     assert 44.0 <= asyncio.get_running_loop().time() <= 45.0
 
 
-async def test_a_client_that_stops_reading_during_a_heartbeat_has_stalled() -> None:
-    worker = FakeWorker(stall_timeout_s=4.0)
-    client = AsgiClient(respond(worker))
-    await settled(lambda: len(client.sent) == 2)
-    client.reads.clear()
-    await client.finished()
-    assert worker.methods() == {"stall": 1}
-
-
 async def test_a_client_that_does_not_read_its_end_is_cut_off_too() -> None:
-    worker, transport = FakeWorker(), FakeTransport()
-    client = AsgiClient(respond(worker, stream=False), extensions=transport.extensions)
-    await worker.arrived.wait()
+    transport = FakeTransport()
+    worker, client = asked(extensions=transport.extensions, stream=False)
     client.reads.clear()
     worker.say(output(" word", 1, "length"))
     await client.finished()
@@ -202,9 +191,8 @@ async def test_a_client_that_does_not_read_its_end_is_cut_off_too() -> None:
 
 
 async def test_a_promised_ping_that_does_not_come() -> None:
-    worker, transport = FakeWorker(), FakeTransport()
-    client = AsgiClient(respond(worker, keep_alive_s=3.0), extensions=transport.extensions)
-    await worker.arrived.wait()
+    transport = FakeTransport()
+    worker, client = asked(extensions=transport.extensions, keep_alive_s=3.0)
     (request,) = worker.link.live.values()
     for _ in range(3):
         await asyncio.sleep(2.0)
@@ -212,18 +200,16 @@ async def test_a_promised_ping_that_does_not_come() -> None:
     await client.finished()
     assert asyncio.get_running_loop().time() == pytest.approx(9.0)
     assert worker.methods() == {"ping": 1}
-    assert worker.events() == ["arrived", "disconnected", "abort_sent"]
+    assert worker.events() == LEFT
     assert transport.was_aborted
 
 
 async def test_a_client_leaves_once() -> None:
-    worker = FakeWorker()
-    client = AsgiClient(respond(worker, keep_alive_s=3.0))
-    await worker.arrived.wait()
+    worker, client = asked(keep_alive_s=3.0)
     client.leave()
     await client.finished()
     await asyncio.sleep(10)  # the worker has lost the abort; no ping comes
-    assert worker.events() == ["arrived", "disconnected", "abort_sent"]
+    assert worker.events() == LEFT
 
 
 def behind_nothing(app: Any) -> Any:
@@ -258,41 +244,87 @@ def behind_a_swallower(app: Any) -> Any:
 async def test_no_middleware_hides_a_disconnect(
     wrap: Callable[[Any], Any], is_generating: bool, stream: bool
 ) -> None:
-    worker, transport = FakeWorker(), FakeTransport()
-    client = AsgiClient(wrap(respond(worker, stream=stream)), extensions=transport.extensions)
-    await worker.arrived.wait()
+    transport = FakeTransport()
+    worker, client = asked(wrap=wrap, extensions=transport.extensions, stream=stream)
     if is_generating:
         worker.say(output(" word", 1))
-        if stream:
-            await client.got_text.wait()
+        await settled(lambda: client.got_text.is_set() or not stream)
     await settled(lambda: transport.resumed == 1)
     transport.end()
     client.leave()
     assert worker.aborts() == [("req-1", "user_disconnect")]
     await client.finished()
-    assert worker.events() == ["arrived", "disconnected", "abort_sent"]
+    assert worker.events() == LEFT
     assert worker.methods() == {"connection": 1}
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "unary"])
 async def test_base_http_middleware_under_a_server_without_our_protocol(stream: bool) -> None:
-    worker = FakeWorker()
-    client = AsgiClient(behind_base_http_middleware(respond(worker, stream=stream)))
-    await worker.arrived.wait()
+    worker, client = asked(wrap=behind_base_http_middleware, stream=stream)
     client.leave()
     await client.finished()
     assert worker.methods() == {"connection": 1}
 
 
 async def test_a_stall_behind_a_middleware() -> None:
-    worker, transport = FakeWorker(stall_timeout_s=4.0), FakeTransport()
-    app = behind_base_http_middleware(respond(worker))
-    client = AsgiClient(app, extensions=transport.extensions)
-    await worker.arrived.wait()
+    transport, limits = FakeTransport(), {"stall_timeout_s": 4.0}
+    wrap = behind_base_http_middleware
+    worker, client = asked(limits=limits, wrap=wrap, extensions=transport.extensions)
     client.reads.clear()
     for number in range(1, 4):
         worker.say(output(" word", number))
     await worker.aborted.wait()
     assert worker.methods() == {"stall": 1}
     client.reads.set()  # the server lets go of a send when its connection has ended
+    await client.finished()
+
+
+# Waits with a bound: they end as asyncio.timeout's do, and short waits cost no timer...
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def test_a_wait_ends_after_the_time_whenever_it_began() -> None:
+    patience = Patience(4.0)
+    for _ in range(10):
+        with patience:
+            await asyncio.sleep(3)  # short waits never add up
+    for end_s in (34.0, 38.0):
+        with pytest.raises(RanOutError), patience:
+            await asyncio.sleep(1000)
+        assert now() == pytest.approx(end_s)
+    with Patience(0.0):
+        await asyncio.sleep(1000)
+    assert now() == pytest.approx(1038.0), "no patience is no bound"
+
+
+@pytest.mark.parametrize("at_s", [1.0, 4.0])
+async def test_being_cancelled_by_others_is_not_running_out_even_at_the_same_time(
+    at_s: float,
+) -> None:
+    async def wait() -> None:
+        with Patience(4.0):
+            await asyncio.sleep(1000)
+
+    waiting = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_later(at_s, waiting.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+async def test_a_token_costs_no_timer() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, CountingLoop)
+    worker, client = asked()
+    await settled(lambda: len(client.sent) == 2)
+    before = loop.num_timers
+    for number in range(1, 201):
+        worker.say(output(" word", number))
+        client.got_text.clear()
+        await client.got_text.wait()
+    assert loop.num_timers - before <= 2
+    worker.say(output("", 200, "stop"))
     await client.finished()

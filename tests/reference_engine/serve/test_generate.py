@@ -1,15 +1,19 @@
 """A request's life over ASGI: `receive` and `send` are functions, time is virtual."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from reference_engine.config import RateLimits
+from reference_engine.core.request import Sampling
 from reference_engine.faults import Faults
+from reference_engine.protocol import AddRequest
 from reference_engine.serve.supervisor import EngineStoppedError
 from tests.reference_engine.fake_worker import (
     AsgiClient,
     FakeWorker,
+    asked,
     output,
     respond,
     settled,
@@ -17,11 +21,13 @@ from tests.reference_engine.fake_worker import (
 
 pytestmark = pytest.mark.anyio
 
+IN_BOTH_FORMS = pytest.mark.parametrize("stream", [True, False], ids=["stream", "unary"])
+NOTHING_LEFT = "<WorkerLink live 0 choices 0>"
+LEFT = ["arrived", "disconnected", "abort_sent"]
+
 
 async def test_a_stream_runs_to_its_end() -> None:
-    worker = FakeWorker()
-    client = AsgiClient(respond(worker))
-    await worker.arrived.wait()
+    worker, client = asked()
     worker.say(output(" word", 1), output("", 1, "length"))
     await client.finished()
     assert client.body.endswith(b"data: [DONE]\n\n")
@@ -34,63 +40,99 @@ async def test_a_stream_runs_to_its_end() -> None:
     assert dict(client.sent[0]["headers"])[b"x-request-id"] == b"mine"
     assert len(worker.received) == 1, "a finished request is not aborted"
     assert worker.events() == ["arrived"]
+    collector = worker.link.collector
+    assert (collector.num_answers.total, collector.most_generated_tokens.total) == (1, 1)
 
 
 async def test_a_body_is_whole() -> None:
-    worker = FakeWorker()
-    client = AsgiClient(respond(worker, stream=False, chat=True))
-    await worker.arrived.wait()
+    worker, client = asked(stream=False, chat=True)
     worker.say(output(" one", 1))
     worker.say(output(" two", 2), output("", 2, "length"))
     await client.finished()
     assert client.json["choices"][0]["message"]["content"] == " one two"
     assert client.json["id"] == "chatcmpl-req-1"
     assert "partial" not in client.json
+    assert dict(client.sent[0]["headers"])[b"x-request-id"] == b"mine"
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_leaving_before_the_first_token_aborts_without_a_write(stream: bool) -> None:
-    worker = FakeWorker()
-    client = AsgiClient(respond(worker, stream=stream))
-    await worker.arrived.wait()
+async def test_n_answers_are_n_requests_of_one() -> None:
+    options = {"continuous_usage": True, "sampling": Sampling(max_tokens=8, seed=7)}
+    worker, client = asked(n=2, **options)
+    first, second = (m for m in worker.received if isinstance(m, AddRequest))
+    assert (first.request_id, second.request_id) == ("req-1-0", "req-1-1")
+    assert first.parent_id == second.parent_id == "req-1"
+    assert first.sampling.seed == 7 != second.sampling.seed
+    worker.say(output(" word", 1, of="req-1-1"), output(" other", 1, of="req-1-0"))
+    worker.say(output("", 1, "stop", of="req-1-0"), output(" word", 2, of="req-1-1"))
+    await settled(lambda: b'"stop"' in client.body)
+    assert len(worker.link.live) == 1, "one answer is still to come"
+    worker.say(output("", 2, "length", of="req-1-1"))
+    await client.finished()
+    texts = ["", ""]
+    for chunk in client.chunks[:-1]:
+        texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert texts == [" other", " word word"]
+    sent = [chunk["usage"]["completion_tokens"] for chunk in client.chunks]
+    assert sent == [1, 2, 2, 3, 3, 3], "what was sent, of all answers"
+    assert client.chunks[-1]["usage"]["prompt_tokens"] == 2
+    collector = worker.link.collector
+    assert (collector.num_answers.total, collector.most_generated_tokens.total) == (2, 2)
+    assert repr(worker.link) == NOTHING_LEFT
+
+
+async def test_the_body_of_n_answers_has_each_in_its_place() -> None:
+    worker, client = asked(n=2, stream=False)
+    worker.say(output(" b", 1, "stop", of="req-1-1"))
+    worker.say(output(" a", 1, "length", of="req-1-0"))
+    await client.finished()
+    choices = [(c["index"], c["text"], c["finish_reason"]) for c in client.json["choices"]]
+    assert choices == [(0, " a", "length"), (1, " b", "stop")]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@IN_BOTH_FORMS
+async def test_leaving_before_the_first_token_aborts_once_without_a_write(
+    stream: bool, n: int
+) -> None:
+    worker, client = asked(stream=stream, n=n)
     client.leave()
     await client.finished()
-    assert worker.events() == ["arrived", "disconnected", "abort_sent"]
+    assert worker.events() == LEFT
     assert worker.aborts() == [("req-1", "user_disconnect")]
     assert worker.methods() == {"connection": 1}
+    names = [f"req-1-{index}" for index in range(n)] if n > 1 else ["req-1"]
+    worker.say(*(output("", 0, "abort", of=name) for name in names))
+    assert repr(worker.link) == NOTHING_LEFT
 
 
 async def test_leaving_between_tokens_is_seen_while_nothing_is_written() -> None:
-    worker = FakeWorker()
-    client = AsgiClient(respond(worker))
-    await worker.arrived.wait()
+    worker, client = asked()
     worker.say(output(" word", 1))
     await client.got_text.wait()
     client.leave()
     await client.finished()
-    assert worker.events()[1:] == ["disconnected", "abort_sent"]
+    assert worker.events() == LEFT
     assert repr(worker.link) == "<WorkerLink live 1 choices 1>", "until the worker has ended it"
     worker.say(output(" late", 2), output("", 2, "abort"))  # dropped, and harmless
-    assert repr(worker.link) == "<WorkerLink live 0 choices 0>"
+    assert repr(worker.link) == NOTHING_LEFT
     assert b"late" not in client.body
     assert worker.link.collector.unread_tokens == 1
 
 
 async def test_blocks_that_a_fault_holds_back_are_waited_for() -> None:
-    worker = FakeWorker()
-    client = AsgiClient(respond(worker))
-    await worker.arrived.wait()
+    worker, client = asked()
     client.leave()
     await client.finished()
     worker.say(output("", 0, "abort", phase="waiting"), holds_blocks=True)
     assert repr(worker.link) == "<WorkerLink live 0 choices 1>"
     assert not worker.link.collector.cancellations
+    await asyncio.sleep(2)
     worker.say(events=[worker.event("blocks_freed")])
-    assert repr(worker.link) == "<WorkerLink live 0 choices 0>"
+    assert repr(worker.link) == NOTHING_LEFT
     assert worker.entries()[-1].client_request_id == "mine"
-    assert list(worker.link.collector.cancellations) == [
-        ("user_disconnect", "waiting", "connection")
-    ]
+    collector = worker.link.collector
+    assert dict(collector.cancellations) == {("user_disconnect", "waiting", "connection"): 1}
+    assert collector.cancel_s.total == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(
@@ -108,25 +150,21 @@ async def test_blocks_that_a_fault_holds_back_are_waited_for() -> None:
 async def test_faults_that_see_and_do_nothing(
     faults: Faults, stream: bool, has_token: bool, is_aborted: bool
 ) -> None:
-    worker = FakeWorker()
+    worker, client = asked(stream=stream)
     worker.link.faults = faults
-    client = AsgiClient(respond(worker, stream=stream))
-    await worker.arrived.wait()
     if has_token:
         worker.say(output(" word", 1))
     client.leave()
     await client.finished()
-    assert worker.events() == ["arrived", "disconnected"] + ["abort_sent"] * is_aborted
+    assert worker.events() == LEFT[: 2 + is_aborted]
     assert len(worker.link.live) == 1, "it goes on"
     worker.say(output("", 2, "abort" if is_aborted else "length"))
-    assert repr(worker.link) == "<WorkerLink live 0 choices 0>"
+    assert repr(worker.link) == NOTHING_LEFT
 
 
 async def test_a_fault_delays_the_abort() -> None:
-    worker = FakeWorker()
+    worker, client = asked()
     worker.link.faults = Faults(delay_abort=7.0)
-    client = AsgiClient(respond(worker))
-    await worker.arrived.wait()
     client.leave()
     await client.finished()
     assert worker.aborts() == []
@@ -135,34 +173,22 @@ async def test_a_fault_delays_the_abort() -> None:
     assert sent.t_ns - disconnected.t_ns == pytest.approx(7e9)
 
 
-async def test_a_dying_worker_ends_the_stream_with_an_error() -> None:
-    worker = FakeWorker()
-    client = AsgiClient(respond(worker))
-    await worker.arrived.wait()
+@IN_BOTH_FORMS
+async def test_a_dying_worker_ends_the_answer_with_an_error(stream: bool) -> None:
+    worker, client = asked(stream=stream)
     worker.say(output(" word", 1))
-    await client.got_text.wait()
+    await settled(lambda: client.got_text.is_set() or not stream)
     worker.die()
     await client.finished()
-    assert b'"error"' in client.body
+    assert b'"type":"server_error"' in client.body
     assert b"[DONE]" not in client.body
-    assert repr(worker.link) == "<WorkerLink live 0 choices 0>"
-
-
-async def test_a_dying_worker_ends_a_body_with_503() -> None:
-    worker = FakeWorker()
-    client = AsgiClient(respond(worker, stream=False))
-    await worker.arrived.wait()
-    worker.die()
-    await client.finished()
-    assert client.status == 503
-    assert client.json["error"]["type"] == "server_error"
+    assert client.status == (200 if stream else 503)
+    assert repr(worker.link) == NOTHING_LEFT
     worker.say(output(" word", 1))  # of an earlier connection: dropped
 
 
 async def test_shutting_down_refuses_and_cancels() -> None:
-    worker = FakeWorker()
-    client = AsgiClient(respond(worker))
-    await worker.arrived.wait()
+    worker, client = asked()
     worker.link.shut_down()
     with pytest.raises(EngineStoppedError, match="shutting down"):
         respond(worker)
@@ -173,8 +199,7 @@ async def test_shutting_down_refuses_and_cancels() -> None:
 
 
 async def test_a_task_that_is_cancelled_aborts_its_request() -> None:
-    worker = FakeWorker()
-    client = AsgiClient(respond(worker))
+    worker, client = asked()
     await settled(lambda: bool(client.sent))
     client.task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -182,34 +207,28 @@ async def test_a_task_that_is_cancelled_aborts_its_request() -> None:
     assert worker.aborts() == [("req-1", "server_shutdown")]
 
 
-@pytest.mark.parametrize("stream", [True, False])
+@IN_BOTH_FORMS
 async def test_finish_and_disconnect_in_one_turn_of_the_loop(stream: bool) -> None:
-    worker = FakeWorker()
-    client = AsgiClient(respond(worker, stream=stream))
-    await worker.arrived.wait()
+    worker, client = asked(stream=stream)
     client.leave()
     worker.say(output(" word", 1, "length"))  # before the frontend looks
     await client.finished()
     assert worker.events() == ["arrived"], "there was nothing left to abort"
-    assert repr(worker.link) == "<WorkerLink live 0 choices 0>"
+    assert repr(worker.link) == NOTHING_LEFT
 
 
 async def test_a_finish_that_was_on_its_way_wins_over_the_abort() -> None:
-    worker = FakeWorker()
-    client = AsgiClient(respond(worker))
-    await worker.arrived.wait()
+    worker, client = asked()
     client.leave()
     await client.finished()
     worker.say(output(" word", 1, "length"))
-    assert worker.events() == ["arrived", "disconnected", "abort_sent"]
+    assert worker.events() == LEFT
     assert not worker.link.collector.cancellations, "the abort had no effect"
     assert worker.link.collector.generated_by_reason["length",] == 1
 
 
 async def test_the_first_reason_wins_when_deadline_and_client_end_it_together() -> None:
-    worker = FakeWorker()
-    client = AsgiClient(respond(worker, deadline_s=2.0))
-    await worker.arrived.wait()
+    worker, client = asked(deadline_s=2.0)
     asyncio.get_running_loop().call_later(2.0, client.leave)
     await worker.aborted.wait()
     await client.finished()
@@ -217,10 +236,12 @@ async def test_the_first_reason_wins_when_deadline_and_client_end_it_together() 
     assert worker.aborts() == [("req-1", "client_timeout")]
 
 
-@pytest.mark.parametrize("has_default", [True, False])
-async def test_a_deadline_counts_from_acceptance_also_in_the_queue(has_default: bool) -> None:
-    worker = FakeWorker(default_deadline_s=3.0 if has_default else 100.0)
-    client = AsgiClient(respond(worker, stream=False, deadline_s=None if has_default else 3.0))
+@pytest.mark.parametrize(("default_s", "own_s"), [(3.0, None), (100.0, 3.0)])
+async def test_a_deadline_counts_from_acceptance_also_in_the_queue(
+    default_s: float, own_s: float | None
+) -> None:
+    limits = {"default_deadline_s": default_s}
+    worker, client = asked(limits=limits, stream=False, deadline_s=own_s)
     await worker.aborted.wait()
     arrived, sent = worker.entries()
     assert (sent.t_ns - arrived.t_ns) / 1e9 == pytest.approx(3.0)
@@ -231,9 +252,7 @@ async def test_a_deadline_counts_from_acceptance_also_in_the_queue(has_default: 
 
 
 async def test_the_timers_of_an_ended_request_do_nothing() -> None:
-    worker = FakeWorker()
-    client = AsgiClient(respond(worker, deadline_s=3.0, keep_alive_s=2.0))
-    await worker.arrived.wait()
+    worker, client = asked(deadline_s=3.0, keep_alive_s=2.0)
     worker.say(output(" word", 1, "length"))
     await client.finished()
     await asyncio.sleep(10)
@@ -244,7 +263,6 @@ async def test_a_key_out_of_tokens_loses_its_running_requests() -> None:
     worker = FakeWorker(rate_limits=RateLimits(tokens_per_minute=3, kills=True))
     poor = [AsgiClient(respond(worker, owner="poor")) for _ in range(2)]
     rich = AsgiClient(respond(worker, owner="rich"))
-    await settled(lambda: len(worker.received) == 3)
     worker.say(*(output(" word", 1, of=f"req-{number}") for number in (1, 2, 3)))
     assert worker.aborts() == []
     worker.say(output(" word", 3, of="req-1"), output(" word", 3, of="req-2"))
@@ -255,3 +273,51 @@ async def test_a_key_out_of_tokens_loses_its_running_requests() -> None:
         assert client.chunks[-1]["cancellation_info"]["reason"] == "rate_limit"
     rich.leave()
     await rich.finished()
+
+
+@pytest.mark.parametrize(
+    ("stream", "leaving", "unread"),
+    [
+        (True, "deadline", 0),
+        (False, "deadline", 0),
+        (True, "at once", 2),
+        (False, "at once", 3),
+        (True, "after a cancel", 2),
+    ],
+)
+async def test_tokens_are_unread_if_the_client_left_before_they_were_sent(
+    stream: bool, leaving: str, unread: int
+) -> None:
+    changes: dict[str, Any] = {"deadline_s": 2.0} if leaving == "deadline" else {}
+    worker, client = asked(stream=stream, **changes)
+    worker.say(output(" word", 1))
+    await settled(lambda: client.got_text.is_set() or not stream)
+    if leaving == "deadline":
+        await worker.aborted.wait()
+    else:
+        if leaving == "after a cancel":
+            worker.link.shut_down()
+        client.leave()
+        await client.finished()
+    worker.say(output(" late", 3, "abort"))
+    await client.finished()
+    assert worker.link.collector.unread_tokens == unread
+
+
+async def test_a_request_that_was_lost_has_an_end_in_the_log() -> None:
+    worker, client = asked(n=2)
+    worker.say(output(" one", 1, of="req-1-0"), output("", 1, "stop", of="req-1-1"))
+    worker.die()
+    await client.finished()
+    *_, ended = worker.entries()
+    assert [entry.event for entry in worker.entries()].count("finished") == 1
+    assert (ended.event, ended.reason, ended.request_id) == ("finished", "error", "req-1-0")
+    assert (ended.client_request_id, ended.num_generated) == ("mine", 1)
+
+
+async def test_a_request_that_the_worker_never_got_has_not_arrived() -> None:
+    worker = FakeWorker()
+    worker.die()
+    with pytest.raises(EngineStoppedError):
+        respond(worker)
+    assert worker.entries() == []

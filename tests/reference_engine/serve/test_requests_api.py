@@ -1,4 +1,4 @@
-"""Queries and cancels of requests: the answers stay true, however often."""
+"""Queries, cancels and pings of requests, and the results of those that were cancelled."""
 
 import asyncio
 from typing import Any
@@ -7,12 +7,12 @@ import pytest
 from starlette.applications import Starlette
 
 from reference_engine.api.schemas import ApiError
-from reference_engine.cancellation import CancelReason
 from reference_engine.serve.server import RequestsApi
-from reference_engine.serve.supervisor import EngineStoppedError
 from tests.reference_engine.fake_worker import AsgiClient, FakeWorker, output, respond, settled
 
 pytestmark = pytest.mark.anyio
+
+UNKNOWN = {"status": 404}
 
 
 class Api:
@@ -29,11 +29,8 @@ class Api:
             exception_handlers={ApiError: answer},
         )
 
-    async def start(self, name: str | None = "mine", **changes: Any) -> AsgiClient:
-        before = len(self.worker.link.live)
-        client = AsgiClient(respond(self.worker, name, **changes))
-        await settled(lambda: len(self.worker.link.live) == before + 1)
-        return client
+    def start(self, name: str | None = "mine", **changes: Any) -> AsgiClient:
+        return AsgiClient(respond(self.worker, name, **changes))
 
     async def call(self, method: str, path: str, owner: str | None = None) -> dict[str, Any]:
         scope = {
@@ -58,12 +55,9 @@ class Api:
         return await self.call("POST", f"{name}/ping", owner)
 
 
-UNKNOWN = {"status": 404}
-
-
 async def test_cancelling_a_waiting_request_and_asking_again() -> None:
     api = Api()
-    client = await api.start()
+    client = api.start()
     first = await api.cancel("req-1")
     again = await api.cancel("req-1")
     assert (first["cancelled"], again["cancelled"]) == (True, False)
@@ -84,7 +78,7 @@ async def test_cancelling_a_waiting_request_and_asking_again() -> None:
 
 async def test_a_live_and_a_finished_request() -> None:
     api = Api()
-    client = await api.start()
+    client = api.start()
     live = await api.get("mine")
     assert (live["status"], live["phase"]) == ("waiting", "waiting")
     for event, phase in (("admitted", "prefill"), ("preempted", "waiting"), ("resumed", "prefill")):
@@ -100,14 +94,11 @@ async def test_a_live_and_a_finished_request() -> None:
     assert ended["status"] == "finished"
     assert ended["choices"] == [{"index": 0, "finish_reason": "stop", "tokens_generated": 1}]
     assert "partial" not in ended
-    (kept,) = [api.worker.link.archive.by_id("req-1", 0)]
-    assert kept is not None
-    assert kept.choices[0].text == "", "the client had it"
 
 
 async def test_a_cancel_after_the_end_but_before_the_client_has_it() -> None:
     api = Api()
-    client = await api.start()
+    client = api.start()
     await settled(lambda: len(client.sent) == 2)
     client.reads.clear()
     api.worker.say(output(" one", 1), output("", 1, "length"))
@@ -121,7 +112,7 @@ async def test_a_cancel_after_the_end_but_before_the_client_has_it() -> None:
 
 async def test_an_abort_that_the_worker_has_lost() -> None:
     api = Api()
-    client = await api.start()
+    client = api.start()
     api.worker.say(output(" one", 1))
     first = await api.cancel("req-1")
     for number in range(2, 5):
@@ -132,28 +123,31 @@ async def test_an_abort_that_the_worker_has_lost() -> None:
     assert not again["cancelled"]
     assert again["requests"][0]["cancellation"] == first["requests"][0]["cancellation"]
     assert api.worker.aborts() == [("req-1", "api")]
-    await client.got_text.wait()
     client.leave()
     await client.finished()
 
 
 async def test_names_match_whole() -> None:
     api = Api()
-    clients = [await api.start(f"user-{number}") for number in range(1, 11)]
+    clients = [api.start(f"user-{number}") for number in range(1, 11)]
+    clients.append(api.start("req-2"))
     await api.cancel("req-1")
     await api.cancel("user-1")
     assert api.worker.aborts() == [("req-1", "api")]
-    for wrong in ("req-", "req-11", "cmpl-", "chatcmpl-req-1", "cmpl-cmpl-req-1", "user-", "REQ-1"):
-        assert await api.cancel(wrong) == UNKNOWN, wrong
+    wrong = ("req-", "req-12", "cmpl-", "chatcmpl-req-1", "cmpl-cmpl-req-1", "user-", "REQ-1")
+    for name in wrong:
+        assert await api.cancel(name) == UNKNOWN, name
+    found = await api.get("req-2")
+    assert found["client_request_id"] == "user-2", "the engine's names go before a client's"
     for client in clients:
         client.leave()
         await client.finished()
 
 
-async def test_a_shared_name_means_all_live_requests() -> None:
+async def test_a_shared_name_means_all_live_requests_and_may_have_slashes() -> None:
     api = Api()
-    clients = [await api.start("twice") for _ in range(2)]
-    found = await api.cancel("twice")
+    clients = [api.start("a/b/cancel") for _ in range(2)]
+    found = await api.cancel("a/b/cancel")
     assert [request["request_id"] for request in found["requests"]] == ["req-1", "req-2"]
     assert api.worker.aborts() == [("req-1", "api"), ("req-2", "api")]
     api.worker.say(output("", 0, "abort"), output("", 0, "abort", of="req-2"))
@@ -161,32 +155,14 @@ async def test_a_shared_name_means_all_live_requests() -> None:
         await client.finished()
 
 
-async def test_the_engines_names_go_before_a_clients() -> None:
-    api = Api()
-    await api.start("req-2")
-    await api.start("other")
-    assert (await api.get("req-2"))["client_request_id"] == "other"
-    api.worker.say(output("", 0, "stop"), output("", 0, "stop", of="req-2"))
-
-
-async def test_a_name_with_slashes() -> None:
-    api = Api()
-    client = await api.start("a/b/cancel")
-    assert (await api.get("a/b/cancel"))["request_id"] == "req-1"
-    assert (await api.cancel("a/b/cancel"))["cancelled"]
-    api.worker.say(output("", 0, "abort"))
-    await client.finished()
-
-
 async def test_another_keys_requests_do_not_exist() -> None:
     api = Api()
-    client = await api.start(owner="key-a")
+    client = api.start(owner="key-a")
     for name in ("req-1", "cmpl-req-1", "mine"):
         for owner in ("key-b", None):
-            assert await api.get(name, owner) == UNKNOWN
-            assert await api.cancel(name, owner) == UNKNOWN
-            assert await api.ping(name, owner) == UNKNOWN
-    other = await api.start(owner="key-b")
+            for call in (api.get, api.cancel, api.ping):
+                assert await call(name, owner) == UNKNOWN
+    other = api.start(owner="key-b")
     assert (await api.get("mine", "key-b"))["request_id"] == "req-2"
     found = await api.cancel("mine", "key-a")
     assert [request["request_id"] for request in found["requests"]] == ["req-1"]
@@ -201,7 +177,7 @@ async def test_another_keys_requests_do_not_exist() -> None:
 
 async def test_pings() -> None:
     api = Api()
-    client = await api.start(keep_alive_s=5.0)
+    client = api.start(keep_alive_s=5.0)
     assert await api.ping("nobody") == UNKNOWN
     await asyncio.sleep(4)
     assert (await api.ping("mine"))["keep_alive_s"] == {"req-1": 5.0}
@@ -214,7 +190,7 @@ async def test_pings() -> None:
 
 async def test_a_request_that_was_lost_with_the_worker_has_failed() -> None:
     api = Api()
-    client = await api.start()
+    client = api.start()
     api.worker.say(output(" one", 1))
     api.worker.die()
     await client.finished()
@@ -225,75 +201,128 @@ async def test_a_request_that_was_lost_with_the_worker_has_failed() -> None:
     assert await api.ping("req-1") == UNKNOWN
 
 
-async def test_a_cancel_is_measured_until_its_blocks_are_free() -> None:
+# The result of a cancelled request: for a client that is still there, and for a while after...
+
+
+async def test_cancelling_a_running_request_gives_its_client_the_true_end() -> None:
     api = Api()
-    client = await api.start()
-    (request,) = api.worker.link.live.values()
-    api.worker.link.cancel(request, CancelReason.API)
-    await asyncio.sleep(2)
-    api.worker.say(output("", 3, "abort"))
+    client = api.start()
+    api.worker.say(output(" one", 1), events=[api.worker.event("admitted")])
+    found = (await api.cancel("req-1"))["requests"][0]
+    assert (found["status"], found["phase"], found["tokens_generated"]) == ("running", "decode", 1)
+    api.worker.say(output(" two", 2))  # the step in flight
+    api.worker.say(output(" held", 2, "abort"))
     await client.finished()
-    statistics = api.worker.link.collector
-    assert statistics.cancel_s.total == pytest.approx(2.0)
-    assert dict(statistics.cancellations) == {("api", "decode", "none"): 1}
+    last = client.chunks[-1]
+    assert last["choices"] == [
+        {"index": 0, "text": " held", "logprobs": None, "finish_reason": "abort"}
+    ]
+    assert last["partial"] is True
+    assert last["usage"]["completion_tokens"] == 2
+    assert last["cancellation_info"] == {
+        "reason": "api",
+        "phase": "decode",
+        "position": 1,
+        "tokens_generated": 2,
+        "tokens_remaining": 6,
+    }
+    texts = [choice["text"] for chunk in client.chunks for choice in chunk["choices"]]
+    assert texts == [" one", " two", " held"]
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_tokens_that_a_client_still_gets_are_not_unread(stream: bool) -> None:
+@pytest.mark.parametrize("chat", [True, False])
+async def test_the_body_of_a_cancelled_request(chat: bool) -> None:
     api = Api()
-    client = await api.start(stream=stream, deadline_s=2.0)
-    api.worker.say(output(" one", 1), output(" two", 2))
-    await api.worker.aborted.wait()
-    api.worker.say(output(" three", 3, "abort"))
+    client = api.start(stream=False, chat=chat)
+    await api.cancel("mine")
+    api.worker.say(output("", 0, "abort", phase="waiting"))
     await client.finished()
     assert client.status == 200
-    statistics = api.worker.link.collector
-    assert list(statistics.cancellations) == [("client_timeout", "decode", "none")]
-    assert statistics.unread_tokens == 0
+    (choice,) = client.json["choices"]
+    assert choice["finish_reason"] == "abort"
+    assert (choice["message"]["content"] if chat else choice["text"]) == ""
+    assert client.json["partial"] is True
+    assert client.json["cancellation_info"]["phase"] == "waiting"
+    assert client.json["usage"]["completion_tokens"] == 0
 
 
-@pytest.mark.parametrize(("stream", "unread"), [(True, 2), (False, 3)])
-async def test_unsent_tokens_of_a_client_that_has_left_are_unread(
-    stream: bool, unread: int
-) -> None:
-    api = Api()
-    client = await api.start(stream=stream)
-    api.worker.say(output(" word", 1))
-    if stream:
-        await client.got_text.wait()
+async def test_partial_results_are_kept_for_their_time() -> None:
+    api = Api(keep_results_s=60.0)
+    client = api.start(chat=True)
+    api.worker.say(output(" one", 1))
     client.leave()
     await client.finished()
-    api.worker.say(output(" late", 3, "abort"))
-    assert api.worker.link.collector.unread_tokens == unread
+    api.worker.say(output(" two", 2), output("", 2, "abort"))
+    kept = [await api.get(name) for name in ("req-1", "chatcmpl-req-1", "mine")]
+    assert kept[0] == kept[1] == kept[2]
+    assert kept[0]["object"] == "chat.completion"
+    assert kept[0]["choices"][0]["message"]["content"] == " one two"
+    assert kept[0]["choices"][0]["finish_reason"] == "abort"
+    assert (kept[0]["status"], kept[0]["partial"]) == ("aborted", True)
+    assert kept[0]["cancellation_info"]["reason"] == "user_disconnect"
+    assert kept[0]["cancellation"]["method"] == "connection"
+    await asyncio.sleep(59.9)
+    assert (await api.get("mine"))["status"] == "aborted"
+    await asyncio.sleep(0.2)
+    for name in ("req-1", "chatcmpl-req-1", "mine"):
+        assert await api.get(name) == UNKNOWN
+    assert len(api.worker.link.archive) == 0
 
 
-async def test_a_client_that_leaves_after_a_cancel_has_not_read_the_rest() -> None:
+@pytest.mark.parametrize("most", [0, 2])
+async def test_only_so_many_results_are_kept(most: int) -> None:
+    api = Api(keep_results=most)
+    for number in (1, 2, 3):
+        client = api.start("same")
+        api.worker.say(output("", 0, "abort", of=f"req-{number}"))
+        await client.finished()
+    assert await api.get("req-1") == UNKNOWN
+    if most:
+        assert (await api.get("same"))["request_id"] == "req-3", "the latest of the ended ones"
+        assert (await api.get("req-2"))["status"] == "aborted"
+    else:
+        assert await api.get("same") == UNKNOWN
+
+
+async def test_a_cancel_that_came_after_the_last_token() -> None:
     api = Api()
-    client = await api.start()
-    api.worker.say(output(" word", 1))
-    await client.got_text.wait()
-    await api.cancel("req-1")
-    client.leave()
+    client = api.start()
+    assert (await api.cancel("req-1"))["cancelled"]
+    api.worker.say(output(" one", 1), output("", 1, "length"))  # it was on its way
     await client.finished()
-    api.worker.say(output(" late", 3, "abort"))
-    assert api.worker.link.collector.unread_tokens == 2
+    assert client.chunks[0]["choices"][0]["text"] == " one"
+    assert "partial" not in client.chunks[-1]
+    ended = await api.get("req-1")
+    assert ended["status"] == "finished"
+    assert ended["cancellation"]["reason"] == "api", "asked for, in vain"
+    assert not api.worker.link.collector.cancellations
 
 
-async def test_a_request_that_was_lost_has_an_end_in_the_log() -> None:
+async def test_cancelling_n_answers() -> None:
     api = Api()
-    client = await api.start(n=2)
-    api.worker.say(output(" one", 1, of="req-1-0"), output("", 1, "stop", of="req-1-1"))
-    api.worker.die()
+    client = api.start(n=2)
+    api.worker.say(output(" a", 1, of="req-1-0"), output(" b", 1, of="req-1-1"))
+    api.worker.say(output("", 1, "stop", of="req-1-0"))
+    await settled(lambda: b'"stop"' in client.body)
+    found = await api.cancel("req-1")
+    assert found["requests"][0]["tokens_generated"] == 2
+    assert await api.cancel("req-1-1") == UNKNOWN, "an answer is not a request"
+    api.worker.say(output(" c", 2, of="req-1-1"), output("", 2, "abort", of="req-1-1"))
     await client.finished()
-    *_, ended = api.worker.entries()
-    assert [entry.event for entry in api.worker.entries()].count("finished") == 1
-    assert (ended.event, ended.reason, ended.request_id) == ("finished", "error", "req-1-0")
-    assert (ended.client_request_id, ended.num_generated) == ("mine", 1)
+    last = client.chunks[-1]
+    assert [choice["index"] for choice in last["choices"]] == [1]
+    assert last["usage"]["completion_tokens"] == 3
+    assert last["cancellation_info"]["tokens_remaining"] == 6
+    kept = await api.get("req-1")
+    finishes = [(c["text"], c["finish_reason"]) for c in kept["choices"]]
+    assert finishes == [(" a", "stop"), (" b c", "abort")]
 
 
-async def test_a_request_that_the_worker_never_got_has_not_arrived() -> None:
+async def test_an_abort_that_the_frontend_did_not_send_has_no_reason() -> None:
     api = Api()
-    api.worker.die()
-    with pytest.raises(EngineStoppedError):
-        respond(api.worker)
-    assert api.worker.entries() == []
+    client = api.start()
+    api.worker.say(output("", 0, "abort"))  # as the fault abort-by-prefix would have it
+    await client.finished()
+    assert client.chunks[-1]["cancellation_info"]["reason"] is None
+    kept = await api.get("req-1")
+    assert (kept["cancellation"], kept["status"]) == (None, "aborted")
