@@ -14,11 +14,12 @@ from reference_engine.model.tokenizer import FIRST_WORD, Tokenizer
 CONFIG = EngineConfig(max_model_len=64, num_blocks=64)
 TOKENIZER = Tokenizer(2048)
 HELLO = TOKENIZER.encode("hello")
+EMPTY_PROMPTS: list[Any] = ["", [], [""], [[]]]
 
 
-def completion(config: EngineConfig = CONFIG, **fields: Any) -> Generation:
+def completion(**fields: Any) -> Generation:
     body = {"model": "tiny", "prompt": "hello", **fields}
-    return read_completion(json.dumps(body).encode(), config, TOKENIZER)
+    return read_completion(json.dumps(body).encode(), CONFIG, TOKENIZER)
 
 
 def chat(**fields: Any) -> Generation:
@@ -35,9 +36,9 @@ def test_a_byte_is_a_token_and_defaults_are_openais() -> None:
 
 def test_without_a_seed_the_engines_and_the_prompt_decide() -> None:
     other = EngineConfig(max_model_len=64, num_blocks=64, seed=1)
-    seeds = [completion(config).sampling.seed for config in (CONFIG, CONFIG, other)]
-    assert seeds[0] == seeds[1] != seeds[2]
-    assert completion(prompt="other").sampling.seed != seeds[0]
+    elsewhere = read_completion(b'{"model": "tiny", "prompt": "hello"}', other, TOKENIZER)
+    assert completion().sampling.seed == completion().sampling.seed != elsewhere.sampling.seed
+    assert completion(prompt="other").sampling.seed != completion().sampling.seed
     assert completion(seed=7).sampling.seed == 7
 
 
@@ -89,7 +90,7 @@ def test_a_list_with_one_prompt_is_that_prompt(prompt: Any) -> None:
         ({"prompt": "x" * 64}, "context holds 64 tokens; the prompt has 64"),
         ({"prompt": "\N{EURO SIGN}" * 22}, "the prompt has 66"),
         ({"prompt": [5] * 64}, "the prompt has 64"),
-        *(({"prompt": nothing}, "must not be empty") for nothing in ("", [], [""], [[]])),
+        *(({"prompt": nothing}, "must not be empty") for nothing in EMPTY_PROMPTS),
         *(({"prompt": ids}, "from 0 to 2047") for ids in ([1, 2048], [-1])),
         ({"prompt": [1, True]}, "got `bool`"),
         *(

@@ -98,9 +98,15 @@ def test_requests_that_the_document_forbids_are_refused(api: Any, operation: str
 def test_an_answer_is_as_described_event_by_event_and_so_is_the_request_after_it(
     api: Any, chat: bool, stream: bool
 ) -> None:
-    path, fields = CHAT if chat else COMPLETION
+    path, prompt = CHAT if chat else COMPLETION
     name = f"{stream}{path}"  # a name may have slashes in it
-    fields = {**fields, "model": "tiny", "n": 2, "max_tokens": 5, "ignore_eos": True}
+    fields: dict[str, Any] = {
+        **prompt,
+        "model": "tiny",
+        "n": 2,
+        "max_tokens": 5,
+        "ignore_eos": True,
+    }
     if stream:
         options = {"include_usage": True, "continuous_usage_stats": True}
         fields |= {"stream": True, "stream_options": options}

@@ -117,7 +117,8 @@ async def test_a_server_that_raises_from_send(
 
 async def test_neither_connection_nor_timers_keep_a_request_that_has_ended() -> None:
     transport = FakeTransport()
-    limits, bounds = {"keep_results": 0}, {"deadline_s": 1000.0, "keep_alive_s": 1000.0}
+    bounds: dict[str, Any] = {"deadline_s": 1000.0, "keep_alive_s": 1000.0}
+    limits = {"keep_results": 0}
     worker, client = asked(limits=limits, extensions=transport.extensions, **bounds)
     request = weakref.ref(worker.link.live["req-1"])
     worker.say(output(" word", 1, "stop"))

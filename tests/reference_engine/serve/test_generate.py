@@ -56,7 +56,7 @@ async def test_a_body_is_whole() -> None:
 
 
 async def test_n_answers_are_n_requests_of_one() -> None:
-    options = {"continuous_usage": True, "sampling": Sampling(max_tokens=8, seed=7)}
+    options: dict[str, Any] = {"continuous_usage": True, "sampling": Sampling(max_tokens=8, seed=7)}
     worker, client = asked(n=2, **options)
     first, second = (m for m in worker.received if isinstance(m, AddRequest))
     assert (first.request_id, second.request_id) == ("req-1-0", "req-1-1")
