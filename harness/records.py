@@ -300,10 +300,13 @@ class Metric(msgspec.Struct, kw_only=True):
     others: dict[str, Any] = {}
 
 
+Level = Literal["info", "warning", "invalid"]
+
+
 class Remark(msgspec.Struct, frozen=True, kw_only=True):
     """One sentence about a run: how far its figures may be believed."""
 
-    level: Literal["info", "warning", "invalid"]
+    level: Level
     text: str
 
 
@@ -359,7 +362,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 AuditVerdict = Literal[
-    "exact", "stuck", "double", "gross", "late", "lower", "not told", "cannot be judged"
+    "exact", "stuck", "double", "gross", "late", "lower", "unknown", "cannot be judged"
 ]
 
 
@@ -369,18 +372,18 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     name: str | None
     due: tuple[float, float | None] | None
-    told: float | None
+    moved: float | None = msgspec.field(name="told")
     verdict: AuditVerdict
     note: str | None = None
 
 
 class Audit(msgspec.Struct, kw_only=True):
-    """The clients' counts, each of the server's counters against them, and a sentence about other
-    users of the server (null: no sign of any)."""
+    """The clients' counts, each of the server's counters against them, and `foreign_traffic`, a
+    sentence about other users of the server (null: no sign of any)."""
 
     client: dict[str, float] = {}
     counters: list[AuditEntry] = []
-    somebody_else: str | None = None
+    foreign_traffic: str | None = None
 
 
 class LoadSide(msgspec.Struct, frozen=True, kw_only=True):

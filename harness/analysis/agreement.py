@@ -6,10 +6,9 @@ time, differences are taken block by block, so that variation between blocks dro
 interval.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
-import msgspec
 import numpy as np
 import pandas as pd
 
@@ -28,7 +27,7 @@ from harness.analysis.recovery import probes
 from harness.analysis.stats import mean_ci95, ratio_ci95
 from harness.analysis.tokens import tokens_read, without_tokens
 from harness.metrics import CANCEL_LATENCY
-from harness.records import Agreement, Metric
+from harness.records import Agreement, Metric, Role
 from harness.store.frames import RunFrames
 
 _BY_BLOCKS = {
@@ -39,7 +38,7 @@ _BY_BLOCKS = {
 # A token's way from the sampler to the client: written, sent over loopback, read and parsed. The
 # client's own lag is added to it.
 _TOKENS_WAY_S: Final = 0.010
-_PLAIN_EXACT = "the difference is of two counts: it has no interval"
+Bias = tuple[float, float]
 
 
 def agreement(frames: RunFrames, figures: Figures, facts: Facts) -> list[Agreement]:
@@ -91,122 +90,114 @@ def _by_blocks(frames: RunFrames, left: pd.DataFrame, facts: Facts) -> Iterator[
         if not isinstance(balance, Balance) or left[column].isna().any() or left.empty:
             continue
         is_time = column == "held_s"
-        slack = balance.bias[0] - balance.grain, balance.bias[1] + balance.grain
         each = left["answers"] if is_time else left["answers"].clip(upper=1)
         exact = sum_by_block(balance, left["t_ns"], left[column])
         counts = sum_by_block(balance, left["t_ns"], each).astype(np.int64)
-        yield _judged(
-            Agreement(
-                metric=metric,
-                unit="s" if is_time else "tokens",
-                method=method,
-                exact=float(exact.sum() / counts.sum()),
-                value=balance.mean,
-                n=int(counts.sum()),
-                difference_ci95=ratio_ci95(balance.sums - exact, counts),
-                bias=slack if is_time else None,
-                note="of all requests left, including those cut off at the end",
-            )
+        slack = balance.bias[0] - balance.grain, balance.bias[1] + balance.grain
+        yield _agreement(
+            metric=metric,
+            unit="s" if is_time else "tokens",
+            method=method,
+            exact=float(exact.sum() / counts.sum()),
+            value=balance.mean,
+            n=int(counts.sum()),
+            difference_ci95=ratio_ci95(balance.sums - exact, counts),
+            bias=slack if is_time else None,
+            note="of all requests left, including those cut off at the end",
         )
 
 
 def _of_probes(frames: RunFrames, figures: Figures) -> Iterator[Agreement]:
     """The probe's first token: seen by the client, and sampled by the server."""
+    if probes(frames.requests).empty:
+        return
+    rows, log = without_tokens(frames.requests), frames.lifecycle
+    rows = rows[(rows["role"] == Role.PROBE) & (rows["arm"] == "abandon")]
+    sampled_ns = log[log["event"] == "first_token"].groupby("client_request_id")["t_ns"].min()
+    rows = rows.assign(sampled_ns=rows["request_id"].map(sampled_ns))
+    times = rows[["reference_ns", "first_token_ns", "sampled_ns"]].dropna().astype("int64")
+    if times.empty:
+        return
+    exact, seen = (
+        (times[column] - times["reference_ns"]).to_numpy(dtype=float) / 1e9
+        for column in ("sampled_ns", "first_token_ns")
+    )
     lag = figures.get("client_lag_s")
     late_s = (lag.p99 or 0.0) if isinstance(lag, Metric) else 0.0
-    rows = without_tokens(frames.requests)[frames.requests["role"] == "probe"]
-    rows = rows[(rows["arm"] == "abandon") & rows["first_token_ns"].notna()]
-    rows = rows[rows["reference_ns"].notna()]
-    log = frames.lifecycle
-    sampled = log[log["event"] == "first_token"].groupby("client_request_id")["t_ns"].min()
-    told = rows["request_id"].map(sampled)
-    is_known = told.notna()
-    if not is_known.any() or probes(frames.requests).empty:
-        return
-    reference = rows.loc[is_known, "reference_ns"].astype("int64")
-    exact = (told[is_known] - reference).to_numpy(dtype=float) / 1e9
-    seen = (rows.loc[is_known, "first_token_ns"].astype("int64") - reference).to_numpy() / 1e9
-    yield _judged(
-        Agreement(
-            metric="slot_recovery_s",
-            unit="s",
-            method="probe",
-            exact=float(exact.mean()),
-            value=float(seen.mean()),
-            n=len(exact),
-            difference_ci95=mean_ci95(seen - exact),
-            bias=(0.0, _TOKENS_WAY_S + late_s),
-            note="the difference is the token's way from the server's sampler to the client",
-        )
+    yield _agreement(
+        metric="slot_recovery_s",
+        unit="s",
+        method="probe",
+        exact=float(exact.mean()),
+        value=float(seen.mean()),
+        n=len(exact),
+        difference_ci95=mean_ci95(seen - exact),
+        bias=(0.0, _TOKENS_WAY_S + late_s),
+        note="the difference is the token's way from the server's sampler to the client",
     )
 
 
 def _of_the_rest(figures: Figures) -> Iterator[Agreement]:
+    """Pairs of plain means."""
     for name, figure in figures.items():
-        if not isinstance(figure, Metric) or figure.method != "exact":
+        if not isinstance(figure, Metric) or figure.method != "exact" or figure.mean is None:
             continue
         for method, other in figure.others.items():
-            if (name, method) in _BY_BLOCKS or not isinstance(other, Metric):
-                continue
-            if (pair := _of_means(name, figure, method, other)) is not None:
-                yield pair
+            is_known = isinstance(other, Metric) and other.mean is not None
+            if is_known and (name, method) not in _BY_BLOCKS:
+                bias, note = _slack(figure, figure.mean, other)
+                yield _agreement(
+                    metric=name,
+                    unit=figure.unit,
+                    method=method,
+                    exact=figure.mean,
+                    value=other.mean,
+                    n=other.n,
+                    bias=bias,
+                    note=note,
+                )
 
 
-def _of_means(name: str, figure: Metric, method: str, other: Metric) -> Agreement | None:
-    exact, value = figure.mean, other.mean
-    if exact is None or value is None:
-        return None
-    bias, note = None, _PLAIN_EXACT
-    if figure.unit == "ratio":
-        bias, note = _of_others_too(figure, exact, other)
+def _slack(figure: Metric, exact: float, other: Metric) -> tuple[Bias | None, str]:
+    bias, note = None, "the difference is of two counts: it has no interval"
+    if figure.unit == "ratio":  # from outside, all or none of those cut off may be hits
+        share = max(0.0, 1 - figure.n / other.n)
+        bias = -exact * share, (1 - exact) * share
+        note = f"of {other.n} requests, and exactly of {figure.n}"
     if other.bound == "lower":
-        bias, note = (
-            (-abs(exact), 0.0 if bias is None else bias[1]),
-            "the method gives a lower bound",
-        )
-    return _judged(
-        Agreement(
-            metric=name,
-            unit=figure.unit,
-            method=method,
-            exact=exact,
-            value=value,
-            n=other.n,
-            difference_ci95=None,
-            bias=bias,
-            note=note,
-        )
-    )
+        bias = -abs(exact), 0.0 if bias is None else bias[1]
+        note = "the method gives a lower bound"
+    return bias, note
 
 
-def _of_others_too(figure: Metric, exact: float, other: Metric) -> tuple[tuple[float, float], str]:
-    """From outside, the share includes requests that the run cut off: all or none may be hits."""
-    share = max(0.0, 1 - figure.n / other.n)
-    return (
-        -exact * share,
-        (1 - exact) * share,
-    ), f"of {other.n} requests, and exactly of {figure.n}"
-
-
-def _judged(one: Agreement) -> Agreement:
-    difference = one.value - one.exact
-    low, high = one.difference_ci95 or (difference, difference)
-    least, most = one.bias or (0.0, 0.0)
-    rounding = 1e-9 + 1e-9 * abs(one.exact)
-    return msgspec.structs.replace(
-        one,
+def _agreement(
+    *,
+    exact: float,
+    value: float,
+    difference_ci95: Bias | None = None,
+    bias: Bias | None = None,
+    **more: Any,
+) -> Agreement:
+    difference = value - exact
+    low, high = difference_ci95 or (difference, difference)
+    least, most = bias or (0.0, 0.0)
+    rounding = 1e-9 + 1e-9 * abs(exact)
+    return Agreement(
+        exact=exact,
+        value=value,
         difference=difference,
+        difference_ci95=difference_ci95,
+        bias=bias,
         agrees=bool(low - most <= rounding and high - least >= -rounding),
+        **more,
     )
 
 
-def disagreements(found: Sequence[Agreement]) -> Mapping[str, str]:
+def disagreements(found: Sequence[Agreement]) -> list[str]:
     """A sentence for each pair that its own rules do not explain."""
-    return {
-        f"{one.metric}/{one.method}": (
-            f"{one.metric} by {one.method} is {one.value:.4g} {one.unit}, but {one.exact:.4g} by "
-            "the exact log: more apart than interval and refresh rule explain"
-        )
+    return [
+        f"{one.metric} by {one.method} is {one.value:.4g} {one.unit}, but {one.exact:.4g} by "
+        "the exact log: more apart than interval and refresh rule explain"
         for one in found
         if not one.agrees
-    }
+    ]

@@ -6,7 +6,7 @@ rows give the range in which it must lie. The verdict is the first of these that
     cannot be judged  it is right only when nothing runs, and something still runs; or what is due
               has no upper limit and the counter moved by more than the lower one; or the server
               had other users meanwhile
-    not told  the target's description has no such counter, or it was not read twice
+    unknown   the target's description has no such counter, or it was not read twice
     stuck     it did not move although it had to, or as its description says that it never does
     double    twice what is due, within the tolerance
     late      right at the idle end, or nearly; but it lay below what was due while the load ran, by
@@ -35,8 +35,8 @@ The tolerance is one token for each request that can be in flight at once (token
 that the run cut off count as left.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -57,51 +57,13 @@ from harness.analysis.tokens import (
 from harness.records import Audit, AuditEntry, AuditVerdict, Metric, Outcome
 from harness.store.frames import RunFrames
 
-FEWEST_GROSS: Final = 2  # counters
-_SO: Final = "gauges and counters are not this run's alone, and no counter is judged"
-
-
-def foreign_requests(frames: RunFrames) -> int:
-    """How many requests in the lifecycle log no process of this load sent.
-
-    An id is the process's tag, the user and a number: a request whose row was lost has its tag.
-    """
-    log = frames.lifecycle
-    arrived = log.loc[log["event"] == "arrived", "client_request_id"]
-    tags = set(frames.requests["request_id"].map(_tag))
-    return int((~arrived.fillna("").map(_tag).isin(tags)).sum())
-
-
-def somebody_else(frames: RunFrames, too_high: Iterable[str]) -> str | None:
-    """A sentence about other users of the server; None without a sign of them. `too_high`: names of
-    the counters that moved by more than is due."""
-    if foreign := foreign_requests(frames):
-        return f"the server had other users while the load ran (requests: {foreign}): {_SO}"
-    names = list(too_high)
-    if len(names) >= FEWEST_GROSS:
-        return (
-            f"{', '.join(names)} all moved by more than this run's clients caused; the server "
-            f"seems to have had other users; {_SO}"
-        )
-    return None
-
-
-def _tag(request_id: str) -> str:
-    return request_id.rsplit("-", 2)[0]
-
-
 ROLES: Final = ("generated_tokens", "prompt_tokens", "aborted", "ended", "running")
-
-
+FEWEST_GROSS: Final = 2  # counters
 _MOST_STRETCHED: Final = 2.0  # times the usual reading
 _FEWEST_TELLING: Final = 3  # scrapes
-_NOT_YET: Final[tuple[AuditVerdict, str]] = (
-    "cannot be judged",
-    "it is right only when nothing runs, and something still runs",
-)
 
 
-class Due(msgspec.Struct, frozen=True, kw_only=True):
+class Due(NamedTuple):
     """The range that a counter's change must lie in, and how many units may be in flight."""
 
     low: float
@@ -115,17 +77,50 @@ def audit(frames: RunFrames, facts: Facts, waste: Figure) -> Audit:
     entries = [
         _entry(frames, facts, role, _due(frames, facts, role, held, waste)) for role in ROLES
     ]
-    too_high = [
+    foreign = _foreign_traffic(frames, entries)
+    if foreign is not None:
+        entries = [
+            one
+            if one.moved is None
+            else msgspec.structs.replace(
+                one, verdict="cannot be judged", note="the server had other users"
+            )
+            for one in entries
+        ]
+    return Audit(client=client_account(frames.requests), counters=entries, foreign_traffic=foreign)
+
+
+def _foreign_traffic(frames: RunFrames, entries: Sequence[AuditEntry]) -> str | None:
+    """A sentence about other users of the server; None without a sign of them."""
+    so = "gauges and counters are not this run's alone, and no counter is judged"
+    if foreign := foreign_requests(frames):
+        return f"the server had other users while the load ran (requests: {foreign}): {so}"
+    names = [
         one.name or one.role
         for one in entries
         if one.role != "running" and one.verdict in ("gross", "double")
     ]
-    others = somebody_else(frames, too_high)
-    return Audit(
-        client=client_account(frames.requests),
-        counters=entries if others is None else [_not_judged(one) for one in entries],
-        somebody_else=others,
+    if len(names) < FEWEST_GROSS:
+        return None
+    return (
+        f"{', '.join(names)} all moved by more than this run's clients caused; the server "
+        f"seems to have had other users; {so}"
     )
+
+
+def foreign_requests(frames: RunFrames) -> int:
+    """How many requests in the lifecycle log no process of this load sent.
+
+    An id is the process's tag, the user and a number: a request whose row was lost has its tag.
+    """
+    log = frames.lifecycle
+    arrived = log.loc[log["event"] == "arrived", "client_request_id"]
+    tags = {_tag(one) for one in frames.requests["request_id"]}
+    return sum(_tag(one) not in tags for one in arrived.fillna(""))
+
+
+def _tag(request_id: str) -> str:
+    return request_id.rsplit("-", 2)[0]
 
 
 def client_account(requests: pd.DataFrame) -> dict[str, float]:
@@ -146,20 +141,19 @@ def client_account(requests: pd.DataFrame) -> dict[str, float]:
 def _due(
     frames: RunFrames, facts: Facts, role: str, held: OpenRequests, waste: Figure
 ) -> Due | None:
-    requests = frames.requests
     most_at_once = float(held.at(held.started_ns).max(initial=0.0))
+    taken = len(held.started_ns)
     match role:
         case "generated_tokens":
             return _tokens_due(frames, facts, held, waste, most_at_once)
         case "prompt_tokens":
-            return _prompts_due(requests, most_at_once)
+            return _prompts_due(frames.requests, most_at_once)
         case "aborted":
-            return Due(low=held.n_left - len(held.uncounted_ns), high=held.n_left)
+            return Due(held.n_left - len(held.uncounted_ns), held.n_left)
         case "ended":
-            taken = len(held.started_ns)
-            return Due(low=taken - len(held.unanswered_ns), high=taken)
+            return Due(taken - len(held.unanswered_ns), taken)
         case _:
-            return Due(low=0.0, high=0.0)
+            return Due(0.0, 0.0)
 
 
 def _tokens_due(
@@ -170,12 +164,12 @@ def _tokens_due(
         left = left_on_the_server(frames, facts)
         if not left["wasted"].isna().any():
             exact = read + float(left["wasted"].sum())
-            return Due(low=exact, high=exact, tolerance=most)
+            return Due(exact, exact, most)
     if not held.n_left:
-        return Due(low=read, high=read, tolerance=most)
+        return Due(read, read, most)
     upper = waste.others.get("upper") if isinstance(waste, Metric) else None
     wasted = upper.mean * upper.n if isinstance(upper, Metric) and upper.mean else float("inf")
-    return Due(low=read, high=read + wasted, tolerance=most)
+    return Due(read, read + wasted, most)
 
 
 def _prompts_due(requests: pd.DataFrame, most: float) -> Due | None:
@@ -185,39 +179,29 @@ def _prompts_due(requests: pd.DataFrame, most: float) -> Due | None:
     low, high = prompt_total(requests, has_token), prompt_total(each, was_taken)
     if low is None or high is None:
         return None
-    return Due(low=low[0] - low[1], high=high[0] + high[1], tolerance=most)
+    return Due(low[0] - low[1], high[0] + high[1], most)
 
 
 def _entry(frames: RunFrames, facts: Facts, role: str, due: Due | None) -> AuditEntry:
-    name, told = facts.metric_names.get(role), facts.idle_change(role)
-    if name is None or told is None:
-        return AuditEntry(
-            role=role,
-            name=name,
-            due=None if due is None else (due.low, _finite(due.high)),
-            told=None,
-            verdict="not told",
-        )
-    if due is None:
-        why = "too few prompts have a known length"
-        return AuditEntry(role=role, name=name, due=None, told=told, verdict="not told", note=why)
-    is_open = _is_still_moving(facts, role)
-    verdict, note = _NOT_YET if is_open else _verdict(frames, facts, role, due, told)
+    name, moved = facts.metric_names.get(role), facts.idle_change(role)
+    verdict: AuditVerdict = "unknown"
+    note = None
+    if name is None or moved is None:
+        moved = None
+    elif due is None:
+        note = "too few prompts have a known length"
+    elif _is_still_moving(facts, role):
+        verdict = "cannot be judged"
+        note = "it is right only when nothing runs, and something still runs"
+    else:
+        verdict, note = _verdict(frames, facts, role, due, moved)
     return AuditEntry(
         role=role,
         name=name,
-        due=(due.low, _finite(due.high)),
-        told=told,
+        due=None if due is None else (due.low, due.high if np.isfinite(due.high) else None),
+        moved=moved,
         verdict=verdict,
         note=note,
-    )
-
-
-def _not_judged(entry: AuditEntry) -> AuditEntry:
-    if entry.told is None:
-        return entry
-    return msgspec.structs.replace(
-        entry, verdict="cannot be judged", note="the server had other users"
     )
 
 
@@ -227,22 +211,22 @@ def _is_still_moving(facts: Facts, role: str) -> bool:
 
 
 def _verdict(
-    frames: RunFrames, facts: Facts, role: str, due: Due, told: float
+    frames: RunFrames, facts: Facts, role: str, due: Due, moved: float
 ) -> tuple[AuditVerdict, str | None]:
-    low, high, slack = due.low, due.high, due.tolerance
+    low, high, slack = due
     if role == "running" and not _has_moved(frames, facts):
         return "stuck", "it did not move while answers came"
-    if told == 0 and low > slack:
+    if moved == 0 and low > slack:
         return "stuck", None
-    if told == 0 and high > 0 and facts.trust.get(role) == "stuck":
+    if moved == 0 and high > 0 and facts.trust.get(role) == "stuck":
         return "stuck", "as its description says; whether it had to move here is not known"
-    if low > 0 and told > high + slack and 2 * (low - slack) <= told <= 2 * (high + slack):
+    if low > 0 and moved > high + slack and 2 * (low - slack) <= moved <= 2 * (high + slack):
         return "double", None
     for sign in _signs_of_lateness(frames, facts, role, due):
         return "late", sign
-    if told < low - slack:
+    if moved < low - slack:
         return "lower", None
-    if told > high + slack:
+    if moved > high + slack:
         return "gross", None
     if facts.trust.get(role) == "lower":
         return "lower", "within the range, but its description calls it a lower bound"
@@ -266,8 +250,8 @@ def _signs_of_lateness(frames: RunFrames, facts: Facts, role: str, due: Due) -> 
     is_calm = readings.took_ns <= _MOST_STRETCHED * np.median(readings.took_ns)
     then = readings.began_ns[is_calm] - readings.lag_ns
     behind = read_by(frames.requests, then) * scale
-    told = readings.level[is_calm] - facts.idle_before.get(role, 0.0)
-    missing = float((behind - told).max(initial=0))
+    counted = readings.level[is_calm] - facts.idle_before.get(role, 0.0)
+    missing = float((behind - counted).max(initial=0))
     if missing > due.tolerance + 1 and missing > 0.02 * max(due.low, 1.0):
         yield f"in the run it lay up to {missing:.0f} tokens below what clients had read"
 
@@ -284,7 +268,3 @@ def _has_moved(frames: RunFrames, facts: Facts) -> bool:
     since, until = np.sort(since[until > since]), np.sort(until[until > since])
     begun, over = (np.searchsorted(times, readings.t_ns, "right") for times in (since, until))
     return int((begun > over).sum()) < _FEWEST_TELLING
-
-
-def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None

@@ -18,7 +18,7 @@ from harness.analysis.figure import Figure
 from harness.analysis.stats import Floats, Ints
 from harness.analysis.tokens import read_by
 from harness.formatting import quantity
-from harness.records import LoadSide, Metric, Remark, Role, Steady
+from harness.records import LoadSide, Metric, Role, Steady
 from harness.store.frames import RunFrames
 
 
@@ -32,7 +32,7 @@ def losses(manifest: Mapping[str, Any], facts: Facts) -> Iterator[str]:
             f"it had written are kept, the {one['open_streams']} that it had in flight are in no "
             "figure"
         )
-    if absent := _absent(manifest):
+    if absent := manifest.get("absent_workers"):
         yield (
             f"workers that had connected to the master and left nothing in the folders that were "
             f"collected: {', '.join(absent)}; what their users saw is in no figure: collect again "
@@ -45,17 +45,13 @@ def why_unsent(manifest: Mapping[str, Any]) -> str | None:
     if died := _died(manifest):
         names = ", ".join(_named(one) for one in died)
         return f"{names} died, and its part of the schedule was not sent: its log may say why"
-    if absent := _absent(manifest):
+    if absent := manifest.get("absent_workers"):
         return f"or their rows are in a folder that was not collected ({', '.join(absent)})"
     return None
 
 
 def _died(manifest: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return [one for one in manifest.get("load_processes") or [] if one["ended_ns"] is None]
-
-
-def _absent(manifest: Mapping[str, Any]) -> Sequence[str]:
-    return manifest.get("absent_workers") or []
 
 
 def _named(one: Mapping[str, Any]) -> str:
@@ -78,37 +74,29 @@ def load_sides(frames: RunFrames, facts: Facts) -> list[LoadSide]:
     return [_side(of_one) for of_one in processes if len(of_one) >= FEWEST_TICKS]
 
 
-def remarks_on_the_load(
-    sides: Sequence[LoadSide],
-    manifest: Mapping[str, Any],
-    facts: Facts,
-    figures: Mapping[str, Figure],
-) -> list[Remark]:
-    return [
-        *(Remark(level="invalid", text=text) for text in saturations(sides, figures)),
-        *(Remark(level="warning", text=text) for text in losses(manifest, facts)),
-    ]
-
-
 def saturations(sides: Sequence[LoadSide], figures: Mapping[str, Figure]) -> Iterator[str]:
-    late_s = max(LEAST_LATE_S, _step_s(figures))
+    # The median step, else the median gap between two tokens.
+    steps = (_median(figures.get(name)) for name in ("step_s", "itl_s"))
+    late_s = max(LEAST_LATE_S, next((step for step in steps if step is not None), 0.0))
     for side in sides:
-        if side.cpu_share > MOST_CPU:
-            why = f"at its busiest it used {side.cpu_share:.0%} of a core"
-            what = "share the load between more processes (--processes) or machines"
-        elif side.lag_p95_s > late_s:
+        why = f"at its busiest it used {side.cpu_share:.0%} of a core"
+        what = "share the load between more processes (--processes) or machines"
+        if side.cpu_share <= MOST_CPU:
+            if side.lag_p95_s <= late_s:
+                continue
             why = (
                 f"at its latest, 5 % of its ticks were noticed over {side.lag_p95_s * 1e3:.3g} ms "
-                f"late, and the most is {late_s * 1e3:.3g} ms, though at its busiest it used "
-                f"{side.cpu_share:.0%} of a core"
+                f"late, and the most is {late_s * 1e3:.3g} ms, though {why}"
             )
             what = "others kept this machine busy: take them elsewhere, or the load"
-        else:
-            continue
         yield (
             f"the load process with pid {side.pid} could not keep up ({why}): the client's times "
             f"are its own, not the server's; {what}"
         )
+
+
+def _median(figure: Figure | None) -> float | None:
+    return figure.p50 if isinstance(figure, Metric) else None
 
 
 def _side(ticks: pd.DataFrame) -> LoadSide:
@@ -134,15 +122,6 @@ def _stretches(t_ns: Ints) -> tuple[Ints, Ints]:
     if not len(first):
         return np.array([0]), np.array([len(t_ns) - 1])
     return first, np.searchsorted(t_ns, t_ns[first] + STRETCH_NS)
-
-
-def _step_s(figures: Mapping[str, Figure]) -> float:
-    """The median step, else the median gap between two tokens; 0 where neither is known."""
-    for name in ("step_s", "itl_s"):
-        figure = figures.get(name)
-        if isinstance(figure, Metric) and figure.p50 is not None:
-            return figure.p50
-    return 0.0
 
 
 # Late is a p99 of the delay above this share of the median TTFT; but no timer is finer than this.
@@ -176,30 +155,27 @@ def why_schedule_means_nothing(frames: RunFrames, facts: Facts) -> Iterator[str]
 
 def arrival_warnings(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterator[str]:
     """Warnings about an open loop's schedule."""
-    arrivals = frames.manifest.get("arrivals")
-    if arrivals is None:
-        return
     counted = sent_of_schedule(frames)
-    if counted is not None and counted["sent"] < counted["planned"]:
+    if counted is None:
+        return
+    if counted["sent"] < counted["planned"]:
         yield (
             f"{counted['planned'] - counted['sent']:,} of {counted['planned']:,} requests of the "
             "schedule were not sent: the load ended before their turn came, or a load process "
             "died; those that were due are in `start_delay_s` and in the figures from the intended "
             "start, as waits that had not ended (censored), and in no other figure"
         )
-    delay, ttft = figures.get("start_delay_s"), figures.get("ttft_s")
+    delay = figures.get("start_delay_s")
     if not isinstance(delay, Metric):
         return
     lost = why_unsent(frames.manifest) if delay.n_censored else None
     late_s = delay.lower_bounds["p99"] if delay.p99 is None else delay.p99
-    median_s = ttft.p50 if isinstance(ttft, Metric) and ttft.p50 is not None else 0.0
-    if late_s <= max(_TIMER_S, _LATE_SHARE * median_s):
-        return
-    more = "more than " if delay.p99 is None else ""
-    yield (
-        f"requests were sent late: start_delay_s has a p99 of {more}{quantity(late_s, 's')}; "
-        f"{lost or _why_late(frames)}; believe the figures from the intended start"
-    )
+    if late_s > max(_TIMER_S, _LATE_SHARE * (_median(figures.get("ttft_s")) or 0.0)):
+        more = "more than " if delay.p99 is None else ""
+        yield (
+            f"requests were sent late: start_delay_s has a p99 of {more}{quantity(late_s, 's')}; "
+            f"{lost or _why_late(frames)}; believe the figures from the intended start"
+        )
 
 
 def most_open(requests: pd.DataFrame) -> int:

@@ -4,8 +4,8 @@ Nothing here changes a figure. A run that shows nothing is invalid, a condition 
 mean less than its name says is a warning, and a reader's background is info.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import pandas as pd
@@ -13,22 +13,204 @@ import pandas as pd
 from harness.analysis.agreement import disagreements
 from harness.analysis.answers import strange_answers, why_nobody_left
 from harness.analysis.facts import Facts
-from harness.analysis.figure import Figure
+from harness.analysis.figure import Figure, Figures
 from harness.analysis.leaks import health_warnings
-from harness.analysis.load_side import arrival_warnings, why_schedule_means_nothing
+from harness.analysis.load_side import (
+    arrival_warnings,
+    losses,
+    saturations,
+    why_schedule_means_nothing,
+)
 from harness.analysis.open_requests import LEFT, RACE, reset_warnings
-from harness.analysis.recovery import control_answer_tokens, probes
+from harness.analysis.recovery import about_void_trials, control_answer_tokens, probes
 from harness.analysis.scraped import readings_of, typical_step_s
 from harness.analysis.stats import fewest_for_rate_below
 from harness.analysis.tokens import token_counting, tokens_per_event, without_tokens
 from harness.metrics import CANCEL_LATENCY
-from harness.records import Agreement, Delivery, Metric, Outcome, Remark, Role, Steady
+from harness.records import Delivery, Level, Metric, Outcome, Remark, Role, Steady, Summary
 from harness.store.frames import RunFrames
 
 QUEUED = "queued"  # the plan of clients that leave while they wait
+MOST_WARM_UP: Final = 1 / 3  # of the load: less may be chance
+_MOST_STRETCHED: Final = 1.5  # times the interval that was asked for
+_ERRORS: Final = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED)
+_FLOOR_OF: Final = {"client": "client_lag_s", "probe": "client_lag_s", "gauge": "scrape_interval_s"}
+_BROKEN_OFF: Final = {
+    "interrupted": "the run was interrupted: the figures are of what had happened until then",
+    "target_failed": "the target or the load failed: the figures are of what had been collected "
+    "until then",
+}
 
 
-def queue_warnings(frames: RunFrames, facts: Facts) -> Iterator[str]:
+def remarks(
+    frames: RunFrames, cancels: pd.DataFrame, facts: Facts, figures: Figures, summary: Summary
+) -> list[Remark]:
+    """The gravest first. `summary`: of this run, complete but for these remarks."""
+    requests, manifest = frames.requests, frames.manifest
+    audit = summary.audit
+    texts: dict[Level, list[Iterable[str]]] = {
+        "invalid": [
+            ["no request ended: there is nothing to report"] if requests.empty else [],
+            why_schedule_means_nothing(frames, facts),
+            saturations(summary.load_processes, figures),
+        ],
+        "warning": [
+            [_BROKEN_OFF[facts.status]] if facts.status in _BROKEN_OFF else [],
+            _about_outcomes(requests),
+            _about_the_server(facts),
+            _not_in_the_log(cancels, facts),
+            _about_leaks(summary.breakdown["leaks_in_use"]),
+            _too_little_left(frames, cancels, facts),
+            _about_queued(frames, facts),
+            reset_warnings(requests, cancels, facts),
+            _void_probes(requests),
+            (f"{name}: {why}" for name, why in summary.flags.items()),
+            _unwatched_load(frames),
+            map(str, manifest.get("warnings") or []),
+            [] if audit is None or audit.foreign_traffic is None else [audit.foreign_traffic],
+            losses(manifest, facts),
+            health_warnings(manifest.get("probing") or {}),
+            _about_leftovers(facts, figures),
+            _about_scraping(frames, figures),
+            disagreements(summary.agreement),
+            arrival_warnings(frames, figures),
+            _about_warm_up(summary.steady),
+        ],
+        "info": [
+            _ended_before(cancels, facts),
+            _about_races(requests, cancels, facts),
+            _about_controls(frames),
+            _about_counting(requests),
+            map(str, manifest.get("notes") or []),
+            _too_few(figures),
+        ],
+    }
+    said = [
+        Remark(level=level, text=text)
+        for level, found in texts.items()
+        for some in found
+        for text in some
+    ]
+    return in_level_order([*said, *about_void_trials(manifest)])
+
+
+def in_level_order(said: Sequence[Remark]) -> list[Remark]:
+    """The gravest first, otherwise as they came."""
+    order = {"invalid": 0, "warning": 1, "info": 2}
+    return sorted(said, key=lambda remark: order[remark.level])
+
+
+def flags(figures: Mapping[str, Figure]) -> dict[str, str]:
+    """Time figures whose median lies below the measurement floor, each with the reason.
+
+    The floor of a client's stamps is its own lag (p99 of its ticks in the load window), the floor
+    of scraped gauges the scrape interval.
+    """
+    found = {}
+    for name, figure in figures.items():
+        if not isinstance(figure, Metric) or figure.unit != "s" or figure.p50 is None:
+            continue
+        floor_name = _FLOOR_OF.get(figure.method, "")
+        floor = figures.get(floor_name)
+        if name in _FLOOR_OF.values() or name == "start_delay_s" or not isinstance(floor, Metric):
+            continue
+        if floor.p99 is not None and figure.p50 < floor.p99:
+            found[name] = (
+                f"its median {figure.p50 * 1e3:.3g} ms is below the measurement floor: "
+                f"{floor_name} p99 is {floor.p99 * 1e3:.3g} ms"
+            )
+    return found
+
+
+def _about_outcomes(requests: pd.DataFrame) -> Iterator[str]:
+    if requests.empty:
+        return
+    counts = requests["outcome"].value_counts()
+    if Outcome.ABANDONED not in counts:
+        yield why_nobody_left(requests)
+    wrong = {outcome.value: int(counts[outcome]) for outcome in _ERRORS if outcome in counts}
+    if wrong:
+        what = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in wrong.items())
+        yield f"{sum(wrong.values())} of {len(requests)} requests went wrong: {what}"
+    yield from strange_answers(requests)
+
+
+def _about_the_server(facts: Facts) -> Iterator[str]:
+    busy = facts.idle_before.get("running", 0) + facts.idle_before.get("waiting", 0)
+    if busy:
+        yield (
+            f"{busy:g} requests of other users were on the server before the load: differences "
+            "of gauges and counters are not this run's alone"
+        )
+    if facts.has_lifecycle and not facts.clocks_agree:
+        yield f"{facts.needs_clock}; figures that rest on both are not measurable"
+
+
+def _not_in_the_log(cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
+    if cancels.empty or not facts.has_lifecycle:
+        return
+    if unseen := int(cancels["arrived_ns"].isna().sum()):
+        yield (
+            f"{unseen} of {len(cancels)} abandoned requests are not in the lifecycle log: they are "
+            "in no figure that rests on it"
+        )
+    if unwatched := int((cancels["censored"] & cancels["ghost"].isna()).sum()):
+        yield (
+            f"{unwatched} abandoned requests were still there when the observation ended, before "
+            "the settle time was over: not in ghost_rate"
+        )
+
+
+def _ended_before(cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
+    if facts.has_lifecycle and (ended := int((cancels["phase"] == "ended").sum())):
+        yield (
+            f"{ended} abandoned requests were finished by the server before their user left, or "
+            "with the step that ran then: nothing was left to cancel"
+        )
+
+
+def _about_leaks(in_use: Mapping[str, float]) -> Iterator[str]:
+    """A slot still in use is missing from the idle gauges, but it is not lost."""
+    if in_use:
+        what = " and ".join(f"{value:g} {name}" for name, value in in_use.items())
+        names = " and ".join(f"leaked_{name}" for name in in_use)
+        yield f"{names}: of these, {what} are held by requests that are still running (ghosts)"
+
+
+def _too_little_left(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
+    """An abandoned request must have twice the settle time left to run on its own. Races for the
+    last token have not, by their plan."""
+    step_s, settle_s = typical_step_s(frames), facts.settle_s
+    watched = cancels[cancels["plan"] != RACE]
+    if watched.empty or step_s is None or not np.isfinite(settle_s):
+        return
+    at_t0 = watched["generated_tokens"] - watched["wasted_after_close_tokens"]
+    at_t0 = at_t0.astype(float).fillna(watched["tokens_read"])
+    short = int(((watched["max_tokens"] - at_t0) * step_s < 2 * settle_s).sum())
+    if short:
+        yield (
+            f"{short} of {len(watched)} abandoned requests had less than twice the settle time "
+            f"({settle_s:g} s) left to run: a ghost among them looks like a natural end; "
+            f"{_remedy(frames, step_s, settle_s)}"
+        )
+
+
+def _remedy(frames: RunFrames, step_s: float, settle_s: float) -> str:
+    """Longer answers, if the model's context holds any that are long enough."""
+    config = (frames.manifest.get("target") or {}).get("config") or {}
+    context = config.get("max_model_len")
+    if context is None:
+        return "raise `answer_tokens` if the model's context allows it, else lower `settle.seconds`"
+    room_s = (context - frames.requests["prompt_tokens"].fillna(0).max()) * step_s
+    if room_s >= 2 * settle_s:
+        return "raise `answer_tokens`, or lower `settle.seconds`"
+    return (
+        f"longer answers do not help, since a whole context of {context} tokens takes "
+        f"{context * step_s:.3g} s: lower `settle.seconds`, if the server lets go in less"
+    )
+
+
+def _about_queued(frames: RunFrames, facts: Facts) -> Iterator[str]:
     """For a server without a lifecycle log: abandons in the queue, but its gauge of waiting
     requests was never above 0 or never read. With free slots a request is in the batch at once."""
     planned = int((frames.requests["plan"] == QUEUED).sum())
@@ -49,41 +231,78 @@ def queue_warnings(frames: RunFrames, facts: Facts) -> Iterator[str]:
         )
 
 
-def too_little_left(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
-    """An abandoned request must have twice the settle time left to run on its own. Races for the
-    last token have not, by their plan."""
-    step_s = typical_step_s(frames)
-    watched = cancels[cancels["plan"] != RACE]
-    if watched.empty or step_s is None or not np.isfinite(facts.settle_s):
-        return
-    at_t0 = watched["generated_tokens"] - watched["wasted_after_close_tokens"]
-    at_t0 = at_t0.astype(float).fillna(watched["tokens_read"])
-    left_s = (watched["max_tokens"] - at_t0) * step_s
-    short = int((left_s < 2 * facts.settle_s).sum())
-    if short:
+def _void_probes(requests: pd.DataFrame) -> Iterator[str]:
+    sent = int((requests["role"] == Role.PROBE).sum())
+    if sent and (void := sent - len(probes(requests))):
         yield (
-            f"{short} of {len(watched)} abandoned requests had less than twice the settle time "
-            f"({facts.settle_s:g} s) left to run: a ghost among them looks like a natural end; "
-            f"{_remedy(frames, step_s, facts.settle_s)}"
+            f"{void} of {sent} probe trials are void: no filler left, or the probe was served "
+            "before"
         )
 
 
-def _remedy(frames: RunFrames, step_s: float, settle_s: float) -> str:
-    """Longer answers, if the model's context holds any that are long enough."""
-    config = (frames.manifest.get("target") or {}).get("config") or {}
-    context = config.get("max_model_len")
-    if context is None:
-        return "raise `answer_tokens` if the model's context allows it, else lower `settle.seconds`"
-    room_s = (context - frames.requests["prompt_tokens"].fillna(0).max()) * step_s
-    if room_s >= 2 * settle_s:
-        return "raise `answer_tokens`, or lower `settle.seconds`"
-    return (
-        f"longer answers do not help, since a whole context of {context} tokens takes "
-        f"{context * step_s:.3g} s: lower `settle.seconds`, if the server lets go in less"
-    )
+def _about_controls(frames: RunFrames) -> Iterator[str]:
+    control = control_answer_tokens(frames.manifest)
+    if control is not None and (frames.requests["role"] == Role.PROBE).any():
+        yield (
+            "probe_ttft_control_s: without an abandon the probe waits for a filler's natural end, "
+            f"here after {control} tokens: that wait is the workload's choice "
+            "(`control_answer_tokens`), not the server's"
+        )
 
 
-def race_account(requests: pd.DataFrame, cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
+def _unwatched_load(frames: RunFrames) -> Iterator[str]:
+    if frames.client.empty and not frames.requests.empty:
+        yield "the load did not watch itself: how late its stamps are is not known"
+
+
+def _about_leftovers(facts: Facts, figures: Mapping[str, Figure]) -> Iterator[str]:
+    """Requests that still run after the settle time: ghosts, lost slots, or a wrong gauge."""
+    ghosts = figures.get("ghost_rate")
+    left = facts.idle_change("running")
+    if not isinstance(ghosts, Metric) or ghosts.method == "exact" or not left or left < 0:
+        return
+    if going_on := facts.generated_later:
+        why = f"ghosts: {going_on:g} more tokens were counted while no client waited for any"
+    elif facts.still_computing:
+        why = "ghosts: the server still computed while no client waited for anything"
+    elif facts.still_computing is None:
+        why = "whether they still generate is not known: lost slots count as ghosts, too"
+    else:
+        why = (
+            "no token was counted any more: lost slots, or a gauge that does not come back; they "
+            "are not in ghost_rate"
+        )
+    yield f"{left:g} requests still run after the settle time; {why}"
+
+
+def _about_scraping(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterator[str]:
+    """A page that answers slowly is read less often than was asked."""
+    asked_s, found = frames.manifest.get("scrape_interval_s"), figures.get("scrape_interval_s")
+    if asked_s is None or not isinstance(found, Metric) or found.p50 is None:
+        return
+    if found.p50 > _MOST_STRETCHED * asked_s:
+        yield (
+            f"/metrics was to be read every {asked_s:g} s and was read every {found.p50:.3g} s "
+            "(median): the server answers no faster, or this machine is too busy"
+        )
+
+
+def _about_warm_up(steady: Steady | None) -> Iterator[str]:
+    if steady is None or steady.is_steady is None:
+        return
+    if not steady.is_steady:
+        yield (
+            f"the load window is not steady ({steady.rule}): until its middle at least the "
+            "throughput was still changing; make the load longer"
+        )
+    elif steady.warmup_share is not None and steady.warmup_share > MOST_WARM_UP:
+        yield (
+            f"the first {steady.warmup_share:.0%} of the load were warm-up ({steady.rule}), and "
+            "the figures are of all of it; make the load longer"
+        )
+
+
+def _about_races(requests: pd.DataFrame, cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
     """The outcomes of clients that raced for the last token."""
     raced = without_tokens(requests)[requests["plan"] == RACE]
     late = int((raced["outcome"] == Outcome.COMPLETED).sum())
@@ -107,270 +326,10 @@ def race_account(requests: pd.DataFrame, cancels: pd.DataFrame, facts: Facts) ->
     )
 
 
-_FLOOR_OF: Final = {"client": "client_lag_s", "probe": "client_lag_s", "gauge": "scrape_interval_s"}
-_MOST_STRETCHED: Final = 1.5  # times the interval that was asked for
-MOST_WARM_UP: Final = 1 / 3  # of the load: less may be chance
-_ERRORS: Final = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED)
-
-
-def flags(figures: dict[str, Figure]) -> dict[str, str]:
-    """Time figures whose median lies below the measurement floor, each with the reason.
-
-    The floor of a client's stamps is its own lag (p99 of its ticks in the load window), the floor
-    of scraped gauges the scrape interval.
-    """
-    found = {}
-    for name, figure in figures.items():
-        if not isinstance(figure, Metric) or figure.unit != "s" or figure.p50 is None:
-            continue
-        floor_name = _FLOOR_OF.get(figure.method)
-        floor = figures.get(floor_name) if floor_name else None
-        if name in _FLOOR_OF.values() or name == "start_delay_s" or not isinstance(floor, Metric):
-            continue
-        if floor.p99 is not None and figure.p50 < floor.p99:
-            found[name] = (
-                f"its median {figure.p50 * 1e3:.3g} ms is below the measurement floor: "
-                f"{floor_name} p99 is {floor.p99 * 1e3:.3g} ms"
-            )
-    return found
-
-
-def remarks(
-    frames: RunFrames,
-    cancels: pd.DataFrame,
-    facts: Facts,
-    flagged: Mapping[str, str],
-    in_use: Mapping[str, float],
-) -> list[Remark]:
-    said = [
-        *_about_the_run(facts),
-        *_about_requests(frames.requests),
-        *_about_the_server(facts),
-        *(Remark(level="invalid", text=text) for text in why_schedule_means_nothing(frames, facts)),
-        *_about_cancels(cancels, facts),
-        *_about_leaks(in_use),
-        *(_warning(text) for text in too_little_left(frames, cancels, facts)),
-        *(_warning(text) for text in queue_warnings(frames, facts)),
-        *(_warning(text) for text in reset_warnings(frames.requests, cancels, facts)),
-        *(_info(text) for text in race_account(frames.requests, cancels, facts)),
-        *_about_probes(frames),
-        *(_warning(f"{name}: {why}") for name, why in flagged.items()),
-        *_about_the_floor(frames),
-        *_about_counting(frames.requests),
-        *(_warning(str(text)) for text in frames.manifest.get("warnings") or []),
-        *(_info(str(note)) for note in frames.manifest.get("notes") or []),
-    ]
-    return in_level_order(said)
-
-
-def in_level_order(said: Sequence[Remark]) -> list[Remark]:
-    """The gravest first, otherwise as they came."""
-    order = {"invalid": 0, "warning": 1, "info": 2}
-    return sorted(said, key=lambda remark: order[remark.level])
-
-
-def more_remarks(
-    frames: RunFrames,
-    facts: Facts,
-    figures: Mapping[str, Figure],
-    steady: Steady,
-    agreement: Sequence[Agreement],
-    probing: Mapping[str, Any],
-) -> list[Remark]:
-    """Remarks from the figures about themselves and each other, and about the server's health."""
-    said = [
-        *(_warning(text) for text in health_warnings(probing)),
-        *_about_leftovers(facts, figures),
-        *_about_scraping(frames, figures),
-        *(_warning(text) for text in disagreements(agreement).values()),
-        *_about_enough(figures),
-        *(_warning(text) for text in arrival_warnings(frames, figures)),
-    ]
-    return [*said, *_about_warm_up(steady)]
-
-
-def _about_warm_up(steady: Steady) -> Iterator[Remark]:
-    if steady.is_steady is False:
-        yield _warning(
-            f"the load window is not steady ({steady.rule}): until its middle at least the "
-            "throughput was still changing; make the load longer"
-        )
-    elif steady.warmup_share is not None and steady.warmup_share > MOST_WARM_UP:
-        yield _warning(
-            f"the first {steady.warmup_share:.0%} of the load were warm-up ({steady.rule}), and "
-            "the figures are of all of it; make the load longer"
-        )
-
-
-def _about_leftovers(facts: Facts, figures: Mapping[str, Figure]) -> Iterator[Remark]:
-    """Requests that still run after the settle time: ghosts, lost slots, or a wrong gauge."""
-    ghosts = figures.get("ghost_rate")
-    left = facts.idle_change("running")
-    if not isinstance(ghosts, Metric) or ghosts.method == "exact" or not left or left < 0:
-        return
-    going_on = facts.generated_later
-    if going_on:
-        why = f"ghosts: {going_on:g} more tokens were counted while no client waited for any"
-    elif facts.still_computing:
-        why = "ghosts: the server still computed while no client waited for anything"
-    elif facts.still_computing is None:
-        why = "whether they still generate is not known: lost slots count as ghosts, too"
-    else:
-        why = (
-            "no token was counted any more: lost slots, or a gauge that does not come back; they "
-            "are not in ghost_rate"
-        )
-    yield _warning(f"{left:g} requests still run after the settle time; {why}")
-
-
-def _about_enough(figures: Mapping[str, Figure]) -> Iterator[Remark]:
-    """Not enough data is an answer, with the number that would be enough."""
-    latency, ghosts = figures.get(CANCEL_LATENCY), figures.get("ghost_rate")
-    if isinstance(latency, Metric) and "p99_ci95" in latency.needs and latency.p50 is not None:
-        yield _info(
-            f"{CANCEL_LATENCY}: not enough data for an interval of p99: n is "
-            f"{latency.n}, and {latency.needs['p99_ci95']} would be enough"
-        )
-    yield from _about_means(latency)
-    if isinstance(ghosts, Metric) and ghosts.mean == 0 and ghosts.upper95 is not None:
-        for rate in (0.01, 0.001):
-            if ghosts.upper95 >= rate:
-                yield _info(
-                    f"ghost_rate: none of {ghosts.n} shows at 95 % that it is below "
-                    f"{ghosts.upper95:.2%}; for below {rate:.1%} it takes "
-                    f"{fewest_for_rate_below(rate)} abandons without a ghost"
-                )
-                return
-
-
-def _about_means(latency: Figure | None) -> Iterator[Remark]:
-    """For each method that yields only an upper bound of the mean."""
-    if not isinstance(latency, Metric):
-        return
-    for one in (latency, *latency.others.values()):
-        if not isinstance(one, Metric) or one.mean is not None or one.upper95 is None:
-            continue
-        enough = one.needs.get("mean")
-        what = "more would not do, take slot_recovery" if enough is None else f"{enough} would be"
-        yield _info(
-            f"{CANCEL_LATENCY}: {one.n} requests left are too few for a mean by {one.method} "
-            f"({what}): it is at most {one.upper95:.3g} s (95 %, with what old pages hide)"
-        )
-
-
-def _warning(text: str) -> Remark:
-    return Remark(level="warning", text=text)
-
-
-def _info(text: str) -> Remark:
-    return Remark(level="info", text=text)
-
-
-def _about_the_run(facts: Facts) -> Iterator[Remark]:
-    if facts.status == "interrupted":
-        yield _warning("the run was interrupted: the figures are of what had happened until then")
-    elif facts.status == "target_failed":
-        what = "the target or the load failed"
-        yield _warning(f"{what}: the figures are of what had been collected until then")
-
-
-def _about_requests(requests: pd.DataFrame) -> Iterator[Remark]:
-    if requests.empty:
-        yield Remark(level="invalid", text="no request ended: there is nothing to tell")
-        return
-    counts = requests["outcome"].value_counts()
-    if Outcome.ABANDONED not in counts:
-        yield _warning(why_nobody_left(requests))
-    wrong = {outcome.value: int(counts[outcome]) for outcome in _ERRORS if outcome in counts}
-    if wrong:
-        what = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in wrong.items())
-        yield _warning(f"{sum(wrong.values())} of {len(requests)} requests went wrong: {what}")
-    yield from (_warning(text) for text in strange_answers(requests))
-
-
-def _about_the_server(facts: Facts) -> Iterator[Remark]:
-    busy = facts.idle_before.get("running", 0) + facts.idle_before.get("waiting", 0)
-    if busy:
-        yield _warning(
-            f"{busy:g} requests of other users were on the server before the load: differences "
-            "of gauges and counters are not this run's alone"
-        )
-    if facts.has_lifecycle and not facts.clocks_agree:
-        yield _warning(f"{facts.needs_clock}; figures that rest on both are not measurable")
-
-
-def _about_cancels(cancels: pd.DataFrame, facts: Facts) -> Iterator[Remark]:
-    if cancels.empty or not facts.has_lifecycle:
-        return
-    unseen = int(cancels["arrived_ns"].isna().sum())
-    if unseen:
-        yield _warning(
-            f"{unseen} of {len(cancels)} abandoned requests are not in the lifecycle log: they are "
-            "in no figure that rests on it"
-        )
-    ended = int((cancels["phase"] == "ended").sum())
-    if ended:
-        yield _info(
-            f"{ended} abandoned requests were finished by the server before their user left, or "
-            "with the step that ran then: nothing was left to cancel"
-        )
-    unwatched = int((cancels["censored"] & cancels["ghost"].isna()).sum())
-    if unwatched:
-        yield _warning(
-            f"{unwatched} abandoned requests were still there when the observation ended, before "
-            "the settle time was over: not in ghost_rate"
-        )
-
-
-def _about_leaks(in_use: Mapping[str, float]) -> Iterator[Remark]:
-    """A slot still in use is missing from the idle gauges, but it is not lost."""
-    if in_use:
-        what = " and ".join(f"{value:g} {name}" for name, value in in_use.items())
-        names = " and ".join(f"leaked_{name}" for name in in_use)
-        yield _warning(
-            f"{names}: of these, {what} are held by requests that are still running (ghosts)"
-        )
-
-
-def _about_probes(frames: RunFrames) -> Iterator[Remark]:
-    requests = frames.requests
-    sent = int((requests["role"] == Role.PROBE).sum())
-    void = sent - len(probes(requests)) if sent else 0
-    control = control_answer_tokens(frames.manifest)
-    if sent and control is not None:
-        yield _info(
-            "probe_ttft_control_s: without an abandon the probe waits for a filler's natural end, "
-            f"here after {control} tokens: that wait is the workload's choice "
-            "(`control_answer_tokens`), not the server's"
-        )
-    if void:
-        yield _warning(
-            f"{void} of {sent} probe trials are void: no filler left, or the probe was served "
-            "before"
-        )
-
-
-def _about_scraping(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterator[Remark]:
-    """A page that answers slowly is read less often than was asked."""
-    asked_s, found = frames.manifest.get("scrape_interval_s"), figures.get("scrape_interval_s")
-    if asked_s is None or not isinstance(found, Metric) or found.p50 is None:
-        return
-    if found.p50 > _MOST_STRETCHED * asked_s:
-        yield _warning(
-            f"/metrics was to be read every {asked_s:g} s and was read every {found.p50:.3g} s "
-            "(median): the server answers no faster, or this machine is too busy"
-        )
-
-
-def _about_the_floor(frames: RunFrames) -> Iterator[Remark]:
-    if frames.client.empty and not frames.requests.empty:
-        yield _warning("the load did not watch itself: how late its stamps are is not known")
-
-
-def _about_counting(requests: pd.DataFrame) -> Iterator[Remark]:
+def _about_counting(requests: pd.DataFrame) -> Iterator[str]:
     unread = int((requests["outcome"].isin(LEFT) & (requests["delivery"] == Delivery.UNARY)).sum())
     if unread:
-        yield _info(
+        yield (
             f"{unread} abandoned requests asked for an answer in one piece, so their clients had "
             "read nothing: all tokens generated for them are wasted_tokens, also those before t0"
         )
@@ -378,14 +337,46 @@ def _about_counting(requests: pd.DataFrame) -> Iterator[Remark]:
         return  # whatever was read came in one piece
     match token_counting(requests):
         case "events":
-            yield _info("tokens read were counted as events: one event was taken for one token")
+            yield "tokens read were counted as events: one event was taken for one token"
         case "events_calibrated":
             ratio = tokens_per_event(requests)
-            yield _info(
+            yield (
                 f"tokens read were counted as events, at {ratio:.4g} tokens an event (the usage of "
                 "completed streams)"
             )
         case "mixed":
-            yield _info("tokens read were counted from usage in some requests, as events in others")
+            yield "tokens read were counted from usage in some requests, as events in others"
         case _:
             return
+
+
+def _too_few(figures: Mapping[str, Figure]) -> Iterator[str]:
+    """Not enough data is an answer, with the number that would be enough."""
+    latency, ghosts = figures.get(CANCEL_LATENCY), figures.get("ghost_rate")
+    if isinstance(latency, Metric):
+        if "p99_ci95" in latency.needs and latency.p50 is not None:
+            yield (
+                f"{CANCEL_LATENCY}: not enough data for an interval of p99: n is "
+                f"{latency.n}, and {latency.needs['p99_ci95']} would be enough"
+            )
+        for one in (latency, *latency.others.values()):
+            if isinstance(one, Metric) and one.mean is None and one.upper95 is not None:
+                yield _only_a_bound(one)
+    if not isinstance(ghosts, Metric) or ghosts.mean != 0 or ghosts.upper95 is None:
+        return
+    for rate in (rate for rate in (0.01, 0.001) if ghosts.upper95 >= rate):
+        yield (
+            f"ghost_rate: none of {ghosts.n} shows at 95 % that it is below "
+            f"{ghosts.upper95:.2%}; for below {rate:.1%} it takes "
+            f"{fewest_for_rate_below(rate)} abandons without a ghost"
+        )
+        return
+
+
+def _only_a_bound(latency: Metric) -> str:
+    enough = latency.needs.get("mean")
+    what = "more would not do, take slot_recovery" if enough is None else f"{enough} would be"
+    return (
+        f"{CANCEL_LATENCY}: {latency.n} requests left are too few for a mean by {latency.method} "
+        f"({what}): it is at most {latency.upper95:.3g} s (95 %, with what old pages hide)"
+    )

@@ -40,23 +40,13 @@ from harness.analysis.latency import (
     latency_figures,
 )
 from harness.analysis.leaks import growth_figures, is_wedged, leak_slopes, leaks_in_use, leaks_lost
-from harness.analysis.load_side import (
-    load_sides,
-    remarks_on_the_load,
-    sent_of_schedule,
-    steady_window,
-)
-from harness.analysis.recovery import (
-    about_void_trials,
-    probe_figures,
-    refill_figures,
-    refills_after_abandons,
-)
-from harness.analysis.remarks import flags, in_level_order, more_remarks, remarks
+from harness.analysis.load_side import load_sides, sent_of_schedule, steady_window
+from harness.analysis.recovery import probe_figures, refill_figures, refills_after_abandons
+from harness.analysis.remarks import flags, remarks
 from harness.analysis.stats import Floats
 from harness.analysis.tokens import over_read_figures, token_counting
 from harness.metrics import METRICS, WASTED_TOKENS
-from harness.records import Metric, Outcome, Remark, Summary
+from harness.records import Metric, Outcome, Summary
 from harness.store.frames import RunFrames
 
 _MORE_THAN_TRIALS: Final = 10**12
@@ -96,22 +86,9 @@ def summarise(frames: RunFrames) -> Summary:
 
 def summary_of(frames: RunFrames, observed: Observed, found: Figures) -> Summary:
     """The summary of a run whose figures were computed."""
-    facts, cancels = observed.facts, observed.cancels
-    flagged = flags(found)
-    in_use = leaks_in_use(frames, facts, found)
-    manifest = frames.manifest
-    agreed, steady = agreement(frames, found, facts), steady_window(frames, facts)
-    probing = manifest.get("probing") or {}
-    accounts = audit(frames, facts, found[WASTED_TOKENS])
-    said = remarks(frames, cancels, facts, flagged, in_use)
-    said += about_void_trials(manifest)
-    if accounts.somebody_else is not None:
-        said.append(Remark(level="warning", text=accounts.somebody_else))
-    sides = load_sides(frames, facts)
-    said += remarks_on_the_load(sides, manifest, facts, found)
-    said += more_remarks(frames, facts, found, steady, agreed, probing)
+    facts, cancels, manifest = observed.facts, observed.cancels, frames.manifest
     target = manifest.get("target") or {}
-    return Summary(
+    summary = Summary(
         run_id=manifest.get("run_id") or "",
         status=facts.status,
         workload=(manifest.get("workload") or {}).get("name"),
@@ -120,13 +97,13 @@ def summary_of(frames: RunFrames, observed: Observed, found: Figures) -> Summary
         outcomes=count_outcomes(frames.requests),
         metrics=measured(found),
         not_measurable=reasons(found),
-        flags=flagged,
-        validity=in_level_order(said),
-        agreement=agreed,
-        audit=accounts,
-        steady=steady,
-        wedged=is_wedged(probing),
-        load_processes=sides,
+        flags=flags(found),
+        validity=[],
+        agreement=agreement(frames, found, facts),
+        audit=audit(frames, facts, found[WASTED_TOKENS]),
+        steady=steady_window(frames, facts),
+        wedged=is_wedged(manifest.get("probing") or {}),
+        load_processes=load_sides(frames, facts),
         arrivals=sent_of_schedule(frames),
         token_counting=token_counting(frames.requests),
         breakdown=msgspec.to_builtins(
@@ -134,11 +111,13 @@ def summary_of(frames: RunFrames, observed: Observed, found: Figures) -> Summary
                 "waste_by_abandon_point": waste_by_abandon_point(cancels),
                 "cancel_latency_by_phase": latency_by("phase", cancels),
                 "cancel_latency_by_way": latency_by("way", cancels),
-                "leaks_in_use": in_use,
+                "leaks_in_use": leaks_in_use(frames, facts, found),
                 "leaks_lost": leaks_lost(facts),
             }
         ),
     )
+    summary.validity = remarks(frames, cancels, facts, found, summary)
+    return summary
 
 
 def measured(figures: Figures) -> dict[str, Metric]:

@@ -236,7 +236,7 @@ def _accounts(summary: Summary) -> list[Table | Text]:
             table.add_row(*agreement_cells(one)[:-1])
         parts.append(table)
     for entry in summary.audit.counters if summary.audit else []:
-        if entry.verdict not in ("exact", "not told"):
+        if entry.verdict not in ("exact", "unknown"):
             counter, due, told, verdict = audit_cells(entry)
             parts.append(Text(f"audit: {counter} moved by {told}, expected {due}: {verdict}"))
     return parts

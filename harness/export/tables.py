@@ -15,7 +15,7 @@ AGREEMENT_COLUMNS: Final = (
     "difference (95 %)",
     "may be off by",
 )
-AUDIT_COLUMNS: Final = ("counter", "due", "told", "verdict")
+AUDIT_COLUMNS: Final = ("counter", "due", "moved by", "verdict")
 
 
 def agreement_cells(one: Agreement) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ def audit_cells(entry: AuditEntry) -> tuple[str, ...]:
     return (
         entry.role if entry.name is None else f"{entry.role} ({entry.name})",
         _due(entry.due),
-        DASH if entry.told is None else number(entry.told),
+        DASH if entry.moved is None else number(entry.moved),
         entry.verdict if entry.note is None else f"{entry.verdict}: {entry.note}",
     )
 

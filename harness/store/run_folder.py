@@ -282,7 +282,21 @@ def as_summary(content: Any) -> Summary | ArmsSummary:
     """The content of a `summary.json`. Raises msgspec.ValidationError."""
     if isinstance(content, dict) and "arms" in content:
         return msgspec.convert(content, ArmsSummary)
+    if isinstance(content, dict) and isinstance(content.get("audit"), dict):
+        content = content | {"audit": _with_names_of_today(content["audit"])}
     return msgspec.convert(content, Summary)
+
+
+def _with_names_of_today(audit: dict[str, Any]) -> dict[str, Any]:
+    """An audit as 7cb23c3 wrote it has `somebody_else`, and the verdict "not told"."""
+    try:
+        counters = [
+            one | {"verdict": "unknown"} if one["verdict"] == "not told" else one
+            for one in audit["counters"]
+        ]
+        return audit | {"foreign_traffic": audit["somebody_else"], "counters": counters}
+    except (KeyError, TypeError):
+        return audit  # of today, or damaged
 
 
 def other_version(content: Any) -> str | None:

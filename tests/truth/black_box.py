@@ -104,7 +104,7 @@ def alarms(summary: dict[str, Any]) -> list[str]:
     found += [
         f"{one['role']} is called {one['verdict']}"
         for one in summary["audit"]["counters"]
-        if one["verdict"] not in ("exact", "not told", "cannot be judged")
+        if one["verdict"] not in ("exact", "unknown", "cannot be judged")
     ]
     for remark in summary["validity"]:
         is_grave = remark["level"] != "info"

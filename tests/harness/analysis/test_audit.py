@@ -56,10 +56,10 @@ def test_a_counter_that_appears_with_its_first_count_began_at_nothing(make_run: 
     del run.manifest.idle.before["aborted"]
     assert verdicts(run)["aborted"] == "exact"
     run.manifest.idle.before = {}  # nobody read the page before
-    assert verdicts(run)["aborted"] == "not told"
+    assert verdicts(run)["aborted"] == "unknown"
     run = accounts(make_run())
     del run.manifest.idle.before["running"]
-    assert verdicts(run)["running"] == "not told"
+    assert verdicts(run)["running"] == "unknown"
 
 
 def test_what_counts_only_at_the_end_is_late(make_run: MakeRun) -> None:
@@ -138,7 +138,7 @@ def test_a_counter_without_an_upper_limit_is_not_called_exact(make_run: MakeRun)
 def test_what_the_target_does_not_tell(make_run: MakeRun) -> None:
     run = accounts(make_run())
     run.metrics(running="exact")
-    assert verdicts(run)["aborted"] == "not told"
+    assert verdicts(run)["aborted"] == "unknown"
 
 
 def test_events_are_no_tokens_in_the_audit(make_run: MakeRun) -> None:

@@ -89,7 +89,7 @@ def test_the_same_frames_give_the_same_summary(make_run: MakeRun) -> None:
 
 def test_an_empty_run_is_invalid(make_run: MakeRun) -> None:
     summary = summary_of(make_run().frames())
-    assert texts(summary, "invalid") == ["no request ended: there is nothing to tell"]
+    assert texts(summary, "invalid") == ["no request ended: there is nothing to report"]
     assert summary["metrics"] == {}
     assert sum(summary["outcomes"].values()) == 0
 
