@@ -1,4 +1,4 @@
-"""What a workload says about leaving is written out, or refused before anything is sent."""
+"""A load is written out for its server, or refused before anything is sent."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +11,8 @@ from harness.errors import ConfigError
 from harness.records import Delivery, Way
 from harness.run.load_plan import check_files, load_notes, make_load, read_token_counts
 from harness.run.server import Server
-from harness.workload.abandon import AbandonPlan, PrefillPlan, TimePlan
-from harness.workload.load import AbandonLoad, CancelStormLoad
+from harness.workload.abandon import AbandonPlan, LastTokenPlan, PrefillPlan, TimePlan
+from harness.workload.load import AbandonLoad
 from harness.workload.workload import Workload, load_target, load_workload
 from tests.harness.workload.mixes import STAY, tokens
 
@@ -40,105 +40,106 @@ def workload(folder: Path, mix: str, *settings: str, stay_share: float = 0.0) ->
     return load_workload(str(path), settings)
 
 
-def shares(
-    folder: Path, mix: str, *settings: str, stay_share: float = 0.0
-) -> list[tuple[AbandonPlan, float]]:
-    asked = workload(folder, mix, *settings, stay_share=stay_share)
+def shares(asked: Workload, folder: Path) -> list[tuple[AbandonPlan, float]]:
     load = make_load(asked, load_target("reference"), server(), folder)
     assert isinstance(load, AbandonLoad)
     return load.shares
 
 
-class TestResolved:
-    def test_weights_and_those_who_stay(self, tmp_path: Path) -> None:
-        mix = '{plan="tokens", tokens=3, weight=3}, {plan="prefill", way="rst", delivery="unary"}'
-        found = shares(tmp_path, mix, stay_share=0.2)
-        assert [share for _, share in found] == pytest.approx([0.6, 0.2, 0.2])
-        first, second, stay = (plan for plan, _ in found)
-        assert first == tokens(3, weight=3.0)
-        assert second == PrefillPlan(
-            plan="prefill", share=[0.1, 0.9], way=Way.RST, delivery=Delivery.UNARY
-        )
-        assert stay == STAY
-
-    def test_an_entry_without_weight_is_not_there(self, tmp_path: Path) -> None:
-        mix = '{plan="tokens", tokens=3}, {plan="tokens_from_file", file="no", weight=0}'
-        assert len(shares(tmp_path, mix)) == 1
-
-    def test_one_number_is_a_range(self, tmp_path: Path) -> None:
-        ((plan, _),) = shares(tmp_path, '{plan="time", seconds=2, since="first_token"}')
-        assert plan == TimePlan(plan="time", seconds=[2.0, 2.0], since="first_token")
-
-    def test_numbers_of_a_file(self, tmp_path: Path) -> None:
-        (tmp_path / "seen").write_text("3\n5\n\n3\n")
-        ((plan, _),) = shares(tmp_path, '{plan="tokens_from_file", file="seen"}')
-        assert plan == tokens(3, 5, 3)
-
-    def test_aiperf_flags(self, tmp_path: Path) -> None:
-        settings = cancellation_settings("demo", rate=40, delay_s=0.25)
-        leave, stay = shares(tmp_path, '{plan="queued"}', *settings)
-        assert (leave[0], stay[0]) == (TimePlan(plan="time", seconds=[0.25, 0.25]), STAY)
-        assert (leave[1], stay[1]) == pytest.approx((0.4, 0.6))
-
-    def test_aiperf_flags_over_the_short_form(self) -> None:
-        asked = load_workload("demo", cancellation_settings("demo", rate=100, delay_s=None))
-        load = make_load(asked, load_target("reference"), server(), Path())
-        assert isinstance(load, AbandonLoad)
-        assert [plan for plan, _ in load.shares] == [TimePlan(plan="time", seconds=[0.0, 0.0])]
-
-    def test_a_race_for_the_last_of_three_tokens(self, tmp_path: Path) -> None:
-        workload(tmp_path, '{plan="last_token", n=3}', "load.stay_tokens=3")
+@pytest.mark.parametrize(
+    ("mix", "stay_share", "expected"),
+    [
+        (
+            '{plan="tokens", tokens=3, weight=3}, {plan="prefill", way="rst", delivery="unary"}',
+            0.2,
+            [
+                (tokens(3, weight=3.0), 0.6),
+                (
+                    PrefillPlan(
+                        plan="prefill", share=[0.1, 0.9], way=Way.RST, delivery=Delivery.UNARY
+                    ),
+                    0.2,
+                ),
+                (STAY, 0.2),
+            ],
+        ),
+        (  # an entry without weight is not there: its file is never read
+            '{plan="tokens", tokens=3}, {plan="tokens_from_file", file="no", weight=0}',
+            0.0,
+            [(tokens(3), 1.0)],
+        ),
+        (
+            '{plan="time", seconds=2, since="first_token"}',
+            0.0,
+            [(TimePlan(plan="time", seconds=[2.0, 2.0], since="first_token"), 1.0)],
+        ),
+        ('{plan="tokens_from_file", file="seen"}', 0.0, [(tokens(3, 5, 3), 1.0)]),
+        (  # a race for the last of three tokens
+            '{plan="last_token", n=3}',
+            0.0,
+            [(LastTokenPlan(plan="last_token", n=3), 1.0)],
+        ),
+    ],
+)
+def test_a_mix_is_written_out_with_its_shares(
+    tmp_path: Path, mix: str, stay_share: float, expected: list[tuple[AbandonPlan, float]]
+) -> None:
+    (tmp_path / "seen").write_text("3\n5\n\n3\n")
+    asked = workload(tmp_path, mix, "load.stay_tokens=3", stay_share=stay_share)
+    found = shares(asked, tmp_path)
+    assert [plan for plan, _ in found] == [plan for plan, _ in expected]
+    assert [share for _, share in found] == pytest.approx([share for _, share in expected])
 
 
 class TestOnThisServer:
-    def test_no_cancel_endpoint(self, tmp_path: Path) -> None:
-        asked = workload(tmp_path, '{plan="queued", way="cancel"}')
-        with pytest.raises(ConfigError, match="kind vllm have no cancel endpoint"):
-            make_load(asked, load_target("vllm"), server(), tmp_path)
+    @pytest.mark.parametrize(
+        ("name", "settings", "engine", "slots", "why"),
+        [
+            ("mix", ['load.mix=[{plan="queued", way="cancel"}]'], "vllm", None, "no cancel endp"),
+            ("mix", [], "reference", 4, "is 4 and the server has 4 slots"),
+            ("mix", [], "reference", 3, None),
+            ("chunk_frontier", [], "reference", 4, "but the server has 4 slots: none"),
+            ("chunk_frontier", [], "reference", 5, None),
+            ("cancel_storm", [], "reference", 31, "are 32, but the server has 31 slots"),
+            ("cancel_storm", [], "reference", 32, None),
+            ("innocent_bystanders", ["run.users=3"], "reference", None, "other users are needed"),
+        ],
+    )
+    def test_a_load_must_fit_it(
+        self,
+        tmp_path: Path,
+        name: str,
+        settings: list[str],
+        engine: str,
+        slots: int | None,
+        why: str | None,
+    ) -> None:
+        is_mine = name == "mix"
+        asked = (
+            workload(tmp_path, '{plan="queued"}', *settings)
+            if is_mine
+            else load_workload(name, settings)
+        )
+        if why is None:
+            make_load(asked, load_target(engine), server(slots=slots), tmp_path)
+            return
+        with pytest.raises(ConfigError, match=why):
+            make_load(asked, load_target(engine), server(slots=slots), tmp_path)
 
-    @pytest.mark.parametrize("slots", [4, 5])
-    def test_more_slots_than_users(self, tmp_path: Path, slots: int) -> None:
-        asked = workload(tmp_path, '{plan="queued"}')
-        with pytest.raises(ConfigError, match=f"is 4 and the server has {slots} slots"):
-            make_load(asked, load_target("reference"), server(slots=slots), tmp_path)
-        make_load(asked, load_target("reference"), server(slots=3), tmp_path)
-
-    def test_slots_that_were_found_count_as_those_that_are_told(self, tmp_path: Path) -> None:
+    def test_slots_that_were_found_count_as_published_ones(self, tmp_path: Path) -> None:
         asked, target = workload(tmp_path, '{plan="queued"}'), load_target("llamacpp")
         found = replace(server(), slots_found=4)
         for config in (None, {"max_num_seqs": None}):
             with pytest.raises(ConfigError, match="is 4 and the server has 4 slots"):
                 make_load(asked, target, replace(found, config=config), tmp_path)
-        with pytest.raises(ConfigError, match="are 32, but the server has 4 slots"):
-            make_load(load_workload("cancel_storm"), target, found, tmp_path)
 
-    def test_bystanders_who_take_every_slot(self, tmp_path: Path) -> None:
-        asked, target = load_workload("chunk_frontier"), load_target("reference")
-        with pytest.raises(ConfigError, match="but the server has 4 slots: none"):
-            make_load(asked, target, server(slots=4), tmp_path)
-        make_load(asked, target, server(slots=5), tmp_path)
-
-    def test_a_storm_must_fit_the_slots(self) -> None:
-        storm, target = load_workload("cancel_storm"), load_target("reference")
-        load = make_load(storm, target, server(slots=32), Path())
-        assert isinstance(load, CancelStormLoad)
-        assert (load.streams, load.stayers) == (28, 4)
-        with pytest.raises(ConfigError, match="are 32, but the server has 31 slots"):
-            make_load(storm, target, server(slots=31), Path())
-
-    def test_canaries_must_have_company(self) -> None:
-        alone = load_workload("innocent_bystanders", ["run.users=3"])
-        with pytest.raises(ConfigError, match="other users are needed beside them"):
-            make_load(alone, load_target("reference"), server(), Path())
-
-    def test_a_silence_that_nobody_knows_the_end_of(self, tmp_path: Path) -> None:
-        target, mix = load_target("vllm"), '{plan="tokens", tokens=3, way="vanish"}'
-        (note,) = load_notes(workload(tmp_path, mix), target, server())
+    def test_notes_name_what_the_server_does_not_show(self, tmp_path: Path) -> None:
+        silent = workload(tmp_path, '{plan="tokens", tokens=3, way="vanish"}')
+        (note,) = load_notes(silent, load_target("vllm"), server())
         assert "it is watched for the settle time, 5 s, and a request that is still running" in note
+        mix = '{plan="tokens", tokens=3, way="vanish"}'
         chosen = workload(tmp_path, mix, "settle.silence_seconds=9")
-        assert load_notes(chosen, target, server()) == []
-
-    def test_a_queue_that_nobody_tells_of(self, tmp_path: Path) -> None:
+        assert load_notes(chosen, load_target("vllm"), server()) == []
         asked = workload(tmp_path, '{plan="queued"}')
         (queue, ends) = load_notes(asked, load_target("openai"), server())
         assert "shows no queue" in queue
@@ -179,50 +180,47 @@ class TestFiles:
         assert message in str(caught.value)
         assert str(path) in str(caught.value)
 
-    def test_a_table_needs_its_column_named(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="name one of its columns with `column`"):
-            read_token_counts(tmp_path / "t.csv", None)
-
-    def test_one_that_is_not_there(self, tmp_path: Path) -> None:
-        asked = workload(tmp_path, '{plan="tokens_from_file", file="nowhere"}')
-        with pytest.raises(ConfigError, match="nowhere: cannot be read"):
-            check_files(asked, tmp_path)
-
-    def test_numbers_beyond_the_answer(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("file", "why"),
+        [
+            ("nowhere", "nowhere: cannot be read"),
+            ("t.csv", "name one of its columns with `column`"),
+            ("seen", "goes up to 100 tokens, but an answer has 100"),
+        ],
+    )
+    def test_a_workload_s_file_is_checked_before_a_start(
+        self, tmp_path: Path, file: str, why: str
+    ) -> None:
         (tmp_path / "seen").write_text("3\n100\n")
-        asked = workload(tmp_path, '{plan="tokens_from_file", file="seen"}')
-        with pytest.raises(ConfigError, match="goes up to 100 tokens, but an answer has 100"):
+        asked = workload(tmp_path, f'{{plan="tokens_from_file", file="{file}"}}')
+        with pytest.raises(ConfigError, match=why):
             check_files(asked, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("rate", "delay", "message"),
+    ("name", "rate", "delay", "message"),
     [
-        (None, 1.0, "needs --request-cancellation-rate"),
-        (101, None, "must be a percentage"),
-        (-1, None, "must be a percentage"),
-        (float("nan"), None, "must be a percentage"),
-        (5, -1, "must be seconds"),
+        ("demo", None, 1.0, "needs --request-cancellation-rate"),
+        ("demo", 101, None, "must be a percentage"),
+        ("demo", -1, None, "must be a percentage"),
+        ("demo", float("nan"), None, "must be a percentage"),
+        ("demo", 5, -1, "must be seconds"),
+        ("slot_recovery", 10, None, "slot_recovery has a fixed plan of which users leave"),
+        ("innocent_bystanders", 10, None, "^--request-cancellation-rate: arm `0` of workload inn"),
     ],
 )
-def test_aiperf_flags_that_make_no_sense(
-    rate: float | None, delay: float | None, message: str
+def test_aiperf_flags_that_make_no_sense_are_refused(
+    name: str, rate: float | None, delay: float | None, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        cancellation_settings("demo", rate=rate, delay_s=delay)
+        cancellation_settings(name, rate=rate, delay_s=delay)
 
 
-def test_aiperf_flags_are_for_users_who_leave() -> None:
-    with pytest.raises(ConfigError, match="slot_recovery has a fixed plan of which users leave"):
-        cancellation_settings("slot_recovery", rate=10, delay_s=None)
-
-
-def test_aiperf_flags_leave_arms_alone_that_say_themselves_who_leaves() -> None:
-    with pytest.raises(ConfigError) as caught:
-        cancellation_settings("innocent_bystanders", rate=10, delay_s=None)
-    assert str(caught.value).startswith("--request-cancellation-rate: arm `0` of workload innocent")
-    assert "--set" not in str(caught.value), "nobody typed one"
-
-
-def test_without_flags_nothing_changes() -> None:
+def test_aiperf_flags_are_a_plan_of_leaving() -> None:
     assert cancellation_settings("slot_recovery", rate=None, delay_s=None) == []
+    for rate, delay_s in ((40, 0.25), (100, None)):
+        settings = cancellation_settings("demo", rate=rate, delay_s=delay_s)
+        found = shares(load_workload("demo", settings), Path())
+        leave = TimePlan(plan="time", seconds=[delay_s or 0.0, delay_s or 0.0])
+        assert [plan for plan, _ in found] == [leave, STAY][: 2 if rate < 100 else 1]
+        assert found[0][1] == pytest.approx(rate / 100)

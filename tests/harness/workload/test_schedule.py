@@ -10,7 +10,7 @@ from harness.run.load_plan import count_arrivals, describe_open_loop, open_loop_
 from harness.run.run_config import RunConfig, make_load_plan, resolve_run
 from harness.run.server import Server
 from harness.workload.arms import arm_runs
-from harness.workload.arrivals import OpenArrivals, TraceArrivals
+from harness.workload.arrivals import TraceArrivals
 from harness.workload.load import AbandonLoad
 from harness.workload.observed_latency import ObservedLatency
 from harness.workload.plan import LoadPlan, plan_from_mark
@@ -51,14 +51,6 @@ def plan(folder: Path, arrivals: str, *settings: str, context: int | None = None
     return make_load_plan(resolved, server, rows_dir=folder)
 
 
-def schedule(
-    folder: Path, arrivals: str, *settings: str, context: int | None = None
-) -> OpenArrivals:
-    found = plan(folder, arrivals, *settings, context=context).schedule
-    assert found is not None
-    return found
-
-
 def replay(
     folder: Path, more: str = "", *, context: int | None = None
 ) -> tuple[TraceArrivals, AbandonLoad]:
@@ -69,25 +61,16 @@ def replay(
     return found.arrivals, found.load
 
 
-def test_without_arrivals_users_are_a_closed_loop(tmp_path: Path) -> None:
+def test_a_schedule_is_counted_and_a_setting_opens_the_loop(tmp_path: Path) -> None:
     closed = plan(tmp_path, 'kind="closed"')
     assert closed.schedule is None
     assert count_arrivals(closed) == 0
-
-
-def test_a_setting_opens_the_loop_and_raises_the_cap(tmp_path: Path) -> None:
-    found = schedule(
-        tmp_path,
-        'kind="closed"',
-        *("arrivals.kind=constant", "arrivals.rate=3", "arrivals.seconds=4"),
-        "arrivals.max_streams=5000",
-    )
-    assert found.max_streams == 5000
-    assert describe_open_loop(found) == "about 12 arrivals in 4 s, at most 5,000 streams at once"
-
-
-def test_the_schedule_is_counted_as_it_will_be_sent(tmp_path: Path) -> None:
-    assert count_arrivals(plan(tmp_path, 'kind="constant"\nrate=2\nseconds=5')) == 10
+    settings = ("arrivals.kind=constant", "arrivals.rate=3", "arrivals.seconds=4")
+    opened = plan(tmp_path, 'kind="closed"', *settings, "arrivals.max_streams=5000")
+    assert count_arrivals(opened) == 12
+    assert opened.schedule is not None
+    said = "about 12 arrivals in 4 s, at most 5,000 streams at once"
+    assert describe_open_loop(opened.schedule) == said
 
 
 def test_arms_may_differ_in_their_arrivals(tmp_path: Path) -> None:
@@ -112,134 +95,145 @@ def test_an_arm_with_arrivals_of_another_kind_has_its_keys_alone(tmp_path: Path)
     assert kinds == ["constant", "closed"]
 
 
-class TestTraces:
-    def test_lengths_are_limited_by_the_load(self, tmp_path: Path) -> None:
-        found, load = replay(tmp_path, "from_s=1\nseconds=90\nspeed=3")
-        assert (load.prompt_tokens, load.stay_tokens) == ([8, 2000], 50)
-        assert (found.from_s, found.seconds, found.speed, found.prompt_factor) == (1, 90, 3, 1)
-        assert found.file == str(tmp_path / "mine.csv")
+@pytest.mark.parametrize(
+    ("more", "context", "longest", "factor"),
+    [
+        ("from_s=1\nseconds=90\nspeed=3", None, 2000, 1),
+        ("", 1100, 1000, 1),  # beside the longest answer
+        ('prompt_factor="fit"', None, 2000, 0.5),
+        ('prompt_factor="fit"', 300, 200, 0.05),
+        ('prompt_factor="fit"\nfrom_s=50', None, 2000, 1),  # never longer
+    ],
+)
+def test_prompts_are_fitted_to_the_load_and_the_context(
+    tmp_path: Path, more: str, context: int | None, longest: int, factor: float
+) -> None:
+    trace, load = replay(tmp_path, more, context=context)
+    assert (load.prompt_tokens, load.stay_tokens) == ([8, longest], 50)
+    assert trace.prompt_factor == factor
+    assert trace.file == str(tmp_path / "mine.csv")
 
-    def test_prompts_are_fitted_to_the_context_beside_the_longest_answer(
-        self, tmp_path: Path
-    ) -> None:
-        assert replay(tmp_path, context=1100)[1].prompt_tokens == [8, 1000]
-        with pytest.raises(ConfigError, match="room for prompts of 7, but"):
-            replay(tmp_path, context=107)
 
-    @pytest.mark.parametrize(
-        ("more", "context", "factor"), [("", None, 0.5), ("", 300, 0.05), ("from_s=50", None, 1)]
-    )
-    def test_fit_makes_the_longest_prompt_fit_and_never_longer(
-        self, tmp_path: Path, more: str, context: int | None, factor: float
-    ) -> None:
-        found, _ = replay(tmp_path, f'prompt_factor="fit"\n{more}', context=context)
-        assert found.prompt_factor == factor
+def test_a_context_without_room_for_a_prompt_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="room for prompts of 7, but"):
+        replay(tmp_path, context=107)
 
-    def test_what_was_changed_is_said(self, tmp_path: Path) -> None:
-        (tmp_path / "mine.csv").write_text(TRACE)
-        asked = plan(tmp_path, 'kind="trace"\nfile="mine.csv"')
-        assert open_loop_notes(asked) == [
-            "trace mine.csv: 2 requests; prompts cut to 2,000 tokens: 1 (45.3 % of all prompt "
-            "tokens lost); answers cut to 50 tokens: 1 (76.9 % of all answer tokens lost); "
-            "left out without a prompt or an answer: 1"
-        ]
-        assert count_arrivals(asked) == 2
 
-    @pytest.mark.parametrize(
-        ("more", "message"),
-        [
-            ('file="nowhere.csv"', "nowhere.csv: the trace cannot be read"),
-            (
-                'file="mine.csv"\nfrom_s=81',
-                "the part to replay holds no request with a prompt and an answer",
-            ),
-            (
-                'file="mine.csv"\nspeed=0.5',
-                "takes 160 s, but the load ends after `run.max_seconds`",
-            ),
-            ('file="broken.csv"', r"broken.csv:4: `Request tokens` is 'x', not a number of tokens"),
-        ],
-    )
-    def test_a_mistake_is_said_before_anything_is_started(
-        self, tmp_path: Path, more: str, message: str
-    ) -> None:
-        (tmp_path / "mine.csv").write_text(TRACE)
-        (tmp_path / "broken.csv").write_text(TRACE.replace("417", "x"))
-        workload(tmp_path, f'kind="trace"\n{more}')
-        with pytest.raises(ConfigError, match=message):
-            resolve_run(RunConfig(workload=str(tmp_path / "mine.toml")))
+def test_a_note_counts_what_the_replay_changed(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text(TRACE)
+    asked = plan(tmp_path, 'kind="trace"\nfile="mine.csv"')
+    assert open_loop_notes(asked) == [
+        "trace mine.csv: 2 requests; prompts cut to 2,000 tokens: 1 (45.3 % of all prompt "
+        "tokens lost); answers cut to 50 tokens: 1 (76.9 % of all answer tokens lost); "
+        "left out without a prompt or an answer: 1"
+    ]
+    assert count_arrivals(asked) == 2
 
-    def test_a_trace_named_on_the_command_line_is_found_from_there(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        there = tmp_path / "there"
-        there.mkdir()
-        (there / "mine.csv").write_text(TRACE)
-        monkeypatch.chdir(there)
-        found = schedule(tmp_path, 'kind="trace"\nfile="mine.csv"')
-        assert isinstance(found, TraceArrivals)
-        assert found.file == str(there / "mine.csv")
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ('file="nowhere.csv"', "nowhere.csv: the trace cannot be read"),
+        ('file="mine.csv"\nfrom_s=81', "holds no request with a prompt and an answer"),
+        ('file="mine.csv"\nspeed=0.5', "takes 160 s, but the load ends after `run.max_seconds`"),
+        ('file="broken.csv"', r"broken.csv:4: `Request tokens` is 'x', not a number of tokens"),
+    ],
+)
+def test_a_mistake_in_a_trace_is_found_before_anything_is_started(
+    tmp_path: Path, more: str, message: str
+) -> None:
+    (tmp_path / "mine.csv").write_text(TRACE)
+    (tmp_path / "broken.csv").write_text(TRACE.replace("417", "x"))
+    workload(tmp_path, f'kind="trace"\n{more}')
+    with pytest.raises(ConfigError, match=message):
+        resolve_run(RunConfig(workload=str(tmp_path / "mine.toml")))
+
+
+def test_a_trace_is_also_found_from_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "mine.csv").write_text(TRACE)
+    monkeypatch.chdir(there)
+    found = plan(tmp_path, 'kind="trace"\nfile="mine.csv"').arrivals
+    assert isinstance(found, TraceArrivals)
+    assert found.file == str(there / "mine.csv")
+
+
+def test_a_trace_replayed_too_fast_is_refused(tmp_path: Path) -> None:
+    """Eight a second as recorded, at the edges of the second too."""
+    trace = tmp_path / "trace.jsonl"
+    lines = (f'{{"timestamp":{125 * n},"input_length":9,"output_length":3}}' for n in range(40))
+    trace.write_text("\n".join(lines))
+
+    def at_speed(speed: int) -> RunConfig:
+        settings = [f"arrivals.file={trace}", "run.most_rate=8", f"arrivals.speed={speed}"]
+        return RunConfig(workload="trace_replay", settings=settings)
+
+    resolve_run(at_speed(1))
+    with pytest.raises(ConfigError, match=r"trace.jsonl: `arrivals` bring up to 16 .*most_rate=16"):
+        resolve_run(at_speed(2))
 
 
 def old_plan(schedule: dict[str, Any]) -> dict[str, Any]:
-    """What version 0.1 kept with its rows."""
+    """A plan as version 0.1 kept it with its rows, without the keys that are not read."""
     leave = {"weight": 0.75, "leave": {"plan": "tokens", "tokens": [1]}, "way": "rst"}
     stay = {"weight": 0.25, "leave": {"plan": "never"}, "way": "fin"}
     more = {"delivery": "stream", "n": 1}
+    lengths = {"prompt_tokens": [8, 2000], "answer_tokens": 100, "stay_tokens": 50}
+    mix = [{**leave, **more}, {**stay, **more}]
     return {
-        "url": "http://127.0.0.1:1",
-        "path": "/v1/completions",
-        "model": "m",
-        "arm": "main",
-        "api_key_env": None,
-        "headers": {},
-        "extra_body": {},
-        "prompt_salt": "s",
+        **dict.fromkeys(("url", "path", "model", "arm"), "/x"),
         "seed": 5,
         "users": 1,
         "processes": 2,
         "max_seconds": 100.0,
-        "timeouts": {"connect_s": 60.0, "next_byte_s": 60.0, "first_token_s": None},
-        "load": {
-            "kind": "abandon",
-            "mix": [{**leave, **more}, {**stay, **more}],
-            "think": "step",
-            "prompt_tokens": [8, 2000],
-            "answer_tokens": 100,
-            "stay_tokens": 50,
-            "shared_prefix_tokens": 0,
-            "stop_after_abandons": None,
-        },
+        "load": {"kind": "abandon", "mix": mix, "think": "step", **lengths},
         "open_loop": {"schedule": schedule, "max_streams": 7},
     }
+
+
+def stretch(seconds: float, from_rate: float, to_rate: float) -> dict[str, float]:
+    return {"seconds": seconds, "from_rate": from_rate, "to_rate": to_rate}
 
 
 @pytest.mark.parametrize(
     ("schedule", "arrivals"),
     [
         (
-            {"burstiness": 1.0, "stretches": [[3, 0, 9]]},
+            {"kind": "rate", "burstiness": 1.0, "stretches": [stretch(3, 0, 9)]},
             'kind="ramp"\nfrom_rate=0\nto_rate=9\nseconds=3',
         ),
         (
-            {"burstiness": None, "stretches": [[3, 2, 2], [1, 5, 5]]},
+            {
+                "kind": "rate",
+                "burstiness": None,
+                "stretches": [stretch(3, 2, 2), stretch(1, 5, 5)],
+            },
             'kind="steps"\nspacing="even"\nsteps=[{rate=2,seconds=3},{rate=5,seconds=1}]',
         ),
-        ({"speed": 2.0, "seconds": 90.0}, 'kind="trace"\nfile="mine.csv"\nspeed=2\nseconds=90'),
+        (
+            {
+                "kind": "trace",
+                "file": "mine.csv",
+                "from_s": 0.0,
+                "prompt_factor": 1.0,
+                "prompt_tokens": [8, 2000],
+                "answer_tokens": 50,
+                "speed": 2.0,
+                "seconds": 90.0,
+            },
+            'kind="trace"\nfile="mine.csv"\nspeed=2\nseconds=90',
+        ),
     ],
+    ids=["ramp", "steps", "trace"],
 )
 def test_the_plan_of_an_older_version_has_the_same_arrivals(
-    tmp_path: Path, schedule: dict[str, Any], arrivals: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: dict[str, Any], arrivals: str
 ) -> None:
     (tmp_path / "mine.csv").write_text(TRACE)
-    names = ("seconds", "from_rate", "to_rate")
-    if "stretches" in schedule:
-        stretches = [dict(zip(names, one, strict=True)) for one in schedule["stretches"]]
-        schedule = {"kind": "rate", **schedule, "stretches": stretches}
-    else:
-        trace = {"kind": "trace", "file": str(tmp_path / "mine.csv"), "from_s": 0.0}
-        lengths = {"prompt_factor": 1.0, "prompt_tokens": [8, 2000], "answer_tokens": 50}
-        schedule = trace | lengths | schedule
+    monkeypatch.chdir(tmp_path)
     old = plan_from_mark(old_plan(schedule))
     new = plan(tmp_path, f"{arrivals}\nmax_streams=7", "run.seed=5", "load.stay_share=0.25")
     assert isinstance(old.load, AbandonLoad)
@@ -248,8 +242,8 @@ def test_the_plan_of_an_older_version_has_the_same_arrivals(
     assert (old.schedule.max_streams, old.run.processes) == (7, 2)
     assert list(old.planned_arrivals()) == list(new.planned_arrivals())
     for arrival in old.planned_arrivals():
-        drawn = [
+        was, now = (
             arrival.draw_request(load, seed=5, seen=ObservedLatency())
             for load in (old.load, new.load)
-        ]
-        assert drawn[0].planned_abandon == drawn[1].planned_abandon
+        )
+        assert was.planned_abandon == now.planned_abandon

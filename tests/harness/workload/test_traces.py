@@ -1,4 +1,4 @@
-"""Recorded traffic: the three formats, their mistakes, and what a replayed request asks for.
+"""Recorded traffic: the three formats, their mistakes, and the replayed requests.
 
 Published traces are not shipped: WALKAWAY_TRACES names a folder that holds them, as .csv and
 .jsonl, since formats in the wild differ from what one makes up. Made-up traces in the same three
@@ -8,7 +8,6 @@ shapes are read by the same tests, always.
 import csv
 import json
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ import pytest
 
 import workloads
 from harness.errors import ConfigError
-from harness.workload.abandon import AbandonPlan, LastTokenPlan, RequestSpec, SharePlan
+from harness.workload.abandon import AbandonPlan, LastTokenPlan, SharePlan
 from harness.workload.arrivals import TraceArrivals
 from harness.workload.load import AbandonLoad
 from harness.workload.observed_latency import ObservedLatency
@@ -67,21 +66,18 @@ def limits(prompts: tuple[int, int] = (1, 10_000), answers: int = 1000) -> Aband
     return load_of(STAY, prompt_tokens=list(prompts), stay_tokens=answers)
 
 
-def test_mooncake_has_milliseconds_and_pages() -> None:
+def test_each_format_has_its_times_lengths_and_pages() -> None:
     first, second = read(MOONCAKE)
     assert first == Recorded(at_s=0, prompt_tokens=1100, answer_tokens=50, pages=(0, 1, 2))
     assert (second.at_s, second.pages) == (2.5, (0, 3))
-
-
-def test_azure_has_dates() -> None:
     first, second = read(AZURE)
     assert (first.prompt_tokens, first.answer_tokens) == (374, 44)
     assert second.at_s - first.at_s == pytest.approx(4.314579, abs=1e-5)
+    assert [one.at_s for one in read(BURST_GPT)] == [5, 45, 118]
 
 
-def test_burst_gpt_has_failures_that_are_left_out_and_counted() -> None:
+def test_a_request_without_an_answer_is_left_out_and_counted() -> None:
     requests = read(BURST_GPT)
-    assert [one.at_s for one in requests] == [5, 45, 118]
     assert [offset for offset, _ in replayed(requests, trace_of(), limits())] == [0, 113]
     found = tally(requests, trace_of(), limits())
     assert (found.requests, found.left_out) == (2, 1)
@@ -122,7 +118,7 @@ def test_spaces_after_commas_empty_lines_and_other_columns_do_no_harm() -> None:
         (BURST_GPT.replace("417", "4.5"), "trace:4: `Request tokens` is '4.5', not a number"),
     ],
 )
-def test_a_mistake_is_said_with_file_line_and_field(text: str, message: str) -> None:
+def test_a_mistake_is_named_with_file_line_and_field(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read(text)
 
@@ -133,7 +129,7 @@ def test_a_window_is_cut_before_time_is_scaled() -> None:
     assert [offset for offset, _ in replayed(requests, trace, limits())] == [0, 0.5, 1, 1.5]
 
 
-def test_lengths_are_multiplied_then_cut_and_it_is_counted() -> None:
+def test_lengths_are_multiplied_then_cut_and_counted() -> None:
     requests = [
         Recorded(at_s=0, prompt_tokens=1001, answer_tokens=50, pages=(7, 8)),
         Recorded(at_s=1, prompt_tokens=100, answer_tokens=900),
@@ -159,7 +155,7 @@ def test_a_file_is_read_as_far_as_it_is_needed(tmp_path: Path) -> None:
     assert not list(schedule)  # the next is beyond the window: what follows it is never read
 
 
-def test_a_file_that_is_not_there_or_no_text_is_a_mistake_of_the_user(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"TIMESTAMP\xff\xfe")
     for name in ("nowhere", "bytes"):
         with (
@@ -169,62 +165,39 @@ def test_a_file_that_is_not_there_or_no_text_is_a_mistake_of_the_user(tmp_path: 
             list(requests)
 
 
-@pytest.mark.parametrize("write", [as_mooncake, as_azure, as_burst_gpt])
-def test_what_was_written_in_a_format_is_read_from_it(
-    write: Callable[[list[Recorded]], Iterator[str]],
-) -> None:
-    written = conversations(50, seed=3)
-    found = list(read_trace(write(written), name="trace"))
-    begin_s = found[0].at_s
-    assert [one.at_s - begin_s for one in found] == pytest.approx([one.at_s for one in written])
-    assert [(one.prompt_tokens, one.answer_tokens) for one in found] == [
-        (one.prompt_tokens, one.answer_tokens) for one in written
-    ]
-    assert [one.pages for one in found] == [
-        one.pages if write is as_mooncake else () for one in written
-    ]
-
-
 def test_the_trace_that_ships_is_the_one_that_is_made_up_here() -> None:
     shipped = Path(workloads.__file__).with_name("made_up_trace.jsonl")
     assert shipped.read_text() == "".join(as_mooncake(conversations(60, seed=1)))
 
 
 SEEN: Final = ObservedLatency()
+HALF: Final = SharePlan(plan="answer_share", share=[0.5, 0.5])
+RACE: Final = LastTokenPlan(plan="last_token")
 
 
-def leaving(plan: AbandonPlan, *, answer: int, number: int = 0, n: int = 1) -> RequestSpec:
-    """A replayed request whose user leaves by this plan."""
+@pytest.mark.parametrize(
+    ("plan", "answer", "n", "planned", "max_tokens"),
+    [
+        (STAY, 33, 1, None, 33),
+        (tokens(8), 33, 1, 8, 1000),  # asks for more, so that a ghost shows
+        (tokens(33), 33, 1, None, 33),  # would leave after the recorded end: reads to it
+        (tokens(33), 33, 2, 33, 1000),
+        (HALF, 30, 1, 15, 1000),
+        (HALF, 1, 1, None, 1),
+        (RACE, 1, 1, None, 1),  # no race for the last of one token
+        (RACE, 9, 1, 7, 9),
+    ],
+)
+def test_a_replayed_request_is_left_by_its_recorded_answer(
+    plan: AbandonPlan, answer: int, n: int, planned: int | None, max_tokens: int
+) -> None:
     asked = Replayed(prompt_tokens=77, answer_tokens=answer)
-    arrival = Arrival(number=number, offset_s=0, replayed=asked)
     load = load_of(plan.model_copy(update={"n": n}))
-    return arrival.draw_request(load, seed=7, seen=SEEN)
-
-
-class TestLeaving:
-    def test_a_user_who_stays_asks_for_what_was_recorded(self) -> None:
-        spec = leaving(STAY, answer=33)
-        assert (spec.prompt_tokens, spec.max_tokens, spec.plan) == (77, 33, "never")
-
-    def test_a_user_who_leaves_asks_for_more_so_that_a_ghost_shows(self) -> None:
-        spec = leaving(tokens(8), answer=33)
-        assert (spec.max_tokens, spec.planned_abandon) == (1000, 8)
-
-    def test_a_user_who_would_leave_after_the_recorded_end_reads_to_it(self) -> None:
-        spec = leaving(tokens(33), answer=33)
-        assert (spec.planned_abandon, spec.way, spec.max_tokens) == (None, None, 33)
-        assert leaving(tokens(33), answer=33, n=2).planned_abandon == 33
-
-    def test_a_share_is_of_the_recorded_answer(self) -> None:
-        half = SharePlan(plan="answer_share", share=[0.5, 0.5])
-        specs = [leaving(half, answer=30, number=n) for n in range(5)]
-        assert [(spec.planned_abandon, spec.max_tokens) for spec in specs] == [(15, 1000)] * 5
-        assert leaving(half, answer=1).planned_abandon is None
-
-    def test_no_race_for_the_last_of_one_token(self) -> None:
-        assert leaving(LastTokenPlan(plan="last_token"), answer=1).planned_abandon is None
-        race = leaving(LastTokenPlan(plan="last_token"), answer=9)
-        assert (race.pause, race.max_tokens) == ("race", 9)
+    spec = Arrival(number=0, offset_s=0, replayed=asked).draw_request(load, seed=7, seen=SEEN)
+    assert (spec.prompt_tokens, spec.planned_abandon) == (77, planned)
+    assert spec.max_tokens == max_tokens
+    assert (spec.way is None) == (planned is None)
+    assert (spec.pause == "race") == (plan is RACE and planned is not None)
 
 
 FOLDER: Final = os.environ.get("WALKAWAY_TRACES")
@@ -264,11 +237,6 @@ def lengths(file: Path) -> list[tuple[int, int]]:
     return [(int(line[prompt]), int(line[COLUMNS[prompt]])) for line in lines]
 
 
-@pytest.mark.skipif(FOLDER is None, reason="WALKAWAY_TRACES names no folder of published traces")
-def test_the_folder_holds_traces() -> None:
-    assert PUBLISHED
-
-
 @EACH_TRACE
 def test_each_line_is_a_request_at_its_time_that_asks_for_what_was_recorded(file: Path) -> None:
     with open_trace(str(file)) as recorded:
@@ -276,23 +244,19 @@ def test_each_line_is_a_request_at_its_time_that_asks_for_what_was_recorded(file
     assert [(one.prompt_tokens, one.answer_tokens) for one in read] == lengths(file)
     times_s = [one.at_s for one in read]
     assert times_s == sorted(times_s)
-    assert times_s[-1] > times_s[0]
+    if file.name in MADE_UP:
+        written = conversations(60, seed=2)
+        assert [at_s - times_s[0] for at_s in times_s] == pytest.approx(
+            [one.at_s for one in written]
+        )
+        has_pages = file.name == "mooncake.jsonl"
+        assert [one.pages for one in read] == [one.pages if has_pages else () for one in written]
 
-    load = load_of(
-        STAY,
-        SharePlan(plan="answer_share", share=[0.1, 0.9]),
-        prompt_tokens=[1, LONGEST],
-        stay_tokens=LONGEST,
-    )
+    load = load_of(STAY, prompt_tokens=[1, LONGEST], stay_tokens=LONGEST)
     trace = trace_of(file=str(file), speed=SPEED)
     arrivals = list(planned_arrivals(trace, load, seed=3))
     due_s = [(one.at_s - times_s[0]) / SPEED for one in read if one.is_whole]
     assert [one.offset_s for one in arrivals] == pytest.approx(due_s)
     specs = [one.draw_request(load, seed=3, seen=SEEN) for one in arrivals]
     wanted = [(prompt, answer) for prompt, answer in lengths(file) if prompt and answer]
-    assert [spec.prompt_tokens for spec in specs] == [prompt for prompt, _ in wanted]
-    stays = [spec.planned_abandon is None for spec in specs]
-    assert any(stays)
-    assert not all(stays)
-    for spec, is_staying, (_, answer) in zip(specs, stays, wanted, strict=True):
-        assert spec.max_tokens == (answer if is_staying else load.answer_tokens)
+    assert [(spec.prompt_tokens, spec.max_tokens) for spec in specs] == wanted

@@ -1,7 +1,6 @@
 """A workload is read with its defaults, its settings and its arms; the shipped ones can be run."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -10,7 +9,7 @@ from harness.run.run_config import RunConfig, make_load_plan, resolve_run
 from harness.run.server import Server
 from harness.workload.load import AbandonLoad
 from harness.workload.toml_file import apply_settings, parse_setting
-from harness.workload.workload import SHIPPED_WORKLOADS, load_target, load_workload, shipped
+from harness.workload.workload import SHIPPED_WORKLOADS, load_workload, shipped
 from tests.harness.workload.test_refused import GOOD
 
 WORKLOADS = sorted(shipped(SHIPPED_WORKLOADS))
@@ -24,25 +23,19 @@ def write(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def test_a_file_is_read_with_defaults_filled_in(tmp_path: Path) -> None:
-    workload = load_workload(write(tmp_path, GOOD))
-    assert workload.name == "mine"
-    assert isinstance(workload.load, AbandonLoad)
-    assert workload.load.abandon_after_tokens == [0, 4]
-    assert workload.load.think == "step"
-    assert workload.load.stop_after_abandons is None
-    assert (workload.run.seed, workload.engine.runner) == (0, "auto")
-    assert workload.arrivals.kind == "closed"
-
-
-def test_settings_override_the_file(tmp_path: Path) -> None:
+def test_a_file_is_read_with_its_defaults_and_settings(tmp_path: Path) -> None:
     settings = ["run.users=7", "load.think=none", "engine.runner=simulated", "settle.seconds=1.5"]
-    workload = load_workload(write(tmp_path, GOOD), settings)
-    assert workload.run.users == 7
-    assert isinstance(workload.load, AbandonLoad)
-    assert workload.load.think == "none"
-    assert workload.engine.runner == "simulated"
-    assert workload.settle.seconds == 1.5
+    file = write(tmp_path, GOOD)
+    plain, changed = load_workload(file), load_workload(file, settings)
+    assert plain.name == "mine"
+    assert isinstance(plain.load, AbandonLoad)
+    assert isinstance(changed.load, AbandonLoad)
+    assert plain.load.abandon_after_tokens == changed.load.abandon_after_tokens == [0, 4]
+    assert (plain.load.think, changed.load.think) == ("step", "none")
+    assert (plain.run.users, changed.run.users) == (2, 7)
+    assert (plain.engine.runner, changed.engine.runner) == ("auto", "simulated")
+    assert (plain.settle.seconds, changed.settle.seconds) == (None, 1.5)
+    assert (plain.run.seed, plain.arrivals.kind) == (0, "closed")
 
 
 @pytest.mark.parametrize(
@@ -73,35 +66,6 @@ def test_a_file_with_an_odd_name_is_named_fittingly(tmp_path: Path) -> None:
     assert load_workload(str(odd)).name == "weird-name"
 
 
-@pytest.mark.parametrize("name", ["reference", "vllm", "llamacpp", "sglang", "openai"])
-def test_every_shipped_target_loads(name: str) -> None:
-    target = load_target(name)
-    assert (target.name, target.lifecycle) == (name, name == "reference")
-    assert name in shipped("harness.targets")
-
-
-def test_llamacpp_is_scraped_less_than_once_a_second() -> None:
-    assert (load_target("llamacpp").scrape_interval_s or 0) > 1
-
-
-def test_every_question_of_the_list_has_its_workload() -> None:
-    assert {
-        "chat_stop",
-        "type_ahead",
-        "navigate_away",
-        "regenerate",
-        "queue_abandon",
-        "prefill_abandon",
-        "last_token_race",
-        "cancel_storm",
-        "retry_storm",
-        "memory_pressure",
-        "innocent_bystanders",
-        "value_of_cancellation",
-        "soak",
-    } <= set(WORKLOADS)
-
-
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_shipped_workload_can_be_run_as_it_stands(name: str, tmp_path: Path) -> None:
     resolved = resolve_run(RunConfig(workload=name))
@@ -113,11 +77,6 @@ def test_every_shipped_workload_can_be_run_as_it_stands(name: str, tmp_path: Pat
         engine = order.workload.engine.model_dump(exclude_none=True)
         server = Server(url="http://127.0.0.1:1", model="m", config=ENGINE | engine, engine=None)
         assert make_load_plan(order, server, rows_dir=tmp_path).run == order.workload.run
-
-
-def test_more_users_than_slots_in_the_demo() -> None:
-    demo = load_workload("demo")
-    assert demo.run.users > (demo.engine.max_num_seqs or 0)
 
 
 RATE = ["arrivals.kind=constant", "arrivals.seconds=1"]
@@ -152,25 +111,3 @@ def test_a_cap_that_is_raised_as_its_message_says_lets_the_load_pass(
 )
 def test_what_one_process_has_open(name: str, settings: list[str], streams: int) -> None:
     assert load_workload(name, settings).streams_of_each_process == streams
-
-
-def test_a_trace_that_is_replayed_too_fast(tmp_path: Path) -> None:
-    """Ten a second as recorded."""
-    trace = tmp_path / "trace.jsonl"
-    lines = (f'{{"timestamp":{100 * n},"input_length":9,"output_length":3}}' for n in range(40))
-    trace.write_text("\n".join(lines))
-
-    def at_speed(speed: int) -> RunConfig:
-        settings = [f"arrivals.file={trace}", "run.most_rate=15", f"arrivals.speed={speed}"]
-        return RunConfig(workload="trace_replay", settings=settings)
-
-    resolve_run(at_speed(1))
-    with pytest.raises(ConfigError, match=r"trace.jsonl: `arrivals` bring up to 2. .*most_rate=2"):
-        resolve_run(at_speed(2))
-
-
-def test_nobody_leaves_after_the_run() -> None:
-    plan: list[Any] = ['load.mix=[{plan="time", seconds=20}]', "load.abandon_after_tokens=[]"]
-    load_workload("chat_stop", [*plan, "run.max_seconds=21"])
-    with pytest.raises(ConfigError, match=r"leaves 20 s after `sent`, but `run.max_seconds` is 20"):
-        load_workload("chat_stop", [*plan, "run.max_seconds=20"])
