@@ -18,7 +18,7 @@ from harness.analysis.figure import Figures
 from harness.analysis.littles_law import (
     Balance,
     delay_of_aborts,
-    held_for_nobody,
+    held_after_leaving,
     sum_by_block,
     unread_tokens,
 )
@@ -32,7 +32,7 @@ from harness.store.frames import RunFrames
 
 _BY_BLOCKS = {
     (CANCEL_LATENCY, "counter"): (delay_of_aborts, "held_s"),
-    (CANCEL_LATENCY, "gauge"): (held_for_nobody, "held_s"),
+    (CANCEL_LATENCY, "gauge"): (held_after_leaving, "held_s"),
     ("wasted_tokens", "counter"): (unread_tokens, "wasted"),
 }
 # A token's way from the sampler to the client: written, sent over loopback, read and parsed. The

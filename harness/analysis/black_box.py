@@ -27,7 +27,7 @@ from harness.analysis.littles_law import (
     Balance,
     as_figure,
     delay_of_aborts,
-    held_for_nobody,
+    held_after_leaving,
     pooled,
     unread_tokens,
 )
@@ -60,14 +60,17 @@ class Outside:
 
 
 def seen_from_outside(frames: RunFrames, facts: Facts) -> Outside:
-    old = {role: why_no_lag(frames, facts, role) for role in ("running", "aborted")}
+    totals = {
+        "counter": delay_of_aborts(frames, facts),
+        "gauge": held_after_leaving(frames, facts),
+    }
+    for method, role in (("counter", "aborted"), ("gauge", "running")):
+        if (why := why_no_lag(frames, facts, role)) is not None:
+            totals[method] = NotMeasurable(why)
     return Outside(
         num_left=open_requests(frames.requests).n_left,
         num_abandoned=num_abandoned(frames.requests),
-        totals={
-            "counter": _unless(old["aborted"], delay_of_aborts(frames, facts)),
-            "gauge": _unless(old["running"], held_for_nobody(frames, facts)),
-        },
+        totals=totals,
         ghosts={
             "counter": ghosts_by_counter(frames, facts),
             "gauge": ghosts_by_gauge(frames, facts),
@@ -81,18 +84,25 @@ def seen_from_outside(frames: RunFrames, facts: Facts) -> Outside:
 def figures_from_outside(runs: Sequence[Outside]) -> dict[str, Methods]:
     """Cancel latency, ghost rate and waste by each method, the best first; of all runs together.
 
-    Totals cannot tell why a client went away. Without a single abandon they cover only requests
-    that the run cut off as it ended, which say nothing about abandons: so there is no figure.
+    The first latency known becomes the figure of a run without exact logs, so methods with a mean
+    come before those with only an upper limit. Totals cannot say why a client went away. Without a
+    single abandon they cover only requests that the run cut off as it ended, which say nothing
+    about abandons: so there is no figure.
     """
     runs = [run for run in runs if run.num_left]
     if not any(run.num_abandoned for run in runs):
         return {name: {} for name in (CANCEL_LATENCY, "ghost_rate", "wasted_tokens")}
-    latency = latency_methods(runs)
-    best = next((one for one in latency.values() if isinstance(one, Metric)), None)
+    latency = best_first(
+        {
+            method: _of_all([run.totals[method] for run in runs], _mean_latency, method)
+            for method in runs[0].totals
+        }
+    )
     ghosts = {
         method: _of_all([run.ghosts[method] for run in runs], ghost_rate, method)
         for method in runs[0].ghosts
     }
+    best = next((one for one in latency.values() if isinstance(one, Metric)), None)
     return {
         CANCEL_LATENCY: latency,
         "ghost_rate": best_first(ghosts),
@@ -100,23 +110,8 @@ def figures_from_outside(runs: Sequence[Outside]) -> dict[str, Methods]:
     }
 
 
-def latency_methods(runs: Sequence[Outside]) -> Methods:
-    """The mean cancel latency by totals. The first one known becomes the figure of a run without
-    exact logs, so methods with a mean come before those with only an upper limit."""
-    return best_first(
-        {
-            method: _of_all([run.totals[method] for run in runs], _mean_latency, method)
-            for method in runs[0].totals
-        }
-    )
-
-
 def _mean_latency(found: Sequence[Balance], method: str) -> Figure:
     return as_figure(pooled(found), method)
-
-
-def _unless(why: str | None, found: T) -> T | NotMeasurable:
-    return found if why is None else NotMeasurable(why)
 
 
 def _of_all(
@@ -168,13 +163,9 @@ def _longest_mean(latency: Metric) -> float | None:
 def with_methods(figure: Figure, methods: Mapping[str, Figure]) -> Figure:
     """The figure with every other method that has a value beside it; without any value, all the
     reasons."""
+    reasons = [one.reason for one in (figure, *methods.values()) if isinstance(one, NotMeasurable)]
     for name, other in methods.items():
-        figure = other if _is_better(figure, other) else with_other(figure, name, other)
+        figure = with_other(figure, name, other)
     if isinstance(figure, NotMeasurable):
-        missing = [one for one in (figure, *methods.values()) if isinstance(one, NotMeasurable)]
-        return NotMeasurable("; ".join(dict.fromkeys(one.reason for one in missing)))
+        return NotMeasurable("; ".join(dict.fromkeys(reasons)))
     return figure
-
-
-def _is_better(figure: Figure, other: Figure) -> bool:
-    return isinstance(figure, NotMeasurable) and isinstance(other, Metric)

@@ -5,8 +5,8 @@
     held by clients ──────┴─────┴───
 
 By Little's law the area under the number of requests in a system is the sum of the times that they
-spend in it, exactly so over a span at whose ends the system is empty. The area between what the
-server holds and what its clients hold is therefore the time that abandoned requests went on:
+spend in it, exactly so over a span at whose ends the system is empty. So the area between what the
+server holds and what its clients hold is the time that abandoned requests went on:
 
     mean cancel latency = area / number of requests left.
 
@@ -14,18 +14,17 @@ Counters serve as well: the area between the clients that have left and the requ
 aborted is the sum of the delays, if both end equal but for the few that left before the server saw
 their request.
 
-The area is a sum over scrapes of (difference at the scrape) * (time that the scrape stands for).
-The difference is mostly 0, so a long scrape interval costs precision but adds no bias, unless the
-scrapes keep time with the load. An old page does bias the area: a request that comes shows late,
-which takes from it, and one that goes shows late, which adds to it. With the mean delays
+The area is a sum over scrapes of (difference at the scrape) * (time that the scrape stands for). A
+long scrape interval costs precision but adds no bias, unless the scrapes keep time with the load.
+An old page does bias the area: with the mean delays of what it shows
 
     area = sum of latencies + left * (delay of leaving) + ended * (delay of ending)
            - all * (delay of coming).
 
 If the target's file knows these delays in steps (`late_steps`), their part is taken out, and `bias`
 is half a step for each change. A request that comes waits for the next step's beginning, as a
-cancel does, so the two nearly cancel out in the area: that wait is estimated by itself, see
-`mean_wait_s`. If only the longest lag of the refresh rule is known, `bias` is that lag.
+cancel does: that wait is estimated by itself, see `mean_wait_s`. If only the longest lag of the
+refresh rule is known, `bias` is that lag.
 
 The mean over one run or several is the sum of sums / the sum of counts. Its interval accounts for
 
@@ -55,7 +54,7 @@ from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, NotMeasurable
 from harness.analysis.open_requests import OpenRequests, open_requests
 from harness.analysis.scraped import Readings, met_step_s, readings_of
-from harness.analysis.stats import Bools, Floats, Ints, chi2_quantile, normal_quantile, ratio_ci95
+from harness.analysis.stats import Floats, Ints, chi2_quantile, normal_quantile, ratio_ci95
 from harness.analysis.tokens import first_times, read_by, token_gaps, tokens_per_event
 from harness.records import Metric
 from harness.store.frames import RunFrames
@@ -137,39 +136,30 @@ def as_figure(found: Balance | NotMeasurable, method: str) -> Figure:
     """
     if isinstance(found, NotMeasurable):
         return found
+    mean, (low, high) = found.mean, found.bias
     by_chance = found.by_chance()
-    from_s, to_s = by_chance or (found.mean - found.grain, found.mean + found.grain)
-    figure = Metric(unit="s", n=found.n, method=method, others=_parts(found))
-    if from_s > 0 or (found.goes_on and found.mean > 0):
-        figure.mean, figure.bound = found.mean, "lower" if found.goes_on else "point"
-        figure.mean_ci95 = None if by_chance is None else _widened(by_chance, found.bias)
-        return figure
-    upper, is_explained = to_s - found.bias[0], found.mean + found.grain >= found.bias[0]
-    if upper <= 0 or found.goes_on or not is_explained:
-        return NotMeasurable(
-            f"not enough data: by {method} {figure.n} cancels would have taken {found.mean:.3g} s "
-            "on average, which pages no older than the target's description says do not explain"
-        )
-    figure.bound, figure.upper95 = "upper", upper
-    if found.mean > 0:
-        figure.needs["mean"] = math.ceil(figure.n * ((to_s - found.mean) / found.mean) ** 2)
-    return figure
-
-
-def _parts(found: Balance) -> dict[str, float]:
-    low, high = found.bias
-    return {
+    from_s, to_s = by_chance or (mean - found.grain, mean + found.grain)
+    parts = {
         "total": float(found.sums.sum()),
         "bias_low": low,
         "bias_high": high,
         "grain": found.grain,
-        "estimate": found.mean,
+        "estimate": mean,
     }
-
-
-def _widened(limits: Limits, bias: Limits) -> Limits:
-    """Add what old pages may have added or hidden; no latency is below 0."""
-    return max(0.0, limits[0] - bias[1]), limits[1] - bias[0]
+    figure = Metric(unit="s", n=found.n, method=method, others=parts)
+    if from_s > 0 or (found.goes_on and mean > 0):
+        figure.mean, figure.bound = mean, "lower" if found.goes_on else "point"
+        figure.mean_ci95 = None if by_chance is None else (max(0.0, from_s - high), to_s - low)
+        return figure
+    if to_s - low <= 0 or found.goes_on or mean + found.grain < low:
+        return NotMeasurable(
+            f"not enough data: by {method} {figure.n} cancels would have taken {mean:.3g} s "
+            "on average, which pages no older than the target's description says do not explain"
+        )
+    figure.bound, figure.upper95 = "upper", to_s - low
+    if mean > 0:
+        figure.needs["mean"] = math.ceil(figure.n * ((to_s - mean) / mean) ** 2)
+    return figure
 
 
 def sum_by_block(balance: Balance, t_ns: pd.Series, values: pd.Series) -> Floats:
@@ -178,7 +168,6 @@ def sum_by_block(balance: Balance, t_ns: pd.Series, values: pd.Series) -> Floats
 
 
 _TOGETHER: Final = 0.5  # of the median gap: tokens closer than this come from one step
-_ENDS: Final = ("first_token_ns", "last_token_ns")
 _GRAINS: Final = 16  # of that time: of the tokens in one of these only the first is looked at
 
 
@@ -208,15 +197,14 @@ def mean_wait_s(requests: pd.DataFrame, held: OpenRequests, step_s: float) -> fl
     is_busy = (held.at(sent - 1) > 0) & (following < len(boundaries))
     sent = sent[is_busy]
     waits_s = (boundaries[following[is_busy]] - sent) / 1e9
-    waits_s = np.where(_is_read(requests, sent), waits_s, np.minimum(waits_s, step_s))
+    first, last = (
+        np.sort(requests[name].dropna().astype("int64"))
+        for name in ("first_token_ns", "last_token_ns")
+    )
+    begun, over = (np.searchsorted(times, sent, side="right") for times in (first, last))
+    is_read = begun > over  # of some answer a token had come, and more were to come
+    waits_s = np.where(is_read, waits_s, np.minimum(waits_s, step_s))
     return float(waits_s.sum()) / max(1, len(is_busy))
-
-
-def _is_read(requests: pd.DataFrame, t_ns: Ints) -> Bools:
-    """Whether some answer was being read at each time: a token had come, and more were to come."""
-    first, last = (requests[name].dropna().astype("int64") for name in _ENDS)
-    begun, over = (np.searchsorted(np.sort(times), t_ns, side="right") for times in (first, last))
-    return begun > over
 
 
 MOST_BLOCKS: Final = 20
@@ -224,15 +212,16 @@ FEWEST_IN_BLOCK: Final = 5  # clients that leave, on average
 MOST_LOST: Final = 0.1  # of the requests left, so many may have gone before the server saw them
 
 
-def held_for_nobody(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
+def held_after_leaving(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
     """Request-seconds in the server (running and waiting) beyond those that clients held."""
     held = open_requests(frames.requests)
     if not held.n_left:
         return NotMeasurable("no request was left before its end")
     running, waiting = (readings_of(frames, facts, role) for role in ("running", "waiting"))
+    if running is None or facts.trust.get("running") == "stuck":
+        return NotMeasurable(f"{facts.engine}'s running requests were not scraped during the load")
     if (problem := _unusable_gauges(running, waiting, held, facts)) is not None:
         return NotMeasurable(problem)
-    assert running is not None
     level = running.level - facts.idle_before.get("running", 0.0)
     if waiting is not None:
         level = level + waiting.level - facts.idle_before.get("waiting", 0.0)
@@ -257,19 +246,19 @@ def delay_of_aborts(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
             f"{facts.metric_names['aborted']} moved by {change:g} for {held.n_left} requests "
             "left: which of them it counted is not known"
         )
-    told = replace(held, left_ns=np.setdiff1d(held.left_ns, lost, assume_unique=True))
-    found = _area(aborted, told.left_by(aborted.t_ns) - seen, told, facts)
+    counted = replace(held, left_ns=np.setdiff1d(held.left_ns, lost, assume_unique=True))
+    found = _area(aborted, counted.left_by(aborted.t_ns) - seen, counted, facts)
     late = facts.late.get("aborted")
     if late is None:
         return replace(found, bias=(0.0, aborted.lag_ns / 1e9))
     step_s = met_step_s(frames) or 0.0
-    added_s = late.left * step_s * _share_left_behind(told, step_s)
+    added_s = late.left * step_s * _share_left_behind(counted, step_s)
     return _less(found, added_s, (-step_s / 2, step_s / 2))
 
 
 def unread_tokens(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
-    """Tokens that the server counted beyond those that clients read; a request for several answers
-    is left once."""
+    """Tokens that the server counted beyond those that clients read, by requests left, not by
+    answers."""
     held = open_requests(frames.requests.assign(n=1))
     generated = readings_of(frames, facts, "generated_tokens")
     change = facts.idle_change("generated_tokens")
@@ -316,10 +305,8 @@ def _less(found: Balance, added_s: float, bias: tuple[float, float]) -> Balance:
 
 
 def _unusable_gauges(
-    running: Readings | None, waiting: Readings | None, held: OpenRequests, facts: Facts
+    running: Readings, waiting: Readings | None, held: OpenRequests, facts: Facts
 ) -> str | None:
-    if running is None or facts.trust.get("running") == "stuck":
-        return f"{facts.engine}'s running requests were not scraped during the load"
     inside = running.level[running.t_ns <= facts.load_ended_ns]
     if len(inside) < 2:
         return "fewer than two scrapes fell into the load"

@@ -93,19 +93,13 @@ def reset_by_us_ns(left: pd.DataFrame, requests: pd.DataFrame, facts: Facts) -> 
     """
     t0_ns = left["t0_ns"].to_numpy(dtype=np.int64)
     held_ns = np.array([*facts.held_until_ns, NEVER], dtype=np.int64)
-    ends_ns = held_ns[np.searchsorted(held_ns, t0_ns)]
-    resets = np.where(ends_ns < NEVER, ends_ns, _ends_of_loads(t0_ns, requests, facts))
-    return np.where(left["way"].isin(_HELD), resets, NEVER)
-
-
-def _ends_of_loads(t0_ns: Ints, requests: pd.DataFrame, facts: Facts) -> Ints:
-    """For each moment, when the last request of its load had ended."""
+    recorded = held_ns[np.searchsorted(held_ns, t0_ns)]
     idle_ns = np.array([t_ns for t_ns, _ in facts.idle_loops], dtype=np.int64)
     ended_ns = requests["ended_ns"].to_numpy(dtype=np.int64)
-    load_of = np.searchsorted(idle_ns, ended_ns)
-    load_end = pd.Series(ended_ns).groupby(load_of).max()
-    own_load = np.searchsorted(idle_ns, t0_ns)
-    return pd.Series(own_load).map(load_end).fillna(NEVER).to_numpy(dtype=np.int64)
+    load_end = pd.Series(ended_ns).groupby(np.searchsorted(idle_ns, ended_ns)).max()
+    own_end = pd.Series(np.searchsorted(idle_ns, t0_ns)).map(load_end).fillna(NEVER)
+    resets = np.where(recorded < NEVER, recorded, own_end.to_numpy(dtype=np.int64))
+    return np.where(left["way"].isin(_HELD), resets, NEVER)
 
 
 def reset_warnings(requests: pd.DataFrame, cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:

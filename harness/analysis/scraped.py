@@ -112,7 +112,11 @@ def typical_step_s(frames: RunFrames) -> float | None:
 
 @lru_cache(maxsize=1)  # asked again and again of one run
 def _met_and_typical(frames: RunFrames) -> tuple[float | None, float | None]:
-    lengths = _step_lengths(frames)
+    steps = frames.steps
+    if steps.empty:
+        lengths = token_gaps(frames.requests)[0]
+    else:
+        lengths = (steps["ended_ns"] - steps["started_ns"]).to_numpy(dtype=float) / 1e9
     if not len(lengths):
         return None, None
     total = float(lengths.sum())
@@ -120,21 +124,12 @@ def _met_and_typical(frames: RunFrames) -> tuple[float | None, float | None]:
     return met, float(np.median(lengths, overwrite_input=True))
 
 
-def _step_lengths(frames: RunFrames) -> Floats:
-    if not frames.steps.empty:
-        return (frames.steps["ended_ns"] - frames.steps["started_ns"]).to_numpy(dtype=float) / 1e9
-    return token_gaps(frames.requests)[0]
-
-
 def _turns(samples: pd.DataFrame) -> Ints:
     """The number of the scrape that each sample belongs to, counted for each URL by itself."""
-    urls = samples["labels"].map(_url_of_labels(samples["labels"]))
-    ranks: pd.Series = samples["t_ns"].groupby(urls).rank(method="dense")
+    labels = samples["labels"]
+    url_of = {text: json.loads(text).get("metrics_url", "") for text in labels.unique()}
+    ranks: pd.Series = samples["t_ns"].groupby(labels.map(url_of)).rank(method="dense")
     return ranks.to_numpy().astype(np.int64)
-
-
-def _url_of_labels(labels: pd.Series) -> dict[str, str]:
-    return {text: json.loads(text).get("metrics_url", "") for text in labels.unique()}
 
 
 def _that_have(labels: pd.Series, wanted: Mapping[str, str]) -> Bools:

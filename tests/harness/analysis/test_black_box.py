@@ -12,7 +12,6 @@ import pytest
 from harness.analysis.black_box import (
     Methods,
     figures_from_outside,
-    latency_methods,
     seen_from_outside,
 )
 from harness.analysis.cancellation import cancellations
@@ -22,7 +21,7 @@ from harness.analysis.littles_law import (
     Balance,
     as_figure,
     delay_of_aborts,
-    held_for_nobody,
+    held_after_leaving,
     mean_wait_s,
     pooled,
     step_boundaries,
@@ -55,7 +54,7 @@ def test_the_delay_of_a_busy_server_is_recovered(
     busy_server(run, delay=delay, every=every)
     frames = run.frames()
     facts = run_facts(frames)
-    for balance, method in ((held_for_nobody, "gauge"), (delay_of_aborts, "counter")):
+    for balance, method in ((held_after_leaving, "gauge"), (delay_of_aborts, "counter")):
         found = metric(as_figure(balance(frames, facts), method))
         estimate = found.others["estimate"]
         assert estimate == pytest.approx(delay / 1e3, abs=0.005 + 0.1 * delay / 1e3)
@@ -78,7 +77,7 @@ def test_the_interval_is_right_as_often_as_it_says(make_run: MakeRun) -> None:
         thin = frames.server_metrics[frames.server_metrics["t_ns"].isin(times)]
         facts = run_facts(frames)
         some = type(frames)(**{**vars_of(frames), "server_metrics": thin})
-        limits = metric(as_figure(held_for_nobody(some, facts), "gauge")).mean_ci95
+        limits = metric(as_figure(held_after_leaving(some, facts), "gauge")).mean_ci95
         assert limits is not None
         hits += limits[0] <= 0.060 <= limits[1]
     assert hits >= 34
@@ -96,7 +95,7 @@ def test_an_old_page_biases_the_gauge_no_more_than_it_says(make_run: MakeRun) ->
         source["lag_s"] = 0.025
     frames = run.frames()
     facts = run_facts(frames)
-    for balance, method in ((held_for_nobody, "gauge"), (delay_of_aborts, "counter")):
+    for balance, method in ((held_after_leaving, "gauge"), (delay_of_aborts, "counter")):
         found = metric(as_figure(balance(frames, facts), method))
         assert found.mean_ci95 is not None
         low, high = found.others["bias_low"], found.others["bias_high"]
@@ -118,7 +117,7 @@ def test_scrapes_that_met_nothing_do_not_show_that_there_was_nothing(make_run: M
     busy_server(run, delay=1.0, every=20_000.0)
     frames = run.frames()
     facts = run_facts(frames)
-    found = metric(as_figure(held_for_nobody(frames, facts), "gauge"))
+    found = metric(as_figure(held_after_leaving(frames, facts), "gauge"))
     assert found.mean is None
     assert found.upper95 is not None
     assert found.upper95 > 0.01  # ten times what it was
@@ -142,13 +141,13 @@ def test_a_latency_below_zero_is_never_shown(make_run: MakeRun) -> None:
     busy_server(run, delay=10.0, every=20.0, coming_late=60.0)
     frames = run.frames()
     facts = run_facts(frames)
-    found = as_figure(held_for_nobody(frames, facts), "gauge")
+    found = as_figure(held_after_leaving(frames, facts), "gauge")
     assert isinstance(found, NotMeasurable)
     assert found.reason.startswith("not enough data: by gauge")
     assert run.manifest.target is not None
     run.manifest.target.spec["metrics"]["running"]["lag_s"] = 0.060
     frames = run.frames()
-    known = metric(as_figure(held_for_nobody(frames, run_facts(frames)), "gauge"))
+    known = metric(as_figure(held_after_leaving(frames, run_facts(frames)), "gauge"))
     assert (known.mean, known.bound) == (None, "upper")
     assert known.upper95 is not None
     assert 0.010 < known.upper95 < 0.150
@@ -174,7 +173,7 @@ def test_how_many_would_be_enough_is_said(make_run: MakeRun) -> None:
     run = make_run()
     busy_server(run, delay=4.0, every=900.0)
     frames = run.frames()
-    found = metric(as_figure(held_for_nobody(frames, run_facts(frames)), "gauge"))
+    found = metric(as_figure(held_after_leaving(frames, run_facts(frames)), "gauge"))
     if found.others["estimate"] > 0:
         assert found.needs["mean"] > found.n
     assert found.mean is None
@@ -374,7 +373,7 @@ def test_one_scrape_that_met_all_who_left_together_is_not_enough_for_a_mean() ->
 
 
 def by_method(frames: RunFrames) -> Methods:
-    return latency_methods([seen_from_outside(frames, run_facts(frames))])
+    return figures_from_outside([seen_from_outside(frames, run_facts(frames))])["cancel_latency_s"]
 
 
 @pytest.mark.parametrize("step", [8.0, 20.0, 55.0])
@@ -385,7 +384,7 @@ def test_the_mean_age_of_a_page_is_put_right(make_run: MakeRun, step: float, sta
     known = stepping_server(run, step=step, stays=stays)
     frames = run.frames()
     facts = run_facts(frames)
-    for balance in (held_for_nobody, delay_of_aborts):
+    for balance in (held_after_leaving, delay_of_aborts):
         found = balance(frames, facts)
         assert not isinstance(found, NotMeasurable)
         assert found.mean == pytest.approx(known, abs=0.25 * step / 1e3)
