@@ -1,15 +1,13 @@
 """From run folders to one HTML file: read, put into words, draw, write."""
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from dashboards import headline
-from dashboards.headline import Card
 from dashboards.page import document, save
-from dashboards.request_sample import Sample, request_rows
+from dashboards.request_sample import request_rows
 from dashboards.sections import arms, cancel, load
 from dashboards.sections.section import Cell, Section, Table
 from dashboards.sections.stages import stages
@@ -18,20 +16,19 @@ from dashboards.sections.tables import (
     account_tables,
     every_figure,
     limits_table,
-    metric_rows,
     value_tables,
 )
 from dashboards.sections.waste import waste
 from dashboards.source import ArmsRun, Run, read_run, server_in_words
-from dashboards.verdict import Trust, Verdict, trust, trust_of_arms, verdict_of
-from harness.analysis.compare import FEWEST_ROUNDS, is_certain
+from dashboards.verdict import trust, trust_of_arms, verdict_of
+from harness.analysis.compare import is_certain
+from harness.export.headline import report_sentence
 from harness.export.tables import client_facts
-from harness.formatting import bounded, number, quantity
+from harness.formatting import bounded, quantity
 from harness.metrics import headline_figures, spoken
-from harness.records import ArmsSummary, Difference, Remark
+from harness.records import ArmsSummary
 from harness.store.manifest import Manifest
 
-REFERENCE: Final = "the reference"
 COUNTED_BY: Final = {
     "usage": "the server's own count in each event",
     "events": "text events, one taken for one token",
@@ -40,81 +37,69 @@ COUNTED_BY: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Body:
-    """The parts of an article that differ between one run and several arms. `listing`: the sample
-    of single requests, and their data (`request_rows`).
-    """
-
-    sentence: str
-    facts: Sequence[tuple[str, str]]
-    trust: Sequence[Trust]
-    not_measurable: Mapping[str, str]
-    cards: Sequence[Card] = ()
-    side_by_side: Sequence[Table] = ()
-    accounts: Sequence[Table]
-    sections: Sequence[Section]
-    listing: tuple[Sample, Mapping[str, Any]] | None = None
-    rows: Sequence[tuple[str | Cell, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Article:
-    """The content for one run, as text.
-
-    `remarks` by level: with an `invalid` one the figures mean nothing, so it stands before them and
-    replaces the sentence. The first screen, which needs its room for the figures, only counts each
-    `warning`; it stands with each `info` below.
-    """
-
-    anchor: str
-    run_id: str
-    question: str
-    status: str
-    verdict: Verdict | None
-    remarks: Mapping[str, Sequence[Remark]]
-    body: Body
-    not_measurable: Sequence[tuple[str, Sequence[str]]]
-    tables: Sequence[Table]
-    every_figure: Table
-    command: str
-    machine: Sequence[tuple[str, str]]
-
-
 def write_report(folders: Sequence[Path], output: Path) -> None:
     """Raises `ConfigError` for a run that cannot be read or a page that cannot be written."""
     articles = [describe(read_run(path), f"run{i}") for i, path in enumerate(folders)]
-    listings = {one.anchor: one.body.listing for one in articles if one.body.listing is not None}
+    listings = {one["anchor"]: one["listing"] for one in articles if one["listing"] is not None}
     html = document(
         "report.html.j2",
-        {article.anchor: article.body.sections for article in articles},
+        {one["anchor"]: one["sections"] for one in articles},
         requests={anchor: data for anchor, (_, data) in listings.items()},
         articles=articles,
     )
     save(html, output)
 
 
-def describe(run: Run | ArmsRun, anchor: str) -> Article:
-    body = _body_of_arms(run) if isinstance(run, ArmsRun) else _body_of_run(run)
+def describe(run: Run | ArmsRun, anchor: str) -> dict[str, Any]:
+    """The content for one run, for `article.html.j2`.
+
+    `remarks` by level: with an `invalid` one the figures mean nothing, so it stands before them and
+    replaces the sentence. The first screen, which needs its room for the figures, only counts each
+    `warning`; it stands with each `info` below.
+    """
     summary, manifest, verdict = run.summary, run.manifest, verdict_of(run)
+    body = _of_arms(run) if isinstance(run, ArmsRun) else _of_run(run)
     limits = [] if verdict is None else [limits_table(verdict)]
-    return Article(
-        anchor=anchor,
-        run_id=summary.run_id,
-        question=str(manifest.workload.get("question") or summary.workload),
-        status=summary.status,
-        verdict=verdict,
-        remarks={
+    return {
+        **body,
+        "anchor": anchor,
+        "run_id": summary.run_id,
+        "question": str(manifest.workload.get("question") or summary.workload),
+        "status": summary.status,
+        "verdict": verdict,
+        "remarks": {
             level: [one for one in summary.validity if one.level == level]
             for level in ("invalid", "warning", "info")
         },
-        body=body,
-        not_measurable=_by_reason(body.not_measurable),
-        tables=[*limits, *body.accounts],
-        every_figure=every_figure(body.rows),
-        command=manifest.repeat or shlex.join(manifest.command),
-        machine=_machine(manifest),
-    )
+        "facts": [*_common_facts(run), *body["facts"]],
+        "not_measurable": _by_reason(body["not_measurable"]),
+        "tables": [*limits, *body["tables"]],
+        "command": manifest.repeat or shlex.join(manifest.command),
+        "machine": [("written", manifest.created_at), *_machine(manifest)],
+    }
+
+
+def _common_facts(run: Run | ArmsRun) -> list[tuple[str, str]]:
+    summary, interval = run.summary, run.manifest.scrape_interval_s
+    runs = list(run.rounds.values()) if isinstance(run, ArmsRun) else [run]
+    config = _common_config([one.manifest for one in runs])
+    return [
+        ("workload", str(summary.workload)),
+        ("server", server_in_words(summary.engine or "not known", config)),
+        ("model", summary.model or "not known"),
+        ("scraped", "never" if interval is None else f"every {quantity(interval, 's')}"),
+    ]
+
+
+def _common_config(manifests: Sequence[Manifest]) -> Mapping[str, Any]:
+    """The settings of the server that are equal in all runs."""
+    targets = [one.target for one in manifests]
+    first, *others = [(target and target.config) or {} for target in targets] or [{}]
+    return {
+        key: value
+        for key, value in first.items()
+        if all(config.get(key) == value for config in others)
+    }
 
 
 def _by_reason(not_measurable: Mapping[str, str]) -> list[tuple[str, list[str]]]:
@@ -124,38 +109,38 @@ def _by_reason(not_measurable: Mapping[str, str]) -> list[tuple[str, list[str]]]
     return list(names.items())
 
 
-def _machine(manifest: Manifest) -> list[tuple[str, str]]:
-    shown: list[tuple[str, str]] = [("written", manifest.created_at)]
+def _machine(manifest: Manifest) -> Iterator[tuple[str, str]]:
     for key, value in manifest.hardware.items():
         if key == "memory_bytes":
-            shown.append(("memory", quantity(float(value), "bytes")))
+            yield "memory", quantity(float(value), "bytes")
         elif isinstance(value, list):
-            shown.append((key, ", ".join(map(str, value)) or "none"))
+            yield key, ", ".join(map(str, value)) or "none"
         else:
-            shown.append((key, str(value)))
-    return [*shown, *manifest.versions.items()]
+            yield key, str(value)
+    yield from manifest.versions.items()
 
 
-def _body_of_run(run: Run) -> Body:
-    summary = run.summary
+def _of_run(run: Run) -> dict[str, Any]:
+    summary, metrics = run.summary, run.summary.metrics
     in_use = summary.breakdown.get("leaks_in_use", {})
     lost = summary.breakdown.get("leaks_lost", ("slots", "blocks"))
     unsure = _unsure(run)
-    cards = headline.cards(summary.metrics, summary.flags, in_use, unsure)
-    is_sound = summary.status == "complete" and all(
-        one.level != "invalid" for one in summary.validity
-    )
-    return Body(
-        sentence=headline.sentence(summary.outcomes, summary.metrics, in_use, lost, unsure),
-        cards=cards if is_sound else headline.without_praise(cards),
-        facts=_facts(run),
-        trust=trust(run),
-        not_measurable=summary.not_measurable,
-        accounts=account_tables(summary.agreement, summary.audit.counters if summary.audit else []),
-        sections=_sections(run),
-        listing=None if run.frames.requests.empty else request_rows(run),
-        rows=metric_rows(summary.metrics, summary.flags),
-    )
+    cards = headline.cards(metrics, summary.flags, in_use, unsure)
+    is_invalid = any(one.level == "invalid" for one in summary.validity)
+    if is_invalid or summary.status != "complete":
+        cards = headline.without_praise(cards)
+    return {
+        "sentence": report_sentence(summary.outcomes, metrics, in_use, lost, unsure),
+        "cards": cards,
+        "facts": list(_facts(run)),
+        "trust": trust(run),
+        "not_measurable": summary.not_measurable,
+        "side_by_side": [],
+        "sections": _sections(run),
+        "tables": account_tables(summary.agreement, summary.audit),
+        "listing": None if run.frames.requests.empty else request_rows(run),
+        "every_figure": every_figure({"": summary}),
+    }
 
 
 def _unsure(run: Run) -> int:
@@ -176,53 +161,38 @@ def _sections(run: Run) -> list[Section]:
     return [build(run) for build in builders[0 if has_probes else 1 :]]
 
 
-def _facts(run: Run) -> list[tuple[str, str]]:
-    summary, manifest, target = run.summary, run.manifest, run.manifest.target
-    interval = manifest.scrape_interval_s
-    facts = [
-        ("workload", str(summary.workload)),
-        ("server", server_in_words(str(summary.engine), (target and target.config) or {})),
-        ("model", summary.model or "not known"),
-        ("at", target.url if target else "never reached"),
-        ("requests", _outcomes(summary.outcomes)),
-        ("load", f"{quantity(run.clock.length_s, 's')}, seed {manifest.seed}"),
-        ("settle time", quantity(manifest.settle_s, "s")),
-        ("scraped", "never" if interval is None else f"every {quantity(interval, 's')}"),
-    ]
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    summary, manifest, outcomes = run.summary, run.manifest, run.summary.outcomes
+    yield "at", manifest.target.url if manifest.target else "never reached"
+    counts = [f"{n:,} {name.replace('_', ' ')}" for name, n in outcomes.items() if n]
+    yield "requests", f"{sum(outcomes.values()):,}" + (f": {', '.join(counts)}" if counts else "")
+    yield "load", f"{quantity(run.clock.length_s, 's')}, seed {manifest.seed}"
+    yield "settle time", quantity(manifest.settle_s, "s")
     if summary.token_counting:
-        counted = COUNTED_BY.get(summary.token_counting, summary.token_counting)
-        facts.append(("tokens counted by", counted))
+        yield "tokens counted by", COUNTED_BY.get(summary.token_counting, summary.token_counting)
     if (probing := manifest.probing) is not None:
         why = "wedged" if summary.wedged else ", ".join(probing.errors)
-        answer = f"no: {why}" if probing.errors else "yes"
-        facts.append(("still serving after the run", answer))
+        yield "still serving after the run", f"no: {why}" if probing.errors else "yes"
     if known := client_facts(summary.audit.client if summary.audit else {}):
-        counts = ", ".join(f"{name} {value}" for name, value in known)
-        facts.append(("client-side counts", counts))
-    return facts
+        yield "client-side counts", ", ".join(f"{name} {value}" for name, value in known)
 
 
-def _outcomes(outcomes: Mapping[str, int]) -> str:
-    counts = [f"{n:,} {name.replace('_', ' ')}" for name, n in outcomes.items() if n]
-    return f"{sum(outcomes.values()):,}" + (f": {', '.join(counts)}" if counts else "")
-
-
-def _body_of_arms(run: ArmsRun) -> Body:
+def _of_arms(run: ArmsRun) -> dict[str, Any]:
     summary = run.summary
-    return Body(
-        sentence=_arms_sentence(run),
-        facts=_arms_facts(run),
-        trust=trust_of_arms(run),
-        not_measurable=_in_no_arm(summary),
-        side_by_side=_side_by_side(summary),
-        accounts=[] if summary.value is None else value_tables(summary.value),
-        sections=arms.sections(run),
-        rows=[
-            row
-            for name, arm in summary.arms.items()
-            for row in metric_rows(arm.metrics, arm.flags, of=name)
-        ],
-    )
+    known = {name for metrics in summary.metrics.values() for name in metrics}
+    reasons = [one for arm in summary.arms.values() for one in arm.not_measurable.items()]
+    return {
+        "sentence": _arms_sentence(run),
+        "cards": [],
+        "facts": list(_arms_facts(run)),
+        "trust": trust_of_arms(run),
+        "not_measurable": {name: reason for name, reason in reasons if name not in known},
+        "side_by_side": list(_side_by_side(summary)),
+        "sections": arms.sections(run),
+        "tables": [] if summary.value is None else value_tables(summary.value),
+        "listing": None,
+        "every_figure": every_figure(summary.arms),
+    }
 
 
 def _arms_sentence(run: ArmsRun) -> str:
@@ -236,7 +206,8 @@ def _arms_sentence(run: ArmsRun) -> str:
     by_arm: dict[str, list[str]] = {}
     for name, key, one in compared:
         if name in summary.headlines and one.n:
-            by_arm.setdefault(one.arm, []).append(f"{spoken(name, key)} {_change(one)}")
+            change = arms.change(name, one)
+            by_arm.setdefault(one.arm, []).append(f"{spoken(name, key)} {change}")
     if by_arm:
         answers = "; ".join(f"{arm} has {', '.join(said)}" for arm, said in by_arm.items())
         return f"Against {summary.reference}, in {rounds}: {answers}."
@@ -247,45 +218,15 @@ def _arms_sentence(run: ArmsRun) -> str:
     )
 
 
-def _change(one: Difference) -> str:
-    is_ratio = one.ratio is not None
-    value, limits = (
-        (one.ratio, one.ratio_ci95) if is_ratio else (one.difference, one.difference_ci95)
-    )
-    assert value is not None
-    if limits == ((1.0, 1.0) if is_ratio else (0.0, 0.0)):
-        return "unchanged in every round"
-    shown = f"{number(value)} times" if is_ratio else f"{value:+.3g}"
-    if limits is None:  # the remarks say once how many rounds it takes
-        return shown if one.n < FEWEST_ROUNDS else f"{shown}, {one.note}"
-    return f"{shown} ({number(limits[0])} to {number(limits[1])})"
-
-
-def _arms_facts(run: ArmsRun) -> list[tuple[str, str]]:
-    summary, interval, seed = run.summary, run.manifest.scrape_interval_s, run.manifest.seed
+def _arms_facts(run: ArmsRun) -> Iterator[tuple[str, str]]:
+    summary, seed = run.summary, run.manifest.seed
     counts = {name: sum(arm.outcomes.values()) for name, arm in summary.arms.items()}
     shown = [f"{count:,} of {name}" for name, count in counts.items()]
     last = seed + summary.rounds
     seeds = f"seed {last}" if summary.rounds == 1 else f"seeds {seed + 1} to {last}"
-    return [
-        ("workload", str(summary.workload)),
-        ("server", server_in_words(summary.engine or "not known", _common_config(run))),
-        ("model", summary.model or "not known"),
-        ("arms", "; ".join(_arm_settings(arm) for arm in run.manifest.workload["arms"])),
-        ("rounds", f"{summary.rounds}, {seeds}"),
-        ("requests", f"{sum(counts.values()):,}: {', '.join(shown)}"),
-        ("scraped", "never" if interval is None else f"every {number(interval * 1e3)} ms"),
-    ]
-
-
-def _common_config(run: ArmsRun) -> Mapping[str, Any]:
-    targets = [one.manifest.target for one in run.rounds.values()]
-    first, *others = [(target and target.config) or {} for target in targets] or [{}]
-    return {
-        key: value
-        for key, value in first.items()
-        if all(config.get(key) == value for config in others)
-    }
+    yield "arms", "; ".join(_arm_settings(arm) for arm in run.manifest.workload["arms"])
+    yield "rounds", f"{summary.rounds}, {seeds}"
+    yield "requests", f"{sum(counts.values()):,}: {', '.join(shown)}"
 
 
 def _arm_settings(arm: Mapping[str, Any]) -> str:
@@ -298,15 +239,7 @@ def _arm_settings(arm: Mapping[str, Any]) -> str:
     return f"{arm['name']}: {', '.join(changes) or 'as the workload says'}"
 
 
-def _in_no_arm(summary: ArmsSummary) -> dict[str, str]:
-    reasons: dict[str, str] = {}
-    for arm in summary.arms.values():
-        reasons |= arm.not_measurable
-    known = {name for arm in summary.arms.values() for name in arm.metrics}
-    return {name: reason for name, reason in reasons.items() if name not in known}
-
-
-def _side_by_side(summary: ArmsSummary) -> list[Table]:
+def _side_by_side(summary: ArmsSummary) -> Iterator[Table]:
     """The headline figures of each arm, and under them the difference from the reference; the
     figures that answer the question come first.
     """
@@ -314,16 +247,11 @@ def _side_by_side(summary: ArmsSummary) -> list[Table]:
     asked = [pair for pair in pairs if pair[0] in summary.headlines]
     others = [pair for pair in pairs if pair not in asked]
     tables = (("The arms side by side", asked), ("More figures side by side", others))
-    return [
-        Table(
-            title=title,
-            shows=SIDE_BY_SIDE,
-            columns=("figure", *summary.arms),
-            rows=tuple(_arms_row(summary, name, key) for name, key in those),
-        )
-        for title, those in tables
-        if those
-    ]
+    for title, those in tables:
+        if those:
+            rows = tuple(_arms_row(summary, name, key) for name, key in those)
+            columns = ("figure", *summary.arms)
+            yield Table(title=title, shows=SIDE_BY_SIDE, columns=columns, rows=rows)
 
 
 def _arms_row(summary: ArmsSummary, name: str, key: str) -> tuple[str | Cell, ...]:
@@ -336,11 +264,8 @@ def _cell(summary: ArmsSummary, name: str, key: str, arm: str) -> Cell:
     metric = summary.arms[arm].metrics.get(name)
     if metric is None:
         return Cell(text="not measurable")
-    text = bounded(metric, key)
-    if arm == summary.reference:
-        return Cell(text=text, under=(REFERENCE,))
-    one = summary.difference(name, key, arm)
-    if one is None:
-        return Cell(text=text)
-    under = _change(one) if one.difference is not None else None if one.n else one.note
-    return Cell(text=text, under=() if under is None else (under,))
+    under = "the reference" if arm == summary.reference else None
+    if (one := summary.difference(name, key, arm)) is not None and under is None:
+        is_known = one.difference is not None
+        under = arms.change(name, one) if is_known else None if one.n else one.note
+    return Cell(text=bounded(metric, key), under=() if under is None else (under,))

@@ -105,15 +105,20 @@ def shift_in_words(name: str, arm: str, reference: str, shift: Shift, unit: str)
     return f"{name} of each request: {arm} against {reference} {', '.join(parts)}"
 
 
-def difference_in_words(one: Difference) -> str:
-    """ "on / off = 0.41 (0.35 to 0.48), 5 rounds"; without a ratio, the difference."""
-    what, value, limits = f"{one.arm} / {one.reference}", one.ratio, one.ratio_ci95
+def change_in_words(one: Difference, unit: str) -> tuple[str, str]:
+    """ "0.41 times" and its 95 % interval "0.35 to 0.48"; without a ratio, the difference. Shares
+    differ in percentage points: a percent of a percentage would be read as the ratio.
+    """
+    if one.ratio is not None:
+        return f"{number(one.ratio)} times", between(one.ratio_ci95, "") or DASH
+    value, limits = one.difference, one.difference_ci95
     if value is None:
-        what = f"{one.arm} - {one.reference}"
-        value, limits = one.difference, one.difference_ci95
-    shown = DASH if value is None else number(value)
-    shown_limits = "" if limits is None else f" ({number(limits[0])} to {number(limits[1])})"
-    return f"{what} = {shown}{shown_limits}, {quantity(one.n, 'rounds')}"
+        return DASH, DASH
+    if unit == "ratio":
+        unit, value = "percentage points", 100 * value
+        limits = None if limits is None else (100 * limits[0], 100 * limits[1])
+    sign = "" if value < 0 else "+"
+    return f"{sign}{quantity(value, unit)}", between(limits, unit) or DASH
 
 
 def interval(metric: Metric, name: str, *, unit: str | None = None) -> str | None:

@@ -16,9 +16,9 @@ from dashboards.sections.section import (
     section,
 )
 from dashboards.source import ArmsRun
-from harness.analysis.compare import is_certain
-from harness.formatting import difference_in_words, figure_of
-from harness.metrics import headline_figures
+from harness.analysis.compare import FEWEST_ROUNDS, is_certain
+from harness.formatting import DASH, change_in_words, figure_of
+from harness.metrics import METRICS, headline_figures
 from harness.records import ArmsSummary, Difference, Metric
 
 MOST_PICTURES: Final = 6
@@ -40,6 +40,16 @@ def compared(summary: ArmsSummary) -> list[tuple[str, str, Difference]]:
     ]
 
 
+def change(name: str, one: Difference) -> str:
+    """ "0.41 times (0.35 to 0.48)" """
+    value, limits = change_in_words(one, METRICS[name].unit)
+    if (one.ratio_ci95 or one.difference_ci95) in ((1.0, 1.0), (0.0, 0.0)):
+        return "unchanged in every round"
+    if limits == DASH:  # the remarks say once how many rounds it takes
+        return value if one.n < FEWEST_ROUNDS else f"{value}, {one.note}"
+    return f"{value} ({limits})"
+
+
 @section(
     "rounds",
     "Round by round",
@@ -56,14 +66,15 @@ def _rounds(run: ArmsRun) -> Iterator[Part]:
 
 def _round_picture(summary: ArmsSummary, name: str, key: str) -> Picture:
     values = {arm: one.per_round.get(name, {}).get(key, []) for arm, one in summary.arms.items()}
-    unit = next(arm.metrics[name].unit for arm in summary.arms.values() if name in arm.metrics)
-    differences = summary.differences.get(name, {}).get(key, [])
+    changes = [
+        f"{one.arm} against {one.reference}: {change(name, one)}"
+        for one in summary.differences.get(name, {}).get(key, [])
+    ]
     return Picture(
         name=f"rounds-{name}-{key}",
-        figure=dots.per_round(values, unit=unit),
+        figure=dots.per_round(values, unit=METRICS[name].unit),
         note=f"{name}, {key}",
-        alt=f"{name} {key} of each arm, one dot a round. "
-        + "; ".join(difference_in_words(one) for one in differences),
+        alt=f"{name} {key} of each arm, one dot a round. {'; '.join(changes)}",
     )
 
 

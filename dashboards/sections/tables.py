@@ -18,7 +18,7 @@ from harness.export.tables import (
     value_columns,
 )
 from harness.formatting import DASH, SELF_EVIDENT_UNITS, bounded, interval, quantity
-from harness.records import Agreement, AuditEntry, Metric, Value
+from harness.records import Agreement, ArmSummary, Audit, Metric, Summary, Value
 
 SIDE_BY_SIDE: Final = (
     "Each figure is of all rounds together. Under it, against the reference: the ratio (or where a "
@@ -56,7 +56,7 @@ def value_tables(value: Value) -> list[Table]:
     ]
 
 
-def account_tables(agreement: Sequence[Agreement], counters: Sequence[AuditEntry]) -> list[Table]:
+def account_tables(agreement: Sequence[Agreement], audit: Audit | None) -> list[Table]:
     tables = [
         Table(
             title="Two methods for one quantity",
@@ -70,13 +70,19 @@ def account_tables(agreement: Sequence[Agreement], counters: Sequence[AuditEntry
             title="The server's counters, audited",
             shows="How far each counter had to move by the clients' counts, and how far it did.",
             columns=AUDIT_COLUMNS,
-            rows=tuple(audit_cells(entry) for entry in counters),
+            rows=tuple(audit_cells(entry) for entry in (audit.counters if audit else ())),
         ),
     ]
     return [table for table in tables if table.rows]
 
 
-def every_figure(rows: Sequence[tuple[str | Cell, ...]]) -> Table:
+def every_figure(sides: Mapping[str, Summary | ArmSummary]) -> Table:
+    """Of each arm, or of a run without arms ("")."""
+    rows = [
+        _row(f"{side}: {name}" if side else name, metric, of.flags.get(name))
+        for side, of in sides.items()
+        for name, metric in of.metrics.items()
+    ]
     return Table(
         title="Every figure",
         shows="Censored samples are known only to exceed their value; a quantile that lies among "
@@ -86,14 +92,6 @@ def every_figure(rows: Sequence[tuple[str | Cell, ...]]) -> Table:
         columns=("metric", *FIGURES),
         rows=tuple(rows) or (("No figure.",),),
     )
-
-
-def metric_rows(
-    metrics: Mapping[str, Metric], flags: Mapping[str, str], *, of: str | None = None
-) -> list[tuple[str | Cell, ...]]:
-    """`flags`: reasons not to believe some metrics. `of`: the arm, if there are several."""
-    before = "" if of is None else f"{of}: "
-    return [_row(before + name, one, flags.get(name)) for name, one in metrics.items()]
 
 
 def _row(name: str, metric: Metric, flag: str | None) -> tuple[str | Cell, ...]:

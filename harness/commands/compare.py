@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 from harness.analysis.compare import is_sure
-from harness.commands.run_table import LEVEL_STYLE, first_that_fits
+from harness.commands.run_table import LEVEL_STYLE, first_that_fits, grid, statement
 from harness.errors import ConfigError
 from harness.export.comparison import (
     BASELINE,
@@ -59,16 +58,11 @@ def show_comparison(console: Console, comparison: Comparison) -> None:
     console.print(
         Group(
             Text.assemble(title, which),
-            *_remarks(comparison),
+            *(statement(said) for said in comparison.remarks),
             _table(console, comparison),
             *_below(comparison),
         )
     )
-
-
-def _remarks(comparison: Comparison) -> Iterator[Text]:
-    for said in comparison.remarks:
-        yield Text(f"{said.level}: {said.text}", style=LEVEL_STYLE.get(said.level, ""))
 
 
 def _table(console: Console, comparison: Comparison) -> Table:
@@ -79,9 +73,7 @@ def _table(console: Console, comparison: Comparison) -> Table:
 def _columns(comparison: Comparison, *, without: Sequence[str]) -> Table:
     spared = {*without, *(() if steps_differ(comparison) else ("in steps",))}
     shown = [column for column in COLUMNS if column not in spared]
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-    for column in shown:
-        table.add_column(column, justify="left" if column == "figure" else "right", no_wrap=True)
+    table = grid(shown, [], words=("figure",), wraps=False)
     for pair in comparison.pairs:
         of = cells(comparison, pair)
         style = "bold" if is_sure(pair) else ""

@@ -4,7 +4,14 @@ of counters, value of cancellation."""
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from harness.formatting import DASH, SELF_EVIDENT_UNITS, between, number, quantity
+from harness.formatting import (
+    DASH,
+    SELF_EVIDENT_UNITS,
+    between,
+    change_in_words,
+    number,
+    quantity,
+)
 from harness.records import Agreement, AuditEntry, Difference, Stage, Steady, Value, ValueRow
 
 AGREEMENT_COLUMNS: Final = (
@@ -99,18 +106,12 @@ def stage_cells(stage: Stage) -> tuple[str, ...]:
 
 
 def _change(one: Difference, unit: str) -> str:
-    """The ratio as "-98.7 % (-99.1 to -98.1)", else the difference; shares differ in percentage
-    points, since a percent of a percentage would be read as the ratio."""
-    if one.ratio is not None:
-        shown, limits = f"{_percent(one.ratio)} %", one.ratio_ci95
-        between = "" if limits is None else f" ({_percent(limits[0])} to {_percent(limits[1])})"
-        return shown + between
-    if one.difference is not None:
-        sign = "+" if one.difference > 0 else ""
-        if unit == "ratio":
-            return f"{sign}{number(100 * one.difference)} percentage points"
-        return sign + quantity(one.difference, unit)
-    return DASH
+    """The ratio as "-98.7 % (-99.1 to -98.1)", else the difference."""
+    if one.ratio is None:
+        return change_in_words(one, unit)[0]
+    limits = one.ratio_ci95
+    between = "" if limits is None else f" ({_percent(limits[0])} to {_percent(limits[1])})"
+    return f"{_percent(one.ratio)} %{between}"
 
 
 def _percent(ratio: float) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from dashboards.headline import sentence
+from harness.export.headline import report_sentence
 from harness.records import Metric
 from harness.run.settle import LATER_S
 from tests.e2e.running import Run
@@ -116,7 +116,7 @@ def alarms(summary: dict[str, Any]) -> list[str]:
 def accusations(summary: dict[str, Any]) -> list[str]:
     """The report's first sentences, as far as they accuse the server."""
     breakdown = summary["breakdown"]
-    said = sentence(
+    said = report_sentence(
         summary["outcomes"],
         msgspec.convert(summary["metrics"], dict[str, Metric]),
         breakdown["leaks_in_use"],

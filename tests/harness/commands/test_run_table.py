@@ -1,7 +1,8 @@
-"""The end of a run on a terminal."""
+"""The end of a run on a terminal: of recorded runs of every kind, and of made-up ones."""
 
 import io
-from typing import Any
+import json
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -10,162 +11,131 @@ from rich.console import Console
 
 from harness.analysis import figure
 from harness.analysis.littles_law import Balance, as_figure
-from harness.commands.run_table import headline_sentences, print_summary
-from harness.formatting import interval
-from harness.records import Metric
-from tests.made_up.summaries import made_up_summary
+from harness.commands.run_table import print_arms, print_summary
+from harness.formatting import DASH, interval
+from harness.records import ArmsSummary, Metric, Summary
+from tests.conftest import Snapshot
+from tests.harness.documents import ROOT
+from tests.made_up.summaries import made_up_arms_summary, made_up_summary
+
+RECORDED: Final = ROOT / "tests/golden/expected"
+TWO_ARMS: Final = [f"arm-{i}" for i in range(2)]
 
 
-def console(*, is_terminal: bool = False, width: int = 80) -> tuple[Console, io.StringIO]:
-    file = io.StringIO()
-    return Console(file=file, width=width, force_terminal=is_terminal), file
+def shown(summary: Summary | ArmsSummary, width: int = 100, *, shows_all: bool = True) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    if isinstance(summary, ArmsSummary):
+        print_arms(console, summary, shows_all=shows_all)
+    else:
+        print_summary(console, summary, shows_all=shows_all)
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert max(map(len, lines)) <= width
+    assert "…" not in "".join(lines)
+    return lines
 
 
-SUMMARY: dict[str, Any] = {
-    "workload": "demo",
-    "engine": "reference",
-    "model": "tiny",
-    "outcomes": {"completed": 3, "abandoned": 9, "failed": 0},
-    "metrics": {
-        "cancel_latency_s": {
-            "unit": "s",
-            "n": 9,
-            "n_censored": 1,
-            "mean": None,
-            "p50": 0.006,
-            "p99": None,
-            "max": None,
-            "lower_bounds": {"p99": 2.0, "max": 2.0},
-            "method": "exact",
-            "bound": "point",
-        },
-        "wasted_tokens": {
-            "unit": "tokens",
-            "n": 9,
-            "mean": 1.5,
-            "method": "counter",
-            "bound": "lower",
-        },
-        "ghost_rate": {
-            "unit": "ratio",
-            "n": 9,
-            "mean": 0.0,
-            "upper95": 0.28,
-            "method": "exact",
-            "bound": "point",
-        },
-        "refilled_next_schedule": {
-            "unit": "ratio",
-            "n": 9,
-            "mean": 1.0,
-            "lower95": 0.717,
-            "method": "exact",
-        },
-    },
-    "validity": [{"level": "warning", "text": "too few"}],
-    "not_measurable": {"slot_recovery_s": "no probes"},
-}
-
-
-def test_the_summary_shows_figures_statements_and_what_is_missing() -> None:
-    plain, file = console()
-    print_summary(plain, made_up_summary(SUMMARY), shows_all=True)
-    text = file.getvalue()
-    assert "demo on reference (tiny): 3 completed, 9 abandoned\n" in text
-    (latency,) = [line for line in text.splitlines() if line.startswith("cancel_latency_s")]
-    cells = " ".join(latency.split())
-    assert "6 ms > 2 s > 2 s" in cells
-    assert "9 (1) exact" in cells
-    assert "≥ 1.5" in text
-    assert "≤ 28 %" in text
-    assert "≥ 71.7 %" in text
-    assert "warning: too few" in text
-    assert "not measurable here: slot_recovery_s" in text
-    assert max(map(len, text.splitlines())) <= 80
-
-
-def test_without_all_three_sentences_come_first_then_few_rows_and_warnings() -> None:
-    plain, file = console(width=100)
-    info = {"level": "info", "text": "a note"}
-    told = SUMMARY | {"validity": [*SUMMARY["validity"], info]}
-    print_summary(plain, made_up_summary(told), shows_all=False)
-    lines = file.getvalue().splitlines()
-    assert lines[:4] == [
-        "demo on reference (tiny): 3 completed, 9 abandoned",
-        "A cancel took 6 ms (p99 > 2 s; n = 9).",
-        "The server wasted ≥ 1.5 tokens on each user who left, ≥ 14 tokens in all (by counter).",
-        "Slot recovery is not measurable here: no probes.",
-    ]
-    rows = [line.split()[0] for line in lines if line.split()[0] in SUMMARY["metrics"]]
-    assert rows == ["cancel_latency_s", "wasted_tokens", "ghost_rate"]
-    assert lines[-2:] == ["warning: too few", "1 figure and 1 note more: --all"]
-
-
-def test_the_sentences_tell_steps_recovery_and_bounds() -> None:
-    steps = Metric(unit="steps", n=9, p50=1.0, p99=2.0, method="exact")
-    latency = Metric(unit="s", n=9, p50=0.01, p99=0.02, method="exact")
-    idle = Metric(unit="s", n=8, p50=0.008, method="probe")
-    recovery = Metric(unit="s", n=8, p50=0.02, p99=0.03, method="probe")
-    metrics = {"cancel_latency_s": latency, "cancel_latency_steps": steps}
-    metrics |= {"slot_recovery_s": recovery, "probe_ttft_unloaded_s": idle}
-    assert headline_sentences(metrics, {"wasted_tokens": "no counter"}) == [
-        "A cancel took 10 ms (p99 20 ms; n = 9), that is 1 step (p99 2 steps).",
-        "Wasted tokens are not measurable here: no counter.",
-        "A freed slot served the next user after 20 ms (p99 30 ms; n = 8); an idle server takes "
-        "8 ms.",
-    ]
-    most = Metric(unit="s", n=9, upper95=0.02, method="gauge", bound="upper")
-    assert headline_sentences({"cancel_latency_s": most}, {})[0] == (
-        "A cancel took ≤ 20 ms on average (n = 9; by gauge)."
-    )
+def recorded(name: str) -> Summary | ArmsSummary:
+    text = (RECORDED / name / "summary.json").read_bytes()
+    kind: type[Summary | ArmsSummary] = ArmsSummary if "arms" in json.loads(text) else Summary
+    return msgspec.json.decode(text, type=kind)
 
 
 @pytest.mark.parametrize(
-    ("width", "left_out"), [(80, []), (60, ["method"]), (54, ["method", "max"])]
+    "name", ["ghosts", "generic", "open_loop", "slot_recovery", "nobody_left", "value"]
 )
-def test_a_narrow_terminal_is_shown_fewer_columns_but_whole_figures(
-    width: int, left_out: list[str]
-) -> None:
-    narrow, file = console(width=width)
-    print_summary(narrow, made_up_summary(SUMMARY), shows_all=True)
-    lines = file.getvalue().splitlines()
-    (header,) = [line for line in lines if line.startswith("figure")]
-    assert [name for name in ("method", "max") if name not in header] == left_out
-    assert "…" not in file.getvalue()
-    assert max(map(len, lines)) <= width
+def test_a_recorded_run_ends_as_before(name: str, snapshot: Snapshot) -> None:
+    """Whole on a narrow and on a wide terminal, without and with `--all`."""
+    parts = []
+    for width, shows_all in ((54, False), (80, False), (80, True)):
+        title = f"== {width} columns{', --all' if shows_all else ''}"
+        parts += [title, *shown(recorded(name), width, shows_all=shows_all)]
+    snapshot(f"terminal/{name}", "\n".join(parts) + "\n")
 
 
-def test_the_floor_stands_below_the_table() -> None:
-    plain, file = console(width=100)
-    lag = {"unit": "s", "n": 5, "p50": 0.0002, "p99": 0.004, "method": "client"}
-    metrics = SUMMARY["metrics"] | {"client_lag_s": lag}
-    read = {"unit": "tokens", "n": 5, "p50": 0.0, "p99": 2.0, "method": "client"}
-    metrics |= {"over_read_tokens": read}
-    reasons = {"scrape_interval_s": "the run did not scrape"}
-    told = {**SUMMARY, "metrics": metrics, "not_measurable": reasons}
-    print_summary(plain, made_up_summary(told), shows_all=True)
-    floor = (
-        "client lag 200 µs (p99 4 ms), the run did not scrape, over-read 0 tokens (p99 2 tokens)"
+def arms(names: list[str], **more: Any) -> ArmsSummary:
+    """Arms with two figures each, the second of bystanders."""
+    figures = {"preemptions": ("preemptions", 1234.0), "itl_s": ("s", 0.0123)}
+    metrics: dict[str, dict[str, Any]] = {
+        name: {"unit": unit, "n": 3, "method": "exact", "mean": mean, "p50": mean, "p99": 2 * mean}
+        for name, (unit, mean) in figures.items()
+    }
+    metrics["itl_s"]["of"] = "bystanders"
+    each = {name: {"metrics": metrics | more.pop(name, {})} for name in names}
+    return made_up_arms_summary({"arms": each, "headlines": ["preemptions"], **more})
+
+
+def difference(arm: str, low: float, high: float, **more: Any) -> dict[str, Any]:
+    one = {"arm": arm, "reference": "arm-0", "n": 3, "difference": -1.0}
+    ratio = {"ratio": (low + high) / 2, "ratio_ci95": [low, high]}
+    return {**one, "difference_ci95": [-2.0, 1.0], **ratio, **more}
+
+
+@pytest.mark.parametrize(("width", "tables"), [(100, 1), (60, 2), (30, 6)])
+def test_every_arm_is_shown_whole(width: int, tables: int) -> None:
+    names = [f"arm-{i}" for i in range(6)]
+    lines = shown(arms(names), width)
+    assert [line.split()[0] for line in lines if line].count("figure") == tables
+    assert all(name in "\n".join(lines) for name in names)
+    assert "\n".join(lines).count("1,234") == 6
+    rows = [line.split()[:2] for line in lines if line.startswith(("preem", "itl"))]
+    assert rows[:3] == [["preemptions", "mean"], ["itl_s", "p50"], ["itl_s", "p99"]]
+
+
+def test_only_certain_differences_are_shown_and_the_others_counted() -> None:
+    """Without a ratio, the difference with its unit; of many, the first."""
+    certain = [difference(f"arm-{i}", 0.3, 0.5) for i in range(1, 10)]
+    plain = {"ratio": None, "ratio_ci95": None, "difference": 0.02, "difference_ci95": [0.01, 0.03]}
+    times = [difference("arm-1", 1, 1, **plain), *certain[1:]]
+    made = {"preemptions": {"mean": certain}, "itl_s": {"p50": times, "p99": [
+        difference("arm-1", 0.8, 1.4)
+    ]}}  # fmt: skip
+    lines = shown(arms([f"arm-{i}" for i in range(10)], differences=made), 80)
+    start = next(i for i, line in enumerate(lines) if line.startswith("certain difference")) + 2
+    rows = [line.split() for line in lines[start : start + 12]]
+    assert rows[0] == ["preemptions", "mean", "arm-1", "0.4", "times", "0.3", "to", "0.5"]
+    assert rows[9] == ["itl_s", "p50", "arm-1", "+20", "ms", "10", "to", "30", "ms"]
+    assert lines[start + 12] == "6 more are certain at 95 %: see the report"
+    assert lines[start + 13] == "1 other differences are not certain at 95 %"
+
+
+def test_of_many_shifts_between_requests_the_first_are_shown() -> None:
+    one = {"n": 40, "n_reference": 50, "shift": 0.02, "shift_ci95": [0.01, 0.03]}
+    shifts = {"itl_s": {f"arm-{i}": one | {"superiority": 0.64} for i in range(1, 9)}}
+    made = arms([f"arm-{i}" for i in range(9)], shifts=shifts)
+    lines = [line for line in shown(made) if "shift" in line or "each request" in line]
+    assert lines[0] == (
+        "itl_s of each request: arm-1 against arm-0 +20 ms (10 to 30 ms), larger in 64 % of pairs"
     )
-    assert f"floor: {floor}\n" in file.getvalue()
+    assert lines[6:] == ["2 more shifts are in summary.json"]
 
 
-def shown(**metrics: Metric) -> str:
-    plain, file = console(width=100)
-    print_summary(
-        plain, made_up_summary(SUMMARY | {"metrics": msgspec.to_builtins(metrics)}), shows_all=True
-    )
-    return file.getvalue()
+def test_figures_by_different_methods_name_theirs_and_their_n() -> None:
+    limit = {"unit": "s", "n": 9, "upper95": 0.02, "method": "gauge", "bound": "upper"}
+    mean = {"unit": "s", "n": 9, "mean": 0.3, "method": "counter", "bound": "lower"}
+    more = {"arm-0": {"cancel_latency_s": limit}, "arm-1": {"cancel_latency_s": mean}}
+    (line,) = [one for one in shown(arms(TWO_ARMS, **more)) if one.startswith("cancel_latency_s")]
+    assert line.split("  ")[0] == "cancel_latency_s mean"
+    assert "≤ 20 ms (gauge, n 9)" in line
+    assert "≥ 300 ms (counter, n 9)" in line
 
 
-def test_a_limit_stands_where_the_mean_would() -> None:
+def printed(**metrics: Metric) -> str:
+    summary = made_up_summary({"metrics": msgspec.to_builtins(metrics)})
+    return " ".join(" ".join(shown(summary)).split())
+
+
+def test_a_limit_stands_where_the_mean_would_and_a_bound_where_the_largest_would() -> None:
     most = Metric(unit="s", n=9, upper95=0.02, method="gauge", bound="upper")
-    (line,) = [one for one in shown(cancel_latency_s=most).splitlines() if one.startswith("canc")]
-    assert line.split()[1:4] == ["≤", "20", "ms"]
-    assert line.count("20 ms") == 1
+    assert f"cancel_latency_s ≤ 20 ms {DASH} {DASH} {DASH} 9 gauge" in printed(
+        cancel_latency_s=most
+    )
+    share = Metric(unit="ratio", n=9, mean=1.0, lower95=0.717, method="exact")
+    shares = printed(refilled_next_schedule=share, cancel_latency_s=most)
+    assert f"refilled_next_schedule 100 % {DASH} {DASH} ≥ 71.7 % 9 exact" in shares
 
 
-def test_how_far_old_pages_may_put_a_mean_off_is_told() -> None:
+def test_what_old_pages_may_add_to_a_mean_and_that_p99_is_the_largest_is_said() -> None:
     sums, counts = np.array([1.0, 1.2, 0.8]), np.full(3, 10)
     found = Balance(edges_ns=np.arange(3), sums=sums, counts=counts, bias=(-0.01, 0.02))
     mean = as_figure(found, "counter")
@@ -173,11 +143,7 @@ def test_how_far_old_pages_may_put_a_mean_off_is_told() -> None:
     assert (
         f"95 % interval of the mean {interval(mean, 'mean')}, which includes a bias of "
         "-10 ms to 20 ms from the age of the metrics pages"
-    ) in " ".join(shown(cancel_latency_s=mean).split())
-
-
-def test_that_p99_is_the_largest_of_few_is_said() -> None:
-    few = figure.describe(figure.Sample(values=np.arange(61) / 1e3), unit="s", method="client")
-    assert "p99 of n < 100 values is the largest of them" in shown(ttft_s=few)
-    many = figure.describe(figure.Sample(values=np.arange(161) / 1e3), unit="s", method="client")
-    assert "is the largest" not in shown(ttft_s=many)
+    ) in printed(cancel_latency_s=mean)
+    for n, is_said in ((61, True), (161, False)):
+        one = figure.describe(figure.Sample(values=np.arange(n) / 1e3), unit="s", method="client")
+        assert ("p99 of n < 100 values is the largest of them" in printed(ttft_s=one)) is is_said

@@ -1,0 +1,220 @@
+"""The headlines in sentences: three for the terminal (cancel latency, waste, slot recovery), and
+for a report also the ghosts and the leaks, as far as they are known.
+
+Limits and verdicts are the gate's. Nothing here makes a server look better than it was: a figure
+has the sign of its bound, and a gauge of 0 does not prove that all requests were stopped.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+
+from harness.formatting import DASH, SIGNS, bounded, quantity
+from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS, SLOT_RECOVERY, WASTED_TOKENS
+from harness.records import Metric
+
+Metrics = Mapping[str, Metric]
+NOTHING: Final[Mapping[str, float]] = {}
+LABELS: Final = {
+    CANCEL_LATENCY: "Cancel latency",
+    WASTED_TOKENS: "Wasted tokens",
+    SLOT_RECOVERY: "Slot recovery",
+}
+_VERBS: Final = {WASTED_TOKENS: "are"}
+
+
+def headline_sentences(metrics: Metrics, missing: Mapping[str, str]) -> list[str]:
+    """One sentence each; a figure that the run does not have is named with the reason."""
+    said = _known_sentences(metrics)
+    return [
+        said.get(name)
+        or f"{label} {_VERBS.get(name, 'is')} not measurable here: "
+        f"{missing.get(name, 'the run gives no data for it')}."
+        for name, label in LABELS.items()
+    ]
+
+
+def arm_sentences(arms: Mapping[str, Metrics]) -> Iterator[str]:
+    """The three headlines, with a clause for each arm."""
+    for name, label in LABELS.items():
+        found = {arm: typical(metrics[name]) for arm, metrics in arms.items() if name in metrics}
+        clauses = ", ".join(f"{arm} {figure}" for arm, figure in found.items())
+        unit = " per user who left" if name == WASTED_TOKENS else ""
+        yield f"{label}{unit}: {clauses or 'not measurable here'}."
+
+
+def report_sentence(
+    outcomes: Mapping[str, int],
+    metrics: Metrics,
+    in_use: Mapping[str, float] = NOTHING,
+    lost: Collection[str] = (),
+    unsure: int = 0,
+) -> str:
+    """The whole run in a few sentences.
+
+    `in_use`: the leaked slots and blocks that requests which still run hold.
+    `lost`: which of `slots` and `blocks` are known to be lost where they are missing.
+    `unsure`: how many more abandoned requests may be ghosts.
+    """
+    abandoned = outcomes.get("abandoned", 0)
+    if not sum(outcomes.values()):
+        return "No request was made, so there is nothing to report."
+    if not abandoned:
+        return "No user left early in this run, so it says nothing about cancellation."
+    parts = [
+        *_known_sentences(metrics).values(),
+        *_prompt_words(metrics),
+        *_ghost_words(metrics, unsure),
+        *_leak_words(metrics, in_use, lost),
+    ]
+    return " ".join(parts) or (
+        f"{abandoned:,} users left early, but this server does not show what happened then. "
+        "The figures that could not be measured are listed below, with the reasons."
+    )
+
+
+def _known_sentences(metrics: Metrics) -> dict[str, str]:
+    found = {name: metrics[name] for name in LABELS if name in metrics and metrics[name].n}
+    said = {}
+    if latency := found.get(CANCEL_LATENCY):
+        steps = metrics.get(CANCEL_LATENCY_STEPS)
+        in_steps = "" if steps is None else f", that is {typical(steps)}"
+        about = _about(latency, "not stopped")
+        said[CANCEL_LATENCY] = f"A cancel took {typical(latency, *about)}{in_steps}."
+    if waste := found.get(WASTED_TOKENS):
+        said[WASTED_TOKENS] = f"The server wasted {_waste(waste)}."
+    if recovery := found.get(SLOT_RECOVERY):
+        about = _about(recovery, "without a token")
+        text = f"A freed slot served the next user after {typical(recovery, *about)}"
+        waits = ", ".join(_other_waits(metrics))
+        said[SLOT_RECOVERY] = f"{text}; {waits}." if waits else f"{text}."
+    return {name: text for name, text in said.items() if DASH not in text}
+
+
+def _waste(waste: Metric) -> str:
+    who = "user who left" if waste.method == "exact" else "request left"
+    in_all = ""
+    if waste.mean is not None:
+        total = quantity(round(waste.n * waste.mean), "tokens")
+        in_all = f", {SIGNS.get(waste.bound, '')}{total} in all"
+    return f"{bounded(waste, 'mean')} on each {who}{in_all}{_in_brackets(*_method(waste))}"
+
+
+def _other_waits(metrics: Metrics) -> Iterator[str]:
+    waits = {
+        "an idle server takes": metrics.get("probe_ttft_unloaded_s"),
+        "without abandons it takes": metrics.get("probe_ttft_control_s"),
+    }
+    for name, one in waits.items():
+        if one is not None and one.p50 is not None:
+            yield f"{name} {quantity(one.p50, 's')}"
+
+
+def has_quantiles(metric: Metric) -> bool:
+    """Whether single requests are known; totals give at most a mean. An upper limit that is itself
+    known only to be larger says nothing.
+    """
+    return metric.p50 is not None or ("p50" in metric.lower_bounds and metric.bound != "upper")
+
+
+def typical(metric: Metric, *more: str) -> str:
+    """ "5.02 ms (p99 16.9 ms)", or the mean where no quantile is known."""
+    if not has_quantiles(metric):
+        return f"{bounded(metric, 'mean')} on average{_in_brackets(*more)}"
+    p99 = [f"p99 {bounded(metric, 'p99')}"] if bounded(metric, "p99") != DASH else []
+    return f"{bounded(metric, 'p50')}{_in_brackets(*p99, *more)}"
+
+
+def _in_brackets(*texts: str) -> str:
+    return f" ({'; '.join(texts)})" if texts else ""
+
+
+def _about(metric: Metric, endless: str) -> list[str]:
+    """The number of requests, how many of them are `endless`, and the method unless it is the
+    usual one. A missing upper limit is no evidence against the server.
+    """
+    is_stuck = metric.n_censored and metric.bound != "upper"
+    stuck = f", {metric.n_censored:,} {endless}" if is_stuck else ""
+    return [f"n = {metric.n:,}{stuck}", *_method(metric)]
+
+
+def _method(metric: Metric) -> list[str]:
+    is_usual = metric.method in ("exact", "probe")
+    return [] if is_usual else [f"by {metric.method.replace('_', ' ')}"]
+
+
+def _prompt_words(metrics: Metrics) -> Iterator[str]:
+    wasted = metrics.get("wasted_prompt_tokens")
+    if wasted is None or not wasted.mean:
+        return
+    lowest, _ = wasted.mean_ci95 or (wasted.mean, wasted.mean)
+    if lowest > 0:
+        least = "at least " if wasted.bound == "lower" else ""
+        mean = quantity(wasted.mean, "tokens")
+        yield f"It computed {least}{mean} of each prompt that was left before a first token."
+
+
+def _ghost_words(metrics: Metrics, unsure: int) -> Iterator[str]:
+    """A gauge shows only the requests that are still there, so a gauge of 0 does not prove that all
+    were stopped.
+    """
+    ghosts = metrics.get("ghost_rate")
+    if ghosts is None or ghosts.mean is None or not ghosts.n:
+        return
+    count, left = ghost_count(ghosts), left_requests(ghosts)
+    if count:
+        least = "At least " if ghosts.bound == "lower" else ""
+        perhaps = "" if ghosts.of is None else ", or their slots are lost"
+        more = f"; {unsure:,} more undecided" if unsure else ""
+        went_on = f"of {ghosts.n:,} {left} went on as if their users had stayed"
+        yield f"{least}{count:,} {went_on}{perhaps}{more}."
+    elif ghosts.bound == "lower":
+        yield f"None of the {ghosts.n:,} {left} was still there after the settle time."
+    elif unsure:
+        of = f"{ghosts.n:,} of {ghosts.n + unsure:,} {left}"
+        yield f"{of} were stopped, {unsure:,} undecided."
+    else:
+        yield f"All {ghosts.n:,} {left} were stopped."
+
+
+def ghost_count(ghosts: Metric) -> int:
+    return round((ghosts.mean or 0.0) * ghosts.n)
+
+
+def left_requests(metric: Metric) -> str:
+    """From outside an abandoned request looks like one that the end of the run cut off."""
+    return "abandoned requests" if metric.method == "exact" else "requests left"
+
+
+def _leak_words(
+    metrics: Metrics, in_use: Mapping[str, float], lost: Collection[str]
+) -> Iterator[str]:
+    known = known_leaks(metrics)
+    missing = {
+        name: gone for name, value in known.items() if (gone := value - in_use.get(name, 0)) > 0
+    }
+    never_back = {name: value for name, value in missing.items() if name in lost}
+    held = {name: value for name, value in missing.items() if name not in lost}
+    if not known:
+        return
+    if in_use:
+        yield f"{amounts(in_use)} are still held by requests whose users have gone."
+    if never_back:
+        yield f"{amounts(never_back)} never came back."
+    if held:
+        yield f"{amounts(held)} are still held after the settle time."
+    if not in_use and not missing:
+        yield "Nothing leaked."
+
+
+def known_leaks(metrics: Metrics) -> dict[str, float]:
+    leaks = {name: level(metrics.get(f"leaked_{name}")) for name in ("slots", "blocks")}
+    return {name: value for name, value in leaks.items() if value is not None}
+
+
+def amounts(of: Mapping[str, float]) -> str:
+    return " and ".join(quantity(value, name) for name, value in of.items())
+
+
+def level(metric: Metric | None) -> float | None:
+    figures = () if metric is None else (metric.mean, metric.p50, metric.max)
+    return next((one for one in figures if one is not None), None)
