@@ -1,15 +1,11 @@
 """Benchmarks against what others use: `python -m tests.bench [NAME...] [--quick] [--json FILE]`.
 
-A benchmark is a function of a module in this folder, named in BENCHMARKS,
-
-    measure(*, quick: bool = False) -> Iterable[Ratio]
-
-that compares ours with theirs in one process, in rounds that take turns, so that a noisy machine
-hits both, and yields a `Ratio` (ratio.py) for every line of the table: its ratio is the median of
-the rounds' ratios, so it need not be that of the two medians beside it. With `quick` it takes the
-smallest sizes: the figures mean nothing then, but every line of it runs. Where it cannot run it
-raises `UnavailableError`. Progress goes to stderr; the exit status is 1 if a bound is broken or
-nothing was measured.
+A benchmark is a function `(*, quick: bool = False) -> Iterable[Ratio]` of a module in this folder.
+It compares ours with theirs in rounds that take turns, so that a noisy machine hits both, and
+yields a `Ratio` (ratio.py) for every line of the table: the median of the rounds' ratios, which
+need not be that of the two medians beside it. With `quick` it takes the smallest sizes: the figures
+mean nothing then, but every line of it runs. Where it cannot run it raises `UnavailableError`.
+Progress goes to stderr; the exit status is 1 if a bound is broken or nothing was measured.
 """
 
 import argparse
@@ -18,26 +14,26 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tests.bench.ratio import Bound, Figure, Ratio, UnavailableError
+from tests.bench.ratio import Ratio, UnavailableError
 
-# Where each is: its module, and its function.
-BENCHMARKS = {
-    "scheduling": "scheduling.measure",
-    "model_speed": "model_speed.measure",
-    "model_speed_gpu": "model_speed.measure_gpu",
-    "batch_invariance": "model_speed.measure_batch_invariance",
-    "load_generator": "load_generator.measure",
-    "token_stamps": "token_stamps.measure",
-    "client_times": "client_times.measure",
-    "many_streams": "many_streams.measure",
-    "analysis": "large_run.measure",
-    "report": "report.measure",
-    "gate": "gate.measure",
+BENCHMARKS = {  # each one's module, in which it is the function of its own name
+    "scheduling": "scheduling",
+    "model_speed": "model_speed",
+    "model_speed_gpu": "model_speed",
+    "batch_invariance": "model_speed",
+    "load_generator": "load_generator",
+    "token_stamps": "load_generator",
+    "client_times": "load_generator",
+    "many_streams": "load_generator",
+    "analysis": "large_run",
+    "report": "large_run",
+    "gate": "large_run",
 }
 _PACKAGES = ("torch", "transformers", "numpy", "msgspec", "uvloop", "httptools")
 _CPUINFO = Path("/proc/cpuinfo")  # Linux; elsewhere the platform's word must do
@@ -48,14 +44,13 @@ def run(names: Iterable[str], *, quick: bool) -> Iterator[Ratio]:
     for name in names:
         print(f"{name} ...", file=sys.stderr)  # noqa: T201
         try:
-            module, _, function = BENCHMARKS[name].partition(".")
-            yield from getattr(import_module(f"tests.bench.{module}"), function)(quick=quick)
+            module = import_module(f"tests.bench.{BENCHMARKS[name]}")
+            yield from getattr(module, name)(quick=quick)
         except UnavailableError as error:
             print(f"{name} left out: {error}", file=sys.stderr)  # noqa: T201
 
 
 def table(ratios: list[Ratio]) -> str:
-    """Aligned columns, plain text."""
     rows: list[tuple[str, ...]] = [("", "ours", "theirs", "ratio", "quartiles", "bound", "")]
     rows += [_row(ratio) for ratio in ratios]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -71,43 +66,28 @@ def _row(ratio: Ratio) -> tuple[str, ...]:
     verdict = "" if ratio.bound is None else "holds" if ratio.holds else "BROKEN"
     return (
         ratio.what,
-        _figure(ratio.ours),
-        _figure(ratio.theirs),
+        *(f"{figure.value:.4g} {figure.unit}" for figure in (ratio.ours, ratio.theirs)),
         f"{ratio.ratio:.2f}",
         f"{low:.2f}-{high:.2f}",
-        _bound(ratio.bound),
+        "" if ratio.bound is None else f"{ratio.bound.kind} {ratio.bound.value:g}",
         verdict,
     )
-
-
-def _figure(figure: Figure) -> str:
-    return f"{figure.value:.4g} {figure.unit}"
-
-
-def _bound(bound: Bound | None) -> str:
-    return "" if bound is None else f"{bound.kind} {bound.value:g}"
 
 
 def surroundings() -> dict[str, object]:
     """Versions and hardware: figures mean little without them."""
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
+    lines = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
         "versions": versions,
         "system": platform.platform(),
-        "processor": _processor(),
+        "processor": names[0] if names else platform.processor(),
         "cores": os.cpu_count(),
     }
-
-
-def _processor() -> str:
-    lines = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def report(ratios: list[Ratio], json_file: Path | None) -> int:

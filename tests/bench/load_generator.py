@@ -1,99 +1,223 @@
-"""What a streamed token costs the load generator: processor time, user and system, of its process.
+"""What the load generator costs, and how well it stamps: our load process and a server of tokens.
 
-Ours is the whole load process, as `walkaway run` starts it: Locust, users, transport, decoding,
-counting by usage, stamps, rows on disk, its own lag measured all along. The others only stamp each
-token's line; one more decodes, counts and writes rows as ours does, on stock httpx. All ask again
-and again for answers of 100 tokens, and the asking counts, too. They take turns; one that received
-less than was sent was saturated: it is marked so, ours is held to no bound against it, as its cost
-is of less than was asked of it, and it is left out where there are more streams. Ours opens a
-connection for each request, the others keep theirs.
+`load_generator`: processor time a token, user and system. Ours is the whole load process, as
+`walkaway run` starts it: Locust, users, transport, decoding, counting by usage, stamps, rows on
+disk, its own lag measured all along. The others only stamp each token's line; one more decodes,
+counts and writes rows as ours does, on stock httpx. All ask again and again for answers of 100
+tokens, and the asking counts, too. A client that received less than was sent was saturated: its
+cost is that of less than was asked for, so it is marked, bounds nothing, and is left out where
+there are more streams. Ours opens a connection for each request, the others keep theirs.
+
+`token_stamps`: how late a token is stamped, by the server's own log of its sends. At 5,000 tokens a
+second, spread out: within a millisecond. In bursts, as the requests of one engine step come, the
+last of B tokens has to wait until the others have been taken in, so B times what a token costs
+(processor time, measured in the same round) is allowed on top.
+
+`client_times`: time to first token and gaps as a client sees them; theirs is the server's figure.
+The server answers after 20 ms and sends a token each 5 ms: short enough to be hidden by a client
+that reads by the kilobyte, as Locust's FastHttpUser does where it reads by line. A wrong client may
+lie on either side of 1: tokens that come together have gaps of nearly 0. The last hundredth of TTFT
+is of a few answers a round, each late by what else the machine did; it is held to less than a gap
+between two tokens, so that no client took a later token for the first one.
+
+`many_streams`: 5,000 streams open in one load process, a token a second on each: the share of a
+core, and the memory of a stream (what 5,000 take more than 500, when hardly a token has come) and
+of each token of an answer that goes on.
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Final
 
-from tests.bench.ratio import Bound, Ratio, share
-from tests.bench.streaming import (
-    OURS,
-    ClientKind,
-    LocustUser,
-    Script,
-    Traffic,
-    Watched,
-    watch,
-)
+import numpy as np
 
-NUM_STREAMS: Final = (50, 100, 400)
-ROUNDS: Final = 3
+from tests.bench.ratio import Bound, Ratio, UnavailableError, share, within
+from tests.bench.streaming import OURS, Got, Sent, Traffic, Watched, watch
+
 BARE: Final = "bare protocol on uvloop"
 STOCK: Final = "httpx.AsyncClient"
-RIVALS: Final[dict[str, ClientKind]] = {
-    BARE: Script("on_asyncio", "bare"),
-    "bare gevent loop": Script("on_gevent", "bare"),
-    "aiohttp on asyncio": Script("on_asyncio", "aiohttp"),
-    "aiohttp on uvloop": Script("on_asyncio", "aiohttp-uvloop"),
-    "Locust's HttpUser": LocustUser("HttpLines"),
-    "Locust's FastHttpUser": LocustUser("FastHttpLines"),
-    "httpx.Client over gevent": Script("on_gevent", "httpx"),
-    STOCK: Script("on_asyncio", "httpx"),
-    "our user on httpx.AsyncClient": Script("httpx_user", "user", writes_rows=True),
+FAST: Final = "Locust's FastHttpUser"
+RIVALS: Final = {
+    BARE: "bare",
+    "bare gevent loop": "gevent-bare",
+    "aiohttp on asyncio": "aiohttp",
+    "aiohttp on uvloop": "aiohttp-uvloop",
+    "Locust's HttpUser": "HttpLines",
+    FAST: "FastHttpLines",
+    "httpx.Client over gevent": "gevent-httpx",
+    STOCK: "httpx",
+    "our user on httpx.AsyncClient": "our-httpx",
 }
 BOUNDS: Final = {BARE: Bound("at most", 4.0), STOCK: Bound("at most", 1 / 3)}
 
 
-def measure(*, quick: bool = False) -> Iterable[Ratio]:
+def load_generator(*, quick: bool = False) -> Iterable[Ratio]:
     if quick:
-        yield from _compare({BARE: RIVALS[BARE]}, Traffic(streams=5), rounds=1, window_s=0.2)
+        yield from _costs({BARE: "bare"}, Traffic(streams=5), rounds=1, window_s=0.2)
         return
     rivals = rivals_here(has_aiohttp=find_spec("aiohttp") is not None)
-    for streams in NUM_STREAMS:
-        lines = list(_compare(rivals, Traffic(streams=streams), rounds=ROUNDS, window_s=2.0))
+    for streams in (50, 100, 400):
+        lines = list(_costs(rivals, Traffic(streams=streams), rounds=3, window_s=2.0))
         yield from lines
-        rivals = {
-            name: kind
-            for name, kind in rivals.items()
-            if not any(line.what.endswith(f"{name}, saturated") for line in lines)
-        }
+        saturated = {name for name in rivals for line in lines if line.what.endswith(_late(name))}
+        rivals = {name: client for name, client in rivals.items() if name not in saturated}
 
 
-def rivals_here(*, has_aiohttp: bool) -> dict[str, ClientKind]:
+def rivals_here(*, has_aiohttp: bool) -> dict[str, str]:
     """The rivals that can run here; says which cannot."""
     missing = [] if has_aiohttp else [name for name in RIVALS if name.startswith("aiohttp")]
     if missing:
         names = " and ".join(missing)
         print(f"{names} left out: aiohttp is not installed", file=sys.stderr)  # noqa: T201
-    return {name: kind for name, kind in RIVALS.items() if name not in missing}
+    return {name: client for name, client in RIVALS.items() if name not in missing}
 
 
-def _compare(
-    rivals: dict[str, ClientKind], traffic: Traffic, *, rounds: int, window_s: float
+def _costs(
+    rivals: Mapping[str, str], traffic: Traffic, *, rounds: int, window_s: float
 ) -> Iterable[Ratio]:
-    ours: list[Watched] = []
-    theirs: dict[str, list[Watched]] = {name: [] for name in rivals}
-    for _ in range(rounds):
-        ours.append(watch(OURS, traffic, warm_s=window_s / 4, window_s=window_s))
-        for name, kind in rivals.items():
-            theirs[name].append(watch(kind, traffic, warm_s=window_s / 4, window_s=window_s))
-    for name, watched in theirs.items():
-        yield against(name, traffic, ours, watched)
+    watched = _in_turns({"": OURS, **rivals}, [traffic] * rounds, window_s / 4, window_s)
+    for name in rivals:
+        yield against(name, traffic, watched[""], watched[name])
+
+
+def _in_turns(
+    clients: Mapping[str, str], rounds: list[Traffic], warm_s: float, window_s: float
+) -> dict[str, list[Watched]]:
+    seen: dict[str, list[Watched]] = {name: [] for name in clients}
+    for traffic in rounds:
+        for name, client in clients.items():
+            seen[name].append(watch(client, traffic, warm_s=warm_s, window_s=window_s))
+    return seen
 
 
 def against(name: str, traffic: Traffic, ours: list[Watched], theirs: list[Watched]) -> Ratio:
-    """The line of a rival, from the rounds of both."""
-    what = f"{traffic.streams} streams of {traffic.rate:g}/s: our user"
-    what += f"{_state(ours)} against {name}{_state(theirs)}"
-    bound = None if _state(theirs) else BOUNDS.get(name)
+    our_name = "our user" if _kept_up(ours) else _late("our user")
+    what = f"{traffic.streams} streams of {traffic.rate:g}/s: {our_name} against "
+    what += name if _kept_up(theirs) else _late(name)
+    bound = BOUNDS.get(name) if _kept_up(theirs) else None
     line = share(what, "us/token", _cpu(ours), _cpu(theirs), bound)
-    return replace(line, is_overrun=bool(_state(ours)))
+    return replace(line, is_overrun=not _kept_up(ours))
 
 
-def _state(rounds: list[Watched]) -> str:
-    kept_up = sum(watched.kept_up for watched in rounds)
-    return "" if kept_up > len(rounds) / 2 else ", saturated"
+def _late(name: str) -> str:
+    return f"{name}, saturated"
+
+
+def _kept_up(rounds: list[Watched]) -> bool:
+    return sum(watched.kept_up for watched in rounds) > len(rounds) / 2
 
 
 def _cpu(rounds: list[Watched]) -> list[float]:
     return [watched.cpu_us_per_token for watched in rounds]
+
+
+def token_stamps(*, quick: bool = False) -> Iterable[Ratio]:
+    streams, rounds, window_s = (5, 1, 0.2) if quick else (100, 5, 4.0)
+    traffic = [Traffic(streams=streams, is_aligned=aligned) for aligned in (False, True)] * rounds
+    watched = _in_turns({"": OURS}, traffic, window_s / 4, window_s)[""]
+    spread, bursts = watched[::2], watched[1::2]
+    what = f"p99 from send to stamp, {streams * 50:,} tokens/s,"
+    yield within(f"{what} spread out, against 1 ms", "ms", lags_p99_ms(spread), 1.0)
+    what += f" bursts of {streams}, against 1 ms + {streams} x CPU/token"
+    allowed = [1.0 + streams * cost / 1e3 for cost in _cpu(bursts)]
+    yield share(what, "ms", lags_p99_ms(bursts), allowed, Bound("at most", 1.0))
+
+
+def lags_p99_ms(rounds: list[Watched]) -> list[float]:
+    lags_ns = [watched.lags_ns() for watched in rounds]
+    if not all(lags_ns):
+        raise UnavailableError("lag of stamps: no token fell into the window")
+    return [float(np.percentile(lags, 99)) / 1e6 for lags in lags_ns]
+
+
+RIGHT: Final = Bound("off 1 by at most", 0.1)
+NO_TOKEN_LATE: Final = Bound("off 1 by at most", 0.2)  # 5 ms of 25
+
+
+def client_times(*, quick: bool = False) -> Iterable[Ratio]:
+    rounds, window_s = (1, 0.3) if quick else (5, 2.0)
+    traffic = Traffic(streams=8, rate=200.0, tokens=40, first_token_s=0.02)
+    clients = {"our user": OURS, FAST: RIVALS[FAST]}
+    for name, watched in _in_turns(clients, [traffic] * rounds, window_s / 2, window_s).items():
+        for line in against_the_server(name, watched):
+            yield line if clients[name] == OURS else replace(line, bound=None)
+
+
+Times = tuple[list[int], list[int]]  # as the client saw them and as the server did, in nanoseconds
+
+
+def against_the_server(name: str, rounds: list[Watched]) -> Iterable[Ratio]:
+    """The lines of one client, each with the bound that a correct client keeps."""
+    ttfts, gaps = [_ttfts(one) for one in rounds], [_gaps(one) for one in rounds]
+    for kind, times, percentile, bound in (
+        ("TTFT p50", ttfts, 50, RIGHT),
+        ("TTFT p99", ttfts, 99, NO_TOKEN_LATE),
+        ("gap p50", gaps, 50, RIGHT),
+        ("gap p90", gaps, 90, RIGHT),
+    ):
+        yield percentiles(f"{kind}, {name} against the server", times, percentile, bound)
+
+
+def percentiles(what: str, rounds: list[Times], percentile: int, bound: Bound) -> Ratio:
+    if not all(client and server for client, server in rounds):
+        raise UnavailableError(f"{what}: no answer fell into the window")
+    client, server = (
+        [float(np.percentile(times_ns, percentile)) / 1e6 for times_ns in side]
+        for side in zip(*rounds, strict=True)
+    )
+    return share(what, "ms", client, server, bound)
+
+
+def _both(watched: Watched) -> list[tuple[Got, Sent]]:
+    """The answers that were asked for and begun in the window."""
+    both = [(watched.got[key], sent) for key, sent in watched.sent.items() if key in watched.got]
+    return [
+        (got, sent)
+        for got, sent in both
+        if watched.start_ns < got.sent_ns < watched.end_ns and got.tokens_ns and sent.tokens_ns
+    ]
+
+
+def _ttfts(watched: Watched) -> Times:
+    """By the client from its sending on, by the server from the arrival of the request on."""
+    both = _both(watched)
+    return (
+        [got.tokens_ns[0] - got.sent_ns for got, _ in both],
+        [sent.tokens_ns[0] - sent.received_ns for _, sent in both],
+    )
+
+
+def _gaps(watched: Watched) -> Times:
+    both = _both(watched)
+    return (
+        [later - earlier for got, _ in both for earlier, later in pairwise(got.tokens_ns)],
+        [later - earlier for _, sent in both for earlier, later in pairwise(sent.tokens_ns)],
+    )
+
+
+def many_streams(*, quick: bool = False) -> Iterable[Ratio]:
+    few, many, rounds = (2, 20, 1) if quick else (500, 5000, 3)
+    rate, warm_s, window_s = (20.0, 0.0, 0.2) if quick else (1.0, 1.0, 5.0)
+    traffic = [
+        Traffic(streams=streams, rate=rate, is_staggered=quick) for streams in (few, many)
+    ] * rounds
+    watched = _in_turns({"": OURS}, traffic, warm_s, window_s)[""]
+    with_few, with_many = watched[::2], watched[1::2]
+    cpu = [one.cpu_ns / 1e9 for one in with_many]
+    wall = [(one.end_ns - one.start_ns) / 1e9 for one in with_many]
+    what = f"{many:,} streams of 1/s in one process"
+    yield share(f"{what}: processor time against time", "s", cpu, wall, Bound("at most", 0.8))
+    memory = [
+        max(0, after.rss_bytes - before.rss_bytes) / (many - few) / 1024
+        for before, after in zip(with_few, with_many, strict=True)
+    ]
+    yield within(f"{what}: memory a stream against 64 KiB", "KiB", memory, 64.0)
+    long = Traffic(streams=100, rate=100.0, tokens=5000, is_staggered=False)
+    grown = [
+        max(0, one.rss_bytes - one.rss_before_bytes) / one.tokens_received
+        for one in _in_turns({"": OURS}, [long] * rounds, 0.5, 0.2 if quick else 10.0)[""]
+    ]
+    yield within("100 long answers: memory a token against 32 bytes", "bytes", grown, 32.0)

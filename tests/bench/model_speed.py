@@ -1,81 +1,56 @@
 """Time per token of the model `tiny` at a context of 256 tokens, against transformers; on a CUDA
 device, too; and what `--batch-invariant` costs.
 
-Ours is the worker's whole step, frames for the frontend included. Theirs is `generate` with the
-same weights. Both answer the same prompts, and must give the same greedy tokens.
+Ours is the worker's whole step: deciding, computing, updating, delivering, logging, and the report
+as a frame. Only the socket is missing. Theirs is `generate` with our weights. Both answer the same
+prompts, and must give the same greedy tokens.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from importlib.util import find_spec
+from itertools import pairwise
 from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple, NoReturn
 
-from reference_engine.config import Device
-from reference_engine.model.shapes import MODEL_SHAPES
-from tests.bench.engine_steps import SteppedEngine, config, prompts
+from reference_engine.config import Device, EngineConfig
+from reference_engine.core.request import Sampling
+from reference_engine.core.scheduler import Scheduler
+from reference_engine.core.step import StepPlan
+from reference_engine.model.shapes import MODEL_SHAPES, ModelShape
+from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD
+from reference_engine.protocol import AddRequest, StepReport, encode_frame
+from reference_engine.worker.engine import Engine, EngineIO
+from reference_engine.worker.inbox import Heard
 from tests.bench.ratio import Bound, Ratio, UnavailableError, share, times_as_fast
-from tests.bench.transformers_llama import TransformersLlama
 
 _AT_LEAST = {1: 1.5, 4: None, 16: 1.0}
-_PROMPT_TOKENS, _NUM_TOKENS, _ROUNDS = 232, 48, 15  # contexts of 232 to 279 tokens
 
 
-def measure(*, quick: bool = False, device: Device = "cpu") -> Iterator[Ratio]:
-    _require_torch()
-    ours = SteppedEngine(config(device))
+def model_speed(*, quick: bool = False, device: Device = "cpu") -> Iterator[Ratio]:
+    ours = SteppedEngine(device)
     theirs = TransformersLlama(ours.runner.model, MODEL_SHAPES["tiny"], device)
     for num_streams, at_least in _AT_LEAST.items():
         yield from _compare(ours, theirs, num_streams, None if quick else at_least, quick=quick)
 
 
-def _compare(
-    ours: SteppedEngine,
-    theirs: TransformersLlama,
-    num_streams: int,
-    at_least: float | None,
-    *,
-    quick: bool,
-) -> Iterator[Ratio]:
-    length, num_tokens, rounds = (6, 4, 2) if quick else (_PROMPT_TOKENS, _NUM_TOKENS, _ROUNDS)
-    asked = prompts(num_streams, length)
-    ours_s, outside_s, theirs_s = [], [], []
-    equal = 0
-    for number in range(1 + rounds):
-        generated = theirs.generate(asked, num_tokens)
-        answers = ours.answer(asked, num_tokens)
-        if number == 0:
-            equal = sum(a == b for a, b in zip(answers.tokens, generated.tokens, strict=True))
-            continue  # and both are warm now
-        ours_s.append(1e3 * median(step.total_s for step in answers.steps[1:]))
-        outside_s.append(1e3 * median(step.outside_s for step in answers.steps[1:]))
-        theirs_s.append(1e3 * median(generated.steps_s))
-    name = f"{num_streams} stream{'s' * (num_streams > 1)}"
-    yield share(
-        f"{name}: answers equal to theirs",
-        "answers",
-        [equal],
-        [num_streams],
-        Bound("at least", 1.0),
-    )
-    yield times_as_fast(f"{name}: time per token", "ms", ours_s, theirs_s, at_least)
-    yield share(f"{name}: outside the model, of a step", "ms", outside_s, ours_s)
-
-
-def measure_gpu(*, quick: bool = False) -> Iterator[Ratio]:
-    _require_torch()
+def model_speed_gpu(*, quick: bool = False) -> Iterator[Ratio]:
+    _require("torch", "engine")
     import torch
 
     if not torch.cuda.is_available():
         raise UnavailableError("torch sees no CUDA device here")
-    yield from measure(quick=quick, device="cuda")
+    yield from model_speed(quick=quick, device="cuda")
 
 
-def measure_batch_invariance(*, quick: bool = False) -> Iterator[Ratio]:
+def batch_invariance(*, quick: bool = False) -> Iterator[Ratio]:
     """The engine with `--batch-invariant` (ours) and without it (theirs)."""
-    _require_torch()
     length, num_tokens, rounds = (6, 3, 2) if quick else (232, 24, 5)
-    engines = [SteppedEngine(config("cpu", batch_invariant=with_it)) for with_it in (True, False)]
+    engines = [SteppedEngine("cpu", batch_invariant=with_it) for with_it in (True, False)]
     for num_streams in (1, 16):
-        asked = prompts(num_streams, length)
+        asked = _prompts(num_streams, length)
         prompt_ms: tuple[list[float], list[float]] = ([], [])
         token_ms: tuple[list[float], list[float]] = ([], [])
         for _ in range(rounds):
@@ -83,11 +58,205 @@ def measure_batch_invariance(*, quick: bool = False) -> Iterator[Ratio]:
                 times = [1e3 * step.total_s for step in engine.answer(asked, num_tokens).steps]
                 prompt.append(times[0])
                 token.append(median(times[1:]))
-        name = f"batch invariance, {num_streams} stream{'s' * (num_streams > 1)}"
+        name = f"batch invariance, {_streams(num_streams)}"
         yield times_as_fast(f"{name}: prompts of {length} tokens", "ms", *prompt_ms)
         yield times_as_fast(f"{name}: time per token", "ms", *token_ms)
 
 
-def _require_torch() -> None:
-    if find_spec("torch") is None:
-        raise UnavailableError("needs torch: pip install 'walkaway[engine]'")
+def _compare(
+    ours: "SteppedEngine",
+    theirs: "TransformersLlama",
+    num_streams: int,
+    at_least: float | None,
+    *,
+    quick: bool,
+) -> Iterator[Ratio]:
+    length, num_tokens, rounds = (6, 4, 2) if quick else (232, 48, 15)  # contexts of 232 to 279
+    asked = _prompts(num_streams, length)
+    # Once to compare the answers, which also warms both up.
+    tokens, _ = theirs.generate(asked, num_tokens)
+    equal = sum(a == b for a, b in zip(ours.answer(asked, num_tokens).tokens, tokens, strict=True))
+    ours_ms, outside_ms, theirs_ms = [], [], []
+    for _ in range(rounds):
+        theirs_ms.append(1e3 * median(theirs.generate(asked, num_tokens)[1]))
+        steps = ours.answer(asked, num_tokens).steps[1:]
+        ours_ms.append(1e3 * median(step.total_s for step in steps))
+        outside_ms.append(1e3 * median(step.outside_s for step in steps))
+    name, all_equal = _streams(num_streams), Bound("at least", 1.0)
+    yield share(f"{name}: answers equal to theirs", "answers", [equal], [num_streams], all_equal)
+    yield times_as_fast(f"{name}: time per token", "ms", ours_ms, theirs_ms, at_least)
+    yield share(f"{name}: outside the model, of a step", "ms", outside_ms, ours_ms)
+
+
+def _streams(number: int) -> str:
+    return f"{number} stream{'s' * (number > 1)}"
+
+
+def _prompts(num_streams: int, length: int) -> list[list[int]]:
+    """Byte tokens, other ones for every stream."""
+    return [[3 + (31 * i + 7 * j * j) % 256 for j in range(length)] for i in range(num_streams)]
+
+
+def _require(module: str, extra: str) -> None:
+    if find_spec(module) is None:
+        raise UnavailableError(f"needs {module}: pip install 'walkaway[{extra}]'")
+
+
+class StepTime(NamedTuple):
+    """Seconds of a step, and of that what is not the model and its sampler."""
+
+    total_s: float
+    outside_s: float
+
+
+class Answers(NamedTuple):
+    """Tokens of each stream, and the times of the steps; the first step computes the prompts."""
+
+    tokens: list[list[int]]
+    steps: list[StepTime]
+
+
+class SteppedEngine:
+    """A torch runner that is kept, and a new engine without its process for each set of prompts."""
+
+    def __init__(self, device: Device, *, batch_invariant: bool = False) -> None:
+        _require("torch", "engine")
+        from reference_engine.model.torch_runner import TorchRunner
+
+        self._config = EngineConfig(  # room for all streams; all prompts in one step
+            device=device,
+            max_num_seqs=max(_AT_LEAST),
+            num_blocks=512,
+            max_model_len=512,
+            max_num_batched_tokens=8192,
+            batch_invariant=batch_invariant,
+        )
+        self._forward_at = self._computed_at = 0.0
+        self.runner: Any = TorchRunner(self._config)
+        self.runner.model.register_forward_pre_hook(self._note_forward)
+
+    @property
+    def info(self) -> Any:
+        return self.runner.info
+
+    def execute(self, plan: StepPlan) -> Mapping[str, int]:
+        sampled: Mapping[str, int] = self.runner.execute(plan)
+        self._computed_at = perf_counter()
+        return sampled
+
+    def answer(self, prompts: list[list[int]], num_tokens: int) -> Answers:
+        """Greedy answers of `num_tokens` tokens each."""
+        scheduler = Scheduler(self._config, EOS_TOKEN_ID)
+        engine = Engine(scheduler, self, EngineIO(time.perf_counter_ns, _frame, _never))
+        sampling = Sampling(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+        to_come = [
+            AddRequest(request_id=f"r{i}", prompt_token_ids=prompt, sampling=sampling)
+            for i, prompt in enumerate(prompts)
+        ]
+        steps = [self._step(engine, [Heard(0, message) for message in to_come])]
+        requests = list(scheduler.requests.values())
+        while scheduler.has_work:
+            steps.append(self._step(engine, []))
+        tokens = [request.token_ids[request.num_prompt_tokens :] for request in requests]
+        return Answers(tokens, steps)
+
+    def _step(self, engine: Engine, heard: list[Heard]) -> StepTime:
+        started = perf_counter()
+        engine.step(time.perf_counter_ns(), heard)
+        total = perf_counter() - started
+        return StepTime(total, total - (self._computed_at - self._forward_at))
+
+    def _note_forward(self, *_: object) -> None:
+        self._forward_at = perf_counter()
+
+
+def _frame(report: StepReport) -> None:
+    encode_frame(report)
+
+
+def _never(*_: object) -> NoReturn:
+    raise AssertionError("no fault is in force")
+
+
+class TransformersLlama:
+    """LlamaForCausalLM with our weights: eval, inference mode, sdpa, KV cache."""
+
+    def __init__(self, ours: Any, shape: ModelShape, device: str) -> None:
+        _require("transformers", "bench")
+        self._torch: Any = import_module("torch")
+        transformers: Any = import_module("transformers")
+        config = transformers.LlamaConfig(
+            vocab_size=shape.vocab_size,
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.ffn_size,
+            num_hidden_layers=shape.num_layers,
+            num_attention_heads=shape.num_heads,
+            num_key_value_heads=shape.num_kv_heads,
+            rms_norm_eps=shape.norm_eps,
+            tie_word_embeddings=False,
+            attn_implementation="sdpa",
+            pad_token_id=0,
+            eos_token_id=None,
+        )
+        config.rope_parameters = {"rope_type": "default", "rope_theta": shape.rope_theta}
+        self._device = device
+        self._model = transformers.LlamaForCausalLM(config).eval()
+        self._model.load_state_dict(_renamed_weights(ours, shape))
+        self._model.to(device)
+        self._stamps: list[float] = []
+        self._model.register_forward_pre_hook(self._stamp)
+
+    def generate(
+        self, prompts: list[list[int]], num_tokens: int
+    ) -> tuple[list[list[int]], list[float]]:
+        """Greedy answers to prompts of equal length, `num_tokens` tokens each, and the seconds from
+        each forward pass after the first to the next."""
+        self._stamps = []
+        with self._torch.inference_mode():
+            ids = self._torch.tensor(prompts, device=self._device)
+            out = self._model.generate(
+                ids,
+                attention_mask=self._torch.ones_like(ids),
+                max_new_tokens=num_tokens,
+                do_sample=False,
+                use_cache=True,
+            )
+            tokens = out[:, ids.shape[1] :].tolist()
+        return tokens, [after - before for before, after in pairwise(self._stamps[1:])]
+
+    def _stamp(self, *_: object) -> None:
+        if self._device == "cuda":
+            self._torch.cuda.synchronize()
+        self._stamps.append(perf_counter())
+
+
+def _renamed_weights(ours: Any, shape: ModelShape) -> dict[str, Any]:
+    """Copies of our weights under their names there, fused matrices split.
+
+    Rows of the output matrix for tokens that ours never samples are zero, so that greedy decoding
+    passes them over there too, without a logits processor that would cost time.
+    """
+    head = ours.lm_head.weight.detach().t().clone()
+    head[:FIRST_WORD] = 0.0
+    weights = {
+        "lm_head.weight": head,
+        "model.embed_tokens.weight": ours.embedding.weight,
+        "model.norm.weight": ours.norm.weight,
+    }
+    num_keys = shape.num_kv_heads * shape.head_dim
+    for number, block in enumerate(ours.blocks):
+        q, k, v = block.attention.qkv_proj.weight.t().split([shape.hidden_size, num_keys, num_keys])
+        gate, up = block.ffn.gate_up_proj.weight.t().chunk(2)
+        parts = {
+            "self_attn.q_proj": q,
+            "self_attn.k_proj": k,
+            "self_attn.v_proj": v,
+            "self_attn.o_proj": block.attention.o_proj.weight.t(),
+            "mlp.gate_proj": gate,
+            "mlp.up_proj": up,
+            "mlp.down_proj": block.ffn.down_proj.weight.t(),
+            "input_layernorm": block.attention_norm.weight,
+            "post_attention_layernorm": block.ffn_norm.weight,
+        }
+        weights |= {f"model.layers.{number}.{name}.weight": w for name, w in parts.items()}
+    return {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}

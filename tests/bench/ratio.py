@@ -1,7 +1,7 @@
 """What a benchmark finds: our figure, theirs, and how they compare, round by round."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Literal, NamedTuple
 
@@ -22,20 +22,17 @@ class Bound(NamedTuple):
     value: float
 
     def keeps(self, ratio: float) -> bool:
-        """Whether the ratio is within this bound."""
-        match self.kind:
-            case "at least":
-                return ratio >= self.value
-            case "at most":
-                return ratio <= self.value
-            case "off 1 by at most":
-                return abs(ratio - 1) <= self.value
+        if self.kind == "at least":
+            return ratio >= self.value
+        return (ratio if self.kind == "at most" else abs(ratio - 1)) <= self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """One line of the table. `spread`: the ratio's quartiles over the rounds. `is_overrun`: what is
-    ours could not do what was asked of it, so that its cost is of less than that."""
+    """One line of the table. `spread`: the ratio's quartiles over the rounds.
+
+    `is_overrun`: our client could not keep up, so its cost is that of less work than was asked for.
+    """
 
     what: str
     ours: Figure
@@ -47,10 +44,30 @@ class Ratio:
 
     @property
     def holds(self) -> bool:
-        """Whether the ratio keeps its bound; true where there is none."""
-        if self.bound is None:
-            return True
-        return not self.is_overrun and self.bound.keeps(self.ratio)
+        return self.bound is None or (not self.is_overrun and self.bound.keeps(self.ratio))
+
+
+def share(
+    what: str, unit: str, part: Sequence[float], whole: Sequence[float], bound: Bound | None = None
+) -> Ratio:
+    """Part / whole, measured in the same rounds; the part is shown as ours."""
+    ratios = [over / under for over, under in zip(part, whole, strict=True)]
+    low, middle, high = (
+        quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    )
+    return Ratio(
+        what=what,
+        ours=Figure(median(part), unit),
+        theirs=Figure(median(whole), unit),
+        ratio=middle,
+        spread=(low, high),
+        bound=bound,
+    )
+
+
+def within(what: str, unit: str, measured: Sequence[float], most: float) -> Ratio:
+    """What was measured against what it may be, which is shown as theirs."""
+    return share(what, unit, measured, [most] * len(measured), Bound("at most", 1.0))
 
 
 def times_as_fast(
@@ -60,30 +77,7 @@ def times_as_fast(
     theirs: Sequence[float],
     at_least: float | None = None,
 ) -> Ratio:
-    """Theirs / ours of durations measured in the same rounds: medians of the rounds."""
+    """Theirs / ours, of durations measured in the same rounds."""
     bound = None if at_least is None else Bound("at least", at_least)
-    return _paired(what, unit, (ours, theirs), (theirs, ours), bound)
-
-
-def share(
-    what: str, unit: str, part: Sequence[float], whole: Sequence[float], bound: Bound | None = None
-) -> Ratio:
-    """Part / whole, measured in the same rounds; the part is shown as ours."""
-    return _paired(what, unit, (part, whole), (part, whole), bound)
-
-
-_Pair = tuple[Sequence[float], Sequence[float]]
-
-
-def _paired(what: str, unit: str, figures: _Pair, over_under: _Pair, bound: Bound | None) -> Ratio:
-    ours, theirs = (Figure(median(rounds), unit) for rounds in figures)
-    ratios = [over / under for over, under in zip(*over_under, strict=True)]
-    quarters = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
-    return Ratio(
-        what=what,
-        ours=ours,
-        theirs=theirs,
-        ratio=quarters[1],
-        spread=(quarters[0], quarters[2]),
-        bound=bound,
-    )
+    line = share(what, unit, theirs, ours, bound)
+    return replace(line, ours=line.theirs, theirs=line.ours)

@@ -61,7 +61,7 @@ def _request(number: int) -> Request:
     return Request(f"r{number}", [WORD + number] * PROMPT_TOKENS, sampling)
 
 
-def measure(*, quick: bool = False) -> Iterable[Ratio]:
+def scheduling(*, quick: bool = False) -> Iterable[Ratio]:
     small, large = Decoding(SMALL_POOL), Decoding(SMALL_POOL if quick else LARGE_POOL)
     ours, in_large, bare = [], [], []
     for _ in range(10 if quick else NUM_STEPS):

@@ -15,12 +15,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from threading import Event
 from time import clock_gettime_ns, perf_counter_ns
-from typing import IO, Any, Final, NamedTuple, Protocol
+from typing import IO, Any, Final, NamedTuple
 
 import psutil
 
@@ -42,7 +42,7 @@ _KEPT_ASKING: Final = 0.9  # of what could have been sent must have been asked f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What the server sends: `rate` tokens a second on each stream, `tokens` an answer."""
+    """`rate` tokens a second on each stream, `tokens` an answer."""
 
     streams: int
     rate: float = 50.0
@@ -66,62 +66,23 @@ class Got(NamedTuple):
     tokens_ns: list[int]
 
 
-class ClientKind(Protocol):
-    """A way to make load: the command that starts it, and what it leaves behind in the folder."""
-
-    def command(self, url: str, streams: int, folder: Path) -> list[str]: ...
-    def read(self, folder: Path) -> dict[str, Got]: ...
+OURS: Final = "ours"
+LOCUST_USERS: Final = ("HttpLines", "FastHttpLines")
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
-    """A client of a module of tests.bench.clients. It leaves times behind, or rows as ours does."""
-
-    module: str
-    name: str
-    writes_rows: bool = False
-
-    def command(self, url: str, streams: int, folder: Path) -> list[str]:
-        command = [sys.executable, "-m", f"tests.bench.clients.{self.module}", self.name]
-        return [*command, url, str(streams), str(folder / "times.json")]
-
-    def read(self, folder: Path) -> dict[str, Got]:
-        return _read_rows(folder) if self.writes_rows else _read_times(folder / "times.json")
-
-
-@dataclass(frozen=True, slots=True)
-class LocustUser:
-    """One of Locust's own kinds of user, in clients/locust_users.py."""
-
-    name: str
-
-    def command(self, url: str, streams: int, folder: Path) -> list[str]:
-        users = str(Path(__file__).parent / "clients" / "locust_users.py")
-        times = ["--times", str(folder / "times.json"), self.name]
-        return [*_locust(users), "-H", url, "-u", str(streams), "-r", str(streams), *times]
-
-    def read(self, folder: Path) -> dict[str, Got]:
-        return _read_times(folder / "times.json")
-
-
-@dataclass(frozen=True, slots=True)
-class OurUser:
-    """The load process as `walkaway run` starts it: whole users, rows on disk and all."""
-
-    def command(self, url: str, streams: int, folder: Path) -> list[str]:
+def _command(client: str, url: str, streams: int, folder: Path) -> list[str]:
+    """Our load process as `walkaway run` starts it, one of Locust's users, or one of clients.py."""
+    python, locust = [sys.executable, "-m"], ["locust", "--headless", "--only-summary", "-f"]
+    times = str(folder / "times.json")
+    if client == OURS:
         write_plan(_plan(url, streams, folder), folder / "plan.json")
         users = str(_ROOT / "workloads" / "locustfile.py")
-        return [*_locust(users), "--walkaway-plan", str(folder / "plan.json")]
-
-    def read(self, folder: Path) -> dict[str, Got]:
-        return _read_rows(folder)
-
-
-OURS: Final = OurUser()
-
-
-def _locust(users: str) -> list[str]:
-    return [sys.executable, "-m", "locust", "-f", users, "--headless", "--only-summary"]
+        return [*python, *locust, users, "--walkaway-plan", str(folder / "plan.json")]
+    if client in LOCUST_USERS:
+        users, number = str(Path(__file__).parent / "locust_users.py"), str(streams)
+        options = ["-H", url, "-u", number, "-r", number, "--times", times]
+        return [*python, *locust, users, *options, client]
+    return [*python, "tests.bench.clients", client, url, str(streams), times]
 
 
 def _plan(url: str, streams: int, folder: Path) -> LoadPlan:
@@ -149,12 +110,12 @@ def _plan(url: str, streams: int, folder: Path) -> LoadPlan:
     )
 
 
-def _read_times(file: Path) -> dict[str, Got]:
-    times: dict[str, list[int]] = json.loads(file.read_text())
-    return {request_id: Got(stamps[0], stamps[1:]) for request_id, stamps in times.items()}
-
-
-def _read_rows(folder: Path) -> dict[str, Got]:
+def _read_answers(folder: Path) -> dict[str, Got]:
+    """What the client left behind: times, or rows."""
+    file = folder / "times.json"
+    if file.exists():
+        times: dict[str, list[int]] = json.loads(file.read_text())
+        return {request_id: Got(stamps[0], stamps[1:]) for request_id, stamps in times.items()}
     rows = ShardReader(folder, RequestRow).read_new()
     return {row.request_id: Got(row.sent_ns, row.token_times_ns) for row in rows}
 
@@ -179,12 +140,10 @@ class Watched:
 
     @property
     def tokens_received(self) -> int:
-        """Tokens that it received meanwhile."""
         return sum(self._in_window(got.tokens_ns) for got in self.got.values())
 
     @property
     def tokens_sent(self) -> int:
-        """Tokens that the server sent meanwhile."""
         return sum(self._in_window(sent.tokens_ns) for sent in self.sent.values())
 
     @property
@@ -221,7 +180,7 @@ class Watched:
         return sum(self.start_ns <= t_ns < self.end_ns for t_ns in times_ns)
 
 
-def watch(kind: ClientKind, traffic: Traffic, *, warm_s: float, window_s: float) -> Watched:
+def watch(client_name: str, traffic: Traffic, *, warm_s: float, window_s: float) -> Watched:
     """Start both, wait until all streams are open and warm, and watch the client for a while.
 
     Raises UnavailableError if the streams do not open, the server cannot keep its rate, or the
@@ -234,17 +193,18 @@ def watch(kind: ClientKind, traffic: Traffic, *, warm_s: float, window_s: float)
         server = stack.enter_context(_server(traffic, folder))
         assert server.stdout is not None
         url = f"http://127.0.0.1:{_line(server.stdout)}"
-        client = stack.enter_context(_process(kind.command(url, traffic.streams, folder), _core(1)))
+        command = _command(client_name, url, traffic.streams, folder)
+        client = stack.enter_context(_process(command, _core(1)))
         if _line(server.stdout) != "open":
             client.kill()
             _, log = client.communicate()
             raise UnavailableError(
-                f"{traffic.streams} streams of {kind} did not open: {log[-500:]}"
+                f"{traffic.streams} streams of {client_name} did not open: {log[-500:]}"
             )
-        _wait(warm_s)
+        Event().wait(warm_s)
         rss_before_bytes = _rss_bytes(client.pid)
         start_ns, cpu_ns = perf_counter_ns(), _cpu_ns(client.pid)
-        _wait(window_s)
+        Event().wait(window_s)
         cpu_ns = _cpu_ns(client.pid) - cpu_ns
         end_ns = perf_counter_ns()
         rss_bytes = _rss_bytes(client.pid)
@@ -259,11 +219,11 @@ def watch(kind: ClientKind, traffic: Traffic, *, warm_s: float, window_s: float)
             rss_before_bytes=rss_before_bytes,
             rss_bytes=rss_bytes,
             sent=_read_log(folder / "sent.ndjson"),
-            got=kind.read(folder),
+            got=_read_answers(folder),
         )
     if not watched.tokens_received:
         raise UnavailableError(
-            f"{kind} received nothing in {window_s:g} s: is the machine too busy?"
+            f"{client_name} received nothing in {window_s:g} s: is the machine too busy?"
         )
     if watched.server_rate < _RATE_KEPT * traffic.rate:
         raise UnavailableError(
@@ -279,17 +239,8 @@ def _core(number: int) -> set[int]:
 
 
 def _server(traffic: Traffic, folder: Path) -> contextlib.AbstractContextManager[Any]:
-    flags = ["--aligned"] * traffic.is_aligned + ["--staggered"] * traffic.is_staggered
-    options = {
-        "--streams": traffic.streams,
-        "--rate": traffic.rate,
-        "--tokens": traffic.tokens,
-        "--first-token": traffic.first_token_s,
-        "--log": folder / "sent.ndjson",
-    }
-    words = [str(word) for option in options.items() for word in option]
-    command = [sys.executable, "-m", "tests.bench.token_server", *words, *flags]
-    return _process(command, _core(0))
+    options = json.dumps({**asdict(traffic), "log": str(folder / "sent.ndjson")})
+    return _process([sys.executable, "-m", "tests.bench.token_server", options], _core(0))
 
 
 @contextlib.contextmanager
@@ -308,10 +259,6 @@ def _process(command: list[str], cores: set[int]) -> Iterator[subprocess.Popen[s
 def _line(stdout: IO[str]) -> str:
     """The next line; an empty one if it does not come."""
     return stdout.readline().strip() if select.select([stdout], [], [], _READY_S)[0] else ""
-
-
-def _wait(seconds: float) -> None:
-    Event().wait(seconds)
 
 
 def _rss_bytes(pid: int) -> int:

@@ -8,11 +8,18 @@ from pathlib import Path
 import pytest
 
 from tests.bench.__main__ import BENCHMARKS, report, run, table
-from tests.bench.client_times import RIGHT, View, _line, against_the_server
-from tests.bench.load_generator import BARE, RIVALS, against, rivals_here
-from tests.bench.ratio import Bound, Figure, UnavailableError, share, times_as_fast
+from tests.bench.load_generator import (
+    BARE,
+    RIGHT,
+    RIVALS,
+    against,
+    against_the_server,
+    lags_p99_ms,
+    percentiles,
+    rivals_here,
+)
+from tests.bench.ratio import Bound, Figure, Ratio, UnavailableError, share, times_as_fast
 from tests.bench.streaming import Got, Sent, Traffic, Watched
-from tests.bench.token_stamps import _p99_ms
 
 
 @pytest.mark.slow
@@ -35,38 +42,21 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert ratio.holds
 
 
+def of(ratio: float, bound: Bound | None) -> Ratio:
+    return share("share", "ms", [ratio], [1.0], bound)
+
+
 def test_a_bound_is_broken_on_its_own_side_only() -> None:
-    assert not times_as_fast("speed", "ms", [2.0], [3.0], at_least=1.6).holds
-    assert times_as_fast("speed", "ms", [2.0], [3.0]).holds
-    assert share("share", "ms", [1.0], [10.0], Bound("at most", 0.1)).holds
-    assert not share("share", "ms", [1.1], [10.0], Bound("at most", 0.1)).holds
-    for ratio, holds in ((0.85, False), (0.95, True), (1.05, True), (1.15, False)):
-        bound = Bound("off 1 by at most", 0.1)
-        assert share("share", "ms", [ratio], [1.0], bound).holds is holds
+    assert [of(r, Bound("at least", 1.6)).holds for r in (1.5, 1.6, 1.7)] == [False, True, True]
+    assert [of(r, Bound("at most", 1.6)).holds for r in (1.5, 1.6, 1.7)] == [True, True, False]
+    near = Bound("off 1 by at most", 0.1)
+    assert [of(r, near).holds for r in (0.85, 0.95, 1.05, 1.15)] == [False, True, True, False]
+    assert of(9.0, None).holds
+    assert not replace(of(1.0, near), is_overrun=True).holds, "its cost is that of less"
+    assert replace(of(1.0, None), is_overrun=True).holds, "nothing to hold"
 
 
-def test_what_came_all_at_once_has_a_ratio_and_what_did_not_come_is_left_out() -> None:
-    at_once = View(client=[0, 0, 5_000_000], server=[5_000_000] * 3)
-    assert _line("gap", [at_once], 50, RIGHT).ratio == 0
-    with pytest.raises(UnavailableError, match="gap: no answer fell into the window"):
-        _line("gap", [View([], [])], 50, RIGHT)
-    with pytest.raises(UnavailableError, match="lag of stamps: no token fell into the window"):
-        _p99_ms([a_client(received=0)])
-
-
-def test_nothing_measured_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report([], None) == 1
-    assert capsys.readouterr().out == "nothing measured\n"
-
-
-def test_no_bound_holds_of_what_was_overrun() -> None:
-    bound = Bound("at most", 4.0)
-    assert share("cost", "us", [1.0], [1.0], bound).holds
-    assert not replace(share("cost", "us", [1.0], [1.0], bound), is_overrun=True).holds
-    assert replace(share("cost", "us", [1.0], [1.0]), is_overrun=True).holds  # nothing to hold
-
-
-def test_a_broken_bound_is_shown_and_ends_in_1(
+def test_a_broken_bound_is_shown_and_ends_in_1_as_does_nothing_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = times_as_fast("fast", "ms", [1.0], [3.0], at_least=1.5)
@@ -78,52 +68,17 @@ def test_a_broken_bound_is_shown_and_ends_in_1(
     written = json.loads((tmp_path / "figures.json").read_text())
     assert [ratio["holds"] for ratio in written["ratios"]] == [True, False]
     assert written["versions"]["python"]
+    assert report([], None) == 1
+    assert capsys.readouterr().out == "nothing measured\n"
 
 
-def a_client(*, received: int) -> Watched:
-    """It was sent 100 tokens in a second."""
-    times_ns = list(range(0, 1_000_000_000, 10_000_000))
-    return Watched(
-        traffic=Traffic(streams=1),
-        start_ns=0,
-        end_ns=1_000_000_000,
-        cpu_ns=1_000_000,
-        rss_before_bytes=1,
-        rss_bytes=1,
-        sent={"r": Sent(0, times_ns)},
-        got={"r": Got(0, times_ns[:received])},
-    )
-
-
-def test_a_rival_that_did_not_keep_up_is_shown_and_bounds_nothing() -> None:
-    ours, saturated = [a_client(received=100)], [a_client(received=50)]
-    assert against(BARE, Traffic(streams=1), ours, ours).bound is not None
-    line = against(BARE, Traffic(streams=1), ours, saturated)
-    assert (line.bound, line.what.endswith(", saturated")) == (None, True)
-
-
-def test_who_cannot_run_here_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
-    assert rivals_here(has_aiohttp=True) == RIVALS
-    assert capsys.readouterr().err == ""
-    assert set(RIVALS) - set(rivals_here(has_aiohttp=False)) == {
-        "aiohttp on asyncio",
-        "aiohttp on uvloop",
-    }
-    said = "aiohttp on asyncio and aiohttp on uvloop left out: aiohttp is not installed\n"
-    assert capsys.readouterr().err == said
-
-
-SERVER_MS = range(20, 220, 5)  # 40 tokens after 20 ms, one each 5 ms
-
-
-def who_saw(tokens_ms: list[float]) -> Watched:
-    """One answer, as the server sent it and as a client stamped it."""
-    sent_ns, got_ns = ([round(ms * 1e6) for ms in times] for times in (SERVER_MS, tokens_ms))
+def watched(sent_ns: list[int], got_ns: list[int]) -> Watched:
+    """One answer, as the server sent it and as a client stamped it, watched for a second."""
     return Watched(
         traffic=Traffic(streams=1),
         start_ns=-1,
         end_ns=1_000_000_000,
-        cpu_ns=1,
+        cpu_ns=1_000_000,
         rss_before_bytes=1,
         rss_bytes=1,
         sent={"r": Sent(0, sent_ns)},
@@ -131,6 +86,37 @@ def who_saw(tokens_ms: list[float]) -> Watched:
     )
 
 
+HUNDRED: list[int] = list(range(0, 1_000_000_000, 10_000_000))
+
+
+def test_what_came_all_at_once_has_a_ratio_and_what_did_not_come_is_left_out() -> None:
+    assert percentiles("gap", [([0, 0, 5_000_000], [5_000_000] * 3)], 50, RIGHT).ratio == 0
+    with pytest.raises(UnavailableError, match="gap: no answer fell into the window"):
+        percentiles("gap", [([], [])], 50, RIGHT)
+    with pytest.raises(UnavailableError, match="lag of stamps: no token fell into the window"):
+        lags_p99_ms([watched(HUNDRED, [])])
+
+
+def test_a_rival_that_did_not_keep_up_is_shown_and_bounds_nothing() -> None:
+    ours, saturated = [watched(HUNDRED, HUNDRED)], [watched(HUNDRED, HUNDRED[:50])]
+    assert against(BARE, Traffic(streams=1), ours, ours).bound is not None
+    line = against(BARE, Traffic(streams=1), ours, saturated)
+    assert (line.bound, line.what.endswith(", saturated")) == (None, True)
+    assert against(BARE, Traffic(streams=1), saturated, ours).is_overrun
+
+
+def test_a_rival_that_cannot_run_here_is_left_out_with_a_word(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert rivals_here(has_aiohttp=True) == RIVALS
+    assert capsys.readouterr().err == ""
+    missing = set(RIVALS) - set(rivals_here(has_aiohttp=False))
+    assert missing == {"aiohttp on asyncio", "aiohttp on uvloop"}
+    said = "aiohttp on asyncio and aiohttp on uvloop left out: aiohttp is not installed\n"
+    assert capsys.readouterr().err == said
+
+
+SERVER_MS = range(20, 220, 5)  # 40 tokens after 20 ms, one each 5 ms
 BY_THE_KILOBYTE = [float(SERVER_MS[number // 4 * 4 + 3]) for number in range(len(SERVER_MS))]
 
 
@@ -147,6 +133,7 @@ BY_THE_KILOBYTE = [float(SERVER_MS[number // 4 * 4 + 3]) for number in range(len
 def test_a_client_that_stamps_wrongly_breaks_the_bounds(
     tokens_ms: list[float], broken: list[str]
 ) -> None:
-    lines = list(against_the_server("a client", [who_saw(tokens_ms)]))
+    sent_ns, got_ns = ([round(ms * 1e6) for ms in times] for times in (SERVER_MS, tokens_ms))
+    lines = list(against_the_server("a client", [watched(sent_ns, got_ns)]))
     assert len(lines) == 4
     assert [line.what.partition(",")[0] for line in lines if not line.holds] == broken

@@ -1,18 +1,18 @@
-"""A server of tokens whose every send is stamped: `python -m tests.bench.token_server OPTIONS`.
+"""A server of tokens whose every send is stamped: `python -m tests.bench.token_server JSON`.
 
 It answers any POST with a stream of OpenAI's completion events (continuous usage, HTTP chunks), at
 a set rate for each stream, for as long as its standard input is open:
 
-    standard output:  the port, as soon as it listens; "open" when the last of STREAMS is there
+    standard output:  the port, as soon as it listens; "open" when the last stream is there
     the log file:     one line an answer, {"request_id", "received_ns", "sent_ns": [one a token]}
 
-Stamps are of CLOCK_MONOTONIC, taken right before the send. STREAMS are spread over the gap between
-two tokens, or all aligned, as the requests of one engine step are. The first answers are of all
-lengths, so that later on answers end evenly. One thread, one epoll; it waits with `select`, whose
+The JSON is a `Traffic` (streaming.py) and the log file. Stamps are of CLOCK_MONOTONIC, taken right
+before the send. Streams are spread over the gap between two tokens, or all aligned, as the requests
+of one engine step are. Staggered, the first answers are of all lengths, so that later on answers
+end evenly. One thread, one epoll; it waits with `select`, whose
 time-outs are exact where epoll's are milliseconds, so a send is not late by more than a wake-up.
 """
 
-import argparse
 import heapq
 import json
 import re
@@ -23,6 +23,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
+from types import SimpleNamespace
 from typing import Final, TextIO
 
 HEAD: Final = (
@@ -88,7 +89,7 @@ class Stream:
 class TokenServer:
     """All streams. `_due` is a heap of those that are being answered."""
 
-    def __init__(self, options: argparse.Namespace, listener: socket.socket, log: TextIO) -> None:
+    def __init__(self, options: SimpleNamespace, listener: socket.socket, log: TextIO) -> None:
         self._options = options
         self._period_ns = round(1e9 / options.rate)
         self._listener = listener
@@ -162,16 +163,14 @@ class TokenServer:
     def _begin(self, stream: Stream) -> None:
         options, now_ns = self._options, perf_counter_ns()
         slot = self._num_asked % options.streams
-        is_first = self._num_asked < options.streams
-        stream.next_token = (
-            options.tokens * slot // options.streams if options.staggered and is_first else 0
-        )
+        is_cut = options.is_staggered and self._num_asked < options.streams
+        stream.next_token = options.tokens * slot // options.streams if is_cut else 0
         self._num_asked += 1
-        phase_ns = 0 if options.aligned else self._period_ns * slot // options.streams
+        phase_ns = 0 if options.is_aligned else self._period_ns * slot // options.streams
         stream.number = self._num_asked
         stream.received_ns = now_ns
         stream.sent_ns = []
-        earliest_ns = now_ns + round(options.first_token * 1e9)
+        earliest_ns = now_ns + round(options.first_token_s * 1e9)
         stream.due_ns = earliest_ns + (phase_ns - earliest_ns) % self._period_ns
         stream.sock.send(HEAD)
         heapq.heappush(self._due, stream)
@@ -205,15 +204,7 @@ def _say(word: object) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.token_server")
-    parser.add_argument("--streams", type=int, required=True, help="how many will be open at once")
-    parser.add_argument("--rate", type=float, required=True, help="tokens a second of each")
-    parser.add_argument("--tokens", type=int, required=True, help="tokens of an answer")
-    parser.add_argument("--first-token", type=float, default=0.0, help="seconds before the first")
-    parser.add_argument("--aligned", action="store_true", help="all send at the same moments")
-    parser.add_argument("--staggered", action="store_true", help="first answers of all lengths")
-    parser.add_argument("--log", required=True, metavar="FILE")
-    options = parser.parse_args()
+    options = SimpleNamespace(**json.loads(sys.argv[1]))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with (

@@ -1,5 +1,6 @@
 """Locust's own users, reading by line: `locust -f locust_users.py --times FILE HttpLines ...`."""
 
+import json
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -8,22 +9,20 @@ from locust import FastHttpUser, HttpUser, events, task  # noqa: TID251
 from locust.argument_parser import LocustArgumentParser  # noqa: TID251
 from locust.env import Environment  # noqa: TID251
 
-from tests.bench.clients.common import BODY, PATH, TOKEN, Times, headers, write
+from tests.bench.clients import BODY, PATH, TOKEN, Times, headers
 
 TIMES: Times = {}
 
 
 @events.init_command_line_parser.add_listener  # type: ignore[untyped-decorator]
 def add_options(parser: LocustArgumentParser) -> None:
-    """Where to write the times."""
     parser.add_argument("--times", metavar="FILE", required=True)
 
 
 @events.quitting.add_listener  # type: ignore[untyped-decorator]
 def write_times(environment: Environment, **_: Any) -> None:
-    """The users are gone: leave their times behind."""
     assert environment.parsed_options is not None
-    write(TIMES, Path(environment.parsed_options.times))
+    Path(environment.parsed_options.times).write_text(json.dumps(TIMES))
 
 
 class HttpLines(HttpUser):
@@ -31,7 +30,6 @@ class HttpLines(HttpUser):
 
     @task
     def ask(self) -> None:
-        """One request to its end."""
         fields, stamps = headers(TIMES, perf_counter_ns())
         response = self.client.post(PATH, data=BODY, headers=fields, stream=True)
         for line in response.iter_lines():
@@ -44,7 +42,6 @@ class FastHttpLines(FastHttpUser):
 
     @task
     def ask(self) -> None:
-        """One request to its end."""
         fields, stamps = headers(TIMES, perf_counter_ns())
         for line in self.client.iter_lines(PATH, "POST", data=BODY, headers=fields):
             if line.startswith("data: {"):
