@@ -3,7 +3,7 @@
 import json
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -11,12 +11,11 @@ from typing import Any, Final
 import typer
 
 from harness.errors import ConfigError
-from harness.formatting import quantity
-from harness.records import Trust
-from harness.workload.target import MetricSource, Target
+from harness.workload.target import Target
 from harness.workload.workload import (
     SHIPPED_TARGETS,
     SHIPPED_WORKLOADS,
+    Workload,
     as_plain_data,
     find_file,
     load_target,
@@ -27,72 +26,39 @@ from harness.workload.workload import (
 WIDEST: Final = 100  # longer lines are hard to read
 TEMPLATE: Final = "workload_template.toml"
 
-TRUST_IN_WORDS: Final[Mapping[Trust, str]] = {
-    "exact": "exact at any time",
-    "exact_when_idle": "exact only while nothing runs",
-    "lower": "the true value may be higher",
-    "stuck": "never moves, despite the server's documentation: not used",
-}
-SLOTS_IN_WORDS: Final = {
-    "config": "read from its /walkaway/config",
-    "props": "read from its /props",
-    "workload": "not published: set load.slots if a workload needs it, else found by trying",
-}
-
 
 def show_workloads(*, as_json: bool) -> None:
-    known = {name: load_workload(name) for name in shipped(SHIPPED_WORKLOADS)}
-    if as_json:
-        _print_json({name: one.question for name, one in known.items()})
-        return
-    _print_list({name: [one.question] for name, one in known.items()}, SHIPPED_WORKLOADS)
+    names = shipped(SHIPPED_WORKLOADS)
+    _show_all(names, {name: [load_workload(name).question] for name in names}, as_json=as_json)
+
+
+def show_targets(*, as_json: bool) -> None:
+    names = shipped(SHIPPED_TARGETS)
+    about = {}
+    for name in names:
+        target = load_target(name)
+        about[name] = [target.description, f"metrics: {', '.join(target.metrics) or 'none known'}"]
+    _show_all(names, about, as_json=as_json)
 
 
 def show_workload(name_or_path: str, *, as_json: bool) -> None:
     workload = load_workload(name_or_path)
-    if as_json:
-        _print_json(as_plain_data(workload))
-        return
-    path = find_file(name_or_path, package=SHIPPED_WORKLOADS, noun="workload")
-    arms = ", ".join(arm.name for arm in workload.arms)
     lines = [
         workload.question,
         f"Run it: walkaway run {name_or_path} (--set section.key=value changes any key)",
-        *([f"Arms, run in turn: {arms}; rounds: {workload.run.rounds}"] if arms else []),
     ]
-    typer.echo(workload.name)
-    _print_lines(lines)
-    typer.echo(f"  {path}\n")
-    typer.echo(path.read_text(encoding="utf-8-sig").rstrip())
-
-
-def show_targets(*, as_json: bool) -> None:
-    known = {name: load_target(name) for name in shipped(SHIPPED_TARGETS)}
-    if as_json:
-        _print_json({name: one.description for name, one in known.items()})
-        return
-    texts = {
-        name: [one.description, f"metrics: {', '.join(one.metrics) or 'none known'}"]
-        for name, one in known.items()
-    }
-    _print_list(texts, SHIPPED_TARGETS)
+    if arms := ", ".join(arm.name for arm in workload.arms):
+        lines.append(f"Arms, run in turn: {arms}; rounds: {workload.run.rounds}")
+    path = find_file(name_or_path, package=SHIPPED_WORKLOADS, noun="workload")
+    _show_one(workload, lines, path, as_json=as_json)
 
 
 def show_target(name_or_path: str, *, as_json: bool) -> None:
     target = load_target(name_or_path)
-    if as_json:
-        _print_json(as_plain_data(target))
-        return
-    typer.echo(target.name)
-    _print_lines(
-        [*_about(target), f"Measure one: walkaway run demo {_flags(name_or_path, target)}"]
-    )
-    typer.echo(f"  {find_file(name_or_path, package=SHIPPED_TARGETS, noun='engine')}")
-    if not target.metrics:
-        typer.echo("\nNo metrics are known: only client-side figures are measured.")
-    for role, source in target.metrics.items():
-        typer.echo(f"\n{role}")
-        _print_lines(_about_metric(source))
+    flags = "" if target.lifecycle else f" --target URL --engine {name_or_path}"
+    lines = [target.description, f"Measure one: walkaway run demo{flags}"]
+    path = find_file(name_or_path, package=SHIPPED_TARGETS, noun="engine")
+    _show_one(target, lines, path, as_json=as_json)
 
 
 def write_template(file: Path, *, force: bool) -> None:
@@ -105,51 +71,31 @@ def write_template(file: Path, *, force: bool) -> None:
     typer.echo(f"wrote {file}; run it: walkaway run {file}")
 
 
-def _about(target: Target) -> Iterator[str]:
-    yield target.description
-    yield f"Requests go to {target.path}."
-    if target.lifecycle:
-        yield "Its log has each stage of a cancel: figures are exact, and metrics only check them."
-    yield f"Batch slots: {SLOTS_IN_WORDS[target.slots_from]}."
-    steps = "" if target.settle_steps is None else f" or {target.settle_steps} steps, if longer"
-    yield f"Settle time after a load: {target.settle_s:g} s{steps}."
-    if target.scrape_interval_s is not None:
-        yield f"Metrics are read every {target.scrape_interval_s:g} s (collect.scrape_interval_s)."
-    if target.min_scrape_interval_s is not None:
-        yield f"Scrapes closer than {target.min_scrape_interval_s:g} s change how it behaves."
+def _show_all(paths: Mapping[str, Path], about: Mapping[str, list[str]], *, as_json: bool) -> None:
+    """Print each name with its lines and its path, or with its first line as JSON."""
+    if as_json:
+        _print_json({name: lines[0] for name, lines in about.items()})
+        return
+    for name, path in paths.items():
+        _print_head(name, about[name], path)
 
 
-def _flags(name_or_path: str, target: Target) -> str:
-    return "" if target.lifecycle else f"--target URL --engine {name_or_path}"
+def _show_one(one: Workload | Target, lines: Iterable[str], path: Path, *, as_json: bool) -> None:
+    """Print a file below its lines: its comments explain each key."""
+    if as_json:
+        _print_json(as_plain_data(one))
+        return
+    _print_head(one.name, lines, path)
+    typer.echo(f"\n{path.read_text(encoding='utf-8-sig').rstrip()}")
 
 
-def _about_metric(source: MetricSource) -> Iterator[str]:
-    labels = ",".join(f'{label}="{value}"' for label, value in source.labels.items())
-    yield f"{source.name}{{{labels}}}" if labels else source.name
-    yield f"Refreshed: {source.refresh}{_age(source)}. Trust: {TRUST_IN_WORDS[source.trust]}."
-
-
-def _age(source: MetricSource) -> str:
-    parts = [
-        *([quantity(source.lag_steps, "steps")] if source.lag_steps else []),
-        *([quantity(source.lag_s, "s")] if source.lag_s else []),
-    ]
-    return f"; up to {' and '.join(parts)} old" if parts else ""
-
-
-def _print_list(texts: Mapping[str, list[str]], package: str) -> None:
-    """Print names with their lines. A path is never wrapped, so it can be copied."""
-    paths = shipped(package)
-    for name, lines in texts.items():
-        typer.echo(name)
-        _print_lines(lines)
-        typer.echo(f"  {paths[name]}")
-
-
-def _print_lines(lines: Iterator[str] | list[str]) -> None:
+def _print_head(name: str, lines: Iterable[str], path: Path) -> None:
+    """A path is never wrapped, so it can be copied."""
     width = min(shutil.get_terminal_size().columns, WIDEST)
+    typer.echo(name)
     for line in lines:
         typer.echo(textwrap.fill(line, width, initial_indent="  ", subsequent_indent="  "))
+    typer.echo(f"  {path}")
 
 
 def _print_json(data: Mapping[str, Any]) -> None:

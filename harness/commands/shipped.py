@@ -40,8 +40,8 @@ def targets(
 ) -> None:
     """List the kinds of server that walkaway knows, or explain one.
 
-    With NAME (or a path): the metrics that are read, when each one moves, and how far to trust it.
-    `walkaway run` takes a name with --engine.
+    With NAME (or a path): its file, with the metrics that are read, when each one moves, and how
+    far to trust it. `walkaway run` takes a name with --engine.
 
     Example: walkaway targets vllm
     """

@@ -1,4 +1,4 @@
-"""The commands that only tell, what they load for it, and what the manifest says was typed."""
+"""The help of each command, what it loads, and what it refuses or completes."""
 
 import subprocess
 import sys
@@ -12,26 +12,9 @@ from harness.commands.verbs import app
 from harness.errors import ConfigError
 from harness.http_client import typed_command
 from harness.store.run_folder import RunFolder, RunRows
-from harness.workload.workload import SHIPPED_TARGETS, SHIPPED_WORKLOADS, shipped
 from tests.conftest import Snapshot
 
 COMMANDS = tuple(sorted(get_group(app).commands))
-
-
-def test_workloads_are_listed_with_their_questions() -> None:
-    result = CliRunner().invoke(app, ["workloads"])
-    assert result.exit_code == 0
-    for name, path in shipped(SHIPPED_WORKLOADS).items():
-        assert f"{name}\n" in result.output
-        assert f"  {path}\n" in result.output
-
-
-def test_targets_are_listed() -> None:
-    result = CliRunner().invoke(app, ["targets"])
-    assert result.exit_code == 0
-    for name, path in shipped(SHIPPED_TARGETS).items():
-        assert f"{name}\n" in result.output
-        assert f"  {path}\n" in result.output
 
 
 @pytest.mark.parametrize("command", ["walkaway", *(c for c in COMMANDS if c != "engine")])
@@ -58,30 +41,27 @@ def test_help_loads_nothing_that_takes_long() -> None:
     assert not loaded & {"pandas", "numpy", "scipy", "pyarrow", "httpx", "harness.run.pipeline"}
 
 
-def test_a_report_of_several_runs_must_be_told_where_to_go(tmp_path: Path) -> None:
+def test_a_report_of_several_runs_needs_a_file_name(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").write_text("{}")
-    result = CliRunner().invoke(app, ["report", str(tmp_path / "a"), str(tmp_path / "b")])
-    assert isinstance(result.exception, ConfigError)
-    assert "-o FILE" in str(result.exception)
+    with pytest.raises(ConfigError, match="-o FILE"):
+        report(tmp_path / "a", tmp_path / "b")
 
 
-def test_a_report_of_a_killed_run_says_how_to_save_what_it_left(tmp_path: Path) -> None:
+def test_a_run_without_requests_is_not_reported(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run")
     (folder.path / "manifest.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"was killed.*walkaway collect .*shards --out"):
-        CliRunner().invoke(app, ["report", str(folder.path)], catch_exceptions=False)
-
-
-def test_a_run_without_a_request_has_nothing_to_report(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run")
-    (folder.path / "manifest.json").write_text("{}")
+        report(folder.path)
     folder.write_rows(RunRows())
-    result = CliRunner().invoke(app, ["report", str(folder.path)])
-    assert isinstance(result.exception, ConfigError)
-    assert "no request was made in this run" in str(result.exception)
+    with pytest.raises(ConfigError, match="no request was made in this run"):
+        report(folder.path)
     assert not (folder.path / "summary.json").exists()
+
+
+def report(*folders: Path) -> None:
+    CliRunner().invoke(app, ["report", *map(str, folders)], catch_exceptions=False)
 
 
 def test_no_header_value_gets_into_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
