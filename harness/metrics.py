@@ -28,24 +28,26 @@ WASTED_TOKENS: Final = "wasted_tokens"
 GHOST_RATE: Final = "ghost_rate"
 STAGES: Final = ("detect_s", "signal_s", "wait_s", "free_s")
 _OPEN_LOOP_SIGN: Final = "ttft_from_intended_s"  # only an open loop has it
+_CAPITALS: Final = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "gpu": "GPU"}
 
 
 class MetricInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric. `label` is its name in a sentence, `shows` a sentence, `formula` how it is
-    computed.
+    """One metric. `shows` is a sentence, `formula` how it is computed, `label` its name in a
+    sentence (by default that of the table in words).
 
     `good`, for a metric followed over many runs: the hoped-for course. `rank`: its place among the
     headlines, `shown` in which runs it is one. `in_brief`: it is shown without `--all`.
     `never_over`: a censored value stands for one that never ended. `of_tokens`: it rests on how
-    tokens were counted. `from_server_alone`: a slow client does not move it. `part_of` names the
-    metric that it is a part of, or equals in another unit. `baseline_figure` is judged against a
-    baseline if no limit says more. `instead`: the metrics, nearest first, that answer the question
-    if a server hides this one.
+    tokens were counted. `per_run`: several runs together have the mean of their readings, not a
+    figure of all their rows. `from_server_alone`: a slow client does not move it. `part_of` names
+    the metric that it is a part of, or equals in another unit. `baseline_figure` is judged against
+    a baseline if no limit says more. `instead`: the metrics, nearest first, that answer the
+    question if a server hides this one.
     """
 
-    name: str
+    name: str = ""
     unit: str
-    label: str
+    label: str = ""
     shows: str
     formula: str
     kind: Kind = "sample"
@@ -57,6 +59,7 @@ class MetricInfo(msgspec.Struct, frozen=True, kw_only=True):
     good: str | None = None
     never_over: bool = False
     of_tokens: bool = False
+    per_run: bool = False
     may_be_negative: bool = False
     from_server_alone: bool = False
     part_of: str | None = None
@@ -64,51 +67,41 @@ class MetricInfo(msgspec.Struct, frozen=True, kw_only=True):
     instead: tuple[str, ...] = ()
 
 
-_TABLE: Final = (
-    MetricInfo(
-        name="detect_s",
+_TABLE: Final[Mapping[str, MetricInfo]] = {
+    "detect_s": MetricInfo(
         unit="s",
-        label="detect",
         shows="From a user's leaving until the server saw the disconnect.",
         formula="disconnected - t0",
         rank=6,
         never_over=True,
         part_of=CANCEL_LATENCY,
     ),
-    MetricInfo(
-        name="signal_s",
+    "signal_s": MetricInfo(
         unit="s",
-        label="signal",
         shows="From the server's seeing the disconnect until its worker heard of it.",
         formula="abort received - disconnected",
         rank=7,
         never_over=True,
         part_of=CANCEL_LATENCY,
     ),
-    MetricInfo(
-        name="wait_s",
+    "wait_s": MetricInfo(
         unit="s",
-        label="wait",
         shows="From the worker's hearing of it until the request was out of the batch.",
         formula="removed - abort received",
         rank=8,
         never_over=True,
         part_of=CANCEL_LATENCY,
     ),
-    MetricInfo(
-        name="free_s",
+    "free_s": MetricInfo(
         unit="s",
-        label="free",
         shows="From the request's leaving the batch until its blocks were reclaimed.",
         formula="blocks reclaimed - removed",
         rank=9,
         never_over=True,
         part_of=CANCEL_LATENCY,
     ),
-    MetricInfo(
-        name=CANCEL_LATENCY,
+    CANCEL_LATENCY: MetricInfo(
         unit="s",
-        label="cancel latency",
         shows="From a user's leaving until the server held nothing for them.",
         formula="blocks reclaimed - t0; of a queued request: left the queue - t0",
         rank=1,
@@ -119,10 +112,8 @@ _TABLE: Final = (
         baseline_figure="mean",
         instead=(SLOT_RECOVERY, "leaked_slots"),
     ),
-    MetricInfo(
-        name=CANCEL_LATENCY_STEPS,
+    CANCEL_LATENCY_STEPS: MetricInfo(
         unit="steps",
-        label="cancel latency steps",
         shows="The step boundaries that passed until the server held nothing for a user who had "
         "left.",
         formula="step boundaries in (t0, blocks reclaimed]",
@@ -134,30 +125,24 @@ _TABLE: Final = (
         baseline_figure="mean",
         instead=(CANCEL_LATENCY, SLOT_RECOVERY, "leaked_slots"),
     ),
-    MetricInfo(
-        name="cancel_latency_prefill_s",
+    "cancel_latency_prefill_s": MetricInfo(
         unit="s",
-        label="cancel latency prefill",
         shows="The cancel latency of long prompts that were left during their prefill.",
         formula="as cancel_latency_s, of these requests only",
         rank=3,
         in_brief=True,
         never_over=True,
     ),
-    MetricInfo(
-        name="cancel_latency_prefill_steps",
+    "cancel_latency_prefill_steps": MetricInfo(
         unit="steps",
-        label="cancel latency prefill steps",
         shows="That cancel latency in step boundaries.",
         formula="as cancel_latency_steps, of these requests only",
         rank=4,
         never_over=True,
         part_of="cancel_latency_prefill_s",
     ),
-    MetricInfo(
-        name="removed_at_first_boundary",
+    "removed_at_first_boundary": MetricInfo(
         unit="ratio",
-        label="removed at first boundary",
         shows="The share removed at the first step boundary after the worker heard of the abort.",
         formula="removed at the first boundary / aborts that the worker heard",
         kind="proportion",
@@ -165,10 +150,8 @@ _TABLE: Final = (
         rank=5,
         in_brief=True,
     ),
-    MetricInfo(
-        name="slot_refill_s",
+    "slot_refill_s": MetricInfo(
         unit="s",
-        label="slot refill",
         shows="From a slot's coming free to the next request in it.",
         formula="next waiting request admitted - blocks reclaimed, paired first come first served",
         rank=10,
@@ -176,20 +159,16 @@ _TABLE: Final = (
         on_web_tab=True,
         good="flat, far below a step.",
     ),
-    MetricInfo(
-        name="refilled_next_schedule",
+    "refilled_next_schedule": MetricInfo(
         unit="ratio",
-        label="refilled next schedule",
         shows="The share of wanted slots that the very next schedule took.",
         formula="slots taken in the next schedule / slots given back while a request waited",
         kind="proportion",
         better="more",
         rank=11,
     ),
-    MetricInfo(
-        name=SLOT_RECOVERY,
+    SLOT_RECOVERY: MetricInfo(
         unit="s",
-        label="slot recovery",
         shows="From a user's leaving to the first token of a request that waited, seen by its "
         "client.",
         formula="first token of the waiting probe - t0",
@@ -200,27 +179,21 @@ _TABLE: Final = (
         may_be_negative=True,
         baseline_figure="p50",
     ),
-    MetricInfo(
-        name="probe_ttft_unloaded_s",
+    "probe_ttft_unloaded_s": MetricInfo(
         unit="s",
-        label="probe TTFT unloaded",
         shows="The probe's first token on an idle server, to judge slot recovery by.",
         formula="first token - sent, no filler running",
         rank=13,
     ),
-    MetricInfo(
-        name="probe_ttft_control_s",
+    "probe_ttft_control_s": MetricInfo(
         unit="s",
-        label="probe TTFT control",
         shows="The probe's first token when no filler leaves, to judge slot recovery by.",
         formula="first token - the moment at which a filler would have left",
         better="neither",  # the control waits for a natural end, which the workload sets
         rank=14,
     ),
-    MetricInfo(
-        name=WASTED_TOKENS,
+    WASTED_TOKENS: MetricInfo(
         unit="tokens",
-        label="wasted tokens",
         shows="Tokens generated that the user did not read, for each abandoned request.",
         formula="generated - read by the client at t0",
         rank=15,
@@ -230,61 +203,47 @@ _TABLE: Final = (
         of_tokens=True,
         baseline_figure="mean",
     ),
-    MetricInfo(
-        name="wasted_in_flight_tokens",
+    "wasted_in_flight_tokens": MetricInfo(
         unit="tokens",
-        label="wasted in flight tokens",
         shows="Wasted tokens that were sampled before the user left.",
         formula="sampled before t0 - read by the client at t0",
         rank=16,
         of_tokens=True,
         part_of=WASTED_TOKENS,
     ),
-    MetricInfo(
-        name="wasted_after_close_tokens",
+    "wasted_after_close_tokens": MetricInfo(
         unit="tokens",
-        label="wasted after close tokens",
         shows="Wasted tokens that were sampled after the user had left.",
         formula="sampled in steps that ended after t0",
         rank=17,
         of_tokens=True,
         part_of=WASTED_TOKENS,
     ),
-    MetricInfo(
-        name="wasted_prompt_tokens",
+    "wasted_prompt_tokens": MetricInfo(
         unit="tokens",
-        label="wasted prompt tokens",
         shows="Prompt tokens computed for each request that was left before its first token.",
         formula="(prompt counter after - before - prompts of requests with a first token) / "
         "requests left before their first token",
         kind="reading",
         rank=18,
     ),
-    MetricInfo(
-        name="slot_seconds_after_abandon",
+    "slot_seconds_after_abandon": MetricInfo(
         unit="s",
-        label="slot seconds after abandon",
         shows="Time that an abandoned request stayed in the batch.",
         formula="seconds in the batch after t0",
     ),
-    MetricInfo(
-        name="block_seconds_after_abandon",
+    "block_seconds_after_abandon": MetricInfo(
         unit="block seconds",
-        label="block seconds after abandon",
         shows="KV blocks that an abandoned request held, times how long.",
         formula="integral of the blocks held after t0",
     ),
-    MetricInfo(
-        name="gpu_seconds_after_abandon",
+    "gpu_seconds_after_abandon": MetricInfo(
         unit="s",
-        label="GPU seconds after abandon",
         shows="Device time spent on an abandoned request.",
         formula="sum over steps of duration after t0 * the request's share of scheduled tokens",
     ),
-    MetricInfo(
-        name="ttft_s",
+    "ttft_s": MetricInfo(
         unit="s",
-        label="TTFT",
         shows="Time to the first token of users who stayed.",
         formula="first token - sent",
         rank=28,
@@ -292,10 +251,8 @@ _TABLE: Final = (
         good="flat: users who stay do not pay for users who leave.",
         baseline_figure="p50",
     ),
-    MetricInfo(
-        name="itl_s",
+    "itl_s": MetricInfo(
         unit="s",
-        label="ITL",
         shows="Time between two tokens of users who stayed.",
         formula="token event - token event before it",
         rank=29,
@@ -304,47 +261,37 @@ _TABLE: Final = (
         of_tokens=True,
         baseline_figure="p50",
     ),
-    MetricInfo(
-        name="tpot_s",
+    "tpot_s": MetricInfo(
         unit="s",
-        label="TPOT",
         shows="Mean time a token after the first, for each request of users who stayed.",
         formula="(last token - first token) / (tokens - 1)",
         of_tokens=True,
     ),
-    MetricInfo(
-        name=_OPEN_LOOP_SIGN,
+    _OPEN_LOOP_SIGN: MetricInfo(
         unit="s",
-        label="TTFT from intended",
         shows="TTFT from the moment at which the schedule wanted the request sent.",
         formula="first token - intended start",
         rank=38,
         in_brief=True,
         shown="open loop",
     ),
-    MetricInfo(
-        name="e2e_s",
+    "e2e_s": MetricInfo(
         unit="s",
-        label="e2e",
         shows="Time to the last token of users who stayed.",
         formula="last token - sent, of completed requests",
         rank=39,
         shown="open loop",
     ),
-    MetricInfo(
-        name="e2e_from_intended_s",
+    "e2e_from_intended_s": MetricInfo(
         unit="s",
-        label="e2e from intended",
         shows="Time to the last token from the moment at which the schedule wanted the request "
         "sent.",
         formula="last token - intended start, of completed requests",
         rank=40,
         shown="open loop",
     ),
-    MetricInfo(
-        name="goodput_rps",
+    "goodput_rps": MetricInfo(
         unit="rps",
-        label="goodput",
         shows="Completed requests a second.",
         formula="requests completed in the load window / its length",
         kind="reading",
@@ -352,29 +299,25 @@ _TABLE: Final = (
         rank=42,
         shown="arms",
         good="flat, or rising.",
+        per_run=True,
     ),
-    MetricInfo(
-        name="ttft_again_s",
+    "ttft_again_s": MetricInfo(
         unit="s",
-        label="TTFT again",
         shows="Time to the first token of requests that repeat an abandoned one.",
         formula="first token - sent",
         rank=30,
     ),
-    MetricInfo(
-        name="cached_again",
+    "cached_again": MetricInfo(
         unit="ratio",
-        label="cached again",
         shows="The share of a repeated prompt that was still cached.",
         formula="prompt tokens not computed again / prompt tokens, of repeated requests",
         kind="reading",
         better="more",
         rank=31,
+        per_run=True,
     ),
-    MetricInfo(
-        name="attempts_per_answer",
+    "attempts_per_answer": MetricInfo(
         unit="requests",
-        label="attempts per answer",
         shows="Requests sent for each answer that was completed.",
         formula="requests of users / their completed answers",
         kind="reading",
@@ -382,53 +325,41 @@ _TABLE: Final = (
         rank=32,
         in_brief=True,
     ),
-    MetricInfo(
-        name="canary_mismatch_rate",
+    "canary_mismatch_rate": MetricInfo(
         unit="ratio",
-        label="canary mismatch rate",
         shows="The share of canary answers that differ from the first one.",
         formula="answers that differ from the known one / answers after it",
         kind="proportion",
         rank=33,
         in_brief=True,
     ),
-    MetricInfo(
-        name="canary_ttft_s",
+    "canary_ttft_s": MetricInfo(
         unit="s",
-        label="canary TTFT",
         shows="Time to the first token of a canary.",
         formula="first token - sent",
         rank=34,
     ),
-    MetricInfo(
-        name="canary_itl_s",
+    "canary_itl_s": MetricInfo(
         unit="s",
-        label="canary ITL",
         shows="Time between two tokens of a canary.",
         formula="token event - token event before it",
         rank=35,
     ),
-    MetricInfo(
-        name="storm_clear_s",
+    "storm_clear_s": MetricInfo(
         unit="s",
-        label="storm clear",
         shows="From the first leaving of a storm until the server held nothing of it.",
         formula="last blocks reclaimed - first t0, of one storm",
         rank=36,
         in_brief=True,
     ),
-    MetricInfo(
-        name="storm_spread_s",
+    "storm_spread_s": MetricInfo(
         unit="s",
-        label="storm spread",
         shows="How long the users of one storm took to leave.",
         formula="last t0 - first t0, of one storm",
         rank=37,
     ),
-    MetricInfo(
-        name=GHOST_RATE,
+    GHOST_RATE: MetricInfo(
         unit="ratio",
-        label="ghost rate",
         shows="The share of abandoned requests that the server did not stop.",
         formula="abandoned requests not aborted within the settle time / those watched so long",
         kind="proportion",
@@ -439,10 +370,8 @@ _TABLE: Final = (
         from_server_alone=True,
         instead=("leaked_slots", "leaked_kv_share"),
     ),
-    MetricInfo(
-        name="leaked_slots",
+    "leaked_slots": MetricInfo(
         unit="slots",
-        label="leaked slots",
         shows="Batch slots that stay taken on an idle server.",
         formula="running after the settle time - before the load",
         kind="idle",
@@ -451,11 +380,10 @@ _TABLE: Final = (
         good="0 in every run.",
         may_be_negative=True,
         from_server_alone=True,
+        per_run=True,
     ),
-    MetricInfo(
-        name="leaked_blocks",
+    "leaked_blocks": MetricInfo(
         unit="blocks",
-        label="leaked blocks",
         shows="KV blocks that stay taken on an idle server.",
         formula="free blocks before the load - after the settle time",
         kind="idle",
@@ -465,11 +393,10 @@ _TABLE: Final = (
         may_be_negative=True,
         from_server_alone=True,
         instead=("leaked_kv_share", "leaked_slots"),
+        per_run=True,
     ),
-    MetricInfo(
-        name="leaked_kv_share",
+    "leaked_kv_share": MetricInfo(
         unit="ratio",
-        label="leaked kv share",
         shows="The share of the KV cache that stays taken on an idle server.",
         formula="share in use after the settle time - before the load",
         kind="reading",
@@ -477,70 +404,57 @@ _TABLE: Final = (
         from_server_alone=True,
         instead=("leaked_blocks", "leaked_slots"),
     ),
-    MetricInfo(
-        name="leaked_slots_per_abandon",
+    "leaked_slots_per_abandon": MetricInfo(
         unit="slots",
-        label="leaked slots per abandon",
         shows="Batch slots lost with each abandon, over several loops.",
         formula="Theil-Sen slope of running requests at rest over abandons",
         kind="slope",
         rank=22,
         may_be_negative=True,
     ),
-    MetricInfo(
-        name="leaked_blocks_per_abandon",
+    "leaked_blocks_per_abandon": MetricInfo(
         unit="blocks",
-        label="leaked blocks per abandon",
         shows="KV blocks lost with each abandon, over several loops.",
         formula="Theil-Sen slope of blocks taken at rest over abandons",
         kind="slope",
         rank=23,
         may_be_negative=True,
     ),
-    MetricInfo(
-        name="leaked_kv_share_per_abandon",
+    "leaked_kv_share_per_abandon": MetricInfo(
         unit="ratio",
-        label="leaked kv share per abandon",
         shows="The share of the KV cache lost with each abandon, over several loops.",
         formula="Theil-Sen slope of the share taken at rest over abandons",
         kind="slope",
         may_be_negative=True,
     ),
-    MetricInfo(
-        name="memory_per_abandon",
+    "memory_per_abandon": MetricInfo(
         unit="bytes",
-        label="memory per abandon",
         shows="Memory that the server's processes grow by with each abandon.",
         formula="Theil-Sen slope of resident memory at rest over abandons",
         kind="slope",
         rank=24,
         may_be_negative=True,
     ),
-    MetricInfo(
-        name="handles_per_abandon",
+    "handles_per_abandon": MetricInfo(
         unit="handles",
-        label="handles per abandon",
         shows="File descriptors that the server's processes grow by with each abandon.",
         formula="Theil-Sen slope of open file descriptors at rest over abandons",
         kind="slope",
         rank=25,
         may_be_negative=True,
     ),
-    MetricInfo(
-        name="slot_utilisation",
+    "slot_utilisation": MetricInfo(
         unit="ratio",
-        label="slot utilisation",
         shows="How full the batch was.",
         formula="sum over steps of running requests * seconds / (slots * load window)",
         kind="reading",
         better="neither",  # slots are also full of ghosts
         rank=26,
         in_brief=True,
+        per_run=True,
     ),
-    MetricInfo(
-        name="throughput_tps",
+    "throughput_tps": MetricInfo(
         unit="tokens/s",
-        label="throughput",
         shows="Tokens a second, of all requests.",
         formula="tokens sampled in the load window / its length",
         kind="reading",
@@ -548,68 +462,68 @@ _TABLE: Final = (
         rank=27,
         good="flat, or rising.",
         of_tokens=True,
+        per_run=True,
     ),
-    MetricInfo(
-        name="preemptions",
+    "preemptions": MetricInfo(
         unit="preemptions",
-        label="preemptions",
         shows="Requests that the engine put back into its queue during the load.",
         formula="preemptions in the lifecycle log, else counter after - before",
         kind="reading",
         rank=43,
         shown="arms",
         on_web_tab=True,
+        per_run=True,
     ),
-    MetricInfo(
-        name="recomputed_tokens",
+    "recomputed_tokens": MetricInfo(
         unit="tokens",
-        label="recomputed tokens",
         shows="Tokens computed once more after a preemption.",
         formula="counter after - before",
         kind="reading",
         rank=44,
         shown="arms",
+        per_run=True,
     ),
-    MetricInfo(
-        name="step_s",
+    "step_s": MetricInfo(
         unit="s",
-        label="step",
         shows="How long an engine step takes.",
         formula="step ended - step started",
     ),
-    MetricInfo(
-        name="client_lag_s",
+    "client_lag_s": MetricInfo(
         unit="s",
-        label="client lag",
         shows="How late the load itself notices: no time below it means anything.",
         formula="timer noticed - timer due",
         on_web_tab=True,
     ),
-    MetricInfo(
-        name="scrape_interval_s",
+    "scrape_interval_s": MetricInfo(
         unit="s",
-        label="scrape interval",
         shows="How often the metrics pages were read.",
         formula="scrape - scrape before it",
     ),
-    MetricInfo(
-        name="over_read_tokens",
+    "over_read_tokens": MetricInfo(
         unit="tokens",
         label="over-read tokens",
         shows="Tokens that a client read beyond its plan before it left.",
         formula="read at t0 - tokens that the plan allows",
     ),
-    MetricInfo(
-        name="start_delay_s",
+    "start_delay_s": MetricInfo(
         unit="s",
-        label="start delay",
         shows="How late requests were sent.",
         formula="sent - intended start",
         rank=41,
         shown="open loop",
     ),
-)
-METRICS: Final[Mapping[str, MetricInfo]] = {one.name: one for one in _TABLE}
+}
+
+
+def _in_words(name: str) -> str:
+    words = name.removesuffix("_s").removesuffix("_rps").removesuffix("_tps").split("_")
+    return " ".join(_CAPITALS.get(word, word) for word in words)
+
+
+METRICS: Final[Mapping[str, MetricInfo]] = {
+    name: msgspec.structs.replace(one, name=name, label=one.label or _in_words(name))
+    for name, one in _TABLE.items()
+}
 
 
 def spoken(metric: str, figure: str) -> str:
@@ -625,7 +539,7 @@ def headlines(metrics: Collection[str]) -> Sequence[str]:
 
 
 def _ranked(*shown: Shown) -> list[str]:
-    ranks = {one.name: one.rank for one in _TABLE if one.rank is not None and one.shown in shown}
+    ranks = {name: one.rank for name, one in METRICS.items() if one.rank and one.shown in shown}
     return sorted(ranks, key=ranks.__getitem__)
 
 

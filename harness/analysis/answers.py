@@ -28,9 +28,7 @@ def strange_answers(requests: pd.DataFrame) -> Iterator[str]:
 
 
 def why_nobody_left(requests: pd.DataFrame) -> str:
-    planned = requests["planned_abandon"].notna()
-    if "way" in requests:
-        planned |= requests["way"] != ""
+    planned = requests["planned_abandon"].notna() | (requests["way"] != "")
     if not planned.any():
         return "no request was abandoned: the run says nothing about cancellation"
     fates = requests.loc[planned, "outcome"].value_counts()
@@ -42,8 +40,7 @@ def why_nobody_left(requests: pd.DataFrame) -> str:
 
 
 def _too_long(requests: pd.DataFrame) -> Iterator[str]:
-    answers = requests.get("n", 1)
-    asked = (requests["max_tokens"] * answers).to_numpy(dtype=float)
+    asked = (requests["max_tokens"] * requests["n"]).to_numpy(dtype=float)
     got = np.maximum(
         requests["tokens_read"].to_numpy(dtype=float),
         requests["completion_tokens"].to_numpy(dtype=float, na_value=0.0),
@@ -82,7 +79,8 @@ def _errors(requests: pd.DataFrame) -> Iterator[str]:
 
 
 def _sent_again(requests: pd.DataFrame) -> Iterator[str]:
-    if "resent" not in requests or not (resent := int(requests["resent"].sum())):
+    resent = int(requests["resent"].sum())
+    if not resent:
         return
     yield (
         f"{resent} of {len(requests)} requests were sent once more: the connection that was kept "

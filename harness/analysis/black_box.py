@@ -13,9 +13,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from harness.analysis.counters import wasted_by_counter, wasted_in_all, with_other
+from harness.analysis.counters import wasted_by_counter, wasted_in_all
 from harness.analysis.facts import Facts
-from harness.analysis.figure import Figure, NotMeasurable
+from harness.analysis.figure import Figure, NotMeasurable, with_other
 from harness.analysis.ghosts import (
     Ghosts,
     best_first,

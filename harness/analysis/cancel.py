@@ -1,131 +1,114 @@
-"""The figures of the cancellations: stages, latency, ghosts, and what an absent user cost."""
+"""The figures of the cancellations: stages, latency, ghosts, and what an absent user cost.
 
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+Each figure sums up one column of `cancellation.cancellations`: a row of `_FIGURES` makes one.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from harness.analysis.cancellation import is_unfinished, was_cancelled
-from harness.analysis.facts import Facts
+from harness.analysis.facts import Facts, Need
 from harness.analysis.figure import (
     Figure,
     Figures,
     NotMeasurable,
     Sample,
     describe,
-    describe_or,
-    rate,
+    proportion,
     same_reason,
-    share,
+    sampled,
 )
-from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS, STAGES
+from harness.metrics import (
+    CANCEL_LATENCY,
+    CANCEL_LATENCY_STEPS,
+    GHOST_RATE,
+    METRICS,
+    STAGES,
+    WASTED_TOKENS,
+)
 from harness.records import Metric, Role
 
 NOBODY_LEFT: Final = "no request was abandoned"
-_CANCEL_FIGURES: Final = (
-    "detect_s",
-    "signal_s",
-    "wait_s",
-    "free_s",
-    CANCEL_LATENCY,
-    CANCEL_LATENCY_STEPS,
-    "ghost_rate",
-    "removed_at_first_boundary",
-)
-_WASTE_FIGURES: Final = {
-    "wasted_tokens": ("wasted_tokens", "tokens"),
-    "wasted_in_flight_tokens": ("wasted_in_flight_tokens", "tokens"),
-    "wasted_after_close_tokens": ("wasted_after_close_tokens", "tokens"),
-    "slot_seconds_after_abandon": ("slot_seconds", "s"),
-    "block_seconds_after_abandon": ("block_seconds", "block seconds"),
-    "gpu_seconds_after_abandon": ("gpu_seconds", "s"),
+_NO_CANCEL: Final = "the lifecycle log has no abandoned request that could still be cancelled"
+_NO_REQUEST: Final = "the lifecycle log has no abandoned request"
+_NO_STAGE: Final = "no request got as far as this stage"
+
+
+class _Column(NamedTuple):
+    """A column, its sources, and the reason if no row has a value. A figure that `grows` is a lower
+    bound as long as some request is still held."""
+
+    name: str
+    needs: tuple[Need, ...]
+    why_empty: str
+    grows: bool = False
+
+
+_FIGURES: Final = {
+    "detect_s": _Column("detect_s", ("clock",), _NO_STAGE),
+    "signal_s": _Column("signal_s", (), _NO_STAGE),
+    "wait_s": _Column("wait_s", (), _NO_STAGE),
+    "free_s": _Column("free_s", (), _NO_STAGE),
+    CANCEL_LATENCY: _Column(CANCEL_LATENCY, ("clock",), _NO_CANCEL),
+    CANCEL_LATENCY_STEPS: _Column(CANCEL_LATENCY_STEPS, ("clock", "steps"), _NO_CANCEL),
+    GHOST_RATE: _Column("ghost", (), "no abandoned request was watched for the whole settle time"),
+    "removed_at_first_boundary": _Column(
+        "removed_at_first_boundary", ("steps",), "no abort reached the worker"
+    ),
+    WASTED_TOKENS: _Column("wasted_tokens", (), _NO_REQUEST, grows=True),
+    "wasted_in_flight_tokens": _Column("wasted_in_flight_tokens", ("clock", "steps"), _NO_REQUEST),
+    "wasted_after_close_tokens": _Column(
+        "wasted_after_close_tokens", ("clock", "steps"), _NO_REQUEST, grows=True
+    ),
+    "slot_seconds_after_abandon": _Column("slot_seconds", ("clock",), _NO_REQUEST, grows=True),
+    "block_seconds_after_abandon": _Column(
+        "block_seconds", ("clock", "steps", "block size"), _NO_REQUEST, grows=True
+    ),
+    "gpu_seconds_after_abandon": _Column(
+        "gpu_seconds", ("clock", "steps"), _NO_REQUEST, grows=True
+    ),
+}
+_IN_PREFILL: Final = {
+    "cancel_latency_prefill_s": CANCEL_LATENCY,
+    "cancel_latency_prefill_steps": CANCEL_LATENCY_STEPS,
 }
 
 
 def cancel_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
-    """Stages, cancel latency (s and steps), ghost rate, removal at the first boundary.
-
-    Long prompts that were left during their prefill also have a cancel latency of their own.
-
-    Each stage covers the requests that reached its beginning; one that got no further is censored
-    at the time it is known to have waited there. `ghost_rate` = ghosts / abandoned requests that
-    were watched for the settle time.
-    """
+    """The figures of all cancellations, and the latency of long prompts left in their prefill."""
     if cancels.empty:
-        return same_reason(_CANCEL_FIGURES, NOBODY_LEFT)
-    if not facts.has_lifecycle:
-        return same_reason(_CANCEL_FIGURES, facts.needs_lifecycle)
-    return {
-        **_stage_figures(cancels, facts),
-        **_prefill_figures(cancels, facts),
-        CANCEL_LATENCY: _censored_figure(cancels, CANCEL_LATENCY, "s", facts),
-        CANCEL_LATENCY_STEPS: _censored_figure(cancels, CANCEL_LATENCY_STEPS, "steps", facts),
-        "ghost_rate": _counted(
-            cancels["ghost"], rate, "no abandoned request was watched for the whole settle time"
-        ),
-        "removed_at_first_boundary": _counted(
-            cancels["removed_at_first_boundary"],
-            share,
-            "no abort reached the worker" if facts.has_steps else facts.needs_steps,
-        ),
-    }
-
-
-def waste_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
-    """Tokens, slot time, block time and device time for each abandoned request.
-
-    They are lower bounds where a request had not finished when the observation ended, except the
-    tokens in flight at t0: their number is final.
-    """
-    if cancels.empty:
-        return same_reason(tuple(_WASTE_FIGURES), NOBODY_LEFT)
-    if not facts.has_lifecycle:
-        return same_reason(tuple(_WASTE_FIGURES), facts.needs_lifecycle)
-    so_far = "lower" if is_unfinished(cancels).any() else "point"
-    figures: Figures = {}
-    for name, (column, unit) in _WASTE_FIGURES.items():
-        figures[name] = describe_or(
-            Sample(values=cancels[column].dropna().to_numpy(dtype=float)),
-            _why_no_waste(name, facts),
-            unit=unit,
-            method="exact",
-            bound="point" if name == "wasted_in_flight_tokens" else so_far,
-        )
+        return same_reason(_FIGURES, NOBODY_LEFT)
+    if (why := facts.lacks("lifecycle")) is not None:
+        return same_reason(_FIGURES, why)
+    censored = _censored_samples(cancels)
+    figures = {name: _figure(name, name, cancels, censored, facts) for name in _FIGURES}
+    long_prompts = cancels[cancels["role"] == Role.LONG_PROMPT]
+    if long_prompts.empty:
+        return figures
+    in_prefill = long_prompts[long_prompts["phase"] == "prefill"]
+    censored = _censored_samples(in_prefill)
+    for name, of_all in _IN_PREFILL.items():
+        figure = figures[name] = _figure(name, of_all, in_prefill, censored, facts)
+        if isinstance(figure, Metric):
+            figure.of = "long prompts left during their prefill"
     return figures
 
 
-def waste_by_abandon_point(cancels: pd.DataFrame) -> list[dict[str, Any]]:
-    """Mean wasted tokens by the number of tokens after which a client left, in flight and after."""
-    names = {
-        "in_flight_mean": "wasted_in_flight_tokens",
-        "after_close_mean": "wasted_after_close_tokens",
-    }
-    known = cancels.dropna(subset=["planned_abandon", *names.values()])
-    return [
-        {
-            "planned_abandon": int(rows["planned_abandon"].iloc[0]),
-            "n": len(rows),
-            **{key: float(rows[column].mean()) for key, column in names.items()},
-        }
-        for _, rows in known.groupby("planned_abandon", sort=True)
-    ]
-
-
-def latency_by(column: str, cancels: pd.DataFrame) -> list[dict[str, Any]]:
-    """Cancel latency and number of ghosts for each value of `column`."""
-    known = cancels[was_cancelled(cancels)]
-    return [
-        {
-            column: value,
-            "ghosts": int(rows["ghost"].fillna(value=False).sum()),
-            CANCEL_LATENCY: describe(latency_sample(rows), **_EXACT_SECONDS),
-        }
-        for value, rows in known.groupby(column, sort=True)
-    ]
-
-
-_EXACT_SECONDS: Final = {"unit": "s", "method": "exact"}
+def _figure(
+    name: str, row: str, cancels: pd.DataFrame, censored: dict[str, Sample], facts: Facts
+) -> Figure:
+    column = _FIGURES[row]
+    if (why := facts.lacks(*column.needs)) is not None:
+        return NotMeasurable(why)
+    values = cancels[column.name]
+    if METRICS[name].kind == "proportion":
+        return proportion(name, values, column.why_empty, method="exact")
+    sample = censored.get(row) or Sample(values=values.dropna().to_numpy(dtype=float))
+    bound = "lower" if column.grows and is_unfinished(cancels).any() else "point"
+    return sampled(name, sample, column.why_empty, method="exact", bound=bound)
 
 
 def latency_sample(cancels: pd.DataFrame, column: str = CANCEL_LATENCY) -> Sample:
@@ -137,27 +120,21 @@ def latency_sample(cancels: pd.DataFrame, column: str = CANCEL_LATENCY) -> Sampl
     )
 
 
-def _censored_figure(cancels: pd.DataFrame, column: str, unit: str, facts: Facts) -> Figure:
-    if not facts.clocks_agree:
-        return NotMeasurable(facts.needs_clock)
-    if column == CANCEL_LATENCY_STEPS and not facts.has_steps:
-        return NotMeasurable(facts.needs_steps)
-    why = "the lifecycle log has no abandoned request that could still be cancelled"
-    return describe_or(latency_sample(cancels, column), why, unit=unit, method="exact")
-
-
-def _prefill_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
-    long_prompts = cancels[cancels["role"] == Role.LONG_PROMPT]
-    if long_prompts.empty:
-        return {}
-    in_prefill = long_prompts[long_prompts["phase"] == "prefill"]
-    figures: Figures = {}
-    for unit, name in (("s", CANCEL_LATENCY), ("steps", CANCEL_LATENCY_STEPS)):
-        figure = _censored_figure(in_prefill, name, unit, facts)
-        if isinstance(figure, Metric):
-            figure.of = "long prompts left during their prefill"
-        figures[f"cancel_latency_prefill_{unit}"] = figure
-    return figures
+def _censored_samples(cancels: pd.DataFrame) -> dict[str, Sample]:
+    """Latencies and stages. A stage covers the requests that reached its beginning; one that got no
+    further is censored at the time it is known to have waited there."""
+    samples = {
+        name: latency_sample(cancels, name) for name in (CANCEL_LATENCY, CANCEL_LATENCY_STEPS)
+    }
+    spent = pd.Series(0.0, index=cancels.index)
+    for name, is_over, is_stuck in stages_reached(cancels):
+        waited = (cancels[CANCEL_LATENCY] - spent).clip(lower=0.0)
+        values = cancels[name].where(is_over, waited)[is_over | is_stuck]
+        samples[name] = Sample(
+            values=values.to_numpy(dtype=float), censored=is_stuck[values.index].to_numpy()
+        )
+        spent = spent + cancels[name].fillna(0.0)
+    return samples
 
 
 def stages_reached(cancels: pd.DataFrame) -> Iterator[tuple[str, pd.Series, pd.Series]]:
@@ -169,43 +146,35 @@ def stages_reached(cancels: pd.DataFrame) -> Iterator[tuple[str, pd.Series, pd.S
         has_begun = has_begun & is_over
 
 
-def _stage_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
-    """detect = disconnected - t0, signal = heard - disconnected, wait = removed - heard, free."""
-    figures: Figures = {}
-    spent = pd.Series(0.0, index=cancels.index)
-    for name, is_over, is_stuck in stages_reached(cancels):
-        waited = (cancels[CANCEL_LATENCY] - spent).clip(lower=0.0)
-        values = cancels[name].where(is_over, waited)[is_over | is_stuck]
-        sample = Sample(
-            values=values.to_numpy(dtype=float), censored=is_stuck[values.index].to_numpy()
-        )
-        figures[name] = describe_or(sample, "no request got as far as this stage", **_EXACT_SECONDS)
-        spent = spent + cancels[name].fillna(0.0)
-    if not facts.clocks_agree:
-        figures["detect_s"] = NotMeasurable(facts.needs_clock)
-    return figures
+def waste_by_abandon_point(cancels: pd.DataFrame) -> list[dict[str, Any]]:
+    """Mean wasted tokens by the number of tokens after which a client left, in flight and after."""
+    columns = ["wasted_in_flight_tokens", "wasted_after_close_tokens"]
+    points = cancels.dropna(subset=["planned_abandon", *columns]).groupby("planned_abandon")
+    return [
+        {
+            "planned_abandon": int(rows["planned_abandon"].iloc[0]),
+            "n": len(rows),
+            "in_flight_mean": float(rows[columns[0]].mean()),
+            "after_close_mean": float(rows[columns[1]].mean()),
+        }
+        for _, rows in points
+    ]
 
 
-def _counted(claims: pd.Series, describe_count: Callable[..., Metric], why_empty: str) -> Figure:
-    known = claims.dropna()
-    if known.empty:
-        return NotMeasurable(why_empty)
-    return describe_count(int(known.sum()), len(known), method="exact")
-
-
-def _why_no_waste(name: str, facts: Facts) -> str:
-    if name != "wasted_tokens" and not facts.clocks_agree:
-        return facts.needs_clock
-    if name == "slot_seconds_after_abandon" or facts.has_steps is False:
-        return facts.needs_steps
-    if name == "block_seconds_after_abandon" and facts.block_size is None:
-        return f"{facts.engine} does not show its block size"
-    return "the lifecycle log has no abandoned request"
+def latency_by(column: str, cancels: pd.DataFrame) -> list[dict[str, Any]]:
+    """Cancel latency and number of ghosts for each value of `column`."""
+    return [
+        {
+            column: value,
+            "ghosts": int(rows["ghost"].fillna(value=False).sum()),
+            CANCEL_LATENCY: describe(latency_sample(rows), unit="s", method="exact"),
+        }
+        for value, rows in cancels[was_cancelled(cancels)].groupby(column)
+    ]
 
 
 def storm_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
-    """storm_clear_s: last blocks freed - first t0, of the streams of one storm; storm_spread_s:
-    last t0 - first t0, which says how much at once they left.
+    """How long the users of one storm took to leave, and the server to let go of all of them.
 
     A storm with a ghost is censored at what its longest cancel is known to exceed. Empty without a
     storm.
@@ -213,21 +182,17 @@ def storm_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
     storms = cancels[(cancels["role"] == Role.USER) & cancels["trial"].notna()]
     if storms.empty:
         return {}
-    waves = storms.groupby(storms["trial"].astype(int))
-    spread = (waves["t0_ns"].max() - waves["t0_ns"].min()).to_numpy(dtype=float) / 1e9
-    figures: Figures = {
-        "storm_spread_s": describe(Sample(values=spread), unit="s", method="client")
-    }
-    if not facts.has_lifecycle or not facts.clocks_agree:
-        why = facts.needs_clock if facts.has_lifecycle else facts.needs_lifecycle
+    t0_ns = storms.groupby(storms["trial"].astype(int))["t0_ns"]
+    spread = Sample(values=(t0_ns.max() - t0_ns.min()).to_numpy(dtype=float) / 1e9)
+    figures = {"storm_spread_s": sampled("storm_spread_s", spread, "", method="client")}
+    if (why := facts.lacks("lifecycle", "clock")) is not None:
         return figures | {"storm_clear_s": NotMeasurable(why)}
-    after_first = (storms["t0_ns"] - waves["t0_ns"].transform("min")).astype(float) / 1e9
+    after_first = (storms["t0_ns"] - t0_ns.transform("min")).astype(float) / 1e9
     known = storms.assign(clear_s=after_first + storms[CANCEL_LATENCY]).dropna(subset="clear_s")
-    if known.empty:
-        return figures | {"storm_clear_s": NotMeasurable("the log has no stream of a storm")}
     by_storm = known.groupby(known["trial"].astype(int))
-    sample = Sample(
+    clear = Sample(
         values=by_storm["clear_s"].max().to_numpy(dtype=float),
         censored=by_storm["censored"].any().to_numpy(dtype=np.bool_),
     )
-    return figures | {"storm_clear_s": describe(sample, unit="s", method="exact")}
+    why_empty = "the log has no stream of a storm"
+    return figures | {"storm_clear_s": sampled("storm_clear_s", clear, why_empty, method="exact")}

@@ -111,25 +111,19 @@ def cancellations(frames: RunFrames) -> pd.DataFrame:
     Identity: request_id, role, trial, plan, way, planned_abandon, max_tokens, finish_reason (the
     server's). Points in time (Int64, ns, null where unknown): t0_ns and those of the lifecycle log.
     phase: waiting, prefill or decode at t0; "ended" if the server had finished it before; null if
-    not known. Stages and `cancel_latency_s` in seconds (NaN where unknown), `cancel_latency_steps`
-    in steps whose end was passed. `ghost`: not aborted, or still held after the settle time (null:
-    not watched long enough to say). `censored`: `cancel_latency_s` and `cancel_latency_steps` are
-    lower limits. Waste: see `waste.waste_columns`.
+    not known. Stages and the cancel latency in seconds (NaN where unknown), its steps: those whose
+    end was passed. `ghost`: not aborted, or still held after the settle time (null: not watched
+    long enough to say). `censored`: the cancel latency and its steps are lower limits. Waste: see
+    `waste.waste_columns`.
     """
     facts = run_facts(frames)
     left = _left(frames.requests)
     branches = branches_of(left, frames.lifecycle)
     cancels = _with_stamps(left, frames.lifecycle).join(ends_of(left, branches))
-    cancels["phase"] = _phase(cancels, frames, facts)
-    if facts.has_steps and facts.clocks_agree:
-        is_last_step = _ended_with_its_step(cancels, StepTimes.of(frames.steps), facts)
-        cancels.loc[is_last_step, "phase"] = "ended"
-    cancels = _with_stages(_with_latency(cancels, frames.requests, facts))
-    if facts.has_steps:
-        cancels = _with_steps(cancels, StepTimes.of(frames.steps), facts)
-    else:
-        cancels[CANCEL_LATENCY_STEPS] = np.nan
-        cancels["removed_at_first_boundary"] = pd.array([pd.NA] * len(cancels), dtype="boolean")
+    steps = StepTimes.of(frames.steps) if facts.has_steps else None
+    cancels["phase"] = _phase(cancels, frames, steps, facts)
+    cancels = _with_latency(cancels, frames.requests, facts)
+    cancels = cancels.assign(**_stages(cancels), **_in_steps(cancels, steps, facts))
     cancels = pd.concat([cancels, waste_columns(cancels, branches, frames, facts)], axis="columns")
     return cancels.drop(columns=["final_num_generated", "signalled_ns", "n"])
 
@@ -144,9 +138,14 @@ def is_unfinished(cancels: pd.DataFrame) -> pd.Series:
     return cancels["arrived_ns"].notna() & cancels["freed_ns"].isna()
 
 
-def seconds_between(start_ns: pd.Series, end_ns: pd.Series) -> pd.Series:
+def _seconds(start_ns: pd.Series, end_ns: pd.Series) -> pd.Series:
     gap = (end_ns - start_ns).to_numpy(dtype=float, na_value=np.nan) / 1e9
     return pd.Series(gap, index=start_ns.index)
+
+
+def _is_true(claims: pd.Series) -> pd.Series:
+    """A claim about a time that is not known is not true."""
+    return claims.fillna(value=False).astype(bool)
 
 
 def _left(requests: pd.DataFrame) -> pd.DataFrame:
@@ -173,23 +172,24 @@ def _with_stamps(left: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
     return left.assign(**stamps)
 
 
-def _phase(cancels: pd.DataFrame, frames: RunFrames, facts: Facts) -> pd.Series:
+def _phase(
+    cancels: pd.DataFrame, frames: RunFrames, steps: StepTimes | None, facts: Facts
+) -> pd.Series:
     phase = pd.Series(None, index=cancels.index, dtype=object)
     if not facts.clocks_agree:
         return phase
-    t0 = cancels["t0_ns"]
-    lives = timeline(frames)
+    lives, t0 = timeline(frames), cancels["t0_ns"]
     t0_of_life = lives["client_request_id"].map(cancels.set_index("request_id")["t0_ns"])
     t0_of_life = t0_of_life.astype("Int64").fillna(0)
-    is_back = (lives["reason"] == "preempted") & (lives["out_ns"] <= t0_of_life).fillna(value=False)
+    is_back = (lives["reason"] == "preempted") & _is_true(lives["out_ns"] <= t0_of_life)
     in_batch = lives.loc[(lives["in_ns"] <= t0_of_life) & ~is_back, "client_request_id"]
     is_running = is_among(cancels["request_id"], in_batch)
-    has_token = (cancels["first_token_sampled_ns"] <= t0).fillna(value=False).astype(bool)
-    has_ended = (cancels["removed_ns"] <= t0).fillna(value=False).astype(bool)
     phase[cancels["arrived_ns"].notna()] = "waiting"
     phase[is_running] = "prefill"
-    phase[is_running & has_token] = "decode"
-    phase[has_ended] = "ended"
+    phase[is_running & _is_true(cancels["first_token_sampled_ns"] <= t0)] = "decode"
+    phase[_is_true(cancels["removed_ns"] <= t0)] = "ended"
+    if steps is not None:
+        phase[_ended_with_its_step(cancels, steps, facts)] = "ended"
     return phase
 
 
@@ -203,89 +203,92 @@ def _ended_with_its_step(cancels: pd.DataFrame, steps: StepTimes, facts: Facts) 
     """
     is_natural = cancels["finish_reason"].notna() & (cancels["finish_reason"] != "abort")
     ended = cancels["removed_ns"].fillna(0).to_numpy(dtype=np.int64)
-    t0 = cancels["t0_ns"].to_numpy(dtype=np.int64)
-    seen = cancels["detected_ns"].to_numpy(dtype=np.int64, na_value=np.iinfo(np.int64).max)
-    since = np.where(seen <= ended, seen, t0)
+    seen = cancels["detected_ns"].to_numpy(dtype=np.int64, na_value=NEVER)
+    since = np.where(seen <= ended, seen, cancels["t0_ns"].to_numpy(dtype=np.int64))
     is_on_its_way = cancels["signalled_ns"].notna() & cancels["heard_ns"].isna()
-    slowest_s = seconds_between(cancels["signalled_ns"], cancels["heard_ns"]).max()
-    if is_on_its_way.any() and slowest_s > 0:
-        way_ns = int(min(slowest_s, facts.settle_s) * 1e9)
-        since = np.where(is_on_its_way, since + way_ns, since)
+    slowest_s = _seconds(cancels["signalled_ns"], cancels["heard_ns"]).max()
+    if slowest_s > 0:
+        since = since + is_on_its_way * int(min(slowest_s, facts.settle_s) * 1e9)
     at_once = ~steps.has_whole_step(since, ended)
-    lost_race = (cancels["plan"] == RACE).to_numpy()
-    return is_natural & cancels["removed_ns"].notna() & (at_once | lost_race)
+    return is_natural & cancels["removed_ns"].notna() & (at_once | (cancels["plan"] == RACE))
 
 
 def _with_latency(cancels: pd.DataFrame, requests: pd.DataFrame, facts: Facts) -> pd.DataFrame:
-    """Add cancel_latency_s, censored, ghost and was_reset_by_us.
+    """Add the cancel latency, censored, ghost and was_reset_by_us.
 
-    cancel latency = blocks freed - t0, of a request that was aborted within the settle time. Any
-    other is a ghost, censored at min(settle time, time watched), even if it ended by itself sooner.
-    A connection that was left open was watched until the load reset it.
+    Only a request that was aborted within the settle time has a latency that is known. Any other is
+    a ghost, censored at min(settle time, time watched), even if it ended by itself sooner. A
+    connection that was left open was watched until the load reset it.
     """
-    cancels["was_reset_by_us"] = False
     is_known = cancels["arrived_ns"].notna() & (cancels["phase"] != "ended")
     is_aborted = cancels["finish_reason"] == "abort"
     if not facts.clocks_agree:
-        cancels[CANCEL_LATENCY] = np.nan
-        cancels["censored"] = False
         has_ended = is_known & cancels["finish_reason"].notna()
-        cancels["ghost"] = (~is_aborted).astype("boolean").where(has_ended)
-        return cancels
-    latency = seconds_between(cancels["t0_ns"], cancels["freed_ns"])
+        return cancels.assign(
+            was_reset_by_us=False,
+            censored=False,
+            ghost=(~is_aborted).astype("boolean").where(has_ended),
+            **{CANCEL_LATENCY: np.nan},
+        )
+    latency = _seconds(cancels["t0_ns"], cancels["freed_ns"])
     reset_ns = pd.Series(reset_by_us_ns(cancels, requests, facts), index=cancels.index)
     noticed_ns = cancels[["detected_ns", "freed_ns"]].min(axis="columns").fillna(NEVER)
-    cancels["was_reset_by_us"] = is_known & (reset_ns < NEVER) & (noticed_ns >= reset_ns)
-    until_ns = reset_ns.where(cancels["was_reset_by_us"], NEVER).clip(upper=facts.observed_until_ns)
+    was_reset = is_known & (reset_ns < NEVER) & (noticed_ns >= reset_ns)
+    until_ns = reset_ns.where(was_reset, NEVER).clip(upper=facts.observed_until_ns)
     watched = (until_ns - cancels["t0_ns"]).astype(float) / 1e9
-    is_let_go = is_known & is_aborted & (latency <= facts.settle_s) & ~cancels["was_reset_by_us"]
-    cancels["censored"] = is_known & ~is_let_go
+    is_let_go = is_known & is_aborted & (latency <= facts.settle_s) & ~was_reset
+    is_censored = is_known & ~is_let_go
     limit = watched.clip(lower=0.0, upper=facts.settle_s)
-    cancels[CANCEL_LATENCY] = latency.where(is_let_go, limit).where(is_known)
-    has_ended = cancels["freed_ns"].notna() & ~cancels["was_reset_by_us"]
+    has_ended = cancels["freed_ns"].notna() & ~was_reset
     can_say = is_let_go | has_ended | (watched >= facts.settle_s)
-    cancels["ghost"] = cancels["censored"].astype("boolean").where(is_known & can_say)
-    return cancels
+    return cancels.assign(
+        was_reset_by_us=was_reset,
+        censored=is_censored,
+        ghost=is_censored.astype("boolean").where(is_known & can_say),
+        **{CANCEL_LATENCY: latency.where(is_let_go, limit).where(is_known)},
+    )
 
 
-def _with_stages(cancels: pd.DataFrame) -> pd.DataFrame:
-    """Add the stages: each the time since the one before, NaN where the request got no further.
+def _stages(cancels: pd.DataFrame) -> dict[str, pd.Series]:
+    """Each the time since the one before, NaN where the request got no further.
 
     Only an abort ends the wait: a request that ran to its natural end was not waiting to be freed.
     A connection that ended after its request was over, or that the load itself reset, was not
     detected.
     """
     is_aborted = cancels["finish_reason"] == "abort"
-    has_server_t0 = was_cancelled(cancels)
     heard, removed = cancels["heard_ns"], cancels["removed_ns"]
-    was_over = (removed < cancels["detected_ns"]).fillna(value=False) & ~is_aborted
+    was_over = _is_true(removed < cancels["detected_ns"]) & ~is_aborted
     detected = cancels["detected_ns"].mask(was_over | cancels["was_reset_by_us"])
-    cancels["detect_s"] = seconds_between(cancels["t0_ns"], detected).where(has_server_t0)
-    cancels["signal_s"] = seconds_between(detected, heard)
-    cancels["wait_s"] = seconds_between(heard, removed).where(is_aborted)
-    cancels["free_s"] = seconds_between(removed, cancels["freed_ns"]).where(is_aborted)
-    return cancels
+    return {
+        "detect_s": _seconds(cancels["t0_ns"], detected).where(was_cancelled(cancels)),
+        "signal_s": _seconds(detected, heard),
+        "wait_s": _seconds(heard, removed).where(is_aborted),
+        "free_s": _seconds(removed, cancels["freed_ns"]).where(is_aborted),
+    }
 
 
-def _with_steps(cancels: pd.DataFrame, steps: StepTimes, facts: Facts) -> pd.DataFrame:
-    known = was_cancelled(cancels)
-    t0 = cancels.loc[known, "t0_ns"].to_numpy(dtype=np.int64)
-    latency_ns = cancels.loc[known, CANCEL_LATENCY].to_numpy() * 1e9
+def _in_steps(cancels: pd.DataFrame, steps: StepTimes | None, facts: Facts) -> dict[str, pd.Series]:
+    """The cancel latency in steps, and removed_at_first_boundary."""
+    if steps is None:
+        never = pd.Series(pd.NA, index=cancels.index, dtype="boolean")
+        return {CANCEL_LATENCY_STEPS: never.astype(float), "removed_at_first_boundary": never}
+    known = cancels[was_cancelled(cancels)]
+    t0 = known["t0_ns"].to_numpy(dtype=np.int64)
     freed = np.where(
-        cancels.loc[known, "censored"],
-        t0 + np.rint(latency_ns).astype(np.int64),
-        cancels.loc[known, "freed_ns"].to_numpy(dtype=np.int64, na_value=0),
+        known["censored"],
+        t0 + np.rint(known[CANCEL_LATENCY].to_numpy() * 1e9).astype(np.int64),
+        known["freed_ns"].to_numpy(dtype=np.int64, na_value=0),
     )
-    cancels[CANCEL_LATENCY_STEPS] = pd.Series(
-        steps.boundaries_passed(t0, freed), index=cancels.index[known], dtype=float
-    ).reindex(cancels.index)
-
-    heard = cancels["heard_ns"].notna()
-    heard_ns = cancels.loc[heard, "heard_ns"].to_numpy(dtype=np.int64)
+    passed = pd.Series(steps.boundaries_passed(t0, freed), index=known.index, dtype=float)
+    heard = cancels[cancels["heard_ns"].notna()]
+    heard_ns = heard["heard_ns"].to_numpy(dtype=np.int64)
     still_there = max(facts.observed_until_ns, int(heard_ns.max(initial=0)))
-    removed_ns = cancels.loc[heard, "removed_ns"].to_numpy(dtype=np.int64, na_value=still_there)
-    at_once = ~steps.has_whole_step(heard_ns, removed_ns)
-    cancels["removed_at_first_boundary"] = pd.Series(
-        at_once, index=cancels.index[heard], dtype="boolean"
-    ).reindex(cancels.index)
-    return cancels
+    removed_ns = heard["removed_ns"].to_numpy(dtype=np.int64, na_value=still_there)
+    at_once = pd.Series(
+        ~steps.has_whole_step(heard_ns, removed_ns), index=heard.index, dtype="boolean"
+    )
+    return {
+        CANCEL_LATENCY_STEPS: passed.reindex(cancels.index),
+        "removed_at_first_boundary": at_once.reindex(cancels.index),
+    }

@@ -1,7 +1,7 @@
 """Facts about a run that its rows do not hold, read once from the manifest."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -11,6 +11,9 @@ import pyarrow.compute as pc
 from harness.analysis.stats import Bools
 from harness.records import GAUGES, Trust, num_slots
 from harness.store.frames import RunFrames
+
+# A source of figures: a log of the server, its configuration, or a condition of the run.
+Need = Literal["lifecycle", "clock", "steps", "block size", "load"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +85,20 @@ class Facts:
     def needs_steps(self) -> str:
         return f"{self.engine} gave no step log"
 
+    def lacks(self, *needed: Need) -> str | None:
+        """The reason for the first of these that is not there; None if all are."""
+        known: dict[Need, tuple[bool, str]] = {
+            "lifecycle": (self.has_lifecycle, self.needs_lifecycle),
+            "clock": (self.clocks_agree, self.needs_clock),
+            "steps": (self.has_steps, self.needs_steps),
+            "block size": (
+                self.block_size is not None,
+                f"{self.engine} does not show its block size",
+            ),
+            "load": (self.load_s > 0, "the load window has no length"),
+        }
+        return next((why for is_there, why in map(known.__getitem__, needed) if not is_there), None)
+
     @property
     def still_computing(self) -> bool | None:
         """Did the server compute anything between the last two idle readings? None: not known.
@@ -89,27 +106,25 @@ class Facts:
         A counter at rest proves that it did not only if the counter moves with every step.
         """
         for role in ("decode_calls", "generated_tokens"):
-            after, later = self.idle_after.get(role), self.idle_later.get(role)
-            if after is None or later is None:
-                continue
-            if later > after:
+            change = _change(self.idle_after, self.idle_later, role)
+            if change is not None and change > 0:
                 return True
-            if self.trust.get(role) == "exact":
+            if change is not None and self.trust.get(role) == "exact":
                 return False
         return None
 
     @property
     def generated_later(self) -> float | None:
         """By how many tokens the counter moved between the last two idle readings."""
-        readings = (self.idle_after, self.idle_later)
-        after, later = (values.get("generated_tokens") for values in readings)
-        return None if after is None or later is None else later - after
+        return _change(self.idle_after, self.idle_later, "generated_tokens")
 
     def idle_change(self, role: str) -> float | None:
         """Idle after the settle time - idle before the load; None unless both are known."""
-        if role not in self.idle_before or role not in self.idle_after:
-            return None
-        return self.idle_after[role] - self.idle_before[role]
+        return _change(self.idle_before, self.idle_after, role)
+
+
+def _change(before: dict[str, float], after: dict[str, float], role: str) -> float | None:
+    return after[role] - before[role] if role in before and role in after else None
 
 
 def run_facts(frames: RunFrames) -> Facts:

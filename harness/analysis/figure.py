@@ -4,11 +4,12 @@ A figure that cannot be known is never 0 and never dropped silently: it is `NotM
 reason, and the summary lists it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import pandas as pd
 
 from harness.analysis.stats import (
     Bools,
@@ -25,6 +26,7 @@ from harness.analysis.stats import (
     rate_lower95,
     rate_upper95,
 )
+from harness.metrics import METRICS
 from harness.records import Metric
 
 QUANTILES: Final = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
@@ -90,7 +92,7 @@ def describe(sample: Sample, *, unit: str, method: str, bound: str = "point") ->
     if curve.n_censored:
         metric.lower_bounds["max"] = last
     else:
-        metric.mean, metric.max = float(sample.values.mean()), last
+        metric.mean, metric.max = float(np.mean(sample.values)), last
         metric.mean_ci95 = _mean_interval(sample)
     if sample.clusters is None and not sample.is_series:
         metric.p50_ci95 = quantile_ci95(curve, 0.50)
@@ -111,12 +113,25 @@ def _mean_interval(sample: Sample) -> tuple[float, float] | None:
     return mean_ci95(sample.values)
 
 
-def describe_or(
-    sample: Sample, why_empty: str, *, unit: str, method: str, bound: str = "point"
+def sampled(
+    name: str, sample: Sample, why_empty: str, *, method: str, bound: str = "point"
 ) -> Figure:
+    """A metric of the table from its sample, or the reason for an empty one."""
     if not len(sample.values):
         return NotMeasurable(why_empty)
-    return describe(sample, unit=unit, method=method, bound=bound)
+    return describe(sample, unit=METRICS[name].unit, method=method, bound=bound)
+
+
+def proportion(name: str, claims: pd.Series, why_empty: str, *, method: str) -> Figure:
+    """A metric of the table from the claims that are known: the share of those that are true."""
+    known = claims.dropna()
+    if known.empty:
+        return NotMeasurable(why_empty)
+    hits, n = int(known.sum()), len(known)
+    if METRICS[name].better == "less":
+        return rate(hits, n, method=method)
+    lower95 = rate_lower95(hits, n)
+    return Metric(unit="ratio", n=n, mean=hits / n, lower95=lower95, method=method)
 
 
 def rate(hits: int, n: int, *, method: str) -> Metric:
@@ -124,15 +139,22 @@ def rate(hits: int, n: int, *, method: str) -> Metric:
     return Metric(unit="ratio", n=n, mean=hits / n, upper95=rate_upper95(hits, n), method=method)
 
 
-def share(hits: int, n: int, *, method: str) -> Metric:
-    """A share of n that should be 1, with its one-sided lower 95 % bound."""
-    return Metric(unit="ratio", n=n, mean=hits / n, lower95=rate_lower95(hits, n), method=method)
-
-
-def reading(value: float, *, unit: str, method: str, n: int = 1, bound: str = "point") -> Metric:
+def reading(
+    name: str, value: float, *, method: str, n: int = 1, bound: str = "point", **more: Any
+) -> Metric:
     """One number for the whole run, from `n` counted things."""
-    return Metric(unit=unit, n=n, mean=float(value), method=method, bound=bound)
+    unit = METRICS[name].unit
+    return Metric(unit=unit, n=n, mean=float(value), method=method, bound=bound, **more)
 
 
-def same_reason(names: tuple[str, ...], reason: str) -> Figures:
+def same_reason(names: Iterable[str], reason: str) -> Figures:
     return dict.fromkeys(names, NotMeasurable(reason))
+
+
+def with_other(figure: Figure, name: str, other: Figure) -> Figure:
+    """The figure with another one beside it, or that one if there is no figure."""
+    if isinstance(figure, NotMeasurable):
+        return other if isinstance(other, Metric) else figure
+    if isinstance(other, Metric):
+        figure.others[name] = other
+    return figure

@@ -12,15 +12,41 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.cancel import NOBODY_LEFT
+from harness.analysis.counters import idle_figure, not_shown
 from harness.analysis.facts import Facts, is_among
-from harness.analysis.figure import Figure, Figures, NotMeasurable, same_reason
+from harness.analysis.figure import Figure, Figures, NotMeasurable, reading
 from harness.analysis.open_requests import num_abandoned, open_requests
-from harness.analysis.stats import Floats, Ints, theil_sen
+from harness.analysis.stats import Floats, theil_sen
 from harness.analysis.step_log import computed_tokens, shared_blocks
 from harness.analysis.timeline import timeline
-from harness.metrics import METRICS
 from harness.records import Metric
 from harness.store.frames import RunFrames
+
+# The gauge that shows each resource, and the sign with which it moves when one is taken.
+_GAUGES: Final = {
+    "slots": ("running", 1),
+    "blocks": ("free_blocks", -1),
+    "kv_share": ("kv_usage", 1),
+}
+
+
+def leak_figures(facts: Facts) -> Figures:
+    """A server that shows no blocks has leaked_kv_share. Its leaked_blocks is that share of all
+    blocks, rounded, if their number is known."""
+    figures = {
+        f"leaked_{noun}": idle_figure(f"leaked_{noun}", facts, role, sign=sign)
+        for noun, (role, sign) in _GAUGES.items()
+    }
+    if isinstance(figures["leaked_blocks"], Metric):
+        del figures["leaked_kv_share"]
+        return figures
+    share = figures["leaked_kv_share"]
+    if isinstance(share, Metric) and share.mean is not None and facts.num_blocks is not None:
+        blocks = round(share.mean * facts.num_blocks)
+        figures["leaked_blocks"] = reading(
+            "leaked_blocks", blocks, method=share.method, bound=share.bound
+        )
+    return figures
 
 
 def leaks_in_use(
@@ -112,81 +138,68 @@ def _is_silent(probing: Mapping[str, Any]) -> bool:
 # 1 - 2 / n! of all cases: 92 % of four, 98 % of five. Idle gauges have one before the load, too.
 FEWEST_LOOPS: Final = 4
 FEWEST_CALM: Final = 5
-_GAUGES: Final = {
-    "slots": ("running", 1),
-    "blocks": ("free_blocks", -1),
-    "kv_share": ("kv_usage", 1),
-}
 _NOT_THE_SERVER: Final = ("machine", "load")  # and "load 0", "load 1", ...
-_GROWTH: Final = {"memory_per_abandon": "rss_bytes", "handles_per_abandon": "handles"}
-
-
-def leak_slopes(frames: RunFrames, facts: Facts) -> Figures:
-    """How much more is missing from the idle gauges with each abandon, over the loops: the slope of
-    Theil and Sen (JASA 63 (1968), 1379-1389), which one odd reading does not move."""
-    return {f"leaked_{noun}_per_abandon": _leak_slope(frames, facts, noun) for noun in _GAUGES}
-
-
-def _leak_slope(frames: RunFrames, facts: Facts, noun: str) -> Figure:
-    role, sign = _GAUGES[noun]
-    readings = [(t_ns, values[role]) for t_ns, values in facts.idle_loops if role in values]
-    if role not in facts.idle_before:
-        return NotMeasurable(f"{facts.engine} does not show its {role.replace('_', ' ')}")
-    if len(readings) < FEWEST_LOOPS:
-        return NotMeasurable(
-            f"not enough data for a slope: {len(readings)} idle readings, and {FEWEST_LOOPS} are "
-            "needed (`run.loops`)"
-        )
-    if not num_abandoned(frames.requests):
-        return NotMeasurable(NOBODY_LEFT)
-    times = np.array([t_ns for t_ns, _ in readings])
-    left = np.append(0, open_requests(frames.requests).left_by(times)).astype(float)
-    lost = [sign * (value - facts.idle_before[role]) for _, value in readings]
-    unit = METRICS[f"leaked_{noun}_per_abandon"].unit
-    return _slope(np.append(0.0, lost), left, unit, n=len(readings))
+_ELSEWHERE: Final = "the server's processes are not on this machine, or not ours to see"
 
 
 def growth_figures(frames: RunFrames, facts: Facts) -> Figures:
-    """memory_per_abandon and handles_per_abandon: the same slope, of the readings after each loop,
-    for all processes of the server together.
+    """How much more the server holds with each abandon, over the loops: missing from its idle
+    gauges, and of all its processes together.
 
-    A server also grows by what it keeps on purpose (caches, logs of a bounded size) until these are
-    full: the first loops of a short run show that.
+    The slope of Theil and Sen (JASA 63 (1968), 1379-1389) is not moved by one odd reading. A server
+    also grows by what it keeps on purpose (caches, logs of a bounded size) until these are full:
+    the first loops of a short run show that.
     """
-    server = frames.cpu[~frames.cpu["process"].str.startswith(_NOT_THE_SERVER)]
-    times = np.array([t_ns for t_ns, _ in facts.idle_loops], dtype=np.int64)
-    if len(times) < FEWEST_CALM:
-        reason = (
-            f"not enough data for a slope: {len(times)} calm readings, and {FEWEST_CALM} are "
-            "needed (`run.loops`)"
-        )
-        return same_reason(tuple(_GROWTH), reason)
-    if not num_abandoned(frames.requests):
-        return same_reason(tuple(_GROWTH), NOBODY_LEFT)
-    left = open_requests(frames.requests).left_by(times).astype(float)
+    leaked = {f"leaked_{noun}_per_abandon": gauge for noun, gauge in _GAUGES.items()}
     return {
-        name: _growth(server, column, METRICS[name].unit, times, left)
-        for name, column in _GROWTH.items()
+        **{name: _leak_slope(name, frames, facts, *gauge) for name, gauge in leaked.items()},
+        "memory_per_abandon": _growth("memory_per_abandon", frames, facts, "rss_bytes"),
+        "handles_per_abandon": _growth("handles_per_abandon", frames, facts, "handles"),
     }
 
 
-def _growth(server: pd.DataFrame, column: str, unit: str, times: Ints, left: Floats) -> Figure:
+def _leak_slope(name: str, frames: RunFrames, facts: Facts, role: str, sign: int) -> Figure:
+    if role not in facts.idle_before:
+        return NotMeasurable(not_shown(facts, role))
+    loops = [(t_ns, values[role]) for t_ns, values in facts.idle_loops if role in values]
+    if (why := _why_no_slope(frames, len(loops), "idle", FEWEST_LOOPS)) is not None:
+        return NotMeasurable(why)
+    lost = [sign * (value - facts.idle_before[role]) for _, value in loops]
+    return _slope(name, frames, [t_ns for t_ns, _ in loops], np.array([0.0, *lost]))
+
+
+def _growth(name: str, frames: RunFrames, facts: Facts, column: str) -> Figure:
+    times = [t_ns for t_ns, _ in facts.idle_loops]
+    if (why := _why_no_slope(frames, len(times), "calm", FEWEST_CALM)) is not None:
+        return NotMeasurable(why)
+    server = frames.cpu[~frames.cpu["process"].str.startswith(_NOT_THE_SERVER)]
     known = server.dropna(subset=column) if column in server else server.iloc[:0]
     if known.empty:
-        return NotMeasurable("the server's processes are not on this machine, or not ours to see")
+        return NotMeasurable(_ELSEWHERE)
     of_processes = [_latest(rows, column, times) for _, rows in known.groupby("process")]
-    return _slope(np.sum(of_processes, axis=0), left, unit, n=len(times))
+    return _slope(name, frames, times, np.sum(of_processes, axis=0))
 
 
-def _slope(values: Floats, left: Floats, unit: str, *, n: int) -> Figure:
-    """The slope of `values` over the requests `left` by then."""
+def _why_no_slope(frames: RunFrames, n: int, kind: str, fewest: int) -> str | None:
+    if n < fewest:
+        return (
+            f"not enough data for a slope: {n} {kind} readings, and {fewest} are needed "
+            "(`run.loops`)"
+        )
+    return None if num_abandoned(frames.requests) else NOBODY_LEFT
+
+
+def _slope(name: str, frames: RunFrames, times: list[int], values: Floats) -> Figure:
+    """The slope over the requests left by these times; a first value more is of before the load."""
+    left = open_requests(frames.requests).left_by(np.array(times)).astype(float)
+    left = np.append(np.zeros(len(values) - len(times)), left)
     if len(np.unique(left)) < len(left):
         return NotMeasurable("one of the loops has no abandoned request")
     slope, interval = theil_sen(values, left)
-    return Metric(unit=unit, n=n, mean=slope, mean_ci95=interval, method="gauge")
+    return reading(name, slope, method="gauge", n=len(times), mean_ci95=interval)
 
 
-def _latest(rows: pd.DataFrame, column: str, times: Ints) -> Floats:
+def _latest(rows: pd.DataFrame, column: str, times: list[int]) -> Floats:
     """At each time, the latest value read by then."""
     ordered = rows.sort_values("t_ns", kind="stable")
     latest = np.searchsorted(ordered["t_ns"].to_numpy(dtype=np.int64), times, side="right") - 1

@@ -8,7 +8,7 @@ number a run) gives one value a round. Differences between arms come from the va
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -48,18 +48,6 @@ from harness.records import (
 )
 from harness.store.frames import RunFrames
 
-# One number a run, whatever else it is made from.
-_READINGS: Final = (
-    "goodput_rps",
-    "leaked_slots",
-    "leaked_blocks",
-    "slot_utilisation",
-    "throughput_tps",
-    "preemptions",
-    "recomputed_tokens",
-)
-_SOMETIMES: Final = ("cached_again",)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmRound:
@@ -90,20 +78,16 @@ def analyse_round(frames: RunFrames, *, round_number: int, arm: str) -> ArmRound
 
 
 def arm_figures(rounds: Sequence[ArmRound]) -> Figures:
-    of_each_run = {name: _over_rounds([one.figures[name] for one in rounds]) for name in _READINGS}
-    return pooled_figures([one.observed for one in rounds], of_each_run | _sometimes(rounds))
-
-
-def _sometimes(rounds: Sequence[ArmRound]) -> Figures:
-    """Readings that only some workloads have."""
-    return {
-        name: _over_rounds([one.figures[name] for one in rounds if name in one.figures])
-        for name in _SOMETIMES
-        if any(name in one.figures for one in rounds)
+    readings = {
+        name: [one.figures[name] for one in rounds if name in one.figures]
+        for name, metric in METRICS.items()
+        if metric.per_run
     }
+    of_each_run = {name: _over_rounds(found) for name, found in readings.items() if found}
+    return pooled_figures([one.observed for one in rounds], of_each_run)
 
 
-def _over_rounds(figures: Sequence[Metric | NotMeasurable]) -> Metric | NotMeasurable:
+def _over_rounds(figures: Sequence[Figure]) -> Figure:
     """One reading a round, as a sample with mean and maximum; quantiles of rounds would mean
     nothing. A lower bound in one round makes the mean a lower bound."""
     known = [one for one in figures if isinstance(one, Metric)]
@@ -319,25 +303,21 @@ def _remarks(rounds: Sequence[ArmRound], names: Sequence[str], num_rounds: int) 
         text = f"{len(missing)} of {len(wanted)} runs gave no figures: {', '.join(missing)}"
         said.append(Remark(level="warning", text=text))
     said += _once_each(rounds)
+    of_arms = {one.arm: [other for other in rounds if other.arm == one.arm] for one in rounds}
     said += canary_remarks(
         {
-            name: known_answers(
-                together(one.observed.requests for one in rounds if one.arm == name)
-            )
-            for name in {one.arm for one in rounds}
+            name: known_answers(together(one.observed.requests for one in of_arm))
+            for name, of_arm in of_arms.items()
         }
     )
-    said.append(Remark(level="info", text=how_compared(num_rounds)))
-    return in_level_order(said)
-
-
-def how_compared(num_rounds: int) -> str:
+    how = "differences are of paired rounds, intervals by Student's t (ratios: on logarithms)"
     if num_rounds < FEWEST_ROUNDS:
-        return (
+        how = (
             "differences are of paired rounds: an interval takes at least "
             f"{FEWEST_ROUNDS} of them, and `run.rounds` is {num_rounds}"
         )
-    return "differences are of paired rounds, intervals by Student's t (ratios: on logarithms)"
+    said.append(Remark(level="info", text=how))
+    return in_level_order(said)
 
 
 def _once_each(rounds: Sequence[ArmRound]) -> list[Remark]:

@@ -21,24 +21,28 @@ import pandas as pd
 from harness.analysis.cancel import NOBODY_LEFT
 from harness.analysis.facts import Facts, is_among
 from harness.analysis.figure import (
-    Figure,
     Figures,
     NotMeasurable,
     Sample,
-    describe,
-    describe_or,
+    proportion,
     same_reason,
-    share,
+    sampled,
 )
 from harness.analysis.stats import Ints
 from harness.analysis.step_log import StepTimes
 from harness.analysis.timeline import timeline
 from harness.analysis.tokens import without_tokens
+from harness.metrics import SLOT_RECOVERY
 from harness.records import Remark, Role
 from harness.store.frames import RunFrames
 
-_REFILL_FIGURES: Final = ("slot_refill_s", "refilled_next_schedule")
 _REFILL_COLUMNS: Final = ("request_id", "refill_s", "censored", "next_schedule")
+_PROBE_ARMS: Final = {
+    SLOT_RECOVERY: "abandon",
+    "probe_ttft_unloaded_s": "unloaded",
+    "probe_ttft_control_s": "control",
+}
+_MEASURING: Final = _PROBE_ARMS[SLOT_RECOVERY]  # a filler leaves; the others are its controls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,16 +62,13 @@ class Schedule:
 
 @dataclass(slots=True, kw_only=True)
 class Refill:
-    """A slot given back while a request waited; `until_ns` is when the next request took it.
-
-    Not taken (`is_taken` false): when no request wanted it any more, or the observation ended.
-    """
+    """A slot given back while a request waited, and when and in which step the next request took
+    it. Not taken (null): when no request wanted it any more, or the observation ended."""
 
     freed: int
     freed_before: int
     until_ns: int
-    is_taken: bool = False
-    is_next_schedule: bool = False
+    taken_in: int | None = None
 
 
 def pair_refills(
@@ -77,10 +78,10 @@ def pair_refills(
     refills: list[Refill] = []
     open_slots: deque[Refill] = deque()
     for schedule in schedules:
-        for freed in schedule.freed:
-            open_slots.append(
-                Refill(freed=freed, freed_before=schedule.step, until_ns=observed_until_ns)
-            )
+        open_slots += [
+            Refill(freed=freed, freed_before=schedule.step, until_ns=observed_until_ns)
+            for freed in schedule.freed
+        ]
         num_idle = max(0, (schedule.num_free or 0) - len(open_slots))
         while len(open_slots) > max(0, schedule.num_wanting - num_idle):
             unwanted = open_slots.pop()
@@ -89,8 +90,7 @@ def pair_refills(
                 refills.append(unwanted)
         for taken_ns in schedule.taken_ns[: len(open_slots)]:
             refill = open_slots.popleft()
-            refill.until_ns, refill.is_taken = taken_ns, True
-            refill.is_next_schedule = refill.freed_before == schedule.step
+            refill.until_ns, refill.taken_in = taken_ns, schedule.step
             refills.append(refill)
     return refills + list(open_slots)
 
@@ -101,20 +101,19 @@ def slot_refills(frames: RunFrames, facts: Facts) -> pd.DataFrame:
     steps = StepTimes.of(frames.steps)
     lives = timeline(frames)
     freed = lives[lives["freed_ns"].notna()].sort_values("freed_order")
-    freed_ns = freed["freed_ns"].to_numpy(dtype=np.int64)
-    given = steps.next_schedule(freed_ns)
+    given = steps.next_schedule(freed["freed_ns"].to_numpy(dtype=np.int64))
     is_scheduled = given < steps.n  # else no step followed that could take the slot
-    freed, freed_ns, given = freed[is_scheduled], freed_ns[is_scheduled], given[is_scheduled]
+    freed, given = freed[is_scheduled], given[is_scheduled]
     schedules = _schedules(frames.steps, lives, steps, given, facts.slots)
     refills = pair_refills(schedules, steps.started_ns.tolist(), facts.observed_until_ns)
-    position = [refill.freed for refill in refills]
-    until = np.array([refill.until_ns for refill in refills], dtype=np.int64)
+    freed = freed.iloc[[refill.freed for refill in refills]]
+    until_ns = np.array([refill.until_ns for refill in refills], dtype=np.int64)
     return pd.DataFrame(
         {
-            "request_id": freed["client_request_id"].to_numpy()[position],
-            "refill_s": (until - freed_ns[position]) / 1e9,
-            "censored": [not refill.is_taken for refill in refills],
-            "next_schedule": [refill.is_next_schedule for refill in refills],
+            "request_id": freed["client_request_id"].to_numpy(),
+            "refill_s": (until_ns - freed["freed_ns"].to_numpy(dtype=np.int64)) / 1e9,
+            "censored": [refill.taken_in is None for refill in refills],
+            "next_schedule": [refill.taken_in == refill.freed_before for refill in refills],
         }
     )
 
@@ -154,39 +153,31 @@ def _schedules(
 
 def refills_after_abandons(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     """The rows of `slot_refills` for abandoned requests; none without the logs."""
-    if cancels.empty or not facts.has_lifecycle or not facts.has_steps:
+    if cancels.empty or facts.lacks("lifecycle", "steps"):
         return pd.DataFrame({name: [] for name in _REFILL_COLUMNS})
     refills = slot_refills(frames, facts)
     return refills[is_among(refills["request_id"], cancels["request_id"])]
 
 
 def refill_figures(refills: pd.DataFrame, cancels: pd.DataFrame, facts: Facts) -> Figures:
-    """slot_refill_s: blocks reclaimed -> the next waiting request admitted, of abandoned requests
-    whose slot was wanted; refilled_next_schedule: the share of them taken in the very next
-    schedule."""
-    if cancels.empty:
-        return same_reason(_REFILL_FIGURES, NOBODY_LEFT)
-    if not facts.has_lifecycle:
-        return same_reason(_REFILL_FIGURES, facts.needs_lifecycle)
-    if not facts.has_steps:
-        return same_reason(_REFILL_FIGURES, facts.needs_steps)
-    if refills.empty:
-        return same_reason(_REFILL_FIGURES, _why_no_refill(cancels))
+    """How soon wanted slots of abandoned requests were taken."""
+    why = NOBODY_LEFT if cancels.empty else facts.lacks("lifecycle", "steps")
+    if why is not None:
+        return same_reason(("slot_refill_s", "refilled_next_schedule"), why)
+    why = "no abandoned request gave a slot back while the server was watched"
+    if (cancels["admitted_ns"].notna() & cancels["freed_ns"].notna()).any():
+        why = "no request waited for a slot when an abandoned one was freed"
     sample = Sample(
         values=refills["refill_s"].to_numpy(dtype=float),
         censored=refills["censored"].to_numpy(dtype=bool),  # of several runs, some without any
     )
-    hits = int(refills["next_schedule"].sum())
+    at_once = refills["next_schedule"]
     return {
-        "slot_refill_s": describe(sample, unit="s", method="exact"),
-        "refilled_next_schedule": share(hits, len(refills), method="exact"),
+        "slot_refill_s": sampled("slot_refill_s", sample, why, method="exact"),
+        "refilled_next_schedule": proportion(
+            "refilled_next_schedule", at_once, why, method="exact"
+        ),
     }
-
-
-def _why_no_refill(cancels: pd.DataFrame) -> str:
-    if (cancels["admitted_ns"].notna() & cancels["freed_ns"].notna()).any():
-        return "no request waited for a slot when an abandoned one was freed"
-    return "no abandoned request gave a slot back while the server was watched"
 
 
 def probes(requests: pd.DataFrame) -> pd.DataFrame:
@@ -218,38 +209,32 @@ def control_answer_tokens(manifest: Mapping[str, Any]) -> int | None:
 
 
 def probe_figures(requests: pd.DataFrame) -> Figures:
-    """slot_recovery_s: t0 -> first token of the waiting probe.
-
-    Two more figures to judge it by: the probe's first token on an idle server
-    (`probe_ttft_unloaded_s`) and when no filler leaves (`probe_ttft_control_s`, from the moment
-    when one would have). The control waits for a filler's natural end, so its length is the
+    """Slot recovery, and two figures to judge it by: the probe's first token on an idle server, and
+    when no filler leaves. The control waits for a filler's natural end, so its length is the
     workload's choice.
     """
     if not (requests["role"] == Role.PROBE).any():
-        return {"slot_recovery_s": NotMeasurable("the workload has no probes")}
+        return {SLOT_RECOVERY: NotMeasurable("the workload has no probes")}
+    found: Figures = {}
     waited = probes(requests)
-    return {
-        "slot_recovery_s": _arm(waited, "abandon"),
-        "probe_ttft_unloaded_s": _arm(waited, "unloaded"),
-        "probe_ttft_control_s": _arm(waited, "control"),
-    }
-
-
-def _arm(waited: pd.DataFrame, arm: str) -> Figure:
-    rows = waited[waited["arm"] == arm]
-    sample = Sample(
-        values=rows["recovery_s"].to_numpy(dtype=float), censored=rows["censored"].to_numpy()
-    )
-    return describe_or(sample, f"no trial of the arm `{arm}` is valid", unit="s", method="probe")
-
-
-_MEASURING: Final = "abandon"  # the arm in which a filler leaves; the others are its controls
+    for name, arm in _PROBE_ARMS.items():
+        rows = waited[waited["arm"] == arm]
+        sample = Sample(
+            values=rows["recovery_s"].to_numpy(dtype=float), censored=rows["censored"].to_numpy()
+        )
+        why_empty = f"no trial of the arm `{arm}` is valid"
+        found[name] = sampled(name, sample, why_empty, method="probe")
+    return found
 
 
 def all_are_void(manifest: Mapping[str, Any]) -> bool:
     """Is there no valid trial left in which a filler left?"""
     void = [one for one in manifest.get("void_trials") or [] if one["arm"] == _MEASURING]
-    return bool(void) and len(void) >= _planned(manifest)
+    if not void:
+        return False
+    workload = manifest["workload"]
+    planned = int(workload["load"]["trials"]) * int(workload["run"].get("loops", 1))
+    return len(void) >= planned
 
 
 def about_void_trials(manifest: Mapping[str, Any]) -> list[Remark]:
@@ -258,11 +243,6 @@ def about_void_trials(manifest: Mapping[str, Any]) -> list[Remark]:
     if not void:
         return []
     reasons = Counter(one["why"] for one in void)
-    told = "; ".join(f"{why} ({n})" for why, n in reasons.most_common())
-    text = f"void trials: {len(void)}, because {told}"
+    counted = "; ".join(f"{why} ({n})" for why, n in reasons.most_common())
+    text = f"void trials: {len(void)}, because {counted}"
     return [Remark(level="invalid" if all_are_void(manifest) else "warning", text=text)]
-
-
-def _planned(manifest: Mapping[str, Any]) -> int:
-    workload = manifest["workload"]
-    return int(workload["load"]["trials"]) * int(workload["run"].get("loops", 1))

@@ -26,11 +26,10 @@ from harness.analysis.cancel import (
     latency_by,
     storm_figures,
     waste_by_abandon_point,
-    waste_figures,
 )
 from harness.analysis.cancellation import cancellations
 from harness.analysis.capacity import capacity_figures, series_figures, series_of
-from harness.analysis.counters import count_figures, leak_figures, wasted_prompts_by_counter
+from harness.analysis.counters import count_figures, wasted_prompts_by_counter
 from harness.analysis.facts import Facts, run_facts
 from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.latency import (
@@ -39,7 +38,13 @@ from harness.analysis.latency import (
     canary_figures,
     latency_figures,
 )
-from harness.analysis.leaks import growth_figures, is_wedged, leak_slopes, leaks_in_use, leaks_lost
+from harness.analysis.leaks import (
+    growth_figures,
+    is_wedged,
+    leak_figures,
+    leaks_in_use,
+    leaks_lost,
+)
 from harness.analysis.load_side import load_sides, sent_of_schedule, steady_window
 from harness.analysis.recovery import probe_figures, refill_figures, refills_after_abandons
 from harness.analysis.remarks import flags, remarks
@@ -138,7 +143,6 @@ def figures_of(frames: RunFrames, observed: Observed) -> Figures:
         **cached_again_figures(frames, facts),
         **leak_figures(facts),
         "wasted_prompt_tokens": wasted_prompts_by_counter(frames.requests, facts),
-        **leak_slopes(frames, facts),
         **growth_figures(frames, facts),
         **count_figures(frames.lifecycle, facts),
         **capacity_figures(frames, facts),
@@ -151,17 +155,16 @@ def pooled_figures(runs: Sequence[Observed], of_each_run: Figures) -> Figures:
     that were found run by run. Needs at least one run."""
     facts = runs[0].facts
     requests = together(one.requests for one in runs)
-    cancels = together(one.cancels for one in runs)
+    cancels = _numbered_apart(runs)
     series = {name: np.concatenate([one.series[name] for one in runs]) for name in runs[0].series}
     figures = {
         **cancel_figures(cancels, facts),
-        **waste_figures(cancels, facts),
         **refill_figures(together(one.refills for one in runs), cancels, facts),
         **probe_figures(together(one.probes for one in runs)),
         **latency_figures(requests, facts),
         **asking_again_figures(requests),
         **canary_figures(requests),
-        **storm_figures(_numbered_apart(runs), facts),
+        **storm_figures(cancels, facts),
         **over_read_figures(requests),
         **series_figures(series, facts),
         **of_each_run,

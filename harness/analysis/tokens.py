@@ -14,9 +14,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harness.analysis.figure import Figures, NotMeasurable, Sample, describe, rate
+from harness.analysis.figure import Figures, Sample, rate, sampled
 from harness.analysis.stats import Bools, Floats, Ints, t_quantile
-from harness.records import Delivery, Outcome, TokenCounting, Way, WireClose
+from harness.records import Delivery, Metric, Outcome, TokenCounting, Way, WireClose
 
 _ROWS_AT_ONCE: Final = 20_000
 _LIST: Final = pa.list_(pa.int64())
@@ -29,7 +29,8 @@ def token_gaps(requests: pd.DataFrame, wanted: Bools | None = None) -> tuple[Flo
 
     The n answers to one prompt grow in step, so there the event before is the n-th before.
     """
-    answers, num_events = _answers(requests), _lengths(requests["token_times_ns"])
+    answers = requests["n"].to_numpy(dtype=np.int64)
+    num_events = _lengths(requests["token_times_ns"])
     if wanted is not None:
         answers, num_events = answers[wanted], num_events[wanted]
     num_gaps = np.maximum(num_events - answers, 0)
@@ -138,24 +139,18 @@ def _gaps(times: Ints, lengths: Ints, answers: Ints) -> Ints:
     return gaps
 
 
-def _answers(requests: pd.DataFrame) -> Ints:
-    if "n" not in requests:
-        return np.ones(len(requests), dtype=np.int64)
-    return requests["n"].to_numpy(dtype=np.int64)
-
-
 def tokens_per_event(requests: pd.DataFrame) -> float | None:
     """Sum of final usage / sum of counted events, over completed event-counted requests.
 
     None if no such request had a usage.
     """
-    told = without_tokens(requests)[
+    known = without_tokens(requests)[
         (requests["token_counting"] == TokenCounting.EVENTS)
         & (requests["outcome"] == Outcome.COMPLETED)
         & requests["completion_tokens"].notna()
     ]
-    events = int(told["tokens_read"].sum())
-    return int(told["completion_tokens"].sum()) / events if events else None
+    events = int(known["tokens_read"].sum())
+    return int(known["completion_tokens"].sum()) / events if events else None
 
 
 def tokens_read(requests: pd.DataFrame) -> Floats:
@@ -207,11 +202,8 @@ def token_counting(requests: pd.DataFrame) -> str | None:
     return str(kinds.pop())
 
 
-_NO_PLAN: Final = "no stream was left by plan"
-
-
 def over_read_figures(requests: pd.DataFrame) -> Figures:
-    """over_read_tokens: tokens read at t0 - tokens that the plan allows, of each request left.
+    """The tokens that each request left had read beyond its plan.
 
     The plan allows `planned_abandon` tokens, or as many as came before the planned moment, if that
     is more: `think_ns` after the last planned token (after the sending, if none was planned).
@@ -225,16 +217,18 @@ def over_read_figures(requests: pd.DataFrame) -> Figures:
         & plain["planned_abandon"].notna()
         & plain["think_ns"].notna()
     ).to_numpy(dtype=bool)
-    if not has_left.any():
-        return {"over_read_tokens": NotMeasurable(_NO_PLAN)}
     left = plain[has_left]
-    planned = left["planned_abandon"].to_numpy(dtype=np.int64)
-    think_ns = left["think_ns"].to_numpy(dtype=np.int64)
-    sent_ns = left["sent_ns"].to_numpy(dtype=np.int64)
-    over = read_after(requests, has_left, planned, pause_ns=think_ns, sent_ns=sent_ns)
-    figure = describe(Sample(values=over), unit="tokens", method="client")
+    over = read_after(
+        requests,
+        has_left,
+        left["planned_abandon"].to_numpy(dtype=np.int64),
+        pause_ns=left["think_ns"].to_numpy(dtype=np.int64),
+        sent_ns=left["sent_ns"].to_numpy(dtype=np.int64),
+    )
+    why_empty = "no stream was left by plan"
+    figure = sampled("over_read_tokens", Sample(values=over), why_empty, method="client")
     closed = left[left["way"] == Way.FIN]
-    if len(closed):
+    if isinstance(figure, Metric) and len(closed):
         unread = int((closed["wire_close"] == WireClose.RST).sum())
         figure.others["unread_at_t0"] = rate(unread, len(closed), method="client")
     return {"over_read_tokens": figure}

@@ -54,8 +54,11 @@ def test_the_value_of_cancellation_is_told_in_both_tables(tmp_path: Path) -> Non
     assert (ignored, honoured) == (wasted["ignored"]["mean"], wasted["honoured"]["mean"])
     assert ignored > 150
     assert wasted["honoured"]["p50"] < 5
-    assert rows["blocks held for nobody"][0] > 10 * rows["blocks held for nobody"][1]
-    assert rows["... for nobody"][0] > rows["... for nobody"][1]
+    assert (
+        rows["blocks held by abandoned requests"][0]
+        > 10 * rows["blocks held by abandoned requests"][1]
+    )
+    assert rows["... by abandoned requests"][0] > rows["... by abandoned requests"][1]
     estimate, measured = (
         rows["... as the source estimates it"],
         rows["engine seconds wasted an hour"],

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from harness.analysis.cancel import cancel_figures, waste_figures
+from harness.analysis.cancel import cancel_figures
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures
@@ -23,8 +23,7 @@ def only_row(run: RunBuilder) -> pd.Series[Any]:
 
 def figures_of(run: RunBuilder) -> Figures:
     frames = run.frames()
-    facts, cancels = run_facts(frames), cancellations(frames)
-    return cancel_figures(cancels, facts) | waste_figures(cancels, facts)
+    return cancel_figures(cancellations(frames), run_facts(frames))
 
 
 def leave_in_decode(run: RunBuilder, name: str = "a", **more: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 from harness.analysis.black_box import Methods, figures_from_outside, seen_from_outside
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import NotMeasurable
-from harness.analysis.leaks import leak_slopes
+from harness.analysis.leaks import growth_figures
 from harness.analysis.littles_law import unread_tokens
 from harness.records import Outcome
 from harness.store.manifest import IdleReading, Probing
@@ -105,14 +105,14 @@ def loops(run: RunBuilder, free: list[float]) -> None:
 def test_a_leak_is_a_slope_and_one_odd_reading_does_not_move_it(make_run: MakeRun) -> None:
     run = make_run()
     loops(run, [94.0, 88.0, 60.0, 76.0, 70.0, 64.0])
-    found = metric(leak_slopes(f := run.frames(), run_facts(f))["leaked_blocks_per_abandon"])
+    found = metric(growth_figures(f := run.frames(), run_facts(f))["leaked_blocks_per_abandon"])
     assert found.mean == pytest.approx(2.0)
 
 
 def test_what_only_varies_does_not_leak(make_run: MakeRun) -> None:
     run = make_run()
     loops(run, [99.0, 100.0, 99.0, 100.0, 100.0])
-    limits = metric(leak_slopes(f := run.frames(), run_facts(f))["leaked_blocks_per_abandon"])
+    limits = metric(growth_figures(f := run.frames(), run_facts(f))["leaked_blocks_per_abandon"])
     assert limits.mean_ci95 is not None
     assert limits.mean_ci95[0] <= 0.0 <= limits.mean_ci95[1]
 
@@ -120,7 +120,7 @@ def test_what_only_varies_does_not_leak(make_run: MakeRun) -> None:
 def test_too_few_loops_are_said_to_be(make_run: MakeRun) -> None:
     run = make_run()
     loops(run, [94.0, 88.0])
-    found = leak_slopes(f := run.frames(), run_facts(f))["leaked_blocks_per_abandon"]
+    found = growth_figures(f := run.frames(), run_facts(f))["leaked_blocks_per_abandon"]
     assert isinstance(found, NotMeasurable)
     assert found.reason.startswith("not enough data for a slope: 2 idle readings, and 4 are needed")
 

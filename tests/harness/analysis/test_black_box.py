@@ -340,8 +340,8 @@ def test_tokens_no_further_apart_than_half_a_gap_are_of_one_step(make_run: MakeR
 
 def test_a_lower_bound_in_one_round_makes_one_of_all() -> None:
     rounds: list[Figure] = [
-        reading(4.0, unit="slots", method="gauge"),
-        reading(6.0, unit="slots", method="gauge", bound="lower"),
+        reading("leaked_slots", 4.0, method="gauge"),
+        reading("leaked_slots", 6.0, method="gauge", bound="lower"),
     ]
     found = metric(_over_rounds(rounds))
     assert (found.mean, found.bound, found.max, found.p50) == (5.0, "lower", 6.0, None)
@@ -350,15 +350,15 @@ def test_a_lower_bound_in_one_round_makes_one_of_all() -> None:
 
 def test_readings_by_different_methods_are_not_mixed() -> None:
     rounds: list[Figure] = [
-        reading(4.0, unit="slots", method="gauge"),
-        reading(6.0, unit="slots", method="exact"),
+        reading("leaked_slots", 4.0, method="gauge"),
+        reading("leaked_slots", 6.0, method="exact"),
     ]
     assert reason(_over_rounds(rounds)) == "the rounds have it by different methods"
 
 
 def test_a_limit_in_one_round_is_no_value() -> None:
     limit = metric(as_figure(balance([-0.1, 0.1], met=3.0, span_s=0.1), "gauge"))
-    rounds: list[Figure] = [reading(4.0, unit="s", method="gauge"), limit]
+    rounds: list[Figure] = [reading("cancel_latency_s", 4.0, method="gauge"), limit]
     assert reason(_over_rounds(rounds)) == "a round has only an upper limit"
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from harness.analysis.cancel import latency_by, waste_by_abandon_point
 from harness.analysis.cancellation import cancellations
-from harness.analysis.counters import leak_figures
 from harness.analysis.facts import run_facts
-from harness.analysis.leaks import leaks_in_use
+from harness.analysis.leaks import leak_figures, leaks_in_use
 from harness.records import Role
 from tests.harness.analysis.few_steps import figures_of, four_steps, leave_in_decode, only_row
 from tests.harness.told import metric, ms

@@ -219,7 +219,7 @@ def test_how_often_the_interval_holds_the_true_difference() -> None:
 
 
 def test_without_an_interval_of_both_the_difference_has_none() -> None:
-    slots = (reading(n, unit="slots", method="gauge") for n in (1, 3))
+    slots = (reading("leaked_slots", n, method="gauge") for n in (1, 3))
     pair = pair_of("leaked_slots", "mean", *slots)
     assert (pair.difference, pair.difference_ci95, pair.ratio) == (2.0, None, 3.0)
 
@@ -267,7 +267,7 @@ def share(mean: float) -> Metric:
 
 
 def blocks(mean: float) -> Metric:
-    return reading(mean, unit="blocks", method="gauge")
+    return reading("leaked_blocks", mean, method="gauge")
 
 
 def pair(name: str, baseline: Metric, candidate: Metric, steps_s: tuple[float, float]) -> Pair:

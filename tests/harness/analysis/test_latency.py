@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.analysis.capacity import capacity_figures, series_figures, series_of
-from harness.analysis.counters import count_figures, leak_figures, wasted_by_counter
+from harness.analysis.counters import count_figures, wasted_by_counter
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures
 from harness.analysis.latency import latency_figures
+from harness.analysis.leaks import leak_figures
 from harness.analysis.tokens import token_counting, tokens_per_event, tokens_read
 from harness.records import Role, TokenCounting
 from tests.harness.told import metric, ms, reason

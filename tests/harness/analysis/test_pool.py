@@ -172,7 +172,7 @@ def test_limits_and_other_methods_are_not_compared_between_rounds(tmp_path: Path
     assert "cancel_latency_s" not in on["per_round"]
     assert "cancel_latency_s" not in summary["differences"]
     assert on["per_round"]["wasted_tokens"] == {"mean": [4.0, 4.0, 4.0]}
-    exact = reading(9.0, unit="tokens", method="exact")
+    exact = reading("wasted_tokens", 9.0, method="exact")
     mixed = [replace(one, figures=one.figures | {"wasted_tokens": exact}) for one in rounds[3:4]]
     summary = pooled_summary([*rounds[:3], *mixed, *rounds[4:]], MANIFEST)
     assert summary["arms"]["on"]["per_round"]["wasted_tokens"] == {"mean": [None, 4.0, 4.0]}

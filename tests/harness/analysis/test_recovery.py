@@ -164,9 +164,9 @@ def test_pairing_first_come_first_served() -> None:
         Schedule(step=2, freed=[], taken_ns=[25], num_wanting=1),  # into a slot long idle
     ]
     assert pair_refills(schedules, [0, 10, 20], 99) == [
-        Refill(freed=0, freed_before=0, until_ns=5, is_taken=True, is_next_schedule=True),
-        Refill(freed=1, freed_before=0, until_ns=15, is_taken=True, is_next_schedule=False),
-        Refill(freed=3, freed_before=1, until_ns=16, is_taken=True, is_next_schedule=True),
+        Refill(freed=0, freed_before=0, until_ns=5, taken_in=0),
+        Refill(freed=1, freed_before=0, until_ns=15, taken_in=1),
+        Refill(freed=3, freed_before=1, until_ns=16, taken_in=1),
     ]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from harness.analysis.figure import NotMeasurable, Sample, describe, describe_or, rate, reading
+from harness.analysis.figure import NotMeasurable, Sample, describe, rate, reading, sampled
 from harness.analysis.stats import (
     Curve,
     beta_quantile,
@@ -189,13 +189,13 @@ def test_gaps_of_the_same_request_give_no_interval_of_a_quantile() -> None:
 
 def test_nothing_observed_is_a_reason_and_not_a_zero() -> None:
     nothing = Sample(values=np.empty(0))
-    assert describe_or(nothing, "why", unit="s", method="client") == NotMeasurable("why")
+    assert sampled("ttft_s", nothing, "why", method="client") == NotMeasurable("why")
     with pytest.raises(ValueError, match="without observations"):
         describe(nothing, unit="s", method="client")
 
 
 def test_a_reading() -> None:
-    metric = reading(3, unit="slots", method="gauge")
+    metric = reading("leaked_slots", 3, method="gauge")
     assert isinstance(metric, Metric)
     assert (metric.n, metric.mean, metric.p50) == (1, 3.0, None)
 

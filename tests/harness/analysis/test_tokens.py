@@ -30,12 +30,13 @@ Lists = Sequence[Sequence[int]]
 def frame(times: Lists, tokens: Lists | None = None) -> pd.DataFrame:
     tokens = [[1] * len(of_one) for of_one in times] if tokens is None else tokens
     columns = {"token_times_ns": times, "event_tokens": tokens}
-    return pd.DataFrame(
+    rows = pd.DataFrame(
         {
             name: pd.Series(pd.arrays.ArrowExtensionArray(pa.array(lists, pa.list_(pa.int64()))))
             for name, lists in columns.items()
         }
     )
+    return rows.assign(n=1)
 
 
 def test_gaps_are_within_a_request() -> None:
@@ -96,7 +97,9 @@ def test_parts_do_not_show(times: list[list[int]]) -> None:
 
 
 def test_lists_may_be_python_objects_too() -> None:
-    plain = pd.DataFrame({"token_times_ns": [[1, 3], [5]], "event_tokens": [[1, 1], [1]]})
+    plain = pd.DataFrame(
+        {"token_times_ns": [[1, 3], [5]], "event_tokens": [[1, 1], [1]], "n": [1, 1]}
+    )
     assert token_gaps(plain)[0].tolist() == [2e-9]
 
 

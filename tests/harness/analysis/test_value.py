@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -47,9 +46,9 @@ ZERO = Account(
     wasted_tokens=0,
     late_tokens=0,
     used_slot_s=0,
-    engine_s_for_nobody=0,
-    slot_s_for_nobody=0,
-    block_s_for_nobody=0,
+    late_engine_s=0,
+    late_slot_s=0,
+    late_block_s=0,
 )
 
 
@@ -81,10 +80,10 @@ def test_the_account_of_a_run(make_run: MakeRun) -> None:
     assert one.wasted_tokens == 11  # to its end
     assert one.late_tokens == 9  # in the load
     assert one.used_slot_s == pytest.approx(2.0)
-    assert one.slot_s_for_nobody == pytest.approx(0.85)  # from 150 to 1,000
-    assert one.engine_s_for_nobody == pytest.approx(0.85 / 2)  # half of each step
+    assert one.late_slot_s == pytest.approx(0.85)  # from 150 to 1,000
+    assert one.late_engine_s == pytest.approx(0.85 / 2)  # half of each step
     # 2 tokens at 100, 5 at 400 and 9 at 800: blocks of 4 tokens.
-    assert one.block_s_for_nobody == pytest.approx(1 * 0.25 + 2 * 0.4 + 3 * 0.2)
+    assert one.late_block_s == pytest.approx(1 * 0.25 + 2 * 0.4 + 3 * 0.2)
 
 
 def test_a_server_that_tells_nothing_has_no_account(make_run: MakeRun) -> None:
@@ -115,9 +114,9 @@ OFF = Account(
     wasted_tokens=1600,
     late_tokens=1000,
     used_slot_s=76,
-    engine_s_for_nobody=2,
-    slot_s_for_nobody=20,
-    block_s_for_nobody=150,
+    late_engine_s=2,
+    late_slot_s=20,
+    late_block_s=150,
 )
 ON = Account(
     load_s=10,
@@ -131,9 +130,9 @@ ON = Account(
     wasted_tokens=20,
     late_tokens=20,
     used_slot_s=76,
-    engine_s_for_nobody=0.02,
-    slot_s_for_nobody=0.4,
-    block_s_for_nobody=1.5,
+    late_engine_s=0.02,
+    late_slot_s=0.4,
+    late_block_s=1.5,
 )
 
 
@@ -145,16 +144,16 @@ def rows(terms: ValueTerms = TERMS) -> dict[str, ValueRow]:
 @pytest.mark.parametrize(
     ("name", "ignored", "honoured"),
     [
-        ("requests left by their users", 0.2, 1 / 6),
+        ("requests abandoned", 0.2, 1 / 6),
         ("tokens wasted per cancel", 80, 1),
         ("engine seconds wasted an hour", 720, 7.2),
         ("... as the source estimates it", 7200, 144),  # 100 and 2 tokens a second, 20 ms each
-        ("blocks held for nobody", 15, 0.15),
+        ("blocks held by abandoned requests", 15, 0.15),
         ("... of all blocks", 0.15, 0.0015),
         ("slot utilisation", 0.95, 0.95),
-        ("... for nobody", 0.25, 0.005),
-        ("... for somebody", 0.70, 0.945),
-        ("tokens generated for nobody", 0.25, 20 / 3920),
+        ("... by abandoned requests", 0.25, 0.005),
+        ("... by all other requests", 0.70, 0.945),
+        ("generated tokens that were wasted", 0.25, 20 / 3920),
         ("effective throughput", 300, 390),
         ("answers completed", 7, 10),
     ],
@@ -254,18 +253,22 @@ def test_a_terminal_shows_both_tables() -> None:
 
 
 def test_where_nobody_left_nothing_is_known_of_leaving() -> None:
-    nobody = replace(OFF, left=0, wasted_tokens=0, late_tokens=0)
+    nobody = OFF._replace(left=0, wasted_tokens=0, late_tokens=0)
     made = value_of({"on": [nobody] * 3, "off": [OFF] * 3}, TERMS, {})
     values = {row.name: row.honoured for row in made.rows}
-    for name in ("engine seconds wasted an hour", "blocks held for nobody", "... for nobody"):
+    for name in (
+        "engine seconds wasted an hour",
+        "blocks held by abandoned requests",
+        "... by abandoned requests",
+    ):
         assert values[name] is None
-    assert values["requests left by their users"] == 0
+    assert values["requests abandoned"] == 0
     assert values["effective throughput"] is not None
 
 
 def test_shares_differ_by_percentage_points() -> None:
-    none = replace(OFF, slot_s_for_nobody=0.0)
+    none = OFF._replace(late_slot_s=0.0)
     made = value_of({"on": [none] * 3, "off": [OFF] * 3}, TERMS, {})
     cells = {row.name: value_cells(row) for row in made.rows}
-    share = OFF.slot_s_for_nobody / OFF.slot_s
-    assert cells["... for nobody"][3] == f"-{number(100 * share)} percentage points"
+    share = OFF.late_slot_s / OFF.slot_s
+    assert cells["... by abandoned requests"][3] == f"-{number(100 * share)} percentage points"

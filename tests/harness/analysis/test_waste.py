@@ -12,8 +12,8 @@ import pytest
 from msgspec import structs
 
 from harness.analysis.black_box import figures_from_outside
-from harness.analysis.counters import leak_figures
 from harness.analysis.facts import run_facts
+from harness.analysis.leaks import leak_figures
 from harness.analysis.tokens import prompt_total
 from tests.harness.analysis.audited import accounts, verdicts
 from tests.harness.analysis.from_outside import lonely_run, seen

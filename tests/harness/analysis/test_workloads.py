@@ -77,8 +77,6 @@ def test_nobody_repeated_anything(make_run: MakeRun) -> None:
     frames = run.frames()
     assert asking_again_figures(frames.requests) == {}
     assert cached_again_figures(frames, run_facts(frames)) == {}
-    old = frames.requests.drop(columns="repeats")  # a run from before there were repetitions
-    assert asking_again_figures(old) == {}
 
 
 def test_repetitions_without_an_answer_or_a_log_say_so(make_run: MakeRun) -> None:
