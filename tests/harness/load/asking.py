@@ -13,7 +13,7 @@ import httpx
 from harness.load.client import StreamClient
 from harness.load.connection import Connection
 from harness.load.transport import SocketTransport, WireRequest, head_of
-from harness.records import Delivery, RequestRow, Way
+from harness.records import RequestRow, Way
 from harness.workload.abandon import LeaveRule, RequestSpec, never
 from harness.workload.plan import LoadPlan
 from harness.workload.target import Target
@@ -81,67 +81,43 @@ def wire_request(
 
 @contextmanager
 def connected(url: str, *, ca_file: str | None = None, **request: Any) -> Iterator[Connection]:
-    """A connection on which a request has been sent and answered, or its patience has ended."""
     transport = SocketTransport(httpx.URL(url), ca_file=ca_file)
     with transport.open(wire_request(**request)) as connection:
         yield connection
 
 
 def body_of(connection: Connection) -> bytes:
-    parts: list[bytes] = []
-    while (chunk := connection.receive()) is not None:
-        parts.append(chunk)
-    return b"".join(parts)
-
-
-class User:
-    """Asks once at a time; `row` is what was kept of the latest request."""
-
-    def __init__(self, url: str, **changes: Any) -> None:
-        self._client = StreamClient(plan_of(url, **changes), api_key="secret")
-        self._rows: list[RequestRow] = []
-
-    @property
-    def row(self) -> RequestRow:
-        (row,) = self._rows
-        return row
-
-    def close(self) -> None:
-        self._client.close()
-
-    def ask(self, rule: LeaveRule = never, spec: RequestSpec = SPEC) -> RequestRow:
-        self._rows.clear()
-        try:
-            self._client.ask(spec, "Hello", rule, self._rows.append)
-        finally:
-            assert self._client.open_streams == 0
-        return self.row
+    return b"".join(iter(connection.receive, None))
 
 
 class Client:
-    """Asks, to leave in a way; `rows` are what was kept."""
+    """Asks once at a time; `rows` are what was kept."""
 
     def __init__(self, url: str, **changes: Any) -> None:
         self.client = StreamClient(plan_of(url, **changes), api_key="secret")
         self.rows: list[RequestRow] = []
 
-    def ask(
-        self, rule: LeaveRule, way: Way, *, delivery: Delivery = Delivery.STREAM, n: int = 1
-    ) -> RequestRow:
-        spec = replace(SPEC, plan="p", planned_abandon=1, way=way, delivery=delivery, n=n)
-        self.client.ask(spec, "Hello", rule, self.rows.append)
-        return self.rows[-1]
+    def ask(self, rule: LeaveRule = never, way: Way | None = None, **changes: Any) -> RequestRow:
+        spec = replace(SPEC, way=way, **changes)
+        try:
+            return self.client.ask(spec, "Hello", rule, self.rows.append)
+        finally:
+            assert self.client.open_streams == 0
 
 
 def refuse(x: Exchange) -> None:
-    """The server is busy, and says so."""
     body = b'{"error":{"message":"come back later"}}'
     head = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: %d\r\n\r\n"
     x.send(head % len(body) + body)
 
 
+def until_left(x: Exchange) -> None:
+    x.accept()
+    x.token()
+    assert x.client_left_within(30)
+
+
 def two_tokens(x: Exchange) -> None:
-    """Two tokens, and then an eye on the client."""
     x.accept()
     x.token()
     x.token()

@@ -12,7 +12,7 @@ import ssl
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ import trustme
 
 from harness.load.connection import Connection
 from harness.load.transport import SocketTransport, WireRequest
+from harness.records import RequestRow, Way
+from harness.workload.abandon import LeaveRule, never
 from tests.harness.load.asking import Client
 
 OK_HEAD = (
@@ -46,25 +48,20 @@ class Exchange:
     is_over: threading.Event = field(default_factory=threading.Event)
 
     def send(self, data: bytes) -> None:
-        """Put bytes on the wire as they are."""
         self.sock.sendall(data)
 
     def chunk(self, body: bytes) -> None:
-        """Send one HTTP chunk."""
         self.send(b"%x\r\n%b\r\n" % (len(body), body))
 
     def accept(self) -> None:
-        """Send the headers of a stream."""
         self.send(OK_HEAD)
 
     def token(self, *, text: str = " word", finish_reason: str | None = None) -> None:
-        """Send one token in one chunk of its own."""
         self.tokens_sent += 1
         self.chunk(self.event(text=text, finish_reason=finish_reason))
         self.sent_ns.append(time.perf_counter_ns())
 
     def event(self, *, text: str = " word", finish_reason: str | None = None) -> bytes:
-        """The event of the latest token, with continuous usage."""
         chunk = {
             "choices": [{"index": 0, "text": text, "finish_reason": finish_reason}],
             "usage": {"prompt_tokens": 8, "completion_tokens": self.tokens_sent},
@@ -72,7 +69,6 @@ class Exchange:
         return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
     def finish(self) -> None:
-        """Send [DONE] and the end of the body."""
         self.chunk(b"data: [DONE]\n\n")
         self.send(b"0\r\n\r\n")
 
@@ -124,12 +120,11 @@ class ScriptedServer:
         self._threads[0].start()
 
     def wait_for_arrivals(self, number: int) -> None:
-        """Wait until so many more requests have come."""
         for _ in range(number):
             assert self.arrivals.acquire(timeout=30)
 
     def close(self) -> None:
-        """Stop listening and wait for all scripts to end; their clients must be gone by then."""
+        """Wait for all scripts to end; their clients must be gone by then."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for thread in self._threads:
@@ -209,11 +204,9 @@ class Secrets:
         self.server = self.server_of(ssl.TLSVersion.TLSv1_3)
 
     def trust(self) -> ssl.SSLContext:
-        """The client's side."""
         return ssl.create_default_context(cafile=self.ca_file)
 
     def server_of(self, version: ssl.TLSVersion) -> ssl.SSLContext:
-        """The server's side, up to this version of TLS."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.maximum_version = version
         self._certificate.configure_cert(context)
@@ -222,7 +215,6 @@ class Secrets:
 
 @pytest.fixture(scope="session")
 def secrets(tmp_path_factory: pytest.TempPathFactory) -> Secrets:
-    """Made once for all tests."""
     return Secrets(tmp_path_factory.mktemp("tls") / "ca.pem")
 
 
@@ -257,6 +249,20 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[Exchange]:
         yield Exchange(sock=far, request_id="r1", headers={}, body={})
 
 
+@pytest.fixture
+def full() -> Iterator[str]:
+    """The address of a server that has no room for another connection: it says nothing to it."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        crowd = [socket.socket() for _ in range(4)]
+        for one in crowd:
+            one.setblocking(False)
+            one.connect_ex(listener.getsockname())
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        for one in crowd:
+            one.close()
+
+
+Serve = Callable[..., ScriptedServer]
 Connect = Callable[..., Client]
 
 
@@ -272,3 +278,38 @@ def connect() -> Iterator[Connect]:
     yield make
     for client in clients:
         client.client.close()
+
+
+class Ask:
+    """Asks a server that follows a script once; `seen` is the server's view of it."""
+
+    def __init__(self, serve: Serve, connect: Connect) -> None:
+        self._serve = serve
+        self._connect = connect
+
+    def __call__(
+        self,
+        script: Script,
+        rule: LeaveRule = never,
+        way: Way | None = None,
+        *,
+        spec: Mapping[str, Any] | None = None,
+        tls: ssl.SSLContext | None = None,
+        **changes: object,
+    ) -> RequestRow:
+        self.server = self._serve(script, tls=tls)
+        return self._connect(self.server.url, **changes).ask(rule, way, **(spec or {}))
+
+    @property
+    def seen(self) -> Exchange:
+        """Waits for the script's end; it may read the request only after the client has left."""
+        if "r1" not in self.server.exchanges:
+            self.server.wait_for_arrivals(1)
+        exchange = self.server.exchanges["r1"]
+        assert exchange.is_over.wait(30)
+        return exchange
+
+
+@pytest.fixture
+def ask(serve: Serve, connect: Connect) -> Ask:
+    return Ask(serve, connect)

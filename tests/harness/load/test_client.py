@@ -1,233 +1,402 @@
-"""One request against a real server: what it reads, when it leaves, what its row says."""
+"""One request against a real server: what it reads, how it ends, what its row says."""
 
-from __future__ import annotations
-
-import threading
+import os
+import resource
+import socket
+import struct
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from harness.load.client import StreamClient, StreamReader
+from harness.load.client import StreamClient, StreamReader, UnaryReader
+from harness.load.sse import EndlessEventError
+from harness.load.stream import StreamMachine
 from harness.load.transport import WireRequest
-from harness.records import Outcome, WireClose
+from harness.records import Delivery, Outcome, TokenCounting, WireClose
 from harness.workload.abandon import RequestSpec
-from tests.harness.load.asking import LONG_NS, MS, Leaping, User, after, refuse
+from tests.harness.load.asking import PLAN, SPEC, after, plan_of, refuse, until_left
+from tests.harness.load.conftest import Ask, Connect, Exchange, Script, Serve
 
-if TYPE_CHECKING:
-    from tests.harness.load.conftest import Exchange, Script, ScriptedServer
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
+COMPRESSED = b"\x1f\x8b\x08\x00\x00\x00\x00\x00"
+UNARY: dict[str, Any] = {"delivery": Delivery.UNARY}
 
-    Serve = Callable[[Script], ScriptedServer]
 
-
-def _stream(x: Exchange) -> None:
+def five_tokens(x: Exchange) -> None:
     x.accept()
     x.stream(tokens=5, gap_s=0.001)
 
 
-class _Builder(StreamClient):
-    """Notes when a request was ready to be sent."""
+def says(text: bytes, *, after_a_token: bool = False) -> Script:
+    def script(x: Exchange) -> None:
+        if after_a_token:
+            x.accept()
+            x.token()
+        x.send(text)
 
-    built_ns = 0
+    return script
 
-    def build(self, spec: RequestSpec, prompt: str) -> WireRequest:
-        request = super().build(spec, prompt)
-        self.built_ns = time.perf_counter_ns()
+
+def test_a_stream_read_to_its_end(ask: Ask) -> None:
+    row = ask(five_tokens)
+    assert (row.outcome, row.error) == (Outcome.COMPLETED, None)
+    assert (row.tokens_read, row.completion_tokens, row.prompt_tokens) == (5, 5, 8)
+    assert row.token_times_ns == sorted(row.token_times_ns)
+    assert row.intended_start_ns <= row.sent_ns < row.token_times_ns[0]
+    assert row.token_times_ns[-1] == row.last_token_ns
+    assert row.token_times_ns[-1] <= row.ended_ns <= time.perf_counter_ns()
+    assert ask.seen.body == {
+        "model": "m",
+        "prompt": "Hello",
+        "max_tokens": 9,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+    }
+    assert ask.seen.headers["authorization"] == "Bearer secret"
+    assert ask.seen.headers["x-extra"] == "1"
+
+
+def test_a_request_counts_from_its_sending_not_from_its_making(
+    connect: Connect, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built_ns: list[int] = []
+    build = StreamClient.build
+
+    def note(client: StreamClient, spec: RequestSpec, prompt: str) -> WireRequest:
+        request = build(client, spec, prompt)
+        built_ns.append(time.perf_counter_ns())
         return request
 
-
-class TestStaying:
-    def test_a_request_counts_from_its_sending_not_from_its_making(self, serve: Serve) -> None:
-        user = User(serve(_stream).url)
-        user._client = client = _Builder(user._client.plan, api_key=None)
-        assert user.ask().sent_ns >= client.built_ns > 0
-
-    def test_no_stamp_is_of_a_time_to_come(self, serve: Serve) -> None:
-        row = User(serve(_stream).url).ask()
-        assert row.last_token_ns is not None
-        assert max(row.token_times_ns) == row.last_token_ns
-        assert row.last_token_ns <= row.ended_ns <= time.perf_counter_ns()
-
-    def test_a_stream_read_to_its_end(self, serve: Serve) -> None:
-        server = serve(_stream)
-        row = User(server.url).ask()
-        assert (row.outcome, row.error) == (Outcome.COMPLETED, None)
-        assert (row.tokens_read, row.completion_tokens, row.prompt_tokens) == (5, 5, 8)
-        assert row.token_times_ns == sorted(row.token_times_ns)
-        assert row.intended_start_ns <= row.sent_ns < row.token_times_ns[0]
-        exchange = server.exchanges["r1"]
-        assert exchange.body == {
-            "model": "m",
-            "prompt": "Hello",
-            "max_tokens": 9,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "ignore_eos": True,
-        }
-        assert exchange.headers["authorization"] == "Bearer secret"
-        assert exchange.headers["x-extra"] == "1"
-
-    def test_chat(self, serve: Serve) -> None:
-        server = serve(_stream)
-        chat = {"path": "/v1/chat/completions", "stream_options": None}
-        User(server.url, target=chat).ask()
-        body = server.exchanges["r1"].body
-        assert body["messages"] == [{"role": "user", "content": "Hello"}]
-        assert not {"prompt", "stream_options"} & set(body)
+    monkeypatch.setattr(StreamClient, "build", note)
+    assert connect(serve(five_tokens).url).ask().sent_ns >= built_ns[0]
 
 
-class TestLeaving:
-    @pytest.mark.parametrize("tokens", [0, 1, 4])
-    def test_the_server_sees_the_close_and_the_row_says_when(
-        self, serve: Serve, monkeypatch: pytest.MonkeyPatch, tokens: int
-    ) -> None:
-        clock = Leaping()
-        clock.ahead_ns = LONG_NS  # with no token to wait for, the pause ends as the headers come
-        monkeypatch.setattr("harness.load.client.time", clock)
+def test_chat(ask: Ask) -> None:
+    ask(five_tokens, target={"path": "/v1/chat/completions", "stream_options": None})
+    body = ask.seen.body
+    assert body["messages"] == [{"role": "user", "content": "Hello"}]
+    assert not {"prompt", "stream_options"} & set(body)
 
-        def script(x: Exchange) -> None:
-            x.accept()
-            for _ in range(tokens):
-                x.token()
-            assert x.client_left_within(30)
 
-        server = serve(script)
-        row = User(server.url).ask(after(tokens, think_ns=0 if tokens else LONG_NS))
-        exchange = server.exchanges["r1"]
-        assert exchange.is_over.wait(30)
-        assert (row.outcome, row.tokens_read) == (Outcome.ABANDONED, tokens)
-        assert row.wire_close is WireClose.FIN
-        assert exchange.closed_how == "fin"
-        assert row.abandoned_ns is not None
-        assert exchange.closed_ns is not None
-        assert 0 < exchange.closed_ns - row.abandoned_ns < 5_000 * MS
+def _never_end_an_event(x: Exchange) -> None:
+    x.accept()
+    while True:
+        x.chunk(b"data: " + b"a" * 65536 + b"\n")
 
-    def test_leaving_at_once_needs_no_headers(self, serve: Serve) -> None:
-        def script(x: Exchange) -> None:
-            assert x.client_left_within(30)  # headers come with the first token, which never does
 
-        server = serve(script)
-        row = User(server.url).ask(after(0, think_ns=20 * MS))
-        server.wait_for_arrivals(1)  # it may read the request only after the client has left
-        assert server.exchanges["r1"].is_over.wait(30)
-        assert (row.outcome, row.status_code, row.tokens_read) == (Outcome.ABANDONED, None, 0)
-        assert (row.wire_close, server.exchanges["r1"].closed_how) == (WireClose.FIN, "fin")
-        assert row.abandoned_ns is not None
-        assert 20 * MS <= row.abandoned_ns - row.sent_ns < 5_000 * MS
+def _reset(x: Exchange) -> None:
+    x.accept()
+    x.token()
+    x.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
-    def test_what_came_before_leaving_at_once_was_read(self, serve: Serve) -> None:
-        has_arrived = threading.Event()
 
-        def script(x: Exchange) -> None:
-            x.accept()
-            x.token()
-            x.wait_until_received()
-            x.token()
-            x.wait_until_received()
-            has_arrived.set()
-            x.client_left_within(30)
+def _hint(x: Exchange) -> None:
+    x.send(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n")
+    x.accept()
+    x.token(finish_reason="stop")
+    x.finish()
 
-        def rule(tokens_read: int) -> int | None:
-            if tokens_read == 0:
-                return None
-            assert has_arrived.wait(30)
-            return 0
 
-        row = User(serve(script).url).ask(rule)
-        assert (row.outcome, row.status_code, row.tokens_read) == (Outcome.ABANDONED, 200, 2)
-        assert row.wire_close is WireClose.FIN
+ENDS: list[tuple[Script, Outcome, int | None, str]] = [
+    (_hint, Outcome.COMPLETED, 200, ""),
+    (refuse, Outcome.REJECTED, 429, "HTTP 429: come back later"),
+    (
+        says(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 99\r\n\r\nbusy"),
+        Outcome.REJECTED,
+        503,
+        "HTTP 503: busy",
+    ),
+    (
+        says(b"HTTP/1.1 503 X\r\ncontent-encoding: br\r\n\r\n" + COMPRESSED),
+        Outcome.REJECTED,
+        503,
+        "HTTP 503: the body is compressed, though the request did not allow that",
+    ),
+    (
+        says(b"HTTP/1.1 308 X\r\nlocation: https://elsewhere/v1\r\ncontent-length: 0\r\n\r\n"),
+        Outcome.FAILED,
+        308,
+        "HTTP 308: the server redirects to https://elsewhere/v1: name that address",
+    ),
+    (says(b"HTTP/1.1 304 X\r\n\r\n"), Outcome.FAILED, 304, "HTTP 304"),
+    (says(b"HTTP/1.1 204 No Content\r\n\r\n"), Outcome.FAILED, 204, "HTTP 204"),
+    (
+        says(OK + b"content-encoding: gzip\r\n\r\n" + COMPRESSED),
+        Outcome.FAILED,
+        200,
+        "the answer is encoded (content-encoding: gzip), though the request did not allow that",
+    ),
+    (says(OK + b"a: b\r\n" * 300), Outcome.FAILED, None, "headers without end"),
+    (
+        says(b"7\r\ndata: {\r\n0\r\n\r\n", after_a_token=True),
+        Outcome.FAILED,
+        200,
+        "the stream ended early",
+    ),
+    (
+        says(b'2f\r\ndata: {"error":{"message":"the engine died"}}\n\n\r\n', after_a_token=True),
+        Outcome.FAILED,
+        200,
+        "the engine died",
+    ),
+    (
+        says(b"", after_a_token=True),
+        Outcome.FAILED,
+        200,
+        "closed the connection before the answer was complete",
+    ),
+    (_reset, Outcome.FAILED, 200, "the connection broke"),
+    (_never_end_an_event, Outcome.FAILED, 200, "event of more than"),
+    (says(CHUNKED + b"zz\r\n"), Outcome.FAILED, 200, "Invalid character in chunk size"),
+    (says(OK + b"\r\ndata: \xff\xfe\n\n"), Outcome.FAILED, 200, "event of the stream makes no"),
+    (says(OK + b"\r\n<html>Log in</html>"), Outcome.FAILED, 200, "the stream ended early"),
+    (says(b"+OK POP3 ready\r\n"), Outcome.FAILED, None, r"it begins b'+OK POP3 ready\r\n'"),
+]
 
-    def test_who_wants_to_leave_can_be_refused_first(self, serve: Serve) -> None:
-        row = User(serve(refuse).url).ask(after(0, think_ns=3_600_000 * MS))
-        assert (row.outcome, row.status_code) == (Outcome.REJECTED, 429)
-        assert (row.error, row.abandoned_ns) == ("HTTP 429: come back later", None)
 
-    def test_tokens_that_came_in_one_receive_were_all_read(self, serve: Serve) -> None:
-        def script(x: Exchange) -> None:
-            frames = b""
-            for _ in range(3):
-                x.tokens_sent += 1
-                frames += b"%x\r\n%b\r\n" % (len(x.event()), x.event())
-            x.accept()
-            x.send(frames + b"40\r\ndata: {half an eve")
-            x.client_left_within(30)
+@pytest.mark.parametrize(("script", "outcome", "status", "error"), ENDS)
+def test_however_it_ends_the_row_says_so(
+    ask: Ask, script: Script, outcome: Outcome, status: int | None, error: str
+) -> None:
+    row = ask(script, after(5))
+    assert (row.outcome, row.status_code, row.abandoned_ns) == (outcome, status, None)
+    assert error in (row.error or "")
 
-        row = User(serve(script).url).ask(after(1))
-        assert (row.outcome, row.tokens_read) == (Outcome.ABANDONED, 3)
-        assert row.wire_close is WireClose.FIN
 
-    def test_what_came_while_the_client_was_busy_was_read(self, serve: Serve) -> None:
-        is_busy, has_arrived = threading.Event(), threading.Event()
+def test_a_byte_now_and_then_is_no_answer(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is in time for the next byte; `test_http1` has the other places where it can drip."""
 
-        def script(x: Exchange) -> None:
-            x.accept()
-            x.token()
-            assert is_busy.wait(30)
-            x.token()
-            x.token()
-            x.wait_until_received()
-            has_arrived.set()
-            x.client_left_within(30)
+    def script(x: Exchange) -> None:
+        x.send(b"HTTP/1.1 200 ")
+        while not x.client_left_within(0.01):
+            x.send(b"a")
 
-        def rule(tokens_read: int) -> int | None:
-            if tokens_read == 0:
-                return None
-            is_busy.set()
-            assert has_arrived.wait(30)
-            return 0  # leave at once
+    looks_s = count(step=10)
+    clock = SimpleNamespace(
+        perf_counter_ns=time.perf_counter_ns, perf_counter=lambda: next(looks_s)
+    )
+    monkeypatch.setattr("harness.load.connection.time", clock)
+    row = ask(script)
+    assert row.outcome is Outcome.TIMED_OUT
+    assert row.error == "30 s after they began the headers had not come to an end"
 
-        row = User(serve(script).url).ask(rule)
-        assert (row.outcome, row.tokens_read) == (Outcome.ABANDONED, 3)
-        assert row.wire_close is WireClose.FIN
 
-    def test_reading_goes_on_while_thinking(
-        self, serve: Serve, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """All but 50 ms of the pause are over when the third token has been read."""
-        clock, thinks = Leaping(), threading.Event()
+def test_no_server(connect: Connect) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    row = connect(f"http://127.0.0.1:{port}").ask()
+    assert (row.outcome, row.status_code) == (Outcome.FAILED, None)
+    assert "refused" in (row.error or "")
 
-        class Reader(StreamReader):
-            def read(self, chunk: bytes, t_ns: int, /) -> None:
-                super().read(chunk, t_ns)
-                if self._stream.tokens_read:
-                    thinks.set()
-                if self._stream.tokens_read == 3:
-                    clock.ahead_ns = LONG_NS
 
-        def script(x: Exchange) -> None:
-            x.accept()
-            x.token()
-            assert thinks.wait(30)
-            x.token()
-            x.token()
-            x.client_left_within(30)
+def test_no_file_handle_is_left(serve: Serve, connect: Connect) -> None:
+    server = serve(says(OK + b"\r\n"))
+    client, reasons = connect(server.url), list[str]()
+    client.client = StreamClient(plan_of(server.url), api_key=None, give_up=reasons.append)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+    try:
+        row = client.ask()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert row.outcome is Outcome.FAILED
+    assert (row.error or "").startswith(f"no file handle is left, of {lowest_free}")
+    assert reasons == [row.error]
 
-        think_ns = LONG_NS + 50 * MS
-        monkeypatch.setattr("harness.load.client.time", clock)
-        monkeypatch.setattr("harness.load.client.StreamReader", Reader)
-        row = User(serve(script).url).ask(after(1, think_ns=think_ns))
-        assert (row.outcome, row.tokens_read, row.think_ns) == (Outcome.ABANDONED, 3, think_ns)
-        assert row.abandoned_ns is not None
-        assert row.abandoned_ns - row.token_times_ns[0] >= 50 * MS
-        assert row.token_times_ns[2] - row.token_times_ns[0] < LONG_NS  # stamped when they came
 
-    def test_an_answer_that_ends_while_the_user_thinks_is_complete(self, serve: Serve) -> None:
-        thinks = threading.Event()
+class Killed(BaseException):
+    """Like gevent's GreenletExit: no Exception."""
 
-        def script(x: Exchange) -> None:
-            x.accept()
-            x.token()
-            assert thinks.wait(30)
-            x.token(finish_reason="stop")
-            x.finish()
 
-        def rule(tokens_read: int) -> int | None:
-            if tokens_read == 0:
-                return None
-            thinks.set()
-            return 3_600_000 * MS
+@pytest.mark.parametrize(
+    ("raised", "outcome", "error"),
+    [
+        (Killed(), Outcome.CUT_OFF, None),
+        (KeyError("oops"), Outcome.FAILED, "a bug of the client: KeyError('oops')"),
+    ],
+)
+def test_a_request_that_is_killed_or_meets_a_bug_leaves_a_row_and_no_connection(
+    serve: Serve, connect: Connect, raised: BaseException, outcome: Outcome, error: str | None
+) -> None:
+    def rule(tokens_read: int) -> int | None:
+        if tokens_read:
+            raise raised
+        return None
 
-        row = User(serve(script).url).ask(rule)
-        assert (row.outcome, row.tokens_read) == (Outcome.COMPLETED, 2)
-        assert (row.abandoned_ns, row.wire_close) == (None, None)
+    server = serve(until_left)
+    client = connect(server.url)
+    with pytest.raises(type(raised)):
+        client.ask(rule)
+    (row,) = client.rows
+    assert (row.outcome, row.tokens_read, row.error) == (outcome, 1, error)
+    assert server.exchanges["r1"].is_over.wait(30)
+
+
+# Answers in one piece: nothing is read before all of it has come.
+
+
+def one_piece(body: bytes) -> Script:
+    return says(OK + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+
+
+def test_an_answer_in_one_piece(ask: Ask) -> None:
+    body = (
+        b'{"choices":[{"index":0,"text":"a","finish_reason":"length"},'
+        b'{"index":1,"text":"b","finish_reason":"length"}],'
+        b'"usage":{"prompt_tokens":8,"completion_tokens":14}}'
+    )
+    row = ask(one_piece(body), after(10**6), spec={**UNARY, "n": 2})
+    asked = ask.seen.body
+    assert (asked["stream"], asked["n"], "stream_options" in asked) == (False, 2, False)
+    assert ask.seen.headers["accept"] == "application/json"
+    assert (row.outcome, row.tokens_read, row.completion_tokens) == (Outcome.COMPLETED, 14, 14)
+    assert (row.delivery, row.stream, row.n) == (Delivery.UNARY, False, 2)
+    assert (row.first_token_ns, row.token_times_ns) == (None, [])
+    assert row.token_counting is TokenCounting.USAGE
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b"nonsense", "the answer makes no sense"),
+        (b'{"error":{"message":"out of blocks"}}', "out of blocks"),
+        (b'{"choices":[]}', "the answer has no finish reason"),
+        (b'{"choices":[{"text":"a","finish_reason":"abort"}]}', "the server aborted"),
+    ],
+)
+def test_an_answer_in_one_piece_that_is_none(ask: Ask, body: bytes, error: str) -> None:
+    row = ask(one_piece(body), spec=UNARY)
+    assert row.outcome is Outcome.FAILED
+    assert error in (row.error or "")
+
+
+def test_a_token_came_when_its_bytes_did() -> None:
+    stream = StreamMachine(SPEC, sent_ns=0, continuous_usage=False)
+    stream.headers(200)
+    StreamReader(stream, None).read(b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n', 4711)
+    stream.cut(4712)
+    assert stream.row().token_times_ns == [4711]
+
+
+def test_an_answer_in_one_piece_is_bounded() -> None:
+    reader = UnaryReader(StreamMachine(SPEC, sent_ns=0, continuous_usage=True), max_bytes=100)
+    reader.read(bytes(100), 0)
+    with pytest.raises(EndlessEventError, match="the answer has more than 100 bytes"):
+        reader.read(b"x", 0)
+
+
+# How long a client waits: each limit ends in a row that names it.
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_silence(ready: Exchange, connect: Connect, answers: bool) -> None:
+    if answers:
+        ready.accept()
+        ready.token()
+    row = connect(PLAN.url, connect_timeout_s=30.0, timeout_s=0.05).ask()
+    assert (row.outcome, row.tokens_read) == (Outcome.TIMED_OUT, int(answers))
+    assert row.error == "nothing came for 0.05 s"
+    assert ready.sock.recv(65536).startswith(b"POST ")
+    assert ready.client_left_within(0)
+
+
+def _heartbeats(x: Exchange) -> None:
+    x.accept()
+    while not x.client_left_within(0.01):
+        x.chunk(b": heartbeat\n\n")
+
+
+def _tokens(x: Exchange) -> None:
+    x.accept()
+    x.stream(tokens=1000, gap_s=0.01)
+
+
+NO_TOKEN = "no token came 0.1 s after the sending"
+NOT_COMPLETE = "the answer was not complete 0.1 s after the sending"
+
+
+@pytest.mark.parametrize(
+    ("script", "limits", "spec", "think_ns", "error"),
+    [
+        (_heartbeats, {"first_token_timeout_s": 0.1}, {}, None, NO_TOKEN),
+        (_tokens, {"first_token_timeout_s": 30.0, "total_timeout_s": 0.1}, {}, None, NOT_COMPLETE),
+        (until_left, {"total_timeout_s": 0.1}, {}, 10**15, NOT_COMPLETE),
+        (
+            lambda x: x.client_left_within(30),
+            {"first_token_timeout_s": 0.05, "total_timeout_s": 0.1},
+            UNARY,
+            None,
+            NOT_COMPLETE,
+        ),
+    ],
+    ids=["first token", "whole answer", "while the user thinks", "in one piece"],
+)
+def test_a_limit_passes(
+    ask: Ask,
+    script: Script,
+    limits: dict[str, Any],
+    spec: dict[str, Any],
+    think_ns: int | None,
+    error: str,
+) -> None:
+    rule = after(10**6) if think_ns is None else after(1, think_ns=think_ns)
+    row = ask(script, rule, spec=spec, **limits)
+    assert (row.outcome, row.error) == (Outcome.TIMED_OUT, error)
+    assert 100_000_000 <= row.ended_ns - row.sent_ns < 5_000_000_000
+
+
+def test_a_first_token_in_time_ends_its_limit(
+    ready: Exchange, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others come when it would have passed."""
+    ahead_ns = 0
+    clock = SimpleNamespace(
+        perf_counter=time.perf_counter,
+        perf_counter_ns=lambda: time.perf_counter_ns() + ahead_ns,
+    )
+    monkeypatch.setattr("harness.load.connection.time", clock)
+
+    def stay(tokens_read: int) -> None:
+        nonlocal ahead_ns
+        if tokens_read == 1 and not ahead_ns:
+            ahead_ns = 60_000_000_000
+            ready.token()
+            ready.token(finish_reason="length")
+            ready.finish()
+
+    ready.accept()
+    ready.token()
+    row = connect(PLAN.url, first_token_timeout_s=30.0).ask(stay)
+    assert (row.outcome, row.tokens_read) == (Outcome.COMPLETED, 3)
+
+
+@pytest.mark.parametrize(
+    ("limits", "error"),
+    [
+        ({"connect_timeout_s": 0.1}, "no connection to PLACE within 0.1 s"),
+        ({"first_token_timeout_s": 0.1}, NO_TOKEN),
+        ({"total_timeout_s": 0.1}, NOT_COMPLETE),
+    ],
+)
+def test_limits_hold_while_the_connection_is_opened(
+    full: str, connect: Connect, limits: dict[str, float], error: str
+) -> None:
+    row = connect(full, **limits).ask(after(10**6))
+    assert (row.outcome, row.wire_close) == (Outcome.TIMED_OUT, WireClose.UNOPENED)
+    assert row.error == error.replace("PLACE", full.removeprefix("http://"))
+    assert row.ended_ns - row.sent_ns >= 100_000_000
+
+
+@pytest.mark.usefixtures("ready")
+def test_limits_hold_while_the_request_is_taken(connect: Connect) -> None:
+    """The server's side of the connection is there, and nothing is read from it."""
+    large = {"extra_body": {"x": "a" * 32_000_000}}
+    row = connect(PLAN.url, target=large, total_timeout_s=0.1).ask()
+    assert (row.outcome, row.wire_close, row.error) == (Outcome.TIMED_OUT, None, NOT_COMPLETE)

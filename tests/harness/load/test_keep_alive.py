@@ -1,27 +1,20 @@
-"""Where connections are kept: who may use one again, and what happens when the server closed it."""
-
-from __future__ import annotations
+"""Where connections are kept: which requests share one, and what happens when the server closed
+it."""
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
-from harness.load.client import StreamClient
 from harness.load.connection import Connection
 from harness.load.transport import SocketTransport
 from harness.records import Outcome, Way
 from harness.workload.abandon import never
-from tests.harness.load.asking import Client, User, after, body_of, wire_request
-
-if TYPE_CHECKING:
-    from tests.harness.load.conftest import Exchange, ScriptedServer, Secrets
-
-    Serve = Callable[..., ScriptedServer]
+from tests.harness.load.asking import after, body_of, wire_request
+from tests.harness.load.conftest import Connect, Exchange, Secrets, Serve
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
 
@@ -34,7 +27,7 @@ def answer(x: Exchange) -> None:
 class Asker:
     """Sends one request after the other; `ports` are those of our ends, in order."""
 
-    def __init__(self, url: str, *, ca_file: str | None = None, keep_alive: bool = True) -> None:
+    def __init__(self, url: str, *, ca_file: str | None, keep_alive: bool) -> None:
         self.transport = SocketTransport(httpx.URL(url), ca_file=ca_file, keep_alive=keep_alive)
         self.ports: list[int] = []
 
@@ -46,14 +39,14 @@ class Asker:
 
 
 @contextmanager
-def asking(server: ScriptedServer | Closer, **settings: object) -> Iterator[Asker]:
-    asker = Asker(server.url, **settings)  # type: ignore[arg-type]
+def asking(url: str, *, ca_file: str | None = None, keep_alive: bool = True) -> Iterator[Asker]:
+    asker = Asker(url, ca_file=ca_file, keep_alive=keep_alive)
     yield asker
     asker.transport.close()
 
 
 def test_by_default_each_request_has_a_connection_of_its_own(serve: Serve) -> None:
-    with asking(serve(answer), keep_alive=False) as asker:
+    with asking(serve(answer).url, keep_alive=False) as asker:
         assert [asker.ask() for _ in range(3)] == [b"hi"] * 3
         assert len(set(asker.ports)) == 3
 
@@ -61,7 +54,7 @@ def test_by_default_each_request_has_a_connection_of_its_own(serve: Serve) -> No
 @pytest.mark.parametrize("is_tls", [False, True])
 def test_kept_it_carries_one_after_the_other(serve: Serve, secrets: Secrets, is_tls: bool) -> None:
     server = serve(answer, tls=secrets.server if is_tls else None)
-    with asking(server, ca_file=secrets.ca_file) as asker:
+    with asking(server.url, ca_file=secrets.ca_file) as asker:
         assert [asker.ask() for _ in range(3)] == [b"hi"] * 3
         assert len(set(asker.ports)) == 1
 
@@ -80,9 +73,8 @@ def test_what_does_not_go_on(serve: Serve, text: bytes) -> None:
         x.send(text)
         x.goes_on = True
 
-    with asking(serve(script)) as asker:
-        bodies = [asker.ask() for _ in range(2)]
-        assert bodies[0] == bodies[1]
+    with asking(serve(script).url) as asker:
+        assert asker.ask() == asker.ask()
         assert len(set(asker.ports)) == 2
 
 
@@ -91,7 +83,7 @@ def test_an_answer_that_was_not_read_to_its_end_is_not_passed_on(serve: Serve) -
         x.send(ANSWER[:-1])
         assert x.client_left_within(30)
 
-    with asking(serve(script)) as asker:
+    with asking(serve(script).url) as asker:
         for _ in range(2):
             with asker.transport.open(wire_request()) as connection:
                 asker.ports.append(connection.sock.getsockname()[1])
@@ -100,8 +92,8 @@ def test_an_answer_that_was_not_read_to_its_end_is_not_passed_on(serve: Serve) -
 
 
 @pytest.mark.parametrize("way", [Way.FIN, Way.RST, Way.HALF_CLOSE, Way.STOP_READING])
-def test_who_is_to_leave_neither_takes_nor_gives(serve: Serve, way: Way) -> None:
-    with asking(serve(answer)) as asker:
+def test_a_request_to_be_left_neither_takes_nor_gives(serve: Serve, way: Way) -> None:
+    with asking(serve(answer).url) as asker:
         for each in (None, way, way, None):
             assert asker.ask(way=each) == b"hi"
     first, left, left_too, last = asker.ports
@@ -109,7 +101,7 @@ def test_who_is_to_leave_neither_takes_nor_gives(serve: Serve, way: Way) -> None
     assert len({first, left, left_too}) == 3
 
 
-def test_an_abandoned_one_is_never_used_again(serve: Serve) -> None:
+def test_an_abandoned_one_is_never_used_again(serve: Serve, connect: Connect) -> None:
     """Nor where its answer was read to the end, and the server does not hang up."""
     leaves, is_over = iter([True, False, True]), threading.Event()
 
@@ -123,102 +115,88 @@ def test_an_abandoned_one_is_never_used_again(serve: Serve) -> None:
         x.finish()
         assert not is_left or is_over.wait(30)
 
-    server = serve(script)
-    client = Client(server.url, keep_alive=True)
+    client = connect(serve(script).url, keep_alive=True)
     rows = [client.ask(rule, Way.HALF_CLOSE) for rule in (after(1), never, after(1))]
     is_over.set()
     outcomes = [row.outcome for row in rows]
     assert outcomes == [Outcome.ABANDONED, Outcome.COMPLETED, Outcome.ABANDONED]
     assert not any(row.resent for row in rows)
-    client.client.close()
-    assert isinstance(client.client, StreamClient)
 
 
 @pytest.mark.parametrize(("size", "is_passed_on"), [(2, True), (1 << 25, False)])
 def test_only_what_took_the_whole_request_carries_another(size: int, is_passed_on: bool) -> None:
-    """Whoever reads on there would take the next request for the rest of this one."""
+    """A server that reads on would take the next request for the rest of this one."""
     ours, peer = socket.socketpair()
     transport = SocketTransport(httpx.URL("http://h/"), keep_alive=True)
-    request = wire_request(body=b"x" * size, timeout_s=0.01)
+    connection = Connection(ours, 0.01)
     with ours, peer:
         peer.sendall(ANSWER)
-        connection = Connection(ours, 0.01)
-        transport._ask(request, connection)
+        transport._ask(wire_request(body=b"x" * size, timeout_s=0.01), connection)
         assert body_of(connection) == b"hi"
         connection.close()
-        idle = transport._pooled()
-        assert (idle is not None) is is_passed_on
+        assert (transport._pooled() is not None) is is_passed_on
         assert (ours.fileno() != -1) is is_passed_on
 
 
-def test_a_row_tells_that_its_request_was_sent_once_more() -> None:
-    with Closer(with_reset=False) as closer:
-        user = User(closer.url, keep_alive=True)
-        assert [user.ask().resent for _ in range(3)] == [False, True, True]
+def test_a_server_that_has_closed_it_meanwhile(serve: Serve) -> None:
+    server = serve(lambda x: x.send(ANSWER))
+    with asking(server.url) as asker:
+        for number in range(3):
+            assert asker.ask() == b"hi"
+            assert server.exchanges[f"r{number}"].is_over.wait(30)
+        assert len(set(asker.ports)) == 3
+
+
+def test_a_server_that_closes_with_a_word_that_answers_nothing(serve: Serve) -> None:
+    """As servers do that give an idle connection up: no request may take it for its answer."""
+    is_idle = threading.Event()
+
+    def script(x: Exchange) -> None:
+        x.send(ANSWER)
+        if x.request_id == "r0":
+            assert is_idle.wait(30)
+            x.send(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
+            x.wait_until_received()
+
+    server = serve(script)
+    with asking(server.url) as asker:
+        assert asker.ask() == b"hi"
+        is_idle.set()
+        assert server.exchanges["r0"].is_over.wait(30)
+        assert asker.ask() == b"hi"
+
+
+@pytest.mark.parametrize("with_reset", [False, True])
+def test_a_server_that_closes_just_as_it_is_used(connect: Connect, with_reset: bool) -> None:
+    """The request goes out once more, and the row says so; not twice more, and not from a new
+    connection."""
+    with Closer(with_reset=with_reset) as closer:
+        client = connect(closer.url, keep_alive=True)
+        assert [client.ask().resent for _ in range(3)] == [False, True, True]
         assert closer.requests == [1, 2, 1, 2, 1]
-        user.close()
+        closer.is_mute = True
+        assert client.ask().outcome is Outcome.FAILED
+        assert closer.requests == [1, 2, 1, 2, 1, 2, 1]
 
 
-class TestClosedByTheServer:
-    def test_while_nobody_used_it(self, serve: Serve) -> None:
-        def script(x: Exchange) -> None:
-            x.send(ANSWER)
+def test_an_answer_that_had_begun_is_not_asked_for_again(serve: Serve) -> None:
+    asked: list[str] = []
 
-        server = serve(script)
-        with asking(server) as asker:
-            for number in range(3):
-                assert asker.ask() == b"hi"
-                assert server.exchanges[f"r{number}"].is_over.wait(30)
-            assert len(set(asker.ports)) == 3
+    def script(x: Exchange) -> None:
+        asked.append(x.request_id)
+        x.send(ANSWER if x.request_id == "r0" else b"HTTP/1.1 2")
+        x.goes_on = x.request_id == "r0"
 
-    def test_with_a_word_that_answers_nothing(self, serve: Serve) -> None:
-        """As servers do that give an idle connection up: no request may take it for its answer."""
-
-        def script(x: Exchange) -> None:
-            x.send(ANSWER)
-            if x.request_id == "r0":
-                assert is_idle.wait(30)
-                x.send(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
-                x.wait_until_received()
-
-        is_idle = threading.Event()
-        server = serve(script)
-        with asking(server) as asker:
-            assert asker.ask() == b"hi"
-            is_idle.set()
-            assert server.exchanges["r0"].is_over.wait(30)
-            assert asker.ask() == b"hi"
-
-    @pytest.mark.parametrize("with_reset", [False, True])
-    def test_just_as_it_is_used(self, with_reset: bool) -> None:
-        """The request goes out once more; not twice more, and not from a new connection."""
-        with Closer(with_reset=with_reset) as closer, asking(closer) as asker:
-            assert [asker.ask() for _ in range(2)] == [b"hi"] * 2
-            assert closer.requests == [1, 2, 1]
-            closer.is_mute = True
-            with pytest.raises(httpx.TransportError):
-                asker.ask()
-            assert closer.requests == [1, 2, 1, 2, 1]
-
-    def test_not_where_an_answer_had_begun(self, serve: Serve) -> None:
-        asked: list[str] = []
-
-        def script(x: Exchange) -> None:
-            asked.append(x.request_id)
-            x.send(ANSWER if x.request_id == "r0" else b"HTTP/1.1 2")
-            x.goes_on = x.request_id == "r0"
-
-        server = serve(script)
-        with asking(server) as asker:
-            assert asker.ask() == b"hi"
-            with pytest.raises(httpx.RemoteProtocolError, match="before the answer was complete"):
-                asker.ask()
-        assert asked == ["r0", "r1"]
+    with asking(serve(script).url) as asker:
+        assert asker.ask() == b"hi"
+        with pytest.raises(httpx.RemoteProtocolError, match="before the answer was complete"):
+            asker.ask()
+    assert asked == ["r0", "r1"]
 
 
 class Closer:
     """Answers the first request of a connection (unless `is_mute`) and none after it: these it
-    reads and hangs up. `requests`: the how-manieth of its connection each was."""
+    reads and hangs up. `requests`: the position of each in its connection."""
 
     def __init__(self, *, with_reset: bool) -> None:
         self.is_mute = False
@@ -228,7 +206,7 @@ class Closer:
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/"
         self._thread = threading.Thread(target=self._serve)
 
-    def __enter__(self) -> Closer:
+    def __enter__(self) -> "Closer":
         self._thread.start()
         return self
 
@@ -251,10 +229,8 @@ class Closer:
             if not sock.recv(65536):
                 return
             self.requests.append(number)
-            if number == 1 and not self.is_mute:
-                sock.sendall(ANSWER)
-            elif self._with_reset:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-                return
-            else:
-                return
+            if number == 2 or self.is_mute:
+                break
+            sock.sendall(ANSWER)
+        if self._with_reset:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")

@@ -6,13 +6,13 @@ import socket as system_socket
 import time
 from collections.abc import Iterator
 from itertools import count
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import gevent  # noqa: TID251
 import pytest
 from gevent import socket as gevent_socket  # noqa: TID251
 
-from harness.load.receiver import BlockingReceiver, HubReceiver, Receiver, receiver
+from harness.load.receiver import BlockingReceiver, HubReceiver, receiver
 
 SHORT_S = 0.002
 LONG_S = 30.0
@@ -22,58 +22,52 @@ NOTHING_CAME = (TimeoutError, BlockingIOError)
 class Line:
     """A socket with its receiver, and the peer's end."""
 
-    def __init__(self, near: system_socket.socket, far: system_socket.socket) -> None:
-        self.sock, self.far = near, far
-        self.receiver: Receiver = receiver(near)
+    def __init__(self, module: ModuleType) -> None:
+        self.sock, self.far = module.socketpair()
+        self.receiver = receiver(self.sock)
+        self.receive, self.receive_each = self.receiver.receive, self.receiver.receive_each
+
+    def close(self) -> None:
+        self.receiver.close()
+        self.sock.close()
+        self.far.close()
 
 
 @pytest.fixture(params=[system_socket, gevent_socket])
 def line(request: pytest.FixtureRequest) -> Iterator[Line]:
-    near, far = request.param.socketpair()
-    with near, far:
-        made = Line(near, far)
-        yield made
-        made.receiver.close()
+    made = Line(request.param)
+    yield made
+    made.close()
 
 
 @pytest.fixture
 def hub_line() -> Iterator[Line]:
-    near, far = gevent_socket.socketpair()
-    with near, far:
-        made = Line(near, far)
-        yield made
-        made.receiver.close()
+    made = Line(gevent_socket)
+    yield made
+    made.close()
 
 
-def test_each_kind_of_socket_has_its_receiver(hub_line: Line) -> None:
-    assert isinstance(hub_line.receiver, HubReceiver)
-    near, far = system_socket.socketpair()
-    with near, far:
-        assert isinstance(receiver(near), BlockingReceiver)
+def test_each_kind_of_socket_has_its_receiver(line: Line) -> None:
+    is_gevents = isinstance(line.sock, gevent_socket.socket)
+    assert type(line.receiver) is (HubReceiver if is_gevents else BlockingReceiver)
 
 
 @pytest.mark.parametrize("wait_s", [None, LONG_S, 0])
-def test_what_has_come_is_received(line: Line, wait_s: float | None) -> None:
+def test_what_has_come_is_received_and_nothing_is_the_end(line: Line, wait_s: float | None) -> None:
     line.far.sendall(b"word")
-    assert line.receiver.receive(wait_s) == b"word"
-
-
-def test_the_end_of_the_connection_is_nothing(line: Line) -> None:
+    assert line.receive(wait_s) == b"word"
     line.far.shutdown(system_socket.SHUT_WR)
-    assert line.receiver.receive(LONG_S) == b""
+    assert line.receive(wait_s) == b""
 
 
 def test_a_wait_without_bytes_times_out_and_the_next_one_may_succeed(line: Line) -> None:
+    with pytest.raises(BlockingIOError):
+        line.receive(0)
     for _ in range(2):
         with pytest.raises(NOTHING_CAME):
-            line.receiver.receive(SHORT_S)
+            line.receive(SHORT_S)
     line.far.sendall(b"word")
-    assert line.receiver.receive(LONG_S) == b"word"
-
-
-def test_0_never_waits(line: Line) -> None:
-    with pytest.raises(BlockingIOError):
-        line.receiver.receive(0)
+    assert line.receive(LONG_S) == b"word"
 
 
 def test_each_receive_is_handed_over_until_that_is_enough(line: Line) -> None:
@@ -87,34 +81,34 @@ def test_each_receive_is_handed_over_until_that_is_enough(line: Line) -> None:
         return len(taken) < 4
 
     line.far.sendall(b"0")
-    line.receiver.receive_each(take, LONG_S, None)
+    line.receive_each(take, LONG_S, None)
     assert [data for data, _ in taken] == [b"0", b"1", b"2", b"3"]
     times = [began_ns, *(t_ns for _, t_ns in taken)]
     assert times == sorted(times)
-    assert line.receiver.receive(LONG_S) == b"4"
+    assert line.receive(LONG_S) == b"4"
 
 
-def test_what_goes_wrong_with_the_bytes_is_for_who_waits(line: Line) -> None:
+def test_an_error_in_taking_bytes_is_raised_in_the_wait(line: Line) -> None:
     def take(data: bytes, _t_ns: int) -> bool:
         raise ValueError(data)
 
     line.far.sendall(b"word")
     with pytest.raises(ValueError, match="word"):
-        line.receiver.receive_each(take, LONG_S, None)
+        line.receive_each(take, LONG_S, None)
     line.far.sendall(b"next")
-    assert line.receiver.receive(LONG_S) == b"next"
+    assert line.receive(LONG_S) == b"next"
 
 
-def test_a_connection_that_broke_is_for_who_waits(line: Line) -> None:
+def test_a_connection_that_broke_is_an_error_of_the_wait(line: Line) -> None:
     line.sock.sendall(b"never read")
     line.far.close()
     with pytest.raises(OSError, match="reset"):
-        line.receiver.receive_each(lambda _data, _t_ns: True, LONG_S, None)
+        line.receive_each(lambda _data, _t_ns: True, LONG_S, None)
 
 
 def test_no_bytes_in_time_or_not_enough_of_them(line: Line) -> None:
     with pytest.raises(NOTHING_CAME):
-        line.receiver.receive_each(lambda _data, _t_ns: True, SHORT_S, None)
+        line.receive_each(lambda _data, _t_ns: True, SHORT_S, None)
 
     def take(_data: bytes, _t_ns: int) -> bool:
         line.far.sendall(b"and on")
@@ -122,7 +116,7 @@ def test_no_bytes_in_time_or_not_enough_of_them(line: Line) -> None:
 
     line.far.sendall(b"word")
     with pytest.raises(NOTHING_CAME):
-        line.receiver.receive_each(take, LONG_S, time.perf_counter_ns() + int(SHORT_S * 1e9))
+        line.receive_each(take, LONG_S, time.perf_counter_ns() + int(SHORT_S * 1e9))
 
 
 def test_the_next_bytes_have_as_long_as_the_first(
@@ -140,51 +134,41 @@ def test_the_next_bytes_have_as_long_as_the_first(
         return next(numbers) < 4
 
     hub_line.far.sendall(b"first")
-    hub_line.receiver.receive_each(take, SHORT_S, None)
+    hub_line.receive_each(take, SHORT_S, None)
     assert next(numbers) == 5
 
 
-def test_bytes_that_come_while_waiting_end_the_wait(hub_line: Line) -> None:
-    gevent.spawn(hub_line.far.sendall, b"word")  # its turn comes when we wait
-    assert hub_line.receiver.receive(LONG_S) == b"word"
-
-
-def test_the_timer_of_an_earlier_wait_does_not_end_a_longer_one(hub_line: Line) -> None:
+def test_each_wait_has_its_own_time_whatever_the_timer_was_set_for(hub_line: Line) -> None:
     hub_line.far.sendall(b"one")
-    assert hub_line.receiver.receive(SHORT_S) == b"one"
+    assert hub_line.receive(SHORT_S) == b"one"
     gevent.spawn_later(4 * SHORT_S, hub_line.far.sendall, b"two")
-    assert hub_line.receiver.receive(LONG_S) == b"two"
-
-
-def test_a_shorter_wait_than_the_timer_is_set_for_ends_in_time(hub_line: Line) -> None:
-    hub_line.far.sendall(b"one")
-    assert hub_line.receiver.receive(LONG_S) == b"one"
+    assert hub_line.receive(LONG_S) == b"two"
     with pytest.raises(NOTHING_CAME):
-        hub_line.receiver.receive(SHORT_S)
+        hub_line.receive(SHORT_S)
 
 
-def test_what_comes_while_nobody_waits_is_left_alone_until_somebody_does(hub_line: Line) -> None:
+def test_what_comes_between_two_waits_is_left_alone(hub_line: Line) -> None:
     assert isinstance(hub_line.receiver, HubReceiver)
     hub_line.far.sendall(b"one")
-    assert hub_line.receiver.receive(LONG_S) == b"one"
+    assert hub_line.receive(LONG_S) == b"one"
     hub_line.far.sendall(b"two")
     while hub_line.receiver.is_watched:  # for ever, and the loop would turn without a pause
         gevent.idle()
-    assert hub_line.receiver.receive(LONG_S) == b"two"
+    assert hub_line.receive(LONG_S) == b"two"
 
 
-def test_who_was_killed_waits_no_more(hub_line: Line) -> None:
-    waiting = gevent.spawn(hub_line.receiver.receive, LONG_S)
+def test_a_killed_greenlet_waits_no_more(hub_line: Line) -> None:
+    waiting = gevent.spawn(hub_line.receive, LONG_S)
     gevent.sleep(0)
     waiting.kill()
     hub_line.far.sendall(b"word")
-    assert hub_line.receiver.receive(LONG_S) == b"word"
+    assert hub_line.receive(LONG_S) == b"word"
 
 
 def test_only_bytes_or_time_end_a_wait(hub_line: Line) -> None:
-    waiting = gevent.spawn(hub_line.receiver.receive, LONG_S)
+    waiting = gevent.spawn(hub_line.receive, LONG_S)
     gevent.sleep(0)
-    gevent.get_hub().loop.run_callback(waiting.switch, "somebody else")
+    gevent.get_hub().loop.run_callback(waiting.switch, "from elsewhere")
     gevent.sleep(0)
     assert not waiting.dead
     hub_line.far.sendall(b"word")
@@ -192,10 +176,10 @@ def test_only_bytes_or_time_end_a_wait(hub_line: Line) -> None:
 
 
 def test_what_came_as_late_as_the_timer_is_received(hub_line: Line) -> None:
-    waiting = gevent.spawn(hub_line.receiver.receive, SHORT_S)
+    waiting = gevent.spawn(hub_line.receive, SHORT_S)
     gevent.sleep(0)
     hub_line.far.sendall(b"word")
     due_s = time.perf_counter() + 2 * SHORT_S
     while time.perf_counter() < due_s:
-        """Whoever is busy finds both at once."""
+        """A busy loop finds both at once."""
     assert waiting.get() == b"word"
