@@ -176,7 +176,6 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
         return f"<FrontendSettings {self.shown()}>"
 
     def shown(self) -> dict[str, object]:
-        """For `/walkaway/config`: the number of API keys, not the keys."""
         shown: dict[str, object] = msgspec.to_builtins(self)
         del shown["api_keys"]
         return {**shown, "num_api_keys": len(self.api_keys)}

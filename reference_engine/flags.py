@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Mapping
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -12,6 +12,46 @@ from reference_engine.faults import fault_names, parse_faults
 from reference_engine.model.shapes import MODEL_SHAPES
 from reference_engine.serve.access import read_api_keys
 from reference_engine.serve.process import ServeSettings
+
+# Each group's settings, with their help; the flag's name, type and default are the setting's.
+_SERVER: Final = {
+    "shutdown": "at a stop: abort running requests, or let them end",
+    "drain_timeout_s": "seconds that running requests may take to end",
+    "keep_results": "number of ended requests that stay known",
+    "keep_results_s": "seconds that they stay known",
+}
+_CLIENTS: Final = {
+    "heartbeat_s": "send a comment into a stream after this much silence; 0: never",
+    "request_timeout_s": "refuse a request that has not arrived completely in this time",
+    "ack_timeout_s": "drop a client whose machine acknowledges nothing for this long",
+    "stall_timeout_s": "drop a client that reads nothing for this long",
+    "send_buffer_bytes": "most bytes held for a slow client",
+    "default_deadline_s": "deadline of requests that set none",
+}
+_ACCESS: Final = {
+    "requests_per_minute": "limit for each API key; none: no limit",
+    "tokens_per_minute": "limit on generated tokens for each API key; none: no limit",
+}
+_SIZES: Final = {
+    "max_num_seqs": "batch slots",
+    "num_blocks": "blocks of the KV cache",
+    "block_size": "tokens in a block",
+    "max_model_len": "tokens in a context",
+    "max_num_batched_tokens": "token budget of a step",
+}
+_SCHEDULING: Final = {
+    "scheduling_policy": "which waiting request is next",
+    "victim": "which request to preempt: the policy's last, or the cheapest to rebuild",
+    "reclaim": "whether a cancelled request's prompt stays in the prefix cache",
+    "long_prefill_token_threshold": "most tokens of one prompt in a step; 0: no limit",
+    "max_num_partial_prefills": "prompts in progress at once",
+    "watermark": "share of blocks that admissions leave free",
+    "force_reclaim_above": "KV usage above which cancelled prompts are not retained",
+    "enable_chunked_prefill": "compute long prompts in several steps",
+    "reserve_full_isl": "admit a request only if it fits completely",
+    "enable_prefix_caching": "reuse cached beginnings of prompts",
+    "batch_invariant": "make outputs independent of the batch, bit by bit; slower",
+}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -22,11 +62,34 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    _add_server(parser)
-    _add_access(parser)
-    _add_model(parser)
-    _add_scheduling(parser)
-    _add_faults(parser)
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    group.add_argument("--port", type=_port, default=8000, help="port to listen on; 0: a free one")
+    group.add_argument(
+        "--exit-with-stdin", action="store_true", help="stop when standard input ends"
+    )
+    _add_settings(group, FrontendSettings, _SERVER)
+    _add_settings(parser.add_argument_group("clients"), FrontendSettings, _CLIENTS)
+    _add_access(parser.add_argument_group("access"))
+    group = parser.add_argument_group("model")
+    _add_settings(group, EngineConfig, {"runner": None})
+    group.add_argument("--model", choices=sorted(MODEL_SHAPES), default=EngineConfig().model)
+    _add_settings(group, EngineConfig, {"device": None, "seed": "seed of weights and sampling"})
+    _add_settings(parser.add_argument_group("sizes"), EngineConfig, _SIZES)
+    group = parser.add_argument_group("simulated runner: milliseconds a step takes")
+    for field in msgspec.structs.fields(StepCost):
+        name = "--sim-" + field.name.removesuffix("_s").replace("_", "-") + "-ms"
+        group.add_argument(name, type=float, default=field.default * 1e3)
+    _add_settings(parser.add_argument_group("scheduling"), EngineConfig, _SCHEDULING)
+    group = parser.add_argument_group("faults")
+    group.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help=f"behave wrongly on purpose: {', '.join(fault_names())}",
+    )
+    group.add_argument("--allow-faults", action="store_true", help="faults can be set over HTTP")
     return parser
 
 
@@ -59,7 +122,7 @@ def _flags_of(struct: type[msgspec.Struct], args: argparse.Namespace) -> dict[st
 
 
 def _add_settings(
-    group: argparse._ArgumentGroup, struct: type[msgspec.Struct], **texts: str | None
+    group: argparse._ArgumentGroup, struct: type[msgspec.Struct], texts: Mapping[str, str | None]
 ) -> None:
     defaults, hints = struct(), get_type_hints(struct)
     for field, text in texts.items():
@@ -74,102 +137,19 @@ def _add_settings(
         group.add_argument(name, default=getattr(defaults, field), help=text, **settings)
 
 
-def _add_server(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("server")
-    group.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    group.add_argument("--port", type=_port, default=8000, help="port to listen on; 0: a free one")
-    group.add_argument(
-        "--exit-with-stdin", action="store_true", help="stop when standard input ends"
-    )
-    _add_settings(
-        group,
-        FrontendSettings,
-        shutdown="at a stop: abort running requests, or let them end",
-        drain_timeout_s="seconds that running requests may take to end",
-        keep_results="number of ended requests that stay known",
-        keep_results_s="seconds that they stay known",
-    )
-    _add_settings(
-        parser.add_argument_group("clients"),
-        FrontendSettings,
-        heartbeat_s="send a comment into a stream after this much silence; 0: never",
-        request_timeout_s="refuse a request that has not arrived completely in this time",
-        ack_timeout_s="drop a client whose machine acknowledges nothing for this long",
-        stall_timeout_s="drop a client that reads nothing for this long",
-        send_buffer_bytes="most bytes held for a slow client",
-        default_deadline_s="deadline of requests that set none",
-    )
-
-
-def _add_access(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("access")
+def _add_access(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--api-key-env",
         metavar="VAR",
         help="environment variable with the API keys, separated by commas; none: no key is needed",
     )
-    _add_settings(
-        group,
-        RateLimits,
-        requests_per_minute="limit for each API key; none: no limit",
-        tokens_per_minute="limit on generated tokens for each API key; none: no limit",
-    )
+    _add_settings(group, RateLimits, _ACCESS)
     group.add_argument(
         "--rate-limit-kill",
         action="store_true",
         dest="kills",
         help="a key that runs out of tokens also loses its running requests",
     )
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    group, config = parser.add_argument_group("model"), EngineConfig()
-    _add_settings(group, EngineConfig, runner=None)
-    group.add_argument("--model", choices=sorted(MODEL_SHAPES), default=config.model)
-    _add_settings(group, EngineConfig, device=None, seed="seed of weights and sampling")
-    _add_settings(
-        parser.add_argument_group("sizes"),
-        EngineConfig,
-        max_num_seqs="batch slots",
-        num_blocks="blocks of the KV cache",
-        block_size="tokens in a block",
-        max_model_len="tokens in a context",
-        max_num_batched_tokens="token budget of a step",
-    )
-    group = parser.add_argument_group("simulated runner: milliseconds a step takes")
-    for field in msgspec.structs.fields(StepCost):
-        name = "--sim-" + field.name.removesuffix("_s").replace("_", "-") + "-ms"
-        group.add_argument(name, type=float, default=field.default * 1e3)
-
-
-def _add_scheduling(parser: argparse.ArgumentParser) -> None:
-    _add_settings(
-        parser.add_argument_group("scheduling"),
-        EngineConfig,
-        scheduling_policy="which waiting request is next",
-        victim="which request to preempt: the policy's last, or the cheapest to rebuild",
-        reclaim="whether a cancelled request's prompt stays in the prefix cache",
-        long_prefill_token_threshold="most tokens of one prompt in a step; 0: no limit",
-        max_num_partial_prefills="prompts in progress at once",
-        watermark="share of blocks that admissions leave free",
-        force_reclaim_above="KV usage above which cancelled prompts are not retained",
-        enable_chunked_prefill="compute long prompts in several steps",
-        reserve_full_isl="admit a request only if it fits completely",
-        enable_prefix_caching="reuse cached beginnings of prompts",
-        batch_invariant="make outputs independent of the batch, bit by bit; slower",
-    )
-
-
-def _add_faults(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("faults")
-    group.add_argument(
-        "--fault",
-        action="append",
-        default=[],
-        metavar="NAME[=VALUE]",
-        help=f"behave wrongly on purpose: {', '.join(fault_names())}",
-    )
-    group.add_argument("--allow-faults", action="store_true", help="faults can be set over HTTP")
 
 
 def _port(text: str) -> int:

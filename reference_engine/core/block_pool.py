@@ -28,7 +28,6 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blank and cached blocks."""
         return len(self._blank) + len(self._cached)
 
     @property

@@ -40,7 +40,6 @@ class KVCache:
         return num_new + len(self.pool.cached_of(prefix))
 
     def num_missing(self, request: Request, num_tokens: int) -> int:
-        """Negative if the request's table has more blocks than `num_tokens` need."""
         return -(-num_tokens // self.block_size) - len(request.block_table)
 
     def admit(self, request: Request, prefix: list[int], num_tokens: int) -> None:
@@ -94,7 +93,6 @@ class KVCache:
         return len(self.pool.give_back(reversed(table)))
 
     def reclaim(self, request: Request) -> int:
-        """Free a cancelled request by the policy; returns how many blocks others can take now."""
         table, pool, counters = request.block_table, self.pool, self._counters
         is_pressed = pool.num_held > self._force_above
         left_behind = self.left_behind(request)

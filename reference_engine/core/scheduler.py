@@ -149,7 +149,6 @@ class Scheduler:
         self.kv_cache.pool.check_integrity([*(r.block_table for r in holders), lost_blocks])
 
     def check_idle(self, lost_blocks: Sequence[int] = ()) -> None:
-        """Raise AssertionError if an engine without requests holds anything; in constant time."""
         assert not self.requests
         assert not self.running
         assert not self.waiting
@@ -182,7 +181,6 @@ class Scheduler:
         request.plain_decode_until = request.plain_decode_limit(self.kv_cache.block_size)
 
     def _make_room(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
-        """Grow the request's table, preempting others as needed; False if it is preempted."""
         if request in plan.preempted:
             return False  # for the sake of a request before it in this step
         while not self.kv_cache.try_grow(request, num_tokens):

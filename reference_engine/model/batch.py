@@ -106,7 +106,6 @@ def _group(ordered: list[Span], positions: Tensor, block_size: int) -> list[Grou
 
 
 def _context_blocks(spans: list[Span], block_size: int, device: torch.device) -> Tensor:
-    """The blocks that hold each span and the tokens before it, padded to one length."""
     needed = [-(-span.last // block_size) for span in spans]
     longest = max(needed)
     padded = [

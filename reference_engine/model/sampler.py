@@ -55,5 +55,4 @@ def mix(seed: int, position: int) -> int:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1)."""
     return (mix(seed, position) >> 11) * 2.0**-53

@@ -110,7 +110,6 @@ class Engine:
             self._families.add(message.parent_id, message.request_id)
 
     def _abort(self, heard_ns: int, message: AbortRequest) -> None:
-        """Ignores requests that ended while the abort was on its way."""
         requests = self._scheduler.requests
         names = self._targets(message.request_id)
         live = [requests[name] for name in names if name in requests]
@@ -291,7 +290,6 @@ class AnswerText:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper beginning of `stop` that is an end of `text`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -111,7 +111,6 @@ class FaultyEngine(Engine):
             cache.pool.index.drop(block)
 
     def _lose_blocks(self, request: Request, count: int) -> None:
-        """Forget up to `count` blocks at the end of the table, except shared ones."""
         pool, table = self._scheduler.kv_cache.pool, request.block_table
         last = table[max(0, len(table) - count) :]
         lost = [block for block in last if not pool.is_shared(block)]

@@ -25,7 +25,6 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import Future
 from importlib.util import find_spec
 from math import isfinite
@@ -135,8 +134,8 @@ class Listener:
     def _serve(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
-        with _reason_said():
-            reader = FrameReader()
+        reader = FrameReader()
+        try:
             early = self._greet(connection, reader)
             try:
                 self._attach(connection)
@@ -145,6 +144,10 @@ class Listener:
                     self._hear(reader.feed(data))
             finally:
                 self._detach()
+        except ConnectionError:
+            pass  # the peer has gone
+        except (OSError, ProtocolError) as error:
+            _say(str(error))
 
     def _greet(self, connection: socket.socket, reader: FrameReader) -> list[bytes]:
         """Read a Hello with the right secret; returns the frames after it. Raises ProtocolError."""
@@ -193,7 +196,6 @@ class Listener:
             self._inbox.put(message)
 
     def _check(self, add: AddRequest, first_word: FirstWord) -> None:
-        """Raises ProtocolError for a request that the engine could not compute."""
         prompt, sampling = add.prompt_token_ids, add.sampling
         vocab_size = first_word.vocab_size if isinstance(first_word, Ready) else 0
         if not prompt or min(prompt) < 0 or max(prompt) >= vocab_size:
@@ -202,17 +204,6 @@ class Listener:
             raise ProtocolError(f"request {add.request_id}: max_tokens is {sampling.max_tokens}")
         if not (isfinite(sampling.temperature) and sampling.temperature >= 0):
             raise ProtocolError(f"request {add.request_id}: temperature {sampling.temperature}")
-
-
-@contextlib.contextmanager
-def _reason_said() -> Iterator[None]:
-    """Print a line for a connection that we ended, and none for a peer that has gone."""
-    try:
-        yield
-    except ConnectionError:
-        pass
-    except (OSError, ProtocolError) as error:
-        _say(str(error))
 
 
 def _say(why: str) -> None:
@@ -259,7 +250,6 @@ def compute(
 
 
 def leave_with_the_frontend(inbox: Inbox) -> None:
-    """Wait for the end of standard input, then end the worker, even in the middle of a step."""
     while os.read(_STDIN, 4096):
         pass
     inbox.close()
