@@ -148,33 +148,29 @@ class AbandonPlan(Section):
     def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
         """The request with its moment of leaving; unchanged if the user stays."""
 
-    @property
-    def waits_for_tokens(self) -> bool:
-        """Whether the user reads tokens before leaving, which a unary answer does not show."""
-        return True
+    def most_read(self) -> float | None:
+        """How many tokens users read before leaving, at most or typically; None: they need not wait
+        for a token, which a unary answer does not show. At least one of each answer."""
+        return self.n
 
     def problem(self, answer_tokens: int, stay_tokens: int) -> str | None:
         """Why no user can leave by this plan; None: they can."""
-        if self.delivery is Delivery.UNARY and self.waits_for_tokens:
+        tokens = self.most_read()
+        if tokens is None:
+            return None
+        if self.delivery is Delivery.UNARY:
             return "a unary answer shows no tokens before it is complete"
-        return self.token_problem(self.n * (stay_tokens if self.is_read else answer_tokens))
-
-    def token_problem(self, asked_for: int) -> str | None:
-        """Why it is impossible with so many tokens in all answers together; None: it is not."""
-        if self.waits_for_tokens and asked_for <= self.n:
-            return "an answer of one token is over when it comes"
-        return None
+        asked_for = self.n * (stay_tokens if self.is_read else answer_tokens)
+        if tokens < asked_for:
+            return None
+        return (
+            f"{tokens:g} tokens, but `answer_tokens` allow {asked_for}: the answer would end first"
+        )
 
     def _leaving(
         self, asked: RequestSpec, plan: str, tokens: int, pause: Pause = "think"
     ) -> RequestSpec:
         return replace(asked, plan=plan, planned_abandon=tokens, way=self.way, pause=pause)
-
-
-def beyond(tokens: float, asked_for: int) -> str | None:
-    if tokens < asked_for:
-        return None
-    return f"{tokens:g} tokens, but `answer_tokens` allow {asked_for}: the answer would end first"
 
 
 class _AfterTokens(AbandonPlan):
@@ -194,12 +190,8 @@ class TokensPlan(_AfterTokens):
     plan: Literal["tokens"]
     tokens: Counts
 
-    @property
-    def waits_for_tokens(self) -> bool:
-        return max(self.tokens) > 0
-
-    def token_problem(self, asked_for: int) -> str | None:
-        return beyond(max(self.tokens), asked_for)
+    def most_read(self) -> float | None:
+        return max(self.tokens) or None
 
     def draw_tokens(self, rng: random.Random, limit: int) -> int:
         return rng.choice(self.tokens)
@@ -212,10 +204,13 @@ class UniformPlan(_AfterTokens):
     lowest: TokenCount
     highest: TokenCount
 
-    def token_problem(self, asked_for: int) -> str | None:
+    def most_read(self) -> float:
+        return self.highest
+
+    def problem(self, answer_tokens: int, stay_tokens: int) -> str | None:
         if self.lowest > self.highest:
             return f"`lowest` is {self.lowest}, more than `highest`, {self.highest}"
-        return beyond(self.highest, asked_for)
+        return super().problem(answer_tokens, stay_tokens)
 
     def draw_tokens(self, rng: random.Random, limit: int) -> int:
         return rng.randint(self.lowest, self.highest)
@@ -227,8 +222,8 @@ class GeometricPlan(_AfterTokens):
     plan: Literal["tokens_geometric"]
     mean: Annotated[float, Field(ge=1, le=MOST_TOKENS)]
 
-    def token_problem(self, asked_for: int) -> str | None:
-        return super().token_problem(asked_for) or beyond(self.mean, asked_for)
+    def most_read(self) -> float:
+        return max(self.n, self.mean)
 
     def draw_tokens(self, rng: random.Random, limit: int) -> int:
         return geometric(rng, mean=self.mean, limit=limit)
@@ -242,8 +237,8 @@ class LognormalPlan(_AfterTokens):
     median: Annotated[float, Field(ge=1, le=MOST_TOKENS)]
     sigma: Annotated[float, Field(ge=0, le=10)]
 
-    def token_problem(self, asked_for: int) -> str | None:
-        return super().token_problem(asked_for) or beyond(self.median, asked_for)
+    def most_read(self) -> float:
+        return max(self.n, self.median)
 
     def draw_tokens(self, rng: random.Random, limit: int) -> int:
         return lognormal(rng, median=self.median, sigma=self.sigma, limit=limit)
@@ -286,9 +281,8 @@ class TimePlan(AbandonPlan):
     seconds: SecondsRange
     since: Literal["sent", "first_token"] = "sent"
 
-    @property
-    def waits_for_tokens(self) -> bool:
-        return self.since == "first_token"
+    def most_read(self) -> float | None:
+        return self.n if self.since == "first_token" else None
 
     def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
         wait_s = rng.uniform(*self.seconds)
@@ -302,9 +296,8 @@ class QueuedPlan(AbandonPlan):
 
     plan: Literal["queued"]
 
-    @property
-    def waits_for_tokens(self) -> bool:
-        return False
+    def most_read(self) -> None:
+        return None
 
     def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
         return self._leaving(asked, "queued", 0)
@@ -316,9 +309,8 @@ class PrefillPlan(AbandonPlan):
     plan: Literal["prefill"]
     share: Shares = Field(default_factory=lambda: [0.1, 0.9])
 
-    @property
-    def waits_for_tokens(self) -> bool:
-        return False
+    def most_read(self) -> None:
+        return None
 
     def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
         share, ttft_ns = rng.uniform(*self.share), seen.ttft_ns()
@@ -335,10 +327,10 @@ class LastTokenPlan(AbandonPlan):
     is_read = True
     plan: Literal["last_token"]
 
-    def token_problem(self, asked_for: int) -> str | None:
-        if asked_for <= _RACE_TOKENS * self.n:
+    def problem(self, answer_tokens: int, stay_tokens: int) -> str | None:
+        if stay_tokens <= _RACE_TOKENS and self.delivery is Delivery.STREAM:
             return "the race begins two tokens before the last: `stay_tokens` must be 3 or more"
-        return None
+        return super().problem(answer_tokens, stay_tokens)
 
     def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
         tokens = asked.n * (asked.max_tokens - _RACE_TOKENS)
@@ -351,9 +343,8 @@ class StayPlan(AbandonPlan):
     is_read = True
     plan: Literal["never"]
 
-    @property
-    def waits_for_tokens(self) -> bool:
-        return False
+    def most_read(self) -> None:
+        return None
 
     def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
         return asked
