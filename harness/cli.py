@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _leave(_signum: int, _frame: FrameType | None) -> None:
-    """Handle Ctrl-C outside a run (a run has its own handler, `harness.run.progress`).
+    """Handle Ctrl-C outside a run (a run has its own handler, `harness.run.process`).
 
     SystemExit rather than KeyboardInterrupt, for which Typer exits silently with its own code.
     """

@@ -7,17 +7,16 @@ are read back when the threads have ended.
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import httpx
 
-from harness.collect.cpu import CpuSampler
-from harness.collect.gpu import GpuSampler
 from harness.collect.lifecycle import LogFollower
-from harness.collect.scrape import Scraper
+from harness.collect.machine import CpuSampler, GpuSampler
+from harness.collect.scrape import read_samples
 from harness.collect.source import Gathered, Notes, SourceError, poll
 from harness.records import CpuSample, GpuSample, LifecycleEvent, MetricSample, StepRow
 from harness.store.run_folder import RunRows
@@ -42,11 +41,13 @@ class Scraping(NamedTuple):
 
 
 class Collector:
-    """Starts the sources on entry and stops them on exit.
+    """Starts the sources on entry and stops them on exit. Rows go to shards in `rows_dir`.
 
-    Without `scraping` nothing is scraped. `lifecycle_url` is None if the server has no such log.
-    `cpu` takes further processes at any time. The collector owns and closes `client`. Rows go to
-    shards in `rows_dir`.
+    Without `scraping` nothing is scraped. `logs_url` is None if the server has no exact logs.
+    `cpu` takes further processes at any time. The collector owns and closes `client`.
+
+    `latest_scrape` and `names_seen` (names of all metrics ever seen) change in one thread only; the
+    first is replaced as a whole, so other threads may read it.
     """
 
     def __init__(
@@ -55,104 +56,88 @@ class Collector:
         rows_dir: Path,
         client: httpx.Client,
         scraping: Scraping | None,
-        lifecycle_url: str | None,
-        gpu: GpuSampler,
+        logs_url: str | None,
+        gpus: GpuSampler | None,
         clock_ns: Callable[[], int],
         notes: Notes,
     ) -> None:
         self.cpu = CpuSampler()
-        self._gpu = gpu
+        self.latest_scrape: list[MetricSample] = []
+        self.names_seen: set[str] = set()
+        self.lifecycle = Gathered(rows_dir, "lifecycle", LifecycleEvent)
+        self.steps = Gathered(rows_dir, "steps", StepRow)
+        self._gathered: dict[str, Gathered[Any]] = {
+            "lifecycle": self.lifecycle,
+            "steps": self.steps,
+            "server_metrics": Gathered(rows_dir, "server_metrics", MetricSample),
+            "cpu": Gathered(rows_dir, "cpu", CpuSample),
+            "gpu": Gathered(rows_dir, "gpu", GpuSample),
+        }
+        self._gpus = gpus
         self._clock_ns = clock_ns
         self._notes = notes
         self._scraping = scraping
         self._client = client
-        self.lifecycle = Gathered(rows_dir, "lifecycle", LifecycleEvent)
-        self.steps = Gathered(rows_dir, "steps", StepRow)
-        self._samples = Gathered(rows_dir, "server_metrics", MetricSample)
-        self._cpu_rows = Gathered(rows_dir, "cpu", CpuSample)
-        self._gpu_rows = Gathered(rows_dir, "gpu", GpuSample)
-        self._gathered: Sequence[Gathered[Any]] = (
-            self.lifecycle,
-            self.steps,
-            self._samples,
-            self._cpu_rows,
-            self._gpu_rows,
-        )
-        self._scraper = Scraper(
-            client,
-            () if scraping is None else scraping.urls,
-            clock_ns=clock_ns,
-            keep=self._samples.add,
-        )
-        self._lifecycle_url = lifecycle_url
-        logs = f"{lifecycle_url}/walkaway"
-        self._event_log = LogFollower(
-            client, f"{logs}/lifecycle", LifecycleEvent, notes, keep=self.lifecycle.add
-        )
-        self._step_log = LogFollower(client, f"{logs}/steps", StepRow, notes, keep=self.steps.add)
+        self._logs: list[LogFollower[Any]] = []
+        if logs_url is not None:
+            for rows in (self.steps, self.lifecycle):
+                log = f"{logs_url}/{rows.kind}"
+                self._logs.append(LogFollower(client, log, rows.row_type, notes, keep=rows.add))
         self._stop = threading.Event()
         self._threads = ThreadPoolExecutor(thread_name_prefix="collect", initializer=give_way)
         self._running: list[Future[None]] = []
 
     def __enter__(self) -> Self:
         self._start(self._sample_cpu, lambda: CPU_INTERVAL_S)
-        if self._gpu.names:
-            self._start(self._sample_gpu, lambda: GPU_INTERVAL_S)
-        if self._lifecycle_url is not None:
-            self._try(self._skip_history)
+        if self._gpus is not None:
+            self._start(self._sample_gpus, lambda: GPU_INTERVAL_S)
+        if self._logs:
+            self._try(*(log.skip_history for log in self._logs))
             self._start(self._follow, lambda: FOLLOW_INTERVAL_S)
         if self._scraping is not None:
-            self._start(self._scraper.scrape, self._scraping.pause_s)
+            self._start(self._scrape, self._scraping.pause_s)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._threads.shutdown()
-        if self._lifecycle_url is not None:
-            self._try(self._follow)  # rows since the last turn, if the server still answers
+        self._try(self._follow)  # rows since the last turn, if the server still answers
         self._client.close()
-        for of_one_kind in self._gathered:
+        for of_one_kind in self._gathered.values():
             of_one_kind.close()
         for thread in self._running:
             thread.result()
 
     def rows(self) -> RunRows:
         """All rows so far, read back lazily."""
-        return RunRows(
-            lifecycle=self.lifecycle.all(),
-            steps=self.steps.all(),
-            server_metrics=self._samples.all(),
-            cpu=self._cpu_rows.all(),
-            gpu=self._gpu_rows.all(),
-        )
-
-    def names_seen(self) -> Collection[str]:
-        return self._scraper.names
-
-    def latest_scrape(self) -> list[MetricSample]:
-        return self._scraper.latest
+        return RunRows(**{kind: rows.all() for kind, rows in self._gathered.items()})
 
     def _start(self, tick: Callable[[], None], pause_s: Callable[[], float]) -> None:
         self._running.append(
             self._threads.submit(poll, tick, pause_s=pause_s, stop=self._stop, notes=self._notes)
         )
 
-    def _follow(self) -> None:
-        self._step_log.catch_up()
-        self._event_log.catch_up()
-
-    def _skip_history(self) -> None:
-        self._step_log.skip_history()
-        self._event_log.skip_history()
-
-    def _try(self, act: Callable[[], None]) -> None:
+    def _try(self, *acts: Callable[[], None]) -> None:
         try:
-            act()
+            for act in acts:
+                act()
         except SourceError as error:
             self._notes.warn(str(error))
 
-    def _sample_cpu(self) -> None:
-        self._cpu_rows.add(self.cpu.sample(self._clock_ns()))
+    def _follow(self) -> None:
+        for log in self._logs:
+            log.catch_up()
 
-    def _sample_gpu(self) -> None:
-        self._gpu_rows.add(self._gpu.sample(self._clock_ns()))
+    def _scrape(self) -> None:
+        assert self._scraping is not None
+        urls = self._scraping.urls
+        self.latest_scrape = read_samples(self._client, urls, clock_ns=self._clock_ns)
+        self.names_seen.update(sample.name for sample in self.latest_scrape)
+        self._gathered["server_metrics"].add(self.latest_scrape)
+
+    def _sample_cpu(self) -> None:
+        self._gathered["cpu"].add(self.cpu.sample(self._clock_ns()))
+
+    def _sample_gpus(self) -> None:
+        assert self._gpus is not None
+        self._gathered["gpu"].add(self._gpus.sample(self._clock_ns()))

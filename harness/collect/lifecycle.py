@@ -1,12 +1,12 @@
-"""Follow the reference engine's two logs: its lifecycle events and its steps.
+"""What the reference engine says of itself: its lifecycle events, its steps, and its clock.
 
-Each answer is NDJSON. Its headers give the position after it, the log's last position, and the
-number of rows that fell out of the log unread. An answer may hold fewer rows than the limit, as the
-engine bounds its bytes.
+An answer of a log is NDJSON. Its headers give the position after it, the log's last position, and
+the number of rows that fell out of the log unread. An answer may hold fewer rows than the limit, as
+the engine bounds its bytes.
 """
 
-from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
 
 import httpx
 import msgspec
@@ -14,22 +14,16 @@ import msgspec
 from harness.collect.source import Notes, SourceError
 from harness.http_client import why_unread
 from harness.records import LifecycleEvent, StepRow
+from harness.store.manifest import Clock, boot_id
 
 NEXT_AFTER = "x-walkaway-next-after"
 LAST = "x-walkaway-last"
 DROPPED = "x-walkaway-dropped"
 
 PAGE = 1_000  # rows; with hundreds of requests a step row is long
+CLOCK_TRIES = 5
 
 Row = TypeVar("Row", LifecycleEvent, StepRow)
-
-
-class _Page(NamedTuple, Generic[Row]):
-    """`is_more`: the log went further than this page."""
-
-    rows: list[Row]
-    dropped: int
-    is_more: bool
 
 
 class LogFollower(Generic[Row]):
@@ -53,28 +47,47 @@ class LogFollower(Generic[Row]):
 
     def skip_history(self) -> None:
         """Skip the log so far, which is of earlier clients. Raises SourceError."""
-        while self._read_page().is_more:
+        for _ in self._pages():
             pass
 
     def catch_up(self) -> None:
         """Read all new rows. Raises SourceError."""
+        for rows, dropped in self._pages():
+            self._keep(rows)
+            if dropped:
+                self._notes.warn(f"{self._url}: {dropped} rows fell out of the engine's log unread")
+
+    def _pages(self) -> Iterator[tuple[list[Row], int]]:
+        """The rows of each page, with the number of those dropped before it."""
         is_more = True
         while is_more:
-            page = self._read_page()
-            self._keep(page.rows)
-            if page.dropped:
-                self._notes.warn(
-                    f"{self._url}: {page.dropped} rows fell out of the engine's log unread"
-                )
-            is_more = page.is_more
+            try:
+                response = self._client.get(self._url, params={"after": self._after, "limit": PAGE})
+                response.raise_for_status()
+                rows = self._decoder.decode_lines(response.content)
+                self._after = int(response.headers[NEXT_AFTER])
+                is_more = self._after < int(response.headers.get(LAST, self._after))
+                dropped = int(response.headers.get(DROPPED, 0))
+            except (httpx.HTTPError, msgspec.MsgspecError, KeyError, ValueError) as error:
+                raise SourceError(f"{self._url} could not be read ({why_unread(error)})") from error
+            yield rows, dropped
 
-    def _read_page(self) -> _Page[Row]:
+
+def check_clock(client: httpx.Client, url: str, *, clock_ns: Callable[[], int]) -> Clock:
+    """Do server and client read the same clock?
+
+    Each reading of the server must lie between the two local readings around its request, and the
+    boot id must be ours: a container has the same one, another host does not. Raises SourceError.
+    """
+    is_ours, round_trips_ns = True, []
+    for _ in range(CLOCK_TRIES):
+        before_ns = clock_ns()
         try:
-            response = self._client.get(self._url, params={"after": self._after, "limit": PAGE})
-            response.raise_for_status()
-            rows = self._decoder.decode_lines(response.content)
-            self._after = int(response.headers[NEXT_AFTER])
-            is_more = self._after < int(response.headers.get(LAST, self._after))
-            return _Page(rows, int(response.headers.get(DROPPED, 0)), is_more)
-        except (httpx.HTTPError, msgspec.MsgspecError, KeyError, ValueError) as error:
-            raise SourceError(f"{self._url} could not be read ({why_unread(error)})") from error
+            answer = client.get(url).raise_for_status().json()
+            after_ns = clock_ns()
+            is_between = before_ns <= int(answer["now_ns"]) <= after_ns
+            is_ours &= is_between and str(answer["boot_id"]) == boot_id()
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            raise SourceError(f"{url} could not be read ({type(error).__name__})") from error
+        round_trips_ns.append(after_ns - before_ns)
+    return Clock(comparable=is_ours, round_trip_ns=min(round_trips_ns))

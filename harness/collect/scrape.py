@@ -12,35 +12,6 @@ from harness.records import MetricSample, has_labels
 from harness.workload.target import MetricRole, MetricSource
 
 
-class Scraper:
-    """GETs each metrics page; `keep` gets all samples of a scrape.
-
-    Only the thread that calls `scrape` changes `names` (all ever seen) and `latest`. `latest` is
-    replaced as a whole, so other threads may read it.
-    """
-
-    def __init__(
-        self,
-        client: httpx.Client,
-        urls: Sequence[str],
-        *,
-        clock_ns: Callable[[], int],
-        keep: Callable[[list[MetricSample]], None],
-    ) -> None:
-        self._client = client
-        self._urls = urls
-        self._clock_ns = clock_ns
-        self._keep = keep
-        self.names: set[str] = set()
-        self.latest: list[MetricSample] = []
-
-    def scrape(self) -> None:
-        """Raises SourceError if a page cannot be read."""
-        self.latest = read_samples(self._client, self._urls, clock_ns=self._clock_ns)
-        self.names.update(sample.name for sample in self.latest)
-        self._keep(self.latest)
-
-
 def read_samples(
     client: httpx.Client, urls: Sequence[str], *, clock_ns: Callable[[], int]
 ) -> list[MetricSample]:
@@ -106,10 +77,6 @@ def _without_buckets(text: str) -> str:
     return "".join(line for line in lines if not line.partition("{")[0].endswith("_bucket"))
 
 
-def matches(sample: MetricSample, source: MetricSource) -> bool:
-    return sample.name == source.name and has_labels(sample.labels, source.labels)
-
-
 def read_roles(
     samples: Iterable[MetricSample], metrics: Mapping[MetricRole, MetricSource]
 ) -> dict[str, float]:
@@ -117,7 +84,7 @@ def read_roles(
     values: dict[str, float] = {}
     for sample in samples:
         for role, source in metrics.items():
-            if matches(sample, source):
+            if sample.name == source.name and has_labels(sample.labels, source.labels):
                 values[role] = values.get(role, 0.0) + sample.value
     return values
 

@@ -34,25 +34,20 @@ class Notes:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._texts: dict[str, None] = {}
         self._warnings: dict[str, None] = {}
 
     def add(self, text: str) -> None:
-        with self._lock:
-            self._texts[text] = None
+        self._texts[text] = None
 
     def warn(self, text: str) -> None:
-        with self._lock:
-            self._warnings[text] = None
+        self._warnings[text] = None
 
     def texts(self) -> list[str]:
-        with self._lock:
-            return list(self._texts)
+        return list(self._texts)
 
     def warnings(self) -> list[str]:
-        with self._lock:
-            return list(self._warnings)
+        return list(self._warnings)
 
 
 def jittered(
@@ -111,8 +106,9 @@ class Gathered(Generic[Row]):
     """
 
     def __init__(self, rows_dir: Path, kind: str, row_type: type[Row]) -> None:
+        self.kind = kind
+        self.row_type = row_type
         self._path = gathered_path(rows_dir, kind)
-        self._row_type = row_type
         self._file = self._path.open("ab", buffering=0)
         self._packer = zlib.compressobj(_QUICK, wbits=_GZIP)
         self._encoder = msgspec.json.Encoder()
@@ -142,7 +138,7 @@ class Gathered(Generic[Row]):
         return self.since(0).rows
 
     def all(self) -> Iterator[Row]:
-        return read_gathered(self._path, self._row_type)
+        return read_gathered(self._path, self.row_type)
 
     def close(self) -> None:
         self._file.close()

@@ -40,7 +40,7 @@ def doctor(*, as_json: JsonResult = False) -> None:
 
     Example: walkaway doctor
     """
-    from harness.run.pipeline import RESULTS
+    from harness.run.run_state import RESULTS
 
     findings = [packages(), loopback(), results(RESULTS), torch()]
     lacking = [one.name for one in findings if one.mend is not None]

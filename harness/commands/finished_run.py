@@ -9,7 +9,8 @@ from rich.console import Console
 from harness.errors import ConfigError, InterruptedRunError
 from harness.records import ArmsSummary, Summary
 from harness.run.pipeline import FinishedRun, execute
-from harness.run.progress import Interruption, Progress, choose_progress
+from harness.run.process import Interruption
+from harness.run.progress import Progress, choose_progress
 from harness.run.run_config import ResolvedRun, RunConfig, resolve_run
 from harness.workload.values import LONGEST_S
 from harness.workload.workload import Workload, load_workload

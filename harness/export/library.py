@@ -16,7 +16,7 @@ from harness.errors import ConfigError
 from harness.records import FIGURES, ArmsSummary, ArmSummary, Metric, Summary
 from harness.store.frames import RunFrames
 from harness.store.manifest import Manifest
-from harness.store.run_folder import RunFolder, open_run, read_judged
+from harness.store.run_folder import RunFolder, open_run, read_run
 
 COLUMNS: Final = ("unit", "n", "n_censored", "method", "bound", *FIGURES)
 
@@ -61,8 +61,7 @@ class Run:
     @cached_property
     def rounds(self) -> "dict[str, Run]":
         """The runs of all rounds and arms, by `<round>-<arm>`; none where there are no arms."""
-        folder = RunFolder(self.path)
-        return {path.name: load_run(path) for path in folder.runs()} if folder.has_arms else {}
+        return {path.name: load_run(path) for path in RunFolder(self.path).runs()}
 
     @cached_property
     def figures(self) -> pd.DataFrame:
@@ -87,7 +86,7 @@ class Run:
     def outline(self) -> RunFrames:
         """All rows, those of requests without `token_times_ns` and `event_tokens`: an eighth of the
         memory for a large run. Raises ConfigError like `frames`."""
-        return self._rows.frames_without_tokens()
+        return self._rows.frames(with_tokens=False)
 
     @property
     def _rows(self) -> RunFolder:
@@ -129,7 +128,7 @@ def load_run(path: str | Path) -> Run:
     damaged, and if the run was cut short before it was judged (`walkaway report` judges it).
     """
     folder = open_run(Path(path))
-    manifest, summary = read_judged(folder)
+    manifest, summary = read_run(folder)
     try:
         return Run(folder.path, msgspec.convert(manifest, Manifest), summary)
     except msgspec.ValidationError as error:

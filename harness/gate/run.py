@@ -25,6 +25,7 @@ from harness.records import (
     Outcome,
     Summary,
 )
+from harness.store import run_folder
 from harness.store.parquet import verified_batches
 from harness.store.run_folder import (
     RECORDS,
@@ -32,7 +33,6 @@ from harness.store.run_folder import (
     RunFolder,
     UnusableRunError,
     open_run,
-    read_judged,
 )
 
 PerRound = dict[str, dict[str, list[float | None]]]
@@ -42,9 +42,9 @@ def read_run(path: Path) -> Measured:
     """Raises UnusableRunError if the run cannot be judged, and any other ConfigError if `path` is
     no run's folder."""
     folder = open_run(path)
-    manifest, summary = read_judged(folder)
+    manifest, summary = run_folder.read_run(folder)
     try:
-        rounds = [RunFolder(one) for one in folder.runs()] if folder.has_arms else []
+        rounds = [RunFolder(one) for one in folder.runs()]
         parts = summary.arms.values() if isinstance(summary, ArmsSummary) else [summary]
         _check_rows(folder, rounds, [part.outcomes for part in parts])
         return read_measured(summary, manifest, _manifests(folder))

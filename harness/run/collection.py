@@ -10,50 +10,25 @@ stamps of two machines. Without stamps of a server, all figures are client-side:
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import msgspec
 
 from harness.collect.source import gathered_path, read_gathered
 from harness.errors import ConfigError
 from harness.load.rows import ShardReader
-from harness.records import ClientSample, ProcessMark, WorkerSeen
-from harness.run.load_plan import count_arrivals
-from harness.run.shards import LoadTally, Sent, find_unsent
-from harness.store.manifest import (
-    LoadProcess,
-    Manifest,
-    ScheduledArrivals,
-    TargetFacts,
-    find_hardware,
-    find_versions,
-    utc_now,
-)
+from harness.records import ProcessMark, WorkerSeen
+from harness.run.shards import LoadTally, note_unsent
+from harness.store.manifest import Manifest, TargetFacts, find_hardware, find_versions, utc_now
 from harness.store.run_folder import RECORDS, RunFolder, RunRows
 from harness.workload.plan import plan_from_mark
 from harness.workload.workload import as_plain_data, load_target
 
-OfHost = TypeVar("OfHost", ClientSample, LoadProcess)
-
 _HOLDS_NONE = "holds no shards of a load (process-HOST-PID.ndjson beside requests-...)"
-_NOTE = "collected from shards: the server was not watched, so all figures are client-side"
-
-
-class Source(NamedTuple):
-    """The shards of one host in one folder.
-
-    `called`: the host's name in the run, unique even if two hosts share a name. `ahead_ns` is added
-    to its stamps.
-    """
-
-    folder: Path
-    host: str
-    called: str
-    ahead_ns: int
 
 
 def collect(shards: Sequence[Path], out: Path, *, command: list[str]) -> RunFolder:
@@ -61,30 +36,35 @@ def collect(shards: Sequence[Path], out: Path, *, command: list[str]) -> RunFold
 
     Raises ConfigError if a folder holds no shards, or `out` is not empty.
     """
-    marks = {path: _marks(path) for path in shards}
+    marks = {path: ShardReader(path, ProcessMark).read_new() for path in shards}
+    seen = {path: _workers_seen(path) for path in shards}
+    for path in shards:
+        if not marks[path] and not seen[path]:
+            raise ConfigError(f"{path}: {_HOLDS_NONE}")
     in_order = sorted(chain.from_iterable(marks.values()), key=lambda mark: mark.at)
     if not in_order:
         raise ConfigError(f"{shards[0]}: {_HOLDS_NONE}")
-    first = in_order[0]
-    sources = sorted(set(_sources(marks, in_order)))
-    tallies = [LoadTally(one.folder, host=one.host, ahead_ns=one.ahead_ns) for one in sources]
+    tallies = list(_tallies(marks, in_order))
     killed = _killed_run(shards)
     folder = RunFolder.claim(out)
     folder.write_rows(
         RunRows(
             requests=chain.from_iterable(tally.requests() for tally in tallies),
-            client=_by_name(sources, (tally.samples() for tally in tallies)),
+            client=chain.from_iterable(tally.samples() for tally in tallies),
             **({} if killed is None else _of_the_server(shards[0])),
         )
     )
-    manifest = _manifest_of_clients(first) if killed is None else killed
+    manifest = _manifest_of_clients(in_order[0]) if killed is None else killed
     manifest.run_id, manifest.command = folder.name, command
-    processes = _by_name(sources, (tally.processes() for tally in tallies))
-    _note_load(manifest, tallies, list(processes))
-    _note_absent(manifest, shards, in_order)
+    _note_load(manifest, tallies)
+    _note_absent(manifest, in_order, set().union(*seen.values()))
     _note_schedule(manifest, folder, in_order)
     folder.write_manifest(manifest)
     return folder
+
+
+def _workers_seen(shards: Path) -> set[str]:
+    return {seen.name for seen in ShardReader(shards, WorkerSeen).read_new()}
 
 
 def _killed_run(shards: Sequence[Path]) -> Manifest | None:
@@ -111,43 +91,27 @@ def _of_the_server(shards: Path) -> dict[str, Any]:
     }
 
 
-def _marks(path: Path) -> list[ProcessMark]:
-    found = ShardReader(path, ProcessMark).read_new()
-    if not found and not _workers_seen([path]):
-        raise ConfigError(f"{path}: {_HOLDS_NONE}")
-    return found
-
-
-def _workers_seen(shards: Sequence[Path]) -> set[str]:
-    return {seen.name for path in shards for seen in ShardReader(path, WorkerSeen).read_new()}
-
-
-def _sources(
-    marks: dict[Path, list[ProcessMark]], in_order: Sequence[ProcessMark]
-) -> Iterator[Source]:
-    """One source for each host and folder. Hosts may share a name; the clock distinguishes them."""
-    began = {mark.clock: mark for mark in reversed(in_order)}
-    hosts = Counter(host for of_one in marks.values() for host in {mark.host for mark in of_one})
+def _tallies(
+    marks: Mapping[Path, Sequence[ProcessMark]], in_order: Sequence[ProcessMark]
+) -> Iterator[LoadTally]:
+    """One for each host and folder. Hosts may share a name; the clock distinguishes them."""
+    first, began = in_order[0], {mark.clock: mark for mark in reversed(in_order)}
+    clocks: dict[tuple[Path, str], str] = {}
     for path, of_one in marks.items():
-        clocks = {mark.host: mark.clock for mark in of_one}
         for mark in of_one:
-            if mark.clock != clocks[mark.host]:
+            if clocks.setdefault((path, mark.host), mark.clock) != mark.clock:
                 raise ConfigError(
                     f"{path}: holds rows of {mark.host} stamped by two clocks (two machines of one "
                     "name, or one that was restarted): put the rows of each into its own folder"
                 )
-            called = mark.host if hosts[mark.host] == 1 else f"{mark.host}, {path}"
-            yield Source(path, mark.host, called, _ahead_ns(began[mark.clock], in_order[0]))
-
-
-def _by_name(sources: Sequence[Source], found: Iterable[Iterable[OfHost]]) -> Iterator[OfHost]:
-    for source, rows in zip(sources, found, strict=True):
-        for row in rows:
-            row.host = source.called
-            yield row
+    hosts = Counter(host for _, host in clocks)
+    for (path, host), clock in sorted(clocks.items()):
+        called = host if hosts[host] == 1 else f"{host}, {path}"
+        yield LoadTally(path, host=host, called=called, ahead_ns=_ahead_ns(began[clock], first))
 
 
 def _ahead_ns(mark: ProcessMark, first: ProcessMark) -> int:
+    """What to add to a clock's stamps, from the first mark by it."""
     if mark.clock == first.clock:
         return 0
     later_s = (datetime.fromisoformat(mark.at) - datetime.fromisoformat(first.at)).total_seconds()
@@ -174,15 +138,13 @@ def _manifest_of_clients(first: ProcessMark) -> Manifest:
         ),
         settle_s=0.0,
         scrape_interval_s=None,
-        notes=[_NOTE],
+        notes=["collected from shards: the server was not watched, so all figures are client-side"],
     )
 
 
-def _note_load(
-    manifest: Manifest, tallies: Sequence[LoadTally], processes: list[LoadProcess]
-) -> None:
+def _note_load(manifest: Manifest, tallies: Sequence[LoadTally]) -> None:
     """Note the load's window and processes. Raises ConfigError if no request was made."""
-    manifest.load_processes = processes
+    manifest.load_processes = [process for tally in tallies for process in tally.processes()]
     started = [tally.first_sent_ns for tally in tallies if tally.first_sent_ns is not None]
     ended = [tally.last_ended_ns for tally in tallies if tally.last_ended_ns is not None]
     if not started:
@@ -199,9 +161,9 @@ def _note_load(
         )
 
 
-def _note_absent(manifest: Manifest, shards: Sequence[Path], marks: Sequence[ProcessMark]) -> None:
+def _note_absent(manifest: Manifest, marks: Sequence[ProcessMark], seen: set[str]) -> None:
     """Note workers that the master saw but whose rows are missing."""
-    present, seen = {mark.name for mark in marks if mark.name}, _workers_seen(shards)
+    present = {mark.name for mark in marks if mark.name}
     manifest.absent_workers = sorted(seen - present)
     if present - seen:
         manifest.notes.append(
@@ -218,17 +180,9 @@ def _note_schedule(manifest: Manifest, folder: RunFolder, marks: Sequence[Proces
     if last is None or last.open_plan is None:
         return
     plan = plan_from_mark(last.open_plan)
-    try:
-        if manifest.arrivals is None:
-            if len({(mark.host, mark.clock, mark.pid) for mark in began}) < len(began):
-                return  # a web page ran several loads
-            manifest.seed = plan.run.seed
-            assert plan.schedule is not None
-            manifest.arrivals = ScheduledArrivals(
-                planned=count_arrivals(plan), max_streams=plan.schedule.max_streams
-            )
-        sent = [Sent(*row) for row in folder.read_sent()]
-        if len(sent) < manifest.arrivals.planned:
-            manifest.arrivals.unsent = find_unsent(plan, manifest, sent)
-    except ConfigError as error:
-        manifest.warnings.append(f"unsent requests are in no figure: {error}")
+    if manifest.arrivals is None:
+        if len({(mark.host, mark.clock, mark.pid) for mark in began}) < len(began):
+            return  # a web page ran several loads
+        manifest.seed = plan.run.seed
+    if (problem := note_unsent(manifest, folder, plan)) is not None:
+        manifest.warnings.append(problem)

@@ -5,8 +5,9 @@ import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from importlib.resources import files
 from itertools import count
 from typing import Protocol
@@ -63,22 +64,26 @@ class Watcher(Protocol):
 
     @property
     def is_interrupted(self) -> bool: ...
-
     def check_server(self) -> None: ...
-
     def watch(self, name: str, pid: int) -> None: ...
-
     def show(self, snapshot: Snapshot) -> None: ...
 
 
+def _pause(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
+@dataclass(kw_only=True)
 class LoadProcess:
     """Runs the loads of one measurement, each in its own process.
 
     The first process is started early and waits for its plan: importing Locust takes a second.
     """
 
-    def __init__(self) -> None:
-        self._waiting: Child | None = None
+    command: Callable[[RunFolder, int], list[str]] = load_command
+    last_rows_s: float = LAST_ROWS_S
+    pause: Callable[[float], None] = _pause
+    _waiting: Child | None = None
 
     def prepare(self, folder: RunFolder, *, processes: int, until_over: ExitStack) -> None:
         """Start the process of the first load; it ends with `until_over`.
@@ -86,7 +91,7 @@ class LoadProcess:
         Workers share one standard input, so several processes are started only with their plan.
         """
         if processes == 1:
-            child = Child("load", load_command(folder, processes), folder.log("load"), quit_s=0)
+            child = Child("load", self.command(folder, 1), folder.log("load"), quit_s=0)
             self._waiting = until_over.enter_context(child)
 
     def run(self, plan: LoadPlan, run: Watcher, *, until_settled: ExitStack) -> None:
@@ -97,80 +102,78 @@ class LoadProcess:
         """
         load, self._waiting = self._waiting, None
         if load is None:
-            command = load_command(run.folder, plan.run.processes)
+            command = self.command(run.folder, plan.run.processes)
             load = Child("load", command, run.folder.log("load"))
-        until_settled.callback(end_workers, run.folder, load.pid)
+        until_settled.callback(self._end_workers, run.folder, load.pid)
         until_settled.enter_context(load)
         run.watch("load", load.pid)
         load.quit_s = QUIT_S  # from now on it has rows to write
         if plan.run.processes == 1:
             load.say(plan.model_dump_json().encode())
-        follow_load(plan, load, run)
+        self._follow(plan, load, run)
 
+    def _follow(self, plan: LoadPlan, load: Child, run: Watcher) -> None:
+        folder = run.folder
+        shards = ShardReader(folder.shards, RequestRow)
+        marks = ShardReader(folder.shards, ProcessMark)
+        samples = ShardReader(folder.shards, ClientSample)
+        counts: Counter[str] = Counter()
+        lags: deque[int] = deque(maxlen=LAGS_SHOWN)
+        started_s = time.monotonic()
+        for turn in count(1):
+            code = load.wait(WATCH_S)
+            if code == 0:  # the load is over when its workers are
+                self.let_workers_end(folder, load.pid, interrupted=lambda: run.is_interrupted)
+            if code == 0 or run.is_interrupted:
+                return
+            if code is not None:
+                raise TargetError(f"the load process ended with code {code}:\n{load.tail()}")
+            if turn % CHECK_EVERY == 0:
+                run.check_server()
+            elapsed_s = time.monotonic() - started_s
+            if elapsed_s > plan.run.max_seconds + plan.run.timeout_s + GRACE_S:
+                raise TargetError(f"the load process did not end in time:\n{load.tail()}")
+            for mark in marks.read_new():
+                if mark.pid != load.pid:
+                    run.watch(f"load {mark.worker}", mark.pid)
+            rows = shards.read_new()
+            counts.update(row.outcome.value for row in rows)
+            lags.extend(sample.lag_ns for sample in samples.read_new())
+            run.show(
+                Snapshot(
+                    elapsed_s=elapsed_s,
+                    limit_s=plan.run.max_seconds,
+                    outcomes=dict(counts),
+                    stop_after_abandons=plan.stop_after_abandons,
+                    left_ns={row.request_id: row.abandoned_ns for row in rows if row.abandoned_ns},
+                    client_lag_s=max(lags) / 1e9 if lags else None,
+                )
+            )
 
-def follow_load(plan: LoadPlan, load: Child, run: Watcher) -> None:
-    folder = run.folder
-    shards = ShardReader(folder.shards, RequestRow)
-    marks = ShardReader(folder.shards, ProcessMark)
-    samples = ShardReader(folder.shards, ClientSample)
-    counts: Counter[str] = Counter()
-    lags: deque[int] = deque(maxlen=LAGS_SHOWN)
-    started_s = time.monotonic()
-    for turn in count(1):
-        code = load.wait(WATCH_S)
-        if code == 0:  # the load is over when its workers are
-            let_workers_end(folder, load.pid, interrupted=lambda: run.is_interrupted)
-        if code == 0 or run.is_interrupted:
-            return
-        if code is not None:
-            raise TargetError(f"the load process ended with code {code}:\n{load.tail()}")
-        if turn % CHECK_EVERY == 0:
-            run.check_server()
-        elapsed_s = time.monotonic() - started_s
-        if elapsed_s > plan.run.max_seconds + plan.run.timeout_s + GRACE_S:
-            raise TargetError(f"the load process did not end in time:\n{load.tail()}")
-        for mark in marks.read_new():
-            if mark.pid != load.pid:
-                run.watch(f"load {mark.worker}", mark.pid)
-        rows = shards.read_new()
-        counts.update(row.outcome.value for row in rows)
-        lags.extend(sample.lag_ns for sample in samples.read_new())
-        run.show(_snapshot(plan, elapsed_s, counts, rows, lags))
+    def let_workers_end(
+        self, folder: RunFolder, session: int, *, interrupted: Callable[[], bool] = lambda: False
+    ) -> set[int]:
+        """Wait until every worker of this session has written its last rows. Returns the late ones.
 
+        Locust's master does not wait for its workers: a slow one may still write after its end.
+        """
+        marks = ShardReader(folder.shards, ProcessMark)
+        at_work: set[int] = set()
+        waited_s = 0.0
+        while True:
+            for mark in marks.read_new():
+                (at_work.add if mark.event == "began" else at_work.discard)(mark.pid)
+            at_work = {pid for pid in at_work if _is_running(pid, session)}
+            if not at_work or interrupted() or waited_s >= self.last_rows_s:
+                return at_work
+            self.pause(LAST_ROWS_POLL_S)
+            waited_s += LAST_ROWS_POLL_S
 
-def _pause(seconds: float) -> None:
-    threading.Event().wait(seconds)
-
-
-def let_workers_end(
-    folder: RunFolder,
-    session: int,
-    *,
-    interrupted: Callable[[], bool] = lambda: False,
-    clock_s: Callable[[], float] = time.monotonic,
-    pause: Callable[[float], None] = _pause,
-) -> set[int]:
-    """Wait until every worker of this session has written its last rows. Returns the late ones.
-
-    Locust's master does not wait for its workers: a slow one may still write after its end.
-    """
-    marks = ShardReader(folder.shards, ProcessMark)
-    at_work: set[int] = set()
-    deadline_s = clock_s() + LAST_ROWS_S
-    while True:
-        for mark in marks.read_new():
-            (at_work.add if mark.event == "began" else at_work.discard)(mark.pid)
-        at_work = {pid for pid in at_work if _is_running(pid, session)}
-        if not at_work or interrupted() or clock_s() >= deadline_s:
-            return at_work
-        pause(LAST_ROWS_POLL_S)
-
-
-def end_workers(folder: RunFolder, session: int) -> None:
-    """Kill the workers that do not end in time; they count as dead."""
-    for pid in let_workers_end(folder, session):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    def _end_workers(self, folder: RunFolder, session: int) -> None:
+        """Kill the workers that do not end in time; they count as dead."""
+        for pid in self.let_workers_end(folder, session):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _is_running(pid: int, session: int) -> bool:
@@ -179,20 +182,3 @@ def _is_running(pid: int, session: int) -> bool:
         return os.getsid(pid) == session and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except (ProcessLookupError, psutil.NoSuchProcess):
         return False
-
-
-def _snapshot(
-    plan: LoadPlan,
-    elapsed_s: float,
-    counts: Counter[str],
-    rows: Sequence[RequestRow],
-    lags: Collection[int],
-) -> Snapshot:
-    return Snapshot(
-        elapsed_s=elapsed_s,
-        limit_s=plan.run.max_seconds,
-        outcomes=dict(counts),
-        stop_after_abandons=plan.stop_after_abandons,
-        left_ns={row.request_id: row.abandoned_ns for row in rows if row.abandoned_ns is not None},
-        client_lag_s=max(lags) / 1e9 if lags else None,
-    )

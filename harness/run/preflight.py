@@ -1,38 +1,28 @@
-"""Questions to a server before the load: version, slots, blocks, clock, length of prompts.
+"""Before the load: find the server, and ask for its version, slots, blocks, clock, and the length
+of prompts in its tokens.
 
 The answers go into the manifest. A missing answer is a note or a warning at most, never an error.
 """
 
 import json
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 import httpx
 
-from harness.collect.clock import check_clock
+from harness.collect.lifecycle import check_clock
 from harness.collect.scrape import find_unseen, read_roles
-from harness.collect.source import Notes, SourceError
-from harness.load.dialect import NONSENSE, Chunk, decode_chunk, refusal_message, request_body
+from harness.collect.source import SourceError
+from harness.load.dialect import NONSENSE, decode_chunk, refusal_message, request_body
 from harness.records import Delivery, MetricSample
-from harness.run.process import Child
-from harness.run.progress import Interruption, Progress
-from harness.run.run_config import ResolvedRun
-from harness.run.server import (
-    Server,
-    attach,
-    choose_runner,
-    engine_command,
-    started_command,
-    wait_for_engine,
-)
-from harness.run.settle import Asker, IdlePages, NotServedError, asker_of
-from harness.store.manifest import Clock, Manifest, TargetFacts
+from harness.run.run_state import RunState
+from harness.run.server import Server, attach, choose_runner, start_command, start_engine
+from harness.run.settle import Asker, IdlePages, NotServedError
+from harness.store.manifest import TargetFacts
 from harness.workload.arms import unused_engine_settings
 from harness.workload.load import SlotRecoveryLoad
 from harness.workload.plan import LoadPlan
@@ -40,109 +30,11 @@ from harness.workload.prompts import PromptScale, fit_scale, prompt
 from harness.workload.target import Target
 from harness.workload.workload import as_plain_data
 
-
-def resolve_server(
-    resolved: ResolvedRun,
-    log: Path,
-    stack: ExitStack,
-    *,
-    client: httpx.Client,
-    notes: Notes,
-    progress: Progress,
-    interruption: Interruption,
-) -> Server:
-    """Find the server, or start it: it then logs to `log` and ends with the `stack`.
-
-    Raises TargetError, ConfigError and InterruptedRunError.
-    """
-    config, command = resolved.config, resolved.config.target_command
-    engine: Child | None = None
-    if resolved.url is None and command is None:
-        engine, url = _start_ours(resolved, log, stack, notes, progress, interruption)
-        return attach(url, resolved.target, model=config.model, client=client, engine=engine)
-    if (note := unused_engine_settings(resolved.workload)) is not None:
-        notes.add(note)
-    if command is not None:
-        progress.phase(f"starting {command[0]}")
-        started = started_command(
-            command,
-            log,
-            client=client,
-            ready_s=config.ready_s,
-            interrupted=lambda: interruption.requested,
-        )
-        engine, url = stack.enter_context(started)
-    else:
-        assert resolved.url is not None
-        url = resolved.url
-        progress.phase(f"connecting to {url}")
-    return attach(url, resolved.target, model=config.model, client=client, engine=engine)
-
-
-def _start_ours(
-    resolved: ResolvedRun,
-    log: Path,
-    stack: ExitStack,
-    notes: Notes,
-    progress: Progress,
-    interruption: Interruption,
-) -> tuple[Child, str]:
-    settings = resolved.workload.engine
-    runner = choose_runner(settings)
-    if settings.runner == "auto" and runner == "simulated":
-        text = (
-            "torch is not installed: the engine simulates its model (with steps of a fixed length)"
-        )
-        notes.add(text)
-        progress.phase(text)
-    progress.phase(f"starting the reference engine ({runner} runner)")
-    command = engine_command(settings, runner, model=resolved.config.model)
-    engine = stack.enter_context(Child("engine", command, log))
-    return engine, wait_for_engine(engine, interrupted=lambda: interruption.requested)
-
-
+_NO_TORCH: Final = (
+    "torch is not installed: the engine simulates its model (with steps of a fixed length)"
+)
 _SIZES: Final = (64, 256, 512, 1024)  # bytes; some 15 to 300 tokens of a usual tokenizer
 _NO_USER: Final = -1  # the prompts differ from those of every user
-
-
-class CalibrationError(Exception):
-    """The server gave no usable token count; the message says why."""
-
-
-def calibrate(client: httpx.Client, plan: LoadPlan) -> PromptScale:
-    """Fit tokens to bytes from prompts of several sizes. Raises CalibrationError."""
-    samples = [(size, _prompt_tokens(client, plan, size)) for size in _SIZES]
-    scale = fit_scale(samples)
-    if scale is None:
-        raise CalibrationError(f"its counts fit no line: {samples} (bytes, tokens)")
-    return scale
-
-
-def _prompt_tokens(client: httpx.Client, plan: LoadPlan, size: int) -> int:
-    text = prompt(seed=plan.run.seed, user=_NO_USER, n=size, num_bytes=size)
-    body = request_body(plan.target, plan.model, text, max_tokens=1, delivery=Delivery.UNARY)
-    try:
-        answer = client.post(
-            plan.url.rstrip("/") + plan.target.path,
-            json=body,
-            timeout=plan.run.timeout_s,
-        )
-    except httpx.HTTPError as error:
-        raise CalibrationError(str(error)) from error
-    if answer.status_code != 200:
-        raise CalibrationError(refusal_message(answer.status_code, answer.content))
-    usage = _decode(answer.content).usage
-    if usage is None or usage.prompt_tokens is None:
-        raise CalibrationError("its answers have no `usage.prompt_tokens`")
-    return usage.prompt_tokens
-
-
-def _decode(body: bytes) -> Chunk:
-    try:
-        return decode_chunk(body)
-    except NONSENSE as error:
-        raise CalibrationError(f"its answer is not in OpenAI's dialect ({error})") from error
-
 
 FIRST_STREAMS: Final = 2
 MOST_STREAMS: Final = 512
@@ -152,23 +44,80 @@ LONGEST_COUNT_S: Final = 60.0
 
 Span = tuple[int, int]  # arrival of the first token and of the last but one (ns)
 
-FITS_NOTHING: Final = "--engine "  # the beginning of that text
+
+def find_server(run: RunState, client: httpx.Client, children: ExitStack) -> Server:
+    """Find the server, or start it: it then ends with `children`.
+
+    Raises TargetError, ConfigError and InterruptedRunError.
+    """
+    config, settings, url = run.resolved.config, run.resolved.workload.engine, run.resolved.url
+    command, log, engine = config.target_command, run.folder.log("engine"), None
+    is_ours = url is None and command is None
+    if not is_ours and (note := unused_engine_settings(run.resolved.workload)) is not None:
+        run.notes.add(note)
+    if is_ours:
+        runner = choose_runner(settings)
+        if settings.runner == "auto" and runner == "simulated":
+            run.notes.add(_NO_TORCH)
+            run.progress.phase(_NO_TORCH)
+        run.progress.phase(f"starting the reference engine ({runner} runner)")
+        engine, url = start_engine(
+            settings, runner, log, children, model=config.model, interruption=run.interruption
+        )
+    elif command is not None:
+        run.progress.phase(f"starting {command[0]}")
+        engine, url = start_command(
+            command,
+            log,
+            children,
+            client=client,
+            ready_s=config.ready_s,
+            interruption=run.interruption,
+        )
+    else:
+        run.progress.phase(f"connecting to {url}")
+    assert url is not None
+    return attach(url, run.target, model=config.model, client=client, engine=engine)
 
 
-def published_slots(client: httpx.Client, server: Server, target: Target) -> int | None:
-    """The number of batch slots on the server's page, or None."""
-    if target.slots_from != "props":
-        return None
-    slots = _field_of_page(client, f"{server.url}/props", "total_slots")
-    return slots if isinstance(slots, int) and slots > 0 else None
+def note_target(run: RunState, client: httpx.Client, server: Server) -> TargetFacts:
+    """Note which server it is, with the pages of its metrics, if any are known."""
+    urls = run.resolved.metrics_urls
+    if run.target.metrics and not urls:
+        urls = [f"{server.url}/metrics"]
+    _note_scraping(run, urls)
+    version_from = run.target.version_from
+    version = version_from and _field_of_page(
+        client, server.url + version_from.path, version_from.key
+    )
+    run.manifest.target = TargetFacts(
+        engine=run.target.name,
+        url=server.url,
+        metrics_urls=urls,
+        model=server.model,
+        started_by_us=server.engine is not None,
+        spec=as_plain_data(run.target),
+        config=server.config,
+        version=version if isinstance(version, str) else None,
+    )
+    return run.manifest.target
 
 
-def published_version(client: httpx.Client, server: Server, target: Target) -> str | None:
-    source = target.version_from
-    if source is None:
-        return None
-    version = _field_of_page(client, f"{server.url}{source.path}", source.key)
-    return version if isinstance(version, str) else None
+def _note_scraping(run: RunState, urls: Sequence[str]) -> None:
+    interval_s, least_s = run.manifest.scrape_interval_s, run.target.min_scrape_interval_s
+    if interval_s is None:
+        run.notes.add(
+            "nothing was scraped while the load ran: figures that need gauges and counters over "
+            "time are not measurable; /metrics was read before the load and after it"
+            if urls
+            else "nothing was scraped: figures that need /metrics are not measurable"
+        )
+    elif least_s is not None and interval_s < least_s:
+        run.notes.warn(
+            f"/metrics is read every {interval_s:g} s, but a server of kind {run.target.name} "
+            f"needs at least {least_s:g} s: more frequent scrapes change how it cancels (see the "
+            "target's file)"
+        )
 
 
 def _field_of_page(client: httpx.Client, url: str, key: str) -> Any:
@@ -179,58 +128,29 @@ def _field_of_page(client: httpx.Client, url: str, key: str) -> Any:
         return None
 
 
-def published_blocks(samples: Sequence[MetricSample], target: Target) -> int | None:
-    """The number of KV cache blocks, from a label of a metric."""
-    source = target.blocks_from
-    if source is None:
+def with_slots(run: RunState, facts: TargetFacts, server: Server, asker: Asker) -> Server:
+    """The server with its number of batch slots: published, or counted if the load needs it."""
+    load = run.resolved.workload.load
+    slots, how = published_slots(asker.client, server, run.target), "from its page /props"
+    if slots is None:
+        is_needed = isinstance(load, SlotRecoveryLoad) and load.slots is None
+        if server.slots is not None or not is_needed:
+            return server
+        run.progress.phase("trying how many requests the server runs at once")
+        slots = count_slots(asker, longest_s=run.timeout_s)
+        how = "found by trying: the smallest number of parallel requests at which one more waits"
+    if slots is None:
+        return server
+    run.notes.add(f"batch slots: {slots}, {how}")
+    facts.slots_found = slots
+    return replace(server, slots_found=slots)
+
+
+def published_slots(client: httpx.Client, server: Server, target: Target) -> int | None:
+    if target.slots_from != "props":
         return None
-    for sample in samples:
-        text = json.loads(sample.labels).get(source.label) if sample.name == source.name else None
-        if text is not None and text.isdigit():
-            return int(text)
-    return None
-
-
-def metrics_pages(typed: Sequence[str], server: Server, target: Target) -> list[str]:
-    """The URLs to read; none if no metrics are known for this target."""
-    if typed or not target.metrics:
-        return list(typed)
-    return [f"{server.url}/metrics"]
-
-
-def scrape_note(interval_s: float | None, metrics_urls: Sequence[str]) -> str | None:
-    if interval_s is not None:
-        return None
-    if not metrics_urls:
-        return "nothing was scraped: figures that need /metrics are not measurable"
-    return (
-        "nothing was scraped while the load ran: figures that need gauges and counters over time "
-        "are not measurable; /metrics was read before the load and after it"
-    )
-
-
-def scrape_warning(interval_s: float | None, target: Target) -> str | None:
-    least_s = target.min_scrape_interval_s
-    if interval_s is None or least_s is None or interval_s >= least_s:
-        return None
-    return (
-        f"/metrics is read every {interval_s:g} s, but a server of kind {target.name} needs at "
-        f"least {least_s:g} s: more frequent scrapes change how it cancels (see the target's file)"
-    )
-
-
-def unseen_metrics(
-    samples: Sequence[MetricSample], metrics_urls: Sequence[str], target: Target
-) -> str | None:
-    """Names the target's metrics that are missing; None if there are all."""
-    unseen = find_unseen({sample.name for sample in samples}, target.metrics)
-    if not unseen:
-        return None
-    names = ", ".join(f"{target.metrics[role].name} ({role})" for role in unseen)
-    text = f"not among the metrics at {' '.join(metrics_urls)}: {names}"
-    if len(unseen) == len(target.metrics):
-        return f"{FITS_NOTHING}{target.name} does not fit this server: {text}"
-    return text
+    slots = _field_of_page(client, f"{server.url}/props", "total_slots")
+    return slots if isinstance(slots, int) and slots > 0 else None
 
 
 def count_slots(asker: Asker, *, longest_s: float) -> int | None:
@@ -283,109 +203,88 @@ def most_at_once(spans: Sequence[Span]) -> int:
     return max((i + 1 - bisect_right(ends, first) for i, first in enumerate(starts)), default=0)
 
 
-class Preflight:
-    """The questions of one run."""
+class CalibrationError(Exception):
+    """The server gave no usable token count; the message says why."""
 
-    def __init__(
-        self,
-        resolved: ResolvedRun,
-        client: httpx.Client,
-        manifest: Manifest,
-        *,
-        notes: Notes,
-        progress: Progress,
-        clock_ns: Callable[[], int] = time.perf_counter_ns,
-    ) -> None:
-        self._resolved = resolved
-        self._target = resolved.target
-        self._client = client
-        self._manifest = manifest
-        self._notes = notes
-        self._progress = progress
-        self._clock_ns = clock_ns
 
-    def note_target(self, server: Server) -> list[str]:
-        """Note which server it is. Returns the URLs of its metrics pages."""
-        metrics_urls = metrics_pages(self._resolved.metrics_urls, server, self._target)
-        interval_s = self._manifest.scrape_interval_s
-        if (note := scrape_note(interval_s, metrics_urls)) is not None:
-            self._notes.add(note)
-        if (warning := scrape_warning(interval_s, self._target)) is not None:
-            self._notes.warn(warning)
-        self._manifest.target = TargetFacts(
-            engine=self._target.name,
-            url=server.url,
-            metrics_urls=metrics_urls,
-            model=server.model,
-            started_by_us=server.engine is not None,
-            spec=as_plain_data(self._target),
-            config=server.config,
-            version=published_version(self._client, server, self._target),
+def with_lengths(run: RunState, client: httpx.Client, plan: LoadPlan) -> LoadPlan:
+    """The plan, with prompt lengths in tokens of this server's tokenizer."""
+    if run.target.bytes_are_tokens:
+        return plan
+    run.progress.phase("calibrating prompt lengths on the server's tokenizer")
+    try:
+        run.manifest.prompt_scale = calibrate(client, plan)
+    except CalibrationError as error:
+        run.notes.warn(
+            f"the length of prompts is not known in the server's tokens: {error}; one byte is "
+            "counted as one token"
         )
-        return metrics_urls
+        return plan
+    return plan.model_copy(update={"prompt_scale": run.manifest.prompt_scale})
 
-    def with_slots(self, server: Server) -> Server:
-        """The server with its number of batch slots: published, or counted if the load needs it."""
-        load = self._resolved.workload.load
-        is_needed = isinstance(load, SlotRecoveryLoad) and load.slots is None
-        told = published_slots(self._client, server, self._target)
-        if told is not None:
-            return self._keep_slots(server, told, "from its page /props")
-        if server.slots is not None or not is_needed:
-            return server
-        self._progress.phase("trying how many requests the server runs at once")
-        timeout_s = self._resolved.workload.run.timeout_s
-        found = count_slots(
-            asker_of(server, self._target, self._client, self._clock_ns), longest_s=timeout_s
-        )
-        if found is None:
-            return server
-        how = "the smallest number of parallel requests at which one more waits"
-        return self._keep_slots(server, found, f"found by trying: {how}")
 
-    def with_lengths(self, plan: LoadPlan) -> LoadPlan:
-        """The plan, with prompt lengths in tokens of this server's tokenizer."""
-        if self._target.bytes_are_tokens:
-            return plan
-        self._progress.phase("calibrating prompt lengths on the server's tokenizer")
-        try:
-            scale = calibrate(self._client, plan)
-        except CalibrationError as error:
-            self._notes.warn(
-                f"the length of prompts is not known in the server's tokens: {error}; one byte is "
-                "counted as one token"
-            )
-            return plan
-        self._manifest.prompt_scale = scale
-        return plan.model_copy(update={"prompt_scale": scale})
+def calibrate(client: httpx.Client, plan: LoadPlan) -> PromptScale:
+    """Fit tokens to bytes from prompts of several sizes. Raises CalibrationError."""
+    samples = [(size, _prompt_tokens(client, plan, size)) for size in _SIZES]
+    scale = fit_scale(samples)
+    if scale is None:
+        raise CalibrationError(f"its counts fit no line: {samples} (bytes, tokens)")
+    return scale
 
-    def note_clock(self, server: Server) -> None:
-        """Check whether the stamps of a server with an exact log can be compared with ours."""
-        try:
-            check = check_clock(
-                self._client, f"{server.url}/walkaway/clock", clock_ns=self._clock_ns
-            )
-        except SourceError as error:
-            self._notes.warn(str(error))
-            return
-        self._manifest.clock = Clock(comparable=check.comparable, round_trip_ns=check.round_trip_ns)
 
-    def read_first(self, pages: IdlePages) -> None:
-        """Read the metrics pages before the load, and name the metrics that are missing."""
-        if (samples := pages.samples()) is None:
-            return
-        self._manifest.idle.before = read_roles(samples, self._target.metrics)
-        if self._manifest.target is not None:
-            self._manifest.target.blocks_found = published_blocks(samples, self._target)
-        text = unseen_metrics(samples, pages.urls, self._target)
-        if text is None:
-            return
-        if text.startswith(FITS_NOTHING):
-            self._notes.warn(text)
-        self._progress.phase(text)
+def _prompt_tokens(client: httpx.Client, plan: LoadPlan, size: int) -> int:
+    text = prompt(seed=plan.run.seed, user=_NO_USER, n=size, num_bytes=size)
+    body = request_body(plan.target, plan.model, text, max_tokens=1, delivery=Delivery.UNARY)
+    url = plan.url.rstrip("/") + plan.target.path
+    try:
+        answer = client.post(url, json=body, timeout=plan.run.timeout_s)
+    except httpx.HTTPError as error:
+        raise CalibrationError(str(error)) from error
+    if answer.status_code != httpx.codes.OK:
+        raise CalibrationError(refusal_message(answer.status_code, answer.content))
+    try:
+        usage = decode_chunk(answer.content).usage
+    except NONSENSE as error:
+        raise CalibrationError(f"its answer is not in OpenAI's dialect ({error})") from error
+    if usage is None or usage.prompt_tokens is None:
+        raise CalibrationError("its answers have no `usage.prompt_tokens`")
+    return usage.prompt_tokens
 
-    def _keep_slots(self, server: Server, slots: int, how: str) -> Server:
-        self._notes.add(f"batch slots: {slots}, {how}")
-        if self._manifest.target is not None:
-            self._manifest.target.slots_found = slots
-        return replace(server, slots_found=slots)
+
+def note_clock(run: RunState, client: httpx.Client, server: Server) -> None:
+    """Check whether the stamps of a server with an exact log can be compared with ours."""
+    url = f"{server.url}/walkaway/clock"
+    try:
+        run.manifest.clock = check_clock(client, url, clock_ns=run.clock_ns)
+    except SourceError as error:
+        run.notes.warn(str(error))
+
+
+def read_first(run: RunState, facts: TargetFacts, pages: IdlePages) -> None:
+    """Read the metrics pages before the load, and name the metrics that are missing."""
+    if (samples := pages.samples()) is None:
+        return
+    metrics = run.target.metrics
+    run.manifest.idle.before = read_roles(samples, metrics)
+    facts.blocks_found = published_blocks(samples, run.target)
+    unseen = find_unseen({sample.name for sample in samples}, metrics)
+    if not unseen:
+        return
+    names = ", ".join(f"{metrics[role].name} ({role})" for role in unseen)
+    text = f"not among the metrics at {' '.join(pages.urls)}: {names}"
+    if len(unseen) == len(metrics):
+        text = f"--engine {run.target.name} does not fit this server: {text}"
+        run.notes.warn(text)
+    run.progress.phase(text)
+
+
+def published_blocks(samples: Sequence[MetricSample], target: Target) -> int | None:
+    """The number of KV cache blocks, from a label of a metric."""
+    source = target.blocks_from
+    if source is None:
+        return None
+    for sample in samples:
+        text = json.loads(sample.labels).get(source.label) if sample.name == source.name else None
+        if text is not None and text.isdigit():
+            return int(text)
+    return None

@@ -1,4 +1,4 @@
-"""A child process that cannot outlive its run.
+"""Child processes that cannot outlive their run, and the signals that interrupt it.
 
 Each child leads its own session, so a Ctrl-C in the terminal reaches only the harness, which ends
 its children in order: it closes their standard input (they quit at its end, also if the harness is
@@ -11,17 +11,56 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from types import FrameType
+from typing import Any, NoReturn, Self, TypeVar
 
-from harness.errors import TargetError
+from harness.errors import InterruptedRunError, TargetError
 
+T = TypeVar("T")
+HANDLED = (signal.SIGINT, signal.SIGTERM)
 QUIT_S = 10.0  # a child that quits writes its last rows within this time
 TERMINATE_S = 3.0
 READY_POLL_S = 0.02
 LOG_TAIL_LINES = 15
+
+
+class Interruption:
+    """Handles the two signals inside its `with` block (main thread only).
+
+    `requested` is a plain attribute rather than an event: the handler runs on the main thread,
+    which may hold the event's lock at that moment.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._previous: list[object] = []
+
+    def handle(self, _signum: int, _frame: FrameType | None) -> None:
+        """Note the first signal; raise KeyboardInterrupt at the second."""
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+    def check(self, where: str = "") -> None:
+        """Raise InterruptedRunError after a signal."""
+        if self.requested:
+            raise InterruptedRunError(f"interrupted{where}")
+
+    def pause(self, seconds: float) -> None:
+        threading.Event().wait(seconds)
+
+    def __enter__(self) -> Self:
+        self._previous = [signal.signal(number, self.handle) for number in HANDLED]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, previous in zip(HANDLED, self._previous, strict=True):
+            signal.signal(number, previous)  # type: ignore[arg-type]
 
 
 class Child:
@@ -44,10 +83,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        self.pid = self._process.pid
 
     def wait(self, timeout_s: float) -> int | None:
         """The exit code, or None if it still runs after `timeout_s`."""
@@ -55,6 +91,31 @@ class Child:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
+
+    def wait_until(
+        self,
+        ready: Callable[[], T | None],
+        *,
+        timeout_s: float,
+        interruption: Interruption,
+        poll_s: float = READY_POLL_S,
+        setting: str = "",
+    ) -> T:
+        """Wait until `ready` returns a value; `setting` names the source of the limit.
+
+        Raises TargetError, with the log's end, if the child ends first or takes too long, and
+        InterruptedRunError.
+        """
+        until_s = time.monotonic() + timeout_s
+        while time.monotonic() < until_s:
+            code = self.wait(poll_s)
+            if (found := ready()) is not None:
+                return found
+            if code is not None:
+                raise TargetError(f"the {self.name} ended with code {code}:\n{self.tail()}")
+            interruption.check(f" while the {self.name} was starting")
+        limit = f"{timeout_s:g} s{setting}"
+        raise TargetError(f"the {self.name} was not ready in {limit}:\n{self.tail()}")
 
     def say(self, line: bytes) -> None:
         """Write one line to its standard input, unless it has ended."""
@@ -77,36 +138,16 @@ class Child:
             self._process.terminate()
             code = self.wait(terminate_s)
         if code is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
             code = self._process.wait()
         return code
 
+    def lines(self) -> list[str]:
+        return self.log.read_text(errors="replace").splitlines()
+
     def tail(self) -> str:
         """The last lines of its log, for an error message."""
-        lines = self.log.read_text(errors="replace").splitlines()
-        return "\n".join(f"  {self.name}: {line}" for line in lines[-LOG_TAIL_LINES:])
-
-    def last_line(self) -> str:
-        lines = self.log.read_text(errors="replace").splitlines()
-        return lines[-1] if lines else "(its log is empty)"
-
-    def wait_until_ready(
-        self, *, timeout_s: float, interrupted: Callable[[], bool]
-    ) -> Mapping[str, Any] | None:
-        """Wait for the JSON line with `"event": "ready"` in its log; None if interrupted.
-
-        Raises TargetError, with the log's end, if the child dies or takes too long.
-        """
-        for _ in range(int(timeout_s / READY_POLL_S)):
-            code = self.wait(READY_POLL_S)
-            ready = find_ready_line(self.log.read_text(errors="replace"))
-            if ready is not None:
-                return ready
-            if code is not None:
-                raise TargetError(f"the {self.name} ended with code {code}:\n{self.tail()}")
-            if interrupted():
-                return None
-        raise TargetError(f"the {self.name} was not ready in {timeout_s:.0f} s:\n{self.tail()}")
+        return "\n".join(f"  {self.name}: {line}" for line in self.lines()[-LOG_TAIL_LINES:])
 
     def __enter__(self) -> Self:
         return self
@@ -115,15 +156,14 @@ class Child:
         self.stop()
 
 
-def find_ready_line(log: str) -> dict[str, Any] | None:
+def find_ready_line(log: str) -> Mapping[str, Any] | None:
+    """The complete JSON line with `"event": "ready"`."""
     for line in log.splitlines(keepends=True):
         if line.startswith("{") and line.endswith("\n"):
-            try:
+            with suppress(ValueError):
                 message = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(message, dict) and message.get("event") == "ready":
-                return message
+                if message.get("event") == "ready":
+                    return dict(message)
     return None
 
 

@@ -3,15 +3,11 @@
 Progress goes to standard error; standard output is for the result.
 """
 
-import signal
-import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from statistics import median
-from types import FrameType
-from typing import Final, Protocol, Self
+from typing import Final
 
 from rich.console import Console
 from rich.live import Live
@@ -32,6 +28,8 @@ from harness.workload.plan import LoadPlan
 
 PLAIN_EVERY_S = 5.0
 HOURS_FROM_S = 7200  # up to here a time is shown in seconds
+MOST_LATENCIES: Final = 1_000
+MOST_UNPAIRED: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,21 +68,17 @@ class Snapshot:
         return min(1.0, share)
 
 
-MOST_REMEMBERED: Final = 1000
-FORGOTTEN_NS: Final = 10_000_000_000  # a request freed this long ago was not abandoned
-
-
 class LatencySoFar:
     """The cancel latency so far, from the clients' t0 and the engine's log.
 
     It pairs abandoned requests with freed ones, in either order. A ghost is never freed, so the
-    live figure leaves ghosts out.
+    live figure leaves ghosts out. The oldest unpaired requests are forgotten.
     """
 
     def __init__(self) -> None:
         self._left_ns: dict[str, int] = {}
         self._freed_ns: dict[str, int] = {}
-        self._latest_s: deque[float] = deque(maxlen=MOST_REMEMBERED)
+        self._latest_s: deque[float] = deque(maxlen=MOST_LATENCIES)
 
     def add(self, left_ns: Mapping[str, int], new: Sequence[LifecycleEvent]) -> None:
         self._left_ns |= left_ns
@@ -93,47 +87,37 @@ class LatencySoFar:
                 self._freed_ns[event.client_request_id] = event.t_ns
         for request in self._left_ns.keys() & self._freed_ns.keys():
             self._latest_s.append((self._freed_ns.pop(request) - self._left_ns.pop(request)) / 1e9)
-        if new:
-            self._forget(new[-1].t_ns - FORGOTTEN_NS)
+        for unpaired in (self._left_ns, self._freed_ns):
+            while len(unpaired) > MOST_UNPAIRED:
+                del unpaired[next(iter(unpaired))]
 
     @property
     def typical_s(self) -> float | None:
         return median(self._latest_s) if self._latest_s else None
 
-    def _forget(self, before_ns: int) -> None:
-        old = takewhile(lambda freed: freed[1] < before_ns, self._freed_ns.items())
-        for request, _ in list(old):
-            del self._freed_ns[request]
 
-
-class Progress(Protocol):
-    def phase(self, text: str) -> None: ...
-
-    def update(self, snapshot: Snapshot) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class QuietProgress:
-    def phase(self, text: str) -> None:  # noqa: ARG002
-        return
-
-    def update(self, snapshot: Snapshot) -> None:  # noqa: ARG002
-        return
-
-    def close(self) -> None:
-        return
-
-
-class PrefixedProgress:
-    """Progress of one part of a run, with the part's name before each phase."""
-
-    def __init__(self, progress: Progress, which: str) -> None:
-        self._progress = progress
-        self._which = which
+class Progress:
+    """Shows nothing."""
 
     def phase(self, text: str) -> None:
-        self._progress.phase(f"{self._which}: {text}")
+        pass
+
+    def update(self, snapshot: Snapshot) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class PrefixedProgress(Progress):
+    """Progress of one part of a run, with the part's name before each phase."""
+
+    def __init__(self, progress: Progress, part: str) -> None:
+        self._progress = progress
+        self._part = part
+
+    def phase(self, text: str) -> None:
+        self._progress.phase(f"{self._part}: {text}")
 
     def update(self, snapshot: Snapshot) -> None:
         self._progress.update(snapshot)
@@ -142,7 +126,7 @@ class PrefixedProgress:
         self._progress.close()
 
 
-class PlainProgress:
+class PlainProgress(Progress):
     """A line for each phase, and one every few seconds of load."""
 
     def __init__(self, console: Console) -> None:
@@ -157,11 +141,8 @@ class PlainProgress:
             self._next_s = snapshot.elapsed_s + PLAIN_EVERY_S
             self.phase(describe(snapshot))
 
-    def close(self) -> None:
-        return
 
-
-class LiveProgress:
+class LiveProgress(Progress):
     """Phases as lines, the load as a live panel."""
 
     def __init__(self, console: Console) -> None:
@@ -186,45 +167,38 @@ class LiveProgress:
 
 def choose_progress(console: Console, *, is_quiet: bool) -> Progress:
     if is_quiet:
-        return QuietProgress()
+        return Progress()
     return LiveProgress(console) if console.is_terminal else PlainProgress(console)
 
 
 def describe(snapshot: Snapshot) -> str:
     """One line: time, outcomes, gauges, latency, lag and the time left."""
-    parts = [f"{snapshot.elapsed_s:.0f} s of at most {snapshot.limit_s:.0f} s"]
-    parts += [_outcome_text(outcome.value, snapshot) for outcome in _shown_outcomes(snapshot)]
-    parts += [f"{role} {value:.0f}" for role, value in _shown_gauges(snapshot)]
-    parts += [*_shown_times(snapshot), _time_left(snapshot)]
-    return " · ".join(parts)
+    time = f"{snapshot.elapsed_s:.0f} s of at most {snapshot.limit_s:.0f} s"
+    shown = [text for texts in _shown(snapshot).values() for text in texts]
+    return " · ".join([time, *shown, _time_left(snapshot)])
 
 
 def _panel(snapshot: Snapshot) -> Table:
     grid = Table.grid(padding=(0, 2))
     bar = ProgressBar(total=1.0, completed=snapshot.share_done, width=30)
     grid.add_row("  load", bar, _time_left(snapshot))
-    outcomes = [_outcome_text(outcome.value, snapshot) for outcome in _shown_outcomes(snapshot)]
-    gauges = [f"{role} {value:.0f}" for role, value in _shown_gauges(snapshot)]
-    rows = (("users", outcomes), ("server", gauges), ("so far", _shown_times(snapshot)))
-    for name, texts in rows:
+    for name, texts in _shown(snapshot).items():
         if texts:
             grid.add_row(f"  {name}", " · ".join(texts), "")
     return grid
 
 
-def _time_left(snapshot: Snapshot) -> str:
-    return f"about {snapshot.left_s:.0f} s left" if snapshot.left_s else "ending"
-
-
-def _shown_times(snapshot: Snapshot) -> list[str]:
-    times = {"cancel latency": snapshot.cancel_latency_s, "client lag": snapshot.client_lag_s}
-    return [f"{name} {quantity(s, 's')}" for name, s in times.items() if s is not None]
-
-
-def _shown_outcomes(snapshot: Snapshot) -> list[Outcome]:
+def _shown(snapshot: Snapshot) -> dict[str, list[str]]:
+    """The texts of each line of the panel."""
     always = (Outcome.ABANDONED, Outcome.COMPLETED)
     others = [o for o in Outcome if o not in always and snapshot.outcomes.get(o.value)]
-    return [*always, *others]
+    gauges = [role for role in ("running", "waiting") if role in snapshot.gauges]
+    times = {"cancel latency": snapshot.cancel_latency_s, "client lag": snapshot.client_lag_s}
+    return {
+        "users": [_outcome_text(outcome.value, snapshot) for outcome in (*always, *others)],
+        "server": [f"{role} {snapshot.gauges[role]:.0f}" for role in gauges],
+        "so far": [f"{name} {quantity(s, 's')}" for name, s in times.items() if s is not None],
+    }
 
 
 def _outcome_text(outcome: str, snapshot: Snapshot) -> str:
@@ -234,66 +208,28 @@ def _outcome_text(outcome: str, snapshot: Snapshot) -> str:
     return f"{outcome.replace('_', ' ')} {count}"
 
 
-def _shown_gauges(snapshot: Snapshot) -> list[tuple[str, float]]:
-    return [
-        (role, snapshot.gauges[role]) for role in ("running", "waiting") if role in snapshot.gauges
-    ]
+def _time_left(snapshot: Snapshot) -> str:
+    return f"about {snapshot.left_s:.0f} s left" if snapshot.left_s else "ending"
 
 
 def describe_load(plan: LoadPlan) -> str:
-    text = _described(plan)
-    return text if plan.run.processes == 1 else f"{text}, in {plan.run.processes} processes"
+    processes = plan.run.processes
+    return f"load: {_described(plan)}{f', in {processes} processes' if processes > 1 else ''}"
 
 
 def _described(plan: LoadPlan) -> str:
     if plan.schedule is not None:
-        return f"load: {describe_open_loop(plan.schedule)}"
-    users = quantity(plan.run.users, "users")
+        return describe_open_loop(plan.schedule)
+    users, most_s = quantity(plan.run.users, "users"), plan.run.max_seconds
+    most = f"{most_s:.0f} s" if most_s < HOURS_FROM_S else f"{most_s / 3600:.3g} h"
     match plan.load:
         case AbandonLoad(stop_after_abandons=None):
-            return f"load: {users} for {_time(plan.run.max_seconds)}"
+            return f"{users} for {most}"
         case AbandonLoad(stop_after_abandons=enough):
-            most = _time(plan.run.max_seconds)
-            return f"load: {users} until {enough} have walked away, at most {most}"
+            return f"{users} until {enough} have walked away, at most {most}"
         case SlotRecoveryLoad(slots=slots, trials=trials):
-            return f"load: {slots} slots, {trials} trials of each arm"
+            return f"{slots} slots, {trials} trials of each arm"
         case ChunkFrontierLoad(bystanders=others, pairs=pairs):
-            return f"load: {others} bystanders, {pairs} long prompts read and as many abandoned"
+            return f"{others} bystanders, {pairs} long prompts read and as many abandoned"
         case CancelStormLoad(streams=streams, storms=storms):
-            return f"load: {storms} storms, each abandons {streams} streams at once"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < HOURS_FROM_S else f"{seconds / 3600:.3g} h"
-
-
-HANDLED = (signal.SIGINT, signal.SIGTERM)
-
-
-class Interruption:
-    """Handles the two signals inside its `with` block (main thread only).
-
-    `requested` is a plain attribute rather than an event: the handler runs on the main thread,
-    which may hold the event's lock at that moment.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._previous: list[object] = []
-
-    def handle(self, _signum: int, _frame: FrameType | None) -> None:
-        """Note the first signal; raise KeyboardInterrupt at the second."""
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-
-    def pause(self, seconds: float) -> None:
-        threading.Event().wait(seconds)
-
-    def __enter__(self) -> Self:
-        self._previous = [signal.signal(number, self.handle) for number in HANDLED]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, previous in zip(HANDLED, self._previous, strict=True):
-            signal.signal(number, previous)  # type: ignore[arg-type]
+            return f"{storms} storms, each abandons {streams} streams at once"

@@ -13,14 +13,14 @@ from harness.errors import ConfigError, InterruptedRunError, TargetError, Walkaw
 from harness.records import ArmsSummary
 from harness.run.pipeline import (
     FinishedRun,
-    begin_manifest,
-    choose_folder,
     draw_report,
     execute,
     write_summary,
 )
-from harness.run.progress import Interruption, PrefixedProgress, Progress
+from harness.run.process import Interruption
+from harness.run.progress import PrefixedProgress, Progress
 from harness.run.run_config import ResolvedRun
+from harness.run.run_state import begin_manifest, choose_folder
 from harness.store.manifest import status_after
 from harness.store.run_folder import RunFolder
 from harness.workload.arms import ArmRun

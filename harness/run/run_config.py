@@ -194,16 +194,13 @@ def make_load_plan(resolved: ResolvedRun, server: Server, *, rows_dir: Path) -> 
 
 def _check_context(workload: Workload, server: Server) -> None:
     """Refuse requests that are longer than the server's context. Traces are fitted to it."""
-    if isinstance(workload.arrivals, TraceArrivals):
-        return
-    limit = (server.config or {}).get("max_model_len")
-    if limit is None:
+    if server.context is None or isinstance(workload.arrivals, TraceArrivals):
         return
     for keys, longest in workload.load.longest_requests.items():
-        if longest > int(limit):
+        if longest > server.context:
             raise ConfigError(
                 f"workload {workload.name}: {keys} go up to {longest} tokens, but the server's "
-                f"context holds {limit}; make them smaller"
+                f"context holds {server.context}; make them smaller"
             )
 
 

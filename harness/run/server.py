@@ -2,9 +2,7 @@
 
 import shlex
 import socket
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,10 +10,10 @@ from typing import Any, Final
 
 import httpx
 
-from harness.errors import ConfigError, InterruptedRunError, TargetError
+from harness.errors import ConfigError, TargetError
 from harness.http_client import split_place, why_unreached
 from harness.records import num_slots
-from harness.run.process import Child, free_port, python_module
+from harness.run.process import Child, Interruption, find_ready_line, free_port, python_module
 from harness.workload.target import Target
 from harness.workload.workload import EngineSettings
 
@@ -23,6 +21,8 @@ from harness.workload.workload import EngineSettings
 ENGINE_READY_S: Final = 120.0
 BAD_CONFIGURATION: Final = 2
 KNOCK_S: Final = 1.0
+PORT: Final = "{port}"
+POLL_S: Final = 0.1
 _NAMED_BY: Final = "from --target or an arm's `target`"
 
 INSTALL_TORCH: Final = (
@@ -43,8 +43,14 @@ class Server:
     slots_found: int | None = None
 
     @property
+    def context(self) -> int | None:
+        """Tokens of prompt and answer together; None if unknown."""
+        limit = (self.config or {}).get("max_model_len")
+        return None if limit is None else int(limit)
+
+    @property
     def slots(self) -> int | None:
-        """The number of batch slots; None if unknown."""
+        """None if unknown."""
         return num_slots(self.config, self.slots_found)
 
     def check_alive(self) -> None:
@@ -78,7 +84,11 @@ def engine_command(settings: EngineSettings, runner: str, *, model: str | None) 
     values = settings.model_dump(exclude={"runner", "device", "faults", "allow_faults"})
     values["model"] = model or settings.model
     for key, value in values.items():
-        command += _flag(key.replace("_", "-"), value)
+        name = key.replace("_", "-")
+        if isinstance(value, bool):
+            command.append(f"--{name}" if value else f"--no-{name}")
+        elif value is not None:
+            command += [f"--{name}", str(value)]
     for fault in settings.faults:
         command += ["--fault", fault]
     if settings.allow_faults:
@@ -86,35 +96,81 @@ def engine_command(settings: EngineSettings, runner: str, *, model: str | None) 
     return command
 
 
-def _flag(name: str, value: object) -> list[str]:
-    match value:
-        case None:
-            return []
-        case bool():
-            return [f"--{name}" if value else f"--no-{name}"]
-        case _:
-            return [f"--{name}", str(value)]
-
-
-def wait_for_engine(engine: Child, *, interrupted: Callable[[], bool]) -> str:
-    """Wait for the bundled engine. Returns its URL.
+def start_engine(
+    settings: EngineSettings,
+    runner: str,
+    log: Path,
+    children: ExitStack,
+    *,
+    model: str | None,
+    interruption: Interruption,
+) -> tuple[Child, str]:
+    """Start the bundled engine; it ends with `children`. Returns its process and its URL.
 
     Raises ConfigError if it refuses its settings, TargetError if it does not start, and
     InterruptedRunError if the user interrupts.
     """
+    command = engine_command(settings, runner, model=model)
+    engine = children.enter_context(Child("engine", command, log))
     try:
-        ready = engine.wait_until_ready(timeout_s=ENGINE_READY_S, interrupted=interrupted)
+        ready = engine.wait_until(
+            lambda: find_ready_line(log.read_text(errors="replace")),
+            timeout_s=ENGINE_READY_S,
+            interruption=interruption,
+        )
     except TargetError as error:
         if engine.wait(0) == BAD_CONFIGURATION:
-            refusal = engine.last_line().removeprefix("walkaway engine: ")
+            said = (engine.lines() or ["(its log is empty)"])[-1]
+            refusal = said.removeprefix("walkaway engine: ").removeprefix("error: ")
             raise ConfigError(
-                f"the engine refuses its settings (section [engine] of the workload): "
-                f"{refusal.removeprefix('error: ')}"
+                f"the engine refuses its settings (section [engine] of the workload): {refusal}"
             ) from error
         raise
-    if ready is None:
-        raise InterruptedRunError("interrupted while the engine was starting")
-    return str(ready["url"])
+    return engine, str(ready["url"])
+
+
+def start_command(
+    command: list[str],
+    log: Path,
+    children: ExitStack,
+    *,
+    client: httpx.Client,
+    ready_s: float,
+    interruption: Interruption,
+) -> tuple[Child, str]:
+    """Start a server by its command; it ends with `children`. Returns its process and its URL.
+
+    Raises ConfigError for a program that cannot be started, TargetError if it ends or is not ready
+    within `ready_s` seconds, and InterruptedRunError if the user interrupts.
+    """
+    port = free_port()
+    words = [word.replace(PORT, str(port)) for word in command]
+    try:
+        server = children.enter_context(Child("server", words, log, quit_s=0))
+    except OSError as error:
+        raise ConfigError(f"target.command: {words[0]}: {error.strerror}") from error
+    url = f"http://127.0.0.1:{port}"
+
+    def is_ready() -> bool | None:
+        has_ended = server.wait(0) is not None  # another server may have its port then
+        return None if has_ended or not _is_ready(client, url) else True
+
+    server.wait_until(
+        is_ready,
+        timeout_s=ready_s,
+        interruption=interruption,
+        poll_s=POLL_S,
+        setting=" (target.ready_s)",
+    )
+    return server, url
+
+
+def _is_ready(client: httpx.Client, url: str) -> bool:
+    try:
+        health, models = (client.get(f"{url}{path}") for path in ("/health", "/v1/models"))
+    except httpx.HTTPError:
+        return False
+    return models.is_success and (health.is_success or health.status_code == httpx.codes.NOT_FOUND)
 
 
 def attach(
@@ -187,10 +243,6 @@ def _get(client: httpx.Client, url: str) -> httpx.Response:
     return response
 
 
-PORT: Final = "{port}"
-POLL_S: Final = 0.1
-
-
 def parse_command(text: str) -> list[str]:
     """Split a command line like a shell. Raises ConfigError."""
     try:
@@ -203,48 +255,3 @@ def parse_command(text: str) -> list[str]:
             f"`--port {PORT}`"
         )
     return words
-
-
-@contextmanager
-def started_command(
-    command: list[str],
-    log: Path,
-    *,
-    client: httpx.Client,
-    ready_s: float,
-    interrupted: Callable[[], bool],
-    clock_ns: Callable[[], int] = time.perf_counter_ns,
-) -> Iterator[tuple[Child, str]]:
-    """A server for the length of a `with` block: its process and its URL.
-
-    Raises ConfigError for a program that cannot be started, TargetError if it ends or is not ready
-    within `ready_s` seconds, and InterruptedRunError if the user interrupts.
-    """
-    port = free_port()
-    words = [word.replace(PORT, str(port)) for word in command]
-    try:
-        child = Child("server", words, log, quit_s=0)
-    except OSError as error:
-        raise ConfigError(f"target.command: {words[0]}: {error.strerror}") from error
-    with child as server:
-        url = f"http://127.0.0.1:{port}"
-        until_ns = clock_ns() + int(ready_s * 1e9)
-        while clock_ns() < until_ns:
-            if (code := server.wait(POLL_S)) is not None:
-                raise TargetError(f"the server ended with code {code}:\n{server.tail()}")
-            if interrupted():
-                raise InterruptedRunError("interrupted while the server was starting")
-            if _is_ready(client, url):
-                yield server, url
-                return
-        raise TargetError(
-            f"the server was not ready in {ready_s:g} s (target.ready_s):\n{server.tail()}"
-        )
-
-
-def _is_ready(client: httpx.Client, url: str) -> bool:
-    try:
-        health, models = (client.get(f"{url}{path}") for path in ("/health", "/v1/models"))
-    except httpx.HTTPError:
-        return False
-    return models.is_success and (health.is_success or health.status_code == httpx.codes.NOT_FOUND)

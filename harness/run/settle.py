@@ -6,7 +6,7 @@ also in a run without scraping.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
@@ -16,11 +16,13 @@ from harness.collect.scrape import read_roles, read_samples
 from harness.collect.source import Notes, SourceError
 from harness.load.dialect import DONE, NONSENSE, decode_chunk, request_body
 from harness.records import GAUGES, MetricSample, StepRow
-from harness.run.server import Server
+from harness.run.process import Interruption
 from harness.store.manifest import Probing
 from harness.workload.load import AbandonLoad
 from harness.workload.target import Target
 from harness.workload.workload import SettleSettings, Workload
+
+Roles = Mapping[str, float]
 
 # Counters that move while anything is computed.
 _OF_WORK: Final = ("decode_calls", "generated_tokens")
@@ -73,17 +75,9 @@ def may_end_early(target: Target) -> bool:
     return bool(trusted) and all(trust == "exact" for trust in trusted)
 
 
-def is_back(before: Mapping[str, float], now: Mapping[str, float]) -> bool:
+def is_back(before: Roles, now: Roles) -> bool:
     gauges = [role for role in GAUGES if role in before]
     return bool(gauges) and all(now.get(role) == before[role] for role in gauges)
-
-
-def may_be_at_work(
-    before: Mapping[str, float], after: Mapping[str, float], later: Mapping[str, float]
-) -> bool:
-    """Is a slot still held after the settle time, while no counter of work moves?"""
-    is_held = after.get("running", 0.0) > before.get("running", 0.0)
-    return is_held and all(later.get(role) == after.get(role) for role in _OF_WORK)
 
 
 class CalmWatch:
@@ -93,14 +87,14 @@ class CalmWatch:
     has changed, counters included.
     """
 
-    def __init__(self, before: Mapping[str, float]) -> None:
+    def __init__(self, before: Roles) -> None:
         self._before = before
         self._scraped_ns: int | None = None
         self._calm = 0
-        self._values: Mapping[str, float] = {}
+        self._values: Roles = {}
         self._still_since_ns = 0
 
-    def take(self, scraped_ns: int, values: Mapping[str, float]) -> None:
+    def take(self, scraped_ns: int, values: Roles) -> None:
         """Take a scrape's values by role; a repeated scrape is ignored."""
         if scraped_ns == self._scraped_ns:
             return
@@ -113,7 +107,7 @@ class CalmWatch:
     def is_calm(self) -> bool:
         return self._calm >= CALM_SCRAPES
 
-    def is_idle(self, now_ns: int, values: Mapping[str, float]) -> bool:
+    def is_idle(self, now_ns: int, values: Roles) -> bool:
         """Do these values prove that nothing is computed or held?
 
         They do if none has changed for `LATER_S`, the gauges are as before the load, and a counter
@@ -125,56 +119,44 @@ class CalmWatch:
         return is_still and has_counter and is_back(self._before, values)
 
 
+@dataclass(slots=True, kw_only=True)
 class IdlePages:
     """The metrics pages of one run's idle server. An unreadable page is a warning, not an error."""
 
-    def __init__(
-        self,
-        client: httpx.Client,
-        urls: list[str],
-        target: Target,
-        *,
-        notes: Notes,
-        clock_ns: Callable[[], int] = time.perf_counter_ns,
-    ) -> None:
-        self.urls = urls
-        self.names_read: set[str] = set()
-        self._client = client
-        self._target = target
-        self._notes = notes
-        self._clock_ns = clock_ns
+    client: httpx.Client
+    urls: Sequence[str]
+    target: Target
+    notes: Notes
+    clock_ns: Callable[[], int] = time.perf_counter_ns
+    names_read: set[str] = field(default_factory=set)
 
     def samples(self) -> list[MetricSample] | None:
         """All samples; None without pages, or if one cannot be read."""
         if not self.urls:
             return None
         try:
-            samples = read_samples(self._client, self.urls, clock_ns=self._clock_ns)
+            samples = read_samples(self.client, self.urls, clock_ns=self.clock_ns)
         except SourceError as error:
-            self._notes.warn(str(error))
+            self.notes.warn(str(error))
             return None
         self.names_read |= {sample.name for sample in samples}
         return samples
 
     def roles(self) -> dict[str, float]:
-        return read_roles(self.samples() or [], self._target.metrics)
+        return read_roles(self.samples() or [], self.target.metrics)
 
     def roles_later(
-        self,
-        before: dict[str, float],
-        after: dict[str, float],
-        *,
-        pause: Callable[[float], None],
-        interrupted: Callable[[], bool],
+        self, before: Roles, after: Roles, *, interruption: Interruption
     ) -> dict[str, float]:
         """Read again after the reading `after`, until the counters show work or the longest step
-        must have ended."""
-        until_ns = self._clock_ns() + int(self._target.longest_step_s * 1e9)
+        must have ended: a slot that is still held may be at work in that step."""
+        is_held = after.get("running", 0.0) > before.get("running", 0.0)
+        until_ns = self.clock_ns() + int(self.target.longest_step_s * 1e9)
         while True:
-            pause(LATER_S)
+            interruption.pause(LATER_S)
             later = self.roles()
-            is_over = self._clock_ns() >= until_ns or interrupted()
-            if is_over or not may_be_at_work(before, after, later):
+            may_work = is_held and all(later.get(role) == after.get(role) for role in _OF_WORK)
+            if not may_work or self.clock_ns() >= until_ns or interruption.requested:
                 return later
 
 
@@ -240,14 +222,6 @@ class Asker:
         if not times:
             raise NotServedError("the answer was empty")
         return times
-
-
-def asker_of(
-    server: Server, target: Target, client: httpx.Client, clock_ns: Callable[[], int]
-) -> Asker:
-    return Asker(
-        client=client, url=server.url, target=target, model=server.model, clock_ns=clock_ns
-    )
 
 
 def probe_service(asker: Asker, *, longest_s: float) -> Probing:

@@ -4,18 +4,23 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from harness.errors import TargetError
+from harness.errors import ConfigError, TargetError
 from harness.load.rows import Row, ShardReader
 from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, VoidTrial
-from harness.store.manifest import LoadProcess, Manifest, UnsentArrivals
+from harness.run.load_plan import count_arrivals
+from harness.store.manifest import LoadProcess, Manifest, ScheduledArrivals, UnsentArrivals
+from harness.store.run_folder import RunFolder
 from harness.workload.load import AbandonLoad
 from harness.workload.observed_latency import ObservedLatency
 from harness.workload.plan import LoadPlan
 from harness.workload.schedule import Arrival
+
+if TYPE_CHECKING:
+    from harness.store.parquet import Sent
 
 _ERRORS = (Outcome.FAILED, Outcome.REJECTED, Outcome.TIMED_OUT)
 _WAITED_IN_VAIN = (
@@ -23,23 +28,26 @@ _WAITED_IN_VAIN = (
     "too short; with `run.first_token_timeout_s` such a request times out"
 )
 _LENGTHS = ("think_ns", "lag_ns")  # durations, not stamps
-_Process = tuple[str, int]  # host, pid
 
 
 class LoadTally:
     """Reads the shards of a folder, each row once, and counts the rows.
 
-    `host` limits it to one host's shards; `ahead_ns` is added to all stamps. `first_sent_ns` and
-    `last_ended_ns` are None before the first request. `tokens_read`: by all requests together.
+    `host` limits it to one host's shards, which get the name `called`; `ahead_ns` is added to all
+    stamps. `first_sent_ns` and `last_ended_ns` are None before the first request. `tokens_read`: by
+    all requests together.
     """
 
-    def __init__(self, rows_dir: Path, *, host: str = "*", ahead_ns: int = 0) -> None:
+    def __init__(
+        self, rows_dir: Path, *, host: str = "*", called: str | None = None, ahead_ns: int = 0
+    ) -> None:
+        self._called = called
         self._ahead_ns = ahead_ns
         self._requests = ShardReader(rows_dir, RequestRow, host=host)
         self._samples = ShardReader(rows_dir, ClientSample, host=host)
         self._marks = ShardReader(rows_dir, ProcessMark, host=host)
         self._void = ShardReader(rows_dir, VoidTrial, host=host)
-        self._last: dict[_Process, ClientSample] = {}
+        self._last: dict[tuple[str, int], ClientSample] = {}
         self.outcomes: Counter[Outcome] = Counter()
         self.tokens_read = 0
         self.first_error: str | None = None
@@ -58,9 +66,10 @@ class LoadTally:
 
     def samples(self) -> Iterator[ClientSample]:
         for part in self._samples.read_in_parts():
-            samples = self._moved(part)
-            self._last |= {(sample.host, sample.pid): sample for sample in samples}
-            yield from samples
+            for sample in self._moved(part):
+                self._last[sample.host, sample.pid] = sample
+                sample.host = self._called or sample.host
+                yield sample
 
     def processes(self) -> list[LoadProcess]:
         """Call it once, after all rows and samples."""
@@ -82,15 +91,14 @@ class LoadTally:
         if self.first_error is None:
             self.first_error = next((row.error for row in rows if row.error), None)
         first, last = min(row.sent_ns for row in rows), max(row.ended_ns for row in rows)
-        so_far = (self.first_sent_ns, self.last_ended_ns)
-        self.first_sent_ns = first if so_far[0] is None else min(so_far[0], first)
-        self.last_ended_ns = last if so_far[1] is None else max(so_far[1], last)
+        self.first_sent_ns = min(first, first if self.first_sent_ns is None else self.first_sent_ns)
+        self.last_ended_ns = max(last, self.last_ended_ns or last)
 
     def _process(self, mark: ProcessMark, ended_ns: int | None) -> LoadProcess:
         last = self._last.get((mark.host, mark.pid))
         return LoadProcess(
             worker=mark.worker,
-            host=mark.host,
+            host=self._called or mark.host,
             pid=mark.pid,
             clock=mark.clock,
             began_ns=mark.t_ns,
@@ -112,14 +120,9 @@ def _later(row: Row, by_ns: int) -> Row:
     return msgspec.structs.replace(row, **changed)
 
 
-def find_hopeless(
-    outcomes: Counter[Outcome],
-    first_error: str | None,
-    processes: Sequence[LoadProcess],
-    *,
-    tokens_read: int,
-) -> TargetError | None:
+def find_hopeless(tally: LoadTally, processes: Sequence[LoadProcess]) -> TargetError | None:
     """The error of a load in which no request was answered."""
+    outcomes = tally.outcomes
     if processes and all(process.ended_ns is None for process in processes):
         return TargetError("every load process died; see load.log in the run's folder")
     if not outcomes:
@@ -128,17 +131,9 @@ def find_hopeless(
         return None
     wrong, n = sum(outcomes[outcome] for outcome in _ERRORS), outcomes.total()
     if not wrong:
-        return None if tokens_read else TargetError(f"all {n} requests {_WAITED_IN_VAIN}")
+        return None if tally.tokens_read else TargetError(f"all {n} requests {_WAITED_IN_VAIN}")
     how_many = f"all {n} requests failed" if wrong == n else f"{wrong} of {n} requests failed"
-    return TargetError(f"{how_many}, and none was answered; the first: {first_error}")
-
-
-class Sent(NamedTuple):
-    """A sent arrival: its number in the schedule, and stamps of its row."""
-
-    number: int
-    intended_start_ns: int
-    ended_ns: int
+    return TargetError(f"{how_many}, and none was answered; the first: {tally.first_error}")
 
 
 class _AnyLatency(ObservedLatency):
@@ -148,7 +143,26 @@ class _AnyLatency(ObservedLatency):
         return 1
 
 
-def find_unsent(plan: LoadPlan, manifest: Manifest, sent: Sequence[Sent]) -> UnsentArrivals:
+def note_unsent(manifest: Manifest, folder: RunFolder, plan: LoadPlan) -> str | None:
+    """Note the unsent requests of an open loop, which have no rows. Returns a problem.
+
+    `plan` is the last loop's.
+    """
+    assert plan.schedule is not None
+    try:
+        if manifest.arrivals is None:
+            manifest.arrivals = ScheduledArrivals(
+                planned=count_arrivals(plan), max_streams=plan.schedule.max_streams
+            )
+        sent = folder.read_sent()
+        if len(sent) < manifest.arrivals.planned:
+            manifest.arrivals.unsent = find_unsent(plan, manifest, sent)
+    except ConfigError as error:
+        return f"unsent requests are in no figure: {error}"
+    return None
+
+
+def find_unsent(plan: LoadPlan, manifest: Manifest, sent: "Sequence[Sent]") -> UnsentArrivals:
     """Unsent arrivals of all loops; `plan` is the last loop's. Raises ConfigError."""
     found = UnsentArrivals()
     ends_ns = [reading.t_ns for reading in manifest.idle.loops]
@@ -161,11 +175,11 @@ def find_unsent(plan: LoadPlan, manifest: Manifest, sent: Sequence[Sent]) -> Uns
     return found
 
 
-def _still_waiting(plan: LoadPlan, sent: Sequence[Sent]) -> Iterator[tuple[float, Arrival]]:
+def _still_waiting(plan: LoadPlan, sent: "Sequence[Sent]") -> Iterator[tuple[float, Arrival]]:
     """Unsent arrivals due before the last request ended, each with its wait in seconds."""
     if plan.schedule is None or not sent:
         return
-    intended_ns = {one.number: one.intended_start_ns for one in sent}
+    intended_ns = {one.user: one.intended_start_ns for one in sent}
     missing: list[Arrival] = []
     begins_ns = []
     for arrival in plan.planned_arrivals():

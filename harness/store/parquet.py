@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import pandas as pd
@@ -71,13 +71,19 @@ def verified_batches(path: Path) -> Iterator[pa.RecordBatch]:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
-def read_sent(path: Path) -> list[tuple[int, int, int]]:
-    """Each user's request: user, intended start and end, on the monotonic clock (ns)."""
-    names = ["user", "intended_start_ns", "ended_ns"]
+class Sent(NamedTuple):
+    """A user's request: in an open loop `user` is its number in the schedule."""
+
+    user: int
+    intended_start_ns: int
+    ended_ns: int
+
+
+def read_sent(path: Path) -> list[Sent]:
     is_users = [("role", "=", Role.USER.value)]
-    table = pq.read_table(path, columns=names, filters=is_users)
-    columns = [table[name].to_pylist() for name in names]
-    return list(zip(*columns, strict=True))
+    table = pq.read_table(path, columns=list(Sent._fields), filters=is_users)
+    columns = [table[name].to_pylist() for name in Sent._fields]
+    return [Sent(*row) for row in zip(*columns, strict=True)]
 
 
 def may_have_rows(path: Path) -> bool:

@@ -6,9 +6,8 @@ to import, so they are imported when rows are first read or written.
 """
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from harness.store.frames import RunFrames
+    from harness.store.parquet import Sent
 
 RECORDS: Final[dict[str, type[msgspec.Struct]]] = {
     "requests": RequestRow,
@@ -43,6 +43,7 @@ RECORDS: Final[dict[str, type[msgspec.Struct]]] = {
     "gpu": GpuSample,
     "client": ClientSample,
 }
+WHOLE_FILES: Final = "a run whose files are whole"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +59,25 @@ class RunRows:
     gpu: Iterable[GpuSample] = ()
 
 
+class UnusableRunError(ConfigError):
+    """A run that cannot be read: the `reason`, and a `remedy`."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason}; what would help: {remedy}")
+        self.reason = reason
+        self.remedy = remedy
+
+
 class RunFolder:
+    """`rounds` holds the runs of a workload with arms, `shards` the rows of a load in progress."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.rounds = path / "rounds"
+        self.shards = path / "shards"
+        self.load_plan = path / "load_plan.json"
+        self.report = path / "report.html"
+        self.traceback = path / "traceback.txt"
 
     @classmethod
     def create(cls, path: Path) -> Self:
@@ -86,23 +103,6 @@ class RunFolder:
         return self.path.resolve().name
 
     @property
-    def shards(self) -> Path:
-        return self.path / "shards"
-
-    @property
-    def load_plan(self) -> Path:
-        return self.path / "load_plan.json"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def rounds(self) -> Path:
-        """The folder that holds the runs of a workload with arms."""
-        return self.path / "rounds"
-
-    @property
     def probe_phase(self) -> "RunFolder":
         """The run of the probes that `walkaway demo` sends after its load."""
         return RunFolder(self.path / "probe")
@@ -112,32 +112,27 @@ class RunFolder:
         return self.rounds.is_dir()
 
     def runs(self) -> list[Path]:
-        """The folders of all rounds and arms, in the order of rounds."""
-        return sorted(self.rounds.iterdir(), key=lambda path: int(path.name.partition("-")[0]))
+        """The folders of all rounds and arms, in the order of rounds; none without arms."""
+        found = self.rounds.iterdir() if self.has_arms else ()
+        return sorted(found, key=lambda path: int(path.name.partition("-")[0]))
 
     def first_runs(self) -> "dict[str, RunFolder]":
         """The first run of each arm; none without arms."""
         first: dict[str, RunFolder] = {}
-        for path in self.runs() if self.has_arms else []:
+        for path in self.runs():
             first.setdefault(path.name.partition("-")[2], RunFolder(path))
         return first
 
     def may_have_requests(self) -> bool:
         """Does it hold any, as rows or as shards? True also for an unreadable file."""
-        parts = [RunFolder(path) for path in self.runs()] if self.has_arms else [self]
-        return any(part._may_have_requests() for part in parts)
-
-    def _may_have_requests(self) -> bool:
+        if self.has_arms:
+            return any(RunFolder(path).may_have_requests() for path in self.runs())
         path = self._table("requests")
         if not path.is_file():
             return any(shard.stat().st_size for shard in self.shards.glob("requests-*.ndjson"))
         from harness.store.parquet import may_have_rows
 
         return may_have_rows(path)
-
-    @property
-    def traceback(self) -> Path:
-        return self.path / "traceback.txt"
 
     def log(self, process: str) -> Path:
         return self.path / f"{process}.log"
@@ -155,7 +150,7 @@ class RunFolder:
     def read_summary(self) -> Summary | ArmsSummary:
         """Raises UnusableRunError for another schema version or unexpected content."""
         content = self._read_json("summary.json")
-        self._check_version("summary.json", content)
+        self.check_version("summary.json", content)
         try:
             return as_summary(content)
         except msgspec.ValidationError as error:
@@ -164,7 +159,7 @@ class RunFolder:
                 f"the summary made again: delete it, then walkaway report {self.path}",
             ) from error
 
-    def _check_version(self, name: str, content: Any) -> None:
+    def check_version(self, name: str, content: Any) -> None:
         if said := other_version(content):
             raise UnusableRunError(
                 f"{self.path / name}: {said}",
@@ -188,26 +183,20 @@ class RunFolder:
     def write_all_requests(self, requests: "pd.DataFrame") -> None:
         requests.to_parquet(self._table("requests"), index=False, write_page_checksum=True)
 
-    def frames(self) -> "RunFrames":
-        """Read the whole run. Raises ConfigError if a file is missing or damaged."""
-        return self._frames()
-
-    def frames_without_tokens(self) -> "RunFrames":
-        """Read the run without token lists, which are most of a large run."""
-        from harness.store.parquet import TOKEN_LISTS
-
-        return self._frames(without=TOKEN_LISTS)
-
-    def read_sent(self) -> list[tuple[int, int, int]]:
-        """Each user's request: user, intended start and end, on the monotonic clock (ns)."""
+    def read_sent(self) -> "list[Sent]":
         from harness.store.parquet import read_sent
 
         return read_sent(self._table("requests"))
 
-    def _frames(self, *, without: Collection[str] = ()) -> "RunFrames":
-        from harness.store.frames import RunFrames
-        from harness.store.parquet import read_frame
+    def frames(self, *, with_tokens: bool = True) -> "RunFrames":
+        """Read the whole run, or all but its token lists, which are most of a large run.
 
+        Raises ConfigError if a file is missing or damaged.
+        """
+        from harness.store.frames import RunFrames
+        from harness.store.parquet import TOKEN_LISTS, read_frame
+
+        without = () if with_tokens else TOKEN_LISTS
         frames = {name: read_frame(self._table(name), without=without) for name in RECORDS}
         probes = self.probe_phase._table("requests")
         return RunFrames(
@@ -230,27 +219,10 @@ class RunFolder:
         return content
 
 
-def name_run(now: datetime, workload: str, suffix: str) -> str:
-    """Such as `20261121-053012-demo-4f2a`, which sorts by time."""
-    return f"{now:%Y%m%d-%H%M%S}-{workload}-{suffix}"
-
-
 def _replace(path: Path, content: bytes) -> None:
     part = path.with_name(path.name + ".part")
     part.write_bytes(msgspec.json.format(content, indent=2) + b"\n")
     part.replace(path)
-
-
-WHOLE_FILES: Final = "a run whose files are whole"
-
-
-class UnusableRunError(ConfigError):
-    """A run that cannot be read: the `reason`, and a `remedy`."""
-
-    def __init__(self, reason: str, remedy: str) -> None:
-        super().__init__(f"{reason}; what would help: {remedy}")
-        self.reason = reason
-        self.remedy = remedy
 
 
 def open_run(path: Path) -> RunFolder:
@@ -260,7 +232,7 @@ def open_run(path: Path) -> RunFolder:
     return RunFolder(path)
 
 
-def read_judged(folder: RunFolder) -> tuple[dict[str, Any], Summary | ArmsSummary]:
+def read_run(folder: RunFolder) -> tuple[dict[str, Any], Summary | ArmsSummary]:
     """Manifest and summary, both of our schema version. Raises UnusableRunError."""
     if not (folder.path / "summary.json").is_file():
         saved = f"; for what was saved of this one: walkaway report {folder.path}"
@@ -270,7 +242,7 @@ def read_judged(folder: RunFolder) -> tuple[dict[str, Any], Summary | ArmsSummar
         )
     try:
         manifest = folder.read_manifest()
-        folder._check_version("manifest.json", manifest)
+        folder.check_version("manifest.json", manifest)
         return manifest, folder.read_summary()
     except UnusableRunError:
         raise

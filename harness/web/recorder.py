@@ -35,7 +35,8 @@ from harness.load.rows import ShardReader
 from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, Summary
 from harness.run.measurement import Measurement
 from harness.run.pipeline import execute
-from harness.run.progress import Interruption, QuietProgress, describe_load
+from harness.run.process import Interruption
+from harness.run.progress import Progress, describe_load
 from harness.run.run_config import SEED_KEY, ResolvedRun, RunConfig, resolve_run
 from harness.store.run_folder import RunFolder
 from harness.web.live import LiveRun
@@ -132,7 +133,7 @@ def _find_lost(run: Measurement) -> TargetError | None:
     return None
 
 
-class MessageProgress(QuietProgress):
+class MessageProgress(Progress):
     def phase(self, text: str) -> None:
         tell("phase", text=text)
 

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Final
 
 from harness.run.pipeline import execute
-from harness.run.progress import Interruption, QuietProgress
+from harness.run.process import Interruption
+from harness.run.progress import Progress
 from harness.run.rounds import execute_rounds
 from harness.run.run_config import RunConfig, resolve_run
 from tests.gate_trials.cases import Case
@@ -47,6 +48,6 @@ def _run(case: Case, seed: int, folder: Path) -> None:
     )
     resolved = resolve_run(order)
     run = execute_rounds if resolved.arm_runs else execute
-    finished = run(resolved, progress=QuietProgress(), interruption=Interruption())
+    finished = run(resolved, progress=Progress(), interruption=Interruption())
     if finished.failure is not None:
         raise finished.failure

@@ -1,18 +1,14 @@
-"""Scraping: what is kept of a page, how roles are read from it, what failing looks like."""
+"""Scraping: which part of a page is kept, how roles are read from it, and unreadable pages."""
 
 from collections.abc import Callable
 
 import httpx
 import pytest
 
-from harness.collect.scrape import Scraper, find_unseen, parse_page, read_roles, read_samples
+from harness.collect.scrape import find_unseen, parse_page, read_roles, read_samples
 from harness.collect.source import SourceError
-from harness.records import MetricSample
 from harness.workload.target import MetricRole, MetricSource
 from harness.workload.workload import load_target
-
-Script = Callable[[str], tuple[int, dict[str, str], bytes]]
-Serve = Callable[[Script], str]
 
 PAGE = """\
 # TYPE vllm:num_requests_running gauge
@@ -23,8 +19,8 @@ vllm:generation_tokens_total 40
 # TYPE vllm:generation_tokens_created gauge
 vllm:generation_tokens_created 1.7e9
 # TYPE vllm:request_success_total counter
-vllm:request_success_total{finished_reason="abort"} 5
-vllm:request_success_total{finished_reason="stop"} 9
+vllm:request_success_total{finished_reason="abort",engine="0"} 5
+vllm:request_success_total{finished_reason="stop",engine="0"} 9
 # TYPE lat histogram
 lat_bucket{le="1"} 1
 lat_bucket{le="+Inf"} 2
@@ -44,31 +40,12 @@ METRICS: dict[MetricRole, MetricSource] = {
 }
 
 
-def parse(text: str) -> list[tuple[str, str, float]]:
-    samples = parse_page(text, t_ns=1, duration_ns=2, extra_labels={})
-    return [(sample.name, sample.labels, sample.value) for sample in samples]
-
-
-def test_buckets_and_creation_times_are_left_out() -> None:
-    names = {name for name, _, _ in parse(PAGE)}
-    assert "lat_sum" in names
-    assert "vllm:generation_tokens_total" in names
-    assert not any(name.endswith(("_bucket", "_created")) for name in names)
-
-
-def test_labels_are_json_with_sorted_keys() -> None:
-    assert parse('a{z="1",b="2"} 4') == [("a", '{"b": "2", "z": "1"}', 4.0)]
-
-
-def test_a_page_in_another_format_is_named_with_what_it_is(serve: Serve) -> None:
-    page = (200, {"content-type": "text/html"}, b"<html>please log in</html> {")
-    url = f"{serve(lambda _: page)}/metrics"
-    with httpx.Client(trust_env=False) as client, pytest.raises(SourceError) as caught:
-        read_samples(client, [url], clock_ns=lambda: 0)
-    assert str(caught.value) == (
-        f"the page at {url} is not in the Prometheus text format (its content-type: text/html): "
-        "name the metrics page with --metrics-url"
-    )
+def test_a_page_is_kept_without_buckets_and_creation_times() -> None:
+    samples = parse_page(PAGE, t_ns=1, duration_ns=2, extra_labels={})
+    kept = [(sample.name, sample.labels, sample.value) for sample in samples]
+    assert kept[0] == ("vllm:num_requests_running", '{"engine": "0"}', 3.0)
+    assert kept[3][1] == '{"engine": "0", "finished_reason": "abort"}', "keys are sorted"
+    assert [name for name, _, _ in kept[5:]] == ["lat_sum", "lat_count"]
 
 
 def test_a_role_is_the_sum_of_its_series_and_an_absent_one_has_no_entry() -> None:
@@ -77,38 +54,54 @@ def test_a_role_is_the_sum_of_its_series_and_an_absent_one_has_no_entry() -> Non
     assert find_unseen({sample.name for sample in samples}, METRICS) == ["waiting"]
 
 
-def test_every_metric_of_the_reference_target_has_a_name_with_its_suffix() -> None:
+def test_every_counter_of_the_reference_target_has_its_suffix() -> None:
     gauges = ("running", "waiting", "free_blocks", "kv_usage")
     for role, source in load_target("reference").metrics.items():
         assert source.name.endswith("_total") == (role not in gauges)
 
 
-def test_a_scrape_is_stamped_in_its_middle_and_kept(serve: Serve) -> None:
-    url = serve(lambda path: (200, {}, PAGE.encode())) + "/metrics"
+@pytest.mark.parametrize("name", ["reference", "vllm", "llamacpp"])
+def test_every_target_explains_its_metrics(name: str) -> None:
+    assert all(source.refresh for source in load_target(name).metrics.values())
+
+
+def client(answer: Callable[[httpx.Request], httpx.Response]) -> httpx.Client:
+    return httpx.Client(transport=httpx.MockTransport(answer))
+
+
+def test_a_scrape_is_stamped_in_its_middle_and_pages_are_told_apart() -> None:
     stamps = iter([100, 300, 1000, 1010])
-    kept: list[MetricSample] = []
-    with httpx.Client(trust_env=False) as client:
-        scraper = Scraper(client, [url], clock_ns=lambda: next(stamps), keep=kept.extend)
-        scraper.scrape()
-        assert {sample.t_ns for sample in scraper.latest} == {200}
-        assert {sample.duration_ns for sample in scraper.latest} == {200}
-        scraper.scrape()
-    assert {sample.t_ns for sample in scraper.latest} == {1005}
-    assert {sample.t_ns for sample in kept} == {200, 1005}
-    assert scraper.names == {sample.name for sample in kept}
+    asking = client(lambda request: httpx.Response(200, text=f"a {request.url.path[1:]}\n"))
+    samples = read_samples(asking, ["http://x/1", "http://x/2"], clock_ns=lambda: next(stamps))
+    assert [(one.t_ns, one.duration_ns, one.value) for one in samples] == [
+        (200, 200, 1.0),
+        (1005, 10, 2.0),
+    ]
+    assert [one.labels for one in samples] == [
+        '{"metrics_url": "http://x/1"}',
+        '{"metrics_url": "http://x/2"}',
+    ]
 
 
-def test_several_pages_are_told_apart(serve: Serve) -> None:
-    url = serve(lambda path: (200, {}, b"a 1\n" if path == "/one" else b"a 2\n"))
-    with httpx.Client(trust_env=False) as client:
-        samples = read_samples(client, [f"{url}/one", f"{url}/two"], clock_ns=lambda: 0)
-    assert len({sample.labels for sample in samples}) == 2
+def unreachable(_: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("refused")
 
 
-def test_an_error_status_and_a_closed_port_are_source_errors(serve: Serve) -> None:
-    url = serve(lambda path: (404, {}, b""))
-    with httpx.Client(trust_env=False) as client:
-        with pytest.raises(SourceError, match="status 404"):
-            read_samples(client, [url], clock_ns=lambda: 0)
-        with pytest.raises(SourceError, match="ConnectError"):
-            read_samples(client, ["http://127.0.0.1:1/metrics"], clock_ns=lambda: 0)
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda _: httpx.Response(404), "metrics at http://x/m could not be read: status 404"),
+        (unreachable, "metrics at http://x/m could not be read (ConnectError)"),
+        (
+            lambda _: httpx.Response(200, html="<html>please log in</html> {"),
+            "the page at http://x/m is not in the Prometheus text format (its content-type: "
+            "text/html; charset=utf-8): name the metrics page with --metrics-url",
+        ),
+    ],
+)
+def test_an_unreadable_page_is_named(
+    answer: Callable[[httpx.Request], httpx.Response], said: str
+) -> None:
+    with pytest.raises(SourceError) as caught:
+        read_samples(client(answer), ["http://x/m"], clock_ns=lambda: 0)
+    assert str(caught.value) == said

@@ -1,9 +1,9 @@
-"""The end of a load of several processes: whoever still writes is waited for, the dead are not."""
+"""The end of a load of several processes: slow workers are awaited, dead ones are not."""
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
@@ -12,8 +12,7 @@ import pytest
 
 from harness.load.rows import ShardReader, ShardWriter
 from harness.records import ProcessMark
-from harness.run import load_process
-from harness.run.load_process import LAST_ROWS_S, LoadProcess, let_workers_end
+from harness.run.load_process import LAST_ROWS_S, LoadProcess
 from harness.store.run_folder import RunFolder
 from tests.e2e.running import is_gone, wait_until
 from tests.harness.load.asking import PLAN
@@ -45,10 +44,71 @@ def events_of(folder: RunFolder) -> list[str]:
     return [mark.event for mark in marks_of(folder)]
 
 
+def no_pause(_: float) -> None:
+    pytest.fail("it waits")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "run")
+
+
+def test_a_worker_is_awaited_until_its_last_row(folder: RunFolder) -> None:
+    pauses: list[float] = []
+
+    def end_at_the_third(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 3:
+            write_mark(folder, HERE, "ended")
+
+    write_mark(folder, HERE, "began")
+    assert LoadProcess(pause=end_at_the_third).let_workers_end(folder, OURS) == set()
+    assert len(pauses) == 3
+
+
+def test_a_killed_worker_is_not_awaited(folder: RunFolder) -> None:
+    load = LoadProcess(pause=no_pause)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
+        write_mark(folder, worker.pid, "began")
+        worker.kill()
+        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie now
+        assert load.let_workers_end(folder, OURS) == set()
+        worker.wait()
+        assert load.let_workers_end(folder, OURS) == set()
+
+
+@pytest.mark.parametrize(
+    ("events", "session", "interrupted", "late"),
+    [
+        (["began"], OURS + 1, False, set()),  # another process has its number
+        (["began", "ended"], OURS, False, set()),
+        (["began"], OURS, True, {HERE}),
+    ],
+)
+def test_a_load_without_workers_or_interrupted_does_not_wait(
+    folder: RunFolder,
+    events: Sequence[Literal["began", "ended"]],
+    session: int,
+    interrupted: bool,
+    late: set[int],
+) -> None:
+    for event in events:
+        write_mark(folder, HERE, event)
+    load = LoadProcess(pause=no_pause)
+    assert load.let_workers_end(folder, session, interrupted=lambda: interrupted) == late
+
+
+def test_a_worker_that_never_ends_is_late_when_the_time_is_up(folder: RunFolder) -> None:
+    pauses: list[float] = []
+    write_mark(folder, HERE, "began")
+    assert LoadProcess(pause=pauses.append).let_workers_end(folder, OURS) == {HERE}
+    assert sum(pauses) == pytest.approx(LAST_ROWS_S, abs=0.1)
+
+
 class Watched:
     """A measurement that shows nothing and whose server lives."""
 
-    def __init__(self, folder: RunFolder, *, interrupted: Callable[[], bool]) -> None:
+    def __init__(self, folder: RunFolder, interrupted: Callable[[], bool]) -> None:
         self.folder = folder
         self._interrupted = interrupted
 
@@ -66,83 +126,24 @@ class Watched:
         """Nothing is shown."""
 
 
-def no_pause(_: float) -> None:
-    pytest.fail("it waits")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
-    return RunFolder.create(tmp_path / "run")
-
-
-class TestLetWorkersEnd:
-    def test_one_that_is_slow_to_end_is_waited_for(self, folder: RunFolder) -> None:
-        pauses = 0
-
-        def end_at_the_third(_: float) -> None:
-            nonlocal pauses
-            pauses += 1
-            if pauses == 3:
-                write_mark(folder, HERE, "ended")
-
-        write_mark(folder, HERE, "began")
-        assert let_workers_end(folder, OURS, pause=end_at_the_third) == set()
-        assert pauses == 3
-
-    def test_one_that_was_killed_is_not(self, folder: RunFolder) -> None:
-        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
-            write_mark(folder, worker.pid, "began")
-            worker.kill()
-            os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie now
-            assert let_workers_end(folder, OURS, pause=no_pause) == set()
-            worker.wait()
-            assert let_workers_end(folder, OURS, pause=no_pause) == set()
-
-    def test_another_process_of_the_same_number_is_not(self, folder: RunFolder) -> None:
-        write_mark(folder, HERE, "began")
-        assert let_workers_end(folder, OURS + 1, pause=no_pause) == set()
-
-    def test_nor_is_anybody_where_all_have_ended(self, folder: RunFolder) -> None:
-        write_mark(folder, HERE, "began")
-        write_mark(folder, HERE, "ended")
-        assert let_workers_end(folder, OURS, pause=no_pause) == set()
-
-    def test_one_that_never_ends_is_named_when_the_time_is_up(self, folder: RunFolder) -> None:
-        now_s = 0.0
-
-        def pause(seconds: float) -> None:
-            nonlocal now_s
-            now_s += seconds
-
-        write_mark(folder, HERE, "began")
-        assert let_workers_end(folder, OURS, clock_s=lambda: now_s, pause=pause) == {HERE}
-        assert now_s == pytest.approx(LAST_ROWS_S, abs=0.1)
-
-    def test_nobody_waits_who_is_interrupted(self, folder: RunFolder) -> None:
-        write_mark(folder, HERE, "began")
-        assert let_workers_end(folder, OURS, interrupted=lambda: True, pause=no_pause) == {HERE}
-
-
-# The worker of a load whose master has gone before.
-SLOW_WORKER = """
-import os, sys, time
+# The worker of a load: it writes its last row some time after its master has ended.
+WORKER = """
+import os, sys
 from pathlib import Path
 from harness.store.run_folder import RunFolder
 from tests.harness.run.test_load_process import write_mark
 
-folder, stays, hangs = RunFolder(Path(sys.argv[1])), sys.argv[2] == "True", sys.argv[3] == "True"
+folder, stays = RunFolder(Path(sys.argv[1])), sys.argv[2] == "True"
 reader, writer = os.pipe()
 if os.fork():
     os.read(reader, 1)
     if stays:
         sys.stdin.read()
     os._exit(0)
-master = os.getppid()
 write_mark(folder, os.getpid(), "began")
 os.write(writer, b".")
-while os.getppid() == master or hangs:
-    time.sleep(0.01)
-time.sleep(0.3)
+with open(folder.path / "go") as go:
+    go.read()
 write_mark(folder, os.getpid(), "ended")
 """
 
@@ -153,17 +154,23 @@ write_mark(folder, os.getpid(), "ended")
 def test_a_load_is_over_when_its_workers_are(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool, hangs: bool
 ) -> None:
-    """Whether it ends by itself or is stopped. A worker that hangs is not left behind."""
-    program = folder.path.parent / "slow_worker.py"
-    program.write_text(SLOW_WORKER)
-    command = [sys.executable, str(program), str(folder.path), str(is_interrupted), str(hangs)]
-    monkeypatch.setattr(load_process, "load_command", lambda *_: command)
-    if hangs:
-        monkeypatch.setattr(load_process, "LAST_ROWS_S", 0.1)
+    """Whether it ends by itself or is interrupted. A worker that hangs is not left behind."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
-    run = Watched(folder, interrupted=lambda: is_interrupted and bool(marks_of(folder)))
+    os.mkfifo(folder.path / "go")
+
+    def let_it_end(_: float) -> None:
+        if "ended" not in events_of(folder):
+            (folder.path / "go").write_text("go")
+            wait_until(lambda: "ended" in events_of(folder), "the worker has written its last row")
+
+    load = LoadProcess(
+        command=lambda *_: [sys.executable, "-c", WORKER, str(folder.path), str(is_interrupted)],
+        last_rows_s=0 if hangs else LAST_ROWS_S,
+        pause=let_it_end,
+    )
+    run = Watched(folder, lambda: is_interrupted and bool(marks_of(folder)))
     with ExitStack() as until_settled:
-        LoadProcess().run(PLAN, run, until_settled=until_settled)
+        load.run(PLAN, run, until_settled=until_settled)
         if not is_interrupted and not hangs:
             assert events_of(folder) == ["began", "ended"]
     assert events_of(folder) == (["began"] if hangs else ["began", "ended"])

@@ -1,26 +1,21 @@
-"""What a measurement says of the server that it was taken on."""
+"""A measurement without a load, and a run that cannot be saved."""
 
-from __future__ import annotations
-
-from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from harness.run.measurement import Measurement
-from harness.run.pipeline import begin_manifest
-from harness.run.progress import Interruption, QuietProgress
-from harness.run.run_config import RunConfig, resolve_run
-from harness.store.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from tests.conftest import Serve
 import errno
 import os
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from harness.errors import TargetError
+from harness.errors import InterruptedRunError, TargetError
 from harness.run.pipeline import execute, why_not_saved
+from harness.run.process import Interruption
+from harness.run.progress import Progress
+from harness.run.run_config import RunConfig, resolve_run
+from harness.store.manifest import status_after
+from harness.store.run_folder import RunFolder
+from tests.conftest import Serve
+from tests.harness.run.conftest import Begin
 
 PAGES = {
     "/v1/models": b'{"data": [{"id": "m"}]}',
@@ -28,68 +23,41 @@ PAGES = {
 }
 
 
-class NoPauses(Interruption):
-    """Nothing here needs time to pass."""
-
-    def pause(self, seconds: float) -> None:
-        """At once."""
-
-
-class NoLoad:
-    """Sends nothing."""
-
-    def prepare(self, *_: object, **__: object) -> None:
-        """Needs no time."""
-
-    def run(self, *_: object, **__: object) -> None:
-        """Over at once."""
-
-
-def page(path: str) -> tuple[int, dict[str, str], bytes]:
-    return (200, {}, PAGES[path]) if path in PAGES else (404, {}, b"")
-
-
-def test_metrics_that_are_missing_are_named_also_where_nothing_was_scraped(
-    serve: Serve, tmp_path: Path
-) -> None:
+def test_missing_metrics_are_named_also_if_nothing_was_scraped(serve: Serve, begin: Begin) -> None:
+    url = serve(lambda path: (200 if path in PAGES else 404, {}, PAGES.get(path, b"")))
     settings = ["collect.scrape=false", "settle.seconds=0"]
-    order = RunConfig(workload="demo", settings=settings, engine="vllm", target_url=serve(page))
-    resolved = resolve_run(order)
-    manifest = begin_manifest(resolved, run_id="r")
-    measurement = Measurement(
-        resolved,
-        RunFolder.create(tmp_path / "r"),
-        manifest,
-        QuietProgress(),
-        NoPauses(),
-        load=NoLoad(),
-    )
+    run = begin(settings=settings, engine="vllm", target_url=url)
     with ExitStack() as children:
-        measurement.take(children, when_loaded=lambda: None)
-    measurement.rows()
-    assert manifest.idle.after == {"running": 0.0, "generated_tokens": 5.0}
-    (note,) = [text for text in measurement.notes.texts() if "shows no metric" in text]
+        run.take(children, when_loaded=lambda: None)
+    run.rows()
+    assert run.manifest.idle.after == {"running": 0.0, "generated_tokens": 5.0}
+    (note,) = [text for text in run.notes.texts() if "shows no metric" in text]
     assert "vllm:num_requests_waiting (waiting)" in note
     assert "vllm:num_requests_running" not in note
 
 
-class FullDisk(QuietProgress):
-    """Whatever comes next fails for want of room."""
-
+class FullDisk(Progress):
     def phase(self, text: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_no_room(tmp_path: Path) -> None:
-    order = RunConfig(workload="demo", target_url="http://127.0.0.1:1", out=tmp_path / "run")
+def test_a_full_disk_ends_the_run_with_a_message(tmp_path: Path) -> None:
+    config = RunConfig(workload="demo", target_url="http://127.0.0.1:1", out=tmp_path / "run")
     with pytest.raises(TargetError, match=r"could not be saved: No space left.*make room.*/run$"):
-        execute(resolve_run(order), progress=FullDisk(), interruption=Interruption())
-    assert (tmp_path / "run" / "manifest.json").exists()
+        execute(resolve_run(config), progress=FullDisk(), interruption=Interruption())
+    kept = RunFolder(tmp_path / "run").read_manifest()
+    assert kept["status"] == "interrupted", "it does not look complete"
 
 
-def test_rows_of_the_load_that_are_on_the_disk_are_not_lost(tmp_path: Path) -> None:
+def test_the_message_says_how_to_make_a_run_of_the_rows_on_the_disk(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run")
     (folder.shards / "process-here-7.ndjson").touch()
     words = why_not_saved(errno.ENOSPC, folder)
     assert "No space left" in words
     assert f"`walkaway collect {folder.shards} --out " in words
+
+
+def test_the_status_says_how_a_run_ended() -> None:
+    assert status_after(None) == "complete"
+    assert status_after(InterruptedRunError("x")) == "interrupted"
+    assert status_after(TargetError("x")) == "target_failed"

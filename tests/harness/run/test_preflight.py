@@ -1,4 +1,4 @@
-"""What a server tells of itself, and how closely it may be watched."""
+"""The facts that a server publishes, and how closely it may be watched."""
 
 import json
 from collections.abc import Callable
@@ -8,55 +8,63 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.collect.scrape import parse_page
+from harness.records import MetricSample
 from harness.run.preflight import (
     CalibrationError,
     calibrate,
-    metrics_pages,
+    note_target,
     published_blocks,
-    published_slots,
-    published_version,
-    scrape_note,
-    scrape_warning,
-    unseen_metrics,
+    read_first,
+    with_lengths,
+    with_slots,
 )
 from harness.run.server import Server
+from harness.run.settle import Asker, IdlePages
 from harness.workload.prompts import BYTES_ARE_TOKENS, fit_scale
 from harness.workload.workload import load_target
 from tests.harness.load.asking import PLAN, plan_of
+from tests.harness.run.conftest import Begin
+from tests.made_up.rows import target_facts
 
 SERVER = Server(url="http://there", model="m", config=None, engine=None)
 PAGE = """\
 vllm:num_requests_running 0
 vllm:cache_config_info{block_size="16",num_gpu_blocks="4096"} 1
 """
+Answer = Callable[[httpx.Request], httpx.Response]
 
 
-def client_of(response: httpx.Response) -> httpx.Client:
-    return httpx.Client(transport=httpx.MockTransport(lambda _: response))
+def client(answer: Answer) -> httpx.Client:
+    return httpx.Client(transport=httpx.MockTransport(answer))
 
 
 @pytest.mark.parametrize(
-    ("response", "slots"),
+    ("engine", "response", "slots"),
     [
-        (httpx.Response(200, json={"total_slots": 4}), 4),
-        (httpx.Response(200, json={"total_slots": 0}), None),
-        (httpx.Response(200, json=[]), None),
-        (httpx.Response(404, text="File Not Found"), None),
+        ("llamacpp", httpx.Response(200, json={"total_slots": 4}), 4),
+        ("llamacpp", httpx.Response(200, json={"total_slots": 0}), None),
+        ("llamacpp", httpx.Response(200, json=[]), None),
+        ("llamacpp", httpx.Response(404), None),
+        ("vllm", httpx.Response(200, json={"total_slots": 4}), None),
     ],
 )
-def test_llamacpp_tells_its_slots(response: httpx.Response, slots: int | None) -> None:
-    with client_of(response) as client:
-        assert published_slots(client, SERVER, load_target("llamacpp")) == slots
-
-
-def test_others_are_not_asked_for_a_page_that_they_do_not_have() -> None:
-    with client_of(httpx.Response(200, json={"total_slots": 4})) as client:
-        assert published_slots(client, SERVER, load_target("vllm")) is None
+def test_slots_are_read_from_a_page_that_the_target_has(
+    begin: Begin, engine: str, response: httpx.Response, slots: int | None
+) -> None:
+    run, facts = begin(engine=engine), target_facts()
+    asker = Asker(
+        client=client(lambda _: response),
+        url=SERVER.url,
+        target=run.target,
+        model="m",
+        clock_ns=lambda: 0,
+    )
+    assert with_slots(run, facts, SERVER, asker).slots == facts.slots_found == slots
+    assert run.notes.texts() == ([f"batch slots: {slots}, from its page /props"] if slots else [])
 
 
 @pytest.mark.parametrize(
-    ("target", "response", "version"),
+    ("engine", "response", "version"),
     [
         ("vllm", httpx.Response(200, json={"version": "0.32.0"}), "0.32.0"),
         ("llamacpp", httpx.Response(200, json={"build_info": "b4321-abc"}), "b4321-abc"),
@@ -66,55 +74,68 @@ def test_others_are_not_asked_for_a_page_that_they_do_not_have() -> None:
         ("openai", httpx.Response(200, json={"version": "1"}), None),
     ],
 )
-def test_a_version_is_told_or_not_known(
-    target: str, response: httpx.Response, version: str | None
+def test_a_version_is_published_or_unknown(
+    begin: Begin, engine: str, response: httpx.Response, version: str | None
 ) -> None:
-    with client_of(response) as client:
-        assert published_version(client, SERVER, load_target(target)) == version
+    run = begin(engine=engine)
+    facts = note_target(run, client(lambda _: response), SERVER)
+    assert run.manifest.target is facts
+    assert facts.version == version
 
 
-def test_vllm_tells_its_blocks() -> None:
-    samples = parse_page(PAGE, t_ns=0, duration_ns=0, extra_labels={})
-    assert published_blocks(samples, load_target("vllm")) == 4096
-    assert published_blocks(samples[:1], load_target("vllm")) is None
-    assert published_blocks(samples, load_target("llamacpp")) is None
+@pytest.mark.parametrize(
+    ("engine", "urls", "scrapes", "found", "said"),
+    [
+        ("vllm", [], True, ["http://there/metrics"], ""),
+        ("openai", [], True, [], "figures that need /metrics are not measurable"),
+        ("openai", ["http://x/m"], True, ["http://x/m"], ""),
+        ("vllm", [], False, ["http://there/metrics"], "before the load and after it"),
+    ],
+)
+def test_metrics_are_read_from_known_pages(
+    begin: Begin, engine: str, urls: list[str], scrapes: bool, found: list[str], said: str
+) -> None:
+    run = begin(engine=engine, metrics_urls=urls, has_scraping=scrapes)
+    facts = note_target(run, client(lambda _: httpx.Response(404)), SERVER)
+    assert facts.metrics_urls == found
+    assert said in "".join(run.notes.texts())
+    assert bool(said) == bool(run.notes.texts())
 
 
-def test_a_mapping_that_fits_is_told_from_one_that_does_not() -> None:
-    samples = parse_page(PAGE, t_ns=0, duration_ns=0, extra_labels={})
-    partly = unseen_metrics(samples, ["u"], load_target("vllm"))
-    assert partly is not None
-    assert partly.startswith("not among the metrics at u: ")
-    wholly = unseen_metrics(samples, ["u"], load_target("llamacpp"))
-    assert wholly is not None
-    assert wholly.startswith("--engine llamacpp does not fit this server")
+@pytest.mark.parametrize(("interval_s", "warns"), [("0.5", True), ("2.0", False)])
+def test_scraping_more_often_than_the_target_bears_is_a_warning(
+    begin: Begin, interval_s: str, warns: bool
+) -> None:
+    run = begin(engine="llamacpp", settings=[f"collect.scrape_interval_s={interval_s}"])
+    note_target(run, client(lambda _: httpx.Response(404)), SERVER)
+    said = "".join(run.notes.warnings())
+    assert ("needs at least 1.1 s" in said) == warns
 
 
-def test_the_page_is_known_where_something_is_known_of_it() -> None:
-    assert metrics_pages([], SERVER, load_target("vllm")) == ["http://there/metrics"]
-    assert metrics_pages([], SERVER, load_target("openai")) == []
-    assert metrics_pages(["http://x/m"], SERVER, load_target("openai")) == ["http://x/m"]
+@pytest.mark.parametrize(
+    ("engine", "warning", "blocks"),
+    [("vllm", "", 4096), ("llamacpp", "--engine llamacpp does not fit this server: not ", None)],
+)
+def test_a_mapping_that_fits_is_told_apart_from_one_that_does_not(
+    begin: Begin, engine: str, warning: str, blocks: int | None
+) -> None:
+    run, facts = begin(engine=engine), target_facts()
+    pages = IdlePages(
+        client=client(lambda _: httpx.Response(200, text=PAGE)),
+        urls=["http://there/metrics"],
+        target=run.target,
+        notes=run.notes,
+    )
+    read_first(run, facts, pages)
+    assert "".join(run.notes.warnings()).startswith(warning)
+    assert bool(warning) == bool(run.notes.warnings())
+    assert facts.blocks_found == blocks
+    assert run.manifest.idle.before == ({"running": 0.0} if engine == "vllm" else {})
 
 
-def test_what_is_not_scraped_is_said() -> None:
-    assert scrape_note(1.0, ["u"]) is None
-    assert "before the load and after it" in (scrape_note(None, ["u"]) or "")
-    assert "figures that need /metrics" in (scrape_note(None, []) or "")
-
-
-def test_watching_more_closely_than_the_target_bears_is_warned_of() -> None:
-    llamacpp = load_target("llamacpp")
-    assert "needs at least 1.1 s" in (scrape_warning(0.5, llamacpp) or "")
-    assert scrape_warning(2.0, llamacpp) is None
-    assert scrape_warning(None, llamacpp) is None
-    assert scrape_warning(0.01, load_target("reference")) is None
-
-
-Answer = Callable[[httpx.Request], httpx.Response]
-
-
-def client(answer: Answer) -> httpx.Client:
-    return httpx.Client(transport=httpx.MockTransport(answer))
+def test_a_page_without_the_blocks_gives_none() -> None:
+    other = MetricSample(t_ns=0, duration_ns=0, name="other", labels="{}", value=1)
+    assert published_blocks([other], load_target("vllm")) is None
 
 
 def tokenizer(request: httpx.Request) -> httpx.Response:
@@ -126,7 +147,7 @@ def tokenizer(request: httpx.Request) -> httpx.Response:
     return httpx.Response(200, json={"choices": [], "usage": usage})
 
 
-def test_what_the_server_counts_decides() -> None:
+def test_prompt_lengths_are_fitted_to_the_tokens_that_the_server_counts() -> None:
     chat = plan_of(PLAN.url, target={"path": "/v1/chat/completions"})
     scale = calibrate(client(tokenizer), chat)
     assert scale.bytes_per_token == pytest.approx(4)
@@ -145,19 +166,21 @@ def broken(_: httpx.Request) -> httpx.Response:
     [
         (lambda _: httpx.Response(400, json={"error": {"message": "no"}}), "HTTP 400: no"),
         (lambda _: httpx.Response(200, content=b"hm"), "not in OpenAI"),
-        (
-            lambda _: httpx.Response(200, content=b'{"choices":[{"text":"\xff"}]}'),
-            "not in OpenAI",
-        ),
+        (lambda _: httpx.Response(200, content=b'{"choices":[{"text":"\xff"}]}'), "not in OpenAI"),
         (lambda _: httpx.Response(200, json={"usage": {"prompt_tokens": 2**70}}), "not in OpenAI"),
         (lambda _: httpx.Response(200, json={"choices": []}), "have no `usage.prompt_tokens`"),
         (lambda _: httpx.Response(200, json={"usage": {"prompt_tokens": 5}}), "fit no line"),
         (broken, "nothing came"),
     ],
 )
-def test_a_server_that_does_not_tell(answer: Answer, why: str) -> None:
+def test_a_server_without_token_counts_gets_bytes_for_tokens(
+    begin: Begin, answer: Answer, why: str
+) -> None:
     with pytest.raises(CalibrationError, match=why):
         calibrate(client(answer), PLAN)
+    run = begin(engine="vllm")
+    assert with_lengths(run, client(answer), PLAN) == PLAN
+    assert why in "".join(run.notes.warnings())
 
 
 @given(
@@ -173,10 +196,7 @@ def test_any_straight_line_is_found_again(rate: float, overhead: float, wanted: 
     assert made == pytest.approx(wanted, rel=0.2)  # samples are whole tokens, and wanted far off
 
 
-@pytest.mark.parametrize("samples", [[], [(64, 9)], [(64, 9), (64, 10)], [(64, 9), (128, 9)]])
-def test_too_little_to_draw_a_line(samples: list[tuple[int, int]]) -> None:
-    assert fit_scale(samples) is None
-
-
-def test_bytes_are_tokens() -> None:
+def test_too_few_samples_make_no_line() -> None:
+    for samples in ([], [(64, 9)], [(64, 9), (64, 10)], [(64, 9), (128, 9)]):
+        assert fit_scale(samples) is None
     assert [BYTES_ARE_TOKENS.num_bytes(n) for n in (1, 7, 4096)] == [1, 7, 4096]

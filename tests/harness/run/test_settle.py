@@ -1,94 +1,148 @@
-"""The pages of an idle server: what they tell by role, and how long work is looked for on them."""
-
-from collections.abc import Callable
+"""After the load: how long to settle, and the metrics pages of the idle server."""
 
 import httpx
 import pytest
 
 from harness.collect.source import Notes
-from harness.run.settle import CALM_SCRAPES, LATER_S, CalmWatch, IdlePages
-from harness.workload.workload import load_target
+from harness.run.process import Interruption
+from harness.run.settle import (
+    CALM_SCRAPES,
+    LATER_S,
+    CalmWatch,
+    IdlePages,
+    is_back,
+    may_end_early,
+    settle_seconds,
+    silence_seconds,
+    typical_step_s,
+)
+from harness.workload.workload import SettleSettings, load_target, load_workload
+from tests.made_up.rows import step_row
 
-URL = "http://127.0.0.1/metrics"
+
+@pytest.mark.parametrize(
+    ("engine", "step_s", "settings", "seconds"),
+    [
+        ("reference", None, SettleSettings(), 2.0),
+        ("reference", 0.02, SettleSettings(), 2.0),
+        ("reference", 0.5, SettleSettings(), 10.0),
+        ("reference", 0.5, SettleSettings(steps=2), 2.0),
+        ("reference", 0.02, SettleSettings(seconds=0.1), 0.4),
+        ("reference", None, SettleSettings(seconds=7.0), 7.0),
+        ("vllm", 9.0, SettleSettings(), 5.0),
+    ],
+)
+def test_settle_time_is_seconds_or_steps_whichever_is_longer(
+    engine: str, step_s: float | None, settings: SettleSettings, seconds: float
+) -> None:
+    assert settle_seconds(load_target(engine), settings, step_s) == pytest.approx(seconds)
 
 
-class Server:
+@pytest.mark.parametrize(
+    ("engine", "way", "settings", "seconds"),
+    [
+        ("reference", "vanish", [], 11.0),
+        ("reference", "stop_reading", [], 11.0),
+        ("reference", "fin", [], 0.0),
+        ("reference", "vanish", ["settle.silence_seconds=3"], 3.0),
+        ("vllm", "vanish", [], 0.0),
+    ],
+)
+def test_users_that_leave_in_silence_make_the_settle_time_longer(
+    engine: str, way: str, settings: list[str], seconds: float
+) -> None:
+    mix = f'load.mix=[{{plan="tokens", tokens=5, way="{way}"}}]'
+    workload = load_workload("demo", ["load.abandon_after_tokens=[]", mix, *settings])
+    assert silence_seconds(load_target(engine), workload) == seconds
+
+
+def test_the_typical_step_is_the_median() -> None:
+    assert typical_step_s([]) is None
+    steps = [step_row(1, 100, 100 + ns, {}) for ns in (10, 20, 5000)]
+    assert typical_step_s(steps) == pytest.approx(20e-9)
+
+
+@pytest.mark.parametrize(
+    ("engine", "early"),
+    [("reference", True), ("llamacpp", True), ("vllm", False), ("openai", False)],
+)
+def test_settling_ends_early_only_if_gauges_are_exact(engine: str, early: bool) -> None:
+    assert may_end_early(load_target(engine)) is early
+
+
+def test_back_means_every_gauge_but_no_counter() -> None:
+    before = {"running": 0.0, "free_blocks": 9.0, "generated_tokens": 1.0}
+    assert is_back(before, {"running": 0.0, "free_blocks": 9.0, "generated_tokens": 500.0})
+    assert not is_back(before, {"running": 0.0, "free_blocks": 8.0})
+    assert not is_back(before, {"running": 0.0})
+    assert not is_back({}, {})
+
+
+class Server(Interruption):
     """Shows `running` requests and counts its readings; each pause takes its time."""
 
-    def __init__(self) -> None:
-        self.running: float | None = 0.0
-        self.generated = 100.0
-        self.reads = 0
-        self.now_ns = 0
+    def __init__(self, *, running: float = 0.0, generated: float = 100.0) -> None:
+        super().__init__()
+        self.page = f"vllm:num_requests_running {running}\n"
+        self.page += f"vllm:generation_tokens_total {generated}\n"
+        self.reads = self.now_ns = 0
         self.notes = Notes()
 
     def answer(self, _request: httpx.Request) -> httpx.Response:
         self.reads += 1
-        if self.running is None:
-            return httpx.Response(500)
-        lines = f"vllm:num_requests_running {self.running}\n"
-        lines += f"vllm:generation_tokens_total {self.generated}\n"
-        return httpx.Response(200, text=lines)
+        return httpx.Response(200, text=self.page) if self.page else httpx.Response(500)
 
     def pages(self, *urls: str) -> IdlePages:
-        client = httpx.Client(transport=httpx.MockTransport(self.answer))
-        target = load_target("vllm").model_copy(update={"longest_step_s": 3.0})
-        return IdlePages(client, list(urls), target, notes=self.notes, clock_ns=lambda: self.now_ns)
+        return IdlePages(
+            client=httpx.Client(transport=httpx.MockTransport(self.answer)),
+            urls=urls,
+            target=load_target("vllm").model_copy(update={"longest_step_s": 3.0}),
+            notes=self.notes,
+            clock_ns=lambda: self.now_ns,
+        )
 
     def pause(self, seconds: float) -> None:
         self.now_ns += int(seconds * 1e9)
 
 
-def never() -> bool:
-    return False
-
-
-def later(server: Server, *, interrupted: Callable[[], bool] = never) -> dict[str, float]:
-    before = {"running": 0.0, "generated_tokens": 50.0}
-    after = {"running": 1.0, "generated_tokens": 100.0}
-    pages = server.pages(URL)
-    return pages.roles_later(before, after, pause=server.pause, interrupted=interrupted)
-
-
-def test_roles_are_told_and_the_names_kept() -> None:
-    pages = Server().pages(URL)
+def test_idle_pages_give_roles_and_keep_the_names() -> None:
+    pages = Server().pages("http://s/metrics")
     assert pages.roles() == {"running": 0.0, "generated_tokens": 100.0}
     assert pages.names_read == {"vllm:num_requests_running", "vllm:generation_tokens_total"}
 
 
-def test_a_page_that_cannot_be_read_is_a_warning_and_no_zero() -> None:
+def test_an_unreadable_page_is_a_warning_and_no_zero() -> None:
     server = Server()
-    server.running = None
-    pages = server.pages(URL)
-    assert pages.samples() is None
-    assert pages.roles() == {}
+    assert server.pages().samples() is None
+    assert server.reads == 0
+    assert not server.notes.warnings(), "without a page nothing is asked"
+    server.page = ""
+    assert server.pages("http://s/metrics").samples() is None
+    assert server.pages("http://s/metrics").roles() == {}
     (said,) = server.notes.warnings()
     assert "500" in said
 
 
-def test_without_a_page_nothing_is_asked() -> None:
-    server = Server()
-    assert server.pages().samples() is None
-    assert server.reads == 0
-    assert not server.notes.warnings()
-
-
-@pytest.mark.parametrize(("running", "generated", "reads"), [(1.0, 130.0, 1), (1.0, 100.0, 3)])
-def test_work_is_looked_for_until_it_shows_or_a_step_must_have_ended(
-    running: float, generated: float, reads: int
+@pytest.mark.parametrize(
+    ("running", "generated", "interrupted", "reads"),
+    [
+        (0.0, 100.0, False, 1),  # no slot is held
+        (1.0, 130.0, False, 1),  # it works
+        (1.0, 100.0, False, 3),  # the longest step may still be under way
+        (1.0, 100.0, True, 1),
+    ],
+)
+def test_a_held_slot_is_watched_until_work_shows_or_a_step_must_have_ended(
+    running: float, generated: float, interrupted: bool, reads: int
 ) -> None:
-    server = Server()
-    server.running, server.generated = running, generated
-    assert later(server)["generated_tokens"] == generated
+    server = Server(running=running, generated=generated)
+    server.requested = interrupted
+    before = {"running": 0.0, "generated_tokens": 50.0}
+    after = {"running": running, "generated_tokens": 100.0}
+    later = server.pages("http://s/metrics").roles_later(before, after, interruption=server)
+    assert later["generated_tokens"] == generated
     assert server.reads == reads
     assert server.now_ns == int(reads * LATER_S * 1e9)
-
-
-def test_an_interrupted_look_ends_at_once() -> None:
-    server = Server()
-    server.running = 1.0
-    later(server, interrupted=lambda: True)
-    assert server.reads == 1
 
 
 BEFORE = {"running": 0.0, "generated_tokens": 50.0}
@@ -111,8 +165,8 @@ STILL = {"running": 0.0, "generated_tokens": 100.0}
         "not for long enough",
         "a counter moved on the way",
         "a counter moved at the end",
-        "somebody has a slot",
-        "no counter tells",
+        "a slot is held",
+        "no counter",
         "nothing was scraped",
     ],
 )

@@ -1,61 +1,99 @@
-"""What a schedule had and nobody sent: who they were, and how long they had waited."""
+"""The rows of a load: was any request answered, and which of a schedule were never sent?"""
+
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from harness.run.shards import Sent, find_unsent
-from harness.store.manifest import IdleReading, Manifest
-from harness.workload.abandon import PrefillPlan
+from harness.records import Outcome
+from harness.run.shards import LoadTally, find_hopeless, find_unsent
+from harness.store.manifest import IdleReading, LoadProcess, UnsentArrivals
+from harness.store.parquet import Sent
+from harness.workload.abandon import AbandonPlan, PrefillPlan
 from harness.workload.arrivals import ConstantArrivals
-from harness.workload.load import AbandonLoad
-from harness.workload.plan import LoadPlan
-from tests.harness.load.asking import plan_of as plan_for
+from tests.harness.load.asking import plan_of
 from tests.harness.workload.mixes import STAY, load_of, tokens
 from tests.made_up.rows import made_up_manifest
 
 S = 1_000_000_000
 
 
-def plan_of(load: AbandonLoad, *, seed: int = 7) -> LoadPlan:
-    """Ten arrivals, one a second."""
-    arrivals = ConstantArrivals(kind="constant", rate=1, seconds=10, max_streams=2)
-    return plan_for("http://127.0.0.1:1", load=load, arrivals=arrivals, seed=seed)
+@pytest.mark.parametrize(
+    ("outcomes", "tokens_read", "said"),
+    [
+        ({}, 1, "made no request"),
+        ({"failed": 2}, 1, "all 2 requests failed, and none was answered; the first: HTTP 404"),
+        ({"timed_out": 1, "cut_off": 1}, 1, "1 of 2 requests failed"),
+        ({"failed": 1, "abandoned": 1}, 1, None),
+        ({"failed": 9, "completed": 1}, 1, None),
+        ({"cut_off": 3}, 1, None),
+        ({"abandoned": 1, "cut_off": 1}, 0, None),  # left before the first token
+        ({"cut_off": 3}, 0, "all 3 requests were waiting for their first token when the load"),
+    ],
+)
+def test_a_load_without_an_answer_is_a_failure(
+    tmp_path: Path, outcomes: dict[str, int], tokens_read: int, said: str | None
+) -> None:
+    tally = LoadTally(tmp_path)
+    tally.outcomes = Counter({Outcome(name): n for name, n in outcomes.items()})
+    tally.first_error, tally.tokens_read = "HTTP 404: no such model", tokens_read
+    error = find_hopeless(tally, [])
+    assert (error is None) == (said is None)
+    assert (said or "") in str(error)
 
 
-def manifest_of(*loops_ended_s: float) -> Manifest:
+def test_a_load_whose_processes_all_died_is_a_failure(tmp_path: Path) -> None:
+    tally = LoadTally(tmp_path)
+    tally.outcomes, tally.tokens_read = Counter({Outcome.ABANDONED: 5}), 9
+    dead, alive = (
+        LoadProcess(
+            worker=0,
+            host="here",
+            pid=1,
+            clock="boot",
+            began_ns=1,
+            ended_ns=ended_ns,
+            last_seen_ns=5,
+            requests=3,
+            open_streams=2,
+        )
+        for ended_ns in (None, 9)
+    )
+    assert "every load process died" in str(find_hopeless(tally, [dead, dead]))
+    assert find_hopeless(tally, [dead, alive]) is None
+
+
+def unsent(*sent: Sent, leave: AbandonPlan = STAY, loops_ended_s: list[int]) -> UnsentArrivals:
+    """Of ten arrivals, one a second, in each loop."""
     manifest = made_up_manifest(seed=7)
-    manifest.idle.loops = [IdleReading(t_ns=int(t * S), values={}) for t in loops_ended_s]
-    return manifest
+    manifest.idle.loops = [IdleReading(t_ns=t * S, values={}) for t in loops_ended_s]
+    arrivals = ConstantArrivals(kind="constant", rate=1, seconds=10, max_streams=2)
+    seed = 7 + max(0, len(loops_ended_s) - 1)  # the last loop's
+    plan = plan_of("http://127.0.0.1:1", load=load_of(leave), arrivals=arrivals, seed=seed)
+    return find_unsent(plan, manifest, sent)
 
 
 def sent(number: int, *, begins_s: float, end_s: float) -> Sent:
     return Sent(number, int((begins_s + number) * S), int(end_s * S))
 
 
-def test_who_was_due_had_waited_until_the_last_request_ended() -> None:
+def test_an_unsent_request_waited_until_the_last_request_ended() -> None:
     seen = [sent(n, begins_s=100, end_s=107.5) for n in (0, 1, 3)]
-    found = find_unsent(plan_of(load_of(STAY)), manifest_of(), seen)
+    found = unsent(*seen, loops_ended_s=[])
     assert found.to_stay_s == pytest.approx([5.5, 3.5, 2.5, 1.5, 0.5])  # 8 and 9 were not due yet
     assert found.to_leave_s == []
+    nothing = unsent(loops_ended_s=[])
+    assert nothing.to_stay_s == nothing.to_leave_s == [], "nothing says when it began"
 
 
-def test_who_would_have_left_is_told_from_who_would_have_stayed() -> None:
-    leaving = (tokens(1), PrefillPlan(plan="prefill", share=[0.1, 0.2]))
-    for leave in leaving:
-        found = find_unsent(
-            plan_of(load_of(leave)), manifest_of(), [sent(0, begins_s=0, end_s=2.5)]
-        )
-        assert not found.to_stay_s
-        assert found.to_leave_s == pytest.approx([1.5, 0.5])
+@pytest.mark.parametrize("leave", [tokens(1), PrefillPlan(plan="prefill", share=[0.1, 0.2])])
+def test_unsent_users_that_would_have_left_are_counted_apart(leave: AbandonPlan) -> None:
+    found = unsent(sent(0, begins_s=0, end_s=2.5), leave=leave, loops_ended_s=[])
+    assert not found.to_stay_s
+    assert found.to_leave_s == pytest.approx([1.5, 0.5])
 
 
 def test_each_loop_has_a_schedule_of_its_own() -> None:
     seen = [sent(n, begins_s=100, end_s=109) for n in range(10)]
     seen += [sent(0, begins_s=200, end_s=201.5)]
-    plan = plan_of(load_of(STAY), seed=8)  # the second loop's
-    found = find_unsent(plan, manifest_of(150, 250), seen)
-    assert found.to_stay_s == pytest.approx([0.5])
-
-
-def test_where_nothing_was_sent_nobody_knows_when_it_began() -> None:
-    found = find_unsent(plan_of(load_of(STAY)), manifest_of(), [])
-    assert found.to_stay_s == found.to_leave_s == []
+    assert unsent(*seen, loops_ended_s=[150, 250]).to_stay_s == pytest.approx([0.5])

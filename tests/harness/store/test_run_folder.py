@@ -1,7 +1,6 @@
 """Rows come back from parquet as they were, missing values stay missing, folders do not mix."""
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +10,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.errors import ConfigError
-from harness.records import (
-    ClientSample,
-    CpuSample,
-    GpuSample,
-    MetricSample,
-    Outcome,
-    RequestRow,
-    StepRow,
-)
-from harness.store.manifest import Clock, Manifest
+from harness.records import ClientSample, CpuSample, GpuSample, MetricSample, Outcome, RequestRow
+from harness.store.manifest import Clock
 from harness.store.parquet import schema_of
-from harness.store.run_folder import RECORDS, RunFolder, RunRows, name_run
-from tests.made_up.rows import lifecycle_event, request_row
+from harness.store.run_folder import RECORDS, RunFolder, RunRows
+from tests.made_up.rows import lifecycle_event, made_up_manifest, request_row, step_row
 
 LARGE_NS = 2**53 + 1  # a float would lose its last digit
 
 
-def a_request(name: str = "r1", outcome: Outcome = Outcome.ABANDONED, **more: Any) -> RequestRow:
+def a_request(name: str, outcome: Outcome = Outcome.ABANDONED, **more: Any) -> RequestRow:
     return request_row(
         name,
         sent_ns=LARGE_NS + 1,
@@ -39,24 +30,10 @@ def a_request(name: str = "r1", outcome: Outcome = Outcome.ABANDONED, **more: An
     )
 
 
-def a_manifest() -> Manifest:
-    return Manifest(
-        run_id="x",
-        created_at="2026-11-21T00:00:00+00:00",
-        command=["walkaway", "demo"],
-        seed=1,
-        versions={},
-        hardware={},
-        workload={},
-        settle_s=2.0,
-        scrape_interval_s=None,
-    )
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     folder = RunFolder.create(tmp_path / "run")
-    folder.write_manifest(a_manifest())
+    folder.write_manifest(made_up_manifest(seed=1))
     return folder
 
 
@@ -71,48 +48,14 @@ def test_an_empty_run_has_every_column(folder: RunFolder) -> None:
     assert "scheduled" not in frames.steps.columns
 
 
-def test_requests_come_back_as_they_were(folder: RunFolder) -> None:
-    left = a_request(abandoned_ns=LARGE_NS + 5)
+def test_rows_come_back_as_they_were(folder: RunFolder) -> None:
+    left = a_request("r1", abandoned_ns=LARGE_NS + 5)
     stayed = a_request("r2", Outcome.COMPLETED, planned_abandon=None)
-    folder.write_rows(RunRows(requests=[left, stayed]))
-    requests = folder.frames().requests
-    assert list(requests["request_id"]) == ["r1", "r2"]
-    assert list(requests["outcome"]) == ["abandoned", "completed"]
-    assert requests["sent_ns"].dtype == np.int64
-    assert requests["abandoned_ns"].dtype == pd.Int64Dtype()
-    assert requests["abandoned_ns"][0] == LARGE_NS + 5
-    assert requests["abandoned_ns"][1] is pd.NA
-    assert list(requests["token_times_ns"][0]) == [LARGE_NS + 2, LARGE_NS + 3]
-
-
-def test_nullable_integers_stay_exact_even_with_nulls(folder: RunFolder) -> None:
-    folder.write_rows(RunRows(requests=[a_request(abandoned_ns=LARGE_NS), a_request()]))
-    assert int(folder.frames().requests["abandoned_ns"][0]) == LARGE_NS
-
-
-def test_the_maps_of_a_step_become_aligned_lists(folder: RunFolder) -> None:
-    step = StepRow(
-        step=1,
-        started_ns=10,
-        ended_ns=20,
-        num_running=2,
-        num_waiting=0,
-        free_blocks=5,
-        scheduled={"a": 32, "b": 1},
-        sampled={"b": 1},
-    )
-    folder.write_rows(RunRows(steps=[step]))
-    row = folder.frames().steps.iloc[0]
-    assert list(row["request_ids"]) == ["a", "b"]
-    assert list(row["scheduled_tokens"]) == [32, 1]
-    assert list(row["sampled_tokens"]) == [0, 1]
-
-
-def test_the_other_frames_come_back(folder: RunFolder) -> None:
-    event = lifecycle_event(1, 5, "arrived", "r1")
     folder.write_rows(
         RunRows(
-            lifecycle=[event],
+            requests=[left, stayed],
+            lifecycle=[lifecycle_event(1, 5, "arrived", "r1")],
+            steps=[step_row(1, 10, 20, {"a": 32, "b": 1}, sampled={"b": 1})],
             server_metrics=[MetricSample(t_ns=1, duration_ns=2, name="m", labels="{}", value=3.5)],
             cpu=[CpuSample(t_ns=1, process="machine", cores=0.5, rss_bytes=7)],
             gpu=[GpuSample(t_ns=1, gpu=0, utilisation=0.25, memory_bytes=9, power_w=None)],
@@ -120,6 +63,19 @@ def test_the_other_frames_come_back(folder: RunFolder) -> None:
         )
     )
     frames = folder.frames()
+    requests = frames.requests
+    assert list(requests["request_id"]) == ["r1", "r2"]
+    assert list(requests["outcome"]) == ["abandoned", "completed"]
+    assert requests["sent_ns"].dtype == np.int64
+    assert requests["abandoned_ns"].dtype == pd.Int64Dtype()
+    assert int(requests["abandoned_ns"][0]) == LARGE_NS + 5
+    assert requests["abandoned_ns"][1] is pd.NA
+    assert list(requests["token_times_ns"][0]) == [LARGE_NS + 2, LARGE_NS + 3]
+    assert "token_times_ns" not in folder.frames(with_tokens=False).requests.columns
+    step = frames.steps.iloc[0]
+    assert list(step["request_ids"]) == ["cmpl-a", "cmpl-b"]
+    assert list(step["scheduled_tokens"]) == [32, 1]
+    assert list(step["sampled_tokens"]) == [0, 1]
     assert frames.lifecycle["event"][0] == "arrived"
     assert frames.lifecycle["step"][0] is pd.NA
     assert frames.server_metrics["value"][0] == 3.5
@@ -145,44 +101,20 @@ def test_a_folder_has_no_shards_once_they_are_removed(folder: RunFolder) -> None
     assert not folder.shards.exists()
 
 
-def test_a_folder_that_holds_anything_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "old.txt").write_text("kept")
-    with pytest.raises(ConfigError, match=r"is not empty; name a new folder with --out"):
-        RunFolder.create(tmp_path)
-    assert (tmp_path / "old.txt").read_text() == "kept"
-
-
-def test_a_folder_that_cannot_be_made_is_a_message(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be made"):
-        RunFolder.create(tmp_path / "file" / "run")
-
-
-def test_a_folder_that_is_no_run_is_a_message(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"requests\.parquet: cannot be read"):
         RunFolder(tmp_path).frames()
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(ConfigError, match=r"is not empty; name a new folder with --out"):
+        RunFolder.create(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be made"):
+        RunFolder.create(tmp_path / "file" / "run")
+    assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_the_manifest_is_replaced_whole(folder: RunFolder) -> None:
-    manifest = a_manifest()
-    manifest.status = "complete"
-    manifest.clock = Clock(comparable=True, round_trip_ns=5)
-    folder.write_manifest(manifest)
+    folder.write_manifest(made_up_manifest(clock=Clock(comparable=True, round_trip_ns=5)))
     written = json.loads((folder.path / "manifest.json").read_text())
-    assert written["status"] == "complete"
-    assert written["clock"] == {
-        "name": "CLOCK_MONOTONIC",
-        "comparable": True,
-        "round_trip_ns": 5,
-    }
+    assert written["clock"] == {"name": "CLOCK_MONOTONIC", "comparable": True, "round_trip_ns": 5}
     assert written["idle"] == {"before": {}, "after": {}, "later": {}, "loops": []}
     assert not list(folder.path.glob("*.part"))
-
-
-def test_a_new_manifest_does_not_look_complete(folder: RunFolder) -> None:
-    assert folder.read_manifest()["status"] == "interrupted"
-
-
-def test_a_run_is_named_after_time_and_workload() -> None:
-    now = datetime(2026, 11, 21, 5, 30, 12, tzinfo=UTC)
-    assert name_run(now, "demo", "4f2a") == "20261121-053012-demo-4f2a"

@@ -1,0 +1,117 @@
+"""The reference engine's logs and its clock, read over HTTP."""
+
+from collections.abc import Callable
+
+import httpx
+import msgspec
+import pytest
+
+from harness.collect.lifecycle import LogFollower, check_clock
+from harness.collect.source import Notes, SourceError
+from harness.records import LifecycleEvent
+from harness.store.manifest import boot_id
+from tests.made_up.rows import lifecycle_event
+
+URL = "http://engine/walkaway/lifecycle"
+
+
+class Log:
+    """A log of events 1 to `last`, paged like the engine's, and its follower."""
+
+    def __init__(self, last: int, *, dropped: int = 0, most_rows: int = 10_000) -> None:
+        self.last, self._dropped, self._most_rows = last, dropped, most_rows
+        self.notes, self.kept = Notes(), list[int]()
+        client = httpx.Client(transport=httpx.MockTransport(self._answer))
+        self.follower = LogFollower(client, URL, LifecycleEvent, self.notes, keep=self._keep)
+
+    def _keep(self, rows: list[LifecycleEvent]) -> None:
+        self.kept += [row.seq for row in rows]
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        after, limit = int(request.url.params["after"]), int(request.url.params["limit"])
+        seqs = range(after + 1, min(after + min(limit, self._most_rows), self.last) + 1)
+        headers = {
+            "x-walkaway-next-after": str(seqs[-1] if seqs else after),
+            "x-walkaway-dropped": str(self._dropped if after == 0 else 0),
+            "x-walkaway-last": str(self.last),
+        }
+        rows = [lifecycle_event(seq, seq * 10, "arrived", f"s{seq}") for seq in seqs]
+        content = msgspec.json.Encoder().encode_lines(rows)
+        return httpx.Response(200, headers=headers, content=content)
+
+
+@pytest.mark.parametrize(("last", "most_rows"), [(10_001, 10_000), (100, 7)])
+def test_each_row_is_read_once_over_pages_of_any_size(last: int, most_rows: int) -> None:
+    log = Log(last, most_rows=most_rows)
+    log.follower.catch_up()
+    log.follower.catch_up()
+    assert log.kept == list(range(1, last + 1))
+    assert not log.notes.warnings()
+
+
+@pytest.mark.parametrize(("last", "most_rows"), [(10_002, 10_000), (100, 7)])
+def test_rows_of_earlier_clients_are_skipped(last: int, most_rows: int) -> None:
+    log = Log(last, dropped=3, most_rows=most_rows)
+    log.follower.skip_history()
+    log.last += 2
+    log.follower.catch_up()
+    assert log.kept == [last + 1, last + 2]
+    assert not log.notes.warnings(), "those dropped are of earlier clients too"
+
+
+def test_dropped_rows_are_noted() -> None:
+    log = Log(2, dropped=7)
+    log.follower.catch_up()
+    assert log.notes.warnings() == [f"{URL}: 7 rows fell out of the engine's log unread"]
+
+
+def answering(*answers: httpx.Response) -> httpx.Client:
+    left = iter(answers)
+    return httpx.Client(transport=httpx.MockTransport(lambda _: next(left)))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.Response(404),
+        httpx.Response(200, headers={"x-walkaway-next-after": "1"}, text="not json\n"),
+        httpx.Response(200, text=""),
+    ],
+)
+def test_an_unreadable_log_is_named(answer: httpx.Response) -> None:
+    kept: list[object] = []
+    follower = LogFollower(answering(answer), URL, LifecycleEvent, Notes(), keep=kept.append)
+    with pytest.raises(SourceError, match=f"{URL} could not be read"):
+        follower.catch_up()
+    assert not kept
+
+
+def clock_readings(*stamps: int) -> Callable[[], int]:
+    left = iter(stamps)
+    return lambda: next(left)
+
+
+@pytest.mark.parametrize(
+    ("server_ns", "boot", "comparable"),
+    [
+        (15, boot_id(), True),
+        (10, boot_id(), True),
+        (9, boot_id(), False),
+        (21, boot_id(), False),
+        (15, "another host's", False),
+    ],
+)
+def test_clocks_compare_if_each_reading_fits_and_the_boot_is_ours(
+    server_ns: int, boot: str, comparable: bool
+) -> None:
+    good = httpx.Response(200, json={"now_ns": 5, "boot_id": boot_id()})
+    odd = httpx.Response(200, json={"now_ns": server_ns, "boot_id": boot})
+    stamps = clock_readings(0, 40, 10, 20, 0, 40, 0, 40, 0, 40)
+    clock = check_clock(answering(good, odd, good, good, good), URL, clock_ns=stamps)
+    assert (clock.comparable, clock.round_trip_ns) == (comparable, 10)
+
+
+def test_an_unreadable_clock_is_named() -> None:
+    broken = answering(httpx.Response(200, json=[]))
+    with pytest.raises(SourceError, match="could not be read"):
+        check_clock(broken, URL, clock_ns=lambda: 5)

@@ -1,0 +1,189 @@
+"""The harness's own requests: does the server still serve, and how many slots has it?"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+
+from harness.http_client import http_client
+from harness.run.preflight import Span, count_slots, find_limit, most_at_once
+from harness.run.settle import Asker, probe_service
+from harness.workload.target import Target
+
+Answer = Callable[[httpx.Request], httpx.Response]
+TOKEN = {"choices": [{"index": 0, "text": " w"}]}
+
+
+def stream(*events: object) -> Answer:
+    lines = [*(f"data: {json.dumps(event)}\n\n" for event in events), "data: [DONE]\n\n"]
+    return lambda _: httpx.Response(200, text="".join(lines))
+
+
+def clock(step_s: int) -> Callable[[], int]:
+    """Each reading is so many seconds later."""
+    times = iter(range(0, 10**12, step_s * 10**9))
+    return lambda: next(times)
+
+
+def asker(
+    client: httpx.Client, url: str, clock_ns: Callable[[], int] = time.perf_counter_ns
+) -> Asker:
+    target = Target(name="t", description="d", settle_s=0.0)
+    return Asker(client=client, url=url, target=target, model="m", clock_ns=clock_ns)
+
+
+def asking(answer: Answer, clock_ns: Callable[[], int], *, health: int = 200) -> Asker:
+    def of_page(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(health) if request.url.path == "/health" else answer(request)
+
+    return asker(httpx.Client(transport=httpx.MockTransport(of_page)), "http://s", clock_ns)
+
+
+@pytest.mark.parametrize(("status", "health"), [(200, True), (404, None), (503, False)])
+def test_a_server_that_serves_is_well(status: int, health: bool | None) -> None:
+    probing = probe_service(asking(stream(*[TOKEN] * 4), clock(1), health=status), longest_s=30)
+    assert (probing.sent, probing.healthy, probing.errors) == (3, health, [])
+    assert probing.ttft_s == [2.0] * 3  # a reading at the deadline, another at the token
+
+
+def no_answer(_: httpx.Request) -> httpx.Response:
+    raise httpx.ReadTimeout("nothing came")
+
+
+@pytest.mark.parametrize(
+    ("answer", "step_s", "error", "is_silent"),
+    [
+        (lambda _: httpx.Response(503), 1, "status 503", False),
+        (stream(), 1, "the answer was empty", False),
+        (stream({"error": {"message": "no"}}), 1, "an error in the stream", False),
+        (stream("?"), 1, "an event is not in the dialect of OpenAI", False),
+        (stream({"error": "\ud800"}), 1, "an event is not in the dialect of OpenAI", False),
+        (
+            lambda _: httpx.Response(200, text="data: " + "[" * 100_000 + "\n\n"),
+            1,
+            "an event is not in the dialect of OpenAI",
+            False,
+        ),
+        (stream(*[TOKEN] * 50), 3, "an answer without end (is `max_tokens` ignored?)", False),
+        (stream(TOKEN), 30, "the answer took too long", True),
+        (no_answer, 1, "ReadTimeout within 20 s", True),
+    ],
+)
+def test_a_first_wrong_answer_is_the_last_request(
+    answer: Answer, step_s: int, error: str, is_silent: bool
+) -> None:
+    probing = probe_service(asking(answer, clock(step_s)), longest_s=30)
+    assert (probing.sent, probing.errors, probing.is_silent) == (1, [error], is_silent)
+
+
+def test_slots_are_not_counted_for_ever_nor_on_a_server_that_does_not_serve() -> None:
+    slow = clock(10)
+    assert count_slots(asking(stream(*[TOKEN] * 3), slow), longest_s=1e6) is None
+    assert slow() < 200 * 10**9, "it went on although its time was over"
+    busy = asking(lambda _: httpx.Response(429), time.perf_counter_ns)
+    assert count_slots(busy, longest_s=5) is None
+
+
+def server_with(slots: int, *, stagger: int = 0) -> Callable[[int, int], Sequence[Span]]:
+    """A server that runs so many at once, a token each turn; each comes `stagger` turns later."""
+
+    def ask(num_streams: int, tokens: int) -> list[Span]:
+        free, spans = [0] * slots, []
+        for number in range(num_streams):
+            slot = min(range(slots), key=free.__getitem__)
+            begin = max(free[slot], number * stagger)
+            free[slot] = begin + tokens
+            spans.append((begin + 1, begin + tokens - 1))
+        return spans
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("slots", "stagger", "found"),
+    [(n, 0, n) for n in (1, 2, 3, 5, 8, 31, 32, 200)] + [(6, 9, 6), (1_000, 0, None)],
+)
+def test_slots_are_found_by_trying(slots: int, stagger: int, found: int | None) -> None:
+    assert find_limit(server_with(slots, stagger=stagger)) == found
+
+
+def test_spans_that_only_touch_are_not_together() -> None:
+    assert most_at_once([(0, 5), (5, 9), (5, 8)]) == 2
+    assert most_at_once([(0, 6), (5, 9), (5, 8)]) == 3
+    assert most_at_once([]) == 0
+
+
+class Server(ThreadingHTTPServer):
+    request_queue_size = 256  # all connect at once; some that do not fit would retry seconds later
+
+
+@contextmanager
+def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # which keeps the connection, unless it says not to
+
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            answer(self)
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = Server(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def send_a_token(handler: BaseHTTPRequestHandler) -> None:
+    event = f"data: {json.dumps(TOKEN)}\n\n".encode()
+    handler.send_response(200)
+    handler.send_header("content-length", str(len(event)))
+    handler.end_headers()
+    handler.wfile.write(event)
+
+
+def test_a_server_that_closes_after_a_stream_without_saying_so_is_well() -> None:
+    asked: set[object] = set()
+
+    def answer_once(handler: BaseHTTPRequestHandler) -> None:
+        if handler.client_address in asked:
+            handler.close_connection = True
+            return
+        asked.add(handler.client_address)
+        send_a_token(handler)
+        handler.close_connection = False
+
+    with serving(answer_once) as url, httpx.Client(trust_env=False) as client:
+        assert probe_service(asker(client, url), longest_s=5).errors == []
+
+
+def test_more_than_a_hundred_requests_run_at_once() -> None:
+    """They wait for each other: with fewer connections, none would be answered."""
+    together = threading.Barrier(120, timeout=60)
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        together.wait()
+        send_a_token(handler)
+
+    with (
+        serving(answer) as url,
+        http_client({}, ca_file=None, timeout_s=60, longest_s=60) as client,
+        ThreadPoolExecutor(max_workers=120) as threads,
+    ):
+        asked = [threads.submit(asker(client, url).ask, "?", 3, longest_s=60) for _ in range(120)]
+        assert all(len(one.result()) == 1 for one in asked)

@@ -1,0 +1,214 @@
+"""The configuration of a run, and the load plan made from it for a server."""
+
+import re
+import shlex
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import ConfigError
+from harness.load.session import LoadSession
+from harness.run.load_plan import prompt_salt
+from harness.run.load_process import load_command
+from harness.run.progress import describe_load
+from harness.run.run_config import (
+    ResolvedRun,
+    RunConfig,
+    make_load_plan,
+    repeat_command,
+    resolve_run,
+)
+from harness.run.server import Server
+from harness.store.run_folder import RunFolder
+from harness.workload.load import SlotRecoveryLoad
+from harness.workload.plan import LoadPlan, read_plan, write_plan
+from harness.workload.workload import load_target
+
+ENGINE_CONFIG = {"max_num_seqs": 5, "max_model_len": 4096}
+
+
+def server(config: dict[str, Any] | None = ENGINE_CONFIG, **more: Any) -> Server:
+    return Server(url="http://127.0.0.1:1", model="tiny", config=config, engine=None, **more)
+
+
+def resolved(*settings: str, workload: str = "demo", engine: str = "reference") -> ResolvedRun:
+    url = None if engine == "reference" else "http://127.0.0.1:1"
+    return resolve_run(
+        RunConfig(workload=workload, settings=list(settings), engine=engine, target_url=url)
+    )
+
+
+def plan_of(
+    *settings: str, workload: str = "demo", engine: str = "reference", on: Server | None = None
+) -> LoadPlan:
+    run = resolved(*settings, workload=workload, engine=engine)
+    return make_load_plan(run, on or server(), rows_dir=Path("rows"))
+
+
+def test_the_plan_says_what_workload_target_and_server_say(tmp_path: Path) -> None:
+    plan = plan_of("run.users=3")
+    assert plan.run.users == 3
+    assert plan.url == "http://127.0.0.1:1"
+    assert plan.target == load_target("reference")
+    assert plan.load == resolved().workload.load
+    write_plan(plan, tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json") == plan
+
+
+def test_prompts_differ_between_runs_on_one_server() -> None:
+    salts = {
+        prompt_salt(server(), run_id=run_id, created_at=created_at)
+        for run_id in ("1-on", "1-off", "2-on")
+        for created_at in ("2026-01-01T00:00:00", "2026-01-01T00:05:00")
+    }
+    assert len(salts) == 6
+    assert "" not in salts
+    texts = []
+    for salt in ("", "1-on/", "1-off/", "1-on/"):
+        salted = plan_of().model_copy(update={"prompt_salt": salt, "rows_dir": None})
+        session = LoadSession(
+            salted,
+            api_key=None,
+            tell=lambda _: None,
+            enough=lambda: None,
+            give_up=lambda _: None,
+        )
+        texts.append(session.prompt(user=1, n=2, tokens=80))
+        session.close()
+    assert texts[1] == texts[3]
+    assert len(set(texts)) == 3
+    assert {len(text) for text in texts} == {80}
+
+
+@pytest.mark.parametrize(
+    ("settings", "engine", "config", "found", "slots"),
+    [
+        ([], "reference", ENGINE_CONFIG, None, 5),
+        (["load.slots=4"], "llamacpp", None, None, 4),
+        (["load.slots=4"], "reference", ENGINE_CONFIG, None, r"is 4, but the server has 5"),
+        (["load.slots=4"], "llamacpp", None, 6, "the server has 6"),
+        ([], "llamacpp", None, None, r"give it with --set load\.slots=N"),
+    ],
+)
+def test_slots_come_from_the_server_or_from_the_setting(
+    settings: list[str],
+    engine: str,
+    config: dict[str, Any] | None,
+    found: int | None,
+    slots: int | str,
+) -> None:
+    on = server(config, slots_found=found)
+    if isinstance(slots, str):
+        with pytest.raises(ConfigError, match=slots):
+            plan_of(*settings, workload="slot_recovery", engine=engine, on=on)
+    else:
+        plan = plan_of(*settings, workload="slot_recovery", engine=engine, on=on)
+        assert isinstance(plan.load, SlotRecoveryLoad)
+        assert plan.load.slots == slots
+
+
+@pytest.mark.parametrize(
+    ("workload", "setting", "keys"),
+    [
+        ("demo", "run.users=12", r"3128 tokens, but .* context holds 3000"),
+        ("demo", "load.stay_tokens=4090", r"`load\.stay_tokens` go up to 4\d+ tokens"),
+        ("slot_recovery", "load.control_answer_tokens=4090", r"control_answer_tokens` go up to 4"),
+        ("slot_recovery", "load.probe_tokens=4090", r"`load\.probe_tokens` go up to 4\d+ tokens"),
+    ],
+)
+def test_every_kind_of_request_must_fit_the_context(workload: str, setting: str, keys: str) -> None:
+    on = server(ENGINE_CONFIG | {"max_model_len": 3000 if "users" in setting else 4096})
+    with pytest.raises(ConfigError, match=keys):
+        plan_of(setting, workload=workload, on=on)
+
+
+@pytest.mark.parametrize(
+    ("engine", "scrapes", "urls", "settings", "interval"),
+    [
+        ("reference", True, [], [], 0.05),
+        ("reference", False, [], [], None),
+        ("reference", True, [], ["collect.scrape=false"], None),
+        ("openai", True, [], [], None),
+        ("openai", True, ["http://127.0.0.1:2/metrics"], [], 1.0),
+        ("openai", False, ["http://127.0.0.1:2/metrics"], [], None),
+        ("openai", True, [], ["collect.scrape_interval_s=0.25"], 0.25),
+        ("reference", True, [], ["collect.scrape_interval_s=0.25"], 0.25),
+        ("reference", False, [], ["collect.scrape_interval_s=0.25"], None),
+    ],
+)
+def test_the_scrape_interval_is_the_targets_or_a_setting(
+    engine: str, scrapes: bool, urls: list[str], settings: list[str], interval: float | None
+) -> None:
+    config = RunConfig(
+        workload="demo",
+        engine=engine,
+        settings=settings,
+        target_url="http://127.0.0.1:1",
+        has_scraping=scrapes,
+        metrics_urls=urls,
+    )
+    assert resolve_run(config).scrape_interval_s == interval
+
+
+def test_only_the_bundled_engine_is_started_for_the_user() -> None:
+    with pytest.raises(ConfigError, match="--engine vllm needs --target URL"):
+        resolve_run(RunConfig(workload="demo", engine="vllm"))
+
+
+SCHEDULE = 'arrivals={kind="constant", rate=3, seconds=4, max_streams=5}'
+
+
+@pytest.mark.parametrize(
+    ("workload", "settings", "text"),
+    [
+        ("demo", [], "12 users until 600 have walked away, at most 60 s"),
+        ("demo", ["run.processes=4"], "12 users until 600 .* at most 60 s, in 4 processes"),
+        ("slot_recovery", [], "5 slots, .* trials of each arm"),
+        (
+            "cancel_storm",
+            ["load.streams=2", "load.stayers=1"],
+            ".* each abandons 2 streams at once",
+        ),
+        ("demo", [SCHEDULE], "about 12 arrivals in 4 s, at most 5 streams at once"),
+    ],
+)
+def test_the_load_is_described(workload: str, settings: list[str], text: str) -> None:
+    assert re.fullmatch(f"load: {text}", describe_load(plan_of(*settings, workload=workload)))
+
+
+def test_a_load_without_a_number_of_abandons_is_described_by_its_time() -> None:
+    plan = plan_of("run.users=1", "run.max_seconds=86400", "run.processes=1")
+    endless = plan.load.model_copy(update={"stop_after_abandons": None})
+    assert describe_load(plan.model_copy(update={"load": endless})) == "load: 1 user for 24 h"
+
+
+def test_several_processes_talk_on_a_port_of_their_own(tmp_path: Path) -> None:
+    alone, many = (load_command(RunFolder(tmp_path), processes) for processes in (1, 3))
+    assert "--processes" not in alone
+    assert alone[alone.index("--walkaway-plan") + 1] == "-"
+    options = dict(pairwise(many))
+    assert options["--processes"] == "3"
+    assert options["--master-bind-host"] == "127.0.0.1"
+    assert int(options["--master-port"]) > 1024
+    assert options["--master-port"] == options["--master-bind-port"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("walkaway demo", "walkaway demo --set run.seed=7"),
+        ("walkaway run demo --set run.seed=3", "walkaway run demo --set run.seed=3"),
+        ("walkaway run demo --set=run.seed=3", "walkaway run demo --set=run.seed=3"),
+        ("walkaway run a.toml --out x --json", "walkaway run a.toml --json --set run.seed=7"),
+        ("walkaway run demo --out=x", "walkaway run demo --set run.seed=7"),
+        (
+            "walkaway run 'my load.toml' --header X-Key=***",
+            "walkaway run 'my load.toml' --header 'X-Key=***' --set run.seed=7",
+        ),
+        ("", ""),
+    ],
+)
+def test_the_line_that_repeats_a_run(typed: str, line: str) -> None:
+    assert repeat_command(shlex.split(typed), seed=7) == line
