@@ -1,14 +1,29 @@
 """`walkaway workloads`, `targets` and `init`: the shipped files, and a first one of your own.
 
-The catalogue is imported when a command is called, so that help is printed at once.
+The workload's model is imported when a command is called, so that help is printed at once.
 """
 
+import json
+import shutil
+import textwrap
+from collections.abc import Callable, Mapping
+from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from harness.commands.app import Force, JsonResult, target_names, workload_names
+from harness.errors import ConfigError
+
+if TYPE_CHECKING:
+    from harness.workload.values import Section
+
+WIDEST: Final = 100  # longer lines are hard to read
+TEMPLATE: Final = "workload_template.toml"
+
+# From a name or path to its file's content, lines for the list, and lines for one alone.
+Describe = Callable[[str], tuple["Section", list[str], list[str]]]
 
 
 def workloads(
@@ -26,9 +41,16 @@ def workloads(
 
     Example: walkaway workloads chunk_frontier
     """
-    from harness.commands.catalogue import show_workload, show_workloads
+    from harness.workload.workload import SHIPPED_WORKLOADS, load_workload
 
-    show_workloads(as_json=as_json) if name is None else show_workload(name, as_json=as_json)
+    def describe(name: str) -> tuple["Section", list[str], list[str]]:
+        one = load_workload(name)
+        more = [f"Run it: walkaway run {name} (--set section.key=value changes any key)"]
+        if arms := ", ".join(arm.name for arm in one.arms):
+            more.append(f"Arms, run in turn: {arms}; rounds: {one.run.rounds}")
+        return one, [one.question], more
+
+    _show(name, describe, SHIPPED_WORKLOADS, "workload", as_json=as_json)
 
 
 def targets(
@@ -45,9 +67,15 @@ def targets(
 
     Example: walkaway targets vllm
     """
-    from harness.commands.catalogue import show_target, show_targets
+    from harness.workload.workload import SHIPPED_TARGETS, load_target
 
-    show_targets(as_json=as_json) if name is None else show_target(name, as_json=as_json)
+    def describe(name: str) -> tuple["Section", list[str], list[str]]:
+        one = load_target(name)
+        flags = "" if one.lifecycle else f" --target URL --engine {name}"
+        brief = [one.description, f"metrics: {', '.join(one.metrics) or 'none known'}"]
+        return one, brief, [f"Measure one: walkaway run demo{flags}"]
+
+    _show(name, describe, SHIPPED_TARGETS, "engine", as_json=as_json)
 
 
 def init(
@@ -61,6 +89,45 @@ def init(
 
     Example: walkaway init mine.toml
     """
-    from harness.commands.catalogue import write_template
+    if file.exists() and not force:
+        raise ConfigError(f"{file}: exists already; name another file, or replace it with --force")
+    try:
+        file.write_text((files("harness") / TEMPLATE).read_text())
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written: {error}") from error
+    typer.echo(f"wrote {file}; run it: walkaway run {file}")
 
-    write_template(file, force=force)
+
+def _show(name: str | None, describe: Describe, package: str, noun: str, *, as_json: bool) -> None:
+    """Print all shipped files briefly, or the whole of one below its lines."""
+    from harness.workload.workload import as_plain_data, find_file, shipped
+
+    if name is None:
+        known = {one: (describe(one)[1], path) for one, path in shipped(package).items()}
+        if as_json:
+            _print_json({one: lines[0] for one, (lines, _) in known.items()})
+            return
+        for one, (lines, path) in known.items():
+            _print_head(one, lines, path)
+        return
+    content, brief, more = describe(name)
+    data = as_plain_data(content)
+    if as_json:
+        _print_json(data)
+        return
+    path = find_file(name, package=package, noun=noun)
+    _print_head(data["name"], [*brief, *more], path)
+    typer.echo(f"\n{path.read_text(encoding='utf-8-sig').rstrip()}")
+
+
+def _print_head(name: str, lines: list[str], path: Path) -> None:
+    """A path is never wrapped, so it can be copied."""
+    width = min(shutil.get_terminal_size().columns, WIDEST)
+    typer.echo(name)
+    for line in lines:
+        typer.echo(textwrap.fill(line, width, initial_indent="  ", subsequent_indent="  "))
+    typer.echo(f"  {path}")
+
+
+def _print_json(data: Mapping[str, Any]) -> None:
+    typer.echo(json.dumps(data, indent=2))

@@ -89,6 +89,7 @@ class LiveRun:
 
     def __init__(self, *, has_log: bool, started_ns: int) -> None:
         self.outcomes: Counter[str] = Counter()
+        self.elapsed_s = 0.0  # at the last tick
         self._has_log = has_log
         self._started_ns = started_ns
         self._left: Pending[Leave] = Pending()  # still held by the server
@@ -136,11 +137,12 @@ class LiveRun:
 
     def tick(self, now_ns: int, gauges: Mapping[str, float]) -> None:
         """Add a point to the pictures. `gauges`: the last scrape by role; empty without one."""
+        self.elapsed_s = self._seconds(now_ns)
         self._first = self._first or dict(gauges)
         self._gauges = dict(gauges)
         self._points.add(
             {
-                "t": self._seconds(now_ns),
+                "t": self.elapsed_s,
                 "running": gauges.get("running"),
                 "waiting": gauges.get("waiting"),
                 "wasted": self._wasted if self._has_log else None,
@@ -153,6 +155,7 @@ class LiveRun:
         is unknown."""
         now = self._gauges.get("preemptions")
         return {
+            "elapsed_s": self.elapsed_s,
             "outcomes": {outcome.value: self.outcomes[outcome.value] for outcome in Outcome},
             "gauges": self._gauges,
             "preemptions": None if now is None else now - self._first.get("preemptions", 0.0),

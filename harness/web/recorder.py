@@ -91,14 +91,13 @@ class PageLoad:
         Raises TargetError after that if the server is gone.
         """
         assert run.server is not None
-        started_ns = time.perf_counter_ns()
         rows = ShardReader(run.folder.shards, RequestRow)
         samples = ShardReader(run.folder.shards, ClientSample)
         marks = ShardReader(run.folder.shards, ProcessMark)
-        live = LiveRun(has_log=run.manifest.clock.comparable, started_ns=started_ns)
+        live = LiveRun(has_log=run.manifest.clock.comparable, started_ns=time.perf_counter_ns())
         tell("plan", plan=plan.model_dump(mode="json"), run=run.folder.name)
         tell("phase", text=f"{describe_load(plan)}, or until Stop")
-        num_events, elapsed_s, lost = 0, 0.0, None
+        num_events, lost = 0, None
         for turn in count(1):
             is_over = self._stop.wait(TICK_S) or run.is_interrupted
             for mark in marks.read_new():
@@ -107,19 +106,15 @@ class PageLoad:
             live.take_rows(rows.read_new())
             live.take_events(events)
             live.take_lag(samples.read_new())
-            now_ns = time.perf_counter_ns()
-            live.tick(now_ns, run.gauges())
-            elapsed_s = (now_ns - started_ns) / 1e9
-            shown = live.shown()
-            more = {"slots": run.server.slots, "step_s": run.step_s(), "elapsed_s": elapsed_s}
-            requests = live.outcomes.total()
-            tell("live", rows=live_rows(shown), live=shown | more, requests=requests)
+            live.tick(time.perf_counter_ns(), run.gauges())
+            shown = live.shown() | {"slots": run.server.slots, "step_s": run.step_s()}
+            tell("live", rows=live_rows(shown), live=shown, requests=live.outcomes.total())
             if is_over:
                 break
             if lost is None and turn % CHECK_EVERY == 0:
                 lost = _find_lost(run)
         left = live.outcomes[Outcome.ABANDONED.value]
-        self.cut_short = until_stopped(plan, left=left, elapsed_s=elapsed_s)
+        self.cut_short = until_stopped(plan, left=left, elapsed_s=live.elapsed_s)
         if lost is not None:
             raise lost
 

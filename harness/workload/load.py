@@ -1,5 +1,6 @@
 """`[load]`: what the users do, one class a kind. The load process gets the same classes, resolved:
 with the named files read and the server's own facts filled in (`harness.run.load_plan`).
+docs/workloads.md explains each key.
 """
 
 import random
@@ -61,14 +62,7 @@ class AbandonLoad(Load):
 
     A share `stay_share` reads its answer of `stay_tokens` to the end. The others ask for
     `answer_tokens`, so many that a server that goes on differs from one that finished, and leave by
-    a plan of the `mix`, drawn by weight (`abandon_after_tokens` is short for one plan). `think` is
-    the pause before leaving: "step" (uniform over one observed gap between tokens), "none", or
-    seconds (uniform from 0). All prompts begin with the same `shared_prefix_tokens`.
-
-    After an outcome in `ask_again_after` a user sends the same request once more. A user that timed
-    out pauses `retry_pause_s` before the next request. The first `canaries` of the users never
-    leave and ask for `canary_tokens` (`harness.load.session`). The load ends after
-    `stop_after_abandons` abandons, or when the run's time is up.
+    a plan of the `mix`, drawn by weight (`abandon_after_tokens` is short for one plan).
     """
 
     _answers = ("answer_tokens", "stay_tokens", "canary_tokens")

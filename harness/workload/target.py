@@ -44,13 +44,7 @@ class LateSteps(Section):
 
 
 class MetricSource(Section):
-    """Where a quantity is read on a target, when it moves, and how far it can be trusted.
-
-    Trust: `exact` at any time; `exact_when_idle` only when nothing runs; `lower` the true value may
-    be higher; `stuck` never moves, whatever the documentation says. `lag_steps` and `lag_s` are the
-    largest age of the value on the page, in engine steps and in seconds; they add up. `late_steps`:
-    its mean age, if the server's step loop is known; latencies are corrected for it.
-    """
+    """Where a quantity is read on a target, when it moves, and how far it can be trusted."""
 
     name: Annotated[str, Field(min_length=1)]
     labels: dict[str, str] = Field(default_factory=dict)
@@ -76,20 +70,7 @@ class PageSource(Section):
 
 
 class Target(Section):
-    """How to speak to one kind of server, and what it reports about itself.
-
-    `usage_per_choice`: the usage in an event counts one answer, not all `n`.
-    `cancel_path`: a POST there cancels the request whose X-Request-Id replaces {id}.
-    `slots_from`: the source of the number of batch slots: /walkaway/config, /props, or only the
-    workload (else it is found by trying). `blocks_from` and `version_from`: the sources of the
-    number of KV cache blocks and of the version.
-    `min_scrape_interval_s`: scraped more often than this, the server behaves differently.
-    `silence_s`: seconds after which it gives up a client that reads or acknowledges nothing, if
-    known; the server is watched so much longer after a load whose users leave in such ways.
-    `longest_step_s`: if no counter moved for so long, nothing is computed.
-    `bytes_are_tokens`: a prompt has as many tokens as bytes; else the ratio is measured before a
-    load.
-    """
+    """How to speak to one kind of server, and what it reports about itself."""
 
     name: str
     description: str

@@ -1,7 +1,7 @@
 """Workloads, and how they and the targets are found and read.
 
 Both are TOML files, shipped by name or given as a path. They are read once, checked and frozen; the
-resolved copy is saved with the run.
+resolved copy is saved with the run. docs/workloads.md explains each key.
 """
 
 import re
@@ -59,11 +59,7 @@ _RATE_COSTS: Final = "each takes a port of this host, which may be free again on
 
 
 class GateSettings(Section):
-    """`[gate]`: limits, a line each (see `harness.gate.limits`).
-
-    `noise`: an increase up to this share of the baseline is no regression. `min_abandons`: with
-    fewer abandoned requests (in any arm) the run does not pass.
-    """
+    """`[gate]`: limits, a line each (see `harness.gate.limits`)."""
 
     limits: list[str] = Field(default_factory=list)
     noise: Annotated[float, Field(gt=0, le=10)] = 0.1
@@ -71,11 +67,7 @@ class GateSettings(Section):
 
 
 class ValueSettings(Section):
-    """`[value]`: what cancellation is worth, from an arm that honours it and one that ignores it.
-
-    `price_per_million_tokens`: in any currency; absent: no sums of money. `assumed_ms_per_token`:
-    for the estimate from tokens alone, beside the measurement.
-    """
+    """`[value]`: the worth of cancellation, from an arm that honours it and one that ignores it."""
 
     honoured: Name
     ignored: Name
@@ -84,18 +76,7 @@ class ValueSettings(Section):
 
 
 class RunSettings(Section):
-    """`[run]`: how long and with how many users; with arms, how often each is run.
-
-    `reference_arm`: the arm that the others are compared with; absent: the first. `loops`: the load
-    is run so often on one server, which settles after each; the idle readings between the loops
-    show small leaks.
-
-    `timeout_s` is the longest wait for the next byte, and for a connection if `connect_timeout_s`
-    is absent. The other time-outs count from the sending: to the first token, and to the end of the
-    answer. `keep_alive`: users that stay reuse their connection (see `harness.load.transport`).
-    `processes`: so many share the users, or the arrivals. More than `most_streams` open at once and
-    more than `most_rate` arrivals a second are refused.
-    """
+    """`[run]`: how long and with how many users; with arms, how often each is run."""
 
     seed: Seed = 0
     processes: Annotated[int, Field(ge=1, le=MOST_PROCESSES)] = 1
@@ -144,10 +125,7 @@ class EngineSettings(Section):
 
 
 class SettleSettings(Section):
-    """`[settle]`: the wait for the server after the load, instead of the target's.
-
-    `silence_seconds`: so much longer if users leave silently (stop_reading, vanish).
-    """
+    """`[settle]`: the wait for the server after the load, instead of the target's."""
 
     seconds: Seconds | None = None
     silence_seconds: Seconds | None = None
@@ -155,11 +133,7 @@ class SettleSettings(Section):
 
 
 class CollectSettings(Section):
-    """`[collect]`: how closely the server is watched; an absent interval is the target's.
-
-    `scrape`: whether its metrics page is read at all. `exact`: whether the bundled engine's own
-    logs are read; without them it is measured like any other server.
-    """
+    """`[collect]`: how closely the server is watched; an absent interval is the target's."""
 
     scrape_interval_s: ScrapeInterval | None = None
     scrape: bool = True
@@ -167,9 +141,8 @@ class CollectSettings(Section):
 
 
 class ArmTarget(Section):
-    """`[arms.target]`: the server of this arm, at a `url` or started by a `command` for each of its
-    runs (`harness.run.server`). Absent keys come from the command line (`--engine`, `--model`,
-    `--api-key-env`, `--ca-file`; `--header` holds for all servers), except the metrics pages."""
+    """`[arms.target]`: the server of this arm. Absent keys come from the command line, except the
+    metrics pages (`--header` holds for all servers)."""
 
     url: Annotated[str, Field(min_length=1)] | None = None
     command: Annotated[str, Field(min_length=1)] | None = None
@@ -192,8 +165,8 @@ class ArmTarget(Section):
 
 
 class ArmSettings(Section):
-    """`[[arms]]`: a variant of the workload, by changes in these sections, or by its server
-    (`target`). The values are checked when the arm is resolved (`harness.workload.arms`)."""
+    """`[[arms]]`: a variant of the workload. Its values are checked when the arm is resolved
+    (`harness.workload.arms`)."""
 
     name: Name
     target: ArmTarget | None = None
@@ -204,8 +177,7 @@ class ArmSettings(Section):
 
 
 class Workload(Section):
-    """One question, and the load that answers it. `headlines`: the metrics that hold the answer,
-    shown first when arms are compared."""
+    """One question, and the load that answers it."""
 
     name: Name
     question: Annotated[str, Field(min_length=1)]

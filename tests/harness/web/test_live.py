@@ -79,13 +79,15 @@ def test_a_slot_is_refilled_by_a_request_that_waited_for_it() -> None:
 
 
 def test_a_server_without_a_log_has_unknown_latency_not_zero() -> None:
-    live = LiveRun(has_log=False, started_ns=0)
+    live = LiveRun(has_log=False, started_ns=5 * MS)
     live.take_rows([left("a", at_ms=10, read=3)])
     live.take_lag([ClientSample(t_ns=0, pid=1, lag_ns=n * MS, cpu_s=0, streams=0) for n in (1, 4)])
     live.tick(10 * MS, {"running": 2.0, "preemptions": 7.0})
     live.tick(20 * MS, {"running": 1.0, "preemptions": 9.0})
     shown = live.shown()
     assert (shown["wasted_tokens"], shown["held"], shown["preemptions"]) == (None, None, 2.0)
+    assert [point["t"] for point in shown["points"]["kept"]] == [0.005, 0.015]
+    assert (shown["elapsed_s"], shown["leaves"]["kept"]) == (0.015, [0.005])
     assert shown["points"]["kept"][0]["lag_ms"] == 4.0  # the worst since the last tick
     rows = {row["figure"]: row for row in live_rows(shown)}
     assert rows["cancel latency"]["value"] == rows["wasted tokens"]["value"] == DASH

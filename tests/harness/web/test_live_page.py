@@ -43,7 +43,7 @@ def shown(*, ticks: int, has_log: bool = True) -> dict[str, Any]:
             live.take_events([event("blocks_freed", name, at_ms=at_ms + 1 + n % 20, tokens=2)])
         live.tick(at_ms * MS, {"running": 8.0, "waiting": float(n % 5)} if has_log else {})
     of_server = {"slots": 8, "step_s": 0.006} if has_log else {"slots": None, "step_s": None}
-    rows, so_far = live_rows(live.shown()), live.shown() | of_server | {"elapsed_s": ticks / 2}
+    rows, so_far = live_rows(live.shown()), live.shown() | of_server
     run = {"run": "night-1", "phase": "load: 12 users for 60 s", "state": "running"}
     return run | {"rows": rows, "live": so_far}
 
