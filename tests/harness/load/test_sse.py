@@ -1,10 +1,7 @@
-"""The decoder against the examples of the specification, cut in any way."""
-
-from itertools import pairwise
+"""The decoder against the examples of the specification, and its bounds; `test_fuzz` cuts streams
+in any way."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.load.sse import EndlessEventError, SSEDecoder
 
@@ -51,35 +48,6 @@ def test_an_event_comes_with_the_bytes_that_complete_it() -> None:
     assert decoder.feed(b"\ndata: c\r\n\r", 3) == [b"b", b"c"]
     assert decoder.feed(b"\n", 4) == []  # the rest of a CRLF is not a second blank line
     assert decoder.feed(b"data: d\n\n", 5) == [b"d"]
-
-
-lines = st.sampled_from(
-    [b"data: a", b"data:b", b"data", b"data: ", b": c", b"id: 1", b"", b"", b"x" * 20]
-)
-streams = st.lists(st.tuples(lines, st.sampled_from([b"\n", b"\r", b"\r\n"]))).map(
-    lambda pairs: b"".join(line + end for line, end in pairs)
-)
-
-
-@given(stream=streams, cuts=st.lists(st.integers(0, 400)))
-def test_chunking_changes_nothing(stream: bytes, cuts: list[int]) -> None:
-    places = [0, *sorted(cut for cut in cuts if cut < len(stream)), len(stream)]
-    chunks = [stream[a:b] for a, b in pairwise(places)]
-    assert decode(*chunks) == decode(stream)
-
-
-blocks = st.sampled_from(
-    [
-        *(b"data: a\n\n", b"data: b\r\n\r\n", b"data: c\r\r", b"data:d\n\n", b": e\n\n"),
-        *(b"data: f\n", b"data: g\r", b"data: h", b"\xef\xbb\xbf", b"\n", b"\r"),
-    ]
-)
-
-
-@given(st.lists(blocks))
-def test_an_event_that_comes_whole_is_like_one_that_comes_in_drops(chunks: list[bytes]) -> None:
-    stream = b"".join(chunks)
-    assert decode(*chunks) == decode(*(stream[i : i + 1] for i in range(len(stream))))
 
 
 @pytest.mark.parametrize(

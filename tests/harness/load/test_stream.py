@@ -1,230 +1,446 @@
-"""The stream machine: outcomes, rows, and what it refuses."""
+"""The stream machine: what it counts, how it ends, and what it does not believe."""
 
 import json
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
+from harness.load.dialect import refusal_message
 from harness.load.stream import TRANSITIONS, IllegalSignalError, Signal, State, StreamMachine
-from harness.records import Outcome, TokenCounting, WireClose
-from tests.harness.load.streams import SPEC, completion, machine
+from harness.records import Outcome, RequestRow, Role, TokenCounting, Way, WireClose
+from harness.workload.abandon import RequestSpec
+
+SPEC = RequestSpec(
+    request_id="r1",
+    arm="main",
+    user=3,
+    max_tokens=9,
+    prompt_tokens=7,
+    intended_start_ns=5,
+    plan="tokens:2",
+    planned_abandon=2,
+    way=Way.RST,
+)
+TWO = replace(SPEC, n=2)
+MOST = 16 * 9 + 10_000
+MOST_OF_TWO = 16 * 18 + 10_000
+FAR_LONGER = "the answer is far longer than was asked for"
+DONE = b"[DONE]"
+
+
+def machine(spec: RequestSpec = SPEC, *, status: int | None = 200, **how: Any) -> StreamMachine:
+    stream = StreamMachine(spec, sent_ns=10, **{"continuous_usage": True} | how)
+    if status is not None:
+        stream.headers(status)
+    return stream
+
+
+def event(*texts: str | None, usage: Any = None, finish: str | None = None, **more: Any) -> bytes:
+    """A chunk with a text of each answer; a finish reason and a count of all."""
+    choices = [{"index": i, "text": text, "finish_reason": finish} for i, text in enumerate(texts)]
+    chunk: dict[str, Any] = {"choices": choices} | more
+    if usage is not None:
+        chunk["usage"] = {"prompt_tokens": 7, "completion_tokens": usage}
+    return json.dumps(chunk).encode()
+
+
+def chat(**delta: str) -> bytes:
+    return json.dumps({"choices": [{"delta": delta, "finish_reason": None}]}).encode()
+
+
+def fed(stream: StreamMachine, *events: bytes) -> StreamMachine:
+    for number, data in enumerate(events, 2):
+        stream.event(data, 10 * number)
+    return stream
+
+
+def left(stream: StreamMachine) -> StreamMachine:
+    stream.leave(25, think_ns=4, wire_close=WireClose.RST)
+    return stream
+
+
+def cut(stream: StreamMachine) -> RequestRow:
+    stream.cut(99)
+    return stream.row()
+
+
+# Outcomes
 
 
 def test_a_stream_read_to_its_end() -> None:
-    stream = machine()
-    stream.event(completion(" a", usage=1), 20)
-    stream.event(completion(" b", usage=2, finish_reason="length"), 30)
-    stream.event(b"[DONE]", 31)
+    stream = fed(machine(), event(" a", usage=1), event(" b", usage=2, finish="length"), DONE)
     assert stream.outcome is None  # the body has not ended
-    stream.body_ended(32)
+    stream.body_ended(50)
     row = stream.row()
     assert row.outcome is Outcome.COMPLETED
-    assert (row.intended_start_ns, row.sent_ns, row.first_token_ns, row.last_token_ns) == (
-        5,
-        10,
-        20,
-        30,
-    )
-    assert (row.ended_ns, row.abandoned_ns, row.wire_close, row.error) == (32, None, None, None)
+    times = (row.intended_start_ns, row.sent_ns, row.first_token_ns, row.last_token_ns)
+    assert times == (5, 10, 20, 30)
+    assert (row.ended_ns, row.abandoned_ns, row.wire_close, row.error) == (50, None, None, None)
     assert (row.tokens_read, row.token_times_ns, row.event_tokens) == (2, [20, 30], [1, 1])
     assert (row.finish_reason, row.prompt_tokens, row.completion_tokens) == ("length", 7, 2)
     assert (row.status_code, row.token_counting) == (200, TokenCounting.USAGE)
 
 
-def test_an_abandoned_stream_keeps_its_t0_and_what_was_read() -> None:
-    stream = machine()
-    stream.event(completion(" a", usage=1), 20)
+@pytest.mark.parametrize(("status", "tokens"), [(200, 1), (200, 0), (None, 0)])
+def test_an_abandoned_stream_keeps_its_t0_and_what_was_read(
+    status: int | None, tokens: int
+) -> None:
+    stream = fed(machine(status=status), *[event(" a", usage=1)] * tokens)
     assert stream.can_leave
-    stream.leave(25, think_ns=4, wire_close=WireClose.RST)
-    row = stream.row()
-    assert row.outcome is Outcome.ABANDONED
+    row = left(stream).row()
+    assert (row.outcome, row.status_code) == (Outcome.ABANDONED, status)
     assert (row.abandoned_ns, row.ended_ns, row.think_ns) == (25, 25, 4)
-    assert (row.wire_close, row.tokens_read) == (WireClose.RST, 1)
+    assert (row.wire_close, row.tokens_read) == (WireClose.RST, tokens)
     assert (row.error, row.completion_tokens) == (None, None)
+    assert (row.tokens_after_leaving, row.server_ended_ns) == (None, None)
 
 
-def test_leaving_before_the_first_token_or_the_headers() -> None:
-    sent = StreamMachine(SPEC, sent_ns=10, continuous_usage=True)
-    for stream, status_code in ((machine(), 200), (sent, None)):
-        assert stream.can_leave
-        stream.leave(12, think_ns=0, wire_close=WireClose.FIN)
-        row = stream.row()
-        assert (row.outcome, row.abandoned_ns) == (Outcome.ABANDONED, 12)
-        assert (row.first_token_ns, row.last_token_ns, row.tokens_read) == (None, None, 0)
-        assert row.status_code == status_code
+@pytest.mark.parametrize(
+    ("status", "body", "outcome", "error"),
+    [
+        (429, b'{"error":{"message":"slow down"}}', "rejected", "HTTP 429: slow down"),
+        (503, b"busy", "rejected", "HTTP 503: busy"),
+        (500, b'{"error":"oh"}', "failed", "HTTP 500: oh"),
+        (404, b'{"object":"error","message":"no such model"}', "failed", "no such model"),
+        (400, b'{"detail":[1]}', "failed", 'HTTP 400: {"detail":[1]}'),
+        (307, b"", "failed", "HTTP 307"),
+        (500, b"\xff" * 1000, "failed", "HTTP 500: \ufffd"),
+    ],
+)
+def test_refusals(status: int, body: bytes, outcome: str, error: str) -> None:
+    stream = machine(status=status)
+    assert not stream.can_leave
+    stream.refusal(body, 20)
+    row = stream.row()
+    assert (row.outcome, row.status_code) == (outcome, status)
+    assert error in (row.error or "")
+    assert len(row.error or "") < 400
 
 
-class TestEndings:
-    @pytest.mark.parametrize(
-        ("status", "body", "outcome", "error"),
-        [
-            (429, b'{"error":{"message":"slow down"}}', "rejected", "HTTP 429: slow down"),
-            (503, b"busy", "rejected", "HTTP 503: busy"),
-            (500, b'{"error":"oh"}', "failed", "HTTP 500: oh"),
-            (404, b'{"object":"error","message":"no such model"}', "failed", "no such model"),
-            (400, b'{"detail":[1]}', "failed", 'HTTP 400: {"detail":[1]}'),
-            (307, b"", "failed", "HTTP 307"),
-            (500, b"\xff" * 1000, "failed", "HTTP 500: \ufffd"),
-        ],
-    )
-    def test_refusals(self, status: int, body: bytes, outcome: str, error: str) -> None:
-        stream = machine(status=status)
-        assert not stream.can_leave
-        stream.refusal(body, 20)
-        row = stream.row()
-        assert (row.outcome, row.status_code) == (outcome, status)
-        assert row.error is not None
-        assert error in row.error
-        assert len(row.error) < 400
-
-    @pytest.mark.parametrize(
-        ("data", "error"),
-        [
-            (b'{"error":{"message":"out of blocks","type":"x"}}', "out of blocks"),
-            (b'{"error":"out"}', "out"),
-            (b"{", "makes no sense"),
-            (b'{"choices":3}', "makes no sense"),
-            (b"\xff", "makes no sense"),
-        ],
-    )
-    def test_an_error_inside_the_stream(self, data: bytes, error: str) -> None:
-        stream = machine()
-        stream.event(completion(" a", usage=1), 20)
-        stream.event(data, 30)
-        row = stream.row()
-        assert (row.outcome, row.ended_ns, row.tokens_read) == (Outcome.FAILED, 30, 1)
-        assert row.error is not None
-        assert error in row.error
-
-    def test_a_stream_that_just_stops_has_failed(self) -> None:
-        stream = machine()
-        stream.event(completion(" a", usage=1), 20)
-        stream.body_ended(30)
-        row = stream.row()
-        assert row.outcome is Outcome.FAILED
-        assert row.error is not None
-        assert "ended early" in row.error
-
-    def test_a_finish_reason_or_done_alone_is_an_end(self) -> None:
-        for last in (completion("", usage=0, finish_reason="stop"), b"[DONE]"):
-            stream = machine()
-            stream.event(last, 20)
-            stream.body_ended(30)
-            assert stream.outcome is Outcome.COMPLETED
-
-    def test_a_finished_answer_stays_complete_and_cannot_be_left(self) -> None:
-        for end in ("cut", "break_off", "time_out"):
-            stream = machine()
-            stream.event(completion(" a", usage=1, finish_reason="stop"), 20)
-            assert not stream.can_leave
-            getattr(stream, end)(30, *([] if end == "cut" else ["why"]))
-            assert (stream.outcome, stream.row().error) == (Outcome.COMPLETED, None)
-
-    def test_before_the_headers(self) -> None:
-        ends = {"cut": Outcome.CUT_OFF, "break_off": Outcome.FAILED, "time_out": Outcome.TIMED_OUT}
-        for end, outcome in ends.items():
-            stream = StreamMachine(SPEC, sent_ns=10, continuous_usage=True)
-            getattr(stream, end)(30, *([] if end == "cut" else ["why"]))
-            assert (stream.outcome, stream.row().status_code) == (outcome, None)
+ENDS: dict[str, Callable[[StreamMachine], None]] = {
+    "cut": lambda stream: stream.cut(30),
+    "break_off": lambda stream: stream.break_off(30, "why"),
+    "time_out": lambda stream: stream.time_out(30, "why"),
+    "body_ended": lambda stream: stream.body_ended(30),
+}
+UNFINISHED = {
+    "cut": Outcome.CUT_OFF,
+    "break_off": Outcome.FAILED,
+    "time_out": Outcome.TIMED_OUT,
+    "body_ended": Outcome.FAILED,
+}
 
 
-class TestTable:
-    def test_every_state_ends_by_whatever_a_client_cannot_prevent(self) -> None:
-        for state in State:
-            for signal in (Signal.TIMEOUT, Signal.BREAK, Signal.CUT):
-                assert isinstance(TRANSITIONS[state][signal], Outcome)
-
-    def test_all_outcomes_can_be_reached(self) -> None:
-        reached = {target for row in TRANSITIONS.values() for target in row.values()}
-        assert set(Outcome) <= reached
-        assert set(State) - {State.SENT} <= reached
-
-    def test_an_illegal_signal_raises_and_changes_nothing(self) -> None:
-        stream = machine()
-        with pytest.raises(IllegalSignalError, match=r"ACCEPT cannot happen to.*ACCEPTED"):
-            stream.headers(200)
-        assert (stream.state, stream.outcome) == (State.ACCEPTED, None)
-        with pytest.raises(IllegalSignalError, match="no row"):
-            stream.row()
-
-    def test_nothing_happens_after_the_end(self) -> None:
-        stream = machine()
-        stream.cut(20)
-        with pytest.raises(IllegalSignalError):
-            stream.event(completion(" a", usage=1), 30)
-        with pytest.raises(IllegalSignalError):
-            stream.leave(30, think_ns=0, wire_close=WireClose.FIN)
-        assert (stream.row().outcome, stream.row().ended_ns) == (Outcome.CUT_OFF, 20)
-        assert stream.row().tokens_read == 0
+@pytest.mark.parametrize("end", ENDS)
+def test_ends_that_no_client_can_prevent(end: str) -> None:
+    for last in (event("", usage=0, finish="stop"), DONE):
+        finished = fed(machine(), last)
+        assert not finished.can_leave
+        ENDS[end](finished)
+        assert (finished.outcome, finished.row().error) == (Outcome.COMPLETED, None)
+    reading = fed(machine(), event(" a", usage=1))
+    ENDS[end](reading)
+    assert reading.outcome is UNFINISHED[end]
+    if end == "body_ended":
+        assert "ended early" in (reading.row().error or "")
+    else:
+        sent = machine(status=None)
+        ENDS[end](sent)
+        assert (sent.outcome, sent.row().status_code) == (UNFINISHED[end], None)
 
 
-def aborted(reason: str | None) -> bytes:
-    chunk: dict[str, Any] = {"choices": [{"text": "", "finish_reason": "abort"}]}
-    if reason is not None:
-        chunk["cancellation_info"] = {"reason": reason, "message": "m"}
-    return json.dumps(chunk).encode()
-
-
+@pytest.mark.parametrize("tokens", [0, 1])
 @pytest.mark.parametrize(
     ("reason", "outcome"),
     [
         ("client_timeout", Outcome.TIMED_OUT),
         ("server_shutdown", Outcome.FAILED),
-        ("rate_limit", Outcome.FAILED),
-        ("api", Outcome.FAILED),
         (None, Outcome.FAILED),
     ],
 )
-def test_an_abort_that_nobody_here_asked_for_is_never_completed(
-    reason: str | None, outcome: Outcome
+def test_an_abort_unasked_is_never_completed(
+    tokens: int, reason: str | None, outcome: Outcome
 ) -> None:
-    stream = machine()
-    stream.event(completion(" a", usage=1), 20)
-    stream.event(aborted(reason), 30)
-    row = stream.row()
-    assert row.outcome is outcome
-    assert row.finish_reason == "abort"
-    assert (row.tokens_read, row.ended_ns, row.abandoned_ns) == (1, 30, None)
+    """Nor was read what the aborting server counts but did not send."""
+    why = {} if reason is None else {"cancellation_info": {"reason": reason}}
+    abort = event("", usage=3, finish="abort", **why)
+    row = fed(machine(), *[event(" a", usage=1)] * tokens, abort).row()
+    assert (row.outcome, row.finish_reason) == (outcome, "abort")
+    assert (row.tokens_read, row.token_times_ns) == (tokens, [20] * tokens)
+    assert (row.ended_ns, row.abandoned_ns) == (20 + 10 * tokens, None)
     assert row.error == f"the server aborted the request: {reason or 'no reason given'}"
 
 
-def test_an_abort_before_the_first_token_has_failed_too() -> None:
+def test_all_outcomes_and_states_can_be_reached_and_every_state_ends() -> None:
+    reached = {target for row in TRANSITIONS.values() for target in row.values()}
+    assert set(Outcome) <= reached
+    assert set(State) - {State.SENT} <= reached
+    for state in State:
+        for signal in (Signal.TIMEOUT, Signal.BREAK, Signal.CUT):
+            assert isinstance(TRANSITIONS[state][signal], Outcome)
+
+
+def test_an_illegal_signal_raises_and_changes_nothing() -> None:
     stream = machine()
-    stream.event(aborted("api"), 30)
-    assert stream.row().outcome is Outcome.FAILED
-    assert stream.row().first_token_ns is None
+    with pytest.raises(IllegalSignalError, match=r"ACCEPT cannot happen to.*ACCEPTED"):
+        stream.headers(200)
+    assert (stream.state, stream.outcome) == (State.ACCEPTED, None)
+    with pytest.raises(IllegalSignalError, match="no row"):
+        stream.row()
+    cut(stream)
+    with pytest.raises(IllegalSignalError):
+        stream.event(event(" a", usage=1), 30)
+    with pytest.raises(IllegalSignalError):
+        left(stream)
+    row = stream.row()
+    assert (row.outcome, row.ended_ns, row.tokens_read) == (Outcome.CUT_OFF, 99, 0)
 
 
-def test_tokens_that_an_aborting_server_did_not_send_were_not_read() -> None:
-    stream = machine()
-    stream.event(completion(" a", usage=1), 20)
-    stream.event(completion("", usage=3, finish_reason="abort"), 30)
-    assert (stream.row().tokens_read, stream.row().token_times_ns) == (1, [20])
+# Counting
 
 
-class TestAfterLeaving:
-    def test_what_came_is_counted_apart(self) -> None:
-        stream = machine()
-        stream.event(completion(" a", usage=1), 20)
-        stream.leave(25, think_ns=0, wire_close=WireClose.FIN)
-        stream.event(completion(" b", usage=3), 35)
-        stream.event(b"half of a chunk", 35)
-        stream.event(completion("", usage=9, finish_reason="abort"), 35)
-        stream.event(b"[DONE]", 35)
-        stream.body_ended(40)
-        row = stream.row()
-        assert (row.tokens_read, row.tokens_after_leaving) == (1, 2)
-        assert (row.abandoned_ns, row.ended_ns, row.server_ended_ns) == (25, 25, 40)
-        assert (row.finish_reason, row.completion_tokens) == ("abort", None)
+@pytest.mark.parametrize(
+    ("continuous_usage", "events", "event_tokens", "counting"),
+    [
+        (True, [event(" a b c", usage=3), event(" d", usage=4)], [3, 1], "usage"),
+        (True, [event("", usage=1)], [1], "usage"),  # half of a character
+        (True, [event(" a", usage=1), event(" b"), event(" c", usage=9)], [1, 1, 1], "events"),
+        (False, [chat(role="assistant"), chat(content=""), event(""), event(None)], [], "events"),
+        (False, [chat(content="a"), chat(reasoning_content="hm")], [1, 1], "events"),
+        (False, [event(" a"), event("", finish="stop"), event(usage=2), DONE], [1], "events"),
+    ],
+)
+def test_tokens_are_not_events(
+    continuous_usage: bool, events: list[bytes], event_tokens: list[int], counting: TokenCounting
+) -> None:
+    stream = fed(machine(continuous_usage=continuous_usage), *events)
+    assert (stream.state is State.ACCEPTED) is (not event_tokens)
+    row = cut(stream)
+    assert (row.event_tokens, row.tokens_read) == (event_tokens, sum(event_tokens))
+    assert row.token_counting == counting
+    if DONE in events:
+        assert row.completion_tokens == 2  # the last account is kept
 
-    def test_nothing_told_is_nothing_known(self) -> None:
-        stream = machine()
-        stream.leave(25, think_ns=0, wire_close=WireClose.FIN)
-        row = stream.row()
-        assert (row.tokens_after_leaving, row.server_ended_ns) == (None, None)
 
-    def test_nothing_but_the_end_is_no_token(self) -> None:
-        stream = machine()
-        stream.leave(25, think_ns=0, wire_close=WireClose.FIN)
-        stream.body_ended(40)
-        assert stream.row().tokens_after_leaving == 0
+@pytest.mark.parametrize(("per_choice", "usages"), [(False, [1, 2, 4, 5]), (True, [1, 1, 3, 2])])
+def test_a_count_of_the_whole_request_or_of_each_answer(
+    per_choice: bool, usages: list[int]
+) -> None:
+    stream = machine(TWO, usage_per_choice=per_choice)
+    for t_ns, usage in enumerate(usages):
+        choice = {"index": t_ns % 2, "text": " a", "finish_reason": None}
+        stream.event(event(usage=usage, choices=[choice]), t_ns)
+    row = cut(stream)
+    assert (row.tokens_read, row.event_tokens, row.n) == (5, [1, 1, 2, 1], 2)
+
+
+def test_several_answers_without_a_count() -> None:
+    stream = fed(machine(TWO, continuous_usage=False), event(" a", " b"), event(" c"))
+    assert stream.tokens_read == 3
+
+
+@pytest.mark.parametrize("last", [event(" a", usage=2, finish="stop"), DONE])
+def test_several_answers_have_finished_when_all_have(last: bytes) -> None:
+    """Or with the end of a server that knows no n."""
+    stream = fed(machine(TWO), event(" a", usage=1, finish="length"))
+    could_leave = [stream.can_leave]
+    stream.event(last, 30)
+    could_leave.append(stream.can_leave)
+    assert could_leave == [True, False]
+    stream.body_ended(40)
+    assert stream.outcome is Outcome.COMPLETED
+
+
+@pytest.mark.parametrize(("spec", "gaps"), [(SPEC, [None, 1, 19]), (TWO, [None, None, 20])])
+def test_the_gap_is_between_the_latest_tokens_of_one_answer(
+    spec: RequestSpec, gaps: list[int | None]
+) -> None:
+    stream, seen = machine(spec), []
+    for usage, t_ns in ((1, 20), (2, 21), (3, 40)):
+        stream.event(event(" a", usage=usage), t_ns)
+        seen.append(stream.last_gap_ns)
+    assert seen == gaps
+
+
+def test_a_token_of_a_long_answer_takes_few_bytes() -> None:
+    stream, num_tokens = machine(), 2000
+    events = [event(" a", usage=number + 1) for number in range(num_tokens)]
+    tracemalloc.start()
+    try:
+        for number, data in enumerate(events):
+            stream.event(data, 10**15 + number * 20_000_000)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert stream.tokens_read == num_tokens
+    assert held / num_tokens < 24
+
+
+@pytest.mark.parametrize(
+    "choice", [{"text": "é!"}, {"delta": {"content": "é!"}}, {"delta": {"reasoning_content": "é!"}}]
+)
+@pytest.mark.parametrize(("role", "kept"), [(Role.CANARY, "é!é!"), (Role.USER, None)])
+def test_the_text_of_canaries_is_kept(
+    choice: dict[str, object], role: Role, kept: str | None
+) -> None:
+    stream = machine(replace(SPEC, role=role), continuous_usage=False)
+    last = {**choice, "finish_reason": "length"}
+    fed(stream, event(choices=[choice]), event(choices=[last])).body_ended(50)
+    assert stream.row().answer == kept
+
+
+def test_what_comes_after_leaving_is_counted_apart() -> None:
+    stream = left(fed(machine(), event(" a", usage=1)))
+    late = [event(" b", usage=3), b"half of a chunk", event("", usage=9, finish="abort"), DONE]
+    fed(stream, *late).body_ended(40)
+    row = stream.row()
+    assert (row.tokens_read, row.tokens_after_leaving) == (1, 2)
+    assert (row.abandoned_ns, row.ended_ns, row.server_ended_ns) == (25, 25, 40)
+    assert (row.finish_reason, row.completion_tokens) == ("abort", None)
+    only_ended = left(machine())
+    only_ended.body_ended(40)
+    assert only_ended.row().tokens_after_leaving == 0
+
+
+# What a server says is not believed at any price: it fails one request, and spoils no figure.
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+NONSENSE = {
+    "no JSON": b"{",
+    "choices that are none": b'{"choices":3}',
+    "invalid UTF-8": b'{"choices":[{"text":"caf\xe9"}]}',
+    "a key of invalid UTF-8": b'{"error":{"\xff":1}}',
+    "half a pair of surrogates": rb'{"choices":[{"text":"\ud800"}]}',
+    "nested without end": b'{"error":' + DEEP + b"}",
+    "nested without end in an unread field": b'{"x":' + DEEP + b"}",
+    "a number of 5,000 digits": b'{"error":' + b"9" * 5000 + b"}",
+    "an answer's number of 5,000 digits": b'{"choices":[{"index":' + b"9" * 5000 + b"}]}",
+    "an answer too many": b'{"choices":[{"index":1024}]}',
+    "a count below nothing": event("a", usage=-1),
+    "a count that no file holds": event("a", usage=2**31),
+    "a count that no machine holds": event("a", usage=2**70),
+    "a prompt that no machine holds": b'{"usage":{"prompt_tokens":%d}}' % 2**70,
+    "half a token": event("a", usage=1.5),
+    "a finish reason without end": event("a", usage=1, finish="x" * 301),
+}
+
+
+@pytest.mark.parametrize("data", NONSENSE.values(), ids=NONSENSE)
+def test_what_makes_no_sense_fails_the_request(data: bytes) -> None:
+    row = fed(machine(), event("a", usage=1), data).row()
+    assert (row.outcome, row.tokens_read, row.ended_ns) == (Outcome.FAILED, 1, 30)
+    assert "an event of the stream makes no sense" in (row.error or "")
+    assert len(row.error or "") < 400
+    whole = machine()
+    whole.answer(data, 30)
+    assert whole.outcome is Outcome.FAILED
+    assert "the answer makes no sense" in (whole.row().error or "")
+    assert fed(left(machine()), data).row().tokens_after_leaving == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [('{"message":"out of blocks","type":"x"}', "out of blocks"), ('"out"', "out")],
+)
+def test_an_error_inside_the_stream_is_the_rows(error: str, words: str) -> None:
+    data = f'{{"error":{error}}}'.encode()
+    whole = machine()
+    whole.answer(data, 30)
+    for row in (fed(machine(), event(" a", usage=1), data).row(), whole.row()):
+        assert (row.outcome, row.ended_ns) == (Outcome.FAILED, 30)
+        assert row.error == words
+
+
+def test_an_error_that_is_nested_almost_too_deep_is_said() -> None:
+    for depth in range(800, 1000):
+        for data in (
+            b'{"error":' * depth + b'"oh"' + b"}" * depth,
+            b'{"error":' + b"[" * depth + b"]" * depth + b"}",
+        ):
+            assert len(refusal_message(400, data)) < 400
+            row = fed(machine(), data).row()
+            assert row.outcome is Outcome.FAILED
+            assert len(row.error or "") < 400
+
+
+@pytest.mark.parametrize("finish", [None, "length"])
+def test_a_count_that_jumps_too_far_is_in_no_sum(finish: str | None) -> None:
+    """Neither `tokens_read` nor `event_tokens` nor the server's own account."""
+    jump = event("a", usage=MOST + 1, finish=finish)
+    row = fed(machine(), event("a", usage=1), jump).row()
+    assert (row.outcome, row.completion_tokens) == (Outcome.FAILED, None)
+    assert (row.tokens_read, row.event_tokens, row.ended_ns) == (1, [1], 30)
+    assert row.error == f"{FAR_LONGER}: {MOST + 1} tokens by now, and `max_tokens` is 9"
+    assert fed(machine(), event("a", usage=MOST)).outcome is None
+    whole = machine()
+    whole.answer(jump, 20)
+    assert (whole.outcome, whole.row().tokens_read) == (Outcome.FAILED, 0)
+    late = fed(left(machine()), event("a", usage=2), jump).row()
+    assert (late.outcome, late.tokens_after_leaving) == (Outcome.ABANDONED, 2)
+    for error in (whole.row().error, late.error):
+        assert FAR_LONGER in (error or "")
+
+
+def test_answers_that_are_too_long_together() -> None:
+    half = MOST_OF_TWO // 2
+    stream = fed(machine(TWO, usage_per_choice=True), event("a", "a", usage=half))
+    assert (stream.outcome, stream.tokens_read) == (None, MOST_OF_TWO)
+    row = fed(stream, event("a", usage=half + 1)).row()
+    assert (row.outcome, row.event_tokens) == (Outcome.FAILED, [MOST_OF_TWO])
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        [event("a", usage=MOST_OF_TWO + 1, finish="stop")],
+        [event("a", finish="stop"), event(usage=MOST_OF_TWO + 1)],
+        [event("a", "a", finish="stop"), event(usage=MOST_OF_TWO + 1)],
+    ],
+    ids=["in the last event", "after the first answer", "after all"],
+)
+def test_an_account_at_the_end_that_cannot_be_true(last: list[bytes]) -> None:
+    row = fed(machine(TWO, continuous_usage=False), *last).row()
+    assert row.outcome is Outcome.FAILED
+    assert FAR_LONGER in (row.error or "")
+
+
+def test_counts_that_files_hold_are_kept_as_they_are() -> None:
+    many = machine(replace(SPEC, max_tokens=10_000_000, n=128))
+    row = cut(fed(many, event("a", usage=2**31 - 1)))
+    assert row.event_tokens == [2**31 - 1]
+    assert msgspec.json.decode(msgspec.json.encode(row), type=RequestRow) == row
+
+
+@pytest.mark.parametrize(
+    ("continuous_usage", "usage", "tokens"), [(False, None, MOST), (True, 1, 1)]
+)
+def test_events_without_end_fail_before_they_take_the_memory(
+    continuous_usage: bool, usage: int | None, tokens: int
+) -> None:
+    """Also those whose count stands still."""
+    stream = fed(machine(continuous_usage=continuous_usage), *[event("a", usage=usage)] * MOST)
+    stream.event(event("", usage=usage), 0)
+    assert stream.outcome is None
+    row = fed(stream, *[event("a", usage=usage)] * (1 + tokens % 2)).row()
+    assert (row.outcome, row.tokens_read) == (Outcome.FAILED, tokens)
+    assert f"{FAR_LONGER}: {MOST + 1} tokens by now" in (row.error or "")
+
+
+@pytest.mark.parametrize("count", [lambda _: 1, lambda n: n], ids=["stands still", "rises"])
+def test_a_canarys_text_is_bounded(count: Callable[[int], int]) -> None:
+    stream, event_chars, events = machine(replace(SPEC, role=Role.CANARY)), 50_000, 0
+    while stream.outcome is None:
+        events += 1
+        stream.event(event("a" * event_chars, usage=count(events)), events)
+    answer = stream.row().answer or ""
+    assert 64 * MOST < len(answer) <= 64 * (MOST + 1) + event_chars
+
+
+def test_a_canarys_empty_events_are_not_kept() -> None:
+    stream = fed(machine(replace(SPEC, role=Role.CANARY)), *[event("")] * (2 * MOST))
+    assert cut(stream).answer == ""
+    assert stream._answer == []
