@@ -1,11 +1,9 @@
 """The load process as the harness starts it: Locust, with a plan; its rows lie in a folder."""
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from harness.load.rows import ShardReader
 from harness.records import RequestRow
@@ -65,10 +63,9 @@ class LoadProcess:
         return ShardReader(self.folder, RequestRow).read_new()
 
     @property
-    def stats(self) -> list[dict[str, Any]]:
-        """Locust's own account of a load that is over."""
-        found: list[dict[str, Any]] = json.loads(self.out)
-        return found
+    def failures(self) -> dict[str, int]:
+        """Locust's own account of a load that is over: failures by outcome."""
+        return {entry["name"]: entry["num_failures"] for entry in json.loads(self.out)}
 
 
 def run_locust(*options: str) -> subprocess.Popen[str]:
@@ -88,25 +85,12 @@ def beside_the_locustfile(folder: Path, code: str) -> tuple[str, ...]:
     return "-f", str(file)
 
 
-def master_on(port: str, *, workers: int) -> tuple[str, ...]:
-    """Locust's options of a master that begins once so many workers are there."""
+def master_on(port: int, *, workers: int) -> tuple[str, ...]:
     return (
         *("--master", "--expect-workers", str(workers)),
-        *("--master-bind-host", "127.0.0.1", "--master-bind-port", port),
+        *("--master-bind-host", "127.0.0.1", "--master-bind-port", str(port)),
     )
 
 
-def worker_on(port: str) -> tuple[str, ...]:
-    """Locust's options of a worker of the master at this port."""
-    return "--worker", "--master-host", "127.0.0.1", "--master-port", port
-
-
-def two_processes() -> tuple[str, ...]:
-    """Locust's options of two load processes; by default all masters share one port."""
-    port = free_port()
-    return "--processes", "2", "--master-bind-port", port, "--master-port", port
-
-
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return str(listener.getsockname()[1])
+def worker_on(port: int) -> tuple[str, ...]:
+    return "--worker", "--master-host", "127.0.0.1", "--master-port", str(port)

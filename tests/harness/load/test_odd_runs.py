@@ -1,23 +1,15 @@
 """`walkaway run` against odd servers: it ends by itself, says what was odd, and keeps the rows."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.e2e.running import ROOT, Run
-
-if TYPE_CHECKING:
-    from tests.harness.load.conftest import Exchange, Script, ScriptedServer, Secrets
-
-    Serve = Callable[..., ScriptedServer]
+from tests.harness.load.conftest import Exchange, Script, Secrets, Serve
 
 pytestmark = pytest.mark.e2e
 

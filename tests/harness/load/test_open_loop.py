@@ -1,15 +1,11 @@
 """Requests by schedule, through real load processes: when they come, what is capped, who sends."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 import threading
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import pandas as pd
@@ -17,30 +13,25 @@ import pytest
 
 from harness.analysis.load_side import most_open
 from harness.records import Outcome, RequestRow
-from harness.workload.arrivals import ConstantArrivals, TraceArrivals
-from harness.workload.load import AbandonLoad
-from tests.harness.load.load_process import (
-    LoadProcess,
-    free_port,
-    master_on,
-    run_locust,
-    two_processes,
-    worker_on,
-)
+from harness.run.load_process import together
+from harness.run.process import free_port
+from harness.workload.arrivals import AnyArrivals, ConstantArrivals, TraceArrivals
+from tests.harness.load.asking import engine
+from tests.harness.load.conftest import Exchange, Serve
+from tests.harness.load.load_process import LoadProcess, master_on, run_locust, worker_on
 from tests.harness.workload.mixes import STAY, load_of, tokens
-
-if TYPE_CHECKING:
-    from tests.harness.load.conftest import Exchange, Script, ScriptedServer
-
-    Serve = Callable[[Script], ScriptedServer]
 
 pytestmark = pytest.mark.e2e
 
 MS = 1_000_000
+STAYING = load_of(STAY, stay_tokens=20)
 
 
 def evenly(*, rate: float, seconds: float, max_streams: int = 100) -> ConstantArrivals:
     return ConstantArrivals(kind="constant", rate=rate, seconds=seconds, max_streams=max_streams)
+
+
+THIRTY = evenly(rate=100, seconds=0.3)
 
 
 def replay_of(trace: Path) -> TraceArrivals:
@@ -50,34 +41,26 @@ def replay_of(trace: Path) -> TraceArrivals:
     )
 
 
-def staying() -> AbandonLoad:
-    return load_of(STAY)
-
-
-def engine(x: Exchange) -> None:
-    x.accept()
-    x.stream(tokens=x.body["max_tokens"], gap_s=0.001)
+def sending(folder: Path, url: str, arrivals: AnyArrivals, *options: str) -> LoadProcess:
+    return LoadProcess(folder, url, STAYING, users=1, arrivals=arrivals, options=options)
 
 
 def schedule_of(rows: list[RequestRow]) -> list[tuple[int, int]]:
-    """Who arrived how many milliseconds after the first."""
+    """Which user arrived how many milliseconds after the first."""
     begin_ns = min(row.intended_start_ns for row in rows)
     return sorted((row.user, (row.intended_start_ns - begin_ns) // MS) for row in rows)
 
 
-def test_nobody_waits_for_the_answers_of_others(serve: Serve, tmp_path: Path) -> None:
-    """The server answers nobody before everybody has come: a closed loop would never end."""
+def test_no_arrival_waits_for_the_answers_of_others(serve: Serve, tmp_path: Path) -> None:
+    """The server answers none before all have come: a closed loop would never end."""
     everybody = threading.Barrier(20)
 
     def script(x: Exchange) -> None:
         everybody.wait(30)
         engine(x)
 
-    load = load_of(STAY, tokens(3))
-    server = serve(script)
-    rows = LoadProcess(
-        tmp_path, server.url, load, users=1, arrivals=evenly(rate=40, seconds=0.5)
-    ).result()
+    load, arrivals = load_of(STAY, tokens(3)), evenly(rate=40, seconds=0.5)
+    rows = LoadProcess(tmp_path, serve(script).url, load, users=1, arrivals=arrivals).result()
     assert schedule_of(rows) == [(n, 25 * n) for n in range(20)]
     assert all(row.sent_ns >= row.intended_start_ns for row in rows)
     left = {row.user for row in rows if row.outcome is Outcome.ABANDONED}
@@ -104,30 +87,19 @@ def test_beyond_the_cap_arrivals_wait_and_what_was_not_sent_has_no_row(
             enough.set()
         x.client_left_within(None)
 
-    server = serve(script)
-    arrivals = evenly(rate=1000, seconds=0.2, max_streams=2)
-    child = LoadProcess(tmp_path, server.url, staying(), users=1, arrivals=arrivals)
+    child = sending(tmp_path, serve(script).url, evenly(rate=1000, seconds=0.2, max_streams=2))
     assert enough.wait(30)
     child.stdin.close()
     rows = child.result()
     assert schedule_of(rows) == [(n, n) for n in range(8)]  # of 200; the others were not sent
     assert most_open(pd.DataFrame([msgspec.structs.asdict(row) for row in rows])) == 2
-    outcomes = [row.outcome for row in rows]
-    assert outcomes.count(Outcome.COMPLETED) == 6
-    assert outcomes.count(Outcome.CUT_OFF) == 2
+    outcomes = sorted(row.outcome for row in rows)
+    assert outcomes == [Outcome.COMPLETED] * 6 + [Outcome.CUT_OFF] * 2
 
 
 @pytest.mark.slow
 def test_several_processes_send_one_schedule(serve: Serve, tmp_path: Path) -> None:
-    child = LoadProcess(
-        tmp_path,
-        serve(engine).url,
-        staying(),
-        users=1,
-        arrivals=evenly(rate=100, seconds=0.3),
-        options=two_processes(),
-    )
-    rows = child.result()
+    rows = sending(tmp_path, serve(engine).url, THIRTY, *together(2)).result()
     assert schedule_of(rows) == [(n, 10 * n) for n in range(30)]
     assert len(list(tmp_path.glob("requests-*.ndjson"))) == 2
 
@@ -136,14 +108,7 @@ def test_several_processes_send_one_schedule(serve: Serve, tmp_path: Path) -> No
 def test_a_worker_that_was_lost_takes_no_arrivals_with_it(serve: Serve, tmp_path: Path) -> None:
     """Locust never gives its number to another one: the two that follow are 1 and 2."""
     port = free_port()
-    child = LoadProcess(
-        tmp_path,
-        serve(engine).url,
-        staying(),
-        users=1,
-        arrivals=evenly(rate=100, seconds=0.3),
-        options=master_on(port, workers=2),
-    )
+    child = sending(tmp_path, serve(engine).url, THIRTY, *master_on(port, workers=2))
 
     def worker() -> subprocess.Popen[str]:
         return run_locust(*worker_on(port), "--walkaway-plan", str(tmp_path / "plan.json"))
@@ -166,44 +131,38 @@ def test_a_worker_that_was_lost_takes_no_arrivals_with_it(serve: Serve, tmp_path
 
 @pytest.mark.slow
 def test_a_worker_more_than_was_expected_sends_its_part(serve: Serve, tmp_path: Path) -> None:
-    """All three are there before the master, which would begin with two. Nobody's part waits until
+    """All three are there before the master, which would begin with two. No part waits until
     another one has ended: there are as many directors as workers."""
     port = free_port()
     plan = ("--walkaway-plan", str(tmp_path / "plan.json"))
     workers = [run_locust(*worker_on(port), *plan) for _ in range(3)]
-    child = LoadProcess(
-        tmp_path,
-        serve(engine).url,
-        staying(),
-        users=1,
-        arrivals=evenly(rate=100, seconds=0.3),
-        options=master_on(port, workers=2),
-    )
+    child = sending(tmp_path, serve(engine).url, THIRTY, *master_on(port, workers=2))
     rows = child.result()
     for one in workers:
         one.communicate(timeout=30)
     assert schedule_of(rows) == [(n, 10 * n) for n in range(30)]
-    told = re.search(r"spawn jobs of (\d) users at .* to (\d) ready workers", child.log)
-    assert told is not None
-    assert told[1] == told[2]
+    spawned = re.search(r"spawn jobs of (\d) users at .* to (\d) ready workers", child.log)
+    assert spawned is not None
+    assert spawned[1] == spawned[2]
 
 
 def test_a_trace_is_replayed_with_its_lengths_and_its_shared_pages(
     serve: Serve, tmp_path: Path
 ) -> None:
-    """By two processes: what requests share does not depend on who sends them."""
+    """By two processes: what requests share does not depend on which sends them."""
     trace = tmp_path / "trace.jsonl"
     recorded = [(0, 1000, 3, [1, 2]), (20, 1100, 4, [1, 2, 3]), (60, 600, 1, [1, 9])]
     keys = ("timestamp", "input_length", "output_length", "hash_ids")
     trace.write_text("\n".join(json.dumps(dict(zip(keys, one, strict=True))) for one in recorded))
     server = serve(engine)
+    load = load_of(STAY, prompt_tokens=[1, 270], stay_tokens=100)
     rows = LoadProcess(
         tmp_path,
         server.url,
-        load_of(STAY, prompt_tokens=[1, 270], stay_tokens=100),
+        load,
         users=1,
         arrivals=replay_of(trace),
-        options=two_processes(),
+        options=tuple(together(2)),
     ).result()
     assert schedule_of(rows) == [(0, 0), (1, 10), (2, 30)]
     bodies = {row.user: server.exchanges[row.request_id].body for row in rows}
@@ -219,8 +178,7 @@ def test_a_trace_is_replayed_with_its_lengths_and_its_shared_pages(
 def test_a_trace_that_breaks_off_ends_the_load(serve: Serve, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"timestamp": 0, "input_length": 9, "output_length": 3}\nbroken\n')
-    arrivals = replay_of(trace)
-    child = LoadProcess(tmp_path, serve(engine).url, staying(), users=1, arrivals=arrivals)
+    child = sending(tmp_path, serve(engine).url, replay_of(trace))
     _, log = child.process.communicate(timeout=60)
     child.stdin.close()
     assert f"{trace}:2: " in log

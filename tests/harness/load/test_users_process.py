@@ -1,34 +1,57 @@
 """The load process as the harness starts it: Locust, a plan, a real server, rows on disk."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess
-import threading
-from collections import Counter
-from collections.abc import Callable
+import sys
+from collections import Counter, defaultdict
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import median
 
 import psutil
 import pytest
 
 from harness.load.rows import ShardReader
-from harness.records import ClientSample, Outcome, TokenCounting, Way, WireClose
+from harness.records import ClientSample, Outcome, RequestRow, Role, TokenCounting, Way, WireClose
 from tests.harness.load.asking import engine
-from tests.harness.load.load_process import LoadProcess, beside_the_locustfile
+from tests.harness.load.conftest import Exchange, ScriptedServer, Serve
+from tests.harness.load.load_process import LOCUSTFILE, LoadProcess, beside_the_locustfile
 from tests.harness.workload.mixes import abandoning, tokens
 
-if TYPE_CHECKING:
-    from tests.harness.load.conftest import Exchange, Script, ScriptedServer
-
-    Serve = Callable[[Script], ScriptedServer]
-
-pytestmark = pytest.mark.e2e
+MS = 1_000_000
+e2e = pytest.mark.e2e
 
 
+def test_a_load_process_loads_no_statistics() -> None:
+    """They would take longer than all the rest, and nothing of a load needs them."""
+    code = "import sys, workloads.locustfile; print(*sys.modules)"
+    root = LOCUSTFILE.parents[1]
+    out = subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True).split()
+    assert "harness.load.users" in out
+    assert not {"scipy", "pandas", "pyarrow", "torch", "plotly"} & set(out)
+
+
+def assert_as_the_server_saw_it(row: RequestRow, exchange: Exchange) -> None:
+    assert exchange.is_over.wait(30)
+    if row.outcome is Outcome.COMPLETED:
+        assert (row.planned_abandon, row.tokens_read) == (None, 8)
+    if row.outcome is not Outcome.ABANDONED:
+        assert row.abandoned_ns is None
+        return
+    assert row.planned_abandon is not None
+    assert row.planned_abandon <= row.tokens_read <= exchange.tokens_sent
+    assert row.abandoned_ns is not None
+    assert exchange.closed_ns is not None
+    before = sum(sent_ns < row.abandoned_ns for sent_ns in exchange.sent_ns)
+    assert before - row.tokens_read <= 1  # one may be on its way
+    if exchange.tokens_sent == row.tokens_read:  # else the server may see the reset of a token
+        assert row.wire_close == exchange.closed_how  # that crossed with an orderly end
+    assert row.token_counting is TokenCounting.USAGE
+    assert exchange.closed_ns > row.abandoned_ns
+
+
+@e2e
 def test_users_leave_as_planned_and_the_server_sees_it_at_once(
     serve: Serve, tmp_path: Path
 ) -> None:
@@ -36,40 +59,19 @@ def test_users_leave_as_planned_and_the_server_sees_it_at_once(
     load = abandoning(tokens=[0, 1, 5], stay_share=0.3, stop_after=40)
     child = LoadProcess(tmp_path, server.url, load, users=6)
     rows = child.result()
-
     counts = Counter(row.outcome for row in rows)
     assert counts[Outcome.ABANDONED] >= 40
     assert counts[Outcome.COMPLETED] >= 5
     assert 1 <= counts[Outcome.CUT_OFF] <= 6  # in flight when the load ended
     assert set(counts) == {Outcome.ABANDONED, Outcome.COMPLETED, Outcome.CUT_OFF}
-    by_id = {row.request_id: row for row in rows}
-    assert set(server.exchanges) <= set(by_id)
-
+    assert set(server.exchanges) <= {row.request_id for row in rows}
     for row in rows:
-        if row.request_id not in server.exchanges:
+        if row.request_id in server.exchanges:
+            assert_as_the_server_saw_it(row, server.exchanges[row.request_id])
+        else:
             assert row.outcome is Outcome.CUT_OFF  # before the server had read it
-            continue
-        exchange = server.exchanges[row.request_id]
-        assert exchange.is_over.wait(30)
-        if row.outcome is Outcome.COMPLETED:
-            assert (row.planned_abandon, row.tokens_read) == (None, 8)
-        if row.outcome is not Outcome.ABANDONED:
-            assert row.abandoned_ns is None
-            continue
-        assert row.planned_abandon is not None
-        assert row.planned_abandon <= row.tokens_read <= exchange.tokens_sent
-        assert row.abandoned_ns is not None
-        assert exchange.closed_ns is not None
-        before = sum(sent_ns < row.abandoned_ns for sent_ns in exchange.sent_ns)
-        assert before - row.tokens_read <= 1  # one may be on its way
-        if exchange.tokens_sent == row.tokens_read:  # else the server may see the reset of a token
-            assert row.wire_close == exchange.closed_how  # that crossed with an orderly end
-        assert row.token_counting is TokenCounting.USAGE
-        assert exchange.closed_ns > row.abandoned_ns
-
-    # Locust's own pages: named by outcome, and nobody who left as planned is a failure.
-    assert {entry["name"] for entry in child.stats} == {"abandoned", "completed", "cut_off"}
-    assert all(entry["num_failures"] == 0 for entry in child.stats)
+    # Locust's own pages: named by outcome, and a user that left as planned is no failure.
+    assert child.failures == {"abandoned": 0, "completed": 0, "cut_off": 0}
 
     samples = ShardReader(tmp_path, ClientSample).read_new()
     assert 3 <= max(sample.streams for sample in samples) <= 6
@@ -78,102 +80,83 @@ def test_users_leave_as_planned_and_the_server_sees_it_at_once(
     assert {b - a for a, b in pairwise(due_ns)} == {20_000_000}  # none is missing
 
 
-@pytest.mark.parametrize("way", [Way.STOP_READING, Way.VANISH])
-def test_what_users_left_open_ends_with_the_load(serve: Serve, tmp_path: Path, way: Way) -> None:
+@e2e
+@pytest.mark.parametrize(
+    ("way", "wire_close"),
+    [
+        (Way.STOP_READING, WireClose.NOTHING),
+        (Way.VANISH, WireClose.SILENCE),
+        (Way.KILLED, WireClose.KERNEL),
+    ],
+)
+def test_nothing_is_left_behind(
+    serve: Serve, tmp_path: Path, way: Way, wire_close: WireClose
+) -> None:
+    """Neither connections that users left open nor the processes of killed clients."""
+
     def script(x: Exchange) -> None:
         x.accept()
         x.token()
         assert x.client_left_within(60)
 
     server = serve(script)
-    load = abandoning(tokens=[1], stay_share=0.0, stop_after=5)
+    load = abandoning(tokens=[1], stay_share=0.0, stop_after=8)
     load = load.model_copy(update={"mix": [tokens(1, way=way)]})
-    rows = LoadProcess(tmp_path, server.url, load, users=2).result()
-    left = [row for row in rows if row.outcome is Outcome.ABANDONED]
-    assert len(left) >= 5
-    wire_close = WireClose.SILENCE if way is Way.VANISH else WireClose.NOTHING
-    for row in left:
-        assert (row.plan, row.way, row.wire_close) == ("tokens:1", way, wire_close)
-        exchange = server.exchanges[row.request_id]
-        assert exchange.is_over.wait(30)
-        assert exchange.closed_how == "rst"
-
-
-def test_killed_processes_leave_nothing_behind(serve: Serve, tmp_path: Path) -> None:
-    server = serve(engine)
-    load = abandoning(tokens=[2], stay_share=0.0, stop_after=10)
-    load = load.model_copy(update={"mix": [tokens(2, way=Way.KILLED)]})
-    child = LoadProcess(tmp_path, server.url, load, users=3)
-    family = psutil.Process(child.process.pid)
-    seen: set[int] = set()
+    child = LoadProcess(tmp_path, server.url, load, users=2)
+    family, seen = psutil.Process(child.process.pid), set[int]()
     while child.process.poll() is None:
         with contextlib.suppress(psutil.NoSuchProcess):
             seen |= {p.pid for p in family.children() if p.name() == "cat"}
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.process.wait(0.002)  # the server's threads need this process, too
-    rows = child.result()
-    left = [row for row in rows if row.outcome is Outcome.ABANDONED]
-    assert len(left) >= 10
+    left = [row for row in child.result() if row.outcome is Outcome.ABANDONED]
+    assert len(left) >= 8
     for row in left:
+        assert (row.plan, row.way, row.wire_close) == ("tokens:1", way, wire_close)
         exchange = server.exchanges[row.request_id]
         assert exchange.is_over.wait(30)
-        assert row.abandoned_ns is not None
-        assert exchange.closed_ns is not None
-        assert row.abandoned_ns < exchange.closed_ns
-    assert seen
+        assert exchange.closed_how == ("fin" if way is Way.KILLED else "rst")
+        assert (row.abandoned_ns or 0) < (exchange.closed_ns or 0)
+    assert bool(seen) is (way is Way.KILLED)
     assert not [pid for pid in seen if psutil.pid_exists(pid)]
 
 
-@pytest.mark.parametrize("end", ["stdin", "SIGTERM"])
-def test_an_ordered_end_cuts_the_streams_and_keeps_their_rows(
-    serve: Serve, tmp_path: Path, end: str
-) -> None:
-    server = serve(engine)
-    load = abandoning(tokens=[4000], stay_share=0.0, stop_after=None)
-    child = LoadProcess(tmp_path, server.url, load, users=3)
-    server.wait_for_arrivals(3)
-    if end == "stdin":
+def end(child: LoadProcess, how: str) -> None:
+    if how == "stdin":
         child.stdin.close()
     else:
         child.process.send_signal(signal.SIGTERM)
-    rows = child.result()
-    assert [row.outcome for row in rows] == [Outcome.CUT_OFF] * 3
-    assert all(row.error is None and row.abandoned_ns is None for row in rows)
 
 
-def test_trouble_is_told_apart(serve: Serve, tmp_path: Path) -> None:
-    scripts = iter(range(3))
-    turn = threading.Lock()
+@e2e
+@pytest.mark.parametrize("how", ["stdin", "SIGTERM"])
+def test_an_ordered_end_cuts_the_streams_and_keeps_their_rows(
+    serve: Serve, tmp_path: Path, how: str
+) -> None:
+    """Each user has failed once, paused, and asked again."""
+    refused: set[str] = set()
 
     def script(x: Exchange) -> None:
-        with turn:
-            which = next(scripts, None)
-        if which == 0:
+        if len(refused) < 3:
+            refused.add(x.request_id)
             x.send(b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 4\r\n\r\nbusy")
-        elif which == 1:
-            x.accept()
-            x.token()
-            x.chunk(b'data: {"error":{"message":"out of blocks"}}\n\n')
-        elif which == 2:
-            x.accept()
-            x.token()
         else:
             engine(x)
 
     server = serve(script)
     load = abandoning(tokens=[4000], stay_share=0.0, stop_after=None)
     child = LoadProcess(tmp_path, server.url, load, users=3)
-    server.wait_for_arrivals(6)  # all three have tried again
-    child.process.send_signal(signal.SIGTERM)
+    server.wait_for_arrivals(6)
+    end(child, how)
     rows = child.result()
     counts = Counter(row.outcome for row in rows)
-    assert counts == {Outcome.REJECTED: 1, Outcome.FAILED: 2, Outcome.CUT_OFF: 3}
-    errors = {row.error for row in rows if row.outcome is Outcome.FAILED}
-    assert "out of blocks" in errors
-    failures = {entry["name"]: entry["num_failures"] for entry in child.stats}
-    assert failures == {"rejected": 1, "failed": 2, "cut_off": 0}
+    assert counts == {Outcome.REJECTED: 3, Outcome.CUT_OFF: 3}
+    cut_off = [row for row in rows if row.outcome is Outcome.CUT_OFF]
+    assert all(row.error is None and row.abandoned_ns is None for row in cut_off)
+    assert child.failures == {"rejected": 3, "cut_off": 0}
 
 
+@e2e
 def test_a_bug_of_ours_makes_no_busy_loop(tmp_path: Path) -> None:
     """Each user asks, fails, and pauses before it asks again."""
     options = beside_the_locustfile(
@@ -192,20 +175,74 @@ StreamClient.ask = ask
     assert 1 <= log.count("RuntimeError: a bug") <= 5
 
 
-def test_a_user_who_leaves_at_once_waits_for_no_headers(serve: Serve, tmp_path: Path) -> None:
-    """A server that sends its headers with the first token, to users who do not wait for it."""
+def prompts_of(server: ScriptedServer) -> dict[str, str]:
+    return {x.request_id: x.body["prompt"] for x in server.exchanges.values()}
 
-    def script(x: Exchange) -> None:
-        x.client_left_within(None)
 
-    server = serve(script)
-    load = abandoning(tokens=[0], stay_share=0.0, stop_after=6)
-    rows = LoadProcess(tmp_path, server.url, load, users=2).result()
-    left = [row for row in rows if row.outcome is Outcome.ABANDONED]
-    assert len(left) >= 6
-    assert {row.outcome for row in rows} <= {Outcome.ABANDONED, Outcome.CUT_OFF}
-    for row in left:
-        assert (row.planned_abandon, row.status_code, row.tokens_read) == (0, None, 0)
-        assert row.think_ns is not None
-        assert row.abandoned_ns is not None
-        assert row.abandoned_ns - row.sent_ns >= row.think_ns
+def ended(rows: list[RequestRow]) -> list[RequestRow]:
+    """Without those that the end of the load caught, perhaps before they were sent."""
+    return [row for row in rows if row.outcome is not Outcome.CUT_OFF]
+
+
+@e2e
+def test_a_user_that_has_left_asks_the_very_same_once_more(serve: Serve, tmp_path: Path) -> None:
+    server = serve(engine)
+    load = abandoning(tokens=[1, 3], stay_share=0.5, stop_after=20)
+    load = load.model_copy(update={"ask_again_after": [Outcome.ABANDONED]})
+    rows = ended(LoadProcess(tmp_path, server.url, load, users=3).result())
+    prompts, by_id = prompts_of(server), {row.request_id: row for row in rows}
+    repeats = [(row, by_id[row.repeats]) for row in rows if row.repeats is not None]
+    assert len(repeats) >= 15
+    for row, first in repeats:
+        assert prompts[row.request_id] == prompts[first.request_id]
+        assert (first.outcome, first.user) == (Outcome.ABANDONED, row.user)
+    firsts = [prompts[row.request_id] for row in rows if row.repeats is None]
+    assert len(set(firsts)) == len(firsts)
+
+
+@e2e
+@pytest.mark.slow
+def test_a_user_that_has_lost_patience_asks_again_at_once(serve: Serve, tmp_path: Path) -> None:
+    answered: defaultdict[str, int] = defaultdict(int)
+
+    def slow_at_first(x: Exchange) -> None:
+        answered[x.body["prompt"]] += 1
+        if answered[x.body["prompt"]] == 1:
+            x.client_left_within(None)
+        else:
+            engine(x)
+
+    server = serve(slow_at_first)
+    load = abandoning(tokens=[1], stay_share=0.0, stop_after=4)
+    load = load.model_copy(update={"ask_again_after": [Outcome.TIMED_OUT], "retry_pause_s": 0.0})
+    rows = LoadProcess(tmp_path, server.url, load, users=1, timeout_s=1.0).result()
+    timed_out = {row.request_id: row for row in rows if row.outcome is Outcome.TIMED_OUT}
+    again = [row for row in rows if row.repeats in timed_out]
+    assert len(again) >= 4
+    assert all(row.outcome is not Outcome.TIMED_OUT for row in again)
+    pauses_ns = [row.sent_ns - timed_out[row.repeats].ended_ns for row in again if row.repeats]
+    assert median(pauses_ns) < 450 * MS, "otherwise each is 500"
+
+
+@e2e
+@pytest.mark.slow
+def test_canaries_ask_alone_first_and_then_the_same_all_along(serve: Serve, tmp_path: Path) -> None:
+    server = serve(engine)
+    load = abandoning(tokens=[0, 2], stay_share=0.3, stop_after=20)
+    load = load.model_copy(update={"canaries": 2, "canary_tokens": 4})
+    rows = ended(LoadProcess(tmp_path, server.url, load, users=5).result())
+    canaries = [row for row in rows if row.role is Role.CANARY]
+    others = [row for row in rows if row.role is Role.USER]
+    assert {row.user for row in canaries} == {0, 1}
+    assert {row.user for row in others} == {2, 3, 4}
+    bodies = {x.request_id: x.body for x in server.exchanges.values()}
+    for user in (0, 1):
+        mine = [bodies[row.request_id] for row in canaries if row.user == user]
+        asked = {(body["prompt"], body["temperature"], body["max_tokens"]) for body in mine}
+        assert [one[1:] for one in asked] == [(0.0, 4)]
+    assert all("temperature" not in bodies[row.request_id] for row in others)
+    first, second = (min(row.sent_ns for row in canaries if row.user == user) for user in (0, 1))
+    ends_ns = {row.sent_ns: row.ended_ns for row in canaries}
+    assert ends_ns[first] <= second
+    assert ends_ns[second] <= min(row.sent_ns for row in others)
+    assert all(row.answer for row in canaries)

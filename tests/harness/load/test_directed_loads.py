@@ -1,0 +1,205 @@
+"""Loads that are directed from one place, in the load process: storms, and slot recovery."""
+
+import threading
+import time
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.load.rows import ran_at_once
+from harness.records import Outcome, RequestRow, Role
+from harness.workload.load import CancelStormLoad, SlotRecoveryLoad
+from tests.harness.load.asking import engine
+from tests.harness.load.conftest import Exchange, Script, Serve
+from tests.harness.load.load_process import LoadProcess, beside_the_locustfile
+from tests.made_up.rows import request_row
+
+e2e = pytest.mark.e2e
+LOAD = SlotRecoveryLoad(
+    kind="slot_recovery",
+    slots=2,
+    trials=1,
+    prompt_tokens=[8, 16],
+    answer_tokens=2000,
+    control_answer_tokens=400,  # two seconds: as long as the load process may be stalled
+    probe_tokens=2,
+    abandon_after_tokens=4,
+)
+
+
+@e2e
+def test_a_storm_is_left_at_one_moment_and_comes_again(serve: Serve, tmp_path: Path) -> None:
+    load = CancelStormLoad(
+        kind="cancel_storm",
+        streams=4,
+        stayers=1,
+        storms=3,
+        abandon_after_tokens=3,
+        prompt_tokens=[10, 20],
+        answer_tokens=5000,
+        stay_tokens=20,
+    )
+    rows = LoadProcess(tmp_path, serve(engine).url, load, users=1).result()
+    left = sorted((row for row in rows if row.trial is not None), key=lambda row: row.trial or 0)
+    assert {row.outcome for row in left} == {Outcome.ABANDONED}
+    waves = [list(wave) for _, wave in groupby(left, key=lambda row: row.trial)]
+    assert [len(wave) for wave in waves] == [4, 4, 4]
+    for wave in waves:
+        times = [row.abandoned_ns or 0 for row in wave]
+        assert max(times) - min(times) < 50_000_000
+    assert all(row.tokens_read >= 3 for row in left)
+    stayers = {row.outcome for row in rows if row.trial is None}
+    assert stayers
+    assert stayers <= {Outcome.COMPLETED, Outcome.CUT_OFF}
+
+
+def engine_with_slots(
+    number: int, ghosts: list[tuple[int, int]] | None = None, ghost_s: float = 0
+) -> Script:
+    """Requests that were left go on for `ghost_s`; `ghosts` gets from when to when."""
+    slots = threading.Semaphore(number)
+
+    def script(x: Exchange) -> None:
+        x.accept()
+        while not slots.acquire(timeout=0.002):
+            if x.client_left_within(0):
+                return
+        try:
+            x.stream(tokens=x.body["max_tokens"], gap_s=0.005)
+            if x.closed_ns is not None and ghosts is not None:
+                threading.Event().wait(ghost_s)
+                ghosts.append((x.closed_ns, time.perf_counter_ns()))
+        finally:
+            slots.release()
+
+    return script
+
+
+def waited_ns(probe: RequestRow, fillers: list[RequestRow]) -> int:
+    """How long the probe of a loaded trial waited for its slot."""
+    assert probe.reference_ns is not None
+    assert probe.first_token_ns is not None
+    assert probe.sent_ns < probe.reference_ns < probe.first_token_ns
+    outcomes = sorted(row.outcome for row in fillers)
+    if probe.arm == "control":
+        assert outcomes == [Outcome.COMPLETED] * 2
+    else:
+        assert outcomes == [Outcome.ABANDONED, Outcome.CUT_OFF]
+        (left,) = [row for row in fillers if row.outcome is Outcome.ABANDONED]
+        assert (left.abandoned_ns, left.planned_abandon) == (probe.reference_ns, 4)
+    return probe.first_token_ns - probe.reference_ns
+
+
+@e2e
+def test_the_probe_waits_for_the_filler_that_leaves(serve: Serve, tmp_path: Path) -> None:
+    server = serve(engine_with_slots(2))
+    load = LOAD.model_copy(update={"trials": 2})
+    rows = LoadProcess(tmp_path, server.url, load, users=1).result()
+    waits: dict[str, list[int]] = {"abandon": [], "control": []}
+    probes = [row for row in rows if row.role is Role.PROBE]
+    assert sorted(probe.arm for probe in probes) == sorted([*waits, "unloaded"] * 2)
+    for probe in probes:
+        mine = [row for row in rows if (row.trial, row.arm) == (probe.trial, probe.arm)]
+        fillers = [row for row in mine if row.role is Role.FILLER]
+        assert (probe.outcome, probe.tokens_read) == (Outcome.COMPLETED, 2)
+        if probe.arm == "unloaded":
+            assert (fillers, probe.reference_ns) == ([], None)
+        else:
+            waits[probe.arm].append(waited_ns(probe, fillers))
+    assert max(waits["abandon"]) < min(waits["control"])
+    # Every request has a row, the checks before each trial too: counters are judged by them.
+    assert len(server.exchanges) == len(rows)
+    checks = [row for row in rows if row.role is Role.CHECK]
+    assert len(checks) >= 2 * 3 * 2  # one for each slot before each trial
+    assert {row.outcome for row in checks} == {Outcome.COMPLETED}
+
+
+@e2e
+@pytest.mark.slow
+def test_a_trial_begins_when_all_slots_are_free(serve: Serve, tmp_path: Path) -> None:
+    """Not when one is: abandoned requests may go on in the others, unknown to their client."""
+    ghosts: list[tuple[int, int]] = []
+    server = serve(engine_with_slots(3, ghosts, ghost_s=0.3))
+    load = LOAD.model_copy(update={"slots": 3, "trials": 2})
+    child = LoadProcess(tmp_path, server.url, load, users=1)
+    rows = child.result()
+    assert "is void" not in child.log
+    assert len(ghosts) == 2 * 3  # the leaver and those that were cut off, in each trial
+    starts = {
+        (row.trial, row.arm): row.sent_ns
+        for row in rows
+        if row.role is Role.FILLER or (row.role, row.arm) == (Role.PROBE, "unloaded")
+    }
+    assert len(starts) == 6
+    for start_ns in starts.values():
+        assert not [ghost for ghost in ghosts if ghost[0] < start_ns < ghost[1]]
+
+
+# Each look at the clock, another 10 s have passed: a round takes more than a quarter of the
+# patience, so the next one asks for no longer answers.
+FAST_CLOCK = """
+from itertools import count
+from types import SimpleNamespace
+from harness.load import slot_recovery
+looks_ns = count(step=10 * 10**9)
+slot_recovery.time = SimpleNamespace(perf_counter_ns=lambda: next(looks_ns))
+"""
+
+
+@e2e
+@pytest.mark.parametrize(
+    ("script", "options", "why", "checks"),
+    [
+        (
+            engine_with_slots(1),
+            FAST_CLOCK,
+            "for 30 s no 2 requests ran at once",
+            [Outcome.COMPLETED] * 3 * 3 * 2,  # rounds of each trial, for each slot
+        ),
+        (Exchange.accept, "", "a request that checks the slots failed", [Outcome.FAILED] * 3 * 2),
+    ],
+    ids=["fewer slots than planned", "a check fails"],
+)
+def test_void_trials(
+    serve: Serve, tmp_path: Path, script: Script, options: str, why: str, checks: list[Outcome]
+) -> None:
+    more = beside_the_locustfile(tmp_path, options) if options else ()
+    child = LoadProcess(tmp_path, serve(script).url, LOAD, users=1, options=more)
+    rows = child.result()
+    assert {(row.role, row.max_tokens) for row in rows} == {(Role.CHECK, 8)}
+    assert [row.outcome for row in rows] == checks
+    assert child.log.count(f"is void: {why}") == 3
+
+
+@e2e
+@pytest.mark.slow
+def test_answers_too_short_void_the_trial(serve: Serve, tmp_path: Path) -> None:
+    load = LOAD.model_copy(update={"control_answer_tokens": 2})
+    child = LoadProcess(tmp_path, serve(engine_with_slots(2)).url, load, users=1)
+    probes = {row.arm: row.outcome for row in child.result() if row.role is Role.PROBE}
+    assert probes.pop("control", Outcome.CUT_OFF) is Outcome.CUT_OFF
+    assert probes == dict.fromkeys(["abandon", "unloaded"], Outcome.COMPLETED)
+    assert "arm control, is void: a filler ended" in child.log
+
+
+ENDED: dict[str, Any] = {"sent_ns": 0, "ended_ns": 100, "outcome": Outcome.COMPLETED}
+
+
+@pytest.mark.parametrize(
+    ("times", "is_so"),
+    [
+        ([(10, 20, 30)], True),
+        ([(10, 20, 30), (19, 29, 39)], True),
+        ([(10, 20, 30), (20, 30, 40)], False),  # begun as the first was nearly done
+        ([(10, 20, 30), (29, 39, 49)], False),  # the last token may have been taken late
+        ([(40, 50, 60), (10, 20, 30)], False),  # one after the other
+        ([(10, 20, 30), (11, 21, 31), (40, 50, 60)], False),
+        ([(10, 20, 30), (12,)], False),  # too short to tell
+        ([(10, 20, 30), ()], False),
+    ],
+)
+def test_ran_at_once(times: list[tuple[int, ...]], is_so: bool) -> None:
+    rows = [request_row("r", **ENDED, token_times_ns=list(of_row)) for of_row in times]
+    assert ran_at_once(rows) is is_so
