@@ -18,10 +18,10 @@ from playwright.sync_api import Page, expect
 from harness.formatting import DASH
 from harness.metrics import METRICS
 from harness.records import Metric
+from harness.run.process import free_port
 from harness.web.tab import FINAL, figure_text
 from tests.dashboards.browsing import CHROMIUM, chromium, violations
 from tests.e2e.running import ROOT, Run, wait_until
-from tests.harness.load.load_process import free_port
 
 pytestmark = [
     pytest.mark.browser,
@@ -38,7 +38,7 @@ def served(
     *command: str, output: Path, is_ready: Callable[[str], bool]
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A page's URL and its process."""
-    port = free_port()
+    port = str(free_port())
     url = f"http://127.0.0.1:{port}"
     with output.open("wb") as log:
         process = subprocess.Popen(
