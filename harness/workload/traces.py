@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -16,8 +16,6 @@ PAGE_TOKENS: Final = 512
 _LARGEST: Final = 10**12
 _AZURE: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _BURST_GPT: Final = ("Timestamp", "Request tokens", "Response tokens")
-
-TimeOf = Callable[[str, str, str], float]  # of a value; its place and its field are for the error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,47 +38,24 @@ def read_trace(lines: Iterable[str], *, name: str) -> Iterator[Recorded]:
     Raises ConfigError, with file, line and field, for another format and for a request that came
     before the one above it.
     """
-    rest = iter(lines)
-    skipped = 0
-    for first in rest:
-        if first.strip():
-            break
-        skipped += 1
-    else:
+    numbered = enumerate(lines, start=1)
+    number, first = next(((n, line) for n, line in numbered if line.strip()), (0, ""))
+    if not first:
         raise ConfigError(f"{name}: the file is empty: there is no trace in it")
-    whole = chain([first], rest)
-    if first.lstrip().startswith("{"):
-        yield from _in_order(_mooncake(whole, name, skipped), name)
-        return
-    try:
-        header = next(csv.reader([first], skipinitialspace=True))
-    except csv.Error as error:
-        raise ConfigError(f"{name}:{skipped + 1}: {error}") from error
-    if set(_AZURE) <= set(header):
-        yield from _in_order(_table(whole, _AZURE, _date, name, skipped), name)
-    elif set(_BURST_GPT) <= set(header):
-        yield from _in_order(_table(whole, _BURST_GPT, _finite, name, skipped), name)
-    else:
-        raise ConfigError(
-            f"{name}:{skipped + 1}: neither Mooncake's JSON lines nor a CSV with the columns of "
-            f"Azure's trace ({', '.join(_AZURE)}) or of BurstGPT's ({', '.join(_BURST_GPT)}): "
-            f"{first.strip()[:80]!r}"
-        )
-
-
-def _in_order(requests: Iterable[tuple[int, Recorded]], name: str) -> Iterator[Recorded]:
+    whole = chain([(number, first)], numbered)
+    read = _mooncake if first.lstrip().startswith("{") else _table
     latest_s = -math.inf
-    for line, request in requests:
+    for place, request in read(whole, name):
         if request.at_s < latest_s:
             raise ConfigError(
-                f"{name}:{line}: this request came {latest_s - request.at_s:g} s before the one "
-                "above it; sort the file by time"
+                f"{place}: this request came {latest_s - request.at_s:g} s before the one above "
+                "it; sort the file by time"
             )
         latest_s = request.at_s
         yield request
 
 
-# The formats, each as (line number, request)
+# The formats, each as (place, request)
 
 
 class _MooncakeLine(msgspec.Struct):
@@ -90,18 +65,18 @@ class _MooncakeLine(msgspec.Struct):
     hash_ids: tuple[int, ...] = ()
 
 
-def _mooncake(lines: Iterable[str], name: str, skipped: int) -> Iterator[tuple[int, Recorded]]:
+def _mooncake(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[str, Recorded]]:
     decoder = msgspec.json.Decoder(_MooncakeLine)
-    for number, line in enumerate(lines, start=skipped + 1):
+    for number, line in lines:
         if not line.strip():
             continue
+        place = f"{name}:{number}"
         try:
             found = decoder.decode(line)
         except msgspec.DecodeError as error:
-            raise ConfigError(f"{name}:{number}: {error}") from error
-        place = f"{name}:{number}"
+            raise ConfigError(f"{place}: {error}") from error
         yield (
-            number,
+            place,
             Recorded(
                 at_s=_finite(found.timestamp, place, "timestamp") / 1e3,
                 prompt_tokens=_tokens(found.input_length, place, "input_length"),
@@ -111,36 +86,41 @@ def _mooncake(lines: Iterable[str], name: str, skipped: int) -> Iterator[tuple[i
         )
 
 
-def _table(
-    lines: Iterable[str], columns: tuple[str, str, str], time_of: TimeOf, name: str, skipped: int
-) -> Iterator[tuple[int, Recorded]]:
-    """A CSV; `columns` are those of the time, the prompt and the answer."""
-    time, prompt, answer = columns
-    for number, row in _csv_rows(lines, columns, name, skipped):
-        place = f"{name}:{number}"
-        yield (
-            number,
-            Recorded(
-                at_s=time_of(row[time], place, time),
-                prompt_tokens=_tokens(row[prompt], place, prompt),
-                answer_tokens=_tokens(row[answer], place, answer),
-            ),
-        )
+def _table(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[str, Recorded]]:
+    """A CSV with the columns of the time, the prompt and the answer, and others."""
+    latest = 0
 
+    def texts() -> Iterator[str]:
+        nonlocal latest
+        for number, text in lines:
+            latest = number
+            yield text
 
-def _csv_rows(
-    lines: Iterable[str], wanted: tuple[str, ...], name: str, skipped: int
-) -> Iterator[tuple[int, dict[str, str]]]:
-    """The wanted columns of each row that is not empty, with its line number."""
-    reader = csv.DictReader(lines, restkey="", restval="", skipinitialspace=True)
+    rows = csv.DictReader(texts(), restkey="", restval="", skipinitialspace=True)
     try:
-        for row in reader:
-            number = skipped + reader.line_num
+        header = list(rows.fieldnames or ())
+        fitting = [one for one in _TABLES if set(one.columns) <= set(header)]
+        if not fitting:
+            raise ConfigError(
+                f"{name}:{latest}: neither Mooncake's JSON lines nor a CSV with the columns of "
+                f"Azure's trace ({', '.join(_AZURE)}) or of BurstGPT's ({', '.join(_BURST_GPT)}): "
+                f"{','.join(header)[:80]!r}"
+            )
+        ((time, prompt, answer), time_of), *_ = fitting
+        for row in rows:
+            place = f"{name}:{latest}"
             if row.get(""):
-                raise ConfigError(f"{name}:{number}: more fields than the header has columns")
-            yield number, {column: row[column].strip() for column in wanted}
-    except csv.Error as error:  # the reader has not counted this line yet
-        raise ConfigError(f"{name}:{skipped + reader.line_num + 1}: {error}") from error
+                raise ConfigError(f"{place}: more fields than the header has columns")
+            yield (
+                place,
+                Recorded(
+                    at_s=time_of(row[time].strip(), place, time),
+                    prompt_tokens=_tokens(row[prompt].strip(), place, prompt),
+                    answer_tokens=_tokens(row[answer].strip(), place, answer),
+                ),
+            )
+    except csv.Error as error:
+        raise ConfigError(f"{name}:{latest}: {error}") from error
 
 
 def _date(text: str, place: str, field: str) -> float:
@@ -169,3 +149,11 @@ def _tokens(value: int | str, place: str, field: str) -> int:
     if not (0 <= number <= _LARGEST and number.is_integer()):
         raise ConfigError(f"{place}: `{field}` is {value!r}, not a number of tokens")
     return int(number)
+
+
+class _Table(NamedTuple):
+    columns: tuple[str, str, str]
+    time_of: Callable[[str, str, str], float]  # of a value; its place and its field are for errors
+
+
+_TABLES: Final = (_Table(_AZURE, _date), _Table(_BURST_GPT, _finite))
