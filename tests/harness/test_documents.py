@@ -1,4 +1,4 @@
-"""The pages say what is so: each key with its default, each flag; links and commands exist."""
+"""The pages are true: each key with its default, each flag; links and commands exist."""
 
 import re
 from collections.abc import Mapping
@@ -53,19 +53,21 @@ WORKLOADS, TARGETS, COMMAND_LINE = (
 EVERY = [README, *PAGES]
 IS_PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b")
 
-SECTIONS: Mapping[str, type[BaseModel]] = {
-    "### `[run]`": RunSettings,
-    '### `[load]` with `kind = "abandon"`': load_settings.AbandonLoad,
-    '### `[load]` with `kind = "slot_recovery"`': load_settings.SlotRecoveryLoad,
-    '### `[load]` with `kind = "chunk_frontier"`': load_settings.ChunkFrontierLoad,
-    '### `[load]` with `kind = "cancel_storm"`': load_settings.CancelStormLoad,
-    "### `[engine]`": EngineSettings,
-    "### `[settle]`": SettleSettings,
-    "### `[collect]`": CollectSettings,
-    "### `[[arms]]`": ArmSettings,
-    "### `[arms.target]`": ArmTarget,
-    "### `[gate]`": GateSettings,
-    "### `[value]`": ValueSettings,
+SECTIONS: Mapping[tuple[Path, str], type[BaseModel]] = {
+    (WORKLOADS, "### `[run]`"): RunSettings,
+    (WORKLOADS, '### `[load]` with `kind = "abandon"`'): load_settings.AbandonLoad,
+    (WORKLOADS, '### `[load]` with `kind = "slot_recovery"`'): load_settings.SlotRecoveryLoad,
+    (WORKLOADS, '### `[load]` with `kind = "chunk_frontier"`'): load_settings.ChunkFrontierLoad,
+    (WORKLOADS, '### `[load]` with `kind = "cancel_storm"`'): load_settings.CancelStormLoad,
+    (WORKLOADS, "### `[engine]`"): EngineSettings,
+    (WORKLOADS, "### `[settle]`"): SettleSettings,
+    (WORKLOADS, "### `[collect]`"): CollectSettings,
+    (WORKLOADS, "### `[[arms]]`"): ArmSettings,
+    (WORKLOADS, "### `[arms.target]`"): ArmTarget,
+    (WORKLOADS, "### `[gate]`"): GateSettings,
+    (WORKLOADS, "### `[value]`"): ValueSettings,
+    (TARGETS, "## The keys"): Target,
+    (TARGETS, "### The roles"): MetricSource,
 }
 
 
@@ -97,9 +99,11 @@ def documented_keys(page: Path, heading: str) -> dict[str, str]:
     return {code_in(key)[0]: default for key, default, _ in rows}
 
 
-@pytest.mark.parametrize("heading", SECTIONS)
-def test_every_key_of_a_workload_is_documented_with_its_default(heading: str) -> None:
-    assert documented_keys(WORKLOADS, heading) == keys_with_defaults(SECTIONS[heading])
+@pytest.mark.parametrize(("page", "heading"), SECTIONS)
+def test_every_key_is_documented_with_its_default(page: Path, heading: str) -> None:
+    model = SECTIONS[page, heading]
+    more = {"name": "the file's"} if model is Target else {}
+    assert documented_keys(page, heading) == keys_with_defaults(model) | more
 
 
 def test_every_section_of_a_workload_is_documented() -> None:
@@ -139,58 +143,36 @@ def test_every_key_of_arrivals_is_documented() -> None:
         assert all(key in documented[name] for key in keys), name
 
 
-def test_every_shipped_workload_is_documented_with_its_question() -> None:
-    documented = {
-        code_in(cells[0])[0]: cells[1]
-        for cells in table_rows(WORKLOADS, "# Workloads")
-        if len(cells) == 2
-    }
-    assert documented == {name: load_workload(name).question for name in shipped(SHIPPED_WORKLOADS)}
+def test_every_shipped_file_is_documented_as_it_describes_itself() -> None:
+    def documented(page: Path, heading: str) -> dict[str, str]:
+        rows = [cells for cells in table_rows(page, heading) if len(cells) == 2]
+        return {code_in(name)[0]: text for name, text in rows}
+
+    questions = {name: load_workload(name).question for name in shipped(SHIPPED_WORKLOADS)}
+    assert documented(WORKLOADS, "# Workloads") == questions
+    kinds = {name: load_target(name).description for name in shipped(SHIPPED_TARGETS)}
+    assert documented(TARGETS, "# Targets") == kinds
 
 
-def test_the_workload_to_begin_with_loads(tmp_path: Path) -> None:
-    mine = tmp_path / "mine.toml"
-    mine.write_text(blocks(WORKLOADS, "toml")[0].text)
-    assert resolve_run(RunConfig(workload=str(mine))).workload.run.users == 12
-
-
-def test_the_examples_of_arms_are_arms_of_a_workload(tmp_path: Path) -> None:
+def test_the_examples_load(tmp_path: Path) -> None:
     whole, of_settings, of_servers = (block.text for block in blocks(WORKLOADS, "toml"))
-    for number, text in enumerate((of_settings, of_servers)):
-        mine = tmp_path / f"{number}.toml"
+    mine = tmp_path / "mine.toml"
+    mine.write_text(whole)
+    assert resolve_run(RunConfig(workload=str(mine))).workload.run.users == 12
+    for text in (of_settings, of_servers):
         run = whole if "[run]" not in text else whole.replace("[run]\n", "[run]\nrounds = 5\n")
         mine.write_text(run + text.replace("[run]\nrounds = 5\n", ""))
         assert len(resolve_run(RunConfig(workload=str(mine))).workload.arms) == 2
-
-
-# Targets.
-
-
-def test_every_key_of_a_target_is_documented_with_its_default() -> None:
-    documented = documented_keys(TARGETS, "## The keys")
-    assert documented == keys_with_defaults(Target) | {"name": "the file's"}
-
-
-def test_every_role_its_keys_and_each_trust_are_documented() -> None:
-    rows = list(table_rows(TARGETS, "### The roles"))
-    names = [code_in(cells[0])[0] for cells in rows]
-    keys = {code_in(cells[0])[0]: cells[1] for cells in rows if len(cells) == 3}
-    assert keys == keys_with_defaults(MetricSource)
-    assert set(names) == {*get_args(MetricRole), *keys, *get_args(Trust)}
-
-
-def test_every_shipped_target_is_documented_as_it_describes_itself() -> None:
-    documented = {code_in(name)[0]: what for name, what in table_rows(TARGETS, "# Targets")}
-    assert documented == {name: load_target(name).description for name in shipped(SHIPPED_TARGETS)}
-
-
-def test_the_worked_example_of_a_target_loads(tmp_path: Path) -> None:
     (example,) = blocks(TARGETS, "toml")
-    mine = tmp_path / "ours.toml"
     mine.write_text(example.text)
     target = load_target(str(mine))
-    assert target.name == "ours"
+    assert target.name == "mine"
     assert target.metrics["aborted"].labels == {"finished_reason": "abort"}
+
+
+def test_every_role_and_each_trust_is_documented() -> None:
+    names = {code_in(cells[0])[0] for cells in table_rows(TARGETS, "### The roles")}
+    assert names == {*get_args(MetricRole), *MetricSource.model_fields, *get_args(Trust)}
 
 
 # Pages, links, commands.
@@ -241,18 +223,12 @@ def test_every_run_in_a_page_can_be_ordered(page: Path) -> None:
         load_workload(words[0], settings)
 
 
-def test_every_flag_is_documented() -> None:
+def test_every_command_and_flag_is_documented() -> None:
+    flags = flags_by_command()
+    rows = table_rows(COMMAND_LINE, "# The command line")
+    assert {code.split()[0] for cells in rows for code in code_in(cells[0])} == flags.keys()
     words = [word for code in code_in(COMMAND_LINE.read_text()) for word in code.split()]
     documented = {word for word in words if word.startswith("-")}
-    of_commands = (of for name, of in flags_by_command().items() if name != "engine")
-    flags = {flag for flag in set().union(*of_commands) if flag.startswith("-")}
-    assert documented == flags | {"--help", "--install-completion", "--show-completion"}
-
-
-def test_every_command_is_documented() -> None:
-    documented = {
-        code.split()[0]
-        for cells in table_rows(COMMAND_LINE, "# The command line")
-        for code in code_in(cells[0])
-    }
-    assert documented == flags_by_command().keys()
+    known = {flag for name, of in flags.items() if name != "engine" for flag in of}
+    ours = {flag for flag in known if flag.startswith("-")}
+    assert documented == ours | {"--help", "--install-completion", "--show-completion"}

@@ -16,14 +16,11 @@ from harness.records import Delivery, Outcome, Way
 from harness.workload.abandon import (
     AbandonPlan,
     FilePlan,
-    GeometricPlan,
     LastTokenPlan,
-    LognormalPlan,
     PrefillPlan,
     RequestSpec,
     SharePlan,
     TimePlan,
-    UniformPlan,
     geometric,
     lognormal,
     never,
@@ -85,27 +82,6 @@ def test_requests_have_their_shares_weights_and_ranges() -> None:
     assert 0.99 < max(fractions) < 1
 
 
-@pytest.mark.parametrize(
-    ("plan", "least", "most"),
-    [
-        (UniformPlan(plan="tokens_uniform", lowest=3, highest=6), {3}, {6}),
-        (GeometricPlan(plan="tokens_geometric", mean=900, n=2), range(1, 40), range(1500, 2000)),
-        (
-            LognormalPlan(plan="tokens_lognormal", median=900, sigma=2, n=2),
-            range(1, 40),
-            range(1500, 2000),
-        ),
-        (SharePlan(plan="answer_share", share=[0.0, 1.0], n=2), range(1, 40), range(1960, 2000)),
-    ],
-)
-def test_numbers_of_tokens_stay_within_all_answers(
-    plan: AbandonPlan, least: range | set[int], most: range | set[int]
-) -> None:
-    found = [spec.planned_abandon or 0 for spec in specs(plan)]
-    assert min(found) in least
-    assert max(found) in most
-
-
 def test_a_share_is_of_answers_that_end_by_themselves() -> None:
     plan = SharePlan(plan="answer_share", share=[0.5, 0.5])
     (spec,) = specs(plan, number=1, latency=seen({"finish_reason": "stop", "tokens_read": 40}))
@@ -117,26 +93,12 @@ def test_a_file_that_was_read_keeps_the_rest_of_its_entry() -> None:
     assert plan.with_counts([3, 5]) == tokens(3, 5, weight=3, way=Way.RST, n=2)
 
 
-def test_a_prefill_is_left_at_a_share_of_the_time_to_first_token() -> None:
-    plan = PrefillPlan(plan="prefill", share=[0.2, 0.6], way=Way.RST)
-    for spec in specs(plan):
-        share = float(spec.plan.removeprefix("prefill:"))
-        assert 0.2 <= share <= 0.6
-        assert (spec.planned_abandon, spec.counts_from_start) == (0, True)
-        assert spec.pause == pytest.approx(share * 100 * MS, abs=MS)
+def test_a_prefill_of_unknown_length_is_read_to_the_end() -> None:
+    plan = PrefillPlan(plan="prefill", share=[0.5, 0.5], way=Way.RST)
+    (known,) = specs(plan, number=1)
+    assert (known.planned_abandon, known.pause, known.counts_from_start) == (0, 50 * MS, True)
     (unknown,) = specs(plan, number=1, latency=ObservedLatency())
     assert (unknown.plan, unknown.way, unknown.max_tokens) == ("never", None, 50)
-
-
-def test_a_time_counts_from_the_sending_or_the_first_token() -> None:
-    (spec,) = specs(TimePlan(plan="time", seconds=[2.0, 2.0]), number=1)
-    assert (spec.plan, spec.planned_abandon, spec.pause) == ("time:2", 0, 2_000 * MS)
-    assert spec.counts_from_start
-    found = specs(TimePlan(plan="time", seconds=[0.1, 0.3], since="first_token"))
-    pauses = [spec.pause for spec in found if isinstance(spec.pause, int)]
-    assert {spec.planned_abandon for spec in found} == {1}
-    assert 100 * MS <= min(pauses) < 105 * MS
-    assert 295 * MS < max(pauses) <= 300 * MS
 
 
 class TestRule:
