@@ -108,7 +108,6 @@ def _by_blocks(frames: RunFrames, left: pd.DataFrame, facts: Facts) -> Iterator[
 
 
 def _of_probes(frames: RunFrames, figures: Figures) -> Iterator[Agreement]:
-    """The probe's first token: seen by the client, and sampled by the server."""
     if probes(frames.requests).empty:
         return
     rows, log = without_tokens(frames.requests), frames.lifecycle
@@ -138,7 +137,6 @@ def _of_probes(frames: RunFrames, figures: Figures) -> Iterator[Agreement]:
 
 
 def _of_the_rest(figures: Figures) -> Iterator[Agreement]:
-    """Pairs of plain means."""
     for name, figure in figures.items():
         if not isinstance(figure, Metric) or figure.method != "exact" or figure.mean is None:
             continue
@@ -194,7 +192,6 @@ def _agreement(
 
 
 def disagreements(found: Sequence[Agreement]) -> list[str]:
-    """A sentence for each pair that its own rules do not explain."""
     return [
         f"{one.metric} by {one.method} is {one.value:.4g} {one.unit}, but {one.exact:.4g} by "
         "the exact log: more apart than interval and refresh rule explain"

@@ -91,7 +91,6 @@ def audit(frames: RunFrames, facts: Facts, waste: Figure) -> Audit:
 
 
 def _foreign_traffic(frames: RunFrames, entries: Sequence[AuditEntry]) -> str | None:
-    """A sentence about other users of the server; None without a sign of them."""
     so = "gauges and counters are not this run's alone, and no counter is judged"
     if foreign := foreign_requests(frames):
         return f"the server had other users while the load ran (requests: {foreign}): {so}"
@@ -124,7 +123,6 @@ def _tag(request_id: str) -> str:
 
 
 def client_account(requests: pd.DataFrame) -> dict[str, float]:
-    """Requests by outcome, abandoned ones also by whether they had a token, and tokens."""
     left = without_tokens(requests)[requests["outcome"] == Outcome.ABANDONED]
     has_token = left["first_token_ns"].notna()
     counts = {outcome.value: int((requests["outcome"] == outcome).sum()) for outcome in Outcome}

@@ -84,7 +84,6 @@ def conditions_of(manifest: Mapping[str, Any], summary: Summary | ArmsSummary) -
 
 
 def why_not_conditions(mine: Conditions, baseline: Conditions) -> str | None:
-    """Why no figure of two runs may be compared: the demand or the server differs."""
     for name in ("engine", "model", "slots"):
         here, there = getattr(mine, name), getattr(baseline, name)
         if here != there:
@@ -128,7 +127,6 @@ def why_not_runs(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> s
 
 
 def manifest_remarks(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[Remark]:
-    """Differences between two manifests that move figures, or may be meant."""
     for section in ("load", "arrivals", "run", "settle", "collect"):
         keys = _changed(baseline["workload"].get(section), candidate["workload"].get(section))
         keys.pop("seed", None)
@@ -172,7 +170,6 @@ def summary_remarks(
 def figure_remarks(
     baseline: Summary | ArmSummary, candidate: Summary | ArmSummary
 ) -> Iterator[Remark]:
-    """Whether tokens are counted alike, and whether steps are as long."""
     counting = baseline.token_counting, candidate.token_counting
     if not _are_counted_alike(*counting):
         how = f"tokens are counted by {counting[0]} and by {counting[1]}"
@@ -191,7 +188,6 @@ def _slots(target: Mapping[str, Any]) -> int | None:
 
 
 def _changed_in(key: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
-    """Both values in words; None if they are the same."""
     if first.get(key) == second.get(key):
         return None
     return " and ".join(str(one.get(key) or "not known") for one in (first, second))

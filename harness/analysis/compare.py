@@ -86,14 +86,12 @@ def compare_rounds(
 
 
 def is_certain(one: Difference) -> bool:
-    """Does the ratio's interval leave out 1, or without one, the difference's interval 0?"""
     if one.ratio_ci95 is not None:
         return _side_of(1.0, one.ratio_ci95) != 0
     return _side_of(0.0, one.difference_ci95) != 0
 
 
 def _apart(mine: Floats, theirs: Floats, *, paired: bool) -> tuple[float, Limits | None]:
-    """The difference of the means; its interval, if there are enough rounds."""
     is_enough = min(len(mine), len(theirs)) >= FEWEST_ROUNDS
     if paired:
         return float((mine - theirs).mean()), mean_ci95(mine - theirs) if is_enough else None
@@ -264,7 +262,6 @@ def limits_of(metric: Metric, figure: str) -> Limits | None:
 
 
 def difference_ci95(a: float, of_a: Limits | None, b: float, of_b: Limits | None) -> Limits | None:
-    """The interval of a - b; None if either one's is unknown."""
     if of_a is None or of_b is None:
         return None
     below = math.hypot(a - of_a[0], of_b[1] - b)
@@ -282,7 +279,6 @@ def ratio_ci95(a: float, of_a: Limits | None, b: float, of_b: Limits | None) -> 
 
 
 def wilson_ci95(share: float, n: int) -> Limits:
-    """The interval of a share of n."""
     z2 = _Z95**2
     middle = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = _Z95 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))

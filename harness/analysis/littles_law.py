@@ -99,7 +99,6 @@ class Balance:
         return max((most_met - self.met) * self.span_s, by_squares) / self.n
 
     def by_chance(self) -> Limits | None:
-        """The interval of the mean without bias; None for a single block."""
         limits = ratio_ci95(self.sums, self.counts)
         if limits is None:
             return None
@@ -107,7 +106,6 @@ class Balance:
 
 
 def pooled(balances: Sequence[Balance]) -> Balance:
-    """Several runs as one: all their blocks; bias and span weighted by the requests left."""
     weights = np.array([one.n for one in balances], dtype=float)
     lowest, highest, span_s = (
         float(np.average(values, weights=weights))
@@ -163,7 +161,6 @@ def as_figure(found: Balance | NotMeasurable, method: str) -> Figure:
 
 
 def sum_by_block(balance: Balance, t_ns: pd.Series, values: pd.Series) -> Floats:
-    """The sum of other values in each block of a balance, by their times."""
     return _sums(balance.edges_ns, t_ns.to_numpy(dtype=np.int64), values.to_numpy(dtype=float))
 
 
@@ -300,7 +297,6 @@ def _share_left_behind(held: OpenRequests, step_s: float) -> float:
 
 
 def _less(found: Balance, added_s: float, bias: tuple[float, float]) -> Balance:
-    """Take out what old pages added, for each request left."""
     return replace(found, sums=found.sums - added_s * found.counts, bias=bias)
 
 
@@ -338,7 +334,6 @@ def _never_came(held: OpenRequests, aborted: Readings, seen: Floats, missing: in
 
 
 def _area(readings: Readings, excess: Floats, held: OpenRequests, facts: Facts) -> Balance:
-    """Sum of (excess * time that the reading stands for), by blocks."""
     start, end = facts.load_started_ns, max(facts.observed_until_ns, facts.load_ended_ns)
     inside = (readings.t_ns >= start) & (readings.t_ns <= end)
     t_ns, excess = readings.t_ns[inside], excess[inside]
@@ -357,7 +352,6 @@ def _area(readings: Readings, excess: Floats, held: OpenRequests, facts: Facts) 
 
 
 def _still_there(facts: Facts) -> float:
-    """How many more requests there are after the settle time than before the load."""
     more = sum(facts.idle_change(role) or 0.0 for role in ("running", "waiting"))
     return max(0.0, more)
 
@@ -373,5 +367,4 @@ def _sums(edges: Ints, t_ns: Ints, values: Floats) -> Floats:
 
 
 def _blocks(edges: Ints, t_ns: Ints) -> Ints:
-    """The number of the block that each time lies in."""
     return (np.searchsorted(edges, t_ns, side="right") - 1).clip(min=0)

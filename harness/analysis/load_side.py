@@ -23,8 +23,6 @@ from harness.store.frames import RunFrames
 
 
 def losses(manifest: Mapping[str, Any], facts: Facts) -> Iterator[str]:
-    """A sentence for each process that began and did not end in good order, and one for all workers
-    whose rows are missing."""
     for one in _died(manifest):
         died_s = (one["last_seen_ns"] - facts.load_started_ns) / 1e9
         yield (
@@ -132,7 +130,6 @@ _MOST_UNSENT: Final = 0.05
 
 
 def sent_of_schedule(frames: RunFrames) -> dict[str, int] | None:
-    """The requests `planned` by the schedule, and `sent`; None for a closed loop."""
     arrivals = frames.manifest.get("arrivals")
     if arrivals is None:
         return None
@@ -141,7 +138,6 @@ def sent_of_schedule(frames: RunFrames) -> dict[str, int] | None:
 
 
 def why_schedule_means_nothing(frames: RunFrames, facts: Facts) -> Iterator[str]:
-    """A sentence if too much was left unsent for any figure to describe the schedule."""
     counted = sent_of_schedule(frames)
     unsent = len(facts.unsent_to_stay_s) + len(facts.unsent_to_leave_s)
     if counted is None or unsent <= _MOST_UNSENT * (counted["sent"] + unsent):
@@ -154,7 +150,6 @@ def why_schedule_means_nothing(frames: RunFrames, facts: Facts) -> Iterator[str]
 
 
 def arrival_warnings(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterator[str]:
-    """Warnings about an open loop's schedule."""
     counted = sent_of_schedule(frames)
     if counted is None:
         return
@@ -179,7 +174,6 @@ def arrival_warnings(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterat
 
 
 def most_open(requests: pd.DataFrame) -> int:
-    """The largest number of requests in flight at one moment."""
     if requests.empty:
         return 0
     times = np.concatenate([requests["sent_ns"], requests["ended_ns"]])

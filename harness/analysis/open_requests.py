@@ -41,7 +41,6 @@ class OpenRequests:
         return len(self.left_ns)
 
     def at(self, t_ns: Ints) -> Floats:
-        """How many are held at each time."""
         begun = np.searchsorted(self.started_ns, t_ns, side="right")
         return (begun - np.searchsorted(self.ended_ns, t_ns, side="right")).astype(float)
 
@@ -50,12 +49,10 @@ class OpenRequests:
 
 
 def num_abandoned(requests: pd.DataFrame) -> int:
-    """How many requests were left on purpose: without any, nothing can be said of a cancel."""
     return int((requests["outcome"] == Outcome.ABANDONED).sum())
 
 
 def is_unopened(requests: pd.DataFrame) -> pd.Series:
-    """Which requests were given up before there was a connection: no server ever had them."""
     return requests["wire_close"] == WireClose.UNOPENED
 
 

@@ -95,7 +95,6 @@ def remarks(
 
 
 def in_level_order(said: Sequence[Remark]) -> list[Remark]:
-    """The gravest first, otherwise as they came."""
     order = {"invalid": 0, "warning": 1, "info": 2}
     return sorted(said, key=lambda remark: order[remark.level])
 
@@ -196,7 +195,6 @@ def _too_little_left(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> 
 
 
 def _remedy(frames: RunFrames, step_s: float, settle_s: float) -> str:
-    """Longer answers, if the model's context holds any that are long enough."""
     config = (frames.manifest.get("target") or {}).get("config") or {}
     context = config.get("max_model_len")
     if context is None:
@@ -256,7 +254,6 @@ def _unwatched_load(frames: RunFrames) -> Iterator[str]:
 
 
 def _about_leftovers(facts: Facts, figures: Mapping[str, Figure]) -> Iterator[str]:
-    """Requests that still run after the settle time: ghosts, lost slots, or a wrong gauge."""
     ghosts = figures.get("ghost_rate")
     left = facts.idle_change("running")
     if not isinstance(ghosts, Metric) or ghosts.method == "exact" or not left or left < 0:
@@ -276,7 +273,6 @@ def _about_leftovers(facts: Facts, figures: Mapping[str, Figure]) -> Iterator[st
 
 
 def _about_scraping(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterator[str]:
-    """A page that answers slowly is read less often than was asked."""
     asked_s, found = frames.manifest.get("scrape_interval_s"), figures.get("scrape_interval_s")
     if asked_s is None or not isinstance(found, Metric) or found.p50 is None:
         return
@@ -303,7 +299,6 @@ def _about_warm_up(steady: Steady | None) -> Iterator[str]:
 
 
 def _about_races(requests: pd.DataFrame, cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
-    """The outcomes of clients that raced for the last token."""
     raced = without_tokens(requests)[requests["plan"] == RACE]
     late = int((raced["outcome"] == Outcome.COMPLETED).sum())
     left = cancels[cancels["plan"] == RACE]
@@ -351,7 +346,6 @@ def _about_counting(requests: pd.DataFrame) -> Iterator[str]:
 
 
 def _too_few(figures: Mapping[str, Figure]) -> Iterator[str]:
-    """Not enough data is an answer, with the number that would be enough."""
     latency, ghosts = figures.get(CANCEL_LATENCY), figures.get("ghost_rate")
     if isinstance(latency, Metric):
         if "p99_ci95" in latency.needs and latency.p50 is not None:

@@ -66,7 +66,6 @@ def readings_of(frames: RunFrames, facts: Facts, role: str) -> Readings | None:
 
 
 def scrape_times_ns(frames: RunFrames) -> Ints:
-    """A turn of all URLs counts once, at their mean time."""
     samples = frames.server_metrics
     if samples.empty:
         return np.empty(0, dtype=np.int64)
@@ -85,7 +84,6 @@ def lag_ns(frames: RunFrames, facts: Facts, role: str) -> int:
 
 
 def why_no_lag(frames: RunFrames, facts: Facts, role: str) -> str | None:
-    """Why it is not known how old a role's value can be; None if it is."""
     steps, _ = facts.lags.get(role, (0.0, 0.0))
     if not steps or met_step_s(frames) is not None:
         return None
@@ -106,7 +104,6 @@ def met_step_s(frames: RunFrames) -> float | None:
 
 
 def typical_step_s(frames: RunFrames) -> float | None:
-    """Median step; without a step log, the median gap between tokens that the clients saw."""
     return _met_and_typical(frames)[1]
 
 
@@ -125,7 +122,6 @@ def _met_and_typical(frames: RunFrames) -> tuple[float | None, float | None]:
 
 
 def _turns(samples: pd.DataFrame) -> Ints:
-    """The number of the scrape that each sample belongs to, counted for each URL by itself."""
     labels = samples["labels"]
     url_of = {text: json.loads(text).get("metrics_url", "") for text in labels.unique()}
     ranks: pd.Series = samples["t_ns"].groupby(labels.map(url_of)).rank(method="dense")

@@ -202,7 +202,6 @@ def rate_upper95(hits: int, n: int) -> float:
 
 
 def rate_lower95(hits: int, n: int) -> float:
-    """The bound on the other side: the rate at which `hits` or more of n had 5 %."""
     return 1.0 - rate_upper95(n - hits, n)
 
 

@@ -57,7 +57,6 @@ class Rows:
     _count: Counter[int] = field(default_factory=Counter)
 
     def take(self, group: int, owner: str, start_ns: int, end_ns: int) -> Row:
-        """The first row of this owner that is free at `start_ns`."""
         rows = self._free_ns.setdefault((group, owner), {})
         row = next((row for row, free_ns in rows.items() if free_ns <= start_ns), None)
         if row is None:
@@ -109,7 +108,6 @@ def _clients(requests: pd.DataFrame, rows: Rows) -> Iterator[Event]:
 
 
 def _requests(lifecycle: pd.DataFrame, rows: Rows) -> Iterator[Event]:
-    """Each request's stretches in queue and slots by the log, and marks in the last of them."""
     log = lifecycle.sort_values("seq")
     log = log.assign(name=log["client_request_id"].fillna(log["request_id"]))
     row_of: dict[str, Row] = {}
@@ -143,7 +141,6 @@ def _steps(steps: pd.DataFrame) -> Iterator[Event]:
 
 
 def _scraped(samples: pd.DataFrame, facts: Facts) -> Iterator[Event]:
-    """Running and waiting requests by the metrics page, for a server without a step log."""
     for role in ("running", "waiting"):
         of_role = samples[samples["name"] == facts.metric_names.get(role)]
         for t_ns, value in of_role.groupby("t_ns")["value"].sum().items():

@@ -137,7 +137,6 @@ TELLING: Final = 0.02  # steps that differ by less change no third digit that me
 
 
 def name_of(pair: Pair) -> str:
-    """`cancel_latency_s p50`; for a mean the metric alone."""
     return pair.metric if pair.figure == "mean" else f"{pair.metric} {pair.figure}"
 
 
@@ -162,7 +161,6 @@ def cells(comparison: Comparison, pair: Pair) -> dict[str, str]:
 
 
 def steps_differ(comparison: Comparison) -> bool:
-    """Whether a ratio in steps says more than the ratio itself."""
     return any(
         pair.ratio and pair.ratio_in_steps and abs(pair.ratio_in_steps / pair.ratio - 1) > TELLING
         for pair in comparison.pairs
@@ -170,7 +168,6 @@ def steps_differ(comparison: Comparison) -> bool:
 
 
 def not_compared(pairs: Iterable[Pair]) -> dict[str, list[str]]:
-    """The names of the figures, by the reason."""
     reasons: dict[str, list[str]] = {}
     for pair in pairs:
         if pair.note is not None:

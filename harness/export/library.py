@@ -44,7 +44,6 @@ class Run:
 
     @property
     def outcomes(self) -> dict[str, int]:
-        """How many requests ended in each way."""
         return self.whole.outcomes
 
     @property
@@ -55,7 +54,6 @@ class Run:
 
     @property
     def not_measurable(self) -> dict[str, str]:
-        """The missing figures, each with the reason."""
         return self.whole.not_measurable
 
     @cached_property

@@ -50,7 +50,6 @@ def audit_cells(entry: AuditEntry) -> tuple[str, ...]:
 
 
 def client_facts(client: Mapping[str, float]) -> Sequence[tuple[str, str]]:
-    """Client-side counts that are not zero, by name."""
     return [(name.replace("_", " "), number(value)) for name, value in client.items() if value]
 
 

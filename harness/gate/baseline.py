@@ -31,7 +31,6 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def place_of(workload: str) -> Path:
-    """The file of a workload's baseline, unless the user names another."""
     return FOLDER / f"{workload}.json"
 
 

@@ -191,7 +191,6 @@ def _over_rounds(limit: Limit, metric: Metric, value: float, rounds: Sequence[fl
 
 
 def _bounded(metric: Metric, low: float, high: float, shown: str, to_decide: str) -> Range:
-    """The range, open on one side if the figure is only a bound."""
     if metric.bound == "point":
         return Range(low=low, high=high, shown=shown, to_decide=to_decide)
     better = f"a figure by another method: by {metric.method} it is a {metric.bound} bound"

@@ -122,7 +122,6 @@ def judge(measured: Measured, terms: Terms, *, run: str) -> Judgement:
 
 
 def refuse(run: str, reason: str, to_decide: str) -> Judgement:
-    """The judgement of a run that cannot be read."""
     checks = [_undecided(_THE_RUN, reason, to_decide)]
     return Judgement(run=run, workload=None, verdict=overall(checks), checks=checks)
 
@@ -215,7 +214,6 @@ def _range(limit: Limit, measured: Measured, terms: Terms) -> Range:
 
 
 def _why_not_since(limit: Limit, mine: Side, before: Side) -> Range | None:
-    """Why a side is not compared with that of the baseline; None if it is."""
     if why := why_not_conditions(mine.conditions, before.conditions):
         return Range(reason=f"not comparable: {why}", to_decide="a baseline of the same")
     if unlike := _why_unlike(limit, mine, before):
@@ -231,7 +229,6 @@ def _why_not_since(limit: Limit, mine: Side, before: Side) -> Range | None:
 
 
 def _why_unlike(limit: Limit, mine: Side, other: Side) -> Range | None:
-    """Why the figures of two sides are not compared; None if they are."""
     metric, theirs = mine.metrics[limit.metric], other.metrics.get(limit.metric)
     if theirs is None:
         return _missing(limit, other, "two that can measure it", of=f"{limit.against}: ")

@@ -183,8 +183,6 @@ def _contradictions(limits: Sequence[Limit]) -> Iterable[str]:
 
 
 def _impossible(limit: Limit) -> str | None:
-    """Ratios are never below 0, nor are figures by themselves, unless they are differences; shares
-    are never above 1."""
     if limit.relation == "/" and not _is_kept_between(limit, 0, math.inf):
         return "a ratio is never below 0"
     if limit.relation is not None:

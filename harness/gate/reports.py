@@ -14,7 +14,6 @@ MOST_BYTES: Final = 1_000_000  # GitHub takes no step summary of more than 1 MiB
 
 
 def as_markdown(judgement: Judgement) -> str:
-    """A heading and a table, the gravest first; cut off at `MOST_BYTES`."""
     where = f"{_cell(judgement.workload or 'unknown workload')}, run `{_code(judgement.run)}`"
     if judgement.baseline:
         where += f", baseline `{_code(judgement.baseline)}`"

@@ -56,7 +56,6 @@ def read_run(path: Path) -> Measured:
 
 
 def _manifests(folder: RunFolder) -> dict[str, dict[str, Any]]:
-    """The manifest of each arm's first run."""
     try:
         return {arm: one.read_manifest() for arm, one in folder.first_runs().items()}
     except ConfigError as error:

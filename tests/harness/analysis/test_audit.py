@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from harness.analysis.audit import foreign_requests
-from harness.records import TokenCounting
+from harness.records import MetricSample, TokenCounting
 from tests.harness.analysis.audited import accounts, verdicts
 from tests.harness.told import summary_of
 from tests.made_up.rows import at
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tests.made_up.run import RunBuilder
 
     MakeRun = Callable[[], RunBuilder]
+    Change = Callable[[RunBuilder], object]
 
 MS = 1_000_000
 
@@ -31,7 +32,7 @@ def test_an_honest_server_is_exact(make_run: MakeRun) -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "told", "verdict"),
+    ("role", "moved", "verdict"),
     [
         ("aborted", 0.0, "stuck"),
         ("aborted", 2.0, "double"),
@@ -45,112 +46,110 @@ def test_an_honest_server_is_exact(make_run: MakeRun) -> None:
         ("running", 1.0, "gross"),
     ],
 )
-def test_each_lie_has_its_verdict(make_run: MakeRun, role: str, told: float, verdict: str) -> None:
+def test_each_lie_has_its_verdict(make_run: MakeRun, role: str, moved: float, verdict: str) -> None:
     run = accounts(make_run())
-    run.manifest.idle.after[role] = told
+    run.manifest.idle.after[role] = moved
     assert verdicts(run)[role] == verdict
 
 
-def test_a_counter_that_appears_with_its_first_count_began_at_nothing(make_run: MakeRun) -> None:
-    run = accounts(make_run())
-    del run.manifest.idle.before["aborted"]
-    assert verdicts(run)["aborted"] == "exact"
-    run.manifest.idle.before = {}  # nobody read the page before
-    assert verdicts(run)["aborted"] == "unknown"
-    run = accounts(make_run())
-    del run.manifest.idle.before["running"]
-    assert verdicts(run)["running"] == "unknown"
+def trust(role: str, level: str) -> Change:
+    def change(run: RunBuilder) -> None:
+        assert run.manifest.target is not None
+        run.manifest.target.spec["metrics"][role]["trust"] = level
+
+    return change
 
 
-def test_what_counts_only_at_the_end_is_late(make_run: MakeRun) -> None:
-    run = accounts(make_run())
-    for sample in run.server_metrics:
-        if sample.name == "its_generated_tokens" and sample.value < 101:
-            sample.value = 0.0
-    assert verdicts(run)["generated_tokens"] == "late"
+def idle(role: str, value: float) -> Change:
+    return lambda run: run.manifest.idle.after.update({role: value})
 
 
-def test_what_moves_on_after_the_settle_time_is_late(make_run: MakeRun) -> None:
-    run = accounts(make_run())
+def shown(name: str, change: Callable[[float], float]) -> Change:
+    """Every scrape of one metric shows another value."""
+
+    def apply(run: RunBuilder) -> None:
+        for sample in run.server_metrics:
+            if sample.name == name:
+                sample.value = change(sample.value)
+
+    return apply
+
+
+def moves_on(run: RunBuilder) -> None:
     run.manifest.idle.after["ended"] = 1.0
     run.manifest.idle.later = run.manifest.idle.after | {"ended": 2.0}
-    assert verdicts(run)["ended"] == "late"
 
 
-def test_a_gauge_that_never_moves_is_stuck(make_run: MakeRun) -> None:
-    run = accounts(make_run())
-    for sample in run.server_metrics:
-        if sample.name == "its_running":
-            sample.value = 0.0
-    assert verdicts(run)["running"] == "stuck"
+def shows_zero_between_answers(run: RunBuilder) -> None:
+    def flat(sample: MetricSample) -> MetricSample:
+        return msgspec.structs.replace(sample, value=0.0) if "running" in sample.name else sample
+
+    between = [one for one in run.server_metrics if one.t_ns > at(605) or one.t_ns < at(10)]
+    run.server_metrics = [flat(one) for one in between]
 
 
-def test_a_gauge_is_not_called_stuck_by_scrapes_that_fell_between_answers(
-    make_run: MakeRun,
-) -> None:
-    run = accounts(make_run())
-    run.server_metrics = [
-        msgspec.structs.replace(sample, value=0.0 if sample.name == "its_running" else sample.value)
-        for sample in run.server_metrics
-        if sample.t_ns > at(605) or sample.t_ns < at(10)
-    ]
-    assert verdicts(run)["running"] == "exact"
-
-
-def test_what_is_called_a_lower_bound_stays_one(make_run: MakeRun) -> None:
-    run = accounts(make_run())
-    assert run.manifest.target is not None
-    run.manifest.target.spec["metrics"]["generated_tokens"]["trust"] = "lower"
-    assert verdicts(run)["generated_tokens"] == "lower"
-
-
-def test_what_is_known_never_to_move_is_stuck_also_where_it_need_not_have_moved(
-    make_run: MakeRun,
-) -> None:
-    run = accounts(make_run())
+def leaves_before_the_first_token(run: RunBuilder) -> None:
     run.requests.pop()
     run.abandon("early", t0=405, tokens=[], prompt_tokens=10)
     run.manifest.idle.after["aborted"] = 0.0
-    assert verdicts(run)["aborted"] == "exact"
-    assert run.manifest.target is not None
-    run.manifest.target.spec["metrics"]["aborted"]["trust"] = "stuck"
-    assert verdicts(run)["aborted"] == "stuck"
 
 
-def test_a_counter_that_is_right_when_idle_is_not_judged_while_requests_run(
-    make_run: MakeRun,
-) -> None:
-    run = accounts(make_run())
-    assert run.manifest.target is not None
-    run.manifest.target.spec["metrics"]["generated_tokens"]["trust"] = "exact_when_idle"
-    assert verdicts(run)["generated_tokens"] == "exact"
-    run.manifest.idle.after |= {"generated_tokens": 0.0, "running": 4.0}
-    assert verdicts(run)["generated_tokens"] == "cannot be judged"
-
-
-def test_a_counter_without_an_upper_limit_is_not_called_exact(make_run: MakeRun) -> None:
-    run = accounts(make_run())
-    run.server_metrics = []
-    run.manifest.idle.after["generated_tokens"] = 150.0
-    assert verdicts(run)["generated_tokens"] == "cannot be judged"
-
-
-def test_what_the_target_does_not_tell(make_run: MakeRun) -> None:
-    run = accounts(make_run())
-    run.metrics(running="exact")
-    assert verdicts(run)["aborted"] == "unknown"
-
-
-def test_events_are_no_tokens_in_the_audit(make_run: MakeRun) -> None:
-    run = accounts(make_run())
+def counts_events(run: RunBuilder) -> None:
     for row in run.requests:
         row.token_counting = TokenCounting.EVENTS
     run.requests[0].completion_tokens = 120
     run.manifest.idle.after["generated_tokens"] = 202.0
-    for sample in run.server_metrics:
-        if sample.name == "its_generated_tokens":
-            sample.value *= 2
-    assert verdicts(run)["generated_tokens"] == "exact"
+
+
+@pytest.mark.parametrize(
+    ("changes", "role", "verdict"),
+    [
+        # a counter that appears with its first count began at nothing, if the page was read before
+        ([lambda run: run.manifest.idle.before.pop("aborted")], "aborted", "exact"),
+        ([lambda run: run.manifest.idle.before.clear()], "aborted", "unknown"),
+        ([lambda run: run.manifest.idle.before.pop("running")], "running", "unknown"),
+        ([lambda run: run.metrics(running="exact")], "aborted", "unknown"),
+        # counted only at the end, or still counted after the settle time
+        ([shown("its_generated_tokens", lambda n: n * (n >= 101))], "generated_tokens", "late"),
+        ([moves_on], "ended", "late"),
+        # a gauge that never moves; but scrapes between answers show nothing of that
+        ([shown("its_running", lambda _: 0.0)], "running", "stuck"),
+        ([shows_zero_between_answers], "running", "exact"),
+        # the description of the target is believed
+        ([trust("generated_tokens", "lower")], "generated_tokens", "lower"),
+        ([leaves_before_the_first_token], "aborted", "exact"),
+        ([leaves_before_the_first_token, trust("aborted", "stuck")], "aborted", "stuck"),
+        ([trust("generated_tokens", "exact_when_idle")], "generated_tokens", "exact"),
+        (
+            [
+                trust("generated_tokens", "exact_when_idle"),
+                idle("generated_tokens", 0.0),
+                idle("running", 4.0),
+            ],
+            "generated_tokens",
+            "cannot be judged",
+        ),
+        # without scrapes no upper limit is known
+        (
+            [lambda run: run.server_metrics.clear(), idle("generated_tokens", 150.0)],
+            "generated_tokens",
+            "cannot be judged",
+        ),
+        # events are no tokens
+        (
+            [counts_events, shown("its_generated_tokens", lambda n: 2 * n)],
+            "generated_tokens",
+            "exact",
+        ),
+    ],
+)
+def test_a_verdict_on_a_changed_account(
+    make_run: MakeRun, changes: list[Change], role: str, verdict: str
+) -> None:
+    run = accounts(make_run())
+    for change in changes:
+        change(run)
+    assert verdicts(run)[role] == verdict
 
 
 def test_a_page_that_took_long_is_judged_by_when_it_was_asked_for(make_run: MakeRun) -> None:
@@ -167,7 +166,7 @@ def test_a_page_that_took_long_is_judged_by_when_it_was_asked_for(make_run: Make
     assert verdicts(run)["generated_tokens"] == "exact"
 
 
-def test_several_counters_that_tell_too_much_tell_of_somebody_else(make_run: MakeRun) -> None:
+def test_several_counters_that_moved_too_far_show_other_users(make_run: MakeRun) -> None:
     run = accounts(make_run())
     run.manifest.idle.after |= {"generated_tokens": 500.0, "ended": 9.0}
     summary = summary_of(run.frames())
@@ -177,7 +176,7 @@ def test_several_counters_that_tell_too_much_tell_of_somebody_else(make_run: Mak
     assert said.startswith("its_generated_tokens, its_ended all moved by more than this run's")
 
 
-def test_the_log_tells_of_somebody_else(make_run: MakeRun) -> None:
+def test_requests_of_other_processes_in_the_log_show_other_users(make_run: MakeRun) -> None:
     run = make_run()
     run.metrics(generated_tokens="exact")
     run.idle({"generated_tokens": 0.0}, {"generated_tokens": 50.0})
