@@ -89,17 +89,6 @@ def test_a_zero_has_no_ratio_but_a_difference() -> None:
     assert is_certain(found)
 
 
-def test_without_any_pair_nothing_is_compared() -> None:
-    found = paired([None, 1.0], [1.0, None])
-    assert (found.n, found.difference, found.ratio) == (0, None, None)
-    assert found.note == "no round has a value of both arms"
-
-
-def test_a_difference_is_certain_if_its_interval_leaves_out_none() -> None:
-    assert is_certain(paired(MINE, THEIRS))
-    assert not is_certain(paired([1.0, 2.0, 3.0], [1.1, 1.9, 3.0]))
-
-
 # Single requests.
 
 values = st.lists(st.integers(0, 40).map(float), min_size=FEWEST_REQUESTS, max_size=40)
@@ -218,21 +207,6 @@ def test_how_often_the_interval_holds_the_true_difference() -> None:
     assert 273 <= hits <= 296
 
 
-def test_without_an_interval_of_both_the_difference_has_none() -> None:
-    slots = (reading("leaked_slots", n, method="gauge") for n in (1, 3))
-    pair = pair_of("leaked_slots", "mean", *slots)
-    assert (pair.difference, pair.difference_ci95, pair.ratio) == (2.0, None, 3.0)
-
-
-def test_a_rate_of_nothing_has_an_interval_and_no_ratio() -> None:
-    rates = rate(0, 100, method="exact"), rate(20, 100, method="exact")
-    pair = pair_of("ghost_rate", "mean", *rates)
-    assert pair.difference == pytest.approx(0.2)
-    assert pair.ratio is None
-    assert pair.difference_ci95 is not None
-    assert pair.difference_ci95[0] > 0
-
-
 def test_twice_the_time_in_steps_twice_as_long_is_the_same_number_of_steps() -> None:
     first, second = times(0.01, 0.02, 0.03), times(0.02, 0.04, 0.06)
     pair = pair_of("cancel_latency_s", "p50", first, second, steps_s=(0.02, 0.04))
@@ -319,3 +293,18 @@ def test_an_identical_build_with_other_steps_is_neither_better_nor_worse(
     """A millisecond that waits for nothing, and so many steps; known as finely as one likes."""
     build = [latency(0.001 + steps_waited * of, half=1e-6) for of in (0.010, step_s)]
     assert standing(pair(name, build[0], build[1], (0.010, step_s))) == Standing.UNSURE
+
+
+def test_a_difference_without_both_intervals_or_without_a_positive_ratio() -> None:
+    slots = (reading("leaked_slots", n, method="gauge") for n in (1, 3))
+    of_slots = pair_of("leaked_slots", "mean", *slots)
+    assert (of_slots.difference, of_slots.difference_ci95, of_slots.ratio) == (2.0, None, 3.0)
+    rates = rate(0, 100, method="exact"), rate(20, 100, method="exact")
+    of_rates = pair_of("ghost_rate", "mean", *rates)
+    assert of_rates.difference == pytest.approx(0.2)
+    assert of_rates.ratio is None
+    assert of_rates.difference_ci95 is not None
+    assert of_rates.difference_ci95[0] > 0
+    nothing = paired([None, 1.0], [1.0, None])
+    assert (nothing.n, nothing.difference) == (0, None)
+    assert nothing.note == "no round has a value of both arms"

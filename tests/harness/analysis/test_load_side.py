@@ -23,19 +23,12 @@ TICKS = 100  # one each 10 ms of the load window
 LONG_S = 100
 
 
-def watched(run: RunBuilder, *, pid: int, busy: float, late_ms: float = 0.1, late: int = 0) -> None:
+def watched(
+    run: RunBuilder, *, pid: int = 8, busy: float, late_ms: float = 0.1, late: int = 0
+) -> None:
     """A process that used this share of a core, and noticed so many ticks so late."""
-    for number in range(TICKS):
-        run.client.append(
-            ClientSample(
-                t_ns=at(number * 10),
-                pid=pid,
-                host="here",
-                lag_ns=round((late_ms if number < late else 0.1) * 1e6),
-                cpu_s=busy * number / 100,
-                streams=3,
-            )
-        )
+    for tick in range(TICKS):
+        _tick(run, 10 * tick, pid, busy * tick / 100, late_ms if tick < late else 0.1)
 
 
 def watched_long(
@@ -47,17 +40,13 @@ def watched_long(
     cpu_s = 0.0
     for tick in range(LONG_S * 10):
         cpu_s += (1.0 if tick // 10 in busy else 0.1) / 10
-        lag_ms = late_ms if tick // 10 in late else 0.1
-        run.client.append(
-            ClientSample(
-                t_ns=at((tick + 1) * 100),
-                pid=8,
-                host="here",
-                lag_ns=round(lag_ms * 1e6),
-                cpu_s=cpu_s,
-                streams=3,
-            )
-        )
+        _tick(run, 100 * (tick + 1), 8, cpu_s, late_ms if tick // 10 in late else 0.1)
+
+
+def _tick(run: RunBuilder, t_ms: float, pid: int, cpu_s: float, lag_ms: float) -> None:
+    lag_ns = round(lag_ms * 1e6)
+    one = ClientSample(t_ns=at(t_ms), pid=pid, host="here", lag_ns=lag_ns, cpu_s=cpu_s, streams=3)
+    run.client.append(one)
 
 
 def said(run: RunBuilder, level: str) -> list[str]:
@@ -111,16 +100,13 @@ def test_one_bad_stretch_is_enough_however_good_the_rest_was(
     assert reason is None or reason in invalid[0]
 
 
-def test_what_was_asked_of_it_before_the_first_request_does_not_count(make_run: MakeRun) -> None:
+def test_ticks_before_the_load_do_not_count_and_gaps_between_ticks_do(make_run: MakeRun) -> None:
     run = make_run()
     watched_long(run, busy=range(20))
     run.manifest.window.load_started_ns = at(20_000)
     run.request("s", sent=20_000, tokens=[20_100], outcome="completed", end=20_200)
     (side,) = load_sides(run.frames(), run_facts(run.frames()))
     assert side.cpu_share == pytest.approx(0.1)
-
-
-def test_ticks_that_are_far_apart_are_judged_too(make_run: MakeRun) -> None:
     run = make_run()
     watched_long(run, busy=range(30, 60))
     run.client = [tick for tick in run.client if not at(35_000) < tick.t_ns < at(55_000)]
@@ -128,44 +114,32 @@ def test_ticks_that_are_far_apart_are_judged_too(make_run: MakeRun) -> None:
     assert side.cpu_share == pytest.approx(1.0)
 
 
-def test_late_is_later_than_a_step(make_run: MakeRun) -> None:
+def test_late_is_later_than_a_step_and_few_ticks_are_not_judged(make_run: MakeRun) -> None:
     run = make_run()
     run.steps(1, 9, "s", length=100)
-    watched(run, pid=8, busy=0.2, late=10, late_ms=90)
+    watched(run, busy=0.2, late=10, late_ms=90)
     assert said(run, "invalid") == []
-
-
-def test_who_was_watched_too_briefly_is_not_judged(make_run: MakeRun) -> None:
     run = make_run()
     run.lag(1, 900)
     assert load_sides(run.frames(), run_facts(run.frames())) == []
 
 
-def test_a_process_that_died_is_told_of(make_run: MakeRun) -> None:
+def test_a_process_that_died_is_named_with_its_rows(make_run: MakeRun) -> None:
     run = make_run()
-    alive = LoadProcess(
-        worker=0,
-        host="here",
-        pid=7,
-        clock="boot",
-        began_ns=at(-50),
-        ended_ns=at(1100),
-        last_seen_ns=at(1000),
-        requests=9,
-        open_streams=0,
-    )
-    dead = LoadProcess(
-        worker=1,
-        host="here",
-        pid=8,
-        clock="boot",
-        began_ns=at(-50),
-        ended_ns=None,
-        last_seen_ns=at(400),
-        requests=5,
-        open_streams=3,
-    )
-    run.manifest.load_processes = [alive, dead]
+    run.manifest.load_processes = [
+        LoadProcess(
+            worker=worker,
+            host="here",
+            pid=7 + worker,
+            clock="boot",
+            began_ns=at(-50),
+            ended_ns=ended_ns,
+            last_seen_ns=at(400),
+            requests=5,
+            open_streams=3,
+        )
+        for worker, ended_ns in ((0, at(1100)), (1, None))
+    ]
     (text,) = [text for text in said(run, "warning") if "died" in text]
     assert "load process 1 (pid 8 on here) died 0.4 s into the load" in text
     assert "the 5 requests that it had written are kept" in text

@@ -94,17 +94,29 @@ def warnings(run: RunBuilder) -> list[str]:
     return [text for text in said if "left their connections open" in text]
 
 
-def test_what_ends_with_the_reset_is_censored_at_it(make_run: MakeRun) -> None:
+@pytest.mark.parametrize(
+    ("noticed", "more", "found"),
+    [
+        (401, {}, (True, pd.NA, 400 - 33, True)),
+        (301, {}, (False, False, 305 - 33, False)),  # the server noticed by itself
+        (401, {"way": "fin"}, (False, False, 405 - 33, False)),  # an orderly end
+    ],
+)
+def test_a_connection_that_the_load_reset_is_censored_there(
+    make_run: MakeRun, noticed: float, more: dict[str, str], found: tuple[Any, ...]
+) -> None:
     run = make_run()
-    leave(run, "a", noticed=401)
+    leave(run, "a", noticed=noticed, **more)
     last_of_the_load(run, 400)
     row = row_of(run)
-    assert (row["censored"], row["ghost"]) == (True, pd.NA)
-    assert row["cancel_latency_s"] == pytest.approx((400 - 33) / 1e3)
-    assert pd.isna(row["detect_s"])
-    (text,) = warnings(run)
-    assert text.startswith("1 users left their connections open (stop_reading, vanish), of which")
-    assert "had not noticed 1 when the run ended" in text
+    censored, ghost, latency_ms, is_reset = found
+    assert (row["censored"], row["ghost"], pd.isna(row["detect_s"])) == (censored, ghost, is_reset)
+    assert row["cancel_latency_s"] == pytest.approx(latency_ms / 1e3)
+    said = warnings(run)
+    assert len(said) == is_reset
+    if said:
+        assert said[0].startswith("1 users left their connections open (stop_reading, vanish), of")
+        assert "had not noticed 1 when the run ended" in said[0]
 
 
 def test_one_that_lived_through_the_settle_time_until_the_reset_is_a_ghost(
@@ -116,24 +128,6 @@ def test_one_that_lived_through_the_settle_time_until_the_reset_is_a_ghost(
     last_of_the_load(run, 400)
     row = row_of(run)
     assert (row["ghost"], row["cancel_latency_s"]) == (True, 0.2)
-
-
-def test_what_the_server_noticed_by_itself_is_known(make_run: MakeRun) -> None:
-    run = make_run()
-    leave(run, "a", noticed=301)
-    last_of_the_load(run, 400)
-    row = row_of(run)
-    assert (row["censored"], row["ghost"]) == (False, False)
-    assert row["cancel_latency_s"] == pytest.approx((305 - 33) / 1e3)
-    assert warnings(run) == []
-
-
-def test_an_orderly_end_is_nobody_elses(make_run: MakeRun) -> None:
-    run = make_run()
-    leave(run, "a", noticed=401, way="fin")
-    last_of_the_load(run, 400)
-    assert not row_of(run)["censored"]
-    assert warnings(run) == []
 
 
 def test_of_several_loads_each_has_its_own_reset(make_run: MakeRun) -> None:

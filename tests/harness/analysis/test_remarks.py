@@ -19,50 +19,47 @@ if TYPE_CHECKING:
     MakeRun = Callable[[], RunBuilder]
 
 
-def test_an_ignored_max_tokens_is_said(make_run: MakeRun) -> None:
-    run = make_run()
-    run.request("a", sent=0, tokens=[1, 2, 3], outcome="completed", end=4, max_tokens=2)
-    assert any("1 of 1 answers were longer than their `max_tokens`" in t for t in warnings(run))
+OK: dict[str, Any] = {"sent": 0, "tokens": [1], "outcome": "completed", "end": 4}
+EMPTY = OK | {"tokens": []}
 
 
-def test_an_empty_stream_is_said(make_run: MakeRun) -> None:
-    run = make_run()
-    run.request("a", sent=0, tokens=[], outcome="completed", end=4)
-    run.request("b", sent=0, tokens=[1], outcome="completed", end=4)
-    assert any("1 of 2 completed answers held no token" in text for text in warnings(run))
-
-
-def test_a_stream_of_errors_is_said_once_for_each_kind(make_run: MakeRun) -> None:
-    run = make_run()
-    for i in range(3):
-        run.request(
-            f"{i}", sent=0, tokens=[], outcome="failed", end=4, error=f"HTTP 500: block {i}"
-        )
-    run.request("r", sent=0, tokens=[], outcome="rejected", end=4, error="HTTP 429: full")
-    said = [text for text in warnings(run) if "ended with" in text]
-    assert said == [
-        "3 of 4 requests ended with: HTTP 500: block 0",
-        "1 of 4 requests ended with: HTTP 429: full",
-    ]
-
-
-def test_requests_that_went_out_twice_are_said(make_run: MakeRun) -> None:
-    run = make_run()
-    run.request("a", sent=0, tokens=[1], outcome="completed", end=4)
-    assert not [text for text in warnings(run) if "once more" in text]
-    run.request("b", sent=0, tokens=[1], outcome="completed", end=4, resent=True)
-    assert any("1 of 2 requests were sent once more" in text for text in warnings(run))
-
-
-def test_answers_that_are_over_before_anybody_leaves(make_run: MakeRun) -> None:
-    run = make_run()
-    run.request("a", sent=0, tokens=[1, 2], outcome="completed", end=4, planned_abandon=5)
-    said = warnings(run)
-    assert any(
-        "1 of 1 requests that were to be abandoned were answered before" in text for text in said
-    )
-    assert any("does the target know `ignore_eos`?" in text for text in said)
-    assert any("Planned to be abandoned: 1; they ended as: 1 completed" in text for text in said)
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            [OK | {"tokens": [1, 2, 3], "max_tokens": 2}],
+            ["1 of 1 answers were longer than their `max_tokens`"],
+        ),
+        ([EMPTY, OK], ["1 of 2 completed answers held no token"]),
+        (
+            [EMPTY | {"outcome": "failed", "error": f"HTTP 500: block {i}"} for i in range(3)]
+            + [EMPTY | {"outcome": "rejected", "error": "HTTP 429: full"}],
+            [
+                "3 of 4 requests ended with: HTTP 500: block 0",
+                "1 of 4 requests ended with: HTTP 429: full",
+            ],
+        ),
+        ([OK, OK | {"resent": True}], ["1 of 2 requests were sent once more"]),
+        (
+            [OK | {"tokens": [1, 2], "planned_abandon": 5}],
+            [
+                "1 of 1 requests that were to be abandoned were answered before",
+                "does the target know `ignore_eos`?",
+                "Planned to be abandoned: 1; they ended as: 1 completed",
+            ],
+        ),
+    ],
+)
+def test_strange_answers_are_warned_of(
+    make_run: MakeRun, rows: list[dict[str, Any]], said: list[str]
+) -> None:
+    run, plain = make_run(), make_run()
+    for number, row in enumerate(rows):
+        run.request(f"{number}", **row)
+        plain.request(f"{number}", **OK)
+    for words in said:
+        assert len([text for text in warnings(run) if words in text]) == 1
+        assert not any(words in text for text in warnings(plain))
 
 
 def test_methods_that_nothing_explains_are_a_warning(make_run: MakeRun) -> None:
@@ -91,19 +88,14 @@ def test_methods_that_nothing_explains_are_a_warning(make_run: MakeRun) -> None:
     assert any("more apart than interval and refresh rule explain" in t for t in warnings(run))
 
 
-def test_who_left_an_answer_in_one_piece_had_read_nothing(make_run: MakeRun) -> None:
+def test_what_was_read_is_said_to_be_counted_by_events_only_if_any_was(make_run: MakeRun) -> None:
     run = accounts(make_run())
-    said = "asked for an answer in one piece"
-    assert not any(said in one["text"] for one in summary_of(run.frames())["validity"])
+    assert texts(run, "asked for an answer in one piece") == []
     run.requests[-1].delivery = Delivery.UNARY
-    assert any(said in one["text"] for one in summary_of(run.frames())["validity"])
-
-
-def test_whoever_reads_no_events_counts_none(make_run: MakeRun) -> None:
+    assert len(texts(run, "asked for an answer in one piece")) == 1
     run = make_run()
     run.abandon("a", t0=50, tokens=[], token_counting=TokenCounting.EVENTS)
-    texts = [one["text"] for one in summary_of(run.frames())["validity"]]
-    assert not any("counted as events" in text for text in texts)
+    assert texts(run, "counted as events") == []
 
 
 @pytest.mark.parametrize(("every", "is_said"), [(20, False), (58, True)])
@@ -206,13 +198,6 @@ def test_a_race_that_the_server_won_makes_no_ghost(make_run: MakeRun) -> None:
     steps(run, "races", "leaves")
     ghosts = summary_of(run.frames())["metrics"]["ghost_rate"]
     assert (ghosts["n"], ghosts["mean"]) == (1, 1.0)
-
-
-def test_nobody_raced(make_run: MakeRun) -> None:
-    run = make_run()
-    leave(run, "a")
-    steps(run, "a")
-    assert texts(run, "raced") == []
 
 
 @pytest.mark.parametrize(

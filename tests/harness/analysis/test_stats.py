@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from harness.analysis.figure import NotMeasurable, Sample, describe, rate, reading, sampled
+from harness.analysis.figure import NotMeasurable, Sample, describe, sampled
 from harness.analysis.stats import (
     Curve,
     beta_quantile,
@@ -27,7 +27,6 @@ from harness.analysis.stats import (
     rate_upper95,
     t_quantile,
 )
-from harness.records import Metric
 
 
 def curve(values: list[float], censored: list[bool] | None = None) -> Curve:
@@ -76,13 +75,6 @@ def test_an_early_censored_observation_leaves_its_share_to_the_later_ones() -> N
     km = curve([1, 2, 3, 4], [False, True, False, False])
     assert km.done.tolist() == [0.25, 0.25, 0.625, 1.0]
     assert (quantile(km, 0.625), quantile(km, 0.63)) == (3.0, 4.0)
-
-
-def test_at_a_tie_the_censored_one_lasted_longer() -> None:
-    km = curve([2, 2], [True, False])
-    assert km.done.tolist() == [0.5, 0.5]
-    assert quantile(km, 0.5) == 2.0
-    assert quantile(km, 0.51) is None
 
 
 def test_the_median_interval_of_a_hundred_is_the_40th_to_the_61st() -> None:
@@ -135,24 +127,6 @@ def test_clusters_widen_the_interval_of_a_pooled_mean() -> None:
     assert clustered_mean_ci95(values, np.array([6])) is None
 
 
-@pytest.mark.parametrize(("hits", "n"), [(0, 1), (0, 300), (3, 50), (49, 50)])
-def test_rate_bound_is_clopper_pearson(hits: int, n: int) -> None:
-    test = stats.binomtest(hits, n, alternative="less")
-    assert rate_upper95(hits, n) == pytest.approx(test.proportion_ci(0.95, method="exact").high)
-
-
-@pytest.mark.parametrize(("hits", "n"), [(1, 1), (300, 300), (47, 50), (1, 50)])
-def test_the_lower_bound_too(hits: int, n: int) -> None:
-    test = stats.binomtest(hits, n, alternative="greater")
-    assert rate_lower95(hits, n) == pytest.approx(test.proportion_ci(0.95, method="exact").low)
-
-
-def test_rate_bound_of_a_certain_thing_is_one() -> None:
-    assert rate_upper95(5, 5) == 1.0
-    assert rate_lower95(0, 5) == 0.0
-    assert rate(5, 5, method="exact").mean == 1.0
-
-
 def test_a_censored_sample_has_no_mean_and_no_largest() -> None:
     values = np.array([*np.arange(1.0, 99.0), 200.0, 200.0])
     metric = describe(Sample(values=values, censored=values == 200.0), unit="s", method="exact")
@@ -162,48 +136,11 @@ def test_a_censored_sample_has_no_mean_and_no_largest() -> None:
     assert metric.lower_bounds == {"p99": 200.0, "max": 200.0}
 
 
-def test_one_per_cent_of_ghosts_leaves_the_99th_percentile_known() -> None:
-    values = np.array([*np.arange(1.0, 100.0), 200.0])
-    metric = describe(Sample(values=values, censored=values == 200.0), unit="s", method="exact")
-    assert metric.p99 == 99.0
-
-
-def test_a_whole_sample() -> None:
-    metric = describe(Sample(values=np.array([4.0, 2.0])), unit="s", method="client")
-    assert (metric.mean, metric.p50, metric.p90, metric.max) == (3.0, 2.0, 4.0, 4.0)
-    assert metric.lower_bounds == {}
-
-
-def test_a_series_has_no_intervals() -> None:
-    sample = Sample(values=np.arange(1000.0), is_series=True)
-    metric = describe(sample, unit="s", method="exact")
-    assert (metric.mean_ci95, metric.p50_ci95, metric.p99_ci95) == (None, None, None)
-
-
-def test_gaps_of_the_same_request_give_no_interval_of_a_quantile() -> None:
-    gaps, of_each = np.arange(1000.0), np.full(10, 100)
-    metric = describe(Sample(values=gaps, clusters=of_each), unit="s", method="client")
-    assert (metric.p50_ci95, metric.p99_ci95) == (None, None)
-    assert metric.mean_ci95 == clustered_mean_ci95(gaps, of_each)
-
-
 def test_nothing_observed_is_a_reason_and_not_a_zero() -> None:
     nothing = Sample(values=np.empty(0))
     assert sampled("ttft_s", nothing, "why", method="client") == NotMeasurable("why")
     with pytest.raises(ValueError, match="without observations"):
         describe(nothing, unit="s", method="client")
-
-
-def test_a_reading() -> None:
-    metric = reading("leaked_slots", 3, method="gauge")
-    assert isinstance(metric, Metric)
-    assert (metric.n, metric.mean, metric.p50) == (1, 3.0, None)
-
-
-def test_a_million_observations_are_no_trouble() -> None:
-    values = np.random.default_rng(2).permutation(1_000_000).astype(float)
-    metric = describe(Sample(values=values), unit="s", method="exact")
-    assert (metric.p50, metric.p99) == (499_999.0, 989_999.0)
 
 
 SHARES = (0.0005, 0.025, 0.05, 0.5, 0.95, 0.975, 0.9999)
@@ -244,3 +181,20 @@ def test_scipy_stats_takes_a_second_to_import_and_is_not_needed(module: str) -> 
     code = f"import sys, {module}; print('scipy.stats' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(("hits", "n"), [(0, 1), (0, 300), (3, 50), (49, 50), (1, 1), (300, 300)])
+def test_the_bounds_of_a_share_are_those_of_clopper_and_pearson(hits: int, n: int) -> None:
+    upper = stats.binomtest(hits, n, alternative="less").proportion_ci(0.95, method="exact").high
+    lower = stats.binomtest(hits, n, alternative="greater").proportion_ci(0.95, method="exact").low
+    assert rate_upper95(hits, n) == pytest.approx(upper)
+    assert rate_lower95(hits, n) == pytest.approx(lower)
+
+
+def test_values_that_depend_on_each_other_have_no_interval_of_a_quantile() -> None:
+    values, of_each = np.arange(1000.0), np.full(10, 100)
+    series = describe(Sample(values=values, is_series=True), unit="s", method="exact")
+    assert (series.mean_ci95, series.p50_ci95, series.p99_ci95) == (None, None, None)
+    gaps = describe(Sample(values=values, clusters=of_each), unit="s", method="client")
+    assert (gaps.p50_ci95, gaps.p99_ci95) == (None, None)
+    assert gaps.mean_ci95 == clustered_mean_ci95(values, of_each)

@@ -1,6 +1,7 @@
 """`walkaway gate` on folders that are damaged, cut short or empty: none is a pass."""
 
 from pathlib import Path
+from typing import Any
 
 import junitparser
 import pyarrow.parquet as pq
@@ -19,12 +20,6 @@ def undecided(run: Path, capsys: pytest.CaptureFixture[str]) -> str:
     assert gate(run) == 4
     reason: str = said(capsys)["checks"][0]["reason"]
     return reason
-
-
-def test_a_killed_run_is_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = gated.save(tmp_path / "run")
-    (run / "summary.json").unlink()
-    assert "cut short before it was judged" in undecided(run, capsys)
 
 
 def test_a_report_is_advised_only_of_a_killed_run_that_has_requests(tmp_path: Path) -> None:
@@ -59,67 +54,70 @@ def test_a_killed_run_with_arms_has_the_requests_of_its_rounds(tmp_path: Path) -
     assert not RunFolder(run).may_have_requests()
 
 
-def test_another_schema_version_is_not_judged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("summary", "said"),
+    [
+        ({"schema_version": 99}, "summary.json: has schema version 99"),
+        (
+            {"outcomes": {"abandoned": 500}},
+            "requests.parquet has 3 rows, and summary.json is of 500",
+        ),
+        ({"outcomes": {"abandoned": 3}}, "did not end as summary.json counts them"),
+        (None, "cut short before it was judged"),
+    ],
+)
+def test_a_summary_that_is_not_of_the_rows_is_not_judged(
+    summary: dict[str, Any] | None,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run = gated.save(tmp_path / "run", gated.summary(schema_version=99))
-    assert "summary.json: has schema version 99" in undecided(run, capsys)
+    run = gated.save(tmp_path / "run", gated.summary(**(summary or {})))
+    if summary is None:
+        (run / "summary.json").unlink()
+    assert said in undecided(run, capsys)
 
 
+def spoil(file: Path, content: bytes | None) -> None:
+    file.unlink() if content is None else file.write_bytes(content)
+
+
+CUT = pytest.mark.parametrize("content", [b"PAR1 but no more", None], ids=["cut", "gone"])
+
+
+@CUT
 @pytest.mark.parametrize("name", ["requests", "lifecycle"])
-def test_a_corrupt_parquet_file_is_named(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("part", ["", "probe/"])
+def test_a_damaged_file_of_rows_is_named(
+    part: str, name: str, content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = gated.save(tmp_path / "run")
-    (run / f"{name}.parquet").write_bytes(b"PAR1 but no more")
-    assert f"{name}.parquet cannot be read" in undecided(run, capsys)
-    (run / f"{name}.parquet").unlink()
-    assert f"{name}.parquet cannot be read" in undecided(run, capsys)
-
-
-def test_rows_that_the_summary_is_not_of_are_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = gated.save(tmp_path / "run", gated.summary(outcomes={"abandoned": 500}))
-    assert "requests.parquet has 3 rows, and summary.json is of 500" in undecided(run, capsys)
-
-
-NESTED = pytest.param('{"a":' * 100_000, id="nested")
-
-
-@pytest.mark.parametrize("name", ["requests", "lifecycle", "steps"])
-def test_a_damaged_round_is_named(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = gated.save_rounds(tmp_path / "run", 1.0, 1.0, 1.0)
-    (run / "rounds" / "1-build" / f"{name}.parquet").write_bytes(b"PAR1 but no more")
-    limit = "build: cancel_latency_steps.p99 <= 2"
-    assert gate(run, limit) == 4
-    assert f"1-build/{name}.parquet cannot be read" in said(capsys)["checks"][0]["reason"]
-
-
-@pytest.mark.parametrize("content", [b"PAR1 but no more", None], ids=["cut", "gone"])
-@pytest.mark.parametrize("name", ["requests", "lifecycle"])
-def test_a_damaged_probe_phase_is_named(
-    name: str, content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = gated.save(tmp_path / "run")
-    probe = RunFolder.claim(run / "probe")
-    probe.write_rows(RunRows())
+    RunFolder.claim(run / "probe").write_rows(RunRows())
     assert gate(run) == 0
     said(capsys)
-    file = probe.path / f"{name}.parquet"
-    file.unlink() if content is None else file.write_bytes(content)
-    assert f"probe/{name}.parquet cannot be read" in undecided(run, capsys)
+    spoil(run / part / f"{name}.parquet", content)
+    assert f"{part}{name}.parquet cannot be read" in undecided(run, capsys)
 
 
-def test_rows_that_a_round_has_lost_are_missed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("requests", b"PAR1 but no more", "1-build/requests.parquet cannot be read"),
+        ("steps", b"PAR1 but no more", "1-build/steps.parquet cannot be read"),
+        ("requests", None, "the files of the rounds have 0 rows"),
+    ],
+)
+def test_a_damaged_round_is_named(
+    name: str,
+    content: bytes | None,
+    reason: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = gated.save_rounds(tmp_path / "run", 1.0, 1.0, 1.0)
-    (run / "rounds" / "1-build" / "requests.parquet").unlink()
+    spoil(run / "rounds" / "1-build" / f"{name}.parquet", content)
     assert gate(run, "build: cancel_latency_steps.p99 <= 2") == 4
-    assert "the files of the rounds have 0 rows" in said(capsys)["checks"][0]["reason"]
+    assert reason in said(capsys)["checks"][0]["reason"]
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -141,11 +139,7 @@ def test_a_byte_flipped_in_any_column_of_any_file_is_found(name: str, tmp_path: 
             read_run(run)
 
 
-def test_requests_that_ended_otherwise_than_was_counted_are_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = gated.save(tmp_path / "run", gated.summary(outcomes={"abandoned": 3}))
-    assert "did not end as summary.json counts them" in undecided(run, capsys)
+NESTED = pytest.param('{"a":' * 100_000, id="nested")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 1}', NESTED])

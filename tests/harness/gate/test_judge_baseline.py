@@ -20,31 +20,30 @@ def build(values: Rounds, *, unit: str = "steps", **more: Any) -> Measured:
 
 
 BEFORE = build([1.0, 1.02, 0.98])
-
 LINE = "build / baseline: cancel_latency_steps.mean <= 1.1"
-
 LINE_S = "build / baseline: cancel_latency_s.mean <= 1.1"
+DIFFERENCE = "build - baseline: cancel_latency_steps.mean <= 0.5"
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"),
+    ("line", "values", "expected"),
     [
-        ([1.0, 1.01, 1.02], PASS),
-        ([2.0, 2.1, 1.9], FAIL),
-        ([1.0, 1.3, 0.9], OPEN),
-        ([2.0, 2.1], OPEN),
+        (LINE, [1.0, 1.01, 1.02], PASS),
+        (LINE, [2.0, 2.1, 1.9], FAIL),
+        (LINE, [1.0, 1.3, 0.9], OPEN),
+        (LINE, [2.0, 2.1], OPEN),
+        (DIFFERENCE, [1.0, 1.1, 0.9], PASS),
+        (DIFFERENCE, [2.0, 2.1, 1.9], FAIL),
     ],
 )
-def test_the_rounds_are_held_to_those_of_the_baseline(values: Rounds, expected: Verdict) -> None:
-    found = judged(build(values), LINE, baseline=BEFORE)
+def test_rounds_are_held_to_those_of_the_baseline(
+    line: str, values: Rounds, expected: Verdict
+) -> None:
+    found = judged(build(values), line, baseline=BEFORE)
     assert found.checks[1].verdict is expected
     assert found.baseline == "the-run"
-
-
-def test_a_difference_to_the_baseline() -> None:
-    line = "build - baseline: cancel_latency_steps.mean <= 0.5"
-    assert judged(build([1.0, 1.1, 0.9]), line, baseline=BEFORE).verdict is PASS
-    assert judged(build([2.0, 2.1, 1.9]), line, baseline=BEFORE).verdict is FAIL
+    without = judged(build(values), line)
+    assert (without.verdict, without.checks[1].reason) == (OPEN, "there is no baseline")
 
 
 ELSEWHERE: dict[str, Any] = {"hardware": {"cpu": "another", "cores": 64, "gpus": ["a GPU"]}}
@@ -61,34 +60,32 @@ def test_on_another_machine_steps_are_judged_and_times_are_not() -> None:
     assert judged(build([2.0, 2.1, 1.9], unit="s"), LINE_S, baseline=before_s).verdict is FAIL
 
 
-def test_another_demand_is_not_compared() -> None:
-    other = gated.manifest(["build"])["workload"]
-    other["run"]["users"] = 99
-    found = judged(build([1.0] * 3, workload=other), LINE, baseline=BEFORE)
-    assert found.verdict is OPEN
-    assert found.checks[1].reason == (
-        "not comparable: `run.users` of the baseline: 16; of this run: 99"
-    )
+def demanding(**run: Any) -> dict[str, Any]:
+    """A workload with other keys of [run]; without a key if that is None."""
+    workload = gated.manifest(["build"])["workload"]
+    settings = {key: value for key, value in (workload["run"] | run).items() if value is not None}
+    return {"workload": workload | {"run": settings}}
 
 
-def test_a_baseline_of_another_version_is_to_be_saved_again() -> None:
-    older = gated.manifest(["build"])["workload"]
-    del older["run"]["keep_alive"]
-    found = judged(build([1.0] * 3), LINE, baseline=build([1.0] * 3, workload=older))
-    assert found.verdict is OPEN
-    why = "not comparable: the baseline does not know `run.keep_alive`: save the baseline again"
-    assert found.checks[1].reason == why
-
-
-def test_another_seed_and_more_rounds_are_the_same_demand() -> None:
-    other = gated.manifest(["build"])["workload"]
-    other["run"] |= {"seed": 99, "rounds": 9}
-    assert judged(build([1.0] * 3, workload=other), LINE, baseline=BEFORE).verdict is PASS
-
-
-def test_without_a_baseline_its_limits_are_open() -> None:
-    found = judged(build([1.0] * 3), LINE)
-    assert (found.verdict, found.checks[1].reason) == (OPEN, "there is no baseline")
+@pytest.mark.parametrize(
+    ("mine", "theirs", "why"),
+    [
+        ({"users": 99}, {}, "`run.users` of the baseline: 16; of this run: 99"),
+        (
+            {},
+            {"keep_alive": None},
+            "the baseline does not know `run.keep_alive`: save the baseline again",
+        ),
+        ({"seed": 99, "rounds": 9}, {}, None),
+    ],
+)
+def test_another_demand_is_not_compared(
+    mine: dict[str, Any], theirs: dict[str, Any], why: str | None
+) -> None:
+    before = build([1.0] * 3, **demanding(**theirs))
+    found = judged(build([1.0] * 3, **demanding(**mine)), LINE, baseline=before)
+    assert found.verdict is (PASS if why is None else OPEN)
+    assert why is None or found.checks[1].reason == f"not comparable: {why}"
 
 
 def showing(*figures: str, values: Rounds = (1.0, 1.02, 0.98), **more: Any) -> Measured:
