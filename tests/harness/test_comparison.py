@@ -87,16 +87,24 @@ def test_several_candidates_as_json(runs: tuple[Path, Path]) -> None:
     assert same["difference"] == 0
 
 
+def with_arms(folder: Path, run: Path, *arms: str, **summary: Any) -> Path:
+    """The run as one round of each of these arms; `summary`: more of each arm's."""
+    shutil.copytree(run, folder)
+    whole = json.loads((run / "summary.json").read_text()) | summary
+    changed(folder, "summary.json", **content_of_arms(dict.fromkeys(arms, whole)))
+    for arm in arms:
+        shutil.copytree(run, folder / "rounds" / f"1-{arm}")
+    return folder
+
+
 def test_tokens_of_an_arm_that_are_counted_differently_are_not_compared(
     runs: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    whole = json.loads((runs[0] / "summary.json").read_text())
-    for name, counting in (("x", "usage"), ("y", "events")):
-        shutil.copytree(runs[0], tmp_path / name)
-        arms = {"on": whole | {"token_counting": counting}}
-        changed(tmp_path / name, "summary.json", **content_of_arms(arms), token_counting=None)
-        shutil.copytree(runs[0], tmp_path / name / "rounds" / "1-on")
-    found = compared(tmp_path / "x", tmp_path / "y")
+    x, y = (
+        with_arms(tmp_path / counting, runs[0], "on", token_counting=counting)
+        for counting in ("usage", "events")
+    )
+    found = compared(x, y)
     wasted = next(one for one in found.pairs if one.metric == "wasted_tokens")
     assert wasted.note == "tokens are counted by usage and by events"
     assert any("no figure of tokens is compared" in one.text for one in found.remarks)
@@ -126,34 +134,28 @@ def test_other_questions_are_refused(runs: tuple[Path, Path], tmp_path: Path) ->
 
 
 def test_arms_are_compared_by_name(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    for name, arms in (("x", ("off", "on")), ("y", ("on", "more")), ("z", ("other",))):
-        shutil.copytree(runs[0], tmp_path / name)
-        whole = json.loads((runs[0] / "summary.json").read_text())
-        changed(tmp_path / name, "summary.json", **content_of_arms(dict.fromkeys(arms, whole)))
-        for arm in arms:
-            shutil.copytree(runs[0], tmp_path / name / "rounds" / f"1-{arm}")
-    found = compared(tmp_path / "x", tmp_path / "y")
+    x = with_arms(tmp_path / "x", runs[0], "off", "on")
+    y = with_arms(tmp_path / "y", runs[0], "on", "more")
+    z = with_arms(tmp_path / "z", runs[0], "other")
+    found = compared(x, y)
     assert found.arm == "on"
     assert found.shifts["cancel_latency_s"].n == 1
     with pytest.raises(ConfigError, match=r"no arm in common \(off, on and other\)"):
-        compared(tmp_path / "x", tmp_path / "z")
+        compared(x, z)
     with pytest.raises(ConfigError, match="only one of them has arms"):
-        compared(tmp_path / "x", runs[0])
+        compared(x, runs[0])
 
 
 def test_an_arm_is_held_to_the_load_of_its_own_runs(
     runs: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    whole = json.loads((runs[0] / "summary.json").read_text())
-    for name, stay_share in (("x", 0.2), ("y", 0.7)):
-        shutil.copytree(runs[0], tmp_path / name)
-        changed(tmp_path / name, "summary.json", **content_of_arms({"on": whole}))
-        of_arm = tmp_path / name / "rounds" / "1-on"
-        shutil.copytree(runs[0], of_arm)
-        manifest = json.loads((of_arm / "manifest.json").read_text())
+    x, y = (with_arms(tmp_path / name, runs[0], "on") for name in ("x", "y"))
+    for run, stay_share in ((x, 0.2), (y, 0.7)):
+        of_arm = run / "rounds" / "1-on"
+        workload = json.loads((of_arm / "manifest.json").read_text())["workload"]
         load = {"kind": "abandon", "stay_share": stay_share}
-        changed(of_arm, "manifest.json", workload=manifest["workload"] | {"load": load})
-    said = [one.text for one in compared(tmp_path / "x", tmp_path / "y").remarks]
+        changed(of_arm, "manifest.json", workload=workload | {"load": load})
+    said = [one.text for one in compared(x, y).remarks]
     assert "different [load]: stay_share 0.2 / 0.7" in said
 
 

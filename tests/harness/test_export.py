@@ -1,7 +1,6 @@
 """A run in the formats of other tools: what the files hold, and what is refused."""
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,35 +106,24 @@ def test_what_was_never_freed_reaches_to_the_end_of_the_log(
     ]
 
 
-def test_the_events_are_sorted_and_no_slices_of_a_row_cross(
-    make_run: Callable[[], RunBuilder],
-) -> None:
+def test_rows_are_named_and_no_slices_of_a_row_cross(make_run: Callable[[], RunBuilder]) -> None:
     events = traced(busy(make_run()))
     timed = [event for event in events if event["ph"] != "M"]
     assert [event["ts"] for event in timed] == sorted(event["ts"] for event in timed)
-    assert {event["ph"] for event in timed} == {"X", "i", "C"}
     open_until: dict[tuple[int, int], list[float]] = {}
-    for one in timed:
-        if one["ph"] != "X":
-            continue
-        assert one["dur"] >= 0
+    for one in (event for event in timed if event["ph"] == "X"):
         ends = open_until.setdefault((one["pid"], one["tid"]), [])
         while ends and ends[-1] <= one["ts"]:
             ends.pop()
         assert not ends or one["ts"] + one["dur"] <= ends[-1]
         ends.append(one["ts"] + one["dur"])
-
-
-def test_every_row_has_a_name_and_no_two_the_same_number(
-    make_run: Callable[[], RunBuilder],
-) -> None:
-    events = traced(busy(make_run()))
-    named = [event["tid"] for event in events if event["name"] == "thread_name"]
-    used = {one["tid"] for one in events if one["ph"] in "Xi"}
-    assert set(named) == used
-    assert max(Counter(named).values()) == 1
-    names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert {"user 0", "user 0 (2)", "user 3", "slot", "queue"} <= names
+    names = [event for event in events if event["name"] == "thread_name"]
+    assert sorted(one["tid"] for one in names) == sorted(
+        {one["tid"] for one in events if one["ph"] in "Xi"}
+    )
+    assert {"user 0", "user 0 (2)", "user 3", "slot", "queue"} <= {
+        one["args"]["name"] for one in names
+    }
 
 
 def test_of_another_server_there_are_its_scraped_gauges(make_run: Callable[[], RunBuilder]) -> None:

@@ -107,6 +107,10 @@ def test_ticks_before_the_load_do_not_count_and_gaps_between_ticks_do(make_run: 
     run.request("s", sent=20_000, tokens=[20_100], outcome="completed", end=20_200)
     (side,) = load_sides(run.frames(), run_facts(run.frames()))
     assert side.cpu_share == pytest.approx(0.1)
+    run.client.clear()
+    watched_long(run, busy=range(90, 100))  # a stretch that ends with the last tick
+    (side,) = load_sides(run.frames(), run_facts(run.frames()))
+    assert side.cpu_share == pytest.approx(1.0)
     run = make_run()
     watched_long(run, busy=range(30, 60))
     run.client = [tick for tick in run.client if not at(35_000) < tick.t_ns < at(55_000)]
