@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import httpx
 
 from harness.collect.lifecycle import LogFollower
-from harness.collect.machine import CpuSampler, GpuSampler
+from harness.collect.machine import CpuSampler, open_gpus
 from harness.collect.scrape import read_samples
 from harness.collect.source import Gathered, Notes, SourceError, poll
 from harness.records import CpuSample, GpuSample, LifecycleEvent, MetricSample, StepRow
@@ -33,18 +33,12 @@ def give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
 
 
-class Scraping(NamedTuple):
-    """The pages to read, and the function that draws the pause between two scrapes."""
-
-    urls: Sequence[str]
-    pause_s: Callable[[], float]
-
-
 class Collector:
     """Starts the sources on entry and stops them on exit. Rows go to shards in `rows_dir`.
 
-    Without `scraping` nothing is scraped. `logs_url` is None if the server has no exact logs.
-    `cpu` takes further processes at any time. The collector owns and closes `client`.
+    `metrics_urls` are scraped with pauses that `scrape_pause_s` draws, if given. `logs_url` is None
+    if the server has no exact logs.
+    `cpu` takes further processes at any time. The collector owns and closes `client` and `gpus`.
 
     `latest_scrape` and `names_seen` (names of all metrics ever seen) change in one thread only; the
     first is replaced as a whole, so other threads may read it.
@@ -55,9 +49,9 @@ class Collector:
         *,
         rows_dir: Path,
         client: httpx.Client,
-        scraping: Scraping | None,
+        metrics_urls: Sequence[str],
+        scrape_pause_s: Callable[[], float] | None,
         logs_url: str | None,
-        gpus: GpuSampler | None,
         clock_ns: Callable[[], int],
         notes: Notes,
     ) -> None:
@@ -73,10 +67,11 @@ class Collector:
             "cpu": Gathered(rows_dir, "cpu", CpuSample),
             "gpu": Gathered(rows_dir, "gpu", GpuSample),
         }
-        self._gpus = gpus
+        self.gpus = open_gpus(notes)
         self._clock_ns = clock_ns
         self._notes = notes
-        self._scraping = scraping
+        self._metrics_urls = metrics_urls
+        self._scrape_pause_s = scrape_pause_s
         self._client = client
         self._logs: list[LogFollower[Any]] = []
         if logs_url is not None:
@@ -89,13 +84,13 @@ class Collector:
 
     def __enter__(self) -> Self:
         self._start(self._sample_cpu, lambda: CPU_INTERVAL_S)
-        if self._gpus is not None:
+        if self.gpus is not None:
             self._start(self._sample_gpus, lambda: GPU_INTERVAL_S)
         if self._logs:
             self._try(*(log.skip_history for log in self._logs))
             self._start(self._follow, lambda: FOLLOW_INTERVAL_S)
-        if self._scraping is not None:
-            self._start(self._scrape, self._scraping.pause_s)
+        if self._scrape_pause_s is not None:
+            self._start(self._scrape, self._scrape_pause_s)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -103,13 +98,14 @@ class Collector:
         self._threads.shutdown()
         self._try(self._follow)  # rows since the last turn, if the server still answers
         self._client.close()
+        if self.gpus is not None:
+            self.gpus.close()
         for of_one_kind in self._gathered.values():
             of_one_kind.close()
         for thread in self._running:
             thread.result()
 
     def rows(self) -> RunRows:
-        """All rows so far, read back lazily."""
         return RunRows(**{kind: rows.all() for kind, rows in self._gathered.items()})
 
     def _start(self, tick: Callable[[], None], pause_s: Callable[[], float]) -> None:
@@ -129,9 +125,8 @@ class Collector:
             log.catch_up()
 
     def _scrape(self) -> None:
-        assert self._scraping is not None
-        urls = self._scraping.urls
-        self.latest_scrape = read_samples(self._client, urls, clock_ns=self._clock_ns)
+        urls, clock_ns = self._metrics_urls, self._clock_ns
+        self.latest_scrape = read_samples(self._client, urls, clock_ns=clock_ns)
         self.names_seen.update(sample.name for sample in self.latest_scrape)
         self._gathered["server_metrics"].add(self.latest_scrape)
 
@@ -139,5 +134,5 @@ class Collector:
         self._gathered["cpu"].add(self.cpu.sample(self._clock_ns()))
 
     def _sample_gpus(self) -> None:
-        assert self._gpus is not None
-        self._gathered["gpu"].add(self._gpus.sample(self._clock_ns()))
+        assert self.gpus is not None
+        self._gathered["gpu"].add(self.gpus.sample(self._clock_ns()))

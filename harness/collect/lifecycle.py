@@ -58,7 +58,6 @@ class LogFollower(Generic[Row]):
                 self._notes.warn(f"{self._url}: {dropped} rows fell out of the engine's log unread")
 
     def _pages(self) -> Iterator[tuple[list[Row], int]]:
-        """The rows of each page, with the number of those dropped before it."""
         is_more = True
         while is_more:
             try:

@@ -19,7 +19,6 @@ class CpuSampler:
         self._last: dict[str, tuple[int, float]] = {}
 
     def watch(self, name: str, pid: int) -> None:
-        """Begin to sample a process, if it exists."""
         try:
             self._processes[name] = psutil.Process(pid)
         except psutil.NoSuchProcess:
@@ -62,7 +61,6 @@ class GpuSampler:
         self.close = nvml.nvmlShutdown
 
     def sample(self, t_ns: int) -> list[GpuSample]:
-        """One reading of each GPU. Raises SourceError."""
         try:
             return [
                 GpuSample(

@@ -15,7 +15,6 @@ from harness.workload.target import MetricRole, MetricSource
 def read_samples(
     client: httpx.Client, urls: Sequence[str], *, clock_ns: Callable[[], int]
 ) -> list[MetricSample]:
-    """All samples of all pages. Raises SourceError if a page cannot be read."""
     samples: list[MetricSample] = []
     for url in urls:
         started_ns = clock_ns()

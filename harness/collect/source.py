@@ -70,7 +70,6 @@ def poll(
     stop: threading.Event,
     notes: Notes,
 ) -> None:
-    """Call `tick` with pauses between, until `stop`; a SourceError becomes a warning."""
     while not stop.is_set():
         try:
             tick()
@@ -144,7 +143,6 @@ class Gathered(Generic[Row]):
         self._file.close()
 
     def _write(self, data: bytes) -> str | None:
-        """Returns why it failed; None if written."""
         try:
             is_whole = self._file.write(data) == len(data)
         except OSError as error:

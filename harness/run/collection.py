@@ -68,7 +68,6 @@ def _workers_seen(shards: Path) -> set[str]:
 
 
 def _killed_run(shards: Sequence[Path]) -> Manifest | None:
-    """The manifest of the killed run, if the shards lie in its folder."""
     run = RunFolder(shards[0].resolve().parent)
     if len(shards) > 1 or shards[0].resolve() != run.shards:
         return None
@@ -111,7 +110,6 @@ def _tallies(
 
 
 def _ahead_ns(mark: ProcessMark, first: ProcessMark) -> int:
-    """What to add to a clock's stamps, from the first mark by it."""
     if mark.clock == first.clock:
         return 0
     later_s = (datetime.fromisoformat(mark.at) - datetime.fromisoformat(first.at)).total_seconds()
@@ -143,7 +141,6 @@ def _manifest_of_clients(first: ProcessMark) -> Manifest:
 
 
 def _note_load(manifest: Manifest, tallies: Sequence[LoadTally]) -> None:
-    """Note the load's window and processes. Raises ConfigError if no request was made."""
     manifest.load_processes = [process for tally in tallies for process in tally.processes()]
     started = [tally.first_sent_ns for tally in tallies if tally.first_sent_ns is not None]
     ended = [tally.last_ended_ns for tally in tallies if tally.last_ended_ns is not None]
@@ -162,7 +159,6 @@ def _note_load(manifest: Manifest, tallies: Sequence[LoadTally]) -> None:
 
 
 def _note_absent(manifest: Manifest, marks: Sequence[ProcessMark], seen: set[str]) -> None:
-    """Note workers that the master saw but whose rows are missing."""
     present = {mark.name for mark in marks if mark.name}
     manifest.absent_workers = sorted(seen - present)
     if present - seen:
@@ -174,7 +170,6 @@ def _note_absent(manifest: Manifest, marks: Sequence[ProcessMark], seen: set[str
 
 
 def _note_schedule(manifest: Manifest, folder: RunFolder, marks: Sequence[ProcessMark]) -> None:
-    """Note how many requests an open loop planned, and which were never sent."""
     began = [mark for mark in marks if mark.event == "began"]
     last = max(began, key=lambda mark: mark.at, default=None)
     if last is None or last.open_plan is None:

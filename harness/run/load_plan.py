@@ -38,7 +38,6 @@ MOST_NUMBERS: Final = 100_000
 
 
 def read_token_counts(path: Path, column: str | None) -> list[int]:
-    """All numbers of the file, in order. Raises ConfigError."""
     if column is None and path.suffix in (".csv", ".parquet"):
         raise ConfigError(f"{path}: name one of its columns with `column`")
     try:
@@ -150,7 +149,6 @@ def _has_queued(load: AbandonLoad) -> bool:
 
 
 def _slot_problem(workload: Workload, slots: int) -> str | None:
-    """Why the load cannot run, or shows nothing, on a server with so many batch slots."""
     users, is_closed = workload.run.users, isinstance(workload.arrivals, ClosedArrivals)
     match workload.load:
         case AbandonLoad() as load if is_closed and users <= slots and _has_queued(load):
@@ -234,7 +232,6 @@ def fit_to_trace(
 
 
 def check_trace(workload: Workload, folder: Path) -> None:
-    """Read the trace, so that a mistake in it shows before a start. Raises ConfigError."""
     if not isinstance(workload.arrivals, TraceArrivals):
         return
     assert isinstance(workload.load, AbandonLoad)
@@ -264,7 +261,6 @@ def check_trace(workload: Workload, folder: Path) -> None:
 def _replay(
     arrivals: TraceArrivals, load: AbandonLoad, context: int | None, folder: Path
 ) -> tuple[AbandonLoad, TraceArrivals]:
-    """The trace with its file found, and the load with prompts that fit the server's context."""
     shortest, longest = load.prompt_tokens
     if context is not None:
         room = context - max(load.answer_tokens, load.stay_tokens)
@@ -286,7 +282,6 @@ def _replay(
 
 
 def open_loop_notes(plan: LoadPlan) -> list[str]:
-    """The changes that a replay makes to its trace."""
     trace, load = plan.arrivals, plan.load
     if not isinstance(trace, TraceArrivals):
         return []
@@ -315,7 +310,6 @@ def _cut(what: str, longest: int, number: int, tokens: int, whole: int) -> str:
 
 
 def count_arrivals(plan: LoadPlan) -> int:
-    """The number of requests in the schedule; 0 in a closed loop."""
     return sum(1 for _ in plan.planned_arrivals())
 
 

@@ -48,7 +48,6 @@ def load_command(folder: RunFolder, processes: int) -> list[str]:
 
 
 def together(processes: int) -> list[str]:
-    """Locust's options for a master and its workers on this machine."""
     port = str(free_port())
     return [
         *("--processes", str(processes), "--enable-rebalancing"),
@@ -170,7 +169,6 @@ class LoadProcess:
             waited_s += LAST_ROWS_POLL_S
 
     def _end_workers(self, folder: RunFolder, session: int) -> None:
-        """Kill the workers that do not end in time; they count as dead."""
         for pid in self.let_workers_end(folder, session):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

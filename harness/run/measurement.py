@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Protocol
 
-from harness.collect.collector import Collector, Scraping
-from harness.collect.machine import open_gpus
+from harness.collect.collector import Collector
 from harness.collect.scrape import find_unseen, read_roles
 from harness.collect.source import News, jittered
 from harness.records import LifecycleEvent
@@ -90,7 +89,6 @@ class Measurement(RunState):
         return self.target.lifecycle and self.resolved.workload.collect.exact
 
     def rows(self) -> RunRows:
-        """The collector's rows. Notes metrics that the server never showed."""
         if self._collector is None:
             return RunRows()
         assert self._pages is not None
@@ -133,7 +131,6 @@ class Measurement(RunState):
         )
 
     def probe_phase(self, load: Load) -> "Measurement":
-        """A measurement of the same server; its rows go to a folder inside this run's."""
         resolved = self.resolved.probe_phase
         assert resolved is not None
         return Measurement(
@@ -157,8 +154,7 @@ class Measurement(RunState):
         settings = self.resolved.workload.run
         self.load.prepare(self.folder, processes=settings.processes, until_over=children)
         self._imports.start()
-        with ExitStack() as stack:
-            client = stack.enter_context(self.new_client(10.0))
+        with self.new_client(10.0) as client:
             server = self.server = self.server or find_server(self, client, children)
             facts = note_target(self, client, server)
             asker = Asker(
@@ -181,7 +177,7 @@ class Measurement(RunState):
                 note_clock(self, client, server)
             read_first(self, facts, pages)
             self.folder.write_manifest(self.manifest)
-            with self._collect(stack, server, facts.metrics_urls) as collector:
+            with self._collect(server, facts.metrics_urls) as collector:
                 for number in range(settings.loops):
                     is_last = number == settings.loops - 1
                     self._loop(
@@ -205,34 +201,31 @@ class Measurement(RunState):
             self.progress.phase(text)
         return plan.model_copy(update={"prompt_salt": salt})
 
-    def _collect(self, stack: ExitStack, server: Server, metrics_urls: list[str]) -> Collector:
-        gpus = open_gpus(self.notes)
-        if gpus is not None:
-            stack.callback(gpus.close)
-        self.manifest.hardware = find_hardware([] if gpus is None else gpus.names)
-        self._collector = Collector(
+    def _collect(self, server: Server, metrics_urls: list[str]) -> Collector:
+        collector = self._collector = Collector(
             rows_dir=self.folder.shards,
             client=self.new_client(5.0),
-            scraping=self._scraping(metrics_urls),
+            metrics_urls=metrics_urls,
+            scrape_pause_s=self._scrape_pause_s() if metrics_urls else None,
             logs_url=f"{server.url}/walkaway" if self._is_exact else None,
-            gpus=gpus,
             clock_ns=self.clock_ns,
             notes=self.notes,
         )
+        gpus = collector.gpus
+        self.manifest.hardware = find_hardware([] if gpus is None else gpus.names)
         is_local = server.engine is not None or self.manifest.clock.comparable
         if server.config is not None and is_local:
             for name in ("frontend", "worker"):
-                self._collector.cpu.watch(name, int(server.config[f"{name}_pid"]))
-        return self._collector
+                collector.cpu.watch(name, int(server.config[f"{name}_pid"]))
+        return collector
 
-    def _scraping(self, metrics_urls: list[str]) -> Scraping | None:
+    def _scrape_pause_s(self) -> Callable[[], float] | None:
         """Scrape times are jittered against the server's steps, and fixed by the run's seed."""
         interval_s = self.manifest.scrape_interval_s
-        if interval_s is None or not metrics_urls:
+        if interval_s is None:
             return None
         rng = random.Random(f"{self.manifest.seed}/scrapes")
-        shortest_s = self.target.min_scrape_interval_s
-        return Scraping(metrics_urls, jittered(interval_s, rng, shortest_s=shortest_s))
+        return jittered(interval_s, rng, shortest_s=self.target.min_scrape_interval_s)
 
     def _loop(
         self,
@@ -242,7 +235,6 @@ class Measurement(RunState):
         *,
         when_loaded: Callable[[], None] | None,
     ) -> None:
-        """One load, and the wait until the server has settled. `when_loaded`: only the last's."""
         with ExitStack() as until_settled:
             self._run_load(plan, until_settled)
             if when_loaded is not None:

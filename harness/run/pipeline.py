@@ -53,7 +53,6 @@ class ReportProcess:
             self._child.stop()
 
     def prepare(self) -> Child:
-        """Start the process; it waits for its command."""
         if self._child is None:
             command = python_module("dashboards", "-")
             self._child = Child("report", command, self._folder.log("report"), quit_s=0)
@@ -149,7 +148,6 @@ def why_not_saved(number: int, folder: RunFolder) -> str:
 
 
 def discard_if_empty(folder: RunFolder, manifest: Manifest) -> bool:
-    """Remove the folder of a run without a load: it was new or empty before."""
     if manifest.window.load_started_ns is not None:
         return False
     shutil.rmtree(folder.path)
@@ -186,7 +184,6 @@ def measure_all(
 def measure(
     run: Measurement, children: ExitStack, *, when_loaded: Callable[[], None] = lambda: None
 ) -> WalkawayError | None:
-    """Measure, and save all rows in any case. Returns a failure."""
     failure: WalkawayError | None = None
     try:
         run.take(children, when_loaded=when_loaded)
@@ -246,7 +243,6 @@ def conclude(
 
 
 def write_summary(folder: RunFolder) -> Summary:
-    """Compute `summary.json` from the saved rows. Raises ConfigError without them."""
     from harness.analysis.summary import summarise
 
     summary = summarise(folder.frames())

@@ -81,7 +81,6 @@ def find_server(run: RunState, client: httpx.Client, children: ExitStack) -> Ser
 
 
 def note_target(run: RunState, client: httpx.Client, server: Server) -> TargetFacts:
-    """Note which server it is, with the pages of its metrics, if any are known."""
     urls = run.resolved.metrics_urls
     if run.target.metrics and not urls:
         urls = [f"{server.url}/metrics"]
@@ -121,7 +120,6 @@ def _note_scraping(run: RunState, urls: Sequence[str]) -> None:
 
 
 def _field_of_page(client: httpx.Client, url: str, key: str) -> Any:
-    """A field of a JSON page; None if the page or the field is missing."""
     try:
         return client.get(url).json()[key]
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
@@ -129,7 +127,6 @@ def _field_of_page(client: httpx.Client, url: str, key: str) -> Any:
 
 
 def with_slots(run: RunState, facts: TargetFacts, server: Server, asker: Asker) -> Server:
-    """The server with its number of batch slots: published, or counted if the load needs it."""
     load = run.resolved.workload.load
     slots, how = published_slots(asker.client, server, run.target), "from its page /props"
     if slots is None:
@@ -198,7 +195,6 @@ def find_limit(ask: Callable[[int, int], Sequence[Span]]) -> int | None:
 
 
 def most_at_once(spans: Sequence[Span]) -> int:
-    """The largest number of spans that overlap at one moment."""
     starts, ends = sorted(first for first, _ in spans), sorted(last for _, last in spans)
     return max((i + 1 - bisect_right(ends, first) for i, first in enumerate(starts)), default=0)
 
@@ -208,7 +204,6 @@ class CalibrationError(Exception):
 
 
 def with_lengths(run: RunState, client: httpx.Client, plan: LoadPlan) -> LoadPlan:
-    """The plan, with prompt lengths in tokens of this server's tokenizer."""
     if run.target.bytes_are_tokens:
         return plan
     run.progress.phase("calibrating prompt lengths on the server's tokenizer")
@@ -224,7 +219,6 @@ def with_lengths(run: RunState, client: httpx.Client, plan: LoadPlan) -> LoadPla
 
 
 def calibrate(client: httpx.Client, plan: LoadPlan) -> PromptScale:
-    """Fit tokens to bytes from prompts of several sizes. Raises CalibrationError."""
     samples = [(size, _prompt_tokens(client, plan, size)) for size in _SIZES]
     scale = fit_scale(samples)
     if scale is None:
@@ -252,7 +246,6 @@ def _prompt_tokens(client: httpx.Client, plan: LoadPlan, size: int) -> int:
 
 
 def note_clock(run: RunState, client: httpx.Client, server: Server) -> None:
-    """Check whether the stamps of a server with an exact log can be compared with ours."""
     url = f"{server.url}/walkaway/clock"
     try:
         run.manifest.clock = check_clock(client, url, clock_ns=run.clock_ns)
@@ -261,7 +254,6 @@ def note_clock(run: RunState, client: httpx.Client, server: Server) -> None:
 
 
 def read_first(run: RunState, facts: TargetFacts, pages: IdlePages) -> None:
-    """Read the metrics pages before the load, and name the metrics that are missing."""
     if (samples := pages.samples()) is None:
         return
     metrics = run.target.metrics
@@ -279,7 +271,6 @@ def read_first(run: RunState, facts: TargetFacts, pages: IdlePages) -> None:
 
 
 def published_blocks(samples: Sequence[MetricSample], target: Target) -> int | None:
-    """The number of KV cache blocks, from a label of a metric."""
     source = target.blocks_from
     if source is None:
         return None

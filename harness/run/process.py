@@ -41,13 +41,11 @@ class Interruption:
         self._previous: list[object] = []
 
     def handle(self, _signum: int, _frame: FrameType | None) -> None:
-        """Note the first signal; raise KeyboardInterrupt at the second."""
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
 
     def check(self, where: str = "") -> None:
-        """Raise InterruptedRunError after a signal."""
         if self.requested:
             raise InterruptedRunError(f"interrupted{where}")
 
@@ -86,7 +84,6 @@ class Child:
         self.pid = self._process.pid
 
     def wait(self, timeout_s: float) -> int | None:
-        """The exit code, or None if it still runs after `timeout_s`."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -118,14 +115,12 @@ class Child:
         raise TargetError(f"the {self.name} was not ready in {limit}:\n{self.tail()}")
 
     def say(self, line: bytes) -> None:
-        """Write one line to its standard input, unless it has ended."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(line + b"\n")
             self._process.stdin.flush()
 
     def ask_to_quit(self) -> None:
-        """Close its standard input; do not wait for it."""
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
@@ -146,7 +141,6 @@ class Child:
         return self.log.read_text(errors="replace").splitlines()
 
     def tail(self) -> str:
-        """The last lines of its log, for an error message."""
         return "\n".join(f"  {self.name}: {line}" for line in self.lines()[-LOG_TAIL_LINES:])
 
     def __enter__(self) -> Self:
@@ -157,7 +151,6 @@ class Child:
 
 
 def find_ready_line(log: str) -> Mapping[str, Any] | None:
-    """The complete JSON line with `"event": "ready"`."""
     for line in log.splitlines(keepends=True):
         if line.startswith("{") and line.endswith("\n"):
             with suppress(ValueError):
@@ -179,6 +172,5 @@ def python_module(module: str, *arguments: str) -> list[str]:
 
 
 def become(command: list[str]) -> NoReturn:
-    """Replace this process by another program, which gives the exit code."""
     sys.stdout.flush()
     os.execv(command[0], command)

@@ -61,7 +61,6 @@ class Snapshot:
 
     @property
     def share_done(self) -> float:
-        """Share of the time or of the abandons, whichever is larger."""
         share = self.elapsed_s / self.limit_s
         if self.stop_after_abandons:
             share = max(share, self.outcomes.get("abandoned", 0) / self.stop_after_abandons)
@@ -172,7 +171,6 @@ def choose_progress(console: Console, *, is_quiet: bool) -> Progress:
 
 
 def describe(snapshot: Snapshot) -> str:
-    """One line: time, outcomes, gauges, latency, lag and the time left."""
     time = f"{snapshot.elapsed_s:.0f} s of at most {snapshot.limit_s:.0f} s"
     shown = [text for texts in _shown(snapshot).values() for text in texts]
     return " · ".join([time, *shown, _time_left(snapshot)])
@@ -189,7 +187,6 @@ def _panel(snapshot: Snapshot) -> Table:
 
 
 def _shown(snapshot: Snapshot) -> dict[str, list[str]]:
-    """The texts of each line of the panel."""
     always = (Outcome.ABANDONED, Outcome.COMPLETED)
     others = [o for o in Outcome if o not in always and snapshot.outcomes.get(o.value)]
     gauges = [role for role in ("running", "waiting") if role in snapshot.gauges]

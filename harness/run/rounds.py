@@ -5,7 +5,7 @@ interruption ends the rest; the runs so far are pooled.
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
 
 from harness.analysis.pool import ArmRound, all_requests, analyse_round, pool
@@ -23,7 +23,6 @@ from harness.run.run_config import ResolvedRun
 from harness.run.run_state import begin_manifest, choose_folder
 from harness.store.manifest import status_after
 from harness.store.run_folder import RunFolder
-from harness.workload.arms import ArmRun
 
 
 def execute_rounds(
@@ -39,18 +38,15 @@ def execute_rounds(
     folder.write_manifest(manifest)
     try:
         failures = list(_run_all(resolved, folder, progress, interruption))
-    except KeyboardInterrupt as error:
-        raise InterruptedRunError(f"interrupted; what was saved is in {folder.path}") from error
-    failure = _gravest(failures)
-    is_nothing_there = not any(folder.rounds.iterdir())
-    if isinstance(failure, ConfigError | TargetError) and is_nothing_there:
-        shutil.rmtree(folder.path)
-        raise failure
-    manifest.status = status_after(failure)
-    folder.write_manifest(manifest)
-    progress.phase("comparing the arms")
-    summary, drawn = write_pooled_summary(folder), None
-    try:
+        interrupted = [one for one in failures if isinstance(one, InterruptedRunError)]
+        failure = next(chain(interrupted, failures), None)
+        if failure is not None and not interrupted and not any(folder.rounds.iterdir()):
+            shutil.rmtree(folder.path)
+            raise failure
+        manifest.status = status_after(failure)
+        folder.write_manifest(manifest)
+        progress.phase("comparing the arms")
+        summary, drawn = write_pooled_summary(folder), None
         if summary is not None:
             progress.phase("drawing the report")
             drawn = draw_report(folder)
@@ -59,6 +55,29 @@ def execute_rounds(
     finally:
         progress.close()
     return FinishedRun(folder=folder, summary=summary, failure=failure, report=drawn)
+
+
+def _run_all(
+    resolved: ResolvedRun, folder: RunFolder, progress: Progress, interruption: Interruption
+) -> Iterator[WalkawayError]:
+    """Yields the failure of each run that failed, with the run's name."""
+    last = resolved.arm_runs[-1].round
+    for run in resolved.arm_runs:
+        if interruption.requested:
+            yield InterruptedRunError("interrupted")
+            return
+        which = f"round {run.round} of {last}, arm {run.arm}"
+        part = PrefixedProgress(progress, which)
+        failure: WalkawayError | None
+        try:
+            of_arm = resolved.for_arm(run, out=folder.rounds / run.folder_name)
+            done = execute(of_arm, progress=part, interruption=interruption, draws=False)
+            failure = done.failure
+        except (ConfigError, TargetError, InterruptedRunError) as error:
+            failure = error
+        if failure is not None:
+            part.phase(str(failure).partition("\n")[0])
+            yield type(failure)(f"{which}: {failure}")
 
 
 def write_pooled_summary(folder: RunFolder) -> ArmsSummary | None:
@@ -84,55 +103,16 @@ def complete_summary(folder: RunFolder) -> None:
     if folder.has_arms:
         is_judged = write_pooled_summary(folder) is not None
     else:
-        _check_saved(folder)
+        if folder.shards.is_dir() and not (folder.path / "requests.parquet").exists():
+            raise ConfigError(
+                f"{folder.path}: was killed before its rows were saved; make a run and a report of "
+                f"its shards: walkaway collect {folder.shards} --out NEW_FOLDER"
+            )
         is_judged = not folder.frames().requests.empty
         if is_judged:
             write_summary(folder)
     if not is_judged:
         raise ConfigError(f"{folder.path}: no request was made in this run: nothing to report")
-
-
-def _check_saved(folder: RunFolder) -> None:
-    if folder.shards.is_dir() and not (folder.path / "requests.parquet").exists():
-        raise ConfigError(
-            f"{folder.path}: was killed before its rows were saved; make a run and a report of its "
-            f"shards: walkaway collect {folder.shards} --out NEW_FOLDER"
-        )
-
-
-def _run_all(
-    resolved: ResolvedRun, folder: RunFolder, progress: Progress, interruption: Interruption
-) -> Iterator[WalkawayError]:
-    """Do the runs one by one; yields each failure, with the name of its run."""
-    last = resolved.arm_runs[-1].round
-    for run in resolved.arm_runs:
-        if interruption.requested:
-            yield InterruptedRunError("interrupted")
-            return
-        which = f"round {run.round} of {last}, arm {run.arm}"
-        failure = _run(resolved, run, folder, PrefixedProgress(progress, which), interruption)
-        if failure is not None:
-            progress.phase(f"{which}: {str(failure).partition(chr(10))[0]}")
-            yield type(failure)(f"{which}: {failure}")
-
-
-def _run(
-    resolved: ResolvedRun,
-    run: ArmRun,
-    folder: RunFolder,
-    progress: Progress,
-    interruption: Interruption,
-) -> WalkawayError | None:
-    try:
-        of_arm = resolved.for_arm(run, out=folder.rounds / run.folder_name)
-        return execute(of_arm, progress=progress, interruption=interruption, draws=False).failure
-    except (ConfigError, TargetError, InterruptedRunError) as error:
-        return error
-
-
-def _gravest(failures: Sequence[WalkawayError]) -> WalkawayError | None:
-    interrupted = (one for one in failures if isinstance(one, InterruptedRunError))
-    return next(chain(interrupted, failures), None)
 
 
 def _analysed(folder: RunFolder) -> Iterator[ArmRound]:

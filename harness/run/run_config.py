@@ -90,7 +90,6 @@ class ResolvedRun:
 
     @property
     def scrape_interval_s(self) -> float | None:
-        """Seconds between two scrapes; None without scraping."""
         if not self.config.has_scraping or not self.workload.collect.scrape:
             return None
         chosen = self.workload.collect.scrape_interval_s or self.target.scrape_interval_s
@@ -154,7 +153,6 @@ def _resolve(
 
 
 def _config_for(config: RunConfig, target: ArmTarget | None) -> RunConfig:
-    """The config with an arm's own server. Raises ConfigError."""
     if target is None:
         return config
     return replace(
@@ -171,7 +169,6 @@ def _config_for(config: RunConfig, target: ArmTarget | None) -> RunConfig:
 
 
 def make_load_plan(resolved: ResolvedRun, server: Server, *, rows_dir: Path) -> LoadPlan:
-    """Raises ConfigError for a load that this server cannot run."""
     workload, target = resolved.workload, resolved.target
     _check_context(workload, server)
     load = make_load(workload, target, server, resolved.folder)

@@ -2,11 +2,12 @@
 
 import shlex
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import httpx
 
@@ -16,6 +17,8 @@ from harness.records import num_slots
 from harness.run.process import Child, Interruption, find_ready_line, free_port, python_module
 from harness.workload.target import Target
 from harness.workload.workload import EngineSettings
+
+T = TypeVar("T")
 
 # Importing torch takes seconds, and many more from a cold disk.
 ENGINE_READY_S: Final = 120.0
@@ -50,7 +53,6 @@ class Server:
 
     @property
     def slots(self) -> int | None:
-        """None if unknown."""
         return num_slots(self.config, self.slots_found)
 
     def check_alive(self) -> None:
@@ -64,7 +66,6 @@ class Server:
 
 
 def choose_runner(settings: EngineSettings) -> str:
-    """`auto` is torch if it is installed. Raises ConfigError for torch that is not."""
     has_torch = find_spec("torch") is not None
     match settings.runner:
         case "auto":
@@ -78,7 +79,6 @@ def choose_runner(settings: EngineSettings) -> str:
 
 
 def engine_command(settings: EngineSettings, runner: str, *, model: str | None) -> list[str]:
-    """The command line of the bundled engine; it has its own defaults for missing settings."""
     command = python_module("reference_engine", "--host", "127.0.0.1", "--port", "0")
     command += ["--exit-with-stdin", "--runner", runner, "--device", settings.device]
     values = settings.model_dump(exclude={"runner", "device", "faults", "allow_faults"})
@@ -176,14 +176,53 @@ def _is_ready(client: httpx.Client, url: str) -> bool:
 def attach(
     url: str, target: Target, *, model: str | None, client: httpx.Client, engine: Child | None
 ) -> Server:
-    """Check that the server answers, and read its model and config. Raises TargetError and
-    ConfigError."""
-    config = _read_config(client, url, target) if target.lifecycle else None
-    if model is None:
-        model = str(config["model"]) if config is not None else _only_model(client, url)
-    elif config is None:
+    config: dict[str, Any] | None = None
+    if target.lifecycle:
+        config = _read(
+            client,
+            url,
+            "/walkaway/config",
+            dict,
+            f"{url} answers, but not like --engine {target.name}",
+            "name its kind with --engine, see `walkaway targets`",
+        )
+        model = model or str(config["model"])
+    elif model is None:
+        model = _only_model(client, url)
+    else:
         _get(client, f"{url}/v1/models")
     return Server(url=url, model=model, config=config, engine=engine)
+
+
+def _only_model(client: httpx.Client, url: str) -> str:
+    models = _read(
+        client,
+        url,
+        "/v1/models",
+        lambda content: [str(entry["id"]) for entry in content["data"]],
+        f"{url} does not list its models",
+        "name one with --model",
+    )
+    if len(models) != 1:
+        listed = ", ".join(models) or "none"
+        raise ConfigError(f"{url} has {len(models)} models ({listed}); name one with --model")
+    return models[0]
+
+
+def _read(
+    client: httpx.Client,
+    url: str,
+    page: str,
+    parse: Callable[[Any], T],
+    problem: str,
+    remedy: str,
+) -> T:
+    response = _get(client, f"{url}{page}")
+    try:
+        return parse(response.raise_for_status().json())
+    except (httpx.HTTPStatusError, ValueError, KeyError, TypeError) as error:
+        status = response.status_code
+        raise ConfigError(f"{problem} (GET {page}: status {status}); {remedy}") from error
 
 
 def _knock(url: str) -> None:
@@ -196,33 +235,6 @@ def _knock(url: str) -> None:
     except OSError as error:
         why = why_unreached(error, host, port)
         raise TargetError(f"the server at {url} is gone: {why}") from error
-
-
-def _read_config(client: httpx.Client, url: str, target: Target) -> dict[str, Any]:
-    response = _get(client, f"{url}/walkaway/config")
-    try:
-        config: dict[str, Any] = response.raise_for_status().json()
-    except (httpx.HTTPStatusError, ValueError) as error:
-        raise ConfigError(
-            f"{url} answers, but not like --engine {target.name} (GET /walkaway/config: status "
-            f"{response.status_code}); name its kind with --engine, see `walkaway targets`"
-        ) from error
-    return config
-
-
-def _only_model(client: httpx.Client, url: str) -> str:
-    response = _get(client, f"{url}/v1/models")
-    try:
-        models = [str(entry["id"]) for entry in response.raise_for_status().json()["data"]]
-    except (httpx.HTTPStatusError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{url} does not list its models (GET /v1/models: status {response.status_code}); "
-            f"name one with --model"
-        ) from error
-    if len(models) != 1:
-        listed = ", ".join(models) or "none"
-        raise ConfigError(f"{url} has {len(models)} models ({listed}); name one with --model")
-    return models[0]
 
 
 def _get(client: httpx.Client, url: str) -> httpx.Response:
@@ -244,7 +256,6 @@ def _get(client: httpx.Client, url: str) -> httpx.Response:
 
 
 def parse_command(text: str) -> list[str]:
-    """Split a command line like a shell. Raises ConfigError."""
     try:
         words = shlex.split(text)
     except ValueError as error:

@@ -38,7 +38,6 @@ LONGEST_PROBE_S: Final = 20.0
 
 
 def settle_seconds(target: Target, settings: SettleSettings, step_s: float | None) -> float:
-    """The workload's settle time, else the target's: seconds or steps, whichever is longer."""
     seconds = target.settle_s if settings.seconds is None else settings.seconds
     steps = target.settle_steps if settings.steps is None else settings.steps
     if steps is None or step_s is None:
@@ -47,7 +46,6 @@ def settle_seconds(target: Target, settings: SettleSettings, step_s: float | Non
 
 
 def leaves_in_silence(workload: Workload) -> bool:
-    """Do some users leave without closing their connection?"""
     load = workload.load
     return isinstance(load, AbandonLoad) and any(
         entry.way in _WITHOUT_A_WORD for entry in load.leavers
@@ -225,7 +223,6 @@ class Asker:
 
 
 def probe_service(asker: Asker, *, longest_s: float) -> Probing:
-    """A few short requests, up to the first failure."""
     probing = Probing(sent=0, healthy=read_health(asker.client, asker.url))
     longest_s = min(longest_s, LONGEST_PROBE_S)
     while probing.sent < PROBES and not probing.errors:
@@ -242,7 +239,6 @@ def probe_service(asker: Asker, *, longest_s: float) -> Probing:
 
 
 def read_health(client: httpx.Client, url: str) -> bool | None:
-    """The server's health page; None if it has none."""
     try:
         status = client.get(f"{url}/health").status_code
     except httpx.HTTPError:

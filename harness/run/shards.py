@@ -72,14 +72,12 @@ class LoadTally:
                 yield sample
 
     def processes(self) -> list[LoadProcess]:
-        """Call it once, after all rows and samples."""
         marks = self._moved(self._marks.read_new())
         ended = {(mark.host, mark.pid): mark.t_ns for mark in marks if mark.event == "ended"}
         began = (mark for mark in marks if mark.event == "began")
         return [self._process(mark, ended.get((mark.host, mark.pid))) for mark in began]
 
     def void_trials(self) -> list[VoidTrial]:
-        """Call it once."""
         return self._void.read_new()
 
     def _moved(self, rows: list[Row]) -> list[Row]:
@@ -121,7 +119,6 @@ def _later(row: Row, by_ns: int) -> Row:
 
 
 def find_hopeless(tally: LoadTally, processes: Sequence[LoadProcess]) -> TargetError | None:
-    """The error of a load in which no request was answered."""
     outcomes = tally.outcomes
     if processes and all(process.ended_ns is None for process in processes):
         return TargetError("every load process died; see load.log in the run's folder")
@@ -163,7 +160,6 @@ def note_unsent(manifest: Manifest, folder: RunFolder, plan: LoadPlan) -> str | 
 
 
 def find_unsent(plan: LoadPlan, manifest: Manifest, sent: "Sequence[Sent]") -> UnsentArrivals:
-    """Unsent arrivals of all loops; `plan` is the last loop's. Raises ConfigError."""
     found = UnsentArrivals()
     ends_ns = [reading.t_ns for reading in manifest.idle.loops]
     for number in range(plan.run.seed - manifest.seed + 1):

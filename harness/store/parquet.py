@@ -32,7 +32,6 @@ STEP_LISTS: Final = [
 
 
 def write_table(path: Path, record: type[msgspec.Struct], rows: Iterable[msgspec.Struct]) -> None:
-    """Write the rows, with at most `ROWS_AT_ONCE` of them in memory."""
     schema = schema_of(record)
     part = path.with_suffix(".part")
     some_left = iter(rows)
@@ -61,7 +60,6 @@ def read_frame(path: Path, *, without: Container[str] = ()) -> pd.DataFrame:
 
 
 def verified_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """All rows, with every value read and its checksum checked. Raises ConfigError."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as opened:
             for batch in opened.iter_batches(ROWS_AT_ONCE):
@@ -135,7 +133,6 @@ def _as_nullable(kind: pa.DataType) -> Any:
 
 
 def _columns(record: type[msgspec.Struct], rows: Sequence[Any]) -> list[list[Any]]:
-    """The rows' values, one list for each field of `schema_of(record)`."""
     plain = [field.name for field in schema_of(record) if field not in STEP_LISTS]
     columns = [[_plain(getattr(row, name)) for row in rows] for name in plain]
     if record is StepRow:

@@ -112,12 +112,10 @@ class RunFolder:
         return self.rounds.is_dir()
 
     def runs(self) -> list[Path]:
-        """The folders of all rounds and arms, in the order of rounds; none without arms."""
         found = self.rounds.iterdir() if self.has_arms else ()
         return sorted(found, key=lambda path: int(path.name.partition("-")[0]))
 
     def first_runs(self) -> "dict[str, RunFolder]":
-        """The first run of each arm; none without arms."""
         first: dict[str, RunFolder] = {}
         for path in self.runs():
             first.setdefault(path.name.partition("-")[2], RunFolder(path))
@@ -167,14 +165,12 @@ class RunFolder:
             )
 
     def write_rows(self, rows: RunRows) -> None:
-        """Write every parquet file, part by part."""
         from harness.store.parquet import write_table
 
         for name, record in RECORDS.items():
             write_table(self._table(name), record, getattr(rows, name))
 
     def remove_shards(self) -> None:
-        """Call this once their rows are saved."""
         for shard in self.shards.glob("*.ndjson*"):
             shard.unlink()
         if self.shards.is_dir() and not any(self.shards.iterdir()):
@@ -226,7 +222,6 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def open_run(path: Path) -> RunFolder:
-    """Raises ConfigError if `path` is not a run's folder."""
     if not (path / "manifest.json").is_file():
         raise ConfigError(f"{path}: is not a run's folder (it has no manifest.json)")
     return RunFolder(path)
@@ -251,7 +246,6 @@ def read_run(folder: RunFolder) -> tuple[dict[str, Any], Summary | ArmsSummary]:
 
 
 def as_summary(content: Any) -> Summary | ArmsSummary:
-    """The content of a `summary.json`. Raises msgspec.ValidationError."""
     if isinstance(content, dict) and "arms" in content:
         return msgspec.convert(content, ArmsSummary)
     if isinstance(content, dict) and isinstance(content.get("audit"), dict):
@@ -272,7 +266,6 @@ def _with_names_of_today(audit: dict[str, Any]) -> dict[str, Any]:
 
 
 def other_version(content: Any) -> str | None:
-    """The sentence on another schema version; None if it is ours."""
     found = content.get("schema_version") if isinstance(content, dict) else None
     if found == SCHEMA_VERSION:
         return None
