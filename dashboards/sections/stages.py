@@ -16,7 +16,7 @@ from dashboards.sections.section import Part, Picture, Table, section, why_not
 from dashboards.source import Run
 from harness.analysis.cancel import stages_reached
 from harness.analysis.figure import Sample, describe
-from harness.analysis.step_log import StepTimes
+from harness.analysis.timeline import StepTimes
 from harness.formatting import DASH, figure_of, quantity
 from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
 from harness.records import Metric

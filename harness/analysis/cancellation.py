@@ -23,8 +23,7 @@ import pandas as pd
 
 from harness.analysis.facts import Facts, is_among, run_facts
 from harness.analysis.open_requests import NEVER, RACE, reset_by_us_ns
-from harness.analysis.step_log import StepTimes
-from harness.analysis.timeline import timeline
+from harness.analysis.timeline import StepTimes, timeline
 from harness.analysis.tokens import tokens_read, without_tokens
 from harness.analysis.waste import waste_columns
 from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
@@ -69,26 +68,17 @@ def ends_of(left: pd.DataFrame, branches: pd.DataFrame) -> pd.DataFrame:
     finished, and the tokens of all branches (final_num_generated). Null until all of them have
     ended."""
     by_owner = branches.sort_values("removed_ns", kind="stable").groupby("owner")
-    answers = left["n"].to_numpy()
-    found = pd.DataFrame(
-        {
-            "removed_ns": by_owner["removed_ns"].max(),
-            "freed_ns": by_owner["freed_ns"].max(),
-            "finish_reason": by_owner["finish_reason"].last(),
-            "final_num_generated": by_owner["num_generated"].sum(),
-        }
+    found = by_owner.agg(
+        removed_ns=("removed_ns", "max"),
+        freed_ns=("freed_ns", "max"),
+        finish_reason=("finish_reason", "last"),
+        final_num_generated=("num_generated", "sum"),
     ).reindex(range(len(left)))
-    counted = {
-        "removed_ns": "removed_ns",
-        "freed_ns": "freed_ns",
-        "finish_reason": "num_generated",
-        "final_num_generated": "num_generated",
-    }
-    for column, evidence in counted.items():
-        number = by_owner[evidence].count().reindex(range(len(left)), fill_value=0)
-        found[column] = found[column].where(number.to_numpy() >= answers)
-    found["finish_reason"] = found["finish_reason"].astype(object)
-    return found.set_index(left.index)
+    ended = by_owner[["removed_ns", "freed_ns", "num_generated"]].count()
+    have_all = ended.reindex(found.index, fill_value=0).ge(left["n"].to_numpy(), axis="index")
+    for column in found:
+        found[column] = found[column].where(have_all.get(column, have_all["num_generated"]))
+    return found.astype({"finish_reason": object}).set_index(left.index)
 
 
 def _of(events: pd.DataFrame, event: str) -> pd.DataFrame:

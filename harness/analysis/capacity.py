@@ -9,7 +9,7 @@ from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable, Sample, reading, sampled
 from harness.analysis.scraped import readings_of, scrape_times_ns
 from harness.analysis.stats import Floats
-from harness.analysis.step_log import num_sampled
+from harness.analysis.timeline import num_sampled
 from harness.analysis.tokens import tokens_read
 from harness.store.frames import RunFrames
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -190,17 +189,11 @@ def load_window(
 
 def _observed_until(frames: RunFrames, load_ended_ns: int) -> int:
     """The end of the settle time; for a server that died before, its last sign of life."""
-    manifest = frames.manifest
-    settled = (manifest.get("window") or {}).get("settled_ns")
-    if settled is not None and manifest.get("status") != "target_failed":
+    settled = (frames.manifest.get("window") or {}).get("settled_ns")
+    if settled is not None and frames.manifest.get("status") != "target_failed":
         return int(settled)
-    last = [_latest(frames.lifecycle, "t_ns"), _latest(frames.steps, "ended_ns")]
-    heard = [t for t in last if t is not None]
-    return max(heard) if heard else load_ended_ns
-
-
-def _latest(frame: pd.DataFrame, column: str) -> int | None:
-    return None if frame.empty else int(np.max(frame[column].to_numpy()))
+    seen = pd.concat([frames.lifecycle["t_ns"], frames.steps["ended_ns"]])
+    return load_ended_ns if seen.empty else int(seen.max())
 
 
 def _not_there_yet(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:

@@ -93,7 +93,10 @@ def describe(sample: Sample, *, unit: str, method: str, bound: str = "point") ->
         metric.lower_bounds["max"] = last
     else:
         metric.mean, metric.max = float(np.mean(sample.values)), last
-        metric.mean_ci95 = _mean_interval(sample)
+        if sample.clusters is not None:
+            metric.mean_ci95 = clustered_mean_ci95(sample.values, sample.clusters)
+        elif not sample.is_series:
+            metric.mean_ci95 = mean_ci95(sample.values)
     if sample.clusters is None and not sample.is_series:
         metric.p50_ci95 = quantile_ci95(curve, 0.50)
         metric.p99_ci95 = quantile_ci95(curve, 0.99)
@@ -103,14 +106,6 @@ def describe(sample: Sample, *, unit: str, method: str, bound: str = "point") ->
             if curve.n < (fewest := fewest_for_quantile(QUANTILES[name]))
         }
     return metric
-
-
-def _mean_interval(sample: Sample) -> tuple[float, float] | None:
-    if sample.is_series:
-        return None
-    if sample.clusters is not None:
-        return clustered_mean_ci95(sample.values, sample.clusters)
-    return mean_ci95(sample.values)
 
 
 def sampled(

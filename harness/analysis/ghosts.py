@@ -19,9 +19,9 @@ import pandas as pd
 
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, NotMeasurable, rate
-from harness.analysis.open_requests import LEFT, RACE, is_unopened, open_requests
+from harness.analysis.open_requests import LEFT, RACE, is_unopened
 from harness.analysis.scraped import typical_step_s
-from harness.analysis.stats import Floats, rate_upper95
+from harness.analysis.stats import rate_upper95
 from harness.analysis.tokens import tokens_read, without_tokens
 from harness.records import Metric
 from harness.store.frames import RunFrames
@@ -51,14 +51,16 @@ def ghosts_by_gauge(frames: RunFrames, facts: Facts) -> Ghosts | NotMeasurable:
     The gauge counts a lost slot like a ghost. If the server is known to compute nothing any more,
     all of them are lost slots; else they may be.
     """
-    n = open_requests(frames.requests).n_left
-    there = _still_there(facts)
+    left, there = _left(frames, facts), _still_there(facts)
+    n = len(left)
     if there is None:
         return NotMeasurable(f"{facts.engine}'s running requests were not read when it was idle")
     is_at_rest, there = facts.still_computing is False, int(np.clip(there, 0, n))
     lost = there if is_at_rest else None
-    lasting = _lasting(frames, facts)
-    if there == (lost or 0) and lasting is not None and 2 * lasting < n:
+    # A ghost that would still run after the settle time needs so much left to generate.
+    lasting = int((left["time_left_s"] >= 2 * facts.settle_s).sum())
+    is_known = left["time_left_s"].notna().all() and np.isfinite(facts.settle_s)
+    if there == (lost or 0) and is_known and 2 * lasting < n:
         return NotMeasurable(
             f"no ghost was there after the settle time, but only {lasting} of {n} requests left "
             f"had twice that time ({facts.settle_s:g} s) left to run: a ghost among the others "
@@ -80,23 +82,54 @@ def ghosts_by_counter(frames: RunFrames, facts: Facts) -> Ghosts | NotMeasurable
     A client that left before it had read anything may be gone before the server saw the request,
     and one with the end on the way may have had it first: it is not known whether these are ghosts.
     """
-    held, aborted = open_requests(frames.requests), facts.idle_change("aborted")
+    left, aborted = _left(frames, facts), facts.idle_change("aborted")
     if aborted is None or facts.trust.get("aborted") != "exact":
         return NotMeasurable(f"{facts.engine} has no counter of aborts that can be believed")
     if facts.idle_later.get("aborted", facts.idle_after["aborted"]) != facts.idle_after["aborted"]:
         return NotMeasurable(f"{facts.metric_names['aborted']} still moved after the settle time")
-    n, missing = held.n_left, round(held.n_left - aborted)
-    unseen, ended = _unsure(frames), _may_have_ended(frames, facts)
-    there = _still_there(facts)
+    n, missing, there = len(left), round(len(left) - aborted), _still_there(facts)
+    unsure = int(left["is_unsure"].sum())
     is_unlikely = missing < 0 or (there is None and not aborted)
-    if there is not None and ended is not None:
-        is_unlikely |= missing > max(0, there) + unseen + ended
+    if there is not None and left["time_left_s"].notna().all():
+        may_have_ended = int((left["time_left_s"] < left["watched_s"]).sum())
+        is_unlikely |= missing > max(0, there) + unsure + may_have_ended
     if is_unlikely:
         return NotMeasurable(
             f"{facts.metric_names['aborted']} moved by {aborted:g} for {n} requests left, which "
             "no other reading explains: it does not count all of them, or others too"
         )
-    return Ghosts(n=n, low=max(0, missing - unseen), high=missing)
+    return Ghosts(n=n, low=max(0, missing - unsure), high=missing)
+
+
+def _left(frames: RunFrames, facts: Facts) -> pd.DataFrame:
+    """The requests that their clients left, one row for each answer that they asked for.
+
+    `time_left_s`: how long it would have gone on at the pace of a typical step (NaN if no step was
+    seen); `watched_s`: for how long the server was observed since; `is_unsure`: left without any
+    answer, or with the end on its way.
+    """
+    read = pd.Series(tokens_read(frames.requests), index=frames.requests.index)
+    rows = without_tokens(frames.requests)
+    to_come = rows["max_tokens"] - read / rows["n"]
+    since_ns = rows["abandoned_ns"].fillna(rows["ended_ns"]).astype("int64")
+    is_race = (to_come <= _ON_THE_WAY) | (rows["plan"] == RACE)
+    step_s = typical_step_s(frames)
+    found = pd.DataFrame(
+        {
+            "time_left_s": to_come * (np.nan if step_s is None else step_s),
+            "watched_s": (facts.observed_until_ns - since_ns) / 1e9,
+            "is_unsure": rows["first_token_ns"].isna() | is_race,
+        }
+    )
+    is_left = rows["outcome"].isin(LEFT) & ~is_unopened(rows)
+    return found[is_left].loc[found.index[is_left].repeat(rows.loc[is_left, "n"])]
+
+
+def _still_there(facts: Facts) -> int | None:
+    running, waiting = (facts.idle_change(role) for role in ("running", "waiting"))
+    if running is None or facts.trust.get("running") == "stuck":
+        return None
+    return round(running + (waiting or 0.0))
 
 
 def ghost_rate(found: Sequence[Ghosts], method: str) -> Metric:
@@ -114,11 +147,6 @@ def ghost_rate(found: Sequence[Ghosts], method: str) -> Metric:
     if is_bounded and not low:
         figure.mean, figure.bound = None, "upper"
         figure.upper95 = rate_upper95(sum(highs), n)
-    _add_what_is_there(figure, found)
-    return figure
-
-
-def _add_what_is_there(figure: Metric, found: Sequence[Ghosts]) -> None:
     going_on = [one.still_generating for one in found if one.still_generating is not None]
     if going_on:
         figure.others["still_generating"] = sum(going_on)
@@ -126,62 +154,14 @@ def _add_what_is_there(figure: Metric, found: Sequence[Ghosts]) -> None:
         figure.of = "ghosts or lost slots"
     elif lost := sum(one.lost_slots or 0 for one in found):
         figure.others["lost_slots"] = float(lost)
+    return figure
 
 
 def best_first(figures: dict[str, Figure]) -> dict[str, Figure]:
     """Figures with a mean before those with only an upper limit."""
-    return dict(sorted(figures.items(), key=lambda pair: _has_no_mean(pair[1])))
 
+    def has_no_mean(name: str) -> bool:
+        figure = figures[name]
+        return isinstance(figure, Metric) and figure.mean is None
 
-def _has_no_mean(figure: Figure) -> bool:
-    return isinstance(figure, Metric) and figure.mean is None
-
-
-def _still_there(facts: Facts) -> int | None:
-    running, waiting = (facts.idle_change(role) for role in ("running", "waiting"))
-    if running is None or facts.trust.get("running") == "stuck":
-        return None
-    return round(running + (waiting or 0.0))
-
-
-def _left(frames: RunFrames) -> pd.DataFrame:
-    """The requests left, one row for each answer that they asked for."""
-    read = pd.Series(tokens_read(frames.requests), index=frames.requests.index)
-    rows = without_tokens(frames.requests).assign(read=read / frames.requests["n"])
-    rows = rows[rows["outcome"].isin(LEFT) & ~is_unopened(rows)]
-    return rows.loc[rows.index.repeat(rows["n"])]
-
-
-def _time_left_s(left: pd.DataFrame, frames: RunFrames) -> Floats | None:
-    """How long each would have gone on at the pace of a typical step; None if no step was seen."""
-    step_s = typical_step_s(frames)
-    if step_s is None:
-        return None
-    return (left["max_tokens"] - left["read"]).to_numpy(dtype=float) * step_s
-
-
-def _lasting(frames: RunFrames, facts: Facts) -> int | None:
-    """How many had so much left that a ghost among them would still run after the settle time."""
-    time_left_s = _time_left_s(_left(frames), frames)
-    if time_left_s is None or not np.isfinite(facts.settle_s):
-        return None
-    return int((time_left_s >= 2 * facts.settle_s).sum())
-
-
-def _may_have_ended(frames: RunFrames, facts: Facts) -> int | None:
-    """How many may have come to a natural end within the settle time."""
-    left = _left(frames)
-    time_left_s = _time_left_s(left, frames)
-    if time_left_s is None:
-        return None
-    since_ns = left["abandoned_ns"].fillna(left["ended_ns"]).to_numpy(dtype=np.int64)
-    watched_s = (facts.observed_until_ns - since_ns) / 1e9
-    return int((time_left_s < watched_s).sum())
-
-
-def _unsure(frames: RunFrames) -> int:
-    """How many were left without any answer, or with the end on its way."""
-    left = _left(frames)
-    is_race = left["max_tokens"] - left["read"] <= _ON_THE_WAY
-    is_race |= left["plan"] == RACE
-    return int((left["first_token_ns"].isna() | is_race).sum())
+    return {name: figures[name] for name in sorted(figures, key=has_no_mean)}

@@ -24,7 +24,7 @@ from harness.analysis.figure import (
     sampled,
 )
 from harness.analysis.stats import Bools
-from harness.analysis.step_log import computed_tokens
+from harness.analysis.timeline import computed_tokens
 from harness.analysis.tokens import token_gaps, tokens_read, without_tokens
 from harness.records import Metric, Outcome, Remark, Role
 from harness.store.frames import RunFrames

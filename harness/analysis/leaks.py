@@ -17,8 +17,7 @@ from harness.analysis.facts import Facts, is_among
 from harness.analysis.figure import Figure, Figures, NotMeasurable, reading
 from harness.analysis.open_requests import num_abandoned, open_requests
 from harness.analysis.stats import Floats, theil_sen
-from harness.analysis.step_log import computed_tokens, shared_blocks
-from harness.analysis.timeline import timeline
+from harness.analysis.timeline import computed_tokens, shared_blocks, timeline
 from harness.records import Metric
 from harness.store.frames import RunFrames
 

@@ -204,17 +204,13 @@ def _per_round(
 ) -> dict[str, Values]:
     """The value of each figure in each round, None for a round without it; figures that no round
     has are left out."""
-    numbers = range(1, num_rounds + 1)
     found: dict[str, Values] = {}
     for name in METRICS:
-        metrics = [rounds.get(number, {}).get(name) for number in numbers]
-        values = {
-            key: [_comparable(one, pooled.get(name), key) for one in metrics]
-            for key in FIGURES_PER_ROUND
-        }
-        known = {key: those for key, those in values.items() if any(v is not None for v in those)}
-        if known:
-            found[name] = known
+        metrics = [rounds.get(n + 1, {}).get(name) for n in range(num_rounds)]
+        for key in FIGURES_PER_ROUND:
+            values = [_comparable(one, pooled.get(name), key) for one in metrics]
+            if any(value is not None for value in values):
+                found.setdefault(name, {})[key] = values
     return found
 
 
@@ -272,15 +268,12 @@ def _shifts(
         )
         for name in names
     }
-    found = {
-        name: shifts_between(samples[name], samples[reference])
-        for name in names
-        if name != reference
-    }
-    return {
-        metric: {name: shifts[metric] for name, shifts in found.items() if metric in shifts}
-        for metric in samples[reference]
-    }
+    found: dict[str, dict[str, Shift]] = {metric: {} for metric in samples[reference]}
+    for name in names:
+        if name != reference:
+            for metric, shift in shifts_between(samples[name], samples[reference]).items():
+                found[metric][name] = shift
+    return found
 
 
 def _value(

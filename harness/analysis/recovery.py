@@ -29,8 +29,7 @@ from harness.analysis.figure import (
     sampled,
 )
 from harness.analysis.stats import Ints
-from harness.analysis.step_log import StepTimes
-from harness.analysis.timeline import timeline
+from harness.analysis.timeline import StepTimes, timeline
 from harness.analysis.tokens import without_tokens
 from harness.metrics import SLOT_RECOVERY
 from harness.records import Remark, Role

@@ -1,16 +1,21 @@
-"""The lifecycle log as one frame: when each branch was in the batch.
+"""The server's logs as frames: the lives of its requests, its clock, and the requests of each step.
 
 A branch is one of the answers that a request asked for. It enters the batch when it is admitted, is
 put back into the queue by a preemption, and enters again when it is resumed: each stay is a life of
 its own. The blocks of its last life are given back when it is removed, or a little later.
+
+A step's tokens exist when the step has ended, so a token was sampled after t0 exactly if its step
+ended after t0.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 import pandas as pd
 
+from harness.analysis.stats import Bools, Ints
 from harness.store.frames import RunFrames
 
 _ENTERS: Final = ("admitted", "resumed")
@@ -55,3 +60,89 @@ def timeline(frames: RunFrames) -> pd.DataFrame:
         .reset_index("life")
         .reset_index(drop=True)
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """When each step started and ended, nanoseconds, both ascending."""
+
+    started_ns: Ints
+    ended_ns: Ints
+
+    @classmethod
+    def of(cls, steps: pd.DataFrame) -> Self:
+        return cls(
+            started_ns=np.sort(steps["started_ns"].to_numpy(dtype=np.int64)),
+            ended_ns=np.sort(steps["ended_ns"].to_numpy(dtype=np.int64)),
+        )
+
+    @property
+    def n(self) -> int:
+        return len(self.ended_ns)
+
+    def boundaries_passed(self, since_ns: Ints, until_ns: Ints) -> Ints:
+        """The number of steps that ended in (since, until]."""
+        passed = np.searchsorted(self.ended_ns, until_ns, side="right")
+        return passed - np.searchsorted(self.ended_ns, since_ns, side="right")
+
+    def has_whole_step(self, since_ns: Ints, until_ns: Ints) -> Bools:
+        """Whether a step both started after `since` and ended before `until`."""
+        if not self.n:
+            return np.zeros(len(since_ns), dtype=bool)
+        following = np.searchsorted(self.started_ns, since_ns, side="right")
+        ended = self.ended_ns[np.minimum(following, self.n - 1)]
+        return (following < self.n) & (ended < until_ns)
+
+    def next_schedule(self, t_ns: Ints) -> Ints:
+        """Index of the step whose schedule an event at t belongs to or comes before.
+
+        Events at a boundary are stamped between the start of the coming step and its end, a natural
+        end after the end of its own step: both belong to the first step that ends later. Equals `n`
+        if no step followed.
+        """
+        return np.searchsorted(self.ended_ns, t_ns, side="right")
+
+
+def num_sampled(steps: pd.DataFrame) -> int:
+    return int(_flat(steps["sampled_tokens"], np.int64).sum())
+
+
+def computed_tokens(steps: pd.DataFrame, server_ids: pd.Index) -> pd.DataFrame:
+    """One row for each step and each of these requests that it computed tokens for, in step order.
+
+    Columns: `request` (position in `server_ids`), `started_ns`, `ended_ns`, `scheduled`, `sampled`
+    and `share` = scheduled tokens of the request / scheduled tokens of the step.
+    """
+    ordered = steps.sort_values("started_ns", kind="stable")
+    lengths = ordered["request_ids"].map(len).to_numpy(dtype=np.int64)
+    scheduled = _flat(ordered["scheduled_tokens"], np.int64)
+    step = np.repeat(np.arange(len(ordered)), lengths)
+    totals = np.bincount(step, weights=scheduled, minlength=len(ordered))
+    # As plain objects: turning millions of ids into pandas strings costs more than the look-up.
+    ids = pd.Index(_flat(ordered["request_ids"], object), dtype=object)
+    request = server_ids.astype(object).get_indexer(ids)
+    kept = request >= 0
+    step, request, scheduled = step[kept], request[kept], scheduled[kept]
+    return pd.DataFrame(
+        {
+            "request": request,
+            "started_ns": ordered["started_ns"].to_numpy(dtype=np.int64)[step],
+            "ended_ns": ordered["ended_ns"].to_numpy(dtype=np.int64)[step],
+            "scheduled": scheduled,
+            "sampled": _flat(ordered["sampled_tokens"], np.int64)[kept],
+            "share": scheduled / totals[step],
+        }
+    )
+
+
+def shared_blocks(num_blocks: Ints, first_tokens: Ints, block_size: int) -> Ints:
+    """Blocks of a cached prefix that a request got on admission: those in its block table then,
+    beyond the need of its first step's tokens."""
+    return np.maximum(0, num_blocks - np.ceil(first_tokens / block_size).astype(np.int64))
+
+
+def _flat(lists: pd.Series, dtype: type) -> np.ndarray:
+    arrays = lists.to_list()
+    if not arrays:
+        return np.empty(0, dtype=dtype)
+    return np.concatenate(arrays).astype(dtype, copy=False)

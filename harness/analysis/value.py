@@ -15,7 +15,7 @@ from harness.analysis.cancellation import cancellations
 from harness.analysis.capacity import steps_in_window
 from harness.analysis.compare import compare_rounds
 from harness.analysis.facts import run_facts
-from harness.analysis.step_log import num_sampled
+from harness.analysis.timeline import num_sampled
 from harness.analysis.tokens import tokens_read
 from harness.metrics import CANCEL_LATENCY
 from harness.records import Metric, Outcome, Stage, Value, ValueRow

@@ -14,8 +14,7 @@ import pandas as pd
 
 from harness.analysis.facts import Facts, is_among
 from harness.analysis.stats import Floats, Ints
-from harness.analysis.step_log import computed_tokens, shared_blocks
-from harness.analysis.timeline import timeline
+from harness.analysis.timeline import computed_tokens, shared_blocks, timeline
 from harness.store.frames import RunFrames
 
 _SINCE_T0: Final = ("wasted_after_close_tokens", "slot_seconds", "block_seconds", "gpu_seconds")
