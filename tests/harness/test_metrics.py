@@ -1,17 +1,11 @@
 """The table of metrics: complete, consistent with itself, and with what the analysis makes."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from harness.metrics import METRICS, headlines, spoken
 from tests.harness.analysis.test_summary import small_run
 from tests.harness.told import summary_of
-
-if TYPE_CHECKING:
-    from tests.harness.analysis.test_summary import MakeRun
+from tests.made_up.run import RunBuilder
 
 
 def test_ranks_are_a_full_order_of_the_headlines() -> None:
@@ -25,8 +19,8 @@ def test_metrics_refer_only_to_metrics() -> None:
         assert named <= METRICS.keys() - ({one.name} if one.part_of else set())
 
 
-def test_the_analysis_gives_every_metric_the_unit_of_the_table(make_run: MakeRun) -> None:
-    metrics = summary_of(small_run(make_run()).frames())["metrics"]
+def test_the_analysis_gives_every_metric_the_unit_of_the_table(run: RunBuilder) -> None:
+    metrics = summary_of(small_run(run).frames())["metrics"]
     assert {name: one["unit"] for name, one in metrics.items()} == {
         name: METRICS[name].unit for name in metrics
     }

@@ -1,8 +1,6 @@
 """Runs of a few steps of 10 ms, and what is found of those who left them."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -10,9 +8,7 @@ from harness.analysis.cancel import cancel_figures
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures
-
-if TYPE_CHECKING:
-    from tests.made_up.run import RunBuilder
+from tests.made_up.run import RunBuilder
 
 
 def only_row(run: RunBuilder) -> pd.Series[Any]:

@@ -1,10 +1,5 @@
 """After the load, seen from outside: ghosts, lost slots, leaks, and a server that is wedged."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 import pytest
 
 from harness.analysis.black_box import Methods, figures_from_outside, seen_from_outside
@@ -13,24 +8,19 @@ from harness.analysis.figure import NotMeasurable
 from harness.analysis.leaks import growth_figures
 from harness.analysis.littles_law import unread_tokens
 from harness.records import Outcome
+from harness.store.frames import RunFrames
 from harness.store.manifest import IdleReading, Probing
 from tests.harness.told import metric, summary_of
 from tests.made_up.rows import at
+from tests.made_up.run import RunBuilder
 from tests.made_up.servers import lonely
-
-if TYPE_CHECKING:
-    from harness.store.frames import RunFrames
-    from tests.made_up.run import RunBuilder
-
-    MakeRun = Callable[[], RunBuilder]
 
 
 def outside(*runs: RunFrames) -> dict[str, Methods]:
     return figures_from_outside([seen_from_outside(frames, run_facts(frames)) for frames in runs])
 
 
-def test_unread_tokens_are_counted_by_blocks(make_run: MakeRun) -> None:
-    run = make_run()
+def test_unread_tokens_are_counted_by_blocks(run: RunBuilder) -> None:
     lonely(run)
     frames = run.frames()
     found = unread_tokens(frames, run_facts(frames))
@@ -38,8 +28,7 @@ def test_unread_tokens_are_counted_by_blocks(make_run: MakeRun) -> None:
     assert found.mean == 4.0
 
 
-def test_ghosts_are_those_who_are_still_there(make_run: MakeRun) -> None:
-    run = make_run()
+def test_ghosts_are_those_who_are_still_there(run: RunBuilder) -> None:
     lonely(run)
     run.manifest.idle.after |= {"running": 1.0}
     run.manifest.idle.later = {"running": 1.0, "waiting": 0.0, "generated_tokens": 31.0}
@@ -52,8 +41,7 @@ def test_ghosts_are_those_who_are_still_there(make_run: MakeRun) -> None:
     assert any("ghosts: 25 more tokens were counted" in text for text in texts)
 
 
-def test_a_lost_slot_is_no_ghost(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_lost_slot_is_no_ghost(run: RunBuilder) -> None:
     lonely(run)
     run.manifest.idle.after |= {"running": 1.0}
     run.manifest.idle.later = {"running": 1.0, "waiting": 0.0, "generated_tokens": 6.0}
@@ -65,8 +53,7 @@ def test_a_lost_slot_is_no_ghost(make_run: MakeRun) -> None:
     assert summary["metrics"]["leaked_slots"]["mean"] == 1.0
 
 
-def test_a_counter_that_rests_until_a_release_proves_no_loss(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_counter_that_rests_until_a_release_proves_no_loss(run: RunBuilder) -> None:
     lonely(run)
     run.metrics(running="exact", waiting="exact", generated_tokens="exact_when_idle")
     run.manifest.idle.after |= {"running": 1.0}
@@ -78,8 +65,7 @@ def test_a_counter_that_rests_until_a_release_proves_no_loss(make_run: MakeRun) 
     assert summary["metrics"]["wasted_tokens"]["mean_ci95"] is None
 
 
-def test_calls_to_decode_tell_whether_anything_is_computed(make_run: MakeRun) -> None:
-    run = make_run()
+def test_calls_to_decode_tell_whether_anything_is_computed(run: RunBuilder) -> None:
     lonely(run)
     run.metrics(running="exact", generated_tokens="exact_when_idle", decode_calls="exact")
     run.manifest.idle.after |= {"running": 1.0, "decode_calls": 10.0}
@@ -102,23 +88,20 @@ def loops(run: RunBuilder, free: list[float]) -> None:
         run.manifest.idle.loops.append(reading)
 
 
-def test_a_leak_is_a_slope_and_one_odd_reading_does_not_move_it(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_leak_is_a_slope_and_one_odd_reading_does_not_move_it(run: RunBuilder) -> None:
     loops(run, [94.0, 88.0, 60.0, 76.0, 70.0, 64.0])
     found = metric(growth_figures(f := run.frames(), run_facts(f))["leaked_blocks_per_abandon"])
     assert found.mean == pytest.approx(2.0)
 
 
-def test_what_only_varies_does_not_leak(make_run: MakeRun) -> None:
-    run = make_run()
+def test_what_only_varies_does_not_leak(run: RunBuilder) -> None:
     loops(run, [99.0, 100.0, 99.0, 100.0, 100.0])
     limits = metric(growth_figures(f := run.frames(), run_facts(f))["leaked_blocks_per_abandon"])
     assert limits.mean_ci95 is not None
     assert limits.mean_ci95[0] <= 0.0 <= limits.mean_ci95[1]
 
 
-def test_too_few_loops_are_said_to_be(make_run: MakeRun) -> None:
-    run = make_run()
+def test_too_few_loops_are_said_to_be(run: RunBuilder) -> None:
     loops(run, [94.0, 88.0])
     found = growth_figures(f := run.frames(), run_facts(f))["leaked_blocks_per_abandon"]
     assert isinstance(found, NotMeasurable)
@@ -135,9 +118,8 @@ def test_too_few_loops_are_said_to_be(make_run: MakeRun) -> None:
     ],
 )
 def test_wedged_is_healthy_without_answers(
-    make_run: MakeRun, healthy: bool | None, errors: list[str], wedged: bool | None
+    run: RunBuilder, healthy: bool | None, errors: list[str], wedged: bool | None
 ) -> None:
-    run = make_run()
     lonely(run)
     run.manifest.probing = Probing(sent=1, healthy=healthy, errors=errors, is_silent=bool(errors))
     summary = summary_of(run.frames())
@@ -146,8 +128,7 @@ def test_wedged_is_healthy_without_answers(
     assert any("were not answered" in text for text in warned) is bool(errors)
 
 
-def test_a_wrong_answer_is_an_answer(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_wrong_answer_is_an_answer(run: RunBuilder) -> None:
     lonely(run)
     run.manifest.probing = Probing(sent=2, healthy=True, errors=["status 429"])
     summary = summary_of(run.frames())
@@ -159,8 +140,7 @@ def test_a_wrong_answer_is_an_answer(make_run: MakeRun) -> None:
     ) in texts
 
 
-def test_who_was_cut_off_makes_no_figure_of_cancellation(make_run: MakeRun) -> None:
-    run = make_run()
+def test_who_was_cut_off_makes_no_figure_of_cancellation(run: RunBuilder) -> None:
     lonely(run)
     for row in run.requests:
         row.outcome, row.abandoned_ns = Outcome.CUT_OFF, None

@@ -1,10 +1,5 @@
 """Cancellations and waste of runs of a few steps of 10 ms, every number worked out by hand."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 import pytest
 
 from harness.analysis.cancel import latency_by, waste_by_abandon_point
@@ -15,15 +10,10 @@ from harness.records import Role
 from tests.harness.analysis.few_steps import figures_of, four_steps, leave_in_decode, only_row
 from tests.harness.told import metric, ms
 from tests.made_up.rows import at
-
-if TYPE_CHECKING:
-    from tests.made_up.run import RunBuilder
-
-    MakeRun = Callable[[], RunBuilder]
+from tests.made_up.run import RunBuilder
 
 
-def test_left_in_decode(make_run: MakeRun) -> None:
-    run = make_run()
+def test_left_in_decode(run: RunBuilder) -> None:
     leave_in_decode(run)
     four_steps(run, "a", "b")
     row = only_row(run)
@@ -43,8 +33,7 @@ def test_left_in_decode(make_run: MakeRun) -> None:
     assert row["gpu_seconds"] == ms(0.5 * 7)  # half of a step of which 7 ms were left
 
 
-def test_a_token_sampled_before_leaving_and_not_yet_read_was_in_flight(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_token_sampled_before_leaving_and_not_yet_read_was_in_flight(run: RunBuilder) -> None:
     leave_in_decode(run)
     run.requests[0].tokens_read = 1
     four_steps(run, "a")
@@ -52,8 +41,7 @@ def test_a_token_sampled_before_leaving_and_not_yet_read_was_in_flight(make_run:
     assert (row["wasted_in_flight_tokens"], row["wasted_after_close_tokens"]) == (1, 1)
 
 
-def test_left_while_queued(make_run: MakeRun) -> None:
-    run = make_run()
+def test_left_while_queued(run: RunBuilder) -> None:
     run.abandon("q", t0=22, tokens=[])
     run.events("q", arrived=1, disconnected=22.5, abort_received=23)
     run.events("q", removed=30.1, blocks_freed=30.2, finished=30.3)
@@ -65,8 +53,7 @@ def test_left_while_queued(make_run: MakeRun) -> None:
     assert row[zeros].to_list() == [0, 0, 0, 0]
 
 
-def test_left_before_the_first_token(make_run: MakeRun) -> None:
-    run = make_run()
+def test_left_before_the_first_token(run: RunBuilder) -> None:
     run.abandon("a", t0=15, tokens=[])
     run.events("a", arrived=1, admitted=10.1, first_token=20, generated=1)
     run.events("a", disconnected=16, abort_received=17, removed=20.1, generated=1)
@@ -79,8 +66,7 @@ def test_left_before_the_first_token(make_run: MakeRun) -> None:
     assert row["gpu_seconds"] == ms(0.5 * 5)
 
 
-def test_preempted_and_resumed_after_leaving(make_run: MakeRun) -> None:
-    run = make_run()
+def test_preempted_and_resumed_after_leaving(run: RunBuilder) -> None:
     run.abandon("p", t0=25, tokens=[21])
     run.events("p", arrived=1, admitted=10.1, first_token=20)
     run.events("p", preempted=30.1, resumed=50.1, disconnected=51, abort_received=52)
@@ -99,8 +85,7 @@ def test_preempted_and_resumed_after_leaving(make_run: MakeRun) -> None:
     assert row["cancel_latency_steps"] == 4
 
 
-def test_left_while_preempted_is_waiting(make_run: MakeRun) -> None:
-    run = make_run()
+def test_left_while_preempted_is_waiting(run: RunBuilder) -> None:
     run.abandon("p", t0=35, tokens=[21])
     run.events("p", arrived=1, admitted=10.1, first_token=20, preempted=30.1)
     run.events("p", disconnected=36, abort_received=37, removed=40.1)
@@ -114,8 +99,7 @@ def test_left_while_preempted_is_waiting(make_run: MakeRun) -> None:
     assert (row["wasted_in_flight_tokens"], row["wasted_after_close_tokens"]) == (1, 0)
 
 
-def test_a_step_between_hearing_and_removal_is_seen(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_step_between_hearing_and_removal_is_seen(run: RunBuilder) -> None:
     run.abandon("a", t0=33, tokens=[21, 31])
     run.events("a", arrived=1, admitted=10.1, disconnected=34, abort_received=35)
     run.events("a", removed=50.1, blocks_freed=50.2, finished=50.3, generated=4)
@@ -124,10 +108,9 @@ def test_a_step_between_hearing_and_removal_is_seen(make_run: MakeRun) -> None:
     assert not only_row(run)["removed_at_first_boundary"]
 
 
-def test_a_step_that_ends_at_t0_was_before_and_one_that_ends_at_the_release_counts(
-    make_run: MakeRun,
+def test_a_step_counts_if_it_ends_after_t0_and_no_later_than_the_release(
+    run: RunBuilder,
 ) -> None:
-    run = make_run()
     run.abandon("a", t0=30, tokens=[21])
     run.events("a", arrived=1, admitted=10.1, first_token=20, disconnected=31)
     run.events("a", abort_received=32, removed=40, blocks_freed=40, finished=40, generated=3)
@@ -138,8 +121,7 @@ def test_a_step_that_ends_at_t0_was_before_and_one_that_ends_at_the_release_coun
     assert (row["wasted_in_flight_tokens"], row["wasted_after_close_tokens"]) == (1, 1)
 
 
-def test_breakdowns(make_run: MakeRun) -> None:
-    run = make_run()
+def test_breakdowns(run: RunBuilder) -> None:
     leave_in_decode(run, "a")
     leave_in_decode(run, "b")
     run.requests[1].tokens_read = 1
@@ -159,8 +141,7 @@ def test_breakdowns(make_run: MakeRun) -> None:
     }
 
 
-def test_long_prompts_left_in_their_prefill_have_a_latency_of_their_own(make_run: MakeRun) -> None:
-    run = make_run()
+def test_long_prompts_left_in_their_prefill_have_a_latency_of_their_own(run: RunBuilder) -> None:
     four_steps(run, "a", "b")
     leave_in_decode(run, "a", role=Role.LONG_PROMPT)
     run.abandon("b", t0=15, tokens=[], planned_abandon=0, role=Role.LONG_PROMPT)
@@ -174,16 +155,14 @@ def test_long_prompts_left_in_their_prefill_have_a_latency_of_their_own(make_run
     assert metric(figures["cancel_latency_prefill_steps"]).p50 == 1
 
 
-def test_other_users_have_no_such_figure(make_run: MakeRun) -> None:
-    run = make_run()
+def test_other_users_have_no_such_figure(run: RunBuilder) -> None:
     four_steps(run, "a")
     leave_in_decode(run)
     assert "cancel_latency_prefill_s" not in figures_of(run)
 
 
-def test_blocks_of_a_cached_prefix_are_held_too(make_run: MakeRun) -> None:
+def test_blocks_of_a_cached_prefix_are_held_too(run: RunBuilder) -> None:
     """Of 13 prompt tokens 8 were cached (2 blocks of 4): 5 are computed, and 4 blocks are held."""
-    run = make_run()
     run.metrics(free_blocks="exact", running="exact")
     run.idle({"free_blocks": 100, "running": 0}, {"free_blocks": 96, "running": 1})
     run.abandon("a", t0=33, tokens=[21, 31])
@@ -200,8 +179,7 @@ def test_blocks_of_a_cached_prefix_are_held_too(make_run: MakeRun) -> None:
     assert leaks_in_use(frames, facts, leak_figures(facts)) == {"slots": 1, "blocks": 4}
 
 
-def test_a_preempted_request_has_the_prefix_of_its_new_life(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_preempted_request_has_the_prefix_of_its_new_life(run: RunBuilder) -> None:
     run.abandon("a", t0=33, tokens=[21])
     run.events("a", arrived=1, admitted=10.1, first_token=20, preempted=30.1, resumed=40.1)
     run.lifecycle[1].num_blocks = 2  # all of them for its 5 tokens

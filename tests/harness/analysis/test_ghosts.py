@@ -1,10 +1,7 @@
 """Ghosts by the exact log, and as they are seen from outside."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import pytest
@@ -20,18 +17,13 @@ from tests.harness.analysis.few_steps import figures_of, four_steps, leave_in_de
 from tests.harness.analysis.from_outside import lonely_run, seen
 from tests.harness.told import metric, ms, reason, summary_of
 from tests.made_up.rows import at
+from tests.made_up.run import RunBuilder
 from tests.made_up.servers import alone_one_by_one
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.made_up.run import RunBuilder
-
-    MakeRun = Callable[[], RunBuilder]
+MakeRun = Callable[[], RunBuilder]
 
 
-def test_an_ignored_disconnect_is_a_censored_latency(make_run: MakeRun) -> None:
-    run = make_run()
+def test_an_ignored_disconnect_is_a_censored_latency(run: RunBuilder) -> None:
     run.manifest.settle_s = 0.05
     run.abandon("g", t0=33, tokens=[21, 31])
     run.events("g", arrived=1, admitted=10.1, first_token=20, generated=1)
@@ -56,8 +48,7 @@ def test_an_ignored_disconnect_is_a_censored_latency(make_run: MakeRun) -> None:
     assert metric(figures["ghost_rate"]).mean == 1.0
 
 
-def test_a_lost_abort_waits_for_ever(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_lost_abort_waits_for_ever(run: RunBuilder) -> None:
     run.manifest.settle_s = 0.05
     run.abandon("g", t0=33, tokens=[21, 31])
     run.events("g", arrived=1, admitted=10.1, first_token=20, disconnected=34, abort_received=36)
@@ -77,8 +68,7 @@ def test_a_lost_abort_waits_for_ever(make_run: MakeRun) -> None:
     assert isinstance(figures["free_s"], NotMeasurable)
 
 
-def test_an_abort_after_the_settle_time_is_a_ghost_with_known_stages(make_run: MakeRun) -> None:
-    run = make_run()
+def test_an_abort_after_the_settle_time_is_a_ghost_with_known_stages(run: RunBuilder) -> None:
     run.manifest.settle_s = 0.005
     leave_in_decode(run)
     four_steps(run, "a")
@@ -87,8 +77,7 @@ def test_an_abort_after_the_settle_time_is_a_ghost_with_known_stages(make_run: M
     assert metric(figures_of(run)["wait_s"]).p50 == ms(4.6)
 
 
-def test_one_that_never_finished_counts_until_the_observation_ended(make_run: MakeRun) -> None:
-    run = make_run()
+def test_one_that_never_finished_counts_until_the_observation_ended(run: RunBuilder) -> None:
     run.manifest.settle_s = 0.05
     run.manifest.window.settled_ns = run.manifest.window.load_started_ns + 100_000_000  # type: ignore[operator]
     run.abandon("g", t0=33, tokens=[21, 31])
@@ -107,8 +96,7 @@ def test_one_that_never_finished_counts_until_the_observation_ended(make_run: Ma
     assert metric(figures["wasted_in_flight_tokens"]).bound == "point"
 
 
-def test_one_not_watched_for_the_settle_time_is_no_ghost_yet(make_run: MakeRun) -> None:
-    run = make_run()
+def test_one_not_watched_for_the_settle_time_is_no_ghost_yet(run: RunBuilder) -> None:
     run.manifest.status = "target_failed"  # so what was heard last ends the observation: 50 ms
     run.abandon("g", t0=33, tokens=[21])
     run.events("g", arrived=1, admitted=10.1, first_token=20, disconnected=34, generated=1)
@@ -120,18 +108,16 @@ def test_one_not_watched_for_the_settle_time_is_no_ghost_yet(make_run: MakeRun) 
     assert isinstance(figures_of(run)["ghost_rate"], NotMeasurable)
 
 
-def test_one_that_came_to_its_natural_end_is_a_ghost_however_short_the_watch(
-    make_run: MakeRun,
+def test_a_natural_end_makes_a_ghost_however_short_the_watch(
+    run: RunBuilder,
 ) -> None:
-    run = make_run()
     run.abandon("a", t0=3900, tokens=[20])
     run.events("a", arrived=0, admitted=0, first_token=10, disconnected=3901)
     run.events("a", reason="length", removed=3950, blocks_freed=3950, finished=3950)
     assert only_row(run)["ghost"]
 
 
-def test_one_that_had_ended_before_its_user_left(make_run: MakeRun) -> None:
-    run = make_run()
+def test_one_that_had_ended_before_its_user_left(run: RunBuilder) -> None:
     run.abandon("a", t0=33, tokens=[21])
     run.events("a", arrived=1, admitted=10.1, first_token=20, generated=1)
     run.events("a", reason="stop", removed=30.1, blocks_freed=30.2, finished=30.3, generated=2)
@@ -143,10 +129,9 @@ def test_one_that_had_ended_before_its_user_left(make_run: MakeRun) -> None:
     assert row["wasted_tokens"] == 1
 
 
-def test_an_abort_on_its_way_when_the_last_step_began_is_no_ghost(make_run: MakeRun) -> None:
+def test_an_abort_on_its_way_when_the_last_step_began_is_no_ghost(run: RunBuilder) -> None:
     """Seen leaving at 39.5, and aborts take up to 1.5 ms to the worker here: the step from 40 to 50
     began without it. One that ran on for another step was lost."""
-    run = make_run()
     leave_in_decode(run, "heard")
     run.events("heard", abort_sent=34)
     for name, end in (("raced", 50.1), ("lost", 60.1)):
@@ -163,10 +148,9 @@ def test_an_abort_on_its_way_when_the_last_step_began_is_no_ghost(make_run: Make
     assert cancels.loc["lost", "ghost"]
 
 
-def test_a_connection_that_ends_after_the_answer_is_neither_a_cancel_nor_a_ghost(
-    make_run: MakeRun,
+def test_a_connection_that_ends_after_the_answer_is_no_cancel_and_no_ghost(
+    run: RunBuilder,
 ) -> None:
-    run = make_run()
     run.abandon("a", t0=33, tokens=[21])
     run.events("a", arrived=1, admitted=10.1, first_token=20, generated=1)
     run.events("a", reason="length", removed=30.1, blocks_freed=30.2, finished=30.3, generated=2)
@@ -179,11 +163,10 @@ def test_a_connection_that_ends_after_the_answer_is_neither_a_cancel_nor_a_ghost
         assert isinstance(figures[name], NotMeasurable), name
 
 
-def test_a_ghost_whose_end_came_before_its_user_was_missed_was_never_noticed(
-    make_run: MakeRun,
+def test_a_ghost_that_ended_before_its_disconnect_was_never_noticed(
+    run: RunBuilder,
 ) -> None:
     """Its connection stalled: noticed long after the answer was over, with nothing to cancel."""
-    run = make_run()
     run.manifest.settle_s = 0.05
     run.abandon("g", t0=33, tokens=[21, 31])
     run.events("g", arrived=1, admitted=10.1, first_token=20, generated=1)
@@ -198,8 +181,7 @@ def test_a_ghost_whose_end_came_before_its_user_was_missed_was_never_noticed(
     assert isinstance(figures["signal_s"], NotMeasurable)
 
 
-def test_a_share_that_ought_to_be_all_is_bounded_from_below(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_share_that_ought_to_be_all_is_bounded_from_below(run: RunBuilder) -> None:
     names = [f"a{i}" for i in range(10)]
     for name in names:
         leave_in_decode(run, name)
@@ -255,11 +237,11 @@ def ghosts_of(run: RunBuilder) -> dict[str, Figure]:
     return figures_from_outside([seen(run)])["ghost_rate"]
 
 
-def test_who_was_not_aborted_and_ended_by_himself_is_a_ghost_by_the_counter(
-    make_run: MakeRun,
+def test_a_request_that_ended_without_an_abort_is_a_ghost_by_the_counter(
+    run: RunBuilder,
 ) -> None:
     """Twenty tokens of 30 ms are over long before the settle time is: the gauge sees nothing."""
-    run = counting(make_run(), left=8, aborted=0.0, max_tokens=20)
+    run = counting(run, left=8, aborted=0.0, max_tokens=20)
     found = ghosts_of(run)
     assert reason(found["gauge"]).startswith(
         "no ghost was there after the settle time, but only 0 of 8 requests left had twice that"
@@ -268,37 +250,35 @@ def test_who_was_not_aborted_and_ended_by_himself_is_a_ghost_by_the_counter(
     assert summary_of(run.frames())["metrics"]["ghost_rate"]["mean"] == 1.0
 
 
-def test_a_counter_that_stands_still_makes_no_ghosts(make_run: MakeRun) -> None:
+def test_a_counter_that_stands_still_makes_no_ghosts(run: RunBuilder) -> None:
     """All would still be there, and nobody is."""
-    found = ghosts_of(counting(make_run(), left=8, aborted=0.0, max_tokens=100_000))
+    found = ghosts_of(counting(run, left=8, aborted=0.0, max_tokens=100_000))
     assert "which no other reading explains" in reason(found["counter"])
     gauge = metric(found["gauge"])
     assert (gauge.mean, gauge.bound, gauge.upper95) == (0.0, "lower", None)
 
 
 @pytest.mark.parametrize("aborted", [16.0, 9.0])
-def test_a_counter_that_counts_too_much_tells_of_no_ghosts(
-    make_run: MakeRun, aborted: float
-) -> None:
-    found = ghosts_of(counting(make_run(), left=8, aborted=aborted, max_tokens=100_000))
+def test_a_counter_that_counts_too_much_tells_of_no_ghosts(run: RunBuilder, aborted: float) -> None:
+    found = ghosts_of(counting(run, left=8, aborted=aborted, max_tokens=100_000))
     assert isinstance(found["counter"], NotMeasurable)
 
 
-def test_a_counter_that_still_moves_tells_of_no_ghosts(make_run: MakeRun) -> None:
-    run = counting(make_run(), left=8, aborted=7.0, max_tokens=20)
+def test_a_counter_that_still_moves_tells_of_no_ghosts(run: RunBuilder) -> None:
+    run = counting(run, left=8, aborted=7.0, max_tokens=20)
     assert metric(ghosts_of(run)["counter"]).mean == 1 / 8
     run.manifest.idle.later = {"running": 0, "waiting": 0, "aborted": 8.0}
     assert reason(ghosts_of(run)["counter"]) == "its_aborted still moved after the settle time"
 
 
-def test_all_aborted_is_known_to_be_none(make_run: MakeRun) -> None:
-    found = ghosts_of(counting(make_run(), left=8, aborted=8.0, max_tokens=100_000))
+def test_all_aborted_is_known_to_be_none(run: RunBuilder) -> None:
+    found = ghosts_of(counting(run, left=8, aborted=8.0, max_tokens=100_000))
     assert list(found) == ["counter", "gauge"]
     assert metric(found["counter"]).upper95 == pytest.approx(rate_upper95(0, 8))
 
 
-def test_who_left_before_an_answer_or_at_its_end_may_be_no_ghost(make_run: MakeRun) -> None:
-    run = counting(make_run(), left=8, aborted=6.0, max_tokens=20)
+def test_who_left_before_an_answer_or_at_its_end_may_be_no_ghost(run: RunBuilder) -> None:
+    run = counting(run, left=8, aborted=6.0, max_tokens=20)
     run.requests[0].first_token_ns = None
     run.requests[1].max_tokens = 6
     found = ghosts_of(run)

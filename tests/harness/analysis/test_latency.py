@@ -1,9 +1,6 @@
 """What the users felt, how busy the engine was, what the counters say: by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,11 +13,9 @@ from harness.analysis.leaks import leak_figures
 from harness.analysis.tokens import token_counting, tokens_per_event, tokens_read
 from harness.records import Role, TokenCounting
 from tests.harness.told import metric, ms, reason
+from tests.made_up.run import RunBuilder
 
-if TYPE_CHECKING:
-    from tests.made_up.run import RunBuilder
-
-    MakeRun = Callable[[], RunBuilder]
+MakeRun = Callable[[], RunBuilder]
 
 
 def latency_of(run: RunBuilder) -> Figures:
@@ -41,8 +36,7 @@ def counters_of(run: RunBuilder) -> Figures:
     return leak_figures(facts) | count_figures(frames.lifecycle, facts) | {"waste": waste}
 
 
-def test_times_of_those_who_stayed(make_run: MakeRun) -> None:
-    run = make_run()
+def test_times_of_those_who_stayed(run: RunBuilder) -> None:
     run.request("a", sent=10, tokens=[30, 40, 60], outcome="completed", end=61)
     run.request("b", sent=10, tokens=[50, 60], outcome="completed", end=61)
     run.requests[1].intended_start_ns -= 4_000_000
@@ -55,16 +49,14 @@ def test_times_of_those_who_stayed(make_run: MakeRun) -> None:
     assert metric(figures["start_delay_s"]).max == ms(4)
 
 
-def test_times_between_tokens_are_of_one_of_several_answers(make_run: MakeRun) -> None:
-    run = make_run()
+def test_times_between_tokens_are_of_one_of_several_answers(run: RunBuilder) -> None:
     run.request("a", sent=10, tokens=[30, 31, 50, 51], outcome="completed", end=61, n=2)
     figures = latency_of(run)
     assert metric(figures["itl_s"]).mean == metric(figures["itl_s"]).max == ms(20)
     assert metric(figures["tpot_s"]).mean == ms(21)
 
 
-def test_a_wait_that_brought_no_token_is_censored(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_wait_that_brought_no_token_is_censored(run: RunBuilder) -> None:
     run.request("a", sent=10, tokens=[30], outcome="completed", end=31)
     run.request("cut", sent=10, tokens=[], outcome="cut_off", end=90)
     run.request("slow", sent=10, tokens=[], outcome="timed_out", end=110)
@@ -78,8 +70,7 @@ def test_a_wait_that_brought_no_token_is_censored(make_run: MakeRun) -> None:
     assert (everybody.n, everybody.n_censored) == (4, 3)
 
 
-def test_an_answer_that_was_complete_and_empty_has_no_first_token(make_run: MakeRun) -> None:
-    run = make_run()
+def test_an_answer_that_was_complete_and_empty_has_no_first_token(run: RunBuilder) -> None:
     run.request("empty", sent=10, tokens=[], outcome="completed", end=31)
     assert reason(latency_of(run)["ttft_s"]).endswith("had a token, or waited for one")
     run.request("read", sent=10, tokens=[30], outcome="completed", end=31)
@@ -87,8 +78,7 @@ def test_an_answer_that_was_complete_and_empty_has_no_first_token(make_run: Make
     assert (ttft.n, ttft.n_censored, ttft.max) == (1, 0, ms(20))
 
 
-def test_those_who_left_are_not_survivors(make_run: MakeRun) -> None:
-    run = make_run()
+def test_those_who_left_are_not_survivors(run: RunBuilder) -> None:
     run.abandon("left", t0=70, tokens=[20, 60])
     run.request("late", sent=900, tokens=[990, 1010], outcome="completed", end=1011)
     figures = latency_of(run)
@@ -96,10 +86,7 @@ def test_those_who_left_are_not_survivors(make_run: MakeRun) -> None:
     assert metric(figures["goodput_rps"]).mean == 0.0  # completed after the load's end
 
 
-def test_one_who_was_to_leave_is_no_survivor_even_if_the_run_ended_first(
-    make_run: MakeRun,
-) -> None:
-    run = make_run()
+def test_one_who_was_to_leave_is_no_survivor_even_if_the_run_ended_first(run: RunBuilder) -> None:
     run.request("stays", sent=10, tokens=[30, 40], outcome="completed", end=41)
     run.request("cut", sent=0, tokens=[], outcome="cut_off", end=500, planned_abandon=4)
     run.request("over", sent=0, tokens=[1, 2], outcome="completed", end=3, planned_abandon=4)
@@ -111,16 +98,14 @@ def test_one_who_was_to_leave_is_no_survivor_even_if_the_run_ended_first(
     assert metric(metric(figures["ttft_s"]).others["all_users"]).n == 3
 
 
-def test_an_event_with_two_tokens_counts_twice_in_tpot(make_run: MakeRun) -> None:
-    run = make_run()
+def test_an_event_with_two_tokens_counts_twice_in_tpot(run: RunBuilder) -> None:
     run.request("a", sent=0, tokens=[10, 40], outcome="completed", end=41, completion_tokens=4)
     figures = latency_of(run)
     assert metric(figures["tpot_s"]).p50 == ms(10)
     assert metric(figures["itl_s"]).p50 == ms(30)
 
 
-def test_fillers_and_probes_are_not_users(make_run: MakeRun) -> None:
-    run = make_run()
+def test_fillers_and_probes_are_not_users(run: RunBuilder) -> None:
     run.request("f", sent=0, tokens=[10, 40], outcome="completed", end=41, role=Role.FILLER)
     figures = latency_of(run)
     gaps = metric(figures.pop("itl_s"))
@@ -130,15 +115,13 @@ def test_fillers_and_probes_are_not_users(make_run: MakeRun) -> None:
     }
 
 
-def test_nobody_stayed(make_run: MakeRun) -> None:
-    run = make_run()
+def test_nobody_stayed(run: RunBuilder) -> None:
     run.abandon("left", t0=70, tokens=[20, 60])
     why = "no request that was to be read to its end had a token, or waited for one"
     assert reason(latency_of(run)["ttft_s"]) == why
 
 
-def test_utilisation_and_throughput_of_the_load_window(make_run: MakeRun) -> None:
-    run = make_run()
+def test_utilisation_and_throughput_of_the_load_window(run: RunBuilder) -> None:
     run.step(-50, 50, sampled=("a", "b"), a=1, b=1)  # half of it before the load
     run.step(100, 300, sampled=("a", "b"), a=1, b=1)
     run.step(300, 500, sampled=("a",), a=1)
@@ -151,8 +134,7 @@ def test_utilisation_and_throughput_of_the_load_window(make_run: MakeRun) -> Non
     assert (step.n, step.p50, step.mean) == (4, ms(200), ms(175))
 
 
-def test_another_engines_utilisation_is_what_its_gauge_showed(make_run: MakeRun) -> None:
-    run = make_run()
+def test_another_engines_utilisation_is_what_its_gauge_showed(run: RunBuilder) -> None:
     run.request("a", sent=10, tokens=[30, 40, 60], outcome="completed", end=61)
     run.metrics(running="exact")
     for t, value in ((-5, 9), (100, 1), (200, 2), (1100, 9)):
@@ -166,9 +148,8 @@ def test_another_engines_utilisation_is_what_its_gauge_showed(make_run: MakeRun)
     assert "no step log" in reason(figures["step_s"])
 
 
-def test_pages_of_several_urls_are_one_reading(make_run: MakeRun) -> None:
+def test_pages_of_several_urls_are_one_reading(run: RunBuilder) -> None:
     """Each shows half of what runs, and is read a little later than the one before."""
-    run = make_run()
     run.metrics(running="exact")
     for t in (100, 200, 350):
         for late, url in ((0, "a"), (2, "b")):
@@ -179,8 +160,7 @@ def test_pages_of_several_urls_are_one_reading(make_run: MakeRun) -> None:
     assert (interval.n, interval.mean) == (2, ms(125))
 
 
-def test_only_series_with_the_targets_labels_count(make_run: MakeRun) -> None:
-    run = make_run()
+def test_only_series_with_the_targets_labels_count(run: RunBuilder) -> None:
     run.metrics(running="exact")
     assert run.manifest.target is not None
     run.manifest.target.spec["metrics"]["running"]["labels"] = {"state": "running"}
@@ -189,15 +169,13 @@ def test_only_series_with_the_targets_labels_count(make_run: MakeRun) -> None:
     assert metric(capacity_of(run)["slot_utilisation"]).mean == 0.5
 
 
-def test_a_gauge_that_never_moves_is_no_utilisation(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_gauge_that_never_moves_is_no_utilisation(run: RunBuilder) -> None:
     run.metrics(running="stuck")
     run.scrape(100, "its_running", 0.0)
     assert "never moves" in reason(capacity_of(run)["slot_utilisation"])
 
 
-def test_slots_that_are_not_told_are_not_guessed(make_run: MakeRun) -> None:
-    run = make_run()
+def test_slots_that_are_not_told_are_not_guessed(run: RunBuilder) -> None:
     run.another_engine()
     assert "batch slots" in reason(capacity_of(run)["slot_utilisation"])
 
@@ -216,8 +194,7 @@ def test_the_measurement_floor(make_run: MakeRun) -> None:
     assert reason(capacity_of(make_run())["scrape_interval_s"]) == ("the run did not scrape")
 
 
-def test_leaks_are_differences_of_idle_gauges(make_run: MakeRun) -> None:
-    run = make_run()
+def test_leaks_are_differences_of_idle_gauges(run: RunBuilder) -> None:
     run.metrics(running="exact", free_blocks="exact", preemptions="exact")
     run.idle(
         {"running": 0, "free_blocks": 100, "preemptions": 4},
@@ -230,25 +207,22 @@ def test_leaks_are_differences_of_idle_gauges(make_run: MakeRun) -> None:
     assert "recomputed tokens" in reason(figures["recomputed_tokens"])
 
 
-def test_an_even_balance_is_a_plain_zero(make_run: MakeRun) -> None:
-    run = make_run()
+def test_an_even_balance_is_a_plain_zero(run: RunBuilder) -> None:
     run.idle({"free_blocks": 100}, {"free_blocks": 100})
     assert str(metric(counters_of(run)["leaked_blocks"]).mean) == "0.0"
 
 
-def test_gauges_that_were_not_read_leak_nothing_known(make_run: MakeRun) -> None:
-    run = make_run()
+def test_gauges_that_were_not_read_leak_nothing_known(run: RunBuilder) -> None:
     run.metrics(running="exact")
     assert "its_running was not read" in reason(counters_of(run)["leaked_slots"])
 
 
-def test_a_role_that_is_not_told_is_named_in_words(make_run: MakeRun) -> None:
-    why = reason(counters_of(make_run())["leaked_slots"])
+def test_a_role_that_is_not_told_is_named_in_words(run: RunBuilder) -> None:
+    why = reason(counters_of(run)["leaked_slots"])
     assert why == "reference does not show its running requests"
 
 
-def test_the_lifecycle_counts_preemptions_exactly(make_run: MakeRun) -> None:
-    run = make_run()
+def test_the_lifecycle_counts_preemptions_exactly(run: RunBuilder) -> None:
     run.metrics(preemptions="exact")
     run.idle({"preemptions": 0}, {"preemptions": 1})
     run.events("p", arrived=1, admitted=2, preempted=3, resumed=4)
@@ -267,29 +241,28 @@ def waste_run(run: RunBuilder, trust: str) -> RunBuilder:
     return run
 
 
-def test_waste_by_counter(make_run: MakeRun) -> None:
-    waste = metric(counters_of(waste_run(make_run(), "exact_when_idle"))["waste"])
+def test_waste_by_counter(run: RunBuilder) -> None:
+    waste = metric(counters_of(waste_run(run, "exact_when_idle"))["waste"])
     assert (waste.mean, waste.n, waste.bound, waste.method) == (20, 2, "point", "counter")
     assert waste.others == {"total_tokens": 40, "generated_tokens": 110, "cut_off": 1}
 
 
-def test_waste_by_a_counter_that_leaves_some_out_is_a_lower_bound(make_run: MakeRun) -> None:
-    assert metric(counters_of(waste_run(make_run(), "lower"))["waste"]).bound == "lower"
+def test_waste_by_a_counter_that_leaves_some_out_is_a_lower_bound(run: RunBuilder) -> None:
+    assert metric(counters_of(waste_run(run, "lower"))["waste"]).bound == "lower"
 
 
-def test_a_late_counter_is_a_lower_bound_while_something_runs(make_run: MakeRun) -> None:
-    run = waste_run(make_run(), "exact_when_idle")
+def test_a_late_counter_is_a_lower_bound_while_something_runs(run: RunBuilder) -> None:
+    run = waste_run(run, "exact_when_idle")
     run.manifest.idle.after["running"] = 1
     assert metric(counters_of(run)["waste"]).bound == "lower"
 
 
-def test_a_stuck_counter_tells_nothing(make_run: MakeRun) -> None:
-    figures = counters_of(waste_run(make_run(), "stuck"))
+def test_a_stuck_counter_tells_nothing(run: RunBuilder) -> None:
+    figures = counters_of(waste_run(run, "stuck"))
     assert "never moves" in reason(figures["waste"])
 
 
-def test_tokens_are_not_events(make_run: MakeRun) -> None:
-    run = make_run()
+def test_tokens_are_not_events(run: RunBuilder) -> None:
     run.request("full", sent=0, tokens=[10] * 4, outcome="completed", end=99, completion_tokens=6)
     run.abandon("left", t0=70, tokens=[20, 60])
     for row in run.requests:
@@ -300,16 +273,14 @@ def test_tokens_are_not_events(make_run: MakeRun) -> None:
     assert token_counting(requests) == "events_calibrated"
 
 
-def test_events_without_a_calibration_are_said_to_be_events(make_run: MakeRun) -> None:
-    run = make_run()
+def test_events_without_a_calibration_are_said_to_be_events(run: RunBuilder) -> None:
     run.abandon("left", t0=70, tokens=[20, 60], token_counting=TokenCounting.EVENTS)
     requests = run.frames().requests
     assert tokens_read(requests).tolist() == [2.0]
     assert token_counting(requests) == "events"
 
 
-def test_bystanders_and_long_prompts_are_never_mixed(make_run: MakeRun) -> None:
-    run = make_run()
+def test_bystanders_and_long_prompts_are_never_mixed(run: RunBuilder) -> None:
     run.request("b", sent=0, tokens=[10, 14, 20], outcome="cut_off", end=30, role=Role.BYSTANDER)
     long = {"role": Role.LONG_PROMPT}
     run.request("read", sent=0, tokens=[500, 900], outcome="completed", end=901, **long)

@@ -1,10 +1,5 @@
 """Slot refill from inside, slot recovery by probe: small runs, paired by hand."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures, NotMeasurable
@@ -18,11 +13,7 @@ from harness.analysis.recovery import (
 )
 from harness.records import Role
 from tests.harness.told import metric, ms
-
-if TYPE_CHECKING:
-    from tests.made_up.run import RunBuilder
-
-    MakeRun = Callable[[], RunBuilder]
+from tests.made_up.run import RunBuilder
 
 
 def refills_of(run: RunBuilder) -> Figures:
@@ -38,8 +29,7 @@ def leave(run: RunBuilder, name: str, *, freed: float, t0: float = 33) -> None:
     run.events(name, finished=freed + 0.1)
 
 
-def test_refilled_in_the_very_next_schedule(make_run: MakeRun) -> None:
-    run = make_run()
+def test_refilled_in_the_very_next_schedule(run: RunBuilder) -> None:
     leave(run, "a", freed=40.2)
     run.events("w", arrived=2, admitted=40.5)
     run.step(10, 20, waiting=1, sampled=("a",), a=5)
@@ -52,8 +42,7 @@ def test_refilled_in_the_very_next_schedule(make_run: MakeRun) -> None:
     assert metric(figures["refilled_next_schedule"]).mean == 1.0
 
 
-def test_refilled_one_schedule_late(make_run: MakeRun) -> None:
-    run = make_run()
+def test_refilled_one_schedule_late(run: RunBuilder) -> None:
     leave(run, "a", freed=40.2)
     run.events("w", arrived=2, admitted=50.5)
     run.step(30, 40, waiting=1, sampled=("a",), a=1)
@@ -64,8 +53,7 @@ def test_refilled_one_schedule_late(make_run: MakeRun) -> None:
     assert metric(figures["refilled_next_schedule"]).mean == 0.0
 
 
-def test_nobody_waited(make_run: MakeRun) -> None:
-    run = make_run()
+def test_nobody_waited(run: RunBuilder) -> None:
     leave(run, "a", freed=40.2)
     run.events("late", arrived=55, admitted=60.5)
     run.steps(3, 3, "a")
@@ -77,8 +65,7 @@ def test_nobody_waited(make_run: MakeRun) -> None:
     )
 
 
-def test_nothing_was_freed_although_everybody_waited(make_run: MakeRun) -> None:
-    run = make_run()
+def test_nothing_was_freed_although_everybody_waited(run: RunBuilder) -> None:
     run.abandon("ghost", t0=33, tokens=[21])
     run.events("ghost", arrived=1, admitted=10.1, first_token=20, disconnected=34)
     run.steps(1, 9, "ghost")
@@ -89,8 +76,7 @@ def test_nothing_was_freed_although_everybody_waited(make_run: MakeRun) -> None:
     }
 
 
-def test_who_finds_a_slot_that_nobody_used_wanted_no_other(make_run: MakeRun) -> None:
-    run = make_run()
+def test_who_finds_a_slot_that_nobody_used_wanted_no_other(run: RunBuilder) -> None:
     leave(run, "a", freed=40.2)
     run.events("next", arrived=35, admitted=40.5)
     run.step(30, 40, sampled=("a",), a=1)  # one of two slots is free all the time
@@ -98,8 +84,7 @@ def test_who_finds_a_slot_that_nobody_used_wanted_no_other(make_run: MakeRun) ->
     assert isinstance(refills_of(run)["slot_refill_s"], NotMeasurable)
 
 
-def test_who_comes_while_all_slots_are_taken_wants_the_next_one(make_run: MakeRun) -> None:
-    run = make_run()
+def test_who_comes_while_all_slots_are_taken_wants_the_next_one(run: RunBuilder) -> None:
     leave(run, "a", freed=40.2)
     run.events("next", arrived=35, admitted=40.5)
     run.step(30, 40, sampled=("a",), a=1, b=1)
@@ -107,8 +92,7 @@ def test_who_comes_while_all_slots_are_taken_wants_the_next_one(make_run: MakeRu
     assert metric(refills_of(run)["slot_refill_s"]).p50 == ms(0.3)
 
 
-def test_one_who_was_only_queued_gave_no_slot_back(make_run: MakeRun) -> None:
-    run = make_run()
+def test_one_who_was_only_queued_gave_no_slot_back(run: RunBuilder) -> None:
     run.abandon("q", t0=33, tokens=[])
     run.events("q", arrived=1, disconnected=34, abort_received=35, removed=40.1)
     run.events("q", blocks_freed=40.2, finished=40.3)
@@ -120,8 +104,7 @@ def test_one_who_was_only_queued_gave_no_slot_back(make_run: MakeRun) -> None:
     assert "gave a slot back" in why.reason
 
 
-def test_a_natural_end_is_refilled_first_if_it_came_first(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_natural_end_is_refilled_first_if_it_came_first(run: RunBuilder) -> None:
     run.events("n", reason="length", admitted=10.2, removed=40.01, blocks_freed=40.02)
     leave(run, "a", freed=40.2)
     run.events("v", arrived=2, admitted=40.4)
@@ -133,8 +116,7 @@ def test_a_natural_end_is_refilled_first_if_it_came_first(make_run: MakeRun) -> 
     assert metric(refills_of(run)["slot_refill_s"]).p50 == ms(50.4 - 40.2)
 
 
-def test_never_refilled_is_censored_not_missing(make_run: MakeRun) -> None:
-    run = make_run()
+def test_never_refilled_is_censored_not_missing(run: RunBuilder) -> None:
     leave(run, "a", freed=40.2)
     run.step(30, 40, waiting=1, a=1)
     run.steps(4, 6, "b")
@@ -144,10 +126,9 @@ def test_never_refilled_is_censored_not_missing(make_run: MakeRun) -> None:
     assert refill.lower_bounds["p50"] == ms(4000 - 40.2)
 
 
-def test_a_preempting_schedule_admits_nobody_and_wants_nothing_for_its_victim(
-    make_run: MakeRun,
+def test_a_preempting_schedule_wants_no_slot_for_its_victim(
+    run: RunBuilder,
 ) -> None:
-    run = make_run()
     leave(run, "a", freed=40.2)
     run.events("victim", admitted=10.3, preempted=40.3, resumed=50.2)
     run.step(10, 20, a=1, victim=1, b=1)
@@ -197,8 +178,7 @@ def at_reference(run: RunBuilder, t: float) -> None:
     run.requests[-1].reference_ns = run.requests[0].sent_ns + round((t - 100) * 1e6)
 
 
-def test_slot_recovery_by_probe(make_run: MakeRun) -> None:
-    run = make_run()
+def test_slot_recovery_by_probe(run: RunBuilder) -> None:
     probe(run, "unloaded", 0, sent=100, first=125)
     probe(run, "abandon", 0, sent=200, first=350)
     at_reference(run, 310)
@@ -211,8 +191,7 @@ def test_slot_recovery_by_probe(make_run: MakeRun) -> None:
     assert metric(figures["probe_ttft_control_s"]).p50 == ms(400)
 
 
-def test_void_trials_and_probes_never_served(make_run: MakeRun) -> None:
-    run = make_run()
+def test_void_trials_and_probes_never_served(run: RunBuilder) -> None:
     probe(run, "unloaded", 0, sent=100, first=125)
     probe(run, "abandon", 0, sent=200, first=300)
     at_reference(run, 310)  # served before anybody left: a slot was free
@@ -226,6 +205,5 @@ def test_void_trials_and_probes_never_served(make_run: MakeRun) -> None:
     assert recovery.lower_bounds["p99"] == ms(9000 - 310)
 
 
-def test_no_probes(make_run: MakeRun) -> None:
-    run = make_run()
+def test_no_probes(run: RunBuilder) -> None:
     assert set(probe_figures(run.frames().requests)) == {"slot_recovery_s"}

@@ -1,10 +1,5 @@
 """The lives of branches: when each was in the batch; requests for several answers."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from harness.analysis.agreement import left_on_the_server
@@ -14,13 +9,7 @@ from harness.analysis.timeline import timeline
 from harness.records import LifecycleEvent
 from tests.harness.told import ms, summary_of
 from tests.made_up.rows import at
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.made_up.run import RunBuilder
-
-    MakeRun = Callable[[], RunBuilder]
+from tests.made_up.run import RunBuilder
 
 
 def lives(run: RunBuilder) -> list[tuple[object, ...]]:
@@ -29,8 +18,7 @@ def lives(run: RunBuilder) -> list[tuple[object, ...]]:
     return list(frame.where(frame.notna(), None).itertuples(index=False, name=None))
 
 
-def test_a_preemption_ends_a_life_and_a_resumption_begins_the_next(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_preemption_ends_a_life_and_a_resumption_begins_the_next(run: RunBuilder) -> None:
     run.events("a", arrived=1, admitted=10, preempted=20, resumed=30, removed=40, blocks_freed=41)
     assert lives(run) == [
         ("a", 0, at(10), at(20), "preempted", None),
@@ -38,20 +26,18 @@ def test_a_preemption_ends_a_life_and_a_resumption_begins_the_next(make_run: Mak
     ]
 
 
-def test_a_life_that_the_log_does_not_end_is_open(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_life_that_the_log_does_not_end_is_open(run: RunBuilder) -> None:
     run.events("a", arrived=1, admitted=10)
     assert lives(run) == [("a", 0, at(10), None, None, None)]
 
 
-def test_a_request_that_left_the_queue_had_no_life(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_request_that_left_the_queue_had_no_life(run: RunBuilder) -> None:
     run.events("a", arrived=1, removed=20, blocks_freed=20)
     assert timeline(run.frames()).empty
 
 
-def test_an_empty_log_has_the_columns(make_run: MakeRun) -> None:
-    frame = timeline(make_run().frames())
+def test_an_empty_log_has_the_columns(run: RunBuilder) -> None:
+    frame = timeline(run.frames())
     assert frame.empty
     assert pd.api.types.is_integer_dtype(frame["out_ns"])
 
@@ -87,10 +73,9 @@ def two_answers(run: RunBuilder) -> None:
     run.steps(5, 6, "other")
 
 
-def test_tokens_and_time_are_of_all_branches_and_the_end_is_that_of_the_last(
-    make_run: MakeRun,
+def test_tokens_and_time_are_of_all_branches_the_end_is_the_last(
+    run: RunBuilder,
 ) -> None:
-    run = make_run()
     two_answers(run)
     branch(run, "a-0", removed=50.1, blocks_freed=50.2, finished=50.3, generated=4)
     branch(run, "a-1", removed=50.4, blocks_freed=52.0, finished=52.1, generated=4)
@@ -104,8 +89,7 @@ def test_tokens_and_time_are_of_all_branches_and_the_end_is_that_of_the_last(
     assert row["gpu_seconds"] == ms(7)  # both halves of a step of which 7 ms were left
 
 
-def test_a_branch_that_nobody_stops_makes_a_ghost_of_the_request(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_branch_that_nobody_stops_makes_a_ghost_of_the_request(run: RunBuilder) -> None:
     two_answers(run)
     branch(run, "a-0", removed=50.1, blocks_freed=50.2, finished=50.3, generated=4)
     (row,) = (one for _, one in cancellations(run.frames()).iterrows())
@@ -116,10 +100,9 @@ def test_a_branch_that_nobody_stops_makes_a_ghost_of_the_request(make_run: MakeR
     assert (row["finish_reason"], row["ghost"]) == ("length", True)
 
 
-def test_an_answer_that_was_over_before_does_not_hide_the_cancel_of_the_other(
-    make_run: MakeRun,
+def test_an_answer_that_was_over_does_not_hide_the_cancel_of_the_other(
+    run: RunBuilder,
 ) -> None:
-    run = make_run()
     two_answers(run)
     branch(run, "a-0", "stop", removed=40.1, blocks_freed=40.2, finished=40.3, generated=3)
     branch(run, "a-1", removed=50.1, blocks_freed=50.2, finished=50.3, generated=4)
@@ -128,8 +111,7 @@ def test_an_answer_that_was_over_before_does_not_hide_the_cancel_of_the_other(
     assert row["wasted_tokens"] == 2
 
 
-def test_left_in_the_queue_before_the_worker_knew_it(make_run: MakeRun) -> None:
-    run = make_run()
+def test_left_in_the_queue_before_the_worker_knew_it(run: RunBuilder) -> None:
     run.abandon("a", t0=5, tokens=[], n=2)
     run.events("a", arrived=1, disconnected=6)
     run.steps(0, 3, "other")
@@ -138,9 +120,8 @@ def test_left_in_the_queue_before_the_worker_knew_it(make_run: MakeRun) -> None:
     assert (row["wasted_tokens"], row["slot_seconds"]) == (0, 0)
 
 
-def test_the_other_methods_are_held_against_each_answer(make_run: MakeRun) -> None:
+def test_the_other_methods_are_held_against_each_answer(run: RunBuilder) -> None:
     """The gauge counts answers, the counter their tokens: so does what they are compared with."""
-    run = make_run()
     two_answers(run)
     branch(run, "a-0", removed=50.1, blocks_freed=50.2, finished=50.3, generated=4)
     branch(run, "a-1", removed=50.4, blocks_freed=52.0, finished=52.1, generated=4)

@@ -1,10 +1,8 @@
 """Tokens as clients read them: their times, and those read beyond a plan."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,12 +15,7 @@ from harness.analysis import tokens as token_times
 from harness.analysis.figure import NotMeasurable
 from harness.analysis.tokens import first_times, over_read_figures, read_by, token_gaps
 from harness.records import Metric
-
-if TYPE_CHECKING:
-    from tests.made_up.run import RunBuilder
-
-    MakeRun = Callable[[], RunBuilder]
-
+from tests.made_up.run import RunBuilder
 
 Lists = Sequence[Sequence[int]]
 
@@ -129,9 +122,8 @@ def over_read(run: RunBuilder) -> Metric:
     ],
 )
 def test_it_is_what_came_after_the_planned_moment(
-    make_run: MakeRun, tokens: list[float], more: dict[str, Any], expected: int
+    run: RunBuilder, tokens: list[float], more: dict[str, Any], expected: int
 ) -> None:
-    run = make_run()
     run.abandon("before", t0=40, tokens=[5, 6, 7], planned_abandon=2, think_ns=0)
     run.abandon("a", t0=40, tokens=tokens, **more)
     run.request("stays", sent=0, tokens=[5, 6, 7], outcome="completed", end=40)
@@ -141,16 +133,14 @@ def test_it_is_what_came_after_the_planned_moment(
     assert figure.max == max(1, expected)
 
 
-def test_bytes_left_in_the_kernel_show_as_resets(make_run: MakeRun) -> None:
-    run = make_run()
+def test_bytes_left_in_the_kernel_show_as_resets(run: RunBuilder) -> None:
     for name, way, wire_close in (("a", "fin", "rst"), ("b", "fin", "fin"), ("c", "rst", "rst")):
         run.abandon(name, t0=9, tokens=[5], think_ns=0, way=way, wire_close=wire_close)
     unread = over_read(run).others["unread_at_t0"]
     assert (unread.n, unread.mean) == (2, 0.5)
 
 
-def test_where_nobody_left_there_is_none(make_run: MakeRun) -> None:
-    run = make_run()
+def test_where_nobody_left_there_is_none(run: RunBuilder) -> None:
     run.request("stays", sent=0, tokens=[5], outcome="completed", end=40)
     figure = over_read_figures(run.frames().requests)["over_read_tokens"]
     assert figure == NotMeasurable("no stream was left by plan")

@@ -1,10 +1,7 @@
 """Waste of servers that tell only counters: tokens, prompts, blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -18,13 +15,9 @@ from harness.analysis.tokens import prompt_total
 from tests.harness.analysis.audited import accounts, verdicts
 from tests.harness.analysis.from_outside import lonely_run, seen
 from tests.harness.told import metric, reason, summary_of
+from tests.made_up.run import RunBuilder
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.made_up.run import RunBuilder
-
-    MakeRun = Callable[[], RunBuilder]
+MakeRun = Callable[[], RunBuilder]
 
 
 def test_waste_of_rounds_is_added_up(make_run: MakeRun) -> None:
@@ -92,16 +85,14 @@ def early_leaver(run: RunBuilder, *, counted: float) -> None:
     run.idle(idle, idle | {"prompt_tokens": 100.0 + counted})
 
 
-def test_prompts_that_were_computed_for_nobody_are_waste(make_run: MakeRun) -> None:
-    run = make_run()
+def test_prompts_that_were_computed_for_nobody_are_waste(run: RunBuilder) -> None:
     early_leaver(run, counted=36)
     wasted = summary_of(run.frames())["metrics"]["wasted_prompt_tokens"]
     assert (wasted["mean"], wasted["n"], wasted["bound"]) == (8.0, 2, "point")
     assert wasted["others"]["total_tokens"] == 16
 
 
-def test_a_counter_that_leaves_aborted_prompts_out_gives_a_lower_bound(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_counter_that_leaves_aborted_prompts_out_gives_a_lower_bound(run: RunBuilder) -> None:
     early_leaver(run, counted=20)
     assert run.manifest.target is not None
     run.manifest.target.spec["metrics"]["prompt_tokens"]["trust"] = "lower"
@@ -109,10 +100,9 @@ def test_a_counter_that_leaves_aborted_prompts_out_gives_a_lower_bound(make_run:
     assert (wasted["mean"], wasted["bound"]) == (0.0, "lower")
 
 
-def test_prompts_that_nobody_was_told_of_are_guessed_and_the_interval_says_so(
-    make_run: MakeRun,
+def test_prompts_of_unknown_length_are_guessed_with_an_interval(
+    run: RunBuilder,
 ) -> None:
-    run = make_run()
     early_leaver(run, counted=50)
     run.request("r3", sent=0, tokens=[10, 20], outcome="completed", end=25, prompt_tokens=14)
     run.abandon("r4", t0=50, tokens=[30])
@@ -123,9 +113,8 @@ def test_prompts_that_nobody_was_told_of_are_guessed_and_the_interval_says_so(
 
 @pytest.mark.parametrize("counted", [20, 40])
 def test_a_prompt_may_be_counted_for_each_of_several_answers(
-    make_run: MakeRun, counted: float
+    run: RunBuilder, counted: float
 ) -> None:
-    run = make_run()
     early_leaver(run, counted=counted)
     for row in run.requests:
         row.n = 2
@@ -152,8 +141,7 @@ def test_a_sum_of_guessed_prompts_is_known_less_well_the_fewer_were_told() -> No
     assert prompts() is None
 
 
-def test_blocks_follow_from_their_share_where_their_number_is_told(make_run: MakeRun) -> None:
-    run = make_run()
+def test_blocks_follow_from_their_share_where_their_number_is_told(run: RunBuilder) -> None:
     run.another_engine()
     run.metrics(running="exact", kv_usage="exact")
     run.abandon("a", t0=50, tokens=[10])
@@ -164,8 +152,8 @@ def test_blocks_follow_from_their_share_where_their_number_is_told(make_run: Mak
     assert summary_of(run.frames())["metrics"]["leaked_blocks"]["mean"] == 10
 
 
-def test_who_was_cut_off_is_counted_among_those_left(make_run: MakeRun) -> None:
-    run = accounts(make_run())
+def test_who_was_cut_off_is_counted_among_those_left(run: RunBuilder) -> None:
+    run = accounts(run)
     run.request("c", sent=0, tokens=[10], outcome="cut_off", end=20, prompt_tokens=10)
     wasted = summary_of(run.frames())["metrics"]["wasted_tokens"]
     assert (wasted["n"], wasted["others"]["cut_off"]) == (2, 1)

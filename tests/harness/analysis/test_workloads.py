@@ -1,10 +1,5 @@
 """The figures that single questions need: asking again, canaries, storms, growth. By hand."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -23,16 +18,11 @@ from harness.analysis.latency import (
 )
 from harness.analysis.leaks import growth_figures
 from harness.records import CpuSample, Role
+from harness.store.frames import RunFrames
 from harness.store.manifest import IdleReading
 from tests.harness.told import metric
 from tests.made_up.rows import at
-
-if TYPE_CHECKING:
-    from harness.store.frames import RunFrames
-    from tests.made_up.run import RunBuilder
-
-    MakeRun = Callable[[], RunBuilder]
-
+from tests.made_up.run import RunBuilder
 
 # Asking again.
 
@@ -51,8 +41,7 @@ def ask_twice(run: RunBuilder) -> None:
     run.step(55, 65, sampled=("b",), b=1)
 
 
-def test_a_repetition_is_told_from_the_first_time(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_repetition_is_told_from_the_first_time(run: RunBuilder) -> None:
     ask_twice(run)
     found = asking_again_figures(run.frames().requests)
     again = metric(found["ttft_again_s"])
@@ -62,8 +51,7 @@ def test_a_repetition_is_told_from_the_first_time(make_run: MakeRun) -> None:
     assert metric(found["attempts_per_answer"]).mean == 2.0
 
 
-def test_what_was_not_computed_again_was_found(make_run: MakeRun) -> None:
-    run = make_run()
+def test_what_was_not_computed_again_was_found(run: RunBuilder) -> None:
     ask_twice(run)
     frames = run.frames()
     found = metric(cached_again_figures(frames, run_facts(frames))["cached_again"])
@@ -71,16 +59,14 @@ def test_what_was_not_computed_again_was_found(make_run: MakeRun) -> None:
     assert found.mean == pytest.approx(8 / 12)
 
 
-def test_nobody_repeated_anything(make_run: MakeRun) -> None:
-    run = make_run()
+def test_nobody_repeated_anything(run: RunBuilder) -> None:
     run.request("a", sent=0, tokens=[10], outcome="completed", end=20)
     frames = run.frames()
     assert asking_again_figures(frames.requests) == {}
     assert cached_again_figures(frames, run_facts(frames)) == {}
 
 
-def test_repetitions_without_an_answer_or_a_log_say_so(make_run: MakeRun) -> None:
-    run = make_run()
+def test_repetitions_without_an_answer_or_a_log_say_so(run: RunBuilder) -> None:
     run.abandon("a", t0=25, tokens=[20])
     run.abandon("b", t0=45, tokens=[40], repeats="a")
     frames = run.frames()
@@ -106,8 +92,7 @@ def sing(run: RunBuilder, name: str, answer: str, *, sent: float, user: int = 0)
     )
 
 
-def test_an_answer_that_differs_from_the_known_one_is_counted(make_run: MakeRun) -> None:
-    run = make_run()
+def test_an_answer_that_differs_from_the_known_one_is_counted(run: RunBuilder) -> None:
     sing(run, "late", "wrong", sent=300)  # the order of rows is not the order of asking
     sing(run, "alone", "right", sent=0)
     sing(run, "then", "right", sent=100)
@@ -122,22 +107,19 @@ def test_an_answer_that_differs_from_the_known_one_is_counted(make_run: MakeRun)
     assert metric(found["canary_itl_s"]).mean == pytest.approx(0.005)
 
 
-def test_an_answer_that_was_cut_off_is_none(make_run: MakeRun) -> None:
-    run = make_run()
+def test_an_answer_that_was_cut_off_is_none(run: RunBuilder) -> None:
     sing(run, "alone", "right", sent=0)
     run.request("b", sent=50, tokens=[60], outcome="cut_off", end=70, role=Role.CANARY, answer="ri")
     found = canary_figures(run.frames().requests)
     assert found["canary_mismatch_rate"] == NotMeasurable("no canary had a second answer")
 
 
-def test_without_canaries_there_are_no_figures_of_them(make_run: MakeRun) -> None:
-    run = make_run()
+def test_without_canaries_there_are_no_figures_of_them(run: RunBuilder) -> None:
     run.request("a", sent=0, tokens=[10], outcome="completed", end=20)
     assert canary_figures(run.frames().requests) == {}
 
 
-def test_the_known_answers_of_all_arms_must_be_alike(make_run: MakeRun) -> None:
-    run = make_run()
+def test_the_known_answers_of_all_arms_must_be_alike(run: RunBuilder) -> None:
     sing(run, "alone", "right", sent=0)
     sing(run, "then", "wrong", sent=50)
     known = known_answers(run.frames().requests)
@@ -168,8 +150,7 @@ def of_storms(frames: RunFrames) -> Figures:
     return storm_figures(cancellations(frames), run_facts(frames))
 
 
-def test_a_storm_with_one_ghost_among_others_has_no_known_end(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_storm_with_one_ghost_among_others_has_no_known_end(run: RunBuilder) -> None:
     for name, reason in (("a", "abort"), ("b", "length")):
         run.abandon(name, t0=100, tokens=[50], trial=0)
         run.events(name, arrived=1, admitted=1, first_token=50)
@@ -178,8 +159,7 @@ def test_a_storm_with_one_ghost_among_others_has_no_known_end(make_run: MakeRun)
     assert (clear.n, clear.n_censored) == (1, 1)
 
 
-def test_a_storm_lasts_from_the_first_who_leaves_to_the_last_block(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_storm_lasts_from_the_first_who_leaves_to_the_last_block(run: RunBuilder) -> None:
     storm(run, 0, 100)
     storm(run, 1, 300)
     found = of_storms(run.frames())
@@ -189,8 +169,7 @@ def test_a_storm_lasts_from_the_first_who_leaves_to_the_last_block(make_run: Mak
     assert metric(found["storm_spread_s"]).p50 == pytest.approx(0.002)
 
 
-def test_a_storm_with_a_ghost_is_censored(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_storm_with_a_ghost_is_censored(run: RunBuilder) -> None:
     storm(run, 0, 100)
     storm(run, 1, 300, reason="length")
     run.steps(300, 320, "x", length=1)  # whole steps: none of them was in its last one
@@ -198,8 +177,7 @@ def test_a_storm_with_a_ghost_is_censored(make_run: MakeRun) -> None:
     assert (clear.n, clear.n_censored) == (2, 1)
 
 
-def test_who_leaves_alone_is_no_storm(make_run: MakeRun) -> None:
-    run = make_run()
+def test_who_leaves_alone_is_no_storm(run: RunBuilder) -> None:
     run.abandon("a", t0=25, tokens=[20])
     assert of_storms(run.frames()) == {}
 
@@ -238,31 +216,31 @@ def _with_cpu(frames: RunFrames, cpu: pd.DataFrame) -> RunFrames:
     return type(frames)(**(fields | {"cpu": cpu}))
 
 
-def test_growth_is_told_by_the_request_that_was_left(make_run: MakeRun) -> None:
+def test_growth_is_told_by_the_request_that_was_left(run: RunBuilder) -> None:
     """Two are left in each loop, and each of the server's two processes keeps 600 bytes of it."""
-    frames = grow(make_run(), 5, bytes_a_loop=600, handles_a_loop=2)
+    frames = grow(run, 5, bytes_a_loop=600, handles_a_loop=2)
     found = growth_figures(frames, run_facts(frames))
     assert metric(found["memory_per_abandon"]).mean == pytest.approx(600)
     assert metric(found["handles_per_abandon"]).mean == pytest.approx(1)
     assert metric(found["handles_per_abandon"]).n == 5
 
 
-def test_a_server_that_stays_as_it_is_does_not_grow(make_run: MakeRun) -> None:
-    frames = grow(make_run(), 5, bytes_a_loop=0, handles_a_loop=0)
+def test_a_server_that_stays_as_it_is_does_not_grow(run: RunBuilder) -> None:
+    frames = grow(run, 5, bytes_a_loop=0, handles_a_loop=0)
     found = growth_figures(frames, run_facts(frames))
     assert metric(found["memory_per_abandon"]).mean == 0
     assert metric(found["handles_per_abandon"]).mean_ci95 == (0, 0)
 
 
-def test_too_few_loops_and_a_server_elsewhere_say_so(make_run: MakeRun) -> None:
-    frames = grow(make_run(), 4, bytes_a_loop=0, handles_a_loop=0)
+def test_too_few_loops_and_a_server_elsewhere_say_so(run: RunBuilder) -> None:
+    frames = grow(run, 4, bytes_a_loop=0, handles_a_loop=0)
     few = growth_figures(frames, run_facts(frames))["memory_per_abandon"]
     assert isinstance(few, NotMeasurable)
     assert "4 calm readings, and 5 are needed" in few.reason
 
 
-def test_a_server_on_another_machine_is_not_seen(make_run: MakeRun) -> None:
-    frames = grow(make_run(), 5, bytes_a_loop=0, handles_a_loop=0)
+def test_a_server_on_another_machine_is_not_seen(run: RunBuilder) -> None:
+    frames = grow(run, 5, bytes_a_loop=0, handles_a_loop=0)
     seen = frames.cpu[np.isin(frames.cpu["process"], ["machine", "load"])]
     frames = _with_cpu(frames, seen)
     found = growth_figures(frames, run_facts(frames))["handles_per_abandon"]
@@ -281,24 +259,21 @@ def race(run: RunBuilder, *, seen: float) -> None:
     run.steps(5, 9, "other")
 
 
-def test_whose_last_step_ran_when_the_server_saw_it_leave_is_no_ghost(make_run: MakeRun) -> None:
-    run = make_run()
+def test_whose_last_step_ran_when_the_server_saw_it_leave_is_no_ghost(run: RunBuilder) -> None:
     race(run, seen=41)
     (row,) = cancellations(run.frames()).to_dict("records")
     assert row["phase"] == "ended"
     assert pd.isna(row["ghost"])
 
 
-def test_who_was_seen_a_whole_step_before_the_end_is_one(make_run: MakeRun) -> None:
-    run = make_run()
+def test_who_was_seen_a_whole_step_before_the_end_is_one(run: RunBuilder) -> None:
     race(run, seen=39)
     (row,) = cancellations(run.frames()).to_dict("records")
     assert row["phase"] == "decode"
     assert row["ghost"]
 
 
-def test_who_was_seen_too_late_is_judged_by_its_leaving(make_run: MakeRun) -> None:
-    run = make_run()
+def test_who_was_seen_too_late_is_judged_by_its_leaving(run: RunBuilder) -> None:
     race(run, seen=55)
     (row,) = cancellations(run.frames()).to_dict("records")
     assert row["ghost"]
@@ -306,9 +281,8 @@ def test_who_was_seen_too_late_is_judged_by_its_leaving(make_run: MakeRun) -> No
 
 @pytest.mark.parametrize(("plan", "due"), [("last_token", (0, 1)), ("tokens:2", (1, 1))])
 def test_an_abort_is_not_due_for_who_left_as_the_last_token_came(
-    make_run: MakeRun, plan: str, due: tuple[int, int]
+    run: RunBuilder, plan: str, due: tuple[int, int]
 ) -> None:
-    run = make_run()
     run.abandon("a", t0=33, tokens=[21, 31], max_tokens=3, plan=plan)
     run.metrics(aborted="exact")
     run.idle({"aborted": 0}, {"aborted": 0})
