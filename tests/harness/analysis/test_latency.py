@@ -194,34 +194,6 @@ def test_the_measurement_floor(make_run: MakeRun) -> None:
     assert reason(capacity_of(make_run())["scrape_interval_s"]) == ("the run did not scrape")
 
 
-def test_leaks_are_differences_of_idle_gauges(run: RunBuilder) -> None:
-    run.metrics(running="exact", free_blocks="exact", preemptions="exact")
-    run.idle(
-        {"running": 0, "free_blocks": 100, "preemptions": 4},
-        {"running": 1, "free_blocks": 93, "preemptions": 9},
-    )
-    figures = counters_of(run)
-    assert metric(figures["leaked_slots"]).mean == 1
-    assert metric(figures["leaked_blocks"]).mean == 7
-    assert metric(figures["preemptions"]).mean == 5
-    assert "recomputed tokens" in reason(figures["recomputed_tokens"])
-
-
-def test_an_even_balance_is_a_plain_zero(run: RunBuilder) -> None:
-    run.idle({"free_blocks": 100}, {"free_blocks": 100})
-    assert str(metric(counters_of(run)["leaked_blocks"]).mean) == "0.0"
-
-
-def test_gauges_that_were_not_read_leak_nothing_known(run: RunBuilder) -> None:
-    run.metrics(running="exact")
-    assert "its_running was not read" in reason(counters_of(run)["leaked_slots"])
-
-
-def test_a_role_that_is_not_told_is_named_in_words(run: RunBuilder) -> None:
-    why = reason(counters_of(run)["leaked_slots"])
-    assert why == "reference does not show its running requests"
-
-
 def test_the_lifecycle_counts_preemptions_exactly(run: RunBuilder) -> None:
     run.metrics(preemptions="exact")
     run.idle({"preemptions": 0}, {"preemptions": 1})

@@ -103,7 +103,7 @@ def probe(run: RunBuilder) -> None:
 
 
 def just_enough(run: RunBuilder) -> None:
-    """2 generated at t0, 10 ms a step: with 402 tokens just twice the settle time of 2 s is left."""
+    """2 generated at t0, 10 ms a step: twice the settle time of 2 s is just left of 402 tokens."""
     run.requests[0].max_tokens = 402
 
 

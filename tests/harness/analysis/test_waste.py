@@ -10,12 +10,15 @@ from msgspec import structs
 
 from harness.analysis.black_box import figures_from_outside
 from harness.analysis.facts import run_facts
-from harness.analysis.leaks import leak_figures
+from harness.analysis.figure import NotMeasurable
+from harness.analysis.littles_law import unread_tokens
 from harness.analysis.tokens import prompt_total
+from harness.records import Outcome
 from tests.harness.analysis.audited import accounts, verdicts
 from tests.harness.analysis.from_outside import lonely_run, seen
 from tests.harness.told import metric, reason, summary_of
 from tests.made_up.run import RunBuilder
+from tests.made_up.servers import lonely
 
 MakeRun = Callable[[], RunBuilder]
 
@@ -64,13 +67,6 @@ def test_of_a_request_for_several_answers_all_may_be_wasted(make_run: MakeRun) -
         assert latency.upper95 is not None
         limits.append(upper.mean / (latency.upper95 / 0.030 + 2))
     assert limits == pytest.approx([1, 3])
-
-
-def test_fewer_than_before_are_no_leak(make_run: MakeRun) -> None:
-    run = lonely_run(make_run)
-    run.idle({"running": 2.0}, {"running": 0.0})
-    found = leak_figures(run_facts(run.frames()))["leaked_slots"]
-    assert reason(found).startswith("its_running was 2 before the load and 0 after it")
 
 
 def early_leaver(run: RunBuilder, *, counted: float) -> None:
@@ -141,19 +137,26 @@ def test_a_sum_of_guessed_prompts_is_known_less_well_the_fewer_were_told() -> No
     assert prompts() is None
 
 
-def test_blocks_follow_from_their_share_where_their_number_is_told(run: RunBuilder) -> None:
-    run.another_engine()
-    run.metrics(running="exact", kv_usage="exact")
-    run.abandon("a", t0=50, tokens=[10])
-    run.idle({"running": 0.0, "kv_usage": 0.0}, {"running": 0.0, "kv_usage": 0.0102})
-    assert "leaked_blocks" in summary_of(run.frames())["not_measurable"]
-    assert run.manifest.target is not None
-    run.manifest.target.blocks_found = 1000
-    assert summary_of(run.frames())["metrics"]["leaked_blocks"]["mean"] == 10
-
-
 def test_who_was_cut_off_is_counted_among_those_left(run: RunBuilder) -> None:
     run = accounts(run)
     run.request("c", sent=0, tokens=[10], outcome="cut_off", end=20, prompt_tokens=10)
     wasted = summary_of(run.frames())["metrics"]["wasted_tokens"]
     assert (wasted["n"], wasted["others"]["cut_off"]) == (2, 1)
+
+
+def test_unread_tokens_are_counted_by_blocks(run: RunBuilder) -> None:
+    lonely(run)
+    frames = run.frames()
+    found = unread_tokens(frames, run_facts(frames))
+    assert not isinstance(found, NotMeasurable)
+    assert found.mean == 4.0
+
+
+def test_a_request_that_was_cut_off_makes_no_figure_of_cancellation(run: RunBuilder) -> None:
+    lonely(run)
+    for row in run.requests:
+        row.outcome, row.abandoned_ns = Outcome.CUT_OFF, None
+    summary = summary_of(run.frames())
+    for name in ("cancel_latency_s", "ghost_rate", "wasted_tokens"):
+        assert "no request was abandoned" in summary["not_measurable"][name]
+    assert summary["audit"]["client"]["cut_off"] == 1

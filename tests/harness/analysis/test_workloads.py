@@ -1,7 +1,7 @@
-"""The figures that single questions need: asking again, canaries, storms, growth. By hand."""
+"""The figures that single questions need: asking again, canaries, storms, races. By hand."""
 
-import numpy as np
-import pandas as pd
+from collections.abc import Collection
+
 import pytest
 
 from harness.analysis.audit import audit
@@ -16,12 +16,9 @@ from harness.analysis.latency import (
     canary_remarks,
     known_answers,
 )
-from harness.analysis.leaks import growth_figures
-from harness.records import CpuSample, Role
+from harness.records import Role
 from harness.store.frames import RunFrames
-from harness.store.manifest import IdleReading
 from tests.harness.told import metric
-from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder
 
 # Asking again.
@@ -41,29 +38,29 @@ def ask_twice(run: RunBuilder) -> None:
     run.step(55, 65, sampled=("b",), b=1)
 
 
-def test_a_repetition_is_told_from_the_first_time(run: RunBuilder) -> None:
+def test_a_repetition_has_its_own_latency_and_cached_prompt(
+    run: RunBuilder,
+) -> None:
     ask_twice(run)
-    found = asking_again_figures(run.frames().requests)
+    frames = run.frames()
+    found = asking_again_figures(frames.requests)
     again = metric(found["ttft_again_s"])
     assert again.n == 1
     assert again.p50 == pytest.approx(0.015)
     assert again.others["asked_first"].p50 == pytest.approx(0.020)
     assert metric(found["attempts_per_answer"]).mean == 2.0
+    cached = metric(cached_again_figures(frames, run_facts(frames))["cached_again"])
+    assert cached.n == 1
+    assert cached.mean == pytest.approx(8 / 12)
 
 
-def test_what_was_not_computed_again_was_found(run: RunBuilder) -> None:
-    ask_twice(run)
+def test_without_repetitions_canaries_or_storms_there_are_no_figures_of_them(
+    run: RunBuilder,
+) -> None:
+    run.abandon("a", t0=25, tokens=[20])
     frames = run.frames()
-    found = metric(cached_again_figures(frames, run_facts(frames))["cached_again"])
-    assert found.n == 1
-    assert found.mean == pytest.approx(8 / 12)
-
-
-def test_nobody_repeated_anything(run: RunBuilder) -> None:
-    run.request("a", sent=0, tokens=[10], outcome="completed", end=20)
-    frames = run.frames()
-    assert asking_again_figures(frames.requests) == {}
-    assert cached_again_figures(frames, run_facts(frames)) == {}
+    assert asking_again_figures(frames.requests) == canary_figures(frames.requests) == {}
+    assert cached_again_figures(frames, run_facts(frames)) == of_storms(frames) == {}
 
 
 def test_repetitions_without_an_answer_or_a_log_say_so(run: RunBuilder) -> None:
@@ -114,11 +111,6 @@ def test_an_answer_that_was_cut_off_is_none(run: RunBuilder) -> None:
     assert found["canary_mismatch_rate"] == NotMeasurable("no canary had a second answer")
 
 
-def test_without_canaries_there_are_no_figures_of_them(run: RunBuilder) -> None:
-    run.request("a", sent=0, tokens=[10], outcome="completed", end=20)
-    assert canary_figures(run.frames().requests) == {}
-
-
 def test_the_known_answers_of_all_arms_must_be_alike(run: RunBuilder) -> None:
     sing(run, "alone", "right", sent=0)
     sing(run, "then", "wrong", sent=50)
@@ -135,28 +127,19 @@ def test_the_known_answers_of_all_arms_must_be_alike(run: RunBuilder) -> None:
 # Storms.
 
 
-def storm(run: RunBuilder, number: int, start: float, *, reason: str = "abort") -> None:
+def storm(run: RunBuilder, number: int, start: float, *, ghosts: Collection[int] = ()) -> None:
     """Two leave 2 ms apart; the blocks of the second are free 8 ms after the first left."""
     for i in range(2):
         name = f"s{number}{i}"
         run.abandon(name, t0=start + 2 * i, tokens=[start - 5], trial=number)
         run.events(name, arrived=start - 40, admitted=start - 30, first_token=start - 5)
         run.events(name, disconnected=start + 3, abort_received=start + 4)
-        gone = start + 6 + 2 * i
+        gone, reason = start + 6 + 2 * i, "length" if i in ghosts else "abort"
         run.events(name, reason=reason, removed=gone, blocks_freed=gone, finished=gone)
 
 
 def of_storms(frames: RunFrames) -> Figures:
     return storm_figures(cancellations(frames), run_facts(frames))
-
-
-def test_a_storm_with_one_ghost_among_others_has_no_known_end(run: RunBuilder) -> None:
-    for name, reason in (("a", "abort"), ("b", "length")):
-        run.abandon(name, t0=100, tokens=[50], trial=0)
-        run.events(name, arrived=1, admitted=1, first_token=50)
-        run.events(name, reason=reason, removed=150, blocks_freed=150, finished=150)
-    clear = metric(of_storms(run.frames())["storm_clear_s"])
-    assert (clear.n, clear.n_censored) == (1, 1)
 
 
 def test_a_storm_lasts_from_the_first_who_leaves_to_the_last_block(run: RunBuilder) -> None:
@@ -169,82 +152,13 @@ def test_a_storm_lasts_from_the_first_who_leaves_to_the_last_block(run: RunBuild
     assert metric(found["storm_spread_s"]).p50 == pytest.approx(0.002)
 
 
-def test_a_storm_with_a_ghost_is_censored(run: RunBuilder) -> None:
+@pytest.mark.parametrize("ghosts", [{0}, {0, 1}])
+def test_a_storm_with_a_ghost_is_censored(run: RunBuilder, ghosts: set[int]) -> None:
     storm(run, 0, 100)
-    storm(run, 1, 300, reason="length")
+    storm(run, 1, 300, ghosts=ghosts)
     run.steps(300, 320, "x", length=1)  # whole steps: none of them was in its last one
     clear = metric(of_storms(run.frames())["storm_clear_s"])
     assert (clear.n, clear.n_censored) == (2, 1)
-
-
-def test_who_leaves_alone_is_no_storm(run: RunBuilder) -> None:
-    run.abandon("a", t0=25, tokens=[20])
-    assert of_storms(run.frames()) == {}
-
-
-# Growth.
-
-
-SERVER = ("frontend", "worker")
-
-
-def grow(run: RunBuilder, loops: int, *, bytes_a_loop: int, handles_a_loop: int) -> RunFrames:
-    """After each loop two more have left; the worker is read just before."""
-    for i in range(loops):
-        for j in range(2):
-            run.abandon(f"r{i}{j}", t0=100 * i + 50, tokens=[100 * i + 40.0])
-        run.manifest.idle.loops.append(IdleReading(t_ns=at(100 * i + 90), values={"running": 0}))
-    frames = run.frames()
-    rows = [
-        CpuSample(
-            t_ns=at(100 * i + 80),
-            process=name,
-            cores=0.1,
-            rss_bytes=10_000 + (bytes_a_loop * i if name in SERVER else 7 * i**2),
-            handles=20 + (handles_a_loop * i if name == "worker" else 0),
-        )
-        for i in range(loops)
-        for name in (*SERVER, "load", "machine")
-    ]
-    names = CpuSample.__struct_fields__
-    cpu = pd.DataFrame({name: [getattr(row, name) for row in rows] for name in names})
-    return _with_cpu(frames, cpu)
-
-
-def _with_cpu(frames: RunFrames, cpu: pd.DataFrame) -> RunFrames:
-    fields = {name: getattr(frames, name) for name in type(frames).__slots__}
-    return type(frames)(**(fields | {"cpu": cpu}))
-
-
-def test_growth_is_told_by_the_request_that_was_left(run: RunBuilder) -> None:
-    """Two are left in each loop, and each of the server's two processes keeps 600 bytes of it."""
-    frames = grow(run, 5, bytes_a_loop=600, handles_a_loop=2)
-    found = growth_figures(frames, run_facts(frames))
-    assert metric(found["memory_per_abandon"]).mean == pytest.approx(600)
-    assert metric(found["handles_per_abandon"]).mean == pytest.approx(1)
-    assert metric(found["handles_per_abandon"]).n == 5
-
-
-def test_a_server_that_stays_as_it_is_does_not_grow(run: RunBuilder) -> None:
-    frames = grow(run, 5, bytes_a_loop=0, handles_a_loop=0)
-    found = growth_figures(frames, run_facts(frames))
-    assert metric(found["memory_per_abandon"]).mean == 0
-    assert metric(found["handles_per_abandon"]).mean_ci95 == (0, 0)
-
-
-def test_too_few_loops_and_a_server_elsewhere_say_so(run: RunBuilder) -> None:
-    frames = grow(run, 4, bytes_a_loop=0, handles_a_loop=0)
-    few = growth_figures(frames, run_facts(frames))["memory_per_abandon"]
-    assert isinstance(few, NotMeasurable)
-    assert "4 calm readings, and 5 are needed" in few.reason
-
-
-def test_a_server_on_another_machine_is_not_seen(run: RunBuilder) -> None:
-    frames = grow(run, 5, bytes_a_loop=0, handles_a_loop=0)
-    seen = frames.cpu[np.isin(frames.cpu["process"], ["machine", "load"])]
-    frames = _with_cpu(frames, seen)
-    found = growth_figures(frames, run_facts(frames))["handles_per_abandon"]
-    assert isinstance(found, NotMeasurable)
 
 
 # Who leaves as the last token comes.
@@ -259,24 +173,21 @@ def race(run: RunBuilder, *, seen: float) -> None:
     run.steps(5, 9, "other")
 
 
-def test_whose_last_step_ran_when_the_server_saw_it_leave_is_no_ghost(run: RunBuilder) -> None:
-    race(run, seen=41)
+@pytest.mark.parametrize(
+    ("seen", "is_ghost"),
+    [
+        (41, False),  # in its last step: a cancel would have been applied at its end
+        (39, True),  # a whole step before the end
+        (55, True),  # too late: judged by its leaving
+    ],
+)
+def test_a_request_seen_leaving_in_its_last_step_is_no_ghost(
+    run: RunBuilder, seen: float, is_ghost: bool
+) -> None:
+    race(run, seen=seen)
     (row,) = cancellations(run.frames()).to_dict("records")
-    assert row["phase"] == "ended"
-    assert pd.isna(row["ghost"])
-
-
-def test_who_was_seen_a_whole_step_before_the_end_is_one(run: RunBuilder) -> None:
-    race(run, seen=39)
-    (row,) = cancellations(run.frames()).to_dict("records")
-    assert row["phase"] == "decode"
-    assert row["ghost"]
-
-
-def test_who_was_seen_too_late_is_judged_by_its_leaving(run: RunBuilder) -> None:
-    race(run, seen=55)
-    (row,) = cancellations(run.frames()).to_dict("records")
-    assert row["ghost"]
+    assert row["phase"] == ("decode" if is_ghost else "ended")
+    assert row["ghost"] is (True if is_ghost else None)
 
 
 @pytest.mark.parametrize(("plan", "due"), [("last_token", (0, 1)), ("tokens:2", (1, 1))])

@@ -1,0 +1,191 @@
+"""Losses that last: leaks, their slopes, growth, and a server that is wedged."""
+
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from harness.analysis.facts import run_facts
+from harness.analysis.figure import Figures
+from harness.analysis.leaks import growth_figures, leak_figures
+from harness.records import CpuSample
+from harness.store.frames import RunFrames
+from harness.store.manifest import IdleReading, Probing
+from tests.harness.told import metric, reason, summary_of
+from tests.made_up.rows import at
+from tests.made_up.run import RunBuilder
+from tests.made_up.servers import lonely
+
+
+def leaks_of(run: RunBuilder) -> Figures:
+    return leak_figures(run_facts(run.frames()))
+
+
+def test_leaks_are_differences_of_idle_gauges(run: RunBuilder) -> None:
+    run.metrics(running="exact", free_blocks="exact")
+    run.idle({"running": 0, "free_blocks": 100}, {"running": 1, "free_blocks": 93})
+    assert metric(leaks_of(run)["leaked_slots"]).mean == 1
+    assert metric(leaks_of(run)["leaked_blocks"]).mean == 7
+    run.idle({"running": 2, "free_blocks": 100}, {"running": 0, "free_blocks": 100})
+    assert reason(leaks_of(run)["leaked_slots"]).startswith("its_running was 2 before the load")
+    assert str(metric(leaks_of(run)["leaked_blocks"]).mean) == "0.0"
+
+
+def test_gauges_that_were_not_read_leak_nothing_known(run: RunBuilder) -> None:
+    assert reason(leaks_of(run)["leaked_slots"]) == "reference does not show its running requests"
+    run.metrics(running="exact")
+    assert "its_running was not read" in reason(leaks_of(run)["leaked_slots"])
+
+
+def test_blocks_follow_from_their_share_where_their_number_is_known(run: RunBuilder) -> None:
+    run.another_engine()
+    run.metrics(running="exact", kv_usage="exact")
+    run.idle({"running": 0.0, "kv_usage": 0.0}, {"running": 0.0, "kv_usage": 0.0102})
+    assert "does not show its free blocks" in reason(leaks_of(run)["leaked_blocks"])
+    assert run.manifest.target is not None
+    run.manifest.target.blocks_found = 1000
+    assert metric(leaks_of(run)["leaked_blocks"]).mean == 10
+    assert metric(leaks_of(run)["leaked_kv_share"]).mean == 0.0102
+
+
+def growth(frames: RunFrames) -> Figures:
+    return growth_figures(frames, run_facts(frames))
+
+
+def loops(run: RunBuilder, free: list[float]) -> Figures:
+    run.another_engine()
+    run.metrics(free_blocks="exact")
+    run.idle({"free_blocks": 100.0}, {"free_blocks": free[-1]})
+    for number, value in enumerate(free, start=1):
+        for i in range(3):
+            run.abandon(f"{number}-{i}", t0=100 * number + i, tokens=[50])
+        read = IdleReading(t_ns=at(100 * number + 50), values={"free_blocks": value})
+        run.manifest.idle.loops.append(read)
+    return growth(run.frames())
+
+
+def test_a_leak_is_a_slope_and_one_odd_reading_does_not_move_it(run: RunBuilder) -> None:
+    slope = metric(loops(run, [94.0, 88.0, 60.0, 76.0, 70.0, 64.0])["leaked_blocks_per_abandon"])
+    assert slope.n == 6
+    assert slope.mean == pytest.approx(2.0)
+
+
+def test_what_only_varies_does_not_leak(run: RunBuilder) -> None:
+    limits = metric(loops(run, [99.0, 100.0, 99.0, 100.0, 100.0])["leaked_blocks_per_abandon"])
+    assert limits.mean_ci95 is not None
+    assert limits.mean_ci95[0] <= 0.0 <= limits.mean_ci95[1]
+
+
+def test_too_few_loops_are_said_to_be(run: RunBuilder) -> None:
+    found = loops(run, [94.0, 88.0])
+    why = "not enough data for a slope: 2 {} readings, and {} are needed (`run.loops`)"
+    assert reason(found["leaked_blocks_per_abandon"]) == why.format("idle", 4)
+    assert reason(found["handles_per_abandon"]) == why.format("calm", 5)
+
+
+def grow(run: RunBuilder, *, bytes_a_loop: int, handles_a_loop: int) -> RunFrames:
+    """After each of five loops two more have left; the worker is read just before."""
+    rows = []
+    for i in range(5):
+        for j in range(2):
+            run.abandon(f"r{i}{j}", t0=100 * i + 50, tokens=[100 * i + 40.0])
+        run.manifest.idle.loops.append(IdleReading(t_ns=at(100 * i + 90), values={"running": 0}))
+        for name in ("frontend", "worker", "load", "machine"):
+            is_server = name in ("frontend", "worker")
+            row: dict[str, Any] = {"t_ns": at(100 * i + 80), "process": name, "cores": 0.1}
+            row["rss_bytes"] = 10_000 + (bytes_a_loop * i if is_server else 7 * i**2)
+            row["handles"] = 20 + (handles_a_loop * i if name == "worker" else 0)
+            rows.append(row)
+    assert set(rows[0]) == set(CpuSample.__struct_fields__)
+    return replace(run.frames(), cpu=pd.DataFrame(rows))
+
+
+def test_growth_is_by_the_request_that_was_left(run: RunBuilder) -> None:
+    """Two are left in each loop, and each of the server's two processes keeps 600 bytes of it."""
+    found = growth(grow(run, bytes_a_loop=600, handles_a_loop=2))
+    assert metric(found["memory_per_abandon"]).mean == pytest.approx(600)
+    handles = metric(found["handles_per_abandon"])
+    assert handles.n == 5
+    assert handles.mean == pytest.approx(1)
+
+
+def test_a_server_that_stays_as_it_is_does_not_grow(run: RunBuilder) -> None:
+    frames = grow(run, bytes_a_loop=0, handles_a_loop=0)
+    assert metric(growth(frames)["handles_per_abandon"]).mean_ci95 == (0, 0)
+    elsewhere = replace(frames, cpu=frames.cpu[frames.cpu["process"].isin(["machine", "load"])])
+    assert "not on this machine" in reason(growth(elsewhere)["handles_per_abandon"])
+
+
+@pytest.mark.parametrize(
+    ("after", "later", "trust", "lost", "of", "said"),
+    [
+        (6, 31, "exact", [], "ghosts or lost slots", "ghosts: 25 more tokens were counted"),
+        (6, 6, "exact", ["slots", "blocks"], None, "no token was counted any more: lost slots"),
+        # A counter that rests until a request is released proves no loss.
+        (6, 6, "exact_when_idle", [], "ghosts or lost slots", "still generate is not known"),
+    ],
+)
+def test_a_slot_is_lost_only_if_nothing_is_computed(
+    run: RunBuilder,
+    after: float,
+    later: float,
+    trust: str,
+    lost: list[str],
+    of: str | None,
+    said: str,
+) -> None:
+    lonely(run)
+    run.metrics(running="exact", waiting="exact", generated_tokens=trust)
+    run.manifest.idle.after |= {"running": 1.0, "generated_tokens": after}
+    run.manifest.idle.later = {"running": 1.0, "waiting": 0.0, "generated_tokens": later}
+    summary = summary_of(run.frames())
+    assert summary["breakdown"]["leaks_lost"] == lost
+    assert any(said in one["text"] for one in summary["validity"])
+    ghosts = summary["metrics"]["ghost_rate"]
+    assert (ghosts["of"], ghosts["bound"]) == (of, "lower")
+    assert (ghosts["mean"], ghosts["others"].get("lost_slots")) == ((0, 1) if lost else (1, None))
+    assert ghosts["others"].get("still_generating", 0.0) == later - after
+    assert summary["metrics"]["leaked_slots"]["mean"] == 1.0
+
+
+def test_calls_to_decode_show_whether_anything_is_computed(run: RunBuilder) -> None:
+    lonely(run)
+    run.metrics(running="exact", generated_tokens="exact_when_idle", decode_calls="exact")
+    run.manifest.idle.after |= {"running": 1.0, "decode_calls": 10.0}
+    for later, lost in ((10.0, ["slots", "blocks"]), (30.0, [])):
+        run.manifest.idle.later = {"running": 1.0, "generated_tokens": 6.0, "decode_calls": later}
+        summary = summary_of(run.frames())
+        assert summary["breakdown"]["leaks_lost"] == lost
+        texts = [one["text"] for one in summary["validity"]]
+        assert any("ghosts: the server still computed" in t for t in texts) is (not lost)
+
+
+SILENT = "wedged: after the settle time 1 of 1 short requests were not answered (ReadTimeout), and "
+
+
+@pytest.mark.parametrize(
+    ("probing", "wedged", "said"),
+    [
+        ({"healthy": True, "errors": ["ReadTimeout"]}, True, f"{SILENT}the server calls itself"),
+        ({"healthy": False, "errors": ["ReadTimeout"]}, False, SILENT.removeprefix("wedged: ")),
+        ({"healthy": None, "errors": ["ReadTimeout"]}, None, "and the server has no /health"),
+        ({"healthy": True}, False, None),
+        (
+            {"healthy": True, "errors": ["status 429"], "is_silent": False},
+            False,
+            "the server answers short requests with: status 429; it calls itself healthy",
+        ),
+    ],
+)
+def test_wedged_is_healthy_without_answers(
+    run: RunBuilder, probing: dict[str, Any], wedged: bool | None, said: str | None
+) -> None:
+    lonely(run)
+    default: dict[str, Any] = {"sent": 1, "errors": [], "is_silent": True}
+    run.manifest.probing = Probing(**default | probing)
+    summary = summary_of(run.frames())
+    assert summary["wedged"] is wedged
+    found = [one["text"] for one in summary["validity"] if "short requests" in one["text"]]
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]
