@@ -35,7 +35,7 @@ from typing import Final
 import numpy as np
 
 from tests.bench.ratio import Bound, Ratio, UnavailableError, share, within
-from tests.bench.streaming import OURS, Got, Sent, Traffic, Watched, watch
+from tests.bench.streaming import OURS, Answer, Traffic, Watched, watch
 
 BARE: Final = "bare protocol on uvloop"
 STOCK: Final = "httpx.AsyncClient"
@@ -171,13 +171,13 @@ def percentiles(what: str, rounds: list[Times], percentile: int, bound: Bound) -
     return share(what, "ms", client, server, bound)
 
 
-def _both(watched: Watched) -> list[tuple[Got, Sent]]:
+def _both(watched: Watched) -> list[tuple[Answer, Answer]]:
     """The answers that were asked for and begun in the window."""
     both = [(watched.got[key], sent) for key, sent in watched.sent.items() if key in watched.got]
     return [
         (got, sent)
         for got, sent in both
-        if watched.start_ns < got.sent_ns < watched.end_ns and got.tokens_ns and sent.tokens_ns
+        if watched.start_ns < got.began_ns < watched.end_ns and got.tokens_ns and sent.tokens_ns
     ]
 
 
@@ -185,8 +185,8 @@ def _ttfts(watched: Watched) -> Times:
     """By the client from its sending on, by the server from the arrival of the request on."""
     both = _both(watched)
     return (
-        [got.tokens_ns[0] - got.sent_ns for got, _ in both],
-        [sent.tokens_ns[0] - sent.received_ns for _, sent in both],
+        [got.tokens_ns[0] - got.began_ns for got, _ in both],
+        [sent.tokens_ns[0] - sent.began_ns for _, sent in both],
     )
 
 

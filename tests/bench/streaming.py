@@ -52,17 +52,10 @@ class Traffic:
     is_staggered: bool = True
 
 
-class Sent(NamedTuple):
-    """The server's truth about one answer."""
+class Answer(NamedTuple):
+    """One answer as its client saw it (`began_ns`: it asked), or its server (the request came)."""
 
-    received_ns: int
-    tokens_ns: list[int]
-
-
-class Got(NamedTuple):
-    """The client's view of one answer."""
-
-    sent_ns: int
+    began_ns: int
     tokens_ns: list[int]
 
 
@@ -110,19 +103,19 @@ def _plan(url: str, streams: int, folder: Path) -> LoadPlan:
     )
 
 
-def _read_answers(folder: Path) -> dict[str, Got]:
+def _read_answers(folder: Path) -> dict[str, Answer]:
     """What the client left behind: times, or rows."""
     file = folder / "times.json"
     if file.exists():
         times: dict[str, list[int]] = json.loads(file.read_text())
-        return {request_id: Got(stamps[0], stamps[1:]) for request_id, stamps in times.items()}
+        return {request_id: Answer(stamps[0], stamps[1:]) for request_id, stamps in times.items()}
     rows = ShardReader(folder, RequestRow).read_new()
-    return {row.request_id: Got(row.sent_ns, row.token_times_ns) for row in rows}
+    return {row.request_id: Answer(row.sent_ns, row.token_times_ns) for row in rows}
 
 
-def _read_log(file: Path) -> dict[str, Sent]:
+def _read_log(file: Path) -> dict[str, Answer]:
     answers = map(json.loads, file.read_text().splitlines())
-    return {one["request_id"]: Sent(one["received_ns"], one["sent_ns"]) for one in answers}
+    return {one["request_id"]: Answer(one["received_ns"], one["sent_ns"]) for one in answers}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +128,8 @@ class Watched:
     cpu_ns: int
     rss_before_bytes: int
     rss_bytes: int
-    sent: Mapping[str, Sent]
-    got: Mapping[str, Got]
+    sent: Mapping[str, Answer]
+    got: Mapping[str, Answer]
 
     @property
     def tokens_received(self) -> int:

@@ -19,7 +19,7 @@ from tests.bench.load_generator import (
     rivals_here,
 )
 from tests.bench.ratio import Bound, Figure, Ratio, UnavailableError, share, times_as_fast
-from tests.bench.streaming import Got, Sent, Traffic, Watched
+from tests.bench.streaming import Answer, Traffic, Watched
 
 
 @pytest.mark.slow
@@ -81,8 +81,8 @@ def watched(sent_ns: list[int], got_ns: list[int]) -> Watched:
         cpu_ns=1_000_000,
         rss_before_bytes=1,
         rss_bytes=1,
-        sent={"r": Sent(0, sent_ns)},
-        got={"r": Got(0, got_ns)},
+        sent={"r": Answer(0, sent_ns)},
+        got={"r": Answer(0, got_ns)},
     )
 
 

@@ -3,6 +3,7 @@
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -68,39 +69,40 @@ def test_the_official_client_gets_openai_errors(client: openai.OpenAI) -> None:
         client.completions.create(model="tiny", prompt="x", max_tokens=0)
 
 
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "unary"])
-@pytest.mark.parametrize("phase", ["queued", "running"])
-def test_leaving_frees_everything(engine: RunningEngine, stream: bool, phase: str) -> None:
-    name = f"leaver-{stream}-{phase}"
-    fillers = (
-        [post_raw(engine, f"filler-{name}-{i}") for i in range(2)] if phase == "queued" else []
-    )
-    for i, _ in enumerate(fillers):
-        engine.wait_for("first_token", f"filler-{name}-{i}")
-    leaver = post_raw(engine, name, stream=stream)
-    engine.wait_for("arrived" if phase == "queued" else "first_token", name)
-    leaver.close()
-    finished = engine.wait_for("finished", name)
-    assert finished["reason"] == "abort"
+@pytest.mark.parametrize(
+    ("phase", "stream", "is_reset"),
+    [
+        ("queued", True, False),
+        ("queued", False, False),
+        ("running", True, False),
+        ("running", False, False),
+        ("running", True, True),
+    ],
+)
+def test_leaving_frees_everything(
+    engine: RunningEngine, phase: str, stream: bool, is_reset: bool
+) -> None:
+    name = f"leaver-{phase}-{stream}-{is_reset}"
+    others = [f"filler-{name}-{i}" for i in range(2 if phase == "queued" else 0)]
+    with ExitStack() as fillers:
+        for other in others:
+            fillers.enter_context(post_raw(engine, other))
+            engine.wait_for("first_token", other)
+        leaver = post_raw(engine, name, stream=stream)
+        engine.wait_for("arrived" if phase == "queued" else "first_token", name)
+        if is_reset:
+            read_until(leaver, b"data: ")
+            leaver.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+        leaver.close()
+        finished = engine.wait_for("finished", name)
+    assert (finished["reason"], finished["num_generated"] < 3000) == ("abort", True)
     stages = ["disconnected", "abort_sent", "abort_received", "removed", "blocks_freed", "finished"]
-    expected = ["arrived"] + (["admitted", "first_token"] if phase == "running" else []) + stages
-    assert engine.order(name) == expected
-    assert finished["num_generated"] < 3000
-    for filler in fillers:
-        filler.close()
-    for i, _ in enumerate(fillers):
-        engine.wait_for("finished", f"filler-{name}-{i}")
+    begun = ["admitted", "first_token"] if phase == "running" else []
+    assert engine.order(name) == ["arrived", *begun, *stages]
+    for other in others:
+        engine.wait_for("finished", other)
     assert engine.metric("vllm:num_requests_running") == 0
     assert engine.metric("walkaway_engine_free_blocks") == 4096
-
-
-def test_a_reset_is_a_leaving_too(engine: RunningEngine) -> None:
-    leaver = post_raw(engine, "reset", stream=True)
-    read_until(leaver, b"data: ")
-    engine.wait_for("first_token", "reset")
-    leaver.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
-    leaver.close()
-    assert engine.wait_for("finished", "reset")["reason"] == "abort"
 
 
 def test_the_torch_runner_serves() -> None:
