@@ -29,7 +29,7 @@ from tests.harness.load.asking import SPEC, Client, two_tokens
 from tests.harness.load.conftest import ScriptedServer
 from tests.reference_engine.fake_worker import AsgiClient, FakeWorker, respond
 from tests.reference_engine.serve.test_detection import FakeTransport
-from tests.reference_engine.worker.test_engine import Bench, abort, add
+from tests.reference_engine.stepped_engine import Bench, abort, add
 
 _ROW = re.compile(r"^\| [a-z ]+ \| \[[\w/.]+\]\(([\w/.]+)\) `([\w.]+)` \|", re.MULTILINE)
 WAY = _ROW.findall(README.read_text())

@@ -1,7 +1,6 @@
 """The engine as its users meet it: two real processes, a real socket, the official client."""
 
 import json
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -15,7 +14,6 @@ from tests.reference_engine.running_engine import (
     RunningEngine,
     body,
     post_raw,
-    read_until,
     running,
 )
 
@@ -69,43 +67,23 @@ def test_the_official_client_gets_openai_errors(client: openai.OpenAI) -> None:
         client.completions.create(model="tiny", prompt="x", max_tokens=0)
 
 
-@pytest.mark.parametrize(
-    ("phase", "stream", "is_reset"),
-    [
-        ("queued", True, False),
-        ("queued", False, False),
-        ("running", True, False),
-        ("running", False, False),
-        ("running", True, True),
-    ],
-)
-def test_leaving_frees_everything(
-    engine: RunningEngine, phase: str, stream: bool, is_reset: bool
-) -> None:
-    name = f"leaver-{phase}-{stream}-{is_reset}"
-    others = [f"filler-{name}-{i}" for i in range(2 if phase == "queued" else 0)]
-    with ExitStack() as fillers:
-        for other in others:
-            fillers.enter_context(post_raw(engine, other))
-            engine.wait_for("first_token", other)
-        leaver = post_raw(engine, name, stream=stream)
-        engine.wait_for("arrived" if phase == "queued" else "first_token", name)
-        if is_reset:
-            read_until(leaver, b"data: ")
-            leaver.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
-        leaver.close()
-        finished = engine.wait_for("finished", name)
-    assert (finished["reason"], finished["num_generated"] < 3000) == ("abort", True)
+def test_leaving_frees_everything_in_a_slot_or_in_the_queue(engine: RunningEngine) -> None:
+    names = ("running", "beside", "queued")
+    with ExitStack() as clients:  # which closes the last one first
+        for name in names:
+            clients.enter_context(post_raw(engine, name, stream=name != "queued"))
+            engine.wait_for("arrived" if name == "queued" else "first_token", name)
     stages = ["disconnected", "abort_sent", "abort_received", "removed", "blocks_freed", "finished"]
-    begun = ["admitted", "first_token"] if phase == "running" else []
-    assert engine.order(name) == ["arrived", *begun, *stages]
-    for other in others:
-        engine.wait_for("finished", other)
+    for name in names:
+        finished = engine.wait_for("finished", name)
+        assert (finished["reason"], finished["num_generated"] < 3000) == ("abort", True)
+        begun = [] if name == "queued" else ["admitted", "first_token"]
+        assert engine.order(name) == ["arrived", *begun, *stages]
     assert engine.metric("vllm:num_requests_running") == 0
     assert engine.metric("walkaway_engine_free_blocks") == 4096
 
 
-def test_the_torch_runner_serves() -> None:
+def test_the_torch_runner_serves_and_without_permission_no_faults() -> None:
     pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
     with running("--device", "cpu", "--num-blocks", "256", "--max-model-len", "512") as engine:
         answers = {
@@ -116,11 +94,7 @@ def test_the_torch_runner_serves() -> None:
         }
         assert len(answers) == 1, "greedy answers repeat"
         assert len(answers.pop().split()) == 6
-
-
-def test_wrong_paths_and_methods_are_openai_errors(engine: RunningEngine) -> None:
-    assert httpx.get(f"{engine.url}/v2").json()["error"]["type"] == "invalid_request_error"
-    assert httpx.get(f"{engine.url}/v1/completions").status_code == 405
+        assert httpx.get(f"{engine.url}/walkaway/faults").status_code == 404
 
 
 def test_faults_over_http(engine: RunningEngine) -> None:
@@ -140,12 +114,9 @@ def test_faults_over_http(engine: RunningEngine) -> None:
         assert httpx.put(url, json={}).json()["delay-abort"] == 0.0
 
 
-def test_without_permission_there_are_no_faults() -> None:
-    with running("--runner", "simulated") as engine:
-        assert httpx.get(f"{engine.url}/walkaway/faults").status_code == 404
-
-
-def test_the_log_says_what_happened_and_pages(engine: RunningEngine) -> None:
+def test_the_log_pages_and_wrong_requests_are_openai_errors(engine: RunningEngine) -> None:
+    assert httpx.get(f"{engine.url}/v2").json()["error"]["type"] == "invalid_request_error"
+    assert httpx.get(f"{engine.url}/v1/completions").status_code == 405
     httpx.post(f"{engine.url}/v1/completions", json=body(max_tokens=2))
     first = httpx.get(f"{engine.url}/walkaway/lifecycle", params={"limit": 2})
     assert len(first.text.splitlines()) == 2

@@ -1,116 +1,16 @@
 """The step loop with a made-up model and a counted clock: its log and its timing."""
 
-import threading
-from collections.abc import Mapping
-from itertools import count, cycle
-from random import Random
-from typing import NoReturn
+from itertools import count
 
 import pytest
 
-from reference_engine.config import EngineConfig
-from reference_engine.core.request import FinishReason, Phase, Sampling
-from reference_engine.core.scheduler import Scheduler
-from reference_engine.core.step import StepPlan
+from reference_engine.core.request import FinishReason, Phase
 from reference_engine.faults import Faults
-from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD, Tokenizer
-from reference_engine.protocol import (
-    AbortRequest,
-    AddRequest,
-    Ending,
-    Ready,
-    SetFaults,
-    StepReport,
-)
-from reference_engine.worker.engine import AnswerText, EngineIO, Families
-from reference_engine.worker.faults import FaultIO, FaultyEngine
-from reference_engine.worker.inbox import ConnectionLost, Heard, Inbox
-
-CORRECT = Faults()
-
-
-class MadeUpRunner:
-    """Samples the words one after the other, round and round."""
-
-    info = Ready(pid=1, device="cpu", vocab_size=2048, gpu_name=None)
-
-    def __init__(self) -> None:
-        self._words = cycle(range(FIRST_WORD, self.info.vocab_size))
-
-    def execute(self, plan: StepPlan) -> Mapping[str, int]:
-        return {request.request_id: next(self._words) for request in plan.sampling}
-
-
-class Bench:
-    """An engine, its reports, and a clock that ticks once a reading."""
-
-    def __init__(self, faults: Faults = CORRECT, max_num_seqs: int = 2) -> None:
-        self.reports: list[StepReport] = []
-        self.slept: list[float] = []
-        self.hung_up: list[str] = []
-        self._now_ns = 0
-        config = EngineConfig(
-            max_num_seqs=max_num_seqs, num_blocks=8, block_size=4, max_model_len=32
-        )
-        self.scheduler = Scheduler(config, EOS_TOKEN_ID)
-        self.engine = FaultyEngine(
-            self.scheduler,
-            MadeUpRunner(),
-            EngineIO(self.now, report=self.reports.append, hang_up=self.hung_up.append),
-            faults=faults,
-            by=FaultIO(Random(1), sleep=self.slept.append, die=self.die),
-        )
-
-    def check_integrity(self) -> None:
-        self.scheduler.check_integrity(self.engine._lost_blocks)
-
-    def now(self) -> int:
-        self._now_ns += 1
-        return self._now_ns
-
-    def set_faults(self, faults: Faults) -> None:
-        self.step(SetFaults(faults=faults))
-
-    def pass_time(self, ns: int) -> None:
-        self._now_ns += ns
-
-    def die(self) -> NoReturn:
-        raise SystemExit
-
-    def step(self, *messages: AddRequest | AbortRequest | SetFaults) -> StepReport:
-        heard = [Heard(self.now(), message) for message in messages]
-        self.engine.step(self.now(), heard)
-        return self.reports[-1]
-
-    def lose_the_connection(self) -> None:
-        lost = ConnectionLost(threading.Event())
-        self.engine.step(self.now(), [Heard(self.now(), lost)])
-        assert lost.applied.is_set()
-
-    def events(self, request_id: str) -> list[str]:
-        events = [event for report in self.reports for event in report.events]
-        return [event.event for event in events if event.request_id == request_id]
-
-
-def add(
-    request_id: str,
-    *,
-    num_prompt: int = 6,
-    max_tokens: int = 8,
-    stop: tuple[str, ...] = (),
-    parent_id: str | None = None,
-    word: int = 5,
-) -> AddRequest:
-    return AddRequest(
-        request_id=request_id,
-        prompt_token_ids=[word] * num_prompt,
-        sampling=Sampling(max_tokens=max_tokens, stop=stop),
-        parent_id=parent_id,
-    )
-
-
-def abort(request_id: str) -> AbortRequest:
-    return AbortRequest(request_id=request_id, reason="user_disconnect")
+from reference_engine.model.tokenizer import FIRST_WORD, Tokenizer
+from reference_engine.protocol import AddRequest, Ending
+from reference_engine.worker.engine import AnswerText, Families
+from reference_engine.worker.inbox import Heard, Inbox
+from tests.reference_engine.stepped_engine import Bench, abort, add
 
 
 def test_a_request_from_admission_to_its_natural_end() -> None:
@@ -126,7 +26,9 @@ def test_a_request_from_admission_to_its_natural_end() -> None:
 
 def test_an_abort_is_applied_at_the_boundary_and_the_slot_refilled_in_that_step() -> None:
     bench = Bench(max_num_seqs=1)
-    bench.step(add("a"), add("b"))
+    report = bench.step(add("a"), add("b"), add("c"))
+    assert report.step is not None
+    assert (report.step.num_running, report.step.num_waiting, report.step.free_blocks) == (1, 2, 6)
     report = bench.step(abort("a"))
     stages = ["abort_received", "removed", "blocks_freed", "finished"]
     assert [event.event for event in report.events] == [*stages, "admitted", "first_token"]

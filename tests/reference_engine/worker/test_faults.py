@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from reference_engine.faults import FaultError, Faults, parse_faults
-from tests.reference_engine.worker.test_engine import Bench, abort, add
+from tests.reference_engine.stepped_engine import Bench, abort, add
 
 DROPS = Faults(drop_prefix_on_cancel=True)
 CORRECT: dict[str, Any] = {

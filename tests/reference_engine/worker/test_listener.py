@@ -197,13 +197,20 @@ def test_frames_that_come_with_the_hello_are_heard(ends: Ends) -> None:
     ends.apply_the_loss()
 
 
+@pytest.mark.parametrize(
+    ("is_deaf_at_once", "why"), [(False, "a report could not be sent"), (True, "unavailable")]
+)
 def test_a_frontend_that_reads_nothing_does_not_hold_up_the_worker_for_ever(
-    ends: Ends, capsys: pytest.CaptureFixture[str]
+    ends: Ends, is_deaf_at_once: bool, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outputs = [Output(request_id="a", text="x" * 1000, num_generated=1)] * 20_000
+    if is_deaf_at_once:
+        ends.listener.send(report(0, outputs))  # kept for the next connection
     with ends.connect() as deaf:
-        assert deaf.next() == READY
-        ends.listener.send(report(0, outputs))
+        if not is_deaf_at_once:
+            assert deaf.next() == READY
+            ends.listener.send(report(0, outputs))
         ends.apply_the_loss()
-    assert "a report could not be sent" in capsys.readouterr().err
+        assert deaf.is_ended_by_the_worker()
+    assert why in capsys.readouterr().err
     ends.serve_another()

@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from tests.reference_engine.worker.test_engine import Bench, abort, add
+from tests.reference_engine.stepped_engine import Bench, abort, add
 
 ABORTS_A_ROUND = 4
 

@@ -1,0 +1,104 @@
+"""An engine without its process: a made-up model, a counted clock, and steps by hand."""
+
+import threading
+from collections.abc import Mapping
+from itertools import cycle
+from random import Random
+from typing import NoReturn
+
+from reference_engine.config import EngineConfig
+from reference_engine.core.request import Sampling
+from reference_engine.core.scheduler import Scheduler
+from reference_engine.core.step import StepPlan
+from reference_engine.faults import Faults
+from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD
+from reference_engine.protocol import AbortRequest, AddRequest, Ready, SetFaults, StepReport
+from reference_engine.worker.engine import EngineIO
+from reference_engine.worker.faults import FaultIO, FaultyEngine
+from reference_engine.worker.inbox import ConnectionLost, Heard
+
+CORRECT = Faults()
+
+
+class MadeUpRunner:
+    """Samples the words one after the other, round and round."""
+
+    info = Ready(pid=1, device="cpu", vocab_size=2048, gpu_name=None)
+
+    def __init__(self) -> None:
+        self._words = cycle(range(FIRST_WORD, self.info.vocab_size))
+
+    def execute(self, plan: StepPlan) -> Mapping[str, int]:
+        return {request.request_id: next(self._words) for request in plan.sampling}
+
+
+class Bench:
+    """An engine, its reports, and a clock that ticks once a reading."""
+
+    def __init__(self, faults: Faults = CORRECT, max_num_seqs: int = 2) -> None:
+        self.reports: list[StepReport] = []
+        self.slept: list[float] = []
+        self.hung_up: list[str] = []
+        self._now_ns = 0
+        config = EngineConfig(
+            max_num_seqs=max_num_seqs, num_blocks=8, block_size=4, max_model_len=32
+        )
+        self.scheduler = Scheduler(config, EOS_TOKEN_ID)
+        self.engine = FaultyEngine(
+            self.scheduler,
+            MadeUpRunner(),
+            EngineIO(self.now, report=self.reports.append, hang_up=self.hung_up.append),
+            faults=faults,
+            by=FaultIO(Random(1), sleep=self.slept.append, die=self.die),
+        )
+
+    def check_integrity(self) -> None:
+        self.scheduler.check_integrity(self.engine._lost_blocks)
+
+    def now(self) -> int:
+        self._now_ns += 1
+        return self._now_ns
+
+    def set_faults(self, faults: Faults) -> None:
+        self.step(SetFaults(faults=faults))
+
+    def pass_time(self, ns: int) -> None:
+        self._now_ns += ns
+
+    def die(self) -> NoReturn:
+        raise SystemExit
+
+    def step(self, *messages: AddRequest | AbortRequest | SetFaults) -> StepReport:
+        heard = [Heard(self.now(), message) for message in messages]
+        self.engine.step(self.now(), heard)
+        return self.reports[-1]
+
+    def lose_the_connection(self) -> None:
+        lost = ConnectionLost(threading.Event())
+        self.engine.step(self.now(), [Heard(self.now(), lost)])
+        assert lost.applied.is_set()
+
+    def events(self, request_id: str) -> list[str]:
+        events = [event for report in self.reports for event in report.events]
+        return [event.event for event in events if event.request_id == request_id]
+
+
+def add(
+    request_id: str,
+    *,
+    num_prompt: int = 6,
+    max_tokens: int = 8,
+    stop: tuple[str, ...] = (),
+    parent_id: str | None = None,
+    word: int = 5,
+) -> AddRequest:
+    return AddRequest(
+        request_id=request_id,
+        prompt_token_ids=[word] * num_prompt,
+        sampling=Sampling(max_tokens=max_tokens, stop=stop),
+        parent_id=parent_id,
+    )
+
+
+def abort(request_id: str) -> AbortRequest:
+    return AbortRequest(request_id=request_id, reason="user_disconnect")
