@@ -14,23 +14,16 @@ from tests.truth.scripted_engine import Script, ScriptedEngine, Shown, Work
 STEP_NS = 10
 
 
-class Clock:
-    """Stands still unless told to move."""
-
-    def __init__(self) -> None:
-        self.now_ns = 1000
-
-    def __call__(self) -> int:
-        return self.now_ns
-
-
 class Played:
-    """An engine played through step by step."""
+    """An engine played through step by step; time stands still unless it is moved."""
 
     def __init__(self, **script: Any) -> None:
-        self.clock = Clock()
-        self.engine = ScriptedEngine(Script(step_s=STEP_NS / 1e9, **script), self.clock)
-        self.shown = Shown(self.engine, self.clock)
+        self.now_ns = 1000
+        self.engine = ScriptedEngine(Script(step_s=STEP_NS / 1e9, **script), self._clock_ns)
+        self.shown = Shown(self.engine, self._clock_ns)
+
+    def _clock_ns(self) -> int:
+        return self.now_ns
 
     def ask(self, *, max_tokens: int = 100, prompt_tokens: int = 4) -> Work:
         return self.engine.submit("client", prompt_tokens, max_tokens, lambda _work: None)
@@ -38,7 +31,7 @@ class Played:
     def steps(self, number: int = 1) -> None:
         for _ in range(number):
             step = self.engine.boundary()
-            self.clock.now_ns += STEP_NS
+            self.now_ns += STEP_NS
             if step is not None:
                 self.engine.end_step(step)
                 self.shown.step_ended()
@@ -47,9 +40,12 @@ class Played:
         for work in works:
             self.engine.left(work)
 
-    def events(self, work: Work) -> list[str]:
-        mine = (e for e in self.engine.lifecycle if e["request_id"] == work.name)
-        return [entry["event"] for entry in mine]
+    def running_after_each_step(self, number: int) -> list[int]:
+        seen = []
+        for _ in range(number):
+            self.steps()
+            seen.append(self.shown.gauges().running)
+        return seen
 
 
 def test_each_step_brings_everybody_in_the_batch_one_token() -> None:
@@ -57,11 +53,16 @@ def test_each_step_brings_everybody_in_the_batch_one_token() -> None:
     works = [played.ask(max_tokens=3) for _ in range(3)]
     played.steps(2)
     assert [len(work.token_times_ns) for work in works] == [2, 2, 0]
-    played.steps(1)
+    played.steps()
     assert [work.finish_reason for work in works] == ["length", "length", None]
-    played.steps(1)
+    played.steps()
     assert len(works[2].token_times_ns) == 1
+    assert works[2].slot_from == "client"
     assert played.engine.steps[3].scheduled == {works[2].name: 4}
+    late = played.ask()
+    played.steps()
+    assert late.admitted_ns is not None
+    assert late.slot_from is None, "it came when the slot was free"
 
 
 @pytest.mark.parametrize("linger_steps", [0, 1, 3])
@@ -69,7 +70,7 @@ def test_it_goes_on_for_so_many_steps(linger_steps: int) -> None:
     played = Played(linger_steps=linger_steps)
     work = played.ask()
     played.steps(2)
-    played.engine.left(work)
+    played.leave(work)
     played.steps(5)
     assert len(work.token_times_ns) == 2 + linger_steps
     assert len(work.sent_times_ns) == 2
@@ -80,98 +81,77 @@ def test_it_goes_on_for_so_many_steps(linger_steps: int) -> None:
 def test_slot_and_blocks_are_held_for_the_delay() -> None:
     played = Played(slots=1, free_delay_s=2.5 * STEP_NS / 1e9)
     first, second = played.ask(), played.ask()
-    played.steps(1)
-    played.engine.left(first)
+    played.steps()
+    played.leave(first)
     played.steps(3)
     assert first.removed_ns == 1000 + STEP_NS
     assert (first.freed_ns, second.admitted_ns) == (None, None)
-    played.steps(1)
+    played.steps()
     assert first.freed_ns == second.admitted_ns == 1000 + 4 * STEP_NS
-    assert second.slot_from == "client"
 
 
 def test_every_so_many_are_never_stopped() -> None:
     played = Played(slots=6, ghost_every=3)
     works = [played.ask(max_tokens=5) for _ in range(6)]
-    played.steps(1)
-    for work in works:
-        played.engine.left(work)
+    played.steps()
+    played.leave(*works)
     played.steps(6)
     reasons = [work.finish_reason for work in works]
     assert reasons == ["abort", "abort", "length", "abort", "abort", "length"]
-    assert "abort_received" not in played.events(works[2])
+    ghosts = {works[2].name, works[5].name}
+    log = played.engine.lifecycle
+    heard = {entry["request_id"] for entry in log if entry["event"] == "abort_received"}
+    assert heard == {work.name for work in works} - ghosts
 
 
 def test_an_aborted_request_leaves_blocks_behind_and_a_queued_one_does_not() -> None:
     played = Played(slots=1, leak_blocks=2, block_size=4)
     running, queued = played.ask(prompt_tokens=9), played.ask(prompt_tokens=9)
-    played.steps(1)
-    played.engine.left(running)
-    played.engine.left(queued)
-    played.steps(1)
-    assert running.leaked_blocks == 2
-    assert queued.leaked_blocks == 0
-    assert queued.admitted_ns is None
+    played.steps()
+    played.leave(running, queued)
+    played.steps()
+    assert (running.leaked_blocks, queued.leaked_blocks, queued.admitted_ns) == (2, 0, None)
     assert played.engine.free_blocks == played.engine.script.num_blocks - 2
-
-
-def test_nobody_who_came_later_counts_as_having_waited() -> None:
-    played = Played(slots=1)
-    played.ask(max_tokens=1)
-    played.steps(2)
-    late = played.ask(max_tokens=1)
-    played.steps(1)
-    assert late.admitted_ns is not None
-    assert late.slot_from is None
 
 
 def test_the_first_slots_given_back_by_an_abort_are_lost() -> None:
     played = Played(slots=3, leak_slots=2)
     works = [played.ask() for _ in range(3)]
-    played.steps(1)
+    played.steps()
     played.leave(*works)
-    played.steps(1)
+    played.steps()
     assert [work.has_leaked_slot for work in works] == [True, True, False]
     assert played.shown.gauges().running == played.engine.slots_held == 2
     late = [played.ask(max_tokens=1) for _ in range(2)]
-    played.steps(1)
+    played.steps()
     assert [work.admitted_ns is not None for work in late] == [True, False]
 
 
 def test_a_wedged_engine_goes_on_with_those_it_has_and_admits_nobody() -> None:
     played = Played(slots=3, wedge_after=1)
     stays, leaves = played.ask(), played.ask()
-    played.steps(1)
+    played.steps()
     played.leave(leaves)
     late = played.ask()
     played.steps(3)
-    assert len(stays.token_times_ns) == 4
-    assert late.admitted_ns is None
+    assert (len(stays.token_times_ns), late.admitted_ns) == (4, None)
     assert played.shown.gauges().waiting == 1
 
 
-def test_gauges_move_at_every_so_many_steps_and_when_there_is_nothing_to_do() -> None:
-    played = Played(gauge_every_steps=3)
-    played.ask(max_tokens=4)
-    seen = []
-    for _ in range(4):
-        played.steps(1)
-        seen.append(played.shown.gauges().running)
-    assert seen == [0, 0, 1, 0]
-
-
-def test_gauges_move_when_they_are_old_enough() -> None:
-    played = Played(gauge_every_s=2.5 * STEP_NS / 1e9)
-    played.ask(max_tokens=3)
-    seen = []
-    for _ in range(4):
-        played.steps(1)
-        seen.append(played.shown.gauges().running)
-    assert seen == [0, 0, 0, 0]
-    played = Played(gauge_every_s=2.5 * STEP_NS / 1e9)
-    played.ask()
-    played.steps(3)
-    assert played.shown.gauges().running == 1
+@pytest.mark.parametrize(
+    ("script", "max_tokens", "seen"),
+    [
+        ({"gauge_every_steps": 3}, 4, [0, 0, 1, 0]),  # the last: there is nothing to do
+        ({"gauge_every_s": 2.5 * STEP_NS / 1e9}, 3, [0, 0, 0, 0]),
+        ({"gauge_every_s": 2.5 * STEP_NS / 1e9}, 100, [0, 0, 1, 1]),
+    ],
+)
+def test_gauges_move_as_seldom_as_they_should(
+    script: dict[str, Any], max_tokens: int, seen: list[int]
+) -> None:
+    played = Played(**script)
+    played.ask(max_tokens=max_tokens)
+    assert played.running_after_each_step(4) == seen
 
 
 @pytest.mark.parametrize(
@@ -181,19 +161,19 @@ def test_gauges_move_when_they_are_old_enough() -> None:
 def test_the_counter_of_aborts_is_as_wrong_as_it_should_be(error: str, shown: list[int]) -> None:
     played = Played(aborted_counter=error, counter_late_s=2.5 * STEP_NS / 1e9)
     works = [played.ask(), played.ask()]
-    played.steps(1)
+    played.steps()
     played.leave(*works)
     seen = []
     for _ in shown:
-        played.steps(1)
+        played.steps()
         seen.append(played.shown.aborted())
     assert seen == shown
     assert f'finished_reason="abort"}} {shown[-1]}\n' in played.shown.page()
 
 
 @contextmanager
-def streaming(url: str, request_id: str, **body: Any) -> Iterator[Iterator[dict[str, Any]]]:
-    headers = {"x-request-id": request_id}
+def streaming(url: str, request_id: str, max_tokens: int) -> Iterator[Iterator[dict[str, Any]]]:
+    headers, body = {"x-request-id": request_id}, {"prompt": "abc", "max_tokens": max_tokens}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as response:
         lines = (line[6:] for line in response.iter_lines() if line.startswith("data: {"))
         yield (json.loads(line) for line in lines)
@@ -202,22 +182,17 @@ def streaming(url: str, request_id: str, **body: Any) -> Iterator[Iterator[dict[
 @pytest.mark.e2e
 def test_over_http_it_sees_who_leaves_and_tells_the_truth() -> None:
     with scripted_server(slots=2, step_s=0.005) as server:
-        talk_to(server.url)
-
-
-def talk_to(url: str) -> None:
-    with streaming(url, "stays", prompt="abc", max_tokens=3) as events:
-        counts = [event["usage"]["completion_tokens"] for event in events]
-    assert counts == [1, 2, 3]
-    with streaming(url, "leaves", prompt="abc", max_tokens=1000) as events:
-        next(events)
-    with streaming(url, "last", prompt="abc", max_tokens=5) as events:
-        assert len(list(events)) == 5
-    stays, leaves, last = httpx.get(f"{url}/truth").json()["requests"]
+        with streaming(server.url, "stays", 3) as events:
+            assert [event["usage"]["completion_tokens"] for event in events] == [1, 2, 3]
+        with streaming(server.url, "leaves", 1000) as events:
+            next(events)
+        with streaming(server.url, "last", 5) as events:
+            assert len(list(events)) == 5
+        stays, leaves, last = server.truth()["requests"]
+        page = {"after": 0, "limit": 3}
+        log = httpx.get(f"{server.url}/walkaway/lifecycle", params=page, trust_env=False)
     assert [work["client_id"] for work in (stays, leaves, last)] == ["stays", "leaves", "last"]
     assert stays["finish_reason"] == last["finish_reason"] == "length"
     assert leaves["finish_reason"] == "abort"
     assert leaves["closed_ns"] <= leaves["removed_ns"] <= leaves["freed_ns"]
-    lifecycle = httpx.get(f"{url}/walkaway/lifecycle", params={"after": 0, "limit": 3})
-    assert lifecycle.headers["x-walkaway-next-after"] == "3"
-    assert len(lifecycle.text.splitlines()) == 3
+    assert (log.headers["x-walkaway-next-after"], len(log.text.splitlines())) == ("3", 3)
