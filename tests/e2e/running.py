@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,10 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+def wait_until_gone(pids: Iterable[int]) -> None:
+    wait_until(lambda: all(is_gone(pid) for pid in pids), "no process is left")
+
+
 class Run:
     """The folder of a run, read without the help of the harness."""
 
@@ -73,18 +77,19 @@ class Run:
         ).to_pylist()
         return found
 
+    def rounds(self) -> dict[str, "Run"]:
+        """The runs of the arms that there are by now, by the names of their folders."""
+        return {path.name: Run(path) for path in self.folder.glob("rounds/*")}
+
     def pids(self) -> set[int]:
         """Every process that the run told of: the engine's two and the load's."""
         pids = {row["pid"] for row in self.rows("client")}
-        for line in self.engine_log().splitlines():
+        log = self.folder / "engine.log"
+        for line in log.read_text().splitlines() if log.exists() else ():
             if line.startswith("{"):
                 ready = json.loads(line)
                 pids |= {ready["pid"], ready["worker_pid"]}
         return pids
-
-    def engine_log(self) -> str:
-        log = self.folder / "engine.log"
-        return log.read_text() if log.exists() else ""
 
     def _json(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.folder / name).read_text())
@@ -170,7 +175,14 @@ class Harness:
     def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
-    def end(self) -> None:
+    def below(self) -> set[int]:
+        """The processes that it has started, directly or not."""
+        return {child.pid for child in psutil.Process(self.pid).children(recursive=True)}
+
+    def __enter__(self) -> "Harness":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Make sure that it is over; its children end by themselves then."""
         if self._process.poll() is None:
             self._process.kill()
@@ -187,36 +199,23 @@ class Ended:
 
 
 def finish(workload: Path | str, folder: Path, *arguments: str, timeout_s: float = 120.0) -> Ended:
-    """One whole run, of any number of arms."""
-    harness = Harness(workload, folder, *arguments)
-    try:
+    with Harness(workload, folder, *arguments) as harness:
         code = harness.wait(timeout_s)
-    finally:
-        harness.end()
     return Ended(code=code, run=harness.run, output=harness.output)
 
 
-def run_to_end(workload: Path | str, folder: Path, *arguments: str) -> Ended:
-    """One whole run without arms; one that ends well must leave no process behind."""
-    ended = finish(workload, folder, *arguments, timeout_s=60)
-    if ended.code == 0:
-        assert ended.run.pids(), "the run told of no process"
-        assert all(is_gone(pid) for pid in ended.run.pids())
-    return ended
-
-
 def measure(workload: Path | str, folder: Path, *arguments: str) -> Run:
-    """One whole run without arms that must end well."""
-    ended = run_to_end(workload, folder, *arguments)
-    assert ended.code == 0, ended.output[-600:]
-    return ended.run
-
-
-def measure_arms(workload: Path | str, folder: Path, *arguments: str) -> Run:
-    """One whole run with arms that must end well."""
+    """One whole run that must end well and leave no process behind."""
     ended = finish(workload, folder, *arguments)
     assert ended.code == 0, ended.output[-600:]
+    assert_nothing_is_left(ended.run)
     return ended.run
+
+
+def assert_nothing_is_left(run: Run) -> None:
+    for part in run.rounds().values() or [run]:
+        assert part.pids(), "the run told of no process"
+        assert all(is_gone(pid) for pid in part.pids())
 
 
 def until_decided(make: Callable[[int], Made], is_decided: Callable[[Made], bool]) -> Made:
@@ -232,12 +231,12 @@ def until_decided(make: Callable[[int], Made], is_decided: Callable[[Made], bool
     pytest.fail(f"undecided {MOST_TRIES} times in turn; the last: {tries[-1]}")
 
 
+@dataclass(frozen=True, slots=True)
 class TruthServer:
     """The scripted server, running; `truth` is what it knows by now."""
 
-    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
-        self.url = url
-        self.process = process
+    url: str
+    process: subprocess.Popen[str]
 
     def truth(self) -> dict[str, Any]:
         found: dict[str, Any] = httpx.get(f"{self.url}/truth", trust_env=False).json()
@@ -246,7 +245,6 @@ class TruthServer:
 
 @contextmanager
 def scripted_server(**script: float | str) -> Iterator[TruthServer]:
-    """A scripted server for the length of a `with` block."""
     command = [sys.executable, "-m", "tests.truth.server", json.dumps(script)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
@@ -254,8 +252,7 @@ def scripted_server(**script: float | str) -> Iterator[TruthServer]:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            ready = json.loads(process.stdout.readline())
-            yield TruthServer(process, ready["url"])
+            yield TruthServer(json.loads(process.stdout.readline())["url"], process)
         finally:
             process.stdin.close()
             try:

@@ -6,13 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 from statistics import geometric_mean, median
-from typing import Any
 
 import httpx
-import psutil
 import pytest
 
-from tests.e2e.running import ROOT, Harness, Run, finish, is_gone, measure_arms, wait_until
+from tests.e2e.running import ROOT, Harness, Run, finish, measure, wait_until, wait_until_gone
 from tests.reference_engine.running_engine import running
 from tests.truth.fault_cases import TIMER_S
 
@@ -53,12 +51,6 @@ def write(folder: Path, *, rounds: int, other: str, abandons: int = 12) -> Path:
     return path
 
 
-def runs_of(parent: Run) -> dict[str, Run]:
-    """The runs of the arms that there are by now, by the names of their folders."""
-    folder = parent.folder / "rounds"
-    return {path.name: Run(path) for path in folder.iterdir()} if folder.exists() else {}
-
-
 def report(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "harness", "report", str(folder)]
     return subprocess.run(
@@ -69,43 +61,37 @@ def report(folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def parent(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("arms")
-    workload = write(folder, rounds=3, other="sim_fixed_ms = 12")
-    return measure_arms(workload, folder / "run")
+    return measure(write(folder, rounds=3, other="sim_fixed_ms = 12"), folder / "run")
 
 
 @pytest.mark.slow
-def test_every_run_is_a_run_like_any_other(parent: Run) -> None:
-    runs = runs_of(parent)
-    assert set(runs) == {"1-fast", "1-other", "2-other", "2-fast", "3-fast", "3-other"}
+def test_every_run_is_a_run_like_any_other_and_its_rows_lie_in_one_file_too(parent: Run) -> None:
+    runs = parent.rounds()
+    kept = set()
     for name, run in runs.items():
         number, arm = name.split("-")
         assert run.manifest["status"] == run.summary["status"] == "complete"
         assert run.manifest["seed"] == 20 + int(number)
-        assert {row["arm"] for row in run.rows("requests")} == {arm}
         assert run.metrics["cancel_latency_s"]["n"] >= 12
         assert run.rows("steps")
-        assert all(is_gone(pid) for pid in run.pids())
-
-
-@pytest.mark.slow
-def test_rounds_follow_each_other_in_turn(parent: Run) -> None:
-    started = {
-        name: run.manifest["window"]["load_started_ns"] for name, run in runs_of(parent).items()
-    }
-    order = sorted(started, key=lambda name: started[name])
-    assert order == ["1-fast", "1-other", "2-other", "2-fast", "3-fast", "3-other"]
+        kept |= {(int(number), arm, row["request_id"]) for row in run.rows("requests")}
+    started = {name: run.manifest["window"]["load_started_ns"] for name, run in runs.items()}
+    in_turn = ["1-fast", "1-other", "2-other", "2-fast", "3-fast", "3-other"]
+    assert sorted(started, key=lambda name: started[name]) == in_turn
+    rows = parent.rows("requests")
+    assert {(row["round"], row["arm"], row["request_id"]) for row in rows} == kept
+    assert len(rows) == len(kept)
 
 
 @pytest.mark.slow
 def test_arms_are_pooled_and_compared(parent: Run) -> None:
-    summary, runs = parent.summary, runs_of(parent)
+    summary, runs = parent.summary, parent.rounds()
     assert summary["status"] == parent.manifest["status"] == "complete"
-    for arm in ("fast", "other"):
-        ours = [run for name, run in runs.items() if name.endswith(arm)]
-        rows = sum(len(run.rows("requests")) for run in ours)
-        assert sum(summary["arms"][arm]["outcomes"].values()) == rows
-        values = [runs[f"{number}-{arm}"].metrics["itl_s"]["p50"] for number in (1, 2, 3)]
-        assert summary["arms"][arm]["per_round"]["itl_s"]["p50"] == values
+    for name, arm in summary["arms"].items():
+        ours = [runs[f"{number}-{name}"] for number in (1, 2, 3)]
+        assert sum(arm["outcomes"].values()) == sum(len(run.rows("requests")) for run in ours)
+        values = [run.metrics["itl_s"]["p50"] for run in ours]
+        assert arm["per_round"]["itl_s"]["p50"] == values
     (found,) = summary["differences"]["itl_s"]["p50"]
     assert (found["arm"], found["reference"], found["n"]) == ("other", "fast", 3)
     fast, other = (summary["arms"][arm]["per_round"]["itl_s"]["p50"] for arm in ("fast", "other"))
@@ -114,18 +100,6 @@ def test_arms_are_pooled_and_compared(parent: Run) -> None:
     low, high = found["ratio_ci95"]
     assert low < found["ratio"] < high
     assert found["ratio"] == pytest.approx(geometric_mean(ratios))
-
-
-@pytest.mark.slow
-def test_all_rows_lie_in_one_file_too(parent: Run) -> None:
-    rows = parent.rows("requests")
-    kept = {
-        (int(name.split("-")[0]), row["arm"], row["request_id"])
-        for name, run in runs_of(parent).items()
-        for row in run.rows("requests")
-    }
-    assert {(row["round"], row["arm"], row["request_id"]) for row in rows} == kept
-    assert len(rows) == len(kept)
 
 
 @pytest.mark.slow
@@ -161,57 +135,37 @@ def test_when_no_arm_can_run_nothing_is_left_behind(tmp_path: Path) -> None:
     assert not ended.run.folder.exists()
 
 
-def in_second_run(folder: Path) -> Harness:
-    """A harness whose first run is over and whose second is under load, without an end."""
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_what_was_saved_before_an_early_end_is_kept_and_judged(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """By the run itself after Ctrl-C; by `report` after a kill, without the second run."""
     without_an_end = "sim_fixed_ms = 5\n[arms.load]\nstop_after_abandons = 100000"
-    workload = write(folder, rounds=2, other=without_an_end)
-    harness = Harness(workload, folder / "run", "--set", "run.max_seconds=300")
-    shards = folder / "run" / "rounds" / "1-other" / "shards"
-    try:
+    workload = write(tmp_path, rounds=2, other=without_an_end)
+    shards = tmp_path / "run" / "rounds" / "1-other" / "shards"
+    with Harness(workload, tmp_path / "run", "--set", "run.max_seconds=300") as harness:
         wait_until(
             lambda: any(shard.stat().st_size for shard in shards.glob("requests-*.ndjson")),
             "the second run is under load",
         )
-    except BaseException:
-        harness.end()
-        raise
-    return harness
-
-
-def end(harness: Harness, number: signal.Signals) -> int:
-    below = psutil.Process(harness.pid).children(recursive=True)
-    try:
+        below = harness.below()
         harness.send(number)
         code = harness.wait()
-        wait_until(lambda: all(is_gone(child.pid) for child in below), "no process is left")
-    finally:
-        harness.end()
-    return code
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_the_rest_and_keeps_what_there_is(tmp_path: Path) -> None:
-    harness = in_second_run(tmp_path)
-    assert end(harness, signal.SIGINT) == 130, harness.output
-    assert "Traceback" not in harness.output
-    assert set(runs_of(harness.run)) == {"1-fast", "1-other"}
-    summary: dict[str, Any] = harness.run.summary
-    assert summary["status"] == "interrupted"
-    assert summary["arms"]["fast"]["metrics"]["cancel_latency_s"]["n"] >= 12
-    assert sum(summary["arms"]["other"]["outcomes"].values()) > 0
+        wait_until_gone(below)
+    if number == signal.SIGINT:
+        assert code == 130, harness.output
+        assert "Traceback" not in harness.output
+        assert set(harness.run.rounds()) == {"1-fast", "1-other"}
+        assert sum(harness.run.summary["arms"]["other"]["outcomes"].values()) > 0
+    else:
+        done = report(harness.run.folder)
+        assert done.returncode == 0, done.stderr
+        assert harness.run.summary["arms"]["other"]["metrics"] == {}
+    arms = harness.run.summary["arms"]
+    assert harness.run.summary["status"] == "interrupted"
+    assert arms["fast"]["metrics"]["cancel_latency_s"]["n"] >= 12
     assert (harness.run.folder / "report.html").exists()
-
-
-@pytest.mark.slow
-def test_what_was_saved_before_a_kill_can_be_judged_later(tmp_path: Path) -> None:
-    harness = in_second_run(tmp_path)
-    end(harness, signal.SIGKILL)
-    done = report(harness.run.folder)
-    assert done.returncode == 0, done.stderr
-    summary = harness.run.summary
-    assert summary["status"] == "interrupted"
-    assert summary["arms"]["fast"]["metrics"]["cancel_latency_s"]["n"] >= 12
-    assert summary["arms"]["other"]["metrics"] == {}
 
 
 @pytest.mark.slow
@@ -227,8 +181,8 @@ def test_two_builds_by_url_and_by_command_are_compared(tmp_path: Path) -> None:
             f'{base}[[arms]]\nname = "good"\ntarget.url = "{good.url}"\n'
             f'[[arms]]\nname = "slow"\ntarget.command = "{shlex.join(slow)}"\n'
         )
-        run = measure_arms(path, tmp_path / "run")
-    urls = {name: one.manifest["target"]["url"].rstrip("/") for name, one in runs_of(run).items()}
+        run = measure(path, tmp_path / "run")
+    urls = {name: one.manifest["target"]["url"].rstrip("/") for name, one in run.rounds().items()}
     assert urls["1-good"] == good.url != urls["1-slow"]
     with pytest.raises(httpx.ConnectError):
         httpx.get(urls["1-slow"])

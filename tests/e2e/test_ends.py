@@ -12,7 +12,15 @@ import psutil
 import pytest
 
 from harness.collect.source import gathered_path
-from tests.e2e.running import Harness, Run, finish, is_gone, scripted_server, set_flags, wait_until
+from tests.e2e.running import (
+    Harness,
+    Run,
+    finish,
+    scripted_server,
+    set_flags,
+    wait_until,
+    wait_until_gone,
+)
 from tests.reference_engine.running_engine import running
 
 pytestmark = pytest.mark.e2e
@@ -35,16 +43,13 @@ def num_events_so_far(run: Run) -> int:
 @contextmanager
 def midway(folder: Path, *arguments: str) -> Iterator[tuple[Harness, set[int]]]:
     """A run in the middle of its load, its engine's log read before; all processes below it."""
-    harness = Harness("cancel_steps", folder / "run", *arguments)
-    try:
+    with Harness("cancel_steps", folder / "run", *arguments) as harness:
         wait_until(lambda: num_rows_so_far(harness.run) >= ENOUGH_ROWS, "the load is under way")
         wait_until(lambda: num_events_so_far(harness.run) > 0, "the engine's log is being read")
-        below = {child.pid for child in psutil.Process(harness.pid).children(recursive=True)}
-        assert below
+        below = harness.below()
         yield harness, below
-        wait_until(lambda: all(is_gone(pid) for pid in below), "no process is left")
-    finally:
-        harness.end()
+        wait_until_gone(below)
+        assert "Traceback" not in harness.output
 
 
 def assert_kept(run: Run, status: str) -> None:
@@ -69,21 +74,17 @@ def test_an_interrupted_run_keeps_its_rows(tmp_path: Path, number: signal.Signal
         assert harness.run.summary["outcomes"]["cut_off"] > 0
         assert "error: interrupted\nwhat was collected is in" in harness.output
         assert str(harness.run.folder) in harness.output.replace("\n", "")
-        assert "Traceback" not in harness.output
 
 
 @pytest.mark.slow
 def test_ctrl_c_before_the_load_leaves_nothing_running(tmp_path: Path) -> None:
-    harness = Harness("cancel_steps", tmp_path / "run")
-    try:
-        wait_until(lambda: (tmp_path / "run" / "engine.log").exists(), "the engine is starting")
-        below = {child.pid for child in psutil.Process(harness.pid).children(recursive=True)}
+    with Harness("cancel_steps", tmp_path / "run") as harness:
+        wait_until((tmp_path / "run" / "engine.log").exists, "the engine is starting")
+        below = harness.below()
         harness.send(signal.SIGINT)
         assert harness.wait() == 130, harness.output
-        assert "Traceback" not in harness.output
-        wait_until(lambda: all(is_gone(pid) for pid in below), "no process is left")
-    finally:
-        harness.end()
+        wait_until_gone(below)
+    assert "Traceback" not in harness.output
 
 
 @pytest.mark.slow
@@ -95,7 +96,6 @@ def test_a_server_that_dies_is_a_failed_run_with_its_rows(tmp_path: Path) -> Non
             assert harness.wait() == 5, harness.output
             assert_kept(harness.run, "target_failed")
             assert server.url in harness.output
-            assert "Traceback" not in harness.output
 
 
 @pytest.mark.parametrize("part", [pytest.param("worker", marks=pytest.mark.slow), "frontend"])
@@ -108,7 +108,6 @@ def test_our_engine_dying_is_a_failed_run_with_its_rows(tmp_path: Path, part: st
         assert_kept(harness.run, "target_failed")
         if part == "frontend":
             assert "error: the engine died with code -9" in harness.output
-        assert "Traceback" not in harness.output
 
 
 @pytest.mark.slow
@@ -132,8 +131,7 @@ def test_a_load_process_that_is_killed_costs_what_it_had_not_written(tmp_path: P
     settings = set_flags(
         f"load.stop_after_abandons={ABANDONS}", "engine.runner=simulated", "engine.sim_fixed_ms=10"
     )
-    harness = Harness("demo", tmp_path / "run", "--processes", "4", *settings)
-    shards = harness.run.folder / "shards"
+    shards = tmp_path / "run" / "shards"
 
     def rows_of(pid: int) -> list[str]:
         (shard,) = shards.glob(f"requests-*-{pid}.ndjson")
@@ -144,16 +142,13 @@ def test_a_load_process_that_is_killed_costs_what_it_had_not_written(tmp_path: P
         found = (int(path.stem.rpartition("-")[2]) for path in shards.glob("requests-*.ndjson"))
         return sorted(pid for pid in found if len(rows_of(pid)) >= ENOUGH_EACH)
 
-    try:
+    with Harness("demo", tmp_path / "run", "--processes", "4", *settings) as harness:
         wait_until(lambda: len(writers()) == 4, "all four have written rows", timeout_s=60)
         victim = writers()[1]
         os.kill(victim, signal.SIGKILL)
-        wait_until(lambda: is_gone(victim), "it is dead")
+        wait_until_gone([victim])
         kept = rows_of(victim)
         assert harness.wait() == 0, harness.output
-    finally:
-        harness.end()
-
     run = harness.run
     (dead,) = [one for one in run.manifest["load_processes"] if one["ended_ns"] is None]
     assert (dead["pid"], dead["requests"]) == (victim, len(kept))
@@ -175,7 +170,7 @@ def test_a_load_process_that_is_killed_costs_what_it_had_not_written(tmp_path: P
     assert f"{len(kept)} requests" in said
     assert f"pid {victim}" in harness.output.replace("\n", "")
     assert f"pid {victim}" in (run.folder / "report.html").read_text()
-    assert all(is_gone(pid) for pid in run.pids())
+    wait_until_gone(run.pids())
 
 
 # Trials of slot recovery on a server with fewer slots than it was told to have...

@@ -121,24 +121,23 @@ def test_a_build_with_a_fault_fails_by_the_limit_that_it_breaks(
     assert "❌ fail" in (bad.folder / "gate-run" / "gate.md").read_text()
 
 
-def only_gauges(folder: Path, *, ghost_every: int) -> Job:
+@pytest.mark.slow
+@pytest.mark.parametrize(("ghost_every", "code"), [(0, 0), (20, 3)])
+def test_a_server_that_shows_only_gauges_passes_if_it_forgets_nobody(
+    ghost_every: int, code: int, tmp_path: Path
+) -> None:
     """GitLab's step, on a server that shows no more."""
     step = steps("gitlab-ci.yml", "gate")[-1]["run"].replace(" gate", " gate_black_box")
     few = "--set run.users=6 --set run.max_seconds=30 --set load.stop_after_abandons=110"
-    with scripted_server(step_s=0.01, slots=12, num_blocks=4096, ghost_every=ghost_every) as server:
-        order = f"{step} --target {server.url} --engine vllm {few}"
-        return Job(folder, step=order, is_on_github=False)
 
+    def run(folder: Path) -> Job:
+        script: dict[str, float] = {"step_s": 0.01, "slots": 12, "num_blocks": 4096}
+        with scripted_server(**script, ghost_every=ghost_every) as server:
+            target = f"--target {server.url} --engine vllm"
+            return Job(folder, step=f"{step} {target} {few}", is_on_github=False)
 
-@pytest.mark.slow
-def test_a_server_that_shows_only_gauges_and_lets_go_of_all_passes(tmp_path: Path) -> None:
-    judged(partial(only_gauges, ghost_every=0), tmp_path, code=0)
-
-
-@pytest.mark.slow
-def test_a_server_that_shows_only_gauges_and_forgets_some_does_not(tmp_path: Path) -> None:
-    forgetful = judged(partial(only_gauges, ghost_every=20), tmp_path, code=3)
-    assert "leaked_slots.max == 0" in not_passed(forgetful)
+    job = judged(run, tmp_path, code=code)
+    assert ("leaked_slots.max == 0" in not_passed(job)) == (ghost_every > 0)
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,13 @@
-"""Five of the shipped workloads on the real engine, scaled down to a second or two a run."""
+"""Shipped workloads on the real engine, scaled down to a second or two a run."""
 
 import json
+from importlib.resources import files
 from pathlib import Path
+from statistics import median
 
 import pytest
 
-from tests.e2e.running import ROOT, measure, measure_arms, set_flags
+from tests.e2e.running import ROOT, Log, Run, measure, set_flags
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -24,14 +26,10 @@ def test_a_storm_passes_over_and_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_what_is_asked_again_is_found_again_where_it_was_retained(tmp_path: Path) -> None:
-    settings = set_flags(
-        "run.max_seconds=30",
-        "load.stop_after_abandons=16",
-        "run.rounds=1",
-    )
-    run = measure_arms("regenerate", tmp_path / "run", *settings)
-    summary = run.summary
-    found = {name: arm["metrics"]["cached_again"]["mean"] for name, arm in summary["arms"].items()}
+    settings = ("run.max_seconds=30", "load.stop_after_abandons=16", "run.rounds=1")
+    run = measure("regenerate", tmp_path / "run", *set_flags(*settings))
+    arms = run.summary["arms"].items()
+    found = {name: arm["metrics"]["cached_again"]["mean"] for name, arm in arms}
     assert found["retain"] > 0.9
     assert found["immediate"] < 0.1
     assert found["uncached"] == 0
@@ -39,14 +37,10 @@ def test_what_is_asked_again_is_found_again_where_it_was_retained(tmp_path: Path
 
 def test_the_value_of_cancellation_is_told_in_both_tables(tmp_path: Path) -> None:
     settings = set_flags(
-        "run.max_seconds=30",
-        "load.stop_after_abandons=20",
-        "run.rounds=1",
-        "engine.sim_fixed_ms=5",
-        "settle.seconds=3",
-        "value.price_per_million_tokens=2.0",
+        *("run.max_seconds=30", "load.stop_after_abandons=20", "run.rounds=1"),
+        *("engine.sim_fixed_ms=5", "settle.seconds=3", "value.price_per_million_tokens=2.0"),
     )
-    run = measure_arms("value_of_cancellation", tmp_path / "run", *settings)
+    run = measure("value_of_cancellation", tmp_path / "run", *settings)
     value = run.summary["value"]
     rows = {row["name"]: (row["ignored"], row["honoured"]) for row in value["rows"]}
     ignored, honoured = rows["tokens wasted per cancel"]
@@ -54,16 +48,12 @@ def test_the_value_of_cancellation_is_told_in_both_tables(tmp_path: Path) -> Non
     assert (ignored, honoured) == (wasted["ignored"]["mean"], wasted["honoured"]["mean"])
     assert ignored > 150
     assert wasted["honoured"]["p50"] < 5
-    assert (
-        rows["blocks held by abandoned requests"][0]
-        > 10 * rows["blocks held by abandoned requests"][1]
-    )
+    held_ignored, held_honoured = rows["blocks held by abandoned requests"]
+    assert held_ignored > 10 * held_honoured
     assert rows["... by abandoned requests"][0] > rows["... by abandoned requests"][1]
-    estimate, measured = (
-        rows["... as the source estimates it"],
-        rows["engine seconds wasted an hour"],
-    )
-    assert estimate[0] > 4 * measured[0]  # a step is shared
+    estimate, _ = rows["... as the source estimates it"]
+    measured, _ = rows["engine seconds wasted an hour"]
+    assert estimate > 4 * measured, "a step is shared"
     assert rows["money wasted per 1,000 cancels"][0] == pytest.approx(ignored * 1000 * 2e-6)
     assert [stage["name"] for stage in value["stages"]][-1] == "cancel_latency_s"
     page = (run.folder / "report.html").read_text()
@@ -97,3 +87,96 @@ def test_a_schedule_that_is_too_fast_for_its_cap_says_so(tmp_path: Path) -> None
     said = [one["text"] for one in run.summary["validity"] if one["level"] == "warning"]
     assert any(f"{planned - sent} of {planned} requests of the schedule" in text for text in said)
     assert any("`arrivals.max_streams`, 2" in text for text in said)
+
+
+def test_a_deadline_that_passed_on_the_server_is_a_time_out(tmp_path: Path) -> None:
+    """The engine ends requests of its own accord: to the harness that is never a completion."""
+    target, before = (files("harness.targets") / "reference.toml").read_text(), "ignore_eos = true"
+    assert before in target
+    engine = tmp_path / "hasty.toml"
+    engine.write_text(target.replace(before, f"{before}, deadline_s = 0.3"))
+    settings = ("load.stop_after_abandons=60", "load.abandon_after_tokens=[1]")
+    stay = ("load.stay_share=0.5", "load.stay_tokens=3000")
+    flags = set_flags(*settings, *stay)
+    run = measure("cancel_steps", tmp_path / "run", "--engine", str(engine), *flags)
+    timed_out = [row for row in run.rows("requests") if row["outcome"] == "timed_out"]
+    assert run.summary["outcomes"]["timed_out"] == len(timed_out) > 0
+    assert run.summary["outcomes"]["completed"] == 0, "3,000 tokens take a minute"
+    assert {row["error"] for row in timed_out} == {"the server aborted the request: client_timeout"}
+    assert {row["finish_reason"] for row in timed_out} == {"abort"}
+    assert run.metrics["ghost_rate"]["mean"] == 0
+
+
+# The chunk frontier: the roles in the rows, and the effect of chunk size...
+
+PAIRS = 8
+
+
+@pytest.fixture(scope="module")
+def frontier(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    arms = 'arms=[{name="64", engine={max_num_batched_tokens=64}},{name="1024", engine={}}]'
+    settings = (f"load.pairs={PAIRS}", "run.rounds=1", "engine.max_num_batched_tokens=1024", arms)
+    return measure(
+        "chunk_frontier", tmp_path_factory.mktemp("frontier") / "run", *set_flags(*settings)
+    )
+
+
+@pytest.mark.parametrize("arm", ["64", "1024"])
+def test_rows_and_figures_tell_the_three_kinds_apart(frontier: Run, arm: str) -> None:
+    run, metrics = frontier.rounds()[f"1-{arm}"], frontier.summary["arms"][arm]["metrics"]
+    rows = run.rows("requests")
+    long = [row for row in rows if row["role"] == "long_prompt"]
+    for planned, outcome in ((None, "completed"), (0, "abandoned")):
+        ended = [row["outcome"] for row in long if row["planned_abandon"] == planned]
+        assert ended == [outcome] * PAIRS
+    read = [row for row in long if row["outcome"] == "completed"]
+    assert {row["tokens_read"] for row in read} == {4}
+    assert all(row["prompt_tokens"] > 2700 for row in read)
+    bystanders = [row for row in rows if row["role"] == "bystander"]
+    assert {row["user"] for row in bystanders} == {1, 2, 3, 4}
+    assert len(rows) == len(long) + len(bystanders)
+    log = Log(run)
+    prefills = [log.is_in_prefill_at(t0, of) for of, t0 in log.left_ns.items()]
+    assert metrics["cancel_latency_prefill_s"]["n"] == sum(prefills) > PAIRS / 2
+    assert metrics["ghost_rate"]["mean"] == 0
+    assert metrics["itl_s"]["of"] == "bystanders"
+    assert (metrics["ttft_s"]["of"], metrics["ttft_s"]["n"]) == (
+        "long prompts that were read",
+        PAIRS,
+    )
+
+
+def test_larger_chunks_serve_the_long_prompt_and_cost_the_bystanders(frontier: Run) -> None:
+    rounds = frontier.rounds()
+    small, large = rounds["1-64"], rounds["1-1024"]
+    assert large.metrics["ttft_s"]["p50"] < small.metrics["ttft_s"]["p50"]
+    assert tokens_beside_a_prefill(small) > 3 * tokens_beside_a_prefill(large)
+    assert full_step_ns(large, 1024) > 3 * full_step_ns(small, 64)
+
+
+def full_step_ns(run: Run, budget: int) -> float:
+    """How long a step typically takes that has no room left, as beside a long prompt: all who
+    decode wait for it."""
+    steps = [step for step in run.rows("steps") if sum(step["scheduled_tokens"]) == budget]
+    return float(median(step["ended_ns"] - step["started_ns"] for step in steps))
+
+
+def tokens_beside_a_prefill(run: Run) -> float:
+    """How many tokens a bystander typically reads while a long prompt waits for its first."""
+    rows = run.rows("requests")
+    waits = [
+        (row["sent_ns"], row["first_token_ns"])
+        for row in rows
+        if row["role"] == "long_prompt" and row["first_token_ns"] is not None
+    ]
+    bystanders: dict[int, list[int]] = {}
+    for row in rows:
+        if row["role"] == "bystander":
+            bystanders.setdefault(row["user"], []).extend(row["token_times_ns"])
+    return float(
+        median(
+            sum(sent < t <= first for t in times)
+            for times in bystanders.values()
+            for sent, first in waits
+        )
+    )

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.e2e.running import Ended, Log, Run, run_to_end
+from tests.e2e.running import Ended, Log, Run, assert_nothing_is_left, finish
 from tests.reference_engine.running_engine import post_raw, running
 
 TABLE = Path(__file__).parents[2] / "docs" / "faults.md"
@@ -86,12 +86,13 @@ class FaultRuns:
         faults = ("--set", f'engine.faults=["{fault}"]') if fault else ()
         name = fault.partition("=")[0] or "clean"
         folder = self._folder / f"{name}-{len(list(self._folder.iterdir()))}"
-        return run_to_end(self._workload, folder, *faults, *arguments)
+        return finish(self._workload, folder, *faults, *arguments)
 
     def good(self, fault: str, *arguments: str) -> Run:
         """A run that must have ended well."""
         ended = self.ended(fault, *arguments)
         assert ended.code == 0, ended.output[-600:]
+        assert_nothing_is_left(ended.run)
         return ended.run
 
     def with_short_answers(self, fault: str) -> Run:
