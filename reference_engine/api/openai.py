@@ -46,6 +46,7 @@ def read_completion(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> 
     if any(not 0 <= token < tokenizer.vocab_size for token in prompt):
         raise _wrong("prompt", f"token ids go from 0 to {tokenizer.vocab_size - 1}")
     max_tokens = _COMPLETION_DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    _check_neutral(body)
     _check_length("prompt", prompt, "max_tokens", max_tokens, config)
     return _generation(body, prompt, max_tokens, config)
 
@@ -60,6 +61,7 @@ def read_chat(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> Genera
     if wanted is None:  # the newer name goes first
         wanted, name = body.max_tokens, "max_tokens"
     max_tokens = config.max_model_len - len(prompt) if wanted is None else wanted
+    _check_neutral(body)
     _check_length("messages", prompt, name, max_tokens, config)
     return _generation(body, prompt, max_tokens, config)
 
@@ -127,7 +129,6 @@ def _check_length(
 
 
 def _generation(body: Body, prompt: list[int], max_tokens: int, config: EngineConfig) -> Generation:
-    _check_neutral(body)
     options = body.stream_options or StreamOptions()
     n = body.n or 1
     if body.best_of not in (None, n):

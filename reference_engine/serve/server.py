@@ -259,26 +259,19 @@ class RequestsApi:
         )
 
     def _found(self, request: Request) -> list[ClientRequest]:
-        """Raises ApiError 404 if there is none."""
-        owner = getattr(request.state, "owner", None)
-        found = find(self._link, request.path_params["name"], owner)
-        if not found:
+        """The engine's and the answer's name go before the client's. Raises ApiError 404."""
+        link, name, owner = self._link, request.path_params["name"], request.state.owner
+        request_id, now_ns = name.removeprefix("chatcmpl-").removeprefix("cmpl-"), link.now_ns()
+        named = link.live.get(request_id) or link.archive.by_id(request_id, now_ns)
+        if named is not None and named.owner == owner and name in (request_id, named.answer_id):
+            return [named]
+        live = [r for r in link.live.values() if (r.client_request_id, r.owner) == (name, owner)]
+        if live:
+            return live
+        latest = link.archive.latest_of(name, owner, now_ns)
+        if latest is None:
             raise ApiError(404, "no such request, or it is no longer known", code="unknown_request")
-        return found
-
-
-def find(link: WorkerLink, name: str, owner: str | None) -> list[ClientRequest]:
-    """The engine's and the answer's name go before the client's."""
-    now_ns = link.now_ns()
-    request_id = name.removeprefix("chatcmpl-").removeprefix("cmpl-")
-    request = link.live.get(request_id) or link.archive.by_id(request_id, now_ns)
-    if request is not None and request.owner == owner and name in (request_id, request.answer_id):
-        return [request]
-    live = [r for r in link.live.values() if (r.client_request_id, r.owner) == (name, owner)]
-    if live:
-        return live
-    latest = link.archive.latest_of(name, owner, now_ns)
-    return [] if latest is None else [latest]
+        return [latest]
 
 
 def facts_of(request: ClientRequest) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from statistics import median
 from typing import Any
 
 import pytest
-from scipy import stats
 
 from reference_engine.faults import fault_names
 from tests.e2e.running import Log, Run
@@ -17,7 +16,6 @@ from tests.truth.fault_cases import (
     CASES,
     DELAY_S,
     LEAKED,
-    LOST_SHARE,
     STEP_S,
     TABLE,
     Case,
@@ -36,13 +34,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> FaultRuns:
     return FaultRuns(tmp_path_factory.mktemp("controls"))
 
 
-def assert_sound(run: Run, *, ghosts: float = 0, blocks: int = 0) -> None:
-    """Enough was abandoned, and so many ghosts and leaked blocks are all that is wrong."""
+def assert_sound(run: Run, *, blocks: int = 0) -> None:
+    """Enough was abandoned, and so many leaked blocks are all that is wrong."""
     rate, latency = run.metrics["ghost_rate"], run.metrics["cancel_latency_s"]
     assert run.summary["outcomes"]["abandoned"] == rate["n"] >= ABANDONS
-    assert rate["mean"] * rate["n"] == pytest.approx(ghosts)
-    assert latency["n_censored"] == ghosts
-    assert run.metrics["leaked_slots"]["mean"] == 0
+    assert rate["mean"] == latency["n_censored"] == run.metrics["leaked_slots"]["mean"] == 0
     assert run.metrics["leaked_blocks"]["mean"] == blocks
 
 
@@ -82,23 +78,6 @@ def running_at(steps: list[dict[str, Any]], t_ns: int) -> int | None:
     return running
 
 
-@pytest.mark.slow
-def test_ignore_disconnect_makes_everybody_a_ghost(runs: FaultRuns) -> None:
-    run = runs.with_short_answers("ignore-disconnect")
-    left = [row for row in run.rows("requests") if row["outcome"] == "abandoned"]
-    assert_sound(run, ghosts=len(left))
-    log, settled_ns = Log(run), run.manifest["window"]["settled_ns"]
-    watched_s = max(settled_ns - t0 for t0 in log.left_ns.values()) / 1e9
-    longest_s = min(watched_s, run.manifest["settle_s"])
-    bounds = run.metrics["cancel_latency_s"]["lower_bounds"]
-    assert bounds["p50"] == pytest.approx(longest_s)
-    # No worker heard of it, so all ran to their natural end: the unread tokens are the waste.
-    assert not log.left_with("abort_received")
-    unread = sum(row["max_tokens"] - row["tokens_read"] for row in left)
-    assert run.metrics["wasted_tokens"]["mean"] == pytest.approx(unread / len(left))
-    assert_as_in(runs.with_short_answers(""), run, "detect_s")
-
-
 def test_delay_abort_moves_the_latency_by_the_delay(runs: FaultRuns) -> None:
     clean, run = runs.good(""), runs.good(f"delay-abort={DELAY_S}")
     assert_sound(run)
@@ -112,17 +91,6 @@ def test_delay_abort_moves_the_latency_by_the_delay(runs: FaultRuns) -> None:
     moved = moved_by(clean, run, "cancel_latency_steps")
     assert moved == pytest.approx(steps_until_heard, abs=1.5)
     assert_as_in(clean, run, "detect_s", "wait_s", "free_s")
-
-
-@pytest.mark.slow
-def test_lose_abort_is_counted_as_ghosts_one_by_one(runs: FaultRuns) -> None:
-    run = runs.with_short_answers(f"lose-abort={LOST_SHARE}")
-    heard = Log(run).left_with("abort_received")
-    lost = sum(events["finished"]["reason"] != "abort" for events in heard)
-    assert_sound(run, ghosts=lost)
-    fewest, most = stats.binom.interval(0.999, run.metrics["ghost_rate"]["n"], LOST_SHARE)
-    assert fewest <= lost <= most
-    assert_as_in(runs.with_short_answers(""), run, "detect_s", "signal_s", "free_s")
 
 
 def test_leak_blocks_is_counted_block_by_block(runs: FaultRuns) -> None:

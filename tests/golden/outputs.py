@@ -1,6 +1,6 @@
 """What a checkout's code makes of the recorded runs, in few processes.
 
-Only doors that stay are used: `walkaway` (`harness.cli.main`) and `python -m dashboards`.
+Only the door that stays is used: `walkaway` (`harness.cli.main`).
 """
 
 import hashlib
@@ -10,10 +10,9 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -23,11 +22,6 @@ HERE: Final = Path(__file__).parent
 EXPECTED: Final = HERE / "expected"
 COLUMNS: Final = "120"
 JUDGED: Final = [name for name in RUNS if name != COLLECTED]
-BLOCKS: Final = frozenset(
-    {"p", "div", "section", "h1", "h2", "h3", "tr", "li", "details", "summary"}
-)
-UNSEEN: Final = frozenset({"script", "style", "svg", "template"})
-
 Outputs = Iterator[tuple[str, str]]  # path below `expected/`, and what the file holds
 
 
@@ -115,87 +109,30 @@ def _no_drawing(work: Path) -> Path:
     return package.parent
 
 
-def judge_all(code: Code, work: Path, *, texts: bool = True) -> Outputs:
-    """What is said of the judged runs in `work`, by file; without `texts` the JSON alone."""
-    commands = {
-        file: one
-        for file, one in _commands()
-        if texts or file.endswith(".json") or "--trace" in one or "--save-baseline" in one
-    }
-    said = dict(zip(commands, code.walkaway(work, list(commands.values())), strict=True))
-    for file, one in said.items():
-        if file.endswith(".json"):
-            yield file, _with_code(one)
-        elif texts:
-            yield file, f"{one.out}{one.err}exit code {one.code}\n"
+def judge_all(code: Code, work: Path) -> Outputs:
+    """What is said of the judged runs in `work`, by file."""
+    commands = list(_commands())
+    said = code.walkaway(work, [arguments for _, arguments in commands])
+    for (file, _), one in zip(commands, said, strict=True):
+        if file is not None:
+            content = json.loads(one.out) if one.out else one.err
+            yield file, _packed({"exit_code": one.code, "said": content})
     for path in sorted(work.glob("*.trace")):
         yield f"{path.stem}/trace.json", _packed(_digest(_json(path)))
-    for path in (*sorted(work.glob("*.md")), *sorted(work.glob("*.xml"))):
-        yield f"{path.stem}/gate{path.suffix}", path.read_text()
 
 
-def _commands() -> Iterator[tuple[str, list[str]]]:
+def _commands() -> Iterator[tuple[str | None, list[str]]]:
+    """Commands, and the file that holds what each says, if it is kept."""
     for name in RUNS:
         gate = ["gate", name, "--baseline", "none.json"] if name == COLLECTED else ["gate", name]
         yield f"{name}/gate.json", [*gate, "--json"]
-        files = ["--junit", f"{name}.xml", "--markdown", f"{name}.md"]
-        yield f"{name}/gate.txt", [*gate, *files]
-        yield f"{name}/export.txt", ["export", name, "--trace", f"{name}.trace"]
+        yield None, ["export", name, "--trace", f"{name}.trace"]
     for one, other in PAIRS:
         yield f"pairs/{one}~{other}.json", ["compare", one, other, "--json"]
-        yield f"pairs/{one}~{other}.txt", ["compare", one, other]
     against = ["--baseline", "baseline.json"]
-    yield "baseline/save.txt", ["gate", BASELINE, "--save-baseline", *against]
+    yield None, ["gate", BASELINE, "--save-baseline", *against]
     for name in HELD_TO_BASELINE:
         yield f"baseline/{name}.json", ["gate", name, *against, "--json"]
-        yield f"baseline/{name}.txt", ["gate", name, *against]
-
-
-def draw_all(
-    code: Code, work: Path, is_wanted: Callable[[str], bool] = lambda name: True
-) -> Outputs:
-    """The visible text of each page that is wanted."""
-    summarise_rounds(code, work, [name for name in JUDGED if (work / name / "rounds").is_dir()])
-    pages = {f"{name}/report.txt": ["report", name] for name in JUDGED}
-    pages |= {f"pairs/{a}~{b}.page.txt": ["compare", a, b] for a, b in PAIRS}
-    pages["trend.txt"] = ["trend", "."]
-    for file, arguments in pages.items():
-        if not is_wanted(file):
-            continue
-        said = code.run(work, "-m", "dashboards", *arguments, "-o", "page.html")
-        text = visible_text((work / "page.html").read_text()) if said.code == 0 else said.err
-        yield file, f"{text}\nexit code {said.code}\n"
-
-
-class _Text(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines = [""]
-        self._unseen: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        if tag in UNSEEN:
-            self._unseen.append(tag)
-        elif tag in BLOCKS:
-            self.lines.append("")
-        elif tag in ("td", "th", "dd"):
-            self.lines[-1] += " | "
-
-    def handle_endtag(self, tag: str) -> None:
-        if self._unseen and tag == self._unseen[-1]:
-            self._unseen.pop()
-
-    def handle_data(self, data: str) -> None:
-        if not self._unseen:
-            self.lines[-1] += data
-
-
-def visible_text(page: str) -> str:
-    """A page's text without scripts and pictures, a line a block."""
-    parser = _Text()
-    parser.feed(page)
-    lines = (" ".join(line.split()) for line in parser.lines)
-    return "\n".join(line for line in lines if line)
 
 
 def _digest(trace: Any) -> dict[str, Any]:
@@ -205,11 +142,6 @@ def _digest(trace: Any) -> dict[str, Any]:
     kinds = Counter(one["ph"] for one in events)
     hashed = hashlib.sha256(json.dumps(times).encode()).hexdigest()
     return {"events": dict(sorted(kinds.items())), "times": hashed}
-
-
-def _with_code(said: Said) -> str:
-    content = json.loads(said.out) if said.out else said.err
-    return _packed({"exit_code": said.code, "said": content})
 
 
 def _json(path: Path) -> Any:

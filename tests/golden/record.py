@@ -3,13 +3,12 @@
 `--code DIR` names the checkout whose code is run: the recorded files were made by that of 7cb23c3.
 `runs` makes the folders under `runs/`. Their rows are as the run wrote them, but for the machine's
 name; files that are made from the rows (summary, report) are left out. `expected` makes each of
-these anew, and what `gate`, `compare`, `trend` and `export` say, and keeps it under `expected/`.
+these anew, and what `gate`, `compare` and `export` say, and keeps it under `expected/`.
 """
 
 import argparse
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -29,7 +28,6 @@ from tests.golden.outputs import (
     EXPECTED,
     JUDGED,
     Code,
-    draw_all,
     judge_all,
     lay_out,
     summaries_as_files,
@@ -48,7 +46,7 @@ RUNS_FOR_S: Final = 2.5  # until it is interrupted, or something is killed
 
 
 def record(name: str, code: Code) -> None:
-    """Make one run and keep its folder, and what it printed."""
+    """Make one run and keep its folder."""
     of = RUNS[name]
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
@@ -58,16 +56,10 @@ def record(name: str, code: Code) -> None:
             command += [flag.format(url=url) for flag in of.flags]
             for setting in of.sets:
                 command += ["--set", setting]
-            process = subprocess.Popen(
-                command, cwd=work, env=code.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
+            process = subprocess.Popen(command, cwd=work, env=code.env)
             _end(of.ending, process, work / name, pid)
-            output = process.communicate(timeout=180)[0].decode()
+            process.wait(180)
         _keep(work / name, HERE / "runs" / name)
-    printed = EXPECTED / name
-    printed.mkdir(parents=True, exist_ok=True)
-    text = re.sub(r"^(walkaway: .*)\n", "", output, flags=re.MULTILINE)
-    (printed / "run.txt").write_text(f"{text}exit code {process.returncode}\n")
     say(f"{name}: exit code {process.returncode}")
 
 
@@ -151,9 +143,8 @@ def _neutral_shard(path: Path) -> None:
 
 def expect(code: Code) -> None:
     """Make everything anew from the rows and keep it."""
-    for path in EXPECTED.rglob("*.*"):
-        if path.name != "run.txt":
-            path.unlink()
+    for path in EXPECTED.rglob("*.json"):
+        path.unlink()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder, "runs")
         lay_out(work, judged=False)
@@ -163,7 +154,6 @@ def expect(code: Code) -> None:
         work = Path(folder, "runs")
         lay_out(work, judged=True)
         write_outputs(judge_all(code, work), EXPECTED)
-        write_outputs(draw_all(code, work), EXPECTED)
 
 
 def say(text: str) -> None:

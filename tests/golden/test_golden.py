@@ -1,8 +1,7 @@
 """The rows of the recorded runs give the figures and verdicts that they gave at 7cb23c3.
 
 Words may change: of texts only the number is held, all else to the last digit. What is meant to
-differ stands in `changes.toml` with its reason, and must differ. How the texts differ is said by
-`python -m tests.golden.diff`.
+differ stands in `changes.toml` with its reason, and must differ.
 """
 
 import json
@@ -80,7 +79,7 @@ def test_the_rows_give_the_same_summaries(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_folders_of_then_are_judged_compared_and_exported_as_then(tmp_path: Path) -> None:
     lay_out(tmp_path, judged=True)
-    now = dict(judge_all(Code(ROOT), tmp_path, texts=False))
+    now = dict(judge_all(Code(ROOT), tmp_path))
     was = {name: (EXPECTED / name).read_text() for name in now}
     found = (
         one

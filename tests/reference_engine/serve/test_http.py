@@ -104,6 +104,7 @@ async def test_a_connection_serves_one_request_after_the_other() -> None:
     assert served.worker.aborts() == [("req-2", "user_disconnect")]
 
 
+BODY_IN_CHUNKS = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n"
 BODY_TO_COME = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{"
 
 
@@ -163,6 +164,18 @@ def taken_in(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 
     monkeypatch.setattr(WatchedProtocol, "data_received", read)
     return event
+
+
+async def test_a_trailer_may_be_as_long_as_is_said(taken_in: asyncio.Event) -> None:
+    served = Served()
+    async with served.running():
+        client = await served.sender(BODY_IN_CHUNKS)
+        await taken_in.wait()
+        trailer = b"0\r\nx-trailer: ".ljust(65_536, b"x") + b"\r\n\r\n"
+        await asyncio.get_running_loop().sock_sendall(client, trailer)
+        await served.worker.arrived.wait()
+        client.close()
+        await served.worker.aborted.wait()
 
 
 @pytest.mark.parametrize("start", [b"GET / HTT", BODY_TO_COME], ids=["head", "body"])

@@ -295,7 +295,9 @@ async def test_a_cancel_that_came_after_the_last_token() -> None:
     ended = await api.get("req-1")
     assert ended["status"] == "finished"
     assert ended["cancellation"]["reason"] == "api", "asked for, in vain"
-    assert not api.worker.link.collector.cancellations
+    collector = api.worker.link.collector
+    assert not collector.cancellations
+    assert collector.generated_by_reason["length",] == 1
 
 
 async def test_cancelling_n_answers() -> None:

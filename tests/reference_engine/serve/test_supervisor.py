@@ -16,14 +16,10 @@ from reference_engine.core.accounting import Counters
 from reference_engine.faults import Faults
 from reference_engine.protocol import (
     MAX_FRAME_BYTES,
-    AbortRequest,
     Failed,
-    FrameReader,
     FromWorker,
-    Hello,
     Ready,
     StepReport,
-    ToWorker,
     encode_frame,
 )
 from reference_engine.serve.supervisor import (
@@ -168,16 +164,6 @@ async def ends() -> AsyncIterator[Ends]:
         ends.to_frontend.close()
         with suppress(ConnectionError):
             await ends.to_frontend.wait_closed()
-
-
-async def test_hello_comes_first_and_messages_after_it(ends: Ends) -> None:
-    ends.connection.send(abort("a"))
-    reader, payloads = FrameReader(), list[bytes]()
-    while len(payloads) < 2:
-        payloads += reader.feed(await ends.from_frontend.read(65536))
-    hello, message = map(msgspec.msgpack.Decoder(ToWorker).decode, payloads)
-    assert hello == Hello(secret="sesame")
-    assert isinstance(message, AbortRequest)
 
 
 @pytest.mark.parametrize(
