@@ -55,21 +55,12 @@ class BoundedTransport(httpx.HTTPTransport):
         return response
 
 
-class _Backend(httpcore.NetworkBackend):
+class _Backend(httpcore.SyncBackend):
     def __init__(self, longest_s: float) -> None:
-        self._inner = httpcore.SyncBackend()
         self._longest_s = longest_s
 
-    def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.NetworkStream:
-        stream = self._inner.connect_tcp(host, port, timeout, local_address, socket_options)
-        return _Stream(stream, self._longest_s)
+    def connect_tcp(self, *args: Any, **kwargs: Any) -> httpcore.NetworkStream:
+        return _Stream(super().connect_tcp(*args, **kwargs), self._longest_s)
 
 
 class _Stream(httpcore.NetworkStream):
@@ -99,15 +90,8 @@ class _Stream(httpcore.NetworkStream):
     def close(self) -> None:
         self._inner.close()
 
-    def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,
-    ) -> httpcore.NetworkStream:
-        return _Stream(
-            self._inner.start_tls(ssl_context, server_hostname, timeout), self._longest_s
-        )
+    def start_tls(self, *args: Any, **kwargs: Any) -> httpcore.NetworkStream:
+        return _Stream(self._inner.start_tls(*args, **kwargs), self._longest_s)
 
     def get_extra_info(self, info: str) -> Any:
         return self._inner.get_extra_info(info)
@@ -131,9 +115,12 @@ def tls_context(ca_file: str | None, *, flag: str = "--ca-file") -> ssl.SSLConte
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # an SSLError is one, too
         why = "has no certificate in it" if isinstance(error, ssl.SSLError) else error.strerror
+        named = (
+            f"{flag} {ca_file}" if ca_file else f"SSL_CERT_FILE {os.getenv('SSL_CERT_FILE', '')}"
+        )
         raise ConfigError(
-            f"{_named(ca_file, flag)}: {why}; it must be a PEM file with the certificate of the CA "
-            "that signed the server's"
+            f"{named}: {why}; it must be a PEM file with the certificate of the CA that signed the "
+            "server's"
         ) from error
 
 
@@ -209,12 +196,6 @@ def _why_no_tls(error: ssl.SSLError, host: str, where: str) -> str:
     return f"no TLS with {where}: {error.reason or error.strerror or error}"
 
 
-def _named(ca_file: str | None, flag: str) -> str:
-    if ca_file is not None:
-        return f"{flag} {ca_file}"
-    return f"SSL_CERT_FILE {os.environ.get('SSL_CERT_FILE', '')}"
-
-
 def _chain(error: BaseException) -> Iterator[BaseException]:
     one: BaseException | None = error
     while one is not None:
@@ -258,14 +239,11 @@ def parse_headers(typed: Iterable[str], *, flag: str = "--header") -> dict[str, 
 
 def typed_command(headers: Iterable[str], *, program: str = "walkaway") -> list[str]:
     """The command line for the manifest, without the values of headers, which may be secret."""
-    hidden = {text: f"{text.partition('=')[0]}=***" for text in headers}
-    return [program, *(_hide(argument, hidden) for argument in sys.argv[1:])]
-
-
-def _hide(argument: str, hidden: dict[str, str]) -> str:
-    for secret, shown in hidden.items():
-        argument = argument.replace(secret, shown)
-    return argument
+    command = [program, *sys.argv[1:]]
+    for text in headers:
+        hidden = f"{text.partition('=')[0]}=***"
+        command = [argument.replace(text, hidden) for argument in command]
+    return command
 
 
 def check_ca_file(path: str | None, *, flag: str = "--ca-file") -> str | None:

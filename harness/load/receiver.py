@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from greenlet import getcurrent
 
@@ -21,37 +21,29 @@ _READ: Final = 1
 Take = Callable[[bytes, int], bool]
 
 
-class Receiver(Protocol):
+def receiver(sock: socket.socket) -> "BlockingReceiver | HubReceiver":
+    hub = getattr(sock, "hub", None)  # only gevent's sockets have one; gevent is not imported here
+    return BlockingReceiver(sock) if hub is None else HubReceiver(sock, hub)
+
+
+class BlockingReceiver:
     """Receives on one socket. Close it before the socket.
 
     Both methods raise OSError, and TimeoutError or BlockingIOError if nothing came for `longest_s`
     seconds or `until_ns` has passed.
     """
 
-    def receive(self, longest_s: float | None) -> bytes:
-        """The next bytes (0 never waits). b"" is the end of the connection."""
-
-    def receive_each(self, take: Take, longest_s: float | None, until_ns: int | None) -> None:
-        """Hand over receive by receive while `take` returns True. Exceptions of `take` are raised
-        here."""
-
-    def close(self) -> None: ...
-
-
-def receiver(sock: socket.socket) -> Receiver:
-    hub = getattr(sock, "hub", None)  # only gevent's sockets have one; gevent is not imported here
-    return BlockingReceiver(sock) if hub is None else HubReceiver(sock, hub)
-
-
-class BlockingReceiver:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
 
     def receive(self, longest_s: float | None) -> bytes:
+        """The next bytes (0 never waits). b"" is the end of the connection."""
         self._sock.settimeout(longest_s)
         return self._sock.recv(_RECEIVE_BYTES)
 
     def receive_each(self, take: Take, longest_s: float | None, until_ns: int | None) -> None:
+        """Hand over receive by receive while `take` returns True. Exceptions of `take` are raised
+        here."""
         goes_on = True
         while goes_on:
             now_ns = time.perf_counter_ns()
@@ -66,7 +58,7 @@ class BlockingReceiver:
 
 
 class HubReceiver:
-    """For a socket of gevent's, which must stay non-blocking.
+    """As `BlockingReceiver`, for a socket of gevent's, which must stay non-blocking.
 
     `_waiting` is the greenlet that waits now; `_since_ns`, when the latest bytes came;
     `is_watched`, whether the watcher is started; `_fires_ns`, the time for which the timer is set.
