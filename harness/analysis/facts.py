@@ -31,8 +31,8 @@ class Facts:
 
     `idle_before` and `idle_after` map a metric's role to its value before the load (0 for a counter
     that was not there yet) and after the settle time, `idle_later` a little later still, each of
-    `idle_loops` (with its time) after one of several loops. `unsent_to_stay_s` and
-    `unsent_to_leave_s` are the waits of requests that an open loop never sent, by whether they
+    `idle_loops` (with its time) after one of several loops. `missed_to_stay_s` and
+    `missed_to_leave_s` are the waits of requests that an open loop never sent, by whether they
     would have been read to the end. `trust` maps a role to how far the target's description
     believes it, `lags` to how old its value can be (steps, seconds), `late` to how old it is on
     average, where known.
@@ -61,8 +61,8 @@ class Facts:
     lags: dict[str, tuple[float, float]]
     late: dict[str, Late]
     is_open_loop: bool
-    unsent_to_stay_s: list[float]
-    unsent_to_leave_s: list[float]
+    missed_to_stay_s: list[float]
+    missed_to_leave_s: list[float]
     held_until_ns: list[int]
 
     @property
@@ -132,7 +132,7 @@ def run_facts(frames: RunFrames) -> Facts:
     target = manifest.get("target") or {}
     config, spec = target.get("config") or {}, target.get("spec") or {}
     idle, sources = manifest.get("idle") or {}, spec.get("metrics") or {}
-    unsent = (manifest.get("arrivals") or {}).get("unsent") or {}
+    missed = (manifest.get("arrivals") or {}).get("unsent") or {}
     window = manifest.get("window") or {}
     started_ns, ended_ns = load_window(
         window.get("load_started_ns"), window.get("load_ended_ns"), frames.requests
@@ -170,8 +170,8 @@ def run_facts(frames: RunFrames) -> Facts:
             if source.get("late_steps")
         },
         is_open_loop=manifest.get("arrivals") is not None,
-        unsent_to_stay_s=unsent.get("to_stay_s") or [],
-        unsent_to_leave_s=unsent.get("to_leave_s") or [],
+        missed_to_stay_s=missed.get("to_stay_s") or [],
+        missed_to_leave_s=missed.get("to_leave_s") or [],
         held_until_ns=window.get("held_until_ns") or [],
     )
 

@@ -112,8 +112,8 @@ def _while_read(
 
 
 def _from_intended(users: pd.DataFrame, survivors: pd.DataFrame, facts: Facts) -> Figures:
-    to_stay = facts.unsent_to_stay_s
-    everybody = to_stay + facts.unsent_to_leave_s
+    to_stay = facts.missed_to_stay_s
+    everybody = to_stay + facts.missed_to_leave_s
     samples = {
         "ttft_from_intended_s": ttft_sample(survivors, since=_INTENDED).and_longer_than(to_stay),
         "e2e_from_intended_s": _to_the_end(survivors, since=_INTENDED).and_longer_than(to_stay),

@@ -38,7 +38,7 @@ def losses(manifest: Mapping[str, Any], facts: Facts) -> Iterator[str]:
         )
 
 
-def why_unsent(manifest: Mapping[str, Any]) -> str | None:
+def why_missed(manifest: Mapping[str, Any]) -> str | None:
     """Which processes were to send the missing part of a schedule; None if none was lost."""
     if died := _died(manifest):
         names = ", ".join(_named(one) for one in died)
@@ -126,7 +126,7 @@ def _stretches(t_ns: Ints) -> tuple[Ints, Ints]:
 _LATE_SHARE: Final = 0.1
 _TIMER_S: Final = 0.01
 # If a larger share of a schedule was due and not sent, not even a p95 can be known.
-_MOST_UNSENT: Final = 0.05
+_MOST_MISSED: Final = 0.05
 
 
 def sent_of_schedule(frames: RunFrames) -> dict[str, int] | None:
@@ -139,13 +139,13 @@ def sent_of_schedule(frames: RunFrames) -> dict[str, int] | None:
 
 def why_schedule_means_nothing(frames: RunFrames, facts: Facts) -> Iterator[str]:
     counted = sent_of_schedule(frames)
-    unsent = len(facts.unsent_to_stay_s) + len(facts.unsent_to_leave_s)
-    if counted is None or unsent <= _MOST_UNSENT * (counted["sent"] + unsent):
+    missed = len(facts.missed_to_stay_s) + len(facts.missed_to_leave_s)
+    if counted is None or missed <= _MOST_MISSED * (counted["sent"] + missed):
         return
     yield (
-        f"{unsent:,} of {counted['sent'] + unsent:,} requests that were due were not sent when the "
-        f"load ended, more than {_MOST_UNSENT:.0%}: this load is not the schedule's; "
-        f"{why_unsent(frames.manifest) or _why_late(frames)}"
+        f"{missed:,} of {counted['sent'] + missed:,} requests that were due were not sent when the "
+        f"load ended, more than {_MOST_MISSED:.0%}: this load is not the schedule's; "
+        f"{why_missed(frames.manifest) or _why_late(frames)}"
     )
 
 
@@ -163,7 +163,7 @@ def arrival_warnings(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterat
     delay = figures.get("start_delay_s")
     if not isinstance(delay, Metric):
         return
-    lost = why_unsent(frames.manifest) if delay.n_censored else None
+    lost = why_missed(frames.manifest) if delay.n_censored else None
     late_s = delay.lower_bounds["p99"] if delay.p99 is None else delay.p99
     if late_s > max(_TIMER_S, _LATE_SHARE * (_median(figures.get("ttft_s")) or 0.0)):
         more = "more than " if delay.p99 is None else ""

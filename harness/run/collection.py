@@ -22,7 +22,7 @@ from harness.collect.source import gathered_path, read_gathered
 from harness.errors import ConfigError
 from harness.load.rows import ShardReader
 from harness.records import ProcessMark, WorkerSeen
-from harness.run.shards import LoadTally, note_unsent
+from harness.run.shards import LoadTally, note_missed_arrivals
 from harness.store.manifest import Manifest, TargetFacts, find_hardware, find_versions, utc_now
 from harness.store.run_folder import RECORDS, RunFolder, RunRows
 from harness.workload.plan import plan_from_mark
@@ -179,5 +179,5 @@ def _note_schedule(manifest: Manifest, folder: RunFolder, marks: Sequence[Proces
         if len({(mark.host, mark.clock, mark.pid) for mark in began}) < len(began):
             return  # a web page ran several loads
         manifest.seed = plan.run.seed
-    if (problem := note_unsent(manifest, folder, plan)) is not None:
+    if (problem := note_missed_arrivals(manifest, folder, plan)) is not None:
         manifest.warnings.append(problem)

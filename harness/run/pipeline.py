@@ -26,7 +26,7 @@ from harness.run.process import Child, Interruption, python_module
 from harness.run.progress import Progress
 from harness.run.run_config import ResolvedRun
 from harness.run.run_state import begin_manifest, choose_folder
-from harness.run.shards import LoadTally, find_hopeless, note_unsent
+from harness.run.shards import LoadTally, find_hopeless, note_missed_arrivals
 from harness.store.manifest import Manifest, status_after
 from harness.store.run_folder import RunFolder
 from harness.workload.plan import read_plan
@@ -216,7 +216,7 @@ def save(run: Measurement) -> LoadTally:
     if tally.damaged:
         run.notes.warn(f"{tally.damaged} rows of the load were damaged and are left out")
     if manifest.arrivals is not None:
-        problem = note_unsent(manifest, folder, read_plan(folder.load_plan))
+        problem = note_missed_arrivals(manifest, folder, read_plan(folder.load_plan))
         if problem is not None:
             run.notes.warn(problem)
     manifest.notes = run.notes.texts()

@@ -12,7 +12,7 @@ from harness.errors import ConfigError, TargetError
 from harness.load.rows import Row, ShardReader
 from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, VoidTrial
 from harness.run.load_plan import count_arrivals
-from harness.store.manifest import LoadProcess, Manifest, ScheduledArrivals, UnsentArrivals
+from harness.store.manifest import LoadProcess, Manifest, MissedArrivals, ScheduledArrivals
 from harness.store.run_folder import RunFolder
 from harness.workload.load import AbandonLoad
 from harness.workload.observed_latency import ObservedLatency
@@ -140,7 +140,7 @@ class _AnyLatency(ObservedLatency):
         return 1
 
 
-def note_unsent(manifest: Manifest, folder: RunFolder, plan: LoadPlan) -> str | None:
+def note_missed_arrivals(manifest: Manifest, folder: RunFolder, plan: LoadPlan) -> str | None:
     """Note the unsent requests of an open loop, which have no rows. Returns a problem.
 
     `plan` is the last loop's.
@@ -153,14 +153,16 @@ def note_unsent(manifest: Manifest, folder: RunFolder, plan: LoadPlan) -> str | 
             )
         sent = folder.read_sent()
         if len(sent) < manifest.arrivals.planned:
-            manifest.arrivals.unsent = find_unsent(plan, manifest, sent)
+            manifest.arrivals.missed = find_missed_arrivals(plan, manifest, sent)
     except ConfigError as error:
         return f"unsent requests are in no figure: {error}"
     return None
 
 
-def find_unsent(plan: LoadPlan, manifest: Manifest, sent: "Sequence[Sent]") -> UnsentArrivals:
-    found = UnsentArrivals()
+def find_missed_arrivals(
+    plan: LoadPlan, manifest: Manifest, sent: "Sequence[Sent]"
+) -> MissedArrivals:
+    found = MissedArrivals()
     ends_ns = [reading.t_ns for reading in manifest.idle.loops]
     for number in range(plan.run.seed - manifest.seed + 1):
         of_loop = [one for one in sent if bisect(ends_ns, one.intended_start_ns) == number]

@@ -89,7 +89,7 @@ class Idle(msgspec.Struct, kw_only=True):
     loops: list[IdleReading] = []
 
 
-class UnsentArrivals(msgspec.Struct, kw_only=True):
+class MissedArrivals(msgspec.Struct, kw_only=True):
     """The waits of unsent requests at the end of the load, in seconds: of users that would have
     stayed, and of users that would have left."""
 
@@ -103,7 +103,7 @@ class ScheduledArrivals(msgspec.Struct, kw_only=True):
 
     planned: int
     max_streams: int
-    unsent: UnsentArrivals = msgspec.field(default_factory=UnsentArrivals)
+    missed: MissedArrivals = msgspec.field(name="unsent", default_factory=MissedArrivals)
 
 
 class LoadProcess(msgspec.Struct, kw_only=True):

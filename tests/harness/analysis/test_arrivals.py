@@ -12,7 +12,7 @@ from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.latency import latency_figures
 from harness.analysis.load_side import most_open
 from harness.records import Metric
-from harness.store.manifest import LoadProcess, ScheduledArrivals, UnsentArrivals
+from harness.store.manifest import LoadProcess, MissedArrivals, ScheduledArrivals
 from tests.harness.told import ms, summary_of, warnings
 from tests.made_up.rows import at
 
@@ -81,15 +81,15 @@ def test_what_was_not_sent_is_counted(make_run: MakeRun) -> None:
     assert text.startswith("2 of 3 requests of the schedule were not sent")
 
 
-def with_unsent(run: RunBuilder, *, to_stay: list[float], to_leave: list[float]) -> RunBuilder:
+def with_missed(run: RunBuilder, *, to_stay: list[float], to_leave: list[float]) -> RunBuilder:
     assert run.manifest.arrivals is not None
-    run.manifest.arrivals.unsent = UnsentArrivals(to_stay_s=to_stay, to_leave_s=to_leave)
+    run.manifest.arrivals.missed = MissedArrivals(to_stay_s=to_stay, to_leave_s=to_leave)
     return run
 
 
 def test_what_was_due_and_never_sent_had_waited_until_the_end(make_run: MakeRun) -> None:
     """One of four was served at once: no median of what they all felt is known, but a bound is."""
-    run = with_unsent(scheduled(make_run(), planned=4), to_stay=[3.0, 5.0], to_leave=[4.0])
+    run = with_missed(scheduled(make_run(), planned=4), to_stay=[3.0, 5.0], to_leave=[4.0])
     late(run, "a", by=0, sent=100, tokens=[120, 130], outcome="completed", end=131)
     figures = latencies(run)
     for name, n in {
@@ -114,7 +114,7 @@ def test_a_run_that_left_much_unsent_is_invalid(
     make_run: MakeRun, unsent: int, is_invalid: bool
 ) -> None:
     """Of 20 that were due; that two more were not due yet says nothing."""
-    run = with_unsent(scheduled(make_run(), planned=22), to_stay=[1.0] * unsent, to_leave=[])
+    run = with_missed(scheduled(make_run(), planned=22), to_stay=[1.0] * unsent, to_leave=[])
     for number in range(20 - unsent):
         late(run, f"r{number}", by=0, sent=100, tokens=[120], outcome="completed", end=131)
     said = summary_of(run.frames())["validity"]
@@ -125,7 +125,7 @@ def test_a_run_that_left_much_unsent_is_invalid(
 def test_of_a_schedule_that_was_left_unsent_one_thing_is_said_of_what_to_believe(
     make_run: MakeRun,
 ) -> None:
-    run = with_unsent(scheduled(make_run(), planned=2, max_streams=1), to_stay=[9.0], to_leave=[])
+    run = with_missed(scheduled(make_run(), planned=2, max_streams=1), to_stay=[9.0], to_leave=[])
     late(run, "a", by=0, sent=100, tokens=[120], outcome="completed", end=131)
     texts = [text for text in warnings(run) if "from the intended start" in text]
     assert len(texts) == 2
@@ -149,7 +149,7 @@ def test_a_late_schedule_names_its_bottleneck(
 
 
 def test_what_a_dead_process_did_not_send_is_not_laid_to_slowness(make_run: MakeRun) -> None:
-    run = with_unsent(scheduled(make_run(), planned=2), to_stay=[9.0], to_leave=[])
+    run = with_missed(scheduled(make_run(), planned=2), to_stay=[9.0], to_leave=[])
     late(run, "a", by=0, sent=100, tokens=[120], outcome="completed", end=131)
     run.manifest.load_processes = [
         LoadProcess(
@@ -172,7 +172,7 @@ def test_what_a_dead_process_did_not_send_is_not_laid_to_slowness(make_run: Make
 
 
 def test_what_was_not_collected_is_not_laid_to_slowness(make_run: MakeRun) -> None:
-    run = with_unsent(scheduled(make_run(), planned=2), to_stay=[9.0], to_leave=[])
+    run = with_missed(scheduled(make_run(), planned=2), to_stay=[9.0], to_leave=[])
     late(run, "a", by=0, sent=100, tokens=[120], outcome="completed", end=131)
     run.manifest.absent_workers = ["there_2"]
     said = [one["text"] for one in summary_of(run.frames())["validity"]]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from harness.records import Outcome
-from harness.run.shards import LoadTally, find_hopeless, find_unsent
-from harness.store.manifest import IdleReading, LoadProcess, UnsentArrivals
+from harness.run.shards import LoadTally, find_hopeless, find_missed_arrivals
+from harness.store.manifest import IdleReading, LoadProcess, MissedArrivals
 from harness.store.parquet import Sent
 from harness.workload.abandon import AbandonPlan, PrefillPlan
 from harness.workload.arrivals import ConstantArrivals
@@ -63,21 +63,21 @@ def test_a_load_whose_processes_all_died_is_a_failure(tmp_path: Path) -> None:
     assert find_hopeless(tally, [dead, alive]) is None
 
 
-def unsent(*sent: Sent, leave: AbandonPlan = STAY, loops_ended_s: list[int]) -> UnsentArrivals:
+def unsent(*sent: Sent, leave: AbandonPlan = STAY, loops_ended_s: list[int]) -> MissedArrivals:
     """Of ten arrivals, one a second, in each loop."""
     manifest = made_up_manifest(seed=7)
     manifest.idle.loops = [IdleReading(t_ns=t * S, values={}) for t in loops_ended_s]
     arrivals = ConstantArrivals(kind="constant", rate=1, seconds=10, max_streams=2)
     seed = 7 + max(0, len(loops_ended_s) - 1)  # the last loop's
     plan = plan_of("http://127.0.0.1:1", load=load_of(leave), arrivals=arrivals, seed=seed)
-    return find_unsent(plan, manifest, sent)
+    return find_missed_arrivals(plan, manifest, sent)
 
 
 def sent(number: int, *, begins_s: float, end_s: float) -> Sent:
     return Sent(number, int((begins_s + number) * S), int(end_s * S))
 
 
-def test_an_unsent_request_waited_until_the_last_request_ended() -> None:
+def test_a_missed_arrival_waited_until_the_last_request_ended() -> None:
     seen = [sent(n, begins_s=100, end_s=107.5) for n in (0, 1, 3)]
     found = unsent(*seen, loops_ended_s=[])
     assert found.to_stay_s == pytest.approx([5.5, 3.5, 2.5, 1.5, 0.5])  # 8 and 9 were not due yet
@@ -87,7 +87,7 @@ def test_an_unsent_request_waited_until_the_last_request_ended() -> None:
 
 
 @pytest.mark.parametrize("leave", [tokens(1), PrefillPlan(plan="prefill", share=[0.1, 0.2])])
-def test_unsent_users_that_would_have_left_are_counted_apart(leave: AbandonPlan) -> None:
+def test_missed_users_that_would_have_left_are_counted_apart(leave: AbandonPlan) -> None:
     found = unsent(sent(0, begins_s=0, end_s=2.5), leave=leave, loops_ended_s=[])
     assert not found.to_stay_s
     assert found.to_leave_s == pytest.approx([1.5, 0.5])
