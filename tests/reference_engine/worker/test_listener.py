@@ -2,6 +2,8 @@
 
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -214,3 +216,16 @@ def test_a_frontend_that_reads_nothing_does_not_hold_up_the_worker_for_ever(
         assert deaf.is_ended_by_the_worker()
     assert why in capsys.readouterr().err
     ends.serve_another()
+
+
+def test_without_settings_it_says_what_it_wants() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "reference_engine.worker.service"],
+        input=b"",
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"the first line of standard input" in done.stderr
+    assert b"Traceback" not in done.stderr

@@ -1,7 +1,6 @@
 """The worker process: its start, its end, and the cost of a connection that goes wrong."""
 
 import os
-import subprocess
 import sys
 
 import psutil
@@ -70,19 +69,6 @@ def test_the_end_of_standard_input_ends_it_even_in_a_stalled_step(is_stalled: bo
             line.send(abort("a"))
         assert worker.end() == (0, "")
         assert line.is_ended_by_the_worker()
-
-
-def test_without_settings_it_says_what_it_wants() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "reference_engine.worker.service"],
-        input=b"",
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (1, b"")
-    assert b"the first line of standard input" in done.stderr
-    assert b"Traceback" not in done.stderr
 
 
 def test_it_listens_on_loopback_only_and_its_computing_is_nicer_than_its_listening() -> None:
