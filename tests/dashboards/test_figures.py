@@ -14,7 +14,7 @@ from dashboards.figures.canvas import Figure
 from dashboards.figures.curves import rising_note, rising_steps
 from dashboards.figures.timeline import Marks, min_max
 from dashboards.sections.section import CLIENT_TIMES
-from dashboards.sections.waste import phase_bars, point_bars
+from dashboards.sections.waste import point_bars
 from dashboards.source import Clock
 from harness.records import Metric
 
@@ -24,10 +24,6 @@ CLOCK = Clock(started_ns=1_000, ended_ns=10_000_001_000, settled_ns=12_000_001_0
 def drawn(figure: Figure) -> go.Figure:
     """Raises ValueError where Plotly does not know a property."""
     return go.Figure(data=figure.data, layout=figure.layout)
-
-
-def stages_of(metrics: dict[str, Metric]) -> go.Figure:
-    return drawn(bars.cancel_stages(metrics))
 
 
 def client_times(metrics: dict[str, Metric]) -> go.Figure:
@@ -47,32 +43,24 @@ def cancels(seconds: list[float], censored: list[bool]) -> pd.DataFrame:
     )
 
 
-def test_without_ghosts_the_curve_is_the_plain_distribution() -> None:
-    (curve,) = drawn(curves.cancel_latency(cancels([0.03, 0.01, 0.02, 0.04], [False] * 4))).data
-    assert curve.x == pytest.approx([0, 10, 20, 30, 40])
-    assert curve.y == pytest.approx([0, 0.25, 0.5, 0.75, 1])
-
-
-def test_a_ghost_stays_in_the_count_and_is_drawn_where_watching_ended() -> None:
-    frame = cancels([0.01, 2.0, 0.02, 0.03], [False, True, False, False])
-    curve, ghosts = drawn(curves.cancel_latency(frame)).data
-    assert max(curve.y) == pytest.approx(0.75)
-    assert list(ghosts.x) == [2000]
-    assert list(ghosts.y) == pytest.approx([0.75])
-    assert ghosts.name.endswith(": 1")
-
-
-def test_a_ghost_watched_for_a_short_time_weighs_as_kaplan_and_meier_say() -> None:
-    frame = cancels([0.01, 0.02, 0.03], [False, True, False])
-    curve, ghosts = drawn(curves.cancel_latency(frame)).data
-    assert curve.y == pytest.approx([0, 1 / 3, 1 / 3, 1])
-    assert list(ghosts.y) == pytest.approx([1 / 3])
-
-
-def test_steps_are_counted_without_ghosts() -> None:
-    frame = cancels([0.01, 2.0, 0.02], [False, True, False])
-    (bars,) = drawn(curves.cancel_steps(frame)).data
-    assert (list(bars.x), list(bars.y)) == ([1], [2])
+@pytest.mark.parametrize(
+    ("seconds", "censored", "shares", "crosses"),
+    [
+        ([0.03, 0.01, 0.02, 0.04], [False] * 4, [0, 0.25, 0.5, 0.75, 1], []),
+        ([0.01, 2.0, 0.02, 0.03], [False, True, False, False], [0, 0.25, 0.5, 0.75, 0.75], [0.75]),
+        # watched for a short time: it weighs as Kaplan and Meier say
+        ([0.01, 0.02, 0.03], [False, True, False], [0, 1 / 3, 1 / 3, 1], [1 / 3]),
+    ],
+)
+def test_a_ghost_stays_in_the_count_and_is_a_cross_where_watching_ended(
+    seconds: list[float], censored: list[bool], shares: list[float], crosses: list[float]
+) -> None:
+    curve, *ghosts = drawn(curves.cancel_latency(cancels(seconds, censored))).data
+    assert curve.x == pytest.approx([0, *(1e3 * one for one in sorted(seconds))])
+    assert curve.y == pytest.approx(shares)
+    assert [y for one in ghosts for y in one.y] == pytest.approx(crosses)
+    ends = [1e3 * one for one, is_open in zip(seconds, censored, strict=True) if is_open]
+    assert [x for one in ghosts for x in one.x] == pytest.approx(ends)
 
 
 def stage(p50: float | None, p99: float | None, bound: float | None = None) -> Metric:
@@ -82,60 +70,50 @@ def stage(p50: float | None, p99: float | None, bound: float | None = None) -> M
     return Metric(unit="s", n=5, p50=p50, p99=p99, lower_bounds=bounds, method="exact")
 
 
-def test_stages_are_stacked_in_milliseconds() -> None:
-    figure = stages_of({"detect_s": stage(0.002, 0.004), "wait_s": stage(0.001, 0.003)})
-    detect, wait = figure.data
-    assert (list(detect.x), list(detect.y)) == ([2, 4], ["median", "99th percentile"])
-    assert list(wait.x) == [1, 3]
-    assert "/" not in wait.marker.pattern.shape
-    assert not figure.layout.annotations
-
-
-def test_a_stage_that_never_ended_is_open_and_ends_its_row() -> None:
-    figure = stages_of(
-        {
-            "detect_s": stage(0.002, 0.004),
-            "signal_s": stage(0.001, None, bound=1.99),
-            "wait_s": stage(0.01, 0.02),  # of those that were lucky enough to be heard of
-        }
-    )
-    _, signal, wait = figure.data
-    assert list(signal.x) == pytest.approx([1, 6.5])  # half of the row that is known to its end
-    assert [shape == "/" for shape in signal.marker.pattern.shape] == [False, True]
-    assert list(wait.y) == ["median"]
-    (label,) = figure.layout.annotations
-    assert (label.y, label.x) == ("99th percentile", pytest.approx(10.5))
-    assert label.text.startswith("signal &gt; 1.99 s, cut off")
-
-
-def test_an_open_stage_that_leaves_room_for_the_others_is_drawn_to_scale() -> None:
-    figure = stages_of({"detect_s": stage(0.02, 0.04), "wait_s": stage(0.02, None, bound=0.1)})
-    _, wait = figure.data
-    assert list(wait.x) == [20, 100]
-    assert "cut off" not in figure.layout.annotations[0].text
-
-
-def test_a_server_that_never_notices_gets_no_pretty_bar_and_a_legend() -> None:
-    never = stage(None, None, bound=2.0)
-    figure = stages_of({"detect_s": never})
-    (bar,) = figure.data
-    assert (list(bar.x), list(bar.marker.pattern.shape)) == ([2000, 2000], ["/", "/"])
+@pytest.mark.parametrize(
+    ("metrics", "milliseconds", "shapes", "labels"),
+    [
+        (
+            {"detect_s": stage(0.002, 0.004), "wait_s": stage(0.001, 0.003)},
+            [[2, 4], [1, 3]],
+            [["", ""], ["-", "-"]],
+            [],
+        ),
+        (  # the row ends; cut off at half of the row that is known to its end
+            {
+                "detect_s": stage(0.002, 0.004),
+                "signal_s": stage(0.001, None, bound=1.99),
+                "wait_s": stage(0.01, 0.02),
+            },
+            [[2, 4], [1, 6.5], [10]],
+            [["", ""], ["x", "/"], ["-"]],
+            ["signal &gt; 1.99 s, cut off \N{RIGHTWARDS ARROW}"],
+        ),
+        (  # room is left for the others: to scale
+            {"detect_s": stage(0.02, 0.04), "wait_s": stage(0.02, None, bound=0.1)},
+            [[20, 40], [20, 100]],
+            [["", ""], ["-", "/"]],
+            ["wait &gt; 100 ms \N{RIGHTWARDS ARROW}"],
+        ),
+        (
+            {"detect_s": stage(None, None, bound=2.0)},
+            [[2000, 2000]],
+            [["/", "/"]],
+            ["detect &gt; 2 s \N{RIGHTWARDS ARROW}"] * 2,
+        ),
+    ],
+)
+def test_a_stage_that_never_ended_is_open_and_ends_its_row(
+    metrics: dict[str, Metric],
+    milliseconds: list[list[float]],
+    shapes: list[list[str]],
+    labels: list[str],
+) -> None:
+    figure = drawn(bars.cancel_stages(metrics))
+    assert [list(one.x) for one in figure.data] == [pytest.approx(row) for row in milliseconds]
+    assert [list(one.marker.pattern.shape) for one in figure.data] == shapes
+    assert [one.text for one in figure.layout.annotations] == labels
     assert figure.layout.showlegend
-    assert len(figure.layout.annotations) == 2
-
-
-def test_waste_keeps_its_points_in_order() -> None:
-    points: list[dict[str, Any]] = [
-        {"planned_abandon": 0, "n": 3, "in_flight_mean": 0.5, "after_close_mean": 1.0},
-        {"planned_abandon": 16, "n": 3, "in_flight_mean": 0.0, "after_close_mean": 2.0},
-    ]
-    in_flight, after = drawn(bars.waste_bars(point_bars(points), x_title="")).data
-    assert list(after.x) == ["0", "16"]
-    assert list(after.y) == [1.0, 2.0]
-    assert list(in_flight.y) == [0.5, 0.0]
-    assert list(after.text) == ["1.5", "2"]
-    _, after = drawn(bars.waste_bars(point_bars(points, unfinished={16}), x_title="")).data
-    assert list(after.text) == ["1.5", "≥ 2"]
 
 
 def test_many_abandon_points_are_put_together_into_bars_of_as_many_requests() -> None:
@@ -147,22 +125,6 @@ def test_many_abandon_points_are_put_together_into_bars_of_as_many_requests() ->
     assert [bar.label for bar in found] == ["1 to 10", "11 to 20", "21 to 30", "31 to 40"]
     assert [bar.n for bar in found] == [10] * 4
     assert found[0].parts == pytest.approx((0.0, 5.5))
-
-
-def test_waste_has_a_bar_for_each_phase_that_anybody_left_in() -> None:
-    frame = pd.DataFrame(
-        {
-            "phase": ["decode", "decode", "waiting", "ended", "decode"],
-            "wasted_in_flight_tokens": [1.0, 0.0, 0.0, 9.0, np.nan],
-            "wasted_after_close_tokens": [1.0, 2.0, 0.0, 9.0, np.nan],
-            "arrived_ns": pd.array([1, 1, 1, 1, 1], dtype="Int64"),
-            "freed_ns": pd.array([2, None, 2, 2, 2], dtype="Int64"),
-        }
-    )
-    waiting, decode = phase_bars(frame)
-    assert (waiting.text, decode.text) == ("0", "≥ 2")  # one was still held in the end
-    assert (waiting.label, waiting.n) == ("in the queue (1)", 1)
-    assert (decode.n, decode.parts, decode.total) == (2, (0.5, 1.5), 2.0)
 
 
 def test_each_arm_is_a_row_and_a_probe_that_gave_up_is_a_cross() -> None:
@@ -210,13 +172,6 @@ def test_a_log_axis_has_whole_decades_with_their_units() -> None:
     assert len(wide.ticktext) <= ladders.MOST_TICKS
 
 
-def test_a_latency_with_late_ghosts_is_on_such_an_axis_too() -> None:
-    axis = drawn(
-        curves.cancel_latency(cancels([0.005, 0.01, 2.0], [False, False, True]))
-    ).layout.xaxis
-    assert list(axis.ticktext) == ["1 ms", "10 ms", "100 ms", "1 s", "10 s"]
-
-
 def test_a_wait_that_brought_no_token_is_an_arrow_and_not_left_out() -> None:
     *_, arrow = client_times({"ttft_s": stage(None, None, bound=7.7)}).data
     assert (list(arrow.x), list(arrow.y)) == ([7700], ["first token (TTFT)"])
@@ -259,13 +214,6 @@ def test_the_time_axis_spans_the_run_and_the_settling() -> None:
     assert lag.data[0].name == "&lt;b&gt;load&lt;/b&gt;"
 
 
-def test_a_short_series_is_drawn_whole() -> None:
-    x = np.arange(10.0)
-    series = min_max(x, x**2, intervals=5)
-    assert series.y.tolist() == (x**2).tolist()
-    assert series.note is None
-
-
 def test_one_spike_in_a_long_series_survives() -> None:
     y = np.zeros(100_000)
     y[54_321] = 9.0
@@ -286,11 +234,6 @@ def test_the_levels_are_of_all_samples_and_the_mean_is_by_time() -> None:
     assert min_max(np.array([1.0]), np.array([np.nan])).levels is None
 
 
-def test_gaps_are_left_out() -> None:
-    series = min_max(np.arange(4.0), np.array([1.0, np.nan, 3.0, np.inf]))
-    assert series.x.tolist() == [0.0, 2.0]
-
-
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.integers(1, 20))
 def test_extremes_are_kept_and_order_too(values: list[float], intervals: int) -> None:
     x, y = np.arange(float(len(values))), np.array(values)
@@ -300,11 +243,6 @@ def test_extremes_are_kept_and_order_too(values: list[float], intervals: int) ->
     assert (np.diff(series.x) > 0).all()
     assert series.samples == len(values)
     assert set(zip(series.x, series.y, strict=True)) <= set(zip(x, y, strict=True))
-
-
-def test_a_short_curve_is_drawn_whole() -> None:
-    assert rising_steps(np.linspace(0, 1, 12), steps=10).tolist() == list(range(12))
-    assert rising_note(12, steps=12) is None
 
 
 @settings(deadline=None)  # what a busy machine takes for it says nothing

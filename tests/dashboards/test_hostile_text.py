@@ -1,6 +1,7 @@
 """Any name from a server, a workload or a user may be hostile: on the page it stays text."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -13,16 +14,11 @@ from playwright.sync_api import Browser
 
 from dashboards.__main__ import main
 from tests.dashboards.browsing import CHROMIUM, chromium, opened
+from tests.dashboards.reading import Page
 from tests.made_up.arms import save_arms
 from tests.made_up.changed import change, change_workload
 from tests.made_up.gated import GOOD, save_night
-
-MakeRun = Callable[..., Path]
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
-]
+from tests.made_up.played import save_played
 
 EVIL: Final = (
     "</script></style></title><script>window.pwned=1;alert(1)</script><!-- <img src=x "
@@ -62,12 +58,6 @@ NAMES: Final = frozenset(
     ]
 )
 KNOWN: Final = {"itl_s", "ttft_s", "preemptions", "cancel_latency_prefill_s"}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
 
 
 def poisoned(content: Any, key: str = "") -> Any:
@@ -112,22 +102,8 @@ def poison(run: Path, **more: Any) -> None:
         pq.write_table(table, file)
 
 
-def unharmed(browser: Browser, report: Path) -> str:
-    """Open every request of the page; nothing may run, be asked for, or break. Its text."""
-    with opened(browser, report) as (page, noise):
-        if page.locator(".requests").count():
-            page.get_by_label("Find").fill("onerror")
-            page.locator(".requests tbody a").first.click()
-            assert EVIL in page.locator(".one dd").last.inner_text()
-        assert page.evaluate("window.pwned") is None
-        assert page.locator("img, main b:has-text('bold'), a[href^=javascript]").count() == 0
-        assert page.locator("footer").count() == 1
-        assert noise == []
-        return page.locator("main").inner_text() + page.title()
-
-
-def test_every_text_of_a_run_stays_text(browser: Browser, make_run: MakeRun) -> None:
-    run = make_run(ghosts=3)
+def report(folder: Path) -> Path:
+    run = save_played(folder / "run", ghosts=3)
     entry = {"role": "running", "name": "gauge", "due": [0, 1], "told": 2.0, "verdict": "gross"}
     remarks = [{"level": level, "text": "said"} for level in ("invalid", "warning", "info")]
     poison(
@@ -139,44 +115,87 @@ def test_every_text_of_a_run_stays_text(browser: Browser, make_run: MakeRun) -> 
         token_counting="some way",
     )
     change_workload(run, gate={"limits": [EVIL]})
-    report = run / "report.html"
-    assert main(["report", str(run), "-o", str(report)]) == 0
-    text = unharmed(browser, report)
-    for word in ("said", "why not", "too small", "gauge", "abacus", "tiny", "some way", "7*7"):
-        assert word in text
+    return page_of("report", run)
 
 
-def test_names_of_arms_stay_text(browser: Browser, tmp_path: Path) -> None:
-    run = save_arms(tmp_path, kind="abandon")
+def report_of_arms(folder: Path) -> Path:
+    run = save_arms(folder, kind="abandon")
     poison(run)
-    report = tmp_path / "report.html"
-    assert main(["report", str(run), "-o", str(report)]) == 0
-    assert f"128{EVIL.partition('<b>')[0]}" in unharmed(browser, report)
+    return page_of("report", run)
 
 
-def test_a_comparison_keeps_names_text(browser: Browser, make_run: MakeRun) -> None:
-    before, after = make_run(name="before"), make_run(name="after", ghosts=3)
+def comparison(folder: Path) -> Path:
+    before, after = (save_played(folder / name, ghosts=3) for name in ("before", "after"))
     for run in (before, after):
         poison(run, validity=[{"level": "warning", "text": "said"}], token_counting="some way")
     change(after, "manifest.json", hardware={"cpu": EVIL}, versions={EVIL: EVIL}, seed=8)
-    evil = after.rename(after.parent / EVIL_NAME)
-    page = before / "comparison.html"
-    assert main(["compare", str(before), str(evil), str(evil), "-o", str(page)]) == 0
-    text = unharmed(browser, page)
-    for word in (EVIL_NAME, "different machines (cpu", "some way", "7*7"):
-        assert word in text
+    evil = after.rename(folder / EVIL_NAME)
+    return page_of("compare", before, evil, evil)
 
 
-def test_a_trend_keeps_names_text(browser: Browser, tmp_path: Path) -> None:
-    nights = [save_night(tmp_path / "nights", day, 0.02, others=GOOD) for day in range(3)]
+def trend(folder: Path) -> Path:
+    nights = [save_night(folder / "nights", day, 0.02, others=GOOD) for day in range(3)]
     for day, run in enumerate(nights):
         poison(run, validity=[{"level": "invalid", "text": "said"}] if day == 1 else [])
     run = nights[-1]
     change(run, "manifest.json", versions={EVIL: EVIL}, hardware={EVIL: EVIL})
     run.rename(run.parent / EVIL_NAME)
-    (tmp_path / "nights" / f"{EVIL_NAME}, no run").mkdir()
-    page = tmp_path / "trend.html"
-    assert main(["trend", str(tmp_path / "nights"), "-o", str(page)]) == 0
-    text = unharmed(browser, page)
-    for word in (EVIL_NAME, "said", "7*7", "no run"):
-        assert word in text
+    (folder / "nights" / f"{EVIL_NAME}, no run").mkdir()
+    return page_of("trend", folder / "nights")
+
+
+def page_of(command: str, *paths: Path) -> Path:
+    page = paths[0].parent / "page.html"
+    assert main([command, *map(str, paths), "-o", str(page)]) == 0
+    return page
+
+
+# What makes each page, and words that stand on it beside the hostile text.
+SHOWN: Final = (
+    (report, ("why not", "too small", "gauge", "abacus", "tiny", "some way", "7*7")),
+    (report_of_arms, (f"128{EVIL.partition('<b>')[0]}",)),
+    (comparison, (EVIL_NAME, "different machines (cpu", "some way", "7*7")),
+    (trend, (EVIL_NAME, "said", "7*7", "no run")),
+)
+
+
+@pytest.mark.parametrize(("make", "words"), SHOWN)
+def test_text_from_outside_is_no_markup(
+    make: Callable[[Path], Path], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    html = make(tmp_path).read_text(encoding="utf-8")
+    page = Page(html)
+    assert not [tag for tag, _, _ in page.elements if tag == "img"]
+    assert all(word in page.body for word in words)
+    data = re.search(r'id="figures">(.*?)</script>', html, re.DOTALL)
+    assert data is not None
+    assert "<" not in data[1]
+    for figure in page.figures().values():
+        for key in ("name", "customdata"):
+            assert "<img" not in str([trace.get(key) for trace in figure["data"]])
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+@pytest.mark.parametrize(("make", "words"), SHOWN)
+def test_hostile_text_runs_nothing_in_a_browser(
+    make: Callable[[Path], Path], words: tuple[str, ...], tmp_path: Path, browser: Browser
+) -> None:
+    """Every request of the page is opened; nothing may run, be asked for, or break."""
+    with opened(browser, make(tmp_path)) as (page, noise):
+        if page.locator(".requests").count():
+            page.get_by_label("Find").fill("onerror")
+            page.locator(".requests tbody a").first.click()
+            assert EVIL in page.locator(".one dd").last.inner_text()
+        assert page.evaluate("window.pwned") is None
+        assert page.locator("img, main b:has-text('bold'), a[href^=javascript]").count() == 0
+        assert page.locator("footer").count() == 1
+        assert noise == []
+        text = page.locator("main").inner_text() + page.title()
+        assert all(word in text for word in words)

@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from dashboards.__main__ import main
 from harness.commands.verbs import app
-from harness.records import Metric
 from harness.store.run_folder import RunFolder
 from tests.dashboards.reading import Page, page_by
 from tests.made_up.gated import (
@@ -107,31 +106,26 @@ def test_a_change_is_marked_and_breaks_the_line_where_it_must(
     assert said in marks["customdata"][0]
 
 
+ANOTHER = {"hardware": {"cpu": "another", "cores": 2, "gpus": []}}
+STEPS = "group0-cancel_latency_steps-mean"
+
+
 @pytest.mark.parametrize(
-    "slower",
+    ("changes", "picture", "found"),
     [
-        {"hardware": {"cpu": "another", "cores": 2, "gpus": []}},
-        server(step_cost={"fixed_s": 0.02}),
+        (ANOTHER, STEPS, [[1, 1]]),  # steps are joined over machines, times are not
+        (ANOTHER, P50, [[20], [40]]),
+        (server(step_cost={"fixed_s": 0.02}), STEPS, [[1, 1]]),
+        (server(step_cost={"fixed_s": 0.02}), P50, [[20], [40]]),
+        (server(faults={"lose-abort": 0.1}), "group0-ghost_rate-mean", [[0], [0]]),
     ],
 )
-def test_steps_are_joined_over_machines(tmp_path: Path, slower: dict[str, Any]) -> None:
+def test_a_line_joins_only_what_can_be_compared(
+    tmp_path: Path, changes: dict[str, Any], picture: str, found: list[list[float]]
+) -> None:
     save_night(tmp_path, 0, 0.020, others=GOOD)
-    save_night(tmp_path, 1, 0.040, others=GOOD, **slower)
-    page = page_by("trend", tmp_path)
-    assert stretches(page, "group0-cancel_latency_steps-mean") == [[1, 1]]
-    assert stretches(page) == [[20], [40]]
-
-
-def test_a_fault_breaks_every_line(tmp_path: Path) -> None:
-    save_night(tmp_path, 0, 0.020, others=GOOD)
-    save_night(tmp_path, 1, 0.020, others=GOOD, **server(faults={"lose-abort": 0.1}))
-    assert stretches(page_by("trend", tmp_path), "group0-ghost_rate-mean") == [[0], [0]]
-
-
-def test_another_method_breaks_the_line(tmp_path: Path) -> None:
-    save_nights(tmp_path, [0.020])
-    save_night(tmp_path, 1, Metric(unit="s", n=9, p50=0.03, method="probe"))
-    assert stretches(page_by("trend", tmp_path)) == [[20], [30]]
+    save_night(tmp_path, 1, 0.040, others=GOOD, **changes)
+    assert stretches(page_by("trend", tmp_path), picture) == found
 
 
 def test_questions_and_servers_are_groups_of_their_own(tmp_path: Path) -> None:
@@ -141,18 +135,6 @@ def test_questions_and_servers_are_groups_of_their_own(tmp_path: Path) -> None:
     page = page_by("trend", tmp_path)
     titles = [text for text in page.texts("h2") if text in page.texts("a")]
     assert titles == ["gate on reference, tiny", "gate on vllm, tiny", "soak on reference, tiny"]
-
-
-def test_arms_are_lines_of_one_picture(tmp_path: Path) -> None:
-    for day in (0, 1):
-        old = arm({"cancel_latency_steps": steps(2.0)})
-        new = arm({"cancel_latency_steps": steps(1.0 + day)}) | {"outcomes": {}}
-        content = summary_of_arms({"old": old, "new": new})
-        save_night(tmp_path, day, 0.02, of=content, arms=("old", "new"))
-    page = page_by("trend", tmp_path)
-    picture = "group0-cancel_latency_steps-mean"
-    assert line(page, picture, "old")[:2] == [2, 2]
-    assert line(page, picture, "new")[:2] == [1, 2]
 
 
 def test_an_arm_is_held_to_the_conditions_of_its_own_runs(tmp_path: Path) -> None:
@@ -170,9 +152,8 @@ def test_an_arm_is_held_to_the_conditions_of_its_own_runs(tmp_path: Path) -> Non
             content = manifest(("old", "new"), **server(faults=faults))
             (of_arm / "manifest.json").write_text(json.dumps(content))
     page = page_by("trend", tmp_path)
-    picture = "group0-cancel_latency_steps-mean"
-    assert line(page, picture, "old") == [1, 1, None]
-    assert line(page, picture, "new") == [1, None, 1, None]
+    assert line(page, STEPS, "old") == [1, 1, None]
+    assert line(page, STEPS, "new") == [1, None, 1, None]
     said = "new: the engine is set up differently: faults.lose-abort 0.0 / 0.1"
     assert any(said in text for text in page.texts("li"))
 
@@ -195,8 +176,5 @@ def test_a_folder_that_is_not_there_is_one_message(
 ) -> None:
     assert main(["trend", str(tmp_path / "none"), "-o", str(tmp_path / "trend.html")]) == 2
     assert "none: cannot be read" in capsys.readouterr().err
-
-
-def test_the_command_wants_a_folder(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["trend", str(tmp_path / "none")])
     assert "none: no such folder" in str(result.exception)
