@@ -28,8 +28,18 @@ WORST: Final = 2_000
 SAMPLE: Final = 500
 MOST_TICKS: Final = 60  # token marks of one request that a timeline can show apart
 _WRONG: Final = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED)
-_TEXTS: Final = ("request_id", "arm", "role", "outcome", "plan", "way", "wire_close", "error")
-_NUMBERS: Final = ("planned_abandon", "prompt_tokens", "tokens_read", "max_tokens", "status_code")
+_OF_REQUEST: Final = (
+    *("request_id", "arm", "role", "outcome", "plan", "way", "wire_close", "error"),
+    *("planned_abandon", "prompt_tokens", "tokens_read", "max_tokens", "status_code"),
+)
+_OF_CANCEL: Final = (
+    "phase",
+    "ghost",
+    "censored",
+    "finish_reason",
+    CANCEL_LATENCY_STEPS,
+    "wasted_tokens",
+)
 _CLIENT_STAMPS: Final = {
     "intended": "intended_start_ns",
     "first_token": "first_token_ns",
@@ -48,7 +58,7 @@ _BEGINS: Final = {
 _ENDS: Final = {"removed": "removed", "freed": "blocks_freed"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Sample:
     """Positions of rows, the worst first, then the sample; `total`: the number of requests."""
 
@@ -78,15 +88,10 @@ def sample_requests(
     order = worst_first(requests, cancels)
     total = len(order)
     if total <= worst + sample:
-        return Sample(positions=order, worst=total, total=total, seed=seed)
+        return Sample(order, total, total, seed)
     others = order[worst:]
     drawn = np.sort(np.random.default_rng(seed).choice(len(others), sample, replace=False))
-    return Sample(
-        positions=np.concatenate([order[:worst], others[drawn]]),
-        worst=worst,
-        total=total,
-        seed=seed,
-    )
+    return Sample(np.concatenate([order[:worst], others[drawn]]), worst, total, seed)
 
 
 def worst_first(requests: pd.DataFrame, cancels: pd.DataFrame) -> Ints:
@@ -96,7 +101,9 @@ def worst_first(requests: pd.DataFrame, cancels: pd.DataFrame) -> Ints:
     is_wrong = requests["outcome"].isin(_WRONG)
     kind = np.select([is_ghost.to_numpy(), is_wrong.to_numpy()], [0, 1], default=2)
     let_go = left[CANCEL_LATENCY].reindex(ids).to_numpy(dtype=float)
-    order: Ints = np.lexsort((-_tail(let_go, _ttft(requests)), kind))
+    gap = requests["first_token_ns"] - requests["sent_ns"]
+    ttft = gap.to_numpy(dtype=float, na_value=np.nan)
+    order: Ints = np.lexsort((-_tail(let_go, ttft), kind))
     return order
 
 
@@ -112,11 +119,6 @@ def _share(values: Floats) -> Floats:
     return np.asarray(ranks, dtype=np.float64)
 
 
-def _ttft(requests: pd.DataFrame) -> Floats:
-    gap = requests["first_token_ns"] - requests["sent_ns"]
-    return gap.to_numpy(dtype=float, na_value=np.nan)
-
-
 def request_rows(run: Run) -> tuple[Sample, Mapping[str, Any]]:
     """The rows that are listed, and their data: `columns`, `stamps`, `ticks` and `worst`."""
     requests = run.frames.requests
@@ -126,24 +128,21 @@ def request_rows(run: Run) -> tuple[Sample, Mapping[str, Any]]:
     return sample, {
         "worst": sample.worst,
         "watched_s": run.manifest.settle_s,
-        "columns": {**_columns(rows), **_cancel_columns(rows, run.cancels)},
+        "columns": _columns(rows, run.cancels),
         "stamps": _stamps(rows, run, sent_ns),
         "ticks": _ticks(rows["token_times_ns"], sent_ns),
     }
 
 
-def _columns(rows: pd.DataFrame) -> dict[str, list[Any]]:
+def _columns(rows: pd.DataFrame, cancels: pd.DataFrame) -> dict[str, list[Any]]:
     plain = without_tokens(rows)
-    texts = {name: _objects(plain[name]) for name in _TEXTS}
-    return texts | {name: _objects(plain[name]) for name in _NUMBERS}
-
-
-def _cancel_columns(rows: pd.DataFrame, cancels: pd.DataFrame) -> dict[str, list[Any]]:
     left = cancels.set_index("request_id").reindex(rows["request_id"])
-    names = ("phase", "ghost", "censored", "finish_reason", CANCEL_LATENCY_STEPS, "wasted_tokens")
-    found = {name: _objects(left[name]) for name in names}
-    found["is_unfinished"] = is_unfinished(left).tolist()
-    return found | {"let_go_ms": _milliseconds(left[CANCEL_LATENCY] * 1e3)}
+    return {
+        **{name: _objects(plain[name]) for name in _OF_REQUEST},
+        **{name: _objects(left[name]) for name in _OF_CANCEL},
+        "is_unfinished": is_unfinished(left).tolist(),
+        "let_go_ms": _milliseconds(left[CANCEL_LATENCY] * 1e3),
+    }
 
 
 def _stamps(rows: pd.DataFrame, run: Run, sent_ns: Ints) -> dict[str, list[float | None]]:

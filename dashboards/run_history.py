@@ -39,8 +39,9 @@ OF_SPEED: Final = ("runner", "step_cost")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRun:
-    """One run. `manifests`: for each side (as in `measured`) the manifest of a run of that side,
-    which has its server and its own load. `flaw`: why its figures are not joined with others.
+    """One run. `manifests`: for each side (as in `measured`) the manifest of its first run, which
+    has its server and its own load; the run's own without arms, or if the rounds were not kept.
+    `flaw`: why its figures are not joined with others.
     """
 
     name: str
@@ -60,7 +61,7 @@ class PastRun:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Group:
     """Runs with one question against one kind of server and model, the oldest first."""
 
@@ -88,27 +89,31 @@ def _changes(before: PastRun, after: PastRun) -> Iterator[str]:
         yield text if of == both else f"{', '.join(of)}: {text}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunHistory:
-    """All runs of a folder. `skipped`: the folders that are in no group, by name, and why."""
+def read_history(folder: Path) -> tuple[list[Group], list[tuple[str, str]]]:
+    """The groups of a folder's runs, and the folders that are in none, by name, with the reason.
 
-    groups: tuple[Group, ...]
-    skipped: tuple[tuple[str, str], ...]
-
-
-def read_history(folder: Path) -> RunHistory:
-    """Raises ConfigError if the folder itself cannot be read."""
+    Raises ConfigError if the folder itself cannot be read.
+    """
     try:
         paths = sorted(path for path in folder.iterdir() if path.is_dir())
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be read: {error.strerror}") from error
-    runs, skipped = [], []
+    by_key: dict[tuple[str, str, str], list[PastRun]] = {}
+    skipped = []
     for path in paths:
         try:
-            runs.append(read_past_run(path))
+            run = read_past_run(path)
         except ConfigError as error:
             skipped.append((path.name, str(error)))
-    return RunHistory(groups=tuple(_groups(runs)), skipped=tuple(skipped))
+            continue
+        of = run.measured.conditions
+        key = (of.workload, of.engine or "not known", of.model or "not known")
+        by_key.setdefault(key, []).append(run)
+    groups = [
+        Group(*key, runs=tuple(sorted(runs, key=lambda run: (run.at, run.name))))
+        for key, runs in sorted(by_key.items())
+    ]
+    return groups, skipped
 
 
 def read_past_run(path: Path) -> PastRun:
@@ -118,37 +123,17 @@ def read_past_run(path: Path) -> PastRun:
         at = datetime.fromisoformat(measured.created_at)
     except ValueError as error:
         raise ConfigError(f"{path}: created_at is no date: {measured.created_at}") from error
+    first = folder.first_runs()
     return PastRun(
         name=path.name,
         at=at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC),
         measured=measured,
         workload=manifest["workload"],
-        manifests=_of_sides(folder, manifest, list(measured.sides)),
+        manifests={  # another seed is no change
+            side: (first[side].read_manifest() if side in first else manifest) | {"seed": None}
+            for side in measured.sides
+        },
     )
-
-
-def _of_sides(
-    folder: RunFolder, manifest: Mapping[str, Any], sides: Sequence[str]
-) -> dict[str, dict[str, Any]]:
-    """An arm has the manifest of its first round, if the rounds were kept; else the run's own.
-    Another seed is no change.
-    """
-    first = folder.first_runs()
-    return {
-        side: (first[side].read_manifest() if side in first else dict(manifest)) | {"seed": None}
-        for side in sides
-    }
-
-
-def _groups(runs: Sequence[PastRun]) -> Iterator[Group]:
-    by_key: dict[tuple[str, str, str], list[PastRun]] = {}
-    for run in runs:
-        of = run.measured.conditions
-        key = (of.workload, of.engine or "not known", of.model or "not known")
-        by_key.setdefault(key, []).append(run)
-    for (workload, engine, model), those in sorted(by_key.items()):
-        in_order = sorted(those, key=lambda run: (run.at, run.name))
-        yield Group(workload=workload, engine=engine, model=model, runs=tuple(in_order))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +159,6 @@ class Point:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Track:
     metric: str
-    figure: str
     unit: str
     side: str
     points: tuple[Point, ...]
@@ -211,33 +195,32 @@ def _faults(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in (config.get("faults") or {}).items() if value}
 
 
-def tracks(group: Group) -> dict[tuple[str, str], list[Track]]:
+def tracks(runs: Sequence[PastRun]) -> dict[tuple[str, str], list[Track]]:
     metrics = {
         f"{number} {side}": of.metrics
-        for number, run in enumerate(group.runs)
+        for number, run in enumerate(runs)
         for side, of in run.measured.sides.items()
     }
-    sides = list(dict.fromkeys(side for one in group.runs for side in one.measured.sides))
+    sides = list(dict.fromkeys(side for one in runs for side in one.measured.sides))
     found = {}
     for metric, figure in headline_figures(metrics, TRACKED):
-        if metric in TRACKED:
-            of = [_track(group.runs, side, metric, figure) for side in sides]
-            found[metric, figure] = [one for one in of if one.points]
-    return {key: of for key, of in found.items() if of}
+        of = [_track(runs, side, metric, figure) for side in sides if metric in TRACKED]
+        if drawn := [one for one in of if one.points]:
+            found[metric, figure] = drawn
+    return found
 
 
 def _track(runs: Sequence[PastRun], side: str, metric: str, figure: str) -> Track:
     points = tuple(_points(runs, side, metric, figure))
-    unit = points[-1].metric.unit if points else ""
-    return Track(metric=metric, figure=figure, unit=unit, side=side, points=points)
+    return Track(metric=metric, unit=METRICS[metric].unit, side=side, points=points)
 
 
 def _points(runs: Sequence[PastRun], side: str, metric: str, figure: str) -> Iterator[Point]:
     for run in runs:
         of = run.measured.sides.get(side)
-        one = of.metrics.get(metric) if of is not None else None
-        if of is None or one is None:
+        if of is None or metric not in of.metrics:
             continue
+        one = of.metrics[metric]
         value, more_than = getattr(one, figure), one.lower_bounds.get(figure)
         if value is not None or more_than is not None:
             target = run.manifests[side].get("target") or {}

@@ -1,9 +1,8 @@
 """From a folder of runs to one HTML file: each figure from run to run."""
 
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from dashboards.figures.history import over_runs
 from dashboards.page import document, save
@@ -19,54 +18,41 @@ WRITTEN: Final = "%Y-%m-%d %H:%M"
 Key = tuple[str, str]  # metric and figure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trend:
-    anchor: str
-    title: str
-    sentence: str
-    flawed: Sequence[tuple[str, str]]
-    changes: Sequence[tuple[str, str]]
-    sections: Sequence[Section]
-    table: Table
-
-    @property
-    def beside(self) -> str:
-        parts = (
-            (self.flawed, f"{quantity(len(self.flawed), 'runs')} not joined"),
-            (self.changes, f"{quantity(len(self.changes), 'changes')} of what was run"),
-        )
-        return ", ".join(text for those, text in parts if those)
-
-
 def write_trend(folder: Path, output: Path) -> None:
     """Raises `ConfigError` if the folder cannot be read or the page cannot be written."""
-    history = read_history(folder)
-    trends = [_trend(group, f"group{number}") for number, group in enumerate(history.groups)]
+    groups, skipped = read_history(folder)
+    trends = [_trend(group, f"group{number}") for number, group in enumerate(groups)]
     html = document(
         "trend.html.j2",
-        {trend.anchor: trend.sections for trend in trends},
+        {trend["anchor"]: trend["sections"] for trend in trends},
         folder=folder.resolve().name,
-        num_runs=quantity(sum(len(group.runs) for group in history.groups), "runs"),
+        num_runs=quantity(sum(len(group.runs) for group in groups), "runs"),
         trends=trends,
-        skipped=history.skipped,
+        skipped=skipped,
     )
     save(html, output)
 
 
-def _trend(group: Group, anchor: str) -> Trend:
-    found, changes = tracks(group), group.changes()
+def _trend(group: Group, anchor: str) -> dict[str, Any]:
+    found, changes = tracks(group.runs), group.changes()
     limits = _limits(group.runs[-1])
-    return Trend(
-        anchor=anchor,
-        title=f"{group.workload} on {group.engine}, {group.model}",
-        sentence=_sentence(group),
-        flawed=[(run.name, run.flaw) for run in group.runs if run.flaw is not None],
-        changes=[(f"{run.at:{WRITTEN}} {run.name}", text) for run, text in changes],
-        sections=[
+    flawed = [(run.name, run.flaw) for run in group.runs if run.flaw is not None]
+    beside = (
+        (flawed, f"{quantity(len(flawed), 'runs')} not joined"),
+        (changes, f"{quantity(len(changes), 'changes')} of what was run"),
+    )
+    return {
+        "anchor": anchor,
+        "title": f"{group.workload} on {group.engine}, {group.model}",
+        "sentence": _sentence(group),
+        "flawed": flawed,
+        "changes": [(f"{run.at:{WRITTEN}} {run.name}", text) for run, text in changes],
+        "beside": ", ".join(text for those, text in beside if those),
+        "sections": [
             _section(key, of, _limits_on(limits, key, found), changes) for key, of in found.items()
         ],
-        table=_table(group, found, {run.name for run, _ in changes}),
-    )
+        "table": _table(group, found, {run.name for run, _ in changes}),
+    }
 
 
 def _sentence(group: Group) -> str:
@@ -134,23 +120,20 @@ def _of_each(figure: str) -> str:
 
 
 def _table(group: Group, found: Mapping[Key, Sequence[Track]], changed: Container[str]) -> Table:
+    rows = []
+    for run in reversed(group.runs):
+        state = "valid" if run.flaw is None else run.flaw.partition(":")[0]
+        state = f"{state}, changed" if run.name in changed else state
+        for side, of in run.measured.sides.items():
+            name = run.name if side == RUN else f"{run.name}, {side}"
+            figures = (
+                bounded(of.metrics[metric], figure) if metric in of.metrics else DASH
+                for metric, figure in found
+            )
+            rows.append((name, f"{run.at:{WRITTEN}}", state, *figures))
     return Table(
         title="Every run",
         shows="The newest first. What changed since the run before stands under the pictures.",
         columns=("run", "written (UTC)", "is", *(" ".join(key) for key in found)),
-        rows=tuple(row for run in reversed(group.runs) for row in _rows(run, list(found), changed)),
+        rows=tuple(rows),
     )
-
-
-def _rows(run: PastRun, keys: Sequence[Key], changed: Container[str]) -> Iterator[tuple[str, ...]]:
-    state = "valid" if run.flaw is None else run.flaw.partition(":")[0]
-    for side, of in run.measured.sides.items():
-        yield (
-            run.name if side == RUN else f"{run.name}, {side}",
-            f"{run.at:{WRITTEN}}",
-            f"{state}, changed" if run.name in changed else state,
-            *(
-                bounded(of.metrics[metric], figure) if metric in of.metrics else DASH
-                for metric, figure in keys
-            ),
-        )

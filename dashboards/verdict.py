@@ -57,38 +57,29 @@ class Verdict:
 
 
 def verdict_of(run: Run | ArmsRun) -> Verdict | None:
-    """None for arms without limits of their own: one of them may be meant to do badly.
-
-    A limit against a baseline is left to `walkaway gate`: a report is about its run alone.
-    """
+    """None for arms without limits of their own: one of them may be meant to do badly."""
     workload = run.manifest.workload
     settings = workload.get("gate") or {}
     lines = settings.get("limits")
     if not lines and isinstance(run, ArmsRun):
         return None
-    judgement = _judge(run.path, lines or DEFAULT_LIMITS, settings, workload)
+    judgement = _judge(run.path, lines or DEFAULT_LIMITS, workload)
     return _in_words(judgement, "the workload's own limits" if lines else "the gate's defaults")
 
 
-def _judge(
-    path: Path,
-    lines: Sequence[str],
-    settings: Mapping[str, Any],
-    workload: Mapping[str, Any],
-) -> Judgement:
+def _judge(path: Path, lines: Sequence[str], workload: Mapping[str, Any]) -> Judgement:
+    """A limit against a baseline is left to `walkaway gate`: a report is about its run alone."""
     try:
         limits = workload_limits(lines, workload)
-    except (ConfigError, KeyError, TypeError) as error:
-        return refuse(path.name, f"its limits cannot be read: {error}", "limits that can be")
-    try:
         measured = read_run(path)
     except UnusableRunError as error:
         return refuse(path.name, error.reason, error.remedy)
-    fewest = int(settings.get("min_abandons", FEWEST_ABANDONS))
+    except (ConfigError, KeyError, TypeError) as error:
+        return refuse(path.name, f"its limits cannot be read: {error}", "limits that can be")
+    fewest = int((workload.get("gate") or {}).get("min_abandons", FEWEST_ABANDONS))
     limits = [limit for limit in limits if limit.against != BASELINE]
-    return judge(
-        measured, Terms(limits=limits, baseline=None, fewest_abandons=fewest), run=path.name
-    )
+    terms = Terms(limits=limits, baseline=None, fewest_abandons=fewest)
+    return judge(measured, terms, run=path.name)
 
 
 def workload_limits(lines: Sequence[str], workload: Mapping[str, Any]) -> list[Limit]:
@@ -124,7 +115,7 @@ def _with_reason(one: Check) -> str:
     return f"{one.name}: {measured}{one.reason}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Trust:
     """One foundation of the figures, and the findings about it. `brief`: the form for the first
     screen, if it belongs there.
@@ -164,7 +155,7 @@ def _client(summary: Summary) -> Trust:
     sides = summary.load_processes
     if not sides:
         text = "not known whether it kept up: it was watched for under a second"
-        return Trust(what="client", mark=Mark.UNKNOWN, text=text, brief="client not watched")
+        return Trust("client", Mark.UNKNOWN, text, "client not watched")
     busiest = quantity(max(side.cpu_share for side in sides), "ratio")
     latest = quantity(max(side.lag_p95_s for side in sides), "s")
     used = (
@@ -172,9 +163,8 @@ def _client(summary: Summary) -> Trust:
         f"{latest} late"
     )
     if any(saturations(sides, summary.metrics)):
-        text = f"saturated: {used}"
-        return Trust(what="client", mark=Mark.BAD, text=text, brief="client saturated")
-    return Trust(what="client", mark=Mark.GOOD, text=f"not saturated: {used}", brief="client ok")
+        return Trust("client", Mark.BAD, f"saturated: {used}", "client saturated")
+    return Trust("client", Mark.GOOD, f"not saturated: {used}", "client ok")
 
 
 def _machine(run: Run) -> Trust:
@@ -187,21 +177,20 @@ def _machine(run: Run) -> Trust:
     is_whole = samples["process"] == "machine"
     if not cores or not is_whole.any():
         text = "not known how busy it was: it was not sampled during the load"
-        return Trust(what="machine", mark=Mark.UNKNOWN, text=text)
+        return Trust("machine", Mark.UNKNOWN, text)
     busy = samples.loc[is_whole, "cores"]
     own = samples.loc[~is_whole, "cores"].sum() / len(busy)
     mean = f"{number(busy.mean())} of {quantity(cores, 'cores')}"
     used = f"{mean} busy on average, {number(own)} of them by this run"
     share = float((busy > FULL * cores).mean())
-    if share > MOST_FULL:
-        often = quantity(round(share, 2), "ratio")
-        brief = f"machine full {often} of the time"
-        text = (
-            f"over {quantity(FULL, 'ratio')} busy in {often} of the load, {used}: a process that "
-            "wanted a core then waited for it, and the times include that wait"
-        )
-        return Trust(what="machine", mark=Mark.BAD, text=text, brief=brief)
-    return Trust(what="machine", mark=Mark.GOOD, text=used, brief="machine ok")
+    if share <= MOST_FULL:
+        return Trust("machine", Mark.GOOD, used, "machine ok")
+    often = quantity(round(share, 2), "ratio")
+    text = (
+        f"over {quantity(FULL, 'ratio')} busy in {often} of the load, {used}: a process that "
+        "wanted a core then waited for it, and the times include that wait"
+    )
+    return Trust("machine", Mark.BAD, text, f"machine full {often} of the time")
 
 
 def _steady(summary: Summary) -> Trust:
@@ -211,40 +200,38 @@ def _steady(summary: Summary) -> Trust:
     share = None if steady is None else steady.warmup_share
     if is_steady and share is not None and share > MOST_WARM_UP:
         much = quantity(share, "ratio")
-        text, brief = f"{much} of the load were warm-up: {text}", f"window {much} warm-up"
-        return Trust(what="window", mark=Mark.BAD, text=text, brief=brief)
+        text = f"{much} of the load were warm-up: {text}"
+        return Trust("window", Mark.BAD, text, f"window {much} warm-up")
     mark, brief = {
         True: (Mark.GOOD, "window steady"),
         False: (Mark.BAD, "window not steady"),
         None: (Mark.UNKNOWN, "window not judged"),
     }[is_steady]
-    return Trust(what="window", mark=mark, text=text, brief=brief)
+    return Trust("window", mark, text, brief)
 
 
 def _answers(run: Run) -> Trust:
     outcomes = run.summary.outcomes
     wrong = {one: n for one in WRONG if (n := outcomes.get(one.value, 0))}
     if not wrong:
-        return Trust(what="answers", mark=Mark.GOOD, text="no request went wrong")
+        return Trust("answers", Mark.GOOD, "no request went wrong")
     said = ", ".join(f"{n:,} {one.value.replace('_', ' ')}" for one, n in wrong.items())
     text = f"{said}, of {sum(outcomes.values()):,} requests"
-    brief = f"{sum(wrong.values()):,} went wrong"
-    return Trust(what="answers", mark=Mark.BAD, text=text, brief=brief)
+    return Trust("answers", Mark.BAD, text, f"{sum(wrong.values()):,} went wrong")
 
 
 def _floor(run: Run) -> Iterator[Trust]:
     lag = run.metrics.get("client_lag_s")
-    if lag is None or lag.p99 is None:
-        return
-    flagged = len(run.summary.flags)
-    text = f"{figure_of(lag, 'p99')}: a shorter time that a client stamped is flagged ({flagged})"
-    yield Trust(what="floor", mark=Mark.BAD if flagged else Mark.GOOD, text=text)
+    if lag is not None and lag.p99 is not None:
+        flagged = len(run.summary.flags)
+        shorter = f"a shorter time that a client stamped is flagged ({flagged})"
+        mark = Mark.BAD if flagged else Mark.GOOD
+        yield Trust("floor", mark, f"{figure_of(lag, 'p99')}: {shorter}")
 
 
 def _known(run: Run) -> Trust:
     n = len(run.summary.not_measurable)
     if not n:
-        return Trust(what="known", mark=Mark.GOOD, text="every figure could be measured")
-    figures = "figure" if n == 1 else "figures"
-    text = f"{n} {figures} could not be measured; each with its reason below"
-    return Trust(what="known", mark=Mark.UNKNOWN, text=text, brief=f"{n} not measurable")
+        return Trust("known", Mark.GOOD, "every figure could be measured")
+    text = f"{quantity(n, 'figures')} could not be measured; each with its reason below"
+    return Trust("known", Mark.UNKNOWN, text, f"{n} not measurable")

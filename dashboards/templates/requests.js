@@ -134,7 +134,7 @@
     const spans = [
       { kind: "queued", begin: 0, end: earliest(begun, left) ?? ended },
       { kind: "served", begin: begun, end: left ?? over ?? ended },
-      { kind: isOpen ? "nobody open" : "nobody", begin: left, end: isOpen ? last : over },
+      { kind: isOpen ? "held open" : "held", begin: left, end: isOpen ? last : over },
     ];
     const from = Math.min(0, moments[0].at);
     const more = isOpen ? "> " : "";

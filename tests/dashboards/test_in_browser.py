@@ -171,7 +171,7 @@ def test_one_request_is_opened_by_the_keyboard_and_by_its_address(
             "blocks reclaimed (8.1 ms after leaving)",
         ]
         assert noise == []
-    with opened(browser, report, fragment="#run0-request-nobody") as (page, _):
+    with opened(browser, report, fragment="#run0-request-none") as (page, _):
         expect(page.get_by_role("status")).to_contain_text("not among those that are listed")
 
 
@@ -195,7 +195,7 @@ def test_the_timeline_of_a_request_without_an_end_is_open(
         expect(page.locator(".one dl")).to_contain_text("≥ ")
         assert noise == []
     with opened(browser, report_of(run), fragment="#run0-request-u-1") as (page, _):
-        expect(page.locator(".one .nobody").first).to_be_visible()  # it ended by itself
+        expect(page.locator(".one .held").first).to_be_visible()  # it ended by itself
         assert page.locator(".one .open").count() == 0
 
 
