@@ -11,7 +11,7 @@ from harness.analysis.figure import Figures
 from tests.made_up.run import RunBuilder
 
 
-def only_row(run: RunBuilder) -> pd.Series[Any]:
+def only_row(run: RunBuilder) -> "pd.Series[Any]":
     cancels = cancellations(run.frames())
     assert len(cancels) == 1
     return cancels.iloc[0]

@@ -1,5 +1,7 @@
 """Slot refill from inside, slot recovery by probe: small runs, paired by hand."""
 
+import pytest
+
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures, NotMeasurable
@@ -29,40 +31,38 @@ def leave(run: RunBuilder, name: str, *, freed: float, t0: float = 33) -> None:
     run.events(name, finished=freed + 0.1)
 
 
-def test_refilled_in_the_very_next_schedule(run: RunBuilder) -> None:
+@pytest.mark.parametrize(
+    ("admitted", "steps", "refill_ms", "share"),
+    [
+        (40.5, [(1, "a"), (0, "w")], 0.3, 1.0),
+        (50.5, [(1, "a"), (1, "b"), (0, "w")], 10.3, 0.0),  # one schedule late
+        (40.5, [(0, "ab"), (0, "wb")], 0.3, 1.0),  # it came while all slots were taken
+        (40.5, [(0, "a"), (0, "w")], None, None),  # one of two slots was free all the time
+        (60.5, [(0, "a"), (0, "b"), (0, "b"), (0, "w")], None, None),  # it came later
+    ],
+)
+def test_a_wanted_slot_is_refilled_by_the_next_request(
+    run: RunBuilder,
+    admitted: float,
+    steps: list[tuple[int, str]],
+    refill_ms: float | None,
+    share: float | None,
+) -> None:
+    """`steps`: how many wait after each schedule from 30 on, and the requests that run."""
     leave(run, "a", freed=40.2)
-    run.events("w", arrived=2, admitted=40.5)
-    run.step(10, 20, waiting=1, sampled=("a",), a=5)
-    run.step(20, 30, waiting=1, sampled=("a",), a=1)
-    run.step(30, 40, waiting=1, sampled=("a",), a=1)
-    run.step(40, 50, sampled=("w",), w=5)
+    run.events("w", arrived=2, admitted=admitted)
+    for number, (waiting, names) in enumerate(steps, start=3):
+        run.step(
+            10 * number, 10 * number + 10, waiting=waiting, sampled=(), **dict.fromkeys(names, 1)
+        )
     figures = refills_of(run)
+    if refill_ms is None:
+        why = "no request waited for a slot when an abandoned one was freed"
+        assert set(figures.values()) == {NotMeasurable(why)}
+        return
     refill = metric(figures["slot_refill_s"])
-    assert (refill.n, refill.n_censored, refill.p50) == (1, 0, ms(0.3))
-    assert metric(figures["refilled_next_schedule"]).mean == 1.0
-
-
-def test_refilled_one_schedule_late(run: RunBuilder) -> None:
-    leave(run, "a", freed=40.2)
-    run.events("w", arrived=2, admitted=50.5)
-    run.step(30, 40, waiting=1, sampled=("a",), a=1)
-    run.step(40, 50, waiting=1, sampled=("b",), b=1)
-    run.step(50, 60, sampled=("w",), w=5)
-    figures = refills_of(run)
-    assert metric(figures["slot_refill_s"]).p50 == ms(10.3)
-    assert metric(figures["refilled_next_schedule"]).mean == 0.0
-
-
-def test_nobody_waited(run: RunBuilder) -> None:
-    leave(run, "a", freed=40.2)
-    run.events("late", arrived=55, admitted=60.5)
-    run.steps(3, 3, "a")
-    run.steps(4, 5, "b")
-    run.step(60, 70, late=5)
-    figures = refills_of(run)
-    assert figures["slot_refill_s"] == NotMeasurable(
-        "no request waited for a slot when an abandoned one was freed"
-    )
+    assert (refill.n, refill.n_censored, refill.p50) == (1, 0, ms(refill_ms))
+    assert metric(figures["refilled_next_schedule"]).mean == share
 
 
 def test_nothing_was_freed_although_everybody_waited(run: RunBuilder) -> None:
@@ -74,22 +74,6 @@ def test_nothing_was_freed_although_everybody_waited(run: RunBuilder) -> None:
     assert set(refills_of(run).values()) == {
         NotMeasurable("no abandoned request gave a slot back while the server was watched")
     }
-
-
-def test_who_finds_a_slot_that_nobody_used_wanted_no_other(run: RunBuilder) -> None:
-    leave(run, "a", freed=40.2)
-    run.events("next", arrived=35, admitted=40.5)
-    run.step(30, 40, sampled=("a",), a=1)  # one of two slots is free all the time
-    run.step(40, 50, next=5)
-    assert isinstance(refills_of(run)["slot_refill_s"], NotMeasurable)
-
-
-def test_who_comes_while_all_slots_are_taken_wants_the_next_one(run: RunBuilder) -> None:
-    leave(run, "a", freed=40.2)
-    run.events("next", arrived=35, admitted=40.5)
-    run.step(30, 40, sampled=("a",), a=1, b=1)
-    run.step(40, 50, next=5, b=1)
-    assert metric(refills_of(run)["slot_refill_s"]).p50 == ms(0.3)
 
 
 def test_one_who_was_only_queued_gave_no_slot_back(run: RunBuilder) -> None:
@@ -138,25 +122,20 @@ def test_a_preempting_schedule_wants_no_slot_for_its_victim(
     assert isinstance(refills_of(run)["slot_refill_s"], NotMeasurable)
 
 
-def test_pairing_first_come_first_served() -> None:
+def test_pairing_is_first_come_first_served() -> None:
     schedules = [
         Schedule(step=0, freed=[0, 1, 2], taken_ns=[5], num_wanting=2),  # the third: unwanted
         Schedule(step=1, freed=[3], taken_ns=[15, 16], num_wanting=2),
         Schedule(step=2, freed=[], taken_ns=[25], num_wanting=1),  # into a slot long idle
+        Schedule(step=3, freed=[4], taken_ns=[], num_wanting=1),
+        Schedule(step=4, freed=[5], taken_ns=[], num_wanting=0),  # the one that waited has left
     ]
-    assert pair_refills(schedules, [0, 10, 20], 99) == [
+    assert pair_refills(schedules, [0, 10, 20, 30, 40], 99) == [
         Refill(freed=0, freed_before=0, until_ns=5, taken_in=0),
         Refill(freed=1, freed_before=0, until_ns=15, taken_in=1),
         Refill(freed=3, freed_before=1, until_ns=16, taken_in=1),
+        Refill(freed=4, freed_before=3, until_ns=40),
     ]
-
-
-def test_who_waited_may_leave_before_being_served() -> None:
-    schedules = [
-        Schedule(step=0, freed=[0], taken_ns=[], num_wanting=1),
-        Schedule(step=1, freed=[1], taken_ns=[], num_wanting=0),
-    ]
-    assert pair_refills(schedules, [0, 10], 99) == [Refill(freed=0, freed_before=0, until_ns=10)]
 
 
 def probe(run: RunBuilder, arm: str, number: int, *, sent: float, first: float | None) -> None:
@@ -192,6 +171,8 @@ def test_slot_recovery_by_probe(run: RunBuilder) -> None:
 
 
 def test_void_trials_and_probes_never_served(run: RunBuilder) -> None:
+    none = NotMeasurable("the workload has no probes")
+    assert probe_figures(run.frames().requests) == {"slot_recovery_s": none}
     probe(run, "unloaded", 0, sent=100, first=125)
     probe(run, "abandon", 0, sent=200, first=300)
     at_reference(run, 310)  # served before anybody left: a slot was free
@@ -203,7 +184,3 @@ def test_void_trials_and_probes_never_served(run: RunBuilder) -> None:
     recovery = metric(probe_figures(run.frames().requests)["slot_recovery_s"])
     assert (recovery.n, recovery.n_censored, recovery.p50) == (2, 1, ms(20))
     assert recovery.lower_bounds["p99"] == ms(9000 - 310)
-
-
-def test_no_probes(run: RunBuilder) -> None:
-    assert set(probe_figures(run.frames().requests)) == {"slot_recovery_s"}

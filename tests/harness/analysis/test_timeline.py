@@ -3,10 +3,9 @@
 import pandas as pd
 
 from harness.analysis.agreement import left_on_the_server
-from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.timeline import timeline
-from harness.records import LifecycleEvent
+from tests.harness.analysis.few_steps import only_row
 from tests.harness.told import ms, summary_of
 from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder
@@ -26,40 +25,23 @@ def test_a_preemption_ends_a_life_and_a_resumption_begins_the_next(run: RunBuild
     ]
 
 
-def test_a_life_that_the_log_does_not_end_is_open(run: RunBuilder) -> None:
+def test_a_life_may_be_open_or_never_begin(run: RunBuilder) -> None:
+    empty = timeline(run.frames())
+    assert empty.empty
+    assert pd.api.types.is_integer_dtype(empty["out_ns"])
+    run.events("queued", arrived=1, removed=20, blocks_freed=20)
     run.events("a", arrived=1, admitted=10)
     assert lives(run) == [("a", 0, at(10), None, None, None)]
-
-
-def test_a_request_that_left_the_queue_had_no_life(run: RunBuilder) -> None:
-    run.events("a", arrived=1, removed=20, blocks_freed=20)
-    assert timeline(run.frames()).empty
-
-
-def test_an_empty_log_has_the_columns(run: RunBuilder) -> None:
-    frame = timeline(run.frames())
-    assert frame.empty
-    assert pd.api.types.is_integer_dtype(frame["out_ns"])
 
 
 def branch(
     run: RunBuilder, name: str, reason: str = "abort", generated: int = 0, **times: float
 ) -> None:
-    """What the log says of a branch "cmpl-a-0" of request "a"."""
-    for event, t in times.items():
-        run.lifecycle.append(
-            LifecycleEvent(
-                seq=len(run.lifecycle) + 1,
-                t_ns=at(t),
-                event=event,
-                request_id=f"cmpl-{name}",
-                client_request_id=name.split("-", maxsplit=1)[0],
-                step=None,
-                num_generated=generated,
-                num_blocks=0,
-                reason=reason if event == "finished" else None,
-            )
-        )
+    """Events of a branch "cmpl-a-0" of request "a"."""
+    first = len(run.lifecycle)
+    run.events(name, reason, generated, **times)
+    for event in run.lifecycle[first:]:
+        event.client_request_id = name.split("-")[0]
 
 
 def two_answers(run: RunBuilder) -> None:
@@ -79,7 +61,7 @@ def test_tokens_and_time_are_of_all_branches_the_end_is_the_last(
     two_answers(run)
     branch(run, "a-0", removed=50.1, blocks_freed=50.2, finished=50.3, generated=4)
     branch(run, "a-1", removed=50.4, blocks_freed=52.0, finished=52.1, generated=4)
-    (row,) = (one for _, one in cancellations(run.frames()).iterrows())
+    row = only_row(run)
     assert (row["phase"], row["finish_reason"], row["ghost"]) == ("decode", "abort", False)
     assert row["cancel_latency_s"] == ms(52 - 43)
     assert (row["generated_tokens"], row["wasted_tokens"]) == (8, 3)
@@ -92,11 +74,11 @@ def test_tokens_and_time_are_of_all_branches_the_end_is_the_last(
 def test_a_branch_that_nobody_stops_makes_a_ghost_of_the_request(run: RunBuilder) -> None:
     two_answers(run)
     branch(run, "a-0", removed=50.1, blocks_freed=50.2, finished=50.3, generated=4)
-    (row,) = (one for _, one in cancellations(run.frames()).iterrows())
+    row = only_row(run)
     assert (row["ghost"], row["censored"]) == (True, True)
     assert row["generated_tokens"] == 8  # by the step log, as far as it goes
     branch(run, "a-1", "length", removed=70.1, blocks_freed=70.2, finished=70.3, generated=6)
-    (row,) = (one for _, one in cancellations(run.frames()).iterrows())
+    row = only_row(run)
     assert (row["finish_reason"], row["ghost"]) == ("length", True)
 
 
@@ -106,7 +88,7 @@ def test_an_answer_that_was_over_does_not_hide_the_cancel_of_the_other(
     two_answers(run)
     branch(run, "a-0", "stop", removed=40.1, blocks_freed=40.2, finished=40.3, generated=3)
     branch(run, "a-1", removed=50.1, blocks_freed=50.2, finished=50.3, generated=4)
-    (row,) = (one for _, one in cancellations(run.frames()).iterrows())
+    row = only_row(run)
     assert (row["phase"], row["finish_reason"], row["ghost"]) == ("decode", "abort", False)
     assert row["wasted_tokens"] == 2
 
@@ -115,7 +97,7 @@ def test_left_in_the_queue_before_the_worker_knew_it(run: RunBuilder) -> None:
     run.abandon("a", t0=5, tokens=[], n=2)
     run.events("a", arrived=1, disconnected=6)
     run.steps(0, 3, "other")
-    (row,) = (one for _, one in cancellations(run.frames()).iterrows())
+    row = only_row(run)
     assert row["phase"] == "waiting"
     assert (row["wasted_tokens"], row["slot_seconds"]) == (0, 0)
 
