@@ -22,15 +22,11 @@ class FaultIO(NamedTuple):
     die: Callable[[], NoReturn]
 
 
-class _HeldBack(NamedTuple):
-    until_ns: int
-    request: Request
-
-
 class FaultyEngine(Engine):
     """Correct while `faults` are the defaults.
 
-    `_lost_blocks` have no block table and never come back.
+    `_lost_blocks` have no block table and never come back; `_held_back` maps ended requests to the
+    time at which their blocks are given back.
     """
 
     def __init__(
@@ -39,7 +35,7 @@ class FaultyEngine(Engine):
         super().__init__(scheduler, runner, io)
         self._faults = faults
         self._by = by
-        self._held_back: list[_HeldBack] = []
+        self._held_back: dict[Request, int] = {}
         self._lost_blocks: list[int] = []
         self._latest_gauges: dict[str, int] | None = None
         self._gauges_at_ns = 0
@@ -48,15 +44,14 @@ class FaultyEngine(Engine):
         patience_s = super().patience_s()
         if patience_s is not None or not self._held_back:
             return patience_s
-        due_ns = min(held.until_ns for held in self._held_back)
-        return max(0.0, (due_ns - self._io.now_ns()) / 1e9)
+        return max(0.0, (min(self._held_back.values()) - self._io.now_ns()) / 1e9)
 
     def step(self, boundary_ns: int, heard: list[Heard]) -> None:
         self._step = self._scheduler.counters.steps + 1
-        due = [held for held in self._held_back if held.until_ns <= boundary_ns]
-        for held in due:
-            self._held_back.remove(held)
-            super()._free(held.request, "held_back")
+        due = [request for request, at_ns in self._held_back.items() if at_ns <= boundary_ns]
+        for request in due:
+            del self._held_back[request]
+            super()._free(request, "held_back")
         super().step(boundary_ns, heard)
 
     def _apply(self, heard: Heard) -> None:
@@ -98,8 +93,8 @@ class FaultyEngine(Engine):
                 self._drop_prefix(request)
             self._lose_blocks(request, self._faults.leak_blocks)
             if self._faults.hold_blocks:
-                until_ns = self._io.now_ns() + int(self._faults.hold_blocks * 1e9)
-                self._held_back.append(_HeldBack(until_ns, request))
+                delay_ns = int(self._faults.hold_blocks * 1e9)
+                self._held_back[request] = self._io.now_ns() + delay_ns
                 return
         super()._free(request, why)
 

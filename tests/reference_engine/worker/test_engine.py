@@ -8,7 +8,7 @@ from reference_engine.core.request import FinishReason, Phase
 from reference_engine.faults import Faults
 from reference_engine.model.tokenizer import FIRST_WORD, Tokenizer
 from reference_engine.protocol import AddRequest, Ending
-from reference_engine.worker.engine import AnswerText, Families
+from reference_engine.worker.engine import AnswerText
 from reference_engine.worker.inbox import Heard, Inbox
 from tests.reference_engine.stepped_engine import Bench, abort, add
 
@@ -89,22 +89,12 @@ def test_a_second_request_of_the_same_id_costs_the_connection_and_not_the_first(
 def test_a_parents_abort_ends_all_its_children_running_or_waiting() -> None:
     bench = Bench()
     bench.step(*(add(f"p-{i}", parent_id="p") for i in range(3)), add("other"))
+    bench.step(abort("p-1"))
+    assert list(bench.scheduler.requests) == ["p-0", "p-2", "other"]
     bench.step(abort("p"))
     assert list(bench.scheduler.requests) == ["other"]
+    assert not bench.engine._families, "a parent is forgotten with its last child"
     bench.check_integrity()
-
-
-def test_a_parents_record_goes_with_its_last_child() -> None:
-    families = Families()
-    for name in ("p-0", "p-1"):
-        families.add("p", name)
-    assert families.members("p") == ["p-0", "p-1"]
-    families.ended("p-0")
-    assert families.members("p") == ["p-1"]
-    families.ended("p-1")
-    families.ended("p-1")
-    assert families.members("p") == ["p"], "a name like any other"
-    assert len(families) == 0
 
 
 def test_a_stop_string_ends_the_answer_before_it() -> None:
@@ -156,19 +146,6 @@ def test_the_loop_waits_when_it_is_idle_and_when_it_is_stuck() -> None:
     assert inbox.waits == [None, None, None, None], "no block is left: spinning would not help"
 
 
-def pushed(stop: tuple[str, ...], *texts: str) -> tuple[list[str], bool]:
-    answer = AnswerText(stop)
-    sent, stopped = [], False
-    for text in texts:
-        part, stopped = answer.push(text)
-        sent.append(part)
-        if stopped:
-            break
-    else:
-        sent.append(answer.flush())
-    return sent, stopped
-
-
 @pytest.mark.parametrize(
     ("stop", "texts", "sent", "stopped"),
     [
@@ -184,4 +161,8 @@ def pushed(stop: tuple[str, ...], *texts: str) -> tuple[list[str], bool]:
 def test_stop_strings(
     stop: tuple[str, ...], texts: tuple[str, ...], sent: list[str], stopped: bool
 ) -> None:
-    assert pushed(stop, *texts) == (sent, stopped)
+    answer = AnswerText(stop)
+    pushed = [answer.push(text) for text in texts]
+    flushed = [] if stopped else [answer.flush()]
+    assert [text for text, _ in pushed] + flushed == sent
+    assert [is_end for _, is_end in pushed] == [False] * (len(texts) - 1) + [stopped]
