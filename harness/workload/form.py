@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from annotated_types import Ge, Gt, Le
-
 from harness.errors import ConfigError
 from harness.records import Way
 from harness.workload.load import AbandonLoad
@@ -60,7 +58,8 @@ class FormField(NamedTuple):
 
     `key`: the key of the workload that it sets, with the allowed range unless `allowed` says more.
     `default`: its text under plain Locust. `parse`: from its text to TOML, None for a wrong text.
-    `needs`: the id of a field, and its values, without which this one has no effect."""
+    `needs`: the id of a field, and its values, without which this one has no effect.
+    """
 
     name: str
     key: str = ""
@@ -114,9 +113,10 @@ def _range_of(key: str) -> str:
     if not key:
         return ""
     model: type[Section] = RunSettings if section == "run" else AbandonLoad
-    limits = {type(one): one for one in model.model_fields[name].metadata}
-    least = f"more than {limits[Gt].gt}," if Gt in limits else f"{limits[Ge].ge}"
-    return f"{least} to {limits[Le].le}"
+    ends = model.model_fields[name].metadata
+    limits = {by: getattr(end, by) for end in ends for by in ("gt", "ge", "le") if hasattr(end, by)}
+    least = f"more than {limits['gt']}," if "gt" in limits else f"{limits['ge']}"
+    return f"{least} to {limits['le']}"
 
 
 # In the order of the form, the caps first.
