@@ -74,6 +74,11 @@ def shares(asked: Workload, folder: Path) -> list[tuple[AbandonPlan, float]]:
             [(TimePlan(plan="time", seconds=[2.0, 2.0], since="first_token"), 1.0)],
         ),
         ('{plan="tokens_from_file", file="seen"}', 0.0, [(tokens(3, 5, 3), 1.0)]),
+        (  # left once it is sent, so it may be unary
+            '{plan="tokens", tokens=0, delivery="unary"}',
+            0.0,
+            [(tokens(0, delivery=Delivery.UNARY), 1.0)],
+        ),
         (  # a race for the last of three tokens
             '{plan="last_token", n=3}',
             0.0,

@@ -89,6 +89,7 @@ def test_spaces_after_commas_empty_lines_and_other_columns_do_no_harm() -> None:
     )
     assert [(one.prompt_tokens, one.answer_tokens) for one in read(spaced)] == [(1, 2)]
     assert len(read("\n" + MOONCAKE.replace("\n", "\n\n"))) == 2
+    assert [one.at_s for one in read(MOONCAKE.replace("2500", "0"))] == [0, 0]
 
 
 @pytest.mark.parametrize(
