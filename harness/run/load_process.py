@@ -68,10 +68,6 @@ class Watcher(Protocol):
     def show(self, snapshot: Snapshot) -> None: ...
 
 
-def _pause(seconds: float) -> None:
-    threading.Event().wait(seconds)
-
-
 @dataclass(kw_only=True)
 class LoadProcess:
     """Runs the loads of one measurement, each in its own process.
@@ -81,7 +77,7 @@ class LoadProcess:
 
     command: Callable[[RunFolder, int], list[str]] = load_command
     last_rows_s: float = LAST_ROWS_S
-    pause: Callable[[float], None] = _pause
+    pause: Callable[[float], object] = threading.Event().wait
     _waiting: Child | None = None
 
     def prepare(self, folder: RunFolder, *, processes: int, until_over: ExitStack) -> None:

@@ -199,9 +199,13 @@ def test_a_probe_counts_from_the_moment_at_which_its_own_client_left(tmp_path: P
         last_token_ns=times[1],
         ended_ns=times[1],
     )
-    lines(shards / "requests-there-8.ndjson", probe)
-    metrics = summary_of(collected(tmp_path, shards).frames())["metrics"]
+    lines(shards / "requests-there-6.ndjson", probe)
+    folder = collected(tmp_path, shards)
+    metrics = summary_of(folder.frames())["metrics"]
     assert metrics["slot_recovery_s"]["p50"] == pytest.approx(0.030)
+    window = folder.read_manifest()["window"]
+    assert window["load_started_ns"] == THERE_NS + 1000 * MS
+    assert window["load_ended_ns"] == times[1]
 
 
 def test_a_killed_harness_loses_nothing_that_was_collected(tmp_path: Path) -> None:

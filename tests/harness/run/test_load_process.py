@@ -139,6 +139,7 @@ if os.fork():
     os.read(reader, 1)
     if stays:
         sys.stdin.read()
+    (folder.path / "master ended").touch()
     os._exit(0)
 write_mark(folder, os.getpid(), "began")
 os.write(writer, b".")
@@ -169,10 +170,12 @@ def test_a_load_is_over_when_its_workers_are(
         pause=let_it_end,
     )
     run = Watched(folder, lambda: is_interrupted and bool(marks_of(folder)))
-    with ExitStack() as until_settled:
+    with ExitStack() as until_over, ExitStack() as until_settled:
+        load.prepare(folder, processes=1, until_over=until_over)
         load.run(PLAN, run, until_settled=until_settled)
         if not is_interrupted and not hangs:
             assert events_of(folder) == ["began", "ended"]
     assert events_of(folder) == (["began"] if hangs else ["began", "ended"])
+    assert (folder.path / "master ended").exists(), "it had the time to write its last rows"
     (worker,) = {mark.pid for mark in marks_of(folder)}
     wait_until(lambda: is_gone(worker), "the worker is gone")
