@@ -98,6 +98,24 @@ def test_leaving_between_headers_and_body(
     assert (row.wire_close, ask.seen.closed_how) == (WireClose.FIN, "fin")
 
 
+def test_a_later_token_ends_the_wait_for_more(ask: Ask) -> None:
+    has_read = threading.Event()
+
+    def script(x: Exchange) -> None:
+        x.accept()
+        x.token()
+        assert has_read.wait(30)
+        x.token()
+        assert x.client_left_within(30)
+
+    def rule(tokens_read: int) -> int | None:
+        if tokens_read:
+            has_read.set()
+        return 0 if tokens_read >= 2 else None
+
+    assert_left(ask, ask(script, rule), 2)
+
+
 @pytest.mark.parametrize("leaves_after", [0, 1])
 def test_what_had_come_by_then_was_read(ask: Ask, leaves_after: int) -> None:
     """The client is busy while tokens come; `leaves_after` 0: before it read the headers."""

@@ -63,6 +63,14 @@ def test_an_endless_event_is_refused(endless: bytes) -> None:
         decoder.feed(endless * 1000, 0)
 
 
+def test_lines_that_come_in_pieces_count_as_much() -> None:
+    decoder = SSEDecoder(max_event_bytes=1000)
+    for _ in range(199):
+        assert decoder.feed(b"data: aa", 0) == decoder.feed(b"aa\n", 0) == []
+    with pytest.raises(EndlessEventError):
+        decoder.feed(b"data: aa", 0)
+
+
 def test_a_whole_event_that_is_too_long_is_refused() -> None:
     with pytest.raises(EndlessEventError, match="more than 1000 bytes"):
         SSEDecoder(max_event_bytes=1000).feed(b"data: %b\n\n" % (b"a" * 1000), 0)
