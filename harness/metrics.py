@@ -552,13 +552,10 @@ def headline_figures(
     present = {name for metrics in arms.values() for name in metrics}
     for name in dict.fromkeys([*first, *headlines(present), *_ranked("arms")]):
         found = [metrics[name] for metrics in arms.values() if name in metrics]
-        keys = ("p50", "p99") if any(_has_single_times(one) for one in found) else ("mean",)
+        has_times = any(one.unit == "s" and _has(one, "p50") for one in found)
+        keys = ("p50", "p99") if has_times else ("mean",)
         pairs += [(name, key) for key in keys if any(_has(one, key) for one in found)]
     return pairs
-
-
-def _has_single_times(metric: Metric) -> bool:
-    return metric.unit == "s" and _has(metric, "p50")
 
 
 def _has(metric: Metric, key: str) -> bool:
