@@ -205,30 +205,35 @@ class StreamMachine:
         """One server-sent event of an accepted stream, or of one that was left."""
         if self.outcome is Outcome.ABANDONED:
             self._late_event(data)
-        elif data == DONE:
+            return
+        if data == DONE:
             self._apply(Signal.FINISH)
-        elif (chunk := self._decoded(data, t_ns, "an event of the stream")) is not None:
+            return
+        try:
+            chunk = decode_chunk(data)
+        except NONSENSE as error:
+            self._end(Signal.ERROR, t_ns, f"an event of the stream makes no sense ({error})")
+            return
+        if chunk.error is None:
             self._read_chunk(chunk, t_ns)
+        else:
+            self._end(Signal.ERROR, t_ns, error_message(chunk.error))
 
     def answer(self, body: bytes, t_ns: int) -> None:
         """The whole body of an answer that comes in one piece."""
         if self.outcome is Outcome.ABANDONED:
             self._late_event(body)
             self._server_ended_ns = t_ns
-        elif (chunk := self._decoded(body, t_ns, "the answer")) is not None:
-            self._read_answer(chunk, t_ns)
-
-    def _decoded(self, data: bytes, t_ns: int, what: str) -> Chunk | None:
-        """None if it is an error, or no chunk: then the request has failed."""
+            return
         try:
-            chunk = decode_chunk(data)
+            chunk = decode_chunk(body)
         except NONSENSE as error:
-            self._end(Signal.ERROR, t_ns, f"{what} makes no sense ({error})")
-            return None
-        if chunk.error is not None:
+            self._end(Signal.ERROR, t_ns, f"the answer makes no sense ({error})")
+            return
+        if chunk.error is None:
+            self._read_answer(chunk, t_ns)
+        else:
             self._end(Signal.ERROR, t_ns, error_message(chunk.error))
-            return None
-        return chunk
 
     def refusal(self, body: bytes, t_ns: int) -> None:
         """The body of an answer other than 200, as far as it was read."""
