@@ -12,16 +12,11 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from harness.analysis.black_box import Outside
 from harness.analysis.cancellation import branches_of, ends_of
 from harness.analysis.facts import Facts, is_among
 from harness.analysis.figure import Figures
-from harness.analysis.littles_law import (
-    Balance,
-    delay_of_aborts,
-    held_after_leaving,
-    sum_by_block,
-    unread_tokens,
-)
+from harness.analysis.littles_law import Balance, sum_by_block
 from harness.analysis.open_requests import LEFT
 from harness.analysis.recovery import probes
 from harness.analysis.stats import mean_ci95, ratio_ci95
@@ -30,24 +25,26 @@ from harness.metrics import CANCEL_LATENCY
 from harness.records import Agreement, Metric, Role
 from harness.store.frames import RunFrames
 
-_BY_BLOCKS = {
-    (CANCEL_LATENCY, "counter"): (delay_of_aborts, "held_s"),
-    (CANCEL_LATENCY, "gauge"): (held_after_leaving, "held_s"),
-    ("wasted_tokens", "counter"): (unread_tokens, "wasted"),
-}
+_BY_BLOCKS: Final = (
+    (CANCEL_LATENCY, "counter"),
+    (CANCEL_LATENCY, "gauge"),
+    ("wasted_tokens", "counter"),
+)
 # A token's way from the sampler to the client: written, sent over loopback, read and parsed. The
 # client's own lag is added to it.
 _TOKENS_WAY_S: Final = 0.010
 Bias = tuple[float, float]
 
 
-def agreement(frames: RunFrames, figures: Figures, facts: Facts) -> list[Agreement]:
+def agreement(
+    frames: RunFrames, figures: Figures, facts: Facts, outside: Outside
+) -> list[Agreement]:
     """Every pair of an exact figure and another method; empty without exact logs."""
     if not facts.has_lifecycle or not facts.clocks_agree:
         return []
     left = left_on_the_server(frames, facts)
     return [
-        *_by_blocks(frames, left, facts),
+        *_by_blocks(outside, left),
         *_of_probes(frames, figures),
         *_of_the_rest(figures),
     ]
@@ -84,12 +81,13 @@ def left_on_the_server(frames: RunFrames, facts: Facts) -> pd.DataFrame:
     )
 
 
-def _by_blocks(frames: RunFrames, left: pd.DataFrame, facts: Facts) -> Iterator[Agreement]:
-    for (metric, method), (balance_of, column) in _BY_BLOCKS.items():
-        balance = balance_of(frames, facts)
+def _by_blocks(outside: Outside, left: pd.DataFrame) -> Iterator[Agreement]:
+    for metric, method in _BY_BLOCKS:
+        is_time = metric == CANCEL_LATENCY
+        balance = outside.totals[method] if is_time else outside.unread
+        column = "held_s" if is_time else "wasted"
         if not isinstance(balance, Balance) or left[column].isna().any() or left.empty:
             continue
-        is_time = column == "held_s"
         each = left["answers"] if is_time else left["answers"].clip(upper=1)
         exact = sum_by_block(balance, left["t_ns"], left[column])
         counts = sum_by_block(balance, left["t_ns"], each).astype(np.int64)

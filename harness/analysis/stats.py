@@ -183,10 +183,8 @@ def ratio_ci95(sums: Floats, counts: Ints) -> tuple[float, float] | None:
 
 
 def theil_sen(y: Floats, x: Floats) -> tuple[float, tuple[float, float]]:
-    """The median slope of all pairs of points, and its 95 % interval.
-
-    Source: Sen, Journal of the American Statistical Association 63 (1968), 1379-1389.
-    """
+    """The median slope of all pairs of points, and its 95 % interval. Source: Sen, Journal of the
+    American Statistical Association 63 (1968), 1379-1389."""
     from scipy import stats  # takes a second to import
 
     slope, _, low, high = stats.theilslopes(y, x, alpha=0.95)
@@ -194,10 +192,8 @@ def theil_sen(y: Floats, x: Floats) -> tuple[float, tuple[float, float]]:
 
 
 def rate_upper95(hits: int, n: int) -> float:
-    """One-sided 95 % Clopper-Pearson bound: the rate at which `hits` or fewer of n had 5 %.
-
-    Source: Clopper and Pearson, Biometrika 26 (1934), 404-413.
-    """
+    """One-sided, the rate at which `hits` or fewer of n had 5 %. Source: Clopper and Pearson,
+    Biometrika 26 (1934), 404-413."""
     return 1.0 if hits >= n else beta_quantile(0.95, hits + 1, n - hits)
 
 
@@ -207,10 +203,7 @@ def rate_lower95(hits: int, n: int) -> float:
 
 @cache
 def fewest_for_quantile(share: float) -> int:
-    """The fewest observations with which a quantile has a 95 % interval from order statistics.
-
-    Both ranks of `quantile_ci95` must exist. p50 needs 6, p99 needs 368.
-    """
+    """With fewer observations a quantile has no 95 % interval: p50 needs 6, p99 needs 368."""
     n = 2
     while not _has_interval(n, share):
         n += 1

@@ -104,7 +104,7 @@ def summary_of(frames: RunFrames, observed: Observed, found: Figures) -> Summary
         not_measurable=reasons(found),
         flags=flags(found),
         validity=[],
-        agreement=agreement(frames, found, facts),
+        agreement=agreement(frames, found, facts, observed.outside),
         audit=audit(frames, facts, found[WASTED_TOKENS]),
         steady=steady_window(frames, facts),
         wedged=is_wedged(manifest.get("probing") or {}),

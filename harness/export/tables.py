@@ -8,7 +8,6 @@ from harness.formatting import (
     DASH,
     SELF_EVIDENT_UNITS,
     between,
-    change_in_words,
     number,
     quantity,
 )
@@ -28,22 +27,26 @@ AUDIT_COLUMNS: Final = ("counter", "due", "moved by", "verdict")
 def agreement_cells(one: Agreement) -> tuple[str, ...]:
     """A row of `AGREEMENT_COLUMNS`; "!" marks a difference that the rules do not explain."""
     unit = one.unit if one.unit in SELF_EVIDENT_UNITS else ""
+    limits = between(one.difference_ci95, unit)
+    difference = quantity(one.difference, unit) + (f" ({limits})" if limits else "")
     return (
         one.metric,
         f"{one.method} ({one.n})",
         quantity(one.exact, unit),
         quantity(one.value, unit),
-        quantity(one.difference, unit)
-        + _in_brackets(one.difference_ci95, unit)
-        + ("" if one.agrees else " !"),
+        difference if one.agrees else f"{difference} !",
         between(one.bias, unit) or DASH,
     )
 
 
 def audit_cells(entry: AuditEntry) -> tuple[str, ...]:
+    low, high = entry.due or (None, None)
+    due = DASH if low is None else number(low)
+    if low is not None and high != low:
+        due = f"≥ {due}" if high is None else f"{due} to {number(high)}"
     return (
         entry.role if entry.name is None else f"{entry.role} ({entry.name})",
-        _due(entry.due),
+        due,
         DASH if entry.moved is None else number(entry.moved),
         entry.verdict if entry.note is None else f"{entry.verdict}: {entry.note}",
     )
@@ -51,19 +54,6 @@ def audit_cells(entry: AuditEntry) -> tuple[str, ...]:
 
 def client_facts(client: Mapping[str, float]) -> Sequence[tuple[str, str]]:
     return [(name.replace("_", " "), number(value)) for name, value in client.items() if value]
-
-
-def _in_brackets(limits: tuple[float, float] | None, unit: str) -> str:
-    return "" if limits is None else f" ({between(limits, unit)})"
-
-
-def _due(due: tuple[float, float | None] | None) -> str:
-    if due is None:
-        return DASH
-    low, high = due
-    if high is None:
-        return f"≥ {number(low)}"
-    return number(low) if low == high else f"{number(low)} to {number(high)}"
 
 
 def steady_in_words(steady: Steady | None) -> str:
@@ -105,12 +95,17 @@ def stage_cells(stage: Stage) -> tuple[str, ...]:
 
 
 def _change(one: Difference, unit: str) -> str:
-    """The ratio as "-98.7 % (-99.1 to -98.1)", else the difference."""
-    if one.ratio is None:
-        return change_in_words(one, unit)[0]
-    limits = one.ratio_ci95
-    between = "" if limits is None else f" ({_percent(limits[0])} to {_percent(limits[1])})"
-    return f"{_percent(one.ratio)} %{between}"
+    """The ratio as "-98.7 % (-99.1 to -98.1)", else the difference; shares differ in percentage
+    points, since a percent of a percentage would be read as the ratio."""
+    if one.ratio is not None:
+        limits = "" if one.ratio_ci95 is None else " to ".join(map(_percent, one.ratio_ci95))
+        return f"{_percent(one.ratio)} %" + (f" ({limits})" if limits else "")
+    if one.difference is None:
+        return DASH
+    sign = "+" if one.difference > 0 else ""
+    if unit == "ratio":
+        return f"{sign}{number(100 * one.difference)} percentage points"
+    return sign + quantity(one.difference, unit)
 
 
 def _percent(ratio: float) -> str:

@@ -141,11 +141,12 @@ def _undecided(name: str, reason: str, to_decide: str) -> Check:
 
 def _check_limit(limit: Limit, found: Range) -> Check:
     holds = {limit.holds(found.low), limit.holds(found.high)}
-    verdict, reason, to_decide = Verdict.CANNOT_DECIDE, found.reason, found.to_decide
+    verdict, reason = Verdict.CANNOT_DECIDE, found.reason
     if holds == {True} and (limit.operator != "==" or found.low == found.high):
-        verdict, reason, to_decide = Verdict.PASS, "within the limit", ""
+        verdict, reason = Verdict.PASS, "within the limit"
     elif holds == {False} and not found.low < limit.number < found.high:
-        verdict, reason, to_decide = Verdict.FAIL, "beyond the limit", ""
+        verdict, reason = Verdict.FAIL, "beyond the limit"
+    to_decide = found.to_decide if verdict is Verdict.CANNOT_DECIDE else ""
     return Check(
         name=limit.text,
         verdict=verdict,

@@ -24,7 +24,8 @@ def agreed(run: RunBuilder) -> dict[tuple[str, str], Agreement]:
     frames = run.frames()
     observed = observe(frames)
     figures = figures_of(frames, observed)
-    return {(one.metric, one.method): one for one in agreement(frames, figures, observed.facts)}
+    found = agreement(frames, figures, observed.facts, observed.outside)
+    return {(one.metric, one.method): one for one in found}
 
 
 @pytest.mark.parametrize(("way", "agrees"), [(4, True), (80, False)])

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 from harness.analysis.black_box import (
-    Methods,
     figures_from_outside,
-    seen_from_outside,
 )
 from harness.analysis.cancellation import cancellations
-from harness.analysis.facts import run_facts
+from harness.analysis.facts import Facts, run_facts
 from harness.analysis.figure import Figure, NotMeasurable, reading
 from harness.analysis.littles_law import (
     Balance,
@@ -44,6 +42,16 @@ if TYPE_CHECKING:
     MakeRun = Callable[[], RunBuilder]
 
 
+BOTH = {held_after_leaving: "gauge", delay_of_aborts: "counter"}
+
+
+def total(
+    run: RunBuilder, balance_of: Callable[[RunFrames, Facts], Balance | NotMeasurable]
+) -> Balance | NotMeasurable:
+    frames = run.frames()
+    return balance_of(frames, run_facts(frames))
+
+
 @pytest.mark.parametrize("delay", [0.0, 30.0, 200.0])
 @pytest.mark.parametrize("every", [20.0, 110.0])
 def test_the_delay_of_a_busy_server_is_recovered(
@@ -51,10 +59,8 @@ def test_the_delay_of_a_busy_server_is_recovered(
 ) -> None:
     run = make_run()
     busy_server(run, delay=delay, every=every)
-    frames = run.frames()
-    facts = run_facts(frames)
-    for balance, method in ((held_after_leaving, "gauge"), (delay_of_aborts, "counter")):
-        found = metric(as_figure(balance(frames, facts), method))
+    for balance_of, method in BOTH.items():
+        found = metric(as_figure(total(run, balance_of), method))
         estimate = found.others["estimate"]
         assert estimate == pytest.approx(delay / 1e3, abs=0.005 + 0.1 * delay / 1e3)
         if delay:
@@ -70,20 +76,16 @@ def test_the_interval_is_right_as_often_as_it_says(make_run: MakeRun) -> None:
     run = make_run()
     busy_server(run, delay=60.0, every=1.0)
     frames = run.frames()
+    facts = run_facts(frames)
     hits = 0
     for phase in range(40):
         times = np.sort(frames.server_metrics["t_ns"].unique())[phase * 7 :: 300]
         thin = frames.server_metrics[frames.server_metrics["t_ns"].isin(times)]
-        facts = run_facts(frames)
-        some = type(frames)(**{**vars_of(frames), "server_metrics": thin})
+        some = replace(frames, server_metrics=thin)
         limits = metric(as_figure(held_after_leaving(some, facts), "gauge")).mean_ci95
         assert limits is not None
         hits += limits[0] <= 0.060 <= limits[1]
     assert hits >= 34
-
-
-def vars_of(frames: Any) -> dict[str, Any]:
-    return {name: getattr(frames, name) for name in type(frames).__dataclass_fields__}
 
 
 def test_an_old_page_biases_the_gauge_no_more_than_it_says(make_run: MakeRun) -> None:
@@ -92,10 +94,8 @@ def test_an_old_page_biases_the_gauge_no_more_than_it_says(make_run: MakeRun) ->
     assert run.manifest.target is not None
     for source in run.manifest.target.spec["metrics"].values():
         source["lag_s"] = 0.025
-    frames = run.frames()
-    facts = run_facts(frames)
-    for balance, method in ((held_after_leaving, "gauge"), (delay_of_aborts, "counter")):
-        found = metric(as_figure(balance(frames, facts), method))
+    for balance_of, method in BOTH.items():
+        found = metric(as_figure(total(run, balance_of), method))
         assert found.mean_ci95 is not None
         low, high = found.others["bias_low"], found.others["bias_high"]
         assert found.mean_ci95[0] - high <= 0.050 <= found.mean_ci95[1] - low
@@ -104,9 +104,7 @@ def test_an_old_page_biases_the_gauge_no_more_than_it_says(make_run: MakeRun) ->
 def test_scrapes_that_met_nothing_do_not_show_that_there_was_nothing(make_run: MakeRun) -> None:
     run = make_run()
     busy_server(run, delay=1.0, every=20_000.0)
-    frames = run.frames()
-    facts = run_facts(frames)
-    found = metric(as_figure(held_after_leaving(frames, facts), "gauge"))
+    found = metric(as_figure(total(run, held_after_leaving), "gauge"))
     assert found.mean is None
     assert found.upper95 is not None
     assert found.upper95 > 0.01  # ten times what it was
@@ -128,19 +126,16 @@ def test_a_latency_below_zero_is_never_shown(make_run: MakeRun) -> None:
     """The page is 40 ms old, and nobody said so."""
     run = make_run()
     busy_server(run, delay=10.0, every=20.0, coming_late=60.0)
-    frames = run.frames()
-    facts = run_facts(frames)
-    found = as_figure(held_after_leaving(frames, facts), "gauge")
+    found = as_figure(total(run, held_after_leaving), "gauge")
     assert isinstance(found, NotMeasurable)
     assert found.reason.startswith("not enough data: by gauge")
     assert run.manifest.target is not None
     run.manifest.target.spec["metrics"]["running"]["lag_s"] = 0.060
-    frames = run.frames()
-    known = metric(as_figure(held_after_leaving(frames, run_facts(frames)), "gauge"))
+    known = metric(as_figure(total(run, held_after_leaving), "gauge"))
     assert (known.mean, known.bound) == (None, "upper")
     assert known.upper95 is not None
     assert 0.010 < known.upper95 < 0.150
-    said = [one["text"] for one in summary_of(frames)["validity"]]
+    said = [one["text"] for one in summary_of(run.frames())["validity"]]
     assert any("too few for a mean by gauge (more would not do" in text for text in said)
 
 
@@ -163,9 +158,6 @@ def balance(sums: list[float], count: int = 10, **more: Any) -> Balance:
     n = len(sums)
     counts = np.full(n, count)
     return Balance(edges_ns=np.arange(n), sums=np.array(sums), counts=counts, **more)
-
-
-# Cancel latency.
 
 
 def test_rounds_are_pooled_by_their_sums(make_run: MakeRun) -> None:
@@ -248,8 +240,7 @@ def left_unseen(run: RunBuilder, left: int, unseen: int) -> RunBuilder:
 
 def test_who_left_before_the_server_saw_them_is_not_waited_for(make_run: MakeRun) -> None:
     run = left_unseen(make_run(), left=30, unseen=2)
-    frames = run.frames()
-    found = delay_of_aborts(frames, run_facts(frames))
+    found = total(run, delay_of_aborts)
     assert isinstance(found, Balance)
     assert found.n == 30
     assert found.mean == pytest.approx(0.020, abs=0.005)
@@ -258,8 +249,7 @@ def test_who_left_before_the_server_saw_them_is_not_waited_for(make_run: MakeRun
 def test_who_is_still_there_is_waited_for_to_the_end(make_run: MakeRun) -> None:
     run = left_unseen(make_run(), left=30, unseen=2)
     run.idle({"running": 0.0, "aborted": 0.0}, {"running": 2.0, "aborted": 30.0})
-    frames = run.frames()
-    found = delay_of_aborts(frames, run_facts(frames))
+    found = total(run, delay_of_aborts)
     assert isinstance(found, Balance)
     assert (found.n, found.goes_on) == (32, True)
     assert found.mean == pytest.approx((30 * 0.020 + 3.494 + 3.493) / 32, abs=0.005)
@@ -281,9 +271,6 @@ def test_tokens_no_further_apart_than_half_a_gap_are_of_one_step(make_run: MakeR
     assert [int(t - at(0)) / 1e6 for t in ends] == [10, 20, 26]
 
 
-# Readings, one a round.
-
-
 def test_one_scrape_that_met_all_who_left_together_is_not_enough_for_a_mean() -> None:
     """24 of 34 left at once, and one scrape that stood for half a second met them all."""
     sums = [0.01, 0.01, 0.01, 12.0]
@@ -294,21 +281,15 @@ def test_one_scrape_that_met_all_who_left_together_is_not_enough_for_a_mean() ->
     assert metric(at_once).needs["mean"] > 40
 
 
-def by_method(frames: RunFrames) -> Methods:
-    return figures_from_outside([seen_from_outside(frames, run_facts(frames))])["cancel_latency_s"]
-
-
 @pytest.mark.parametrize("step", [8.0, 20.0, 55.0])
 @pytest.mark.parametrize("stays", [0.1, 0.6])
 def test_the_mean_age_of_a_page_is_put_right(make_run: MakeRun, step: float, stays: float) -> None:
     """Half a step is what a cancel takes, and as long do those who come wait."""
     run = make_run()
     known = stepping_server(run, step=step, stays=stays)
-    frames = run.frames()
-    facts = run_facts(frames)
-    for balance in (held_after_leaving, delay_of_aborts):
-        found = balance(frames, facts)
-        assert not isinstance(found, NotMeasurable)
+    for balance_of in BOTH:
+        found = total(run, balance_of)
+        assert isinstance(found, Balance)
         assert found.mean == pytest.approx(known, abs=0.25 * step / 1e3)
         assert found.bias[0] + found.mean - found.grain <= known + step / 1e3
 
@@ -336,10 +317,9 @@ def test_the_page_of_an_empty_server_is_right_at_once(make_run: MakeRun) -> None
         for t, aborts in ((90, 0), (110, 0), (130, 0), (150, 1), (170, 1)):
             run.scrape(t, "its_aborted", aborts)
         run.idle({"running": 0, "aborted": 0}, {"running": 0, "aborted": 1})
-        frames = run.frames()
-        balance = delay_of_aborts(frames, run_facts(frames))
-        assert not isinstance(balance, NotMeasurable)
-        found.append(balance.mean)
+        delay = total(run, delay_of_aborts)
+        assert isinstance(delay, Balance)
+        found.append(delay.mean)
     assert found[0] == found[1] == pytest.approx(0.040)
 
 
@@ -358,11 +338,9 @@ def test_the_age_of_a_page_in_steps_is_not_known_where_no_step_was_seen(make_run
     run.abandon("a", t0=100, tokens=[])
     assert run.manifest.target is not None
     run.manifest.target.spec["metrics"]["running"]["lag_steps"] = 2.0
-    frames = run.frames()
-    methods = by_method(frames)
-    found = methods["gauge"]
-    assert isinstance(found, NotMeasurable)
-    assert "its_running can be 2 steps old, and how long a step takes was not seen" in found.reason
+    found = figures_from_outside([seen(run)])["cancel_latency_s"]["gauge"]
+    why = "its_running can be 2 steps old, and how long a step takes was not seen"
+    assert why in reason(found)
 
 
 def test_a_request_that_the_log_does_not_know_is_in_no_figure(make_run: MakeRun) -> None:
@@ -421,8 +399,7 @@ def test_a_counter_that_does_not_add_up_shows_no_delay(
     """It misses two of twelve, or counted one more than left."""
     run = left_unseen(make_run(), left=left, unseen=2)
     run.manifest.idle.after["aborted"] = counted
-    frames = run.frames()
-    found = delay_of_aborts(frames, run_facts(frames))
+    found = total(run, delay_of_aborts)
     assert isinstance(found, NotMeasurable)
     assert "which of them it counted is not known" in found.reason
 

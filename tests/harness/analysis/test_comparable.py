@@ -135,40 +135,32 @@ MANIFEST: dict[str, Any] = {
 }
 
 
+def target(**more: Any) -> dict[str, Any]:
+    return {"target": MANIFEST["target"] | more}
+
+
+def loaded(stay_share: float) -> dict[str, Any]:
+    return {"workload": {"name": "demo", "load": {"kind": "abandon", "stay_share": stay_share}}}
+
+
 @pytest.mark.parametrize(
     ("changes", "level", "said"),
     [
         ({"seed": 2}, "info", "different seeds: 1 and 2"),
+        (loaded(0.5), "warning", "different [load]: stay_share 0.2 / 0.5"),
+        (target(model="large"), "warning", "different models: tiny and large"),
+        (target(engine="vllm"), "warning", "different kinds of server: reference and vllm"),
         (
-            {"workload": {"name": "demo", "load": {"kind": "abandon", "stay_share": 0.5}}},
-            "warning",
-            "different [load]: stay_share 0.2 / 0.5",
-        ),
-        (
-            {"target": MANIFEST["target"] | {"model": "large"}},
-            "warning",
-            "different models: tiny and large",
-        ),
-        (
-            {"target": MANIFEST["target"] | {"engine": "vllm"}},
-            "warning",
-            "different kinds of server: reference and vllm",
-        ),
-        (
-            {"target": MANIFEST["target"] | {"config": {"max_num_seqs": 16}}},
+            target(config={"max_num_seqs": 16}),
             "warning",
             "different numbers of batch slots: 8 and 16",
         ),
         (
-            {"target": MANIFEST["target"] | {"config": {"max_num_seqs": 8, "faults": {"x": 1}}}},
+            target(config={"max_num_seqs": 8, "faults": {"x": 1}}),
             "info",
             "set up differently: faults None / {'x': 1}",
         ),
-        (
-            {"target": MANIFEST["target"] | {"version": "0.2"}},
-            "info",
-            "different versions of the server: not known and 0.2",
-        ),
+        (target(version="0.2"), "info", "different versions of the server: not known and 0.2"),
         (
             {"hardware": {"cpu": "fast", "cores": 2, "platform": "other"}},
             "warning",
@@ -177,13 +169,12 @@ MANIFEST: dict[str, Any] = {
         ({"versions": {"walkaway": "2"}}, "info", "different versions: walkaway 1 / 2"),
     ],
 )
-def test_what_is_said_of_two_manifests(changes: dict[str, Any], level: str, said: str) -> None:
+def test_a_difference_of_two_manifests_is_remarked_on(
+    changes: dict[str, Any], level: str, said: str
+) -> None:
     (remark,) = manifest_remarks(MANIFEST, MANIFEST | changes)
     assert remark.level == level
     assert said in remark.text
-
-
-def test_alike_manifests_need_no_words() -> None:
     assert not list(manifest_remarks(MANIFEST, MANIFEST))
 
 

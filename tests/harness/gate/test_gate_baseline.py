@@ -15,64 +15,48 @@ from tests.made_up import gated
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
-def test_a_run_is_saved_as_the_baseline_and_the_next_is_held_to_it(tmp_path: Path) -> None:
+LIMIT = "build: cancel_latency_steps.p99 <= 2"
+AGAINST = "build / baseline: cancel_latency_steps.mean <= 1.1"
+
+
+@pytest.mark.parametrize("limit", [LIMIT, AGAINST])
+def test_a_run_is_saved_as_the_baseline_and_the_next_is_held_to_it(
+    limit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the limits name a baseline that is not there yet, or none."""
     first = gated.save_rounds(tmp_path / "first", 1.0, 1.02, 0.98)
-    limit = "build: cancel_latency_steps.p99 <= 2"
     assert gate(first, limit, saves_baseline=True) == 0
     assert Path("results/baselines/gate.json").is_file()
-    assert gate(gated.save_rounds(tmp_path / "like", 1.01, 1.0, 1.02), limit) == 0
-    against = "build / baseline: cancel_latency_steps.mean <= 1.1"
-    assert gate(tmp_path / "like", against) == 0
-    assert gate(gated.save_rounds(tmp_path / "worse", 2.01, 2.0, 2.02), limit) == 3
-
-
-def test_the_first_baseline_is_saved_though_limits_name_it(tmp_path: Path) -> None:
-    limit = "build / baseline: cancel_latency_steps.mean <= 1.1"
-    assert (
-        gate(gated.save_rounds(tmp_path / "first", 1.0, 1.02, 0.98), limit, saves_baseline=True)
-        == 0
-    )
+    like = gated.save_rounds(tmp_path / "like", 1.01, 1.0, 1.02)
+    capsys.readouterr()
+    assert gate(like, limit) == 0
+    assert AGAINST in [one["name"] for one in said(capsys)["checks"]]
     assert gate(gated.save_rounds(tmp_path / "worse", 2.01, 2.0, 2.02), limit) == 3
 
 
 def test_an_arm_is_compared_under_its_own_load_and_with_its_own_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    limit = "build / baseline: cancel_latency_steps.mean <= 1.1"
     first = gated.save_rounds(tmp_path / "first", 1.0, 1.02, 0.98)
-    assert gate(first, "build: cancel_latency_steps.p99 <= 2", saves_baseline=True) == 0
+    assert gate(first, LIMIT, saves_baseline=True) == 0
     other = gated.save_rounds(tmp_path / "other", 1.0, 1.02, 0.98)
     manifest = gated.manifest()
     manifest["workload"]["load"]["answer_tokens"] = 900
     (other / "rounds" / "1-build" / "manifest.json").write_text(json.dumps(manifest))
     capsys.readouterr()
-    assert gate(other, limit) == 4
+    assert gate(other, AGAINST) == 4
     reason = said(capsys)["checks"][1]["reason"]
     assert "`load.answer_tokens` of the baseline: 300; of this run: 900" in reason
 
 
-def test_what_nobody_limits_is_held_to_the_baseline_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = gated.save_rounds(tmp_path / "first", 1.0, 1.02, 0.98)
-    limit = "build: cancel_latency_steps.p99 <= 2"
-    gate(first, limit, saves_baseline=True)
-    capsys.readouterr()
-    gate(first, limit)
-    names = [one["name"] for one in said(capsys)["checks"]]
-    assert "build / baseline: cancel_latency_steps.mean <= 1.1" in names
-
-
 def test_a_baseline_is_not_replaced_and_a_bad_run_is_none(tmp_path: Path) -> None:
     good = gated.save_rounds(tmp_path / "good", 1.0, 1.02, 0.98)
-    place = Path("results/baselines/gate.json")
     assert gate(good, "cancel_latency_steps.p99 < 1", saves_baseline=True) == 3
-    assert not place.exists()
-    limit = "cancel_latency_steps.p99 <= 2"
-    assert gate(good, limit, saves_baseline=True) == 0
-    with pytest.raises(ConfigError, match="--force"):
-        gate(good, limit, saves_baseline=True)
-    assert gate(good, limit, saves_baseline=True, may_overwrite=True) == 0
+    assert not Path("results/baselines/gate.json").exists()
+    assert gate(good, LIMIT, saves_baseline=True) == 0
+    with pytest.raises(ConfigError, match="there is a baseline already; --force replaces it"):
+        gate(good, LIMIT, saves_baseline=True)
+    assert gate(good, LIMIT, saves_baseline=True, may_overwrite=True) == 0
 
 
 def test_a_run_of_one_round_is_no_baseline(tmp_path: Path) -> None:
@@ -90,7 +74,7 @@ def test_a_run_that_none_can_be_held_to_is_no_baseline_unless_a_limit_says_how(
     run = gated.save(tmp_path / "run", none, arms=["build"])
     gated.save(run / "rounds" / "1-build")
     limits = Path("limits.txt")
-    limits.write_text("build: cancel_latency_steps.p99 <= 2")
+    limits.write_text(LIMIT)
     said = refusal(GateOrder(run=run, limits=limits, saves_baseline=True))
     assert "in 3 rounds or more" in said
     assert gate(run, "build / baseline: leaked_slots.mean <= 1", saves_baseline=True) == 0
@@ -106,12 +90,11 @@ def test_what_is_left_out_on_another_machine_is_said(
     both["arms"]["build"]["per_round"]["ttft_s"] = {"p50": [1.0, 1.0, 1.0]}
     run = gated.save(tmp_path / "run", both, arms=["build"])
     gated.save(run / "rounds" / "1-build")
-    limit = "build: cancel_latency_steps.p99 <= 2"
-    assert gate(run, limit, saves_baseline=True) == 0
+    assert gate(run, LIMIT, saves_baseline=True) == 0
     gated_elsewhere = gated.manifest(hardware={"cpu": "another", "cores": 64, "gpus": []})
     (run / "rounds" / "1-build" / "manifest.json").write_text(json.dumps(gated_elsewhere))
     capsys.readouterr()
-    assert gate(run, limit, markdown=Path("gate.md")) == 0
+    assert gate(run, LIMIT, markdown=Path("gate.md")) == 0
     assert said(capsys)["left_out"] == ["build: ttft_s.p50"]
     words = "not compared, being times of another machine than the baseline's: build: ttft_s.p50"
     assert words in Path("gate.md").read_text()
@@ -120,19 +103,11 @@ def test_what_is_left_out_on_another_machine_is_said(
     assert words in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_baseline_comes_back_as_it_was_and_is_not_replaced(tmp_path: Path) -> None:
+def test_a_baseline_that_cannot_be_used_is_said_by_name(tmp_path: Path) -> None:
     path = tmp_path / "baselines" / "gate.json"
     measured = gated.measured(gated.summary())
     save_baseline(measured, path, may_overwrite=False)
     assert load_baseline(path, workload="gate") == measured
-    with pytest.raises(ConfigError, match="there is a baseline already; --force replaces it"):
-        save_baseline(measured, path, may_overwrite=False)
-    save_baseline(measured, path, may_overwrite=True)
-
-
-def test_a_baseline_that_cannot_be_used_is_said_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "gate.json"
-    save_baseline(gated.measured(gated.summary()), path, may_overwrite=False)
     with pytest.raises(ConfigError, match="is a baseline of workload gate, and the run is of demo"):
         load_baseline(path, workload="demo")
     content = json.loads(path.read_text())

@@ -15,20 +15,14 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 LEAK = {"leaked_blocks": gated.count(7)}
 
 
-def test_the_exit_code_is_the_verdict(tmp_path: Path) -> None:
-    good = gated.save(tmp_path / "good")
+def test_the_exit_code_is_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = gated.save(tmp_path / "good"), gated.save(tmp_path / "bad", gated.summary(LEAK))
     assert gate(good) == 0
-    assert gate(gated.save(tmp_path / "bad", gated.summary(LEAK))) == 3
     assert gate(good, "slot_recovery_s.p50 < 1") == 4
-
-
-def test_the_limits_of_the_workload_hold_where_no_file_is_named(tmp_path: Path) -> None:
-    run = gated.save(tmp_path / "run", gated.summary(LEAK))
-    assert gate_and_show(GateOrder(run=run), as_json=False, quiet=True) == 3
-
-
-def test_json_tells_each_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    gate(gated.save(tmp_path / "bad", gated.summary(LEAK)))
+    by_workload = GateOrder(run=bad)  # no file of limits: the workload's hold
+    assert gate_and_show(by_workload, as_json=False, quiet=True) == 3
+    capsys.readouterr()
+    assert gate(bad) == 3
     found = said(capsys)
     assert (found["verdict"], found["workload"]) == ("fail", "gate")
     assert found["checks"][1] == {
