@@ -14,6 +14,7 @@ from harness.analysis.littles_law import Balance, as_figure
 from harness.commands.run_table import print_arms, print_summary
 from harness.formatting import DASH, interval
 from harness.records import ArmsSummary, Metric, Summary
+from harness.store.run_folder import as_summary
 from tests.conftest import Snapshot
 from tests.harness.documents import ROOT
 from tests.made_up.summaries import made_up_arms_summary, made_up_summary
@@ -36,9 +37,7 @@ def shown(summary: Summary | ArmsSummary, width: int = 100, *, shows_all: bool =
 
 
 def recorded(name: str) -> Summary | ArmsSummary:
-    text = (RECORDED / name / "summary.json").read_bytes()
-    kind: type[Summary | ArmsSummary] = ArmsSummary if "arms" in json.loads(text) else Summary
-    return msgspec.json.decode(text, type=kind)
+    return as_summary(json.loads((RECORDED / name / "summary.json").read_bytes()))
 
 
 @pytest.mark.parametrize(
