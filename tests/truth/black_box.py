@@ -6,11 +6,10 @@ may be off by max(5 ms, 10 %) and one step; counts must be exact where the metho
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -30,8 +29,7 @@ ACCUSING: Final = ("not stopped", "went on as if", "never came back", "still hel
 NEVER_THERE: Final = ("ghost_rate", "leaked_slots", "leaked_blocks", "leaked_kv_share")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(NamedTuple):
     """One quantity: the server's figure, the limits of the harness's, and the harness's.
 
     `shown` is None where the harness gives no figure; `note` says why.
@@ -192,10 +190,10 @@ def counted_ghosts_line(left: list[tuple[int, dict[str, Any]]], rate: dict[str, 
     what = "ghosts, by counter"
     if rate["bound"] == "upper":
         shown = rate["upper95"] * rate["n"]
-        return Line(what=what, known=known, limits=(known, rate["n"]), shown=shown, note="at most")
+        return Line(what, known, (known, rate["n"]), shown, "at most")
     shown = rate["mean"] * rate["n"]
     if rate["bound"] == "lower":
-        return Line(what=what, known=known, limits=(1, known + 1e-6), shown=shown, note="at least")
+        return Line(what, known, (1, known + 1e-6), shown, "at least")
     return count_line(what, known, shown)
 
 
@@ -212,9 +210,7 @@ def waste_line(seen: Observed, ghosts: int) -> Line:
     low, high = (made_by(seen, t_ns) - read for t_ns in (window["settled_ns"], paused_ns))
     is_bounded = wasted["bound"] == "lower"
     limits = (low, high if is_bounded else -1)
-    return Line(
-        what="wasted tokens so far", known=high, limits=limits, shown=shown, note=wasted["bound"]
-    )
+    return Line("wasted tokens so far", high, limits, shown, wasted["bound"])
 
 
 def made_by(seen: Observed, t_ns: float) -> int:
@@ -254,10 +250,9 @@ def bounded_lines(
     """Check what the summary shows: a mean with its interval, which allows for old pages; without
     a mean, the upper bound."""
     if metric is None:
-        yield Line(what=what, known=known, limits=(known, known), shown=None, note="not shown")
+        yield Line(what, known, (known, known), None, "not shown")
     elif metric["mean"] is None:
-        limits = (known, math.inf)
-        yield Line(what=what, known=known, limits=limits, shown=metric["upper95"], note="at most")
+        yield Line(what, known, (known, math.inf), metric["upper95"], "at most")
     else:
         yield delay_line(what, known, metric["mean"], script)
         yield interval_line(f"{what}: in its interval", known, metric["mean_ci95"], script)
@@ -268,23 +263,17 @@ def interval_line(
 ) -> Line:
     """The truth lies in it. The server works in steps: an end may be off by one."""
     if limits is None:
-        return Line(what=what, known=known, limits=(known, known), shown=None, note="no interval")
+        return Line(what, known, (known, known), None, "no interval")
     low, high = limits
-    return Line(
-        what=what, known=known, limits=(low - script.step_s, high + script.step_s), shown=known
-    )
-
-
-def tolerance_s(known: float, script: Script) -> float:
-    return max(0.005, 0.1 * known) + script.step_s
+    return Line(what, known, (low - script.step_s, high + script.step_s), known)
 
 
 def delay_line(what: str, known: float, shown: float | None, script: Script) -> Line:
-    allowed = tolerance_s(known, script)
-    return Line(what=what, known=known, limits=(known - allowed, known + allowed), shown=shown)
+    allowed = max(0.005, 0.1 * known) + script.step_s
+    return Line(what, known, (known - allowed, known + allowed), shown)
 
 
 def count_line(what: str, known: float, shown: float | None, note: str = "") -> Line:
     """Exact; what is not rounded is counted all the same."""
     rounded = None if shown is None else round(float(shown), 6)
-    return Line(what=what, known=float(known), limits=(known, known), shown=rounded, note=note)
+    return Line(what, float(known), (known, known), rounded, note)

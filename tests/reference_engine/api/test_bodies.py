@@ -11,8 +11,10 @@ from starlette.requests import Request
 from reference_engine.api.bodies import (
     MAX_BODY_BYTES,
     MAX_DROPPED_BYTES,
+    MAX_PAGE,
     REQUEST_ID_PATTERN,
     read_body,
+    read_page,
     read_request_id,
 )
 from reference_engine.api.schemas import ApiError
@@ -108,6 +110,24 @@ def test_a_clients_id_is_its_own_unless_it_is_one_of_the_engines_or_cannot_be_us
     with pytest.raises(ApiError, match=refusal) as caught:
         read_request_id(headers)
     assert (caught.value.status, caught.value.param) == (400, "X-Request-Id")
+
+
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [
+        ("", (0, MAX_PAGE)),
+        ("after=5&limit=0", (5, 1)),
+        (f"limit={MAX_PAGE + 1}", (0, MAX_PAGE)),
+        *((f"after={wrong}", None) for wrong in ("", "-1", "1e3", "9" * 16, "\u0665")),
+    ],
+)
+def test_a_page_begins_after_a_number(query: str, page: tuple[int, int] | None) -> None:
+    request = Request({"type": "http", "headers": [], "query_string": query.encode()})
+    if page is not None:
+        assert read_page(request) == page
+        return
+    with pytest.raises(ApiError, match="after: a number of at most 15 digits"):
+        read_page(request)
 
 
 @pytest.mark.e2e

@@ -29,6 +29,9 @@ def test_the_document_describes_all_routes_and_no_others() -> None:
     assert written == described()
     for operation in (operation for path in paths.values() for operation in path.values()):
         assert operation["summary"].endswith(".")
+    assert "retry-after" in paths["/v1/completions"]["post"]["responses"]["429"]["headers"]
+    names = {f"x-walkaway-{name}" for name in ("first", "last", "next-after", "dropped")}
+    assert set(paths["/walkaway/steps"]["get"]["responses"]["200"]["headers"]) == names
 
 
 def test_a_route_that_is_not_described_is_an_error() -> None:

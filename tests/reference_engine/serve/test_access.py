@@ -92,6 +92,14 @@ async def test_without_keys_every_request_is_served() -> None:
         assert (await served.client.get("/v1/models", headers=headers)).status_code == 200
 
 
+async def test_a_path_or_a_method_that_is_not_there_is_named() -> None:
+    nowhere = await Served().client.get("/nowhere")
+    wrong = await Served().client.delete("/v1/models")
+    assert (nowhere.status_code, wrong.status_code) == (404, 405)
+    assert "no such path" in nowhere.text
+    assert "DELETE; /openapi.json lists the methods" in wrong.text
+
+
 async def test_a_refusal_echoes_the_clients_own_id() -> None:
     served = Served(api_keys=KEYS)
     answer = await served.client.get("/metrics", headers={"x-request-id": "mine"})

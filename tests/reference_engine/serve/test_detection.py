@@ -191,15 +191,16 @@ async def test_a_client_that_does_not_read_its_end_is_cut_off_too() -> None:
     assert worker.link.collector.unread_answers == 1
 
 
-async def test_a_promised_ping_that_does_not_come() -> None:
+@pytest.mark.parametrize("num_pings", [0, 3])
+async def test_a_promised_ping_that_does_not_come(num_pings: int) -> None:
     transport = FakeTransport()
     worker, client = asked(extensions=transport.extensions, keep_alive_s=3.0)
     (request,) = worker.link.live.values()
-    for _ in range(3):
+    for _ in range(num_pings):
         await asyncio.sleep(2.0)
         worker.link.ping(request)
     await client.finished()
-    assert asyncio.get_running_loop().time() == pytest.approx(9.0)
+    assert asyncio.get_running_loop().time() == pytest.approx(2.0 * num_pings + 3.0)
     assert worker.methods() == {"ping": 1}
     assert worker.events() == LEFT
     assert transport.was_aborted

@@ -30,7 +30,7 @@ from reference_engine.serve.supervisor import (
 )
 from tests.reference_engine.running_worker import NUM_BLOCKS, QUICK, abort, add, frame
 
-pytestmark = [pytest.mark.anyio, pytest.mark.e2e]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
@@ -67,6 +67,7 @@ async def free_blocks_after(request_id: str, reports: asyncio.Queue[StepReport])
                 return report.free_blocks
 
 
+@pytest.mark.e2e
 async def test_a_broken_connection_is_renewed_and_the_worker_is_the_same() -> None:
     lost = asyncio.Event()
     async with watched(when_lost=lambda _: lost.set()) as (supervisor, ready, reports):
@@ -84,6 +85,7 @@ async def test_a_broken_connection_is_renewed_and_the_worker_is_the_same() -> No
         keeping.cancel()
 
 
+@pytest.mark.e2e
 async def test_a_worker_that_does_not_answer_is_given_up_and_killed() -> None:
     def stop(pid: int) -> None:
         os.kill(pid, signal.SIGSTOP)
@@ -95,6 +97,7 @@ async def test_a_worker_that_does_not_answer_is_given_up_and_killed() -> None:
         await supervisor.end()  # ending twice is ending once
 
 
+@pytest.mark.e2e
 async def test_a_worker_that_has_died_is_not_looked_for() -> None:
     async with watched() as (supervisor, ready, _):
         os.kill(ready.pid, signal.SIGKILL)
