@@ -2,6 +2,7 @@
 of some runs; these tests hold the rest.
 """
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from dashboards.__main__ import main
 from tests.dashboards.reading import page_by
 from tests.made_up.arms import save_arms, save_rounds
+from tests.made_up.changed import change
 
 MakeRun = Callable[..., Path]
 
@@ -128,3 +130,11 @@ def test_the_command_line_says_where_the_report_is_or_what_is_wrong(tmp_path: Pa
     assert done.stderr.startswith("error: ")
     assert "no such folder" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_two_chunk_sizes_are_enough_for_the_frontiers_sentence(tmp_path: Path) -> None:
+    run = save_arms(tmp_path, kind="chunk_frontier")
+    arms = json.loads((run / "summary.json").read_text())["arms"]
+    arms["128"]["metrics"] = {}
+    change(run, "summary.json", arms=arms)
+    assert "From chunks of 32 tokens to 512" in page_by("report", run).body
