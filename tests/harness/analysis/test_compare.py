@@ -274,6 +274,13 @@ def test_an_identical_build_with_other_steps_is_neither_better_nor_worse(
     assert standing(pair(name, build[0], build[1], (0.010, step_s))) == Standing.UNSURE
 
 
+@pytest.mark.parametrize(("low", "certain"), [(0.1, True), (0.0, False), (-0.1, False)])
+def test_a_difference_is_certain_if_its_interval_leaves_out_zero(low: float, certain: bool) -> None:
+    limits = (low, 1.0)
+    one = Difference(arm="on", reference="off", n=3, difference=0.5, difference_ci95=limits)
+    assert is_certain(one) is certain
+
+
 def test_a_difference_without_both_intervals_or_without_a_positive_ratio() -> None:
     slots = (reading("leaked_slots", n, method="gauge") for n in (1, 3))
     of_slots = pair_of("leaked_slots", "mean", *slots)
