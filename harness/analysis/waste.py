@@ -101,30 +101,37 @@ def _block_seconds(
     a cached prefix, for which nothing was scheduled. A preemption takes them all, and counting
     starts again.
     """
+    rows = computed.assign(life=0)
     lost = lives.loc[lives["reason"] == "preempted", ["request", "out_ns", "life"]]
-    rows = pd.merge_asof(
-        computed.sort_values("started_ns", kind="stable"),
-        lost.astype({"out_ns": np.int64}).sort_values("out_ns"),
-        left_on="started_ns",
-        right_on="out_ns",
-        by="request",
-        allow_exact_matches=False,
-    )
-    rows = rows.assign(life=rows["life"].add(1).fillna(0).astype(np.int64))
+    if len(lost):
+        rows = pd.merge_asof(
+            computed.sort_values("started_ns", kind="stable"),
+            lost.astype({"out_ns": np.int64}).sort_values("out_ns"),
+            left_on="started_ns",
+            right_on="out_ns",
+            by="request",
+            allow_exact_matches=False,
+        )
+        rows = rows.assign(life=rows["life"].add(1).fillna(0).astype(np.int64))
     rows = rows.sort_values(["request", "started_ns"], kind="stable")
     keys = ["request", "life"]
-    scheduled = rows.groupby(keys)["scheduled"]
-    of_life = rows[keys].merge(lives[[*keys, "blocks", "out_ns", "reason"]], on=keys, how="left")
-    level = np.ceil(scheduled.cumsum() / block_size).to_numpy() + shared_blocks(
+    is_first = ~rows.duplicated(keys).to_numpy()
+    which = np.cumsum(is_first) - 1
+    own = rows["scheduled"].to_numpy()
+    before = (np.cumsum(own) - own)[is_first]
+    columns = [*keys, "blocks", "out_ns", "reason"]
+    of_life = rows.loc[is_first, [*keys, "scheduled"]].merge(lives[columns], on=keys, how="left")
+    shared = shared_blocks(
         of_life["blocks"].fillna(0).to_numpy(dtype=np.int64),
-        scheduled.transform("first").to_numpy(),
+        of_life["scheduled"].to_numpy(dtype=np.int64),
         block_size,
     )
-    request, started = rows["request"].to_numpy(), rows["started_ns"].to_numpy()
+    level = np.ceil((np.cumsum(own) - before[which]) / block_size) + shared[which]
     is_preempted = (of_life["reason"] == "preempted").to_numpy()
     lost_ns = of_life["out_ns"].to_numpy(dtype=np.int64, na_value=0)
-    life_end = np.where(is_preempted, lost_ns, freed[request])
-    is_last = ~rows.duplicated(keys, keep="last").to_numpy()
-    until = np.where(is_last, life_end, np.append(started[1:], 0)[: len(rows)])
+    life_end = np.where(is_preempted, lost_ns, freed[of_life["request"].to_numpy()])
+    request, started = rows["request"].to_numpy(), rows["started_ns"].to_numpy()
+    is_last = np.append(is_first[1:], True)[: len(rows)]
+    until = np.where(is_last, life_end[which], np.append(started[1:], 0)[: len(rows)])
     area = level * _held_ns(request, started, until, t0, freed) / 1e9
     return np.bincount(request, area, len(t0)).astype(float)
