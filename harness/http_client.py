@@ -141,7 +141,6 @@ def split_place(url: str) -> tuple[str, int]:
 
 
 def why_unreached(error: BaseException, host: str, port: int) -> str:
-    """The reason for a failed connection and what to do, from `error` and its causes."""
     cause = next((one for one in _chain(error) if isinstance(one, OSError)), None)
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     match cause:
@@ -222,7 +221,6 @@ def check_metrics_url(url: str) -> str:
 
 
 def parse_headers(typed: Iterable[str], *, flag: str = "--header") -> dict[str, str]:
-    """Headers from `Name=value` texts. Raises ConfigError."""
     headers: dict[str, str] = {}
     for text in typed:
         name, equals, value = text.partition("=")
@@ -247,7 +245,6 @@ def typed_command(headers: Iterable[str], *, program: str = "walkaway") -> list[
 
 
 def check_ca_file(path: str | None, *, flag: str = "--ca-file") -> str | None:
-    """The file's absolute path. Raises ConfigError if it holds no certificate."""
     if path is None:
         return None
     tls_context(path, flag=flag)
@@ -255,7 +252,6 @@ def check_ca_file(path: str | None, *, flag: str = "--ca-file") -> str | None:
 
 
 def request_headers(headers: Mapping[str, str], api_key_env: str | None) -> dict[str, str]:
-    """The headers with the API key's. Raises ConfigError if the variable is not set."""
     if api_key_env is None:
         return dict(headers)
     key = os.environ.get(api_key_env)

@@ -144,7 +144,6 @@ class StreamClient:
         )
 
     def build_cancel(self, request_id: str) -> WireRequest:
-        """A request to the server's cancel endpoint; the id replaces {id} in its path."""
         path = self.plan.target.cancel_path
         assert path is not None
         path = path.replace("{id}", quote(request_id, safe=""))
@@ -188,9 +187,6 @@ def limits(run: RunSettings, delivery: Delivery, sent_ns: int) -> tuple[Limit | 
 
 
 class StreamReader:
-    """Reads server-sent events: the bytes of each receive with its time. Gaps between tokens go to
-    `step`."""
-
     def __init__(self, stream: StreamMachine, step: StepEstimate | None) -> None:
         self._stream = stream
         self._step = step
@@ -215,8 +211,6 @@ class StreamReader:
 
 
 class UnaryReader:
-    """Reads a body that means nothing before it is complete."""
-
     def __init__(self, stream: StreamMachine, max_bytes: int = MAX_ANSWER_BYTES) -> None:
         self._stream = stream
         self._max_bytes = max_bytes
@@ -282,7 +276,6 @@ class Exchange:
         self._has_tokens = False
 
     def see_through(self) -> None:
-        """Send, and read until there is an outcome."""
         self._think_ns = think_ns = self._leave_rule(0)
         if think_ns is not None and self._spec.counts_from_start:
             self._request.leaves_at_ns = self._sent_ns + think_ns
@@ -363,7 +356,6 @@ class Exchange:
             self._reader.read(chunk, connection.received_ns)
 
     def _ask_to_cancel(self, connection: Connection, think_ns: int) -> None:
-        """The connection to the endpoint is made before t0, and its answer read at the end."""
         request = self._client.build_cancel(self._spec.request_id)
         asking = self._client.transport.connect(request)
         try:
@@ -382,14 +374,12 @@ class Exchange:
             asking.close()
 
     def _read_what_was_passed_on(self, connection: Connection) -> None:
-        """Read what the killed process had received by t0 and passed on to us."""
         if connection.has_head:
             with _until_it_breaks():
                 while (chunk := connection.receive()) is not None:
                     self._reader.read(chunk, connection.received_ns)
 
     def _read_on(self, connection: Connection) -> None:
-        """Read until the server ends the answer or nothing comes in time."""
         try:
             with _until_it_breaks():
                 if not connection.has_head:

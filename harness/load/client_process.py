@@ -39,7 +39,6 @@ class ClientProcess:
             on_failure.pop_all()
 
     def kill(self) -> None:
-        """Doing it twice is fine."""
         pid, self._pid = self._pid, None
         if pid is None:
             return

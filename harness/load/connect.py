@@ -21,7 +21,6 @@ Address = tuple[int, Any]  # a family, and an address as sockets take it
 
 
 def known(host: str, port: int) -> list[Address]:
-    """The addresses of `localhost` (RFC 6761) and of an address; none for other names."""
     if host == "localhost":
         return [(socket.AF_INET6, ("::1", port)), (socket.AF_INET, ("127.0.0.1", port))]
     for family in (socket.AF_INET, socket.AF_INET6):
@@ -32,7 +31,6 @@ def known(host: str, port: int) -> list[Address]:
 
 
 def look_up(host: str, port: int) -> list[Address]:
-    """The system's answer, the best first. Raises OSError and UnicodeError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [(family, address) for family, _, _, _, address in found]
 
@@ -62,7 +60,6 @@ class Dns:
             raise httpx.ConnectTimeout(text) from error
 
     def prefer(self, address: Address) -> None:
-        """This address answered: try it first the next time."""
         if self._lookup is not None and self._lookup.done():
             self._lookup.result().sort(key=lambda one: one != address)
 
@@ -106,7 +103,6 @@ class Tls:
         return True
 
     def decrypt(self, data: bytes) -> bytes:
-        """All that can be read now; nothing while a record is incomplete."""
         self._received.write(data)
         parts: list[bytes] = []
         try:
@@ -124,7 +120,6 @@ class Tls:
         return self.owed()
 
     def owed(self) -> bytes:
-        """Bytes that the protocol must send: handshake, alerts, new keys. Often none."""
         return self._to_send.read()
 
     def farewell(self) -> bytes:
@@ -161,7 +156,6 @@ def connect(
 def _connect_tcp(
     dns: Dns, to_try: list[Address], until_s: float | None, *, is_small: bool
 ) -> socket.socket:
-    """Try the addresses in order; a silent one leaves time for the next."""
     problem = OSError(f"no address of {dns.host}")
     for number, address in enumerate(to_try):
         left_s = _left(until_s)

@@ -91,7 +91,6 @@ class Connection(Answer):
         return True
 
     def has_input(self) -> bool:
-        """Whether bytes, or the end, can be received now."""
         self.sock.settimeout(0)
         try:
             self.sock.recv(1, socket.MSG_PEEK)
@@ -180,12 +179,10 @@ class Connection(Answer):
         return int(struct.unpack("i", answer)[0])
 
     def say_last(self) -> None:
-        """Over TLS, send the close_notify."""
         if self.tls is not None and self.owner is None:
             self._send_at_once(self.tls.farewell())
 
     def keep_open(self) -> None:
-        """From now on `close` leaves it open; only `reset` ends it."""
         self.is_kept = True
 
     def reset(self) -> None:
@@ -196,7 +193,6 @@ class Connection(Answer):
         self.sock.close()
 
     def close(self) -> None:
-        """End it, unless it is kept or passed on; doing it twice is fine."""
         if self.is_kept or self._is_closed:
             return
         self._is_closed = True
@@ -281,7 +277,6 @@ class Connection(Answer):
             self._send_at_once(tls.owed())
 
     def _send_at_once(self, data: bytes) -> None:
-        """Send if that needs no wait: the bytes are a courtesy."""
         if data:
             with contextlib.suppress(OSError):
                 self.sock.settimeout(0)

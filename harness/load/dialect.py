@@ -48,7 +48,6 @@ class Choice(msgspec.Struct):
     finish_reason: Reason | None = None
 
     def has_text(self) -> bool:
-        """Whether the chunk shows the user text: a role alone or an empty text does not."""
         if self.text:
             return True
         delta = self.delta or self.message
@@ -60,14 +59,10 @@ class Choice(msgspec.Struct):
 
 
 class CancellationInfo(msgspec.Struct):
-    """Why the bundled engine itself aborted a request."""
-
     reason: Reason | None = None
 
 
 class Chunk(msgspec.Struct):
-    """One event of a stream, or an answer that came in one piece."""
-
     choices: list[Choice] = []
     usage: Usage | None = None
     error: Any = None
@@ -90,8 +85,6 @@ def request_body(
     n: int = 1,
     temperature: float | None = None,
 ) -> dict[str, Any]:
-    """The body of one request; a stream has the target's `stream_options`. Without a `temperature`
-    the server's own holds."""
     body: dict[str, Any] = {"model": model, "max_tokens": max_tokens}
     if target.path.endswith("/chat/completions"):
         body["messages"] = [{"role": "user", "content": prompt}]
@@ -108,7 +101,6 @@ def request_body(
 
 
 def error_message(error: Any) -> str:
-    """The message of a server's error, however it is wrapped."""
     match error:
         case {"error": inner} if inner:
             return error_message(inner)
@@ -119,7 +111,6 @@ def error_message(error: Any) -> str:
 
 
 def refusal_message(status: int, body: bytes) -> str:
-    """The reason in an answer other than 200, from its JSON or else its text."""
     try:
         reason = error_message(msgspec.json.decode(body))
     except NONSENSE:

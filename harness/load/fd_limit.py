@@ -27,7 +27,6 @@ def allow_streams(
 
 
 def check_streams(streams: int, *, get: Callable[[int], Limits] = resource.getrlimit) -> None:
-    """Raises ConfigError if a process of this system may not have so many open."""
     allowed = _allowed(get(resource.RLIMIT_NOFILE)[1])
     if (needed := streams + _BESIDE_STREAMS) > allowed:
         raise ConfigError(

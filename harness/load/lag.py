@@ -26,8 +26,6 @@ _READ: Final = 1
 
 
 class LagWatch:
-    """Writes a sample a tick, from `begin` to `end`. `_due_ns`: when the next tick is due."""
-
     def __init__(self, *, open_streams: Callable[[], int], give_up: Callable[[str], None]) -> None:
         self._open_streams = open_streams
         self._give_up = give_up
@@ -52,7 +50,6 @@ class LagWatch:
             self._stop(error)
 
     def end(self) -> None:
-        """Stop writing; doing it twice is fine."""
         self._flush()
         if self._shard is not None:
             self._shard.close()

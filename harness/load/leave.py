@@ -40,8 +40,6 @@ _DROP_ALL: Final = struct.pack("=HBBI", 0x06, 0, 0, 0)  # one instruction: retur
 
 
 class CloseResult(NamedTuple):
-    """When the user left (t0), and what the kernel sent then."""
-
     t0_ns: int
     wire_close: WireClose
 
@@ -79,7 +77,6 @@ def _act(way: Way, connection: Connection) -> CloseResult:
 
 
 def _hang_up(connection: Connection) -> CloseResult:
-    """Close. The kernel sends a reset instead if bytes were not read."""
     t0_ns = time.perf_counter_ns()
     wire_close = WireClose.RST if connection.unread_bytes() else WireClose.FIN
     connection.close()

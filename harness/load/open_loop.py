@@ -55,14 +55,11 @@ class Share(msgspec.Struct, kw_only=True):
 
 
 class OpenLoopDirector(Director):
-    """The only user of a load process in an open loop."""
-
     fixed_count = 0  # as many as there are workers
     share: ClassVar[Share | None] = None  # from the master; alone: None
     _directed: ClassVar[LoadSession | None] = None
 
     def run_load(self) -> None:
-        """The share of this process, once; then wait for the streams that are left."""
         cls, session = type(self), self.session
         if cls._directed is session:
             raise StopUser  # users of a dead process come here: its arrivals are missed
@@ -75,7 +72,6 @@ class OpenLoopDirector(Director):
 
 
 def _send_all(session: LoadSession, share: Share) -> None:
-    """Returns when all streams have ended."""
     schedule = session.plan.schedule
     assert schedule is not None
     streams = Pool(-(-schedule.max_streams // share.workers))
@@ -118,7 +114,6 @@ def _alarm() -> Iterator[Callable[[int], None]]:
 
 
 def _prepare_all(session: LoadSession, share: Share, ready: "Queue[Prepared]") -> None:
-    """Prepare request by request, as far ahead as `ready` has room; in the end close it."""
     try:
         for arrival in islice(session.plan.planned_arrivals(), share.worker, None, share.workers):
             ready.put(_prepared(session, arrival, share.begins_ns))
@@ -130,7 +125,6 @@ def _prepare_all(session: LoadSession, share: Share, ready: "Queue[Prepared]") -
 
 
 def _prepared(session: LoadSession, arrival: Arrival, begins_ns: int) -> Prepared:
-    """Do all that is possible before the request's time."""
     load = session.plan.load
     assert isinstance(load, AbandonLoad)
     intended_start_ns = begins_ns + int(arrival.offset_s * 1e9)
@@ -166,7 +160,6 @@ def share_out(environment: Environment, schedule: OpenArrivals) -> None:
 
 
 def deal_out(environment: Environment) -> None:
-    """Make a master send its workers the beginning of each schedule and their shares."""
     runner = environment.runner
     if isinstance(runner, MasterRunner):
         tell = partial(_send_shares, runner)

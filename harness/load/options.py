@@ -71,7 +71,6 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def load_plan(options: argparse.Namespace) -> LoadPlan:
-    """The plan that the options name or describe. Raises ConfigError."""
     if options.walkaway_plan is None:
         return _described(options)
     try:
@@ -101,7 +100,6 @@ def plan_of_the_page(options: argparse.Namespace) -> LoadPlan | None:
 
 
 def put_in_force(options: argparse.Namespace, plan: LoadPlan) -> None:
-    """Make the next load follow this plan."""
     setattr(options, _NOW, plan.model_dump_json())
 
 
@@ -124,7 +122,6 @@ def read_order(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def form_fields(options: argparse.Namespace) -> dict[str, str]:
-    """The fields of an unchanged form."""
     shown: Mapping[str, object] = vars(options)
     fields = {name: str(value) for name, value in shown.items() if name.startswith(OURS)}
     others = {

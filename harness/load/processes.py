@@ -72,8 +72,6 @@ class Master:
 
 
 def report_abandons(runner: WorkerRunner, num_abandons: Callable[[], int]) -> None:
-    """Keep the master up to date, until the process ends."""
-
     def keep_reporting() -> None:
         reported = 0
         while True:
@@ -86,7 +84,6 @@ def report_abandons(runner: WorkerRunner, num_abandons: Callable[[], int]) -> No
 
 
 def report_share_sent(runner: WorkerRunner) -> None:
-    """To a master that a page has started: this worker's share of the schedule has ended."""
     runner.send_message(_ALL_SENT, {})
 
 
@@ -95,7 +92,6 @@ def report_failure(runner: WorkerRunner, why: str) -> None:
 
 
 def note_workers(runner: MasterRunner, plan: LoadPlan) -> None:
-    """List each worker that connects to this master, if the plan keeps rows."""
     if plan.rows_dir is None:
         return
     rows_dir = Path(plan.rows_dir)
@@ -135,7 +131,6 @@ class ProcessRecords:
             self._lag.begin(rows_dir)
 
     def end(self, **_: object) -> None:
-        """The load has ended in good order; doing it twice is fine."""
         if self._marks is not None and self._plan is not None:
             self._lag.end()
             self._marks.write(self._mark("ended", self._plan))

@@ -126,7 +126,6 @@ class HubReceiver:
             self._waiting.switch(self)
 
     def _keep_timer(self) -> None:
-        """Let the timer fire when this wait is over, or earlier."""
         due_ns = _due_ns(self._since_ns, self._longest_ns, self._until_ns)
         if due_ns is None or (self._fires_ns is not None and self._fires_ns <= due_ns):
             return
@@ -155,7 +154,6 @@ def _ns(seconds: float | None) -> int | None:
 
 
 def _due_ns(since_ns: int, longest_ns: int | None, until_ns: int | None) -> int | None:
-    """The end of a wait that began at `since_ns`."""
     if longest_ns is None:
         return until_ns
     due_ns = since_ns + longest_ns

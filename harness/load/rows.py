@@ -80,11 +80,9 @@ class ShardReader(Generic[Row]):
         self.damaged = 0
 
     def read_new(self) -> list[Row]:
-        """The rows completed since the last call, file by file."""
         return [row for rows in self.read_in_parts() for row in rows]
 
     def read_in_parts(self) -> Iterator[list[Row]]:
-        """As `read_new`, in parts that fit into memory however many rows there are."""
         for path in sorted(self._rows_dir.glob(f"{self._kind}-{self._host}-*.ndjson")):
             yield from self._read_file(path)
 

@@ -32,12 +32,9 @@ _DIRECTOR: Final = 0  # the bystanders are numbered from 1
 
 
 class _Asking(Director):
-    """Asks in the order of its plan, and waits after a failure."""
-
     abstract = True
 
     def ask(self, spec: RequestSpec, n: int, rule: LeaveRule) -> RequestRow:
-        """Send the n-th request of a user."""
         session = self.session
         text = session.prompt(user=spec.user, n=n, tokens=spec.prompt_tokens)
         row = session.client.ask(session.issue(spec), text, rule, session.keep)
@@ -50,8 +47,6 @@ class _Asking(Director):
 
 
 class ChunkFrontierDirector(_Asking):
-    """The only user of a chunk frontier load: starts the bystanders, then sends long prompts."""
-
     def run_load(self) -> None:
         load = self.session.plan.load
         assert isinstance(load, ChunkFrontierLoad)
@@ -67,8 +62,6 @@ class ChunkFrontierDirector(_Asking):
             bystanders.kill()
 
     def _stand_by(self, load: ChunkFrontierLoad, user: int, first_token: Event) -> None:
-        """Ask and read until killed."""
-
         def note_progress(tokens_read: int) -> None:
             if tokens_read:
                 first_token.set()
@@ -83,7 +76,6 @@ class ChunkFrontierDirector(_Asking):
             self.ask(spec, n, note_progress)
 
     def _send_pairs(self, load: ChunkFrontierLoad) -> None:
-        """Each pair: one to read and one to leave; none is left before one has been read."""
         ttfts_ns: list[int] = []
         numbers = count()
         for _ in range(load.pairs):
@@ -103,7 +95,6 @@ class ChunkFrontierDirector(_Asking):
         share: float | None = None,
         pause_ns: int = 0,
     ) -> RequestRow:
-        """The n-th long prompt; with a `share` it is left so far into its prefill."""
         spec = RequestSpec(
             role=Role.LONG_PROMPT,
             user=_DIRECTOR,
@@ -117,8 +108,6 @@ class ChunkFrontierDirector(_Asking):
 
 
 class CancelStormDirector(_Asking):
-    """The only user of a cancel storm: starts the stayers, then sends wave after wave."""
-
     def run_load(self) -> None:
         load = self.session.plan.load
         assert isinstance(load, CancelStormLoad)
@@ -132,14 +121,12 @@ class CancelStormDirector(_Asking):
             stayers.kill()
 
     def _stay(self, load: CancelStormLoad, user: int) -> None:
-        """Ask and read until killed."""
         for n in count():
             size = self.prompt_tokens(load.prompt_tokens, user, n)
             spec = RequestSpec(user=user, max_tokens=load.stay_tokens, prompt_tokens=size)
             self.ask(spec, n, never)
 
     def _send_wave(self, load: CancelStormLoad, number: int) -> None:
-        """One storm, from the sending until all streams have left, or the load ends."""
         storm = Storm(streams=load.streams, tokens=load.abandon_after_tokens)
         wave = Group()
         try:

@@ -54,7 +54,6 @@ class LoadSession:
         self._tag = secrets.token_hex(4)
 
     def issue(self, spec: RequestSpec, *, intended_start_ns: int | None = None) -> RequestSpec:
-        """The request with an id, to start at `intended_start_ns` or now."""
         self._sent += 1
         now_ns = time.perf_counter_ns()
         return replace(
@@ -86,7 +85,6 @@ class LoadSession:
         )
 
     def keep(self, row: RequestRow) -> None:
-        """Put a row on disk and count it."""
         if self._rows is not None:
             try:
                 self._rows.write(row)
@@ -105,7 +103,6 @@ class LoadSession:
                 shard.write(trial)
 
     def close(self) -> None:
-        """Release the file and all connections; doing it twice is fine."""
         self.client.close()
         if self._rows is not None:
             self._rows.close()
@@ -134,6 +131,5 @@ class CanaryBarrier:
             answered.wait()
 
     def end_turn(self, user: int) -> None:
-        """This user has its first answer, or will have none; may be called again."""
         if user < len(self._answered):
             self._answered[user].set()

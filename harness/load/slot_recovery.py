@@ -48,8 +48,6 @@ class TrialSpoiledError(Exception):
 
 
 class SlotRecoveryDirector(Director):
-    """The only user of a slot recovery load: directs fillers and probe."""
-
     def run_load(self) -> None:
         session = self.session
         load = session.plan.load
@@ -181,7 +179,6 @@ class Trial:
     # Waiting for the streams
 
     def _wait_until_read(self, wanted: Sequence[int]) -> None:
-        """Wait for each filler's tokens; the client's time-out ends a filler that stalls."""
         while any(read < least for read, least in zip(self._tokens, wanted, strict=True)):
             if self._has_lost_filler:
                 raise TrialSpoiledError(
@@ -212,7 +209,6 @@ class Trial:
             asked_ns = now_ns
 
     def _check_slots(self, tokens: int) -> list[RequestRow]:
-        """One request for each slot, all together, and their rows."""
         rows: list[RequestRow] = []
 
         def keep(row: RequestRow) -> None:

@@ -72,7 +72,6 @@ class SSEDecoder:
         return events
 
     def _one_event(self, chunk: bytes) -> bytes | None:
-        """The event, if these bytes are exactly one, of one data line: most tokens."""
         if not chunk.startswith(b"data: ") or len(chunk) > self._max_event_bytes:
             return None
         line, end, rest = chunk.partition(b"\n")

@@ -182,7 +182,6 @@ class StreamMachine:
 
     @property
     def can_leave(self) -> bool:
-        """Whether an answer is under way, or to come, that the user could abandon."""
         return self.outcome is None and Signal.LEAVE in TRANSITIONS[self.state]
 
     @property
@@ -202,7 +201,6 @@ class StreamMachine:
             self._apply(Signal.TURN_AWAY if status_code in _BUSY_STATUSES else Signal.REFUSE)
 
     def event(self, data: bytes, t_ns: int) -> None:
-        """One server-sent event of an accepted stream, or of one that was left."""
         if self.outcome is Outcome.ABANDONED:
             self._late_event(data)
             return
@@ -220,7 +218,6 @@ class StreamMachine:
             self._end(Signal.ERROR, t_ns, error_message(chunk.error))
 
     def answer(self, body: bytes, t_ns: int) -> None:
-        """The whole body of an answer that comes in one piece."""
         if self.outcome is Outcome.ABANDONED:
             self._late_event(body)
             self._server_ended_ns = t_ns
@@ -236,7 +233,6 @@ class StreamMachine:
             self._end(Signal.ERROR, t_ns, error_message(chunk.error))
 
     def refusal(self, body: bytes, t_ns: int) -> None:
-        """The body of an answer other than 200, as far as it was read."""
         assert self._status_code is not None
         self._end(Signal.BODY_END, t_ns, refusal_message(self._status_code, body))
 
@@ -261,19 +257,15 @@ class StreamMachine:
         self._end(Signal.TIMEOUT, t_ns, why)
 
     def break_off(self, t_ns: int, why: str) -> None:
-        """The connection could not be made, broke, or carried something else than a stream."""
         self._end(Signal.BREAK, t_ns, why)
 
     def complain(self, problem: str) -> None:
-        """Note a problem in leaving; the user has left all the same."""
         self._error = problem
 
     def cut(self, t_ns: int) -> None:
-        """The run ended first."""
         self._end(Signal.CUT, t_ns, None)
 
     def row(self) -> RequestRow:
-        """The record of this request, which must have an outcome."""
         if self.outcome is None or self._ended_ns is None:
             raise IllegalSignalError(f"{self!r} has not ended, so there is no row of it yet")
         spec, times = self._spec, self._token_times_ns.tolist()

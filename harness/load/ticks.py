@@ -20,8 +20,6 @@ def kernel_can_tick() -> bool:
 
 
 class KernelTimer:
-    """`descriptor` becomes readable at the time that was set."""
-
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self.descriptor = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_CLOEXEC | os.O_NONBLOCK)
@@ -37,7 +35,6 @@ class KernelTimer:
             raise OSError(ctypes.get_errno(), "no timer of the kernel's")
 
     def take(self) -> int:
-        """How often it went off since the last call; it must have."""
         (number,) = _COUNT.unpack(os.read(self.descriptor, _COUNT.size))
         return int(number)
 

@@ -132,7 +132,6 @@ class SocketTransport:
         return connection
 
     def _pooled(self) -> Connection | None:
-        """Connections with input since their last answer, most likely an end, are closed."""
         while self._pool:
             connection = self._pool.pop()
             if not connection.has_input():
@@ -159,7 +158,6 @@ class SocketTransport:
 
 
 def _send_in_time(connection: Connection, request: WireRequest) -> bool:
-    """Like `send`; also False if its user leaves before it has gone out."""
     try:
         with _in_time(request, request.next_byte_s) as longest_s:
             return connection.send(request.head + request.body, longest_s)

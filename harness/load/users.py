@@ -61,8 +61,6 @@ class RequestFailedError(Exception):
 
 
 class PlannedUser(User):
-    """A user that follows the plan of the load. `session` is set when a load starts."""
-
     abstract = True
     session: ClassVar[LoadSession]
 
@@ -90,8 +88,6 @@ class Director(PlannedUser):
 
 
 class AbandoningUser(PlannedUser):
-    """Asks, reads, leaves or stays, and asks again: a closed loop."""
-
     _numbers: ClassVar = count()
 
     def __init__(self, environment: Environment) -> None:
@@ -159,7 +155,6 @@ def pause_after(outcome: Outcome, retry_pause_s: float) -> float:
 
 
 def end_load(environment: Environment) -> None:
-    """Stop the users; without a web page, end the process too. Safe to call from a user."""
     runner, options = environment.runner, environment.parsed_options
     assert runner is not None
     assert options is not None
@@ -189,8 +184,6 @@ def prepare(
     plan: LoadPlan,
     *user_classes: type[PlannedUser],
 ) -> None:
-    """Make Locust follow the plan; called once, when the environment exists. With a web page there
-    are several user classes, and its plan will choose one."""
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request
     gevent.get_hub().loop.update_now()  # Locust's timers count from here, not from before imports
     inspect.stack()  # Locust calls it as it stops the users: the first call blocks for 0.2 s
@@ -275,7 +268,6 @@ def _fail_if_nothing_was_sent(environment: Environment, **_: Any) -> None:
 
 
 def _session() -> LoadSession | None:
-    """The present load, or the last one; None before the first."""
     return getattr(PlannedUser, "session", None)
 
 

@@ -24,8 +24,6 @@ _NATURAL: Final = frozenset({"stop", "length", "error"})  # ends that are no can
 
 
 class Latest:
-    """The latest `LAST` values; `n` counts all."""
-
     def __init__(self) -> None:
         self.n = 0
         self._values: deque[float] = deque(maxlen=LAST)
@@ -74,8 +72,6 @@ class Pending(OrderedDict[str, T]):
 
 
 class Leave(NamedTuple):
-    """The time of an abandon, and the tokens read by then."""
-
     abandoned_ns: int
     tokens_read: int
 
@@ -136,7 +132,6 @@ class LiveRun:
         self._recent_lag_ns = max(lags, default=0)
 
     def tick(self, now_ns: int, gauges: Mapping[str, float]) -> None:
-        """Add a point to the pictures. `gauges`: the last scrape by role; empty without one."""
         self.elapsed_s = self._seconds(now_ns)
         self._first = self._first or dict(gauges)
         self._gauges = dict(gauges)

@@ -61,7 +61,6 @@ def report_outcomes(environment: Environment) -> Counter[str]:
 
 
 def extend_page(environment: Environment, order: Mapping[str, Any]) -> None:
-    """Put our form, tab and page into Locust's. Call it once."""
     web_ui = environment.web_ui
     assert web_ui is not None
     assert web_ui.app is not None

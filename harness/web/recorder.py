@@ -60,8 +60,6 @@ def tell(event: str, **message: Any) -> None:
 
 
 class Stop(threading.Event):
-    """Set by the next line on standard input, or by its end."""
-
     def __init__(self, stdin: BinaryIO) -> None:
         super().__init__()
         self._stdin = stdin
@@ -134,7 +132,6 @@ class MessageProgress(Progress):
 
 
 def record(resolved: ResolvedRun, stop: Stop) -> None:
-    """Do one run, up to its report. Raises WalkawayError if no load began."""
     load = PageLoad(stop)
     with Interruption() as interruption:
         finished = execute(
@@ -158,7 +155,6 @@ def record(resolved: ResolvedRun, stop: Stop) -> None:
 
 
 def _stopped(config: RunConfig, load: PageLoad) -> RunConfig:
-    """The config of a run as long as this one, if its users can leave in that time."""
     shorter = replace(config, settings=[*config.settings, *load.cut_short])
     try:
         resolve_run(shorter)
@@ -168,7 +164,6 @@ def _stopped(config: RunConfig, load: PageLoad) -> RunConfig:
 
 
 def command_of(config: RunConfig, *, seed: int) -> str:
-    """The `walkaway run` command of this config, in a new folder. Header values are hidden."""
     flags = {
         "--target": [] if config.target_url is None else [config.target_url],
         "--engine": [config.engine],
@@ -205,7 +200,6 @@ def _last_of_each_key(settings: Iterable[str]) -> Iterable[str]:
 
 
 def resolve(command: dict[str, Any]) -> ResolvedRun:
-    """The run of a command, with the form's fields as settings. Raises ConfigError."""
     fields: dict[str, str] = command["fields"]
     config = msgspec.convert(
         command["config"], type=RunConfig, dec_hook=lambda kind, value: kind(value)

@@ -62,12 +62,10 @@ class Recorder:
         gevent.spawn(self._listen)
 
     def stop(self) -> None:
-        """The users have stopped."""
         self.shown |= {"phase": "letting the server settle", "refused": None}
         self._say("stop")
 
     def close(self) -> None:
-        """Wait until it has saved and judged its run."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self.is_over.wait(JUDGED_S)
@@ -134,14 +132,12 @@ class WebRuns:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """The state of the starting run, else of the last one."""
         if self._next is not None and self._next.shown["phase"]:
             return self._next.shown
         return {"state": "ready"} if self._recorder is None else self._recorder.shown
 
     @property
     def is_being_judged(self) -> bool:
-        """The run's users have stopped, and its figures are not there yet."""
         return self._recorder is not None and self._recorder.shown["state"] == "running"
 
     @property
@@ -174,7 +170,6 @@ class WebRuns:
         return NOT_WHILE_RUNNING
 
     def stop(self, **_: Any) -> None:
-        """The users have stopped."""
         if self._recorder is not None:
             self._recorder.stop()
 
@@ -184,7 +179,6 @@ class WebRuns:
                 recorder.close()
 
     def _fields(self, form: Form) -> dict[str, str]:
-        """All fields, the run time in seconds. Raises ConfigError."""
         runner, rate = self._environment.runner, form.get("spawn_rate", "1")
         if isinstance(runner, MasterRunner) and not runner.worker_count:
             raise ConfigError("no worker has connected yet: start one with --worker")
@@ -205,8 +199,6 @@ class WebRuns:
         return fields
 
     def _prepare(self, fields: Form) -> None:
-        """Begin to measure, and make its plan that of the users that Locust starts next, here or in
-        its workers. Raises ConfigError."""
         if self._recorder is not None:  # its server may still be busy with abandoned requests
             self._recorder.is_over.wait()
         following = Recorder(self._numbered_config(), fields, on_lost=self._stop_users)
@@ -229,7 +221,6 @@ class WebRuns:
         return self._environment.parsed_options
 
     def _numbered_config(self) -> dict[str, Any]:
-        """With `--out DIR`, each run of a page has its own folder in it."""
         if (out := self._config.get("out")) is None:
             return dict(self._config)
         folders = (Path(out) / str(number) for number in count(1))

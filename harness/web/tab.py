@@ -23,8 +23,6 @@ FINAL: Final = tuple(one for one in METRICS.values() if one.on_web_tab)
 
 
 def progress_text(shown: Mapping[str, Any]) -> str:
-    """One sentence on the progress of the last run. `shown`: its process's messages, and the
-    report's address (`report_at`)."""
     state, why = shown["state"], shown.get("why")
     if state == "done" and why:
         return f"{why}; the run so far is judged and saved in {shown['folder']}"
@@ -54,7 +52,6 @@ def tab_rows(shown: Mapping[str, Any], *, reported: int) -> list[dict[str, str]]
 
 
 def live_rows(live: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Rows of a run in progress. `live`: the result of `LiveRun.shown`."""
     latency, refill, lag = live["latency_ms"], live["refill_ms"], live["lag_ms"]
     gauges: Mapping[str, float] = live["gauges"]
     no_log = None if live["has_log"] else _NO_LOG

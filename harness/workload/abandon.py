@@ -154,7 +154,6 @@ class AbandonPlan(Section):
         return self.n
 
     def problem(self, answer_tokens: int, stay_tokens: int) -> str | None:
-        """Why no user can leave by this plan; None: they can."""
         tokens = self.most_read()
         if tokens is None:
             return None
@@ -174,8 +173,6 @@ class AbandonPlan(Section):
 
 
 class _AfterTokens(AbandonPlan):
-    """Plans that draw a number of tokens, of `limit` in all."""
-
     @abstractmethod
     def draw_tokens(self, rng: random.Random, limit: int) -> int: ...
 
@@ -338,8 +335,6 @@ class LastTokenPlan(AbandonPlan):
 
 
 class StayPlan(AbandonPlan):
-    """Reads to the end of `stay_tokens`."""
-
     is_read = True
     plan: Literal["never"]
 

@@ -48,7 +48,6 @@ def arm_runs(workload: Workload, *, source: str, settings: Sequence[str] = ()) -
 
 
 def resolve_arm(workload: Workload, arm: ArmSettings, *, source: str) -> Workload:
-    """The workload with the changes of this arm. Raises ConfigError."""
     data = workload.model_dump(
         exclude={"arms": True, "value": True, "gate": True, "run": {"rounds", "reference_arm"}}
     )
@@ -62,8 +61,6 @@ def resolve_arm(workload: Workload, arm: ArmSettings, *, source: str) -> Workloa
 def check_engine_is_ours(
     workload: Workload, settings: Sequence[str], *, target_url: str | None
 ) -> None:
-    """Raise ConfigError where an arm or a `--set` changes `[engine]` for a server that the run does
-    not start."""
     has_ours = target_url is None and (
         not workload.arms or any(arm.target is None for arm in workload.arms)
     )
@@ -87,8 +84,6 @@ def check_engine_is_ours(
 
 
 def unused_engine_settings(workload: Workload) -> str | None:
-    """A note for a run on another server than the bundled engine; None: the workload has no
-    settings for that engine."""
     defaults = EngineSettings()
     chosen = {name: value for name, value in workload.engine if value != getattr(defaults, name)}
     if not chosen:

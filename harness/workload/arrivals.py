@@ -68,15 +68,11 @@ class ClosedArrivals(Section):
 
 
 class OpenArrivals(Section):
-    """A schedule. An arrival beyond `max_streams` waits until a stream has ended."""
-
     kind: str
     max_streams: Streams = MAX_STREAMS
 
 
 class RateArrivals(OpenArrivals):
-    """A schedule that follows a rate (arrivals per second), one stretch after the other."""
-
     @property
     @abstractmethod
     def stretches(self) -> Sequence[Stretch]: ...
@@ -99,7 +95,6 @@ class RateArrivals(OpenArrivals):
 
     @property
     def expected(self) -> float:
-        """The expected number of arrivals, which is exact if they are evenly spaced."""
         return sum(stretch.expected for stretch in self.stretches)
 
     @property
@@ -111,7 +106,6 @@ class RateArrivals(OpenArrivals):
         return max(max(one.from_rate, one.to_rate) for one in self.stretches)
 
     def offsets_s(self, rng: random.Random) -> Iterator[float]:
-        """Seconds from the beginning to each arrival, in order."""
         shape = self.shape
 
         def gap() -> float:
@@ -137,8 +131,6 @@ class _FlatArrivals(RateArrivals):
 
 
 class ConstantArrivals(_FlatArrivals):
-    """`rate` for `seconds`, evenly spaced."""
-
     kind: Literal["constant"]
 
     @property
@@ -226,7 +218,6 @@ AnyArrivals = Annotated[
 
 
 def arrivals_problem(arrivals: AnyArrivals, load: Load, *, max_seconds: float) -> str | None:
-    """Why this load cannot follow this schedule; None: it can."""
     if isinstance(arrivals, ClosedArrivals):
         return None
     if not isinstance(load, AbandonLoad):

@@ -40,7 +40,6 @@ def _token_counts(text: str) -> str | None:
 
 
 def _range(text: str) -> str | None:
-    """ "32-128" is [32, 128], and one number is both ends."""
     if found := _RANGE.fullmatch(text):
         return f"[{found[1]}, {found[2]}]"
     return f"[{text}, {text}]" if _NUMBER.fullmatch(text) else None
@@ -81,11 +80,9 @@ class FormField(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Its name in the form, without the "Walkaway" before ours."""
         return _LOCUSTS.get(self.name, self.name.replace("_", " ").capitalize())
 
     def allowed_in(self, fields: Mapping[str, str]) -> str:
-        """`fields`: all of the form, as some cap others."""
         return (self.allowed or _range_of(self.key)).format(
             most_streams=fields.get("walkaway_most_streams") or USUAL_STREAMS,
             most_rate=fields.get("walkaway_most_rate") or f"{USUAL_RATE:.0f}",
@@ -95,7 +92,6 @@ class FormField(NamedTuple):
         return f"{self.label}: {text!r} is refused; allowed: {self.allowed_in(fields)}"
 
     def value(self, fields: Mapping[str, str]) -> str:
-        """The text in TOML; "" if it is empty. Raises ConfigError."""
         text = fields.get(self.id, "").strip()
         if self.choices and text and text not in self.choices:
             raise ConfigError(
@@ -108,7 +104,6 @@ class FormField(NamedTuple):
 
 
 def _range_of(key: str) -> str:
-    """The range of a key in the model; "" without one."""
     section, _, name = key.partition(".")
     if not key:
         return ""
@@ -287,7 +282,6 @@ def _arrivals(kind: str, values: Mapping[str, str]) -> list[str]:
 
 
 def in_words_of_the_form(message: str, fields: Mapping[str, str]) -> str:
-    """The refusal of the settings that these fields became, in terms of the fields."""
     lines = [_of_the_form(line, fields) for line in message.splitlines()]
     return "\n".join(dict.fromkeys(lines))
 
@@ -302,7 +296,6 @@ def _of_the_form(line: str, fields: Mapping[str, str]) -> str:
 
 
 def check_startable(workload: Workload) -> None:
-    """Raise ConfigError for a workload that a web page cannot start and stop."""
     name, load = workload.name, workload.load
     if workload.arms:
         raise ConfigError(
@@ -325,7 +318,6 @@ def check_startable(workload: Workload) -> None:
 
 
 def prefilled(workload: Workload) -> dict[str, str]:
-    """Our fields of the form as this workload fills them."""
     fields = {"walkaway_arrivals": AS_WORKLOAD, "walkaway_leave": AS_WORKLOAD}
     for one in _TABLE:
         if one.key and one.is_ours:

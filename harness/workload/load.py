@@ -51,7 +51,6 @@ class Load(Section):
         }
 
     def streams_at_once(self, users: int) -> tuple[str, int]:  # noqa: ARG002
-        """The keys summed, and how many streams may be open at once."""
         keys = " + ".join(f"`load.{key}`" for key in self._streams)
         return keys, sum(getattr(self, key) or 0 for key in self._streams)
 
@@ -112,14 +111,12 @@ class AbandonLoad(Load):
 
     @property
     def leavers(self) -> Sequence[AbandonPlan]:
-        """The plans that can be drawn, `abandon_after_tokens` written out as one."""
         if self.mix:
             return [plan for plan in self.mix if plan.weight > 0]
         return [TokensPlan(plan="tokens", tokens=self.abandon_after_tokens)]
 
     @property
     def shares(self) -> list[tuple[AbandonPlan, float]]:
-        """Each plan with its share of all requests, staying included."""
         leavers = self.leavers
         total = sum(plan.weight for plan in leavers)
         shares = [(plan, plan.weight / total * (1 - self.stay_share)) for plan in leavers]

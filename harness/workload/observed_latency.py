@@ -24,14 +24,12 @@ class ObservedLatency:
             self._own_ends.append(row.tokens_read // row.n)
 
     def with_answers_of(self, tokens: int) -> "ObservedLatency":
-        """These times to first token, with answers of a known length."""
         known = ObservedLatency()
         known._ttfts_ns = self._ttfts_ns
         known._own_ends.append(tokens)
         return known
 
     def ttft_ns(self) -> int | None:
-        """None before the first token of any request."""
         return int(statistics.median(self._ttfts_ns)) if self._ttfts_ns else None
 
     def answer_tokens(self, max_tokens: int) -> int:
@@ -42,8 +40,6 @@ class ObservedLatency:
 
 
 class StepEstimate:
-    """How long a step of the server takes: the median of the latest gaps between tokens."""
-
     def __init__(self) -> None:
         self._gaps_ns: deque[int] = deque(maxlen=_WINDOW)
 

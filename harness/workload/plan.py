@@ -45,7 +45,6 @@ class LoadPlan(Section):
 
     @property
     def schedule(self) -> OpenArrivals | None:
-        """None for a closed loop."""
         return None if isinstance(self.arrivals, ClosedArrivals) else self.arrivals
 
     def planned_arrivals(self) -> Iterator[Arrival]:
@@ -68,7 +67,6 @@ class LoadPlan(Section):
 
 
 def read_plan(path: Path) -> LoadPlan:
-    """Read a plan that `write_plan` wrote. Raises ValueError for anything else."""
     return LoadPlan.model_validate_json(path.read_bytes())
 
 
@@ -82,7 +80,6 @@ def plan_from_mark(kept: dict[str, Any]) -> LoadPlan:
 
 
 def _upgraded(old: dict[str, Any]) -> dict[str, Any]:
-    """From the plan of an open loop of version 0.1, which had types of its own."""
     load, schedule = old["load"], old["open_loop"]["schedule"]
     load["mix"] = [kind | kind.pop("leave") for kind in load["mix"]]
     arrivals = {"max_streams": old["open_loop"]["max_streams"]}

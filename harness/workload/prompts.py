@@ -52,7 +52,6 @@ def paged_prompt(
 
 
 def prompt_size(limits: Sequence[int], *, seed: int, user: int, n: int) -> int:
-    """The size of the prompt of a user's n-th request: uniform between the two limits."""
     return random.Random(f"{seed}/{user}/{n}/length").randint(*limits)
 
 
@@ -79,7 +78,6 @@ class PromptScale:
     samples: list[tuple[int, int]] = field(default_factory=list)
 
     def num_bytes(self, tokens: int) -> int:
-        """The size of a prompt of so many tokens; at least one byte."""
         return max(1, round((tokens - self.overhead_tokens) * self.bytes_per_token))
 
 

@@ -93,7 +93,6 @@ def planned_arrivals(arrivals: OpenArrivals, load: AbandonLoad, *, seed: int) ->
 
 @contextmanager
 def open_trace(file: str) -> Iterator[Iterator[Recorded]]:
-    """The requests of a trace file, read lazily. Raises ConfigError."""
     path = Path(file)
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
@@ -103,7 +102,6 @@ def open_trace(file: str) -> Iterator[Iterator[Recorded]]:
 
 
 def window(requests: Iterable[Recorded], trace: TraceArrivals) -> Iterator[tuple[float, Recorded]]:
-    """The requests of the part to replay, each with its offset in the replay (s)."""
     begin_s: float | None = None
     for request in requests:
         if begin_s is None:
@@ -179,6 +177,5 @@ def tally(requests: Iterable[Recorded], trace: TraceArrivals, load: AbandonLoad)
 
 
 def longest_prompt(requests: Iterable[Recorded], trace: TraceArrivals) -> int:
-    """Tokens of the longest recorded prompt in the part to replay; 0 without any."""
     part = (request for _, request in window(requests, trace) if request.is_whole)
     return max((request.prompt_tokens for request in part), default=0)

@@ -8,20 +8,16 @@ _LEAD_STEPS: Final = 3  # every stream gets a token in each step
 
 
 def leaving_share(*, seed: int, n: int) -> float:
-    """The share of the median time to first token after which the n-th long prompt is left."""
     return random.Random(f"{seed}/{n}/leave").uniform(*_LEAVING_SHARES)
 
 
 class Storm:
-    """So many `streams` leave together, when each has read at least `tokens`."""
-
     def __init__(self, *, streams: int, tokens: int) -> None:
         self._missing = set(range(streams))
         self._tokens = tokens
         self._moment_ns: int | None = None
 
     def pause_ns(self, stream: int, tokens_read: int, *, now_ns: int, step_ns: int) -> int | None:
-        """The time until the stream leaves; None while the moment is not set."""
         if tokens_read >= self._tokens:
             self._missing.discard(stream)
         if self._moment_ns is None:

@@ -44,8 +44,6 @@ class LateSteps(Section):
 
 
 class MetricSource(Section):
-    """Where a quantity is read on a target, when it moves, and how far it can be trusted."""
-
     name: Annotated[str, Field(min_length=1)]
     labels: dict[str, str] = Field(default_factory=dict)
     refresh: str
@@ -56,8 +54,6 @@ class MetricSource(Section):
 
 
 class LabelSource(Section):
-    """A number in a label of a metric."""
-
     name: Annotated[str, Field(min_length=1)]
     label: Annotated[str, Field(min_length=1)]
 
@@ -70,8 +66,6 @@ class PageSource(Section):
 
 
 class Target(Section):
-    """How to speak to one kind of server, and what it reports about itself."""
-
     name: str
     description: str
     path: UrlPath = "/v1/completions"

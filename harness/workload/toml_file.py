@@ -43,7 +43,6 @@ RULES: Final = {
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Parse a TOML file. Raises ConfigError with file and line."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except tomllib.TOMLDecodeError as error:
@@ -65,7 +64,6 @@ def parse_setting(setting: str) -> tuple[list[str], Any]:
 
 
 def apply_settings(data: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """A copy of `data` with each setting in its place; missing tables are made."""
     result = _copy_tables(data)
     for setting in settings:
         path, value = parse_setting(setting)

@@ -87,7 +87,6 @@ def _mooncake(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[str
 
 
 def _table(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[str, Recorded]]:
-    """A CSV with the columns of the time, the prompt and the answer, and others."""
     latest = 0
 
     def texts() -> Iterator[str]:

@@ -59,8 +59,6 @@ _RATE_COSTS: Final = "each takes a port of this host, which may be free again on
 
 
 class GateSettings(Section):
-    """`[gate]`: limits, a line each (see `harness.gate.limits`)."""
-
     limits: list[str] = Field(default_factory=list)
     noise: Annotated[float, Field(gt=0, le=10)] = 0.1
     min_abandons: Annotated[int, Field(ge=0, le=LARGEST_INT)] = 100
@@ -76,8 +74,6 @@ class ValueSettings(Section):
 
 
 class RunSettings(Section):
-    """`[run]`: how long and with how many users; with arms, how often each is run."""
-
     seed: Seed = 0
     processes: Annotated[int, Field(ge=1, le=MOST_PROCESSES)] = 1
     rounds: Count = 1
@@ -95,8 +91,6 @@ class RunSettings(Section):
 
 
 class EngineSettings(Section):
-    """`[engine]`: settings of the bundled engine; an absent one has the engine's own default."""
-
     runner: Literal["auto", "torch", "simulated"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     model: str | None = None
@@ -133,8 +127,6 @@ class SettleSettings(Section):
 
 
 class CollectSettings(Section):
-    """`[collect]`: how closely the server is watched; an absent interval is the target's."""
-
     scrape_interval_s: ScrapeInterval | None = None
     scrape: bool = True
     exact: bool = True
@@ -177,8 +169,6 @@ class ArmSettings(Section):
 
 
 class Workload(Section):
-    """One question, and the load that answers it."""
-
     name: Name
     question: Annotated[str, Field(min_length=1)]
     run: RunSettings
@@ -270,31 +260,26 @@ def rate_problem(rate: float, most_rate: float) -> str:
 
 
 def load_workload(name_or_path: str, settings: Sequence[str] = ()) -> Workload:
-    """Raises ConfigError."""
     path = find_file(name_or_path, package=SHIPPED_WORKLOADS, noun="workload")
     data = apply_settings({"name": name_of(path), **read_toml(path)}, settings)
     return validate(Workload, data, source=str(path), settings=settings)
 
 
 def load_target(name_or_path: str) -> Target:
-    """Raises ConfigError."""
     path = find_file(name_or_path, package=SHIPPED_TARGETS, noun="engine")
     return validate(Target, {"name": path.stem, **read_toml(path)}, source=str(path))
 
 
 def name_of(path: Path) -> str:
-    """The name of a workload without one: its file's, fit for a folder's name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("._-") or "workload"
 
 
 def shipped(package: str) -> dict[str, Path]:
-    """The TOML files that a package carries, by name."""
     folder = Path(str(files(package)))
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
 def find_file(name_or_path: str, *, package: str, noun: str) -> Path:
-    """A shipped name, else a path. Raises ConfigError with the shipped names."""
     known = shipped(package)
     if name_or_path in known:
         return known[name_or_path]
@@ -310,5 +295,4 @@ def find_file(name_or_path: str, *, package: str, noun: str) -> Path:
 
 
 def as_plain_data(section: BaseModel) -> dict[str, Any]:
-    """The section as plain data, defaults filled in, for the run's manifest."""
     return section.model_dump(mode="json")
