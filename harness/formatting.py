@@ -59,7 +59,6 @@ def _bytes(value: float) -> str:
 
 
 def figure_of(metric: Metric, name: str, *, unit: str | None = None) -> str:
-    """One figure of a metric (`p99`, `mean`); a censored one reads "> 2 s"."""
     shown_unit = metric.unit if unit is None else unit
     value, bound = getattr(metric, name), metric.lower_bounds.get(name)
     if value is None and bound is not None:
@@ -68,8 +67,6 @@ def figure_of(metric: Metric, name: str, *, unit: str | None = None) -> str:
 
 
 def bounded(metric: Metric, name: str, *, unit: str | None = None) -> str:
-    """The figure with the sign of its bound, such as "≤ 20 ms"; for a mean of which only an upper
-    limit is known, that limit."""
     if name == "mean" and is_only_limited(metric):
         return f"≤ {quantity(metric.upper95, metric.unit if unit is None else unit)}"
     sign = SIGNS.get(metric.bound, "") if getattr(metric, name) is not None else ""
@@ -81,7 +78,6 @@ def is_only_limited(metric: Metric) -> bool:
 
 
 def is_p99_the_largest(metric: Metric) -> bool:
-    """With fewer than a hundred values, p99 is the largest of them."""
     return metric.p99 is not None and metric.n < 100 and metric.p99 == metric.max
 
 
@@ -106,9 +102,6 @@ def shift_in_words(name: str, arm: str, reference: str, shift: Shift, unit: str)
 
 
 def change_in_words(one: Difference, unit: str) -> tuple[str, str]:
-    """ "0.41 times" and its 95 % interval "0.35 to 0.48"; without a ratio, the difference. Shares
-    differ in percentage points: a percent of a percentage would be read as the ratio.
-    """
     if one.ratio is not None:
         return f"{number(one.ratio)} times", between(one.ratio_ci95, "") or DASH
     value, limits = one.difference, one.difference_ci95
@@ -137,7 +130,6 @@ def interval(metric: Metric, name: str, *, unit: str | None = None) -> str | Non
 
 
 def between(limits: tuple[float, float] | None, unit: str) -> str | None:
-    """`(0.0015, 0.002), "s"` is "1.5 to 2 ms"."""
     if limits is None:
         return None
     low, high = (quantity(limit, unit) for limit in limits)

@@ -527,13 +527,11 @@ METRICS: Final[Mapping[str, MetricInfo]] = {
 
 
 def spoken(metric: str, figure: str) -> str:
-    """The name of a figure in a sentence: "cancel latency p50"; for a mean the metric alone."""
     label = METRICS[metric].label
     return label if figure == "mean" else f"{label} {figure}"
 
 
 def headlines(metrics: Collection[str]) -> Sequence[str]:
-    """The metrics that a run with these shows first."""
     is_open_loop = _OPEN_LOOP_SIGN in metrics
     return _ranked("always", "open loop") if is_open_loop else _ranked("always")
 

@@ -24,8 +24,6 @@ GAUGES: Final = ("running", "waiting", "free_blocks", "kv_usage")
 
 
 class Outcome(StrEnum):
-    """How a request ended for its client: exactly one of these."""
-
     COMPLETED = "completed"
     ABANDONED = "abandoned"  # the user left on purpose, by plan: not an error
     TIMED_OUT = "timed_out"
@@ -176,8 +174,6 @@ class WorkerSeen(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class VoidTrial(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Slot recovery: a trial that means nothing, with its arm and the reason."""
-
     trial: int
     arm: str
     why: str
@@ -229,7 +225,6 @@ class MetricSample(msgspec.Struct, kw_only=True):
 
 
 def num_slots(config: Mapping[str, Any] | None, found: int | None) -> int | None:
-    """How many requests a server runs at once: by its own account, else as `found` out."""
     told: int | None = (config or {}).get("max_num_seqs")
     return told or found
 
@@ -304,8 +299,6 @@ Level = Literal["info", "warning", "invalid"]
 
 
 class Remark(msgspec.Struct, frozen=True, kw_only=True):
-    """One sentence about a run: how far its figures may be believed."""
-
     level: Level
     text: str
 

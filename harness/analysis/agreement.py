@@ -1,9 +1,7 @@
 """Two methods for one quantity, side by side: how far they lie apart, and whether they may.
 
-The bundled engine logs exactly what it did, and also shows what any engine shows. So its runs test
-the methods that work without logs. Differences are `value - exact`. Where both come in blocks of
-time, differences are taken block by block, so that variation between blocks drops out of the
-interval.
+The bundled engine logs exactly what it did, and also shows what any engine shows. Differences are
+`value - exact`, block by block where both come in blocks of time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +37,6 @@ Bias = tuple[float, float]
 def agreement(
     frames: RunFrames, figures: Figures, facts: Facts, outside: Outside
 ) -> list[Agreement]:
-    """Every pair of an exact figure and another method; empty without exact logs."""
     if not facts.has_lifecycle or not facts.clocks_agree:
         return []
     left = left_on_the_server(frames, facts)
@@ -55,8 +52,7 @@ def left_on_the_server(frames: RunFrames, facts: Facts) -> pd.DataFrame:
 
     `t_ns`: when; `answers`: how many it asked for; `held_s`: how long the server still held these,
     summed, at most until the end of the observation; `wasted`: tokens generated and not read, NaN
-    if it never finished. A request that the log does not know never arrived: nothing of it was
-    held.
+    if it never finished. Nothing was held of a request that the log does not know.
     """
     requests, log = frames.requests, frames.lifecycle
     rows = without_tokens(requests)[requests["outcome"].isin(LEFT)]

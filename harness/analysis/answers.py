@@ -1,8 +1,4 @@
-"""Doubts about a run that its answers raise, in sentences: nothing here is a figure.
-
-A target may ignore `max_tokens`, send nothing, send errors or finish before a client can leave. Its
-figures then mean something else than their names say, so there is a warning.
-"""
+"""Doubts about a run that its answers raise, in sentences: nothing here is a figure."""
 
 from collections.abc import Iterator
 

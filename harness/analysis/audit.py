@@ -64,15 +64,12 @@ _FEWEST_TELLING: Final = 3  # scrapes
 
 
 class Due(NamedTuple):
-    """The range that a counter's change must lie in, and how many units may be in flight."""
-
     low: float
     high: float
     tolerance: float = 0.0
 
 
 def audit(frames: RunFrames, facts: Facts, waste: Figure) -> Audit:
-    """Hold each counter to the clients' account; with other users on the server, judge none."""
     held = open_requests(frames.requests)
     entries = [
         _entry(frames, facts, role, _due(frames, facts, role, held, waste)) for role in ROLES
@@ -255,7 +252,6 @@ def _signs_of_lateness(frames: RunFrames, facts: Facts, role: str, due: Due) -> 
 
 
 def _has_moved(frames: RunFrames, facts: Facts) -> bool:
-    """True also where no scrape could show it."""
     readings = readings_of(frames, facts, "running")
     if readings is None or np.ptp(readings.level):
         return True

@@ -1,10 +1,7 @@
 """The figures of cancellation as seen from outside, each by every method that can measure it.
 
-They rest on clients, metrics pages and probes, never on the bundled engine's own logs. Where those
-exist, the exact figure keeps its place and these stand beside it for comparison.
-
-`Outside` keeps what a run showed, by method. A figure is made from one run or several: their sums
-are added up, never their means, and a method counts only if every run has it.
+Where exact logs exist, the exact figure keeps its place and these stand beside it. Over several
+runs sums are added up, never means, and a method counts only if every run has it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -84,10 +81,8 @@ def seen_from_outside(frames: RunFrames, facts: Facts) -> Outside:
 def figures_from_outside(runs: Sequence[Outside]) -> dict[str, Methods]:
     """Cancel latency, ghost rate and waste by each method, the best first; of all runs together.
 
-    The first latency known becomes the figure of a run without exact logs, so methods with a mean
-    come before those with only an upper limit. Totals cannot say why a client went away. Without a
-    single abandon they cover only requests that the run cut off as it ended, which say nothing
-    about abandons: so there is no figure.
+    Totals cannot say why a client went away. Without a single abandon they cover only requests that
+    the run cut off as it ended, so there is no figure.
     """
     runs = [run for run in runs if run.num_left]
     if not any(run.num_abandoned for run in runs):
@@ -117,7 +112,6 @@ def _mean_latency(found: Sequence[Balance], method: str) -> Figure:
 def _of_all(
     found: Sequence[T | NotMeasurable], figure_of: Callable[[Sequence[T], str], Figure], method: str
 ) -> Figure:
-    """The figure of all runs together, or the reason of the first run that lacks it."""
     known = []
     for one in found:
         if isinstance(one, NotMeasurable):
@@ -161,8 +155,6 @@ def _longest_mean(latency: Metric) -> float | None:
 
 
 def with_methods(figure: Figure, methods: Mapping[str, Figure]) -> Figure:
-    """The figure with every other method that has a value beside it; without any value, all the
-    reasons."""
     reasons = [one.reason for one in (figure, *methods.values()) if isinstance(one, NotMeasurable)]
     for name, other in methods.items():
         figure = with_other(figure, name, other)

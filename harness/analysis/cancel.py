@@ -78,7 +78,6 @@ _IN_PREFILL: Final = {
 
 
 def cancel_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
-    """The figures of all cancellations, and the latency of long prompts left in their prefill."""
     if cancels.empty:
         return same_reason(_FIGURES, NOBODY_LEFT)
     if (why := facts.lacks("lifecycle")) is not None:
@@ -112,7 +111,6 @@ def _figure(
 
 
 def latency_sample(cancels: pd.DataFrame, column: str = CANCEL_LATENCY) -> Sample:
-    """The latencies of all requests that have one, ghosts censored."""
     known = cancels[was_cancelled(cancels)]
     return Sample(
         values=known[column].to_numpy(dtype=float),
@@ -138,7 +136,6 @@ def _censored_samples(cancels: pd.DataFrame) -> dict[str, Sample]:
 
 
 def stages_reached(cancels: pd.DataFrame) -> Iterator[tuple[str, pd.Series, pd.Series]]:
-    """By stage: which requests have passed it, and which never got any further."""
     has_begun = was_cancelled(cancels)
     for name in STAGES:
         is_over = cancels[name].notna()
@@ -147,7 +144,6 @@ def stages_reached(cancels: pd.DataFrame) -> Iterator[tuple[str, pd.Series, pd.S
 
 
 def waste_by_abandon_point(cancels: pd.DataFrame) -> list[dict[str, Any]]:
-    """Mean wasted tokens by the number of tokens after which a client left, in flight and after."""
     columns = ["wasted_in_flight_tokens", "wasted_after_close_tokens"]
     points = cancels.dropna(subset=["planned_abandon", *columns]).groupby("planned_abandon")
     return [
@@ -162,7 +158,6 @@ def waste_by_abandon_point(cancels: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def latency_by(column: str, cancels: pd.DataFrame) -> list[dict[str, Any]]:
-    """Cancel latency and number of ghosts for each value of `column`."""
     return [
         {
             column: value,
@@ -174,11 +169,6 @@ def latency_by(column: str, cancels: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def storm_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
-    """How long the users of one storm took to leave, and the server to let go of all of them.
-
-    A storm with a ghost is censored at what its longest cancel is known to exceed. Empty without a
-    storm.
-    """
     storms = cancels[(cancels["role"] == Role.USER) & cancels["trial"].notna()]
     if storms.empty:
         return {}

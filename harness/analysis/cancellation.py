@@ -3,17 +3,14 @@
     t0 ──detect──▶ server saw it ──signal──▶ worker heard it ──wait──▶ removed ──free──▶ freed
     └──────────────────────────────── cancel latency ─────────────────────────────────────┘
 
-One row for each abandoned request, always. A request that the server never stopped is a *ghost*:
-its latency is right-censored at the settle time, or at the time it was watched if that is less. So
-is a ghost that came to its natural end before: its end says nothing about how long a cancel takes.
+A request that the server never stopped is a *ghost*: its latency is right-censored at the settle
+time, or at the time it was watched if that is less, even if it came to its natural end before.
 
 A request that the server had finished before its user left has nothing to cancel; its row says
 phase "ended". So does one whose last step was running when the server saw its user leave, or when
-the abort can have reached the worker: it ended at the boundary at which a cancel would have been
-applied.
+the abort can have reached the worker.
 
-All server stamps come from the lifecycle log, joined by the client's request id. A request for
-several answers is there until the last of them is gone: see `branches_of`.
+All server stamps come from the lifecycle log, joined by the client's request id.
 """
 
 from typing import Final
@@ -64,9 +61,6 @@ def branches_of(left: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
 
 
 def ends_of(left: pd.DataFrame, branches: pd.DataFrame) -> pd.DataFrame:
-    """For each request of `left`: removed_ns and freed_ns of its last branch, how that one
-    finished, and the tokens of all branches (final_num_generated). Null until all of them have
-    ended."""
     by_owner = branches.sort_values("removed_ns", kind="stable").groupby("owner")
     found = by_owner.agg(
         removed_ns=("removed_ns", "max"),
@@ -119,12 +113,10 @@ def cancellations(frames: RunFrames) -> pd.DataFrame:
 
 
 def was_cancelled(cancels: pd.DataFrame) -> pd.Series:
-    """The rows that have a cancel latency: seen by the server and not over before t0."""
     return cancels[CANCEL_LATENCY].notna()
 
 
 def is_unfinished(cancels: pd.DataFrame) -> pd.Series:
-    """The rows still held when the watching ended: their waste is a lower bound."""
     return cancels["arrived_ns"].notna() & cancels["freed_ns"].isna()
 
 
@@ -134,7 +126,6 @@ def _seconds(start_ns: pd.Series, end_ns: pd.Series) -> pd.Series:
 
 
 def _is_true(claims: pd.Series) -> pd.Series:
-    """A claim about a time that is not known is not true."""
     return claims.fillna(value=False).astype(bool)
 
 
@@ -259,7 +250,6 @@ def _stages(cancels: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def _in_steps(cancels: pd.DataFrame, steps: StepTimes | None, facts: Facts) -> dict[str, pd.Series]:
-    """The cancel latency in steps, and removed_at_first_boundary."""
     if steps is None:
         never = pd.Series(pd.NA, index=cancels.index, dtype="boolean")
         return {CANCEL_LATENCY_STEPS: never.astype(float), "removed_at_first_boundary": never}

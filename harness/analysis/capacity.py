@@ -23,11 +23,6 @@ def capacity_figures(frames: RunFrames, facts: Facts) -> Figures:
 
 
 def series_of(frames: RunFrames, facts: Facts) -> dict[str, Floats]:
-    """The run's repeated observations in the load window, in seconds, by the name of their figure.
-
-    step_s covers the steps that overlap the window; scrape_interval_s, all scrapes: each is of all
-    URLs together.
-    """
     steps = steps_in_window(frames.steps, facts)
     in_window = frames.client["t_ns"].between(facts.load_started_ns, facts.load_ended_ns)
     return {
@@ -51,7 +46,6 @@ def series_figures(series: Mapping[str, Floats], facts: Facts) -> Figures:
 
 
 def steps_in_window(steps: pd.DataFrame, facts: Facts) -> pd.DataFrame:
-    """Steps that overlap the load window, with the `slot_s` that requests ran in it."""
     started = np.maximum(steps["started_ns"].to_numpy(dtype=np.int64), facts.load_started_ns)
     ended = np.minimum(steps["ended_ns"].to_numpy(dtype=np.int64), facts.load_ended_ns)
     slot_s = steps["num_running"] * ((ended - started) / 1e9)
@@ -60,7 +54,6 @@ def steps_in_window(steps: pd.DataFrame, facts: Facts) -> pd.DataFrame:
 
 
 def _slot_utilisation(frames: RunFrames, in_window: pd.DataFrame, facts: Facts) -> Figure:
-    """Between two steps nothing runs. Without a step log: mean of the scraped gauge / slots."""
     name = "slot_utilisation"
     if facts.slots is None:
         return NotMeasurable(f"{facts.engine} does not show its number of batch slots")
@@ -82,7 +75,6 @@ def _slot_utilisation(frames: RunFrames, in_window: pd.DataFrame, facts: Facts) 
 
 
 def _throughput(frames: RunFrames, in_window: pd.DataFrame, facts: Facts) -> Figure:
-    """Without a step log: tokens that the clients read, a lower bound of those generated."""
     name, n = "throughput_tps", len(frames.requests)
     if (why := facts.lacks("load")) is not None:
         return NotMeasurable(why)

@@ -28,11 +28,7 @@ BOUNDS: Final = {"point": "a value", "lower": "a lower bound", "upper": "an uppe
 def why_not_figures(
     name: str, first: Metric, second: Metric, counting: tuple[str | None, str | None]
 ) -> str | None:
-    """Why two figures of metric `name` may not be compared; None where they may.
-
-    `counting`: how each side counted its tokens. A side that does not say is assumed to count like
-    the other.
-    """
+    """`counting`: how each side counted its tokens; None: assumed to count alike."""
     if METRICS[name].of_tokens and not _are_counted_alike(*counting):
         return f"tokens are counted by {counting[0]} and by {counting[1]}"
     if first.method != second.method:
@@ -61,8 +57,6 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def conditions_of(manifest: Mapping[str, Any], summary: Summary | ArmsSummary) -> Conditions:
-    """`manifest`: of the run, or of a run of the arm, which knows its server and its own load. The
-    summary names the server where the manifest does not."""
     workload, hardware = manifest["workload"], manifest["hardware"]
     target = manifest.get("target") or {}
     demand = {section: dict(workload[section]) for section in DEMAND}
@@ -100,7 +94,6 @@ def why_not_conditions(mine: Conditions, baseline: Conditions) -> str | None:
 
 
 def other_machine(mine: Conditions, baseline: Conditions) -> str | None:
-    """The baseline's machine in words, if this run is from another."""
     return None if mine.machine == baseline.machine else machine_in_words(baseline)
 
 
@@ -115,7 +108,6 @@ def depends_on_machine(unit: str) -> bool:
 
 
 def why_not_runs(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> str | None:
-    """Why two runs, by their manifests, ask different questions; None if they ask one."""
     first, second = baseline["workload"], candidate["workload"]
     if first.get("name") != second.get("name"):
         names = f"`{first.get('name')}` and `{second.get('name')}`"
@@ -213,7 +205,6 @@ def _listed(keys: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def _leaves(keys: Mapping[str, tuple[Any, Any]]) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Tables come apart into the entries that differ."""
     for key, (was, now) in keys.items():
         if isinstance(was, Mapping) and isinstance(now, Mapping):
             yield from ((f"{key}.{name}", pair) for name, pair in _leaves(_changed(was, now)))

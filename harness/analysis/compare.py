@@ -10,20 +10,13 @@
 - Single requests (`shift_between`): the shift of Hodges and Lehmann, limits by the rank sum test.
   Annals of Mathematical Statistics 34 (1963), 598-611.
 
-Every interval holds 95 %. A ratio is compared by the same method on logarithms: by chance it is as
-often halved as doubled, and only logarithms show both evenly. The two runs of a round share a seed
-and follow each other closely, so differences between rounds drop out of the pairs. Intervals of
-rounds take rounds for independent and about normal; a handful of rounds cannot check that.
-
-Zou and Donner: with a in [l, u] and b in [l', u'], a - b lies between
+Every interval holds 95 %. A ratio is compared by the same method on logarithms. Zou and Donner:
+with a in [l, u] and b in [l', u'], a - b lies between
 
     (a - b) - sqrt((a - l)^2 + (u' - b)^2)  and  (a - b) + sqrt((u - a)^2 + (b - l')^2).
 
-This keeps the skew of each figure, needs no rows, and takes the runs for independent.
-
 A time is compared in seconds and in steps of its engine: a server with slower steps lets go later
-by just that, which is no fault of its cancelling. Step times are medians of very many steps, so
-they are taken as known.
+by just that, which is no fault of its cancelling. Step times are taken as known.
 """
 
 import math
@@ -168,7 +161,6 @@ def _thinned(ordered: Floats) -> Floats:
 
 
 def _all_differences(mine: Floats, theirs: Floats) -> Floats:
-    """Two censored values differ by nothing."""
     with np.errstate(invalid="ignore"):
         differences = np.subtract.outer(mine, theirs).ravel()
     differences[np.isnan(differences)] = 0.0
@@ -176,14 +168,12 @@ def _all_differences(mine: Floats, theirs: Floats) -> Floats:
 
 
 def _superiority(mine: Floats, theirs: Floats) -> float:
-    """The share of differences above 0, and half of those that are 0; of sorted samples."""
     below = np.searchsorted(theirs, mine, side="left").sum()
     not_above = np.searchsorted(theirs, mine, side="right").sum()
     return float(below + not_above) / 2 / (len(mine) * len(theirs))
 
 
 def _lower_rank(mine: Floats, theirs: Floats) -> int:
-    """How many of all differences lie below the interval; as many lie above it."""
     n, m = len(mine), len(theirs)
     _, ties = np.unique(np.concatenate([mine, theirs]), return_counts=True)
     tie_term = float((ties.astype(float) ** 3 - ties).sum()) / ((n + m) * (n + m - 1))
@@ -229,8 +219,6 @@ def pair_of(
     steps_s: Sequence[float | None] = (None, None),
     counting: tuple[str | None, str | None] = (None, None),
 ) -> Pair:
-    """Compare one figure. `steps_s` and `counting` are of (baseline, candidate): the duration of a
-    step, and how tokens were counted."""
     a, b = getattr(candidate, figure), getattr(baseline, figure)
     found = Pair(metric=name, figure=figure, unit=baseline.unit, baseline=b, candidate=a)
     note = why_not_figures(name, baseline, candidate, counting)
@@ -270,7 +258,6 @@ def difference_ci95(a: float, of_a: Limits | None, b: float, of_b: Limits | None
 
 
 def ratio_ci95(a: float, of_a: Limits | None, b: float, of_b: Limits | None) -> Limits | None:
-    """The interval of a / b; None if either one's is unknown or reaches down to 0."""
     if of_a is None or of_b is None or min(of_a[0], of_b[0]) <= 0:
         return None
     logs = [(math.log(low), math.log(high)) for low, high in (of_a, of_b)]
@@ -294,8 +281,6 @@ class Standing(StrEnum):
 
 
 def standing(pair: Pair) -> Standing:
-    """Better or worse, by the metric's direction, if the interval leaves out "no difference", as
-    measured and in steps."""
     info = METRICS[pair.metric]
     if pair.note is not None or pair.difference is None:
         return Standing.NOT_COMPARED
@@ -315,7 +300,6 @@ def is_sure(pair: Pair) -> bool:
 
 
 def _side_of(even: float, limits: Limits | None) -> int:
-    """1: all of the interval lies above `even`, -1: below; 0 if it holds `even` or is unknown."""
     if limits is None:
         return 0
     return (limits[0] > even) - (limits[1] < even)

@@ -1,8 +1,7 @@
 """Figures from idle gauges and counters, for servers that show nothing else.
 
 Differences are between two moments at which nothing runs, before the load and after the settle
-time, so that a counter which moves late has moved. The target's description of its metrics says how
-far each figure can be believed.
+time, so that a counter which moves late has moved.
 """
 
 from collections.abc import Sequence
@@ -35,12 +34,8 @@ def count_figures(lifecycle: pd.DataFrame, facts: Facts) -> Figures:
 
 
 def wasted_by_counter(requests: pd.DataFrame, facts: Facts) -> Figure:
-    """Tokens generated and not read, per request that its client left before the end.
-
-    Requests left are the abandoned ones and those cut off or timed out: the counter cannot tell
-    these apart. `others` holds the total, and how many were cut off. A counter that moved by less
-    than was read says nothing about waste.
-    """
+    """Requests left are the abandoned ones and those cut off or timed out: the counter cannot tell
+    these apart. A counter that moved by less than was read says nothing about waste."""
     generated = _idle_change(facts, "generated_tokens")
     if isinstance(generated, NotMeasurable):
         return generated
@@ -65,7 +60,6 @@ def wasted_by_counter(requests: pd.DataFrame, facts: Facts) -> Figure:
 
 
 def wasted_in_all(found: Sequence[Metric], method: str) -> Metric:
-    """Several runs together: their totals and requests are added up."""
     others = {name: sum(one.others[name] for one in found) for name in found[0].others}
     bound = "lower" if any(one.bound == "lower" for one in found) else "point"
     return _mean_waste(others, sum(one.n for one in found), bound=bound, method=method)
@@ -77,11 +71,6 @@ def _mean_waste(others: dict[str, float], n: int, *, bound: str, method: str = "
 
 
 def wasted_prompts_by_counter(requests: pd.DataFrame, facts: Facts) -> Figure:
-    """Prompt tokens computed for each request that was left before its first token.
-
-    `prompt_total` estimates the prompts without a usage, with an interval. `others` holds the
-    total.
-    """
     computed = _idle_change(facts, "prompt_tokens")
     if isinstance(computed, NotMeasurable):
         return computed
@@ -114,7 +103,6 @@ def wasted_prompts_by_counter(requests: pd.DataFrame, facts: Facts) -> Figure:
 
 
 def idle_figure(name: str, facts: Facts, role: str, *, sign: int = 1) -> Figure:
-    """By how much a gauge or a counter moved, in the direction of `sign`."""
     change = _idle_change(facts, role)
     if isinstance(change, NotMeasurable):
         return change
@@ -153,5 +141,4 @@ def _bound(facts: Facts, role: str) -> str:
 
 
 def _bound_of_tokens(facts: Facts, role: str) -> str:
-    """As long as the server computes for an abandoned request, there will be more."""
     return "lower" if facts.still_computing else _bound(facts, role)

@@ -17,8 +17,6 @@ Need = Literal["lifecycle", "clock", "steps", "block size", "load"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Late:
-    """How many steps late a page shows three kinds of change: see `config.LateSteps`."""
-
     coming: float
     ended: float
     left: float
@@ -85,7 +83,6 @@ class Facts:
         return f"{self.engine} gave no step log"
 
     def lacks(self, *needed: Need) -> str | None:
-        """The reason for the first of these that is not there; None if all are."""
         known: dict[Need, tuple[bool, str]] = {
             "lifecycle": (self.has_lifecycle, self.needs_lifecycle),
             "clock": (self.clocks_agree, self.needs_clock),
@@ -100,10 +97,8 @@ class Facts:
 
     @property
     def still_computing(self) -> bool | None:
-        """Did the server compute anything between the last two idle readings? None: not known.
-
-        A counter at rest proves that it did not only if the counter moves with every step.
-        """
+        """None: not known. A counter at rest proves that the server computed nothing only if it
+        moves with every step."""
         for role in ("decode_calls", "generated_tokens"):
             change = _change(self.idle_after, self.idle_later, role)
             if change is not None and change > 0:
@@ -114,11 +109,9 @@ class Facts:
 
     @property
     def generated_later(self) -> float | None:
-        """By how many tokens the counter moved between the last two idle readings."""
         return _change(self.idle_after, self.idle_later, "generated_tokens")
 
     def idle_change(self, role: str) -> float | None:
-        """Idle after the settle time - idle before the load; None unless both are known."""
         return _change(self.idle_before, self.idle_after, role)
 
 
@@ -127,7 +120,6 @@ def _change(before: dict[str, float], after: dict[str, float], role: str) -> flo
 
 
 def run_facts(frames: RunFrames) -> Facts:
-    """Read the manifest; the rows fill what it lacks."""
     manifest = frames.manifest
     target = manifest.get("target") or {}
     config, spec = target.get("config") or {}, target.get("spec") or {}
@@ -179,7 +171,6 @@ def run_facts(frames: RunFrames) -> Facts:
 def load_window(
     started_ns: int | None, ended_ns: int | None, requests: pd.DataFrame
 ) -> tuple[int, int]:
-    """The manifest's load window; missing ends come from the first sending and the last end."""
     if started_ns is None:
         started_ns = 0 if requests.empty else int(requests["sent_ns"].min())
     if ended_ns is None:
@@ -188,7 +179,6 @@ def load_window(
 
 
 def _observed_until(frames: RunFrames, load_ended_ns: int) -> int:
-    """The end of the settle time; for a server that died before, its last sign of life."""
     settled = (frames.manifest.get("window") or {}).get("settled_ns")
     if settled is not None and frames.manifest.get("status") != "target_failed":
         return int(settled)
@@ -197,8 +187,6 @@ def _observed_until(frames: RunFrames, load_ended_ns: int) -> int:
 
 
 def _not_there_yet(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """Counters missing on the page before the load: many servers show a counter only once it has
-    counted something."""
     return {role: 0.0 for role in after if before and role not in before and role not in GAUGES}
 
 
@@ -207,7 +195,6 @@ def _known(values: dict[str, Any] | None) -> dict[str, float]:
 
 
 def is_among(ids: pd.Series, known: pd.Series | pd.Index) -> Bools:
-    """Whether each id is among the known ones; a null id is not."""
     values = pa.array(known, type=pa.string(), from_pandas=True)
     asked = pa.array(ids, type=pa.string(), from_pandas=True)
     found: Bools = pc.is_in(asked, value_set=values, skip_nulls=True).to_numpy(zero_copy_only=False)

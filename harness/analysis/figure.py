@@ -1,7 +1,6 @@
 """From samples to `Metric`: one entry of the summary, or the reason why there is none.
 
-A figure that cannot be known is never 0 and never dropped silently: it is `NotMeasurable` with the
-reason, and the summary lists it.
+A figure that cannot be known is never 0 and never dropped: it is `NotMeasurable`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -65,7 +64,6 @@ class Sample:
         return kaplan_meier(self.values, self.is_censored)
 
     def and_longer_than(self, bounds: Sequence[float]) -> "Sample":
-        """Together with observations that are only known to exceed these bounds."""
         return replace(
             self,
             values=np.concatenate([self.values, np.asarray(bounds, dtype=float)]),
@@ -74,11 +72,8 @@ class Sample:
 
 
 def describe(sample: Sample, *, unit: str, method: str, bound: str = "point") -> Metric:
-    """All the figures of a sample that are known. Needs at least one observation.
-
-    A censored sample has no known mean and no known largest value: both depend on how long the
-    censored ones would have taken.
-    """
+    """A censored sample has no known mean and no known largest value: both depend on how long the
+    censored ones would have taken. Needs at least one observation."""
     curve = curve_at(sample.values, sample.is_censored, QUANTILES.values())
     if not curve.n:
         raise ValueError("a sample without observations has no figures")
@@ -111,14 +106,12 @@ def describe(sample: Sample, *, unit: str, method: str, bound: str = "point") ->
 def sampled(
     name: str, sample: Sample, why_empty: str, *, method: str, bound: str = "point"
 ) -> Figure:
-    """A metric of the table from its sample, or the reason for an empty one."""
     if not len(sample.values):
         return NotMeasurable(why_empty)
     return describe(sample, unit=METRICS[name].unit, method=method, bound=bound)
 
 
 def proportion(name: str, claims: pd.Series, why_empty: str, *, method: str) -> Figure:
-    """A metric of the table from the claims that are known: the share of those that are true."""
     known = claims.dropna()
     if known.empty:
         return NotMeasurable(why_empty)
@@ -130,14 +123,12 @@ def proportion(name: str, claims: pd.Series, why_empty: str, *, method: str) -> 
 
 
 def rate(hits: int, n: int, *, method: str) -> Metric:
-    """A share of n that should be 0, with its one-sided upper 95 % bound."""
     return Metric(unit="ratio", n=n, mean=hits / n, upper95=rate_upper95(hits, n), method=method)
 
 
 def reading(
     name: str, value: float, *, method: str, n: int = 1, bound: str = "point", **more: Any
 ) -> Metric:
-    """One number for the whole run, from `n` counted things."""
     unit = METRICS[name].unit
     return Metric(unit=unit, n=n, mean=float(value), method=method, bound=bound, **more)
 
@@ -147,7 +138,6 @@ def same_reason(names: Iterable[str], reason: str) -> Figures:
 
 
 def with_other(figure: Figure, name: str, other: Figure) -> Figure:
-    """The figure with another one beside it, or that one if there is no figure."""
     if isinstance(figure, NotMeasurable):
         return other if isinstance(other, Metric) else figure
     if isinstance(other, Metric):

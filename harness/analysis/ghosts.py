@@ -158,8 +158,6 @@ def ghost_rate(found: Sequence[Ghosts], method: str) -> Metric:
 
 
 def best_first(figures: dict[str, Figure]) -> dict[str, Figure]:
-    """Figures with a mean before those with only an upper limit."""
-
     def has_no_mean(name: str) -> bool:
         figure = figures[name]
         return isinstance(figure, Metric) and figure.mean is None

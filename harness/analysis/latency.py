@@ -1,9 +1,8 @@
 """Latency as the clients saw it: times of the requests that were read to the end.
 
 A survivor is a user's request that was to be read to its end. A request that was to be abandoned is
-none, even if the run ended or the answer was over first: the server's speed decides which of them
-were left, so the others are a selection. A request that ended without a first token (cut off, timed
-out) had waited for at least so long: its TTFT is right-censored, not missing.
+none, even if its answer was over first: the server's speed selects those. A request that ended
+without a first token had waited for at least so long: its TTFT is right-censored, not missing.
 """
 
 from collections.abc import Mapping
@@ -160,15 +159,12 @@ def ttft_sample(requests: pd.DataFrame, *, since: str = _SENT) -> Sample:
 
 
 def _gaps(requests: pd.DataFrame, wanted: pd.Series) -> Sample:
-    """Gaps between consecutive token events of one answer, all gaps of all requests together."""
     is_wanted: Bools = wanted.to_numpy(dtype=bool)
     gaps, of_each = token_gaps(requests, is_wanted)
     return Sample(values=gaps, clusters=of_each)
 
 
 def _times_a_token(survivors: pd.DataFrame) -> Sample:
-    """TPOT of requests with two tokens or more. The n answers to one request grow in step, so it
-    counts with the tokens of one of them."""
     tokens = tokens_read(survivors) / survivors["n"].to_numpy(dtype=float)
     span = survivors["last_token_ns"] - survivors["first_token_ns"]
     span_s = span.to_numpy(dtype=float, na_value=np.nan) / 1e9
@@ -183,7 +179,6 @@ def _to_the_end(survivors: pd.DataFrame, *, since: str = _SENT) -> Sample:
 
 
 def _delay(users: pd.DataFrame) -> Sample:
-    """How late the harness itself was."""
     return Sample(values=(users["sent_ns"] - users[_INTENDED]).to_numpy(dtype=float) / 1e9)
 
 
@@ -196,8 +191,6 @@ def _goodput(users: pd.DataFrame, facts: Facts) -> Figure:
 
 
 def canary_figures(requests: pd.DataFrame) -> Figures:
-    """Empty without canaries. Over several runs, each canary's earliest answer of all is the known
-    one."""
     is_canary = requests["role"] == Role.CANARY
     canaries = without_tokens(requests)[is_canary]
     if canaries.empty:
@@ -214,14 +207,12 @@ def canary_figures(requests: pd.DataFrame) -> Figures:
 
 
 def known_answers(requests: pd.DataFrame) -> dict[int, str]:
-    """The earliest completed answer of each canary, by its number."""
     canaries = without_tokens(requests)[requests["role"] == Role.CANARY]
     first = _answers(canaries).drop_duplicates("user")
     return dict(zip(first["user"].tolist(), first["answer"].tolist(), strict=True))
 
 
 def canary_remarks(known: Mapping[str, Mapping[int, str]]) -> list[Remark]:
-    """`known`: the known answers of each arm, which must be alike."""
     texts: dict[int, set[str]] = {}
     for of_arm in known.values():
         for canary, text in of_arm.items():
@@ -243,7 +234,6 @@ def _answers(canaries: pd.DataFrame) -> pd.DataFrame:
 
 
 def asking_again_figures(requests: pd.DataFrame) -> Figures:
-    """`ttft_again_s` has the TTFT of the rest beside it. Empty without repeated requests."""
     repeats = _repeats(requests)
     if repeats.empty:
         return {}
@@ -261,10 +251,6 @@ def asking_again_figures(requests: pd.DataFrame) -> Figures:
 
 
 def cached_again_figures(frames: RunFrames, facts: Facts) -> Figures:
-    """The cached share of repeated prompts, of requests that had a token.
-
-    Tokens scheduled up to and with the step of the first token count as computed.
-    """
     repeats = _repeats(frames.requests)
     if repeats.empty:
         return {}

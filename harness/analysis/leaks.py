@@ -30,8 +30,6 @@ _GAUGES: Final = {
 
 
 def leak_figures(facts: Facts) -> Figures:
-    """A server that shows no blocks has leaked_kv_share. Its leaked_blocks is that share of all
-    blocks, rounded, if their number is known."""
     figures = {
         f"leaked_{noun}": idle_figure(f"leaked_{noun}", facts, role, sign=sign)
         for noun, (role, sign) in _GAUGES.items()
@@ -51,11 +49,6 @@ def leak_figures(facts: Facts) -> Figures:
 def leaks_in_use(
     frames: RunFrames, facts: Facts, figures: Mapping[str, Figure]
 ) -> dict[str, float]:
-    """How many of the leaked `slots` and `blocks` are held by requests of this run that still run.
-
-    Only values that are known and above 0. The gauges are read a moment before the end of the logs,
-    so no more than was leaked.
-    """
     leaked = {name: figures.get(f"leaked_{name}") for name in ("slots", "blocks")}
     missing = {name: one.mean or 0.0 for name, one in leaked.items() if isinstance(one, Metric)}
     if not any(missing.values()):
@@ -78,15 +71,12 @@ def leaks_lost(facts: Facts) -> list[str]:
 
 
 def _running(frames: RunFrames) -> pd.DataFrame:
-    """The lives of this run's requests that were still open at the end of the log."""
     lives = timeline(frames)
     is_ours = is_among(lives["client_request_id"], frames.requests["request_id"])
     return lives[is_ours & lives["out_ns"].isna()].reset_index(drop=True)
 
 
 def _blocks_of(running: pd.DataFrame, frames: RunFrames, facts: Facts) -> int:
-    """Enough blocks for the tokens computed for each since it got its slot, and for the cached
-    prefix that it got with it; 0 if not known."""
     if running.empty or frames.steps.empty or facts.block_size is None:
         return 0
     computed = computed_tokens(frames.steps, pd.Index(running["server_request_id"]))
@@ -106,8 +96,6 @@ _OF_ITSELF: Final = {
 
 
 def is_wedged(probing: Mapping[str, Any]) -> bool | None:
-    """Does the server call itself healthy and yet leave requests without an answer? None without
-    probing, or for a silent server that says nothing of its health."""
     if not probing:
         return None
     if not probing["errors"] or not _is_silent(probing):
@@ -142,13 +130,8 @@ _ELSEWHERE: Final = "the server's processes are not on this machine, or not ours
 
 
 def growth_figures(frames: RunFrames, facts: Facts) -> Figures:
-    """How much more the server holds with each abandon, over the loops: missing from its idle
-    gauges, and of all its processes together.
-
-    The slope of Theil and Sen (JASA 63 (1968), 1379-1389) is not moved by one odd reading. A server
-    also grows by what it keeps on purpose (caches, logs of a bounded size) until these are full:
-    the first loops of a short run show that.
-    """
+    """A server also grows by what it keeps on purpose (caches, logs of a bounded size) until these
+    are full: the first loops of a short run show that."""
     leaked = {f"leaked_{noun}_per_abandon": gauge for noun, gauge in _GAUGES.items()}
     return {
         **{name: _leak_slope(name, frames, facts, *gauge) for name, gauge in leaked.items()},
@@ -189,7 +172,6 @@ def _why_no_slope(frames: RunFrames, n: int, kind: str, fewest: int) -> str | No
 
 
 def _slope(name: str, frames: RunFrames, times: list[int], values: Floats) -> Figure:
-    """The slope over the requests left by these times; a first value more is of before the load."""
     left = open_requests(frames.requests).left_by(np.array(times)).astype(float)
     left = np.append(np.zeros(len(values) - len(times)), left)
     if len(np.unique(left)) < len(left):
@@ -199,7 +181,6 @@ def _slope(name: str, frames: RunFrames, times: list[int], values: Floats) -> Fi
 
 
 def _latest(rows: pd.DataFrame, column: str, times: list[int]) -> Floats:
-    """At each time, the latest value read by then."""
     ordered = rows.sort_values("t_ns", kind="stable")
     latest = np.searchsorted(ordered["t_ns"].to_numpy(dtype=np.int64), times, side="right") - 1
     values = ordered[column].to_numpy(dtype=float)

@@ -169,7 +169,6 @@ _GRAINS: Final = 16  # of that time: of the tokens in one of these only the firs
 
 
 def step_boundaries(requests: pd.DataFrame) -> Ints:
-    """The first token of each step that brought any (ns), ascending."""
     gaps, _ = token_gaps(requests)
     if not len(gaps):
         return np.empty(0, dtype=np.int64)
@@ -210,7 +209,6 @@ MOST_LOST: Final = 0.1  # of the requests left, so many may have gone before the
 
 
 def held_after_leaving(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
-    """Request-seconds in the server (running and waiting) beyond those that clients held."""
     held = open_requests(frames.requests)
     if not held.n_left:
         return NotMeasurable("no request was left before its end")
@@ -227,7 +225,6 @@ def held_after_leaving(frames: RunFrames, facts: Facts) -> Balance | NotMeasurab
 
 
 def delay_of_aborts(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
-    """Seconds from each leaving until the counter of aborted requests moved, summed."""
     held = open_requests(frames.requests)
     if not held.n_left:
         return NotMeasurable("no request was left before its end")
@@ -254,8 +251,6 @@ def delay_of_aborts(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
 
 
 def unread_tokens(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
-    """Tokens that the server counted beyond those that clients read, by requests left, not by
-    answers."""
     held = open_requests(frames.requests.assign(n=1))
     generated = readings_of(frames, facts, "generated_tokens")
     change = facts.idle_change("generated_tokens")
@@ -278,7 +273,6 @@ def unread_tokens(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
 def _lateness(
     frames: RunFrames, facts: Facts, held: OpenRequests, running: Readings
 ) -> tuple[float, tuple[float, float]]:
-    """The time that old pages add to the mean on average, and how far that may be off (s)."""
     changes = len(held.started_ns) / held.n_left
     late, step_s = facts.late.get("running"), met_step_s(frames) or 0.0
     if late is None:
@@ -291,8 +285,6 @@ def _lateness(
 
 
 def _share_left_behind(held: OpenRequests, step_s: float) -> float:
-    """The share of requests left while others were still being computed. An empty server has no
-    step to wait for: its page is right at once."""
     return float((held.at(held.left_ns + int(step_s * 1e9)) > 0).mean())
 
 

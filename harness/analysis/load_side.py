@@ -1,10 +1,8 @@
 """The load's own side: which processes took part, and whether one was too busy to be believed.
 
 A load process is saturated if in any ten seconds of the load it used over 90 % of a core (it is one
-thread, so a core is its limit), or noticed one in twenty of its ticks later than a whole step of
-the server, and than 50 ms. Its stamps of that time show its own delay, not the server's: the run is
-invalid, however idle the process was before. A shorter load is judged as a whole. A little lag does
-not invalidate a run: each figure below it is flagged.
+thread), or noticed one in twenty of its ticks later than a whole step of the server, and than
+50 ms. Its stamps of that time show its own delay, so the run is invalid.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +37,6 @@ def losses(manifest: Mapping[str, Any], facts: Facts) -> Iterator[str]:
 
 
 def why_missed(manifest: Mapping[str, Any]) -> str | None:
-    """Which processes were to send the missing part of a schedule; None if none was lost."""
     if died := _died(manifest):
         names = ", ".join(_named(one) for one in died)
         return f"{names} died, and its part of the schedule was not sent: its log may say why"
@@ -65,7 +62,6 @@ _EVERY_NS: Final = 1_000_000_000  # from where one stretch begins to where the n
 
 
 def load_sides(frames: RunFrames, facts: Facts) -> list[LoadSide]:
-    """Every process that watched itself in the load window for long enough to be judged."""
     is_inside = frames.client["t_ns"].between(facts.load_started_ns, facts.load_ended_ns)
     ticks = frames.client[is_inside]
     processes = [of_one for _, of_one in ticks.groupby(["host", "pid"])]
@@ -112,8 +108,6 @@ def _side(ticks: pd.DataFrame) -> LoadSide:
 
 
 def _stretches(t_ns: Ints) -> tuple[Ints, Ints]:
-    """The first and the last tick of each stretch. One begins each second, and each is `STRETCH_NS`
-    long or, if ticks were far apart, longer. A shorter load is one stretch."""
     latest_ns = t_ns[-1] - STRETCH_NS
     first = np.searchsorted(t_ns, np.arange(t_ns[0], latest_ns + 1, _EVERY_NS))
     first = first[t_ns[first] <= latest_ns]
@@ -223,7 +217,6 @@ def steady_window(frames: RunFrames, facts: Facts) -> Steady:
 
 
 def truncation(means: Floats) -> tuple[int, bool]:
-    """How many values to leave out at the beginning, and whether the rest is steady."""
     half = len(means) // 2
     errors = [float(means[d:].var()) / (len(means) - d) for d in range(half + 1)]
     cut = int(np.argmin(errors))

@@ -1,8 +1,4 @@
-"""How many requests the clients hold open, and when they leave: the client's side of every balance.
-
-A request is held from its sending until its client has read its end or goes away. Anything beyond
-that on the server is held for an absent client.
-"""
+"""How many requests the clients hold open, and when they leave."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,8 +53,6 @@ def is_unopened(requests: pd.DataFrame) -> pd.Series:
 
 
 def open_requests(requests: pd.DataFrame) -> OpenRequests:
-    """All requests that the server took. It never held those that it refused, that failed without a
-    token, or that never had a connection."""
     is_refused = requests["outcome"] == Outcome.REJECTED
     is_refused |= (requests["outcome"] == Outcome.FAILED) & requests["first_token_ns"].isna()
     taken = without_tokens(requests)[~is_refused & ~is_unopened(requests)]

@@ -1,8 +1,7 @@
 """Several runs of several arms as one summary: each arm over all its rounds, and how arms differ.
 
-Samples are pooled: a quantile of an arm is that of all requests of its rounds. A reading (one
-number a run) gives one value a round. Differences between arms come from the values a round
-(`harness.analysis.compare`).
+A quantile of an arm is that of all requests of its rounds. A reading (one number a run) gives one
+value a round, and differences between arms come from the values a round.
 """
 
 import re
@@ -51,8 +50,6 @@ from harness.store.frames import RunFrames
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmRound:
-    """One run of one arm, without its logs."""
-
     round: int
     arm: str
     observed: Observed
@@ -63,7 +60,6 @@ class ArmRound:
 
 
 def analyse_round(frames: RunFrames, *, round_number: int, arm: str) -> ArmRound:
-    """Everything about one run that does not depend on the others."""
     observed = observe(frames)
     figures = figures_of(frames, observed)
     return ArmRound(
@@ -88,8 +84,6 @@ def arm_figures(rounds: Sequence[ArmRound]) -> Figures:
 
 
 def _over_rounds(figures: Sequence[Figure]) -> Figure:
-    """One reading a round, as a sample with mean and maximum; quantiles of rounds would mean
-    nothing. A lower bound in one round makes the mean a lower bound."""
     known = [one for one in figures if isinstance(one, Metric)]
     if not known:
         return figures[0]
@@ -111,11 +105,8 @@ def _over_rounds(figures: Sequence[Figure]) -> Figure:
 
 
 def of_each_request(runs: Iterable[tuple[pd.DataFrame, pd.DataFrame]]) -> dict[str, Floats]:
-    """The values of single requests, in seconds, by metric; from requests and cancels of each run.
-
-    A censored value is infinite: a ghost, or a first token that never came. E2E covers completed
-    requests.
-    """
+    """The values of single requests (s), by metric. A ghost, or a first token that never came, is
+    infinite."""
     found: dict[str, list[Floats]] = {"ttft_s": [], "e2e_s": [], CANCEL_LATENCY: []}
     for requests, cancels in runs:
         stayed = without_tokens(requests)[requests["planned_abandon"].isna()]
@@ -128,7 +119,6 @@ def of_each_request(runs: Iterable[tuple[pd.DataFrame, pd.DataFrame]]) -> dict[s
 
 
 def shifts_between(mine: Mapping[str, Floats], reference: Mapping[str, Floats]) -> dict[str, Shift]:
-    """How far the single requests of two sides lie apart, by metric that both have."""
     return {
         metric: shift_between(mine[metric], values)
         for metric, values in reference.items()
@@ -144,7 +134,6 @@ Values = dict[str, list[float | None]]
 
 
 def pool(rounds: Sequence[ArmRound], manifest: Mapping[str, Any]) -> ArmsSummary:
-    """The summary of a workload with arms; needs at least one run."""
     workload = manifest["workload"]
     names = [arm["name"] for arm in workload["arms"]]
     num_rounds = workload["run"]["rounds"]
@@ -168,7 +157,6 @@ def pool(rounds: Sequence[ArmRound], manifest: Mapping[str, Any]) -> ArmsSummary
 
 
 def all_requests(rounds: Sequence[ArmRound]) -> pd.DataFrame:
-    """All rows of all runs, with `round` and `arm`; `trial_arm` is the run's own `arm`."""
     frames = []
     for one in rounds:
         frame = one.observed.requests.rename(columns={"arm": "trial_arm"})
@@ -177,7 +165,6 @@ def all_requests(rounds: Sequence[ArmRound]) -> pd.DataFrame:
 
 
 def _all_of(key: str, rounds: Sequence[ArmRound]) -> str | None:
-    """The engine or model, or all of them if arms differ."""
     found = dict.fromkeys(str(one.target[key]) for one in rounds if one.target.get(key))
     return ", ".join(found) or None
 
@@ -202,8 +189,6 @@ def _arm(rounds: Sequence[ArmRound], num_rounds: int) -> ArmSummary:
 def _per_round(
     rounds: Mapping[int, Figures], pooled: Figures, num_rounds: int
 ) -> dict[str, Values]:
-    """The value of each figure in each round, None for a round without it; figures that no round
-    has are left out."""
     found: dict[str, Values] = {}
     for name in METRICS:
         metrics = [rounds.get(n + 1, {}).get(name) for n in range(num_rounds)]
@@ -215,8 +200,6 @@ def _per_round(
 
 
 def _comparable(one: Figure | None, pooled: Figure | None, key: str) -> float | None:
-    """The figure of a round, if it comes by the arm's method. An upper bound does not count: rounds
-    differ in how much they could see."""
     if not isinstance(one, Metric) or one.bound == "upper":
         return None
     if isinstance(pooled, Metric) and pooled.method != one.method:
@@ -228,7 +211,6 @@ def _comparable(one: Figure | None, pooled: Figure | None, key: str) -> float | 
 def differences(
     arms: Mapping[str, ArmSummary], reference: str
 ) -> dict[str, dict[str, list[Difference]]]:
-    """Every other arm against the reference, in each figure that both have in each round."""
     theirs: Mapping[str, Values] = arms[reference].per_round
     return {
         metric: {
@@ -247,7 +229,6 @@ def differences(
 def _unlike(
     metric: str, name: str, reference: str, arms: Mapping[str, ArmSummary]
 ) -> Difference | None:
-    """The reason in place of a difference that may not be taken."""
     mine, theirs = (arms[which].metrics.get(metric) for which in (name, reference))
     if mine is None or theirs is None:
         return None
@@ -314,7 +295,6 @@ def _remarks(rounds: Sequence[ArmRound], names: Sequence[str], num_rounds: int) 
 
 
 def _once_each(rounds: Sequence[ArmRound]) -> list[Remark]:
-    """Remarks that differ only in their numbers become one, which names its runs."""
     alike: dict[str, list[tuple[Remark, str]]] = {}
     for one in rounds:
         for remark in one.remarks:

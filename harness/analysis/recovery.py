@@ -1,13 +1,12 @@
 """How soon a freed slot worked for another request: from inside, and by a probe from outside.
 
-Inside, every schedule gives an answer. Before the schedule of a step, the worker's queue holds as
-many requests as the step log shows waiting after it, plus those it took, minus those it preempted.
-A slot given back is *wanted* if a request waits for it then, and not if there was room anyway:
-slots not in use, and no request left waiting by the schedule before. Wanted slots are paired with
-the requests that are taken next, first come, first served.
+Inside: before the schedule of a step, the worker's queue holds as many requests as the step log
+shows waiting after it, plus those it took, minus those it preempted. A slot given back is *wanted*
+if a request waits for it then, and there was no room anyway. Wanted slots are paired with the
+requests that are taken next, first come, first served.
 
-Outside, a probe is queued behind full slots and one stream is abandoned. The probe's first token is
-the measurement: no metrics are needed.
+Outside: a probe is queued behind full slots, one stream is abandoned, and the probe's first token
+is the measurement.
 """
 
 from collections import Counter, defaultdict, deque
@@ -73,7 +72,6 @@ class Refill:
 def pair_refills(
     schedules: Sequence[Schedule], started_ns: Sequence[int], observed_until_ns: int
 ) -> list[Refill]:
-    """Pair wanted slots with the requests taken next, first come, first served."""
     refills: list[Refill] = []
     open_slots: deque[Refill] = deque()
     for schedule in schedules:
@@ -151,7 +149,6 @@ def _schedules(
 
 
 def refills_after_abandons(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> pd.DataFrame:
-    """The rows of `slot_refills` for abandoned requests; none without the logs."""
     if cancels.empty or facts.lacks("lifecycle", "steps"):
         return pd.DataFrame({name: [] for name in _REFILL_COLUMNS})
     refills = slot_refills(frames, facts)
@@ -159,7 +156,6 @@ def refills_after_abandons(frames: RunFrames, cancels: pd.DataFrame, facts: Fact
 
 
 def refill_figures(refills: pd.DataFrame, cancels: pd.DataFrame, facts: Facts) -> Figures:
-    """How soon wanted slots of abandoned requests were taken."""
     why = NOBODY_LEFT if cancels.empty else facts.lacks("lifecycle", "steps")
     if why is not None:
         return same_reason(("slot_refill_s", "refilled_next_schedule"), why)
@@ -201,17 +197,12 @@ def probes(requests: pd.DataFrame) -> pd.DataFrame:
 
 
 def control_answer_tokens(manifest: Mapping[str, Any]) -> int | None:
-    """After how many tokens the fillers of the control arm end; null for other workloads."""
     load = (manifest.get("workload") or {}).get("load") or {}
     tokens: int | None = load.get("control_answer_tokens")
     return tokens
 
 
 def probe_figures(requests: pd.DataFrame) -> Figures:
-    """Slot recovery, and two figures to judge it by: the probe's first token on an idle server, and
-    when no filler leaves. The control waits for a filler's natural end, so its length is the
-    workload's choice.
-    """
     if not (requests["role"] == Role.PROBE).any():
         return {SLOT_RECOVERY: NotMeasurable("the workload has no probes")}
     found: Figures = {}
@@ -227,7 +218,6 @@ def probe_figures(requests: pd.DataFrame) -> Figures:
 
 
 def all_are_void(manifest: Mapping[str, Any]) -> bool:
-    """Is there no valid trial left in which a filler left?"""
     void = [one for one in manifest.get("void_trials") or [] if one["arm"] == _MEASURING]
     if not void:
         return False
@@ -237,7 +227,6 @@ def all_are_void(manifest: Mapping[str, Any]) -> bool:
 
 
 def about_void_trials(manifest: Mapping[str, Any]) -> list[Remark]:
-    """One sentence with all reasons, each with its count."""
     void = manifest.get("void_trials") or []
     if not void:
         return []

@@ -1,7 +1,5 @@
-"""How far a run's figures may be believed, in sentences: `info`, `warning` or `invalid`.
-
-Nothing here changes a figure. A run that shows nothing is invalid, a condition that makes a figure
-mean less than its name says is a warning, and a reader's background is info.
+"""How far a run's figures may be believed, in sentences: a run that shows nothing is `invalid`,
+what makes a figure mean less than its name says is a `warning`, a reader's background is `info`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,7 +43,6 @@ _BROKEN_OFF: Final = {
 def remarks(
     frames: RunFrames, cancels: pd.DataFrame, facts: Facts, figures: Figures, summary: Summary
 ) -> list[Remark]:
-    """The gravest first. `summary`: of this run, complete but for these remarks."""
     requests, manifest = frames.requests, frames.manifest
     audit = summary.audit
     texts: dict[Level, list[Iterable[str]]] = {
@@ -169,7 +166,6 @@ def _ended_before(cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
 
 
 def _about_leaks(in_use: Mapping[str, float]) -> Iterator[str]:
-    """A slot still in use is missing from the idle gauges, but it is not lost."""
     if in_use:
         what = " and ".join(f"{value:g} {name}" for name, value in in_use.items())
         names = " and ".join(f"leaked_{name}" for name in in_use)
@@ -209,8 +205,6 @@ def _remedy(frames: RunFrames, step_s: float, settle_s: float) -> str:
 
 
 def _about_queued(frames: RunFrames, facts: Facts) -> Iterator[str]:
-    """For a server without a lifecycle log: abandons in the queue, but its gauge of waiting
-    requests was never above 0 or never read. With free slots a request is in the batch at once."""
     planned = int((frames.requests["plan"] == QUEUED).sum())
     if not planned or facts.has_lifecycle or "waiting" not in facts.metric_names:
         return

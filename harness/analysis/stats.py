@@ -1,11 +1,7 @@
 """Statistics of samples in which some values are only known to be exceeded (right-censored).
 
-The quantile of a censored sample is read off the Kaplan-Meier curve: each observation takes its
-share of the probability that is left, a censored one leaves its share to those that lasted longer.
-Without censoring the curve is the plain share of observations, so there is one method for both. A
-quantile that the curve does not reach is not known, only that it exceeds the time watched.
-
-Everything here is arithmetic on arrays; times in, times out, unit unchanged.
+A quantile is read off the Kaplan-Meier curve, which without censoring is the plain share of
+observations. A quantile that the curve does not reach is only known to exceed the time watched.
 """
 
 import math
@@ -39,7 +35,6 @@ def beta_quantile(share: float, a: float, b: float) -> float:
 
 
 def binomial_quantile(share: float, n: int, rate: float) -> int:
-    """The smallest k with P(X <= k) >= share, for the hits X of n trials."""
     reached = share * (1 - _ROUNDING)
     return bisect_left(range(n), reached, key=lambda k: float(special.bdtr(k, n, rate)))
 
@@ -79,7 +74,6 @@ class Curve:
         return np.asarray(1.0 - self.left, dtype=np.float64)
 
     def first_with(self, share: float) -> int:
-        """The index of the first time at which `share` are done; `n` if they never are."""
         if self.left is None:
             return bisect_left(range(self.n), share, key=lambda i: (i + 1) / self.n)
         return int(np.searchsorted(self.done, share))
@@ -115,7 +109,6 @@ def curve_at(values: Floats, censored: Bools, shares: Iterable[float]) -> Curve:
 
 
 def quantile(curve: Curve, share: float) -> float | None:
-    """The smallest time at which `share` are done; None if the curve ends below it."""
     index = curve.first_with(share - _STATS_ROUNDING)
     return float(curve.times[index]) if index < curve.n else None
 
@@ -141,13 +134,10 @@ def quantile_ci95(curve: Curve, share: float) -> tuple[float, float] | None:
 
 
 def _interval_ranks(n: int, share: float) -> tuple[int, int]:
-    """The ranks (from 1) between which a quantile of n observations lies with 95 %; either may not
-    exist."""
     return binomial_quantile(0.025, n, share), binomial_quantile(0.975, n, share) + 1
 
 
 def mean_ci95(values: Floats) -> tuple[float, float] | None:
-    """Mean ± t(0.975, n - 1) s / sqrt(n), for n >= 2 independent observations."""
     n = len(values)
     if n < 2:
         return None
@@ -157,11 +147,6 @@ def mean_ci95(values: Floats) -> tuple[float, float] | None:
 
 
 def clustered_mean_ci95(values: Floats, sizes: Ints) -> tuple[float, float] | None:
-    """Interval of a pooled mean if only whole clusters are independent. The first `sizes[0]` values
-    are the first cluster, and so on.
-
-    The mean is a ratio of sums over clusters, sum / count: see `ratio_ci95`.
-    """
     counts = sizes[sizes > 0]
     return ratio_ci95(np.add.reduceat(values, np.cumsum(counts) - counts), counts)
 
@@ -203,7 +188,6 @@ def rate_lower95(hits: int, n: int) -> float:
 
 @cache
 def fewest_for_quantile(share: float) -> int:
-    """With fewer observations a quantile has no 95 % interval: p50 needs 6, p99 needs 368."""
     n = 2
     while not _has_interval(n, share):
         n += 1

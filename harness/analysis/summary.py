@@ -1,8 +1,6 @@
 """A run's summary: every figure that its data can give, and a reason for each one it cannot.
 
-Pure: equal frames give equal summaries. The order of the figures is the order in which one reads
-them: what a cancel took, what it wasted, what other users felt, what leaked, how busy the engine
-was, and how finely all this was seen.
+Pure: equal frames give equal summaries.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,8 +57,7 @@ _MORE_THAN_TRIALS: Final = 10**12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """The parts of one run from which the figures of samples come: several runs of one kind can be
-    pooled by these, without their logs."""
+    """What the figures of samples need of a run, without its logs: several runs can be pooled."""
 
     facts: Facts
     requests: pd.DataFrame
@@ -90,7 +87,6 @@ def summarise(frames: RunFrames) -> Summary:
 
 
 def summary_of(frames: RunFrames, observed: Observed, found: Figures) -> Summary:
-    """The summary of a run whose figures were computed."""
     facts, cancels, manifest = observed.facts, observed.cancels, frames.manifest
     target = manifest.get("target") or {}
     summary = Summary(
@@ -126,13 +122,11 @@ def summary_of(frames: RunFrames, observed: Observed, found: Figures) -> Summary
 
 
 def measured(figures: Figures) -> dict[str, Metric]:
-    """The figures that are known, in the order of the table of metrics."""
     found = {name: figures.get(name) for name in METRICS}
     return {name: one for name, one in found.items() if isinstance(one, Metric)}
 
 
 def reasons(figures: Figures) -> dict[str, str]:
-    """Why the others are not known, in that order."""
     found = {name: figures.get(name) for name in METRICS}
     return {name: one.reason for name, one in found.items() if isinstance(one, NotMeasurable)}
 
@@ -151,8 +145,6 @@ def figures_of(frames: RunFrames, observed: Observed) -> Figures:
 
 
 def pooled_figures(runs: Sequence[Observed], of_each_run: Figures) -> Figures:
-    """The figures of samples, of one run or of several runs of one kind together, and the figures
-    that were found run by run. Needs at least one run."""
     facts = runs[0].facts
     requests = together(one.requests for one in runs)
     cancels = _numbered_apart(runs)
@@ -175,13 +167,11 @@ def pooled_figures(runs: Sequence[Observed], of_each_run: Figures) -> Figures:
 
 
 def together(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """All rows of one or more frames; a single one is not copied."""
     parts = list(frames)
     return parts[0] if len(parts) == 1 else pd.concat(parts, ignore_index=True)
 
 
 def _numbered_apart(runs: Sequence[Observed]) -> pd.DataFrame:
-    """All cancels; trials of different runs get different numbers."""
     return together(
         one.cancels.assign(trial=one.cancels["trial"] + place * _MORE_THAN_TRIALS)
         if place

@@ -64,7 +64,7 @@ def timeline(frames: RunFrames) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """When each step started and ended, nanoseconds, both ascending."""
+    """Nanoseconds, both ascending."""
 
     started_ns: Ints
     ended_ns: Ints
@@ -81,12 +81,10 @@ class StepTimes:
         return len(self.ended_ns)
 
     def boundaries_passed(self, since_ns: Ints, until_ns: Ints) -> Ints:
-        """The number of steps that ended in (since, until]."""
         passed = np.searchsorted(self.ended_ns, until_ns, side="right")
         return passed - np.searchsorted(self.ended_ns, since_ns, side="right")
 
     def has_whole_step(self, since_ns: Ints, until_ns: Ints) -> Bools:
-        """Whether a step both started after `since` and ended before `until`."""
         if not self.n:
             return np.zeros(len(since_ns), dtype=bool)
         following = np.searchsorted(self.started_ns, since_ns, side="right")

@@ -1,8 +1,7 @@
 """Tokens that the clients read, as well as the run can show.
 
-Tokens are not events. If the server said in each event how many there were, that count stands.
-Otherwise events were counted, and the requests that were read to the end show how many tokens an
-event brought: their own final usage / the events that showed text.
+Tokens are not events. If the server did not say in each event how many there were, the requests
+that were read to the end show it: their own final usage / the events that showed text.
 """
 
 import math
@@ -25,10 +24,8 @@ _NEVER_NS: Final = np.iinfo(np.int64).max // 2
 
 def token_gaps(requests: pd.DataFrame, wanted: Bools | None = None) -> tuple[Floats, Ints]:
     """All gaps between consecutive token events of one answer (s), request after request, and how
-    many each of the `wanted` requests has.
-
-    The n answers to one prompt grow in step, so there the event before is the n-th before.
-    """
+    many each of the `wanted` requests has. The n answers to one prompt grow in step, so there the
+    event before is the n-th before."""
     answers = requests["n"].to_numpy(dtype=np.int64)
     num_events = _lengths(requests["token_times_ns"])
     if wanted is not None:
@@ -44,7 +41,6 @@ def token_gaps(requests: pd.DataFrame, wanted: Bools | None = None) -> tuple[Flo
 
 
 def read_by(requests: pd.DataFrame, t_ns: Ints) -> Floats:
-    """How many tokens all clients had read by each time, as their events counted them."""
     ascending = np.sort(t_ns)
     read = np.zeros(len(t_ns) + 1)
     brought = _parts(requests["event_tokens"])
@@ -78,15 +74,10 @@ def read_after(
 
 
 def without_tokens(requests: pd.DataFrame) -> pd.DataFrame:
-    """The rows without their lists: selections of them are copied faster."""
     return requests.drop(columns=["token_times_ns", "event_tokens"], errors="ignore")
 
 
 def first_times(requests: pd.DataFrame, *, every_ns: int) -> Ints:
-    """The first token time in each interval of that length that holds any (ns), ascending.
-
-    There may be a few more: each part of the rows has its own firsts.
-    """
     firsts = [np.empty(0, dtype=np.int64)]
     for times, _ in _parts(requests["token_times_ns"]):
         interval, which = pd.factorize(times // every_ns)
@@ -97,7 +88,6 @@ def first_times(requests: pd.DataFrame, *, every_ns: int) -> Ints:
 
 
 def _parts(lists: pd.Series, wanted: Bools | None = None) -> Iterator[tuple[Ints, Ints]]:
-    """The values of a column of lists, and the length of each list, some rows at a time."""
     seen = 0
     for chunk in _chunks(lists):
         for first in range(0, len(chunk), _ROWS_AT_ONCE):
@@ -140,10 +130,6 @@ def _gaps(times: Ints, lengths: Ints, answers: Ints) -> Ints:
 
 
 def tokens_per_event(requests: pd.DataFrame) -> float | None:
-    """Sum of final usage / sum of counted events, over completed event-counted requests.
-
-    None if no such request had a usage.
-    """
     known = without_tokens(requests)[
         (requests["token_counting"] == TokenCounting.EVENTS)
         & (requests["outcome"] == Outcome.COMPLETED)
@@ -191,7 +177,6 @@ def prompt_total(requests: pd.DataFrame, wanted: Bools) -> tuple[float, float] |
 
 
 def token_counting(requests: pd.DataFrame) -> str | None:
-    """The basis of `tokens_read`: usage, events, events_calibrated, or mixed."""
     kinds = set(requests["token_counting"])
     if not kinds:
         return None

@@ -1,8 +1,7 @@
 """The value of cancellation: one load with it and without it, and what both cost.
 
-Every row of the table is a formula on the sums of a run (`Account`). The value of an arm is the
-formula on the sums of all its rounds. The change is that of paired rounds: see
-`harness.analysis.compare`.
+Every row is a formula on the sums of a run (`Account`): the value of an arm is that on the sums of
+all its rounds, the change that of paired rounds.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,7 +48,6 @@ class Account(NamedTuple):
 
 
 def account(frames: RunFrames) -> Account | None:
-    """The sums of one run; None for a server without complete logs."""
     facts = run_facts(frames)
     if facts.lacks("lifecycle", "steps", "clock", "load"):
         return None
@@ -76,7 +74,6 @@ def account(frames: RunFrames) -> Account | None:
 
 
 def until(frames: RunFrames, end_ns: int) -> RunFrames:
-    """The run as if the server had been watched only up to this moment."""
     window = {**(frames.manifest.get("window") or {}), "settled_ns": end_ns}
     return replace(
         frames,
@@ -92,8 +89,6 @@ def sum_of(accounts: Sequence[Account | None]) -> Account | None:
 
 
 class ValueTerms(msgspec.Struct, kw_only=True, frozen=True):
-    """The `[value]` of a workload: the arms compared, and the assumptions."""
-
     honoured: str
     ignored: str
     assumed_ms_per_token: float = 20.0
@@ -210,7 +205,6 @@ def _estimate(terms: ValueTerms) -> _Row:
 
 
 def _priced(price: float) -> Iterator[_Row]:
-    """`price`: of a million tokens."""
     yield _Row(
         "money wasted an hour",
         "money",
@@ -241,8 +235,6 @@ def value_of(
     terms: ValueTerms,
     honoured_metrics: Mapping[str, Metric],
 ) -> Value:
-    """Both tables, from the accounts of each arm's rounds (null: a round without one) and the
-    figures of the arm that honours cancellation."""
     rows = [*_ROWS[:3], _estimate(terms), *_ROWS[3:]]
     if terms.price_per_million_tokens is not None:
         rows += _priced(terms.price_per_million_tokens)

@@ -42,7 +42,6 @@ def waste_columns(
 
 
 def _spent(branches: pd.DataFrame, frames: RunFrames, facts: Facts) -> pd.DataFrame:
-    """By branch, NaN if not known: `sampled` tokens, and the columns since t0."""
     n, t0 = len(branches), branches["t0_ns"].to_numpy(dtype=np.int64)
     spent = pd.DataFrame(np.nan, index=branches.index, columns=["sampled", *_SINCE_T0])
     if not facts.has_lifecycle:
@@ -79,13 +78,11 @@ def _end_of(stamps: pd.Series, t0: Ints, facts: Facts) -> Ints:
 
 
 def _held_ns(request: Ints, since_ns: Ints, until_ns: Ints, t0: Ints, end: Ints | None) -> Ints:
-    """How much of each span lies between its request's `t0` and its `end`."""
     until_ns = until_ns if end is None else np.minimum(until_ns, end[request])
     return np.clip(until_ns - np.maximum(since_ns, t0[request]), 0, None)
 
 
 def _lives(branches: pd.DataFrame, lives: pd.DataFrame) -> pd.DataFrame:
-    """The lives of these branches, with the position of each one's branch (`request`)."""
     positions = pd.Series(np.arange(len(branches)), index=branches["server_request_id"])
     lives = lives[is_among(lives["server_request_id"], positions.index)]
     return lives.assign(request=lives["server_request_id"].map(positions).astype(np.int64))

@@ -1,11 +1,8 @@
 """A run as a timeline for Perfetto and chrome://tracing.
 
-Rows stand in four groups: clients (a row a user, a slice a request, and in it the wait for the
-first token), batch slots and queue (as many rows as were taken at once: the log does not number
-them), and steps with the numbers of running and waiting requests. A mark in the client's row shows
-an abandon; marks in the slot's or queue's row show when it was detected, removed and freed. A
-request that was never freed reaches to the end of the log, and its slice says so. The engine's rows
-need the clients' clock.
+Four groups of rows: clients, batch slots and queue (as many rows as were taken at once), and steps.
+Marks show an abandon, and when it was detected, removed and freed. A request that was never freed
+reaches to the end of the log. The engine's rows need the clients' clock.
 
 Events are those of the Trace Event Format (Google, 2016): X a slice with its length, i a mark, C a
 counter, M a name. Times are microseconds after the first.
@@ -68,7 +65,6 @@ class Rows:
 
 
 def chrome_trace(frames: RunFrames) -> dict[str, Any]:
-    """The content of the file. Needs at least one request."""
     facts = run_facts(frames)
     is_seen = facts.has_lifecycle and facts.clocks_agree
     rows = Rows()
@@ -120,8 +116,6 @@ def _requests(lifecycle: pd.DataFrame, rows: Rows) -> Iterator[Event]:
 
 
 def _stretches(log: pd.DataFrame) -> Iterator[tuple[int, int, int, str, str]]:
-    """When each request was in the queue or in a batch slot: from, to, which, the server's id, and
-    the name, which says so if the log has no end."""
     moves = log[log["event"].isin([*ENTERED, *GONE])]
     left_ns = moves.groupby("request_id")["t_ns"].shift(-1)
     begun = moves[moves["event"].isin(ENTERED)]

@@ -119,7 +119,6 @@ def _pairs(baseline: Summary | ArmSummary, candidate: Summary | ArmSummary) -> I
 
 
 def _shifts(baseline: Run, candidate: Run, arm: str) -> dict[str, Shift]:
-    """How far single requests lie apart. Raises ConfigError if a run has no rows."""
     theirs, ours = (
         of_each_request((one.outline.requests, one.cancellations) for one in singles(run, arm))
         for run in (baseline, candidate)
@@ -128,7 +127,6 @@ def _shifts(baseline: Run, candidate: Run, arm: str) -> dict[str, Shift]:
 
 
 def singles(run: Run, arm: str) -> list[Run]:
-    """The runs of an arm, one a round; a run without arms by itself."""
     return [one for name, one in run.rounds.items() if name.partition("-")[2] == arm] or [run]
 
 

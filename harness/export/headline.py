@@ -1,8 +1,5 @@
 """The headlines in sentences: three for the terminal (cancel latency, waste, slot recovery), and
 for a report also the ghosts and the leaks, as far as they are known.
-
-Limits and verdicts are the gate's. Nothing here makes a server look better than it was: a figure
-has the sign of its bound, and a gauge of 0 does not prove that all requests were stopped.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -23,7 +20,6 @@ _VERBS: Final = {WASTED_TOKENS: "are"}
 
 
 def headline_sentences(metrics: Metrics, missing: Mapping[str, str]) -> list[str]:
-    """One sentence each; a figure that the run does not have is named with the reason."""
     said = _known_sentences(metrics)
     return [
         said.get(name)
@@ -34,7 +30,6 @@ def headline_sentences(metrics: Metrics, missing: Mapping[str, str]) -> list[str
 
 
 def arm_sentences(arms: Mapping[str, Metrics]) -> Iterator[str]:
-    """The three headlines, with a clause for each arm."""
     for name, label in LABELS.items():
         found = {arm: typical(metrics[name]) for arm, metrics in arms.items() if name in metrics}
         clauses = ", ".join(f"{arm} {figure}" for arm, figure in found.items())
@@ -49,12 +44,6 @@ def report_sentence(
     lost: Collection[str] = (),
     unsure: int = 0,
 ) -> str:
-    """The whole run in a few sentences.
-
-    `in_use`: the leaked slots and blocks that requests which still run hold.
-    `lost`: which of `slots` and `blocks` are known to be lost where they are missing.
-    `unsure`: how many more abandoned requests may be ghosts.
-    """
     abandoned = outcomes.get("abandoned", 0)
     if not sum(outcomes.values()):
         return "No request was made, so there is nothing to report."
@@ -110,14 +99,10 @@ def _other_waits(metrics: Metrics) -> Iterator[str]:
 
 
 def has_quantiles(metric: Metric) -> bool:
-    """Whether single requests are known; totals give at most a mean. An upper limit that is itself
-    known only to be larger says nothing.
-    """
     return metric.p50 is not None or ("p50" in metric.lower_bounds and metric.bound != "upper")
 
 
 def typical(metric: Metric, *more: str) -> str:
-    """ "5.02 ms (p99 16.9 ms)", or the mean where no quantile is known."""
     if not has_quantiles(metric):
         return f"{bounded(metric, 'mean')} on average{_in_brackets(*more)}"
     p99 = [f"p99 {bounded(metric, 'p99')}"] if bounded(metric, "p99") != DASH else []
@@ -129,9 +114,6 @@ def _in_brackets(*texts: str) -> str:
 
 
 def _about(metric: Metric, endless: str) -> list[str]:
-    """The number of requests, how many of them are `endless`, and the method unless it is the
-    usual one. A missing upper limit is no evidence against the server.
-    """
     is_stuck = metric.n_censored and metric.bound != "upper"
     stuck = f", {metric.n_censored:,} {endless}" if is_stuck else ""
     return [f"n = {metric.n:,}{stuck}", *_method(metric)]
@@ -154,9 +136,6 @@ def _prompt_words(metrics: Metrics) -> Iterator[str]:
 
 
 def _ghost_words(metrics: Metrics, unsure: int) -> Iterator[str]:
-    """A gauge shows only the requests that are still there, so a gauge of 0 does not prove that all
-    were stopped.
-    """
     ghosts = metrics.get("ghost_rate")
     if ghosts is None or ghosts.mean is None or not ghosts.n:
         return
@@ -181,7 +160,6 @@ def ghost_count(ghosts: Metric) -> int:
 
 
 def left_requests(metric: Metric) -> str:
-    """From outside an abandoned request looks like one that the end of the run cut off."""
     return "abandoned requests" if metric.method == "exact" else "requests left"
 
 

@@ -1,8 +1,4 @@
-"""Runs as values for a notebook, a script or another program: `harness.load_run`.
-
-Manifest and summary are read at once, the rows (parquet) with the first frame that is used. Only
-`cancellations`, which no file holds, is computed.
-"""
+"""Runs as values for a notebook, a script or another program: `harness.load_run`."""
 
 from functools import cached_property
 from pathlib import Path
@@ -58,7 +54,6 @@ class Run:
 
     @cached_property
     def rounds(self) -> "dict[str, Run]":
-        """The runs of all rounds and arms, by `<round>-<arm>`; none where there are no arms."""
         return {path.name: load_run(path) for path in RunFolder(self.path).runs()}
 
     @cached_property
@@ -94,22 +89,18 @@ class Run:
 
     @property
     def requests(self) -> pd.DataFrame:
-        """One row a request, as its client saw it (`harness.records.RequestRow`)."""
         return self.frames.requests
 
     @property
     def lifecycle(self) -> pd.DataFrame:
-        """One row an event of the bundled engine's log; empty for another server."""
         return self.outline.lifecycle
 
     @property
     def steps(self) -> pd.DataFrame:
-        """One row an engine step; empty for another server."""
         return self.outline.steps
 
     @property
     def server_metrics(self) -> pd.DataFrame:
-        """One row a scraped value."""
         return self.outline.server_metrics
 
     @cached_property

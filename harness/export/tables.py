@@ -25,7 +25,6 @@ AUDIT_COLUMNS: Final = ("counter", "due", "moved by", "verdict")
 
 
 def agreement_cells(one: Agreement) -> tuple[str, ...]:
-    """A row of `AGREEMENT_COLUMNS`; "!" marks a difference that the rules do not explain."""
     unit = one.unit if one.unit in SELF_EVIDENT_UNITS else ""
     limits = between(one.difference_ci95, unit)
     difference = quantity(one.difference, unit) + (f" ({limits})" if limits else "")

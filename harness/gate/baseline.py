@@ -35,7 +35,6 @@ def place_of(workload: str) -> Path:
 
 
 def save_baseline(measured: Measured, path: Path, *, may_overwrite: bool) -> None:
-    """Raises ConfigError if there is one already, or none can be written."""
     if path.exists() and not may_overwrite:
         raise ConfigError(f"{path}: there is a baseline already; --force replaces it")
     content = msgspec.json.format(msgspec.json.encode(Baseline(measured=measured)))
@@ -64,8 +63,6 @@ def load_baseline(path: Path, *, workload: str) -> Measured:
 
 
 def figures_to_hold_to(side: Side) -> list[str]:
-    """The figures of `AGAINST_BASELINE` that a later run can be compared in: enough rounds have a
-    value, and none of these is zero, or all are."""
     found = []
     for figure in AGAINST_BASELINE:
         metric, _, key = figure.partition(".")

@@ -48,7 +48,6 @@ class Range:
 
 
 def figure_range(limit: Limit, metric: Metric, per_round: Sequence[float | None]) -> Range:
-    """The range of a figure by itself. `per_round`: its value in each round."""
     key, value = limit.key, getattr(metric, limit.key)
     is_reading = metric.mean is not None and metric.mean_ci95 is None and metric.p50 is None
     if key in metric.lower_bounds:
@@ -155,7 +154,6 @@ def _mean(limit: Limit, metric: Metric, mean: float) -> Range:
 
 
 def _enough_for_mean(distance: float, half: float, n: int) -> str:
-    """The interval's half width shrinks with the square root of n."""
     if half >= distance * math.sqrt(MOST_TIMES):
         return "it is as good as the limit: no number of abandons tells them apart"
     enough = math.ceil(n * (half / distance) ** 2)

@@ -72,8 +72,7 @@ EXIT_CODES: Final = {Verdict.PASS: 0, Verdict.FAIL: 3, Verdict.CANNOT_DECIDE: 4}
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One limit, or one condition on the run. `measured` and `reason` are in words; `to_decide`
-    says what would decide an undecided one."""
+    """`measured` and `reason` are in words; `to_decide` says what would decide an undecided one."""
 
     name: str
     verdict: Verdict
@@ -83,8 +82,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """The gate's answer. `baseline` is the run compared with; `left_out` are the figures not
-    compared with it, since they are times of another machine."""
+    """`left_out`: figures not compared with the baseline: times of another machine."""
 
     run: str
     workload: str | None
@@ -127,7 +125,6 @@ def refuse(run: str, reason: str, to_decide: str) -> Judgement:
 
 
 def overall(checks: Iterable[Check]) -> Verdict:
-    """A fail wins, then an undecided check; no check at all is no pass."""
     found = {one.verdict for one in checks}
     for verdict in (Verdict.FAIL, Verdict.CANNOT_DECIDE):
         if verdict in found:
@@ -244,7 +241,6 @@ def _why_unlike(limit: Limit, mine: Side, other: Side) -> Range | None:
 
 
 def _of_rounds(limit: Limit, mine: Side, other: Side) -> Range:
-    """Rounds of two arms are paired; rounds of a baseline are of another run."""
     rounds = _rounds(mine, limit), _rounds(other, limit)
     is_paired, is_ratio = limit.against != BASELINE, limit.relation == "/"
     one = compare_rounds(limit.arm, str(limit.against), *rounds, paired=is_paired)

@@ -122,7 +122,6 @@ def parse_limits(lines: Iterable[str], *, source: str, arms: Sequence[str]) -> l
 
 
 def _parse(text: str, arms: Sequence[str]) -> list[Limit]:
-    """One limit; for a line that names no arm, one for each arm. Raises ValueError."""
     match = _LINE.fullmatch(text)
     if match is None:
         raise ValueError(_FORM)
@@ -173,7 +172,6 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _contradictions(limits: Sequence[Limit]) -> Iterable[str]:
-    """Limits that no value keeps: one by itself, or two on one figure or on ordered figures."""
     for place, first in enumerate(limits):
         if (said := _impossible(first)) is not None:
             yield f"`{first.text}` is impossible: {said}"
@@ -200,7 +198,6 @@ def _is_kept_between(limit: Limit, low: float, high: float) -> bool:
 
 
 def _can_both_hold(lower: Limit, higher: Limit) -> bool:
-    """Is there a value for each, if the first figure is never above the second?"""
     is_same = lower.figure == higher.figure
     if not is_same and not _are_ordered(lower, higher):
         return True

@@ -45,7 +45,6 @@ def _row(one: Check) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that cannot end its cell or start a tag."""
     for mark, shown in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;"), (">", "&gt;"), ("`", "'")):
         text = text.replace(mark, shown)
     return " ".join(text.split())
@@ -64,7 +63,6 @@ _NO_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 
 
 def as_junit(judgement: Judgement) -> bytes:
-    """Each limit is a test: a broken one failed, an undecided one ended with an error."""
     verdicts = [one.verdict for one in judgement.checks]
     counts = {
         "tests": str(len(verdicts)),

@@ -1,8 +1,7 @@
 """Read a run for the gate: its figures and conditions, if its files are whole.
 
-Every value of every file of rows is read, a batch at a time, and compared with the checksums
-written with it: a flipped byte rarely makes a file unreadable. The requests must be those that the
-summary counted.
+Every value of every file of rows is compared with the checksums written with it: a flipped byte
+rarely makes a file unreadable.
 """
 
 from collections import Counter
@@ -67,11 +66,6 @@ def read_measured(
     manifest: Mapping[str, Any],
     of_arms: Mapping[str, Mapping[str, Any]],
 ) -> Measured:
-    """`of_arms`: the manifest of a run of each arm, which knows its server and its own load; empty
-    without arms, or if the rounds were not kept.
-
-    Raises KeyError, TypeError or ValueError if the manifest is not what it should be.
-    """
     if isinstance(summary, ArmsSummary):
         sides = {
             name: _side(arm, arm.per_round, conditions_of(of_arms.get(name, manifest), summary))
@@ -114,8 +108,6 @@ def _side(part: Summary | ArmSummary, per_round: PerRound, conditions: Condition
 def _check_rows(
     folder: RunFolder, rounds: Iterable[RunFolder], outcomes: Iterable[Mapping[str, int]]
 ) -> None:
-    """Read every value. Raises UnusableRunError if one is damaged, or if the requests are not those
-    that the summary counted."""
     counted = sum((Counter(one) for one in outcomes), Counter[str]())
     _check_requests(folder, "requests.parquet has", [folder], counted)
     whole = [one for one in rounds if (one.path / "requests.parquet").is_file()]
