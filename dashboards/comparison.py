@@ -1,8 +1,6 @@
-"""From the folders of a baseline and its candidates to one HTML file: the sure differences in
-words, and the pictures of all runs, arm by arm.
+"""From a baseline and its candidates to one HTML file: sure differences, and pictures arm by arm.
 
-A candidate that cannot be read, or that has another question than the baseline, is left out with
-the reason; the others are still compared.
+A candidate that cannot be compared is left out with the reason.
 """
 
 from collections import Counter
@@ -89,7 +87,6 @@ class Side:
     comparison: Comparison | None
 
     def cancel_curve(self) -> Curve | None:
-        """None if neither the lifecycle log nor the rows have cancel latencies."""
         try:
             parts = [one.cancellations for one in singles(self.run, self.arm)]
         except ConfigError:
@@ -103,7 +100,6 @@ Against = Sequence[tuple[Side, Comparison]]
 
 
 def write_comparison(baseline: Path, candidates: Sequence[Path], output: Path) -> None:
-    """Raises `ConfigError` if there is nothing to compare, or the page cannot be written."""
     run = load_run(baseline)
     by_arm, refused = _compared(run, labels_of([baseline, *candidates]), candidates)
     articles = [_article(sides, f"arm{place}") for place, sides in enumerate(by_arm)]
@@ -125,9 +121,6 @@ def write_comparison(baseline: Path, candidates: Sequence[Path], output: Path) -
 def _compared(
     baseline: Run, labels: Sequence[str], candidates: Sequence[Path]
 ) -> tuple[list[list[Side]], list[tuple[str, str]]]:
-    """The sides of each arm; and what is left out, with the reason. Raises ConfigError if nothing
-    can be compared.
-    """
     by_arm: dict[str, list[Side]] = {}
     refused = []
     for label, found in zip(labels[1:], compare_each(baseline, candidates), strict=True):
@@ -149,7 +142,6 @@ def _compared(
 
 
 def labels_of(paths: Sequence[Path]) -> list[str]:
-    """The folders' names; their paths if a name repeats; a repeated path is numbered."""
     names = [path.resolve().name for path in paths]
     counts = Counter(names)
     labels = []
@@ -175,7 +167,6 @@ def _article(sides: Sides, anchor: str) -> dict[str, Any]:
 
 
 def _answer(candidate: Side, comparison: Comparison, baseline: str) -> dict[str, Any]:
-    """One candidate against the baseline, for the first screen."""
     label = candidate.label
     shifts = (
         shift_in_words(metric, label, baseline, shift, "s")

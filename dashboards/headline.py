@@ -41,9 +41,6 @@ def cards(
     in_use: Mapping[str, float] = NOTHING,
     unsure: int = 0,
 ) -> list[Card]:
-    """The headline figures that this run has, in reading order; parameters as in
-    `report_sentence`.
-    """
     found = {
         CANCEL_LATENCY: _timed_card(
             metrics,

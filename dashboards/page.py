@@ -1,10 +1,8 @@
 """The page: the templates' data, with everything from outside made harmless.
 
-A page is one file without requests: a Content-Security-Policy makes the browser allow the page's
-scripts by their hashes and nothing else. Text from a run (model names, errors, labels) reaches the
-page through Jinja's escaping, or as JSON in which "<" cannot occur.
-
-Plotly is its published `basic` bundle (scatter, bar and pie traces), a file beside the templates.
+A page is one file without requests: a Content-Security-Policy allows the page's scripts by their
+hashes and nothing else. Text from a run reaches the page through Jinja's escaping, or as JSON in
+which "<" cannot occur.
 """
 
 import base64
@@ -102,7 +100,6 @@ def json_for_script(data: object) -> str:
 
 
 def _encode_array(values: object) -> Any:
-    """An array as Plotly reads it: the bytes of its doubles, in base64."""
     if isinstance(values, np.generic):
         return values.item()
     if isinstance(values, np.ndarray):

@@ -38,7 +38,6 @@ COUNTED_BY: Final = {
 
 
 def write_report(folders: Sequence[Path], output: Path) -> None:
-    """Raises `ConfigError` for a run that cannot be read or a page that cannot be written."""
     articles = [describe(read_run(path), f"run{i}") for i, path in enumerate(folders)]
     listings = {one["anchor"]: one["listing"] for one in articles if one["listing"] is not None}
     html = document(
@@ -92,7 +91,6 @@ def _common_facts(run: Run | ArmsRun) -> list[tuple[str, str]]:
 
 
 def _common_config(manifests: Sequence[Manifest]) -> Mapping[str, Any]:
-    """The settings of the server that are equal in all runs."""
     targets = [one.target for one in manifests]
     first, *others = [(target and target.config) or {} for target in targets] or [{}]
     return {
@@ -144,7 +142,6 @@ def _of_run(run: Run) -> dict[str, Any]:
 
 
 def _unsure(run: Run) -> int:
-    """How many abandoned requests may be ghosts or not, where the lifecycle log decides others."""
     ghosts = run.metrics.get("ghost_rate")
     if ghosts is None or ghosts.method != "exact":
         return 0
@@ -196,7 +193,6 @@ def _of_arms(run: ArmsRun) -> dict[str, Any]:
 
 
 def _arms_sentence(run: ArmsRun) -> str:
-    """The question's own figures; without any, the number of figures that surely differ."""
     summary = run.summary
     if not any(sum(arm.outcomes.values()) for arm in summary.arms.values()):
         return "No request was made, so there is nothing to report."
@@ -240,9 +236,6 @@ def _arm_settings(arm: Mapping[str, Any]) -> str:
 
 
 def _side_by_side(summary: ArmsSummary) -> Iterator[Table]:
-    """The headline figures of each arm, and under them the difference from the reference; the
-    figures that answer the question come first.
-    """
     pairs = headline_figures(summary.metrics, summary.headlines)
     asked = [pair for pair in pairs if pair[0] in summary.headlines]
     others = [pair for pair in pairs if pair not in asked]

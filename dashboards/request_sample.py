@@ -1,12 +1,8 @@
 """The sample of requests that a page lists, and their data.
 
-A run may have a million requests and a page cannot. So the worst are listed, in this order: ghosts;
-requests that failed, timed out or were rejected; then by how far a request lies in the tail of its
-own kind: abandoned requests by cancel latency, the others by first token. A sample of the rest,
-drawn with the run's seed, shows the usual ones: a run always lists the same requests.
-
-The page gets them as JSON, a list for each column, and inserts them as text. Times are milliseconds
-since the request was sent; an unknown one is null.
+The worst are listed, in this order: ghosts; requests that failed, timed out or were rejected; then
+by how far a request lies in the tail of its own kind: abandoned requests by cancel latency, the
+others by first token. A sample of the rest, drawn with the run's seed, shows the usual ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -120,7 +116,6 @@ def _share(values: Floats) -> Floats:
 
 
 def request_rows(run: Run) -> tuple[Sample, Mapping[str, Any]]:
-    """The rows that are listed, and their data: `columns`, `stamps`, `ticks` and `worst`."""
     requests = run.frames.requests
     sample = sample_requests(requests, run.cancels, seed=run.manifest.seed)
     rows = requests.iloc[sample.positions].reset_index(drop=True)
@@ -173,7 +168,6 @@ def _milliseconds(values: pd.Series) -> list[float | None]:
 
 
 def _ticks(token_times: pd.Series, sent_ns: Ints) -> list[list[float]]:
-    """The times of text, in tenths of milliseconds; every n-th event if there are many."""
     lists: Sequence[list[int]] = pa.array(token_times, type=pa.list_(pa.int64())).to_pylist()
     return [
         [round((t - sent) / 1e6, 1) for t in times[:: max(1, -(-len(times) // MOST_TICKS))]]

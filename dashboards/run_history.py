@@ -1,12 +1,8 @@
 """All runs of a folder over time: by question and server, and each figure as a track.
 
-Only small files are read. A folder that is no run, or a damaged one, is listed with its reason; the
-others are still drawn. Runs of one question against one kind of server and model are a group.
-
 A line joins two neighbours only if their figures can be compared: one demand, model and number of
-slots, without or with equal injected faults, one method; for a time also one machine, which
-includes the step cost of a simulated model. Versions and other settings of the server break no
-line: a trend exists to show their effect on the figures.
+slots, equal injected faults, one method; for a time also one machine. Versions and other settings
+of the server break no line: a trend exists to show their effect on the figures.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,8 +59,6 @@ class PastRun:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs with one question against one kind of server and model, the oldest first."""
-
     workload: str
     engine: str
     model: str
@@ -79,7 +73,6 @@ class Group:
 
 
 def _changes(before: PastRun, after: PastRun) -> Iterator[str]:
-    """The differences between two runs' manifests; one that holds for some arms only names them."""
     both = [side for side in after.manifests if side in before.manifests]
     sides: dict[str, list[str]] = {}
     for side in both:
@@ -90,10 +83,6 @@ def _changes(before: PastRun, after: PastRun) -> Iterator[str]:
 
 
 def read_history(folder: Path) -> tuple[list[Group], list[tuple[str, str]]]:
-    """The groups of a folder's runs, and the folders that are in none, by name, with the reason.
-
-    Raises ConfigError if the folder itself cannot be read.
-    """
     try:
         paths = sorted(path for path in folder.iterdir() if path.is_dir())
     except OSError as error:

@@ -69,7 +69,6 @@ class Run:
 
 
 def read_run(path: Path) -> Run | ArmsRun:
-    """Raises `ConfigError` for a folder that is no run, or is damaged."""
     if not path.is_dir():
         raise ConfigError(f"{path}: no such folder; name one that `walkaway run` has written")
     run, rounds = load_run(path), RunFolder(path).rounds

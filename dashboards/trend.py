@@ -19,7 +19,6 @@ Key = tuple[str, str]  # metric and figure
 
 
 def write_trend(folder: Path, output: Path) -> None:
-    """Raises `ConfigError` if the folder cannot be read or the page cannot be written."""
     groups, skipped = read_history(folder)
     trends = [_trend(group, f"group{number}") for number, group in enumerate(groups)]
     html = document(

@@ -1,7 +1,6 @@
 """The first word of a report, and how far to trust the run behind it.
 
-The verdict is the gate's: by the workload's own limits, or without any by the gate's default
-limits. The gate cannot decide on a figure that the run does not have, and that is no pass.
+The verdict is the gate's: by the workload's own limits, else by the gate's default limits.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -88,7 +87,6 @@ def workload_limits(lines: Sequence[str], workload: Mapping[str, Any]) -> list[L
 
 
 def _in_words(judgement: Judgement, basis: str) -> Verdict:
-    """Fails one by one, with the reason; several undecided checks by name; the passes counted."""
     checks = gravest_first(judgement.checks)
     of = {verdict: [one for one in checks if one.verdict is verdict] for verdict in GateVerdict}
     undecided = of[GateVerdict.CANNOT_DECIDE]
@@ -137,7 +135,6 @@ def trust_of_arms(run: ArmsRun) -> list[Trust]:
 
 
 def _of_arms(judge: Callable[[Summary], Trust], run: ArmsRun) -> Iterator[Trust]:
-    """In `brief` a finding for all arms appears once; else each bad one with its arm."""
     worst: dict[str, tuple[Trust, str]] = {}
     for arm in run.summary.arms:
         of_arm = {name: one for name, one in run.rounds.items() if name.partition("-")[2] == arm}

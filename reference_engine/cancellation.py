@@ -35,8 +35,6 @@ class DetectionMethod(StrEnum):
 
 
 class Cancellation(NamedTuple):
-    """`t_ns` is a monotonic stamp."""
-
     reason: CancelReason
     method: DetectionMethod
     t_ns: int

@@ -87,7 +87,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_chunk_tokens(self) -> int:
-        """Most tokens of one request in one step, if the budget allows them."""
         if self.long_prefill_token_threshold:
             return self.long_prefill_token_threshold
         if self.max_num_partial_prefills > 1:

@@ -70,7 +70,6 @@ def fault_names() -> tuple[str, ...]:
 
 
 def parse_faults(settings: list[str]) -> Faults:
-    """Read `NAME` and `NAME=VALUE`. Raises FaultError with the names that exist."""
     raw: dict[str, str] = {}
     for setting in settings:
         name, _, value = setting.partition("=")

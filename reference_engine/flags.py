@@ -94,7 +94,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def read_settings(arguments: list[str], environment: Mapping[str, str]) -> ServeSettings:
-    """Parse the command line. Raises EngineConfigError or FaultError."""
     args = build_parser().parse_args(arguments)
     keys = () if args.api_key_env is None else read_api_keys(environment, args.api_key_env)
     step_cost = StepCost(

@@ -25,8 +25,6 @@ class ProtocolError(RuntimeError):
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of JSON on the worker's standard input, at its start."""
-
     config: EngineConfig
     faults: Faults
     secret: str
@@ -159,7 +157,6 @@ def encode_frame(message: ToWorker | FromWorker) -> bytes:
 
 
 def decode_payload(decoder: msgspec.msgpack.Decoder[_Message], payload: bytes) -> _Message:
-    """Raises ProtocolError."""
     try:
         return decoder.decode(payload)
     except (ValueError, RecursionError) as error:

@@ -1,9 +1,7 @@
 """Stacked bars: the stages of a cancel, and the tokens that were generated unread.
 
-A bar must not look better than the server was. A stage that many requests never completed has no
-median, only a time that it exceeds. Such an open part ends its row, because later stages are known
-of a few lucky requests at most. It reaches as far as is known. If that leaves no room for the known
-parts, it is cut off, and its label says so.
+A stage that many requests never completed has no median, only a time that it exceeds. Such an open
+part ends its row, because later stages are known of a few lucky requests at most.
 """
 
 import math
@@ -103,7 +101,6 @@ def _stack(figure: Figure, **layout: float) -> None:
 
 
 def open_at_most(rows: Iterable[Mapping[str, StagePart]]) -> float:
-    """The greatest length (s) of an open part: infinity if it leaves room for the others."""
     parts = [list(row.values()) for row in rows]
     known_s = max((sum(one.seconds for one in row if not one.is_open) for row in parts), default=0)
     longest_s = max((one.seconds for row in parts for one in row if one.is_open), default=0)

@@ -1,9 +1,7 @@
 """The common look of all pictures: one palette, one empty canvas.
 
-The colours are Okabe and Ito's, which people with any common colour blindness can tell apart, in an
-order that alternates light and dark; dashes and patterns distinguish the lines without colour. A
-picture carries no ink colour of its own: the page colours text, axes and grid lines when it is
-shown, so one figure serves light, dark and paper.
+The colours are Okabe and Ito's, which people with any common colour blindness can tell apart. The
+page colours text, axes and grid lines, so one figure serves light, dark and paper.
 """
 
 from collections.abc import Sequence
@@ -83,7 +81,6 @@ class Figure:
         shapes: str | list[str] = "",
         **trace: Any,
     ) -> None:
-        """`shapes`: the hatching over the colour; `""` is none."""
         look = {"fillmode": "overlay", "fgcolor": HATCH, "size": 7, "solidity": 0.25}
         marker = {"color": colour, "pattern": {"shape": shapes, **look}}
         self.add("bar", x, y, hover, marker=marker, **trace)
@@ -109,7 +106,6 @@ class Figure:
         self.layout.setdefault("annotations", []).append(label)
 
     def add_second_y(self) -> None:
-        """The axis `y2`: invisible, from the foot of the picture (0) to its head (1)."""
         axis = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
         self.set_layout(yaxis2=axis)
 
@@ -144,7 +140,6 @@ def whiskers(
     colour: str = GREY,
     **look: int,
 ) -> dict[str, Any]:
-    """Intervals around unscaled `values`."""
     both = list(zip(values, ends, strict=True))
     above = [None if end is None else (end[1] - (value or 0)) * scale for value, end in both]
     below = [None if end is None else ((value or 0) - end[0]) * scale for value, end in both]

@@ -161,10 +161,6 @@ def cancel_steps(cancels: pd.DataFrame) -> Figure:
 
 
 def slot_recovery(waited: pd.DataFrame) -> Figure:
-    """Every trial of `analysis.recovery.probes` as a dot, one row an arm, with its quartiles.
-
-    A probe without a first token is a cross where it gave up, and is in no box.
-    """
     figure = canvas(x_title="milliseconds to the probe's first token", y_title="", height=260)
     is_censored = waited["censored"].astype(bool)
     rows = [arm for arm, _ in RECOVERY_ARMS]
@@ -188,9 +184,6 @@ def slot_recovery(waited: pd.DataFrame) -> Figure:
 
 
 def _add_box(figure: Figure, values: Floats, row: float, colour: str) -> None:
-    """The middle half of the values, a line at their median, and whiskers to the last value within
-    1.5 times the length of the box.
-    """
     low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
     reach = 1.5 * (high - low)
     first = values[values >= low - reach].min()

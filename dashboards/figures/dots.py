@@ -43,8 +43,6 @@ QUANTILES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """One dot: a candidate's figure divided by the baseline's."""
-
     candidate: str
     figure: str
     ratio: float

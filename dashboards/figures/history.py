@@ -24,9 +24,6 @@ SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "star", "hexagon
 def over_runs(
     tracks: Sequence[Track], limits: Sequence[Limit], changes: Mapping[datetime, str]
 ) -> Figure:
-    """A line for each side, broken where runs cannot be compared; crosses for invalid or incomplete
-    runs; the gate's limits; marks at the foot where the manifest changed.
-    """
     scale, unit = SCALES.get(tracks[0].unit, (1.0, tracks[0].unit))
     figure = canvas(x_title="written (UTC)", y_title=unit, height=280)
     for place, track in enumerate(tracks):

@@ -1,7 +1,7 @@
 """Pictures over time, all on one clock: seconds since the load began.
 
-A long series is cut into equal intervals of time, each of which keeps its lowest and its highest
-sample at their times. A spike of one sample is still drawn, which averaging would hide.
+A long series is cut into intervals, each of which keeps its lowest and its highest sample, so that
+a spike of one sample is still drawn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,8 +54,6 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """When users left and requests were preempted, in seconds since the load began."""
-
     abandons: Floats
     preemptions: Floats
 
@@ -129,7 +127,6 @@ def over_time(clock: Clock, *, y_title: str, height: int = 260) -> Figure:
 def levels(
     series: Mapping[str, tuple[Series, str, str]], marks: Marks, clock: Clock, **look: Any
 ) -> Figure:
-    """Steps that each hold until the next sample, by name with colour and dash; and the marks."""
     figure = over_time(clock, **look)
     for name, (one, colour, dash) in series.items():
         line = {"shape": "hv", "width": 1.8, "color": colour, "dash": dash}
@@ -163,7 +160,6 @@ def _add_marks(figure: Figure, marks: Marks, clock: Clock) -> None:
 
 
 def thin_marks(stamps: Floats, length_s: float) -> Floats:
-    """At most `MARKS` marks: those in one sliver of the axis share the first one's."""
     stamps = np.sort(stamps)
     if len(stamps) <= MARKS or length_s <= 0:
         return stamps

@@ -1,6 +1,4 @@
-"""The sections of a run with several arms, and of the chunk frontier if that is its question:
-what a larger chunk gains the long prompt, and what it costs the other users.
-"""
+"""The sections of a run with several arms, and of the chunk frontier if that is its question."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -32,7 +30,6 @@ def sections(run: ArmsRun) -> list[Section]:
 
 
 def compared(summary: ArmsSummary) -> list[tuple[str, str, Difference]]:
-    """Every headline figure of every arm against the reference, as (metric, figure, difference)."""
     return [
         (name, key, one)
         for name, key in headline_figures(summary.metrics, summary.headlines)
@@ -137,7 +134,6 @@ def frontier_sentence(run: ArmsRun) -> str | None:
 
 
 def _chunk_sizes(run: ArmsRun) -> dict[str, int]:
-    """Each arm's tokens a step, smallest first; an arm that does not state them is left out."""
     sizes = {
         arm["name"]: arm["engine"]["max_num_batched_tokens"]
         for arm in run.manifest.workload["arms"]

@@ -91,7 +91,6 @@ def ways(run: Run) -> Iterator[Part]:
 
 
 def _rows(run: Run, kind: str, labels: Mapping[str, str]) -> list[tuple[str, int | None, Metric]]:
-    """One breakdown of the summary: label, ghosts (None: not known), cancel latency."""
     found: list[Mapping[str, Any]] = run.summary.breakdown.get(f"cancel_latency_by_{kind}") or []
     return [
         (

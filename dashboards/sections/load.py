@@ -1,8 +1,7 @@
 """The server and the load over time, the users who stayed, and the measurement floor.
 
-The server's numbers come from its step log, else from scrapes. A step's numbers are those at its
-start, and hold until the next one begins. An idle engine makes no steps, so the step log ends with
-the last request; the scrapes after it show whether everything came back.
+The server's numbers come from its step log, else from scrapes. An idle engine makes no steps, so
+the scrapes after the last step show whether everything came back.
 """
 
 from collections.abc import Iterator
@@ -183,9 +182,6 @@ def _preempted_ns(run: Run) -> pd.Series:
 
 
 def _kv_usage(run: Run) -> tuple[Series, str, int | None] | None:
-    """KV cache in use over time, its unit and its total: in blocks if the server counts them, else
-    as a share.
-    """
     config = run.manifest.target.config if run.manifest.target else None
     total = (config or {}).get("num_blocks")
     free = _joined(_stepped(run, "free_blocks"), _scraped(run, "free_blocks"))

@@ -1,8 +1,4 @@
-"""The content of a page's section: pictures and tables, or the reason why there are none.
-
-A section without data is not drawn empty. It gives the reason, if possible in the summary's words,
-so that "not measurable here" is never mistaken for zero.
-"""
+"""The content of a page's section: pictures and tables, or the reason why there are none."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +23,6 @@ CLIENT_TIMES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A figure, the text for readers that cannot see it, and an addition to its caption."""
-
     name: str
     figure: Figure
     alt: str
@@ -47,8 +41,6 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """`shows` explains the table; the first cell of a row names it."""
-
     title: str
     shows: str
     columns: tuple[str, ...]
@@ -97,7 +89,6 @@ def section(
 
 
 def why_not(run: Run, names: Sequence[str], otherwise: str) -> str:
-    """The summary's reason for the first of these figures that it could not measure."""
     if not run.summary.outcomes.get("abandoned"):
         return "No user left early in this run."
     reasons = run.summary.not_measurable
@@ -118,9 +109,6 @@ def ladder_pictures(
     prefix: str = "",
     intervals: bool = False,
 ) -> Iterator[Part]:
-    """A picture for each metric that a side (an arm, or a run) has, by metric and its label;
-    without any, the reason.
-    """
     has_any = False
     for metric, label in labels:
         known = {side: of[metric] for side, of in by_side.items() if metric in of}

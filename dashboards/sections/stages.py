@@ -1,8 +1,4 @@
-"""The stages of a cancel, in time and in steps of the engine.
-
-A stage in steps is the number of step boundaries passed in it. A request that only reached the
-beginning of a stage is censored there, in steps as in seconds.
-"""
+"""The stages of a cancel, in time and in step boundaries passed; censored alike in both."""
 
 import math
 from collections.abc import Iterator, Mapping

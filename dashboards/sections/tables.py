@@ -77,7 +77,6 @@ def account_tables(agreement: Sequence[Agreement], audit: Audit | None) -> list[
 
 
 def every_figure(sides: Mapping[str, Summary | ArmSummary]) -> Table:
-    """Of each arm, or of a run without arms ("")."""
     rows = [
         _row(f"{side}: {name}" if side else name, metric, of.flags.get(name))
         for side, of in sides.items()

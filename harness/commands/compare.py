@@ -31,10 +31,6 @@ SPARED: Final = ("times", "in steps", "95 %")  # left out one by one where the t
 
 
 def compare_and_show(baseline: Path, candidates: Sequence[Path], *, as_json: bool) -> None:
-    """Compare and print. A candidate that cannot be compared is left out with a warning.
-
-    Raises ConfigError if the baseline cannot be read or no candidate can be compared with it.
-    """
     compared = list(compare_each(load_run(baseline), candidates))
     found = [one for pair in compared if isinstance(pair, tuple) for one in pair[1]]
     refused = [str(error) for error in compared if isinstance(error, ConfigError)]
@@ -82,7 +78,6 @@ def _columns(comparison: Comparison, *, without: Sequence[str]) -> Table:
 
 
 def _below(comparison: Comparison) -> Iterator[Text]:
-    """The meaning of the marks, shifts of single requests, and the figures left out."""
     if any(is_sure(pair) for pair in comparison.pairs):
         both = " as measured and in steps" if steps_differ(comparison) else ""
         text = f"surely better or worse{both}; one in twenty equal figures is marked by chance"

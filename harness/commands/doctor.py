@@ -108,7 +108,6 @@ def loopback(host: str = "127.0.0.1") -> Finding:
 
 
 def results(folder: Path) -> Finding:
-    """Whether runs can be saved there; the folder itself is not created."""
     existing = next(path for path in (folder, *folder.resolve().parents) if path.is_dir())
     try:
         with tempfile.TemporaryFile(dir=existing):

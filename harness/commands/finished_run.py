@@ -62,7 +62,6 @@ _SET_BY_FLAGS = ("stay_share", "mix", "abandon_after_tokens")
 
 
 def cancellation_settings(workload: str, *, rate: float | None, delay_s: float | None) -> list[str]:
-    """The flags as settings of `--set`. Raises ConfigError."""
     if rate is None:
         if delay_s is not None:
             raise ConfigError(f"{_DELAY} needs {_RATE}, the percentage of the requests")

@@ -48,8 +48,6 @@ _STYLES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateOrder:
-    """One `walkaway gate`, as it was typed."""
-
     run: Path
     limits: Path | None = None
     baseline: Path | None = None
@@ -60,7 +58,6 @@ class GateOrder:
 
 
 def gate_and_show(order: GateOrder, *, as_json: bool, quiet: bool) -> int:
-    """Returns the exit code. Raises ConfigError for wrong usage."""
     _check_apart(order)
     for path in (order.junit, order.markdown):
         _check_free(path, may_overwrite=order.may_overwrite)
@@ -86,8 +83,6 @@ def gate_and_show(order: GateOrder, *, as_json: bool, quiet: bool) -> int:
 
 
 def print_judgement(console: Console, judgement: Judgement, saved: str | None) -> None:
-    """Print the verdict, then each limit, the gravest first. `saved`: the result of saving a
-    baseline."""
     title = Text.assemble(
         ("gate: ", "bold"),
         (f"{judgement.verdict}", _STYLES[judgement.verdict]),
@@ -205,7 +200,6 @@ def _check_can_be_held_to(measured: Measured) -> None:
 
 
 def _check_apart(order: GateOrder) -> None:
-    """Refuse a file that two flags name: one content would replace the other."""
     named = {
         "--junit": order.junit,
         "--markdown": order.markdown,

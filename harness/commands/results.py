@@ -1,7 +1,4 @@
-"""The commands on finished runs: report, gate, compare, trend, export, collect.
-
-Each imports its work when it is called, so that help is printed at once.
-"""
+"""The commands on finished runs: report, gate, compare, trend, export, collect."""
 
 import json
 from pathlib import Path

@@ -70,7 +70,6 @@ def print_summary(console: Console, summary: Summary, *, shows_all: bool) -> Non
 
 
 def print_arms(console: Console, summary: ArmsSummary, *, shows_all: bool) -> None:
-    """Three sentences with a clause for each arm, then the rows."""
     arms = summary.metrics
     rounds = f"{len(arms)} arms, {quantity(summary.rounds, 'rounds')}"
     pairs = headline_figures(arms, summary.headlines)
@@ -94,7 +93,6 @@ def _title(summary: Summary | ArmsSummary, text: str) -> Text:
 
 
 def _end(summary: Summary | ArmsSummary, figures_left: int, *, shows_all: bool) -> Iterator[Text]:
-    """The remarks; without `--all` warnings only, and how much more there is."""
     for said in summary.validity:
         if shows_all or said.level != "info":
             yield statement(said)
@@ -117,7 +115,6 @@ def grid(
     gap: int = 1,
     wraps: bool = True,
 ) -> Table:
-    """A table. The columns in `words` stand on the left; figures stand on the right."""
     padding = (0, gap, 0, 0)
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=padding, pad_edge=False)
     for column in columns:
@@ -153,7 +150,6 @@ def _table(metrics: Mapping[str, Metric], *, without: Sequence[str]) -> Table:
 
 
 def _what_the_figures_are(metrics: Mapping[str, Metric]) -> Iterator[Text]:
-    """The bias of totals, and which p99 is only the largest value."""
     shown = {name: metrics[name] for name in headlines(metrics) if name in metrics}
     for name, metric in shown.items():
         low, high = (metric.others.get(f"bias_{end}") for end in ("low", "high"))
@@ -171,7 +167,6 @@ def _what_the_figures_are(metrics: Mapping[str, Metric]) -> Iterator[Text]:
 
 
 def _floor(metrics: Mapping[str, Metric], missing: Mapping[str, str]) -> Text:
-    """The measurement floor: a figure below it means nothing."""
     parts = []
     for name in FLOORS:
         if (metric := metrics.get(name)) is not None:
@@ -210,7 +205,6 @@ def _accounts(summary: Summary) -> Iterator[Table | Text]:
 
 
 def _arm_tables(pairs: Pairs, arms: Arms) -> Iterator[list[Table]]:
-    """All arms in one table, in two, and so on."""
     names = list(arms)
     for num_tables in range(1, len(names) + 1):
         width = -(-len(names) // num_tables)
@@ -246,7 +240,6 @@ def _value_tables(value: Value) -> Iterator[Table]:
 
 
 def _whose(pairs: Pairs, arms: Arms) -> Iterator[Text]:
-    """The requests that each figure is of, if a run has users of several kinds."""
     for name in dict.fromkeys(name for name, _ in pairs):
         found = {metrics[name].of for metrics in arms.values() if name in metrics}
         for of in found - {None}:
@@ -254,7 +247,6 @@ def _whose(pairs: Pairs, arms: Arms) -> Iterator[Text]:
 
 
 def _certain(pairs: Pairs, summary: ArmsSummary) -> Iterator[Table | Text]:
-    """The first certain differences from the reference, and how many more there are."""
     of_pairs = [
         (name, key, one)
         for name, key in pairs
@@ -276,7 +268,6 @@ def _certain(pairs: Pairs, summary: ArmsSummary) -> Iterator[Table | Text]:
 
 
 def _effects(summary: ArmsSummary) -> Iterator[Text]:
-    """Shifts between single requests of an arm and of the reference."""
     found = [
         shift_in_words(name, arm, summary.reference, one, METRICS[name].unit)
         for name, of_arms in summary.shifts.items()

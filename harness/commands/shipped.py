@@ -1,7 +1,4 @@
-"""`walkaway workloads`, `targets` and `init`: the shipped files, and a first one of your own.
-
-The workload's model is imported when a command is called, so that help is printed at once.
-"""
+"""`walkaway workloads`, `targets` and `init`: the shipped files, and a first one of your own."""
 
 import json
 import shutil
@@ -99,7 +96,6 @@ def init(
 
 
 def _show(name: str | None, describe: Describe, package: str, noun: str, *, as_json: bool) -> None:
-    """Print all shipped files briefly, or the whole of one below its lines."""
     from harness.workload.workload import as_plain_data, find_file, shipped
 
     if name is None:

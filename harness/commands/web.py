@@ -20,10 +20,6 @@ HIGHEST_PORT: Final = 65_535
 
 
 def serve_page(config: RunConfig, *, port: int) -> int:
-    """Serve the page until interrupted. Returns Locust's exit code.
-
-    Raises ConfigError for a workload that a form cannot start.
-    """
     if port > HIGHEST_PORT:
         raise ConfigError(f"--web-port {port}: must be from 1 to {HIGHEST_PORT}")
     resolved = resolve_run(config)

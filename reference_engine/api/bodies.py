@@ -1,9 +1,7 @@
 """The bodies of requests with all their limits, X-Request-Id, and page numbers.
 
 The types that check a body are those that `/openapi.json` shows. A field of OpenAI's that this
-engine does not implement is accepted only with a value that changes nothing. Unknown names are
-refused; if a name is given twice, the last one counts. A body is read as JSON in UTF-8, whatever
-its Content-Type.
+engine does not implement is accepted only with a value that changes nothing.
 """
 
 import re
@@ -187,7 +185,6 @@ async def read_body(request: Request) -> bytes:
 
 
 def read_request_id(headers: Headers) -> str | None:
-    """The client's X-Request-Id; None if it sent none. Raises ApiError."""
     request_id = headers.get("x-request-id") or None
     if request_id is None:
         return None

@@ -52,7 +52,6 @@ def read_completion(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> 
 
 
 def read_chat(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> Generation:
-    """Raises ApiError. Without a limit on its length, the answer may fill the context."""
     body = decode_body(data, ChatBody)
     check_model(body.model, config)
     lines = [f"{message.role}: {message.text}\n" for message in body.messages]
@@ -80,7 +79,6 @@ _StructT = TypeVar("_StructT")
 
 
 def decode_body(data: bytes, kind: type[_StructT]) -> _StructT:
-    """Raises ApiError with the name of the field that is wrong."""
     try:
         return msgspec.json.decode(data, type=kind)
     except UnicodeDecodeError as error:

@@ -88,7 +88,6 @@ _OPERATIONS: Final = {
 
 
 def openapi_document(routes: Iterable[Route], model: str) -> dict[str, Any]:
-    """Raises KeyError for a route without a description."""
     kinds: list[Any] = [schemas.ErrorBody]
     for operation in _OPERATIONS.values():
         named = (operation.body, *operation.answers.values())

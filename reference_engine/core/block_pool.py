@@ -39,7 +39,6 @@ class BlockPool:
         return len(self._references)
 
     def cached_of(self, blocks: Iterable[int]) -> list[int]:
-        """The blocks without a holder: sharing them makes them unavailable to others."""
         return [block for block in blocks if block in self._cached]
 
     def is_shared(self, block: int) -> bool:
@@ -94,7 +93,6 @@ class BlockPool:
         assert self.num_held <= most_held, "blocks are held that no request needs"
 
     def check_integrity(self, holders: Sequence[Sequence[int]]) -> None:
-        """Raise AssertionError unless the references equal the block tables in `holders`."""
         held = Counter(block for table in holders for block in table)
         assert held == self._references, "references differ from the block tables"
         blank = set(self._blank)

@@ -35,7 +35,6 @@ class KVCache:
         return self.pool.index.longest(request.block_hashes[:most])
 
     def blocks_to_admit(self, prefix: list[int], num_tokens: int) -> int:
-        """Free blocks needed for a table of `num_tokens` tokens that begins with `prefix`."""
         num_new = -(-num_tokens // self.block_size) - len(prefix)
         return num_new + len(self.pool.cached_of(prefix))
 
@@ -59,7 +58,6 @@ class KVCache:
         self._counters.retained_hits += len(hits)
 
     def try_grow(self, request: Request, num_tokens: int) -> bool:
-        """Make room for `num_tokens` more computed tokens; False, and unchanged, without room."""
         missing = self.num_missing(request, request.num_computed_tokens + num_tokens)
         if missing > 0:
             blocks = self.pool.try_take(missing)

@@ -42,7 +42,6 @@ class PrefixIndex:
         return block in self._hash_of
 
     def add(self, block: int, block_hash: bytes) -> None:
-        """If another block holds the same tokens already, that one stays."""
         assert block not in self._hash_of, f"block {block} is indexed already"
         if block_hash not in self._block_of:
             self._block_of[block_hash] = block

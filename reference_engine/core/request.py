@@ -157,7 +157,6 @@ class Request:
         return min(len(self.block_table) * block_size, self.max_tokens_in_all - 2)
 
     def move_to(self, status: Status) -> None:
-        """Raises IllegalTransitionError and leaves the status as it was."""
         if status not in LEGAL_TRANSITIONS[self.status]:
             raise IllegalTransitionError(
                 f"request {self.request_id}: {self.status.value} -> {status.value}"

@@ -54,11 +54,9 @@ class Scheduler:
 
     @property
     def num_slots_used(self) -> int:
-        """Running requests, and slots that a fault has lost."""
         return self._config.max_num_seqs - self.num_slots + len(self.running)
 
     def add(self, request: Request) -> None:
-        """Raises ValueError for an id that is in use."""
         if request.request_id in self.requests or request.request_id in self.unfreed:
             raise ValueError(f"request id {request.request_id} is in use")
         self._num_arrived += 1
@@ -123,7 +121,6 @@ class Scheduler:
         return request
 
     def free(self, request: Request) -> int:
-        """Give back the blocks of an ended request; returns how many others can take now."""
         del self.unfreed[request.request_id]
         if request.finish_reason is not FinishReason.ABORT:
             return self.kv_cache.free(request)
@@ -131,10 +128,6 @@ class Scheduler:
         return self.kv_cache.reclaim(request)
 
     def check_integrity(self, lost_blocks: Sequence[int] = ()) -> None:
-        """Raise AssertionError unless queues, statuses and blocks agree with each other.
-
-        `lost_blocks` are held although no block table has them.
-        """
         waiting = list(self.waiting)
         assert all(request.status is Status.RUNNING for request in self.running)
         assert all(r.status in (Status.WAITING, Status.PREEMPTED) for r in waiting)
@@ -322,7 +315,6 @@ class PriorityQueue:
 
 
 def _rank(request: Request) -> tuple[int, int]:
-    """Unique, since arrivals are; the smallest is admitted first and preempted last."""
     return request.priority, request.arrival
 
 

@@ -27,7 +27,6 @@ class StepPlan:
 
     @property
     def sampling(self) -> list[Request]:
-        """The requests that get a new token, in batch order: all their owed tokens are computed."""
         return [r for r, count in self.scheduled.items() if count == r.num_owed_tokens]
 
     def take_out(self, request: Request) -> None:

@@ -44,7 +44,6 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float | None) -> None:
-        """Ignores None: a stage that was not reached."""
         if value is not None:
             self.counts[bisect_left(self.bounds, value)] += 1
             self.total += value

@@ -1,11 +1,7 @@
 """The page `/metrics`: vLLM's names where it has them, `walkaway_engine_` for the rest.
 
-Gauges and the worker's counters are as of its last report, which comes at the end of every step.
-Aborted requests are in all counts of tokens and in all histograms.
-
 The constant parts (heads, names, labels, bounds) are written once; a scrape fills in the numbers.
-prometheus_client takes ten times as long, on the event loop that has to notice clients leaving; its
-parser reads these pages in the tests.
+prometheus_client takes ten times as long, on the event loop that has to notice clients leaving.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -157,8 +153,6 @@ Samples = Iterable[tuple[str, float]]
 
 
 class Page:
-    """Each family has its constant head, and a function that reads its series' present values."""
-
     def __init__(self, collector: Collector, config: EngineConfig) -> None:
         self._labels = {"model_name": config.model, "engine": "0"}
         self._families: list[tuple[str, Callable[[], Samples]]] = []

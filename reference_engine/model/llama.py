@@ -66,7 +66,6 @@ Rotation = tuple[Tensor, Tensor]
 
 
 def rotate_(x: Tensor, rotation: Rotation) -> None:
-    """Rotate heads [T, heads, head_dim] in place."""
     cos, sin = rotation
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
     x.mul_(cos).addcmul_(swapped, sin)

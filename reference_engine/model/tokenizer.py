@@ -30,5 +30,4 @@ class Tokenizer:
         return [_FIRST_BYTE + byte for byte in text.encode("utf-8", errors="replace")]
 
     def text_of(self, token_id: int) -> str:
-        """A word; empty for a special token."""
         return self._words[token_id - FIRST_WORD] if token_id >= FIRST_WORD else ""

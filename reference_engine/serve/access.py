@@ -1,12 +1,7 @@
-"""API keys, and rate limits for each key.
+"""API keys, and two token buckets for each key: one for requests, one for tokens.
 
-The key check wraps the whole application, so it covers every route; it reads the request's head
-only, so it cannot hide a disconnect.
-
-A key has two token buckets, one for requests and one for tokens. A bucket holds a minute's worth
-and fills evenly. A request is admitted if each bucket has at least one left. Tokens are taken as
-they are generated, when it is too late to refuse them: that bucket may go below zero, and then
-takes longer to recover.
+A bucket holds a minute's worth and fills evenly. A request is admitted if each bucket has at least
+one left. Tokens are taken as they are generated, so that bucket may go below zero.
 """
 
 import hmac
@@ -25,7 +20,6 @@ MAX_KEY_CHARS: Final = 512
 
 
 def read_api_keys(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """The comma-separated keys in the variable `name`. An EngineConfigError shows no key."""
     keys = tuple(key.strip() for key in environment.get(name, "").split(",") if key.strip())
     if not keys:
         why = f"the environment variable {name} holds no key"
@@ -86,8 +80,6 @@ _NO_LIMIT: Final = 10**18
 
 
 class Bucket:
-    """`_level` is as of `_at_ns`, and never above `_capacity`."""
-
     def __init__(self, capacity: int, now_ns: int) -> None:
         self._capacity = capacity
         self._level = float(capacity)
@@ -136,7 +128,6 @@ class RateLimiter:
         return self._limits.kills and tokens.level(now_ns) < 0.0
 
     def _account(self, owner: str | None, now_ns: int) -> tuple[Bucket, Bucket]:
-        """An owner's requests and tokens."""
         account = self._accounts.pop(owner, None) or (
             Bucket(self._limits.requests_per_minute or _NO_LIMIT, now_ns),
             Bucket(self._limits.tokens_per_minute or _NO_LIMIT, now_ns),

@@ -1,8 +1,7 @@
 """A client's request from acceptance to end: n answers, each a request of the engine.
 
 An answer grows here whether its client reads or not: its text so far is the partial result of a
-cancelled request. Outputs wait for the client in an `Outbox`, whose length is bounded even if the
-client reads slowly.
+cancelled request.
 """
 
 import asyncio
@@ -51,7 +50,6 @@ class Outbox:
         self._changed.set()
 
     def close(self, failure: Exception | None = None) -> None:
-        """After the rest, `get` returns None or raises `failure`."""
         self._is_closed, self._failure = True, failure
         self._changed.set()
 
@@ -190,7 +188,6 @@ class ClientRequest:
 
     @property
     def phase(self) -> Phase:
-        """The furthest phase of the open answers; if all have ended, of the aborted ones."""
         going_on = [choice for choice in self.choices if choice.ending is None]
         aborted = [choice for choice in self.choices if choice.is_aborted]
         counted = going_on or aborted or self.choices
@@ -205,7 +202,6 @@ class ClientRequest:
         return "waiting" if self.phase is Phase.WAITING else "running"
 
     def additions(self, generation: Generation) -> list[AddRequest]:
-        """Each answer but the first samples with a seed of its own."""
         sampling, parent = generation.sampling, self.request_id if generation.n > 1 else None
         return [
             AddRequest(
@@ -221,7 +217,6 @@ class ClientRequest:
         ]
 
     def cancel(self, cancellation: Cancellation) -> bool:
-        """False if it was cancelled before."""
         if not self.token.cancel(cancellation):
             return False
         self.num_at_cancel = self.num_generated
@@ -235,7 +230,6 @@ class ClientRequest:
     def set_timer(
         self, name: str, seconds: float | None, callback: Callable[..., object], *args: object
     ) -> None:
-        """Instead of an earlier one of that name; None: no timer."""
         if name in self.timers:
             self.timers.pop(name).cancel()
         if seconds is not None:

@@ -146,7 +146,6 @@ class ClientConnection:
             on_lost(self._lost)
 
     def unwatch(self) -> None:
-        """Stop reporting: the connection may outlive the request by far."""
         self._on_lost = None
 
     def lost(self, method: DetectionMethod) -> None:
@@ -159,7 +158,6 @@ class ClientConnection:
         self._closed.set()
 
     def takes_more(self) -> bool:
-        """Whether the other end has acknowledged anything since the last call."""
         before, self._last_taken = self._last_taken, self._num_taken()
         return self._last_taken > before
 
@@ -195,7 +193,6 @@ class Client:
         self.has_left = False
 
     async def listen(self) -> None:
-        """Watch until the client has left. The caller cancels it when the answer is complete."""
         if self._connection is not None:
             self._connection.watch(self._left)
         try:

@@ -1,9 +1,8 @@
 """One request from acceptance to its last byte, and the JSON that its client gets.
 
-While a response is sent, a task of its own watches the client (see `detection`). When the
-client is gone, its outbox is dropped and the loop over its outputs ends, whatever the state of the
-request. The link decides whether to cancel it. A request that is cancelled for another reason goes
-on until the worker has reported its end, which its client gets as the end of its answer.
+When the client is gone, the loop over its outputs ends; the link decides whether to cancel the
+request. A request that is cancelled for another reason goes on until the worker has reported its
+end, which its client gets as the end of its answer.
 """
 
 import asyncio
@@ -45,7 +44,6 @@ class AnswerWriter:
         }
 
     def opening(self) -> bytes:
-        """The events before the first token: a chat begins with its role."""
         if not self._is_chat:
             return b""
         delta = schemas.ChatDelta(role="assistant", content="")
@@ -61,7 +59,6 @@ class AnswerWriter:
         return self._event([self._choice(index, output.text, output.finish_reason)], usage)
 
     def closing(self, aborted: list[tuple[int, Output]]) -> bytes:
-        """The events after the last token: the ends of aborted answers, usage, and the end mark."""
         if aborted:
             choices = [
                 self._choice(at, output.text, output.finish_reason) for at, output in aborted
@@ -99,7 +96,6 @@ class AnswerWriter:
         return usage_of(self._request, num_sent) if self._has_usage else UNSET
 
     def _end(self) -> dict[str, Any]:
-        """The usage; with it, for an aborted request, how far it came and why it ended."""
         request = self._request
         if not request.is_aborted:
             return {"usage": usage_of(request)}

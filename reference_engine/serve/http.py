@@ -1,12 +1,8 @@
 """uvicorn's HTTP/1.1 protocol, which reports a client's leaving at once, and its listening socket.
 
-Pipelining is refused. While an earlier answer is generated, uvicorn stops reading a connection on
-which the next request has already arrived, and does not notice that it closes: its client could
-leave unseen. No client of this dialect pipelines; one that does loses its connection.
-
-A client that closes its side is gone, even if it could still read: the two look alike from here.
-The bytes still to be sent to it are dropped, since sending may take for ever. The wait for a whole
-request is bounded too: its head in bytes, its reading in time.
+Pipelining is refused: while uvicorn generates an earlier answer, it stops reading a connection on
+which the next request has arrived, and would not notice that it closes. A client that closes its
+side is gone, even if it could still read: the two look alike from here.
 """
 
 import asyncio
@@ -197,12 +193,10 @@ def bound_silence(connection: socket.socket, settings: FrontendSettings) -> None
 
 
 def num_acknowledged(connection: socket.socket) -> int:
-    """Bytes that the other end has acknowledged; 0 if the system does not report them."""
     return _tcp_info(connection, _ACKNOWLEDGED_AT, "=Q") or 0
 
 
 def is_full(connection: socket.socket) -> bool:
-    """Whether the other end's receive window is zero: its client does not read."""
     return _tcp_info(connection, _WINDOW_AT, "=I") == 0
 
 
@@ -227,7 +221,6 @@ class ListenError(RuntimeError):
 
 
 def listen(host: str, port: int, settings: FrontendSettings) -> socket.socket:
-    """IPv4 or IPv6, as the host needs. Raises ListenError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)

@@ -1,14 +1,9 @@
 """The lifecycle log and the step log: bounded and numbered, with a count of dropped entries.
 
-Frontend and worker stamp events with one monotonic clock; the journal numbers them in the order in
-which the frontend learns of them. A reader asks for the entries after a number, and learns how many
-of them have been dropped.
-
-An entry is written once, as the line of JSON that readers get. So a log is bounded in bytes, a page
-costs no more than joining its lines, and the garbage collector has no objects to visit.
-
-Measured: a full log of LOG_BYTES takes 258 MiB of resident memory. That is a million events,
-394,000 steps of 16 requests or 34,000 of 256. A full page takes 0.2 to 0.4 ms, an entry 1 to 10 us.
+A reader asks for the entries after a number. An entry is written once, as the line of JSON that
+readers get, so a log is bounded in bytes and the garbage collector has no objects to visit.
+Measured: a full log of LOG_BYTES takes 258 MiB of resident memory: a million events, 394,000 steps
+of 16 requests or 34,000 of 256. A full page takes 0.2 to 0.4 ms, an entry 1 to 10 us.
 """
 
 import sys

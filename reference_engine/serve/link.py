@@ -63,7 +63,6 @@ class WorkerLink:
         owner: str | None,
         created: int,
     ) -> ClientRequest:
-        """Raises EngineStoppedError."""
         if self.is_draining:
             raise EngineStoppedError(SHUTTING_DOWN)
         request = ClientRequest(
@@ -109,7 +108,6 @@ class WorkerLink:
         reason: CancelReason,
         method: DetectionMethod = DetectionMethod.NONE,
     ) -> bool:
-        """End a request. False, and nothing happens, if it has ended or was cancelled before."""
         cancellation = Cancellation(reason, method, self.now_ns())
         if request.is_ended or not request.cancel(cancellation):
             return False
@@ -197,7 +195,6 @@ class WorkerLink:
         reason: CancelReason | FinishReason | None = None,
         choice: Choice | None = None,
     ) -> None:
-        """An event that the frontend itself has seen, of a request or of one of its answers."""
         noted = Event(
             t_ns=t_ns,
             event=event,
@@ -227,7 +224,6 @@ def count_tokens(collector: Collector, request: ClientRequest, choice: Choice, n
 
 
 def count_ended(collector: Collector, request: ClientRequest, choice: Choice, now_ns: int) -> None:
-    """A stage lasts until the next one begins, or until the end."""
     assert choice.ending is not None
     stamps = choice.stamps
     end_ns = stamps.get("finished", now_ns)

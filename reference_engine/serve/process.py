@@ -1,8 +1,5 @@
 """The frontend process: start the worker, serve HTTP until a request to stop, end the worker.
 
-When the worker dies, the frontend ends the open requests with an error, reports it, and exits with
-status 1; when the frontend dies, the worker leaves.
-
 A signal, the end of standard input and the worker's death all set one `Stop`, which keeps the first
 exit status. A second request to stop ends the wait for running requests.
 """
@@ -119,7 +116,6 @@ async def unless(stopping: asyncio.Event, doing: Coroutine[Any, Any, _Result]) -
 
 
 async def _answered(server: uvicorn.Server, timeout_s: float) -> bool:
-    """Whether all answers in progress end in time. Requests that are still arriving are refused."""
     for connection in _connections(server):
         connection.refuse_if_unread(503, SHUTTING_DOWN)
     answering = set(server.server_state.tasks)

@@ -45,8 +45,6 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Frontend:
-    """The endpoints. `allow_faults` opens `/walkaway/faults`."""
-
     def __init__(
         self,
         link: FaultyLink,
@@ -247,7 +245,6 @@ class RequestsApi:
         )
 
     async def ping(self, request: Request) -> Response:
-        """`keep_alive_s` is the time until the next ping is due."""
         live = [found for found in self._found(request) if not found.is_ended]
         if not live:
             raise ApiError(404, "this request has ended", code="request_ended")
@@ -275,7 +272,6 @@ class RequestsApi:
 
 
 def facts_of(request: ClientRequest) -> dict[str, Any]:
-    """The fields of `RequestFacts`."""
     given = request.token.cancellation
     endings = [choice.ending for choice in request.choices if choice.ending is not None]
     return {

@@ -1,8 +1,6 @@
 """Starts the worker process, connects to it, reconnects when the connection breaks, and ends it.
 
-Messages always go over the present connection. When it breaks, the worker's running requests are
-lost (the worker aborts them, too), but a worker that lives gets a new connection. A worker that
-breaks the protocol loses the connection, just as a frontend would.
+When the connection breaks, its running requests are lost (the worker aborts them, too).
 """
 
 import asyncio
@@ -141,13 +139,11 @@ class WorkerSupervisor:
         self._broken = asyncio.Event()
 
     def send(self, message: ToWorker) -> None:
-        """Raises EngineStoppedError while there is no connection."""
         if self._connection is None:
             raise EngineStoppedError(WORKER_LOST)
         self._connection.send(message)
 
     async def start(self, config: EngineConfig, faults: Faults) -> Ready:
-        """Returns when the model is built. Raises EngineConfigError or EngineStoppedError."""
         command = [sys.executable, "-m", "reference_engine.worker.service"]
         self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
         settings = WorkerSettings(config=config, faults=faults, secret=self._secret)

@@ -247,7 +247,6 @@ class Families:
         self._parent_of[request_id] = parent_id
 
     def members(self, name: str) -> list[str]:
-        """The children of a parent in order; the name itself if it is not a parent's."""
         return list(self._children.get(name, [name]))
 
     def ended(self, request_id: str) -> None:
@@ -272,7 +271,6 @@ class AnswerText:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Returns the text that can be sent now, and whether a stop string has appeared."""
         if not self._stop:
             return text, False
         pending = self._held + text

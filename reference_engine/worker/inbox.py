@@ -21,8 +21,6 @@ class ConnectionLost(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """A message and the time at which the worker received it."""
-
     t_ns: int
     message: ToWorker | ConnectionLost
 

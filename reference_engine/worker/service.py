@@ -1,18 +1,13 @@
 """The worker process: a loopback port, a thread that serves it, and the step loop on the main one.
 
-The frontend starts it, writes the settings as the first line of its standard input, and reads its
-port as the only line of its standard output. When standard input ends, the frontend has ended, and
-the worker leaves. Only the frontend acts on Ctrl-C.
+The frontend writes the settings as the first line of standard input, and reads the port as the only
+line of standard output. When standard input ends, the worker leaves.
 
-One connection is served at a time:
+One connection is served at a time; a peer that breaks the protocol loses it and its requests:
 
     accept ─▶ its Hello ─▶ our first word ─▶ messages in, reports out ─▶ it ends ─▶ its requests
       ▲                                                                             are aborted
       └────────────────────────────────────────────────────────────────────────────────┘
-
-Meanwhile other connections wait in the kernel's queue. Nothing that a peer sends can end the
-worker: a peer that breaks the protocol loses its connection and its requests, and one line on
-standard error gives the reason.
 """
 
 import contextlib
@@ -95,7 +90,6 @@ class Listener:
         self._unsent: deque[bytes] = deque(maxlen=_MAX_UNSENT)
 
     def serve(self) -> None:
-        """Runs until it fails; then the inbox closes and the worker leaves."""
         try:
             while True:
                 with contextlib.suppress(ConnectionError):
@@ -150,7 +144,6 @@ class Listener:
             _say(str(error))
 
     def _greet(self, connection: socket.socket, reader: FrameReader) -> list[bytes]:
-        """Read a Hello with the right secret; returns the frames after it. Raises ProtocolError."""
         num_received, ends = 0, time.monotonic() + self._hello_s
         while True:
             connection.settimeout(max(0.001, ends - time.monotonic()))
@@ -211,7 +204,6 @@ def _say(why: str) -> None:
 
 
 def build_runner(config: EngineConfig) -> Runner:
-    """Raises EngineConfigError if the runner cannot work here."""
     if config.runner == "simulated":
         return SimulatedRunner(config.step_cost, sleep=time.sleep)  # noqa: TID251 an edge: real time
     if find_spec("torch") is None:
