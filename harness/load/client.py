@@ -1,14 +1,10 @@
 """One request from start to row: bytes from the transport go through a reader into the stream
 machine, and the user's rule says when to leave: before the sending, and after each receive.
 
-Leaving is an act at a moment. The think time passes while the answer is still read (a reader's
-screen goes on filling), then the bytes that have already arrived are read, then t0 is stamped and
-the user leaves (`harness.load.leave` has the ways). So `tokens_read` is what this host had received
-at t0, not merely what the program had processed, and a token still unread in the kernel shows up as
-a reset.
-
-Some ways leave a connection open that no user reads. It lingers until the load ends, or until the
-server had time to settle after it, and is then reset.
+The think time passes while the answer is still read (a reader's screen goes on filling), then the
+bytes that have already arrived are read, then t0 is stamped and the user leaves. So `tokens_read`
+is what this host had received at t0, and a token still unread in the kernel shows up as a reset.
+Connections that a way of leaving leaves open linger until the load ends, and are then reset.
 """
 
 import subprocess

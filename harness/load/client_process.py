@@ -1,7 +1,5 @@
 """A process that owns a connection, so that it can be killed: the client whose program crashes.
 
-    server ──TCP──▶ this process ──socket pair──▶ us
-
 It is `cat`, with the connection as its standard input: its user has read what `cat` has read. No
 other process holds the connection, so when `cat` is killed the kernel ends it.
 """

@@ -1,11 +1,8 @@
 """One connection to the server, and one response on it as its bytes come.
 
 Each receive is parsed and passed on whole, so bytes that have not been handed over are still in the
-kernel, where they can be counted (`unread_bytes`), over TLS too. The ways to leave are in
-`harness.load.leave`.
-
-Every wait has an end. The next byte must come in time; so must the rest of the headers once they
-have begun, and the next content if only framing comes: a byte now and then is no answer.
+kernel, where they can be counted. Every wait has an end: for the next byte, for the rest of the
+headers once they have begun, and for the next content if only framing comes.
 """
 
 import contextlib

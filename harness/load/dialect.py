@@ -1,7 +1,5 @@
 """The OpenAI dialect, as far as a user needs it: the body of a request, the chunks of its stream.
-
-Works for `/v1/completions` and `/v1/chat/completions`. The decoder runs for every token, and skips
-fields that are not declared here without building them.
+The decoder runs for every token, and skips fields that are not declared here without building them.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,7 @@
 """An HTTP/1.1 answer, parsed as its bytes come: no I/O and no clock.
 
-The parser (llhttp) calls the `on_` methods. The head is bounded in size and in headers, bytes after
-a complete answer are dropped, and an unusable answer ends in an httpx.RemoteProtocolError that says
-why. Good bytes before the bad ones are handed over first, so it makes no difference how the bytes
-were cut on their way.
+The head is bounded in size, and an unusable answer ends in an httpx.RemoteProtocolError that says
+why; good bytes before the bad ones are handed over first, however the bytes were cut on their way.
 """
 
 from typing import Final

@@ -1,10 +1,8 @@
-"""The load's own lag: how late each tick of a short timer was noticed.
+"""The load's own lag: how late each tick of a short timer was noticed. Below this floor the stamps
+of this process mean nothing.
 
-Below this floor the stamps of this process mean nothing. One watch lasts as long as the process;
-its folder changes with each load that a web page starts.
-
-A tick is noticed as a token is, and costs as little: the loop calls back, no greenlet waits, and
-several samples are written at once. A killed process loses its last unsaved samples.
+A tick is noticed as a token is: the loop calls back, no greenlet waits, and several samples are
+written at once. A killed process loses its last unsaved samples.
 """
 
 import os

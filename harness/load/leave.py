@@ -1,24 +1,16 @@
 """The ways of leaving: what is done to the connection, and t0, stamped immediately before it.
 
-To add a way, add it to `records.Way` and to `leave` below; when a user leaves is a plan, see
-`harness.workload.abandon`.
-
     FIN, RST       the socket is closed: orderly, or with a reset
     HALF_CLOSE     its sending side is closed; what still comes is read
-    STOP_READING   nothing is done, and nothing read any more; the kernel goes on acknowledging
-                   until its buffer is full
+    STOP_READING   nothing is read any more; the kernel acknowledges until its buffer is full
     VANISH         the kernel drops whatever comes for the socket before acknowledging it: to the
-                   server this host is gone. It needs Linux, but neither a packet filter of the
-                   system nor a privilege; elsewhere it is STOP_READING, and `wire_close` says so
+                   server this host is gone. Linux only, without a privilege; elsewhere it is
+                   STOP_READING, and `wire_close` says so
     KILLED         the process that owns the connection gets a SIGKILL
-    CANCEL         the server's cancel endpoint is asked, on a connection of its own; the stream is
-                   read to its end (`Exchange`)
+    CANCEL         the server's cancel endpoint is asked, and the stream read on (`Exchange`)
 
-Over TLS the orderly ways, FIN and HALF_CLOSE, first send a close_notify, as RFC 8446 (6.1) asks and
-as curl, Go and browsers do; the others leave without a word, as a crash does. After a HALF_CLOSE a
-server may answer on by TLS 1.3; by TLS 1.2 it may not, and many servers never do.
-
-https://www.kernel.org/doc/html/latest/networking/filter.html for the filter on a socket.
+Over TLS FIN and HALF_CLOSE first send a close_notify (RFC 8446, 6.1); the others leave without a
+word, as a crash does. https://www.kernel.org/doc/html/latest/networking/filter.html
 """
 
 import ctypes

@@ -1,15 +1,9 @@
 """The open loop: requests come by a schedule, whatever happened to earlier ones.
 
-One director in each load process sends its share of the schedule, each request in a greenlet of its
-own. A request is prepared ahead of its time. While the largest allowed number of streams is open,
-the director waits: later requests start late, and their rows say so (`intended_start_ns` is the
-schedule's, `sent_ns` the real one). An arrival that was not sent when the load ends has no row; the
-harness knows how many there should be.
-
-With several processes the master sends each of them the beginning of the schedule and its share,
-just before it starts them; with n of them each takes every n-th arrival. They are numbered anew for
-each load: Locust's own numbers have gaps after a process was lost. On a host with another clock
-than the master's, the schedule begins when the message arrives.
+One director in each load process sends its share: with n processes each takes every n-th arrival.
+While the largest allowed number of streams is open, the director waits: later requests start late,
+and their rows say so. An arrival that was not sent when the load ends has no row. On a host with
+another clock than the master's, the schedule begins when the master's message arrives.
 """
 
 import time

@@ -1,7 +1,5 @@
-"""The command line of plain Locust: `locust -f workloads/locustfile.py`, with options of our own.
-
-Either a plan comes in a file (so `walkaway run` starts this process), or a few options describe
-one: on the command line, or in the start form of the web page, which has the same fields.
+"""The command line of plain Locust: a plan in a file (`walkaway run` starts this process so), or a
+few options that describe one, also in the start form of the web page.
 """
 
 import argparse

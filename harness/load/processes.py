@@ -1,13 +1,9 @@
 """The processes of one load: their messages to each other, and the marks that each leaves behind.
 
-Locust's master starts the users of its workers and stops them. Messages of our own add what it
-does not know: the number of abandons in each worker, as the plan limits their sum; that a worker
-cannot go on, which ends the load; and that a worker's share of a schedule has ended.
-
-Each process that has users writes a mark when it begins and another when it ends in good order.
-A killed process lacks the second, and its rows and ticks show how far it came. The master lists the
-workers that connected: rows of a worker on another machine are copied by hand, and without the list
-missing rows would go unnoticed.
+Locust's master does not know the number of abandons in each worker, that a worker cannot go on, and
+that its share of a schedule has ended: messages of our own. Each process with users writes a mark
+when it begins and another when it ends in good order; a killed one lacks the second. The master
+lists its workers: rows on another machine are copied by hand, and could be forgotten.
 """
 
 import os

@@ -1,7 +1,5 @@
-"""Receiving on one socket, of the operating system or of gevent.
-
-With gevent the event loop's own callback reads and hands the bytes over, so a token that changes
-nothing wakes no greenlet.
+"""Receiving on one socket, of the operating system or of gevent: there the event loop's callback
+reads and hands the bytes over, so a token that changes nothing wakes no greenlet.
 """
 
 import os

@@ -1,8 +1,7 @@
-"""Shards: rows on disk as the run goes, one JSON object a line, one file a process and kind.
+"""Shards: rows on disk as the run goes, one JSON object a line, one file a host, process and kind.
 
-A load process writes its rows with one system call, so a killed process loses at most that write;
-the harness reads on while the file grows and leaves half a last line alone. Shards of several hosts
-can lie in one folder: their names have the host and the process.
+A row is written with one system call, so a killed process loses at most that write. The harness
+reads on while the file grows, and leaves half a last line alone.
 """
 
 import errno

@@ -1,13 +1,9 @@
 """Two loads directed from one place: the chunk frontier and the cancel storm.
 
-Chunk frontier: what does a long prompt cost the streams that decode beside it, and they it?
-Bystanders stream all along: short prompts, long answers, one after the other. Beside them a
-director sends long prompts, one at a time and in pairs: it reads a few tokens of the first, and
-leaves the second during its prefill, after a share, drawn anew each time, of the median time to
-first token of those read. In the rows a role tells bystanders from long prompts, and
-`planned_abandon` is 0 for the long prompts that were to be left.
-
-Cancel storm: many streams leave at one moment, wave after wave, beside stayers.
+Chunk frontier: bystanders stream all along. Beside them a director sends long prompts in pairs: it
+reads a few tokens of the first, and leaves the second during its prefill, after a share of the
+median time to first token of those read. Cancel storm: many streams leave at one moment, wave after
+wave, beside stayers.
 """
 
 import statistics

@@ -6,11 +6,9 @@ One director runs trials of three arms, in an order drawn anew for each round:
     abandon    all slots filled, the probe queued; then one filler leaves, and the probe's wait ends
     control    the same, but no filler leaves: the probe waits for a filler's natural end
 
-Nothing here is timed by sleeping. A first token on each filler shows that the slots are full.
-Further tokens on each show that the probe had time to be queued. Before a trial as many short
-requests as slots, running at once to their own ends, show that all slots are free: a forgotten
-request in a slot would make one of them wait for another's end. The probe's row carries the
-reference moment: t0 of the filler that left or, in the control, the moment when it would have left.
+Before a trial as many short requests as slots, running at once, show that all slots are free.
+Tokens on each filler show that the slots are full and the probe queued. The probe's row carries t0
+of the filler that left or, in the control, would have left.
 """
 
 import logging

@@ -1,12 +1,8 @@
-"""Server-sent events, decoded from bytes as they come.
+"""Server-sent events, decoded from bytes as they come; only `data` is kept.
 
     bytes of one receive, their time  ──feed──▶  the data of the events that they completed
 
 https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
-
-The decoder never reads or waits: an event came when the bytes that completed it did. Chunks may be
-cut anywhere, also between CR and LF. Only `data` is kept: no measurement here depends on event
-names, ids or retry times.
 """
 
 from typing import Final

@@ -1,32 +1,19 @@
-"""The life of one request, as its client sees it: a state machine without any I/O.
-
-Its caller moves the bytes and passes each event with its time; the machine counts tokens, decides
-the one outcome and builds the row. It reads no clock.
+"""The life of one request, as its client sees it: a state machine without I/O and clock.
 
     SENT ──▶ ACCEPTED ──▶ READING ──▶ FINISHED ──▶ completed
       │ └──▶ BUSY ──▶ rejected
       └────▶ REFUSED ──▶ failed           SENT, ACCEPTED, READING ──▶ abandoned
 
-Anything else is a mistake of the caller. Four decisions that the table of transitions makes:
-- a stream that ends without a finish reason or `[DONE]` has failed, however good it looked;
-- one that has finished is completed, even if the line breaks or the run ends before its last byte:
-  the user has the whole answer. It can no longer be abandoned either;
-- one that the server aborts has failed, or timed out if its deadline was the reason: a user that
-  left by plan no longer reads it;
-- a request can be abandoned from the moment it is sent, its headers or not: some servers hold them
-  back until the first token, and it is their work that would be wasted.
+- A stream that ends without a finish reason or `[DONE]` has failed; one that has finished is
+  completed, even if the line breaks or the run ends before its last byte.
+- One that the server aborts has failed, or timed out if its deadline was the reason.
+- A request can be abandoned from the moment it is sent: some servers hold the headers back until
+  the first token.
 
-Tokens are not events. With continuous usage the server's own count decides (also for events whose
-text is still empty: half of a character is a token too); else an event that shows text counts as
-one token, and the row says so. A request for several answers counts the tokens of all of them, and
-has finished when all have.
-
-The memory of an answer grows with it. An answer far longer than was asked for, by the server's
-count, by its events or by its text, fails the request before it takes the memory; and a count that
-cannot be true enters no sum.
-
-Some ways of leaving let the client read on. Later tokens are counted apart and change neither the
-outcome nor `tokens_read`.
+Tokens are not events. With continuous usage the server's own count decides, also for an event whose
+text is still empty; else an event that shows text counts as one token, and the row says so. An
+answer far longer than was asked for fails the request before it takes the memory. Tokens read after
+leaving are counted apart.
 """
 
 from array import array

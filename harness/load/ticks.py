@@ -1,8 +1,5 @@
-"""A timer of the kernel that is noticed as tokens are: its descriptor becomes readable.
-
-An event loop's own timers are a millisecond coarse, longer than a token waits. Linux only.
-
-https://man7.org/linux/man-pages/man2/timerfd_create.2.html
+"""A timer of the kernel whose descriptor becomes readable. An event loop's own timers are a
+millisecond coarse, longer than a token waits. Linux only.
 """
 
 import ctypes

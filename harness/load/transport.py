@@ -1,23 +1,14 @@
-"""The way to the server: a transport that hands over bytes the moment they arrive.
+"""The way to the server: a transport that hands over bytes the moment they arrive. A stock HTTP
+client's parser may hold tokens that were received and not yet handed on. Errors are httpx's.
 
-A stock HTTP client would do for reading, but not for leaving: its parser may silently hold tokens
-that were received and not yet handed on, and this project is about what a user had read at t0. Here
-each receive is passed on whole (`harness.load.connection`). A stock client also costs several times
-the processor time for each token. Errors are httpx's.
-
-A request is open when its headers are there, and a server may send them only with the first token.
-Users leave before that too: when the patience of such a request runs out, `open` returns the
+Users leave before the headers too: when the patience of a request runs out, `open` returns the
 connection without headers, and the client does the leaving.
 
-By default one connection carries one request. An abandoned connection cannot be used again. If the
-others were, only a request after an abandon would wait for a handshake: time to first token would
-differ between users that leave often and users that stay, for a reason that is not the server's.
-With `keep_alive` the connections of users that stay carry one request after the other, as those of
-most real clients do: for servers far away, or behind TLS. A connection of a user with a plan to
-leave is never passed on, even if the answer was over before.
+By default one connection carries one request: an abandoned one cannot be used again, so with reuse
+only requests after an abandon would wait for a handshake. With `keep_alive` the connections of
+users that stay carry one request after the other; one with a plan to leave is never passed on.
 
-HTTP/1.1, with or without TLS. No proxies; a redirect is reported and not followed; compressed
-answers are refused (`identity` is asked for).
+HTTP/1.1, with or without TLS. No proxies, redirects or compressed answers.
 """
 
 import contextlib

@@ -1,12 +1,9 @@
 """The users, and everything else that runs inside Locust.
 
 Importing this module imports Locust, which monkey-patches the process: sockets, sleeping and locks
-become gevent's. So the rest of the load is plain blocking code, and the harness runs it as a child
-(`workloads/locustfile.py`).
-
-A load ends when the plan's abandons are reached, when its time is up, on SIGTERM, or when standard
-input (or another open file) ends, if an option says so. In each case Locust kills the users'
-greenlets, and a killed request writes its row (cut off) on the way out.
+become gevent's. A load ends when the plan's abandons are reached, when its time is up, on SIGTERM,
+or when a given open file ends. Locust then kills the users' greenlets, and a killed request writes
+its row (cut off) on the way out.
 """
 
 import argparse

@@ -1,7 +1,5 @@
-"""The live figures of a run in progress, from each row as it arrives.
-
-They are provisional: an abandoned request that the server still holds is in no latency and no
-waste, and nothing is censored. The finished run's figures are in its summary.
+"""The live figures of a run in progress, from each row as it arrives: provisional, as an abandoned
+request that the server still holds is in no latency and no waste.
 
 Memory is bounded: points are thinned out, quantiles are of the latest values, and the oldest
 unpaired item is dropped.

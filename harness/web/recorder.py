@@ -1,16 +1,13 @@
 """The child process that measures one run of a web page: `python -m harness.web.recorder`.
 
-Locust's process is monkey-patched and busy with users; this one is neither. It does a run like
-`walkaway run`, but with the load of the page's users: it sends their plan, and its standard input
-reports when they have stopped.
+It does a run like `walkaway run`, but with the load of the page's users, in Locust's process.
 
     in   {"config": {...}, "fields": {...}}   the first line: measure this
          any further line, or the end        the users have stopped
     out  {"event": "refused", "why": ...}    the run is refused; the process ends
          {"event": "plan", "plan": {...}}    users may start, by this plan
          {"event": "live", "live": {...}, "rows": [...], "requests": ...}
-                                             the figures so far, for the page and for the tab
-         {"event": "phase", "text": ...}     the phase of the run
+         {"event": "phase", "text": ...}
          {"event": "lost", "why": ...}       the server is gone: stop the users
          {"event": "done", "folder": ..., "rows": ..., "report": ..., "why": ...}
 """

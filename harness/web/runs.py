@@ -1,8 +1,4 @@
-"""The runs of a web page, one after the other, each with a child process that measures it.
-
-Start begins a run like `walkaway run`, Stop ends it. The child measures (`harness.web.recorder`);
-its messages are kept here for the page.
-"""
+"""The runs of a web page, each measured by a child process (`harness.web.recorder`)."""
 
 import json
 import logging

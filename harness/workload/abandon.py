@@ -1,11 +1,8 @@
 """Abandon plans: when a user leaves. Pure: each plan draws itself from the request's own generator.
 
-A plan is an entry of `[[load.mix]]`; the TOML file, the load process and the draw use one class. To
-add a kind of leaving, add a subclass of `AbandonPlan` here and to `AnyPlan`. How a user leaves (the
-act on the connection) is a `Way`, see `harness.load.leave`.
-
-The pause between the last token wanted and leaving keeps users out of step with the server: leaving
-right after a token would put every t0 at the same point of the engine's step.
+A plan is an entry of `[[load.mix]]`. To add a kind of leaving, add a subclass of `AbandonPlan` here
+and to `AnyPlan`. The pause between the last token wanted and leaving keeps users out of step with
+the server: leaving right after a token would put every t0 at the same point of the engine's step.
 """
 
 import math

@@ -1,8 +1,5 @@
-"""Several arms in one workload: the order of their runs, decided before anything runs.
-
-A round runs every arm once. Each round begins with the next arm, so drift (a machine warms up, a
-disk fills) hits all arms alike. The arms of a round share its seed: they are compared pair by pair,
-under equal demands.
+"""Several arms in one workload: the order of their runs. A round runs every arm once with one seed,
+and each round begins with the next arm, so drift hits all arms alike.
 """
 
 from collections.abc import Mapping, Sequence

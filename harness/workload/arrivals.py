@@ -1,8 +1,5 @@
 """`[arrivals]`: when requests come, one class a kind. Pure.
 
-Without this section the users are a closed loop: each sends its next request when the last one
-ended. In an open loop requests come by a schedule, whatever the server does.
-
 Rates that change make an inhomogeneous process by time change: arrivals lie evenly, or with gamma
 gaps, on an axis with one expected arrival a unit, and the area under the rate maps it to time.
 """

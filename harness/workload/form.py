@@ -1,8 +1,4 @@
-"""The start form of the web page: one table of its fields, which become settings of a workload.
-
-The settings pass the checks of a workload file. A refusal names the field, its text and the allowed
-values.
-"""
+"""The start form of the web page: one table of its fields, which become settings of a workload."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,5 @@
-"""`[load]`: what the users do, one class a kind. The load process gets the same classes, resolved:
-with the named files read and the server's own facts filled in (`harness.run.load_plan`).
-docs/workloads.md explains each key.
+"""`[load]`: what the users do, one class a kind; docs/workloads.md explains each key. The load
+process gets the same classes, with the named files read (`harness.run.load_plan`).
 """
 
 import random

@@ -1,7 +1,5 @@
-"""The plan of a load: one JSON file, written by the run, read by the load process.
-
-The load runs in a process of its own (Locust monkey-patches the process that imports it). The plan
-holds the workload's own sections, resolved, and facts about the server.
+"""The plan of a load: one JSON file, written by the run, read by the load process: the workload's
+own sections, resolved, and facts about the server.
 """
 
 from collections.abc import Iterator

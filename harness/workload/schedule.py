@@ -1,17 +1,10 @@
-"""The schedule of an open loop: when requests arrive, and what each asks for.
+"""The schedule of an open loop: when requests arrive, and what each asks for. The harness and each
+load process draw one schedule from one plan.
 
-The harness counts the arrivals and each load process sends its share of them; both draw one
-schedule from one plan. A trace is read a line at a time.
-
-The lengths of a replayed request, in this order:
-
-1. the prompt (with its pages) is multiplied by `prompt_factor`, and rounded up;
-2. the prompt is brought within the limits of `load.prompt_tokens`; it is cut at its end, so that
-   prefixes stay shared;
-3. the answer is cut to `load.stay_tokens`.
-
-A request without prompt or answer is left out and counted: BurstGPT records failures so, and the
-length that their answers would have had is unknown.
+A replayed prompt is multiplied by `prompt_factor`, rounded up, and brought within the limits of
+`load.prompt_tokens` (cut at its end, so that prefixes stay shared); the answer is cut to
+`load.stay_tokens`. A request without prompt or answer is left out and counted: BurstGPT records
+failures so.
 """
 
 import math

@@ -1,8 +1,5 @@
-"""From a TOML file to a checked model, or to one message with all mistakes.
-
-Three pure steps after one file read: parse, apply the command line's `--set a.b=value`, validate.
-pydantic's errors are translated here only: each message names the key as in the file, the value
-found and the values allowed, without pydantic's terms.
+"""From a TOML file to a checked model, or to one message with all mistakes: each names the key as
+in the file, the value found and the values allowed, without pydantic's terms.
 """
 
 import difflib

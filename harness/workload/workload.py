@@ -1,8 +1,4 @@
-"""Workloads, and how they and the targets are found and read.
-
-Both are TOML files, shipped by name or given as a path. They are read once, checked and frozen; the
-resolved copy is saved with the run. docs/workloads.md explains each key.
-"""
+"""Workloads, and how they and targets are found and read; docs/workloads.md explains each key."""
 
 import re
 from collections.abc import Iterator, Sequence
