@@ -1,5 +1,7 @@
-"""Builders: a scheduler and requests with keyword defaults, and a step with or without a model."""
+"""Builders of a scheduler and of requests, a step with or without a model, and a virtual clock."""
 
+import asyncio
+import selectors
 from collections.abc import Iterable, Mapping
 from typing import Any
 from zlib import crc32
@@ -11,30 +13,22 @@ from reference_engine.core.request import FinishReason, Request, Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
 from reference_engine.model.runners import Runner
-from tests.reference_engine.virtual_time import VirtualTimeLoop
 
 EOS = 2
 WORD = 300
 
 
-def make_scheduler(
-    *,
-    max_num_seqs: int = 4,
-    num_blocks: int = 64,
-    block_size: int = 4,
-    max_model_len: int = 64,
-    max_num_batched_tokens: int = 16,
-    **settings: Any,
-) -> Scheduler:
-    config = EngineConfig(
-        max_num_seqs=max_num_seqs,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_model_len=max_model_len,
-        max_num_batched_tokens=max_num_batched_tokens,
-        **settings,
-    )
-    return Scheduler(config, EOS)
+SIZES: dict[str, Any] = {
+    "max_num_seqs": 4,
+    "num_blocks": 64,
+    "block_size": 4,
+    "max_model_len": 64,
+    "max_num_batched_tokens": 16,
+}
+
+
+def make_scheduler(**settings: Any) -> Scheduler:
+    return Scheduler(EngineConfig(**SIZES | settings), EOS)
 
 
 def make_request(
@@ -76,6 +70,32 @@ def run_step(scheduler: Scheduler, token: int = WORD, runner: Runner | None = No
 def run_to_the_end(scheduler: Scheduler, runner: Runner | None = None) -> None:
     while scheduler.has_work:
         run_step(scheduler, runner=runner)
+
+
+class _ImpatientSelector(selectors.DefaultSelector):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        events = super().select(None if timeout is None else 0)
+        if timeout is not None and not events:
+            self.now_s += timeout
+        return events
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """With nothing to do, its clock jumps ahead: timers fire in order, at once.
+
+    For tests without sockets. Waiting for nothing hangs.
+    """
+
+    def __init__(self) -> None:
+        self._impatient = _ImpatientSelector()
+        super().__init__(self._impatient)
+
+    def time(self) -> float:
+        return self._impatient.now_s
 
 
 @pytest.fixture

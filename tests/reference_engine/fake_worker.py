@@ -13,10 +13,30 @@ from reference_engine.config import EngineConfig, FrontendSettings
 from reference_engine.core.accounting import Counters
 from reference_engine.core.request import FinishReason, Phase, Sampling
 from reference_engine.metrics.collector import Collector
-from reference_engine.protocol import AbortRequest, Ending, Event, Output, StepReport, ToWorker
+from reference_engine.protocol import (
+    AbortRequest,
+    Ending,
+    Event,
+    Output,
+    Ready,
+    StepReport,
+    ToWorker,
+)
 from reference_engine.serve.faults import FaultyLink
 from reference_engine.serve.generate import GenerationResponse
 from reference_engine.serve.supervisor import EngineStoppedError
+
+READY = Ready(pid=1, device="cpu", vocab_size=2048, gpu_name=None)
+EMPTY_REPORT = StepReport(
+    step=None,
+    outputs=[],
+    events=[],
+    num_running=0,
+    num_waiting=0,
+    free_blocks=0,
+    cached_blocks=0,
+    counters=Counters(),
+)
 
 
 class FakeWorker:
@@ -60,15 +80,8 @@ class FakeWorker:
         ended = [o.request_id for o in outputs if o.ending is not None and not holds_blocks]
         freed = [self.event("blocks_freed", request_id) for request_id in ended]
         self.link.take_in(
-            StepReport(
-                step=None,
-                outputs=list(outputs),
-                events=(events or []) + freed,
-                num_running=0,
-                num_waiting=0,
-                free_blocks=0,
-                cached_blocks=0,
-                counters=Counters(),
+            msgspec.structs.replace(
+                EMPTY_REPORT, outputs=list(outputs), events=(events or []) + freed
             )
         )
 

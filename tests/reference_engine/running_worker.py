@@ -9,11 +9,8 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from reference_engine.config import EngineConfig, StepCost
-from reference_engine.core.request import Sampling
 from reference_engine.faults import Faults
 from reference_engine.protocol import (
-    AbortRequest,
-    AddRequest,
     FrameReader,
     FromWorker,
     Hello,
@@ -116,25 +113,6 @@ def running_worker(config: EngineConfig = QUICK) -> Iterator[RunningWorker]:
     finally:
         ended = worker.end()
     assert ended == (0, "")
-
-
-def add(
-    request_id: str,
-    *,
-    num_prompt: int = 20,
-    max_tokens: int = 4,
-    token: int = 300,
-    temperature: float = 1.0,
-) -> AddRequest:
-    return AddRequest(
-        request_id=request_id,
-        prompt_token_ids=[token] * num_prompt,
-        sampling=Sampling(max_tokens=max_tokens, temperature=temperature, ignore_eos=True),
-    )
-
-
-def abort(request_id: str) -> AbortRequest:
-    return AbortRequest(request_id=request_id, reason="user_disconnect")
 
 
 def frame(payload: bytes) -> bytes:

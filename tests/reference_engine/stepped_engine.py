@@ -4,7 +4,7 @@ import threading
 from collections.abc import Mapping
 from itertools import cycle
 from random import Random
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from reference_engine.config import EngineConfig
 from reference_engine.core.request import Sampling
@@ -12,10 +12,11 @@ from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
 from reference_engine.faults import Faults
 from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD
-from reference_engine.protocol import AbortRequest, AddRequest, Ready, SetFaults, StepReport
+from reference_engine.protocol import AbortRequest, AddRequest, SetFaults, StepReport
 from reference_engine.worker.engine import EngineIO
 from reference_engine.worker.faults import FaultIO, FaultyEngine
 from reference_engine.worker.inbox import ConnectionLost, Heard
+from tests.reference_engine.fake_worker import READY
 
 CORRECT = Faults()
 
@@ -23,7 +24,7 @@ CORRECT = Faults()
 class MadeUpRunner:
     """Samples the words one after the other, round and round."""
 
-    info = Ready(pid=1, device="cpu", vocab_size=2048, gpu_name=None)
+    info = READY
 
     def __init__(self) -> None:
         self._words = cycle(range(FIRST_WORD, self.info.vocab_size))
@@ -88,14 +89,14 @@ def add(
     *,
     num_prompt: int = 6,
     max_tokens: int = 8,
-    stop: tuple[str, ...] = (),
     parent_id: str | None = None,
     word: int = 5,
+    **sampling: Any,
 ) -> AddRequest:
     return AddRequest(
         request_id=request_id,
         prompt_token_ids=[word] * num_prompt,
-        sampling=Sampling(max_tokens=max_tokens, stop=stop),
+        sampling=Sampling(max_tokens=max_tokens, ignore_eos=True, **sampling),
         parent_id=parent_id,
     )
 

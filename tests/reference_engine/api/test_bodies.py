@@ -1,7 +1,6 @@
 """The parts of a request beside its JSON, as ASGI brings them."""
 
 import re
-import socket
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from reference_engine.api.bodies import (
     read_request_id,
 )
 from reference_engine.api.schemas import ApiError
-from tests.reference_engine.running_engine import post_raw, read_until, running
 
 pytestmark = pytest.mark.anyio
 
@@ -128,18 +126,3 @@ def test_a_page_begins_after_a_number(query: str, page: tuple[int, int] | None) 
         return
     with pytest.raises(ApiError, match="after: a number of at most 15 digits"):
         read_page(request)
-
-
-@pytest.mark.e2e
-def test_a_body_that_is_too_large_and_a_taken_id_are_refused() -> None:
-    size = 12_000_000
-    with running("--runner", "simulated", "--sim-fixed-ms", "1") as engine:
-        refused = post_raw(engine, "req-1")
-        assert b" 400 " in read_until(refused, b"could mean another request")
-        refused.close()
-        host, port = engine.url.removeprefix("http://").split(":")
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n"
-        with socket.create_connection((host, int(port)), timeout=30) as sender:
-            sender.sendall(head.encode() + b"connection: close\r\n\r\n")
-            sender.sendall(b"x" * size)
-            assert b" 413 " in read_until(sender, b"at most")

@@ -3,7 +3,6 @@
 import pytest
 
 from reference_engine.core.request import FinishReason, IllegalTransitionError, Status
-from reference_engine.core.step import StepPlan
 from tests.reference_engine.conftest import (
     end,
     make_request,
@@ -89,13 +88,6 @@ def test_out_of_blocks_preempts_the_youngest_which_recomputes_later() -> None:
     assert young.num_generated == 6
 
 
-def test_a_request_taken_out_of_a_plan_is_in_no_part_of_it() -> None:
-    out, stays = make_request("out", num_prompt=9), make_request("stays", num_prompt=9)
-    plan = StepPlan(step=1, budget=2, scheduled={out: 5, stays: 3}, partial=[out, stays])
-    plan.take_out(out)
-    assert (plan.budget, plan.scheduled, plan.partial) == (7, {stays: 3}, [stays])
-
-
 def test_a_request_that_alone_finds_no_block_preempts_itself() -> None:
     scheduler = make_scheduler(num_blocks=4, block_size=4, max_model_len=16)
     scheduler.add(make_request("leaky", num_prompt=4))
@@ -119,16 +111,6 @@ def test_all_decodes_but_the_last_are_plain() -> None:
         assert request.plain_decode_until == plain_until
     run_step(scheduler)
     assert not scheduler.has_work, "12 tokens, of which the last is never computed"
-
-
-def test_ids_match_whole_and_one_in_use_is_refused() -> None:
-    scheduler = make_scheduler()
-    for name in ("a", "ab"):
-        scheduler.add(make_request(name))
-    with pytest.raises(ValueError, match="in use"):
-        scheduler.add(make_request("a"))
-    end(scheduler, "a")
-    assert list(scheduler.requests) == ["ab"]
 
 
 def test_an_illegal_transition_raises_and_changes_nothing() -> None:

@@ -2,6 +2,7 @@
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
@@ -10,11 +11,12 @@ from harness.workload.workload import load_target
 from reference_engine.cancellation import Cancellation, CancelReason, DetectionMethod
 from reference_engine.config import EngineConfig, FrontendSettings
 from reference_engine.core.accounting import Counters
-from reference_engine.metrics.collector import Collector, Histogram, token_bounds
+from reference_engine.metrics.collector import Collector, Histogram
 from reference_engine.metrics.exposition import CONTENT_TYPE, Page
-from reference_engine.protocol import StepRecord, StepReport
+from reference_engine.protocol import StepRecord
 from reference_engine.serve.faults import FaultyLink
 from tests.conftest import Snapshot
+from tests.reference_engine.fake_worker import EMPTY_REPORT
 from tests.reference_engine.running_engine import body, post_raw, running
 
 CONFIG = EngineConfig()
@@ -39,26 +41,10 @@ def busy_link() -> FaultyLink:
         reclaimed_retained=106,
         finished={"abort": 107, "length": 108},
     )
-    report = StepReport(
-        step=StepRecord(
-            step=10,
-            started_ns=0,
-            ended_ns=1,
-            num_running=3,
-            num_waiting=5,
-            free_blocks=1024,
-            scheduled={"req-1": 16, "req-2": 1},
-            sampled={},
-        ),
-        outputs=[],
-        events=[],
-        num_running=3,
-        num_waiting=5,
-        free_blocks=1024,
-        cached_blocks=7,
-        counters=counters,
-    )
-    link.take_in(report)
+    gauges = {"num_running": 3, "num_waiting": 5, "free_blocks": 1024}
+    scheduled = {"req-1": 16, "req-2": 1}
+    step = StepRecord(step=10, started_ns=0, ended_ns=1, scheduled=scheduled, sampled={}, **gauges)
+    link.take_in(replace(EMPTY_REPORT, step=step, cached_blocks=7, counters=counters, **gauges))
     cancellation = Cancellation(CancelReason.USER_DISCONNECT, DetectionMethod.CONNECTION, t_ns=0)
     link.collector.signals[cancellation.reason, cancellation.method] += 1
     link.collector.cancelled(cancellation, phase="decode", latency_s=0.02, unread_tokens=9)
@@ -153,12 +139,6 @@ def test_a_value_on_a_bound_is_below_it_as_prometheus_has_it() -> None:
     assert (histogram.counts, histogram.total) == ([2, 2, 1], 8.0)
 
 
-def test_bounds_of_lengths_go_up_to_the_context() -> None:
-    assert token_bounds(100) == (1, 2, 5, 10, 20, 50, 100)
-    assert token_bounds(4096)[-2:] == (1000, 2000)
-    assert token_bounds(1) == (1,)
-
-
 def test_an_aborted_request_is_in_the_histograms_as_far_as_it_came() -> None:
     collector = Collector(CONFIG)
     for queue_s, prefill_s, decode_s in ((None, None, None), (1.0, None, None), (1.0, 0.5, 2.0)):
@@ -177,15 +157,3 @@ def test_an_aborted_request_is_in_the_histograms_as_far_as_it_came() -> None:
     assert collector.inference_s.total == 2.5
     assert collector.token_mean_s.total == pytest.approx(0.2), "ten gaps in two seconds"
     assert collector.generated_by_reason["abort",] == 33
-
-
-def test_a_cancellation_is_counted_by_reason_phase_and_method() -> None:
-    collector = Collector(CONFIG)
-    cancellation = Cancellation(CancelReason.USER_DISCONNECT, DetectionMethod.CONNECTION, t_ns=0)
-    for phase in ("decode", "decode", "waiting"):
-        collector.cancelled(cancellation, phase=phase, latency_s=0.02, unread_tokens=3)
-    assert collector.cancellations == {
-        ("user_disconnect", "decode", "connection"): 2,
-        ("user_disconnect", "waiting", "connection"): 1,
-    }
-    assert (collector.unread_tokens, sum(collector.cancel_s.counts)) == (9, 3)

@@ -17,7 +17,7 @@ from reference_engine.model.sampler import sample  # noqa: E402
 from reference_engine.model.shapes import MODEL_SHAPES  # noqa: E402
 from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD  # noqa: E402
 from reference_engine.model.torch_runner import TorchRunner  # noqa: E402
-from tests.reference_engine.conftest import end, run_step, run_to_the_end  # noqa: E402
+from tests.reference_engine.conftest import run_to_the_end  # noqa: E402
 
 GREEDY = Sampling(max_tokens=12, temperature=0.0, ignore_eos=True)
 
@@ -86,32 +86,6 @@ def test_chunked_batched_and_preempted_answers_equal_the_plain_ones(plain_model:
     assert scheduler.counters.preemptions > 0, "the pool is meant to be too small"
     for request in requests:
         assert request.token_ids == plain_answer(plain_model, request), request
-
-
-def test_blocks_of_an_aborted_request_are_reused(plain_model: Any) -> None:
-    runner, scheduler = engine(num_blocks=16)
-    scheduler.add(Request("gone", [9] * 20, GREEDY))
-    run_step(scheduler, runner=runner)
-    end(scheduler, "gone")
-    heir = Request("heir", [11] * 20, GREEDY)
-    scheduler.add(heir)
-    run_to_the_end(scheduler, runner)
-    assert heir.token_ids == plain_answer(plain_model, heir)
-
-
-def test_requests_may_share_their_first_blocks(plain_model: Any) -> None:
-    runner, scheduler = engine()
-    shared = [9 + i % 50 for i in range(20)]
-    first = Request("first", [*shared, 70, 71, 72], GREEDY)
-    second = Request("second", [*shared, 80], GREEDY)
-    for request in (first, second):  # the second comes when the first has left its keys and values
-        scheduler.add(request)
-        run_step(scheduler, runner=runner)
-    assert second.num_cached_tokens == len(shared)
-    assert second.block_table[:5] == first.block_table[:5]
-    run_to_the_end(scheduler, runner)
-    for request in (first, second):
-        assert request.token_ids == plain_answer(plain_model, request)
 
 
 @pytest.mark.gpu

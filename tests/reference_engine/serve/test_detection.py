@@ -17,8 +17,8 @@ from reference_engine.serve.detection import (
     RanOutError,
     method_of,
 )
+from tests.reference_engine.conftest import VirtualTimeLoop
 from tests.reference_engine.fake_worker import asked, output, settled
-from tests.reference_engine.virtual_time import VirtualTimeLoop
 
 pytestmark = pytest.mark.anyio
 
@@ -70,27 +70,15 @@ class FakeTransport:
         (OSError(errno.EHOSTUNREACH, "no route"), "heartbeat"),
     ],
 )
-@pytest.mark.parametrize("stream", [True, False])
-async def test_the_connection_tells_at_once(
-    error: Exception | None, method: str, stream: bool
+async def test_the_connection_tells_by_its_error_how_it_ended(
+    error: Exception | None, method: str
 ) -> None:
     transport = FakeTransport()
-    worker, client = asked(extensions=transport.extensions, stream=stream)
-    await settled(lambda: transport.resumed == 1)
     transport.end(error)
-    assert worker.aborts() == [("req-1", "user_disconnect")], "in the same turn of the loop"
-    client.leave()
-    await client.finished()
-    assert worker.methods() == {method: 1}
-    assert worker.events().count("disconnected") == 1
-
-
-async def test_a_connection_that_ended_before_anybody_watched() -> None:
-    transport = FakeTransport()
-    transport.end()
     worker, client = asked(extensions=transport.extensions)
     await client.finished()
-    assert worker.events() == LEFT
+    assert worker.events() == LEFT, "although it ended before the request began"
+    assert worker.methods() == {method: 1}
 
 
 @pytest.mark.parametrize(
@@ -206,14 +194,6 @@ async def test_a_promised_ping_that_does_not_come(num_pings: int) -> None:
     assert transport.was_aborted
 
 
-async def test_a_client_leaves_once() -> None:
-    worker, client = asked(keep_alive_s=3.0)
-    client.leave()
-    await client.finished()
-    await asyncio.sleep(10)  # the worker has lost the abort; no ping comes
-    assert worker.events() == LEFT
-
-
 def behind_nothing(app: Any) -> Any:
     return app
 
@@ -254,7 +234,7 @@ async def test_no_middleware_hides_a_disconnect(
     await settled(lambda: transport.resumed == 1)
     transport.end()
     client.leave()
-    assert worker.aborts() == [("req-1", "user_disconnect")]
+    assert worker.aborts() == [("req-1", "user_disconnect")], "in the same turn of the loop"
     await client.finished()
     assert worker.events() == LEFT
     assert worker.methods() == {"connection": 1}

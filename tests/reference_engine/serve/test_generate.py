@@ -44,17 +44,6 @@ async def test_a_stream_runs_to_its_end() -> None:
     assert (collector.num_answers.total, collector.most_generated_tokens.total) == (1, 1)
 
 
-async def test_a_body_is_whole() -> None:
-    worker, client = asked(stream=False, chat=True)
-    worker.say(output(" one", 1))
-    worker.say(output(" two", 2), output("", 2, "length"))
-    await client.finished()
-    assert client.json["choices"][0]["message"]["content"] == " one two"
-    assert client.json["id"] == "chatcmpl-req-1"
-    assert "partial" not in client.json
-    assert dict(client.sent[0]["headers"])[b"x-request-id"] == b"mine"
-
-
 async def test_n_answers_are_n_requests_of_one() -> None:
     options: dict[str, Any] = {"continuous_usage": True, "sampling": Sampling(max_tokens=8, seed=7)}
     worker, client = asked(n=2, **options)
@@ -241,14 +230,6 @@ async def test_a_deadline_counts_from_acceptance_also_in_the_queue(
     worker.say(output("", 0, "abort", phase="waiting"))
     await client.finished()
     assert client.json["cancellation_info"]["reason"] == "client_timeout"
-
-
-async def test_the_timers_of_an_ended_request_do_nothing() -> None:
-    worker, client = asked(deadline_s=3.0, keep_alive_s=2.0)
-    worker.say(output(" word", 1, "length"))
-    await client.finished()
-    await asyncio.sleep(10)
-    assert worker.events() == ["arrived"]
 
 
 async def test_a_key_out_of_tokens_loses_its_running_requests() -> None:

@@ -1,24 +1,31 @@
 """The HTTP protocol over real sockets: leaving is seen at once, and bad requests are refused."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import sys
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
+import uvicorn
+from starlette.requests import ClientDisconnect, Request
+from uvicorn.server import ServerState
 
 from reference_engine.config import FrontendSettings
 from reference_engine.serve.http import (
     ListenError,
     WatchedProtocol,
+    bound_silence,
     is_full,
     listen,
     num_acknowledged,
+    protocol_for,
 )
-from tests.reference_engine.fake_worker import output
-from tests.reference_engine.serve.test_detection import behind_a_swallower
-from tests.reference_engine.served import Served, StoppedClock, read_to_the_end
+from tests.reference_engine.fake_worker import FakeWorker, output, respond
+from tests.reference_engine.serve.test_detection import behind_a_swallower, behind_nothing
 
 pytestmark = pytest.mark.anyio
 LINGER_NOT = b"\x01\0\0\0\0\0\0\0"  # l_onoff 1, l_linger 0: closing sends RST
@@ -27,6 +34,112 @@ LINGER_NOT = b"\x01\0\0\0\0\0\0\0"  # l_onoff 1, l_linger 0: closing sends RST
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     return "asyncio", {"use_uvloop": True}
+
+
+A_DAY_S = 86_400.0  # no test takes as long
+
+
+class StoppedClock:
+    """The running loop, for a server whose timers fire when a test lets time pass, and only then.
+
+    All else is the loop's own, and so are the time limits of the test itself.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._now_s = 0.0
+        self._timers: list[tuple[float, asyncio.TimerHandle, Callable[[], object]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    def call_later(
+        self, delay_s: float, callback: Callable[..., object], *args: Any
+    ) -> asyncio.TimerHandle:
+        timer = self._loop.call_later(A_DAY_S, callback, *args)
+        self._timers.append((self._now_s + delay_s, timer, partial(callback, *args)))
+        return timer
+
+    def let_pass(self, seconds: float) -> None:
+        self._now_s += seconds
+        for due_s, timer, fire in self._timers.copy():
+            if due_s <= self._now_s and not timer.cancelled():
+                timer.cancel()
+                fire()
+
+
+class Served:
+    """A server whose every request is submitted to a made-up worker."""
+
+    def __init__(
+        self,
+        wrap: Callable[[Any], Any] = behind_nothing,
+        *,
+        stream: bool = True,
+        clock: StoppedClock | None = None,
+        **limits: Any,
+    ) -> None:
+        self.settings = FrontendSettings(send_buffer_bytes=4096, **limits)
+        self.worker = FakeWorker(send_buffer_bytes=4096)
+        self.connections: set[Any] = set()
+        self._stream = stream
+        self._wrap = wrap
+        self._clock: Any = clock
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        bound_silence(self.listener, self.settings)
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await Request(scope, receive).body()
+        except ClientDisconnect:
+            return
+        await respond(self.worker, stream=self._stream)(scope, receive, send)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        app = self._wrap(self._app)
+        config = uvicorn.Config(app, interface="asgi3", ws="none", log_config=None)
+        config.load()
+        state = ServerState()
+        self.connections = state.connections
+        protocol = protocol_for(self.settings)
+        server = await asyncio.get_running_loop().create_server(
+            lambda: protocol(config=config, server_state=state, app_state={}, _loop=self._clock),
+            sock=self.listener,
+        )
+        try:
+            async with asyncio.timeout(20):
+                yield
+                await asyncio.gather(*state.tasks)
+        finally:
+            server.close()
+            for connection in tuple(self.connections):  # or a failed test's loop would never close
+                connection.transport.abort()
+
+    async def client(self, body: bytes = b"x", receive_bytes: int | None = None) -> socket.socket:
+        head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+        client = await self.sender(head + body, receive_bytes)
+        await self.worker.arrived.wait()
+        return client
+
+    async def sender(self, data: bytes, receive_bytes: int | None = None) -> socket.socket:
+        """A client that has sent so much, which may be less or more than a request."""
+        client = socket.socket()
+        if receive_bytes is not None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(client, self.listener.getsockname())
+        await loop.sock_sendall(client, data)
+        return client
+
+
+async def read_to_the_end(client: socket.socket) -> bytes:
+    seen = b""
+    while data := await asyncio.get_running_loop().sock_recv(client, 65536):
+        seen += data
+    client.close()
+    return seen
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "unary"])
@@ -215,13 +328,6 @@ async def test_an_answer_may_take_longer_than_its_request(taken_in: asyncio.Even
         await taken_in.wait()
         clock.let_pass(0.1)
         assert "0.1 s" in error_of(await read_to_the_end(client), 408), "so is the next request"
-
-
-async def test_bytes_that_are_no_http_get_an_answer() -> None:
-    served = Served()
-    async with served.running():
-        client = await served.sender(b"\x16\x03\x01 is TLS\r\n\r\n")
-        assert "Invalid HTTP request" in error_of(await read_to_the_end(client), 400)
 
 
 # The options of clients' sockets, read from the kernel on accepted ones...

@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from reference_engine.config import EngineConfigError
-from reference_engine.core.accounting import Counters
 from reference_engine.faults import Faults
 from reference_engine.protocol import (
     MAX_FRAME_BYTES,
@@ -28,7 +27,9 @@ from reference_engine.serve.supervisor import (
     WorkerConnection,
     WorkerSupervisor,
 )
-from tests.reference_engine.running_worker import NUM_BLOCKS, QUICK, abort, add, frame
+from tests.reference_engine.fake_worker import EMPTY_REPORT, READY
+from tests.reference_engine.running_worker import NUM_BLOCKS, QUICK, frame
+from tests.reference_engine.stepped_engine import abort, add
 
 pytestmark = pytest.mark.anyio
 
@@ -105,17 +106,7 @@ async def test_a_worker_that_has_died_is_not_looked_for() -> None:
             await supervisor.keep()
 
 
-READY = Ready(pid=1, device="cpu", vocab_size=2048, gpu_name=None)
-REPORT = StepReport(
-    step=None,
-    outputs=[],
-    events=[],
-    num_running=3,
-    num_waiting=0,
-    free_blocks=7,
-    cached_blocks=0,
-    counters=Counters(),
-)
+REPORT = msgspec.structs.replace(EMPTY_REPORT, num_running=3, free_blocks=7)
 
 
 class Ends:

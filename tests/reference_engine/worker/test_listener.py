@@ -12,23 +12,19 @@ from math import nan
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from reference_engine.core.accounting import Counters
 from reference_engine.protocol import (
     MAX_FRAME_BYTES,
     Hello,
-    Output,
-    Ready,
-    StepReport,
     ToWorker,
     encode_frame,
 )
 from reference_engine.worker.inbox import ConnectionLost, Inbox
 from reference_engine.worker.service import FirstWord, Listener
-from tests.reference_engine.running_worker import HELLO, SECRET, Line, abort, add, frame
-
-READY = Ready(pid=1, device="cpu", vocab_size=2048, gpu_name=None)
-
+from tests.reference_engine.fake_worker import EMPTY_REPORT, READY, output
+from tests.reference_engine.running_worker import HELLO, SECRET, Line, frame
+from tests.reference_engine.stepped_engine import abort, add
 
 BROKEN = {
     "too_long": ((MAX_FRAME_BYTES + 1).to_bytes(4, "little"), "at most"),
@@ -40,8 +36,8 @@ BROKEN = {
     "a_wrong_fault": (frame(b"\x92\xa6faults\x81\xaalose-abort\x07"), "no message"),
     "second_hello": (HELLO, "second Hello"),
     "empty_prompt": (encode_frame(add("bad", num_prompt=0)), "no prompt"),
-    "negative_token": (encode_frame(add("bad", token=-1)), "tokens that do not exist"),
-    "no_such_token": (encode_frame(add("bad", token=2048)), "tokens that do not exist"),
+    "negative_token": (encode_frame(add("bad", word=-1)), "tokens that do not exist"),
+    "no_such_token": (encode_frame(add("bad", word=2048)), "tokens that do not exist"),
     "context": (encode_frame(add("bad", num_prompt=4000, max_tokens=97)), "max_tokens"),
     "nothing_to_do": (encode_frame(add("bad", max_tokens=0)), "max_tokens"),
     "no_temperature": (encode_frame(add("bad", temperature=nan)), "temperature"),
@@ -115,23 +111,10 @@ def ends() -> Iterator[Ends]:
     ends.close()
 
 
-def report(num_waiting: int, outputs: list[Output] | None = None) -> StepReport:
-    return StepReport(
-        step=None,
-        outputs=outputs or [],
-        events=[],
-        num_running=0,
-        num_waiting=num_waiting,
-        free_blocks=0,
-        cached_blocks=0,
-        counters=Counters(),
-    )
-
-
 def test_the_latest_reports_without_a_connection_go_to_the_next_one_in_order(ends: Ends) -> None:
     for num_reports, num_kept in ((3, 3), (100, 64)):
         for number in range(num_reports):
-            ends.listener.send(report(number))
+            ends.listener.send(replace(EMPTY_REPORT, num_waiting=number))
         with ends.connect() as line:
             assert line.next() == READY
             kept = [line.report().num_waiting for _ in range(num_kept)]
@@ -205,13 +188,13 @@ def test_frames_that_come_with_the_hello_are_heard(ends: Ends) -> None:
 def test_a_frontend_that_reads_nothing_does_not_hold_up_the_worker_for_ever(
     ends: Ends, is_deaf_at_once: bool, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outputs = [Output(request_id="a", text="x" * 1000, num_generated=1)] * 20_000
+    large = replace(EMPTY_REPORT, outputs=[output("x" * 1000, 1)] * 20_000)
     if is_deaf_at_once:
-        ends.listener.send(report(0, outputs))  # kept for the next connection
+        ends.listener.send(large)  # kept for the next connection
     with ends.connect() as deaf:
         if not is_deaf_at_once:
             assert deaf.next() == READY
-            ends.listener.send(report(0, outputs))
+            ends.listener.send(large)
         ends.apply_the_loss()
         assert deaf.is_ended_by_the_worker()
     assert why in capsys.readouterr().err

@@ -6,17 +6,10 @@ import sys
 import psutil
 import pytest
 
-from reference_engine.config import EngineConfig
 from reference_engine.faults import Faults
-from reference_engine.protocol import Failed, Hello, Ready, SetFaults, encode_frame
-from tests.reference_engine.running_worker import (
-    NUM_BLOCKS,
-    Line,
-    RunningWorker,
-    abort,
-    add,
-    running_worker,
-)
+from reference_engine.protocol import Ready, SetFaults
+from tests.reference_engine.running_worker import NUM_BLOCKS, Line, RunningWorker, running_worker
+from tests.reference_engine.stepped_engine import abort, add
 
 pytestmark = pytest.mark.e2e
 
@@ -36,24 +29,10 @@ def test_a_peer_that_breaks_the_protocol_loses_the_connection_and_its_requests()
             output, report = line.last_output_of("waiting")
             assert output.finish_reason == "error"
             assert {e.reason for e in report.events if e.event == "removed"} == {"connection_lost"}
-            line.send(add("living"))
+            line.send(add("living", max_tokens=4))
             output, report = line.last_output_of("living")
             assert (output.num_generated, output.finish_reason) == (4, "length")
             assert (report.num_running, report.free_blocks) == (0, NUM_BLOCKS)
-
-
-def test_settings_that_cannot_work_are_reported_to_the_frontend() -> None:
-    torch = pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
-    if torch.cuda.is_available():
-        pytest.skip("there is a CUDA device")
-    with running_worker(EngineConfig(device="cuda")) as worker:
-        with Line(worker.address, first=encode_frame(Hello(secret="wrong"))) as line:
-            assert line.is_ended_by_the_worker()
-        assert "wrong secret" in worker.next_complaint()
-        with Line(worker.address) as line:
-            failed = line.next()
-            assert isinstance(failed, Failed)
-            assert "no CUDA device" in failed.message
 
 
 @pytest.mark.parametrize("is_stalled", [False, True])
