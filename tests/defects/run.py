@@ -31,9 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tests.defects.draw import PACKAGES, quoted
-
 HERE: Final = Path(__file__).parent
+PACKAGES: Final = ("harness", "reference_engine", "dashboards")
 COPIED: Final = (*PACKAGES, "workloads", "tests", "docs", "results", ".ci")
 NOT_COPIED: Final = ("__pycache__", "*.pyc", "defects")
 STAGES: Final = ("near", "package", "full", "e2e")
