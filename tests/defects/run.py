@@ -17,6 +17,7 @@ that are asked for by id, or that survived (`--survivors`).
 
 import argparse
 import ast
+import json
 import os
 import re
 import shutil
@@ -256,7 +257,7 @@ def as_toml(results: Mapping[str, Mapping[str, str]]) -> str:
     lines = []
     for name, one in results.items():
         lines += ["[[defect]]", f'id = "{name}"']
-        lines += [f"{key} = {quoted(value)}" for key, value in one.items()]
+        lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in one.items()]
         lines.append("")
     return "\n".join(lines)
 
