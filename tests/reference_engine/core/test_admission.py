@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from reference_engine.config import EngineConfig, EngineConfigError
+from reference_engine.config import EngineConfig
 from reference_engine.core.scheduler import Scheduler
 from tests.reference_engine.conftest import (
     end,
@@ -201,24 +201,3 @@ def test_the_threshold_that_follows_from_several_partial_prefills() -> None:
     assert EngineConfig(max_num_partial_prefills=1).max_chunk_tokens == 512, "the budget"
     derived = EngineConfig(max_num_partial_prefills=2, long_prefill_token_threshold=100)
     assert derived.max_chunk_tokens == 100
-
-
-UNCHUNKED: dict[str, Any] = {"enable_chunked_prefill": False, "max_num_batched_tokens": 4096}
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"enable_chunked_prefill": False}, "without chunked prefill"),
-        (UNCHUNKED | {"max_num_partial_prefills": 2}, "need chunked prefill"),
-        ({"watermark": 1.0}, "watermark"),
-        ({"watermark": float("nan")}, "watermark"),
-        ({"watermark": -0.1}, "watermark"),
-        ({"force_reclaim_above": 1.5}, "force_reclaim_above"),
-        ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold"),
-        ({"max_num_partial_prefills": 0}, "max_num_partial_prefills"),
-    ],
-)
-def test_settings_that_cannot_work_say_so(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(EngineConfigError, match=message):
-        EngineConfig(**settings)

@@ -1,19 +1,51 @@
 """The worker process: its start, its end, and the cost of a connection that goes wrong."""
 
 import os
+import socket
 import sys
+from concurrent.futures import Future
 
 import psutil
 import pytest
 
+from reference_engine.config import EngineConfig
 from reference_engine.faults import Faults
-from reference_engine.protocol import Ready, SetFaults
-from tests.reference_engine.running_worker import NUM_BLOCKS, Line, RunningWorker, running_worker
+from reference_engine.protocol import Failed, Ready, SetFaults, WorkerSettings
+from reference_engine.worker.inbox import Inbox
+from reference_engine.worker.service import FirstWord, Listener, compute
+from tests.reference_engine.running_worker import (
+    NUM_BLOCKS,
+    SECRET,
+    Line,
+    RunningWorker,
+    running_worker,
+)
 from tests.reference_engine.stepped_engine import abort, add
 
-pytestmark = pytest.mark.e2e
+
+def test_settings_that_cannot_work_are_the_first_word() -> None:
+    torch = pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    inbox, first_word = Inbox(lambda: 0), Future[FirstWord]()
+    inbox.close()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        config = EngineConfig(device="cuda")
+        settings = WorkerSettings(config=config, faults=Faults(), secret=SECRET)
+        listener = Listener(
+            listening,
+            inbox,
+            secret=SECRET,
+            first_word=first_word,
+            max_model_len=config.max_model_len,
+        )
+        compute(settings, listener, inbox, first_word)
+    failed = first_word.result()
+    assert isinstance(failed, Failed)
+    assert "no CUDA device" in failed.message
 
 
+@pytest.mark.e2e
 def test_a_peer_that_breaks_the_protocol_loses_the_connection_and_its_requests() -> None:
     with running_worker() as worker:
         with Line(worker.address) as line:
@@ -35,6 +67,7 @@ def test_a_peer_that_breaks_the_protocol_loses_the_connection_and_its_requests()
             assert (report.num_running, report.free_blocks) == (0, NUM_BLOCKS)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("is_stalled", [False, True])
 def test_the_end_of_standard_input_ends_it_even_in_a_stalled_step(is_stalled: bool) -> None:
     worker = RunningWorker()
@@ -50,6 +83,7 @@ def test_the_end_of_standard_input_ends_it_even_in_a_stalled_step(is_stalled: bo
         assert line.is_ended_by_the_worker()
 
 
+@pytest.mark.e2e
 def test_it_listens_on_loopback_only_and_its_computing_is_nicer_than_its_listening() -> None:
     ours = os.getpriority(os.PRIO_PROCESS, 0)
     with running_worker() as worker:
