@@ -25,6 +25,8 @@ class Page(HTMLParser):
         self.feed(html)
         self.close()
         assert not self._open, "an element was left open"
+        ids = [of["id"] for _, of, _ in self.elements if of.get("id")]
+        assert len(ids) == len(set(ids))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs), []))

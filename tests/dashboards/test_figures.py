@@ -127,62 +127,35 @@ def test_many_abandon_points_are_put_together_into_bars_of_as_many_requests() ->
     assert found[0].parts == pytest.approx((0.0, 5.5))
 
 
-def test_each_arm_is_a_row_and_a_probe_that_gave_up_is_a_cross() -> None:
+def test_a_probe_that_gave_up_is_a_cross_in_its_row() -> None:
     waited = pd.DataFrame(
-        {
-            "arm": ["unloaded", *["abandon"] * 5, "control", "control"],
-            "recovery_s": [0.005, 0.02, 0.03, 0.022, 0.024, 0.2, 0.05, 9.0],
-            "censored": [*[False] * 7, True],
-        }
+        {"arm": ["abandon", "control"], "recovery_s": [0.02, 9.0], "censored": [False, True]}
     )
     figure = drawn(curves.slot_recovery(waited))
-    *dots, gave_up = figure.data
-    assert {one.name: list(one.x) for one in dots} == {
-        "unloaded": [5],
-        "abandon": pytest.approx([20, 30, 22, 24, 200]),
-        "control": [50],
-    }
+    *_, gave_up = figure.data
     rows = dict(zip(figure.layout.yaxis.ticktext, figure.layout.yaxis.tickvals, strict=True))
-    for one in dots:
-        assert all(abs(y - rows[one.name]) < 0.3 for y in one.y)
     assert (list(gave_up.x), list(gave_up.y)) == ([9000], [rows["control"]])
-    box, median, low, high = (
-        (one.x0, one.x1)
-        for one in figure.layout.shapes
-        if round((one.y0 + one.y1) / 2) == rows["abandon"]
-    )
-    assert box == pytest.approx((22, 30))
-    assert median == pytest.approx((24, 24))
-    assert low == pytest.approx((20, 22))
-    assert high == pytest.approx((30, 30))  # 200 ms lie beyond one and a half times the box
 
 
-def test_a_log_axis_has_whole_decades_with_their_units() -> None:
-    times = {
-        "itl_s": stage(0.0203, 0.0228),
-        "e2e_s": stage(0.4, 1.7),
-    }
-    axis = client_times(times).layout.xaxis
-    assert list(axis.ticktext) == ["10 ms", "100 ms", "1 s", "10 s"]
-    assert list(axis.tickvals) == [10, 100, 1000, 10000]
-    assert axis.range[0] < 1 < 4 < axis.range[1]
-    narrow = client_times({"itl_s": stage(0.01, 0.01)}).layout.xaxis
-    assert list(narrow.ticktext) == ["10 ms", "100 ms"]
-    wide = client_times({"itl_s": stage(1e-5, 90)}).layout.xaxis
-    assert len(wide.ticktext) <= ladders.MOST_TICKS
+@pytest.mark.parametrize(
+    ("low_s", "high_s", "ticks"),
+    [
+        (0.0203, 1.7, ["10 ms", "100 ms", "1 s", "10 s"]),
+        (0.01, 0.01, ["10 ms", "100 ms"]),
+        (1e-5, 90, ["10 µs", "1 ms", "100 ms", "10 s"]),
+    ],
+)
+def test_a_log_axis_has_decades_with_their_units(
+    low_s: float, high_s: float, ticks: list[str]
+) -> None:
+    axis = client_times({"itl_s": stage(low_s, high_s)}).layout.xaxis
+    assert list(axis.ticktext) == ticks
 
 
 def test_a_wait_that_brought_no_token_is_an_arrow_and_not_left_out() -> None:
     *_, arrow = client_times({"ttft_s": stage(None, None, bound=7.7)}).data
     assert (list(arrow.x), list(arrow.y)) == ([7700], ["first token (TTFT)"])
     assert arrow.name == "longer than"
-
-
-def test_phases_with_enough_requests_have_their_own_curve() -> None:
-    frame = cancels([0.01] * 6 + [0.03] * 5 + [0.05], [False] * 12)
-    frame["phase"] = ["waiting"] * 6 + ["decode"] * 5 + ["prefill"]
-    names = [curve.name for curve in drawn(curves.cancel_latency(frame)).data]
-    assert names == ["all", "left while waiting", "left in decode"]
 
 
 def test_many_abandons_share_marks_but_none_is_lost_to_the_eye() -> None:
@@ -199,30 +172,6 @@ def test_a_caption_says_where_marks_are_shared(number: int, note: str | None) ->
     marks = Marks(abandons=np.linspace(0, 10, number), preemptions=np.empty(0))
     said = timeline.notes([series], marks)
     assert said is None if note is None else note in str(said)
-
-
-def test_the_time_axis_spans_the_run_and_the_settling() -> None:
-    series = min_max(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
-    marks = Marks(abandons=np.array([0.5]), preemptions=np.array([0.7]))
-    levels = {"running": (series, "#000000", "solid")}
-    slots = drawn(timeline.levels(levels, marks, CLOCK, y_title="requests"))
-    assert [one.name for one in slots.data[1:]] == ["a user left", "preempted"]
-    lag = drawn(timeline.lines({"<b>load</b>": series}, CLOCK, y_title="ms"))
-    for figure in (slots, lag):
-        assert list(figure.layout.xaxis.range) == [0, 12]
-        assert figure.layout.shapes[0].x0 == 10
-    assert lag.data[0].name == "&lt;b&gt;load&lt;/b&gt;"
-
-
-def test_one_spike_in_a_long_series_survives() -> None:
-    y = np.zeros(100_000)
-    y[54_321] = 9.0
-    series = min_max(np.arange(100_000.0), y, intervals=100)
-    assert len(series.x) <= 200
-    assert series.x[series.y == 9.0].tolist() == [54_321.0]
-    assert series.note == (
-        "100,000 samples, drawn as the lowest and highest of each of 100 intervals"
-    )
 
 
 def test_the_levels_are_of_all_samples_and_the_mean_is_by_time() -> None:

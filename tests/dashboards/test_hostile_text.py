@@ -27,36 +27,32 @@ EVIL: Final = (
 )
 EVIL_NAME: Final = "<img src=x onerror=window.pwned=5><b>bold<b>"  # of a folder: without a slash
 # What is no text but a choice of ours, by the name of its key or column.
-OURS: Final = frozenset(
-    [
-        "status",
-        "level",
-        "created_at",
-        "outcome",
-        "role",
-        "event",
-        "wire_close",
-        "delivery",
-        "token_counting",
-        "labels",
-        "kind",
-        "verdict",
-    ]
-)
+OURS: Final = {
+    "status",
+    "level",
+    "created_at",
+    "outcome",
+    "role",
+    "event",
+    "wire_close",
+    "delivery",
+    "token_counting",
+    "labels",
+    "kind",
+    "verdict",
+}
 # Mappings whose keys are not ours either.
-NAMES: Final = frozenset(
-    [
-        "not_measurable",
-        "hardware",
-        "versions",
-        "others",
-        "arms",
-        "metrics",
-        "per_round",
-        "client",
-        "leaks_in_use",
-    ]
-)
+NAMES: Final = {
+    "not_measurable",
+    "hardware",
+    "versions",
+    "others",
+    "arms",
+    "metrics",
+    "per_round",
+    "client",
+    "leaks_in_use",
+}
 KNOWN: Final = {"itl_s", "ttft_s", "preemptions", "cancel_latency_prefill_s"}
 
 

@@ -117,29 +117,3 @@ def test_the_scrape_example_and_the_alerts_are_accepted() -> None:
 @needs_promtool
 def test_the_alerts_fire_when_they_must_and_are_silent_otherwise() -> None:
     promtool("test", "rules", str(Path(__file__).with_name("alerts_test.yml")))
-
-
-@needs_promtool
-@pytest.mark.parametrize(
-    ("was", "now"),
-    [
-        ("> 1 + 0.02 *", "> 1 + 2 *"),
-        ("> 1 + 0.02 *", "> 0 *"),
-        ("- walkaway_engine_free_blocks) > 0", "- walkaway_engine_free_blocks) > 50"),
-        ("and vllm:num_requests_running == 0", "and vllm:num_requests_running >= 0"),
-        ("and rate(walkaway_engine_steps_total[1m]) == 0", ""),
-        ("> 5 * rate", "> 50 * rate"),
-        ("> 5 * rate", "> 0.5 * rate"),
-        ("[10m]) >= 20", "[10m]) >= 1"),
-    ],
-)
-def test_an_alert_that_is_wrong_fails_its_tests(tmp_path: Path, was: str, now: str) -> None:
-    rules = (MONITORING / "alerts.yml").read_text()
-    assert was in rules
-    (tmp_path / "alerts.yml").write_text(rules.replace(was, now))
-    told = Path(__file__).with_name("alerts_test.yml").read_text()
-    (tmp_path / "alerts_test.yml").write_text(
-        told.replace("../../dashboards/monitoring/alerts.yml", "alerts.yml")
-    )
-    with pytest.raises(AssertionError, match="FAILED"):
-        promtool("test", "rules", str(tmp_path / "alerts_test.yml"))

@@ -1,29 +1,117 @@
-"""The whole content of a page of each kind, text and figures."""
+"""The pages: what each kind tells, that nothing is fetched, and how a file is written."""
 
+import base64
+import hashlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import plotly.graph_objects as go
 import pytest
 
+from dashboards.__main__ import main
+from dashboards.page import GENERATOR, save
 from tests.conftest import Snapshot
 from tests.dashboards.pages import PAGES
-from tests.dashboards.reading import page_by
-from tests.made_up.played import save_played
+from tests.dashboards.reading import Page
+
+MakeRun = Callable[..., Path]
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_tells_what_it_told_before(name: str, tmp_path: Path, snapshot: Snapshot) -> None:
-    snapshot(f"pages/{name}", PAGES[name](tmp_path).content().replace(str(tmp_path), "FOLDER"))
+class Made(NamedTuple):
+    name: str
+    folder: Path
+    page: Page
 
 
-@pytest.mark.parametrize("name", ["ghosts", "arms", "frontier", "comparison", "trend"])
-def test_plotly_knows_every_word_of_the_figures(name: str, tmp_path: Path) -> None:
-    figures = PAGES[name](tmp_path).figures()
-    assert figures
-    for figure in figures.values():
+@pytest.fixture(scope="module", params=PAGES)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    name, folder = str(request.param), tmp_path_factory.mktemp("page")
+    return Made(name, folder, PAGES[name](folder))
+
+
+def test_a_page_tells_what_it_told_before(made: Made, snapshot: Snapshot) -> None:
+    """Its whole content, text and figures."""
+    snapshot(f"pages/{made.name}", made.page.content().replace(str(made.folder), "FOLDER"))
+
+
+def test_plotly_knows_every_word_of_the_figures(made: Made) -> None:
+    for figure in made.page.figures().values():
         go.Figure(figure)  # raises ValueError for a property that there is not
 
 
-def test_the_page_is_small(tmp_path: Path) -> None:
-    page_by("report", save_played(tmp_path / "run", abandons=750))
-    assert (tmp_path / "run" / "report.html").stat().st_size < 2_000_000
+def test_the_page_is_small(made: Made) -> None:
+    assert all(page.stat().st_size < 2_000_000 for page in made.folder.rglob("*.html"))
+
+
+def test_nothing_is_fetched_and_only_our_scripts_may_run(made: Made) -> None:
+    for tag, attributes, _ in made.page.elements:
+        assert tag not in {"link", "img", "iframe", "object", "embed", "base"}
+        assert "src" not in attributes
+        assert (attributes.get("href") or "#").startswith("#")
+    style = "".join(made.page.texts("style"))
+    assert "url(" not in style
+    assert "@import" not in style
+    hashes = [
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+        for script in made.page.scripts()
+    ]
+    assert len(hashes) in (2, 3)
+    assert made.page.policy() == (
+        f"default-src 'none'; script-src {' '.join(hashes)}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def without_colour(trace: dict[str, object]) -> tuple[str, ...]:
+    """The look of a trace to a reader who sees no colours."""
+    line, marker = trace.get("line", {}), trace.get("marker", {})
+    assert isinstance(line, dict)
+    assert isinstance(marker, dict)
+    shape = marker.get("pattern", {}).get("shape")
+    return (
+        str(trace["type"]),
+        str(trace.get("mode")),
+        str(line.get("dash", "solid")),
+        str(marker.get("symbol")),
+        str(shape if isinstance(shape, list) else [shape]),
+    )
+
+
+def test_no_two_marks_of_a_legend_differ_by_colour_alone(made: Made) -> None:
+    for picture, figure in made.page.figures().items():
+        if picture.endswith("-recovery"):
+            continue  # each of its marks has a row of its own, which is named
+        told = [one for one in figure["data"] if one.get("name") and one.get("showlegend", True)]
+        # Some marks bear a number, which their name begins with.
+        borne = {text.strip("\xa0 ") for one in figure["data"] for text in one.get("text") or ()}
+        numbers = [one["name"].partition(" ")[0] for one in told]
+        looks = [
+            (*without_colour(one), number if number in borne else "")
+            for one, number in zip(told, numbers, strict=True)
+        ]
+        assert len(set(looks)) == len(looks), (picture, looks)
+
+
+def test_only_a_page_of_ours_is_written_over(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    page = run / "page.html"
+    for _ in range(2):  # the second time over the first
+        assert main(["report", str(run), "-o", str(page)]) == 0
+    whole = page.read_bytes()
+    assert main(["report", str(run), "-o", str(run / "manifest.json")]) == 2
+    assert "is not a page of walkaway" in capsys.readouterr().err
+    assert (run / "manifest.json").read_bytes().startswith(b"{")
+    assert page.read_bytes() == whole
+    assert not list(run.glob("*.part"))
+
+
+def test_a_page_that_cannot_be_finished_leaves_the_one_before(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    save(f"{GENERATOR.decode()} before", page)
+    with pytest.raises(UnicodeEncodeError):
+        save("half of it\udc80", page)
+    assert page.read_text() == f"{GENERATOR.decode()} before"
+    assert list(tmp_path.iterdir()) == [page]

@@ -19,50 +19,6 @@ from tests.made_up.changed import change
 MakeRun = Callable[..., Path]
 
 
-def test_cautions_stand_before_the_figures_and_warnings_are_counted_there(
-    make_run: MakeRun,
-) -> None:
-    levels = {"warning": "The load was starved.", "invalid": "Nobody left.", "info": "No GPU."}
-    said = [{"level": level, "text": text} for level, text in levels.items()]
-    page = page_by("report", make_run(validity=said))
-    body, figures = page.body, page.body.index("Cancel latency")
-    assert body.index("1 warning") < figures
-    assert body.index("Nobody left.") < figures  # so the figures mean nothing
-    assert figures < body.index("The load was starved.") < body.index("No GPU.")
-    assert "A cancel took" not in body
-    assert "as it should be" not in body
-    ids = {attributes.get("id") for _, attributes, _ in page.elements}
-    assert "#run0-trust" in [attributes.get("href") for _, attributes, _ in page.elements]
-    assert "run0-trust" in ids
-
-
-@pytest.mark.parametrize("status", ["interrupted", "target_failed"])
-def test_a_run_that_broke_off_gets_no_verdict_and_no_praise(make_run: MakeRun, status: str) -> None:
-    page = page_by("report", make_run(status=status))
-    assert f": {status.replace('_', ' ')}" in page.body
-    assert "as it should be" not in page.body
-    (verdict,) = (of for _, of, _ in page.elements if of.get("class") == "verdict")
-    assert verdict["data-mark"] == "unknown"
-
-
-def test_several_runs_stand_side_by_side(tmp_path: Path, make_run: MakeRun) -> None:
-    invalid = {"validity": [{"level": "invalid", "text": "The client was too late."}]}
-    page = page_by(
-        "report",
-        make_run(),
-        make_run(name="broken-off", status="target_failed", question="And that one?"),
-        make_run(name="invalid", status="interrupted", **invalid),
-        save_arms(tmp_path, kind="abandon"),
-    )
-    assert page.texts("h1") == ["4 runs, side by side"]
-    assert "And that one?" in page.texts("h2")
-    assert {"run0-waste", "run1-waste", "run3-survivors-ttft_s"} <= set(page.figures())
-    ids = [attributes["id"] for _, attributes, _ in page.elements if attributes.get("id")]
-    assert len(ids) == len(set(ids))
-    flags = ["".join(text) for tag, of, text in page.elements if tag == "small" and of.get("class")]
-    assert flags == ["target failed", "invalid: its figures mean nothing"]
-
-
 def test_arms_without_figures_are_said_to_have_none(tmp_path: Path) -> None:
     nothing: dict[str, Any] = {"outcomes": {}, "metrics": {}, "not_measurable": {}, "per_round": {}}
     arms = dict.fromkeys(("32", "128", "512"), nothing)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
-import pytest
 
 from dashboards.sections.stages import stage_table, stages_in_steps
 from dashboards.source import Run, read_run
@@ -77,14 +76,3 @@ def test_a_request_that_was_not_watched_to_the_end_was_not_seen_stopped(make_run
     body = page_by("report", run).body
     assert "29 of 30 abandoned requests were stopped, 1 undecided." in body
     assert "as it should be" not in body
-
-
-def test_the_slots_are_followed_from_the_first_step_until_all_are_free(make_run: MakeRun) -> None:
-    running = page_by("report", make_run()).figures()["run0-slots"]["data"][0]
-    x, y = running["x"], running["y"]
-    assert x == sorted(x)
-    assert (x[0], y[0]) == (0.0, 4)  # four came at once, and the first step began with them
-    assert x[1] == pytest.approx(0.020)
-    last_step = max(n for n, t in enumerate(x) if y[n] > 0)
-    assert x[last_step] % 0.020 == pytest.approx(0.019)  # and the last shows until its end
-    assert (max(y), y[-1]) == (4, 0)  # scraped, after the last

@@ -56,31 +56,6 @@ def test_no_run_and_one_run_are_said_to_be_so(tmp_path: Path) -> None:
     assert stretches(page) == [[20]]
 
 
-def test_runs_are_joined_in_the_order_of_time(tmp_path: Path) -> None:
-    for day in (2, 0, 1):
-        save_night(tmp_path, day, 0.020 + day / 1000)
-    page = page_by("trend", tmp_path)
-    assert stretches(page) == [[20, 21, 22]]
-    (trace,) = page.figures()[P50]["data"][:1]
-    assert trace["x"][0].startswith("2026-01-01T03:00")
-    assert trace["error_y"]["array"][0] == pytest.approx(0.4)
-
-
-def test_an_invalid_run_is_marked_and_not_joined(tmp_path: Path) -> None:
-    save_nights(tmp_path, [0.020, 0.021])
-    said = [{"level": "invalid", "text": "the client was starved"}]
-    save_night(tmp_path, 2, 0.090, of={"validity": said})
-    save_night(tmp_path, 3, 0.022)
-    save_night(tmp_path, 4, 0.080, of={"status": "interrupted"})
-    page = page_by("trend", tmp_path)
-    assert stretches(page) == [[20, 21, 22]]
-    (crosses,) = [t for t in page.figures()[P50]["data"] if t["name"].startswith("invalid")]
-    assert crosses["y"] == pytest.approx([90, 80])
-    assert "not joined night-002 invalid: the client was starved" in page.texts("li")
-    assert "2 runs not joined" in page.texts("a")
-    assert "The newest says nothing about the server: interrupted" in page.body
-
-
 @pytest.mark.parametrize(
     ("changes", "said", "joined"),
     [
@@ -126,15 +101,6 @@ def test_a_line_joins_only_what_can_be_compared(
     save_night(tmp_path, 0, 0.020, others=GOOD)
     save_night(tmp_path, 1, 0.040, others=GOOD, **changes)
     assert stretches(page_by("trend", tmp_path), picture) == found
-
-
-def test_questions_and_servers_are_groups_of_their_own(tmp_path: Path) -> None:
-    save_nights(tmp_path, [0.020, 0.021])
-    save_night(tmp_path, 2, 0.5, of={"engine": "vllm"})
-    save_night(tmp_path, 3, 0.6, of={"workload": "soak"})
-    page = page_by("trend", tmp_path)
-    titles = [text for text in page.texts("h2") if text in page.texts("a")]
-    assert titles == ["gate on reference, tiny", "gate on vllm, tiny", "soak on reference, tiny"]
 
 
 def test_an_arm_is_held_to_the_conditions_of_its_own_runs(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from harness.export.headline import report_sentence
 from harness.records import Metric
 from harness.run.settle import LATER_S
 from tests.e2e.running import Run
-from tests.truth.known import Observed, observe, seconds
+from tests.truth.known import Observed, Work, observe, seconds
 from tests.truth.scripted_engine import Script
 from tests.truth.settings import Setting
 
@@ -129,13 +129,31 @@ def accusations(summary: dict[str, Any]) -> list[str]:
 
 def recovery_lines(seen: Observed) -> Iterator[Line]:
     rows, works, metrics = seen.run.rows("requests"), seen.works, seen.run.metrics
-    t0_of = {r["trial"]: r["abandoned_ns"] for r in rows if r["outcome"] == "abandoned"}
-    probes = [r for r in rows if (r["role"], r["arm"]) == ("probe", "abandon")]
-    served = median(
-        seconds(t0_of[row["trial"]], works[row["request_id"]]["sent_times_ns"][0]) for row in probes
-    )
-    recovery = metrics["slot_recovery_s"]["p50"]
-    yield delay_line("slot recovery by probe", served, recovery, seen.script)
+    left = {row["trial"]: row for row in rows if row["outcome"] == "abandoned"}
+    probes: dict[str, list[tuple[dict[str, Any], Work]]] = {}
+    for row in rows:
+        if row["role"] == "probe":
+            probes.setdefault(row["arm"], []).append((row, works[row["request_id"]]))
+    taken = [
+        work["slot_from"] == left[row["trial"]]["request_id"] for row, work in probes["abandon"]
+    ]
+    yield count_line("probes served in the abandoned slot", len(taken), sum(taken))
+    freed = [works.get(work["slot_from"], {}) for _, work in probes["control"]]
+    ended = sum(work.get("finish_reason") == "length" for work in freed)
+    yield count_line("probes served after a natural end", len(probes["control"]), ended)
+    began_ns = {
+        "abandon": [left[row["trial"]]["abandoned_ns"] for row, _ in probes["abandon"]],
+        "control": [row["reference_ns"] for row, _ in probes["control"]],
+        "unloaded": [row["sent_ns"] for row, _ in probes["unloaded"]],
+    }
+    for what, arm, name in (
+        ("slot recovery by probe", "abandon", "slot_recovery_s"),
+        ("probe after a natural end", "control", "probe_ttft_control_s"),
+        ("probe of an idle server", "unloaded", "probe_ttft_unloaded_s"),
+    ):
+        served_ns = [work["sent_times_ns"][0] for _, work in probes[arm]]
+        known = median(map(seconds, began_ns[arm], served_ns))
+        yield delay_line(what, known, metrics[name]["p50"], seen.script)
     found = seen.run.manifest["target"].get("slots_found")
     yield count_line("batch slots, found by trying", seen.script.slots, found)
 
