@@ -92,7 +92,7 @@ def trend(folder: Path) -> Page:
     return page_by("trend", runs)
 
 
+_REPORTS: Final = (plain, ghosts, many, black_box, recovery, nothing, invalid, arms, frontier)
 PAGES: Final[dict[str, Callable[[Path], Page]]] = {
-    one.__name__: one
-    for one in (plain, ghosts, many, black_box, recovery, nothing, invalid, arms, frontier)
-} | {"comparison": comparison, "trend": trend}
+    one.__name__: one for one in (*_REPORTS, comparison, trend)
+}
