@@ -66,11 +66,6 @@ def test_extensions_are_read() -> None:
     assert (generation.deadline_s, generation.keep_alive_s) == (2.0, 0.5)
 
 
-def test_the_last_of_two_equal_names_counts() -> None:
-    data = b'{"model": "tiny", "prompt": "x", "max_tokens": 3, "max_tokens": 4}'
-    assert read_completion(data, CONFIG, TOKENIZER).sampling.max_tokens == 4
-
-
 @pytest.mark.parametrize("prompt", [["hello"], HELLO, [HELLO]])
 def test_a_list_with_one_prompt_is_that_prompt(prompt: Any) -> None:
     assert completion(prompt=prompt) == completion(prompt="hello")
@@ -80,53 +75,31 @@ def test_a_list_with_one_prompt_is_that_prompt(prompt: Any) -> None:
     ("fields", "message"),
     [
         ({"model": "gpt"}, "serves `tiny`"),
-        ({"model": None}, "got `null`"),
         ({"model": "x" * 257}, r"length <= 256 - at `\$.model`"),
         ({"max_tokens": 0}, r"Expected `int` >= 1 - at `\$.max_tokens`"),
-        ({"max_tokens": "ten"}, r"Expected `int \| null`, got `str` - at `\$.max_tokens`"),
         ({"max_tokens": True}, "got `bool`"),
         ({"max_tokens": 10**400}, "max_tokens"),
         ({"max_tokens": 60}, "has 5 and 60 more are asked for"),
         ({"prompt": "x" * 64}, "context holds 64 tokens; the prompt has 64"),
-        ({"prompt": "\N{EURO SIGN}" * 22}, "the prompt has 66"),
         ({"prompt": [5] * 64}, "the prompt has 64"),
         *(({"prompt": nothing}, "must not be empty") for nothing in EMPTY_PROMPTS),
         *(({"prompt": ids}, "from 0 to 2047") for ids in ([1, 2048], [-1])),
-        ({"prompt": [1, True]}, "got `bool`"),
         *(
             ({"prompt": two}, "one prompt a request, not a list of 2")
             for two in (["a", "b"], [[1], [2]], [1, "b"])
         ),
         ({"temperature": 3}, r"<= 2.0 - at `\$.temperature`"),
-        ({"temperature": -0.1}, ">= 0.0"),
-        ({"temperature": False}, "got `bool`"),
-        ({"n": 0}, r">= 1 - at `\$.n`"),
         ({"n": 17}, r"<= 16 - at `\$.n`"),
         ({"best_of": 3, "n": 2}, "best_of: this engine supports only n, which is 2"),
         ({"priority": 2**31}, r"<= 2147483647 - at `\$.priority`"),
-        ({"priority": -(2**31) - 1}, "priority"),
-        ({"priority": 1.5}, "got `float`"),
         ({"deadline_s": 0}, r"> 0.0 - at `\$.deadline_s`"),
-        ({"deadline_s": -0.0}, "deadline_s"),
-        ({"deadline_s": 86401}, "<= 86400"),
         ({"keep_alive_s": 0.01}, r">= 0.1 - at `\$.keep_alive_s`"),
-        ({"keep_alive_s": "1"}, "keep_alive_s"),
         ({"stop": ["a"] * 5}, r"length <= 4 - at `\$.stop`"),
         ({"stop": ["", "a"]}, r"length >= 1 - at `\$.stop\[0\]`"),
-        ({"stop": "x" * 257}, "length <= 256"),
-        ({"seed": 2**63}, r"at `\$.seed`"),
-        ({"user": "x" * 257}, "user"),
-        ({"metadata": {str(i): "" for i in range(17)}}, "length <= 16"),
-        ({"metadata": {"k": "x" * 513}}, "metadata"),
-        ({"metadata": {"k" * 65: "x"}}, "metadata"),
         ({"metadata": {"k": 1}}, "metadata"),
-        ({"logprobs": 0}, "logprobs: this engine supports only false"),
         ({"echo": True}, "echo: this engine supports only false"),
         ({"top_p": True}, "top_p: this engine supports only 1"),
-        ({"presence_penalty": False}, "presence_penalty: this engine supports only 0"),
-        ({"tool_choice": "required"}, 'only "none" or "auto"'),
         ({"max_tokns": 5}, "unknown field `max_tokns`"),
-        ({"stream_options": {"include_usage": 1}}, "got `int`"),
     ],
 )
 def test_fields_that_cannot_be_served_are_refused_by_name(
@@ -142,18 +115,14 @@ def test_fields_that_cannot_be_served_are_refused_by_name(
     ("fields", "message"),
     [
         ({"messages": []}, "length >= 1"),
-        ({"messages": [{"role": "user"}] * 1025}, "length <= 1024"),
         ({"messages": [{"role": "user", "content": "x" * 64}]}, "messages: this model's context"),
         ({"messages": [{"role": "king", "content": "x"}]}, "king"),
-        ({"messages": [{"role": "user", "contents": "x"}]}, "contents"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]},
             "image_url",
         ),
         ({"max_completion_tokens": 60}, "max_completion_tokens: this"),
-        ({"max_completion_tokens": 0}, ">= 1"),
         ({"max_tokens": 60}, "max_tokens: this"),
-        ({"prompt": "x"}, "unknown field"),
     ],
     ids=str,
 )
@@ -200,11 +169,6 @@ def test_fields_without_an_implementation_are_accepted_where_they_change_nothing
             assert completion(**{name: float(value)}) == completion()
     with pytest.raises(ApiError, match=f"{name}: this engine supports only"):
         completion(**{name: "something else"})
-
-
-def test_nulls_are_as_good_as_nothing() -> None:
-    nulls = ("ignore_eos", "stream", "stop", "n", "max_tokens", "temperature", "metadata")
-    assert completion(**dict.fromkeys(nulls)) == completion()
 
 
 def test_every_word_is_readable_and_different() -> None:

@@ -277,17 +277,6 @@ async def test_tokens_are_unread_if_the_client_left_before_they_were_sent(
     assert worker.link.collector.unread_tokens == unread
 
 
-async def test_a_request_that_was_lost_has_an_end_in_the_log() -> None:
-    worker, client = asked(n=2)
-    worker.say(output(" one", 1, of="req-1-0"), output("", 1, "stop", of="req-1-1"))
-    worker.die()
-    await client.finished()
-    *_, ended = worker.entries()
-    assert [entry.event for entry in worker.entries()].count("finished") == 1
-    assert (ended.event, ended.reason, ended.request_id) == ("finished", "error", "req-1-0")
-    assert (ended.client_request_id, ended.num_generated) == ("mine", 1)
-
-
 async def test_a_request_that_the_worker_never_got_has_not_arrived() -> None:
     worker = FakeWorker()
     worker.die()

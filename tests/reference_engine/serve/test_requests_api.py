@@ -57,7 +57,7 @@ class Api:
 
 async def test_cancelling_a_waiting_request_and_asking_again() -> None:
     api = Api()
-    client = api.start()
+    client = api.start(stream=False)
     first = await api.cancel("req-1")
     again = await api.cancel("req-1")
     assert (first["cancelled"], again["cancelled"]) == (True, False)
@@ -70,6 +70,11 @@ async def test_cancelling_a_waiting_request_and_asking_again() -> None:
     assert api.worker.events() == ["arrived", "abort_sent"], "no client has left"
     api.worker.say(output("", 0, "abort", phase="waiting"))
     await client.finished()
+    (choice,) = client.json["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("", "abort")
+    assert (client.status, client.json["partial"]) == (200, True)
+    assert client.json["cancellation_info"]["phase"] == "waiting"
+    assert client.json["usage"]["completion_tokens"] == 0
     ended = await api.cancel("req-1")
     assert ended["requests"][0]["status"] == "aborted"
     assert ended["requests"][0]["cancellation"] == one["cancellation"]
@@ -108,23 +113,6 @@ async def test_a_cancel_after_the_end_but_before_the_client_has_it() -> None:
     client.reads.set()
     await client.finished()
     assert client.chunks[1]["choices"][0]["finish_reason"] == "length"
-
-
-async def test_an_abort_that_the_worker_has_lost() -> None:
-    api = Api()
-    client = api.start()
-    api.worker.say(output(" one", 1))
-    first = await api.cancel("req-1")
-    for number in range(2, 5):
-        api.worker.say(output(" word", number))
-    again = await api.cancel("req-1")
-    assert again["requests"][0]["status"] == "running", "that is the truth"
-    assert again["requests"][0]["tokens_generated"] == 4
-    assert not again["cancelled"]
-    assert again["requests"][0]["cancellation"] == first["requests"][0]["cancellation"]
-    assert api.worker.aborts() == [("req-1", "api")]
-    client.leave()
-    await client.finished()
 
 
 async def test_names_match_whole() -> None:
@@ -190,13 +178,16 @@ async def test_pings() -> None:
 
 async def test_a_request_that_was_lost_with_the_worker_has_failed() -> None:
     api = Api()
-    client = api.start()
-    api.worker.say(output(" one", 1))
+    client = api.start(n=2)
+    api.worker.say(output(" one", 1, of="req-1-0"), output("", 1, "stop", of="req-1-1"))
     api.worker.die()
     await client.finished()
     lost = await api.get("req-1")
-    assert (lost["status"], lost["tokens_generated"]) == ("failed", 1)
-    assert lost["choices"][0]["finish_reason"] is None
+    assert (lost["status"], lost["tokens_generated"]) == ("failed", 2)
+    assert [choice["finish_reason"] for choice in lost["choices"]] == [None, "stop"]
+    (ended,) = [entry for entry in api.worker.entries() if entry.event == "finished"]
+    assert (ended.reason, ended.request_id, ended.num_generated) == ("error", "req-1-0", 1)
+    assert ended.client_request_id == "mine"
     assert not (await api.cancel("req-1"))["cancelled"]
     assert await api.ping("req-1") == UNKNOWN
 
@@ -228,22 +219,6 @@ async def test_cancelling_a_running_request_gives_its_client_the_true_end() -> N
     }
     texts = [choice["text"] for chunk in client.chunks for choice in chunk["choices"]]
     assert texts == [" one", " two", " held"]
-
-
-@pytest.mark.parametrize("chat", [True, False])
-async def test_the_body_of_a_cancelled_request(chat: bool) -> None:
-    api = Api()
-    client = api.start(stream=False, chat=chat)
-    await api.cancel("mine")
-    api.worker.say(output("", 0, "abort", phase="waiting"))
-    await client.finished()
-    assert client.status == 200
-    (choice,) = client.json["choices"]
-    assert choice["finish_reason"] == "abort"
-    assert (choice["message"]["content"] if chat else choice["text"]) == ""
-    assert client.json["partial"] is True
-    assert client.json["cancellation_info"]["phase"] == "waiting"
-    assert client.json["usage"]["completion_tokens"] == 0
 
 
 async def test_partial_results_are_kept_for_their_time() -> None:
