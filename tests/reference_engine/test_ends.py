@@ -1,27 +1,20 @@
 """How the engine ends or refuses to start: no process left, no traceback."""
 
-import ctypes
-import os
 import signal
 import socket
 import subprocess
 import sys
 
 import httpx
-import psutil
 import pytest
 
 from tests.reference_engine.running_engine import (
     RunningEngine,
-    body,
     post_raw,
     read_until,
-    running,
 )
 
 pytestmark = pytest.mark.e2e
-
-_PIDFD_GETFD = 438  # the number of the system call, the same on all of Linux's architectures
 
 
 def test_when_the_worker_dies_the_frontend_says_so_and_ends() -> None:
@@ -53,39 +46,6 @@ def test_when_the_frontend_is_killed_the_worker_goes() -> None:
     engine.worker.wait(20)
     stream.close()
     engine.stop()
-
-
-def test_a_broken_connection_between_the_two_costs_the_running_requests_only() -> None:
-    with running("--runner", "simulated", "--sim-fixed-ms", "2") as engine:
-        stream = post_raw(engine, "stream", stream=True)
-        read_until(stream, b'"text"')
-        whole = post_raw(engine, "whole")
-        engine.wait_for("admitted", "whole")
-        cut(engine.worker)
-        read_until(stream, b"lost its worker")
-        assert b"503 Service Unavailable" in read_until(whole, b"lost its worker")
-        stream.close()
-        whole.close()
-        while (
-            again := httpx.post(f"{engine.url}/v1/completions", json=body(max_tokens=4))
-        ).is_error:
-            assert again.status_code == 503
-        assert again.json()["usage"]["completion_tokens"] == 4
-        assert engine.metric("walkaway_engine_free_blocks") == 4096
-        aborted = [e for e in engine.events() if e["reason"] == "connection_lost"]
-        assert {e["event"] for e in aborted} == {"removed", "blocks_freed"}
-
-
-def cut(worker: psutil.Process) -> None:
-    """Shut the worker's one open connection down, as a copy of its descriptor lets us."""
-    (connection,) = [c for c in worker.net_connections() if c.status == "ESTABLISHED"]
-    libc, pidfd = ctypes.CDLL(None, use_errno=True), os.pidfd_open(worker.pid)
-    copy = libc.syscall(_PIDFD_GETFD, pidfd, connection.fd, 0)
-    os.close(pidfd)
-    if copy < 0:
-        pytest.skip(f"pidfd_getfd: {os.strerror(ctypes.get_errno())}")
-    with socket.socket(fileno=copy) as theirs:
-        theirs.shutdown(socket.SHUT_RDWR)
 
 
 def ended(*flags: str, stdin: int | None = None) -> tuple[int, str]:

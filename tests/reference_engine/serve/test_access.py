@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_engine.config import EngineConfig, EngineConfigError, FrontendSettings, RateLimits
+from reference_engine.faults import Faults
 from reference_engine.metrics.collector import Collector
-from reference_engine.protocol import ToWorker, encode_frame
+from reference_engine.protocol import SetFaults, ToWorker, encode_frame
 from reference_engine.serve.access import (
     MAX_OWNERS,
     OPEN_PATHS,
@@ -239,3 +240,13 @@ def test_never_more_than_the_bucket_and_what_flows_in(per_minute: int, waits_ms:
         admitted += wait_s is None
         assert wait_s is None or 0 < wait_s <= 60 / per_minute + 1e-6
     assert admitted <= per_minute * (1 + now_ns / (60 * SECOND_NS)) + 1e-6
+
+
+async def test_faults_are_set_in_the_frontend_and_in_the_worker_or_refused() -> None:
+    served = Served()
+    wrong = await served.client.put("/walkaway/faults", json={"lose-abort": 7})
+    assert (wrong.status_code, served.sent.empty()) == (400, True)
+    right = await served.client.put("/walkaway/faults", json={"delay-abort": 0.25})
+    assert right.json()["delay-abort"] == 0.25
+    assert served.link.faults == Faults(delay_abort=0.25)
+    assert await served.sent.get() == SetFaults(faults=Faults(delay_abort=0.25))
