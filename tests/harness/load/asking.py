@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import resource
+import socket
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -86,6 +90,11 @@ def connected(url: str, *, ca_file: str | None = None, **request: Any) -> Iterat
         yield connection
 
 
+def cut(data: bytes, places: Sequence[int]) -> list[bytes]:
+    ends = [0, *sorted({place % (len(data) + 1) for place in places}), len(data)]
+    return [data[a:b] for a, b in pairwise(ends) if a < b]
+
+
 def body_of(connection: Connection) -> bytes:
     return b"".join(iter(connection.receive, None))
 
@@ -105,6 +114,33 @@ class Client:
             assert self.client.open_streams == 0
 
 
+@contextmanager
+def limited(which: int, soft: int) -> Iterator[None]:
+    """This process has a lower limit of the system."""
+    before = resource.getrlimit(which)
+    resource.setrlimit(which, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(which, before)
+
+
+@contextmanager
+def listening(speak: Callable[[socket.socket], None]) -> Iterator[str]:
+    """The host and port of a server that has one client, and speaks to it in any protocol."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with listener.accept()[0] as sock, suppress(OSError):
+                speak(sock)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        thread.join(30)
+        assert not thread.is_alive()
+
+
 def refuse(x: Exchange) -> None:
     body = b'{"error":{"message":"come back later"}}'
     head = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: %d\r\n\r\n"
@@ -122,6 +158,11 @@ def two_tokens(x: Exchange) -> None:
     x.token()
     x.token()
     assert x.client_left_within(30)
+
+
+def five_tokens(x: Exchange) -> None:
+    x.accept()
+    x.stream(tokens=5, gap_s=0.001)
 
 
 def engine(x: Exchange) -> None:

@@ -3,8 +3,6 @@
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from queue import Queue
 
 import httpx
@@ -13,7 +11,7 @@ import pytest
 from harness.errors import ConfigError
 from harness.load.connect import Address, Dns, Tls, connect, known
 from harness.records import Way
-from tests.harness.load.asking import Client, after, body_of, connected, until_left
+from tests.harness.load.asking import Client, after, body_of, connected, listening, until_left
 from tests.harness.load.conftest import Ask, Exchange, Secrets, Serve
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
@@ -22,26 +20,22 @@ HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 
 
 class Resolver:
-    """Answers what it is given once it `may_answer`, and counts the questions."""
+    """Answers with addresses or an error once it `may_answer`, and counts the questions."""
 
     def __init__(self, *addresses: Address, error: Exception | None = None) -> None:
         self.asked = 0
         self.may_answer = threading.Event()
         self.may_answer.set()
-        self.askers: Queue[threading.Thread] = Queue()
         self._addresses = list(addresses)
         self._error = error
+        self.dns = Dns("host", 80, self._look_up)
 
-    def look_up(self, _host: str, _port: int) -> list[Address]:
+    def _look_up(self, _host: str, _port: int) -> list[Address]:
         self.asked += 1
-        self.askers.put(threading.current_thread())
         self.may_answer.wait()
         if self._error is not None:
             raise self._error
         return list(self._addresses)
-
-    def dns(self) -> Dns:
-        return Dns("host", 80, self.look_up)
 
 
 def nobody() -> Address:
@@ -50,66 +44,58 @@ def nobody() -> Address:
         return V4, listener.getsockname()
 
 
-def test_a_host_is_looked_up_once() -> None:
-    resolver = Resolver(SOMEWHERE)
-    dns = resolver.dns()
-    assert [dns.addresses(None) for _ in range(3)] == [[SOMEWHERE]] * 3
-    assert resolver.asked == 1
-
-
-def test_the_address_that_answered_is_tried_first_from_then_on(serve: Serve) -> None:
+def test_a_host_is_looked_up_once_and_the_address_that_answered_is_tried_first(
+    serve: Serve,
+) -> None:
     dead, alive = nobody(), (V4, ("127.0.0.1", serve(lambda _x: None).port))
-    dns = Resolver(dead, alive).dns()
-    assert dns.addresses(None) == [dead, alive]
-    connect(dns, 30.0, context=None)[0].close()
-    assert dns.addresses(None) == [alive, dead]
+    resolver = Resolver(dead, alive)
+    assert [resolver.dns.addresses(None) for _ in range(2)] == [[dead, alive]] * 2
+    connect(resolver.dns, 30.0, context=None)[0].close()
+    assert resolver.dns.addresses(None) == [alive, dead]
+    assert resolver.asked == 1
 
 
 def test_where_no_server_was_is_forgotten() -> None:
     resolver = Resolver(nobody())
-    dns = resolver.dns()
     for asked in (1, 2):
         with pytest.raises(httpx.ConnectError):
-            connect(dns, 30.0, context=None)
+            connect(resolver.dns, 30.0, context=None)
         assert resolver.asked == asked
 
 
 def test_no_caller_waits_for_a_look_up_longer_than_it_may() -> None:
     resolver = Resolver(SOMEWHERE)
     resolver.may_answer.clear()
-    dns = resolver.dns()
     for _ in range(2):
         with pytest.raises(httpx.ConnectTimeout, match=r"of host was not known within 0\.01"):
-            connect(dns, 0.01, context=None)
+            connect(resolver.dns, 0.01, context=None)
     resolver.may_answer.set()
-    assert dns.addresses(None) == [SOMEWHERE]
+    assert resolver.dns.addresses(None) == [SOMEWHERE]
     assert resolver.asked == 1, "one question for all"
 
 
 def test_a_failure_is_heard_by_all_that_wait_and_forgotten() -> None:
     resolver = Resolver(error=socket.gaierror(socket.EAI_NONAME, "unknown"))
     resolver.may_answer.clear()
-    dns = resolver.dns()
-    heard: Queue[Exception] = Queue()
+    heard: Queue[OSError] = Queue()
 
     def ask() -> None:
         try:
-            dns.addresses(None)
+            resolver.dns.addresses(None)
         except OSError as error:
             heard.put(error)
 
     with pytest.raises(httpx.ConnectTimeout):
-        dns.addresses(0.01)
+        resolver.dns.addresses(0.01)
     users = [threading.Thread(target=ask) for _ in range(3)]
     for user in users:
         user.start()
     resolver.may_answer.set()
-    for thread in (*users, resolver.askers.get()):
-        thread.join()
+    for user in users:
+        user.join()
     assert heard.qsize() == 3
     asked = resolver.asked
-    with pytest.raises(socket.gaierror):
-        dns.addresses(None)
+    ask()
     assert resolver.asked == asked + 1
 
 
@@ -192,9 +178,8 @@ def test_after_our_farewell_the_server_may_go_on(secrets: Secrets) -> None:
 
 
 def test_noise_is_no_tls(secrets: Secrets) -> None:
-    ours, _ = agreed(secrets)
     with pytest.raises(ssl.SSLError):
-        ours.decrypt(b"\x17\x03\x03\x00\x20" + bytes(32))
+        agreed(secrets)[0].decrypt(b"\x17\x03\x03\x00\x20" + bytes(32))
 
 
 @pytest.mark.parametrize("says_so", [True, False])
@@ -231,25 +216,6 @@ def test_the_cas_are_read_before_the_first_request() -> None:
         Client("https://127.0.0.1:1", ca_file="absent.pem")
 
 
-@contextmanager
-def without_tls(*, says: bytes, hangs_up: bool) -> Iterator[str]:
-    """The address of a server that agrees on no TLS."""
-    is_over = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def speak() -> None:
-            with listener.accept()[0] as sock:
-                sock.recv(65536)
-                sock.sendall(says)
-                assert hangs_up or is_over.wait(30)
-
-        thread = threading.Thread(target=speak)
-        thread.start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-        is_over.set()
-        thread.join(30)
-
-
 @pytest.mark.parametrize(
     ("says", "hangs_up", "words"),
     [
@@ -259,13 +225,21 @@ def without_tls(*, says: bytes, hangs_up: bool) -> Iterator[str]:
     ],
 )
 def test_a_server_that_agrees_on_no_tls(says: bytes, hangs_up: bool, words: str) -> None:
-    with without_tls(says=says, hangs_up=hangs_up) as place:
-        timeout_s = 30 if says or hangs_up else 0.2
+    is_over = threading.Event()
+
+    def speak(sock: socket.socket) -> None:
+        sock.recv(65536)
+        sock.sendall(says)
+        assert hangs_up or is_over.wait(30)
+
+    timeout_s = 30 if says or hangs_up else 0.2
+    with listening(speak) as place:
         with (
             pytest.raises(httpx.TransportError, match=words),
             connected(f"https://{place}", timeout_s=timeout_s),
         ):
             raise AssertionError("nothing was agreed on")
+        is_over.set()
 
 
 def test_a_host_that_is_none() -> None:

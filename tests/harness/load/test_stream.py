@@ -63,6 +63,13 @@ def left(stream: StreamMachine) -> StreamMachine:
     return stream
 
 
+def whole(body: bytes) -> StreamMachine:
+    """A stream whose answer came in one piece."""
+    stream = machine()
+    stream.answer(body, 30)
+    return stream
+
+
 def cut(stream: StreamMachine) -> RequestRow:
     stream.cut(99)
     return stream.row()
@@ -121,36 +128,27 @@ def test_refusals(status: int, body: bytes, outcome: str, error: str) -> None:
     assert len(row.error or "") < 400
 
 
-ENDS: dict[str, Callable[[StreamMachine], None]] = {
-    "cut": lambda stream: stream.cut(30),
-    "break_off": lambda stream: stream.break_off(30, "why"),
-    "time_out": lambda stream: stream.time_out(30, "why"),
-    "body_ended": lambda stream: stream.body_ended(30),
-}
-UNFINISHED = {
-    "cut": Outcome.CUT_OFF,
-    "break_off": Outcome.FAILED,
-    "time_out": Outcome.TIMED_OUT,
-    "body_ended": Outcome.FAILED,
-}
-
-
-@pytest.mark.parametrize("end", ENDS)
-def test_ends_that_no_client_can_prevent(end: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [
+        (lambda stream: stream.cut(30), Outcome.CUT_OFF),
+        (lambda stream: stream.break_off(30, "why"), Outcome.FAILED),
+        (lambda stream: stream.time_out(30, "why"), Outcome.TIMED_OUT),
+        (lambda stream: stream.body_ended(30), Outcome.FAILED),
+    ],
+    ids=["cut", "break off", "time out", "body ended"],
+)
+def test_ends_that_no_client_can_prevent(
+    end: Callable[[StreamMachine], None], outcome: Outcome
+) -> None:
     for last in (event("", usage=0, finish="stop"), DONE):
         finished = fed(machine(), last)
         assert not finished.can_leave
-        ENDS[end](finished)
+        end(finished)
         assert (finished.outcome, finished.row().error) == (Outcome.COMPLETED, None)
     reading = fed(machine(), event(" a", usage=1))
-    ENDS[end](reading)
-    assert reading.outcome is UNFINISHED[end]
-    if end == "body_ended":
-        assert "ended early" in (reading.row().error or "")
-    else:
-        sent = machine(status=None)
-        ENDS[end](sent)
-        assert (sent.outcome, sent.row().status_code) == (UNFINISHED[end], None)
+    end(reading)
+    assert reading.outcome is outcome
 
 
 @pytest.mark.parametrize("tokens", [0, 1])
@@ -335,10 +333,9 @@ def test_what_makes_no_sense_fails_the_request(data: bytes) -> None:
     assert (row.outcome, row.tokens_read, row.ended_ns) == (Outcome.FAILED, 1, 30)
     assert "an event of the stream makes no sense" in (row.error or "")
     assert len(row.error or "") < 400
-    whole = machine()
-    whole.answer(data, 30)
-    assert whole.outcome is Outcome.FAILED
-    assert "the answer makes no sense" in (whole.row().error or "")
+    row = whole(data).row()
+    assert row.outcome is Outcome.FAILED
+    assert "the answer makes no sense" in (row.error or "")
     assert fed(left(machine()), data).row().tokens_after_leaving == 0
 
 
@@ -348,11 +345,21 @@ def test_what_makes_no_sense_fails_the_request(data: bytes) -> None:
 )
 def test_an_error_inside_the_stream_is_the_rows(error: str, words: str) -> None:
     data = f'{{"error":{error}}}'.encode()
-    whole = machine()
-    whole.answer(data, 30)
-    for row in (fed(machine(), event(" a", usage=1), data).row(), whole.row()):
-        assert (row.outcome, row.ended_ns) == (Outcome.FAILED, 30)
-        assert row.error == words
+    for row in (fed(machine(), event(" a", usage=1), data).row(), whole(data).row()):
+        assert (row.outcome, row.ended_ns, row.error) == (Outcome.FAILED, 30, words)
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b'{"choices":[]}', "the answer has no finish reason"),
+        (b'{"choices":[{"text":"a","finish_reason":"abort"}]}', "the server aborted"),
+    ],
+)
+def test_an_answer_in_one_piece_that_is_none(body: bytes, error: str) -> None:
+    row = whole(body).row()
+    assert row.outcome is Outcome.FAILED
+    assert error in (row.error or "")
 
 
 def test_an_error_that_is_nested_almost_too_deep_is_said() -> None:
@@ -376,12 +383,11 @@ def test_a_count_that_jumps_too_far_is_in_no_sum(finish: str | None) -> None:
     assert (row.tokens_read, row.event_tokens, row.ended_ns) == (1, [1], 30)
     assert row.error == f"{FAR_LONGER}: {MOST + 1} tokens by now, and `max_tokens` is 9"
     assert fed(machine(), event("a", usage=MOST)).outcome is None
-    whole = machine()
-    whole.answer(jump, 20)
-    assert (whole.outcome, whole.row().tokens_read) == (Outcome.FAILED, 0)
+    at_once = whole(jump).row()
+    assert (at_once.outcome, at_once.tokens_read) == (Outcome.FAILED, 0)
     late = fed(left(machine()), event("a", usage=2), jump).row()
     assert (late.outcome, late.tokens_after_leaving) == (Outcome.ABANDONED, 2)
-    for error in (whole.row().error, late.error):
+    for error in (at_once.error, late.error):
         assert FAR_LONGER in (error or "")
 
 

@@ -1,0 +1,178 @@
+"""Clients of HTTP: flags as they were typed, why a server was not reached, answers without end."""
+
+import errno
+import gzip
+import os
+import resource
+import select
+import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from harness.collect.scrape import fetch_page
+from harness.collect.source import SourceError
+from harness.errors import ConfigError
+from harness.http_client import (
+    check_ca_file,
+    check_metrics_url,
+    check_target_url,
+    http_client,
+    parse_headers,
+    split_place,
+    tls_context,
+    why_unreached,
+)
+from tests.harness.load.asking import limited, listening
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://h:99999", "127.0.0.1:8000", "ftp://x", ""])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"--target .*must be a URL such as"):
+        check_target_url(url)
+    with pytest.raises(ConfigError, match=r"--metrics-url .*must be a URL such as"):
+        check_metrics_url(url)
+
+
+def test_a_url_with_a_password_is_refused_without_repeating_it() -> None:
+    with pytest.raises(ConfigError, match="user name or password") as caught:
+        check_target_url("http://me:hunter2@127.0.0.1:8000")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_headers_are_read_or_refused_without_repeating_them() -> None:
+    assert parse_headers(["A=1", "X-B=c=d"]) == {"A": "1", "X-B": "c=d"}
+    for typed, message in (
+        ("secret", "must look like Name=value"),
+        ("a b=secret", "consists of letters, digits and dashes"),
+        ("X=secr\u00e9t", "must be printable ASCII"),
+        ("X=secret\nY: 1", "without line breaks"),
+    ):
+        with pytest.raises(ConfigError, match=message) as caught:
+            parse_headers([typed])
+        assert "secret" not in str(caught.value)
+
+
+def untrusted(code: int, text: str) -> ssl.SSLCertVerificationError:
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_code, error.verify_message = code, text
+    return error
+
+
+def tls_error(reason: str) -> ssl.SSLError:
+    error = ssl.SSLError(1, "whatever")
+    error.reason = reason
+    return error
+
+
+NO_NAME = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+LATE_HANDSHAKE = TimeoutError("_ssl.c:9: The handshake operation timed out")
+
+
+@pytest.mark.parametrize(
+    ("error", "host", "words"),
+    [
+        (NO_NAME, "h", "no host h (Name"),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "no"), "::1", "no server listens at [::1]:9"),
+        (untrusted(18, "self-signed"), "h", "of h is not trusted (self-signed): name the CA"),
+        (untrusted(62, "mismatch"), "h", "is for another host (mismatch): use a"),
+        (untrusted(64, "mismatch"), "::1", "::1 is for another host (mismatch): use"),
+        (tls_error("WRONG_VERSION_NUMBER"), "h", "h:9 does not speak TLS: should the URL begin"),
+        (tls_error("TLSV1_ALERT_INTERNAL_ERROR"), "h", "no TLS with h:9: TLSV1_ALERT_INTERNAL"),
+        (OSError(errno.EMFILE, "Too many open files"), "h", "no file handle is left, of "),
+        (OSError(errno.EADDRNOTAVAIL, "x"), "h", "no port of this host is left"),
+        (OSError(errno.ENETUNREACH, "Network is unreachable"), "h", "h:9: Network is unreachable"),
+        (LATE_HANDSHAKE, "h", "h:9 does not answer a"),
+        (TimeoutError("timed out"), "h", "no connection to h:9 in time"),
+        (UnicodeError("label too long"), "h", "label too long"),
+    ],
+)
+def test_why_a_server_was_not_reached(error: Exception, host: str, words: str) -> None:
+    assert words in why_unreached(error, host, 9)
+    wrapped = httpx.ConnectError("all connection attempts failed")
+    wrapped.__cause__ = httpx.ConnectError("the same")
+    wrapped.__cause__.__cause__ = error
+    if isinstance(error, OSError):
+        assert words in why_unreached(wrapped, host, 9)
+
+
+def test_a_name_is_not_blamed_where_no_handle_is_left() -> None:
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    with limited(resource.RLIMIT_NOFILE, lowest_free):
+        why = why_unreached(NO_NAME, "h", 9)
+    assert why == f"no file handle is left, of {lowest_free}: use fewer users, or raise `ulimit -n`"
+
+
+def test_places() -> None:
+    assert split_place("http://[::1]:8000/v1") == ("::1", 8000)
+    assert split_place("https://example.org") == ("example.org", 443)
+
+
+def test_the_usual_cas_are_trusted_or_those_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    assert check_ca_file(None) is None
+    assert tls_context(None).get_ca_certs()
+    empty = tmp_path / "empty.pem"
+    empty.write_text("nothing\n")
+    with pytest.raises(ConfigError, match=r"--ca-file .*absent.pem: No such file.*PEM file"):
+        check_ca_file(str(tmp_path / "absent.pem"))
+    with pytest.raises(ConfigError, match=r"--ca-file .*empty.pem: has no certificate in it"):
+        check_ca_file(str(empty))
+    monkeypatch.setenv("SSL_CERT_FILE", str(empty))
+    with pytest.raises(ConfigError, match=r"SSL_CERT_FILE .*empty.pem: has no certificate"):
+        http_client({}, ca_file=None, timeout_s=1.0, longest_s=1.0)
+
+
+def _drip(sock: socket.socket) -> None:
+    """Each byte is in time for the next; the whole is not."""
+    sock.sendall(b"HTTP/1.1 200 OK\r\nx: ")
+    while not select.select([sock], [], [], 0.01)[0]:
+        sock.sendall(b"y")
+
+
+def _pour(sock: socket.socket) -> None:
+    sock.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+    while True:
+        sock.sendall(bytes(1 << 20))
+
+
+def _pack(sock: socket.socket) -> None:
+    """Unpacked, it would be a thousand times as large."""
+    packed = gzip.compress(bytes(1 << 20))
+    head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n"
+    sock.sendall(head % len(packed) + packed)
+
+
+@pytest.mark.parametrize(
+    ("answer", "longest_s", "why"),
+    [
+        (_drip, 0.3, "ReadTimeout"),
+        (lambda sock: select.select([sock], [], [], 30), 0.3, "ReadTimeout"),
+        (_pour, 60.0, "more than 32 MiB"),
+        (_pack, 30.0, "the answer is compressed, which"),
+    ],
+    ids=["in drops", "silent", "too large", "compressed"],
+)
+def test_an_answer_is_given_up(
+    answer: Callable[[socket.socket], None], longest_s: float, why: str
+) -> None:
+    asked: list[bytes] = []
+
+    def speak(sock: socket.socket) -> None:
+        asked.append(sock.recv(4096))
+        answer(sock)
+
+    with (
+        listening(speak) as place,
+        http_client({}, ca_file=None, timeout_s=30.0, longest_s=longest_s) as client,
+        pytest.raises(SourceError, match=rf"/metrics could not be read \(.*{why}"),
+    ):
+        fetch_page(client, f"http://{place}/metrics")
+    assert b"accept-encoding: identity\r\n" in asked[0].lower()
