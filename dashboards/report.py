@@ -19,10 +19,10 @@ from dashboards.sections.tables import (
     value_tables,
 )
 from dashboards.sections.waste import waste
-from dashboards.source import ArmsRun, Run, read_run, server_in_words
 from dashboards.verdict import trust, trust_of_arms, verdict_of
 from harness.analysis.compare import is_certain
 from harness.export.headline import report_sentence
+from harness.export.library import Run, load_run
 from harness.export.tables import client_facts
 from harness.formatting import bounded, quantity
 from harness.metrics import headline_figures, spoken
@@ -35,10 +35,17 @@ COUNTED_BY: Final = {
     "events_calibrated": "text events, calibrated on the usage of completed streams",
     "mixed": "the server's count in some requests, text events in others",
 }
+CONFIG_SHOWN: Final = (
+    ("runner", "{} runner"),
+    ("device", "on {}"),
+    ("max_num_seqs", "{:,} slots"),
+    ("num_blocks", "{:,} KV blocks"),
+    ("block_size", "{:,} tokens a block"),
+)
 
 
 def write_report(folders: Sequence[Path], output: Path) -> None:
-    articles = [describe(read_run(path), f"run{i}") for i, path in enumerate(folders)]
+    articles = [describe(load_run(path), f"run{i}") for i, path in enumerate(folders)]
     listings = {one["anchor"]: one["listing"] for one in articles if one["listing"] is not None}
     html = document(
         "report.html.j2",
@@ -49,7 +56,7 @@ def write_report(folders: Sequence[Path], output: Path) -> None:
     save(html, output)
 
 
-def describe(run: Run | ArmsRun, anchor: str) -> dict[str, Any]:
+def describe(run: Run, anchor: str) -> dict[str, Any]:
     """The content for one run, for `article.html.j2`.
 
     `remarks` by level: with an `invalid` one the figures mean nothing, so it stands before them and
@@ -57,7 +64,7 @@ def describe(run: Run | ArmsRun, anchor: str) -> dict[str, Any]:
     `warning`; it stands with each `info` below.
     """
     summary, manifest, verdict = run.summary, run.manifest, verdict_of(run)
-    body = _of_arms(run) if isinstance(run, ArmsRun) else _of_run(run)
+    body = _of_arms(run) if isinstance(summary, ArmsSummary) else _of_run(run)
     limits = [] if verdict is None else [limits_table(verdict)]
     return {
         **body,
@@ -78,16 +85,20 @@ def describe(run: Run | ArmsRun, anchor: str) -> dict[str, Any]:
     }
 
 
-def _common_facts(run: Run | ArmsRun) -> list[tuple[str, str]]:
+def _common_facts(run: Run) -> list[tuple[str, str]]:
     summary, interval = run.summary, run.manifest.scrape_interval_s
-    runs = list(run.rounds.values()) if isinstance(run, ArmsRun) else [run]
+    runs = list(run.rounds.values()) if isinstance(summary, ArmsSummary) else [run]
     config = _common_config([one.manifest for one in runs])
     return [
         ("workload", str(summary.workload)),
-        ("server", server_in_words(summary.engine or "not known", config)),
+        ("server", ", ".join([summary.engine or "not known", *_settings_in_words(config)])),
         ("model", summary.model or "not known"),
         ("scraped", "never" if interval is None else f"every {quantity(interval, 's')}"),
     ]
+
+
+def _settings_in_words(config: Mapping[str, Any]) -> list[str]:
+    return [form.format(config[key]) for key, form in CONFIG_SHOWN if config.get(key) is not None]
 
 
 def _common_config(manifests: Sequence[Manifest]) -> Mapping[str, Any]:
@@ -119,7 +130,8 @@ def _machine(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _of_run(run: Run) -> dict[str, Any]:
-    summary, metrics = run.summary, run.summary.metrics
+    frames = run.frames  # all rows, before any figure asks for the outline alone
+    summary, metrics = run.whole, run.metrics
     in_use = summary.breakdown.get("leaks_in_use", {})
     lost = summary.breakdown.get("leaks_lost", ("slots", "blocks"))
     unsure = _unsure(run)
@@ -136,7 +148,7 @@ def _of_run(run: Run) -> dict[str, Any]:
         "side_by_side": [],
         "sections": _sections(run),
         "tables": account_tables(summary.agreement, summary.audit),
-        "listing": None if run.frames.requests.empty else request_rows(run),
+        "listing": None if frames.requests.empty else request_rows(run),
         "every_figure": every_figure({"": summary}),
     }
 
@@ -145,8 +157,8 @@ def _unsure(run: Run) -> int:
     ghosts = run.metrics.get("ghost_rate")
     if ghosts is None or ghosts.method != "exact":
         return 0
-    is_over = run.cancels["phase"] == "ended"
-    return int((run.cancels["ghost"].isna() & ~is_over).sum())
+    is_over = run.cancellations["phase"] == "ended"
+    return int((run.cancellations["ghost"].isna() & ~is_over).sum())
 
 
 def _sections(run: Run) -> list[Section]:
@@ -159,7 +171,7 @@ def _sections(run: Run) -> list[Section]:
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
-    summary, manifest, outcomes = run.summary, run.manifest, run.summary.outcomes
+    summary, manifest, outcomes = run.whole, run.manifest, run.outcomes
     yield "at", manifest.target.url if manifest.target else "never reached"
     counts = [f"{n:,} {name.replace('_', ' ')}" for name, n in outcomes.items() if n]
     yield "requests", f"{sum(outcomes.values()):,}" + (f": {', '.join(counts)}" if counts else "")
@@ -174,8 +186,8 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "client-side counts", ", ".join(f"{name} {value}" for name, value in known)
 
 
-def _of_arms(run: ArmsRun) -> dict[str, Any]:
-    summary = run.summary
+def _of_arms(run: Run) -> dict[str, Any]:
+    summary = run.of_arms
     known = {name for metrics in summary.metrics.values() for name in metrics}
     reasons = [one for arm in summary.arms.values() for one in arm.not_measurable.items()]
     return {
@@ -192,8 +204,8 @@ def _of_arms(run: ArmsRun) -> dict[str, Any]:
     }
 
 
-def _arms_sentence(run: ArmsRun) -> str:
-    summary = run.summary
+def _arms_sentence(run: Run) -> str:
+    summary = run.of_arms
     if not any(sum(arm.outcomes.values()) for arm in summary.arms.values()):
         return "No request was made, so there is nothing to report."
     if arms.is_frontier(run.manifest.workload) and (said := arms.frontier_sentence(run)):
@@ -214,8 +226,8 @@ def _arms_sentence(run: ArmsRun) -> str:
     )
 
 
-def _arms_facts(run: ArmsRun) -> Iterator[tuple[str, str]]:
-    summary, seed = run.summary, run.manifest.seed
+def _arms_facts(run: Run) -> Iterator[tuple[str, str]]:
+    summary, seed = run.of_arms, run.manifest.seed
     counts = {name: sum(arm.outcomes.values()) for name, arm in summary.arms.items()}
     shown = [f"{count:,} of {name}" for name, count in counts.items()]
     last = seed + summary.rounds

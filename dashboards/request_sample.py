@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from dashboards.source import Run
 from harness.analysis.cancellation import is_unfinished
 from harness.analysis.stats import Floats, Ints
 from harness.analysis.tokens import without_tokens
+from harness.export.library import Run
 from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
 from harness.records import Outcome
 
@@ -117,13 +117,13 @@ def _share(values: Floats) -> Floats:
 
 def request_rows(run: Run) -> tuple[Sample, Mapping[str, Any]]:
     requests = run.frames.requests
-    sample = sample_requests(requests, run.cancels, seed=run.manifest.seed)
+    sample = sample_requests(requests, run.cancellations, seed=run.manifest.seed)
     rows = requests.iloc[sample.positions].reset_index(drop=True)
     sent_ns = rows["sent_ns"].to_numpy(dtype=np.int64)
     return sample, {
         "worst": sample.worst,
         "watched_s": run.manifest.settle_s,
-        "columns": _columns(rows, run.cancels),
+        "columns": _columns(rows, run.cancellations),
         "stamps": _stamps(rows, run, sent_ns),
         "ticks": _ticks(rows["token_times_ns"], sent_ns),
     }

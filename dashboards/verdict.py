@@ -9,10 +9,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from dashboards.source import ArmsRun, Run
 from harness.analysis.load_side import saturations
 from harness.analysis.remarks import MOST_WARM_UP
 from harness.errors import ConfigError
+from harness.export.library import Run
 from harness.export.tables import steady_in_words
 from harness.formatting import DASH, figure_of, number, quantity
 from harness.gate.judge import Check, Judgement, Terms, judge, refuse
@@ -20,7 +20,7 @@ from harness.gate.judge import Verdict as GateVerdict
 from harness.gate.limits import BASELINE, DEFAULT_LIMITS, FEWEST_ABANDONS, Limit, parse_limits
 from harness.gate.reports import gravest_first
 from harness.gate.run import read_run
-from harness.records import Outcome, Summary
+from harness.records import ArmsSummary, Outcome, Summary
 from harness.store.run_folder import UnusableRunError
 
 FULL: Final = 0.9  # of all cores: beyond it a process that wants a core waits for it
@@ -55,12 +55,12 @@ class Verdict:
     checks: tuple[tuple[str, str, str, str], ...]
 
 
-def verdict_of(run: Run | ArmsRun) -> Verdict | None:
+def verdict_of(run: Run) -> Verdict | None:
     """None for arms without limits of their own: one of them may be meant to do badly."""
     workload = run.manifest.workload
     settings = workload.get("gate") or {}
     lines = settings.get("limits")
-    if not lines and isinstance(run, ArmsRun):
+    if not lines and isinstance(run.summary, ArmsSummary):
         return None
     judgement = _judge(run.path, lines or DEFAULT_LIMITS, workload)
     return _in_words(judgement, "the workload's own limits" if lines else "the gate's defaults")
@@ -126,17 +126,17 @@ class Trust:
 
 
 def trust(run: Run) -> list[Trust]:
-    client, window = _client(run.summary), _steady(run.summary)
+    client, window = _client(run.whole), _steady(run.whole)
     return [client, _machine(run), window, _answers(run), *_floor(run), _known(run)]
 
 
-def trust_of_arms(run: ArmsRun) -> list[Trust]:
+def trust_of_arms(run: Run) -> list[Trust]:
     return [*_of_arms(_client, run), *_of_arms(_steady, run)]
 
 
-def _of_arms(judge: Callable[[Summary], Trust], run: ArmsRun) -> Iterator[Trust]:
+def _of_arms(judge: Callable[[Summary], Trust], run: Run) -> Iterator[Trust]:
     worst: dict[str, tuple[Trust, str]] = {}
-    for arm in run.summary.arms:
+    for arm in run.arms:
         of_arm = {name: one for name, one in run.rounds.items() if name.partition("-")[2] == arm}
         if those := [(judge(one.whole), name) for name, one in of_arm.items()]:
             worst[arm] = max(those, key=lambda pair: _GRAVITY.index(pair[0].mark))
@@ -208,7 +208,7 @@ def _steady(summary: Summary) -> Trust:
 
 
 def _answers(run: Run) -> Trust:
-    outcomes = run.summary.outcomes
+    outcomes = run.whole.outcomes
     wrong = {one: n for one in WRONG if (n := outcomes.get(one.value, 0))}
     if not wrong:
         return Trust("answers", Mark.GOOD, "no request went wrong")
@@ -220,14 +220,14 @@ def _answers(run: Run) -> Trust:
 def _floor(run: Run) -> Iterator[Trust]:
     lag = run.metrics.get("client_lag_s")
     if lag is not None and lag.p99 is not None:
-        flagged = len(run.summary.flags)
+        flagged = len(run.whole.flags)
         shorter = f"a shorter time that a client stamped is flagged ({flagged})"
         mark = Mark.BAD if flagged else Mark.GOOD
         yield Trust("floor", mark, f"{figure_of(lag, 'p99')}: {shorter}")
 
 
 def _known(run: Run) -> Trust:
-    n = len(run.summary.not_measurable)
+    n = len(run.whole.not_measurable)
     if not n:
         return Trust("known", Mark.GOOD, "every figure could be measured")
     text = f"{quantity(n, 'figures')} could not be measured; each with its reason below"

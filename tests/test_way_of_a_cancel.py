@@ -17,10 +17,10 @@ import httpx
 import pytest
 
 from dashboards.sections.cancel import latency
-from dashboards.source import Run, read_run
 from harness.analysis.summary import summarise
 from harness.collect.lifecycle import LogFollower
 from harness.collect.source import Notes
+from harness.export.library import load_run
 from harness.metrics import CANCEL_LATENCY
 from harness.records import LifecycleEvent, Way
 from reference_engine.faults import Faults
@@ -111,8 +111,7 @@ def test_the_harness_reads_it_subtracts_and_draws(tmp_path: Path) -> None:
         LogFollower(
             client, "http://engine/log", LifecycleEvent, Notes(), keep=lambda _: None
         ).catch_up()
-        run = read_run(folder)
-        assert isinstance(run, Run)
+        run = load_run(folder)
         summarise(run.frames)
         latency(run)
     assert leg("harness/collect", "harness/analysis", "dashboards") - called == set()

@@ -22,7 +22,7 @@ from dashboards.figures.canvas import (
     Floats,
     canvas,
 )
-from dashboards.source import Clock
+from harness.export.library import Clock
 from harness.formatting import number
 
 MARKS: Final = 400  # abandon marks that a line of usual width can show apart

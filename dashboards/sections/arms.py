@@ -13,8 +13,8 @@ from dashboards.sections.section import (
     ladder_pictures,
     section,
 )
-from dashboards.source import ArmsRun
 from harness.analysis.compare import FEWEST_ROUNDS, is_certain
+from harness.export.library import Run
 from harness.formatting import DASH, change_in_words, figure_of
 from harness.metrics import METRICS, headline_figures
 from harness.records import ArmsSummary, Difference, Metric
@@ -24,7 +24,7 @@ FRONTIER: Final = "chunk_frontier"
 GAPS, FIRST, CANCEL = "itl_s", "ttft_s", "cancel_latency_prefill_s"
 
 
-def sections(run: ArmsRun) -> list[Section]:
+def sections(run: Run) -> list[Section]:
     asked = [_frontier(run), _cancel_by_chunk(run)] if is_frontier(run.manifest.workload) else []
     return [*asked, _rounds(run), _survivors(run), _requests(run)]
 
@@ -54,11 +54,11 @@ def change(name: str, one: Difference) -> str:
     "from three rounds on).",
     good="dots of an arm that lie close together, and arms that do not overlap.",
 )
-def _rounds(run: ArmsRun) -> Iterator[Part]:
-    drawn = _worth_drawing(run.summary)
+def _rounds(run: Run) -> Iterator[Part]:
+    drawn = _worth_drawing(run.of_arms)
     if not drawn:
         yield "No headline figure has a value in any round."
-    yield from (_round_picture(run.summary, name, key) for name, key in drawn)
+    yield from (_round_picture(run.of_arms, name, key) for name, key in drawn)
 
 
 def _round_picture(summary: ArmsSummary, name: str, key: str) -> Picture:
@@ -94,14 +94,14 @@ def _worth_drawing(summary: ArmsSummary) -> list[tuple[str, str]]:
     "(diamond), p99 (bar).",
     good="arms alike: the difference is what cancellation costs the users who stay.",
 )
-def _survivors(run: ArmsRun) -> Iterator[Part]:
+def _survivors(run: Run) -> Iterator[Part]:
     otherwise = "No user stayed to the end in any arm."
-    return ladder_pictures(CLIENT_TIMES, run.summary.metrics, otherwise, prefix="survivors-")
+    return ladder_pictures(CLIENT_TIMES, run.of_arms.metrics, otherwise, prefix="survivors-")
 
 
 @section("requests", "Single requests", "", good="")
-def _requests(run: ArmsRun) -> Iterator[Part]:
-    first = next(iter(run.summary.arms))
+def _requests(run: Run) -> Iterator[Part]:
+    first = next(iter(run.of_arms.arms))
     yield (
         "Each round of each arm is a run of its own, with a report on its single "
         f"requests: walkaway report RUN/rounds/1-{first}, where RUN is this run's folder."
@@ -112,8 +112,8 @@ def is_frontier(workload: Mapping[str, Any]) -> bool:
     return bool(workload["load"]["kind"] == FRONTIER)
 
 
-def frontier_sentence(run: ArmsRun) -> str | None:
-    ends = [(size, run.summary.arms[name].metrics) for name, size in _chunk_sizes(run).items()]
+def frontier_sentence(run: Run) -> str | None:
+    ends = [(size, run.of_arms.arms[name].metrics) for name, size in _chunk_sizes(run).items()]
     ends = [(size, found) for size, found in ends if {GAPS, FIRST} <= found.keys()]
     if len(ends) < 2:
         return None
@@ -133,7 +133,7 @@ def frontier_sentence(run: ArmsRun) -> str | None:
     )
 
 
-def _chunk_sizes(run: ArmsRun) -> dict[str, int]:
+def _chunk_sizes(run: Run) -> dict[str, int]:
     sizes = {
         arm["name"]: arm["engine"]["max_num_batched_tokens"]
         for arm in run.manifest.workload["arms"]
@@ -149,7 +149,7 @@ def _chunk_sizes(run: ArmsRun) -> dict[str, int]:
     "tokens (99th percentile); further up, the long prompt waits longer for its first (median).",
     good="a point low and to the left; where the line bends is the size to choose.",
 )
-def _frontier(run: ArmsRun) -> Iterator[Part]:
+def _frontier(run: Run) -> Iterator[Part]:
     gaps, first = _by_chunk(run, GAPS, "p99"), _by_chunk(run, FIRST, "p50")
     points = [(size, gaps[size], first[size]) for size in gaps if size in first]
     if not points:
@@ -167,7 +167,7 @@ def _frontier(run: ArmsRun) -> Iterator[Part]:
     "as its chunk.",
     good="about half a step in the median, one step at most.",
 )
-def _cancel_by_chunk(run: ArmsRun) -> Iterator[Part]:
+def _cancel_by_chunk(run: Run) -> Iterator[Part]:
     by_figure = {key: _by_chunk(run, CANCEL, key) for key, *_ in dots.QUANTILES}
     if not by_figure["p50"]:
         yield "No arm has a cancel latency in prefill."
@@ -180,10 +180,10 @@ def _cancel_by_chunk(run: ArmsRun) -> Iterator[Part]:
     )
 
 
-def _by_chunk(run: ArmsRun, name: str, key: str) -> dict[int, float]:
+def _by_chunk(run: Run, name: str, key: str) -> dict[int, float]:
     found = {}
     for arm, size in _chunk_sizes(run).items():
-        metric: Metric | None = run.summary.arms[arm].metrics.get(name)
+        metric: Metric | None = run.of_arms.arms[arm].metrics.get(name)
         value = None if metric is None else getattr(metric, key)
         if value is not None:
             found[size] = float(value) * SCALES["s"][0]

@@ -9,9 +9,9 @@ import pandas as pd
 from dashboards.figures import curves
 from dashboards.figures.ladders import ladders
 from dashboards.sections.section import Part, Picture, Table, median_and_p99, section, why_not
-from dashboards.source import Run
 from harness.analysis.cancellation import was_cancelled
 from harness.analysis.recovery import control_answer_tokens, probes
+from harness.export.library import Run
 from harness.formatting import DASH, figure_of
 from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
 from harness.records import Metric
@@ -41,21 +41,21 @@ PHASES: Final = {"waiting": "in the queue", "prefill": "in prefill", "decode": "
     good="a steep line that reaches 100 % within one or two engine steps.",
 )
 def latency(run: Run) -> Iterator[Part]:
-    if not was_cancelled(run.cancels).any():
+    if not was_cancelled(run.cancellations).any():
         yield why_not(run, (CANCEL_LATENCY,), ONLY_TOTALS)
         return
     yield Picture(
         name="cancel-latency",
-        figure=curves.cancel_latency(run.cancels),
+        figure=curves.cancel_latency(run.cancellations),
         alt="Share of abandoned requests let go of, by time since the user left. "
         + median_and_p99(run.metrics.get(CANCEL_LATENCY)),
-        note=curves.rising_note(int(was_cancelled(run.cancels).sum())),
+        note=curves.rising_note(int(was_cancelled(run.cancellations).sum())),
     )
-    is_let_go = ~run.cancels["censored"].astype(bool)
-    if run.cancels.loc[is_let_go, CANCEL_LATENCY_STEPS].notna().any():
+    is_let_go = ~run.cancellations["censored"].astype(bool)
+    if run.cancellations.loc[is_let_go, CANCEL_LATENCY_STEPS].notna().any():
         yield Picture(
             name="cancel-steps",
-            figure=curves.cancel_steps(run.cancels),
+            figure=curves.cancel_steps(run.cancellations),
             alt="Bars: abandoned requests by the number of engine steps until let go. "
             + median_and_p99(run.metrics.get(CANCEL_LATENCY_STEPS)),
             note="Counted in engine steps, so that a slow machine and a fast one compare; "
@@ -91,7 +91,7 @@ def ways(run: Run) -> Iterator[Part]:
 
 
 def _rows(run: Run, kind: str, labels: Mapping[str, str]) -> list[tuple[str, int | None, Metric]]:
-    found: list[Mapping[str, Any]] = run.summary.breakdown.get(f"cancel_latency_by_{kind}") or []
+    found: list[Mapping[str, Any]] = run.whole.breakdown.get(f"cancel_latency_by_{kind}") or []
     return [
         (
             labels.get(one[kind], str(one[kind])),

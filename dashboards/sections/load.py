@@ -15,7 +15,7 @@ from dashboards.figures.canvas import BLUE, GREEN, HEIGHT_PX, ORANGE, Floats
 from dashboards.figures.ladders import ladders
 from dashboards.figures.timeline import Marks, Series, column_series, levels_in_words, min_max
 from dashboards.sections.section import CLIENT_TIMES, Part, Picture, median_and_p99, section
-from dashboards.source import Run
+from harness.export.library import Run
 from harness.records import has_labels
 
 Points = tuple[Floats, Floats]
@@ -135,7 +135,7 @@ def survivors(run: Run) -> Iterator[Part]:
     metrics = run.metrics
     present = [(name, label) for name, label in CLIENT_TIMES if name in metrics and metrics[name].n]
     if not present:
-        yield run.summary.not_measurable.get("ttft_s", "No user stayed to the end.")
+        yield run.whole.not_measurable.get("ttft_s", "No user stayed to the end.")
         return
     said = " ".join(
         f"{name[:-2].upper().replace('_', ' ')}: {median_and_p99(metrics[name])}"

@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 from dashboards.figures.canvas import Figure
 from dashboards.figures.ladders import ladders
-from dashboards.source import Run
+from harness.export.library import Run
 from harness.formatting import bounded, figure_of
 from harness.records import Metric
 
@@ -89,9 +89,9 @@ def section(
 
 
 def why_not(run: Run, names: Sequence[str], otherwise: str) -> str:
-    if not run.summary.outcomes.get("abandoned"):
+    if not run.whole.outcomes.get("abandoned"):
         return "No user left early in this run."
-    reasons = run.summary.not_measurable
+    reasons = run.whole.not_measurable
     return next((reasons[name] for name in names if name in reasons), otherwise)
 
 

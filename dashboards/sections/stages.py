@@ -9,10 +9,10 @@ import pandas as pd
 
 from dashboards.figures.bars import STAGE_ROWS, STAGES, cancel_stages, open_at_most, stage_parts
 from dashboards.sections.section import Part, Picture, Table, section, why_not
-from dashboards.source import Run
 from harness.analysis.cancel import stages_reached
 from harness.analysis.figure import Sample, describe
 from harness.analysis.timeline import StepTimes
+from harness.export.library import Run
 from harness.formatting import DASH, figure_of, quantity
 from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
 from harness.records import Metric
@@ -52,7 +52,7 @@ def stages(run: Run) -> Iterator[Part]:
         alt=f"Stacked bars of the stages of a cancel. {'. '.join(rows)}.",
         note=_not_drawn(present),
     )
-    yield stage_table(run.metrics, stages_in_steps(run.cancels, run.frames.steps))
+    yield stage_table(run.metrics, stages_in_steps(run.cancellations, run.frames.steps))
 
 
 def _not_drawn(metrics: Mapping[str, Metric]) -> str | None:

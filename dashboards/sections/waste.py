@@ -9,8 +9,8 @@ import pandas as pd
 from dashboards.figures.bars import WasteBar, waste_bars
 from dashboards.sections.cancel import PHASES
 from dashboards.sections.section import Part, Picture, Table, median_and_p99, section, why_not
-from dashboards.source import Run
 from harness.analysis.cancellation import is_unfinished
+from harness.export.library import Run
 from harness.formatting import quantity
 
 MOST_BARS: Final = 10
@@ -28,10 +28,11 @@ _LOWER: Final = "≥: at least so many; some requests were still held when the w
     "step in flight.",
 )
 def waste(run: Run) -> Iterator[Part]:
-    points = run.summary.breakdown.get("waste_by_abandon_point") or []
-    is_open = is_unfinished(run.cancels)
-    bars = point_bars(points, unfinished=set(run.cancels.loc[is_open, "planned_abandon"].dropna()))
-    phases = phase_bars(run.cancels)
+    points = run.whole.breakdown.get("waste_by_abandon_point") or []
+    cancels = run.cancellations
+    unfinished = cancels.loc[is_unfinished(cancels), "planned_abandon"]
+    bars = point_bars(points, unfinished=set(unfinished.dropna()))
+    phases = phase_bars(cancels)
     if not bars and not phases:
         names = (*reversed(PARTS), "wasted_tokens")
         yield why_not(run, names, "This server does not report each request's generated tokens.")
@@ -56,7 +57,7 @@ def waste(run: Run) -> Iterator[Part]:
             alt=f"Stacked bars of mean wasted tokens for each phase. {said}.",
             note=" ".join(_about_bounds(phases)) or None,
         )
-    yield from _time_table(run.cancels)
+    yield from _time_table(cancels)
 
 
 def _about_bounds(bars: Sequence[WasteBar]) -> list[str]:

@@ -1,13 +1,17 @@
 """Runs as values for a notebook, a script or another program: `harness.load_run`."""
 
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 import msgspec
+import numpy as np
 import pandas as pd
 
 from harness.analysis.cancellation import cancellations
+from harness.analysis.facts import load_window
+from harness.analysis.stats import Floats
 from harness.errors import ConfigError
 from harness.records import FIGURES, ArmsSummary, ArmSummary, Metric, Summary
 from harness.store.frames import RunFrames
@@ -15,6 +19,22 @@ from harness.store.manifest import Manifest
 from harness.store.run_folder import RunFolder, open_run, read_run
 
 COLUMNS: Final = ("unit", "n", "n_censored", "method", "bound", *FIGURES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """When the load began and ended and the watching ended, in monotonic nanoseconds."""
+
+    started_ns: int
+    ended_ns: int
+    settled_ns: int
+
+    def seconds(self, stamps: pd.Series) -> Floats:
+        return (stamps.to_numpy(dtype=np.float64) - self.started_ns) / 1e9
+
+    @property
+    def length_s(self) -> float:
+        return (self.ended_ns - self.started_ns) / 1e9
 
 
 class Run:
@@ -39,6 +59,11 @@ class Run:
         return self.summary
 
     @property
+    def of_arms(self) -> ArmsSummary:
+        assert isinstance(self.summary, ArmsSummary)
+        return self.summary
+
+    @property
     def outcomes(self) -> dict[str, int]:
         return self.whole.outcomes
 
@@ -54,7 +79,8 @@ class Run:
 
     @cached_property
     def rounds(self) -> "dict[str, Run]":
-        return {path.name: load_run(path) for path in RunFolder(self.path).runs()}
+        judged = (one for one in RunFolder(self.path).runs() if (one / "summary.json").is_file())
+        return {path.name: load_run(path) for path in judged}
 
     @cached_property
     def figures(self) -> pd.DataFrame:
@@ -79,7 +105,19 @@ class Run:
     def outline(self) -> RunFrames:
         """All rows, those of requests without `token_times_ns` and `event_tokens`: an eighth of the
         memory for a large run. Raises ConfigError like `frames`."""
+        if "frames" in vars(self):
+            return self.frames
         return self._rows.frames(with_tokens=False)
+
+    @cached_property
+    def clock(self) -> Clock:
+        """The load window of the manifest; without one, from the first request to the last."""
+        window, settled = self.manifest.window, self.manifest.window.settled_ns
+        requests = self.outline.requests
+        started, ended = load_window(window.load_started_ns, window.load_ended_ns, requests)
+        return Clock(
+            started_ns=started, ended_ns=ended, settled_ns=ended if settled is None else settled
+        )
 
     @property
     def _rows(self) -> RunFolder:

@@ -15,7 +15,7 @@ from dashboards.figures.curves import rising_note, rising_steps
 from dashboards.figures.timeline import Marks, min_max
 from dashboards.sections.section import CLIENT_TIMES
 from dashboards.sections.waste import point_bars
-from dashboards.source import Clock
+from harness.export.library import Clock
 from harness.records import Metric
 
 CLOCK = Clock(started_ns=1_000, ended_ns=10_000_001_000, settled_ns=12_000_001_000)

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from dashboards.request_sample import MOST_TICKS, request_rows, sample_requests, worst_first
-from dashboards.source import Run, read_run
+from harness.export.library import load_run
 from harness.records import Outcome
 
 MakeRun = Callable[..., Path]
@@ -86,8 +86,8 @@ def test_of_few_all_are_listed() -> None:
 def test_the_life_of_a_request_is_told_in_milliseconds_since_it_was_sent(
     make_run: MakeRun,
 ) -> None:
-    run = read_run(make_run(ghosts=2))
-    assert isinstance(run, Run)
+    run = load_run(make_run(ghosts=2))
+    assert not run.arms
     chosen, data = request_rows(run)
     columns, stamps, ticks = data["columns"], data["stamps"], data["ticks"]
     lengths = {len(values) for values in (*columns.values(), *stamps.values(), ticks)}
@@ -108,8 +108,8 @@ def test_the_life_of_a_request_is_told_in_milliseconds_since_it_was_sent(
 
 
 def test_stamps_of_another_clock_are_left_out(make_run: MakeRun) -> None:
-    run = read_run(make_run(lifecycle=False))
-    assert isinstance(run, Run)
+    run = load_run(make_run(lifecycle=False))
+    assert not run.arms
     _, data = request_rows(run)
     assert set(data["stamps"]) == {"intended", "first_token", "last_token", "left", "ended"}
     assert all(len(one) <= MOST_TICKS for one in data["ticks"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from dashboards.sections.stages import stage_table, stages_in_steps
-from dashboards.source import Run, read_run
+from harness.export.library import Run, load_run
 from tests.dashboards.reading import page_by
 from tests.made_up.changed import change, change_metric, without_an_end
 
@@ -15,15 +15,15 @@ MakeRun = Callable[..., Path]
 
 
 def run_of(path: Path) -> Run:
-    run = read_run(path)
-    assert isinstance(run, Run)
+    run = load_run(path)
+    assert not run.arms
     return run
 
 
 def test_a_stage_in_steps_is_the_boundaries_that_passed_in_it(make_run: MakeRun) -> None:
     """A ghost is censored in the stage that it never left."""
     run = run_of(make_run(ghosts=12))
-    steps = stages_in_steps(run.cancels, run.frames.steps)
+    steps = stages_in_steps(run.cancellations, run.frames.steps)
     # Seen and heard within the step in which the user leaves; out of the batch at its end.
     medians = {name: metric.p50 for name, metric in steps.items()}
     assert medians == {"detect_s": 0, "signal_s": 0, "wait_s": 1, "free_s": 0}
@@ -34,7 +34,7 @@ def test_a_stage_in_steps_is_the_boundaries_that_passed_in_it(make_run: MakeRun)
 
 def test_without_a_step_log_there_are_times_only(make_run: MakeRun) -> None:
     run = run_of(make_run())
-    assert stages_in_steps(run.cancels, pd.DataFrame()) == {}
+    assert stages_in_steps(run.cancellations, pd.DataFrame()) == {}
     rows = stage_table(run.metrics, {}).rows
     assert rows[2][1:] == ("30", "11 ms", "12 ms", "\N{EN DASH}", "\N{EN DASH}")
     assert rows[4][2:] == ("13.1 ms", "13.1 ms", "1", "1")

@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dashboards.source import ArmsRun, Run, read_run
 from dashboards.verdict import Mark, Trust, Verdict, trust, verdict_of
+from harness.export.library import load_run
 from tests.made_up.arms import save_arms
 from tests.made_up.changed import change, change_metric, change_rows, change_workload
 
@@ -20,7 +20,7 @@ INTERVALS: dict[str, dict[str, Any]] = {
 
 
 def verdict(run: Path) -> Verdict:
-    found = verdict_of(read_run(run))
+    found = verdict_of(load_run(run))
     assert found is not None
     return found
 
@@ -103,14 +103,14 @@ def test_a_workloads_own_limits_take_the_place_of_the_defaults(make_run: MakeRun
 
 
 def test_arms_without_limits_get_no_verdict(tmp_path: Path) -> None:
-    run = read_run(save_arms(tmp_path, kind="abandon"))
-    assert isinstance(run, ArmsRun)
+    run = load_run(save_arms(tmp_path, kind="abandon"))
+    assert run.arms
     assert verdict_of(run) is None
 
 
 def trusted(run: Path, name: str) -> Trust:
-    read = read_run(run)
-    assert isinstance(read, Run)
+    read = load_run(run)
+    assert not read.arms
     (found,) = (one for one in trust(read) if one.what == name)
     return found
 
