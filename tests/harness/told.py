@@ -1,6 +1,6 @@
-"""What an analysis told: a figure, why there is none, a time, the warnings of a run."""
+"""What an analysis told: a figure, why there is none, a time, the remarks on a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +12,8 @@ from harness.analysis.summary import summarise
 from harness.records import Metric
 from harness.store.frames import RunFrames
 from tests.made_up.run import RunBuilder
+
+MakeRun = Callable[[], RunBuilder]
 
 
 def summary_of(frames: RunFrames) -> dict[str, Any]:
@@ -26,6 +28,16 @@ def pooled_summary(rounds: Sequence[ArmRound], manifest: Mapping[str, Any]) -> d
     return content
 
 
+def remarks(run: RunBuilder, part: str = "", level: str | None = None) -> list[str]:
+    """The texts of the run's remarks that hold `part`, of all levels or of one."""
+    said: list[dict[str, Any]] = summary_of(run.frames())["validity"]
+    return [one["text"] for one in said if part in one["text"] and level in (None, one["level"])]
+
+
+def warnings(run: RunBuilder, part: str = "") -> list[str]:
+    return remarks(run, part, "warning")
+
+
 def metric(figure: Figure) -> Metric:
     assert isinstance(figure, Metric), figure
     return figure
@@ -38,8 +50,3 @@ def reason(figure: Figure) -> str:
 
 def ms(value: float) -> Any:
     return pytest.approx(value / 1e3, abs=1e-9)
-
-
-def warnings(run: RunBuilder) -> list[str]:
-    said: list[dict[str, Any]] = summary_of(run.frames())["validity"]
-    return [one["text"] for one in said if one["level"] == "warning"]

@@ -1,23 +1,13 @@
 """Two methods for one quantity: each pair is of the same requests, and may disagree."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from harness.analysis.agreement import agreement
 from harness.analysis.summary import figures_of, observe
 from harness.records import Agreement, Outcome, Role
 from tests.made_up.rows import at
+from tests.made_up.run import RunBuilder
 from tests.made_up.servers import alone_one_by_one
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.made_up.run import RunBuilder
-
-    MakeRun = Callable[[], RunBuilder]
 
 
 def agreed(run: RunBuilder) -> dict[tuple[str, str], Agreement]:
@@ -30,9 +20,8 @@ def agreed(run: RunBuilder) -> dict[tuple[str, str], Agreement]:
 
 @pytest.mark.parametrize(("way", "agrees"), [(4, True), (80, False)])
 def test_a_probe_is_as_late_as_a_token_may_be_under_way(
-    make_run: MakeRun, way: float, agrees: bool
+    run: RunBuilder, way: float, agrees: bool
 ) -> None:
-    run = make_run()
     for i in range(4):
         more = {"role": Role.PROBE, "arm": "abandon", "trial": i, "reference_ns": None}
         run.request(f"p{i}", sent=0, tokens=[200 + way], outcome="completed", end=400, **more)
@@ -47,10 +36,9 @@ def test_a_probe_is_as_late_as_a_token_may_be_under_way(
 
 @pytest.mark.parametrize(("aborted", "value", "agrees"), [(4.0, 1 / 5, True), (2.0, 3 / 5, False)])
 def test_a_share_from_outside_is_also_of_those_who_were_cut_off(
-    make_run: MakeRun, aborted: float, value: float, agrees: bool
+    run: RunBuilder, aborted: float, value: float, agrees: bool
 ) -> None:
     """One of four who left is a ghost that ended by itself; the fifth was cut off."""
-    run = make_run()
     alone_one_by_one(run, 5)
     run.metrics(running="exact", waiting="exact", aborted="exact")
     run.manifest.clock.comparable = True

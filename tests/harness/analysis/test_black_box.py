@@ -1,17 +1,13 @@
 """What is seen from outside: methods, pooled runs, old pages, runs without logs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
-from harness.analysis.black_box import (
-    figures_from_outside,
-)
+from harness.analysis.black_box import figures_from_outside
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import Facts, run_facts
 from harness.analysis.figure import Figure, NotMeasurable, reading
@@ -20,44 +16,37 @@ from harness.analysis.littles_law import (
     as_figure,
     delay_of_aborts,
     held_after_leaving,
-    mean_wait_s,
-    step_boundaries,
 )
 from harness.analysis.open_requests import open_requests
 from harness.analysis.pool import _over_rounds, analyse_round, arm_figures
-from harness.analysis.scraped import lag_ns, met_step_s, typical_step_s
+from harness.store.frames import RunFrames
 from harness.store.manifest import Clock
-from tests.harness.analysis.few_steps import figures_of, four_steps, leave_in_decode
-from tests.harness.analysis.from_outside import lonely_run, seen
-from tests.harness.told import metric, ms, reason, summary_of
+from tests.harness.analysis.scenes import figures_of, four_steps, leave_in_decode, lonely_run, seen
+from tests.harness.told import MakeRun, metric, ms, reason, remarks, summary_of
 from tests.made_up.rows import at
+from tests.made_up.run import RunBuilder
 from tests.made_up.servers import alone_one_by_one, busy_server, lonely, stepping_server
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from harness.store.frames import RunFrames
-    from tests.made_up.run import RunBuilder
-
-    MakeRun = Callable[[], RunBuilder]
-
+BalanceOf = Callable[[RunFrames, Facts], Balance | NotMeasurable]
 
 BOTH = {held_after_leaving: "gauge", delay_of_aborts: "counter"}
 
 
-def total(
-    run: RunBuilder, balance_of: Callable[[RunFrames, Facts], Balance | NotMeasurable]
-) -> Balance | NotMeasurable:
+def total(run: RunBuilder, balance_of: BalanceOf) -> Balance | NotMeasurable:
     frames = run.frames()
     return balance_of(frames, run_facts(frames))
 
 
-@pytest.mark.parametrize("delay", [0.0, 30.0, 200.0])
-@pytest.mark.parametrize("every", [20.0, 110.0])
+def known(run: RunBuilder, balance_of: BalanceOf) -> Balance:
+    found = total(run, balance_of)
+    assert isinstance(found, Balance), found
+    return found
+
+
+@pytest.mark.parametrize(("delay", "every"), [(0.0, 20.0), (30.0, 110.0), (200.0, 20.0)])
 def test_the_delay_of_a_busy_server_is_recovered(
-    make_run: MakeRun, delay: float, every: float
+    run: RunBuilder, delay: float, every: float
 ) -> None:
-    run = make_run()
     busy_server(run, delay=delay, every=every)
     for balance_of, method in BOTH.items():
         found = metric(as_figure(total(run, balance_of), method))
@@ -71,9 +60,8 @@ def test_the_delay_of_a_busy_server_is_recovered(
             assert found.upper95 == pytest.approx(0.0, abs=0.005)
 
 
-def test_the_interval_is_right_as_often_as_it_says(make_run: MakeRun) -> None:
+def test_the_interval_is_right_as_often_as_it_says(run: RunBuilder) -> None:
     """The same run, its scrapes in 40 other phases: 95 % of the intervals should hold the truth."""
-    run = make_run()
     busy_server(run, delay=60.0, every=1.0)
     frames = run.frames()
     facts = run_facts(frames)
@@ -88,8 +76,7 @@ def test_the_interval_is_right_as_often_as_it_says(make_run: MakeRun) -> None:
     assert hits >= 34
 
 
-def test_an_old_page_biases_the_gauge_no_more_than_it_says(make_run: MakeRun) -> None:
-    run = make_run()
+def test_an_old_page_biases_the_gauge_no_more_than_it_says(run: RunBuilder) -> None:
     busy_server(run, delay=50.0, every=40.0, lag=25.0)
     assert run.manifest.target is not None
     for source in run.manifest.target.spec["metrics"].values():
@@ -101,8 +88,7 @@ def test_an_old_page_biases_the_gauge_no_more_than_it_says(make_run: MakeRun) ->
         assert found.mean_ci95[0] - high <= 0.050 <= found.mean_ci95[1] - low
 
 
-def test_scrapes_that_met_nothing_do_not_show_that_there_was_nothing(make_run: MakeRun) -> None:
-    run = make_run()
+def test_scrapes_that_met_nothing_do_not_show_that_there_was_nothing(run: RunBuilder) -> None:
     busy_server(run, delay=1.0, every=20_000.0)
     found = metric(as_figure(total(run, held_after_leaving), "gauge"))
     assert found.mean is None
@@ -110,8 +96,7 @@ def test_scrapes_that_met_nothing_do_not_show_that_there_was_nothing(make_run: M
     assert found.upper95 > 0.01  # ten times what it was
 
 
-def test_why_no_method_could_tell_is_said_of_each(make_run: MakeRun) -> None:
-    run = make_run()
+def test_why_no_method_could_tell_is_said_of_each(run: RunBuilder) -> None:
     run.another_engine()
     run.metrics(running="exact", generated_tokens="exact")
     run.abandon("a", t0=100, tokens=[50, 80])
@@ -122,26 +107,22 @@ def test_why_no_method_could_tell_is_said_of_each(make_run: MakeRun) -> None:
     assert reason.count("running requests were not scraped") == 1
 
 
-def test_a_latency_below_zero_is_never_shown(make_run: MakeRun) -> None:
+def test_a_latency_below_zero_is_never_shown(run: RunBuilder) -> None:
     """The page is 40 ms old, and nobody said so."""
-    run = make_run()
     busy_server(run, delay=10.0, every=20.0, coming_late=60.0)
     found = as_figure(total(run, held_after_leaving), "gauge")
     assert isinstance(found, NotMeasurable)
     assert found.reason.startswith("not enough data: by gauge")
     assert run.manifest.target is not None
     run.manifest.target.spec["metrics"]["running"]["lag_s"] = 0.060
-    known = metric(as_figure(total(run, held_after_leaving), "gauge"))
-    assert (known.mean, known.bound) == (None, "upper")
-    assert known.upper95 is not None
-    assert 0.010 < known.upper95 < 0.150
-    said = [one["text"] for one in summary_of(run.frames())["validity"]]
-    assert any("too few for a mean by gauge (more would not do" in text for text in said)
+    limited = metric(as_figure(total(run, held_after_leaving), "gauge"))
+    assert (limited.mean, limited.bound) == (None, "upper")
+    assert limited.upper95 is not None
+    assert 0.010 < limited.upper95 < 0.150
+    assert remarks(run, "too few for a mean by gauge (more would not do")
 
 
-def test_totals_too_far_below_zero_give_no_limit_however_wide_their_interval(
-    make_run: MakeRun,
-) -> None:
+def test_totals_too_far_below_zero_give_no_limit_however_wide_their_interval() -> None:
     def figure(grain: float) -> Figure:
         """The mean is -2 s, and its interval reaches far beyond 0."""
         edges, sums, counts = np.arange(2), np.array([-30.0, 10.0]), np.array([5, 5])
@@ -160,18 +141,10 @@ def balance(sums: list[float], count: int = 10, **more: Any) -> Balance:
     return Balance(edges_ns=np.arange(n), sums=np.array(sums), counts=counts, **more)
 
 
-def test_rounds_are_pooled_by_their_sums(make_run: MakeRun) -> None:
-    """A round of few weighs little."""
-    few, many = balance([0.5, 0.6, 0.4]), balance([1.0, 1.2, 0.8], count=100)
-    one = seen(lonely_run(make_run))
-    rounds = [replace(one, totals={"gauge": found}) for found in (few, many)]
-    found = metric(figures_from_outside(rounds)["cancel_latency_s"]["gauge"])
-    assert found.mean == pytest.approx((1.5 + 3.0) / (3 * 10 + 3 * 100))
-    assert (found.n, found.p50, found.p99) == (330, None, None)
-
-
 def test_at_most_stays_at_most_over_rounds(make_run: MakeRun) -> None:
-    rounds = [analyse_round(lonely_run(make_run).frames(), round_number=i, arm="a") for i in (1, 2)]
+    rounds = [
+        analyse_round(lonely_run(make_run()).frames(), round_number=i, arm="a") for i in (1, 2)
+    ]
     single = metric(rounds[0].figures["cancel_latency_s"])
     found = metric(arm_figures(rounds)["cancel_latency_s"])
     assert (single.bound, found.bound) == ("upper", "upper")
@@ -181,20 +154,17 @@ def test_at_most_stays_at_most_over_rounds(make_run: MakeRun) -> None:
     assert 0 < found.upper95 < single.upper95
 
 
-def test_a_method_counts_if_all_rounds_have_it(make_run: MakeRun) -> None:
-    one = seen(lonely_run(make_run))
-    known, missing = balance([0.1, 0.2]), NotMeasurable("it moved too little")
-    rounds = [
-        replace(one, totals={"counter": known, "gauge": known}),
-        replace(one, totals={"counter": missing, "gauge": known}),
-    ]
+def test_a_method_counts_if_all_rounds_have_it(run: RunBuilder) -> None:
+    one = seen(lonely_run(run))
+    there, missing = balance([0.1, 0.2]), NotMeasurable("it moved too little")
+    rounds = [replace(one, totals={"counter": of, "gauge": there}) for of in (there, missing)]
     methods = figures_from_outside(rounds)["cancel_latency_s"]
     assert reason(methods["counter"]) == "it moved too little"
     assert metric(methods["gauge"]).n == 40
 
 
-def test_a_round_in_which_nobody_left_says_nothing(make_run: MakeRun) -> None:
-    one = seen(lonely_run(make_run))
+def test_a_round_in_which_nobody_left_says_nothing(run: RunBuilder) -> None:
+    one = seen(lonely_run(run))
     empty = replace(one, num_left=0, totals={"gauge": NotMeasurable("nobody left")})
     assert figures_from_outside([one, empty]) == figures_from_outside([one])
     assert figures_from_outside([empty])["cancel_latency_s"] == {}
@@ -210,15 +180,6 @@ def test_old_pages_are_in_the_interval_of_a_mean() -> None:
     older = metric(as_figure(balance([1.0, 1.2, 0.8], bias=(-0.05, 9.0)), "counter"))
     assert older.mean_ci95 is not None
     assert older.mean_ci95[0] == 0
-
-
-def test_requests_that_are_there_for_ever_make_the_figure_of_a_run_a_lower_bound(
-    make_run: MakeRun,
-) -> None:
-    run = lonely_run(make_run)
-    run.manifest.idle.after |= {"running": 1.0}
-    found = metric(figures_from_outside([seen(run)])["cancel_latency_s"]["gauge"])
-    assert found.bound == "lower"
 
 
 def left_unseen(run: RunBuilder, left: int, unseen: int) -> RunBuilder:
@@ -238,37 +199,29 @@ def left_unseen(run: RunBuilder, left: int, unseen: int) -> RunBuilder:
     return run
 
 
-def test_who_left_before_the_server_saw_them_is_not_waited_for(make_run: MakeRun) -> None:
-    run = left_unseen(make_run(), left=30, unseen=2)
-    found = total(run, delay_of_aborts)
-    assert isinstance(found, Balance)
-    assert found.n == 30
-    assert found.mean == pytest.approx(0.020, abs=0.005)
-
-
-def test_who_is_still_there_is_waited_for_to_the_end(make_run: MakeRun) -> None:
-    run = left_unseen(make_run(), left=30, unseen=2)
+def test_who_left_before_the_server_saw_them_is_not_waited_for_unless_still_there(
+    run: RunBuilder,
+) -> None:
+    run = left_unseen(run, left=30, unseen=2)
+    gone = known(run, delay_of_aborts)
+    assert gone.n == 30
+    assert gone.mean == pytest.approx(0.020, abs=0.005)
     run.idle({"running": 0.0, "aborted": 0.0}, {"running": 2.0, "aborted": 30.0})
+    there = known(run, delay_of_aborts)
+    assert (there.n, there.goes_on) == (32, True)
+    assert there.mean == pytest.approx((30 * 0.020 + 3.494 + 3.493) / 32, abs=0.005)
+
+
+@pytest.mark.parametrize(("left", "counted"), [(10, 10.0), (30, 33.0)])
+def test_a_counter_that_does_not_add_up_shows_no_delay(
+    run: RunBuilder, left: int, counted: float
+) -> None:
+    """It misses two of twelve, or counted one more than left."""
+    run = left_unseen(run, left=left, unseen=2)
+    run.manifest.idle.after["aborted"] = counted
     found = total(run, delay_of_aborts)
-    assert isinstance(found, Balance)
-    assert (found.n, found.goes_on) == (32, True)
-    assert found.mean == pytest.approx((30 * 0.020 + 3.494 + 3.493) / 32, abs=0.005)
-
-
-def test_a_page_is_as_old_as_half_of_its_scrape(make_run: MakeRun) -> None:
-    run = lonely_run(make_run)
-    for sample in run.server_metrics:
-        sample.duration_ns = 8_000_000
-    frames = run.frames()
-    assert lag_ns(frames, run_facts(frames), "running") == 4_000_000
-
-
-def test_tokens_no_further_apart_than_half_a_gap_are_of_one_step(make_run: MakeRun) -> None:
-    run = make_run()
-    run.request("a", sent=0, tokens=[10, 20, 30], outcome="completed", end=30)
-    run.request("b", sent=0, tokens=[14, 26], outcome="completed", end=30)
-    ends = step_boundaries(run.frames().requests)
-    assert [int(t - at(0)) / 1e6 for t in ends] == [10, 20, 26]
+    assert isinstance(found, NotMeasurable)
+    assert "which of them it counted is not known" in found.reason
 
 
 def test_one_scrape_that_met_all_who_left_together_is_not_enough_for_a_mean() -> None:
@@ -281,27 +234,14 @@ def test_one_scrape_that_met_all_who_left_together_is_not_enough_for_a_mean() ->
     assert metric(at_once).needs["mean"] > 40
 
 
-@pytest.mark.parametrize("step", [8.0, 20.0, 55.0])
-@pytest.mark.parametrize("stays", [0.1, 0.6])
-def test_the_mean_age_of_a_page_is_put_right(make_run: MakeRun, step: float, stays: float) -> None:
+@pytest.mark.parametrize(("step", "stays"), [(8.0, 0.6), (20.0, 0.1), (55.0, 0.6)])
+def test_the_mean_age_of_a_page_is_put_right(run: RunBuilder, step: float, stays: float) -> None:
     """Half a step is what a cancel takes, and as long do those who come wait."""
-    run = make_run()
-    known = stepping_server(run, step=step, stays=stays)
+    true_s = stepping_server(run, step=step, stays=stays)
     for balance_of in BOTH:
-        found = total(run, balance_of)
-        assert isinstance(found, Balance)
-        assert found.mean == pytest.approx(known, abs=0.25 * step / 1e3)
-        assert found.bias[0] + found.mean - found.grain <= known + step / 1e3
-
-
-def test_nobody_waits_for_a_step_as_long_as_a_prefill_of_many_takes(make_run: MakeRun) -> None:
-    run = make_run()
-    run.request("reads", sent=0, tokens=[10, 20, 30], outcome="completed", end=31)
-    run.request("sees", sent=13, tokens=[200], outcome="completed", end=201)
-    run.request("sees no step", sent=50, tokens=[200], outcome="completed", end=201)
-    requests = run.frames().requests
-    waited_s = mean_wait_s(requests, open_requests(requests), step_s=0.010)
-    assert waited_s == pytest.approx((0.007 + 0.010) / 3)
+        found = known(run, balance_of)
+        assert found.mean == pytest.approx(true_s, abs=0.25 * step / 1e3)
+        assert found.bias[0] + found.mean - found.grain <= true_s + step / 1e3
 
 
 def test_the_page_of_an_empty_server_is_right_at_once(make_run: MakeRun) -> None:
@@ -317,22 +257,11 @@ def test_the_page_of_an_empty_server_is_right_at_once(make_run: MakeRun) -> None
         for t, aborts in ((90, 0), (110, 0), (130, 0), (150, 1), (170, 1)):
             run.scrape(t, "its_aborted", aborts)
         run.idle({"running": 0, "aborted": 0}, {"running": 0, "aborted": 1})
-        delay = total(run, delay_of_aborts)
-        assert isinstance(delay, Balance)
-        found.append(delay.mean)
+        found.append(known(run, delay_of_aborts).mean)
     assert found[0] == found[1] == pytest.approx(0.040)
 
 
-def test_a_scrape_meets_long_steps_more_often_than_short_ones(make_run: MakeRun) -> None:
-    run = make_run()
-    run.request("a", sent=0, tokens=[10, 20, 30, 130], outcome="completed", end=130)
-    frames = run.frames()
-    assert typical_step_s(frames) == pytest.approx(0.010)
-    assert met_step_s(frames) == pytest.approx((2 * 0.01**2 + 0.1**2) / 0.12)
-
-
-def test_the_age_of_a_page_in_steps_is_not_known_where_no_step_was_seen(make_run: MakeRun) -> None:
-    run = make_run()
+def test_the_age_of_a_page_in_steps_is_not_known_where_no_step_was_seen(run: RunBuilder) -> None:
     lonely(run)
     run.requests.clear()
     run.abandon("a", t0=100, tokens=[])
@@ -343,14 +272,12 @@ def test_the_age_of_a_page_in_steps_is_not_known_where_no_step_was_seen(make_run
     assert why in reason(found)
 
 
-def test_a_request_that_the_log_does_not_know_is_in_no_figure(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_request_that_the_log_does_not_know_is_in_no_figure(run: RunBuilder) -> None:
     leave_in_decode(run, "a")
     run.abandon("lost", t0=33, tokens=[21])
-    run.abandon("lost too", t0=33, tokens=[21])
     four_steps(run, "a")
-    cancels = cancellations(run.frames())
-    lost = cancels[cancels["request_id"] != "a"]
+    cancels = cancellations(run.frames()).set_index("request_id")
+    lost = cancels.drop(index="a")
     unknown = ["cancel_latency_s", "cancel_latency_steps", "ghost", "phase", "generated_tokens"]
     unknown += ["wasted_tokens", "slot_seconds", "block_seconds", "gpu_seconds", "detect_s"]
     assert lost[unknown].isna().all(axis=None)
@@ -360,29 +287,20 @@ def test_a_request_that_the_log_does_not_know_is_in_no_figure(make_run: MakeRun)
     assert metric(figures["wasted_tokens"]).n == 1
 
 
-def test_on_two_clocks_only_differences_of_one_are_taken(make_run: MakeRun) -> None:
-    run = make_run()
+def test_on_two_clocks_only_differences_of_one_are_taken(run: RunBuilder) -> None:
     run.manifest.clock = Clock(comparable=False)
     leave_in_decode(run)
     four_steps(run, "a")
     figures = figures_of(run)
-    for name in (
-        "detect_s",
-        "cancel_latency_s",
-        "cancel_latency_steps",
-        "wasted_after_close_tokens",
-        "slot_seconds_after_abandon",
-    ):
-        figure = figures[name]
-        assert isinstance(figure, NotMeasurable)
-        assert "clock" in figure.reason
+    unknown = ["detect_s", "cancel_latency_s", "cancel_latency_steps"]
+    unknown += ["wasted_after_close_tokens", "slot_seconds_after_abandon"]
+    assert all("clock" in reason(figures[name]) for name in unknown)
     assert metric(figures["wait_s"]).p50 == ms(4.6)
     assert metric(figures["wasted_tokens"]).mean == 1
     assert metric(figures["ghost_rate"]).mean == 0
 
 
-def test_a_request_without_a_connection_or_refused_was_never_there(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_request_without_a_connection_or_refused_was_never_there(run: RunBuilder) -> None:
     for outcome in ("abandoned", "timed_out", "cut_off", "completed", "rejected"):
         run.request(outcome, sent=0, tokens=[], outcome=outcome, end=50)
     for outcome in ("abandoned", "timed_out", "cut_off"):
@@ -390,18 +308,6 @@ def test_a_request_without_a_connection_or_refused_was_never_there(make_run: Mak
         run.request(f"unopened {outcome}", sent=0, tokens=[], end=50, **more)
     held = open_requests(run.frames().requests)
     assert (held.n_left, len(held.started_ns)) == (3, 4)
-
-
-@pytest.mark.parametrize(("left", "counted"), [(10, 10.0), (30, 33.0)])
-def test_a_counter_that_does_not_add_up_shows_no_delay(
-    make_run: MakeRun, left: int, counted: float
-) -> None:
-    """It misses two of twelve, or counted one more than left."""
-    run = left_unseen(make_run(), left=left, unseen=2)
-    run.manifest.idle.after["aborted"] = counted
-    found = total(run, delay_of_aborts)
-    assert isinstance(found, NotMeasurable)
-    assert "which of them it counted is not known" in found.reason
 
 
 @pytest.mark.parametrize(

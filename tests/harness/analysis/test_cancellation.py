@@ -2,13 +2,10 @@
 
 import pytest
 
-from harness.analysis.cancel import latency_by, waste_by_abandon_point
-from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.leaks import leak_figures, leaks_in_use
-from harness.records import Role
-from tests.harness.analysis.few_steps import figures_of, four_steps, leave_in_decode, only_row
-from tests.harness.told import metric, ms
+from tests.harness.analysis.scenes import four_steps, leave_in_decode, only_row
+from tests.harness.told import ms
 from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder
 
@@ -31,39 +28,6 @@ def test_left_in_decode(run: RunBuilder) -> None:
     assert row["slot_seconds"] == ms(7.1)
     assert row["block_seconds"] == ms(2 * 7.2)  # 7 tokens lie in 2 blocks of 4
     assert row["gpu_seconds"] == ms(0.5 * 7)  # half of a step of which 7 ms were left
-
-
-def test_a_token_sampled_before_leaving_and_not_yet_read_was_in_flight(run: RunBuilder) -> None:
-    leave_in_decode(run)
-    run.requests[0].tokens_read = 1
-    four_steps(run, "a")
-    row = only_row(run)
-    assert (row["wasted_in_flight_tokens"], row["wasted_after_close_tokens"]) == (1, 1)
-
-
-def test_left_while_queued(run: RunBuilder) -> None:
-    run.abandon("q", t0=22, tokens=[])
-    run.events("q", arrived=1, disconnected=22.5, abort_received=23)
-    run.events("q", removed=30.1, blocks_freed=30.2, finished=30.3)
-    four_steps(run, "other")
-    row = only_row(run)
-    assert row["phase"] == "waiting"
-    assert (row["cancel_latency_s"], row["cancel_latency_steps"]) == (ms(8.2), 1)
-    zeros = ["wasted_tokens", "slot_seconds", "block_seconds", "gpu_seconds"]
-    assert row[zeros].to_list() == [0, 0, 0, 0]
-
-
-def test_left_before_the_first_token(run: RunBuilder) -> None:
-    run.abandon("a", t0=15, tokens=[])
-    run.events("a", arrived=1, admitted=10.1, first_token=20, generated=1)
-    run.events("a", disconnected=16, abort_received=17, removed=20.1, generated=1)
-    run.events("a", blocks_freed=20.2, finished=20.3, generated=1)
-    run.step(10, 20, sampled=("a",), a=5, other=5)
-    run.steps(2, 3, "other")
-    row = only_row(run)
-    assert row["phase"] == "prefill"
-    assert (row["wasted_tokens"], row["wasted_after_close_tokens"]) == (1, 1)
-    assert row["gpu_seconds"] == ms(0.5 * 5)
 
 
 def test_preempted_and_resumed_after_leaving(run: RunBuilder) -> None:
@@ -99,15 +63,6 @@ def test_left_while_preempted_is_waiting(run: RunBuilder) -> None:
     assert (row["wasted_in_flight_tokens"], row["wasted_after_close_tokens"]) == (1, 0)
 
 
-def test_a_step_between_hearing_and_removal_is_seen(run: RunBuilder) -> None:
-    run.abandon("a", t0=33, tokens=[21, 31])
-    run.events("a", arrived=1, admitted=10.1, disconnected=34, abort_received=35)
-    run.events("a", removed=50.1, blocks_freed=50.2, finished=50.3, generated=4)
-    run.step(10, 20, sampled=("a",), a=5)
-    run.steps(2, 5, "a")
-    assert not only_row(run)["removed_at_first_boundary"]
-
-
 def test_a_step_counts_if_it_ends_after_t0_and_no_later_than_the_release(
     run: RunBuilder,
 ) -> None:
@@ -119,46 +74,6 @@ def test_a_step_counts_if_it_ends_after_t0_and_no_later_than_the_release(
     row = only_row(run)
     assert row["cancel_latency_steps"] == 1
     assert (row["wasted_in_flight_tokens"], row["wasted_after_close_tokens"]) == (1, 1)
-
-
-def test_breakdowns(run: RunBuilder) -> None:
-    leave_in_decode(run, "a")
-    leave_in_decode(run, "b")
-    run.requests[1].tokens_read = 1
-    run.abandon("q", t0=22, tokens=[], planned_abandon=0)
-    run.events("q", arrived=1, disconnected=22.5, abort_received=23)
-    run.events("q", removed=30.1, blocks_freed=30.2, finished=30.3)
-    four_steps(run, "a", "b")
-    cancels = cancellations(run.frames())
-    assert waste_by_abandon_point(cancels) == [
-        {"planned_abandon": 0, "n": 1, "in_flight_mean": 0.0, "after_close_mean": 0.0},
-        {"planned_abandon": 2, "n": 2, "in_flight_mean": 0.5, "after_close_mean": 1.0},
-    ]
-    phases = {one["phase"]: one["cancel_latency_s"] for one in latency_by("phase", cancels)}
-    assert {phase: (one.n, one.p50) for phase, one in phases.items()} == {
-        "decode": (2, ms(7.2)),
-        "waiting": (1, ms(8.2)),
-    }
-
-
-def test_long_prompts_left_in_their_prefill_have_a_latency_of_their_own(run: RunBuilder) -> None:
-    four_steps(run, "a", "b")
-    leave_in_decode(run, "a", role=Role.LONG_PROMPT)
-    run.abandon("b", t0=15, tokens=[], planned_abandon=0, role=Role.LONG_PROMPT)
-    run.events("b", arrived=1, admitted=10.1, disconnected=16, abort_received=17)
-    run.events("b", removed=20.1, blocks_freed=20.2, finished=20.3)
-    figures = figures_of(run)
-    assert metric(figures["cancel_latency_s"]).n == 2
-    latency = metric(figures["cancel_latency_prefill_s"])
-    assert (latency.n, latency.p50) == (1, ms(5.2))
-    assert latency.of == "long prompts left during their prefill"
-    assert metric(figures["cancel_latency_prefill_steps"]).p50 == 1
-
-
-def test_other_users_have_no_such_figure(run: RunBuilder) -> None:
-    four_steps(run, "a")
-    leave_in_decode(run)
-    assert "cancel_latency_prefill_s" not in figures_of(run)
 
 
 def test_blocks_of_a_cached_prefix_are_held_too(run: RunBuilder) -> None:

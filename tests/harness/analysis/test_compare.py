@@ -186,15 +186,6 @@ def test_symmetric_intervals_add_as_the_root_of_their_squares() -> None:
     assert ratio_ci95(20.0, None, 10.0, (9.0, 11.0)) is None
 
 
-def test_twice_the_time_in_steps_twice_as_long_is_the_same_number_of_steps() -> None:
-    first, second = times(0.01, 0.02, 0.03), times(0.02, 0.04, 0.06)
-    pair = pair_of("cancel_latency_s", "p50", first, second, steps_s=(0.02, 0.04))
-    assert pair.ratio == pytest.approx(2.0)
-    assert pair.ratio_in_steps == pytest.approx(1.0)
-    unknown = pair_of("cancel_latency_s", "p50", first, second, steps_s=(None, 0.04))
-    assert unknown.ratio_in_steps is None
-
-
 def test_figures_that_are_not_compared_are_shown() -> None:
     pair = pair_of("ttft_s", "mean", times(1.0), times(2.0, method="gauge"))
     assert (pair.baseline, pair.candidate, pair.difference) == (1.0, 2.0, None)

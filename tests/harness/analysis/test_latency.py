@@ -1,21 +1,23 @@
-"""What the users felt, how busy the engine was, what the counters say: by hand."""
-
-from collections.abc import Callable
+"""What the users felt, how busy the engine was, what the counters say: censoring and edges."""
 
 import pytest
 
 from harness.analysis.capacity import capacity_figures, series_figures, series_of
-from harness.analysis.counters import count_figures, wasted_by_counter
+from harness.analysis.counters import wasted_by_counter
 from harness.analysis.facts import run_facts
-from harness.analysis.figure import Figures
-from harness.analysis.latency import latency_figures
-from harness.analysis.leaks import leak_figures
+from harness.analysis.figure import Figures, NotMeasurable
+from harness.analysis.latency import (
+    asking_again_figures,
+    cached_again_figures,
+    canary_figures,
+    canary_remarks,
+    known_answers,
+    latency_figures,
+)
 from harness.analysis.tokens import token_counting, tokens_per_event, tokens_read
 from harness.records import Role, TokenCounting
 from tests.harness.told import metric, ms, reason
 from tests.made_up.run import RunBuilder
-
-MakeRun = Callable[[], RunBuilder]
 
 
 def latency_of(run: RunBuilder) -> Figures:
@@ -29,41 +31,13 @@ def capacity_of(run: RunBuilder) -> Figures:
     return capacity_figures(frames, facts) | series_figures(series_of(frames, facts), facts)
 
 
-def counters_of(run: RunBuilder) -> Figures:
-    frames = run.frames()
-    facts = run_facts(frames)
-    waste = wasted_by_counter(frames.requests, facts)
-    return leak_figures(facts) | count_figures(frames.lifecycle, facts) | {"waste": waste}
-
-
-def test_times_of_those_who_stayed(run: RunBuilder) -> None:
-    run.request("a", sent=10, tokens=[30, 40, 60], outcome="completed", end=61)
-    run.request("b", sent=10, tokens=[50, 60], outcome="completed", end=61)
-    run.requests[1].intended_start_ns -= 4_000_000
-    figures = latency_of(run)
-    assert metric(figures["ttft_s"]).mean == ms(30)
-    assert metric(figures["itl_s"]).mean == ms(40 / 3)
-    assert metric(figures["tpot_s"]).mean == ms((15 + 10) / 2)
-    assert metric(figures["e2e_s"]).mean == ms(50)
-    assert metric(figures["goodput_rps"]).mean == pytest.approx(2.0)
-    assert metric(figures["start_delay_s"]).max == ms(4)
-
-
-def test_times_between_tokens_are_of_one_of_several_answers(run: RunBuilder) -> None:
-    run.request("a", sent=10, tokens=[30, 31, 50, 51], outcome="completed", end=61, n=2)
-    figures = latency_of(run)
-    assert metric(figures["itl_s"]).mean == metric(figures["itl_s"]).max == ms(20)
-    assert metric(figures["tpot_s"]).mean == ms(21)
-
-
 def test_a_wait_that_brought_no_token_is_censored(run: RunBuilder) -> None:
     run.request("a", sent=10, tokens=[30], outcome="completed", end=31)
     run.request("cut", sent=10, tokens=[], outcome="cut_off", end=90)
     run.request("slow", sent=10, tokens=[], outcome="timed_out", end=110)
     run.request("busy", sent=10, tokens=[], outcome="rejected", end=11)
     run.abandon("left", t0=70, tokens=[])
-    figures = latency_of(run)
-    ttft = metric(figures["ttft_s"])
+    ttft = metric(latency_of(run)["ttft_s"])
     assert (ttft.n, ttft.n_censored, ttft.p50, ttft.mean) == (3, 2, None, None)
     assert ttft.lower_bounds["p50"] == ms(100)
     everybody = metric(ttft.others["all_users"])
@@ -80,24 +54,18 @@ def test_an_answer_that_was_complete_and_empty_has_no_first_token(run: RunBuilde
     assert (ttft.n, ttft.n_censored, ttft.max) == (1, 0, ms(20))
 
 
-def test_those_who_left_are_not_survivors(run: RunBuilder) -> None:
-    run.abandon("left", t0=70, tokens=[20, 60])
-    run.request("late", sent=900, tokens=[990, 1010], outcome="completed", end=1011)
-    figures = latency_of(run)
-    assert metric(figures["itl_s"]).p50 == ms(20)
-    assert metric(figures["goodput_rps"]).mean == 0.0  # completed after the load's end
-
-
 def test_one_who_was_to_leave_is_no_survivor_even_if_the_run_ended_first(run: RunBuilder) -> None:
     run.request("stays", sent=10, tokens=[30, 40], outcome="completed", end=41)
     run.request("cut", sent=0, tokens=[], outcome="cut_off", end=500, planned_abandon=4)
     run.request("over", sent=0, tokens=[1, 2], outcome="completed", end=3, planned_abandon=4)
+    run.request("late", sent=0, tokens=[1], outcome="completed", end=1011, planned_abandon=4)
     figures = latency_of(run)
     assert (metric(figures["ttft_s"]).n, metric(figures["ttft_s"]).p99) == (1, ms(20))
     assert metric(figures["itl_s"]).p50 == metric(figures["tpot_s"]).p50 == ms(10)
     assert metric(figures["e2e_s"]).n == 1
-    assert metric(figures["goodput_rps"]).mean == pytest.approx(2.0)  # but both were served
-    assert metric(metric(figures["ttft_s"]).others["all_users"]).n == 3
+    # Two were served within the load, which ended at 1,000.
+    assert metric(figures["goodput_rps"]).mean == pytest.approx(2.0)
+    assert metric(metric(figures["ttft_s"]).others["all_users"]).n == 4
 
 
 def test_an_event_with_two_tokens_counts_twice_in_tpot(run: RunBuilder) -> None:
@@ -105,43 +73,6 @@ def test_an_event_with_two_tokens_counts_twice_in_tpot(run: RunBuilder) -> None:
     figures = latency_of(run)
     assert metric(figures["tpot_s"]).p50 == ms(10)
     assert metric(figures["itl_s"]).p50 == ms(30)
-
-
-def test_fillers_and_probes_are_not_users(run: RunBuilder) -> None:
-    run.request("f", sent=0, tokens=[10, 40], outcome="completed", end=41, role=Role.FILLER)
-    figures = latency_of(run)
-    gaps = metric(figures.pop("itl_s"))
-    assert (gaps.p50, gaps.of) == (ms(30), "fillers")
-    assert {reason(figure) for figure in figures.values()} == {
-        "this workload has no ordinary users, only fillers and probes"
-    }
-
-
-def test_utilisation_and_throughput_of_the_load_window(run: RunBuilder) -> None:
-    run.step(-50, 50, sampled=("a", "b"), a=1, b=1)  # half of it before the load
-    run.step(100, 300, sampled=("a", "b"), a=1, b=1)
-    run.step(300, 500, sampled=("a",), a=1)
-    run.step(900, 1100, sampled=("a",), a=1)  # ends after the load
-    figures = capacity_of(run)
-    busy = 2 * 50 + 2 * 200 + 1 * 200 + 1 * 100
-    assert metric(figures["slot_utilisation"]).mean == pytest.approx(busy / (2 * 1000))
-    assert metric(figures["throughput_tps"]).mean == pytest.approx(5.0)
-    step = metric(figures["step_s"])
-    assert (step.n, step.p50, step.mean) == (4, ms(200), ms(175))
-
-
-def test_another_engines_utilisation_is_what_its_gauge_showed(run: RunBuilder) -> None:
-    run.request("a", sent=10, tokens=[30, 40, 60], outcome="completed", end=61)
-    run.metrics(running="exact")
-    for t, value in ((-5, 9), (100, 1), (200, 2), (1100, 9)):
-        run.scrape(t, "its_running", value)
-    figures = capacity_of(run)
-    used = metric(figures["slot_utilisation"])
-    assert (used.mean, used.method, used.n) == (0.75, "gauge", 2)
-    read = metric(figures["throughput_tps"])
-    assert read.mean == pytest.approx(3.0)
-    assert (read.bound, read.method) == ("lower", "client")
-    assert "no step log" in reason(figures["step_s"])
 
 
 def test_pages_of_several_urls_are_one_reading(run: RunBuilder) -> None:
@@ -165,38 +96,12 @@ def test_only_series_with_the_targets_labels_count(run: RunBuilder) -> None:
     assert metric(capacity_of(run)["slot_utilisation"]).mean == 0.5
 
 
-def test_a_gauge_that_never_moves_is_no_utilisation(run: RunBuilder) -> None:
+def test_a_utilisation_that_is_not_told_is_not_guessed(run: RunBuilder) -> None:
     run.metrics(running="stuck")
     run.scrape(100, "its_running", 0.0)
     assert "never moves" in reason(capacity_of(run)["slot_utilisation"])
-
-
-def test_slots_that_are_not_told_are_not_guessed(run: RunBuilder) -> None:
     run.another_engine()
     assert "batch slots" in reason(capacity_of(run)["slot_utilisation"])
-
-
-def test_the_measurement_floor(make_run: MakeRun) -> None:
-    run = make_run()
-    for t, value in ((0, 0.1), (100, 0.3)):
-        run.lag(t, value)
-    for t in (0, 50, 110):
-        run.scrape(t, "x", 1)
-        run.scrape(t, "y", 1)
-    figures = capacity_of(run)
-    assert metric(figures["client_lag_s"]).max == ms(0.3)
-    interval = metric(figures["scrape_interval_s"])
-    assert (interval.n, interval.mean) == (2, ms(55))
-    assert reason(capacity_of(make_run())["scrape_interval_s"]) == ("the run did not scrape")
-
-
-def test_the_lifecycle_counts_preemptions_exactly(run: RunBuilder) -> None:
-    run.metrics(preemptions="exact")
-    run.idle({"preemptions": 0}, {"preemptions": 1})
-    run.events("p", arrived=1, admitted=2, preempted=3, resumed=4)
-    preemptions = metric(counters_of(run)["preemptions"])
-    assert (preemptions.mean, preemptions.method) == (1, "exact")
-    assert preemptions.others["counter"].mean == 1
 
 
 @pytest.mark.parametrize(
@@ -215,7 +120,8 @@ def test_waste_by_counter(run: RunBuilder, trust: str, running: float, bound: st
     run.request("done", sent=0, tokens=[10] * 60, outcome="completed", end=100)
     run.abandon("left", t0=70, tokens=[20, 60])
     run.request("cut", sent=0, tokens=[10] * 8, outcome="cut_off", end=100)
-    found = counters_of(run)["waste"]
+    frames = run.frames()
+    found = wasted_by_counter(frames.requests, run_facts(frames))
     if bound is None:
         assert "never moves" in reason(found)
         return
@@ -238,15 +144,53 @@ def test_tokens_are_not_events(run: RunBuilder) -> None:
     assert token_counting(requests) == "events_calibrated"
 
 
-def test_bystanders_and_long_prompts_are_never_mixed(run: RunBuilder) -> None:
-    run.request("b", sent=0, tokens=[10, 14, 20], outcome="cut_off", end=30, role=Role.BYSTANDER)
-    long = {"role": Role.LONG_PROMPT}
-    run.request("read", sent=0, tokens=[500, 900], outcome="completed", end=901, **long)
-    run.abandon("left", t0=300, tokens=[], planned_abandon=0, **long)
-    figures = latency_of(run)
-    assert metric(figures["ttft_s"]).of == "long prompts that were read"
-    assert (metric(figures["ttft_s"]).n, metric(figures["ttft_s"]).max) == (1, ms(500))
-    assert metric(figures["itl_s"]).of == "bystanders"
-    assert (metric(figures["itl_s"]).n, metric(figures["itl_s"]).max) == (2, ms(6))
-    assert metric(figures["goodput_rps"]).mean == 0.0
-    assert metric(figures["start_delay_s"]).n == 3
+def test_repetitions_without_an_answer_or_a_log_say_so(run: RunBuilder) -> None:
+    run.abandon("a", t0=25, tokens=[20])
+    run.abandon("b", t0=45, tokens=[40], repeats="a")
+    frames = run.frames()
+    found = asking_again_figures(frames.requests)
+    assert found["attempts_per_answer"] == NotMeasurable("no answer was completed")
+    cached = cached_again_figures(frames, run_facts(frames))["cached_again"]
+    assert isinstance(cached, NotMeasurable)
+
+
+# Canaries.
+
+
+def sing(run: RunBuilder, name: str, answer: str, *, sent: float, user: int = 0) -> None:
+    tokens = [sent + 10, sent + 15]
+    more = {"role": Role.CANARY, "user": user, "answer": answer}
+    run.request(name, sent=sent, tokens=tokens, outcome="completed", end=sent + 20, **more)
+
+
+def test_an_answer_that_differs_from_the_known_one_is_counted(run: RunBuilder) -> None:
+    sing(run, "late", "wrong", sent=300)  # the order of rows is not the order of asking
+    sing(run, "alone", "right", sent=0)
+    sing(run, "then", "right", sent=100)
+    sing(run, "other", "its own", sent=50, user=1)
+    sing(run, "other-then", "its own", sent=200, user=1)
+    found = canary_figures(run.frames().requests)
+    mismatch = metric(found["canary_mismatch_rate"])
+    assert mismatch.n == 3
+    assert mismatch.mean == pytest.approx(1 / 3)
+    assert mismatch.upper95 is not None
+
+
+def test_an_answer_that_was_cut_off_is_none(run: RunBuilder) -> None:
+    sing(run, "alone", "right", sent=0)
+    run.request("b", sent=50, tokens=[60], outcome="cut_off", end=70, role=Role.CANARY, answer="ri")
+    found = canary_figures(run.frames().requests)
+    assert found["canary_mismatch_rate"] == NotMeasurable("no canary had a second answer")
+
+
+def test_the_known_answers_of_all_arms_must_be_alike(run: RunBuilder) -> None:
+    sing(run, "alone", "right", sent=0)
+    sing(run, "then", "wrong", sent=50)
+    known = known_answers(run.frames().requests)
+    assert known == {0: "right"}
+    (alike,) = canary_remarks({"0": known, "50": known})
+    assert alike.level == "info"
+    (torn,) = canary_remarks({"0": known, "50": {0: "left"}})
+    assert torn.level == "invalid"
+    assert torn.text.endswith(": 0")
+    assert canary_remarks({"0": {}, "50": {}}) == []

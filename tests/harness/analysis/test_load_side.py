@@ -1,9 +1,6 @@
 """Who was too busy to be believed, and who died: from ticks and marks, by the stated rule."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -11,13 +8,9 @@ from harness.analysis.facts import run_facts
 from harness.analysis.load_side import load_sides
 from harness.records import ClientSample
 from harness.store.manifest import LoadProcess
-from tests.harness.told import summary_of
+from tests.harness.told import MakeRun, summary_of
 from tests.made_up.rows import at
-
-if TYPE_CHECKING:
-    from tests.made_up.run import RunBuilder
-
-    MakeRun = Callable[[], RunBuilder]
+from tests.made_up.run import RunBuilder
 
 TICKS = 100  # one each 10 ms of the load window
 LONG_S = 100
@@ -66,9 +59,8 @@ def said(run: RunBuilder, level: str) -> list[str]:
     ],
 )
 def test_a_saturated_client_makes_the_run_invalid(
-    make_run: MakeRun, ticks: dict[str, Any], reason: str | None
+    run: RunBuilder, ticks: dict[str, Any], reason: str | None
 ) -> None:
-    run = make_run()
     watched(run, pid=7, busy=0.1)
     watched(run, pid=8, **ticks)
     invalid = said(run, "invalid")
@@ -91,9 +83,8 @@ def test_a_saturated_client_makes_the_run_invalid(
     ],
 )
 def test_one_bad_stretch_is_enough_however_good_the_rest_was(
-    make_run: MakeRun, stretch: dict[str, Any], reason: str | None
+    run: RunBuilder, stretch: dict[str, Any], reason: str | None
 ) -> None:
-    run = make_run()
     watched_long(run, **stretch)
     invalid = said(run, "invalid")
     assert len(invalid) == (reason is not None)
@@ -128,8 +119,7 @@ def test_late_is_later_than_a_step_and_few_ticks_are_not_judged(make_run: MakeRu
     assert load_sides(run.frames(), run_facts(run.frames())) == []
 
 
-def test_a_process_that_died_is_named_with_its_rows(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_process_that_died_is_named_with_its_rows(run: RunBuilder) -> None:
     run.manifest.load_processes = [
         LoadProcess(
             worker=worker,

@@ -1,9 +1,6 @@
 """Requests that clients hold open, and connections that their users never closed."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -17,12 +14,7 @@ from harness.analysis.open_requests import open_requests
 from harness.store.manifest import IdleReading
 from tests.harness.told import summary_of
 from tests.made_up.rows import at
-
-if TYPE_CHECKING:
-    from tests.made_up.run import RunBuilder
-
-    MakeRun = Callable[[], RunBuilder]
-
+from tests.made_up.run import RunBuilder
 
 RACER, QUEUED, USERS = 5, 9, 20
 
@@ -46,8 +38,7 @@ def aborts_counted_late(run: RunBuilder) -> None:
         run.scrape(t, "its_aborted", sum(moment <= t for moment in counted))
 
 
-def test_who_may_not_be_counted(make_run: MakeRun) -> None:
-    run = make_run()
+def test_who_may_not_be_counted(run: RunBuilder) -> None:
     aborts_counted_late(run)
     held = open_requests(run.frames().requests)
     assert held.n_left == USERS
@@ -56,9 +47,8 @@ def test_who_may_not_be_counted(make_run: MakeRun) -> None:
 
 
 def test_a_race_that_the_server_won_takes_nothing_from_the_delay_of_the_others(
-    make_run: MakeRun,
+    run: RunBuilder,
 ) -> None:
-    run = make_run()
     aborts_counted_late(run)
     frames = run.frames()
     found = delay_of_aborts(frames, run_facts(frames))
@@ -84,7 +74,7 @@ def last_of_the_load(run: RunBuilder, end: float) -> None:
     run.request("last", sent=1, tokens=[20], outcome="cut_off", end=end)
 
 
-def row_of(run: RunBuilder) -> pd.Series[Any]:
+def row_of(run: RunBuilder) -> "pd.Series[Any]":
     cancels = cancellations(run.frames())
     return cancels[cancels["request_id"] == "a"].iloc[0]
 
@@ -103,9 +93,8 @@ def warnings(run: RunBuilder) -> list[str]:
     ],
 )
 def test_a_connection_that_the_load_reset_is_censored_there(
-    make_run: MakeRun, noticed: float, more: dict[str, str], found: tuple[Any, ...]
+    run: RunBuilder, noticed: float, more: dict[str, str], found: tuple[Any, ...]
 ) -> None:
-    run = make_run()
     leave(run, "a", noticed=noticed, **more)
     last_of_the_load(run, 400)
     row = row_of(run)
@@ -120,9 +109,8 @@ def test_a_connection_that_the_load_reset_is_censored_there(
 
 
 def test_one_that_lived_through_the_settle_time_until_the_reset_is_a_ghost(
-    make_run: MakeRun,
+    run: RunBuilder,
 ) -> None:
-    run = make_run()
     run.manifest.settle_s = 0.2
     leave(run, "a", noticed=401)
     last_of_the_load(run, 400)
@@ -130,8 +118,7 @@ def test_one_that_lived_through_the_settle_time_until_the_reset_is_a_ghost(
     assert (row["ghost"], row["cancel_latency_s"]) == (True, 0.2)
 
 
-def test_of_several_loads_each_has_its_own_reset(make_run: MakeRun) -> None:
-    run = make_run()
+def test_of_several_loads_each_has_its_own_reset(run: RunBuilder) -> None:
     leave(run, "a", noticed=101)
     last_of_the_load(run, 100)
     run.request("later", sent=300, tokens=[310], outcome="completed", end=400)
@@ -144,16 +131,14 @@ def test_of_several_loads_each_has_its_own_reset(make_run: MakeRun) -> None:
     assert row_of(run)["censored"]
 
 
-def test_a_server_that_tells_nothing_is_warned_of(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_server_that_tells_nothing_is_warned_of(run: RunBuilder) -> None:
     leave(run, "a", noticed=401)
     run.another_engine()
     (text,) = warnings(run)
     assert "latencies by gauge and counter are of that reset" in text
 
 
-def test_connections_held_beyond_the_load_are_known_beyond_it(make_run: MakeRun) -> None:
-    run = make_run()
+def test_connections_held_beyond_the_load_are_known_beyond_it(run: RunBuilder) -> None:
     leave(run, "a", noticed=501)
     last_of_the_load(run, 400)
     run.manifest.window.held_until_ns = [at(600)]
@@ -164,15 +149,3 @@ def test_connections_held_beyond_the_load_are_known_beyond_it(make_run: MakeRun)
     row = row_of(run)
     assert (row["censored"], row["was_reset_by_us"]) == (True, True)
     assert row["cancel_latency_s"] == pytest.approx((450 - 33) / 1e3)
-
-
-def test_each_way_to_leave_is_told_by_itself(make_run: MakeRun) -> None:
-    run = make_run()
-    leave(run, "a", noticed=301)
-    leave(run, "b", noticed=35, way="fin")
-    last_of_the_load(run, 400)
-    told = summary_of(run.frames())["breakdown"]["cancel_latency_by_way"]
-    assert [(one["way"], one["cancel_latency_s"]["n"], one["ghosts"]) for one in told] == [
-        ("fin", 1, 0),
-        ("stop_reading", 1, 0),
-    ]

@@ -59,35 +59,6 @@ def pooled(make_arm: MakeArm) -> dict[str, Any]:
     return pooled_summary(rounds, MANIFEST)
 
 
-def test_observations_are_pooled_not_their_averages(make_arm: MakeArm) -> None:
-    off = pooled(make_arm)["arms"]["off"]
-    gaps = off["metrics"]["itl_s"]
-    assert (gaps["n"], gaps["method"]) == (5, "client")
-    assert gaps["mean"] == pytest.approx((10 + 20 + 30 + 50 + 90) / 5 / 1e3)
-    assert gaps["p50"] == pytest.approx(0.030)
-    assert off["outcomes"]["completed"] == 5
-    assert off["token_counting"] == "usage"
-
-
-def test_a_counter_is_one_observation_a_round(make_arm: MakeArm) -> None:
-    preemptions = pooled(make_arm)["arms"]["off"]["metrics"]["preemptions"]
-    assert (preemptions["n"], preemptions["mean"], preemptions["max"]) == (3, 10.0, 12.0)
-    assert preemptions["mean_ci95"][0] < 10 < preemptions["mean_ci95"][1]
-    assert (preemptions["unit"], preemptions["method"]) == ("preemptions", "counter")
-
-
-def test_values_a_round_and_how_the_arms_differ(make_arm: MakeArm) -> None:
-    summary = pooled(make_arm)
-    assert summary["reference"] == "off"
-    assert summary["arms"]["on"]["per_round"]["preemptions"] == {"mean": [4.0, 5.0, 6.0]}
-    assert summary["arms"]["off"]["per_round"]["itl_s"]["p99"] == pytest.approx([0.02, 0.05, 0.09])
-    (found,) = summary["differences"]["preemptions"]["mean"]
-    assert (found["arm"], found["reference"], found["n"]) == ("on", "off", 3)
-    assert found["ratio"] == pytest.approx(0.5)
-    assert found["difference"] == pytest.approx(-5)
-    assert set(summary["differences"]["itl_s"]) == {"mean", "p50", "p99"}
-
-
 def test_another_arm_may_be_the_reference(make_arm: MakeArm) -> None:
     rounds = [make_arm(1, arm, gaps=[9], preemptions=2) for arm in ("off", "on")]
     workload = MANIFEST["workload"] | {"run": {"rounds": 3, "reference_arm": "on"}}

@@ -157,19 +157,6 @@ def at_reference(run: RunBuilder, t: float) -> None:
     run.requests[-1].reference_ns = run.requests[0].sent_ns + round((t - 100) * 1e6)
 
 
-def test_slot_recovery_by_probe(run: RunBuilder) -> None:
-    probe(run, "unloaded", 0, sent=100, first=125)
-    probe(run, "abandon", 0, sent=200, first=350)
-    at_reference(run, 310)
-    probe(run, "control", 0, sent=400, first=900)
-    at_reference(run, 500)
-    figures = probe_figures(run.frames().requests)
-    recovery = metric(figures["slot_recovery_s"])
-    assert (recovery.p50, recovery.method) == (ms(40), "probe")
-    assert metric(figures["probe_ttft_unloaded_s"]).p50 == ms(25)
-    assert metric(figures["probe_ttft_control_s"]).p50 == ms(400)
-
-
 def test_void_trials_and_probes_never_served(run: RunBuilder) -> None:
     none = NotMeasurable("the workload has no probes")
     assert probe_figures(run.frames().requests) == {"slot_recovery_s": none}

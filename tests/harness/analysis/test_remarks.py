@@ -1,23 +1,15 @@
 """Remarks: warnings, too little time left to run, plans to leave while queued."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from harness.analysis.recovery import about_void_trials
 from harness.records import Delivery, TokenCounting, VoidTrial
 from harness.run.pipeline import find_void
-from tests.harness.analysis.audited import accounts
-from tests.harness.told import summary_of, warnings
-
-if TYPE_CHECKING:
-    from tests.made_up.run import RunBuilder
-
-    MakeRun = Callable[[], RunBuilder]
-
+from tests.harness.analysis.scenes import accounts
+from tests.harness.told import MakeRun, summary_of, warnings
+from tests.made_up.run import RunBuilder
 
 OK: dict[str, Any] = {"sent": 0, "tokens": [1], "outcome": "completed", "end": 4}
 EMPTY = OK | {"tokens": []}
@@ -62,8 +54,7 @@ def test_strange_answers_are_warned_of(
         assert not any(words in text for text in warnings(plain))
 
 
-def test_methods_that_nothing_explains_are_a_warning(make_run: MakeRun) -> None:
-    run = make_run()
+def test_methods_that_nothing_explains_are_a_warning(run: RunBuilder) -> None:
     run.metrics(running="exact", waiting="exact")
     for i in range(30):
         t0 = 20.0 + 30 * i
@@ -100,9 +91,9 @@ def test_what_was_read_is_said_to_be_counted_by_events_only_if_any_was(make_run:
 
 @pytest.mark.parametrize(("every", "is_said"), [(20, False), (58, True)])
 def test_a_page_that_is_read_more_seldom_than_asked_is_warned_of(
-    make_run: MakeRun, every: int, is_said: bool
+    run: RunBuilder, every: int, is_said: bool
 ) -> None:
-    run = accounts(make_run())
+    run = accounts(run)
     run.server_metrics.clear()
     run.manifest.scrape_interval_s = 0.02
     for t in range(5, 1000, every):
@@ -110,8 +101,8 @@ def test_a_page_that_is_read_more_seldom_than_asked_is_warned_of(
     assert any("was to be read every 0.02 s" in text for text in warnings(run)) is is_said
 
 
-def test_void_trials_are_told_with_their_reasons(make_run: MakeRun) -> None:
-    run = accounts(make_run())
+def test_void_trials_are_told_with_their_reasons(run: RunBuilder) -> None:
+    run = accounts(run)
     run.manifest.workload = {"load": {"trials": 2}, "run": {}}
     void = [VoidTrial(trial=0, arm=arm, why="no slot") for arm in ("control", "abandon")]
     run.manifest.void_trials = void
@@ -153,9 +144,8 @@ def steps(run: RunBuilder, *names: str) -> None:
     ],
 )
 def test_advice_is_what_can_be_followed(
-    make_run: MakeRun, config: dict[str, int], remedy: str
+    run: RunBuilder, config: dict[str, int], remedy: str
 ) -> None:
-    run = make_run()
     assert run.manifest.target is not None
     run.manifest.target.config = {"max_num_seqs": 2, "block_size": 4, **config}
     leave(run, "a", max_tokens=300)
@@ -165,8 +155,7 @@ def test_advice_is_what_can_be_followed(
     assert remedy in text
 
 
-def test_a_race_is_told_by_how_it_ended_and_is_no_lack_of_time(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_race_is_told_by_how_it_ended_and_is_no_lack_of_time(run: RunBuilder) -> None:
     race: dict[str, Any] = {"plan": "last_token", "max_tokens": 4}
     leave(run, "won", **race)
     leave(run, "lost", t0=35, reason="length", **race)
@@ -189,8 +178,7 @@ def test_a_race_is_told_by_how_it_ended_and_is_no_lack_of_time(make_run: MakeRun
     assert "of 4 races for the last token, 1 read the whole answer; which of the other 3" in text
 
 
-def test_a_race_that_the_server_won_makes_no_ghost(make_run: MakeRun) -> None:
-    run = make_run()
+def test_a_race_that_the_server_won_makes_no_ghost(run: RunBuilder) -> None:
     for name, plan in (("races", "last_token"), ("leaves", "tokens:2")):
         run.abandon(name, t0=33, tokens=[21, 31], plan=plan, max_tokens=5)
         run.events(name, arrived=1, admitted=10.1, first_token=20)
@@ -210,9 +198,8 @@ def test_a_race_that_the_server_won_makes_no_ghost(make_run: MakeRun) -> None:
     ],
 )
 def test_a_queue_that_nobody_was_seen_in(
-    make_run: MakeRun, plan: str, waiting: list[float], said: str | None
+    run: RunBuilder, plan: str, waiting: list[float], said: str | None
 ) -> None:
-    run = make_run()
     run.another_engine()
     run.metrics(waiting="exact")
     run.abandon("a", t0=500, tokens=[], plan=plan)

@@ -70,13 +70,6 @@ def test_quantiles_that_were_asked_for_need_no_whole_curve(
         assert quantile_ci95(asked, share) == quantile_ci95(whole, share)
 
 
-def test_an_early_censored_observation_leaves_its_share_to_the_later_ones() -> None:
-    # At 1: 1/4 done. At 2 one is censored. At 3: of 3/4, half done: 5/8. At 4: all.
-    km = curve([1, 2, 3, 4], [False, True, False, False])
-    assert km.done.tolist() == [0.25, 0.25, 0.625, 1.0]
-    assert (quantile(km, 0.625), quantile(km, 0.63)) == (3.0, 4.0)
-
-
 def test_the_median_interval_of_a_hundred_is_the_40th_to_the_61st() -> None:
     assert quantile_ci95(curve([float(i) for i in range(1, 101)]), 0.5) == (40.0, 61.0)
 

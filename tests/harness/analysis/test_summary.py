@@ -1,20 +1,17 @@
 """The summary as a whole: complete, plain, ordered, and honest about what it lacks."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
 from harness.metrics import METRICS
-from harness.records import Metric, Role, TokenCounting
+from harness.records import Metric, Role
 from harness.store.manifest import Clock
 from tests.conftest import Snapshot
-from tests.harness.told import summary_of
+from tests.harness.told import MakeRun, summary_of
 from tests.made_up.run import RunBuilder
-
-MakeRun = Callable[[], RunBuilder]
 
 
 def small_run(run: RunBuilder) -> RunBuilder:
@@ -166,31 +163,3 @@ def test_blocks_of_ghosts_are_missing_but_not_lost(
     assert summary["breakdown"]["leaks_in_use"] == in_use
     text = " and ".join(f"{n:g} {name}" for name, n in in_use.items())
     assert any(f"{text} are held by requests" in one["text"] for one in summary["validity"])
-
-
-def test_a_run_against_another_engine(run: RunBuilder) -> None:
-    run.another_engine()
-    run.metrics(running="exact", generated_tokens="exact_when_idle")
-    run.idle({"running": 0, "generated_tokens": 0}, {"running": 1, "generated_tokens": 60})
-    run.abandon("a", t0=33, tokens=[21, 31])
-    run.request("s", sent=0, tokens=[21, 31, 41], outcome="completed", end=42)
-    for row in run.requests:
-        row.token_counting = TokenCounting.EVENTS
-    summary = summary_of(run.frames())
-    waste, ghosts = (summary["metrics"][name] for name in ("wasted_tokens", "ghost_rate"))
-    assert (waste["method"], waste["mean"], waste["bound"]) == ("counter", 55, "lower")
-    assert (ghosts["method"], ghosts["mean"], ghosts["bound"]) == ("gauge", 1.0, "lower")
-    assert summary["metrics"]["leaked_slots"]["mean"] == 1
-    for name in ("cancel_latency_s", "wasted_after_close_tokens", "leaked_blocks"):
-        assert name not in summary["metrics"]
-        assert summary["not_measurable"][name]
-    assert any("counted as events" in one["text"] for one in summary["validity"])
-
-
-def test_exact_waste_has_the_counter_beside_it(run: RunBuilder) -> None:
-    run = small_run(run)
-    run.metrics(generated_tokens="exact")
-    run.idle({"generated_tokens": 0}, {"generated_tokens": 6})
-    waste = summary_of(run.frames())["metrics"]["wasted_tokens"]
-    assert (waste["method"], waste["mean"]) == ("exact", 1.0)
-    assert waste["others"]["counter"]["mean"] == 1.0

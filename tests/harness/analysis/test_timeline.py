@@ -2,11 +2,9 @@
 
 import pandas as pd
 
-from harness.analysis.agreement import left_on_the_server
-from harness.analysis.facts import run_facts
 from harness.analysis.timeline import timeline
-from tests.harness.analysis.few_steps import only_row
-from tests.harness.told import ms, summary_of
+from tests.harness.analysis.scenes import only_row
+from tests.harness.told import ms
 from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder
 
@@ -100,22 +98,3 @@ def test_left_in_the_queue_before_the_worker_knew_it(run: RunBuilder) -> None:
     row = only_row(run)
     assert row["phase"] == "waiting"
     assert (row["wasted_tokens"], row["slot_seconds"]) == (0, 0)
-
-
-def test_the_other_methods_are_held_against_each_answer(run: RunBuilder) -> None:
-    """The gauge counts answers, the counter their tokens: so does what they are compared with."""
-    two_answers(run)
-    branch(run, "a-0", removed=50.1, blocks_freed=50.2, finished=50.3, generated=4)
-    branch(run, "a-1", removed=50.4, blocks_freed=52.0, finished=52.1, generated=4)
-    run.metrics(generated_tokens="exact")
-    run.idle({"generated_tokens": 0}, {"generated_tokens": 8})
-    for t, value in ((0, 0), (25, 2), (35, 4), (45, 6), (55, 8), (900, 8)):
-        run.scrape(t, "its_generated_tokens", value)
-    frames = run.frames()
-    (left,) = (one for _, one in left_on_the_server(frames, run_facts(frames)).iterrows())
-    assert (left["answers"], left["held_s"], left["wasted"]) == (2, ms(7.2 + 9), 3)
-    summary = summary_of(frames)
-    (pair,) = (one for one in summary["agreement"] if one["metric"] == "wasted_tokens")
-    assert (pair["exact"], pair["value"], pair["n"], pair["agrees"]) == (3, 3, 1, True)
-    verdicts = {one["role"]: one["verdict"] for one in summary["audit"]["counters"]}
-    assert verdicts["generated_tokens"] == "exact"

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.analysis import tokens as token_times
-from harness.analysis.figure import NotMeasurable
 from harness.analysis.tokens import first_times, over_read_figures, read_by, token_gaps
 from harness.records import Metric
 from tests.made_up.run import RunBuilder
@@ -32,19 +31,6 @@ def frame(times: Lists, tokens: Lists | None = None) -> pd.DataFrame:
     return rows.assign(n=1)
 
 
-def test_gaps_are_within_a_request() -> None:
-    gaps, of_each = token_gaps(frame([[], [10, 30, 60], [], [5], [100, 101]]))
-    assert gaps.tolist() == [20e-9, 30e-9, 1e-9]
-    assert of_each.tolist() == [0, 2, 0, 0, 1]
-
-
-def test_gaps_of_some_requests() -> None:
-    requests = frame([[10, 30], [5, 9], [100, 101]])
-    gaps, of_each = token_gaps(requests, np.array([False, True, True]))
-    assert gaps.tolist() == [4e-9, 1e-9]
-    assert of_each.tolist() == [1, 1]
-
-
 def test_gaps_are_of_one_of_several_answers() -> None:
     requests = frame([[5, 9], [10, 11, 30, 32, 60], [7], [1, 2, 4]]).assign(n=[1, 2, 2, 3])
     gaps, of_each = token_gaps(requests)
@@ -53,24 +39,6 @@ def test_gaps_are_of_one_of_several_answers() -> None:
     gaps, of_each = token_gaps(requests, np.array([False, True, True, False]))
     assert gaps.tolist() == pytest.approx([20e-9, 21e-9, 30e-9])
     assert of_each.tolist() == [3, 0]
-
-
-def test_tokens_are_counted_from_when_they_came() -> None:
-    requests = frame([[10, 30], [20]], [[1, 4], [2]])
-    assert read_by(requests, np.array([9, 10, 25, 30, 99])).tolist() == [0, 1, 3, 7, 7]
-    assert read_by(requests, np.array([99, 10])).tolist() == [7, 1]
-
-
-def test_the_first_times_are_one_of_each_interval() -> None:
-    requests = frame([[10, 19, 30], [11, 20]])
-    assert first_times(requests, every_ns=10).tolist() == [10, 20, 30]
-
-
-def test_a_run_without_a_token() -> None:
-    nothing = frame([])
-    assert token_gaps(nothing)[0].tolist() == []
-    assert read_by(nothing, np.array([5])).tolist() == [0]
-    assert first_times(nothing, every_ns=1).tolist() == []
 
 
 @settings(deadline=None)  # what a busy machine takes for it says nothing
@@ -131,16 +99,3 @@ def test_it_is_what_came_after_the_planned_moment(
     assert (figure.n, figure.unit) == (2, "tokens")
     assert figure.mean == (1 + expected) / 2
     assert figure.max == max(1, expected)
-
-
-def test_bytes_left_in_the_kernel_show_as_resets(run: RunBuilder) -> None:
-    for name, way, wire_close in (("a", "fin", "rst"), ("b", "fin", "fin"), ("c", "rst", "rst")):
-        run.abandon(name, t0=9, tokens=[5], think_ns=0, way=way, wire_close=wire_close)
-    unread = over_read(run).others["unread_at_t0"]
-    assert (unread.n, unread.mean) == (2, 0.5)
-
-
-def test_where_nobody_left_there_is_none(run: RunBuilder) -> None:
-    run.request("stays", sent=0, tokens=[5], outcome="completed", end=40)
-    figure = over_read_figures(run.frames().requests)["over_read_tokens"]
-    assert figure == NotMeasurable("no stream was left by plan")

@@ -1,20 +1,16 @@
 """The value of cancellation: accounts of small runs and the rows made of them, all by hand."""
 
 import io
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from rich.console import Console
 
-from harness.analysis.pool import analyse_round
 from harness.analysis.value import Account, ValueTerms, account, sum_of, value_of
 from harness.commands.run_table import print_arms
 from harness.export.tables import stage_cells, value_cells, value_columns
 from harness.formatting import DASH, number
 from harness.records import Metric, Value, ValueRow
-from tests.harness.told import pooled_summary
 from tests.made_up.run import RunBuilder
 from tests.made_up.summaries import made_up_arms_summary
 
@@ -147,25 +143,6 @@ def test_the_words_of_both_tables() -> None:
     stages = {stage.name: stage_cells(stage) for stage in made.stages}
     assert stages["wait_s"][2:4] == ("11 ms", "20 ms")
     assert stages["detect_s"][2:] == (DASH, DASH, "0 s to 5 ms")
-
-
-def test_the_summary_of_arms_holds_it_where_the_workload_asks(tmp_path: Path) -> None:
-    made = []
-    for arm in ("off", "on"):
-        folder = tmp_path / arm
-        folder.mkdir()
-        frames = ghost(RunBuilder(folder)).frames()
-        made.append(analyse_round(frames, round_number=1, arm=arm))
-    workload: dict[str, Any] = {
-        "name": "w",
-        "headlines": [],
-        "run": {"rounds": 1, "reference_arm": None},
-        "arms": [{"name": "off"}, {"name": "on"}],
-        "value": msgspec.to_builtins(TERMS),
-    }
-    found = msgspec.convert(pooled_summary(made, {"workload": workload})["value"], Value)
-    assert {row.name: row.ignored for row in found.rows}["tokens wasted per cancel"] == 11
-    assert pooled_summary(made, {"workload": workload | {"value": None}})["value"] is None
 
 
 def test_a_terminal_shows_both_tables() -> None:

@@ -1,6 +1,5 @@
 """Waste of servers that tell only counters: tokens, prompts, blocks."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -9,22 +8,16 @@ import pytest
 from msgspec import structs
 
 from harness.analysis.black_box import figures_from_outside
-from harness.analysis.facts import run_facts
-from harness.analysis.figure import NotMeasurable
-from harness.analysis.littles_law import unread_tokens
 from harness.analysis.tokens import prompt_total
 from harness.records import Outcome
-from tests.harness.analysis.audited import accounts, verdicts
-from tests.harness.analysis.from_outside import lonely_run, seen
-from tests.harness.told import metric, reason, summary_of
+from tests.harness.analysis.scenes import lonely_run, seen, verdicts
+from tests.harness.told import MakeRun, metric, reason, summary_of
 from tests.made_up.run import RunBuilder
 from tests.made_up.servers import lonely
 
-MakeRun = Callable[[], RunBuilder]
 
-
-def test_waste_of_rounds_is_added_up(make_run: MakeRun) -> None:
-    one = seen(lonely_run(make_run))
+def test_waste_of_rounds_is_added_up(run: RunBuilder) -> None:
+    one = seen(lonely_run(run))
     waste = metric(one.waste)
     assert (waste.mean, waste.n, waste.bound) == (4.0, 1, "point")
     others = {"total_tokens": 2.0, "generated_tokens": 20.0, "cut_off": 1}
@@ -36,8 +29,8 @@ def test_waste_of_rounds_is_added_up(make_run: MakeRun) -> None:
     assert found.others["cut_off"] == 1
 
 
-def test_a_counter_below_what_was_read_tells_of_no_waste(make_run: MakeRun) -> None:
-    run = lonely_run(make_run)
+def test_a_counter_below_what_was_read_tells_of_no_waste(run: RunBuilder) -> None:
+    run = lonely_run(run)
     run.manifest.idle.after |= {"generated_tokens": 1.0}
     waste = figures_from_outside([seen(run)])["wasted_tokens"]["counter"]
     assert (
@@ -45,8 +38,8 @@ def test_a_counter_below_what_was_read_tells_of_no_waste(make_run: MakeRun) -> N
     )
 
 
-def test_while_somebody_is_still_served_there_will_be_more_waste(make_run: MakeRun) -> None:
-    run = lonely_run(make_run)
+def test_while_somebody_is_still_served_there_will_be_more_waste(run: RunBuilder) -> None:
+    run = lonely_run(run)
     run.manifest.idle.later = {"running": 0, "waiting": 0, "generated_tokens": 7.0}
     waste = figures_from_outside([seen(run)])["wasted_tokens"]["counter"]
     assert (metric(waste).mean, metric(waste).bound) == (4.0, "lower")
@@ -56,7 +49,7 @@ def test_of_a_request_for_several_answers_all_may_be_wasted(make_run: MakeRun) -
     """Its answers are generated side by side."""
     limits = []
     for answers in (1, 3):
-        run = lonely_run(make_run)
+        run = lonely_run(make_run())
         row = run.requests[0]
         row.n, row.token_times_ns = answers, sorted(row.token_times_ns * answers)
         row.event_tokens = [1] * len(row.token_times_ns)
@@ -69,7 +62,7 @@ def test_of_a_request_for_several_answers_all_may_be_wasted(make_run: MakeRun) -
     assert limits == pytest.approx([1, 3])
 
 
-def early_leaver(run: RunBuilder, *, counted: float) -> None:
+def early_leavers(run: RunBuilder, *, counted: float) -> RunBuilder:
     """Two who read prompts of 10 tokens, and two who left before a first token."""
     run.another_engine()
     run.metrics(running="exact", prompt_tokens="exact")
@@ -79,27 +72,19 @@ def early_leaver(run: RunBuilder, *, counted: float) -> None:
         run.abandon(name, t0=50, tokens=[])
     idle = {"running": 0.0, "prompt_tokens": 100.0}
     run.idle(idle, idle | {"prompt_tokens": 100.0 + counted})
-
-
-def test_prompts_that_were_computed_for_nobody_are_waste(run: RunBuilder) -> None:
-    early_leaver(run, counted=36)
-    wasted = summary_of(run.frames())["metrics"]["wasted_prompt_tokens"]
-    assert (wasted["mean"], wasted["n"], wasted["bound"]) == (8.0, 2, "point")
-    assert wasted["others"]["total_tokens"] == 16
+    return run
 
 
 def test_a_counter_that_leaves_aborted_prompts_out_gives_a_lower_bound(run: RunBuilder) -> None:
-    early_leaver(run, counted=20)
+    early_leavers(run, counted=20)
     assert run.manifest.target is not None
     run.manifest.target.spec["metrics"]["prompt_tokens"]["trust"] = "lower"
     wasted = summary_of(run.frames())["metrics"]["wasted_prompt_tokens"]
-    assert (wasted["mean"], wasted["bound"]) == (0.0, "lower")
+    assert (wasted["mean"], wasted["n"], wasted["bound"]) == (0.0, 2, "lower")
 
 
-def test_prompts_of_unknown_length_are_guessed_with_an_interval(
-    run: RunBuilder,
-) -> None:
-    early_leaver(run, counted=50)
+def test_prompts_of_unknown_length_are_guessed_with_an_interval(run: RunBuilder) -> None:
+    early_leavers(run, counted=50)
     run.request("r3", sent=0, tokens=[10, 20], outcome="completed", end=25, prompt_tokens=14)
     run.abandon("r4", t0=50, tokens=[30])
     wasted = summary_of(run.frames())["metrics"]["wasted_prompt_tokens"]
@@ -111,7 +96,7 @@ def test_prompts_of_unknown_length_are_guessed_with_an_interval(
 def test_a_prompt_may_be_counted_for_each_of_several_answers(
     run: RunBuilder, counted: float
 ) -> None:
-    early_leaver(run, counted=counted)
+    early_leavers(run, counted=counted)
     for row in run.requests:
         row.n = 2
     assert verdicts(run)["prompt_tokens"] == "exact"
@@ -135,21 +120,6 @@ def test_a_sum_of_guessed_prompts_is_known_less_well_the_fewer_were_told() -> No
     assert prompts(10, None) is None
     assert prompts(8, 12, *[None] * 20) is None
     assert prompts() is None
-
-
-def test_who_was_cut_off_is_counted_among_those_left(run: RunBuilder) -> None:
-    run = accounts(run)
-    run.request("c", sent=0, tokens=[10], outcome="cut_off", end=20, prompt_tokens=10)
-    wasted = summary_of(run.frames())["metrics"]["wasted_tokens"]
-    assert (wasted["n"], wasted["others"]["cut_off"]) == (2, 1)
-
-
-def test_unread_tokens_are_counted_by_blocks(run: RunBuilder) -> None:
-    lonely(run)
-    frames = run.frames()
-    found = unread_tokens(frames, run_facts(frames))
-    assert not isinstance(found, NotMeasurable)
-    assert found.mean == 4.0
 
 
 def test_a_request_that_was_cut_off_makes_no_figure_of_cancellation(run: RunBuilder) -> None:
