@@ -15,7 +15,7 @@ from harness.errors import ConfigError
 from harness.export.library import Run
 from harness.export.tables import steady_in_words
 from harness.formatting import DASH, figure_of, number, quantity
-from harness.gate.judge import Check, Judgement, Terms, judge, refuse
+from harness.gate.judge import Check, Judgement, judge, refuse
 from harness.gate.judge import Verdict as GateVerdict
 from harness.gate.limits import BASELINE, DEFAULT_LIMITS, FEWEST_ABANDONS, Limit, parse_limits
 from harness.gate.reports import gravest_first
@@ -77,8 +77,7 @@ def _judge(path: Path, lines: Sequence[str], workload: Mapping[str, Any]) -> Jud
         return refuse(path.name, f"its limits cannot be read: {error}", "limits that can be")
     fewest = int((workload.get("gate") or {}).get("min_abandons", FEWEST_ABANDONS))
     limits = [limit for limit in limits if limit.against != BASELINE]
-    terms = Terms(limits=limits, baseline=None, fewest_abandons=fewest)
-    return judge(measured, terms, run=path.name)
+    return judge(measured, limits, run=path.name, fewest_abandons=fewest)
 
 
 def workload_limits(lines: Sequence[str], workload: Mapping[str, Any]) -> list[Limit]:

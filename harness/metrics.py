@@ -6,6 +6,7 @@ stand in the order of `summary.json`; `rank` orders the headlines.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
@@ -46,7 +47,7 @@ class MetricInfo(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str = ""
-    unit: str
+    unit: str = "s"
     label: str = ""
     shows: str
     formula: str
@@ -67,52 +68,46 @@ class MetricInfo(msgspec.Struct, frozen=True, kw_only=True):
     instead: tuple[str, ...] = ()
 
 
+_part = partial(MetricInfo, never_over=True, part_of=CANCEL_LATENCY)
+_cancel = partial(MetricInfo, never_over=True)
+_share = partial(MetricInfo, unit="ratio", kind="proportion")
+_leak = partial(MetricInfo, kind="idle", may_be_negative=True, from_server_alone=True, per_run=True)
+_slope = partial(MetricInfo, kind="slope", may_be_negative=True)
+_reading = partial(MetricInfo, kind="reading")
+_run_reading = partial(MetricInfo, kind="reading", per_run=True)
+
 _TABLE: Final[Mapping[str, MetricInfo]] = {
-    "detect_s": MetricInfo(
-        unit="s",
+    "detect_s": _part(
         shows="From a user's leaving until the server saw the disconnect.",
         formula="disconnected - t0",
         rank=6,
-        never_over=True,
-        part_of=CANCEL_LATENCY,
     ),
-    "signal_s": MetricInfo(
-        unit="s",
+    "signal_s": _part(
         shows="From the server's seeing the disconnect until its worker heard of it.",
         formula="abort received - disconnected",
         rank=7,
-        never_over=True,
-        part_of=CANCEL_LATENCY,
     ),
-    "wait_s": MetricInfo(
-        unit="s",
+    "wait_s": _part(
         shows="From the worker's hearing of it until the request was out of the batch.",
         formula="removed - abort received",
         rank=8,
-        never_over=True,
-        part_of=CANCEL_LATENCY,
     ),
-    "free_s": MetricInfo(
-        unit="s",
+    "free_s": _part(
         shows="From the request's leaving the batch until its blocks were reclaimed.",
         formula="blocks reclaimed - removed",
         rank=9,
-        never_over=True,
-        part_of=CANCEL_LATENCY,
     ),
-    CANCEL_LATENCY: MetricInfo(
-        unit="s",
+    CANCEL_LATENCY: _cancel(
         shows="From a user's leaving until the server held nothing for them.",
         formula="blocks reclaimed - t0; of a queued request: left the queue - t0",
         rank=1,
         in_brief=True,
         on_web_tab=True,
         good="flat, at one or two steps of the engine.",
-        never_over=True,
         baseline_figure="mean",
         instead=(SLOT_RECOVERY, "leaked_slots"),
     ),
-    CANCEL_LATENCY_STEPS: MetricInfo(
+    CANCEL_LATENCY_STEPS: _part(
         unit="steps",
         shows="The step boundaries that passed until the server held nothing for a user who had "
         "left.",
@@ -120,38 +115,30 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         rank=2,
         in_brief=True,
         good="flat, at one or two; it does not depend on the machine.",
-        never_over=True,
-        part_of=CANCEL_LATENCY,
         baseline_figure="mean",
         instead=(CANCEL_LATENCY, SLOT_RECOVERY, "leaked_slots"),
     ),
-    "cancel_latency_prefill_s": MetricInfo(
-        unit="s",
+    "cancel_latency_prefill_s": _cancel(
         shows="The cancel latency of long prompts that were left during their prefill.",
         formula="as cancel_latency_s, of these requests only",
         rank=3,
         in_brief=True,
-        never_over=True,
     ),
-    "cancel_latency_prefill_steps": MetricInfo(
+    "cancel_latency_prefill_steps": _cancel(
         unit="steps",
         shows="That cancel latency in step boundaries.",
         formula="as cancel_latency_steps, of these requests only",
         rank=4,
-        never_over=True,
         part_of="cancel_latency_prefill_s",
     ),
-    "removed_at_first_boundary": MetricInfo(
-        unit="ratio",
+    "removed_at_first_boundary": _share(
         shows="The share removed at the first step boundary after the worker heard of the abort.",
         formula="removed at the first boundary / aborts that the worker heard",
-        kind="proportion",
         better="more",
         rank=5,
         in_brief=True,
     ),
     "slot_refill_s": MetricInfo(
-        unit="s",
         shows="From a slot's coming free to the next request in it.",
         formula="next waiting request admitted - blocks reclaimed, paired first come first served",
         rank=10,
@@ -159,16 +146,13 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         on_web_tab=True,
         good="flat, far below a step.",
     ),
-    "refilled_next_schedule": MetricInfo(
-        unit="ratio",
+    "refilled_next_schedule": _share(
         shows="The share of wanted slots that the very next schedule took.",
         formula="slots taken in the next schedule / slots given back while a request waited",
-        kind="proportion",
         better="more",
         rank=11,
     ),
     SLOT_RECOVERY: MetricInfo(
-        unit="s",
         shows="From a user's leaving to the first token of a request that waited, seen by its "
         "client.",
         formula="first token of the waiting probe - t0",
@@ -180,13 +164,11 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         baseline_figure="p50",
     ),
     "probe_ttft_unloaded_s": MetricInfo(
-        unit="s",
         shows="The probe's first token on an idle server, to judge slot recovery by.",
         formula="first token - sent, no filler running",
         rank=13,
     ),
     "probe_ttft_control_s": MetricInfo(
-        unit="s",
         shows="The probe's first token when no filler leaves, to judge slot recovery by.",
         formula="first token - the moment at which a filler would have left",
         better="neither",  # the control waits for a natural end, which the workload sets
@@ -219,16 +201,14 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         of_tokens=True,
         part_of=WASTED_TOKENS,
     ),
-    "wasted_prompt_tokens": MetricInfo(
+    "wasted_prompt_tokens": _reading(
         unit="tokens",
         shows="Prompt tokens computed for each request that was left before its first token.",
         formula="(prompt counter after - before - prompts of requests with a first token) / "
         "requests left before their first token",
-        kind="reading",
         rank=18,
     ),
     "slot_seconds_after_abandon": MetricInfo(
-        unit="s",
         shows="Time that an abandoned request stayed in the batch.",
         formula="seconds in the batch after t0",
     ),
@@ -238,12 +218,10 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         formula="integral of the blocks held after t0",
     ),
     "gpu_seconds_after_abandon": MetricInfo(
-        unit="s",
         shows="Device time spent on an abandoned request.",
         formula="sum over steps of duration after t0 * the request's share of scheduled tokens",
     ),
     "ttft_s": MetricInfo(
-        unit="s",
         shows="Time to the first token of users who stayed.",
         formula="first token - sent",
         rank=28,
@@ -252,7 +230,6 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         baseline_figure="p50",
     ),
     "itl_s": MetricInfo(
-        unit="s",
         shows="Time between two tokens of users who stayed.",
         formula="token event - token event before it",
         rank=29,
@@ -262,13 +239,11 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         baseline_figure="p50",
     ),
     "tpot_s": MetricInfo(
-        unit="s",
         shows="Mean time a token after the first, for each request of users who stayed.",
         formula="(last token - first token) / (tokens - 1)",
         of_tokens=True,
     ),
     _OPEN_LOOP_SIGN: MetricInfo(
-        unit="s",
         shows="TTFT from the moment at which the schedule wanted the request sent.",
         formula="first token - intended start",
         rank=38,
@@ -276,93 +251,75 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         shown="open loop",
     ),
     "e2e_s": MetricInfo(
-        unit="s",
         shows="Time to the last token of users who stayed.",
         formula="last token - sent, of completed requests",
         rank=39,
         shown="open loop",
     ),
     "e2e_from_intended_s": MetricInfo(
-        unit="s",
         shows="Time to the last token from the moment at which the schedule wanted the request "
         "sent.",
         formula="last token - intended start, of completed requests",
         rank=40,
         shown="open loop",
     ),
-    "goodput_rps": MetricInfo(
+    "goodput_rps": _run_reading(
         unit="rps",
         shows="Completed requests a second.",
         formula="requests completed in the load window / its length",
-        kind="reading",
         better="more",
         rank=42,
         shown="arms",
         good="flat, or rising.",
-        per_run=True,
     ),
     "ttft_again_s": MetricInfo(
-        unit="s",
         shows="Time to the first token of requests that repeat an abandoned one.",
         formula="first token - sent",
         rank=30,
     ),
-    "cached_again": MetricInfo(
+    "cached_again": _run_reading(
         unit="ratio",
         shows="The share of a repeated prompt that was still cached.",
         formula="prompt tokens not computed again / prompt tokens, of repeated requests",
-        kind="reading",
         better="more",
         rank=31,
-        per_run=True,
     ),
-    "attempts_per_answer": MetricInfo(
+    "attempts_per_answer": _reading(
         unit="requests",
         shows="Requests sent for each answer that was completed.",
         formula="requests of users / their completed answers",
-        kind="reading",
         better="neither",
         rank=32,
         in_brief=True,
     ),
-    "canary_mismatch_rate": MetricInfo(
-        unit="ratio",
+    "canary_mismatch_rate": _share(
         shows="The share of canary answers that differ from the first one.",
         formula="answers that differ from the known one / answers after it",
-        kind="proportion",
         rank=33,
         in_brief=True,
     ),
     "canary_ttft_s": MetricInfo(
-        unit="s",
-        shows="Time to the first token of a canary.",
-        formula="first token - sent",
-        rank=34,
+        shows="Time to the first token of a canary.", formula="first token - sent", rank=34
     ),
     "canary_itl_s": MetricInfo(
-        unit="s",
         shows="Time between two tokens of a canary.",
         formula="token event - token event before it",
         rank=35,
     ),
     "storm_clear_s": MetricInfo(
-        unit="s",
         shows="From the first leaving of a storm until the server held nothing of it.",
         formula="last blocks reclaimed - first t0, of one storm",
         rank=36,
         in_brief=True,
     ),
     "storm_spread_s": MetricInfo(
-        unit="s",
         shows="How long the users of one storm took to leave.",
         formula="last t0 - first t0, of one storm",
         rank=37,
     ),
-    GHOST_RATE: MetricInfo(
-        unit="ratio",
+    GHOST_RATE: _share(
         shows="The share of abandoned requests that the server did not stop.",
         formula="abandoned requests not aborted within the settle time / those watched so long",
-        kind="proportion",
         rank=19,
         in_brief=True,
         on_web_tab=True,
@@ -370,134 +327,102 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         from_server_alone=True,
         instead=("leaked_slots", "leaked_kv_share"),
     ),
-    "leaked_slots": MetricInfo(
+    "leaked_slots": _leak(
         unit="slots",
         shows="Batch slots that stay taken on an idle server.",
         formula="running after the settle time - before the load",
-        kind="idle",
         rank=20,
         in_brief=True,
         good="0 in every run.",
-        may_be_negative=True,
-        from_server_alone=True,
-        per_run=True,
     ),
-    "leaked_blocks": MetricInfo(
+    "leaked_blocks": _leak(
         unit="blocks",
         shows="KV blocks that stay taken on an idle server.",
         formula="free blocks before the load - after the settle time",
-        kind="idle",
         rank=21,
         in_brief=True,
         good="0 in every run.",
-        may_be_negative=True,
-        from_server_alone=True,
         instead=("leaked_kv_share", "leaked_slots"),
-        per_run=True,
     ),
-    "leaked_kv_share": MetricInfo(
+    "leaked_kv_share": _reading(
         unit="ratio",
         shows="The share of the KV cache that stays taken on an idle server.",
         formula="share in use after the settle time - before the load",
-        kind="reading",
         may_be_negative=True,
         from_server_alone=True,
         instead=("leaked_blocks", "leaked_slots"),
     ),
-    "leaked_slots_per_abandon": MetricInfo(
+    "leaked_slots_per_abandon": _slope(
         unit="slots",
         shows="Batch slots lost with each abandon, over several loops.",
         formula="Theil-Sen slope of running requests at rest over abandons",
-        kind="slope",
         rank=22,
-        may_be_negative=True,
     ),
-    "leaked_blocks_per_abandon": MetricInfo(
+    "leaked_blocks_per_abandon": _slope(
         unit="blocks",
         shows="KV blocks lost with each abandon, over several loops.",
         formula="Theil-Sen slope of blocks taken at rest over abandons",
-        kind="slope",
         rank=23,
-        may_be_negative=True,
     ),
-    "leaked_kv_share_per_abandon": MetricInfo(
+    "leaked_kv_share_per_abandon": _slope(
         unit="ratio",
         shows="The share of the KV cache lost with each abandon, over several loops.",
         formula="Theil-Sen slope of the share taken at rest over abandons",
-        kind="slope",
-        may_be_negative=True,
     ),
-    "memory_per_abandon": MetricInfo(
+    "memory_per_abandon": _slope(
         unit="bytes",
         shows="Memory that the server's processes grow by with each abandon.",
         formula="Theil-Sen slope of resident memory at rest over abandons",
-        kind="slope",
         rank=24,
-        may_be_negative=True,
     ),
-    "handles_per_abandon": MetricInfo(
+    "handles_per_abandon": _slope(
         unit="handles",
         shows="File descriptors that the server's processes grow by with each abandon.",
         formula="Theil-Sen slope of open file descriptors at rest over abandons",
-        kind="slope",
         rank=25,
-        may_be_negative=True,
     ),
-    "slot_utilisation": MetricInfo(
+    "slot_utilisation": _run_reading(
         unit="ratio",
         shows="How full the batch was.",
         formula="sum over steps of running requests * seconds / (slots * load window)",
-        kind="reading",
         better="neither",  # slots are also full of ghosts
         rank=26,
         in_brief=True,
-        per_run=True,
     ),
-    "throughput_tps": MetricInfo(
+    "throughput_tps": _run_reading(
         unit="tokens/s",
         shows="Tokens a second, of all requests.",
         formula="tokens sampled in the load window / its length",
-        kind="reading",
         better="more",
         rank=27,
         good="flat, or rising.",
         of_tokens=True,
-        per_run=True,
     ),
-    "preemptions": MetricInfo(
+    "preemptions": _run_reading(
         unit="preemptions",
         shows="Requests that the engine put back into its queue during the load.",
         formula="preemptions in the lifecycle log, else counter after - before",
-        kind="reading",
         rank=43,
         shown="arms",
         on_web_tab=True,
-        per_run=True,
     ),
-    "recomputed_tokens": MetricInfo(
+    "recomputed_tokens": _run_reading(
         unit="tokens",
         shows="Tokens computed once more after a preemption.",
         formula="counter after - before",
-        kind="reading",
         rank=44,
         shown="arms",
-        per_run=True,
     ),
     "step_s": MetricInfo(
-        unit="s",
-        shows="How long an engine step takes.",
-        formula="step ended - step started",
+        shows="How long an engine step takes.", formula="step ended - step started"
     ),
     "client_lag_s": MetricInfo(
-        unit="s",
         shows="How late the load itself notices: no time below it means anything.",
         formula="timer noticed - timer due",
         on_web_tab=True,
     ),
     "scrape_interval_s": MetricInfo(
-        unit="s",
-        shows="How often the metrics pages were read.",
-        formula="scrape - scrape before it",
+        shows="How often the metrics pages were read.", formula="scrape - scrape before it"
     ),
     "over_read_tokens": MetricInfo(
         unit="tokens",
@@ -506,7 +431,6 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         formula="read at t0 - tokens that the plan allows",
     ),
     "start_delay_s": MetricInfo(
-        unit="s",
         shows="How late requests were sent.",
         formula="sent - intended start",
         rank=41,

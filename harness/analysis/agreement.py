@@ -40,11 +40,7 @@ def agreement(
     if not facts.has_lifecycle or not facts.clocks_agree:
         return []
     left = left_on_the_server(frames, facts)
-    return [
-        *_by_blocks(outside, left),
-        *_of_probes(frames, figures),
-        *_of_the_rest(figures),
-    ]
+    return [*_by_blocks(outside, left), *_of_probes(frames, figures), *_of_the_rest(figures)]
 
 
 def left_on_the_server(frames: RunFrames, facts: Facts) -> pd.DataFrame:

@@ -57,10 +57,7 @@ class Outside:
 
 
 def seen_from_outside(frames: RunFrames, facts: Facts) -> Outside:
-    totals = {
-        "counter": delay_of_aborts(frames, facts),
-        "gauge": held_after_leaving(frames, facts),
-    }
+    totals = {"counter": delay_of_aborts(frames, facts), "gauge": held_after_leaving(frames, facts)}
     for method, role in (("counter", "aborted"), ("gauge", "running")):
         if (why := why_no_lag(frames, facts, role)) is not None:
             totals[method] = NotMeasurable(why)

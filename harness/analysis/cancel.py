@@ -113,8 +113,7 @@ def _figure(
 def latency_sample(cancels: pd.DataFrame, column: str = CANCEL_LATENCY) -> Sample:
     known = cancels[was_cancelled(cancels)]
     return Sample(
-        values=known[column].to_numpy(dtype=float),
-        censored=known["censored"].to_numpy(dtype=bool),
+        values=known[column].to_numpy(dtype=float), censored=known["censored"].to_numpy(dtype=bool)
     )
 
 

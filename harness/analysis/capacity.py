@@ -64,7 +64,7 @@ def _slot_utilisation(frames: RunFrames, in_window: pd.DataFrame, facts: Facts) 
         return reading(name, share, method="exact", n=len(in_window))
     running = readings_of(frames, facts, "running")
     if running is None:
-        return NotMeasurable(f"{facts.needs_steps}, and its running requests were not scraped")
+        return NotMeasurable(f"{facts.lacks('steps')}, and its running requests were not scraped")
     if facts.trust.get("running") == "stuck":
         return NotMeasurable(f"{facts.metric_names['running']} never moves")
     is_inside = (running.t_ns >= facts.load_started_ns) & (running.t_ns <= facts.load_ended_ns)

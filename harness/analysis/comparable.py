@@ -186,9 +186,7 @@ def _changed_in(key: str, first: Mapping[str, Any], second: Mapping[str, Any]) -
 
 
 def _changed(
-    first: Mapping[str, Any] | None,
-    second: Mapping[str, Any] | None,
-    without: Container[str] = (),
+    first: Mapping[str, Any] | None, second: Mapping[str, Any] | None, without: Container[str] = ()
 ) -> dict[str, tuple[Any, Any]]:
     first, second = first or {}, second or {}
     return {

@@ -67,26 +67,18 @@ class Facts:
     def load_s(self) -> float:
         return (self.load_ended_ns - self.load_started_ns) / 1e9
 
-    @property
-    def needs_lifecycle(self) -> str:
-        return (
-            f"{self.engine} gave no lifecycle log: when it noticed, removed and freed a request "
-            "is not known"
-        )
-
-    @property
-    def needs_clock(self) -> str:
-        return "the server's clock is not the client's: their stamps must not be subtracted"
-
-    @property
-    def needs_steps(self) -> str:
-        return f"{self.engine} gave no step log"
-
     def lacks(self, *needed: Need) -> str | None:
         known: dict[Need, tuple[bool, str]] = {
-            "lifecycle": (self.has_lifecycle, self.needs_lifecycle),
-            "clock": (self.clocks_agree, self.needs_clock),
-            "steps": (self.has_steps, self.needs_steps),
+            "lifecycle": (
+                self.has_lifecycle,
+                f"{self.engine} gave no lifecycle log: when it noticed, removed and freed a "
+                "request is not known",
+            ),
+            "clock": (
+                self.clocks_agree,
+                "the server's clock is not the client's: their stamps must not be subtracted",
+            ),
+            "steps": (self.has_steps, f"{self.engine} gave no step log"),
             "block size": (
                 self.block_size is not None,
                 f"{self.engine} does not show its block size",

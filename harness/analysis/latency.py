@@ -244,18 +244,15 @@ def asking_again_figures(requests: pd.DataFrame) -> Figures:
     )
     if isinstance(first, Metric):
         again = _of("requests that repeat another", again)
-    return {
-        name: _beside(again, "asked_first", first),
-        "attempts_per_answer": _attempts(users),
-    }
+    return {name: _beside(again, "asked_first", first), "attempts_per_answer": _attempts(users)}
 
 
 def cached_again_figures(frames: RunFrames, facts: Facts) -> Figures:
     repeats = _repeats(frames.requests)
     if repeats.empty:
         return {}
-    if not facts.has_lifecycle or not facts.has_steps:
-        return {"cached_again": NotMeasurable(facts.needs_steps)}
+    if (why := facts.lacks("steps", "lifecycle")) is not None:
+        return {"cached_again": NotMeasurable(why)}
     ids = frames.lifecycle.drop_duplicates("client_request_id").set_index("client_request_id")
     known = repeats[repeats["prompt_tokens"].notna()]
     known = known.assign(server_id=known["request_id"].map(ids["request_id"]))

@@ -19,14 +19,7 @@ import pandas as pd
 
 from harness.analysis.cancel import NOBODY_LEFT
 from harness.analysis.facts import Facts, is_among
-from harness.analysis.figure import (
-    Figures,
-    NotMeasurable,
-    Sample,
-    proportion,
-    same_reason,
-    sampled,
-)
+from harness.analysis.figure import Figures, NotMeasurable, Sample, proportion, same_reason, sampled
 from harness.analysis.stats import Ints
 from harness.analysis.timeline import StepTimes, timeline
 from harness.analysis.tokens import without_tokens

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.agreement import disagreements
-from harness.analysis.answers import strange_answers, why_nobody_left
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures
 from harness.analysis.leaks import health_warnings
@@ -23,12 +22,13 @@ from harness.analysis.open_requests import LEFT, RACE, reset_warnings
 from harness.analysis.recovery import about_void_trials, control_answer_tokens, probes
 from harness.analysis.scraped import readings_of, typical_step_s
 from harness.analysis.stats import fewest_for_rate_below
-from harness.analysis.tokens import token_counting, tokens_per_event, without_tokens
+from harness.analysis.tokens import token_counting, tokens_per_event, tokens_read, without_tokens
 from harness.metrics import CANCEL_LATENCY
 from harness.records import Delivery, Level, Metric, Outcome, Remark, Role, Steady, Summary
 from harness.store.frames import RunFrames
 
 QUEUED = "queued"  # the plan of clients that leave while they wait
+_MOST_KINDS: Final = 3  # of errors that are listed
 MOST_WARM_UP: Final = 1 / 3  # of the load: less may be chance
 _MOST_STRETCHED: Final = 1.5  # times the interval that was asked for
 _ERRORS: Final = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED)
@@ -43,7 +43,7 @@ _BROKEN_OFF: Final = {
 def remarks(
     frames: RunFrames, cancels: pd.DataFrame, facts: Facts, figures: Figures, summary: Summary
 ) -> list[Remark]:
-    requests, manifest = frames.requests, frames.manifest
+    requests, manifest = without_tokens(frames.requests), frames.manifest
     audit = summary.audit
     texts: dict[Level, list[Iterable[str]]] = {
         "invalid": [
@@ -54,6 +54,11 @@ def remarks(
         "warning": [
             [_BROKEN_OFF[facts.status]] if facts.status in _BROKEN_OFF else [],
             _about_outcomes(requests),
+            _too_long(requests),
+            _empty(requests),
+            _errors(requests),
+            _over_too_soon(requests),
+            _sent_again(requests),
             _about_the_server(facts),
             _not_in_the_log(cancels, facts),
             _about_leaks(summary.breakdown["leaks_in_use"]),
@@ -123,12 +128,11 @@ def _about_outcomes(requests: pd.DataFrame) -> Iterator[str]:
         return
     counts = requests["outcome"].value_counts()
     if Outcome.ABANDONED not in counts:
-        yield why_nobody_left(requests)
+        yield _why_nobody_left(requests)
     wrong = {outcome.value: int(counts[outcome]) for outcome in _ERRORS if outcome in counts}
     if wrong:
         what = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in wrong.items())
         yield f"{sum(wrong.values())} of {len(requests)} requests went wrong: {what}"
-    yield from strange_answers(requests)
 
 
 def _about_the_server(facts: Facts) -> Iterator[str]:
@@ -139,7 +143,7 @@ def _about_the_server(facts: Facts) -> Iterator[str]:
             "of gauges and counters are not this run's alone"
         )
     if facts.has_lifecycle and not facts.clocks_agree:
-        yield f"{facts.needs_clock}; figures that rest on both are not measurable"
+        yield f"{facts.lacks('clock')}; figures that rest on both are not measurable"
 
 
 def _not_in_the_log(cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
@@ -293,7 +297,7 @@ def _about_warm_up(steady: Steady | None) -> Iterator[str]:
 
 
 def _about_races(requests: pd.DataFrame, cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
-    raced = without_tokens(requests)[requests["plan"] == RACE]
+    raced = requests[requests["plan"] == RACE]
     late = int((raced["outcome"] == Outcome.COMPLETED).sum())
     left = cancels[cancels["plan"] == RACE]
     if not late and left.empty:
@@ -367,4 +371,84 @@ def _only_a_bound(latency: Metric) -> str:
     return (
         f"{CANCEL_LATENCY}: {latency.n} requests left are too few for a mean by {latency.method} "
         f"({what}): it is at most {latency.upper95:.3g} s (95 %, with what old pages hide)"
+    )
+
+
+def _why_nobody_left(requests: pd.DataFrame) -> str:
+    planned = requests["planned_abandon"].notna() | (requests["way"] != "")
+    if not planned.any():
+        return "no request was abandoned: the run says nothing about cancellation"
+    fates = requests.loc[planned, "outcome"].value_counts()
+    what = ", ".join(f"{n} {str(name).replace('_', ' ')}" for name, n in fates.items())
+    return (
+        "no request was abandoned: the run says nothing about cancellation. "
+        f"Planned to be abandoned: {int(planned.sum())}; they ended as: {what}"
+    )
+
+
+def _too_long(requests: pd.DataFrame) -> Iterator[str]:
+    asked = (requests["max_tokens"] * requests["n"]).to_numpy(dtype=float)
+    got = np.maximum(
+        requests["tokens_read"].to_numpy(dtype=float),
+        requests["completion_tokens"].to_numpy(dtype=float, na_value=0.0),
+    )
+    too_many = int((got > asked).sum())
+    if too_many:
+        yield (
+            f"{too_many} of {len(requests)} answers were longer than their `max_tokens` (up to "
+            f"{np.nanmax(got - asked):.0f} tokens more): the target ignores it, or counts "
+            "otherwise; what a forgotten request costs is not bounded by it"
+        )
+
+
+def _empty(requests: pd.DataFrame) -> Iterator[str]:
+    completed = requests[requests["outcome"] == Outcome.COMPLETED]
+    empty = int((tokens_read(completed) == 0).sum()) if len(completed) else 0
+    if empty:
+        yield (
+            f"{empty} of {len(completed)} completed answers held no token at all: their streams "
+            "ended well, and empty"
+        )
+
+
+def _errors(requests: pd.DataFrame) -> Iterator[str]:
+    failed = requests[requests["outcome"].isin([Outcome.FAILED, Outcome.REJECTED])]
+    texts = failed["error"].dropna().astype(str)
+    if texts.empty:
+        return
+    kinds = texts.str.replace(r"\d+", "#", regex=True)
+    counts = kinds.value_counts()
+    for kind, n in counts.head(_MOST_KINDS).items():
+        example = texts[kinds == kind].iloc[0]
+        yield f"{n} of {len(requests)} requests ended with: {example}"
+    if len(counts) > _MOST_KINDS:
+        yield f"and {len(counts) - _MOST_KINDS} more kinds of errors: see requests.parquet"
+
+
+def _sent_again(requests: pd.DataFrame) -> Iterator[str]:
+    resent = int(requests["resent"].sum())
+    if not resent:
+        return
+    yield (
+        f"{resent} of {len(requests)} requests were sent once more: the connection that was kept "
+        "ended without a byte of an answer. A server that closes idle connections does that, and "
+        "one that drops requests, too; without `run.keep_alive` the latter is an error of its own"
+    )
+
+
+def _over_too_soon(requests: pd.DataFrame) -> Iterator[str]:
+    planned = requests[requests["planned_abandon"].notna() & (requests["plan"] != RACE)]
+    over = planned[planned["outcome"] == Outcome.COMPLETED]
+    if over.empty:
+        return
+    asked = over["max_tokens"].to_numpy(dtype=float)
+    early = int((tokens_read(over) < asked).sum())
+    why = (
+        f"; {early} of these answers ended before `max_tokens`: does the target know `ignore_eos`?"
+        if early
+        else ""
+    )
+    yield (
+        f"{len(over)} of {len(planned)} requests that were to be abandoned were answered before, "
+        f"and count as completed{why}"
     )

@@ -36,13 +36,7 @@ from harness.analysis.latency import (
     canary_figures,
     latency_figures,
 )
-from harness.analysis.leaks import (
-    growth_figures,
-    is_wedged,
-    leak_figures,
-    leaks_in_use,
-    leaks_lost,
-)
+from harness.analysis.leaks import growth_figures, is_wedged, leak_figures, leaks_in_use, leaks_lost
 from harness.analysis.load_side import load_sides, sent_of_schedule, steady_window
 from harness.analysis.recovery import probe_figures, refill_figures, refills_after_abandons
 from harness.analysis.remarks import flags, remarks

@@ -194,17 +194,19 @@ def _late_tokens_an_hour(one: Account) -> float:
     return one.late_tokens / one.load_s * HOUR_S
 
 
-def _estimate(terms: ValueTerms) -> _Row:
-    return _Row(
+def _rows(terms: ValueTerms) -> Iterator[_Row]:
+    yield from _ROWS[:3]
+    yield _Row(
         "... as the source estimates it",
         "s",
         "tokens wasted within the load * assumed time a token / seconds of load * 3600",
         lambda one: _late_tokens_an_hour(one) * terms.assumed_ms_per_token / 1e3,
         of_abandons=True,
     )
-
-
-def _priced(price: float) -> Iterator[_Row]:
+    yield from _ROWS[3:]
+    price = terms.price_per_million_tokens
+    if price is None:
+        return
     yield _Row(
         "money wasted an hour",
         "money",
@@ -235,9 +237,6 @@ def value_of(
     terms: ValueTerms,
     honoured_metrics: Mapping[str, Metric],
 ) -> Value:
-    rows = [*_ROWS[:3], _estimate(terms), *_ROWS[3:]]
-    if terms.price_per_million_tokens is not None:
-        rows += _priced(terms.price_per_million_tokens)
     honoured, ignored = accounts[terms.honoured], accounts[terms.ignored]
     return Value(
         honoured=terms.honoured,
@@ -257,7 +256,7 @@ def value_of(
                     paired=True,
                 ),
             )
-            for row in rows
+            for row in _rows(terms)
         ],
         stages=[
             Stage(

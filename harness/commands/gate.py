@@ -27,7 +27,6 @@ from harness.gate.judge import (
     EXIT_CODES,
     Judgement,
     Measured,
-    Terms,
     Verdict,
     judge,
     num_rounds,
@@ -69,7 +68,7 @@ def gate_and_show(order: GateOrder, *, as_json: bool, quiet: bool) -> int:
     else:
         if order.saves_baseline:
             _check_has_rounds(measured)
-        judgement = judge(measured, _terms(order, measured), run=str(order.run))
+        judgement = _judged(order, measured)
         saved = _save(order, measured, judgement)
     if order.junit is not None:
         _write(order.junit, as_junit(judgement))
@@ -113,7 +112,7 @@ def print_judgement(console: Console, judgement: Judgement, saved: str | None) -
     console.print(Group(*parts), soft_wrap=False)
 
 
-def _terms(order: GateOrder, measured: Measured) -> Terms:
+def _judged(order: GateOrder, measured: Measured) -> Judgement:
     workload = RunFolder(order.run).read_manifest()["workload"]
     settings: dict[str, Any] = workload.get("gate") or {}
     arms = [arm["name"] for arm in workload["arms"]]
@@ -133,8 +132,10 @@ def _terms(order: GateOrder, measured: Measured) -> Terms:
             f"{order.run}: no limit to judge it by: write limits into the workload ([gate] limits) "
             "or into a file (--limits), or save a baseline of a good run (--save-baseline)"
         )
-    return Terms(
-        limits=limits,
+    return judge(
+        measured,
+        limits,
+        run=str(order.run),
         baseline=baseline,
         fewest_abandons=int(settings.get("min_abandons", FEWEST_ABANDONS)),
         left_out=left_out,

@@ -66,12 +66,12 @@ class Rows:
 
 def chrome_trace(frames: RunFrames) -> dict[str, Any]:
     facts = run_facts(frames)
-    is_seen = facts.has_lifecycle and facts.clocks_agree
+    why_unseen = facts.lacks("lifecycle", "clock")
     rows = Rows()
     events = [*_clients(frames.requests, rows)]
-    if is_seen:
+    if why_unseen is None:
         events += _requests(frames.lifecycle, rows)
-    if facts.has_steps and facts.clocks_agree:
+    if facts.lacks("steps", "clock") is None:
         events += _steps(frames.steps)
     else:
         events += _scraped(frames.server_metrics, facts)
@@ -85,7 +85,7 @@ def chrome_trace(frames: RunFrames) -> dict[str, Any]:
         "otherData": {
             "run_id": str(frames.manifest.get("run_id")),
             "engine": facts.engine,
-            "engine_rows": "yes" if is_seen else facts.needs_lifecycle,
+            "engine_rows": why_unseen or "yes",
         },
     }
 

@@ -4,13 +4,7 @@ of counters, value of cancellation."""
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from harness.formatting import (
-    DASH,
-    SELF_EVIDENT_UNITS,
-    between,
-    number,
-    quantity,
-)
+from harness.formatting import DASH, SELF_EVIDENT_UNITS, between, number, quantity
 from harness.records import Agreement, AuditEntry, Difference, Stage, Steady, Value, ValueRow
 
 AGREEMENT_COLUMNS: Final = (

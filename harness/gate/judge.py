@@ -5,7 +5,6 @@ Otherwise the gate cannot decide, and that is never a pass.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -92,30 +91,27 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     left_out: list[str] = []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """The limits and the baseline of a run. A run, or an arm, with fewer abandons than
-    `fewest_abandons` does not pass. `left_out`: as in `Judgement`."""
-
-    limits: Sequence[Limit]
-    baseline: Measured | None
-    fewest_abandons: int
-    left_out: Sequence[str] = ()
-
-
-def judge(measured: Measured, terms: Terms, *, run: str) -> Judgement:
+def judge(
+    measured: Measured,
+    limits: Iterable[Limit],
+    *,
+    run: str,
+    fewest_abandons: int,
+    baseline: Measured | None = None,
+    left_out: Sequence[str] = (),
+) -> Judgement:
     of_limits = (
-        _only_if_sound(_check_limit(limit, _range(limit, measured, terms)), limit, measured)
-        for limit in terms.limits
+        _only_if_sound(_check_limit(limit, _range(limit, measured, baseline)), limit, measured)
+        for limit in limits
     )
-    checks = [_check_run(measured), *of_limits, *_too_few(measured, terms.fewest_abandons)]
+    checks = [_check_run(measured), *of_limits, *_too_few(measured, fewest_abandons)]
     return Judgement(
         run=run,
         workload=measured.conditions.workload,
         verdict=overall(checks),
         checks=checks,
-        baseline=None if terms.baseline is None else terms.baseline.run_id,
-        left_out=list(terms.left_out),
+        baseline=None if baseline is None else baseline.run_id,
+        left_out=list(left_out),
     )
 
 
@@ -145,11 +141,7 @@ def _check_limit(limit: Limit, found: Range) -> Check:
         verdict, reason = Verdict.FAIL, "beyond the limit"
     to_decide = found.to_decide if verdict is Verdict.CANNOT_DECIDE else ""
     return Check(
-        name=limit.text,
-        verdict=verdict,
-        measured=found.shown,
-        reason=reason,
-        to_decide=to_decide,
+        name=limit.text, verdict=verdict, measured=found.shown, reason=reason, to_decide=to_decide
     )
 
 
@@ -192,7 +184,7 @@ def _too_few(measured: Measured, fewest: int) -> Iterator[Check]:
             )
 
 
-def _range(limit: Limit, measured: Measured, terms: Terms) -> Range:
+def _range(limit: Limit, measured: Measured, baseline: Measured | None) -> Range:
     mine = measured.sides[limit.arm]
     metric = mine.metrics.get(limit.metric)
     if metric is None:
@@ -202,9 +194,9 @@ def _range(limit: Limit, measured: Measured, terms: Terms) -> Range:
     if limit.against != BASELINE:
         other = measured.sides[limit.against]
         return _why_unlike(limit, mine, other) or _of_rounds(limit, mine, other)
-    if terms.baseline is None:
+    if baseline is None:
         return Range(reason="there is no baseline", to_decide="one, by --save-baseline")
-    before = terms.baseline.sides.get(limit.arm)
+    before = baseline.sides.get(limit.arm)
     if before is None:
         reason = f"the baseline has no arm {limit.arm}"
         return Range(reason=reason, to_decide="a baseline that has it")

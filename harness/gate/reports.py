@@ -54,11 +54,7 @@ def _code(text: str) -> str:
     return " ".join(text.replace("`", "'").replace("|", "\\|").split())
 
 
-_TAGS: Final = {
-    Verdict.PASS: "system-out",
-    Verdict.FAIL: "failure",
-    Verdict.CANNOT_DECIDE: "error",
-}
+_TAGS: Final = {Verdict.PASS: "system-out", Verdict.FAIL: "failure", Verdict.CANNOT_DECIDE: "error"}
 _NO_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 

@@ -16,23 +16,10 @@ from harness.analysis.comparable import Conditions, conditions_of
 from harness.errors import ConfigError
 from harness.gate.judge import Measured, Side
 from harness.gate.limits import RUN
-from harness.records import (
-    FIGURES_PER_ROUND,
-    ArmsSummary,
-    ArmSummary,
-    Metric,
-    Outcome,
-    Summary,
-)
+from harness.records import FIGURES_PER_ROUND, ArmsSummary, ArmSummary, Metric, Outcome, Summary
 from harness.store import run_folder
 from harness.store.parquet import verified_batches
-from harness.store.run_folder import (
-    RECORDS,
-    WHOLE_FILES,
-    RunFolder,
-    UnusableRunError,
-    open_run,
-)
+from harness.store.run_folder import RECORDS, WHOLE_FILES, RunFolder, UnusableRunError, open_run
 
 PerRound = dict[str, dict[str, list[float | None]]]
 
@@ -49,8 +36,7 @@ def read_run(path: Path) -> Measured:
         return read_measured(summary, manifest, _manifests(folder))
     except (KeyError, TypeError, ValueError, AttributeError, msgspec.MsgspecError) as error:
         raise UnusableRunError(
-            f"{path}: manifest.json is not as walkaway writes it: {error!r}",
-            _made_again(folder),
+            f"{path}: manifest.json is not as walkaway writes it: {error!r}", _made_again(folder)
         ) from error
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from harness.gate.judge import Judgement, Measured, Terms, Verdict, judge
+from harness.gate.judge import Judgement, Measured, Verdict, judge
 from harness.gate.limits import Limit, parse_limits
 from tests.made_up import gated
 
@@ -16,12 +16,8 @@ def judged(
     run: Measured, *lines: str | Limit, baseline: Measured | None = None, fewest: int = 2
 ) -> Judgement:
     arms = [name for name in run.sides if name != "run"]
-    terms = Terms(
-        limits=[one for line in lines for one in _parsed(line, arms)],
-        baseline=baseline,
-        fewest_abandons=fewest,
-    )
-    return judge(run, terms, run="folder")
+    limits = [one for line in lines for one in _parsed(line, arms)]
+    return judge(run, limits, run="folder", baseline=baseline, fewest_abandons=fewest)
 
 
 def _parsed(line: str | Limit, arms: list[str]) -> list[Limit]:
