@@ -28,6 +28,8 @@ stay_tokens = 10
 [engine]
 num_blocks = 99
 """
+URL = "http://127.0.0.1:8000"
+PLAIN = BASE.replace("rounds = 4", "")
 ARMS = """\
 [[arms]]
 name = "plain"
@@ -49,83 +51,32 @@ def runs(tmp_path: Path, text: str, *settings: str) -> list[ArmRun]:
     return arm_runs(load_workload(str(path), settings), source="mine.toml", settings=settings)
 
 
-def mistake(tmp_path: Path, text: str, *settings: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        runs(tmp_path, text, *settings)
-    return str(caught.value)
-
-
-def test_each_round_begins_with_the_next_arm(tmp_path: Path) -> None:
-    names = [run.folder_name for run in runs(tmp_path, BASE + ARMS)]
-    assert names == [
+def test_each_round_has_its_seed_and_begins_with_the_next_arm(tmp_path: Path) -> None:
+    found = runs(tmp_path, BASE + ARMS)
+    assert [run.folder_name for run in found] == [
         *("1-plain", "1-small", "1-short"),
         *("2-small", "2-short", "2-plain"),
         *("3-short", "3-plain", "3-small"),
         *("4-plain", "4-small", "4-short"),
     ]
-
-
-def test_the_arms_of_a_round_share_its_seed(tmp_path: Path) -> None:
-    seeds = {run.round: set() for run in runs(tmp_path, BASE + ARMS)}  # type: dict[int, set[int]]
-    for run in runs(tmp_path, BASE + ARMS):
-        seeds[run.round].add(run.workload.run.seed)
-    assert seeds == {1: {11}, 2: {12}, 3: {13}, 4: {14}}
+    assert [run.workload.run.seed for run in found] == [10 + run.round for run in found]
 
 
 def test_an_arm_changes_what_it_names_and_nothing_else(tmp_path: Path) -> None:
-    by_name = {run.arm: run.workload for run in runs(tmp_path, BASE + ARMS, "engine.block_size=8")}
-    assert by_name["plain"].engine.num_blocks == 99
-    assert (by_name["small"].engine.num_blocks, by_name["small"].engine.watermark) == (7, 0.5)
+    settings = ("engine.block_size=8", "engine.num_blocks=5")
+    by_name = {run.arm: run.workload for run in runs(tmp_path, BASE + ARMS, *settings)}
+    assert {name: one.engine.num_blocks for name, one in by_name.items()} == {
+        "plain": 5,
+        "small": 7,
+        "short": 5,
+    }
+    assert by_name["small"].engine.watermark == 0.5
     load = by_name["short"].load
     assert isinstance(load, AbandonLoad)
     assert (load.stay_tokens, load.answer_tokens) == (3, 100)
-    assert {workload.engine.block_size for workload in by_name.values()} == {8}
     for workload in by_name.values():
+        assert workload.engine.block_size == 8
         assert (workload.arms, workload.run.rounds, workload.name) == ([], 1, "mine")
-
-
-def test_the_order_of_an_arm_is_an_order_of_its_own(tmp_path: Path) -> None:
-    assert runs(tmp_path, BASE.replace("rounds = 4", "")) == []
-    resolved = resolve_run(RunConfig(workload="memory_pressure"))
-    run = resolved.arm_runs[1]
-    order = resolved.for_arm(run, out=tmp_path)
-    assert (order.arm, order.workload, order.config.out) == (run.arm, run.workload, tmp_path)
-    assert list(order.arm_runs) == []
-
-
-@pytest.mark.parametrize(
-    ("arm", "message"),
-    [
-        ("engine.watermrk = 1", "mine.toml, arm `x`: unknown key `engine.watermrk`; allowed: "),
-        ("engine.victim = 'youngest'", "`engine.victim` must be one of 'policy' or 'rebuild-cost'"),
-        ("load.answer_tokens = 2", "the answer would end first"),
-        ("engine = 3", "`arms.0.engine` must be a section of keys, not 3"),
-    ],
-)
-def test_a_mistake_in_an_arm_names_the_arm(tmp_path: Path, arm: str, message: str) -> None:
-    assert message in mistake(tmp_path, f'{BASE}[[arms]]\nname = "x"\n{arm}\n')
-
-
-@pytest.mark.parametrize(
-    ("arm", "message"),
-    [
-        ("", "key `arms.0.name` is missing"),
-        ('name = "a/b"', "`arms.0.name`: must be made of letters, digits"),
-    ],
-)
-def test_an_arm_needs_a_name_that_a_folder_can_have(tmp_path: Path, arm: str, message: str) -> None:
-    assert message in mistake(tmp_path, f"{BASE}[[arms]]\n{arm}\n")
-
-
-def test_a_setting_that_no_arm_would_feel_is_refused(tmp_path: Path) -> None:
-    arms = '[[arms]]\nname = "a"\nengine.num_blocks = 1\n[[arms]]\nname = "b"\n'
-    setting = "engine.num_blocks=5"
-    felt = {run.arm: run.workload.engine.num_blocks for run in runs(tmp_path, BASE + arms, setting)}
-    assert felt == {"a": 1, "b": 5}
-    everywhere = BASE + arms + "engine.num_blocks = 2\n"
-    assert mistake(tmp_path, everywhere, setting) == (
-        "--set engine.num_blocks=5: every arm has its own (a, b): change it there"
-    )
 
 
 TWO_BUILDS = """\
@@ -143,16 +94,10 @@ model = "new"
 """
 
 
-def resolve(tmp_path: Path, text: str, *settings: str, **typed: Any) -> ResolvedRun:
+def resolve(tmp_path: Path, text: str, **typed: Any) -> ResolvedRun:
     path = tmp_path / "mine.toml"
     path.write_text(text)
-    return resolve_run(RunConfig(workload=str(path), settings=list(settings), **typed))
-
-
-def refusal(tmp_path: Path, text: str, *settings: str, **typed: Any) -> str:
-    with pytest.raises(ConfigError) as caught:
-        resolve(tmp_path, text, *settings, **typed)
-    return str(caught.value)
+    return resolve_run(RunConfig(workload=str(path), **typed))
 
 
 def test_an_arm_may_have_a_server_of_its_own(tmp_path: Path) -> None:
@@ -168,46 +113,47 @@ def test_an_arm_may_have_a_server_of_its_own(tmp_path: Path) -> None:
     assert after.metrics_urls == []
     assert (again.arm, again.url) == ("after", after.url)
     third = text + '[[arms]]\nname = "typed"\n'
-    resolved = resolve(tmp_path, third, target_url="http://127.0.0.1:8000")
+    resolved = resolve(tmp_path, third, target_url=URL)
     urls = {run.arm: resolved.for_arm(run, out=tmp_path).url for run in resolved.arm_runs}
-    assert urls["typed"] == "http://127.0.0.1:8000"
+    assert urls["typed"] == URL
     assert resolve(tmp_path, third).url is None, "the third is the bundled engine"
 
 
-def test_a_mistake_in_an_arms_server_names_the_arm(tmp_path: Path) -> None:
-    text = BASE + TWO_BUILDS.replace("http://127.0.0.1:8002", "127.0.0.1:8002")
-    assert "arm `after`: " in refusal(tmp_path, text)
-    assert "must be a URL such as" in refusal(tmp_path, text)
+UNFELT = "--set engine.num_blocks=5: is for the bundled engine only, and none is started"
 
 
-def test_a_server_for_all_and_one_for_each_arm_is_refused(tmp_path: Path) -> None:
-    url = "http://127.0.0.1:8000"
-    said = refusal(tmp_path, BASE + TWO_BUILDS, target_url=url)
-    assert said == f"--target {url}: every arm of mine has its own"
+@pytest.mark.parametrize(
+    ("text", "typed", "message"),
+    [
+        (BASE + TWO_BUILDS.replace("http://127.0.0.1:8002", "x:1"), {}, "arm `after`: "),
+        (BASE + TWO_BUILDS, {"target_url": URL}, f"--target {URL}: every arm of mine has its own"),
+        (PLAIN, {"target_url": URL, "settings": ["engine.num_blocks=5"]}, UNFELT),
+        (BASE + TWO_BUILDS, {"settings": ["engine.num_blocks=5"]}, UNFELT),
+        (
+            BASE + TWO_BUILDS.replace("metrics_urls", "[arms.engine]\nwatermark = 0.1\n#"),
+            {},
+            "arm `before`: changes `engine.watermark`",
+        ),
+    ],
+)
+def test_servers_and_settings_that_contradict_are_refused(
+    tmp_path: Path, text: str, typed: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve(tmp_path, text, **typed)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("workload", ["retry_storm", "value_of_cancellation", "memory_pressure"])
 def test_arms_that_a_server_at_a_url_would_not_feel_are_refused(workload: str) -> None:
     with pytest.raises(ConfigError, match=r"would not feel: all such arms would be the same"):
-        resolve_run(RunConfig(workload=workload, target_url="http://127.0.0.1:8000"))
-
-
-def test_settings_that_no_server_would_feel_are_refused(tmp_path: Path) -> None:
-    url = "http://127.0.0.1:8000"
-    plain = BASE.replace("rounds = 4", "")
-    said = "--set engine.num_blocks=5: is for the bundled engine only, and none is started"
-    assert said in refusal(tmp_path, plain, "engine.num_blocks=5", target_url=url)
-    assert said in refusal(tmp_path, BASE + TWO_BUILDS, "engine.num_blocks=5")
-    changed = BASE + TWO_BUILDS.replace("metrics_urls", "[arms.engine]\nwatermark = 0.1\n#")
-    assert "arm `before`: changes `engine.watermark`" in refusal(tmp_path, changed)
+        resolve_run(RunConfig(workload=workload, target_url=URL))
 
 
 def test_what_the_file_says_of_the_engine_is_only_noted(tmp_path: Path) -> None:
-    url = "http://127.0.0.1:8000"
-    resolved = resolve(tmp_path, BASE.replace("rounds = 4", ""), target_url=url)
-    said = unused_engine_settings(resolved.workload)
+    said = unused_engine_settings(resolve(tmp_path, PLAIN, target_url=URL).workload)
     assert said == (
         "the workload's `engine.num_blocks`: not used, this server has settings of its own"
     )
-    plain = BASE.replace("rounds = 4", "").replace("num_blocks = 99", "")
-    assert unused_engine_settings(resolve(tmp_path, plain, target_url=url).workload) is None
+    plain = PLAIN.replace("num_blocks = 99", "")
+    assert unused_engine_settings(resolve(tmp_path, plain, target_url=URL).workload) is None

@@ -1,7 +1,6 @@
 """A run in the formats of other tools: what the files hold, and what is refused."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +54,8 @@ def slices(events: list[Event], process: int) -> list[tuple[str, float, float, i
     ]
 
 
-def test_the_rows_of_clients_and_engine(make_run: Callable[[], RunBuilder]) -> None:
-    events = traced(busy(make_run()))
+def test_the_rows_of_clients_and_engine(run: RunBuilder) -> None:
+    events = traced(busy(run))
     assert slices(events, CLIENTS) == [
         ("abandoned", 0, 100, 1),
         ("until the first token", 0, 50, 1),
@@ -73,41 +72,26 @@ def test_the_rows_of_clients_and_engine(make_run: Callable[[], RunBuilder]) -> N
         ("c", 201, 40, 1),
     ]
     assert len(slices(events, STEPS)) == 12
-
-
-def test_the_marks_stand_in_the_row_of_their_request(make_run: Callable[[], RunBuilder]) -> None:
-    marks = [event for event in traced(busy(make_run())) if event["ph"] == "i"]
-    found = {
-        (one["name"], one["args"]["request_id"], one["pid"], one["ts"] / 1000) for one in marks
+    marks = {
+        (one["name"], one["args"]["request_id"], one["pid"], one["ts"] / 1000)
+        for one in events
+        if one["ph"] == "i"
     }
-    assert {
-        ("abandon", "a", CLIENTS, 100.0),
-        ("detect", "a", SLOTS, 101.0),
-        ("remove", "a", SLOTS, 110.0),
-        ("free", "a", SLOTS, 111.0),
-        ("detect", "c", QUEUE, 231.0),
-    } <= found
+    assert {("abandon", "a", CLIENTS, 100), ("free", "a", SLOTS, 111)} < marks
+    assert ("detect", "c", QUEUE, 231) in marks
 
 
-def test_what_was_never_freed_reaches_to_the_end_of_the_log(
-    make_run: Callable[[], RunBuilder],
-) -> None:
-    run = make_run()
+def test_what_was_never_freed_reaches_to_the_end_of_the_log(run: RunBuilder) -> None:
     run.abandon("ghost", t0=100, tokens=[50, 80])
     run.events("ghost", arrived=5, admitted=10, first_token=50, disconnected=101)
     run.request("b", sent=110, tokens=[140], outcome="completed", end=195)
     run.events("b", arrived=111, admitted=112, blocks_freed=194, finished=194)
     events = traced(run)
     assert slices(events, SLOTS) == [("ghost, never freed", 10, 184, 1), ("b", 112, 82, 2)]
-    assert [event["name"] for event in events if event["ph"] == "i"] == [
-        "abandon",
-        "detect",
-        "free",
-    ]
 
 
-def test_rows_are_named_and_no_slices_of_a_row_cross(make_run: Callable[[], RunBuilder]) -> None:
-    events = traced(busy(make_run()))
+def test_rows_are_named_and_no_slices_of_a_row_cross(run: RunBuilder) -> None:
+    events = traced(busy(run))
     timed = [event for event in events if event["ph"] != "M"]
     assert [event["ts"] for event in timed] == sorted(event["ts"] for event in timed)
     open_until: dict[tuple[int, int], list[float]] = {}
@@ -117,17 +101,12 @@ def test_rows_are_named_and_no_slices_of_a_row_cross(make_run: Callable[[], RunB
             ends.pop()
         assert not ends or one["ts"] + one["dur"] <= ends[-1]
         ends.append(one["ts"] + one["dur"])
-    names = [event for event in events if event["name"] == "thread_name"]
-    assert sorted(one["tid"] for one in names) == sorted(
-        {one["tid"] for one in events if one["ph"] in "Xi"}
-    )
-    assert {"user 0", "user 0 (2)", "user 3", "slot", "queue"} <= {
-        one["args"]["name"] for one in names
-    }
+    names = {one["tid"]: one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    assert names.keys() == {one["tid"] for one in events if one["ph"] in "Xi"}
+    assert {"user 0", "user 0 (2)", "user 3", "slot", "queue"} <= {*names.values()}
 
 
-def test_of_another_server_there_are_its_scraped_gauges(make_run: Callable[[], RunBuilder]) -> None:
-    run = make_run()
+def test_of_another_server_there_are_its_scraped_gauges(run: RunBuilder) -> None:
     run.another_engine()
     run.metrics(running="exact")
     run.request("a", sent=0, tokens=[10], outcome="completed", end=20)
@@ -145,11 +124,12 @@ def test_the_command_writes_the_trace(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, order)
     assert result.exit_code == 0, result.exception
     assert json.loads(trace.read_text())["otherData"]["run_id"] == "made-up"
-    again = CliRunner().invoke(app, order)
-    assert isinstance(again.exception, ConfigError)
-    assert "--force replaces it" in str(again.exception)
     assert CliRunner().invoke(app, [*order, "--force"]).exit_code == 0
-    nowhere = CliRunner().invoke(app, ["export", str(run), "--trace", str(tmp_path / "no" / "t")])
-    assert "cannot be written" in str(nowhere.exception)
-    nothing = CliRunner().invoke(app, ["export", str(run)])
-    assert "nothing to write" in str(nothing.exception)
+    for words, message in (
+        (order, "--force replaces it"),
+        (["export", str(run), "--trace", str(tmp_path / "no" / "t")], "cannot be written"),
+        (["export", str(run)], "nothing to write"),
+    ):
+        refused = CliRunner().invoke(app, words).exception
+        assert isinstance(refused, ConfigError)
+        assert message in str(refused)

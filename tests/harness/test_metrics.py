@@ -1,8 +1,6 @@
 """The table of metrics: complete, consistent with itself, and with what the analysis makes."""
 
-import pytest
-
-from harness.metrics import METRICS, headlines, spoken
+from harness.metrics import METRICS, headlines
 from tests.harness.analysis.test_summary import small_run
 from tests.harness.told import summary_of
 from tests.made_up.run import RunBuilder
@@ -24,19 +22,6 @@ def test_the_analysis_gives_every_metric_the_unit_of_the_table(run: RunBuilder) 
     assert {name: one["unit"] for name, one in metrics.items()} == {
         name: METRICS[name].unit for name in metrics
     }
-
-
-@pytest.mark.parametrize(
-    ("metric", "figure", "words"),
-    [
-        ("cancel_latency_s", "p50", "cancel latency p50"),
-        ("ghost_rate", "mean", "ghost rate"),
-        ("ttft_again_s", "p99", "TTFT again p99"),
-        ("throughput_tps", "mean", "throughput"),
-    ],
-)
-def test_a_figure_is_named_without_its_unit(metric: str, figure: str, words: str) -> None:
-    assert spoken(metric, figure) == words
 
 
 def test_figures_from_the_intended_start_make_start_delay_a_headline() -> None:

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from harness.commands.verbs import app
 from harness.errors import ConfigError
-from harness.http_client import typed_command
 from harness.store.run_folder import RunFolder, RunRows
 from tests.conftest import Snapshot
 
@@ -62,13 +61,6 @@ def test_a_run_without_requests_is_not_reported(tmp_path: Path) -> None:
 
 def report(*folders: Path) -> None:
     CliRunner().invoke(app, ["report", *map(str, folders)], catch_exceptions=False)
-
-
-def test_no_header_value_gets_into_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
-    headers = ["X-Key=secret1", "X-Key=secret2"]
-    typed = ["walkaway", "run", "demo", "--header", headers[0], f"--header={headers[1]}"]
-    monkeypatch.setattr(sys, "argv", typed)
-    assert typed_command(headers) == [*typed[:4], "X-Key=***", "--header=X-Key=***"]
 
 
 @pytest.mark.parametrize(

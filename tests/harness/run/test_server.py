@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from harness.errors import ConfigError, InterruptedRunError, TargetError
-from harness.http_client import check_target_url, request_headers
 from harness.run.process import Interruption
 from harness.run.server import Server, attach, engine_command, parse_command, start_command
 from harness.workload.workload import EngineSettings, load_target
@@ -69,34 +68,6 @@ def test_a_closed_port_is_a_dead_server(serve: Serve) -> None:
     Server(url=url, model="m", config=None, engine=None).check_alive()
     with pytest.raises(TargetError, match="is gone"):
         Server(url=NOWHERE, model="m", config=None, engine=None).check_alive()
-
-
-@pytest.mark.parametrize(
-    ("typed", "url"),
-    [
-        ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
-        ("http://127.0.0.1:8000/v1/", "http://127.0.0.1:8000"),
-        ("https://example.org/llm", "https://example.org/llm"),
-    ],
-)
-def test_a_base_url_may_be_typed_in_several_ways(typed: str, url: str) -> None:
-    assert check_target_url(typed) == url
-
-
-@pytest.mark.parametrize("typed", ["localhost:8000", "ftp://x", "http://", "8000"])
-def test_a_wrong_url_is_refused(typed: str) -> None:
-    with pytest.raises(ConfigError, match="must be a URL such as"):
-        check_target_url(typed)
-
-
-def test_the_api_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WALKAWAY_TEST_KEY", "secret")
-    headers = request_headers({"X-A": "1"}, "WALKAWAY_TEST_KEY")
-    assert headers == {"X-A": "1", "Authorization": "Bearer secret"}
-    monkeypatch.delenv("WALKAWAY_TEST_KEY")
-    with pytest.raises(ConfigError, match="WALKAWAY_TEST_KEY: this environment variable"):
-        request_headers({}, "WALKAWAY_TEST_KEY")
-    assert request_headers({"X-A": "1"}, None) == {"X-A": "1"}
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,9 @@ def read(case: dict[str, Any], folder: Path) -> None:
     if "target" in case or "engine" in case:
         load_target(case.get("engine") or str(file))
     elif "resolve" in case:
-        resolve_run(RunConfig(workload=str(file), settings=case["settings"]))
+        resolve_run(
+            RunConfig(workload=case.get("workload") or str(file), settings=case["settings"])
+        )
     else:
         load_workload(case.get("workload") or str(file), case["settings"])
 

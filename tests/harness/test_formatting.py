@@ -9,8 +9,6 @@ from harness.formatting import (
     bounded,
     figure_of,
     interval,
-    is_p99_the_largest,
-    number,
     quantity,
     shift_in_words,
 )
@@ -27,6 +25,10 @@ from harness.records import Metric, Shift
         (0.0, "s", "0 s"),
         (150.0, "s", "2.5 min"),
         (-0.0021, "s", "-2.1 ms"),
+        (0.012345, "", "0.0123"),
+        (99.96, "", "100"),
+        (1234.5, "", "1,234"),
+        (-0.0, "ratio", "0 %"),
         (0.006, "ratio", "0.6 %"),
         (1.0, "tokens", "1 token"),
         (1.024, "tokens", "1.02 tokens"),
@@ -44,20 +46,6 @@ def test_a_quantity_has_the_unit_that_fits(value: float | None, unit: str, text:
     assert quantity(value, unit) == text
 
 
-def test_three_significant_digits_but_whole_thousands() -> None:
-    assert [number(x) for x in (0.012345, 1.5, 99.96, 1234.5, 100)] == [
-        "0.0123",
-        "1.5",
-        "100",
-        "1,234",
-        "100",
-    ]
-
-
-def test_nothing_has_no_sign() -> None:
-    assert [number(-0.0), quantity(-0.0, "ratio")] == ["0", "0 %"]
-
-
 def test_a_quantile_among_the_censored_is_a_lower_bound_not_a_number() -> None:
     metric = Metric(unit="s", n=10, n_censored=2, p99=None, lower_bounds={"p99": 2.0}, method="x")
     assert figure_of(metric, "p99") == "> 2 s"
@@ -72,23 +60,22 @@ def test_an_interval_that_is_not_there_is_not_printed() -> None:
     assert interval(metric, "p90") is None
 
 
-def test_the_interval_of_a_time_does_not_reach_below_nothing() -> None:
-    limits = (-20.1e-6, 203e-6)
-    assert interval(Metric(unit="s", n=9, mean=9e-5, mean_ci95=limits, method="x"), "mean") == (
-        "0 s to 203 µs"
-    )
-    tokens = Metric(unit="tokens", n=60, mean=21.3, mean_ci95=(-2.01, 44.5), method="x")
-    assert interval(tokens, "mean") == "0 to 44.5 tokens"
-    early = Metric(unit="s", n=9, mean=-1e-6, mean_ci95=(-3e-6, 1e-6), method="x")
-    assert interval(early, "mean") == "-3 to 1 µs"  # of two clocks: it is as it was found
-    change = Metric(unit="slots", n=9, mean=1.0, mean_ci95=(-1.0, 3.0), method="x")
-    assert interval(change, "mean") == "-1 to 3 slots"
-
-
-@pytest.mark.parametrize("bound", ["lower", "upper"])
-def test_a_bound_has_no_interval(bound: str) -> None:
-    wasted = Metric(unit="tokens", n=60, mean=21.3, mean_ci95=(2.0, 44.5), method="x", bound=bound)
-    assert interval(wasted, "mean") is None
+@pytest.mark.parametrize(
+    ("unit", "mean", "limits", "bound", "text"),
+    [
+        ("s", 9e-5, (-20.1e-6, 203e-6), "point", "0 s to 203 µs"),
+        ("tokens", 21.3, (-2.01, 44.5), "point", "0 to 44.5 tokens"),
+        ("s", -1e-6, (-3e-6, 1e-6), "point", "-3 to 1 µs"),  # of two clocks: it is as it was found
+        ("slots", 1.0, (-1.0, 3.0), "point", "-1 to 3 slots"),
+        ("tokens", 21.3, (2.0, 44.5), "lower", None),
+        ("tokens", 21.3, (2.0, 44.5), "upper", None),
+    ],
+)
+def test_the_interval_of_a_time_does_not_reach_below_nothing_and_a_bound_has_none(
+    unit: str, mean: float, limits: tuple[float, float], bound: str, text: str | None
+) -> None:
+    one = Metric(unit=unit, n=9, mean=mean, mean_ci95=limits, method="x", bound=bound)
+    assert interval(one, "mean") == text
 
 
 @pytest.mark.parametrize(("bound", "sign"), [("point", ""), ("lower", "≥ "), ("upper", "≤ ")])
@@ -103,14 +90,6 @@ def test_every_figure_has_the_sign_of_its_bound(bound: str, sign: str) -> None:
 def test_a_mean_of_which_only_a_limit_is_known_is_the_limit() -> None:
     metric = Metric(unit="s", n=10, upper95=0.02, method="gauge", bound="upper")
     assert (bounded(metric, "mean"), bounded(metric, "p50")) == ("≤ 20 ms", "\N{EN DASH}")
-
-
-def test_of_few_values_p99_is_the_largest() -> None:
-    def of(n: int) -> Metric:
-        return describe(Sample(values=np.arange(n) / 1e3), unit="s", method="client")
-
-    assert is_p99_the_largest(of(61))
-    assert not is_p99_the_largest(of(200))
 
 
 def test_a_shift_says_how_much_and_how_often() -> None:
