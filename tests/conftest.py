@@ -48,10 +48,14 @@ Script = Callable[[str], tuple[int, dict[str, str], bytes]]
 Serve = Callable[[Script], str]
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 256  # of many that connect at once, the others would retry seconds later
+
+
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     """Starts servers that answer GET as scripted; gives back their URL; stops them at the end."""
-    running: list[tuple[ThreadingHTTPServer, threading.Thread]] = []
+    running: list[tuple[_Server, threading.Thread]] = []
 
     def start(script: Script) -> str:
         class Handler(BaseHTTPRequestHandler):
@@ -68,7 +72,7 @@ def serve() -> Iterator[Serve]:
             def log_message(self, *_: object) -> None:
                 return
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server = _Server(("127.0.0.1", 0), Handler)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         running.append((server, thread))

@@ -10,6 +10,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -26,10 +27,12 @@ from harness.http_client import (
     http_client,
     parse_headers,
     request_headers,
+    split_place,
     tls_context,
     typed_command,
     why_unreached,
 )
+from tests.conftest import Serve
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,8 @@ from harness.http_client import (
 )
 def test_a_base_url_may_be_typed_in_several_ways(typed: str, url: str) -> None:
     assert check_target_url(typed) == url
+    assert split_place("http://[::1]:8000/v1") == ("::1", 8000)
+    assert split_place("https://example.org") == ("example.org", 443)
 
 
 @pytest.mark.parametrize(
@@ -239,3 +244,15 @@ def test_an_answer_that_takes_too_much_memory_is_given_up(
         pytest.raises(SourceError, match=rf"/metrics could not be read {why}"),
     ):
         fetch_page(client, f"{url}/metrics")
+
+
+def test_more_than_a_hundred_requests_run_at_once(serve: Serve) -> None:
+    """They wait for each other: with fewer connections, none would be answered."""
+    together = threading.Barrier(120, timeout=60)
+    url = serve(lambda _: (200, {}, str(together.wait()).encode()))
+    with (
+        http_client({}, ca_file=None, timeout_s=60, longest_s=60) as client,
+        ThreadPoolExecutor(max_workers=120) as threads,
+    ):
+        answers = list(threads.map(client.get, [url] * 120))
+    assert {one.text for one in answers} == {str(number) for number in range(120)}

@@ -8,7 +8,6 @@ import pytest
 from harness.collect.scrape import find_unseen, parse_page, read_roles, read_samples
 from harness.collect.source import SourceError
 from harness.workload.target import MetricRole, MetricSource
-from harness.workload.workload import load_target
 
 PAGE = """\
 # TYPE vllm:num_requests_running gauge
@@ -52,17 +51,6 @@ def test_a_role_is_the_sum_of_its_series_and_an_absent_one_has_no_entry() -> Non
     samples = parse_page(PAGE, t_ns=1, duration_ns=2, extra_labels={})
     assert read_roles(samples, METRICS) == {"running": 5.0, "aborted": 5.0}
     assert find_unseen({sample.name for sample in samples}, METRICS) == ["waiting"]
-
-
-def test_every_counter_of_the_reference_target_has_its_suffix() -> None:
-    gauges = ("running", "waiting", "free_blocks", "kv_usage")
-    for role, source in load_target("reference").metrics.items():
-        assert source.name.endswith("_total") == (role not in gauges)
-
-
-@pytest.mark.parametrize("name", ["reference", "vllm", "llamacpp"])
-def test_every_target_explains_its_metrics(name: str) -> None:
-    assert all(source.refresh for source in load_target(name).metrics.values())
 
 
 def client(answer: Callable[[httpx.Request], httpx.Response]) -> httpx.Client:

@@ -1,17 +1,12 @@
 """The harness's own requests: does the server still serve, and how many slots has it?"""
 
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Sequence
 
 import httpx
 import pytest
 
-from harness.http_client import http_client
 from harness.run.preflight import Span, count_slots, find_limit, most_at_once
 from harness.run.settle import Asker, probe_service
 from harness.workload.target import Target
@@ -31,18 +26,20 @@ def clock(step_s: int) -> Callable[[], int]:
     return lambda: next(times)
 
 
-def asker(
-    client: httpx.Client, url: str, clock_ns: Callable[[], int] = time.perf_counter_ns
-) -> Asker:
-    target = Target(name="t", description="d", settle_s=0.0)
-    return Asker(client=client, url=url, target=target, model="m", clock_ns=clock_ns)
-
-
 def asking(answer: Answer, clock_ns: Callable[[], int], *, health: int = 200) -> Asker:
     def of_page(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(health) if request.url.path == "/health" else answer(request)
+        if request.url.path == "/health":
+            return httpx.Response(health)
+        assert request.headers["connection"] == "close"  # servers close one after a stream
+        return answer(request)
 
-    return asker(httpx.Client(transport=httpx.MockTransport(of_page)), "http://s", clock_ns)
+    return Asker(
+        client=httpx.Client(transport=httpx.MockTransport(of_page)),
+        url="http://s",
+        target=Target(name="t", description="d", settle_s=0.0),
+        model="m",
+        clock_ns=clock_ns,
+    )
 
 
 @pytest.mark.parametrize(("status", "health"), [(200, True), (404, None), (503, False)])
@@ -117,73 +114,3 @@ def test_spans_that_only_touch_are_not_together() -> None:
     assert most_at_once([(0, 5), (5, 9), (5, 8)]) == 2
     assert most_at_once([(0, 6), (5, 9), (5, 8)]) == 3
     assert most_at_once([]) == 0
-
-
-class Server(ThreadingHTTPServer):
-    request_queue_size = 256  # all connect at once; some that do not fit would retry seconds later
-
-
-@contextmanager
-def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"  # which keeps the connection, unless it says not to
-
-        def do_GET(self) -> None:
-            self.send_error(404)
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            answer(self)
-
-        def log_message(self, *_: object) -> None:
-            return
-
-    server = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def send_a_token(handler: BaseHTTPRequestHandler) -> None:
-    event = f"data: {json.dumps(TOKEN)}\n\n".encode()
-    handler.send_response(200)
-    handler.send_header("content-length", str(len(event)))
-    handler.end_headers()
-    handler.wfile.write(event)
-
-
-def test_a_server_that_closes_after_a_stream_without_saying_so_is_well() -> None:
-    asked: set[object] = set()
-
-    def answer_once(handler: BaseHTTPRequestHandler) -> None:
-        if handler.client_address in asked:
-            handler.close_connection = True
-            return
-        asked.add(handler.client_address)
-        send_a_token(handler)
-        handler.close_connection = False
-
-    with serving(answer_once) as url, httpx.Client(trust_env=False) as client:
-        assert probe_service(asker(client, url), longest_s=5).errors == []
-
-
-def test_more_than_a_hundred_requests_run_at_once() -> None:
-    """They wait for each other: with fewer connections, none would be answered."""
-    together = threading.Barrier(120, timeout=60)
-
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        together.wait()
-        send_a_token(handler)
-
-    with (
-        serving(answer) as url,
-        http_client({}, ca_file=None, timeout_s=60, longest_s=60) as client,
-        ThreadPoolExecutor(max_workers=120) as threads,
-    ):
-        asked = [threads.submit(asker(client, url).ask, "?", 3, longest_s=60) for _ in range(120)]
-        assert all(len(one.result()) == 1 for one in asked)

@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.records import MetricSample
 from harness.run.preflight import (
     CalibrationError,
     calibrate,
     note_target,
-    published_blocks,
     read_first,
     with_lengths,
     with_slots,
@@ -21,7 +19,6 @@ from harness.run.preflight import (
 from harness.run.server import Server
 from harness.run.settle import Asker, IdlePages
 from harness.workload.prompts import BYTES_ARE_TOKENS, fit_scale
-from harness.workload.workload import load_target
 from tests.harness.load.asking import PLAN, plan_of
 from tests.harness.run.conftest import Begin
 from tests.made_up.rows import target_facts
@@ -131,11 +128,6 @@ def test_a_mapping_that_fits_is_told_apart_from_one_that_does_not(
     assert bool(warning) == bool(run.notes.warnings())
     assert facts.blocks_found == blocks
     assert run.manifest.idle.before == ({"running": 0.0} if engine == "vllm" else {})
-
-
-def test_a_page_without_the_blocks_gives_none() -> None:
-    other = MetricSample(t_ns=0, duration_ns=0, name="other", labels="{}", value=1)
-    assert published_blocks([other], load_target("vllm")) is None
 
 
 def tokenizer(request: httpx.Request) -> httpx.Response:

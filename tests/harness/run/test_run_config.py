@@ -23,8 +23,7 @@ from harness.run.run_config import (
 from harness.run.server import Server
 from harness.store.run_folder import RunFolder
 from harness.workload.load import SlotRecoveryLoad
-from harness.workload.plan import LoadPlan, read_plan, write_plan
-from harness.workload.workload import load_target
+from harness.workload.plan import LoadPlan
 
 ENGINE_CONFIG = {"max_num_seqs": 5, "max_model_len": 4096}
 
@@ -45,16 +44,6 @@ def plan_of(
 ) -> LoadPlan:
     run = resolved(*settings, workload=workload, engine=engine)
     return make_load_plan(run, on or server(), rows_dir=Path("rows"))
-
-
-def test_the_plan_says_what_workload_target_and_server_say(tmp_path: Path) -> None:
-    plan = plan_of("run.users=3")
-    assert plan.run.users == 3
-    assert plan.url == "http://127.0.0.1:1"
-    assert plan.target == load_target("reference")
-    assert plan.load == resolved().workload.load
-    write_plan(plan, tmp_path / "plan.json")
-    assert read_plan(tmp_path / "plan.json") == plan
 
 
 def test_prompts_differ_between_runs_on_one_server() -> None:
@@ -171,17 +160,16 @@ SCHEDULE = 'arrivals={kind="constant", rate=3, seconds=4, max_streams=5}'
             ["load.streams=2", "load.stayers=1"],
             ".* each abandons 2 streams at once",
         ),
+        (
+            "open_loop",
+            ["arrivals={kind='closed'}", "run.users=1", "run.max_seconds=86400"],
+            "1 user for 24 h",
+        ),
         ("demo", [SCHEDULE], "about 12 arrivals in 4 s, at most 5 streams at once"),
     ],
 )
 def test_the_load_is_described(workload: str, settings: list[str], text: str) -> None:
     assert re.fullmatch(f"load: {text}", describe_load(plan_of(*settings, workload=workload)))
-
-
-def test_a_load_without_a_number_of_abandons_is_described_by_its_time() -> None:
-    plan = plan_of("run.users=1", "run.max_seconds=86400", "run.processes=1")
-    endless = plan.load.model_copy(update={"stop_after_abandons": None})
-    assert describe_load(plan.model_copy(update={"load": endless})) == "load: 1 user for 24 h"
 
 
 def test_several_processes_talk_on_a_port_of_their_own(tmp_path: Path) -> None:

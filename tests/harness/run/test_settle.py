@@ -10,7 +10,6 @@ from harness.run.settle import (
     LATER_S,
     CalmWatch,
     IdlePages,
-    is_back,
     may_end_early,
     settle_seconds,
     silence_seconds,
@@ -70,14 +69,6 @@ def test_settling_ends_early_only_if_gauges_are_exact(engine: str, early: bool) 
     assert may_end_early(load_target(engine)) is early
 
 
-def test_back_means_every_gauge_but_no_counter() -> None:
-    before = {"running": 0.0, "free_blocks": 9.0, "generated_tokens": 1.0}
-    assert is_back(before, {"running": 0.0, "free_blocks": 9.0, "generated_tokens": 500.0})
-    assert not is_back(before, {"running": 0.0, "free_blocks": 8.0})
-    assert not is_back(before, {"running": 0.0})
-    assert not is_back({}, {})
-
-
 class Server(Interruption):
     """Shows `running` requests and counts its readings; each pause takes its time."""
 
@@ -105,20 +96,16 @@ class Server(Interruption):
         self.now_ns += int(seconds * 1e9)
 
 
-def test_idle_pages_give_roles_and_keep_the_names() -> None:
-    pages = Server().pages("http://s/metrics")
-    assert pages.roles() == {"running": 0.0, "generated_tokens": 100.0}
-    assert pages.names_read == {"vllm:num_requests_running", "vllm:generation_tokens_total"}
-
-
-def test_an_unreadable_page_is_a_warning_and_no_zero() -> None:
+def test_idle_pages_are_read_and_an_unreadable_one_is_a_warning_and_no_zero() -> None:
     server = Server()
     assert server.pages().samples() is None
-    assert server.reads == 0
-    assert not server.notes.warnings(), "without a page nothing is asked"
+    assert server.reads == 0, "without a page nothing is asked"
+    pages = server.pages("http://s/metrics")
+    assert pages.roles() == {"running": 0.0, "generated_tokens": 100.0}
+    assert pages.names_read == {"vllm:num_requests_running", "vllm:generation_tokens_total"}
+    assert not server.notes.warnings()
     server.page = ""
-    assert server.pages("http://s/metrics").samples() is None
-    assert server.pages("http://s/metrics").roles() == {}
+    assert (pages.samples(), pages.roles()) == (None, {})
     (said,) = server.notes.warnings()
     assert "500" in said
 
@@ -147,27 +134,19 @@ def test_a_held_slot_is_watched_until_work_shows_or_a_step_must_have_ended(
 
 BEFORE = {"running": 0.0, "generated_tokens": 50.0}
 STILL = {"running": 0.0, "generated_tokens": 100.0}
+MOVED, HELD = STILL | {"generated_tokens": 101.0}, STILL | {"running": 1.0}
 
 
 @pytest.mark.parametrize(
     ("scrapes", "now", "proves"),
     [
         ([(0.0, STILL), (0.5, STILL)], STILL, True),
-        ([(0.1, STILL), (0.5, STILL)], STILL, False),
-        ([(0.0, STILL), (0.5, STILL | {"generated_tokens": 101.0})], STILL, False),
-        ([(0.0, STILL)], STILL | {"generated_tokens": 101.0}, False),
-        ([(0.0, STILL | {"running": 1.0})], STILL | {"running": 1.0}, False),
-        ([(0.0, {"running": 0.0})], {"running": 0.0}, False),
+        ([(0.1, STILL), (0.5, STILL)], STILL, False),  # not for long enough
+        ([(0.0, STILL), (0.5, MOVED)], STILL, False),  # a counter moved on the way,
+        ([(0.0, STILL)], MOVED, False),  # or at the end
+        ([(0.0, HELD)], HELD, False),
+        ([(0.0, {"running": 0.0})], {"running": 0.0}, False),  # no counter
         ([], STILL, False),
-    ],
-    ids=[
-        "it stood still",
-        "not for long enough",
-        "a counter moved on the way",
-        "a counter moved at the end",
-        "a slot is held",
-        "no counter",
-        "nothing was scraped",
     ],
 )
 def test_one_reading_proves_an_idle_server_only_if_all_stood_still(
@@ -185,5 +164,10 @@ def test_gauges_must_be_back_in_several_scrapes_in_a_row() -> None:
         watch.take(n, STILL)
         watch.take(n, STILL)  # read again before the next scrape came
         assert watch.is_calm == (n == CALM_SCRAPES - 1)
-    watch.take(9, STILL | {"running": 1.0})
-    assert not watch.is_calm
+    for n, other in enumerate((HELD, {"generated_tokens": 100.0}), 9):
+        watch.take(n, other)
+        assert not watch.is_calm
+    watch = CalmWatch({})
+    for n in range(CALM_SCRAPES):
+        watch.take(n, STILL)
+    assert not watch.is_calm, "nothing shows that it is"
