@@ -1,5 +1,6 @@
 """Arrivals are resolved for the server, a trace is found and read, or refused before the start."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ from harness.errors import ConfigError
 from harness.run.load_plan import count_arrivals, describe_open_loop, open_loop_notes
 from harness.run.run_config import RunConfig, make_load_plan, resolve_run
 from harness.run.server import Server
-from harness.workload.arms import arm_runs
 from harness.workload.arrivals import TraceArrivals
 from harness.workload.load import AbandonLoad
 from harness.workload.observed_latency import ObservedLatency
@@ -37,6 +37,9 @@ Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 """
 
 
+NOWHERE = Server(url="http://127.0.0.1:1", model="m", config=None, engine=None)
+
+
 def workload(folder: Path, arrivals: str, *settings: str, more: str = "") -> Workload:
     path = folder / "mine.toml"
     path.write_text(f"{HEAD}\n[arrivals]\n{arrivals}\n{more}\n")
@@ -47,8 +50,7 @@ def plan(folder: Path, arrivals: str, *settings: str, context: int | None = None
     workload(folder, arrivals)
     resolved = resolve_run(RunConfig(workload=str(folder / "mine.toml"), settings=list(settings)))
     config = None if context is None else {"max_model_len": context}
-    server = Server(url="http://127.0.0.1:1", model="m", config=config, engine=None)
-    return make_load_plan(resolved, server, rows_dir=folder)
+    return make_load_plan(resolved, replace(NOWHERE, config=config), rows_dir=folder)
 
 
 def replay(
@@ -74,25 +76,17 @@ def test_a_schedule_is_counted_and_a_setting_opens_the_loop(tmp_path: Path) -> N
 
 
 def test_arms_may_differ_in_their_arrivals(tmp_path: Path) -> None:
+    """One of another kind has its keys alone."""
     arms = "".join(f'[[arms]]\nname="{r}"\n[arms.arrivals]\nrate={r}\n' for r in (2, 4))
-    asked = workload(tmp_path, 'kind="constant"\nrate=1\nseconds=1', more=arms)
-    runs = arm_runs(asked, source="mine.toml")
-    assert [run.workload.arrivals.model_dump()["rate"] for run in runs] == [2, 4]
-    order = RunConfig(workload=str(tmp_path / "mine.toml"), settings=["run.processes=3"])
+    closed = '[[arms]]\nname="0"\n[arms.arrivals]\nkind="closed"\n'
+    workload(tmp_path, 'kind="constant"\nrate=1\nseconds=1', more=arms + closed)
+    order = RunConfig(
+        workload=str(tmp_path / "mine.toml"), settings=["run.processes=3", "run.users=3"]
+    )
     resolved = resolve_run(order)
-    server = Server(url="http://127.0.0.1:1", model="m", config=None, engine=None)
-    for run, arrivals in zip(resolved.arm_runs, (2, 4), strict=True):
-        of_arm = make_load_plan(resolved.for_arm(run, out=tmp_path), server, rows_dir=tmp_path)
+    for run, arrivals in zip(resolved.arm_runs, (2, 4, 0), strict=True):
+        of_arm = make_load_plan(resolved.for_arm(run, out=tmp_path), NOWHERE, rows_dir=tmp_path)
         assert (of_arm.arm, of_arm.run.processes, count_arrivals(of_arm)) == (run.arm, 3, arrivals)
-    with pytest.raises(ConfigError, match="every arm has its own"):
-        arm_runs(asked, source="mine.toml", settings=["arrivals.rate=9"])
-
-
-def test_an_arm_with_arrivals_of_another_kind_has_its_keys_alone(tmp_path: Path) -> None:
-    arms = '[[arms]]\nname="a"\n[[arms]]\nname="b"\n[arms.arrivals]\nkind="closed"\n'
-    asked = workload(tmp_path, 'kind="constant"\nrate=1\nseconds=1', more=arms)
-    kinds = [run.workload.arrivals.kind for run in arm_runs(asked, source="mine.toml")]
-    assert kinds == ["constant", "closed"]
 
 
 @pytest.mark.parametrize(
@@ -108,19 +102,21 @@ def test_an_arm_with_arrivals_of_another_kind_has_its_keys_alone(tmp_path: Path)
 def test_prompts_are_fitted_to_the_load_and_the_context(
     tmp_path: Path, more: str, context: int | None, longest: int, factor: float
 ) -> None:
+    with pytest.raises(ConfigError, match="room for prompts of 7, but"):
+        replay(tmp_path, more, context=107)
     trace, load = replay(tmp_path, more, context=context)
     assert (load.prompt_tokens, load.stay_tokens) == ([8, longest], 50)
     assert trace.prompt_factor == factor
     assert trace.file == str(tmp_path / "mine.csv")
 
 
-def test_a_context_without_room_for_a_prompt_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="room for prompts of 7, but"):
-        replay(tmp_path, context=107)
-
-
-def test_a_note_counts_what_the_replay_changed(tmp_path: Path) -> None:
-    (tmp_path / "mine.csv").write_text(TRACE)
+def test_a_note_counts_what_the_replay_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trace is also found from the current directory."""
+    (there := tmp_path / "there").mkdir()
+    (there / "mine.csv").write_text(TRACE)
+    monkeypatch.chdir(there)
     asked = plan(tmp_path, 'kind="trace"\nfile="mine.csv"')
     assert open_loop_notes(asked) == [
         "trace mine.csv: 2 requests; prompts cut to 2,000 tokens: 1 (45.3 % of all prompt "
@@ -149,18 +145,6 @@ def test_a_mistake_in_a_trace_is_found_before_anything_is_started(
         resolve_run(RunConfig(workload=str(tmp_path / "mine.toml")))
 
 
-def test_a_trace_is_also_found_from_the_current_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = tmp_path / "there"
-    there.mkdir()
-    (there / "mine.csv").write_text(TRACE)
-    monkeypatch.chdir(there)
-    found = plan(tmp_path, 'kind="trace"\nfile="mine.csv"').arrivals
-    assert isinstance(found, TraceArrivals)
-    assert found.file == str(there / "mine.csv")
-
-
 def test_a_trace_replayed_too_fast_is_refused(tmp_path: Path) -> None:
     """Eight a second as recorded, at the edges of the second too."""
     trace = tmp_path / "trace.jsonl"
@@ -178,11 +162,12 @@ def test_a_trace_replayed_too_fast_is_refused(tmp_path: Path) -> None:
 
 def old_plan(schedule: dict[str, Any]) -> dict[str, Any]:
     """A plan as version 0.1 kept it with its rows, without the keys that are not read."""
-    leave = {"weight": 0.75, "leave": {"plan": "tokens", "tokens": [1]}, "way": "rst"}
-    stay = {"weight": 0.25, "leave": {"plan": "never"}, "way": "fin"}
     more = {"delivery": "stream", "n": 1}
+    mix = [
+        {"weight": 0.75, "leave": {"plan": "tokens", "tokens": [1]}, "way": "rst", **more},
+        {"weight": 0.25, "leave": {"plan": "never"}, "way": "fin", **more},
+    ]
     lengths = {"prompt_tokens": [8, 2000], "answer_tokens": 100, "stay_tokens": 50}
-    mix = [{**leave, **more}, {**stay, **more}]
     return {
         **dict.fromkeys(("url", "path", "model", "arm"), "/x"),
         "seed": 5,
@@ -198,32 +183,22 @@ def stretch(seconds: float, from_rate: float, to_rate: float) -> dict[str, float
     return {"seconds": seconds, "from_rate": from_rate, "to_rate": to_rate}
 
 
+RAMP = {"burstiness": 1.0, "stretches": [stretch(3, 0, 9)]}
+STEPS = {"burstiness": None, "stretches": [stretch(3, 2, 2), stretch(1, 5, 5)]}
+REPLAY = {"file": "mine.csv", "from_s": 0.0, "prompt_factor": 1.0, "speed": 2.0, "seconds": 90.0}
+LENGTHS = {"prompt_tokens": [8, 2000], "answer_tokens": 50}
+
+
 @pytest.mark.parametrize(
     ("schedule", "arrivals"),
     [
+        ({"kind": "rate", **RAMP}, 'kind="ramp"\nfrom_rate=0\nto_rate=9\nseconds=3'),
         (
-            {"kind": "rate", "burstiness": 1.0, "stretches": [stretch(3, 0, 9)]},
-            'kind="ramp"\nfrom_rate=0\nto_rate=9\nseconds=3',
-        ),
-        (
-            {
-                "kind": "rate",
-                "burstiness": None,
-                "stretches": [stretch(3, 2, 2), stretch(1, 5, 5)],
-            },
+            {"kind": "rate", **STEPS},
             'kind="steps"\nspacing="even"\nsteps=[{rate=2,seconds=3},{rate=5,seconds=1}]',
         ),
         (
-            {
-                "kind": "trace",
-                "file": "mine.csv",
-                "from_s": 0.0,
-                "prompt_factor": 1.0,
-                "prompt_tokens": [8, 2000],
-                "answer_tokens": 50,
-                "speed": 2.0,
-                "seconds": 90.0,
-            },
+            {"kind": "trace", **REPLAY, **LENGTHS},
             'kind="trace"\nfile="mine.csv"\nspeed=2\nseconds=90',
         ),
     ],

@@ -76,13 +76,6 @@ def test_each_format_has_its_times_lengths_and_pages() -> None:
     assert [one.at_s for one in read(BURST_GPT)] == [5, 45, 118]
 
 
-def test_a_request_without_an_answer_is_left_out_and_counted() -> None:
-    requests = read(BURST_GPT)
-    assert [offset for offset, _ in replayed(requests, trace_of(), limits())] == [0, 113]
-    found = tally(requests, trace_of(), limits())
-    assert (found.requests, found.left_out) == (2, 1)
-
-
 def test_spaces_after_commas_empty_lines_and_other_columns_do_no_harm() -> None:
     spaced = (
         "\n\nTIMESTAMP, Id, ContextTokens, GeneratedTokens\n\n2024-05-10 00:00:00+00:00, x, 1, 2\n"
@@ -102,19 +95,13 @@ def test_spaces_after_commas_empty_lines_and_other_columns_do_no_harm() -> None:
         (MOONCAKE + '{"timestamp": 3\n', "trace:3: "),
         (MOONCAKE.replace("600", '"600"'), r"trace:2: Expected `int`.*\$.input_length"),
         (MOONCAKE.replace("600", "-1"), "trace:2: `input_length` is -1, not a number of tokens"),
-        (
-            MOONCAKE.replace("2500", "-2500"),
-            "trace:2: this request came 2.5 s before the one above",
-        ),
+        (MOONCAKE.replace("2500", "-2500"), "trace:2: this request came 2.5 s before the one"),
         (AZURE.replace("374", "many"), "trace:2: `ContextTokens` is 'many', not a number"),
         (AZURE.replace("109", ""), "trace:3: `GeneratedTokens` is '', not a number"),
         (AZURE.replace(",109", ""), "trace:3: `GeneratedTokens` is '', not a number"),
         (AZURE.replace("109", "109,1"), "trace:3: more fields than the header has columns"),
         (AZURE.replace("2023-11-16 18:15:50", "soon"), "trace:3: `TIMESTAMP` is 'soon"),
-        pytest.param(
-            AZURE.replace("109", "1" * 140_000), "trace:3: field larger than", id="long field"
-        ),
-        pytest.param("x" * 140_000, "trace:1: field larger than", id="long first field"),
+        pytest.param(AZURE.replace("109", "1" * 140_000), "trace:3: field larger than", id="long"),
         (BURST_GPT.replace("45,", "nan,"), "trace:3: `Timestamp` is 'nan', not a time"),
         (BURST_GPT.replace("417", "4.5"), "trace:4: `Request tokens` is '4.5', not a number"),
     ],
