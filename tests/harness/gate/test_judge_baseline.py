@@ -50,14 +50,14 @@ ELSEWHERE: dict[str, Any] = {"hardware": {"cpu": "another", "cores": 64, "gpus":
 
 
 def test_on_another_machine_steps_are_judged_and_times_are_not() -> None:
-    steps = judged(build([2.0, 2.1, 1.9], **ELSEWHERE), LINE, baseline=BEFORE)
-    assert steps.verdict is FAIL
+    values = [2.0, 2.1, 1.9]
+    assert judged(build(values, **ELSEWHERE), LINE, baseline=BEFORE).verdict is FAIL
     before_s = build([1.0, 1.02, 0.98], unit="s")
-    found = judged(build([2.0, 2.1, 1.9], unit="s", **ELSEWHERE), LINE_S, baseline=before_s)
+    found = judged(build(values, unit="s", **ELSEWHERE), LINE_S, baseline=before_s)
     assert found.verdict is OPEN
     assert "(a processor, 2 cores)" in found.checks[1].reason
     assert "(another, 64 cores, a GPU)" in found.checks[1].to_decide
-    assert judged(build([2.0, 2.1, 1.9], unit="s"), LINE_S, baseline=before_s).verdict is FAIL
+    assert judged(build(values, unit="s"), LINE_S, baseline=before_s).verdict is FAIL
 
 
 def demanding(**run: Any) -> dict[str, Any]:
@@ -129,7 +129,6 @@ def test_times_of_another_machine_are_left_out_unless_there_is_nothing_else() ->
     limits, left_out = limits_against_baseline(elsewhere, here, 0.1)
     assert [one.metric for one in limits] == ["cancel_latency_steps"]
     assert left_out == ["build: ttft_s.p50"]
-    assert judged(elsewhere, *limits, baseline=here).verdict is PASS
     times = showing("ttft_s.p50", **ELSEWHERE), showing("ttft_s.p50")
     limits, left_out = limits_against_baseline(*times, 0.1)
     assert ([one.metric for one in limits], left_out) == (["ttft_s"], [])
