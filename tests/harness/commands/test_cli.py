@@ -5,20 +5,15 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 
 from harness.analysis.summary import summarise
-from harness.run.pipeline import discard_if_empty
-from harness.store.manifest import Window
 from harness.store.run_folder import RunFolder
-from tests.made_up.rows import made_up_manifest
+from tests.e2e.running import Run, wait_until, wait_until_gone
 
 # The simulated engine with short steps and few abandons: a run takes seconds.
 QUICK = ("--set", "engine.runner=simulated", "--set", "engine.sim_fixed_ms=2")
@@ -28,47 +23,24 @@ SMALL = (
 )
 
 
-@contextmanager
-def walkaway(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """`walkaway` in a folder of its own; it and its descendants must be gone afterwards."""
-    process = subprocess.Popen(
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """`walkaway` in a folder of its own."""
+    return subprocess.Popen(
         [sys.executable, "-m", "harness", *arguments],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    with walkaway(folder, *arguments) as process:
+    process = start(folder, *arguments)
+    try:
         stdout, stderr = process.communicate(timeout=100)
         return process.returncode, stdout, stderr
-
-
-def wait_for_rows(process: subprocess.Popen[str], out: Path) -> None:
-    """Until the load has written its first rows, or the process has ended."""
-    while not any(shard.stat().st_size for shard in out.glob("shards/requests-*.ndjson")):
-        try:
-            process.wait(0.05)
-        except subprocess.TimeoutExpired:
-            continue
-        pytest.fail(f"it ended first: {process.communicate()}")
-
-
-def engine_pids(out: Path) -> list[int]:
-    ready = json.loads((out / "engine.log").read_text().splitlines()[0])
-    return [ready["pid"], ready["worker_pid"]]
-
-
-def are_gone(pids: list[int]) -> bool:
-    alive = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    return not psutil.wait_procs(alive, timeout=10)[1]
+    finally:
+        process.kill()
 
 
 @pytest.mark.e2e
@@ -96,7 +68,7 @@ def test_the_demo_is_a_whole_run_with_probes_after_its_load(tmp_path: Path) -> N
     assert {"machine", "frontend", "worker", "load"} <= set(frames.cpu["process"])
     assert not frames.client.empty
     assert not (out / "shards").exists()
-    assert are_gone(engine_pids(out))
+    wait_until_gone(Run(out).pids())
     check_probe_phase(out)
 
 
@@ -142,15 +114,20 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
 def test_a_second_interruption_does_without_the_report(tmp_path: Path) -> None:
     out = tmp_path / "run"
     endless = ("--set", "load.stop_after_abandons=1000000")
-    with walkaway(tmp_path, "run", "cancel_steps", *QUICK, *endless, "--out", str(out)) as process:
-        wait_for_rows(process, out)
+    process = start(tmp_path, "run", "cancel_steps", *QUICK, *endless, "--out", str(out))
+    try:
+        wait_until(
+            lambda: any(one.stat().st_size for one in out.glob("shards/requests-*")), "it loads"
+        )
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
         assert any("drawing the report" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         stderr = process.stderr.read()  # not communicate(): the reader may hold some of it already
-        process.wait(60)
-    assert process.returncode == 130
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+        process.communicate()
     assert stderr == f"error: interrupted; what was saved is in {out}\n"
     assert not RunFolder(out).frames().requests.empty
     assert not (out / "report.html").exists()
@@ -169,10 +146,9 @@ def test_too_few_file_handles_are_refused_before_anything_is_started(tmp_path: P
 @pytest.mark.e2e
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    url = "http://127.0.0.1:1"
-    code, stdout, stderr = run(tmp_path, "run", "demo", "--target", url, "--out", str(out))
-    assert code == 5
-    assert stdout == ""
+    target = ("--target", "http://127.0.0.1:1")
+    code, stdout, stderr = run(tmp_path, "run", "demo", *target, "--out", str(out))
+    assert (code, stdout) == (5, "")
     assert "error: cannot reach http://127.0.0.1:1" in stderr
     assert "Traceback" not in stderr
     assert not out.exists(), "the same command can be typed again"
@@ -237,15 +213,6 @@ def test_an_interruption_while_libraries_are_loaded_is_a_message() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == "error: interrupted\n"
-
-
-def test_only_a_run_without_a_load_is_discarded(tmp_path: Path) -> None:
-    for started_ns in (None, 7):
-        folder = RunFolder.create(tmp_path / f"run-{started_ns}")
-        window = Window(load_started_ns=started_ns)
-        manifest = made_up_manifest(window=window)
-        assert discard_if_empty(folder, manifest) == (started_ns is None)
-        assert folder.path.exists() == (started_ns is not None)
 
 
 @pytest.mark.slow
