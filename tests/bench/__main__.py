@@ -1,4 +1,4 @@
-"""Benchmarks against what others use: `python -m tests.bench [NAME...] [--quick] [--json FILE]`.
+"""Benchmarks against what others use: `python -m tests.bench [NAME...] [--quick]`.
 
 A benchmark is a function `(*, quick: bool = False) -> Iterable[Ratio]` of a module in this folder.
 It compares ours with theirs in rounds that take turns, so that a noisy machine hits both, and
@@ -9,16 +9,9 @@ Progress goes to stderr; the exit status is 1 if a bound is broken or nothing wa
 """
 
 import argparse
-import json
-import os
-import platform
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import asdict
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from tests.bench.ratio import Ratio, UnavailableError
 
@@ -35,8 +28,6 @@ BENCHMARKS = {  # each one's module, in which it is the function of its own name
     "report": "large_run",
     "gate": "large_run",
 }
-_PACKAGES = ("torch", "transformers", "numpy", "msgspec", "uvloop", "httptools")
-_CPUINFO = Path("/proc/cpuinfo")  # Linux; elsewhere the platform's word must do
 
 
 def run(names: Iterable[str], *, quick: bool) -> Iterator[Ratio]:
@@ -74,28 +65,9 @@ def _row(ratio: Ratio) -> tuple[str, ...]:
     )
 
 
-def surroundings() -> dict[str, object]:
-    """Versions and hardware: figures mean little without them."""
-    versions = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        with suppress(PackageNotFoundError):
-            versions[package] = version(package)
-    lines = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "versions": versions,
-        "system": platform.platform(),
-        "processor": names[0] if names else platform.processor(),
-        "cores": os.cpu_count(),
-    }
-
-
-def report(ratios: list[Ratio], json_file: Path | None) -> int:
-    """Print the table, write the file; the exit status."""
+def report(ratios: list[Ratio]) -> int:
+    """Print the table; the exit status."""
     print(table(ratios) if ratios else "nothing measured")  # noqa: T201
-    if json_file:
-        figures = [asdict(ratio) | {"holds": ratio.holds} for ratio in ratios]
-        json_file.write_text(json.dumps(surroundings() | {"ratios": figures}, indent=1) + "\n")
     return 0 if ratios and all(ratio.holds for ratio in ratios) else 1
 
 
@@ -103,14 +75,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
     parser.add_argument("--quick", action="store_true", help="smallest sizes: does it run at all?")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(BENCHMARKS):
         parser.error(
             f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}"
         )
-    ratios = list(run(arguments.names or BENCHMARKS, quick=arguments.quick))
-    return report(ratios, arguments.json)
+    return report(list(run(arguments.names or BENCHMARKS, quick=arguments.quick)))
 
 
 if __name__ == "__main__":

@@ -7,13 +7,11 @@ child process, and each measurement is a fresh one:
 
     python -m tests.bench.large_run analyse FOLDER    reads the rows of a run, writes its summary
     python -m tests.bench.large_run draw FOLDER       reads both, writes the report
-    python -m tests.bench.large_run open FOLDER       opens the report three times
 
-The first two print how long they took and how much memory they had at most, as JSON. The page is
-opened by Chromium from the disk. It is interactive when every picture on its first screen is drawn
-and its table of requests has answered a word that was typed; from then on it is scrolled from
-picture to picture, and the longest wait for one counts. `gate` times `walkaway gate` from its start
-to its exit code.
+Both print how long they took and how much memory they had at most, as JSON. Chromium opens the page
+from the disk. It is interactive when every picture on its first screen is drawn and its table of
+requests has answered a word that was typed. Then the page is scrolled from picture to picture, and
+the longest wait for one counts. `gate` times `walkaway gate` from its start to its exit code.
 """
 
 import json
@@ -25,7 +23,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from dashboards.report import write_report
@@ -118,7 +116,7 @@ def write_by_child(path: Path, plan: Plan) -> None:
 
 
 def measured_by_child(what: str, path: Path, rounds: int) -> dict[str, list[float]]:
-    """`seconds`, of them `cpu_s` of a processor, and `peak_gib`, one of each a round."""
+    """`seconds` and `peak_gib`, one of each a round."""
     command = [sys.executable, "-m", "tests.bench.large_run", what, str(path)]
     said = [
         json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
@@ -165,19 +163,13 @@ def _scrolled_s(tab: "Page", plot: "Locator") -> float:
 
 def main() -> None:
     what, run = sys.argv[1], RunFolder(Path(sys.argv[2]))
-    if what == "open":
-        for _ in range(ROUNDS):
-            interactive_s, wait_s = opened_s(run.report)
-            print(f"interactive {interactive_s:.2f} s, wait for a picture {wait_s:.2f} s")  # noqa: T201
-        return
-    started_s, cpu_s = perf_counter(), process_time()
+    started_s = perf_counter()
     if what == "analyse":
         write_summary(run)
     else:
         write_report([run.path], run.report)
     measured = {
         "seconds": perf_counter() - started_s,
-        "cpu_s": process_time() - cpu_s,
         "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
     print(json.dumps(measured))  # noqa: T201

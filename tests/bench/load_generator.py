@@ -1,34 +1,25 @@
 """What the load generator costs, and how well it stamps: our load process and a server of tokens.
 
-`load_generator`: processor time a token, user and system. Ours is the whole load process, as
-`walkaway run` starts it: Locust, users, transport, decoding, counting by usage, stamps, rows on
-disk, its own lag measured all along. The others only stamp each token's line; one more decodes,
-counts and writes rows as ours does, on stock httpx. All ask again and again for answers of 100
-tokens, and the asking counts, too. A client that received less than was sent was saturated: its
-cost is that of less than was asked for, so it is marked, bounds nothing, and is left out where
-there are more streams. Ours opens a connection for each request, the others keep theirs.
+`load_generator`: processor time a token. Ours is the whole load process, as `walkaway run` starts
+it; the others only stamp each token's line. All ask again and again for answers of 100 tokens. A
+client that received less than was sent was saturated: it is marked, bounds nothing, and is left out
+where there are more streams. Ours opens a connection for each request, the others keep theirs.
 
-`token_stamps`: how late a token is stamped, by the server's own log of its sends. At 5,000 tokens a
-second, spread out: within a millisecond. In bursts, as the requests of one engine step come, the
-last of B tokens has to wait until the others have been taken in, so B times what a token costs
-(processor time, measured in the same round) is allowed on top.
+`token_stamps`: how late a token is stamped, by the server's own log of its sends. In bursts, as the
+requests of one engine step come, the last of B tokens waits until the others have been taken in, so
+B times what a token costs (processor time, measured in the same round) is allowed on top.
 
-`client_times`: time to first token and gaps as a client sees them; theirs is the server's figure.
-The server answers after 20 ms and sends a token each 5 ms: short enough to be hidden by a client
-that reads by the kilobyte, as Locust's FastHttpUser does where it reads by line. A wrong client may
-lie on either side of 1: tokens that come together have gaps of nearly 0. The last hundredth of TTFT
-is of a few answers a round, each late by what else the machine did; it is held to less than a gap
-between two tokens, so that no client took a later token for the first one.
+`client_times`: time to first token and gaps as a client sees them; theirs is the server's figure. A
+token comes each 5 ms: a client that reads by the kilobyte, as Locust's FastHttpUser does where it
+reads by line, would hide that. The p99 of TTFT is held to less than a gap between two tokens, so
+that no client took a later token for the first one.
 
 `many_streams`: 5,000 streams open in one load process, a token a second on each: the share of a
-core, and the memory of a stream (what 5,000 take more than 500, when hardly a token has come) and
-of each token of an answer that goes on.
+core, the memory of a stream (what 5,000 take more than 500) and of each token of a long answer.
 """
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import Final
 
@@ -40,17 +31,7 @@ from tests.bench.streaming import OURS, Answer, Traffic, Watched, watch
 BARE: Final = "bare protocol on uvloop"
 STOCK: Final = "httpx.AsyncClient"
 FAST: Final = "Locust's FastHttpUser"
-RIVALS: Final = {
-    BARE: "bare",
-    "bare gevent loop": "gevent-bare",
-    "aiohttp on asyncio": "aiohttp",
-    "aiohttp on uvloop": "aiohttp-uvloop",
-    "Locust's HttpUser": "HttpLines",
-    FAST: "FastHttpLines",
-    "httpx.Client over gevent": "gevent-httpx",
-    STOCK: "httpx",
-    "our user on httpx.AsyncClient": "our-httpx",
-}
+RIVALS: Final = {BARE: "bare", FAST: "FastHttpLines", STOCK: "httpx"}
 BOUNDS: Final = {BARE: Bound("at most", 4.0), STOCK: Bound("at most", 1 / 3)}
 
 
@@ -58,21 +39,12 @@ def load_generator(*, quick: bool = False) -> Iterable[Ratio]:
     if quick:
         yield from _costs({BARE: "bare"}, Traffic(streams=5), rounds=1, window_s=0.2)
         return
-    rivals = rivals_here(has_aiohttp=find_spec("aiohttp") is not None)
+    rivals = dict(RIVALS)
     for streams in (50, 100, 400):
         lines = list(_costs(rivals, Traffic(streams=streams), rounds=3, window_s=2.0))
         yield from lines
         saturated = {name for name in rivals for line in lines if line.what.endswith(_late(name))}
         rivals = {name: client for name, client in rivals.items() if name not in saturated}
-
-
-def rivals_here(*, has_aiohttp: bool) -> dict[str, str]:
-    """The rivals that can run here; says which cannot."""
-    missing = [] if has_aiohttp else [name for name in RIVALS if name.startswith("aiohttp")]
-    if missing:
-        names = " and ".join(missing)
-        print(f"{names} left out: aiohttp is not installed", file=sys.stderr)  # noqa: T201
-    return {name: client for name, client in RIVALS.items() if name not in missing}
 
 
 def _costs(

@@ -1,15 +1,15 @@
-"""Locust's own users, reading by line: `locust -f locust_users.py --times FILE HttpLines ...`."""
+"""Locust's own user, reading by line: `locust -f locust_users.py --times FILE ...`."""
 
 import json
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-from locust import FastHttpUser, HttpUser, events, task  # noqa: TID251
+from locust import FastHttpUser, events, task  # noqa: TID251
 from locust.argument_parser import LocustArgumentParser  # noqa: TID251
 from locust.env import Environment  # noqa: TID251
 
-from tests.bench.clients import BODY, PATH, TOKEN, Times, headers
+from tests.bench.clients import BODY, PATH, Times, headers
 
 TIMES: Times = {}
 
@@ -25,21 +25,7 @@ def write_times(environment: Environment, **_: Any) -> None:
     Path(environment.parsed_options.times).write_text(json.dumps(TIMES))
 
 
-class HttpLines(HttpUser):
-    """requests, over gevent's sockets."""
-
-    @task
-    def ask(self) -> None:
-        fields, stamps = headers(TIMES, perf_counter_ns())
-        response = self.client.post(PATH, data=BODY, headers=fields, stream=True)
-        for line in response.iter_lines():
-            if line.startswith(TOKEN):
-                stamps.append(perf_counter_ns())
-
-
 class FastHttpLines(FastHttpUser):
-    """geventhttpclient."""
-
     @task
     def ask(self) -> None:
         fields, stamps = headers(TIMES, perf_counter_ns())

@@ -60,18 +60,18 @@ class Answer(NamedTuple):
 
 
 OURS: Final = "ours"
-LOCUST_USERS: Final = ("HttpLines", "FastHttpLines")
+LOCUST_USER: Final = "FastHttpLines"
 
 
 def _command(client: str, url: str, streams: int, folder: Path) -> list[str]:
-    """Our load process as `walkaway run` starts it, one of Locust's users, or one of clients.py."""
+    """Our load process as `walkaway run` starts it, Locust's user, or one of clients.py."""
     python, locust = [sys.executable, "-m"], ["locust", "--headless", "--only-summary", "-f"]
     times = str(folder / "times.json")
     if client == OURS:
         write_plan(_plan(url, streams, folder), folder / "plan.json")
         users = str(_ROOT / "workloads" / "locustfile.py")
         return [*python, *locust, users, "--walkaway-plan", str(folder / "plan.json")]
-    if client in LOCUST_USERS:
+    if client == LOCUST_USER:
         users, number = str(Path(__file__).parent / "locust_users.py"), str(streams)
         options = ["-H", url, "-u", number, "-r", number, "--times", times]
         return [*python, *locust, users, *options, client]
