@@ -13,7 +13,7 @@ import msgspec
 
 from harness.errors import ConfigError
 from harness.http_client import check_ca_file, parse_headers, typed_command
-from harness.workload.form import BY_HAND, FIELDS, OURS, form_settings, in_words_of_the_form
+from harness.workload.form import BY_HAND, FIELDS, OURS, form_settings, without_place
 from harness.workload.plan import LoadPlan, read_plan
 from harness.workload.workload import load_target, load_workload
 
@@ -21,12 +21,12 @@ DEFAULT_URL: Final = "http://127.0.0.1:8000"
 _STDIN: Final = 0
 _PIPE_BYTES: Final = 1 << 16
 _NOW: Final = "walkaway_now"
+_RAISED_BY: Final = {
+    "run.most_streams": "--walkaway-most-streams",
+    "run.most_rate": "--walkaway-most-rate",
+}
 _HEADER: Final = "--walkaway-header"
 _CA_FILE: Final = "--walkaway-ca-file"
-_RAISED_BY: Final = {
-    "`run.most_streams`": "--walkaway-most-streams",
-    "`run.most_rate`": "--walkaway-most-rate",
-}
 
 
 def add_arguments(group: argparse._ArgumentGroup) -> None:
@@ -62,7 +62,7 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
             f"--{one.id.replace('_', '-')}",
             default=one.default,
             choices=one.choices or None,
-            help="; ".join(filter(None, (one.allowed_in({}), one.help))),
+            help="; ".join(filter(None, (one.range, one.help))),
         )
         # Locust's parser takes this as an argument, but not for an option in a group.
         setattr(option, "include_in_web_ui", one.is_shown)  # noqa: B010
@@ -138,9 +138,10 @@ def _described(options: argparse.Namespace) -> LoadPlan:
     try:
         workload = load_workload(BY_HAND, form_settings(fields))
     except ConfigError as error:
-        said = in_words_of_the_form(str(error), fields)
-        flags = [flag for cap, flag in _RAISED_BY.items() if cap in str(error)]
-        raise ConfigError("; ".join([said, *(f"{flag} raises it" for flag in flags)])) from error
+        refusal = without_place(str(error))
+        for cap, flag in _RAISED_BY.items():
+            refusal = refusal.replace(f"--set {cap}", flag)
+        raise ConfigError(refusal) from error
     if options.walkaway_rows is not None:
         Path(options.walkaway_rows).mkdir(parents=True, exist_ok=True)
     return LoadPlan(

@@ -38,7 +38,7 @@ from harness.run.run_config import SEED_KEY, ResolvedRun, RunConfig, resolve_run
 from harness.store.run_folder import RunFolder
 from harness.web.live import LiveRun
 from harness.web.tab import final_rows, live_rows
-from harness.workload.form import check_startable, form_settings, in_words_of_the_form
+from harness.workload.form import check_startable, form_settings, without_place
 from harness.workload.plan import LoadPlan
 
 TICK_S: Final = 0.5
@@ -212,7 +212,7 @@ def resolve(command: dict[str, Any]) -> ResolvedRun:
     try:
         resolved = resolve_run(config)
     except ConfigError as error:
-        raise ConfigError(in_words_of_the_form(str(error), fields)) from error
+        raise ConfigError(without_place(str(error))) from error
     check_startable(resolved.workload)
     return resolved
 

@@ -183,7 +183,7 @@ class WebRuns:
         except ValueError:
             is_rate = False
         if not is_rate:
-            raise ConfigError(FIELDS["spawn_rate"].refused(rate, form))
+            raise ConfigError(FIELDS["spawn_rate"].refused(rate))
         shown = {"user_count": "1"} | form_fields(self._options)
         text = form.get("run_time", "").strip()
         try:

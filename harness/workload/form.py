@@ -20,8 +20,7 @@ _DIGITS: Final = r"(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
 _RANGE: Final = re.compile(rf"({_DIGITS})\s*-\s*({_DIGITS})")
 _NUMBER: Final = re.compile(_DIGITS)
 _PLANS: Final = ("tokens", "time", "prefill", "queued", "last_token")
-_PLACED: Final = re.compile(r"(?:--set [\w.]+|.*?\.toml): (.*)")
-_KEY: Final = re.compile(r"`([\w.]+)`")
+_PLACE: Final = re.compile(rf"^(?:--set [\w.]+|{re.escape(BY_HAND)}): ", re.MULTILINE)
 
 
 def _number(text: str) -> str | None:
@@ -51,7 +50,7 @@ _LOCUSTS: Final = {
 class FormField(NamedTuple):
     """A field of Locust's (`_LOCUSTS`), or one of ours, whose `id` has a prefix.
 
-    `key`: the key of the workload that it sets, with the allowed range unless `allowed` says more.
+    `key`: the key of the workload that it sets; its range is allowed, unless `allowed` says more.
     `default`: its text under plain Locust. `parse`: from its text to TOML, None for a wrong text.
     `needs`: the id of a field, and its values, without which this one has no effect.
     """
@@ -78,24 +77,21 @@ class FormField(NamedTuple):
     def label(self) -> str:
         return _LOCUSTS.get(self.name, self.name.replace("_", " ").capitalize())
 
-    def allowed_in(self, fields: Mapping[str, str]) -> str:
-        return (self.allowed or _range_of(self.key)).format(
-            most_streams=fields.get("walkaway_most_streams") or USUAL_STREAMS,
-            most_rate=fields.get("walkaway_most_rate") or f"{USUAL_RATE:.0f}",
-        )
+    @property
+    def range(self) -> str:
+        return self.allowed or _range_of(self.key)
 
-    def refused(self, text: str, fields: Mapping[str, str]) -> str:
-        return f"{self.label}: {text!r} is refused; allowed: {self.allowed_in(fields)}"
+    def refused(self, text: str) -> str:
+        return f"{self.label}: {text!r} is refused; allowed: {self.range}"
 
-    def value(self, fields: Mapping[str, str]) -> str:
-        text = fields.get(self.id, "").strip()
+    def value(self, text: str) -> str:
         if self.choices and text and text not in self.choices:
             raise ConfigError(
                 f"{self.label}: must be one of {', '.join(self.choices)}, not {text!r}"
             )
         value = self.parse(text) if text else ""
         if value is None:
-            raise ConfigError(self.refused(text, fields))
+            raise ConfigError(self.refused(text))
         return value
 
 
@@ -112,12 +108,7 @@ def _range_of(key: str) -> str:
 
 # In the order of the form, the caps first.
 _TABLE: Final = (
-    FormField(
-        "user_count",
-        "run.users",
-        allowed="1 to {most_streams}",
-        needs=("walkaway_arrivals", ("closed", AS_WORKLOAD)),
-    ),
+    FormField("user_count", "run.users", needs=("walkaway_arrivals", ("closed", AS_WORKLOAD))),
     FormField("spawn_rate", allowed=f"more than 0, to {MOST_STREAMS} users a second"),
     FormField("run_time", "run.max_seconds", parse=_number),
     FormField(
@@ -193,14 +184,14 @@ _TABLE: Final = (
         "rate",
         default="1",
         help="of arrivals, for the run time",
-        allowed="more than 0, to {most_rate} a second",
+        allowed=f"more than 0, to {USUAL_RATE:.0f} a second",
         parse=_number,
         needs=("walkaway_arrivals", ("poisson", "constant")),
     ),
     FormField(
         "max_streams",
         help="arrivals at a rate: at most so many are open at once, others wait; empty: 1,000",
-        allowed="1 to {most_streams}",
+        allowed=f"1 to {USUAL_STREAMS}",
         parse=_number,
         is_shown=False,
     ),
@@ -214,15 +205,6 @@ _TABLE: Final = (
     FormField("seed", "run.seed", "0", "every random choice follows from it"),
 )
 FIELDS: Final[Mapping[str, FormField]] = {one.id: one for one in _TABLE}
-
-# The field for each key that a refusal may name.
-_JUDGED: Final = {one.key: one for one in _TABLE if one.key} | {
-    "arrivals.rate": FIELDS["walkaway_rate"],
-    "arrivals.max_streams": FIELDS["walkaway_max_streams"],
-    "arrivals": FIELDS["walkaway_rate"],
-    "arrivals.seconds": FIELDS["run_time"],
-    "load.mix.0.seconds": FIELDS["walkaway_seconds"],
-}
 
 
 def check_each_applies(fields: Mapping[str, str], shown: Mapping[str, str]) -> None:
@@ -246,7 +228,7 @@ def form_settings(fields: Mapping[str, str]) -> list[str]:
 
     `fields`: Locust's and ours by name; an empty one leaves the workload as it is.
     """
-    values = {name: one.value(fields) for name, one in FIELDS.items()}
+    values = {name: one.value(fields.get(name, "").strip()) for name, one in FIELDS.items()}
     settings = [f"{one.key}={values[one.id]}" for one in _TABLE if one.key and values[one.id]]
     leave = values["walkaway_leave"] or AS_WORKLOAD
     needed = {"tokens": "walkaway_tokens", "time": "walkaway_seconds"}.get(leave)
@@ -254,7 +236,7 @@ def form_settings(fields: Mapping[str, str]) -> list[str]:
     is_at_a_rate = kind not in ("closed", AS_WORKLOAD)
     for name in (needed, "walkaway_rate" if is_at_a_rate else None):
         if name is not None and not values[name]:
-            raise ConfigError(FIELDS[name].refused("", fields))
+            raise ConfigError(FIELDS[name].refused(""))
     if leave != AS_WORKLOAD:
         more = "" if needed is None else f", {needed.removeprefix(OURS)}={values[needed]}"
         entry = f'{{plan="{leave}", way="{values["walkaway_way"] or "fin"}"{more}}}'
@@ -277,18 +259,9 @@ def _arrivals(kind: str, values: Mapping[str, str]) -> list[str]:
     ]
 
 
-def in_words_of_the_form(message: str, fields: Mapping[str, str]) -> str:
-    lines = [_of_the_form(line, fields) for line in message.splitlines()]
-    return "\n".join(dict.fromkeys(lines))
-
-
-def _of_the_form(line: str, fields: Mapping[str, str]) -> str:
-    if (placed := _PLACED.fullmatch(line)) is None or (key := _KEY.search(placed[1])) is None:
-        return line
-    one = _JUDGED.get(key[1])
-    if one is not None and (text := fields.get(one.id, "").strip()):
-        return one.refused(text, fields)
-    return placed[1] if line.startswith("--set") else line
+def without_place(refusal: str) -> str:
+    """A refusal of the form's settings: no file and no flag holds them."""
+    return _PLACE.sub("", refusal)
 
 
 def check_startable(workload: Workload) -> None:

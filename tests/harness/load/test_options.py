@@ -36,31 +36,20 @@ AT_A_RATE = "--walkaway-arrivals=constant"
 
 
 @pytest.mark.parametrize(
-    ("typed", "users", "said", "raised_by"),
+    ("typed", "users", "raised_by"),
     [
-        ([], 20_000, "Number of users: '20000' is refused; allowed: 1 to 10000", "streams"),
-        (
-            [AT_A_RATE, "--walkaway-rate=20000"],
-            1,
-            "Rate: '20000' is refused; allowed: more than 0, to 10000 a second",
-            "rate",
-        ),
-        (
-            [AT_A_RATE, "--walkaway-max-streams=20000"],
-            1,
-            "Max streams: '20000' is refused; allowed: 1 to 10000",
-            "streams",
-        ),
+        ([], 20_000, "streams"),
+        ([AT_A_RATE, "--walkaway-rate=20000"], 1, "rate"),
+        ([AT_A_RATE, "--walkaway-max-streams=20000"], 1, "streams"),
     ],
 )
 def test_what_is_beyond_a_cap_is_refused_with_the_flag_that_raises_it(
-    typed: list[str], users: int, said: str, raised_by: str
+    typed: list[str], users: int, raised_by: str
 ) -> None:
-    flag = f"--walkaway-most-{raised_by}"
-    with pytest.raises(ConfigError) as refused:
+    flag = f"--walkaway-most-{raised_by}=20000"
+    with pytest.raises(ConfigError, match=f"more than `run.most_.*; {flag} raises it: each takes"):
         plan_of(*typed, users=users)
-    assert str(refused.value) == f"{said}; {flag} raises it"
-    plan_of(*typed, f"{flag}=20000", users=users)
+    plan_of(*typed, flag, users=users)
 
 
 def test_how_many_arrivals_may_be_open_at_once_is_an_option() -> None:
@@ -72,6 +61,5 @@ def test_how_many_arrivals_may_be_open_at_once_is_an_option() -> None:
 
 @pytest.mark.parametrize("text", ["0", "2000000"])
 def test_a_cap_that_is_none_is_refused(text: str) -> None:
-    said = f"Most rate: '{text}' is refused; allowed: more than 0, to 1000000"
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=f"`run.most_rate` must be .*, not {text}"):
         plan_of(f"--walkaway-most-rate={text}")

@@ -16,8 +16,8 @@ from harness.workload.form import (
     check_each_applies,
     check_startable,
     form_settings,
-    in_words_of_the_form,
     prefilled,
+    without_place,
 )
 from harness.workload.load import AbandonLoad
 from harness.workload.workload import load_workload
@@ -83,52 +83,32 @@ def test_requests_come_as_the_fields_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "text", "allowed"),
+    ("field", "text", "said"),
     [
-        ("stay_share", "1.5", "0 to 1"),
-        ("answer_tokens", "0", "1 to 10000000"),
-        ("prompt_tokens", "9-2", "1 to 10000000, or lowest-highest"),
-        ("timeout", "0", "more than 0, to 604800"),
-        ("seed", "-1", "0 to 9223372036854775807"),
-        ("tokens", "1;2", "numbers from 0 to 10000000 with commas between"),
-        ("tokens", "", "numbers from 0 to 10000000 with commas between"),
-        ("user_count", "20000", "1 to 10000"),
-        ("user_count", "9999999", "1 to 10000"),
-        ("rate", "9000000", "more than 0, to 10000"),
-        ("rate", "20000", "more than 0, to 10000"),
-        ("rate", "0", "more than 0, to 10000"),
-        ("rate", "1..2", "more than 0, to 10000"),
-        ("rate", "", "more than 0, to 10000"),
-        ("run_time", "9999999", "more than 0, to 604800"),
-        ("run_time", "1..2", "more than 0, to 604800"),
-        ("seconds", "2-1", "0 to 604800, or lowest-highest"),
-        ("seconds", "1..2", "0 to 604800, or lowest-highest"),
+        ("stay_share", "1.5", "`load.stay_share` must be at most 1.0, not 1.5"),
+        ("prompt_tokens", "9-2", "`load.prompt_tokens`: must be [lowest, highest] with "),
+        ("tokens", "1;2", "Tokens: '1;2' is refused; allowed: numbers from 0 to 10000000 with"),
+        ("tokens", "", "Tokens: '' is refused; allowed: numbers from 0 to 10000000 with commas"),
+        ("user_count", "20000", "`run.users` come to 20,000 streams at once, more than "),
+        ("rate", "20000", "`arrivals` bring up to 20,000 requests a second, more than "),
+        ("rate", "0", "`arrivals.rate` must be more than 0.0, not 0"),
+        ("rate", "1..2", "Rate: '1..2' is refused; allowed: more than 0, to 10000 a second"),
+        ("rate", "", "Rate: '' is refused; allowed: more than 0, to 10000 a second"),
+        ("run_time", "9999999", "`run.max_seconds` must be at most 604800.0, not "),
+        ("run_time", "1..2", "Run time: '1..2' is refused; allowed: more than 0, to 604800"),
+        ("seconds", "2-1", "`load.mix.0.seconds`: must be seconds from 0 to 604800, or [lowest,"),
+        ("seconds", "1..2", "Seconds: '1..2' is refused; allowed: 0 to 604800, or lowest-highest"),
     ],
 )
-@pytest.mark.parametrize("workload", [BY_HAND, "demo"])
-def test_a_text_out_of_range_is_refused_in_words_of_the_form(
-    workload: str, field: str, text: str, allowed: str
-) -> None:
+def test_a_text_out_of_range_is_refused_in_one_sentence(field: str, text: str, said: str) -> None:
     fields = ours(
         leave={"seconds": "time", "tokens": "tokens"}.get(field, "workload"),
         arrivals="constant" if field in {"rate", "run_time"} else "closed",
         **({"rate": "1", "run_time": "60"} | {field: text}),
     )
     with pytest.raises(ConfigError) as refused:
-        load_workload(workload, form_settings(fields))
-    said = in_words_of_the_form(str(refused.value), fields)
-    (name,) = ours(**{field: text})
-    assert said.startswith(f"{FIELDS[name].label}: {text!r} is refused; allowed: {allowed}")
-    for word in ("--set", ".toml", "`", "\n"):
-        assert word not in said
-
-
-def test_a_cap_is_the_form_s_own() -> None:
-    fields = ours(most_streams="12000", user_count="20000")
-    with pytest.raises(ConfigError) as refused:
         load_workload(BY_HAND, form_settings(fields))
-    said = in_words_of_the_form(str(refused.value), fields)
-    assert said == "Number of users: '20000' is refused; allowed: 1 to 12000"
+    assert without_place(str(refused.value)).startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -151,10 +131,9 @@ def test_a_wrong_text_is_refused_even_where_it_has_no_effect(
         form_settings(ours(**fields))
 
 
-def test_a_refusal_of_no_field_stays_as_it_is() -> None:
+def test_a_refusal_of_a_file_names_it() -> None:
     broken = "mine.toml: `run.seed` must be at least 0, not -1"
-    assert in_words_of_the_form(broken, {"walkaway_seed": ""}) == broken
-    assert in_words_of_the_form("unknown engine `x`", {}) == "unknown engine `x`"
+    assert without_place(broken) == broken
 
 
 @pytest.mark.parametrize(
@@ -197,7 +176,7 @@ def test_each_option_of_the_form_says_what_it_allows() -> None:
     in_table = [one.id for one in FIELDS.values() if one.is_ours and one.is_shown]
     assert list(shown) == in_table
     for name, action in shown.items():
-        assert action.help.startswith(FIELDS[name].allowed_in({}))
+        assert action.help.startswith(FIELDS[name].range)
     for way in shown["walkaway_way"].choices:  # none that the page always refuses
         fields = ours(leave="tokens", tokens="1", way=way)
         check_startable(load_workload(BY_HAND, form_settings(fields)))
