@@ -106,9 +106,7 @@ _NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PR
 
 def tls_context(ca_file: str | None, *, flag: str = "--ca-file") -> ssl.SSLContext:
     """Trust the CAs in this PEM file, else those of httpx: SSL_CERT_FILE, SSL_CERT_DIR, or certifi.
-
-    Raises ConfigError, which names `flag`, for a bad file.
-    """
+    Raises ConfigError, which names `flag`, for a bad file."""
     try:
         if ca_file is None:
             return httpx.create_ssl_context()
@@ -127,10 +125,8 @@ def tls_context(ca_file: str | None, *, flag: str = "--ca-file") -> ssl.SSLConte
 def http_client(
     headers: Mapping[str, str], *, ca_file: str | None, timeout_s: float, longest_s: float
 ) -> httpx.Client:
-    """A client without proxies and redirects.
-
-    `timeout_s` limits the wait for the next byte, `longest_s` the whole answer.
-    """
+    """Without proxies and redirects. `timeout_s` limits the wait for the next byte, `longest_s` the
+    whole answer."""
     transport = BoundedTransport(verify=tls_context(ca_file), longest_s=longest_s)
     return httpx.Client(headers=headers, timeout=timeout_s, transport=transport, trust_env=False)
 
@@ -166,10 +162,7 @@ def why_unreached(error: BaseException, host: str, port: int) -> str:
 
 
 def is_out_of_handles(error: OSError) -> bool:
-    """Did it fail because this process, or the system, has no file handle left?
-
-    Name resolution hides this: without a handle for its files, it finds no host.
-    """
+    """Name resolution hides this: without a handle for its files, it finds no host."""
     if isinstance(error, socket.gaierror):
         try:
             socket.socket().close()

@@ -10,8 +10,8 @@ Connections that a way of leaving leaves open linger until the load ends, and ar
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 from urllib.parse import quote
 
@@ -43,10 +43,8 @@ def keep_open(descriptors: Sequence[int]) -> None:
 
 
 class StreamClient:
-    """Sends requests to one server. `open_streams`: the requests now in flight.
-
-    `give_up` is called with the reason when the client itself cannot go on.
-    """
+    """`open_streams`: the requests now in flight. `give_up` is called with the reason when the
+    client itself cannot go on."""
 
     def __init__(
         self,
@@ -241,10 +239,8 @@ def _read_refusal(connection: Connection) -> bytes:
 
 
 class Exchange:
-    """Sends one request, and reads the answer until it ends, or its user leaves.
-
-    `_think_ns`: the pause before leaving; None: the user reads on.
-    """
+    """Sends one request, and reads the answer until it ends, or its user leaves after `_think_ns`
+    (None: reads on)."""
 
     def __init__(
         self, client: StreamClient, request: WireRequest, spec: RequestSpec, leave_rule: LeaveRule
@@ -292,8 +288,11 @@ class Exchange:
         def take(chunk: bytes, t_ns: int) -> bool:
             return self._take(connection, chunk, t_ns)
 
-        if connection.has_head and not self._is_accepted(connection):
-            return
+        if connection.has_head:
+            stream.headers(connection.status_code)
+            if connection.status_code != 200:
+                stream.refusal(_read_refusal(connection), time.perf_counter_ns())
+                return
         while stream.outcome is None:
             if self._think_ns is not None and stream.can_leave and not connection.is_complete:
                 self._think_and_leave(connection, self._think_ns)
@@ -312,13 +311,6 @@ class Exchange:
             return False
         return self._think_ns is None and stream.outcome is None
 
-    def _is_accepted(self, connection: Connection) -> bool:
-        self.stream.headers(connection.status_code)
-        if connection.status_code == 200:
-            return True
-        self.stream.refusal(_read_refusal(connection), time.perf_counter_ns())
-        return False
-
     def _think_and_leave(self, connection: Connection, think_ns: int) -> None:
         stream = self.stream
         if connection.has_head:  # else patience has ended already
@@ -330,8 +322,8 @@ class Exchange:
             self._ask_to_cancel(connection, think_ns)
             return
         t0_ns, wire_close = leave(self._way, connection)
-        if self._way is Way.KILLED:
-            self._read_what_was_passed_on(connection)
+        if self._way is Way.KILLED and connection.has_head:
+            self._read_to_the_end(connection)  # what the process had received by t0 and passed on
             if not stream.can_leave:
                 return  # the answer had already ended
         stream.leave(t0_ns, think_ns=think_ns, wire_close=wire_close)
@@ -369,30 +361,19 @@ class Exchange:
         finally:
             asking.close()
 
-    def _read_what_was_passed_on(self, connection: Connection) -> None:
-        if connection.has_head:
-            with _until_it_breaks():
-                while (chunk := connection.receive()) is not None:
-                    self._reader.read(chunk, connection.received_ns)
-
     def _read_on(self, connection: Connection) -> None:
-        try:
-            with _until_it_breaks():
-                if not connection.has_head:
-                    connection.receive_head()
-                while (chunk := connection.receive()) is not None:
-                    self._reader.read(chunk, connection.received_ns)
+        with suppress(httpx.TimeoutException):
+            self._read_to_the_end(connection)
             self._reader.end()
+
+    def _read_to_the_end(self, connection: Connection) -> None:
+        """However it ends; raises a time-out only."""
+        try:
+            if not connection.has_head:
+                connection.receive_head()
+            while (chunk := connection.receive()) is not None:
+                self._reader.read(chunk, connection.received_ns)
         except httpx.TimeoutException:
+            raise
+        except (httpx.TransportError, EndlessEventError):
             return
-
-
-@contextmanager
-def _until_it_breaks() -> Iterator[None]:
-    """Accept the end of the connection, however it ends; raise a time-out."""
-    try:
-        yield
-    except httpx.TimeoutException:
-        raise
-    except (httpx.TransportError, EndlessEventError):
-        return

@@ -14,10 +14,8 @@ PROGRAM: Final = "cat"
 
 
 class ClientProcess:
-    """`output` is our end of the pair. The process owns `sock` from now on.
-
-    Raises OSError if no process can be started; `sock` is closed then.
-    """
+    """`output` is our end of the pair. The process owns `sock` from now on. Raises OSError if no
+    process can be started; `sock` is closed then."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.output, theirs = socket.socketpair()

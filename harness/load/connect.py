@@ -36,10 +36,8 @@ def look_up(host: str, port: int) -> list[Address]:
 
 
 class Dns:
-    """The addresses of one host: looked up once, and anew after it could not be reached.
-
-    The look-up runs in a thread of its own, as the system's has no usable time limit.
-    """
+    """The addresses of one host: looked up once, and anew after it could not be reached, in a
+    thread, as the system's look-up has no usable time limit."""
 
     def __init__(
         self, host: str, port: int, look_up: Callable[[str, int], list[Address]] = look_up
@@ -83,10 +81,8 @@ class Dns:
 
 
 class Tls:
-    """Our end of one TLS connection. `is_over`: the server has sent its close_notify.
-
-    Methods that take bytes from the server raise ssl.SSLError for invalid ones.
-    """
+    """Our end of one TLS connection. `is_over`: the server has sent its close_notify. Methods that
+    take bytes from the server raise ssl.SSLError for invalid ones."""
 
     def __init__(self, context: ssl.SSLContext, host: str) -> None:
         self.is_over = False
@@ -132,10 +128,8 @@ class Tls:
 def connect(
     dns: Dns, timeout_s: float | None, *, context: ssl.SSLContext | None, is_small: bool = False
 ) -> tuple[socket.socket, Tls | None]:
-    """Open a connection; `is_small`: with the smallest possible receive buffer.
-
-    Raises httpx.ConnectTimeout and httpx.ConnectError.
-    """
+    """`is_small`: with the smallest possible receive buffer. Raises httpx.ConnectTimeout and
+    httpx.ConnectError."""
     until_s = None if timeout_s is None else time.perf_counter() + timeout_s
     try:
         sock = _connect_tcp(dns, dns.addresses(timeout_s), until_s, is_small=is_small)

@@ -40,12 +40,9 @@ class Limit(NamedTuple):
 
 
 class Connection(Answer):
-    """At `leaves_at_ns` the user's patience ends. `owner`: the process that receives for it.
-
-    `received_ns` is when the latest bytes came, before anything was done with them. `limit` may be
-    changed at any time: it holds beside `timeout_s`, the longest wait for the next bytes. `pass_on`
-    takes the connection over when it could carry another request.
-    """
+    """`received_ns` is when the latest bytes came, before anything was done with them. `limit` may
+    be changed at any time: it holds beside `timeout_s`, the longest wait for the next bytes.
+    `pass_on` takes the connection over when it could carry another request."""
 
     def __init__(
         self,
@@ -64,17 +61,15 @@ class Connection(Answer):
         self.leaves_at_ns: int | None = None
         self.received_ns = 0
         self.received_bytes = 0  # before the headers were complete
-        self.is_kept = False
+        self.is_kept = False  # else `close` leaves it open, and only `reset` ends it
         self._timeout_s = timeout_s
         self._receiver = receiver(sock)
         self._is_closed = False
 
     def send(self, data: bytes, timeout_s: float | None) -> bool:
-        """Put the whole request on the wire. Raises httpx.WriteTimeout and httpx.WriteError.
-
-        False, and no error, if it was not taken whole but an answer, or an end, is already there: a
-        server that refuses may have stopped reading.
-        """
+        """Raises httpx.WriteTimeout and httpx.WriteError. False, and no error, if the request was
+        not taken whole but an answer, or an end, is already there: a server that refuses may have
+        stopped reading."""
         try:
             self.sock.settimeout(timeout_s)
             self.sock.sendall(data if self.tls is None else self.tls.encrypt(data))
@@ -98,9 +93,13 @@ class Connection(Answer):
         return True
 
     def give_to_process(self) -> None:
-        """From now on a process receives and passes on, so that it can be killed. Raises OSError:
-        then the connection is closed."""
-        self.owner = ClientProcess(self.sock)
+        """From now on a process receives and passes on, so that it can be killed. Raises
+        httpx.ConnectError: then the connection is closed."""
+        try:
+            self.owner = ClientProcess(self.sock)
+        except OSError as error:
+            why = f"no process to be killed could be started: {error}"
+            raise httpx.ConnectError(why) from error
         self._receiver.close()
         self.sock = self.owner.output
         self._receiver = receiver(self.sock)
@@ -178,9 +177,6 @@ class Connection(Answer):
     def say_last(self) -> None:
         if self.tls is not None and self.owner is None:
             self._send_at_once(self.tls.farewell())
-
-    def keep_open(self) -> None:
-        self.is_kept = True
 
     def reset(self) -> None:
         """End it at once, even if it was kept open: the kernel sends a reset, TLS nothing."""

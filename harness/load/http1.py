@@ -18,10 +18,8 @@ _SENT_AS_IT_IS: Final = frozenset({b"", b"identity"})
 
 
 class Answer:
-    """One answer as far as it has come. `headers` are the final answer's, without trailers.
-
-    `may_go_on`: the connection could carry another answer after this one. `broken`: the error to
-    raise when the bytes before it (`_body`) have been taken.
+    """`headers` are the final answer's, without trailers. `may_go_on`: the connection could carry
+    another answer. `broken`: the error to raise when the bytes before it (`_body`) have been taken.
     """
 
     def __init__(self) -> None:
@@ -82,10 +80,8 @@ class Answer:
         return self.header(b"content-encoding").lower() not in _SENT_AS_IT_IS
 
     def parse(self, data: bytes) -> None:
-        """Take the bytes of one receive; b"" is the end of the connection.
-
-        Raises httpx.RemoteProtocolError before there are headers; later sets `broken` instead.
-        """
+        """b"" is the end of the connection. Raises httpx.RemoteProtocolError before there are
+        headers; later sets `broken` instead."""
         if not data:
             self._end()
             return

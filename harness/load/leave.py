@@ -55,7 +55,7 @@ def _act(way: Way, connection: Connection) -> CloseResult:
         case Way.HALF_CLOSE:
             return _half_close(connection)
         case Way.STOP_READING:
-            connection.keep_open()
+            connection.is_kept = True
             return CloseResult(time.perf_counter_ns(), WireClose.NOTHING)
         case Way.VANISH:
             return _vanish(connection)
@@ -86,7 +86,7 @@ def _half_close(connection: Connection) -> CloseResult:
 
 
 def _vanish(connection: Connection) -> CloseResult:
-    connection.keep_open()
+    connection.is_kept = True
     instructions = ctypes.create_string_buffer(_DROP_ALL)
     program = struct.pack("HP", 1, ctypes.addressof(instructions))
     t0_ns = time.perf_counter_ns()

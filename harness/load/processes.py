@@ -24,8 +24,8 @@ from harness.store.manifest import local_clock
 from harness.workload.plan import LoadPlan
 
 _LEFT: Final = "walkaway_left"
-_NO_GOING_ON: Final = "walkaway_no_going_on"
-_ALL_SENT: Final = "walkaway_all_sent"
+NO_GOING_ON: Final = "walkaway_no_going_on"
+ALL_SENT: Final = "walkaway_all_sent"
 _REPORT_EVERY_S: Final = 0.05
 
 
@@ -46,8 +46,8 @@ class Master:
         self._runner = runner
         self._end = end
         runner.register_message(_LEFT, self._count)
-        runner.register_message(_NO_GOING_ON, lambda msg, **_: give_up(msg.data["why"]))
-        runner.register_message(_ALL_SENT, self._note_share_sent)
+        runner.register_message(NO_GOING_ON, lambda msg, **_: give_up(msg.data["why"]))
+        runner.register_message(ALL_SENT, self._note_share_sent)
 
     def follow(self, plan: LoadPlan) -> None:
         self._stop_after = plan.stop_after_abandons
@@ -77,14 +77,6 @@ def report_abandons(runner: WorkerRunner, num_abandons: Callable[[], int]) -> No
                 runner.send_message(_LEFT, {"users": now})
 
     gevent.spawn(keep_reporting)
-
-
-def report_share_sent(runner: WorkerRunner) -> None:
-    runner.send_message(_ALL_SENT, {})
-
-
-def report_failure(runner: WorkerRunner, why: str) -> None:
-    runner.send_message(_NO_GOING_ON, {"why": why})
 
 
 def note_workers(runner: MasterRunner, plan: LoadPlan) -> None:

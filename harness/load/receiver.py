@@ -25,11 +25,8 @@ def receiver(sock: socket.socket) -> "BlockingReceiver | HubReceiver":
 
 
 class BlockingReceiver:
-    """Receives on one socket. Close it before the socket.
-
-    Both methods raise OSError, and TimeoutError or BlockingIOError if nothing came for `longest_s`
-    seconds or `until_ns` has passed.
-    """
+    """Close it before the socket. Both methods raise OSError, and TimeoutError or BlockingIOError
+    if nothing came for `longest_s` seconds or `until_ns` has passed."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -56,10 +53,8 @@ class BlockingReceiver:
 
 
 class HubReceiver:
-    """As `BlockingReceiver`, for a socket of gevent's, which must stay non-blocking.
-
-    `_waiting` is the greenlet that waits now; `_since_ns`, when the latest bytes came;
-    `is_watched`, whether the watcher is started; `_fires_ns`, the time for which the timer is set.
+    """For a socket of gevent's, which must stay non-blocking. `_waiting` is the greenlet that waits
+    now; `_since_ns`, when the latest bytes came; `_fires_ns`, the time for which the timer is set.
     """
 
     def __init__(self, sock: socket.socket, hub: Any) -> None:

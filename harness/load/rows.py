@@ -33,11 +33,8 @@ def _shard(rows_dir: Path, kind: str, host: str, pid: int) -> Path:
 
 
 class ShardWriter(Generic[Row]):
-    """Appends the rows of one process of this host. The folder must exist.
-
-    `_unwritten`, the rest of a write on a full disk, precedes the next write, which would otherwise
-    continue half a line.
-    """
+    """The folder must exist. `_unwritten`, the rest of a write on a full disk, precedes the next
+    write, which would otherwise continue half a line."""
 
     def __init__(self, rows_dir: Path, row_type: type[Row], pid: int) -> None:
         path = _shard(rows_dir, KINDS[row_type], platform.node(), pid)
@@ -63,11 +60,8 @@ class ShardWriter(Generic[Row]):
 
 
 class ShardReader(Generic[Row]):
-    """Reads all shards of one kind in a folder, each row once; with a `host` only that host's.
-
-    `_offsets` are always at the start of a line. `damaged`: the number of lines left out, such as a
-    full disk leaves behind.
-    """
+    """Reads all shards of one kind in a folder, each row once. `_offsets` are always at the start
+    of a line. `damaged`: the number of lines left out, such as a full disk leaves behind."""
 
     def __init__(self, rows_dir: Path, row_type: type[Row], *, host: str = "*") -> None:
         self._rows_dir = rows_dir
@@ -109,11 +103,8 @@ class ShardReader(Generic[Row]):
 
 
 def ran_at_once(rows: Sequence[RequestRow]) -> bool:
-    """Whether every stream had a token before any had its last but one.
-
-    Not its last: a busy client may read a last token after the first one of the stream admitted in
-    its place a step later.
-    """
+    """Whether every stream had a token before any had its last but one: a busy client may read a
+    last token after the first one of the stream admitted in its place."""
     times = [row.token_times_ns for row in rows]
     if any(len(of_row) < 2 for of_row in times):
         return False

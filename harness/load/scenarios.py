@@ -6,6 +6,7 @@ median time to first token of those read. Cancel storm: many streams leave at on
 wave, beside stayers.
 """
 
+import random
 import statistics
 import time
 from collections.abc import Sequence
@@ -19,11 +20,11 @@ from gevent.pool import Group
 
 from harness.load.users import NOT_A_FAILURE, RETRY_PAUSE_S, Director
 from harness.records import RequestRow, Role, Way
-from harness.workload.abandon import LeaveRule, RequestSpec, never
+from harness.workload.abandon import LeaveRule, RequestSpec, Storm, never
 from harness.workload.load import CancelStormLoad, ChunkFrontierLoad
 from harness.workload.prompts import prompt_size
-from harness.workload.storm import Storm, leaving_share
 
+_LEAVING_SHARES: Final = (0.1, 0.9)  # of the prefill: neither before it begins nor after its end
 _DIRECTOR: Final = 0  # the bystanders are numbered from 1
 
 
@@ -79,7 +80,8 @@ class ChunkFrontierDirector(_Asking):
             if read.first_token_ns is not None:
                 ttfts_ns.append(read.first_token_ns - read.sent_ns)
             if ttfts_ns:
-                share = leaving_share(seed=self.session.plan.run.seed, n=len(ttfts_ns))
+                rng = random.Random(f"{self.session.plan.run.seed}/{len(ttfts_ns)}/leave")
+                share = rng.uniform(*_LEAVING_SHARES)
                 pause_ns = int(share * statistics.median(ttfts_ns))
                 self._ask_long(load, next(numbers), load.answer_tokens, share, pause_ns)
 

@@ -20,11 +20,8 @@ from harness.workload.prompts import PromptScale, paged_prompt, prompt
 
 
 class LoadSession:
-    """One load, from its start to its end.
-
-    `tell` gets every row, for Locust's own statistics. `enough` is called once, when the plan's
-    number of abandons is reached; `give_up`, with the reason, when the load cannot go on.
-    """
+    """`tell` gets every row, for Locust's own statistics. `enough` is called once, when the plan's
+    number of abandons is reached; `give_up`, with the reason, when the load cannot go on."""
 
     def __init__(
         self,

@@ -61,11 +61,8 @@ class SlotRecoveryDirector(Director):
 
 
 class Trial:
-    """One trial. All its streams have ended when `run` returns: cut off, if need be.
-
-    `_tokens`: how many each filler has read. `_progress` is set whenever a filler read something or
-    ended. `_reference_ns` is set once, by the filler that leaves or would have left.
-    """
+    """All its streams have ended when `run` returns: cut off, if need be. `_tokens`: how many each
+    filler has read. `_reference_ns` is set once, by the filler that leaves or would have left."""
 
     def __init__(self, session: LoadSession, load: SlotRecoveryLoad, *, arm: str, number: int):
         self._session = session
@@ -187,11 +184,9 @@ class Trial:
             self._progress.wait()
 
     def _check_quiet(self) -> None:
-        """Send rounds of requests until as many as there are slots run at once; each round asks for
-        longer answers, but not so long that a request waiting for a slot could time out.
-
-        They are read to their end: abandoned, they could themselves hold slots.
-        """
+        """Send rounds of requests until as many as there are slots run at once, read to their end:
+        abandoned, they could themselves hold slots. Each round asks for longer answers, but not so
+        long that a request waiting for a slot could time out."""
         patience_s = self._session.plan.run.timeout_s
         patience_ends_ns = time.perf_counter_ns() + int(patience_s * 1e9)
         tokens, asked_ns = _CHECK_TOKENS, time.perf_counter_ns()

@@ -20,11 +20,9 @@ class EndlessEventError(Exception):
 
 
 class SSEDecoder:
-    """Bytes in, events out.
-
-    The event under construction: `_lines`, its complete data lines, and `_pieces`, the incomplete
-    one (in pieces, so that a long line costs no copying); `_size` of both, and `_began_ns`.
-    """
+    """The event under construction: `_lines`, its complete data lines, and `_pieces`, the
+    incomplete one (in pieces, so that a long line costs no copying); `_size` of both, and
+    `_began_ns`."""
 
     def __init__(
         self, max_event_bytes: int = MAX_EVENT_BYTES, max_event_ns: int = MAX_EVENT_NS

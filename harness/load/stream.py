@@ -122,10 +122,8 @@ class IllegalSignalError(Exception):
 
 
 class StreamMachine:
-    """One request from sending to its outcome.
+    """Once `outcome` is set there is a `row()`; only events after leaving still change it.
 
-    All state changes go through `_apply`; the counters change in `event` and `answer` only. Once
-    `outcome` is set there is a `row()`; only events after leaving still change it.
     `_counted`: the server's latest count of each answer, or of all of them under 0. `_uncounted`:
     the events with text whose count stood still. `_answer_chars`: the length of `_answer`.
     """

@@ -29,14 +29,12 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 @dataclass(slots=True, kw_only=True)
 class WireRequest:
-    """One request as the transport sends it: head and body as they go on the wire.
+    """Head and body as they go on the wire. `way`: how its user will leave; None: stays.
 
-    `way`: how its user will leave; None: stays. The user leaves `patience_ns` after the request has
-    gone out, or at `leaves_at_ns` (monotonic), sent or not. `limit` holds up to the headers, beside
-    `connect_s` and `next_byte_s`.
-
-    The transport sets `is_opened` once there is a connection, and `is_resent` when the request goes
-    out a second time.
+    The user leaves `patience_ns` after the request has gone out, or at `leaves_at_ns` (monotonic),
+    sent or not. `limit` holds up to the headers, beside `connect_s` and `next_byte_s`. The
+    transport sets `is_opened` once there is a connection, and `is_resent` when it sends a second
+    time.
     """
 
     head: bytes
@@ -70,12 +68,11 @@ class SocketTransport:
 
     @contextlib.contextmanager
     def open(self, request: WireRequest) -> Iterator[Connection]:
-        """Send the request; wait for its headers, or as long as its patience lasts. The connection
-        is closed on the way out, unless it is to be kept.
+        """Wait for the headers, or as long as the request's patience lasts. The connection is
+        closed on the way out, unless it is to be kept. Raises httpx.TransportError and GaveUpError.
 
-        Raises httpx.TransportError and GaveUpError. A request without any answer on a used
-        connection, which the server may just have closed, goes out once more on a new one
-        (`is_resent`).
+        A request without any answer on a used connection, which the server may just have closed,
+        goes out once more on a new one.
         """
         connection = self._ask_again(request) if self._may_share(request) else None
         if connection is None:
@@ -134,7 +131,7 @@ class SocketTransport:
         try:
             is_whole = _send_in_time(connection, request)
             if request.way is Way.KILLED:
-                _give_to_process(connection)
+                connection.give_to_process()
             connection.limit = request.limit
             if is_whole and self._may_share(request):
                 # Otherwise the server would read the next request as the tail of this one.
@@ -154,14 +151,6 @@ def _send_in_time(connection: Connection, request: WireRequest) -> bool:
             return connection.send(request.head + request.body, longest_s)
     except GaveUpError:
         return False
-
-
-def _give_to_process(connection: Connection) -> None:
-    try:
-        connection.give_to_process()
-    except OSError as error:
-        why = f"no process to be killed could be started: {error}"
-        raise httpx.ConnectError(why) from error
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ import gevent
 import gevent.socket
 from locust import User, task
 from locust.env import Environment
+from locust.event import EventHook
 from locust.exception import StopUser
 from locust.runners import MasterRunner, WorkerRunner
 
@@ -30,12 +31,12 @@ from harness.load.fd_limit import allow_streams
 from harness.load.lag import LagWatch
 from harness.load.options import plan_of_the_page
 from harness.load.processes import (
+    ALL_SENT,
+    NO_GOING_ON,
     Master,
     ProcessRecords,
     note_workers,
     report_abandons,
-    report_failure,
-    report_share_sent,
 )
 from harness.load.session import LoadSession, canary_prompt
 from harness.records import Outcome, RequestRow, Role
@@ -156,7 +157,7 @@ def end_load(environment: Environment) -> None:
     assert runner is not None
     assert options is not None
     if isinstance(runner, WorkerRunner) and plan_of_the_page(options) is not None:
-        report_share_sent(runner)
+        runner.send_message(ALL_SENT, {})
         return
     gevent.spawn(runner.quit if environment.web_ui is None else runner.stop)
 
@@ -167,11 +168,9 @@ def give_up(environment: Environment, why: str) -> None:
         return
     environment.process_exit_code = TargetError.exit_code
     if isinstance(environment.runner, WorkerRunner):
-        report_failure(environment.runner, why)
+        environment.runner.send_message(NO_GOING_ON, {"why": why})
         return
-    environment.events.quit.add_listener(  # type: ignore[no-untyped-call]
-        lambda **_: sys.stderr.write(f"walkaway: {why}\n")
-    )
+    _listen(environment.events.quit, lambda **_: sys.stderr.write(f"walkaway: {why}\n"))
     end_load(environment)
 
 
@@ -191,26 +190,24 @@ def prepare(
     if options.walkaway_exit_with is not None:
         environment.process_exit_code = 0  # the harness judges by the rows, Locust by failures
         gevent.spawn(_end_with, options.walkaway_exit_with)
-    api_key = _api_key(plan)
-    end, give_up_here = partial(end_load, environment), partial(give_up, environment)
-    runner = environment.runner
-    if isinstance(runner, MasterRunner):  # it has no users of its own
-        master = Master(runner, end=end, give_up=give_up_here)
-        _prepare_master(environment, master, lambda: plan_of_the_page(options) or plan)
-        note_workers(runner, plan)
+    api_key, runner = _api_key(plan), environment.runner
+    if isinstance(runner, MasterRunner):
+        _prepare_master(environment, runner, options, plan)
         return
+    give_up_here = partial(give_up, environment)
     is_worker = isinstance(runner, WorkerRunner)
     if isinstance(runner, WorkerRunner):
         report_abandons(runner, _num_abandons)
     allow_streams(0 if is_worker else plan.run.users)  # a worker learns its number of users later
     records = ProcessRecords(LagWatch(open_streams=_num_open, give_up=give_up_here), runner)
     records.begin(plan)
-    environment.events.quit.add_listener(records.end)  # type: ignore[no-untyped-call]
+    _listen(environment.events.quit, records.end)
 
     def start_session(**_: Any) -> None:
         now = plan_of_the_page(options)
         if now is not None:
-            allow_streams(0 if is_worker else _most_streams(now))
+            most = now.run.users if now.schedule is None else now.schedule.max_streams
+            allow_streams(0 if is_worker else most)
             records.begin(now)
         # The host comes from the master; a plan in a file names its own.
         url = plan.url if options.walkaway_plan is not None else environment.host or plan.url
@@ -219,7 +216,7 @@ def prepare(
             api_key=api_key if now is None else _api_key(now),
             tell=lambda row: _tell_locust(environment, row),
             # The master counts the abandons of all its workers.
-            enough=(lambda: None) if is_worker else end,
+            enough=(lambda: None) if is_worker else partial(end_load, environment),
             give_up=give_up_here,
         )
 
@@ -229,29 +226,29 @@ def prepare(
         if plan_of_the_page(options) is not None:
             records.end()
 
-    environment.events.test_start.add_listener(start_session)  # type: ignore[no-untyped-call]
-    environment.events.test_stop.add_listener(end_session)  # type: ignore[no-untyped-call]
+    _listen(environment.events.test_start, start_session)
+    _listen(environment.events.test_stop, end_session)
 
 
-def _prepare_master(environment: Environment, master: Master, plan: Callable[[], LoadPlan]) -> None:
-    environment.events.test_start.add_listener(  # type: ignore[no-untyped-call]
-        lambda **_: master.follow(plan())
-    )
-    if environment.web_ui is None:
-        # Without workers Locust's master stops the test, but would wait until the time is up.
-        environment.events.test_stop.add_listener(  # type: ignore[no-untyped-call]
-            lambda **_: end_load(environment)
+def _prepare_master(
+    environment: Environment, runner: MasterRunner, options: argparse.Namespace, plan: LoadPlan
+) -> None:
+    events, end = environment.events, partial(end_load, environment)
+    master = Master(runner, end=end, give_up=partial(give_up, environment))
+    note_workers(runner, plan)
+    _listen(events.test_start, lambda **_: master.follow(plan_of_the_page(options) or plan))
+    if environment.web_ui is not None:
+        return
+    # Without workers Locust's master stops the test, but would wait until the time is up.
+    _listen(events.test_stop, lambda **_: end())
+    if options.walkaway_exit_with is None:  # else an interrupted load may know too few requests
+        _listen(
+            events.test_stopping, lambda **_: _listen(events.quitting, _fail_if_nothing_was_sent)
         )
-        environment.events.test_stopping.add_listener(_note_the_end)  # type: ignore[no-untyped-call]
 
 
-def _note_the_end(environment: Environment, **_: Any) -> None:
-    """For a load that ends by itself and was not started by the harness: when one is interrupted,
-    not all requests are known yet."""
-    assert environment.parsed_options is not None
-    if environment.parsed_options.walkaway_exit_with is None:
-        quitting = environment.events.quitting
-        quitting.add_listener(_fail_if_nothing_was_sent)  # type: ignore[no-untyped-call]
+def _listen(event: EventHook, listener: Callable[..., object]) -> None:
+    event.add_listener(listener)  # type: ignore[no-untyped-call]
 
 
 def _fail_if_nothing_was_sent(environment: Environment, **_: Any) -> None:
@@ -274,10 +271,6 @@ def _num_open() -> int:
 
 def _num_abandons() -> int:
     return 0 if (session := _session()) is None else session.abandons
-
-
-def _most_streams(plan: LoadPlan) -> int:
-    return plan.run.users if plan.schedule is None else plan.schedule.max_streams
 
 
 def _api_key(plan: LoadPlan) -> str | None:

@@ -75,11 +75,8 @@ class Leave(NamedTuple):
 
 
 class LiveRun:
-    """The figures so far.
-
-    `has_log`: the server has a lifecycle log on the clients' clock. Without it there is no latency
-    and no waste before the summary.
-    """
+    """`has_log`: the server has a lifecycle log on the clients' clock. Without it there is no
+    latency and no waste before the summary."""
 
     def __init__(self, *, has_log: bool, started_ns: int) -> None:
         self.outcomes: Counter[str] = Counter()

@@ -91,13 +91,9 @@ def extend_page(environment: Environment, order: Mapping[str, Any]) -> None:
 
     app.view_functions["locust.swarm"] = web_ui.auth_required_if_enabled(swarm)  # type: ignore[no-untyped-call]
     _add_tab(web_ui, runs)
-    app.register_blueprint(_pages(web_ui, runs), url_prefix=_prefix(environment))
-
-
-def _prefix(environment: Environment) -> str:
-    options = environment.parsed_options
-    assert options is not None
-    return f"{options.web_base_path or ''}/walkaway"
+    assert environment.parsed_options is not None
+    prefix = f"{environment.parsed_options.web_base_path or ''}/walkaway"
+    app.register_blueprint(_pages(web_ui, runs), url_prefix=prefix)
 
 
 def _shown(runs: WebRuns) -> dict[str, Any]:

@@ -68,10 +68,7 @@ class Stop(threading.Event):
 
 
 class PageLoad:
-    """The load by the users of a page.
-
-    `cut_short`: settings that end a load at the moment when this one was stopped.
-    """
+    """`cut_short`: settings that end a load at the moment when this one was stopped."""
 
     def __init__(self, stop: Stop) -> None:
         self.cut_short: list[str] = []
@@ -81,10 +78,7 @@ class PageLoad:
         """The users already wait for their plan."""
 
     def run(self, plan: LoadPlan, run: Measurement, **_: object) -> None:
-        """Show the figures so far, until the users have stopped.
-
-        Raises TargetError after that if the server is gone.
-        """
+        """Until the users have stopped. Raises TargetError after that if the server is gone."""
         assert run.server is not None
         rows = ShardReader(run.folder.shards, RequestRow)
         samples = ShardReader(run.folder.shards, ClientSample)

@@ -34,11 +34,8 @@ NOT_WHILE_RUNNING: Final = "nothing can change while a test runs: stop it, and s
 
 
 class Recorder:
-    """The child that measures one run.
-
-    `has_answered`: it has sent its plan or a refusal. `is_over`: it has ended. `on_lost` is called
-    when the server is gone.
-    """
+    """The child that measures one run. `has_answered`: it has sent its plan or a refusal.
+    `is_over`: it has ended. `on_lost` is called when the server is gone."""
 
     def __init__(
         self, config: Mapping[str, Any], fields: Form, *, on_lost: Callable[[], None]

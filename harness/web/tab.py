@@ -39,10 +39,7 @@ def progress_text(shown: Mapping[str, Any]) -> str:
 
 
 def tab_rows(shown: Mapping[str, Any], *, reported: int) -> list[dict[str, str]]:
-    """The run's progress, its figures, and how many requests have no rows here.
-
-    `reported`: all requests that the users' processes reported to Locust.
-    """
+    """`reported`: all requests that the users' processes reported to Locust."""
     rows = [_row("run", str(shown.get("run") or ""), progress_text(shown)), *shown.get("rows", [])]
     elsewhere = reported - shown.get("requests", 0)
     if shown["state"] == "done" and elsewhere > 0:

@@ -36,6 +36,7 @@ _LARGEST_SHARE: Final = 1 - 2**-53  # the inverse of the normal distribution end
 # the last step begins; within the next, the last token is being made; then the answer is over.
 _RACE_TOKENS: Final = 2
 _RACE_STEPS: Final = (0.5, 2.5)
+_LEAD_STEPS: Final = 3  # of a storm: every stream gets a token in each step
 
 
 def never(_tokens_read: int) -> None:
@@ -46,9 +47,8 @@ def never(_tokens_read: int) -> None:
 class RequestSpec:
     """One request before it is sent; names and meanings are those of `RequestRow`.
 
-    The user reads `planned_abandon` tokens (0: none; None: stays), pauses, and leaves in the `way`.
-    `think_fraction` in [0, 1) places the pause within its range. `request_id`, `arm` and
-    `intended_start_ns` are set when the request is issued (`harness.load.session`).
+    `planned_abandon`: 0 reads none, None stays. `think_fraction` in [0, 1) places the pause within
+    its range. `request_id`, `arm` and `intended_start_ns` are set when the request is issued.
     """
 
     user: int
@@ -377,3 +377,21 @@ def lognormal(rng: random.Random, *, median: float, sigma: float, limit: int) ->
     share = min(max(rng.random() * reach, math.ulp(0.0)), _LARGEST_SHARE)
     drawn = round(median * math.exp(sigma * _NORMAL.inv_cdf(share)))
     return min(max(1, drawn), limit - 1)
+
+
+class Storm:
+    """So many `streams` leave together, when each has read at least `tokens`."""
+
+    def __init__(self, *, streams: int, tokens: int) -> None:
+        self._missing = set(range(streams))
+        self._tokens = tokens
+        self._moment_ns: int | None = None
+
+    def pause_ns(self, stream: int, tokens_read: int, *, now_ns: int, step_ns: int) -> int | None:
+        if tokens_read >= self._tokens:
+            self._missing.discard(stream)
+        if self._moment_ns is None:
+            if self._missing:
+                return None
+            self._moment_ns = now_ns + _LEAD_STEPS * step_ns
+        return max(0, self._moment_ns - now_ns)

@@ -27,10 +27,8 @@ class ArmRun:
 
 
 def arm_runs(workload: Workload, *, source: str, settings: Sequence[str] = ()) -> list[ArmRun]:
-    """All runs in order; none without arms. The seed of a round is `run.seed` + round.
-
-    Raises ConfigError for an invalid arm, and for a `--set` that has no effect on any arm.
-    """
+    """The seed of a round is `run.seed` + round. Raises ConfigError for an invalid arm, and for a
+    `--set` that has no effect on any arm."""
     for setting in settings:
         _refuse_if_unfelt(setting, workload.arms)
     arms = [(arm, resolve_arm(workload, arm, source=source)) for arm in workload.arms]

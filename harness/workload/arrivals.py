@@ -187,12 +187,9 @@ class StepsArrivals(_SpacedArrivals):
 
 
 class TraceArrivals(OpenArrivals):
-    """Recorded traffic (`harness.workload.traces`), replayed `speed` times as fast: `seconds` of
-    it, from `from_s` after its first request on.
-
-    `prompt_factor` "fit" becomes the largest number up to 1 by which the longest prompt fits; the
-    load process gets that number.
-    """
+    """Recorded traffic, replayed `speed` times as fast: `seconds` of it, from `from_s` after its
+    first request on. `prompt_factor` "fit" becomes the largest number up to 1 by which the longest
+    prompt fits; the load process gets that number."""
 
     kind: Literal["trace"]
     file: Annotated[str, Field(min_length=1)]

@@ -224,10 +224,8 @@ def check_each_applies(fields: Mapping[str, str], shown: Mapping[str, str]) -> N
 
 
 def form_settings(fields: Mapping[str, str]) -> list[str]:
-    """The settings that the fields describe. Raises ConfigError for a text that cannot be one.
-
-    `fields`: Locust's and ours by name; an empty one leaves the workload as it is.
-    """
+    """`fields`: Locust's and ours by name; an empty one leaves the workload as it is. Raises
+    ConfigError for a text that cannot be a setting."""
     values = {name: one.value(fields.get(name, "").strip()) for name, one in FIELDS.items()}
     settings = [f"{one.key}={values[one.id]}" for one in _TABLE if one.key and values[one.id]]
     leave = values["walkaway_leave"] or AS_WORKLOAD

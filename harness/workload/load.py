@@ -55,13 +55,9 @@ class Load(Section):
 
 
 class AbandonLoad(Load):
-    """Users open streams and leave. In a closed loop each sends its next request when the last one
-    ended; in an open loop (`[arrivals]`) each arrival is a user with one request.
-
-    A share `stay_share` reads its answer of `stay_tokens` to the end. The others ask for
+    """A share `stay_share` reads its answer of `stay_tokens` to the end. The others ask for
     `answer_tokens`, so many that a server that goes on differs from one that finished, and leave by
-    a plan of the `mix`, drawn by weight (`abandon_after_tokens` is short for one plan).
-    """
+    a plan of the `mix`, drawn by weight (`abandon_after_tokens` is short for one plan)."""
 
     _answers = ("answer_tokens", "stay_tokens", "canary_tokens")
     kind: Literal["abandon"]
@@ -163,9 +159,8 @@ class _LeavesAtOnePoint(Load):
 
 
 class CancelStormLoad(_LeavesAtOnePoint):
-    """`storms` waves of `streams` requests. All of a wave leave at one moment, when each has read
-    `abandon_after_tokens` or more. Beside them `stayers` read answers of `stay_tokens`, one after
-    the other."""
+    """`storms` waves of `streams` requests; all of a wave leave at one moment. Beside them
+    `stayers` read answers of `stay_tokens`, one after the other."""
 
     _answers = ("answer_tokens", "stay_tokens")
     _streams = ("streams", "stayers")
@@ -178,12 +173,8 @@ class CancelStormLoad(_LeavesAtOnePoint):
 
 
 class SlotRecoveryLoad(_LeavesAtOnePoint):
-    """One director: fill the slots, queue a probe, abandon one, time the probe's first token.
-
-    `trials` of each arm, interleaved: `unloaded` (the probe alone), `abandon`, and `control` (no
-    filler leaves). `slots` is the server's number of batch slots; if absent, the server is asked.
-    Before each trial as many short requests must run at once, or the trial is void.
-    """
+    """`trials` of each arm, interleaved (`harness.load.slot_recovery`). `slots` is the server's
+    number of batch slots; if absent, the server is asked."""
 
     _answers = ("answer_tokens", "control_answer_tokens", "probe_tokens")
     _streams = ("slots",)
@@ -195,13 +186,8 @@ class SlotRecoveryLoad(_LeavesAtOnePoint):
 
 
 class ChunkFrontierLoad(Load):
-    """Bystanders stream all along, and one director sends long prompts beside them.
-
-    The `bystanders` ask for `bystander_answer_tokens` again and again and never leave. The director
-    sends its prompts one after the other, in `pairs`: one answer of `read_tokens` is read; one of
-    `answer_tokens` is left during its prefill, after a share (uniform from 0.1 to 0.9) of the
-    median time to first token so far.
-    """
+    """`bystanders` ask again and again and never leave. Beside them come `pairs` of long prompts:
+    one answer of `read_tokens` is read, one of `answer_tokens` left during its prefill."""
 
     _answers = ("answer_tokens", "read_tokens")
     _streams = ("bystanders",)

@@ -18,13 +18,10 @@ from harness.workload.workload import RunSettings
 
 
 class LoadPlan(Section):
-    """Everything that a load process needs.
-
-    `rows_dir` must exist; None keeps no rows. Prompts follow from `run.seed` and `prompt_salt`, all
-    other draws from the seed alone. `ca_file`: the CAs to trust over TLS (`http_client`).
-    `left_open_outlive`: connections that users left open end with standard input, not before.
-    Users, arrivals and the number of abandons count all `run.processes` together.
-    """
+    """`rows_dir` must exist; None keeps no rows. Prompts follow from `run.seed` and `prompt_salt`,
+    all other draws from the seed alone. `left_open_outlive`: connections that users left open end
+    with standard input, not before. Users, arrivals and abandons count all `run.processes`
+    together."""
 
     url: str
     model: str

@@ -21,11 +21,9 @@ _WORDS: Final = tuple(_TEXT.split())
 def prompt(
     *, seed: int, user: int, n: int, num_bytes: int, shared_bytes: int = 0, salt: str = ""
 ) -> str:
-    """The prompt of the n-th request of a user: exactly `num_bytes` ASCII characters.
-
-    All requests of a seed share the first `shared_bytes`. Then comes a number of its own, so that
-    no prefix cache holds more of it; with another `salt` a cache holds nothing of it at all.
-    """
+    """Exactly `num_bytes` ASCII characters. All requests of a seed share the first `shared_bytes`.
+    Then comes a number of its own, so that no prefix cache holds more of it; with another `salt` a
+    cache holds nothing of it at all."""
     rng = random.Random(f"{salt}{seed}/prefix")
     shared = _filled(f"{rng.getrandbits(40):010x}, the house rules:", rng, shared_bytes)
     rng = random.Random(f"{salt}{seed}/{user}/{n}/prompt")
@@ -35,11 +33,8 @@ def prompt(
 def paged_prompt(
     pages: Sequence[int], *, seed: int, page_bytes: float, num_bytes: int, salt: str = ""
 ) -> str:
-    """A prompt of exactly `num_bytes` ASCII characters, made of numbered pages of one size.
-
-    Equal pages have equal text, so two prompts begin alike as far as their pages are equal. The
-    last page fills what is left.
-    """
+    """Exactly `num_bytes` ASCII characters, made of numbered pages of one size; the last fills what
+    is left. Two prompts begin alike as far as their pages are equal."""
     texts = []
     begin = 0
     for place, page in enumerate(pages, start=1):
@@ -67,11 +62,8 @@ def _filled(beginning: str, rng: random.Random, num_bytes: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptScale:
-    """tokens = `overhead_tokens` + bytes / `bytes_per_token`.
-
-    The server itself adds the overhead (a chat template). `samples`: the measured pairs (bytes,
-    tokens).
-    """
+    """tokens = `overhead_tokens` (a chat template's) + bytes / `bytes_per_token`. `samples`: the
+    measured pairs (bytes, tokens)."""
 
     bytes_per_token: float = 1.0
     overhead_tokens: float = 0.0

@@ -123,9 +123,7 @@ def _place(
     model: type[BaseModel], location: Sequence[int | str]
 ) -> tuple[str, type[BaseModel] | None]:
     """The key of the file at pydantic's location, and the model of the table that it stands in.
-
-    pydantic puts marks into a location: the tag of a union's member, and "[key]".
-    """
+    pydantic puts marks into a location: the tag of a union's member, and "[key]"."""
     keys: list[str] = []
     table: type[BaseModel] | None = model
     below: list[type[BaseModel]] = [model]

@@ -33,11 +33,8 @@ class Recorded:
 
 
 def read_trace(lines: Iterable[str], *, name: str) -> Iterator[Recorded]:
-    """The requests of a trace in any of the formats, lazily.
-
-    Raises ConfigError, with file, line and field, for another format and for a request that came
-    before the one above it.
-    """
+    """Lazily. Raises ConfigError, with file, line and field, for another format and for a request
+    that came before the one above it."""
     numbered = enumerate(lines, start=1)
     number, first = next(((n, line) for n, line in numbered if line.strip()), (0, ""))
     if not first:

@@ -20,6 +20,7 @@ from harness.workload.abandon import (
     PrefillPlan,
     RequestSpec,
     SharePlan,
+    Storm,
     TimePlan,
     geometric,
     lognormal,
@@ -27,7 +28,6 @@ from harness.workload.abandon import (
     think_ns,
 )
 from harness.workload.observed_latency import ObservedLatency, StepEstimate
-from harness.workload.storm import Storm, leaving_share
 from tests.harness.workload.mixes import STAY, load_of, tokens
 from tests.made_up.rows import request_row
 
@@ -214,10 +214,3 @@ class TestStorm:
         assert storm.pause_ns(1, 3, now_ns=120, step_ns=10) == 30
         assert storm.pause_ns(0, 5, now_ns=125, step_ns=10) == 25
         assert storm.pause_ns(0, 9, now_ns=900, step_ns=10) == 0
-
-    def test_long_prompts_are_left_between_a_tenth_and_nine_tenths_of_the_first_token(self) -> None:
-        shares = [leaving_share(seed=1, n=n) for n in range(1000)]
-        assert 0.1 <= min(shares) < 0.11
-        assert 0.89 < max(shares) <= 0.9
-        assert shares[:5] == [leaving_share(seed=1, n=n) for n in range(5)]
-        assert shares[:5] != [leaving_share(seed=2, n=n) for n in range(5)]
