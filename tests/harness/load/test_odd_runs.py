@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.running import ROOT, Run
+from tests.harness.load.asking import until_left
 from tests.harness.load.conftest import Exchange, Script, Secrets, Serve
 
 pytestmark = pytest.mark.e2e
@@ -58,29 +59,26 @@ def only_to_the_load(answer: Script) -> Script:
     return script
 
 
-class Ended:
-    """A run that has come to its end."""
-
-    def __init__(self, folder: Path, url: str, *options: str, before: str = "true") -> None:
-        folder.mkdir(exist_ok=True)
-        workload = folder / "odd.toml"
-        workload.write_text(WORKLOAD)
-        self.run = Run(folder / "run")
-        command = [sys.executable, "-m", "harness", "run", str(workload), "--target", url]
-        command += ["--engine", "openai", "--out", str(self.run.folder), "--quiet", *options]
-        done = subprocess.run(
-            ["/bin/sh", "-c", f'{before}; exec "$@"', "sh", *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=60,
-            check=False,
-            cwd=ROOT,
-        )
-        self.code, self.output = done.returncode, " ".join(done.stdout.split())
-        assert self.code != 1, self.output
-        assert "Traceback" not in self.output
+def end_of_run(folder: Path, url: str, *options: str, before: str = "true") -> tuple[int, str, Run]:
+    """The code, the output and the folder of a run that has come to its end."""
+    folder.mkdir(exist_ok=True)
+    workload = folder / "odd.toml"
+    workload.write_text(WORKLOAD)
+    command = [sys.executable, "-m", "harness", "run", str(workload), "--target", url]
+    command += ["--engine", "openai", "--out", str(folder / "run"), "--quiet", *options]
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'{before}; exec "$@"', "sh", *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode != 1, done.stdout
+    assert "Traceback" not in done.stdout
+    return done.returncode, " ".join(done.stdout.split()), Run(folder / "run")
 
 
 def test_answers_of_all_kinds(serve: Serve, tmp_path: Path) -> None:
@@ -90,20 +88,19 @@ def test_answers_of_all_kinds(serve: Serve, tmp_path: Path) -> None:
         x.send(next(kinds))
         x.client_left_within(30)
 
-    ended = Ended(tmp_path, serve(only_to_the_load(odd)).url)
-    rows = ended.run.rows("requests")
-    errors = {row["error"] for row in rows if row["outcome"] == "failed"}
+    code, output, run = end_of_run(tmp_path, serve(only_to_the_load(odd)).url)
+    errors = {row["error"] for row in run.rows("requests") if row["outcome"] == "failed"}
     for words in ODDITIES.values():
         assert any(words in error for error in errors), (words, errors)
-    assert ended.code == 5
-    assert "requests failed, and none was answered; the first: " in ended.output
+    assert code == 5
+    assert "requests failed, and none was answered; the first: " in output
 
 
 def test_it_redirects(serve: Serve, tmp_path: Path) -> None:
     text = b"HTTP/1.1 301 X\r\nlocation: https://elsewhere/v1/models\r\ncontent-length: 0\r\n\r\n"
-    ended = Ended(tmp_path, serve(lambda x: x.send(text)).url)
-    assert ended.code == 2
-    assert "redirects to https://elsewhere/v1/models: name that address" in ended.output
+    code, output, _ = end_of_run(tmp_path, serve(lambda x: x.send(text)).url)
+    assert code == 2
+    assert "redirects to https://elsewhere/v1/models: name that address" in output
 
 
 @pytest.mark.slow
@@ -116,61 +113,46 @@ def test_it_is_not_trusted_until_its_ca_is_named(
         x.goes_on = x.closed_ns is None
 
     server = serve(only_to_the_load(answer), tls=secrets.server)
-    ended = Ended(tmp_path / "first", server.url)
-    assert ended.code == 5
-    assert "the certificate of 127.0.0.1 is not trusted" in ended.output
-    ended = Ended(
+    code, output, _ = end_of_run(tmp_path / "first", server.url)
+    assert code == 5
+    assert "the certificate of 127.0.0.1 is not trusted" in output
+    code, output, run = end_of_run(
         tmp_path / "second",
         server.url,
         *("--ca-file", secrets.ca_file, "--set", "load.stop_after_abandons=4"),
         *("--set", "run.timeout_s=30", "--set", "run.max_seconds=30"),
         *("--set", "run.keep_alive=true"),
     )
-    assert ended.code == 0, ended.output
-    rows = ended.run.rows("requests")
+    assert code == 0, output
+    rows = run.rows("requests")
     assert sum(row["outcome"] == "abandoned" for row in rows) >= 4
     assert {row["error"] for row in rows} == {None}
 
 
 @pytest.mark.slow
-def test_no_file_handle_is_left(serve: Serve, tmp_path: Path) -> None:
-    """Connections that users left open are open until the load ends."""
-
-    def answer(x: Exchange) -> None:
-        x.accept()
-        x.token()
-        x.client_left_within(60)
-
-    server = serve(only_to_the_load(answer))
-    staying_open = 'load.mix=[{plan="tokens", tokens=[1], way="stop_reading"}]'
-    ended = Ended(
+@pytest.mark.parametrize(
+    ("before", "way", "said"),
+    [
+        (
+            "ulimit -n 115",
+            "stop_reading",
+            "no file handle is left, of 115: use fewer users",
+        ),
+        ("ulimit -f 64", "fin", "can no longer be written: No space left on device"),
+    ],
+    ids=["file handles", "room"],
+)
+def test_nothing_is_left(serve: Serve, tmp_path: Path, before: str, way: str, said: str) -> None:
+    """Connections that users left open are open until the load ends; a limit on the size of files
+    is like a full disk."""
+    mix = f'load.mix=[{{plan="tokens", tokens=[1], way="{way}"}}]'
+    code, output, run = end_of_run(
         tmp_path,
-        server.url,
-        *("--set", "load.abandon_after_tokens=[]", "--set", staying_open),
+        serve(only_to_the_load(until_left)).url,
+        *("--set", "load.abandon_after_tokens=[]", "--set", mix),
         *("--set", "load.stay_share=0.0", "--set", "run.max_seconds=30"),
-        before="ulimit -n 115",
+        before=before,
     )
-    assert ended.code == 5
-    assert "no file handle is left, of 115: use fewer users, or raise `ulimit -n`" in ended.output
-    rows = ended.run.rows("requests")
-    assert sum(row["outcome"] == "abandoned" for row in rows) > 10
-    assert sum(row["outcome"] == "failed" for row in rows) >= 1
-
-
-@pytest.mark.slow
-def test_no_room_is_left(serve: Serve, tmp_path: Path) -> None:
-    """As on a full disk, here by a limit on the size of files."""
-
-    def answer(x: Exchange) -> None:
-        x.accept()
-        x.stream(tokens=50, gap_s=0.001)
-
-    ended = Ended(
-        tmp_path,
-        serve(only_to_the_load(answer)).url,
-        *("--set", "run.max_seconds=30"),
-        before="ulimit -f 64",
-    )
-    assert ended.code == 5
-    assert "can no longer be written: No space left on device" in ended.output
-    assert len(ended.run.rows("requests")) > 5
+    assert code == 5
+    assert said in output
+    assert sum(row["outcome"] == "abandoned" for row in run.rows("requests")) > 10

@@ -16,6 +16,7 @@ from harness.records import Outcome, RequestRow
 from harness.run.load_process import together
 from harness.run.process import free_port
 from harness.workload.arrivals import AnyArrivals, ConstantArrivals, TraceArrivals
+from harness.workload.load import AbandonLoad
 from tests.harness.load.asking import engine
 from tests.harness.load.conftest import Exchange, Serve
 from tests.harness.load.load_process import LoadProcess, master_on, run_locust, worker_on
@@ -41,8 +42,10 @@ def replay_of(trace: Path) -> TraceArrivals:
     )
 
 
-def sending(folder: Path, url: str, arrivals: AnyArrivals, *options: str) -> LoadProcess:
-    return LoadProcess(folder, url, STAYING, users=1, arrivals=arrivals, options=options)
+def sending(
+    folder: Path, url: str, arrivals: AnyArrivals, *options: str, load: AbandonLoad = STAYING
+) -> LoadProcess:
+    return LoadProcess(folder, url, load, users=1, arrivals=arrivals, options=options)
 
 
 def schedule_of(rows: list[RequestRow]) -> list[tuple[int, int]]:
@@ -60,7 +63,7 @@ def test_no_arrival_waits_for_the_answers_of_others(serve: Serve, tmp_path: Path
         engine(x)
 
     load, arrivals = load_of(STAY, tokens(3)), evenly(rate=40, seconds=0.5)
-    rows = LoadProcess(tmp_path, serve(script).url, load, users=1, arrivals=arrivals).result()
+    rows = sending(tmp_path, serve(script).url, arrivals, load=load).result()
     assert schedule_of(rows) == [(n, 25 * n) for n in range(20)]
     assert all(row.sent_ns >= row.intended_start_ns for row in rows)
     left = {row.user for row in rows if row.outcome is Outcome.ABANDONED}
@@ -95,13 +98,6 @@ def test_beyond_the_cap_arrivals_wait_and_what_was_not_sent_has_no_row(
     assert most_open(pd.DataFrame([msgspec.structs.asdict(row) for row in rows])) == 2
     outcomes = sorted(row.outcome for row in rows)
     assert outcomes == [Outcome.COMPLETED] * 6 + [Outcome.CUT_OFF] * 2
-
-
-@pytest.mark.slow
-def test_several_processes_send_one_schedule(serve: Serve, tmp_path: Path) -> None:
-    rows = sending(tmp_path, serve(engine).url, THIRTY, *together(2)).result()
-    assert schedule_of(rows) == [(n, 10 * n) for n in range(30)]
-    assert len(list(tmp_path.glob("requests-*.ndjson"))) == 2
 
 
 @pytest.mark.slow
@@ -156,15 +152,10 @@ def test_a_trace_is_replayed_with_its_lengths_and_its_shared_pages(
     trace.write_text("\n".join(json.dumps(dict(zip(keys, one, strict=True))) for one in recorded))
     server = serve(engine)
     load = load_of(STAY, prompt_tokens=[1, 270], stay_tokens=100)
-    rows = LoadProcess(
-        tmp_path,
-        server.url,
-        load,
-        users=1,
-        arrivals=replay_of(trace),
-        options=tuple(together(2)),
-    ).result()
+    child = sending(tmp_path, server.url, replay_of(trace), *together(2), load=load)
+    rows = child.result()
     assert schedule_of(rows) == [(0, 0), (1, 10), (2, 30)]
+    assert len(list(tmp_path.glob("requests-*.ndjson"))) == 2
     bodies = {row.user: server.exchanges[row.request_id].body for row in rows}
     prompts = [bodies[user]["prompt"] for user in range(3)]
     assert [len(prompt) for prompt in prompts] == [250, 270, 150]
